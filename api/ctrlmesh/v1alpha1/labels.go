@@ -1,0 +1,30 @@
+package v1alpha1
+
+// Labels and annotations that act as API.
+const (
+	// EnableProxyLabel on a pod template, with value "true", puts the pod on the mesh.
+	EnableProxyLabel = GroupName + "/enable-proxy"
+
+	// TrustAnnotation is written on a pod at admission: which CAs its clients
+	// were given to trust. A pod without it was not admitted by the mesh and is
+	// never captured, because its clients could not verify the proxy.
+	TrustAnnotation = GroupName + "/trust"
+
+	// NamespaceLabel on a sharded object is the name of its namespace.
+	NamespaceLabel = GroupName + "/namespace"
+
+	// ShardingHashLabel on a sharded object is the bucket of its namespace, "0" to "31".
+	ShardingHashLabel = GroupName + "/sharding-hash"
+
+	// ControlLabel on a sharded object, with value "true", says that the mesh
+	// stamped it.
+	ControlLabel = GroupName + "/control"
+)
+
+// Values of TrustAnnotation.
+const (
+	// TrustMesh: the mesh CA alone, so that TLS refuses the real apiserver.
+	TrustMesh = "mesh"
+	// TrustBoth: the mesh CA and the cluster's.
+	TrustBoth = "mesh-and-cluster"
+)

@@ -1,0 +1,3 @@
+// Package api holds what users write (custom resources) and what the manager
+// and the agents say to each other (the mesh protocol). It has no behaviour.
+package api
