@@ -1,0 +1,33 @@
+#!/bin/bash
+# node.sh start UNIT         boot a node, or start a component of the control plane; waits until it is up
+# node.sh stop UNIT          cut it off, as a power failure would; a node keeps its disk
+# node.sh load NODE TAR...   load images into its container runtime
+# node.sh exec NODE CMD...   run a command on the node; NODE may be "netns": the control plane's network
+# node.sh logs NODE          the directory, outside the node, with its container logs: NAMESPACE_POD_UID/CONTAINER/N.log
+# node.sh list               what runs
+# A UNIT is node1..node9, etcd, kube-apiserver, kube-controller-manager or kube-scheduler.
+# shellcheck source=lib.sh
+. "$(dirname "$(readlink -f "$0")")/lib.sh"
+usage() { sed -n '2,/^# A UNIT/s/^# //p' "$0" >&2; exit 2; }
+[ $# -gt 1 ] || [ "${1-}" = list ] || usage
+need_root
+do=$1 unit=${2-}; shift $(($# > 1 ? 2 : 1))
+case $do in
+start)
+  alive netns || die "the cluster is not up"
+  ! alive "$unit" || die "$unit is running"
+  case $unit in
+  node*)
+    start_node "$unit"
+    waitfor 60 test -e "$RUN/$unit/ready" || { tail -n 5 "$RUN/logs/$unit.log" >&2; die "$unit does not come up"; } ;;
+  *)
+    start_component "$unit"
+    [ "$unit" = etcd ] || waitfor 60 kubectl get --raw=/readyz --request-timeout=2s || die "the apiserver is not ready" ;;
+  esac ;;
+stop) case " $COMPONENTS $(running_nodes | tr '\n' ' ')" in *" $unit "*) stop "$unit" ;; *) die "$unit does not run" ;; esac ;;
+load) for tar; do in_node "$unit" ctr -n k8s.io images import --local "$(readlink -f "$tar")" >/dev/null; done ;;
+exec) if [ "$unit" = netns ]; then in_netns "$@"; else in_node "$unit" "$@"; fi ;;
+logs) echo "$RUN/$unit/pods" ;;
+list) for unit in netns $COMPONENTS $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;
+*) usage ;;
+esac

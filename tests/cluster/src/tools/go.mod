@@ -1,0 +1,3 @@
+module github.com/ctrlmesh/ctrlmesh/tests/cluster/src/tools
+
+go 1.26
