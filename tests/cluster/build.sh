@@ -76,14 +76,14 @@ build_images() {
 # sources and of the recipe, so checkouts share what is equal and a bump builds only what it changes.
 part() {
   local name=$1 version=$2 key dir tmp; shift 2
-  key=$({ declare -f "build_$name" compile; cat "$@" </dev/null; } | sha256sum | cut -c1-10)
-  dir=$CACHE/$name-$version-$key
+  key=$({ declare -f "build_$name" compile; echo "${NEEDS:-}"; cat "$@" </dev/null; } | sha256sum | cut -c1-10)
+  dir=$CACHE/$name${version:+-$version}-$key
   if [ ! -d "$dir" ]; then
-    say "building $name $version"
+    say "building $name${version:+ $version}"
     tmp=$CACHE/.new.$$; rm -rf "$tmp"; mkdir -p "$tmp"
     ( "build_$name" "$tmp" )
     mv -T "$tmp" "$dir" 2>/dev/null || [ -d "$dir" ] || die "cannot write $dir"   # or another build was first
-    say "built $name $version ($(du -sm "$dir" | cut -f1) MB)"
+    say "built $name ($(du -sm "$dir" | cut -f1) MB)"
   fi
   ln -sfnT "$dir" "$RUN/parts/$name"
   case $name in cni | images) return ;; esac
@@ -99,7 +99,7 @@ for d in "$CACHE"/.new.*; do [ ! -d "$d" ] || [ -d "/proc/${d##*.}" ] || rm -rf 
 for name in "${@:-tools k8s containerd runc cni coredns images}"; do
   for name in $name; do
     case $name in
-    tools) part tools 1 "$HERE"/src/tools/go.mod "$HERE"/src/tools/*/*.go ;;
+    tools) part tools "" "$HERE"/src/tools/go.mod "$HERE"/src/tools/*/*.go ;;
     k8s) part k8s "$k8s" "$HERE"/src/k8s/* ;;
     containerd) part containerd $containerd ;;
     runc) part runc $runc ;;
@@ -107,7 +107,7 @@ for name in "${@:-tools k8s containerd runc cni coredns images}"; do
     coredns) part coredns "$coredns" "$HERE"/src/coredns/* ;;
     images)
       packages busybox-static iproute2 nftables iptables
-      part images 1 "$RUN"/parts/tools/{ocipack,pause,gonet} "$RUN/parts/coredns/coredns" "$(command -v busybox)" ;;
+      NEEDS=$(basename -a "$(readlink "$RUN/parts/tools")" "$(readlink "$RUN/parts/coredns")") part images "" "$(command -v busybox)" ;;
     *) die "no such part: $name" ;;
     esac
   done

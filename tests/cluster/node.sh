@@ -25,7 +25,7 @@ start)
     [ "$unit" = etcd ] || waitfor 60 kubectl get --raw=/readyz --request-timeout=2s || die "the apiserver is not ready" ;;
   esac ;;
 stop) case " $COMPONENTS $(running_nodes | tr '\n' ' ')" in *" $unit "*) stop "$unit" ;; *) die "$unit does not run" ;; esac ;;
-load) for tar; do in_node "$unit" ctr -n k8s.io images import --local "$(readlink -f "$tar")" >/dev/null; done ;;
+load) for tar; do in_node "$unit" ctr -n k8s.io images import --local "$(readlink -f "$tar")" 2>&1 >/dev/null | { grep -v DEPRECATION >&2 || true; }; done ;;
 exec) if [ "$unit" = netns ]; then in_netns "$@"; else in_node "$unit" "$@"; fi ;;
 logs) echo "$RUN/$unit/pods" ;;
 list) for unit in netns $COMPONENTS $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;

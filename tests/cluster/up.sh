@@ -5,7 +5,6 @@
 need_root
 n=${1:-2}
 [[ $n =~ ^[0-$MAX_NODES]$ ]] || die "0 to $MAX_NODES nodes, not $n"
-"$HERE/build.sh"
 
 mkdir -p "$RUN"
 exec 9>"$RUN/lock"
@@ -13,9 +12,10 @@ flock -n 9 || die "another up.sh or down.sh of this checkout is running"
 ! alive || die "the cluster of this checkout is up, or half up: down.sh ends it"
 stop_all   # what a reboot may have left
 rm -rf "$RUN"/{logs,node*} "$RUN"/audit.log
+trap '[ $? = 0 ] || echo "up.sh: failed; logs are in $RUN/logs; down.sh clears up" >&2' EXIT
 # From here on this script is a unit too, so that down.sh ends it with everything that it started.
 mkdir -p "$UNITS/up"; echo $$ >"$UNITS/up/cgroup.procs"
-trap '[ $? = 0 ] || echo "up.sh: failed; logs are in $RUN/logs, down.sh clears up" >&2' EXIT
+"$HERE/build.sh"
 
 start=$(date +%s%N)
 say() { local ms=$((($(date +%s%N) - start) / 1000000)); printf '[%3d.%d s] %s\n' $((ms / 1000)) $((ms % 1000 / 100)) "$*"; }
