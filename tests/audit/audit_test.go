@@ -1,0 +1,91 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var start = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+
+func members() Callers {
+	return Callers{Users: []string{ServiceAccount("operator-demo", "tally")}, Since: start}
+}
+
+func open(t *testing.T, name string) io.Reader {
+	t.Helper()
+	f, err := os.Open("testdata/" + name)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func ids(rs []Request) (out []string) {
+	for _, r := range rs {
+		out = append(out, r.ID)
+	}
+	return out
+}
+
+// The whole path: the log has a request of each kind that must or must not count.
+func TestLeaked(t *testing.T) {
+	requests, err := Requests(open(t, "audit.log"), members())
+	require.NoError(t, err)
+	require.Equal(t, []string{"watch", "get", "update"}, ids(requests),
+		"one per request, none of other users, none from before, none of the unfinished line")
+	require.Equal(t, int32(200), requests[0].Code)
+	require.Equal(t, "operator-demo/tally-0", requests[0].Pod)
+
+	lines, err := AccessLines(open(t, "agent.log"))
+	require.NoError(t, err)
+	require.Len(t, lines, 4)
+	require.Equal(t, Access{
+		ID: "get", Time: start.Add(2 * time.Second), Pod: "operator-demo/tally-0", UID: "u0",
+		Verb: "get", Resource: "tallies", Code: 200,
+	}, lines[1])
+
+	leaked := Leaked(requests, lines)
+	require.Equal(t, []string{"update"}, ids(leaked))
+	require.Contains(t, leaked[0].String(), "update /apis/tally.example.com/v1/namespaces/demo-01/tallies/t-1/status 200")
+
+	require.Empty(t, Leaked(requests, append(lines, Access{ID: "update"})))
+	require.Len(t, Leaked(requests, nil), 3, "without an access log everything leaked")
+}
+
+func TestCallersByPod(t *testing.T) {
+	by := func(pods ...string) []string {
+		t.Helper()
+		requests, err := Requests(open(t, "audit.log"), Callers{Pods: pods})
+		require.NoError(t, err)
+		return ids(requests)
+	}
+	require.Equal(t, []string{"before", "watch", "get"}, by("operator-demo/tally-0"))
+	require.Equal(t, []string{"elsewhere"}, by("other/tally-0"), "the same name in another namespace")
+	require.Empty(t, by("operator-demo/tally-9"))
+}
+
+func TestRequestsRefuseWhatIsNoAuditLog(t *testing.T) {
+	_, err := Requests(strings.NewReader("\nsystem:serviceaccount:operator-demo:tally {\n"), members())
+	require.ErrorContains(t, err, "line 2")
+
+	broken := errors.New("broken disk")
+	_, err = Requests(iotest.ErrReader(broken), members())
+	require.ErrorIs(t, err, broken)
+}
+
+func TestAccessLinesOfAnyLength(t *testing.T) {
+	long := strings.Repeat("x", 3<<20)
+	log := fmt.Sprintf("{\"msg\":\"request\",\"audit_id\":\"a\",\"pod\":%q}\n{\"msg\":\"request\",\"audit_id\":\"b\"}\n", long)
+	lines, err := AccessLines(strings.NewReader(log))
+	require.NoError(t, err)
+	require.Len(t, lines, 2)
+	require.Equal(t, long, lines[0].Pod)
+	require.Equal(t, "b", lines[1].ID)
+}

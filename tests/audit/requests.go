@@ -1,0 +1,120 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+// Request is one request as the apiserver recorded it.
+type Request struct {
+	ID       string
+	User     string
+	Pod      string // namespace/name that the token is bound to, if it is
+	Verb     string
+	URI      string
+	Code     int32 // 0 until the response began
+	Received time.Time
+}
+
+// String tells of a request in one line.
+func (r Request) String() string {
+	return fmt.Sprintf("%s %s %s %d %s %s %s", r.Received.UTC().Format(time.RFC3339Nano), r.Verb, r.URI, r.Code, r.User, r.Pod, r.ID)
+}
+
+// Callers says whose requests are meant: those of any of the users and those made
+// with a token bound to any of the pods.
+type Callers struct {
+	Users []string // as authenticated; see ServiceAccount
+	Pods  []string // namespace/name
+	Since time.Time
+}
+
+// ServiceAccount is the user name of a service account.
+func ServiceAccount(namespace, name string) string {
+	return serviceAccountPrefix + namespace + ":" + name
+}
+
+const (
+	serviceAccountPrefix = "system:serviceaccount:"
+	podClaim             = "authentication.kubernetes.io/pod-name"
+)
+
+// Requests reads an audit log, one audit.k8s.io/v1 Event per line, and returns the
+// callers' requests in the order of the log. A request has an event for each of
+// its stages; it is returned once, as its last event has it.
+//
+// A last line without an end is a line still being written, and is left out.
+func Requests(log io.Reader, of Callers) ([]Request, error) {
+	var out []Request
+	index := map[string]int{} // by id
+	err := eachLine(log, func(n int, line []byte) error {
+		if !of.mayHave(line) {
+			return nil
+		}
+		var e auditv1.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("audit log, line %d: %w", n, err)
+		}
+		r := request(&e)
+		if !of.have(r) {
+			return nil
+		}
+		if i, ok := index[r.ID]; ok {
+			out[i] = r
+			return nil
+		}
+		index[r.ID] = len(out)
+		out = append(out, r)
+		return nil
+	})
+	return out, err
+}
+
+func request(e *auditv1.Event) Request {
+	r := Request{
+		ID:       string(e.AuditID),
+		User:     e.User.Username,
+		Verb:     e.Verb,
+		URI:      e.RequestURI,
+		Received: e.RequestReceivedTimestamp.Time,
+	}
+	if e.ResponseStatus != nil {
+		r.Code = e.ResponseStatus.Code
+	}
+	if pod := e.User.Extra[podClaim]; len(pod) == 1 {
+		r.Pod = namespaceOf(r.User) + "/" + pod[0]
+	}
+	return r
+}
+
+// namespaceOf a service account's user name.
+func namespaceOf(user string) string {
+	rest, ok := strings.CutPrefix(user, serviceAccountPrefix)
+	if !ok {
+		return ""
+	}
+	namespace, _, _ := strings.Cut(rest, ":")
+	return namespace
+}
+
+func (c Callers) have(r Request) bool {
+	return !r.Received.Before(c.Since) &&
+		(slices.Contains(c.Users, r.User) || r.Pod != "" && slices.Contains(c.Pods, r.Pod))
+}
+
+// mayHave spares decoding the lines of everyone else, which are most of a log.
+func (c Callers) mayHave(line []byte) bool {
+	for _, user := range c.Users {
+		if bytes.Contains(line, []byte(user)) {
+			return true
+		}
+	}
+	return len(c.Pods) > 0 && bytes.Contains(line, []byte(podClaim))
+}

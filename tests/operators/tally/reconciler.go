@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/retry"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// reconciler records its pod on every object that it is given.
+type reconciler struct {
+	client.Client
+	live client.Reader // past the cache
+	pod  string
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	tally := &v1.Tally{}
+	if err := r.Get(ctx, req.NamespacedName, tally); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if !tally.Record(r.pod) {
+			return nil
+		}
+		err := r.Status().Update(ctx, tally)
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		// The cache may be as old as what we just tried.
+		fresh := &v1.Tally{}
+		if err := r.live.Get(ctx, req.NamespacedName, fresh); err != nil {
+			return err
+		}
+		tally = fresh
+		return err
+	})
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("recording %s: %w", r.pod, err)
+	}
+	return ctrl.Result{}, nil
+}
