@@ -13,6 +13,7 @@ flock -n 9 || die "another up.sh or down.sh of this checkout is running"
 stop_all   # what a reboot may have left
 rm -rf "$RUN"/{logs,node*} "$RUN"/audit.log
 trap '[ $? = 0 ] || echo "up.sh: failed; logs are in $RUN/logs; down.sh clears up" >&2' EXIT
+trap 'exit 130' INT TERM
 # From here on this script is a unit too, so that down.sh ends it with everything that it started.
 mkdir -p "$UNITS/up"; echo $$ >"$UNITS/up/cgroup.procs"
 "$HERE/build.sh"
