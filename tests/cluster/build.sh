@@ -96,19 +96,18 @@ trap 'rm -rf "$CACHE/.new.$$"' EXIT
 trap 'exit 130' INT TERM
 for d in "$CACHE"/.new.*; do [ ! -d "$d" ] || [ -d "/proc/${d##*.}" ] || rm -rf "$d"; done   # of builds that were killed
 
-for name in "${@:-tools k8s containerd runc cni coredns images}"; do
-  for name in $name; do
-    case $name in
-    tools) part tools "" "$HERE"/src/tools/go.mod "$HERE"/src/tools/*/*.go ;;
-    k8s) part k8s "$k8s" "$HERE"/src/k8s/* ;;
-    containerd) part containerd $containerd ;;
-    runc) part runc $runc ;;
-    cni) part cni $cni ;;
-    coredns) part coredns "$coredns" "$HERE"/src/coredns/* ;;
-    images)
-      packages busybox-static iproute2 nftables iptables
-      NEEDS=$(basename -a "$(readlink "$RUN/parts/tools")" "$(readlink "$RUN/parts/coredns")") part images "" "$(command -v busybox)" ;;
-    *) die "no such part: $name" ;;
-    esac
-  done
+[ $# -gt 0 ] || set -- tools k8s containerd runc cni coredns images
+for name; do
+  case $name in
+  tools) part tools "" "$HERE"/src/tools/go.mod "$HERE"/src/tools/*/*.go ;;
+  k8s) part k8s "$k8s" "$HERE"/src/k8s/* ;;
+  containerd) part containerd $containerd ;;
+  runc) part runc $runc ;;
+  cni) part cni $cni ;;
+  coredns) part coredns "$coredns" "$HERE"/src/coredns/* ;;
+  images)
+    packages busybox-static iproute2 nftables iptables
+    NEEDS=$(basename -a "$(readlink "$RUN/parts/tools")" "$(readlink "$RUN/parts/coredns")") part images "" "$(command -v busybox)" ;;
+  *) die "no such part: $name" ;;
+  esac
 done

@@ -1,5 +1,5 @@
 # lib.sh: the settings and functions that the scripts of this directory share. Source it; it runs nothing.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)

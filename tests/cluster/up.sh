@@ -48,7 +48,7 @@ waitfor 60 kubectl -n default get serviceaccount default   # without it no pod i
 if [ -n "$nodes" ]; then
   # Waits are short and repeated: a killed up.sh must not leave one behind for long.
   waitfor 90 kubectl wait --for=condition=Ready node --all --timeout=2s
-  say "nodes ready:" $nodes
+  say "nodes ready: ${nodes//$'\n'/ }"
   waitfor 60 kubectl -n kube-system wait --for=condition=Available deploy/coredns --timeout=2s
   say "DNS ready"
 fi
