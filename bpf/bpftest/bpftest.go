@@ -1,0 +1,84 @@
+// Package bpftest gives tests that attach BPF programs a cgroup and a bpffs of
+// their own, so that nothing else on the machine is hooked, and leaves nothing.
+package bpftest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
+)
+
+var cgroup, reason string
+
+// Main runs a package's tests in a cgroup of their own: the hooks that see a
+// socket are those of the cgroup in which it was made. For TestMain.
+func Main(m *testing.M) {
+	leave, err := enter()
+	if err != nil {
+		reason = err.Error()
+	}
+	code := m.Run()
+	if err := leave(); err != nil {
+		fmt.Fprintln(os.Stderr, "leave the test's cgroup:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// Cgroup returns the cgroup of this process, which is nobody else's. It skips
+// the test if there can be none.
+func Cgroup(t *testing.T) string {
+	t.Helper()
+	if reason != "" {
+		t.Skip("needs root and a cgroup2 mount: ", reason)
+	}
+	return cgroup
+}
+
+// BPFFS mounts a bpffs for the length of the test, and with it all pins go. It
+// skips the test if that cannot be.
+func BPFFS(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
+		t.Skip("needs root and a kernel with bpffs: mount: ", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount bpffs: %v", err)
+		}
+	})
+	return dir
+}
+
+func enter() (leave func() error, err error) {
+	none := func() error { return nil }
+	root, err := bpf.FindCgroupRoot()
+	if err != nil {
+		return none, err
+	}
+	cgroup = filepath.Join(root, fmt.Sprintf("ctrlmesh-test-%d", os.Getpid()))
+	if err := os.Mkdir(cgroup, 0o755); err != nil {
+		return none, err
+	}
+	if err := join(cgroup); err != nil {
+		os.Remove(cgroup)
+		return none, err
+	}
+	return func() error {
+		if err := join(root); err != nil {
+			return err
+		}
+		return os.Remove(cgroup)
+	}, nil
+}
+
+func join(cgroup string) error {
+	return os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+}

@@ -1,0 +1,19 @@
+// Package bpf holds the BPF programs of the mesh and their loader. Nothing else
+// in the project knows BPF.
+//
+// The programs run at every connect of the node (cgroup/connect4 and connect6
+// at the root of the unified cgroup hierarchy). They turn a captured pod's
+// connections to an apiserver towards 127.0.0.1 or ::1 in the pod's own network
+// namespace, where the agent listens. They are pinned, so that the redirection
+// outlives the agent: while no agent listens, the connections are refused.
+//
+// The kernel must know cgroup links and netns cookies in sock_addr programs
+// (5.7). The process needs CAP_BPF and CAP_NET_ADMIN (before 5.8
+// CAP_SYS_ADMIN), and a bpffs it may write to.
+//
+// The bindings are committed. Making them again takes clang and llvm-strip:
+//
+//	go generate ./bpf
+package bpf
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpf -target bpfel -cc clang -cflags "-O2 -Wall -Werror" -output-stem redirect redirect redirect.c
