@@ -1,0 +1,91 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/go-logr/logr"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// Cluster is the cluster under test, as its administrator sees it.
+type Cluster struct {
+	client.Client
+	Clientset kubernetes.Interface
+	Config    *rest.Config
+
+	// Root is the root of this repository, Kubeconfig the file that Config is from.
+	Root, Kubeconfig string
+}
+
+// Connect finds the cluster of tests/cluster or, if none was started, the one that
+// KUBECONFIG names. In this order, so that tests never run by accident against a
+// cluster somebody works with. The client knows Kubernetes' own kinds, the mesh's,
+// and what the functions add.
+func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
+	root, err := findRoot()
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Root: root, Kubeconfig: filepath.Join(root, ".run", "kubeconfig")}
+	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
+		if c.Kubeconfig = os.Getenv("KUBECONFIG"); c.Kubeconfig == "" {
+			return nil, errors.New("no cluster: neither .run/kubeconfig (make cluster-up) nor KUBECONFIG")
+		}
+	}
+	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", c.Kubeconfig, err)
+	}
+	c.Config.QPS = -1 // the apiserver's own fairness is enough
+	c.Config.UserAgent = "ctrlmesh-tests"
+
+	// The libraries' own chatter would hide what a test has to say.
+	ctrl.SetLogger(logr.Discard())
+	klog.SetOutput(io.Discard)
+	klog.LogToStderr(false)
+
+	scheme := runtime.NewScheme()
+	known := []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, meshv1alpha1.AddToScheme}
+	for _, f := range append(known, add...) {
+		if err := f(scheme); err != nil {
+			return nil, fmt.Errorf("building the scheme: %w", err)
+		}
+	}
+	if c.Client, err = client.New(c.Config, client.Options{Scheme: scheme}); err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", c.Config.Host, err)
+	}
+	if c.Clientset, err = kubernetes.NewForConfig(c.Config); err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", c.Config.Host, err)
+	}
+	return c, nil
+}
+
+// findRoot looks upwards from the working directory, for tests run in their own.
+func findRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("finding the repository: %w", err)
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("finding the repository: no go.mod above the working directory")
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package kube
+
+import (
+	"bytes"
+	"compress/gzip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+)
+
+func TestFindRoot(t *testing.T) {
+	root, err := findRoot()
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(root, "tests", "kube", "cluster.go"))
+}
+
+func TestDecode(t *testing.T) {
+	objects, err := decode([]byte(`# only a comment
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: a}
+---
+{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "b", "namespace": "a"}}
+`))
+	require.NoError(t, err)
+	require.Len(t, objects, 2)
+	require.Equal(t, "ConfigMap", objects[1].GetKind())
+
+	_, err = decode([]byte("kind: Namespace\n"))
+	require.ErrorContains(t, err, "no name")
+	_, err = decode([]byte("a: [\n"))
+	require.Error(t, err)
+}
+
+// Traffic as the files of a run would show it: a rotated, compressed log of an
+// agent, and one request that is in none.
+func TestTraffic(t *testing.T) {
+	c := &Cluster{Root: t.TempDir()}
+	write := func(content []byte, path ...string) {
+		file := filepath.Join(append([]string{c.Root, ".run"}, path...)...)
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		require.NoError(t, os.WriteFile(file, content, 0o644))
+	}
+	event := func(id string) string {
+		return `{"auditID":"` + id + `","stage":"ResponseComplete","verb":"get","user":{"username":"system:serviceaccount:ns:sa"},"requestReceivedTimestamp":"2026-11-20T10:00:00.000000Z"}` + "\n"
+	}
+	line := func(id string) []byte {
+		return []byte(`2026-11-20T10:00:00.1Z stderr F {"msg":"request","audit_id":"` + id + `"}` + "\n")
+	}
+	write([]byte(event("a")+event("b")+event("c")), "audit.log")
+	write(line("a"), "node1", "pods", "ctrlmesh-system_ctrlmesh-agent-x_uid", "agent", "0.log")
+	var gz bytes.Buffer
+	w := gzip.NewWriter(&gz)
+	_, err := w.Write(line("b"))
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	write(gz.Bytes(), "node2", "pods", "ctrlmesh-system_ctrlmesh-agent-y_uid", "agent", "0.log.20261120-100000.gz")
+	write(line("c"), "node1", "pods", "ctrlmesh-system_ctrlmesh-manager-z_uid", "manager", "0.log")
+
+	traffic, err := c.Traffic(t.Context(), audit.Callers{Users: []string{audit.ServiceAccount("ns", "sa")}})
+	require.NoError(t, err)
+	require.Len(t, traffic.Requests, 3)
+	require.Equal(t, 2, traffic.Lines)
+	require.Len(t, traffic.Leaked, 1)
+	require.Equal(t, "c", traffic.Leaked[0].ID)
+}

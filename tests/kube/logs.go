@@ -1,0 +1,141 @@
+package kube
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+)
+
+// Where the mesh is installed.
+const (
+	SystemNamespace = "ctrlmesh-system"
+	AgentName       = "ctrlmesh-agent"   // DaemonSet
+	ManagerName     = "ctrlmesh-manager" // Deployment
+)
+
+// PodLogs returns the logs of all containers of a pod, those before a restart
+// included, each under a heading.
+func (c *Cluster) PodLogs(ctx context.Context, namespace, name string) (string, error) {
+	pod := &corev1.Pod{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pod); err != nil {
+		return "", fmt.Errorf("reading logs: %w", err)
+	}
+	var out strings.Builder
+	for _, container := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {
+		for _, previous := range []bool{true, false} {
+			text, err := c.Clientset.CoreV1().Pods(namespace).
+				GetLogs(name, &corev1.PodLogOptions{Container: container.Name, Previous: previous}).DoRaw(ctx)
+			if apierrors.IsBadRequest(err) { // it never ran, or never before
+				continue
+			}
+			if err != nil {
+				return out.String(), fmt.Errorf("reading logs of %s/%s, container %s: %w", namespace, name, container.Name, err)
+			}
+			when := ""
+			if previous {
+				when = ", before its restart"
+			}
+			fmt.Fprintf(&out, "==> %s/%s, container %s%s\n%s\n", namespace, name, container.Name, when, text)
+		}
+	}
+	return out.String(), nil
+}
+
+// AuditLog is the apiserver's audit log.
+func (c *Cluster) AuditLog() string { return filepath.Join(c.Root, ".run", "audit.log") }
+
+// Requests are the callers' requests that the apiserver has recorded so far.
+func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
+	f, err := os.Open(c.AuditLog())
+	if err != nil {
+		return nil, fmt.Errorf("reading the audit log: %w", err)
+	}
+	defer f.Close()
+	return audit.Requests(f, of)
+}
+
+// AccessLines are the access lines of all agents, from the log files of their
+// containers on the nodes' disks: kubectl logs would show the newest file only.
+func (c *Cluster) AccessLines() ([]audit.Access, error) {
+	// .run/NODE/pods is /var/log/pods of a node: NAMESPACE_POD_UID/CONTAINER/N.log, N.log.TIME, N.log.TIME.gz
+	files, err := filepath.Glob(filepath.Join(c.Root, ".run", "*", "pods", SystemNamespace+"_"+AgentName+"-*", "*", "*.log*"))
+	if err != nil {
+		return nil, fmt.Errorf("finding agents' logs: %w", err)
+	}
+	var out []audit.Access
+	for _, file := range files {
+		lines, err := accessLines(file)
+		if errors.Is(err, fs.ErrNotExist) { // rotated meanwhile: its lines are in another file, at the latest the next time
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", file, err)
+		}
+		out = append(out, lines...)
+	}
+	return out, nil
+}
+
+func accessLines(file string) ([]audit.Access, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var log io.Reader = f
+	if strings.HasSuffix(file, ".gz") {
+		if log, err = gzip.NewReader(f); err != nil {
+			return nil, err
+		}
+	}
+	return audit.AccessLines(log)
+}
+
+// settle is how long an access line may come after the apiserver's record.
+const settle = 5 * time.Second
+
+// Traffic is what callers sent, and what of it went around the mesh.
+type Traffic struct {
+	Requests []audit.Request
+	Lines    int // access lines of all agents, these callers' or not
+	Leaked   []audit.Request
+}
+
+// Traffic compares the callers' requests up to now with the agents' access lines.
+// It reads those again for some seconds before it believes in a leak.
+func (c *Cluster) Traffic(ctx context.Context, of audit.Callers) (*Traffic, error) {
+	requests, err := c.Requests(of)
+	if err != nil {
+		return nil, err
+	}
+	t := &Traffic{Requests: requests}
+	ctx, cancel := context.WithTimeout(ctx, settle)
+	defer cancel()
+	var failed error
+	_ = Until(ctx, "access lines", func(context.Context) error {
+		lines, err := c.AccessLines()
+		if err != nil {
+			failed = err
+			return err
+		}
+		failed, t.Lines, t.Leaked = nil, len(lines), audit.Leaked(requests, lines)
+		if len(t.Leaked) > 0 {
+			return fmt.Errorf("%d are missing", len(t.Leaked))
+		}
+		return nil
+	})
+	return t, failed
+}

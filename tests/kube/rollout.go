@@ -1,0 +1,53 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// RolledOut says, as an error, what keeps a Deployment, StatefulSet or DaemonSet
+// from having all its pods updated and ready. The object needs a name only; it is
+// read anew. For use in [Until].
+func (c *Cluster) RolledOut(ctx context.Context, workload client.Object) error {
+	if err := c.Get(ctx, client.ObjectKeyFromObject(workload), workload); err != nil {
+		return err
+	}
+	var observed int64
+	var want, updated, ready int32
+	switch w := workload.(type) {
+	case *appsv1.Deployment:
+		observed, want, updated, ready = w.Status.ObservedGeneration, *w.Spec.Replicas, w.Status.UpdatedReplicas, w.Status.AvailableReplicas
+		updated -= w.Status.Replicas - w.Status.UpdatedReplicas // old ones must be gone
+	case *appsv1.StatefulSet:
+		observed, want, updated, ready = w.Status.ObservedGeneration, *w.Spec.Replicas, w.Status.UpdatedReplicas, w.Status.ReadyReplicas
+	case *appsv1.DaemonSet:
+		observed, want, updated, ready = w.Status.ObservedGeneration, w.Status.DesiredNumberScheduled, w.Status.UpdatedNumberScheduled, w.Status.NumberAvailable
+	default:
+		return Never(fmt.Errorf("%T has no pods to roll out", workload))
+	}
+	name := workload.GetNamespace() + "/" + workload.GetName()
+	switch {
+	case observed < workload.GetGeneration():
+		return fmt.Errorf("%s: its controller has not seen it yet", name)
+	case updated < want || ready < want || want == 0:
+		return fmt.Errorf("%s: of %d pods %d are current, %d ready", name, want, updated, ready)
+	}
+	return nil
+}
+
+// PodReady says whether a pod is running, ready and to stay.
+func PodReady(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
+		return false
+	}
+	for _, cond := range pod.Status.Conditions {
+		if cond.Type == corev1.PodReady {
+			return cond.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
