@@ -1,0 +1,71 @@
+# ctrlmesh. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+NODES    ?= 2
+SUITE    ?=
+RUN      ?=
+export KUBECONFIG := $(CURDIR)/.run/kubeconfig
+export PATH := $(CURDIR)/.run/bin:$(PATH)
+export GOFLAGS := -buildvcs=false
+CACHE    := $(or $(CTRLMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctrlmesh)
+STATIC   := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+
+##@ The two commands
+.PHONY: demo test
+demo: cluster-ensure images install ## Set up a real two-node cluster, install the mesh, shard an operator, show it
+	@go run ./tests/demo
+test: deps generate-check lint unit e2e ## Set up what is missing and pass every test
+
+##@ Build
+.PHONY: build images generate generate-check
+build: ## Build the programs into bin/
+	@mkdir -p bin
+	@$(STATIC) -o bin/ ./cmd/...
+
+images: build ## Build the images as OCI archives into bin/images/
+	@CTRLMESH_CACHE=$(CACHE) deploy/images/build.sh
+
+generate: ## Regenerate the generated code: bindings, protobuf, deepcopy, CRDs
+	@tests/setup.sh generate
+	@hack/generate.sh
+generate-check: ## Fail if the committed generated code is not what make generate makes
+	@tests/setup.sh generate
+	@hack/generate.sh --check
+
+##@ Test
+.PHONY: deps lint unit fuzz e2e bench chaos
+deps: ## Install the Debian packages that tests need
+	@tests/setup.sh test
+lint: ## gofmt, go vet, golangci-lint
+	@hack/lint.sh
+unit: ## Unit tests and, as root, tests in network namespaces
+	go test -race ./api/... ./manager/... ./agent/... ./bpf/... ./proxy/... ./cmd/... ./tests/audit/... ./tests/kube/... $(if $(RUN),-run $(RUN))
+fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
+	@hack/fuzz.sh
+e2e: cluster-ensure images ## End-to-end tests on the real cluster
+	go test -count=1 -timeout=30m ./tests/e2e/... $(if $(RUN),-run $(RUN))
+bench: cluster-ensure images ## Measure the proxy beside others, in one run
+	@tests/bench/run.sh
+
+##@ Cluster
+.PHONY: cluster-up cluster-down cluster-ensure install uninstall
+cluster-up: ## Start a real Kubernetes of NODES nodes (default 2); kubeconfig at .run/kubeconfig
+	@tests/cluster/up.sh $(NODES)
+cluster-down: ## Stop it and remove all it left
+	@tests/cluster/down.sh
+cluster-ensure:
+	@kubectl get --raw=/readyz >/dev/null 2>&1 || tests/cluster/up.sh $(NODES)
+install: ## Install the mesh into the running cluster, as a user would
+	@tests/cluster/load.sh bin/images/*.tar
+	kubectl apply -k deploy/debug
+	kubectl -n ctrlmesh-system rollout status deployment/ctrlmesh-manager --timeout=120s
+	kubectl -n ctrlmesh-system rollout status daemonset/ctrlmesh-agent --timeout=120s
+uninstall: ## Remove the mesh from the running cluster
+	kubectl delete -k deploy/debug --ignore-not-found
+
+.PHONY: help
+help: ## Show this
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,197 @@
+package pods
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Locator finds the network namespaces of pods by way of the node's unified
+// cgroup hierarchy: the kubelet names a pod's cgroup by its uid, under either
+// cgroup driver and any runtime.
+type Locator struct {
+	cgroupRoot string // mount of the unified hierarchy
+	procDir    string // the node's /proc
+	own        uint64 // inode of this process's netns
+	host       uint64 // inode of the node's netns
+}
+
+// NewLocator returns a Locator for a mount of the node's unified cgroup
+// hierarchy and a /proc that shows the node's processes.
+func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
+	own, err := netnsInode(filepath.Join(procDir, "self/ns/net"))
+	if err != nil {
+		return nil, fmt.Errorf("reading this process's network namespace: %w", err)
+	}
+	host, err := netnsInode(filepath.Join(procDir, "1/ns/net"))
+	if err != nil {
+		return nil, fmt.Errorf("reading the node's network namespace (is hostPID set, and SYS_PTRACE granted?): %w", err)
+	}
+	return &Locator{cgroupRoot: cgroupRoot, procDir: procDir, own: own, host: host}, nil
+}
+
+// NetNS is an open network namespace of a pod.
+type NetNS struct {
+	// Inode identifies the namespace for as long as it lives.
+	Inode uint64
+	file  *os.File
+}
+
+// Path names the namespace until Close.
+func (n *NetNS) Path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()) }
+
+// Close lets go of the namespace.
+func (n *NetNS) Close() error { return n.file.Close() }
+
+// Processes returns a process of each pod asked for, by pod uid. Pods without a
+// running process are left out.
+func (l *Locator) Processes(uids map[string]bool) (map[string][]int, error) {
+	found := make(map[string][]int, len(uids))
+	if len(uids) == 0 {
+		return found, nil
+	}
+	tops, err := filepath.Glob(filepath.Join(l.cgroupRoot, "kubepods*"))
+	if err != nil {
+		return nil, fmt.Errorf("listing pod cgroups: %w", err)
+	}
+	for _, top := range tops {
+		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				// Pods come and go while the tree is walked.
+				if errors.Is(err, fs.ErrNotExist) {
+					return nil
+				}
+				return err
+			}
+			if !d.IsDir() {
+				return nil
+			}
+			uid := podUID(d.Name())
+			if uid == "" {
+				return nil
+			}
+			if uids[uid] {
+				found[uid] = processesBelow(path)
+			}
+			return fs.SkipDir
+		})
+		if err != nil {
+			return nil, fmt.Errorf("walking pod cgroups: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// Open returns the network namespace of a pod, given some of its processes. It
+// returns nil without an error when none of them is there any more, and
+// ErrHostNetwork when the pod shares the node's namespace.
+func (l *Locator) Open(uid string, pids []int) (*NetNS, error) {
+	for _, pid := range pids {
+		dir := filepath.Join(l.procDir, strconv.Itoa(pid))
+		file, err := os.Open(filepath.Join(dir, "ns/net"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("opening the network namespace of pod %s: %w", uid, err)
+		}
+		ns := &NetNS{file: file}
+		if ns.Inode, err = fdInode(file); err != nil {
+			file.Close()
+			return nil, err
+		}
+		// Opened first, checked after: a process number that was used again in
+		// between belongs to another cgroup now.
+		if cgroups, err := os.ReadFile(filepath.Join(dir, "cgroup")); err != nil || !namesPod(string(cgroups), uid) {
+			file.Close()
+			continue
+		}
+		if ns.Inode == l.host || ns.Inode == l.own {
+			file.Close()
+			return nil, ErrHostNetwork
+		}
+		return ns, nil
+	}
+	return nil, nil
+}
+
+// ErrHostNetwork says that a pod has no network namespace of its own.
+var ErrHostNetwork = errors.New("the pod uses the node's network, which cannot be captured")
+
+// podUID returns the uid in the name of a pod's cgroup: "pod<uid>" of the
+// cgroupfs driver or "kubepods-<class>-pod<uid with underscores>.slice" of
+// systemd's. It returns "" for other names.
+func podUID(dir string) string {
+	name := strings.TrimSuffix(dir, ".slice")
+	if name != dir {
+		_, after, ok := strings.Cut(name, "-pod")
+		if !ok {
+			return ""
+		}
+		return strings.ReplaceAll(after, "_", "-")
+	}
+	if uid, ok := strings.CutPrefix(name, "pod"); ok {
+		return uid
+	}
+	return ""
+}
+
+func namesPod(cgroups, uid string) bool {
+	return strings.Contains(cgroups, "pod"+uid) ||
+		strings.Contains(cgroups, "pod"+strings.ReplaceAll(uid, "-", "_"))
+}
+
+func processesBelow(dir string) []int {
+	var pids []int
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
+		}
+		procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if err != nil {
+			return nil
+		}
+		for _, line := range strings.Fields(string(procs)) {
+			if pid, err := strconv.Atoi(line); err == nil && pid > 0 {
+				pids = append(pids, pid)
+			}
+		}
+		return nil
+	})
+	return pids
+}
+
+func netnsInode(path string) (uint64, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	return fdInode(file)
+}
+
+func fdInode(file *os.File) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("stat of %s: %w", file.Name(), err)
+	}
+	return st.Ino, nil
+}
+
+// FindUnified returns the mount of the unified cgroup hierarchy at dir, or at
+// dir/unified on nodes that run both hierarchies.
+func FindUnified(dir string) (string, error) {
+	for _, path := range []string{dir, filepath.Join(dir, "unified")} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(path, &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no unified cgroup hierarchy at %s or %s/unified: mount the node's /sys/fs/cgroup there", dir, dir)
+}

@@ -1,0 +1,95 @@
+package pods
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const uid = "0a1b2c3d-1111-2222-3333-444455556666"
+
+func TestProcessesFindsPodsUnderEitherCgroupDriver(t *testing.T) {
+	systemd := "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-containerd-aa.scope"
+	for name, path := range map[string]string{
+		"cgroupfs":            "kubepods/burstable/pod" + uid + "/aa",
+		"cgroupfs guaranteed": "kubepods/pod" + uid + "/aa",
+		"systemd":             systemd,
+		"systemd guaranteed":  "kubepods.slice/kubepods-pod0a1b2c3d_1111_2222_3333_444455556666.slice/crio-aa.scope",
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			writeProcs(t, filepath.Join(root, path), 41, 42)
+			writeProcs(t, filepath.Join(root, "kubepods/podffffffff-1111-2222-3333-444455556666/bb"), 43)
+			writeProcs(t, filepath.Join(root, "system.slice/podless"), 44)
+
+			got, err := (&Locator{cgroupRoot: root}).Processes(map[string]bool{uid: true})
+
+			require.NoError(t, err)
+			assert.Equal(t, map[string][]int{uid: {41, 42}}, got)
+		})
+	}
+}
+
+func TestOpenRefusesTheNodesNetwork(t *testing.T) {
+	l := newLocator(t)
+	pid := sleeper(t)
+	proc := fakeProc(t, l, pid, uid)
+
+	_, err := proc.Open(uid, []int{pid})
+
+	assert.ErrorIs(t, err, ErrHostNetwork)
+}
+
+func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {
+	l := newLocator(t)
+	pid := sleeper(t)
+	proc := fakeProc(t, l, pid, "another-pod")
+
+	ns, err := proc.Open(uid, []int{pid, 1 << 30})
+
+	require.NoError(t, err)
+	assert.Nil(t, ns, "a reused process number must not lend its namespace")
+}
+
+func newLocator(t *testing.T) *Locator {
+	t.Helper()
+	l, err := NewLocator(t.TempDir(), "/proc")
+	if err != nil {
+		t.Skipf("needs root, to read the namespaces of process 1: %v", err)
+	}
+	return l
+}
+
+// fakeProc shows a real process's namespace under a cgroup of our choice.
+func fakeProc(t *testing.T, l *Locator, pid int, uid string) *Locator {
+	t.Helper()
+	dir := t.TempDir()
+	p := filepath.Join(dir, fmt.Sprint(pid))
+	require.NoError(t, os.MkdirAll(filepath.Join(p, "ns"), 0o755))
+	require.NoError(t, os.Symlink(fmt.Sprintf("/proc/%d/ns/net", pid), filepath.Join(p, "ns/net")))
+	require.NoError(t, os.WriteFile(filepath.Join(p, "cgroup"), []byte("0::/kubepods/pod"+uid+"/aa\n"), 0o644))
+	return &Locator{cgroupRoot: l.cgroupRoot, procDir: dir, own: l.own, host: l.host}
+}
+
+func sleeper(t *testing.T) int {
+	t.Helper()
+	cmd := exec.Command("sleep", "60")
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+func writeProcs(t *testing.T, dir string, pids ...int) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	var b []byte
+	for _, p := range pids {
+		b = fmt.Appendf(b, "%d\n", p)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), b, 0o644))
+}

@@ -1,0 +1,100 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// Pod is a labelled pod of this node.
+type Pod struct {
+	UID, Namespace, Name string
+	// Trust is the pod's trust annotation; empty if the mesh did not admit it.
+	Trust string
+	// HostNetwork is true for a pod without a network namespace of its own.
+	HostNetwork bool
+	// Ended is true once all its containers ended for good.
+	Ended bool
+}
+
+// Watcher follows the labelled pods of one node.
+type Watcher struct {
+	informer cache.SharedIndexInformer
+}
+
+// Watch follows the labelled pods of a node until ctx ends and calls changed,
+// which must not block, after each change. It returns at once.
+func Watch(ctx context.Context, client kubernetes.Interface, node string, changed func()) (*Watcher, error) {
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+			o.LabelSelector = v1alpha1.EnableProxyLabel + "=true"
+		}),
+		informers.WithTransform(reduce))
+	w := &Watcher{informer: factory.Core().V1().Pods().Informer()}
+	_, err := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(any, any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching pods: %w", err)
+	}
+	factory.Start(ctx.Done())
+	go func() {
+		// The first list may be empty, and then no event tells that it came.
+		if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
+			changed()
+		}
+	}()
+	return w, nil
+}
+
+// Synced says whether the first list has come.
+func (w *Watcher) Synced() bool { return w.informer.HasSynced() }
+
+// List returns the labelled pods of the node, by uid.
+func (w *Watcher) List() map[string]Pod {
+	pods := map[string]Pod{}
+	for _, o := range w.informer.GetStore().List() {
+		p, ok := o.(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		pods[string(p.UID)] = Pod{
+			UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
+			Trust:       p.Annotations[v1alpha1.TrustAnnotation],
+			HostNetwork: p.Spec.HostNetwork,
+			Ended:       p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		}
+	}
+	return pods
+}
+
+// reduce keeps of a pod only what List reads.
+func reduce(o any) (any, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	kept := &corev1.Pod{}
+	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = p.Namespace, p.Name, p.UID, p.ResourceVersion
+	if t := p.Annotations[v1alpha1.TrustAnnotation]; t != "" {
+		kept.Annotations = map[string]string{v1alpha1.TrustAnnotation: t}
+	}
+	kept.Spec.HostNetwork = p.Spec.HostNetwork
+	kept.Status.Phase = p.Status.Phase
+	return kept, nil
+}
+
+// PollInterval is how often a pod whose namespace is not there yet is looked for.
+const PollInterval = 25 * time.Millisecond

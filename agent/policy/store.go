@@ -1,0 +1,136 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Store keeps the last policies on disk, one file each. Its directory is for
+// root alone. It is not safe for concurrent use.
+type Store struct{ dir string }
+
+const (
+	clusterFile  = "cluster.pb"
+	policySuffix = ".policy.pb"
+)
+
+// OpenStore returns the store in dir, which is made if it is not there.
+func OpenStore(dir string) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the policy directory: %w", err)
+	}
+	return &Store{dir: dir}, nil
+}
+
+// Load returns what was saved. Files that cannot be read are reported in the
+// error, and left out.
+func (s *Store) Load() (*meshv1.Cluster, []*meshv1.PodPolicy, error) {
+	var cluster *meshv1.Cluster
+	var policies []*meshv1.PodPolicy
+	var errs []error
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the policy directory: %w", err)
+	}
+	for _, e := range entries {
+		switch {
+		case e.Name() == clusterFile:
+			c := &meshv1.Cluster{}
+			if err := s.read(e.Name(), c); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			cluster = c
+		case strings.HasSuffix(e.Name(), policySuffix):
+			p := &meshv1.PodPolicy{}
+			if err := s.read(e.Name(), p); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			policies = append(policies, p)
+		}
+	}
+	return cluster, policies, errors.Join(errs...)
+}
+
+// SaveCluster replaces the saved cluster.
+func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.write(clusterFile, c) }
+
+// SavePolicy replaces the saved policy of a pod.
+func (s *Store) SavePolicy(p *meshv1.PodPolicy) error {
+	name, err := policyFile(p.GetUid())
+	if err != nil {
+		return err
+	}
+	return s.write(name, p)
+}
+
+// DeletePolicy forgets the policy of a pod.
+func (s *Store) DeletePolicy(uid string) error {
+	name, err := policyFile(uid)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(s.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("deleting the policy of pod %s: %w", uid, err)
+	}
+	return nil
+}
+
+func policyFile(uid string) (string, error) {
+	if uid == "" || len(uid) > 128 || strings.ContainsAny(uid, "/\x00") {
+		return "", fmt.Errorf("pod uid %q cannot name a file", uid)
+	}
+	return uid + policySuffix, nil
+}
+
+func (s *Store) read(name string, m proto.Message) error {
+	b, err := os.ReadFile(filepath.Join(s.dir, name))
+	if err != nil {
+		return fmt.Errorf("reading a saved policy: %w", err)
+	}
+	if err := proto.Unmarshal(b, m); err != nil {
+		return fmt.Errorf("reading saved policy %s: %w", name, err)
+	}
+	return nil
+}
+
+// write replaces a file whole: a crash leaves the old or the new one.
+func (s *Store) write(name string, m proto.Message) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	tmp := filepath.Join(s.dir, "."+name+".tmp")
+	if err := writeSynced(tmp, b); err != nil {
+		return fmt.Errorf("saving a policy: %w", err)
+	}
+	if err := os.Rename(tmp, filepath.Join(s.dir, name)); err != nil {
+		return fmt.Errorf("saving a policy: %w", err)
+	}
+	return nil
+}
+
+func writeSynced(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(b); err != nil {
+		f.Close()
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,58 @@
+package policy
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+func TestStoreGivesBackWhatWasSaved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "policies")
+	s, err := OpenStore(dir)
+	require.NoError(t, err)
+	cluster := &meshv1.Cluster{Version: "1", ServiceAddresses: []string{"198.18.0.1:443"}}
+	kept := &meshv1.PodPolicy{Uid: "a", Name: "pod", Version: "2", Sharding: &meshv1.Sharding{Shard: "s"}}
+	require.NoError(t, s.SaveCluster(cluster))
+	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "a", Version: "1"}))
+	require.NoError(t, s.SavePolicy(kept))
+	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "b"}))
+	require.NoError(t, s.DeletePolicy("b"))
+	require.NoError(t, s.DeletePolicy("never-there"))
+
+	again, err := OpenStore(dir)
+	require.NoError(t, err)
+	gotCluster, policies, err := again.Load()
+
+	require.NoError(t, err)
+	assert.True(t, proto.Equal(cluster, gotCluster))
+	require.Len(t, policies, 1)
+	assert.True(t, proto.Equal(kept, policies[0]), "the last one saved counts")
+}
+
+func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
+	dir := t.TempDir()
+	s, err := OpenStore(dir)
+	require.NoError(t, err)
+	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "good"}))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "bad.policy.pb"), []byte{0xff, 0xff}, 0o600))
+
+	_, policies, err := s.Load()
+
+	assert.ErrorContains(t, err, "bad.policy.pb")
+	require.Len(t, policies, 1)
+	assert.Equal(t, "good", policies[0].GetUid())
+}
+
+func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
+	s, err := OpenStore(t.TempDir())
+	require.NoError(t, err)
+	for _, uid := range []string{"", "../x", "a/b", "a\x00b", string(make([]byte, 200))} {
+		assert.Error(t, s.SavePolicy(&meshv1.PodPolicy{Uid: uid}), "%q", uid)
+	}
+}

@@ -1,0 +1,274 @@
+package policy
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Handler is told what the manager says. Its methods are called one at a time,
+// in order; an error is the agent's "no" and travels back to the manager.
+type Handler interface {
+	SetCluster(*meshv1.Cluster) error
+	SetPolicy(*meshv1.PodPolicy) error
+	RemovePolicy(uid string) error
+	// Synced is told the uids of all pods that the manager has a policy for.
+	Synced(uids map[string]bool)
+	// Versions are the policy versions held, by pod uid.
+	Versions() map[string]string
+}
+
+// Manager is the agent's line to the manager.
+type Manager struct {
+	// Address is host:port of the manager's Service.
+	Address string
+	// ServerName is verified in the manager's certificate.
+	ServerName string
+	// Roots returns the CA certificates that the manager's is signed by.
+	Roots func(context.Context) (*x509.CertPool, error)
+	// TokenFile holds this agent's token, read anew for each call.
+	TokenFile string
+	// Node is this node's name.
+	Node string
+	// Version is this program's version.
+	Version string
+	Logger  *slog.Logger
+
+	mu      sync.Mutex
+	pending map[string]*meshv1.PodReport // latest report of each pod, to be sent
+	all     map[string]*meshv1.PodReport // latest report of each pod
+	wake    chan struct{}
+}
+
+const (
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 2 * time.Second
+	// maxMessage bounds one message in bytes; a policy of a thousand namespaces is some tens of KiB.
+	maxMessage = 4 << 20
+)
+
+// Report notes the state of a pod, to be told to the manager now if it is
+// connected and else when it is. A nil capture of a pod that is gone is
+// forgotten with Forget.
+func (m *Manager) Report(r *meshv1.PodReport) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.init()
+	m.pending[r.GetUid()] = r
+	m.all[r.GetUid()] = r
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Forget drops what is noted of a pod that is gone.
+func (m *Manager) Forget(uid string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.init()
+	delete(m.pending, uid)
+	delete(m.all, uid)
+}
+
+func (m *Manager) init() {
+	if m.wake == nil {
+		m.wake = make(chan struct{}, 1)
+		m.pending = map[string]*meshv1.PodReport{}
+		m.all = map[string]*meshv1.PodReport{}
+	}
+}
+
+// Run keeps a stream to the manager until ctx ends.
+func (m *Manager) Run(ctx context.Context, h Handler) {
+	m.mu.Lock()
+	m.init()
+	m.mu.Unlock()
+	backoff := minBackoff
+	for ctx.Err() == nil {
+		start := time.Now()
+		err := m.connect(ctx, h)
+		if ctx.Err() != nil {
+			return
+		}
+		m.Logger.Info("no stream to the manager; serving as last told", "error", err, "retry_in", backoff)
+		if time.Since(start) > 10*time.Second {
+			backoff = minBackoff
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+// SignLeaf asks the manager to sign a certificate for the public key of csr
+// (DER of PKCS #10). It returns the DER chain, leaf first.
+func (m *Manager) SignLeaf(ctx context.Context, csr []byte) ([][]byte, error) {
+	conn, err := m.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	resp, err := meshv1.NewMeshClient(conn).SignLeaf(ctx, &meshv1.SignLeafRequest{Csr: csr})
+	if err != nil {
+		return nil, fmt.Errorf("asking the manager for a serving certificate: %w", err)
+	}
+	return resp.GetChain(), nil
+}
+
+func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
+	roots, err := m.Roots(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reading the manager's CA: %w", err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+m.Address,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+			RootCAs: roots, ServerName: m.ServerName, MinVersion: tls.VersionTLS13,
+		})),
+		grpc.WithPerRPCCredentials(tokenFile(m.TokenFile)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the manager: %w", err)
+	}
+	return conn, nil
+}
+
+func (m *Manager) connect(ctx context.Context, h Handler) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	conn, err := m.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stream, err := meshv1.NewMeshClient(conn).Connect(ctx)
+	if err != nil {
+		return fmt.Errorf("opening the stream: %w", err)
+	}
+	hello := &meshv1.Hello{Node: m.Node, AgentVersion: m.Version, Versions: h.Versions()}
+	if err := stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: hello}}); err != nil {
+		return fmt.Errorf("greeting the manager: %w", err)
+	}
+
+	m.mu.Lock()
+	for uid, r := range m.all { // a new manager knows nothing yet
+		m.pending[uid] = r
+	}
+	m.mu.Unlock()
+
+	acks := make(chan *meshv1.Ack, 64)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer cancel()
+		m.send(ctx, stream, acks)
+	}()
+	err = m.receive(ctx, stream, h, acks)
+	cancel()
+	<-done
+	return err
+}
+
+// send is the only writer of the stream.
+func (m *Manager) send(ctx context.Context, stream meshv1.Mesh_ConnectClient, acks <-chan *meshv1.Ack) {
+	for {
+		report := m.takeReport()
+		if report != nil {
+			if stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Report{Report: report}}) != nil {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.wake:
+		case a := <-acks:
+			if stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Ack{Ack: a}}) != nil {
+				return
+			}
+		}
+	}
+}
+
+func (m *Manager) takeReport() *meshv1.Report {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.pending) == 0 {
+		return nil
+	}
+	r := &meshv1.Report{}
+	for _, p := range m.pending {
+		r.Pods = append(r.Pods, p)
+	}
+	clear(m.pending)
+	return r
+}
+
+func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient, h Handler, acks chan<- *meshv1.Ack) error {
+	world := map[string]bool{} // pods told of before Synced; nil after it
+	ack := func(uid, version string, err error) {
+		a := &meshv1.Ack{Uid: uid, Version: version}
+		if err != nil {
+			a.Error = err.Error()
+			m.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
+		}
+		select {
+		case acks <- a:
+		case <-ctx.Done():
+		}
+	}
+	for {
+		msg, err := stream.Recv()
+		if err != nil {
+			return fmt.Errorf("listening to the manager: %w", err)
+		}
+		switch k := msg.GetKind().(type) {
+		case *meshv1.ManagerMessage_Cluster:
+			ack("", k.Cluster.GetVersion(), h.SetCluster(k.Cluster))
+		case *meshv1.ManagerMessage_Upsert:
+			if world != nil {
+				world[k.Upsert.GetUid()] = true
+			}
+			ack(k.Upsert.GetUid(), k.Upsert.GetVersion(), h.SetPolicy(k.Upsert))
+		case *meshv1.ManagerMessage_Remove:
+			ack(k.Remove.GetUid(), "", h.RemovePolicy(k.Remove.GetUid()))
+		case *meshv1.ManagerMessage_Synced:
+			if world == nil {
+				return errors.New("the manager said Synced twice")
+			}
+			m.Logger.Info("in step with the manager", "pods", len(world))
+			h.Synced(world)
+			world = nil
+		}
+	}
+}
+
+// tokenFile authenticates calls with a token that is read anew each time, since
+// the kubelet renews it.
+type tokenFile string
+
+func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	b, err := os.ReadFile(string(f))
+	if err != nil {
+		return nil, fmt.Errorf("reading this agent's token: %w", err)
+	}
+	return map[string]string{"authorization": "Bearer " + strings.TrimSpace(string(b))}, nil
+}
+
+func (tokenFile) RequireTransportSecurity() bool { return true }

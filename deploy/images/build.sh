@@ -1,0 +1,18 @@
+#!/bin/bash
+# Builds the images from bin/ as OCI archives into bin/images/: no registry and no Docker needed.
+# Push one with any OCI tool (skopeo copy oci-archive:..., crane push), or load it into containerd.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+image() { tests/cluster/image.sh "$@" >/dev/null; }
+mkdir -p bin/images
+image localhost/ctrlmesh/manager:dev bin/images/manager.tar -user 65532 -entrypoint /ctrlmesh-manager \
+  bin/ctrlmesh-manager=/ctrlmesh-manager
+# iptables is dynamically linked; its extensions are loaded by name.
+xtables=$(echo /usr/lib/*-linux-gnu/xtables)
+nft=/usr/sbin/xtables-nft-multi
+links=()
+for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
+  links+=("usr/sbin/$name@xtables-nft-multi")
+done
+image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent \
+  -with-libs $nft -with-libs $xtables "${links[@]}" bin/ctrlmesh-agent=/ctrlmesh-agent

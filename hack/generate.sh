@@ -1,0 +1,34 @@
+#!/bin/bash
+# Makes the generated code. With --check: in a copy, and fails where it differs from the tree.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+protoc_gen_go=v1.36.12 protoc_gen_go_grpc=v1.6.2 controller_gen=v0.21.0
+
+tools=${CTRLMESH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ctrlmesh}/generate-$protoc_gen_go-$protoc_gen_go_grpc-$controller_gen
+if [ ! -d "$tools" ]; then
+  echo "building the generators"
+  new=$tools.new.$$; trap 'rm -rf "$new"' EXIT
+  GOBIN=$new GOWORK=off go install google.golang.org/protobuf/cmd/protoc-gen-go@$protoc_gen_go
+  GOBIN=$new GOWORK=off go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$protoc_gen_go_grpc
+  GOBIN=$new GOWORK=off go install sigs.k8s.io/controller-tools/cmd/controller-gen@$controller_gen
+  mv -T "$new" "$tools" || [ -d "$tools" ]
+fi
+export PATH=$tools:$PATH
+
+if [ "${1:-}" = --check ]; then
+  tree=$PWD copy=$(mktemp -d)
+  trap 'rm -rf "$copy"' EXIT
+  cp -a go.mod go.sum api bpf deploy "$copy"
+  cd "$copy"
+fi
+
+protoc --go_out=. --go_opt=module=github.com/ctrlmesh/ctrlmesh \
+  --go-grpc_out=. --go-grpc_opt=module=github.com/ctrlmesh/ctrlmesh api/mesh/v1/mesh.proto
+controller-gen object paths=./api/... crd paths=./api/... output:crd:dir=deploy/crd
+go generate ./bpf/...
+
+if [ "${1:-}" = --check ]; then
+  for d in api bpf deploy/crd; do
+    diff -r "$tree/$d" "$d" || { echo "generated code is out of date: run make generate" >&2; exit 1; }
+  done
+fi

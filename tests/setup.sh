@@ -1,0 +1,18 @@
+#!/bin/bash
+# Installs the Debian packages that a task needs and that are missing: setup.sh test|generate
+set -euo pipefail
+case ${1:-} in
+test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl) ;;
+generate) packages=(clang llvm libbpf-dev libc6-dev protobuf-compiler) ;;
+*) echo "usage: $0 test|generate" >&2; exit 2 ;;
+esac
+missing=()
+for p in "${packages[@]}"; do
+  dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q ^ii || missing+=("$p")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+[ "$(id -u)" = 0 ] || { echo "$0: needs root to install ${missing[*]}" >&2; exit 1; }
+echo "installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp); trap 'rm -f "$log"' EXIT
+{ apt-get update -q && apt-get install -qy --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || { tail "$log" >&2; exit 1; }
