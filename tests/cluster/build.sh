@@ -80,6 +80,7 @@ part() {
   dir=$CACHE/$name${version:+-$version}-$key
   if [ ! -d "$dir" ]; then
     say "building $name${version:+ $version}"
+    packages ca-certificates   # for the module proxy
     tmp=$CACHE/.new.$$; rm -rf "$tmp"; mkdir -p "$tmp"
     ( "build_$name" "$tmp" )
     mv -T "$tmp" "$dir" 2>/dev/null || [ -d "$dir" ] || die "cannot write $dir"   # or another build was first
