@@ -1,0 +1,94 @@
+// Package apiserver says where the real apiserver is: the address of its
+// Service, the endpoints behind it, and the CA that verifies it. Pure.
+package apiserver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Namespace and Name of the apiserver's Service.
+const (
+	Namespace = "default"
+	Name      = "kubernetes"
+	port      = "https"
+)
+
+// Cluster is what agents are told of the apiserver.
+func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca []byte) (*meshv1.Cluster, error) {
+	var services, endpoints []netip.AddrPort
+	for _, p := range service.Spec.Ports {
+		if p.Name != port {
+			continue
+		}
+		for _, ip := range service.Spec.ClusterIPs {
+			if addr, err := netip.ParseAddr(ip); err == nil {
+				services = append(services, netip.AddrPortFrom(addr.Unmap(), uint16(p.Port)))
+			}
+		}
+	}
+	if len(services) == 0 {
+		return nil, fmt.Errorf("Service %s/%s has no address for its port %q", Namespace, Name, port)
+	}
+	if len(ca) == 0 {
+		return nil, errors.New("no CA for the apiserver is known")
+	}
+	for _, s := range parts {
+		for _, p := range s.Ports {
+			if p.Name == nil || *p.Name != port || p.Port == nil {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				for _, ip := range e.Addresses {
+					if addr, err := netip.ParseAddr(ip); err == nil {
+						endpoints = append(endpoints, netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port)))
+					}
+				}
+			}
+		}
+	}
+	// The order of the Service's addresses is its preference; that of endpoints means nothing.
+	slices.SortFunc(endpoints, netip.AddrPort.Compare)
+	c := &meshv1.Cluster{
+		ServiceAddresses:  literals(services),
+		EndpointAddresses: literals(slices.Compact(endpoints)),
+		Ca:                ca,
+	}
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(b)
+	c.Version = hex.EncodeToString(sum[:8])
+	return c, nil
+}
+
+// Addresses are all addresses of a Cluster, without ports.
+func Addresses(c *meshv1.Cluster) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range slices.Concat(c.GetServiceAddresses(), c.GetEndpointAddresses()) {
+		if ap, err := netip.ParseAddrPort(s); err == nil {
+			out = append(out, ap.Addr())
+		}
+	}
+	return out
+}
+
+func literals(in []netip.AddrPort) []string {
+	out := make([]string, len(in))
+	for i, ap := range in {
+		out[i] = ap.String()
+	}
+	return out
+}

@@ -1,0 +1,28 @@
+package bucket
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// These values are stored on users' objects: a change of any of them is a bug.
+func TestGolden(t *testing.T) {
+	for name, want := range map[string]int{
+		"": 6, "default": 13, "kube-system": 28, "ns-a": 15, "ns-b": 18, "tenant-0000": 28, "tenant-0001": 30,
+	} {
+		require.Equal(t, want, Hash(name), "bucket of %q", name)
+	}
+}
+
+func TestLikeNamesSpread(t *testing.T) {
+	var counts [Count]int
+	for i := range 1000 {
+		counts[Hash(fmt.Sprintf("tenant-%04d", i))]++
+	}
+	for b, n := range counts {
+		require.Greater(t, n, 10, "bucket %d", b)
+		require.Less(t, n, 60, "bucket %d", b)
+	}
+}

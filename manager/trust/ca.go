@@ -1,0 +1,304 @@
+package trust
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+const (
+	caLife = 10 * 365 * 24 * time.Hour
+	// clocks of nodes may be behind ours.
+	backdate = 5 * time.Minute
+	// A running pod's volume follows its ConfigMap within about a minute; a pod
+	// this much younger than a certificate knows it.
+	settle = 10 * time.Minute
+	// maxCertificates bounds a CA's bundle.
+	maxCertificates = 8
+	maxCSR          = 8 << 10
+)
+
+// CA is a key and its certificates, newest first. It is not changed once made.
+type CA struct {
+	key   *ecdsa.PrivateKey
+	certs []*x509.Certificate
+}
+
+// NewCA makes a key and a certificate for it that can sign only for names.
+func NewCA(commonName string, names Names, now time.Time) (*CA, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return (&CA{key: key}).issue(pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: commonName}, names, now)
+}
+
+// Reissue adds a certificate of the same key and subject for other names.
+func (ca *CA) Reissue(names Names, now time.Time) (*CA, error) {
+	return ca.issue(ca.certs[0].Subject, names, now)
+}
+
+func (ca *CA) issue(subject pkix.Name, names Names, now time.Time) (*CA, error) {
+	names = names.sorted()
+	template := &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               subject,
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(caLife),
+		KeyUsage:              x509.KeyUsageCertSign,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+
+		PermittedDNSDomainsCritical: true, // all constraints, in spite of its name
+		PermittedDNSDomains:         names.DNS,
+		// A constraint binds only names of its own type. Types that the mesh has
+		// no use for are bound to a domain that cannot exist (RFC 2606).
+		PermittedEmailAddresses: []string{"ctrlmesh.invalid"},
+		PermittedURIDomains:     []string{"ctrlmesh.invalid"},
+	}
+	for _, ip := range names.IPs {
+		template.PermittedIPRanges = append(template.PermittedIPRanges, &net.IPNet{
+			IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen()),
+		})
+	}
+	if len(names.IPs) == 0 {
+		// No constraint would permit all.
+		template.ExcludedIPRanges = []*net.IPNet{
+			{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)},
+			{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, ca.key.Public(), ca.key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	certs := append([]*x509.Certificate{cert}, ca.certs...)
+	return &CA{key: ca.key, certs: certs[:min(len(certs), maxCertificates)]}, nil
+}
+
+// Stale tells whether a new certificate is due: the newest lacks one of names,
+// or has lived two thirds of its life. A name that went away is no reason, for
+// apiservers come back.
+func (ca *CA) Stale(names Names, now time.Time) bool {
+	newest := ca.certs[0]
+	return !permitsAll(newest, names) || now.After(renewal(newest))
+}
+
+// Prune drops the certificates that nobody needs: the expired, and those older
+// than one that every pod knows, oldestPod being when the first of them started.
+func (ca *CA) Prune(oldestPod, now time.Time) *CA {
+	kept := ca.certs[:1:1]
+	for i, c := range ca.certs[1:] {
+		known := oldestPod.After(ca.certs[i].NotBefore.Add(backdate + settle))
+		if known || now.After(c.NotAfter) {
+			break
+		}
+		kept = append(kept, c)
+	}
+	if len(kept) == len(ca.certs) {
+		return ca
+	}
+	return &CA{key: ca.key, certs: kept}
+}
+
+// Bundle is the certificates in PEM, newest first.
+func (ca *CA) Bundle() []byte {
+	var b bytes.Buffer
+	for _, c := range ca.certs {
+		b.Write(encodePEM("CERTIFICATE", c.Raw))
+	}
+	return b.Bytes()
+}
+
+// Expiry is when the newest certificate ends.
+func (ca *CA) Expiry() time.Time { return ca.certs[0].NotAfter }
+
+// Usable is the part of names that every certificate permits, so that a leaf
+// for them is good for every pod, whichever certificate it knows.
+func (ca *CA) Usable(names Names) Names {
+	var out Names
+	for _, d := range names.DNS {
+		if !slices.ContainsFunc(ca.certs, func(c *x509.Certificate) bool { return !slices.Contains(c.PermittedDNSDomains, d) }) {
+			out.DNS = append(out.DNS, d)
+		}
+	}
+	for _, ip := range names.IPs {
+		if !slices.ContainsFunc(ca.certs, func(c *x509.Certificate) bool { return !permitsIP(c, ip) }) {
+			out.IPs = append(out.IPs, ip)
+		}
+	}
+	return out.sorted()
+}
+
+// SignRequest signs the public key of a PKCS #10 request for names; whatever
+// else the request asks is ignored. It returns DER, leaf first.
+func (ca *CA) SignRequest(csr []byte, names Names, life time.Duration, now time.Time) ([][]byte, error) {
+	if len(csr) > maxCSR {
+		return nil, errors.New("the certificate request is too large")
+	}
+	req, err := x509.ParseCertificateRequest(csr)
+	if err != nil {
+		return nil, fmt.Errorf("parsing the certificate request: %w", err)
+	}
+	if err := req.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("the certificate request is not signed by its own key: %w", err)
+	}
+	switch k := req.PublicKey.(type) {
+	case ed25519.PublicKey:
+	case *ecdsa.PublicKey:
+		if k.Curve != elliptic.P256() && k.Curve != elliptic.P384() {
+			return nil, errors.New("the key must be of the curve P-256 or P-384, or Ed25519")
+		}
+	default:
+		return nil, errors.New("the key must be ECDSA or Ed25519")
+	}
+	leaf, err := ca.sign(req.PublicKey, names, life, now)
+	if err != nil {
+		return nil, err
+	}
+	return [][]byte{leaf, ca.certs[0].Raw}, nil
+}
+
+func (ca *CA) sign(key crypto.PublicKey, names Names, life time.Duration, now time.Time) ([]byte, error) {
+	names = ca.Usable(names)
+	if len(names.DNS)+len(names.IPs) == 0 {
+		return nil, errors.New("the CA permits none of the names to be signed")
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: "ctrlmesh"},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(life),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+		DNSNames:              names.DNS,
+	}
+	for _, ip := range names.IPs {
+		template.IPAddresses = append(template.IPAddresses, ip.AsSlice())
+	}
+	return x509.CreateCertificate(rand.Reader, template, ca.certs[0], key, ca.key)
+}
+
+// Keys of a Secret that holds a CA.
+const (
+	caKeyKey  = "ca.key"
+	caCertKey = "ca.crt"
+)
+
+func (ca *CA) encode(into map[string][]byte) error {
+	der, err := x509.MarshalPKCS8PrivateKey(ca.key)
+	if err != nil {
+		return err
+	}
+	into[caKeyKey] = encodePEM("PRIVATE KEY", der)
+	into[caCertKey] = ca.Bundle()
+	return nil
+}
+
+// decodeCA reads a CA from a Secret's data. Errors tell nothing of the data.
+func decodeCA(data map[string][]byte) (*CA, error) {
+	key, err := decodeKey(data[caKeyKey])
+	if err != nil {
+		return nil, fmt.Errorf("key %s: %w", caKeyKey, err)
+	}
+	certs, err := decodeCerts(data[caCertKey])
+	if err != nil {
+		return nil, fmt.Errorf("key %s: %w", caCertKey, err)
+	}
+	for _, c := range certs {
+		if !key.PublicKey.Equal(c.PublicKey) || !c.IsCA {
+			return nil, fmt.Errorf("key %s: a certificate is not of the key in %s", caCertKey, caKeyKey)
+		}
+	}
+	return &CA{key: key, certs: certs}, nil
+}
+
+func decodeKey(data []byte) (*ecdsa.PrivateKey, error) {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, errors.New("no PEM in it")
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, errors.New("not a PKCS #8 private key")
+	}
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, errors.New("not an ECDSA key")
+	}
+	return key, nil
+}
+
+func decodeCerts(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		certs = append(certs, c)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no certificate in it")
+	}
+	return certs, nil
+}
+
+// renewal is two thirds of a certificate's life.
+func renewal(c *x509.Certificate) time.Time {
+	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
+}
+
+func permitsAll(c *x509.Certificate, names Names) bool {
+	for _, d := range names.DNS {
+		if !slices.Contains(c.PermittedDNSDomains, d) {
+			return false
+		}
+	}
+	for _, ip := range names.IPs {
+		if !permitsIP(c, ip) {
+			return false
+		}
+	}
+	return true
+}
+
+func permitsIP(c *x509.Certificate, ip netip.Addr) bool {
+	return slices.ContainsFunc(c.PermittedIPRanges, func(n *net.IPNet) bool { return n.IP.Equal(ip.AsSlice()) })
+}
+
+func serial() *big.Int {
+	b := make([]byte, 16)
+	rand.Read(b) // never fails
+	b[0] &= 0x7f // positive
+	b[0] |= 0x40 // and not short
+	return new(big.Int).SetBytes(b)
+}
+
+func encodePEM(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}

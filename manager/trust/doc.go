@@ -1,0 +1,12 @@
+// Package trust holds the manager's two certificate authorities.
+//
+// The mesh CA signs the certificates with which agents stand in for the
+// apiserver. Its certificate names, critically, the apiserver's names and
+// addresses: whoever stole the key could impersonate the apiserver to labelled
+// pods and nothing else to nobody. Pods read the CA when they start and keep it,
+// so a new certificate has the key and the subject of the old one, and a leaf
+// names only what every certificate still in use permits.
+//
+// The serving CA signs what the manager itself serves: admission and the
+// agents' stream.
+package trust

@@ -1,0 +1,42 @@
+package trust
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Names are what a certificate may speak for.
+type Names struct {
+	DNS []string
+	IPs []netip.Addr
+}
+
+// APIServerNames are the names of the apiserver's Service, and its addresses.
+func APIServerNames(clusterDomain string, addresses ...netip.Addr) Names {
+	return Names{DNS: serviceNames("kubernetes", "default", clusterDomain), IPs: addresses}.sorted()
+}
+
+// ManagerNames are the names of the manager's Services.
+func ManagerNames(namespace, clusterDomain string, services ...string) Names {
+	var n Names
+	for _, s := range services {
+		// Never the bare name: it would be another Service in another namespace.
+		n.DNS = append(n.DNS, serviceNames(s, namespace, clusterDomain)[1:]...)
+	}
+	return n.sorted()
+}
+
+func serviceNames(service, namespace, clusterDomain string) []string {
+	qualified := service + "." + namespace
+	return []string{service, qualified, qualified + ".svc", qualified + ".svc." + clusterDomain}
+}
+
+func (n Names) sorted() Names {
+	ips := make([]netip.Addr, len(n.IPs))
+	for i, ip := range n.IPs {
+		ips[i] = ip.Unmap()
+	}
+	slices.SortFunc(ips, netip.Addr.Compare)
+	dns := slices.Sorted(slices.Values(n.DNS))
+	return Names{DNS: slices.Compact(dns), IPs: slices.Compact(ips)}
+}
