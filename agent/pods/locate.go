@@ -25,6 +25,9 @@ type Locator struct {
 // NewLocator returns a Locator for a mount of the node's unified cgroup
 // hierarchy and a /proc that shows the node's processes.
 func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
+	if tops, _ := filepath.Glob(filepath.Join(cgroupRoot, "kubepods*")); len(tops) == 0 {
+		return nil, fmt.Errorf("no pods below %s: it is not the node's cgroup hierarchy", cgroupRoot)
+	}
 	own, err := netnsInode(filepath.Join(procDir, "self/ns/net"))
 	if err != nil {
 		return nil, fmt.Errorf("reading this process's network namespace: %w", err)
