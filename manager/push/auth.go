@@ -1,0 +1,74 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Audience of the tokens with which agents authenticate.
+const Audience = "ctrlmesh-manager"
+
+// nodeClaim is where TokenReview tells the node that a token is bound to.
+const nodeClaim = "authentication.kubernetes.io/node-name"
+
+// TokenReviewer asks the apiserver about a token.
+type TokenReviewer interface {
+	Create(ctx context.Context, review *authenticationv1.TokenReview, opts metav1.CreateOptions) (*authenticationv1.TokenReview, error)
+}
+
+// Authenticator knows agents by their service-account token.
+type Authenticator struct {
+	Reviewer TokenReviewer
+	// User is the agents' service account, as system:serviceaccount:NAMESPACE:NAME.
+	User string
+}
+
+// errRefused: the token is good for nothing here. The reason is for our log;
+// the caller learns only that it was refused.
+var errRefused = errors.New("refused")
+
+// Node is the node of the agent whose token it is.
+func (a *Authenticator) Node(ctx context.Context, token string) (string, error) {
+	review, err := a.Reviewer.Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{Audience}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		// The error could quote the request.
+		return "", errors.New("the apiserver did not review the token")
+	}
+	s := review.Status
+	switch {
+	case !s.Authenticated:
+		return "", fmt.Errorf("%w: the token is not valid for audience %s", errRefused, Audience)
+	case !slices.Contains(s.Audiences, Audience):
+		// An apiserver that does not know audiences answers without any.
+		return "", fmt.Errorf("%w: the token was not reviewed for audience %s", errRefused, Audience)
+	case s.User.Username != a.User:
+		return "", fmt.Errorf("%w: %s is not %s", errRefused, s.User.Username, a.User)
+	}
+	nodes := s.User.Extra[nodeClaim]
+	if len(nodes) != 1 || nodes[0] == "" {
+		return "", fmt.Errorf("%w: the token is not bound to a node", errRefused)
+	}
+	return nodes[0], nil
+}
+
+// bearer is the token of a call.
+func bearer(ctx context.Context) (string, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if values := md.Get("authorization"); len(values) == 1 {
+		if scheme, token, ok := strings.Cut(values[0], " "); ok && strings.EqualFold(scheme, "Bearer") && token != "" {
+			return token, nil
+		}
+	}
+	return "", status.Error(codes.Unauthenticated, "send one bearer token in the metadata authorization")
+}

@@ -1,0 +1,382 @@
+package push
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
+)
+
+const agentUser = "system:serviceaccount:mesh:ctrlmesh-agent"
+
+// reviewer knows tokens of the form USER@NODE.
+type reviewer struct{ audiences []string }
+
+func (r reviewer) Create(_ context.Context, review *authenticationv1.TokenReview, _ metav1.CreateOptions) (*authenticationv1.TokenReview, error) {
+	user, node, ok := strings.Cut(review.Spec.Token, "@")
+	if review.Spec.Token == "outage" {
+		return nil, errors.New("could not review outage")
+	}
+	review.Status = authenticationv1.TokenReviewStatus{
+		Authenticated: ok,
+		Audiences:     r.audiences,
+		User:          authenticationv1.UserInfo{Username: user, Extra: map[string]authenticationv1.ExtraValue{}},
+	}
+	if node != "" {
+		review.Status.User.Extra[nodeClaim] = authenticationv1.ExtraValue{node}
+	}
+	return review, nil
+}
+
+type signer struct{}
+
+func (signer) Sign(csr []byte) ([][]byte, error) {
+	if len(csr) == 0 {
+		return nil, errors.New("empty")
+	}
+	return [][]byte{[]byte("leaf"), []byte("ca")}, nil
+}
+
+type world struct {
+	*Server
+	t      *testing.T
+	client meshv1.MeshClient
+	stop   context.CancelFunc
+	ended  chan error
+}
+
+// start serves on loopback, over TLS.
+func start(t *testing.T) *world {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	require.NoError(t, corev1.AddToScheme(scheme))
+	serving := &trust.Serving{
+		Client:    fake.NewClientBuilder().WithScheme(scheme).Build(),
+		Namespace: "mesh",
+		Names:     trust.ManagerNames("mesh", "cluster.local", "ctrlmesh-manager"),
+	}
+	require.NoError(t, serving.Load(t.Context()))
+	w := &world{t: t, ended: make(chan error, 1), Server: &Server{
+		Auth:   &Authenticator{Reviewer: reviewer{audiences: []string{Audience}}, User: agentUser},
+		Signer: signer{},
+	}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	w.stop = cancel
+	go func() { w.ended <- w.Serve(ctx, l, serving.TLSConfig()) }()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(serving.Bundle())
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		RootCAs: roots, ServerName: "ctrlmesh-manager.mesh.svc",
+	})))
+	require.NoError(t, err)
+	w.client = meshv1.NewMeshClient(conn)
+	t.Cleanup(func() { conn.Close(); cancel() })
+	return w
+}
+
+func as(ctx context.Context, token string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+}
+
+// agent is one end of a stream, with what it was told.
+type agent struct {
+	t      *testing.T
+	stream grpc.BidiStreamingClient[meshv1.AgentMessage, meshv1.ManagerMessage]
+	cancel context.CancelFunc
+}
+
+func (w *world) connect(node string, versions map[string]string) *agent {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	w.t.Cleanup(cancel)
+	s, err := w.client.Connect(as(ctx, agentUser+"@"+node))
+	require.NoError(w.t, err)
+	require.NoError(w.t, s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: node, Versions: versions}}}))
+	return &agent{t: w.t, stream: s, cancel: cancel}
+}
+
+// world reads until Synced.
+func (a *agent) world() (cluster string, policies map[string]string) {
+	a.t.Helper()
+	policies = map[string]string{}
+	for {
+		m, err := a.stream.Recv()
+		require.NoError(a.t, err)
+		switch k := m.Kind.(type) {
+		case *meshv1.ManagerMessage_Cluster:
+			require.Empty(a.t, cluster)
+			require.Empty(a.t, policies, "Cluster comes first")
+			cluster = k.Cluster.Version
+		case *meshv1.ManagerMessage_Upsert:
+			policies[k.Upsert.Uid] = k.Upsert.Version
+		case *meshv1.ManagerMessage_Remove:
+			a.t.Fatalf("removed %s", k.Remove.Uid)
+		case *meshv1.ManagerMessage_Synced:
+			return cluster, policies
+		}
+	}
+}
+
+func (a *agent) next() *meshv1.ManagerMessage {
+	a.t.Helper()
+	m, err := a.stream.Recv()
+	require.NoError(a.t, err)
+	return m
+}
+
+func (a *agent) ack(uid, version, err string) {
+	a.t.Helper()
+	require.NoError(a.t, a.stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Ack{Ack: &meshv1.Ack{Uid: uid, Version: version, Error: err}}}))
+}
+
+func (a *agent) report(r *meshv1.PodReport) {
+	a.t.Helper()
+	require.NoError(a.t, a.stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Report{Report: &meshv1.Report{Pods: []*meshv1.PodReport{r}}}}))
+}
+
+// policies of the form UID@NODE=VERSION.
+func policies(specs ...string) map[types.UID]compile.Policy {
+	out := map[types.UID]compile.Policy{}
+	for _, s := range specs {
+		s, version, _ := strings.Cut(s, "=")
+		uid, node, _ := strings.Cut(s, "@")
+		out[types.UID(uid)] = compile.Policy{Node: node, PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: version}}
+	}
+	return out
+}
+
+var cluster1 = &meshv1.Cluster{Version: "c1", ServiceAddresses: []string{"10.96.0.1:443"}}
+
+func (w *world) await(cond func() bool) {
+	w.t.Helper()
+	require.Eventually(w.t, cond, 10*time.Second, time.Millisecond)
+}
+
+func TestStateOfTheWorldThenDeltas(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, policies("a@n1=1", "b@n1=1", "c@n2=1", "d@=1"))
+	a := w.connect("n1", nil)
+	c, got := a.world()
+	require.Equal(t, "c1", c)
+	require.Equal(t, map[string]string{"a": "1", "b": "1"}, got, "only pods of its own node")
+
+	w.Set(cluster1, policies("a@n1=1", "b@n1=2", "c@n2=2", "d@=1"))
+	require.Equal(t, "2", a.next().GetUpsert().GetVersion())
+	w.Set(cluster1, policies("a@n1=1", "c@n2=2", "d@n1=1"))
+	seen := map[string]bool{}
+	for range 2 {
+		m := a.next()
+		seen[m.GetRemove().GetUid()+m.GetUpsert().GetUid()] = true
+	}
+	require.Equal(t, map[string]bool{"b": true, "d": true}, seen)
+	w.Set(&meshv1.Cluster{Version: "c2"}, policies("a@n1=1", "c@n2=2", "d@n1=1"))
+	require.Equal(t, "c2", a.next().GetCluster().GetVersion())
+}
+
+// A manager that has just started knows nothing yet: it must say nothing.
+func TestSilentUntilTheFirstSet(t *testing.T) {
+	w := start(t)
+	a := w.connect("n1", map[string]string{"a": "1"})
+	w.await(func() bool { return w.Observe("n1", "a").Connected })
+	w.Set(cluster1, policies("a@n1=1", "b@n1=1"))
+	_, got := a.world()
+	require.Equal(t, map[string]string{"a": "1", "b": "1"}, got)
+}
+
+// An agent that does not read holds back nobody, and in the end gets the latest.
+func TestLatestWinsForASlowAgent(t *testing.T) {
+	w := start(t)
+	big := strings.Repeat("x", 256<<10) // soon more than the windows of the connection hold
+	set := func(version string) {
+		p := policies("a@n1="+version, "b@n2="+version)
+		p["a"].Refuse = big
+		w.Set(cluster1, p)
+	}
+	set("0")
+	slow, quick := w.connect("n1", nil), w.connect("n2", nil)
+	quick.world()
+	w.await(func() bool { return w.Observe("n1", "a").Connected })
+	const rounds = 100
+	for i := 1; i <= rounds; i++ {
+		set(fmt.Sprint(i))
+		require.Equal(t, fmt.Sprint(i), quick.next().GetUpsert().GetVersion())
+	}
+	w.mu.Lock()
+	require.LessOrEqual(t, len(w.nodes["n1"].streams[0].dirty), 1)
+	w.mu.Unlock()
+	received := 0
+	for last := ""; last != fmt.Sprint(rounds); {
+		if u := slow.next().GetUpsert(); u != nil {
+			last = u.Version
+			received++
+		}
+	}
+	require.Less(t, received, rounds, "what was superseded is not sent")
+}
+
+func TestAcksAndReports(t *testing.T) {
+	w := start(t)
+	changed := make(chan struct{}, 100)
+	w.Changed = func() { changed <- struct{}{} }
+	w.Set(cluster1, policies("a@n1=1", "other@n2=1"))
+	a := w.connect("n1", map[string]string{"a": "0", "other": "0"})
+	<-changed
+	require.Equal(t, "0", w.Observe("n1", "a").Version, "what it holds since before")
+	a.world()
+
+	a.ack("a", "1", "bad\nselector"+strings.Repeat("!", 10_000))
+	<-changed
+	o := w.Observe("n1", "a")
+	require.Equal(t, "0", o.Version)
+	require.Equal(t, "1", o.Nacked)
+	require.Contains(t, o.Nack, "bad selector")
+	require.LessOrEqual(t, len(o.Nack), maxText)
+
+	a.ack("a", "1", "")
+	<-changed
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", LockHolder: true})
+	<-changed
+	o = w.Observe("n1", "a")
+	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true}, o)
+
+	// An agent has no say about pods of other nodes.
+	a.report(&meshv1.PodReport{Uid: "other", Capture: "ebpf", Version: "1"})
+	<-changed
+	require.False(t, w.Observe("n2", "other").Known)
+	require.False(t, w.Observe("n1", "other").Known)
+
+	a.cancel()
+	w.await(func() bool { return !w.Observe("n1", "a").Connected })
+	o = w.Observe("n1", "a")
+	require.Equal(t, "ebpf", o.Capture, "what it said last is kept")
+	require.False(t, o.Left.IsZero())
+}
+
+// While an agent is replaced, the one that captures a pod is believed.
+func TestTwoAgentsOfOneNode(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, policies("a@n1=1"))
+	before := w.connect("n1", nil)
+	before.world()
+	before.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1"})
+	w.await(func() bool { return w.Observe("n1", "a").Capture == "ebpf" })
+	after := w.connect("n1", nil)
+	after.world()
+	after.report(&meshv1.PodReport{Uid: "a", Version: "1", Message: "not yet"})
+	after.report(&meshv1.PodReport{Uid: "a", Version: "1", Message: "not yet"})
+	require.Equal(t, "ebpf", w.Observe("n1", "a").Capture)
+	before.cancel()
+	w.await(func() bool { return w.Observe("n1", "a").Message == "not yet" })
+	require.True(t, w.Observe("n1", "a").Connected)
+}
+
+func TestTooManyStreams(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, policies("a@n1=1"))
+	first := w.connect("n1", nil)
+	first.world()
+	for range maxStreamsPerNode {
+		w.connect("n1", nil).world()
+	}
+	_, err := first.stream.Recv()
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+}
+
+func TestStreamComesOfAge(t *testing.T) {
+	w := start(t)
+	w.StreamLife = 20 * time.Millisecond
+	w.Set(cluster1, nil)
+	a := w.connect("n1", nil)
+	for {
+		_, err := a.stream.Recv()
+		if err == nil {
+			continue
+		}
+		require.Equal(t, codes.Unavailable, status.Code(err))
+		return
+	}
+}
+
+func TestStopEndsStreams(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, nil)
+	a := w.connect("n1", nil)
+	a.world()
+	w.stop()
+	require.NoError(t, <-w.ended)
+	_, err := a.stream.Recv()
+	require.Error(t, err)
+}
+
+func TestWhoMayConnect(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, policies("a@n1=1"))
+	hello := func(ctx context.Context, node string) codes.Code {
+		s, err := w.client.Connect(ctx)
+		require.NoError(t, err)
+		s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: node}}})
+		m, err := s.Recv()
+		require.Nil(t, m)
+		return status.Code(err)
+	}
+	ctx := t.Context()
+	require.Equal(t, codes.Unauthenticated, hello(ctx, "n1"), "no token")
+	require.Equal(t, codes.Unauthenticated, hello(as(ctx, "rubbish"), "n1"))
+	require.Equal(t, codes.Unauthenticated, hello(as(ctx, "system:serviceaccount:evil:ctrlmesh-agent@n1"), "n1"))
+	require.Equal(t, codes.Unauthenticated, hello(as(ctx, agentUser+"@"), "n1"), "no node")
+	require.Equal(t, codes.PermissionDenied, hello(as(ctx, agentUser+"@n2"), "n1"), "another node")
+	require.Equal(t, codes.Unavailable, hello(as(ctx, "outage"), "n1"))
+	require.Equal(t, codes.Unauthenticated, hello(as(as(ctx, agentUser+"@n1"), agentUser+"@n2"), "n1"), "two tokens")
+
+	// Not a hello first.
+	s, err := w.client.Connect(as(ctx, agentUser+"@n1"))
+	require.NoError(t, err)
+	require.NoError(t, s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Report{Report: &meshv1.Report{}}}))
+	_, err = s.Recv()
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+
+	_, err = w.client.SignLeaf(ctx, &meshv1.SignLeafRequest{Csr: []byte("x")})
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+	_, err = w.client.SignLeaf(as(ctx, agentUser+"@n1"), &meshv1.SignLeafRequest{})
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+	r, err := w.client.SignLeaf(as(ctx, agentUser+"@n1"), &meshv1.SignLeafRequest{Csr: []byte("x")})
+	require.NoError(t, err)
+	require.Len(t, r.Chain, 2)
+}
+
+// An apiserver that ignores audiences says nothing of them.
+func TestAudienceMustBeEchoed(t *testing.T) {
+	a := &Authenticator{Reviewer: reviewer{}, User: agentUser}
+	_, err := a.Node(t.Context(), agentUser+"@n1")
+	require.ErrorIs(t, err, errRefused)
+	a.Reviewer = reviewer{audiences: []string{Audience}}
+	node, err := a.Node(t.Context(), agentUser+"@n1")
+	require.NoError(t, err)
+	require.Equal(t, "n1", node)
+	_, err = a.Node(t.Context(), "outage")
+	require.NotContains(t, err.Error(), "outage", "an error must not quote the token")
+}

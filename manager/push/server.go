@@ -1,0 +1,301 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+)
+
+const (
+	// An agent opens one stream; while it is being replaced there are two, and
+	// a broken connection may linger.
+	maxStreamsPerNode = 4
+	maxReviews        = 16
+	helloTimeout      = 10 * time.Second
+)
+
+// Signer signs agents' certificate requests.
+type Signer interface {
+	Sign(csr []byte) (chain [][]byte, err error)
+}
+
+// Server is the Mesh service. Its zero value with Auth and Signer set is ready
+// to serve; streams wait until the first Set.
+type Server struct {
+	meshv1.UnimplementedMeshServer
+
+	Auth   *Authenticator
+	Signer Signer
+	// Changed is called, without delay and from any goroutine, when Observe or
+	// the number of connected agents has something new to tell. May be nil.
+	Changed func()
+	// StreamLife is how long a stream lives before the agent must authenticate
+	// anew; an hour when zero.
+	StreamLife time.Duration
+	Log        *slog.Logger
+
+	reviews chan struct{} // bounds the reviews under way
+	once    sync.Once
+
+	mu      sync.Mutex
+	cluster *meshv1.Cluster
+	nodes   map[string]*node
+}
+
+// node is what is known of one node.
+type node struct {
+	policies map[string]*meshv1.PodPolicy // by pod uid
+	streams  []*stream                    // oldest first
+	// last is the stream that ended last, while there is no other.
+	last *stream
+	left time.Time
+}
+
+// Set replaces the state of the world.
+func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Policy) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.cluster == nil
+	newCluster := first || s.cluster.Version != cluster.Version
+	s.cluster = cluster
+
+	byNode := map[string]map[string]*meshv1.PodPolicy{}
+	for uid, p := range policies {
+		if p.Node == "" {
+			continue
+		}
+		if byNode[p.Node] == nil {
+			byNode[p.Node] = map[string]*meshv1.PodPolicy{}
+		}
+		byNode[p.Node][string(uid)] = p.PodPolicy
+	}
+	for name := range byNode {
+		s.node(name)
+	}
+	for name, n := range s.nodes {
+		old, wanted := n.policies, byNode[name]
+		n.policies = wanted
+		for _, st := range n.streams {
+			if newCluster {
+				st.clusterDirty = true
+			}
+			for uid, p := range wanted {
+				if first || old[uid].GetVersion() != p.Version {
+					st.dirty[uid] = struct{}{}
+				}
+			}
+			for uid := range old {
+				if wanted[uid] == nil {
+					st.dirty[uid] = struct{}{}
+					delete(st.seen, uid)
+				}
+			}
+			st.wake()
+		}
+		s.forget(name)
+	}
+}
+
+// node returns the entry of a node, making it where there is none.
+func (s *Server) node(name string) *node {
+	if s.nodes == nil {
+		s.nodes = map[string]*node{}
+	}
+	n := s.nodes[name]
+	if n == nil {
+		n = &node{}
+		s.nodes[name] = n
+	}
+	return n
+}
+
+// forget drops the entry of a node that has neither pods nor an agent.
+func (s *Server) forget(name string) {
+	if n := s.nodes[name]; len(n.policies) == 0 && len(n.streams) == 0 {
+		delete(s.nodes, name)
+	}
+}
+
+// SignLeaf implements meshv1.MeshServer.
+func (s *Server) SignLeaf(ctx context.Context, req *meshv1.SignLeafRequest) (*meshv1.SignLeafResponse, error) {
+	node, err := s.authenticate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	chain, err := s.Signer.Sign(req.Csr)
+	if err != nil {
+		s.log().Warn("a certificate request was not signed", "node", node, "error", err)
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	s.log().Info("signed an agent's certificate", "node", node)
+	return &meshv1.SignLeafResponse{Chain: chain}, nil
+}
+
+// Connect implements meshv1.MeshServer.
+func (s *Server) Connect(conn meshv1.Mesh_ConnectServer) error {
+	name, err := s.authenticate(conn.Context())
+	if err != nil {
+		return err
+	}
+	life := s.StreamLife
+	if life == 0 {
+		life = time.Hour
+	}
+	ctx, cancel := context.WithCancelCause(conn.Context())
+	defer cancel(nil)
+	expiry := time.AfterFunc(life, func() {
+		cancel(status.Error(codes.Unavailable, "the stream has come of age: connect again with a fresh token"))
+	})
+	defer expiry.Stop()
+
+	first := make(chan error, 1)
+	var hello *meshv1.Hello
+	go func() {
+		msg, err := conn.Recv()
+		hello = msg.GetHello()
+		first <- err
+	}()
+	select {
+	case err := <-first:
+		if err != nil {
+			return err
+		}
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(helloTimeout):
+		return status.Error(codes.DeadlineExceeded, "no hello came")
+	}
+	switch {
+	case hello == nil:
+		return status.Error(codes.InvalidArgument, "the first message must be a hello")
+	case hello.Node != name:
+		return status.Errorf(codes.PermissionDenied, "the token is bound to node %s, not to the one that says hello", name)
+	}
+
+	st := s.join(name, conn, hello, cancel)
+	defer s.leave(name, st)
+	done := make(chan error, 2)
+	go func() { done <- s.receive(name, st) }()
+	go func() { done <- s.send(ctx, name, st) }()
+	// Returning ends the connection's stream, which ends both goroutines.
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// CloseStreams ends all streams, so that agents look for another leader.
+func (s *Server) CloseStreams() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.nodes {
+		for _, st := range n.streams {
+			st.cancel(status.Error(codes.Unavailable, "the manager is stopping"))
+		}
+	}
+}
+
+func (s *Server) authenticate(ctx context.Context) (string, error) {
+	token, err := bearer(ctx)
+	if err != nil {
+		return "", err
+	}
+	s.once.Do(func() { s.reviews = make(chan struct{}, maxReviews) })
+	select {
+	case s.reviews <- struct{}{}:
+		defer func() { <-s.reviews }()
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	node, err := s.Auth.Node(ctx, token)
+	switch {
+	case errors.Is(err, errRefused):
+		s.log().Warn("an agent was refused", "error", err)
+		return "", status.Error(codes.Unauthenticated, "the token is not that of an agent of this mesh")
+	case err != nil:
+		return "", status.Error(codes.Unavailable, err.Error())
+	}
+	return node, nil
+}
+
+// join makes a stream part of its node and marks all its pods untold.
+func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hello, cancel context.CancelCauseFunc) *stream {
+	st := &stream{
+		conn:         conn,
+		ready:        make(chan struct{}, 1),
+		cancel:       cancel,
+		clusterDirty: true,
+		dirty:        map[string]struct{}{},
+		seen:         map[string]observation{},
+	}
+	s.mu.Lock()
+	n := s.node(name)
+	for uid := range n.policies {
+		st.dirty[uid] = struct{}{}
+		if v := h.Versions[uid]; v != "" {
+			st.seen[uid] = observation{version: clip(v)}
+		}
+	}
+	n.streams = append(n.streams, st)
+	if len(n.streams) > maxStreamsPerNode {
+		n.streams[0].cancel(status.Error(codes.ResourceExhausted, "the node has too many streams: this one is the oldest"))
+	}
+	n.last = nil
+	s.count()
+	s.mu.Unlock()
+	s.log().Info("an agent connected", "node", name, "version", clip(h.AgentVersion))
+	s.changed()
+	return st
+}
+
+func (s *Server) leave(name string, st *stream) {
+	s.mu.Lock()
+	n := s.node(name)
+	n.streams = slices.DeleteFunc(n.streams, func(o *stream) bool { return o == st })
+	if len(n.streams) == 0 {
+		n.last, n.left = st, time.Now()
+	}
+	s.forget(name)
+	s.count()
+	s.mu.Unlock()
+	s.log().Info("an agent disconnected", "node", name)
+	s.changed()
+}
+
+func (s *Server) count() {
+	connected := 0
+	for _, n := range s.nodes {
+		if len(n.streams) > 0 {
+			connected++
+		}
+	}
+	metrics.AgentsConnected.Set(float64(connected))
+}
+
+func (s *Server) changed() {
+	if s.Changed != nil {
+		s.Changed()
+	}
+}
+
+func (s *Server) log() *slog.Logger {
+	if s.Log != nil {
+		return s.Log
+	}
+	return slog.Default()
+}

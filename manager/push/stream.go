@@ -1,0 +1,157 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+)
+
+// maxText bounds each text that an agent sends and we keep.
+const maxText = 512
+
+// stream is one agent's. All but the first three fields is guarded by Server.mu.
+type stream struct {
+	conn   meshv1.Mesh_ConnectServer
+	ready  chan struct{} // holds one token when there may be something to send
+	cancel context.CancelCauseFunc
+
+	clusterDirty bool
+	synced       bool
+	dirty        map[string]struct{}    // pods whose policy is still to be told
+	seen         map[string]observation // what the agent said of pods
+}
+
+func (st *stream) wake() {
+	select {
+	case st.ready <- struct{}{}:
+	default:
+	}
+}
+
+// send sends until the context ends or the connection fails.
+func (s *Server) send(ctx context.Context, name string, st *stream) error {
+	for {
+		msg := s.next(name, st)
+		if msg == nil {
+			select {
+			case <-st.ready:
+				continue
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		if err := st.conn.Send(msg); err != nil {
+			return err
+		}
+	}
+}
+
+// next takes the next message for a stream; nil when there is none now.
+func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cluster == nil {
+		return nil // nothing is known yet: silence, not an empty world
+	}
+	if st.clusterDirty {
+		st.clusterDirty = false
+		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Cluster{Cluster: s.cluster}}
+	}
+	for uid := range st.dirty {
+		delete(st.dirty, uid)
+		if p := s.node(name).policies[uid]; p != nil {
+			return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Upsert{Upsert: p}}
+		}
+		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Remove{Remove: &meshv1.Remove{Uid: uid}}}
+	}
+	if !st.synced {
+		st.synced = true
+		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Synced{Synced: &meshv1.Synced{}}}
+	}
+	return nil
+}
+
+// receive reads until the connection ends.
+func (s *Server) receive(name string, st *stream) error {
+	for {
+		msg, err := st.conn.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case msg.GetAck() != nil:
+			s.ack(name, st, msg.GetAck())
+		case msg.GetReport() != nil:
+			s.report(name, st, msg.GetReport())
+		case msg.GetHello() != nil:
+			return status.Error(codes.InvalidArgument, "a second hello")
+		}
+		// Else: a kind that a newer agent knows and we do not.
+	}
+}
+
+func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
+	if a.Error != "" {
+		metrics.PolicyNacks.Inc()
+		s.log().Warn("an agent could not apply a policy", "node", name, "pod", clip(a.Uid), "error", clip(a.Error))
+	}
+	if a.Uid == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node(name).policies[a.Uid] == nil {
+		return // not a pod of this node
+	}
+	o := st.seen[a.Uid]
+	if a.Error == "" {
+		o.version, o.nacked, o.nack = clip(a.Version), "", ""
+	} else {
+		o.nacked, o.nack = clip(a.Version), clip(a.Error)
+	}
+	st.seen[a.Uid] = o
+	s.changed()
+}
+
+func (s *Server) report(name string, st *stream, r *meshv1.Report) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range r.Pods {
+		if s.node(name).policies[p.GetUid()] == nil {
+			continue
+		}
+		o := st.seen[p.Uid]
+		o.reported = true
+		o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
+		o.version = clip(p.Version)
+		st.seen[p.Uid] = o
+	}
+	s.changed()
+}
+
+// clip bounds a text from outside, and makes it one that can be stored.
+func clip(text string) string {
+	if len(text) > maxText {
+		text = text[:maxText]
+	}
+	if !utf8.ValidString(text) {
+		text = strings.ToValidUTF8(text, "?")
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, text)
+}
