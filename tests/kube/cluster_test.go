@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -39,7 +40,9 @@ metadata: {name: a}
 
 // Traffic as the files of a run would show it: a rotated, compressed log of an
 // agent, and one request that is in none.
-func TestTraffic(t *testing.T) {
+func TestTraffic(t *testing.T) { synctest.Test(t, testTraffic) } // it waits before it believes in a leak
+
+func testTraffic(t *testing.T) {
 	c := &Cluster{Root: t.TempDir()}
 	write := func(content []byte, path ...string) {
 		file := filepath.Join(append([]string{c.Root, ".run"}, path...)...)

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// look reads the cluster and the logs.
+func (d *demo) look(ctx context.Context, since time.Time) (*world, error) {
+	w, err := d.world(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w.traffic, err = d.Traffic(ctx, audit.Callers{Users: []string{audit.ServiceAccount(operator, workload)}, Since: since})
+	return w, err
+}
+
+// world reads what the cluster's objects tell.
+func (d *demo) world(ctx context.Context) (*world, error) {
+	var (
+		configs meshv1alpha1.ShardingConfigList
+		pods    corev1.PodList
+		leases  coordinationv1.LeaseList
+	)
+	for _, l := range []struct {
+		list client.ObjectList
+		opts []client.ListOption
+	}{
+		{&configs, []client.ListOption{client.InNamespace(operator), ours}},
+		{&pods, []client.ListOption{client.InNamespace(operator), client.MatchingLabels{"app": workload}}},
+		{&leases, []client.ListOption{client.InNamespace(operator)}},
+	} {
+		if err := d.List(ctx, l.list, l.opts...); err != nil && !(meta.IsNoMatchError(err) && !d.mesh) {
+			return nil, fmt.Errorf("looking at the operator: %w", err)
+		}
+	}
+	tallies, err := d.tallies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &world{now: time.Now(), configs: configs.Items, pods: pods.Items, leases: leases.Items, tallies: tallies}, nil
+}
+
+// tallies are the objects in the demo's namespaces, and no others there may be.
+func (d *demo) tallies(ctx context.Context) ([]tallyv1.Tally, error) {
+	var namespaces corev1.NamespaceList
+	if err := d.List(ctx, &namespaces, ours); err != nil {
+		return nil, fmt.Errorf("listing namespaces: %w", err)
+	}
+	mine := map[string]bool{}
+	for _, ns := range namespaces.Items {
+		mine[ns.Name] = true
+	}
+	var all tallyv1.TallyList
+	if err := d.List(ctx, &all); err != nil {
+		return nil, fmt.Errorf("listing objects: %w", err)
+	}
+	var out []tallyv1.Tally
+	for _, t := range all.Items {
+		if mine[t.Namespace] {
+			out = append(out, t)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,90 @@
+// Demo shards an operator that knows nothing of the mesh, on the cluster of
+// tests/cluster with ctrlmesh installed, and shows what came of it.
+//
+// It runs tests/operators/tally as a StatefulSet of two, with one ShardingConfig
+// for each pod, over objects in many namespaces. Half of the objects exist before
+// the mesh hears of them and half are made while the shards work. Then it prints a
+// table and one line of counts, all read from the cluster, from the apiserver's
+// audit log and from the agents' access logs. It exits with status 0 only if every
+// count is as it must be. It may be run again on the same cluster.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+func main() {
+	d := demo{start: time.Now()}
+	flag.IntVar(&d.namespaces, "namespaces", 12, "how many namespaces to divide")
+	flag.IntVar(&d.objects, "objects", 600, "how many objects to put into them")
+	flag.BoolVar(&d.mesh, "mesh", true, "make ShardingConfigs; without them the demo shows the unsharded operator, and fails")
+	flag.DurationVar(&d.timeout, "timeout", 3*time.Minute, "how long to wait for the operator at most")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ok, err := d.run(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+type demo struct {
+	namespaces, objects int
+	mesh                bool
+	timeout             time.Duration
+
+	*kube.Cluster
+	start time.Time
+}
+
+// run reports whether all counts are as they must be. An error means that they
+// could not be taken.
+func (d *demo) run(ctx context.Context) (bool, error) {
+	if d.namespaces < shards || d.objects < d.namespaces {
+		return false, fmt.Errorf("%d objects in %d namespaces cannot be divided among %d shards", d.objects, d.namespaces, shards)
+	}
+	var err error
+	if d.Cluster, err = kube.Connect(tallyv1.AddToScheme); err != nil {
+		return false, err
+	}
+	since, err := d.play(ctx)
+	if since.IsZero() {
+		return false, err
+	}
+	// Whatever went wrong on the way, the counts say what it led to.
+	if err != nil {
+		d.say("not as it should be: %v", err)
+	}
+	w, err := d.look(ctx, since)
+	if err != nil {
+		return false, err
+	}
+	got := w.count()
+	want := counts{Shards: shards, Namespaces: d.namespaces, Objects: d.objects, Leaders: shards}
+	fmt.Println()
+	printTable(os.Stdout, w.rows())
+	for _, doubt := range w.doubts() {
+		fmt.Println("!", doubt)
+	}
+	d.printNext(ctx)
+	fmt.Println(got)
+	return got == want && len(w.doubts()) == 0, nil
+}
+
+// say tells how far the demo has come.
+func (d *demo) say(format string, args ...any) {
+	fmt.Printf("[%5.1f s] %s\n", time.Since(d.start).Seconds(), fmt.Sprintf(format, args...))
+}
