@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -72,6 +73,21 @@ func (r *Redirect) Close() error {
 		return fmt.Errorf("close redirection: %w", err)
 	}
 	return nil
+}
+
+// Forget ends the redirection of one pod, by the cookie of its network
+// namespace, for a process that does not redirect by BPF itself. It is no error
+// if nothing is pinned under pinDir.
+func Forget(pinDir string, cookie uint64) error {
+	pods, err := ebpf.LoadPinnedMap(filepath.Join(pinDir, layout, redirectMapPods), nil)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("open pinned map of pods: %w", unsupported(err))
+	}
+	defer pods.Close()
+	return (&Redirect{maps: redirectMaps{Pods: pods}}).DeletePod(cookie)
 }
 
 // Remove detaches and unpins all that [Open] pinned under pinDir, at once and

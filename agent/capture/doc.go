@@ -1,0 +1,19 @@
+// Package capture brings a pod's connections to the apiserver to the agent.
+//
+// The agent opens listeners inside the network namespace of each captured pod,
+// on 127.0.0.1 and ::1, and connections to a listed destination are redirected
+// to them: by BPF at the connect, or by iptables in the pod's namespace. So the
+// listener a connection came in by is the pod's identity, and the connections
+// that the agent makes for a pod (see [Pod.DialContext]) leave from the pod's
+// own address, under the pod's own network policies.
+//
+// A captured pod stays captured. Listeners come before the redirection, an
+// earlier agent's redirection stays until the new one replaces it at once, and
+// without an agent the connections are refused.
+//
+// What the process needs: CAP_SYS_ADMIN to enter a network namespace, read
+// access to the path that names it (for /proc/PID/ns/net of another user's
+// process CAP_SYS_PTRACE), CAP_NET_ADMIN and CAP_BPF for BPF, CAP_NET_ADMIN and
+// CAP_NET_RAW for iptables. Before Linux 5.14 a namespace has no cookie and
+// only iptables is possible.
+package capture

@@ -1,0 +1,146 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
+)
+
+// Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let
+// pass. It can be forged by whoever holds CAP_NET_ADMIN or CAP_NET_RAW in the
+// pod's network namespace: what stops those is the mesh CA alone. BPF does not
+// ask for it.
+const Mark = 0x6d657368 // "mesh"
+
+// iptables redirects by rules in each pod's network namespace.
+type iptables struct {
+	tables       [2]natTable // IPv4, IPv6
+	pinDir       string
+	log          *slog.Logger
+	destinations []netip.AddrPort
+}
+
+func openIPTables(cfg Config) (redirector, error) {
+	tables, err := openNATTables(cfg.IPTables)
+	if err != nil {
+		return nil, err
+	}
+	return &iptables{tables: tables, pinDir: cfg.PinDir, log: cfg.Logger}, nil
+}
+
+func (t *iptables) mode() Mode { return IPTables }
+
+// lastPort is the port of an earlier agent's rules: with it they need no change.
+func (t *iptables) lastPort(p *Pod) (port uint16) {
+	_ = inNetNS(p.netns, func() error {
+		port, _ = t.tables[0].port()
+		if port == 0 {
+			port, _ = t.tables[1].port()
+		}
+		return nil
+	})
+	return port
+}
+
+func (t *iptables) redirect(p *Pod) error {
+	if err := t.sync(p, t.destinations, true); err != nil {
+		return err
+	}
+	// An earlier agent may have captured the pod by BPF, which comes first and
+	// would still turn its connections to that agent's port.
+	if err := bpf.Forget(t.pinDir, p.cookie); err != nil {
+		return fmt.Errorf("end the redirection by an earlier agent: %w", err)
+	}
+	return nil
+}
+
+func (t *iptables) setDestinations(destinations []netip.AddrPort, pods []*Pod) error {
+	t.destinations = destinations
+	var errs []error
+	for _, p := range pods {
+		if err := t.sync(p, destinations, false); err != nil {
+			errs = append(errs, fmt.Errorf("pod %s: %w", p.uid, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sync makes the rules of the pod right. Rules that lead to another port are
+// another agent's: they are replaced if seize, else left as they are.
+func (t *iptables) sync(p *Pod, destinations []netip.AddrPort, seize bool) error {
+	return inNetNS(p.netns, func() error {
+		for _, table := range t.tables {
+			err := table.sync(destinations, p.port, seize)
+			if err != nil && table.family == 6 && !haveIPv6() {
+				t.log.Debug("no rules for IPv6 where there is none", "pod", p.uid, "reason", err)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (t *iptables) release(p *Pod) error {
+	return inNetNS(p.netns, func() error {
+		var errs []error
+		for _, table := range t.tables {
+			if port, err := table.port(); err == nil && port == p.port {
+				errs = append(errs, table.remove())
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (t *iptables) mark(fd int) error { return setMark(fd) }
+
+// sweep has nothing to do: rules go with their network namespace.
+func (t *iptables) sweep(func(uuid.UUID) bool) error { return nil }
+
+func (t *iptables) close() error { return nil }
+
+// removeRules removes the rules from the network namespaces that paths name and that still exist.
+func removeRules(cfg Config, paths []string) error {
+	tables, err := openNATTables(cfg.IPTables)
+	if err != nil {
+		return fmt.Errorf("remove rules: %w", err)
+	}
+	var errs []error
+	for _, path := range paths {
+		netns, err := openNetNS(path)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrHostNetwork) {
+			continue
+		}
+		if err == nil {
+			err = inNetNS(netns, func() error { return errors.Join(tables[0].remove(), tables[1].remove()) })
+			netns.Close()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove rules from %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func setMark(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil {
+		return fmt.Errorf("mark socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
+	}
+	return nil
+}
+
+// haveIPv6 tells whether the calling thread's network namespace has an IPv6 address.
+func haveIPv6() bool {
+	addresses, err := os.ReadFile("/proc/thread-self/net/if_inet6")
+	return err == nil && len(addresses) > 0 || err != nil && !errors.Is(err, os.ErrNotExist)
+}

@@ -1,0 +1,111 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// ownNetNS is the network namespace of the calling thread. That of the process
+// is its first thread's, which may be elsewhere for a moment.
+const ownNetNS = "/proc/thread-self/ns/net"
+
+// openNetNS opens the network namespace at path, unless it is the agent's own.
+func openNetNS(path string) (*os.File, error) {
+	netns, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace: %w", err)
+	}
+	own, err := os.Open(ownNetNS)
+	if err != nil {
+		netns.Close()
+		return nil, fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer own.Close()
+	if sameFile(netns, own) {
+		netns.Close()
+		return nil, ErrHostNetwork
+	}
+	return netns, nil
+}
+
+func sameFile(a, b *os.File) bool {
+	x, xerr := a.Stat()
+	y, yerr := b.Stat()
+	return xerr == nil && yerr == nil && os.SameFile(x, y)
+}
+
+// inNetNS runs f in the network namespace netns. What f starts in another
+// goroutine is not in there.
+func inNetNS(netns *os.File, f func() error) error {
+	return onOwnGoroutine(func() error {
+		leave, err := enter(netns)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(), leave())
+	})
+}
+
+// onOwnGoroutine waits for f on a goroutine that ends with it. A thread that f
+// could not bring home then dies too, rather than take the caller along.
+func onOwnGoroutine(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return <-done
+}
+
+// enter moves the calling goroutine, locked to its thread, into netns. leave
+// moves it back and unlocks it; if it fails the goroutine must end.
+func enter(netns *os.File) (leave func() error, err error) {
+	runtime.LockOSThread()
+	home, err := os.Open(ownNetNS)
+	if err == nil {
+		if err = setns(netns); err != nil {
+			home.Close()
+		}
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("enter the pod's network namespace: %w", err)
+	}
+	return func() error {
+		defer home.Close()
+		if err := setns(home); err != nil {
+			return fmt.Errorf("leave the pod's network namespace: %w", err)
+		}
+		runtime.UnlockOSThread()
+		return nil
+	}, nil
+}
+
+// setns moves the calling thread. It holds on to the descriptor, so that
+// closing the file meanwhile cannot make it another one's.
+func setns(netns *os.File) error {
+	conn, err := netns.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if cerr := conn.Control(func(fd uintptr) { err = unix.Setns(int(fd), unix.CLONE_NEWNET) }); cerr != nil {
+		return cerr
+	}
+	return os.NewSyscallError("setns", err)
+}
+
+// netnsCookie returns the cookie of the calling thread's network namespace: a
+// number that no other namespace gets until the node boots again.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("netns cookie: %w", os.NewSyscallError("socket", err))
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("netns cookie: %w", os.NewSyscallError("getsockopt", err))
+	}
+	return cookie, nil
+}
