@@ -1,0 +1,115 @@
+package inject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	// MeshBundle is the ConfigMap with the mesh CA alone.
+	MeshBundle = "ctrlmesh-ca.crt"
+	// BothBundle is the ConfigMap with the mesh CA and the cluster's.
+	BothBundle = "ctrlmesh-cluster-ca.crt"
+	// clusterBundle is the one that Kubernetes puts into every namespace.
+	clusterBundle = "kube-root-ca.crt"
+	// BundleLabel marks the mesh's bundles, so that only they are watched.
+	BundleLabel = v1alpha1.GroupName + "/bundle"
+
+	bundleKey = "ca.crt"
+)
+
+// Bundles writes the mesh's bundles.
+type Bundles struct {
+	// Client is uncached.
+	Client client.Client
+	// Mesh and Cluster give the CAs in PEM.
+	Mesh, Cluster func() []byte
+}
+
+// BundleOf is the bundle that goes with a value of the trust annotation; empty
+// if it is none.
+func BundleOf(trust string) string {
+	switch trust {
+	case v1alpha1.TrustMesh:
+		return MeshBundle
+	case v1alpha1.TrustBoth:
+		return BothBundle
+	}
+	return ""
+}
+
+// content of a bundle.
+func (b *Bundles) content(name string) (string, error) {
+	mesh, cluster := b.Mesh(), b.Cluster()
+	switch {
+	case len(mesh) == 0:
+		return "", errors.New("the mesh CA is not loaded yet")
+	case name == MeshBundle:
+		return string(mesh), nil
+	case len(cluster) == 0:
+		return "", errors.New("the cluster's CA is not known")
+	}
+	return string(mesh) + string(cluster), nil
+}
+
+// Right tells whether a ConfigMap is as it must be.
+func (b *Bundles) Right(cm *corev1.ConfigMap) bool {
+	want, err := b.content(cm.Name)
+	return err == nil && cm.Labels[BundleLabel] == "true" && len(cm.Data) == 1 && cm.Data[bundleKey] == want && len(cm.BinaryData) == 0
+}
+
+// Ensure makes a namespace's bundle right.
+func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
+	want, err := b.content(name)
+	if err != nil {
+		return err
+	}
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	for range 3 { // others write it too: the other replica, or whoever broke it
+		cm := &corev1.ConfigMap{}
+		err = b.Client.Get(ctx, key, cm)
+		switch {
+		case apierrors.IsNotFound(err):
+			err = b.Client.Create(ctx, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{BundleLabel: "true"}},
+				Data:       map[string]string{bundleKey: want},
+			})
+		case err != nil:
+		case b.Right(cm):
+			return nil
+		case cm.Immutable != nil && *cm.Immutable:
+			err = b.Client.Delete(ctx, cm, client.Preconditions{UID: &cm.UID})
+			if err == nil {
+				continue
+			}
+		default:
+			cm.Labels = maps.Clone(cm.Labels)
+			if cm.Labels == nil {
+				cm.Labels = map[string]string{}
+			}
+			cm.Labels[BundleLabel] = "true"
+			cm.Data, cm.BinaryData = map[string]string{bundleKey: want}, nil
+			err = b.Client.Update(ctx, cm)
+		}
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			break
+		}
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			break
+		}
+	}
+	return fmt.Errorf("ConfigMap %s: %w", key, err)
+}

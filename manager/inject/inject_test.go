@@ -1,0 +1,203 @@
+package inject
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+func shard(name string, labels map[string]string) *v1alpha1.ShardingConfig {
+	return &v1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec:       v1alpha1.ShardingConfigSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}},
+	}
+}
+
+func newWebhook(t *testing.T, existing ...client.Object) *Webhook {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	require.NoError(t, corev1.AddToScheme(scheme))
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build()
+	return &Webhook{Reader: c, Bundles: &Bundles{
+		Client:  c,
+		Mesh:    func() []byte { return []byte("mesh\n") },
+		Cluster: func() []byte { return []byte("cluster\n") },
+	}}
+}
+
+// pod is as the ServiceAccount admission leaves it, with a field we do not know.
+const pod = `{
+  "metadata": {"name": "p", "namespace": "ns", "labels": {"ctrlmesh.kusionstack.io/enable-proxy": "true", "shard": "0"}},
+  "spec": {"fieldOfTheFuture": {"a": 1}, "volumes": [
+    {"name": "own", "configMap": {"name": "kube-root-ca.crt"}},
+    {"name": "api", "projected": {"defaultMode": 420, "sources": [
+      {"serviceAccountToken": {"path": "token"}},
+      {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+      {"configMap": {"name": "users"}}]}},
+    {"name": "second", "projected": {"sources": [{"configMap": {"name": "ctrlmesh-cluster-ca.crt"}}]}}]}
+}`
+
+func create(t *testing.T, w *Webhook, raw string, dryRun bool) (admission.Response, map[string]any) {
+	t.Helper()
+	req := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		Operation: admissionv1.Create, Namespace: "ns", DryRun: &dryRun, Object: runtime.RawExtension{Raw: []byte(raw)},
+	}}
+	r := w.Handle(t.Context(), req)
+	if !r.Allowed {
+		return r, nil
+	}
+	ops, err := json.Marshal(r.Patches)
+	require.NoError(t, err)
+	p, err := jsonpatch.DecodePatch(ops)
+	require.NoError(t, err)
+	out, err := p.Apply([]byte(raw))
+	require.NoError(t, err)
+	var m map[string]any
+	require.NoError(t, json.Unmarshal(out, &m))
+	return r, m
+}
+
+func sources(m map[string]any) (names []string, trust any) {
+	for _, v := range m["spec"].(map[string]any)["volumes"].([]any) {
+		v := v.(map[string]any)
+		if p, ok := v["projected"].(map[string]any); ok {
+			for _, s := range p["sources"].([]any) {
+				if cm, ok := s.(map[string]any)["configMap"].(map[string]any); ok {
+					names = append(names, cm["name"].(string))
+				}
+			}
+		} else {
+			names = append(names, v["configMap"].(map[string]any)["name"].(string))
+		}
+	}
+	return names, m["metadata"].(map[string]any)["annotations"].(map[string]any)[v1alpha1.TrustAnnotation]
+}
+
+func TestMemberTrustsTheMeshAlone(t *testing.T) {
+	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
+	_, m := create(t, w, pod, false)
+	names, trust := sources(m)
+	require.Equal(t, []string{"kube-root-ca.crt", MeshBundle, "users", MeshBundle}, names)
+	require.Equal(t, v1alpha1.TrustMesh, trust)
+	require.Contains(t, m["spec"], "fieldOfTheFuture")
+	require.Equal(t, "mesh\n", bundle(t, w, MeshBundle).Data["ca.crt"])
+
+	// Once more, as the apiserver does when another webhook changed the pod.
+	again, err := json.Marshal(m)
+	require.NoError(t, err)
+	r, m2 := create(t, w, string(again), false)
+	require.Empty(t, r.Patches)
+	require.Equal(t, m, m2)
+}
+
+func TestOthersTrustBoth(t *testing.T) {
+	root := shard("root", map[string]string{"shard": "0"})
+	root.Spec.Root = &v1alpha1.RootConfig{}
+	w := newWebhook(t, shard("one", map[string]string{"shard": "1"}), root)
+	_, m := create(t, w, pod, false)
+	names, trust := sources(m)
+	require.Equal(t, []string{"kube-root-ca.crt", BothBundle, "users", BothBundle}, names)
+	require.Equal(t, v1alpha1.TrustBoth, trust)
+	require.Equal(t, "mesh\ncluster\n", bundle(t, w, BothBundle).Data["ca.crt"])
+}
+
+func TestForgedAnnotationIsOverwritten(t *testing.T) {
+	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
+	forged := `{"metadata":{"namespace":"ns","annotations":{"ctrlmesh.kusionstack.io/trust":"mesh-and-cluster","x":"y"},"labels":{"ctrlmesh.kusionstack.io/enable-proxy":"true","shard":"0"}},"spec":{"volumes":[]}}`
+	_, m := create(t, w, forged, false)
+	_, trust := sources(m)
+	require.Equal(t, v1alpha1.TrustMesh, trust)
+	require.Equal(t, "y", m["metadata"].(map[string]any)["annotations"].(map[string]any)["x"])
+}
+
+func TestDryRunWritesNothing(t *testing.T) {
+	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
+	_, m := create(t, w, pod, true)
+	_, trust := sources(m)
+	require.Equal(t, v1alpha1.TrustMesh, trust)
+	err := w.Bundles.Client.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: MeshBundle}, &corev1.ConfigMap{})
+	require.True(t, apierrors.IsNotFound(err))
+}
+
+func TestRefusals(t *testing.T) {
+	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}), shard("also", map[string]string{"shard": "0"}))
+	r, _ := create(t, w, pod, false)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "also, zero")
+	require.Contains(t, r.Result.Message, "change")
+
+	r, _ = create(t, newWebhook(t), `{"metadata":{"labels":{"ctrlmesh.kusionstack.io/enable-proxy":"true"}},"spec":{"hostNetwork":true}}`, false)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "hostNetwork")
+
+	invalid := shard("broken", nil)
+	invalid.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Within"}}}
+	r, _ = create(t, newWebhook(t, invalid), pod, false)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "broken")
+
+	// No CA yet: not let in, rather than let in to trust nobody.
+	w = newWebhook(t)
+	w.Bundles.Mesh = func() []byte { return nil }
+	r, _ = create(t, w, pod, false)
+	require.False(t, r.Allowed)
+}
+
+func TestUpdate(t *testing.T) {
+	ask := func(oldMeta, newMeta string) admission.Response {
+		return newWebhook(t).Handle(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Operation: admissionv1.Update, Namespace: "ns",
+			OldObject: runtime.RawExtension{Raw: []byte(`{"metadata":` + oldMeta + `}`)},
+			Object:    runtime.RawExtension{Raw: []byte(`{"metadata":` + newMeta + `}`)},
+		}})
+	}
+	on, off := `{"labels":{"ctrlmesh.kusionstack.io/enable-proxy":"true"}}`, `{"labels":{"a":"b"}}`
+	require.True(t, ask(on, on).Allowed)
+	for _, r := range []admission.Response{ask(on, off), ask(off, on)} {
+		require.False(t, r.Allowed)
+		require.Contains(t, r.Result.Message, "set it on the pod template")
+	}
+	trusted := `{"labels":{"ctrlmesh.kusionstack.io/enable-proxy":"true"},"annotations":{"ctrlmesh.kusionstack.io/trust":"mesh"}}`
+	require.False(t, ask(trusted, on).Allowed)
+	require.False(t, ask(on, trusted).Allowed)
+}
+
+func bundle(t *testing.T, w *Webhook, name string) *corev1.ConfigMap {
+	t.Helper()
+	cm := &corev1.ConfigMap{}
+	require.NoError(t, w.Bundles.Client.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, cm))
+	return cm
+}
+
+func TestBundlesAreRepaired(t *testing.T) {
+	yes := true
+	w := newWebhook(t, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: MeshBundle, Labels: map[string]string{"keep": "me"}},
+		Data:       map[string]string{"ca.crt": "evil", "more": "x"},
+	}, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: BothBundle},
+		Immutable:  &yes,
+		Data:       map[string]string{"ca.crt": "evil"},
+	})
+	for _, name := range []string{MeshBundle, BothBundle} {
+		require.False(t, w.Bundles.Right(bundle(t, w, name)))
+		require.NoError(t, w.Bundles.Ensure(t.Context(), "ns", name))
+		require.True(t, w.Bundles.Right(bundle(t, w, name)))
+	}
+	require.Equal(t, "me", bundle(t, w, MeshBundle).Labels["keep"])
+}

@@ -1,0 +1,111 @@
+package validate
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+)
+
+// Config finds what is wrong with a configuration by itself.
+func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
+	var errs field.ErrorList
+	spec := field.NewPath("spec")
+	if c.Spec.Root == nil {
+		errs = append(errs, selector(c.Spec.Selector, spec.Child("selector"))...)
+		if s := c.Spec.Selector; s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+			errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
+		}
+		if len(c.Spec.Limits) == 0 {
+			errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
+		}
+	} else {
+		errs = append(errs, limits(c.Spec.Root.ResourceSelector, spec.Child("root", "resourceSelector"))...)
+	}
+	errs = append(errs, limits(c.Spec.Limits, spec.Child("limits"))...)
+	if ctl := c.Spec.Controller; ctl != nil {
+		errs = append(errs, lock(ctl.LeaderElectionName, c.Name, spec.Child("controller", "leaderElectionName"))...)
+	}
+	return errs
+}
+
+// Update finds what an update may not change.
+func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
+	was, is := old.Spec.Selector, c.Spec.Selector
+	if was == nil || sameSelector(was, is) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("spec", "selector"),
+		"is immutable: delete this ShardingConfig and create another")}
+}
+
+func sameSelector(a, b *metav1.LabelSelector) bool {
+	return b != nil && metav1.FormatLabelSelector(a) == metav1.FormatLabelSelector(b)
+}
+
+func selector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
+	if s == nil {
+		return nil
+	}
+	return metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, path)
+}
+
+func limits(in []v1alpha1.ObjectLimiter, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, l := range in {
+		path := path.Index(i)
+		errs = append(errs, selector(l.Selector, path.Child("selector"))...)
+		for j, r := range l.RelateResources {
+			path := path.Child("relateResources").Index(j)
+			errs = append(errs, names(r.APIGroups, path.Child("apiGroups"), func(v string) string {
+				if v == "" {
+					return "" // the core group
+				}
+				return strings.Join(validation.IsDNS1123Subdomain(v), "; ")
+			})...)
+			errs = append(errs, names(r.Resources, path.Child("resources"), func(v string) string {
+				if base, _, sub := strings.Cut(v, "/"); sub {
+					return "subresources follow their resource: write " + base
+				}
+				return strings.Join(validation.IsDNS1035Label(v), "; ")
+			})...)
+		}
+	}
+	return errs
+}
+
+func names(values []string, path *field.Path, check func(string) string) field.ErrorList {
+	var errs field.ErrorList
+	if len(values) == 0 {
+		errs = append(errs, field.Required(path, `list names, or "*" for all`))
+	}
+	for i, v := range values {
+		if v == "*" {
+			if len(values) > 1 {
+				errs = append(errs, field.Invalid(path.Index(i), v, `"*" must be alone in its list`))
+			}
+			continue
+		}
+		if msg := check(v); msg != "" {
+			errs = append(errs, field.Invalid(path.Index(i), v, msg))
+		}
+	}
+	return errs
+}
+
+func lock(name, shard string, path *field.Path) field.ErrorList {
+	upstream := compile.UpstreamLock(name, shard)
+	problems := validation.IsDNS1123Subdomain(upstream)
+	if len(problems) == 0 {
+		return nil
+	}
+	problems = slices.Compact(problems)
+	return field.ErrorList{field.Invalid(path, name,
+		"the lock would be held as "+upstream+", which is no name for an object: "+strings.Join(problems, "; "))}
+}

@@ -1,0 +1,148 @@
+package validate
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+func config(t *testing.T, name, spec string) *v1alpha1.ShardingConfig {
+	t.Helper()
+	c := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(spec), &c.Spec))
+	return c
+}
+
+const good = `
+selector: {matchLabels: {shard: "0"}}
+controller: {leaderElectionName: lock}
+limits:
+- relateResources: [{apiGroups: ["", apps], resources: ["*"]}]
+  selector: {matchExpressions: [{key: a, operator: In, values: [b]}]}
+`
+
+func TestConfig(t *testing.T) {
+	require.Empty(t, Config(config(t, "good", good)))
+	for what, c := range map[string]struct{ old, new, says string }{
+		"operator":      {"operator: In", "operator: Within", "spec.limits[0].selector.matchExpressions[0].operator"},
+		"no values":     {", values: [b]", "", "spec.limits[0].selector.matchExpressions[0].values"},
+		"value":         {"[b]", `["b b"]`, "spec.limits[0].selector.matchExpressions[0].values[0]"},
+		"key":           {"key: a", "key: a//b", "spec.limits[0].selector.matchExpressions[0].key"},
+		"pod selector":  {`shard: "0"`, `shard: "-"`, "spec.selector.matchLabels"},
+		"no selector":   {`selector: {matchLabels: {shard: "0"}}`, "", "spec.selector: Required"},
+		"empty":         {`{matchLabels: {shard: "0"}}`, "{}", "spec.selector: Required"},
+		"star":          {`["", apps]`, `["*", apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
+		"group":         {`["", apps]`, `[Apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
+		"subresource":   {`["*"]`, `[pods/status]`, "write pods"},
+		"no resources":  {`resources: ["*"]`, "resources: []", "spec.limits[0].relateResources[0].resources: Required"},
+		"lock name":     {"leaderElectionName: lock", "leaderElectionName: Lock_1", "spec.controller.leaderElectionName"},
+		"lock too long": {"leaderElectionName: lock", "leaderElectionName: " + strings.Repeat("l", 250), "253"},
+	} {
+		changed := strings.Replace(good, c.old, c.new, 1)
+		require.NotEqual(t, good, changed, what)
+		require.ErrorContains(t, Config(config(t, "bad", changed)).ToAggregate(), c.says, what)
+	}
+	require.ErrorContains(t, Config(config(t, "bad", "selector: {matchLabels: {a: b}}")).ToAggregate(), "spec.limits: Required")
+	require.Empty(t, Config(config(t, "twice", good+`
+- relateResources: [{apiGroups: [apps], resources: [deployments]}]
+  selector: {matchLabels: {c: d}}
+`)), "one resource in two limits is fine")
+}
+
+func TestSeed(t *testing.T) {
+	data, err := os.ReadFile("../compile/testdata/seed.in.yaml")
+	require.NoError(t, err)
+	first, _, _ := strings.Cut(string(data), "\n---\n")
+	c := &v1alpha1.ShardingConfig{}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(first), c))
+	require.Empty(t, Config(c))
+}
+
+func handle(t *testing.T, op admissionv1.Operation, c, old *v1alpha1.ShardingConfig, existing ...client.Object) admission.Response {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	require.NoError(t, corev1.AddToScheme(scheme))
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	w := &Webhook{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build()}
+	req := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Operation: op, Namespace: "ns", Name: c.Name}}
+	var err error
+	req.Object.Raw, err = json.Marshal(c)
+	require.NoError(t, err)
+	if old != nil {
+		req.OldObject.Raw, err = json.Marshal(old)
+		require.NoError(t, err)
+	}
+	return w.Handle(t.Context(), req)
+}
+
+func pod(name string, labels map[string]string) *corev1.Pod {
+	labels[v1alpha1.EnableProxyLabel] = "true"
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: labels}}
+}
+
+func TestOverlapAtAdmission(t *testing.T) {
+	zero := config(t, "zero", good)
+	one := config(t, "one", strings.Replace(good, `shard: "0"`, `shard: "1"`, 1))
+	both := config(t, "both", strings.Replace(good, `{matchLabels: {shard: "0"}}`, `{matchExpressions: [{key: shard, operator: Exists}]}`, 1))
+	tier := config(t, "tier", strings.Replace(good, `shard: "0"`, `tier: x`, 1))
+
+	require.True(t, handle(t, admissionv1.Create, zero, nil).Allowed)
+	require.True(t, handle(t, admissionv1.Create, zero, nil, one).Allowed)
+
+	r := handle(t, admissionv1.Create, both, nil, one)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "ShardingConfig one")
+	require.Contains(t, r.Result.Message, "shard=1")
+
+	require.True(t, handle(t, admissionv1.Create, tier, nil, one).Allowed, "no common key, no such pod")
+	r = handle(t, admissionv1.Create, tier, nil, one, pod("p", map[string]string{"tier": "x", "shard": "1"}))
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "pod p ")
+	require.True(t, handle(t, admissionv1.Create, tier, nil, one, pod("p", map[string]string{"tier": "x", "shard": "2"})).Allowed)
+
+	elsewhere := both.DeepCopy()
+	elsewhere.Namespace = "elsewhere"
+	require.True(t, handle(t, admissionv1.Create, zero, nil, elsewhere).Allowed)
+
+	// What exists can be mended although it overlaps.
+	changed := both.DeepCopy()
+	changed.Spec.Limits[0].Selector = nil
+	require.True(t, handle(t, admissionv1.Update, changed, both, one).Allowed)
+}
+
+func TestUpdate(t *testing.T) {
+	old := config(t, "zero", good)
+	require.True(t, handle(t, admissionv1.Update, old, old).Allowed)
+	c := config(t, "zero", strings.Replace(good, `shard: "0"`, `shard: "1"`, 1))
+	r := handle(t, admissionv1.Update, c, old)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "immutable")
+	going := c.DeepCopy()
+	going.DeletionTimestamp = &metav1.Time{}
+	going.Finalizers = nil
+	deleted := metav1.Now()
+	going.DeletionTimestamp = &deleted
+	require.True(t, handle(t, admissionv1.Update, going, old).Allowed)
+}
+
+func TestTwoShardsNeverShareALock(t *testing.T) {
+	a := config(t, "b---c", strings.Replace(good, "leaderElectionName: lock", "leaderElectionName: a", 1))
+	b := config(t, "c", strings.NewReplacer("leaderElectionName: lock", "leaderElectionName: a---b", `shard: "0"`, `shard: "1"`).Replace(good))
+	r := handle(t, admissionv1.Create, a, nil, b)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "a---b---c")
+	require.Contains(t, r.Result.Message, "another name")
+}

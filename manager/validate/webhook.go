@@ -1,0 +1,126 @@
+package validate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+)
+
+// Path at which Webhook is served.
+const Path = "/validate-shardingconfig"
+
+// Webhook is the admission of ShardingConfigs.
+type Webhook struct {
+	// Reader reads without a cache: what was created a moment ago counts.
+	Reader client.Reader
+}
+
+// Handle implements admission.Handler.
+func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.Response {
+	c := &v1alpha1.ShardingConfig{}
+	if err := json.Unmarshal(req.Object.Raw, c); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	c.Namespace = req.Namespace
+	if c.DeletionTimestamp != nil {
+		return admission.Allowed("") // let finalizers go
+	}
+	errs := Config(c)
+	selectorIsNew := true
+	if req.Operation == admissionv1.Update {
+		old := &v1alpha1.ShardingConfig{}
+		if err := json.Unmarshal(req.OldObject.Raw, old); err != nil {
+			return admission.Errored(http.StatusBadRequest, err)
+		}
+		errs = append(errs, Update(old, c)...)
+		selectorIsNew = old.Spec.Root != nil || old.Spec.Selector == nil
+	}
+	if len(errs) > 0 {
+		return refuse("Invalid", errs.ToAggregate().Error())
+	}
+
+	var all v1alpha1.ShardingConfigList
+	if err := w.Reader.List(ctx, &all, client.InNamespace(c.Namespace)); err != nil {
+		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing ShardingConfigs: %w", err))
+	}
+	others := slices.DeleteFunc(all.Items, func(o v1alpha1.ShardingConfig) bool { return o.Name == c.Name })
+	if msg := sameLock(c, others); msg != "" {
+		return refuse("LockCollision", msg)
+	}
+	if !selectorIsNew || c.Spec.Root != nil {
+		return admission.Allowed("")
+	}
+	var pods corev1.PodList
+	if err := w.Reader.List(ctx, &pods, client.InNamespace(c.Namespace), client.MatchingLabels{v1alpha1.EnableProxyLabel: "true"}); err != nil {
+		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing pods: %w", err))
+	}
+	if msg := overlapping(c, others, pods.Items); msg != "" {
+		return refuse("Overlap", msg)
+	}
+	return admission.Allowed("")
+}
+
+func refuse(reason, msg string) admission.Response {
+	metrics.AdmissionRefusals.WithLabelValues("shardingconfig", reason).Inc()
+	return admission.Denied(msg)
+}
+
+// sameLock finds another shard that would hold its lock under the same name.
+func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
+	if c.Spec.Controller == nil || c.Spec.Root != nil {
+		return ""
+	}
+	name := compile.UpstreamLock(c.Spec.Controller.LeaderElectionName, c.Name)
+	for _, o := range others {
+		if o.Spec.Controller != nil && o.Spec.Root == nil && compile.UpstreamLock(o.Spec.Controller.LeaderElectionName, o.Name) == name {
+			return fmt.Sprintf("%s: the lock would be held as %s, the name under which ShardingConfig %s holds its own: give this object another name",
+				field.NewPath("spec", "controller", "leaderElectionName"), name, o.Name)
+		}
+	}
+	return ""
+}
+
+// overlapping finds another shard that selects a pod which this one selects:
+// one that runs, or one that might, judging by a label key that both speak of.
+// Selectors without a common key are let pass until a pod matches both.
+func overlapping(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
+	mine, problem := compile.Members(c)
+	if problem != nil {
+		return ""
+	}
+	for _, o := range others {
+		theirs, problem := compile.Members(&o)
+		if problem != nil {
+			continue
+		}
+		for _, p := range pods {
+			if set := labels.Set(p.Labels); !compile.Ended(&p) && mine.Matches(set) && theirs.Matches(set) {
+				return fmt.Sprintf("spec.selector: pod %s is selected by this and by ShardingConfig %s, but a pod belongs to one shard: narrow this selector so that it leaves the pod out",
+					p.Name, o.Name)
+			}
+		}
+		shared := SharedKeys(mine, theirs)
+		if len(shared) == 0 {
+			continue
+		}
+		if example, ok := Overlap(mine, theirs); ok {
+			return fmt.Sprintf("spec.selector: a pod with labels {%s} would be selected by this and by ShardingConfig %s (%s), but a pod belongs to one shard: make the selectors exclude each other, for instance by different values of %s",
+				example, o.Name, theirs, strings.Join(shared, " or "))
+		}
+	}
+	return ""
+}
