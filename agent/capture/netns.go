@@ -89,8 +89,8 @@ func setns(netns *os.File) error {
 	if err != nil {
 		return err
 	}
-	if cerr := conn.Control(func(fd uintptr) { err = unix.Setns(int(fd), unix.CLONE_NEWNET) }); cerr != nil {
-		return cerr
+	if conn.Control(func(fd uintptr) { err = unix.Setns(int(fd), unix.CLONE_NEWNET) }) != nil {
+		return os.ErrClosed
 	}
 	return os.NewSyscallError("setns", err)
 }

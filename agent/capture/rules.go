@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -69,11 +68,16 @@ func (t natTable) list(name string) ([]rule, bool, error) {
 	if t.err != nil {
 		return nil, false, t.err
 	}
-	lines, err := t.ipt.List("nat", name)
-	var failed *goiptables.Error
-	if errors.As(err, &failed) && failed.IsNotExist() {
+	// What is said of a chain that is not there depends on the variant; that it is not among all chains, not.
+	chains, err := t.ipt.ListChains("nat")
+	if err != nil {
+		return nil, false, fmt.Errorf("list chains: %w", err)
+	}
+	if !slices.Contains(chains, name) {
 		return nil, false, nil
-	} else if err != nil {
+	}
+	lines, err := t.ipt.List("nat", name)
+	if err != nil {
 		return nil, false, fmt.Errorf("list chain %s: %w", name, err)
 	}
 	var rules []rule

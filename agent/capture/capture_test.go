@@ -1,0 +1,490 @@
+package capture
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+)
+
+func TestConnectLandsOnTheListener(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		pod4, pod6 := pod.addresses(1)
+		captured(t, agent(t, cfg), uid, pod, "mesh")
+
+		for _, test := range []struct {
+			name   string
+			client client
+			to     netip.AddrPort
+			want   string
+		}{
+			{"v4", client{}, service4, "mesh"},
+			{"v6", client{}, service6, "mesh"},
+			{"v4 endpoint", client{}, endpoint4, "mesh"},
+			{"v6 endpoint", client{}, endpoint6, "mesh"},
+			{"v4-mapped", client{mapped: true}, service4, "mesh"},
+			{"V6ONLY", client{v6only: true}, service6, "mesh"},
+			{"v4 bound to its own address", client{bind: pod4}, service4, "mesh"},
+			{"v6 bound to its own address", client{bind: pod6}, service6, "mesh"},
+			{"v4-mapped bound to its own address", client{bind: pod4, mapped: true}, service4, "mesh"},
+			{"v4 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, service4, "mesh"},
+			{"v6 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, service6, "mesh"},
+			{"v4 fast open", client{fastopen: true}, service4, "mesh"},
+			{"v6 fast open", client{fastopen: true}, service6, "mesh"},
+			{"v4 unlisted port", client{}, other4, "direct"},
+			{"v6 unlisted address", client{}, other6, "direct"},
+			{"v4-mapped unlisted", client{mapped: true}, other4, "direct"},
+		} {
+			t.Run(test.name, func(t *testing.T) {
+				who, _, err := test.client.connect(pod, test.to)
+				if test.client.protocol == unix.IPPROTO_MPTCP && err != nil {
+					if _, _, err := (client{protocol: unix.IPPROTO_MPTCP}).connect(pod, other4); err != nil {
+						t.Skip("needs a kernel with MPTCP: ", err)
+					}
+				}
+				require.NoError(t, err)
+				require.Equal(t, test.want, who)
+			})
+		}
+
+		for name, to := range map[string]netip.AddrPort{"v4": service4, "v6": service6} {
+			t.Run(name+" bound to a device", func(t *testing.T) {
+				// Refused by BPF, redirected by iptables: in no case direct.
+				who, _, err := client{device: "eth0"}.connect(pod, to)
+				require.NotEqual(t, "direct", who)
+				if cfg.Mode == EBPF {
+					require.ErrorIs(t, err, unix.EPERM)
+				}
+			})
+		}
+
+		t.Run("uncaptured pod", func(t *testing.T) {
+			stranger := w.pod()
+			for _, to := range listed {
+				who, _, err := client{}.connect(stranger, to)
+				require.NoError(t, err)
+				require.Equal(t, "direct", who)
+			}
+		})
+	})
+}
+
+func TestDialGoesDirect(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		pod4, pod6 := pod.addresses(1)
+		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+
+		var wg sync.WaitGroup
+		for range 16 {
+			for _, to := range listed {
+				wg.Go(func() {
+					source := pod4
+					if to.Addr().Is6() {
+						source = pod6
+					}
+					who, from, err := dialAnswer(p, to)
+					if err != nil || who != "direct" || from != source.String() {
+						t.Errorf("dial %s: answered by %q, seen as %q, error %v", to, who, from, err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+
+		// The same process, the same namespace, but not the agent's dial.
+		for _, to := range listed {
+			who, _, err := client{}.connect(pod, to)
+			require.NoError(t, err)
+			require.Equal(t, "mesh", who)
+		}
+
+		ctx, cancel := context.WithCancel(context.Background())
+		for _, bad := range [][2]string{
+			{"tcp", "localhost:443"}, {"tcp", "198.19.0.1"}, {"tcp", "0.0.0.0:443"}, {"tcp", "[::]:443"}, {"tcp", "[fe80::1%eth0]:443"},
+			{"tcp", "198.19.0.1:0"}, {"tcp6", "198.19.0.1:443"}, {"tcp4", "[fd00:19::1]:443"}, {"udp", "198.19.0.1:443"}, {"tcp", ""},
+		} {
+			_, err := p.DialContext(ctx, bad[0], bad[1])
+			require.Error(t, err, bad)
+		}
+		cancel()
+		_, err := p.DialContext(ctx, "tcp", service4.String())
+		require.ErrorContains(t, err, "canceled")
+		_, err = p.DialContext(context.Background(), "tcp", "198.19.0.1:1")
+		require.ErrorIs(t, err, unix.ECONNREFUSED)
+		// Here package net makes a second socket, which must not be used.
+		require.NoError(t, pod.do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0) }))
+		held, err := p.DialContext(context.Background(), "tcp", other4.String())
+		require.NoError(t, err)
+		defer held.Close()
+		_, err = p.DialContext(context.Background(), "tcp", other4.String())
+		require.ErrorIs(t, err, unix.EADDRNOTAVAIL)
+
+		// No thread was left behind in the pod's network namespace.
+		requireHome(t)
+		require.NoError(t, p.Release())
+		_, err = p.DialContext(context.Background(), "tcp", service4.String())
+		require.ErrorIs(t, err, os.ErrClosed)
+	})
+}
+
+// requireHome requires every thread that goroutines may run on to be in the process's network namespace.
+func requireHome(t *testing.T) {
+	t.Helper()
+	own, err := os.Readlink(ownNetNS)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			here, err := os.Readlink(ownNetNS)
+			if err != nil || here != own {
+				t.Errorf("a goroutine runs in %s, not %s: %v", here, own, err)
+			}
+			time.Sleep(time.Millisecond)
+		})
+	}
+	wg.Wait()
+}
+
+func TestDeadAgentRefuses(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		m := agent(t, cfg)
+		captured(t, m, uid, pod, "mesh")
+		require.NoError(t, m.Close())
+		for _, to := range listed {
+			_, _, err := client{}.connect(pod, to)
+			require.ErrorIs(t, err, unix.ECONNREFUSED)
+		}
+		_, _, err := client{mapped: true}.connect(pod, service4)
+		require.ErrorIs(t, err, unix.ECONNREFUSED)
+
+		_, err = m.Capture(uid, pod.path)
+		require.ErrorIs(t, err, os.ErrClosed)
+		require.ErrorIs(t, m.SetDestinations(listed), os.ErrClosed)
+		require.NoError(t, m.Close())
+	})
+}
+
+// TestTakeover is an upgrade: the agents overlap, or the second comes when the first has gone.
+func TestTakeover(t *testing.T) {
+	for name, overlap := range map[string]bool{"overlapping": true, "after": false} {
+		t.Run(name, func(t *testing.T) {
+			forEachMethod(t, func(t *testing.T, cfg Config) {
+				w := newWorld(t)
+				pod := w.pod()
+				first := agent(t, cfg)
+				captured(t, first, uid, pod, "first")
+
+				stop := hammer(pod, listed...)
+				time.Sleep(50 * time.Millisecond)
+				if !overlap {
+					require.NoError(t, first.Close())
+					time.Sleep(50 * time.Millisecond)
+				}
+				second := agent(t, cfg)
+				p := captured(t, second, uid, pod, "second")
+				time.Sleep(50 * time.Millisecond)
+				// An agent on its way out does not get the pod back, whatever it hears.
+				if overlap {
+					require.NoError(t, first.SetDestinations(listed))
+					require.NoError(t, first.(*node).pods[uid].Release())
+				}
+				for _, to := range listed {
+					who, _, err := client{}.connect(pod, to)
+					require.NoError(t, err)
+					require.Equal(t, "second", who)
+				}
+				counts := stop()
+				t.Log(counts)
+				require.Zero(t, counts["direct"])
+				require.NotZero(t, counts["first"])
+				require.NotZero(t, counts["second"])
+				if overlap {
+					require.Len(t, counts, 2, "a connection failed")
+				}
+
+				who, _, err := dialAnswer(p, service4)
+				require.NoError(t, err)
+				require.Equal(t, "direct", who)
+			})
+		})
+	}
+}
+
+func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		m := agent(t, cfg)
+		captured(t, m, uid, pod, "mesh")
+
+		// Two stay, the other two come and go.
+		stop := hammer(pod, service4, service6)
+		for i := range 6 {
+			set := []netip.AddrPort{service4, service6}
+			if i%2 == 1 {
+				set = listed
+			}
+			require.NoError(t, m.SetDestinations(set))
+			who, _, err := client{}.connect(pod, endpoint4)
+			require.NoError(t, err)
+			require.Equal(t, map[int]string{0: "direct", 1: "mesh"}[i%2], who)
+		}
+		counts := stop()
+		t.Log(counts)
+		require.Len(t, counts, 1)
+		require.NotZero(t, counts["mesh"])
+
+		require.Error(t, m.SetDestinations(nil), "would open every pod")
+		require.Error(t, m.SetDestinations([]netip.AddrPort{{}}))
+		require.Error(t, m.SetDestinations([]netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:443")}))
+		// A mapped address and a double are no other destination.
+		mapped := netip.AddrPortFrom(netip.AddrFrom16(endpoint4.Addr().As16()), endpoint4.Port())
+		require.NoError(t, m.SetDestinations([]netip.AddrPort{mapped, endpoint4}))
+		who, _, err := client{}.connect(pod, endpoint4)
+		require.NoError(t, err)
+		require.Equal(t, "mesh", who)
+		who, _, err = client{}.connect(pod, service6)
+		require.NoError(t, err)
+		require.Equal(t, "direct", who)
+	})
+}
+
+func TestReleaseLetsGo(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+		require.NoError(t, p.Release())
+		require.NoError(t, p.Release(), "twice")
+		for _, to := range listed {
+			who, _, err := client{}.connect(pod, to)
+			require.NoError(t, err)
+			require.Equal(t, "direct", who)
+		}
+		requireGone(t, w, pod)
+	})
+}
+
+// requireGone closes the pod's network namespace and requires that it really goes.
+func requireGone(t *testing.T, w *world, pod *ns) {
+	t.Helper()
+	pod.close()
+	require.Eventually(t, func() bool {
+		_, err := w.server.link.LinkByName("pod1")
+		return err != nil
+	}, 10*time.Second, 10*time.Millisecond, "the network namespace lives on")
+}
+
+func TestCloseLetsGo(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		m := agent(t, cfg)
+		captured(t, m, uid, pod, "mesh")
+		require.NoError(t, m.Close())
+		requireGone(t, w, pod)
+	})
+}
+
+func TestCaptureAgain(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		m := agent(t, cfg)
+		p := captured(t, m, uid, pod, "mesh")
+		same, err := m.Capture(uid, pod.path)
+		require.NoError(t, err)
+		require.Same(t, p, same)
+
+		// The same pod in a new sandbox.
+		anew := w.pod()
+		q := captured(t, m, uid, anew, "anew")
+		require.NotSame(t, p, q)
+		who, _, err := client{}.connect(anew, service4)
+		require.NoError(t, err)
+		require.Equal(t, "anew", who)
+		_, err = p.Listeners()[0].Accept()
+		require.ErrorIs(t, err, net.ErrClosed)
+		require.NoError(t, p.Release(), "released already")
+		requireGone(t, w, pod)
+	})
+}
+
+func TestSweep(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
+		pods := []*ns{w.pod(), w.pod(), w.pod()}
+		first := agent(t, cfg)
+		for i := range pods {
+			captured(t, first, uids[i], pods[i], "first")
+		}
+		require.NoError(t, first.Close())
+
+		second := agent(t, cfg)
+		captured(t, second, uids[0], pods[0], "second")
+		captured(t, second, uids[1], pods[1], "second")
+		require.NoError(t, second.Sweep(func(u string) bool { return u == uids[0] }))
+
+		who, _, err := client{}.connect(pods[0], service4)
+		require.NoError(t, err)
+		require.Equal(t, "second", who)
+		who, _, err = client{}.connect(pods[1], service4)
+		require.NoError(t, err)
+		require.Equal(t, "direct", who)
+		if cfg.Mode == EBPF {
+			left, err := second.(*node).redirector.(ebpf).bpf.Pods()
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+		}
+	})
+}
+
+func TestRefused(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		m, err := Open(cfg)
+		require.NoError(t, err)
+		defer m.Close()
+		_, err = m.Capture(uid, pod.path)
+		require.ErrorContains(t, err, "no destinations")
+		require.NoError(t, m.SetDestinations(listed))
+
+		for _, own := range []string{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", os.Getpid())} {
+			_, err = m.Capture(uid, own)
+			require.ErrorIs(t, err, ErrHostNetwork)
+		}
+		_, err = m.Capture(uid, filepath.Join(t.TempDir(), "gone"))
+		require.ErrorIs(t, err, os.ErrNotExist)
+		_, err = m.Capture(uid, "/proc/self/ns/mnt")
+		require.ErrorIs(t, err, unix.EINVAL)
+		for _, bad := range []string{"", "pod", "{" + uid + "}", "3A1F0C52-6A53-4F0E-8E0A-0F4B1F9F6D11"} {
+			_, err = m.Capture(bad, pod.path)
+			require.ErrorContains(t, err, "not a UUID")
+		}
+		requireHome(t)
+	})
+}
+
+func TestCleanup(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		m := agent(t, cfg)
+		captured(t, m, uid, pod, "mesh")
+		require.NoError(t, m.Close())
+
+		paths := []string{pod.path, "/proc/self/ns/net", filepath.Join(t.TempDir(), "gone")}
+		require.NoError(t, Cleanup(cfg, paths...))
+		for _, to := range listed {
+			who, _, err := client{}.connect(pod, to)
+			require.NoError(t, err)
+			require.Equal(t, "direct", who)
+		}
+		require.NoFileExists(t, cfg.PinDir)
+		require.NoError(t, Cleanup(cfg, paths...), "twice")
+	})
+}
+
+func TestNoIPv6(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		require.NoError(t, pod.do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }))
+		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+		require.Len(t, p.Listeners(), 1)
+		for _, c := range []client{{}, {mapped: true}} {
+			who, _, err := c.connect(pod, service4)
+			require.NoError(t, err)
+			require.Equal(t, "mesh", who)
+		}
+	})
+}
+
+func TestListenersShareNothing(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+		require.Len(t, p.Listeners(), 2)
+		for _, l := range p.Listeners() {
+			require.Equal(t, int(p.port), l.Addr().(*net.TCPAddr).Port)
+		}
+		for _, address := range []string{"127.0.0.1", "0.0.0.0", "::1", "::"} {
+			at := netip.AddrPortFrom(netip.MustParseAddr(address), p.port)
+			config := net.ListenConfig{Control: reusePort}
+			require.ErrorIs(t, pod.do(func() error {
+				l, err := config.Listen(context.Background(), "tcp", at.String())
+				if err == nil {
+					l.Close()
+				}
+				return err
+			}), unix.EADDRINUSE, at)
+		}
+	})
+}
+
+// TestModeChanges is an agent that captures otherwise than the one before it.
+func TestModeChanges(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod()
+	byBPF := methods[0].config(t)
+	byRules := iptablesConfig("nft")(t)
+	byRules.PinDir = byBPF.PinDir
+	for i, cfg := range []Config{byBPF, byRules, byBPF, byRules} {
+		m := agent(t, cfg)
+		p := captured(t, m, uid, pod, fmt.Sprint("agent", i))
+		who, _, err := client{}.connect(pod, service4)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprint("agent", i), who)
+		who, _, err = dialAnswer(p, service4)
+		require.NoError(t, err)
+		require.Equal(t, "direct", who)
+		require.NoError(t, m.Close())
+	}
+}
+
+func TestAuto(t *testing.T) {
+	w := newWorld(t)
+	cfg := methods[0].config(t)
+	cfg.Mode = Auto
+	require.Equal(t, EBPF, agent(t, cfg).Mode())
+
+	elsewhere := cfg
+	elsewhere.PinDir = t.TempDir() // no bpffs
+	require.Equal(t, IPTables, agent(t, elsewhere).Mode())
+
+	part := cfg
+	part.Subtree = false
+	require.Equal(t, IPTables, agent(t, part).Mode(), "a part of the hierarchy")
+	part.Mode = EBPF
+	_, err := Open(part)
+	require.ErrorIs(t, err, bpf.ErrUnsupported)
+
+	_, err = Open(Config{Mode: "else"})
+	require.ErrorContains(t, err, `"else"`)
+	elsewhere.IPTables = "none"
+	_, err = Open(elsewhere)
+	require.ErrorIs(t, err, bpf.ErrUnsupported)
+	require.ErrorContains(t, err, "iptables-none")
+	_ = w
+	_ = bpftest.Cgroup(t)
+}

@@ -1,0 +1,386 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+)
+
+func TestMain(m *testing.M) { bpftest.Main(m) }
+
+// The addresses of the fake apiservers, all in one network namespace. Only the first four are listed.
+var (
+	service4  = netip.MustParseAddrPort("198.19.0.1:443")
+	service6  = netip.MustParseAddrPort("[fd00:19::1]:443")
+	endpoint4 = netip.MustParseAddrPort("198.19.0.2:6443")
+	endpoint6 = netip.MustParseAddrPort("[fd00:19::2]:6443")
+	other4    = netip.MustParseAddrPort("198.19.0.1:6443")
+	other6    = netip.MustParseAddrPort("[fd00:19::3]:443")
+
+	listed = []netip.AddrPort{service4, service6, endpoint4, endpoint6}
+)
+
+const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
+
+// ns is a network namespace that lives as long as its file and what was made in it.
+type ns struct {
+	t    *testing.T
+	file *os.File
+	path string
+	link *netlink.Handle
+	once sync.Once
+}
+
+// newNS makes a network namespace, of which nothing is left after the test.
+func newNS(t *testing.T) *ns {
+	t.Helper()
+	n := &ns{t: t}
+	require.NoError(t, onOwnGoroutine(func() error {
+		home, err := os.Open(ownNetNS)
+		if err != nil {
+			return err
+		}
+		defer home.Close()
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if n.file, err = os.Open(ownNetNS); err != nil {
+			return err
+		}
+		if err := setns(home); err != nil {
+			return err
+		}
+		runtime.UnlockOSThread()
+		return nil
+	}), "making network namespaces needs root")
+	n.path = fmt.Sprintf("/proc/self/fd/%d", n.file.Fd())
+	var err error
+	n.link, err = netlink.NewHandleAt(netns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	t.Cleanup(n.close)
+	lo, err := n.link.LinkByName("lo")
+	require.NoError(t, err)
+	require.NoError(t, n.link.LinkSetUp(lo))
+	return n
+}
+
+func (n *ns) close() {
+	n.once.Do(func() {
+		n.link.Close()
+		n.file.Close()
+	})
+}
+
+func (n *ns) do(f func() error) error { return inNetNS(n.file, f) }
+
+// address gives a device an address, for IPv6 without waiting to see whether it is a double.
+func (n *ns) address(device string, addresses ...string) {
+	n.t.Helper()
+	l, err := n.link.LinkByName(device)
+	require.NoError(n.t, err)
+	for _, a := range addresses {
+		address, err := netlink.ParseAddr(a)
+		require.NoError(n.t, err)
+		if address.IP.To4() == nil {
+			address.Flags = unix.IFA_F_NODAD
+		}
+		require.NoError(n.t, n.link.AddrAdd(l, address))
+	}
+	require.NoError(n.t, n.link.LinkSetUp(l))
+}
+
+func (n *ns) route(gateways ...string) {
+	n.t.Helper()
+	for _, gw := range gateways {
+		require.NoError(n.t, n.link.RouteAdd(&netlink.Route{Gw: net.ParseIP(gw)}))
+	}
+}
+
+// world is a server namespace with the fake apiservers.
+type world struct {
+	t      *testing.T
+	server *ns
+	pods   int
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	w := &world{t: t, server: newNS(t)}
+	w.server.address("lo", "198.19.0.1/32", "198.19.0.2/32", "fd00:19::1/128", "fd00:19::2/128", "fd00:19::3/128")
+	for _, at := range append([]netip.AddrPort{other4, other6}, listed...) {
+		var l net.Listener
+		require.NoError(t, w.server.do(func() (err error) {
+			l, err = net.Listen("tcp", at.String())
+			return err
+		}))
+		answer(t, "direct", l)
+	}
+	return w
+}
+
+// answer accepts connections and says who it is, and to whom.
+func answer(t *testing.T, name string, listeners ...net.Listener) {
+	t.Helper()
+	for _, l := range listeners {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					fmt.Fprintf(c, "%s %s", name, c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
+					c.Close()
+				}()
+			}
+		}()
+		t.Cleanup(func() {
+			l.Close()
+			<-done
+		})
+	}
+}
+
+// pod makes a pod's network namespace, with a veth pair to the server's.
+func (w *world) pod() *ns {
+	w.t.Helper()
+	w.pods++
+	p := newNS(w.t)
+	peer := fmt.Sprintf("pod%d", w.pods)
+	require.NoError(w.t, p.link.LinkAdd(&netlink.Veth{
+		LinkAttrs:     netlink.LinkAttrs{Name: "eth0"},
+		PeerName:      peer,
+		PeerNamespace: netlink.NsFd(w.server.file.Fd()),
+	}))
+	near4, near6 := p.addresses(w.pods)
+	far4, far6 := near4.Next(), near6.Next()
+	w.server.address(peer, far4.String()+"/24", far6.String()+"/64")
+	p.address("eth0", near4.String()+"/24", near6.String()+"/64")
+	p.route(far4.String(), far6.String())
+	return p
+}
+
+// addresses are those of the n-th pod.
+func (*ns) addresses(n int) (v4, v6 netip.Addr) {
+	return netip.AddrFrom4([4]byte{198, 18, byte(n), 1}), netip.MustParseAddr(fmt.Sprintf("fd00:18:%d::1", n))
+}
+
+// method is a way of capture under test, and how to open it again and again.
+type method struct {
+	name   string
+	config func(t *testing.T) Config
+}
+
+var methods = []method{
+	{"ebpf", func(t *testing.T) Config {
+		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), Subtree: true, PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
+	}},
+	{"iptables-nft", iptablesConfig("nft")},
+	{"iptables-legacy", iptablesConfig("legacy")},
+}
+
+func iptablesConfig(variant string) func(t *testing.T) Config {
+	return func(t *testing.T) Config {
+		for _, program := range []string{"iptables-" + variant, "ip6tables-" + variant} {
+			if _, err := exec.LookPath(program); err != nil {
+				t.Skip("needs ", program)
+			}
+		}
+		return Config{Mode: IPTables, IPTables: variant, PinDir: filepath.Join(t.TempDir(), "none")}
+	}
+}
+
+// forEachMethod runs a test for every way of capture that the machine has.
+func forEachMethod(t *testing.T, test func(t *testing.T, cfg Config)) {
+	for _, m := range methods {
+		t.Run(m.name, func(t *testing.T) {
+			cfg := m.config(t)
+			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+			test(t, cfg)
+		})
+	}
+}
+
+// agent opens a method with the listed destinations.
+func agent(t *testing.T, cfg Config) Method {
+	t.Helper()
+	m, err := Open(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	require.NoError(t, m.SetDestinations(listed))
+	return m
+}
+
+// captured captures a pod; its listeners answer with name.
+func captured(t *testing.T, m Method, uid string, pod *ns, name string) *Pod {
+	t.Helper()
+	p, err := m.Capture(uid, pod.path)
+	require.NoError(t, err)
+	answer(t, name, p.Listeners()...)
+	return p
+}
+
+// client is how a program in a pod connects.
+type client struct {
+	mapped   bool       // by an IPv6 socket to an IPv4 address
+	v6only   bool       // by an IPv6 socket that cannot do that
+	bind     netip.Addr // bound to this address
+	device   string     // bound to this device
+	protocol int        // IPPROTO_MPTCP, if not TCP
+	fastopen bool       // with data, without connect()
+}
+
+// connect connects from the namespace and returns who answered, and the source address they saw.
+func (c client) connect(n *ns, to netip.AddrPort) (who, source string, err error) {
+	var fd int
+	family := unix.AF_INET
+	if to.Addr().Is6() || c.mapped {
+		family = unix.AF_INET6
+	}
+	if err := n.do(func() (err error) {
+		fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, c.protocol)
+		return err
+	}); err != nil {
+		return "", "", fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	// No TIME_WAIT, for those who connect thousands of times.
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return "", "", err
+	}
+	if c.v6only {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			return "", "", err
+		}
+	}
+	if c.device != "" {
+		if err := unix.BindToDevice(fd, c.device); err != nil {
+			return "", "", err
+		}
+	}
+	if c.bind.IsValid() {
+		if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(c.bind, 0), family)); err != nil {
+			return "", "", err
+		}
+	}
+	if c.fastopen {
+		err = unix.Sendto(fd, []byte("x"), unix.MSG_FASTOPEN, sockaddr(to, family))
+	} else {
+		err = unix.Connect(fd, sockaddr(to, family))
+	}
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return "", "", fmt.Errorf("connect: %w", err)
+	}
+	if err := wait(fd, unix.POLLOUT); err != nil {
+		return "", "", err
+	}
+	if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code != 0 {
+		return "", "", fmt.Errorf("connect: %w", errors.Join(err, syscall.Errno(code)))
+	}
+	if err := wait(fd, unix.POLLIN); err != nil {
+		return "", "", err
+	}
+	var buffer [100]byte
+	length, err := unix.Read(fd, buffer[:])
+	if err != nil {
+		return "", "", fmt.Errorf("read: %w", err)
+	}
+	who, source, _ = strings.Cut(string(buffer[:length]), " ")
+	return who, source, nil
+}
+
+func sockaddr(to netip.AddrPort, family int) unix.Sockaddr {
+	if family == unix.AF_INET {
+		return &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+}
+
+func wait(fd int, events int16) error {
+	for deadline := time.Now().Add(3 * time.Second); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(time.Until(deadline).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR) && time.Now().Before(deadline):
+			continue
+		case err != nil:
+			return fmt.Errorf("poll: %w", err)
+		case n == 0:
+			return os.ErrDeadlineExceeded
+		}
+		return nil
+	}
+}
+
+// dialAnswer dials for a pod and returns who answered, and the source address they saw.
+func dialAnswer(p *Pod, to netip.AddrPort) (who, source string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	c, err := p.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	said, err := io.ReadAll(c)
+	who, source, _ = strings.Cut(string(said), " ")
+	return who, source, err
+}
+
+// hammer connects to the addresses, one after the other, until stopped. It counts who answered, errors by their text.
+func hammer(n *ns, to ...netip.AddrPort) (stop func() map[string]int) {
+	counts := map[string]int{}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			who, _, err := client{}.connect(n, to[i%len(to)])
+			if err != nil {
+				who = err.Error()
+			}
+			counts[who]++
+		}
+	}()
+	return func() map[string]int {
+		close(quit)
+		<-done
+		return counts
+	}
+}
+
+// reusePort is what a process in the pod could try, to share a listener's port.
+func reusePort(_, _ string, c syscall.RawConn) (err error) {
+	if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); cerr != nil {
+		return cerr
+	}
+	return err
+}
