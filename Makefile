@@ -15,18 +15,24 @@ STATIC   := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(V
 
 ##@ The two commands
 .PHONY: demo test
-demo: cluster-ensure images install ## Set up a real two-node cluster, install the mesh, shard an operator, show it
+demo: cluster-ensure images test-images install ## Set up a real two-node cluster, install the mesh, shard an operator, show it
 	@go run ./tests/demo
 test: deps generate-check lint unit e2e ## Set up what is missing and pass every test
 
 ##@ Build
-.PHONY: build images generate generate-check
+.PHONY: build images test-images generate generate-check
 build: ## Build the programs into bin/
 	@mkdir -p bin
 	@$(STATIC) -o bin/ ./cmd/...
 
 images: build ## Build the images as OCI archives into bin/images/
 	@CTRLMESH_CACHE=$(CACHE) deploy/images/build.sh
+
+test-images: ## Build the images of the tests' operators into .run/images/
+	@mkdir -p .run/images
+	@$(STATIC) -o .run/images/ ./tests/operators/...
+	@for f in $$(find .run/images -type f -executable); do n=$${f##*/}; \
+	  tests/cluster/image.sh localhost/ctrlmesh/$$n:dev $$f.tar -entrypoint /$$n $$f=/$$n >/dev/null; done
 
 generate: ## Regenerate the generated code: bindings, protobuf, deepcopy, CRDs
 	@tests/setup.sh generate
@@ -45,7 +51,7 @@ unit: ## Unit tests and, as root, tests in network namespaces
 	go test -race ./api/... ./manager/... ./agent/... ./bpf/... ./proxy/... ./cmd/... ./tests/audit/... ./tests/kube/... $(if $(RUN),-run $(RUN))
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
-e2e: cluster-ensure images ## End-to-end tests on the real cluster
+e2e: cluster-ensure images test-images install ## End-to-end tests on the real cluster
 	go test -count=1 -timeout=30m ./tests/e2e/... $(if $(RUN),-run $(RUN))
 bench: cluster-ensure images ## Measure the proxy beside others, in one run
 	@tests/bench/run.sh
@@ -59,7 +65,7 @@ cluster-down: ## Stop it and remove all it left
 cluster-ensure:
 	@kubectl get --raw=/readyz >/dev/null 2>&1 || tests/cluster/up.sh $(NODES)
 install: ## Install the mesh into the running cluster, as a user would
-	@tests/cluster/load.sh bin/images/*.tar
+	@tests/cluster/load.sh bin/images/*.tar $$(ls .run/images/*.tar 2>/dev/null)
 	kubectl apply -k deploy/debug
 	kubectl -n ctrlmesh-system rollout status deployment/ctrlmesh-manager --timeout=120s
 	kubectl -n ctrlmesh-system rollout status daemonset/ctrlmesh-agent --timeout=120s

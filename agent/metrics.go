@@ -1,0 +1,38 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type metrics struct {
+	pods           *prometheus.GaugeVec
+	captureSeconds prometheus.Histogram
+	managerSynced  prometheus.Gauge
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "ctrlmesh_captured_pods", Help: "Labelled pods of this node, by capture mode; none: not captured.",
+		}, []string{"mode"}),
+		captureSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "ctrlmesh_capture_duration_seconds", Help: "Time to capture a pod once its network namespace is there.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
+		}),
+		managerSynced: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "ctrlmesh_manager_synced", Help: "1 once this agent has been in step with a manager since it started.",
+		}),
+	}
+	r.MustRegister(m.pods, m.captureSeconds, m.managerSynced)
+	return m
+}
+
+func (m *metrics) setPods(byMode map[string]int) {
+	for _, mode := range []string{"ebpf", "iptables", ""} {
+		label := mode
+		if mode == "" {
+			label = "none"
+		}
+		m.pods.WithLabelValues(label).Set(float64(byMode[mode]))
+	}
+}

@@ -1,0 +1,106 @@
+// Command ctrlmesh-agent is the mesh on one node.
+//
+//	ctrlmesh-agent [flags]          run
+//	ctrlmesh-agent cleanup [flags]  remove every redirection from this node
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/ctrlmesh/ctrlmesh/agent"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "ctrlmesh-agent:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	cleanup := len(args) > 0 && args[0] == "cleanup"
+	if cleanup {
+		args = args[1:]
+	}
+	var o agent.Options
+	var level slog.Level
+	var mode string
+	var printVersion, wait bool
+	fs := flag.NewFlagSet("ctrlmesh-agent", flag.ContinueOnError)
+	fs.StringVar(&o.Node, "node", os.Getenv("NODE_NAME"), "name of this node")
+	fs.StringVar(&o.Namespace, "namespace", envOr("POD_NAMESPACE", "ctrlmesh-system"), "the mesh's own namespace")
+	fs.StringVar(&o.ManagerAddress, "manager", "ctrlmesh-manager.ctrlmesh-system.svc:8443", "host:port of the manager's Service")
+	fs.StringVar(&o.TokenFile, "token-file", "/var/run/secrets/ctrlmesh/token", "service-account token for the manager")
+	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/ctrlmesh", "keeps the last policies")
+	fs.StringVar(&o.RunDir, "run-dir", "/run/ctrlmesh", "keeps the serving certificate; in memory")
+	fs.StringVar(&o.CgroupDir, "cgroup-dir", "/host/sys/fs/cgroup", "the node's /sys/fs/cgroup")
+	fs.StringVar(&o.BPFDir, "bpf-dir", "/sys/fs/bpf", "the node's BPF file system")
+	fs.StringVar(&mode, "capture", "auto", "how pods are captured: ebpf, iptables, or auto for the first that works")
+	fs.StringVar(&o.ListenAddress, "listen", ":9090", "address of /healthz, /readyz and /metrics")
+	fs.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error; debug writes a line for each request")
+	if cleanup {
+		fs.BoolVar(&wait, "wait", false, "once clean, wait to be stopped: for a DaemonSet")
+	}
+	fs.BoolVar(&printVersion, "version", false, "print the version and exit")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if printVersion {
+		fmt.Println(version)
+		return nil
+	}
+	switch mode {
+	case "auto":
+	case string(capture.EBPF), string(capture.IPTables):
+		o.Capture = capture.Mode(mode)
+	default:
+		return fmt.Errorf("--capture=%s: say ebpf, iptables or auto", mode)
+	}
+	o.Version = version
+	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if cleanup {
+		if err := agent.Cleanup(o); err != nil || !wait {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	}
+	if o.Node == "" {
+		return errors.New("--node is empty: set it, or NODE_NAME, to the name of this node")
+	}
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return fmt.Errorf("finding the apiserver: %w", err)
+	}
+	config.UserAgent = "ctrlmesh-agent/" + version
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	if o.Client, err = kubernetes.NewForConfig(config); err != nil {
+		return fmt.Errorf("making the apiserver client: %w", err)
+	}
+	return agent.Run(ctx, o)
+}
+
+func envOr(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
