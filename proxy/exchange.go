@@ -1,0 +1,433 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
+
+// exchange is one request and its answer.
+type exchange struct {
+	pod    *Pod
+	policy *policy
+	plan   *plan
+	info   *request.RequestInfo
+
+	w     http.ResponseWriter
+	r     *http.Request
+	ctx   context.Context
+	debug bool
+
+	// What goes upstream, edited by the stages.
+	path, query string
+	body        io.Reader
+	length      int64
+	lock        *lock.Lock // not nil: the request is about the lock
+
+	ticket *ticket // of a list or watch
+	fills  bool    // the answer fills a client's cache from nothing
+	again  bool    // the policy changed under the request: start over
+
+	start, sent, head time.Time
+	added             time.Duration // spent in the proxy
+	code              int
+	bytes             int64
+	wrote, accounted  bool
+}
+
+// ServeHTTP serves one request of the pod.
+func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	x := &exchange{
+		pod:   p,
+		w:     w,
+		r:     r,
+		start: time.Now(),
+		debug: p.server.log.Enabled(context.Background(), slog.LevelDebug),
+	}
+	defer x.finish()
+	for x.serve(); x.again; x.serve() {
+		x.again = false
+	}
+}
+
+// finish runs however the request ended.
+func (x *exchange) finish() {
+	if x.ticket != nil {
+		x.pod.ledger.leave(x.ticket)
+	}
+	v := recover()
+	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
+		x.pod.server.metrics.panics.Inc()
+		x.pod.server.log.Error("panic", "pod", x.pod.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		if !x.wrote {
+			x.refuse("panic", status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
+			v = nil
+		}
+	}
+	x.account()
+	if x.plan != nil {
+		x.plan.meters.bytes.Add(float64(x.bytes))
+	}
+	if v != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (x *exchange) serve() {
+	pol := x.pod.policy.Load()
+	clients := x.pod.clients.Load()
+	if pol == nil || clients == nil {
+		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet", x.pod.id))
+		return
+	}
+	x.policy = pol
+	if pol.refuse != "" {
+		// Not 403: clients retry 503, and the contradiction ends when somebody
+		// mends the configuration.
+		x.refuse("contradiction", status.Unavailable(5, "%s", pol.refuse))
+		return
+	}
+	info, refused := classify(x.r)
+	if refused != nil {
+		x.refuse("malformed", refused)
+		return
+	}
+	x.info = info
+	x.plan = pol.plan(info)
+	x.ctx, x.lock = x.r.Context(), nil
+	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
+	x.body, x.length = x.r.Body, x.r.ContentLength
+	protocol, refused := upgradeOf(x.r, x.plan)
+	if refused != nil {
+		x.refuse("upgrade", refused)
+		return
+	}
+	stripHopByHop(x.r.Header)
+	for _, s := range x.plan.stages {
+		if refused := s.apply(x); refused != nil {
+			x.refuse(refusalReason(refused), refused)
+			return
+		}
+		if x.again {
+			return
+		}
+	}
+	if x.debug && x.r.Header[auditHeader] == nil {
+		x.r.Header[auditHeader] = []string{string(uuid.NewUUID())}
+	}
+	client := clients.main
+	if x.lock != nil {
+		client = clients.lock
+	}
+	if protocol != "" {
+		x.upgrade(client, protocol)
+		return
+	}
+	x.forward(client)
+}
+
+func (x *exchange) upstreamRequest() *upstream.Request {
+	target := x.path
+	if x.query != "" || x.r.URL.ForceQuery {
+		target += "?" + x.query
+	}
+	return &upstream.Request{
+		Method: x.r.Method,
+		Target: target,
+		Host:   x.r.Host,
+		Header: x.r.Header,
+		Body:   x.body,
+		Length: x.length,
+		Sent:   func() { x.sent = time.Now() },
+	}
+}
+
+func (x *exchange) forward(client *upstream.Client) {
+	send := client.Short
+	if x.plan.route == stream {
+		send = client.Stream
+		var cancel context.CancelCauseFunc
+		x.ctx, cancel = context.WithCancelCause(x.ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })()
+	}
+	resp, err := send(x.ctx, x.upstreamRequest())
+	if err != nil {
+		x.failed(err)
+		return
+	}
+	defer func() { _ = resp.Body.Close() }()
+	x.head = time.Now()
+	if x.lock != nil {
+		x.answerLock(resp)
+		return
+	}
+	x.sendHead(resp)
+	if x.plan.route == stream {
+		x.copyStream(resp.Body)
+	} else {
+		x.copyShort(resp)
+	}
+	if len(resp.Trailer) > 0 {
+		for k, vv := range resp.Trailer {
+			x.w.Header()[http.TrailerPrefix+k] = vv
+		}
+	}
+}
+
+// sendHead writes the answer's status and headers, and keeps the books that
+// depend on them.
+func (x *exchange) sendHead(resp *http.Response) {
+	stripHopByHop(resp.Header)
+	h := x.w.Header()
+	for k, vv := range resp.Header {
+		h[k] = vv
+	}
+	if x.ticket != nil && x.fills && resp.StatusCode == http.StatusOK {
+		x.pod.ledger.listed(x.ticket)
+	}
+	x.wrote, x.code = true, resp.StatusCode
+	x.w.WriteHeader(resp.StatusCode)
+	x.added = x.sent.Sub(x.start) + time.Since(x.head)
+	x.plan.meters.added.Observe(x.added.Seconds())
+	if x.plan.route == stream {
+		if f, ok := x.w.(http.Flusher); ok {
+			f.Flush() // a client of a quiet watch must see that it began
+		}
+		x.account()
+	}
+}
+
+// copyShort copies a body in large pieces.
+func (x *exchange) copyShort(resp *http.Response) {
+	buf := upstream.Buffer()
+	defer buf.Free()
+	for {
+		n, err := fill(resp.Body, buf.B)
+		if n > 0 && !x.write(buf.B[:n]) {
+			return
+		}
+		if err == io.EOF {
+			return
+		}
+		if err != nil {
+			x.broken()
+		}
+	}
+}
+
+// fill reads until p is full or r has no more. Unlike io.ReadFull it keeps a
+// truncated body apart from its end.
+func fill(r io.Reader, p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var m int
+		m, err = r.Read(p[n:])
+		n += m
+	}
+	return n, err
+}
+
+// copyStream copies a body and flushes what each read gave. While nothing comes
+// it holds a small buffer; it takes a large one while more comes than fits.
+func (x *exchange) copyStream(r io.Reader) {
+	if m := x.plan.meters.watches; m != nil && x.code == http.StatusOK {
+		m.Inc()
+		defer m.Dec()
+	}
+	flusher, _ := x.w.(http.Flusher)
+	small := make([]byte, 4<<10)
+	var big *upstream.Buf
+	defer func() {
+		if big != nil {
+			big.Free()
+		}
+	}()
+	for {
+		p := small
+		if big != nil {
+			p = big.B
+		}
+		n, err := r.Read(p)
+		if n > 0 {
+			if !x.write(p[:n]) {
+				return
+			}
+			if flusher != nil {
+				flusher.Flush()
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return
+		case err != nil && x.ended():
+			return // a clean end: the client resumes
+		case err != nil:
+			x.broken()
+		case n == len(small) && big == nil:
+			big = upstream.Buffer()
+		case n < len(small) && big != nil:
+			big.Free()
+			big = nil
+		}
+	}
+}
+
+// ended tells whether the proxy itself ended the request.
+func (x *exchange) ended() bool {
+	cause := context.Cause(x.ctx)
+	return errors.Is(cause, errPolicyChanged) || errors.Is(cause, errShutdown)
+}
+
+// write sends p to the client; false when it is gone.
+func (x *exchange) write(p []byte) bool {
+	n, err := x.w.Write(p)
+	x.bytes += int64(n)
+	return err == nil
+}
+
+// broken ends an answer that stopped half way so that the client sees that it
+// did.
+func (x *exchange) broken() {
+	if x.r.Context().Err() == nil {
+		x.plan.meters.upstreamErrors.Inc()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// refuse answers the request without the apiserver.
+func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
+	workload, shard := "", ""
+	if x.policy != nil {
+		workload, shard = x.policy.workload, x.policy.shard
+	}
+	x.pod.server.metrics.refusals.WithLabelValues(x.pod.info.Namespace, workload, shard, reason).Inc()
+	x.wrote, x.code = true, int(err.ErrStatus.Code)
+	x.bytes += int64(status.Write(x.w, x.r, err))
+}
+
+func refusalReason(err *apierrors.StatusError) string {
+	switch err.ErrStatus.Code {
+	case http.StatusGone:
+		return "relist"
+	case http.StatusBadRequest:
+		return "malformed"
+	}
+	return "lock"
+}
+
+// failed answers for an apiserver that did not.
+func (x *exchange) failed(err error) {
+	switch {
+	case x.ended():
+		x.refuse("ended", status.Unavailable(1, "the watch ended before it began: ask again"))
+		return
+	case x.r.Context().Err() != nil:
+		x.code = statusClientGone
+		panic(http.ErrAbortHandler)
+	}
+	var body *upstream.BodyError
+	if errors.As(err, &body) {
+		x.refuse("malformed", status.BadRequest("the body cannot be read"))
+		return
+	}
+	x.plan.meters.upstreamErrors.Inc()
+	x.pod.server.log.Debug("upstream", "pod", x.pod.id, "error", err)
+	code, reason, what := http.StatusBadGateway, metav1.StatusReason("BadGateway"), "the apiserver did not answer"
+	if upstream.IsTimeout(err) {
+		code, reason, what = http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the apiserver did not answer in time"
+	}
+	x.wrote, x.code = true, code
+	x.bytes += int64(status.Write(x.w, x.r, status.New(code, reason, 0, "%s", what)))
+}
+
+// badAnswer answers for an answer about the lock that cannot be passed on.
+func (x *exchange) badAnswer(err error) {
+	x.plan.meters.upstreamErrors.Inc()
+	x.wrote, x.code = true, http.StatusBadGateway
+	x.bytes += int64(status.Write(x.w, x.r, status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about the lock cannot be read: %v", err)))
+}
+
+// account counts and logs the request, once: when it is over, or when its answer
+// starts if that may go on for hours.
+func (x *exchange) account() {
+	if x.accounted {
+		return
+	}
+	x.accounted = true
+	if x.plan != nil {
+		x.plan.meters.count(x.code)
+	}
+	if x.debug {
+		x.log()
+	}
+}
+
+// log writes the access line. It never holds a header but the audit id, nor a
+// query, nor a body.
+func (x *exchange) log() {
+	attrs := make([]slog.Attr, 0, 12)
+	attrs = append(attrs,
+		slog.String("audit_id", bounded(x.r.Header.Get(auditHeader))),
+		slog.String("pod", x.pod.id),
+		slog.String("uid", x.pod.info.UID),
+	)
+	if x.policy != nil {
+		attrs = append(attrs, slog.String("shard", x.policy.shard))
+	}
+	if i := x.info; i != nil {
+		attrs = append(attrs,
+			slog.String("verb", i.Verb),
+			slog.String("resource", i.Resource),
+			slog.String("subresource", i.Subresource),
+			slog.String("namespace", i.Namespace),
+			slog.String("name", i.Name),
+		)
+	}
+	attrs = append(attrs,
+		slog.Int("code", x.code),
+		slog.Duration("added", x.added),
+		slog.Int64("bytes", x.bytes),
+	)
+	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)
+}
+
+func bounded(id string) string { return id[:min(len(id), 64)] }
+
+// hopByHop headers concern one connection only (RFC 9110, 7.6.1).
+var hopByHop = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+}
+
+func stripHopByHop(h http.Header) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				h.Del(name)
+			}
+		}
+	}
+	for _, name := range hopByHop {
+		delete(h, name)
+	}
+}
+
+func setLength(h http.Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }

@@ -1,0 +1,117 @@
+package lock
+
+import (
+	"fmt"
+	"mime"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// The types a lock's body can come in.
+const (
+	typeJSON     = "application/json"
+	typeYAML     = "application/yaml"
+	typeProtobuf = "application/vnd.kubernetes.protobuf"
+	typeMerge    = "application/merge-patch+json"
+	typeStrat    = "application/strategic-merge-patch+json"
+	typePatch    = "application/json-patch+json"
+	typeApply    = "application/apply-patch+yaml"
+)
+
+// Body is a request's body after the exchange.
+type Body struct {
+	Bytes       []byte
+	ContentType string
+	// Lock tells whether the body names the lock.
+	Lock bool
+}
+
+// Request exchanges the name in the body of a create, an update or a patch.
+// YAML becomes JSON when it names the lock. It fails with ErrUnsupported on
+// other types, and when the body is not what its type says.
+func (l *Lock) Request(contentType string, body []byte) (Body, error) {
+	out := Body{Bytes: body, ContentType: contentType}
+	media, err := mediaType(contentType)
+	if err != nil {
+		return out, err
+	}
+	switch media {
+	case typeJSON, typeMerge, typeStrat:
+		out.Bytes, out.Lock, err = editJSON(body, l.up.object())
+	case typePatch:
+		out.Bytes, out.Lock, err = l.up.jsonPatch(body)
+	case typeProtobuf:
+		out.Bytes, out.Lock, err = editProto(body, func(string) message { return l.up.objectMessage() })
+	case typeYAML, typeApply:
+		var asJSON []byte
+		if asJSON, err = yaml.YAMLToJSON(body); err != nil {
+			return out, fmt.Errorf("the body is not valid YAML: %w", err)
+		}
+		if edited, changed, jsonErr := editJSON(body, l.up.object()); jsonErr == nil {
+			// JSON is YAML too, and what clients send as apply: keep its bytes.
+			out.Bytes, out.Lock = edited, changed
+			return out, nil
+		}
+		if asJSON, out.Lock, err = editJSON(asJSON, l.up.object()); out.Lock {
+			out.Bytes = asJSON
+		}
+	default:
+		err = fmt.Errorf("%w %q", ErrUnsupported, media)
+	}
+	return out, err
+}
+
+// Answer exchanges the name in what the apiserver answered. A type that cannot
+// be edited is ErrUnsupported; Accept keeps the apiserver from choosing one.
+func (l *Lock) Answer(contentType string, body []byte) ([]byte, error) {
+	if len(body) == 0 {
+		return body, nil
+	}
+	media, err := mediaType(contentType)
+	if err != nil {
+		return nil, err
+	}
+	switch media {
+	case typeJSON:
+		out, _, err := editJSON(body, l.down.answer(kindOf(body)))
+		return out, err
+	case typeProtobuf:
+		out, _, err := editProto(body, l.down.answerMessage)
+		return out, err
+	case "text/plain":
+		return body, nil // the apiserver's words from before it knew the type
+	}
+	return nil, fmt.Errorf("%w %q", ErrUnsupported, media)
+}
+
+// Accept keeps the media types of an Accept header whose answers can be edited.
+// ok is false when none is left.
+func Accept(header string) (kept string, ok bool) {
+	if strings.TrimSpace(header) == "" {
+		return typeJSON, true
+	}
+	var parts []string
+	for part := range strings.SplitSeq(header, ",") {
+		media, _, _ := strings.Cut(part, ";")
+		switch strings.ToLower(strings.TrimSpace(media)) {
+		case typeJSON, typeProtobuf:
+			parts = append(parts, strings.TrimSpace(part))
+		case "*/*", "application/*":
+			parts = append(parts, typeJSON)
+		}
+	}
+	return strings.Join(parts, ","), len(parts) > 0
+}
+
+// mediaType is the bare type; the apiserver takes a missing one as JSON.
+func mediaType(contentType string) (string, error) {
+	if contentType == "" {
+		return typeJSON, nil
+	}
+	media, _, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return "", fmt.Errorf("%w %q", ErrUnsupported, contentType)
+	}
+	return media, nil
+}

@@ -1,0 +1,155 @@
+package proxy
+
+import (
+	"strconv"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// maxResourceNames bounds the resource label of one pod; what comes after is
+// "other". Paths can name anything.
+const maxResourceNames = 200
+
+const other = "other"
+
+// metrics are the node's series. Their labels are bounded: verbs are a fixed
+// set, codes are three digits, resources are capped per pod.
+type metrics struct {
+	requests, bytes, refusals, upstreamErrors *prometheus.CounterVec
+	added                                     *prometheus.HistogramVec
+	watches                                   *prometheus.GaugeVec
+	panics                                    prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	owner := []string{"namespace", "workload", "shard"}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "ctrlmesh_" + name, Help: help}, append(owner[:3:3], labels...))
+	}
+	m := &metrics{
+		requests:       counter("requests_total", "Requests of captured pods, by how they were answered. Code 499: the client went away first.", "verb", "resource", "code"),
+		bytes:          counter("response_bytes_total", "Bytes of answers' bodies sent to captured pods.", "verb", "resource"),
+		refusals:       counter("refusals_total", "Requests that the proxy answered itself, by reason.", "reason"),
+		upstreamErrors: counter("upstream_errors_total", "Requests that the apiserver did not answer."),
+		added: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "ctrlmesh_added_latency_seconds",
+			Help: "Time a request spent in the proxy: from its head read to its leaving for the apiserver, and from the answer's head read to it written.",
+			Buckets: []float64{
+				10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 250e-3, 1,
+			},
+		}, append(owner[:3:3], "verb")),
+		watches: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "ctrlmesh_watches", Help: "Watches open.",
+		}, append(owner[:3:3], "resource")),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "ctrlmesh_panics_total", Help: "Requests that met a bug of the proxy and were answered 500.",
+		}),
+	}
+	if r == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics} {
+		if err := r.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// meters are the series of one plan, looked up once.
+type meters struct {
+	verb, resource string
+	bytes          prometheus.Counter
+	added          prometheus.Observer
+	watches        prometheus.Gauge
+	upstreamErrors prometheus.Counter
+	requests       *prometheus.CounterVec // code is left to say
+	codes          sync.Map               // int -> prometheus.Counter
+}
+
+func (m *metrics) of(p *policy, verb, resource string, isResource bool) *meters {
+	namespace := p.pod.info.Namespace
+	if !isResource {
+		resource = ""
+	}
+	verb = verbLabel(verb)
+	owner := []string{namespace, p.workload, p.shard}
+	out := &meters{
+		verb:           verb,
+		resource:       resource,
+		bytes:          m.bytes.WithLabelValues(append(owner[:3:3], verb, resource)...),
+		added:          m.added.WithLabelValues(append(owner[:3:3], verb)...),
+		upstreamErrors: m.upstreamErrors.WithLabelValues(owner...),
+		requests: m.requests.MustCurryWith(prometheus.Labels{
+			"namespace": namespace, "workload": p.workload, "shard": p.shard, "verb": verb, "resource": resource,
+		}),
+	}
+	if verb == "watch" {
+		out.watches = m.watches.WithLabelValues(append(owner[:3:3], resource)...)
+	}
+	return out
+}
+
+func (m *meters) count(code int) {
+	if c, ok := m.codes.Load(code); ok {
+		c.(prometheus.Counter).Inc()
+		return
+	}
+	label := other
+	if code >= 100 && code <= 599 {
+		label = strconv.Itoa(code)
+	}
+	c, _ := m.codes.LoadOrStore(code, m.requests.WithLabelValues(label))
+	c.(prometheus.Counter).Inc()
+}
+
+func verbLabel(verb string) string {
+	switch verb {
+	case "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection",
+		"post", "put", "head", "options":
+		return verb
+	}
+	return other
+}
+
+// resourceNames caps the resource labels of one pod.
+type resourceNames struct {
+	mu    sync.Mutex
+	known map[string]bool
+}
+
+func (n *resourceNames) label(resource string) string {
+	if !plausible(resource) {
+		return other
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.known[resource] {
+		return resource
+	}
+	if len(n.known) >= maxResourceNames {
+		return other
+	}
+	if n.known == nil {
+		n.known = map[string]bool{}
+	}
+	n.known[resource] = true
+	return resource
+}
+
+func plausible(resource string) bool {
+	if len(resource) > 63 {
+		return false
+	}
+	for i := range len(resource) {
+		if c := resource[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+// statusClientGone is what a request is counted as whose client went away before
+// it was answered. It is never sent.
+const statusClientGone = 499

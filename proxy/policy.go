@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"sync"
+	"sync/atomic"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// maxPlans bounds the plans a policy remembers. Paths can name any resource;
+// beyond the bound plans are made for each request.
+const maxPlans = 1024
+
+// policy is a compiled PodPolicy. It is immutable but for the plans it remembers.
+type policy struct {
+	pod                      *Pod
+	version, workload, shard string
+	refuse                   string
+	limits                   scope.Limits
+	lock                     *lock.Lock
+
+	plans sync.Map // planKey -> *plan
+	count atomic.Int32
+}
+
+func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
+	out := &policy{
+		pod:      p,
+		version:  m.GetVersion(),
+		workload: m.GetWorkload(),
+		shard:    m.GetSharding().GetShard(),
+		refuse:   m.GetRefuse(),
+	}
+	var err error
+	if out.limits, err = scope.Compile(m.GetSharding().GetLimits()); err != nil {
+		return nil, err
+	}
+	if l := m.GetSharding().GetLock(); l != nil {
+		if out.lock, err = lock.New(l); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// affects tells whether clients see another set of objects of a resource under
+// next than under p.
+func (p *policy) affects(next *policy, res groupResource) bool {
+	return p.refuse != next.refuse ||
+		p.limits.For(res.group, res.resource).String() != next.limits.For(res.group, res.resource).String() ||
+		lock.Kind(res.group, res.resource) && !p.lock.Equal(next.lock)
+}
+
+type groupResource struct{ group, resource string }
+
+type planKey struct {
+	verb, subresource string
+	groupResource
+}
+
+// plan is what a policy does about one verb of one resource.
+type plan struct {
+	// stages edit the request in turn. The first that refuses it ends it.
+	stages []stage
+	route  route
+	// upgrades: the resource is one whose connection may change protocol.
+	upgrades bool
+	meters   *meters
+}
+
+// stage edits one request on its way up, or refuses it.
+type stage interface {
+	apply(*exchange) *apierrors.StatusError
+}
+
+// route is the way upstream.
+type route int
+
+const (
+	// short: the answer ends soon; the line is logged then.
+	short route = iota
+	// stream: the answer may go on for hours; it is flushed with every read, and
+	// the line is logged when it starts.
+	stream
+)
+
+func (p *policy) plan(info *request.RequestInfo) *plan {
+	key := planKey{info.Verb, info.Subresource, groupResource{info.APIGroup, info.Resource}}
+	if known, ok := p.plans.Load(key); ok {
+		return known.(*plan)
+	}
+	made := p.make(key, info.IsResourceRequest)
+	if p.count.Load() < maxPlans {
+		if _, loaded := p.plans.LoadOrStore(key, made); !loaded {
+			p.count.Add(1)
+		}
+	}
+	return made
+}
+
+func (p *policy) make(key planKey, isResource bool) *plan {
+	out := &plan{
+		route:    routeOf(key),
+		upgrades: upgrades(key),
+		meters:   p.pod.server.metrics.of(p, key.verb, p.pod.names.label(key.resource), isResource),
+	}
+	if !isResource {
+		return out
+	}
+	if p.lock != nil && key.subresource == "" && lock.Kind(key.group, key.resource) {
+		out.stages = append(out.stages, &lockStage{lock: p.lock})
+	}
+	switch key.verb {
+	case "list", "watch", "deletecollection":
+		if selector := p.limits.For(key.group, key.resource); selector != nil {
+			out.stages = append(out.stages, &scopeStage{selector: selector})
+		}
+	}
+	switch key.verb {
+	case "list", "watch":
+		out.stages = append(out.stages, &relistStage{resource: key.groupResource, watch: key.verb == "watch"})
+	}
+	return out
+}
+
+func routeOf(key planKey) route {
+	switch {
+	case key.verb == "watch", key.verb == "proxy",
+		key.subresource == "proxy",
+		key.group == "" && key.resource == "pods" && key.subresource == "log":
+		return stream
+	}
+	return short
+}
+
+// upgrades is the list of subresources that speak SPDY or websocket.
+func upgrades(key planKey) bool {
+	if key.group != "" {
+		return false
+	}
+	switch key.resource + "/" + key.subresource {
+	case "pods/exec", "pods/attach", "pods/portforward",
+		"pods/proxy", "services/proxy", "nodes/proxy":
+		return true
+	}
+	return false
+}

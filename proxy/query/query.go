@@ -1,0 +1,86 @@
+// Package query edits one parameter of a raw URL query and leaves every other
+// byte of it as it was.
+//
+// Parsing is strict: a query that net/url would silently drop parts of is an
+// error here, so that no two readers of it can differ on what was asked.
+package query
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// Get returns the first value of key, as the apiserver reads it: later values of
+// the same key do not count. The error says which part of raw is malformed.
+func Get(raw, key string) (value string, ok bool, err error) {
+	err = each(raw, func(k, v string, _ string) error {
+		if k != key || ok {
+			return nil
+		}
+		ok = true
+		value, err = url.QueryUnescape(v)
+		return err
+	})
+	return value, ok, err
+}
+
+// Set returns raw with the first value of key replaced, or with the parameter
+// appended where it was absent. Later values of key are dropped: they mean
+// nothing to the apiserver, and must not to any server behind it.
+func Set(raw, key, value string) (string, error) {
+	var out strings.Builder
+	out.Grow(len(raw) + len(key) + len(value) + 16)
+	write := func(part string) {
+		if out.Len() > 0 {
+			out.WriteByte('&')
+		}
+		out.WriteString(part)
+	}
+	pair := key + "=" + url.QueryEscape(value)
+	done := false
+	err := each(raw, func(k, _ string, part string) error {
+		switch {
+		case k != key:
+			write(part)
+		case !done:
+			write(pair)
+			done = true
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	if !done {
+		write(pair)
+	}
+	return out.String(), nil
+}
+
+// each calls f with the decoded key, the raw value and the raw pair of every
+// parameter, and checks that values decode too.
+func each(raw string, f func(key, rawValue, part string) error) error {
+	for raw != "" {
+		var part string
+		part, raw, _ = strings.Cut(raw, "&")
+		if part == "" {
+			continue
+		}
+		if strings.Contains(part, ";") {
+			return fmt.Errorf("malformed query: a semicolon separates nothing")
+		}
+		k, v, _ := strings.Cut(part, "=")
+		key, err := url.QueryUnescape(k)
+		if err != nil {
+			return fmt.Errorf("malformed query: %w", err)
+		}
+		if _, err := url.QueryUnescape(v); err != nil {
+			return fmt.Errorf("malformed query: %w", err)
+		}
+		if err := f(key, v, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+// Config is what a Server needs from its host.
+type Config struct {
+	// Leaf returns the current serving certificate. It is called for every
+	// handshake; an error fails the handshake. Required.
+	Leaf func() (*tls.Certificate, error)
+	// Logger gets one line per request at debug, and what goes wrong. Nil: none.
+	Logger *slog.Logger
+	// Registerer takes the metrics. Nil: they are counted and not registered.
+	Registerer prometheus.Registerer
+	// Node is the node's name, for logs.
+	Node string
+}
+
+// Server is the data plane of one node. Its methods are safe for concurrent use.
+type Server struct {
+	leaf    func() (*tls.Certificate, error)
+	log     *slog.Logger
+	metrics *metrics
+
+	mu      sync.Mutex
+	cluster *upstream.Cluster
+	pods    map[*Pod]struct{}
+}
+
+// New makes a server without pods. It fails when a metric's name is taken.
+func New(c Config) (*Server, error) {
+	if c.Leaf == nil {
+		return nil, errors.New("proxy: Config.Leaf is required")
+	}
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	if c.Node != "" {
+		log = log.With("node", c.Node)
+	}
+	m, err := newMetrics(c.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{leaf: c.Leaf, log: log, metrics: m, pods: map[*Pod]struct{}{}}, nil
+}
+
+// SetCluster says where the apiserver is: literal addresses, and the CA that
+// verifies it under the name kubernetes.default.svc. On an error the last good
+// one stays. Requests under way end on the connections they have.
+func (s *Server) SetCluster(m *meshv1.Cluster) error {
+	cluster, err := upstream.NewCluster(m)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cluster.Equal(s.cluster) {
+		return nil
+	}
+	s.cluster = cluster
+	for p := range s.pods {
+		p.setCluster(cluster)
+	}
+	return nil
+}
+
+// Pod adds a pod. dial connects from its network namespace. Until SetPolicy the
+// pod's requests are answered 503; Shutdown removes the pod.
+func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
+	p := newPod(s, info, dial)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods[p] = struct{}{}
+	if s.cluster != nil {
+		p.setCluster(s.cluster)
+	}
+	return p
+}
+
+func (s *Server) remove(p *Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pods, p)
+	p.setCluster(nil)
+}

@@ -1,0 +1,100 @@
+// Package status answers requests the way the apiserver refuses them: with a
+// metav1.Status in the type the client negotiated.
+package status
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+)
+
+var codecs = func() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	v1 := schema.GroupVersion{Version: "v1"}
+	metav1.AddToGroupVersion(scheme, v1)
+	scheme.AddUnversionedTypes(v1, &metav1.Status{})
+	return serializer.NewCodecFactory(scheme)
+}()
+
+// New makes a refusal. retry, in seconds, is sent as Retry-After when above 0;
+// clients of Kubernetes retry then on 429 and 5xx.
+func New(code int, reason metav1.StatusReason, retry int, format string, args ...any) *apierrors.StatusError {
+	s := metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure,
+		Code:     int32(code),
+		Reason:   reason,
+		Message:  "ctrlmesh: " + fmt.Sprintf(format, args...),
+	}
+	if retry > 0 {
+		s.Details = &metav1.StatusDetails{RetryAfterSeconds: int32(retry)}
+	}
+	return &apierrors.StatusError{ErrStatus: s}
+}
+
+// BadRequest is 400: the request cannot be understood in one way only.
+func BadRequest(format string, args ...any) *apierrors.StatusError {
+	return New(http.StatusBadRequest, metav1.StatusReasonBadRequest, 0, format, args...)
+}
+
+// Unavailable is 503 with Retry-After in seconds.
+func Unavailable(retry int, format string, args ...any) *apierrors.StatusError {
+	return New(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, retry, format, args...)
+}
+
+// TooLarge is 413: a body above limit bytes.
+func TooLarge(limit int) *apierrors.StatusError {
+	return New(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, 0, "the body is larger than %d bytes", limit)
+}
+
+// UnsupportedMediaType is 415: a body that must be read and cannot be.
+func UnsupportedMediaType(format string, args ...any) *apierrors.StatusError {
+	return New(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, 0, format, args...)
+}
+
+// NotAcceptable is 406: an answer that must be read and could not be.
+func NotAcceptable(format string, args ...any) *apierrors.StatusError {
+	return New(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, 0, format, args...)
+}
+
+// Write answers r with err and returns the number of body bytes. The type is
+// negotiated; a client that accepts nothing known gets JSON.
+func Write(w http.ResponseWriter, r *http.Request, err *apierrors.StatusError) int {
+	s := err.ErrStatus
+	mediaType, body := encode(r, &s)
+	h := w.Header()
+	h.Set("Content-Type", mediaType)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Cache-Control", "no-cache, private")
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
+	}
+	w.WriteHeader(int(s.Code))
+	if r.Method == http.MethodHead {
+		return 0
+	}
+	n, _ := w.Write(body)
+	return n
+}
+
+func encode(r *http.Request, s *metav1.Status) (mediaType string, body []byte) {
+	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
+	if !ok {
+		panic("status: no JSON serializer")
+	}
+	if _, negotiated, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions); err == nil {
+		info = negotiated
+	}
+	body, err := runtime.Encode(info.Serializer, s)
+	if err != nil {
+		panic(fmt.Sprintf("status: %v", err)) // a Status always encodes
+	}
+	return info.MediaType, body
+}

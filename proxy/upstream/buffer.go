@@ -1,0 +1,17 @@
+package upstream
+
+import "sync"
+
+// BufferSize is what large bodies are copied with, in bytes.
+const BufferSize = 64 << 10
+
+// Buf is a pooled copy buffer.
+type Buf struct{ B []byte }
+
+var buffers = sync.Pool{New: func() any { return &Buf{B: make([]byte, BufferSize)} }}
+
+// Buffer takes a buffer from the pool; Free gives it back.
+func Buffer() *Buf { return buffers.Get().(*Buf) }
+
+// Free gives b back. It must not be used after.
+func (b *Buf) Free() { buffers.Put(b) }

@@ -1,0 +1,89 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Client is one pod's connections to one Cluster.
+type Client struct {
+	cluster *Cluster
+	dial    Dial
+	cache   tls.ClientSessionCache
+	short   pool
+	streams *http.Transport
+}
+
+// NewClient makes a client; it connects when it is used.
+func NewClient(cluster *Cluster, dial Dial) *Client {
+	c := &Client{cluster: cluster, dial: dial, cache: tls.NewLRUClientSessionCache(sessionCacheSize)}
+	c.short.connect = func(ctx context.Context) (*tls.Conn, error) { return c.connect(ctx, protocolHTTP11) }
+	c.streams = &http.Transport{
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return c.connect(ctx, protocolHTTP2, protocolHTTP11)
+		},
+		ForceAttemptHTTP2:  true,
+		DisableCompression: true,
+		IdleConnTimeout:    idleTimeout,
+		HTTP2: &http.HTTP2Config{
+			// One stream whose client does not read holds this much and no more;
+			// the connection's window stays large, so it stalls no other.
+			MaxReceiveBufferPerStream: 256 << 10,
+			SendPingTimeout:           30 * time.Second,
+			PingTimeout:               15 * time.Second,
+		},
+	}
+	return c
+}
+
+func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, error) {
+	return c.cluster.connect(ctx, c.dial, c.cache, protocols...)
+}
+
+// Short sends a request that ends soon. The body is sent before the answer is
+// read. Writes are never sent twice.
+func (c *Client) Short(ctx context.Context, r *Request) (*http.Response, error) {
+	return c.short.roundTrip(ctx, r)
+}
+
+// Stream sends a request whose bodies may go on for long and both ways at once.
+func (c *Client) Stream(ctx context.Context, r *Request) (*http.Response, error) {
+	path, query, _ := strings.Cut(r.Target, "?")
+	req := (&http.Request{
+		Method: r.Method,
+		// Opaque keeps the path's bytes as they are.
+		URL:        &url.URL{Scheme: "https", Host: ServerName, Opaque: path, RawQuery: query},
+		Proto:      "HTTP/1.1",
+		ProtoMajor: 1,
+		ProtoMinor: 1,
+		Host:       r.Host,
+		Header:     r.Header,
+	}).WithContext(ctx)
+	if r.hasBody() {
+		req.Body, req.ContentLength = io.NopCloser(r.Body), r.Length
+	}
+	if _, ok := req.Header["User-Agent"]; !ok {
+		req.Header["User-Agent"] = []string{""} // none, rather than Go's
+	}
+	if r.Sent != nil {
+		r.Sent()
+	}
+	return c.streams.RoundTrip(req)
+}
+
+// Connect returns an HTTP/1.1 connection for one request that takes it over.
+func (c *Client) Connect(ctx context.Context) (*tls.Conn, error) {
+	return c.connect(ctx, protocolHTTP11)
+}
+
+// Close drops idle connections and keeps no more; requests under way go on.
+func (c *Client) Close() {
+	c.short.close()
+	c.streams.CloseIdleConnections()
+}

@@ -1,0 +1,104 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// ServerName is the name that the apiserver's certificate must carry, whichever
+// address it was reached at.
+const ServerName = "kubernetes.default.svc"
+
+const (
+	connectTimeout   = 10 * time.Second // all addresses and the handshake together
+	attemptTimeout   = 3 * time.Second  // one address, while others are left to try
+	protocolHTTP11   = "http/1.1"
+	protocolHTTP2    = "h2"
+	sessionCacheSize = 4
+)
+
+// Dial connects from the pod's network namespace.
+type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Cluster is where the apiserver is and how it is verified. It is immutable.
+type Cluster struct {
+	addresses []string
+	ca        []byte
+	roots     *x509.CertPool
+}
+
+// NewCluster checks m: literal IP addresses with ports, at least one, and a CA.
+func NewCluster(m *meshv1.Cluster) (*Cluster, error) {
+	c := &Cluster{ca: m.GetCa(), roots: x509.NewCertPool()}
+	for _, addr := range slices.Concat(m.GetServiceAddresses(), m.GetEndpointAddresses()) {
+		if _, err := netip.ParseAddrPort(addr); err != nil {
+			return nil, fmt.Errorf("cluster: address %q is not a literal IP and port", addr)
+		}
+		if !slices.Contains(c.addresses, addr) {
+			c.addresses = append(c.addresses, addr)
+		}
+	}
+	if len(c.addresses) == 0 {
+		return nil, errors.New("cluster: no address of the apiserver")
+	}
+	if !c.roots.AppendCertsFromPEM(c.ca) {
+		return nil, errors.New("cluster: no certificate in the CA")
+	}
+	return c, nil
+}
+
+// Equal tells whether connections to c are as good as connections to o.
+func (c *Cluster) Equal(o *Cluster) bool {
+	return o != nil && slices.Equal(c.addresses, o.addresses) && string(c.ca) == string(o.ca)
+}
+
+// connect returns a verified connection that speaks one of protocols.
+func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, protocols ...string) (*tls.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	raw, err := c.dial(ctx, dial)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(raw, &tls.Config{
+		RootCAs:            c.roots,
+		ServerName:         ServerName,
+		NextProtos:         protocols,
+		ClientSessionCache: cache,
+		MinVersion:         tls.VersionTLS12,
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	return conn, nil
+}
+
+func (c *Cluster) dial(ctx context.Context, dial Dial) (net.Conn, error) {
+	var errs []error
+	for i, addr := range c.addresses {
+		attempt, cancel := ctx, context.CancelFunc(func() {})
+		if i < len(c.addresses)-1 {
+			attempt, cancel = context.WithTimeout(ctx, attemptTimeout)
+		}
+		conn, err := dial(attempt, "tcp", addr)
+		cancel()
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}

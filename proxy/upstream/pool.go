@@ -1,0 +1,385 @@
+package upstream
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const (
+	maxIdle = 16
+	// Below the 90 s after which the apiserver closes idle connections, so that
+	// it is us who close first and no request meets a connection half closed.
+	idleTimeout = 55 * time.Second
+	// A body up to here leaves with its head in one TLS record.
+	inlineBody = 12 << 10
+)
+
+// Request is what goes upstream. Header must hold no hop-by-hop header.
+type Request struct {
+	Method string
+	Target string // escaped path and raw query
+	Host   string
+	Header http.Header
+	Body   io.Reader // nil: none
+	Length int64     // of Body in bytes; -1: unknown
+	// Sent, if not nil, is called when a connection is there and the request is
+	// about to leave.
+	Sent func()
+}
+
+func (r *Request) hasBody() bool { return r.Body != nil && r.Length != 0 }
+
+// replayable tells whether r may be sent twice: nothing of it changes state, and
+// no body was consumed.
+func (r *Request) replayable() bool {
+	return !r.hasBody() && (r.Method == http.MethodGet || r.Method == http.MethodHead)
+}
+
+// errStale is a kept connection that turned out to be closed before a byte of
+// the answer came.
+var errStale = errors.New("the connection was closed while idle")
+
+// pool keeps HTTP/1.1 connections.
+type pool struct {
+	connect func(context.Context) (*tls.Conn, error)
+
+	mu     sync.Mutex
+	idle   []*conn // oldest first
+	closed bool
+	sweep  *time.Timer
+}
+
+type conn struct {
+	*tls.Conn
+	pool  *pool
+	br    *bufio.Reader
+	since time.Time // idle since
+	kept  bool      // has served a request
+}
+
+var (
+	readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
+	heads   = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
+)
+
+// roundTrip sends r and returns the answer's head; its Body must be closed. The
+// end of ctx breaks the connection at once.
+func (p *pool) roundTrip(ctx context.Context, r *Request) (*http.Response, error) {
+	for {
+		c, err := p.get(ctx, !r.replayable())
+		if err != nil {
+			return nil, err
+		}
+		if r.Sent != nil {
+			r.Sent()
+		}
+		resp, err := c.roundTrip(ctx, r)
+		if errors.Is(err, errStale) && r.replayable() && ctx.Err() == nil {
+			continue // each turn uses up one kept connection
+		}
+		if err != nil && ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return resp, err
+	}
+}
+
+// get returns a connection. With sure, a kept one is probed before it is used,
+// because what is sent over it cannot be sent again.
+func (p *pool) get(ctx context.Context, sure bool) (*conn, error) {
+	for {
+		p.mu.Lock()
+		n := len(p.idle)
+		if n == 0 || p.closed {
+			p.mu.Unlock()
+			break
+		}
+		c := p.idle[n-1]
+		p.idle[n-1] = nil
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		if time.Since(c.since) < idleTimeout && (!sure || alive(c.NetConn())) {
+			return c, nil
+		}
+		c.abort()
+	}
+	raw, err := p.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &conn{Conn: raw, pool: p}, nil
+}
+
+func (p *pool) put(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || len(p.idle) >= maxIdle {
+		c.abort()
+		return
+	}
+	c.since, c.kept = time.Now(), true
+	p.idle = append(p.idle, c)
+	if p.sweep == nil {
+		p.sweep = time.AfterFunc(idleTimeout, p.expire)
+	}
+}
+
+// expire closes what has been idle for too long, and comes again while anything
+// is left.
+func (p *pool) expire() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.idle) > 0 && time.Since(p.idle[0].since) >= idleTimeout {
+		p.idle[0].abort()
+		p.idle = p.idle[1:]
+	}
+	p.sweep = nil
+	if len(p.idle) > 0 && !p.closed {
+		p.sweep = time.AfterFunc(idleTimeout-time.Since(p.idle[0].since), p.expire)
+	}
+}
+
+// close drops the idle connections and keeps no more. Those in use end with
+// their request.
+func (p *pool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, c := range p.idle {
+		c.abort()
+	}
+	p.idle = nil
+	if p.sweep != nil {
+		p.sweep.Stop()
+	}
+}
+
+// abort closes the socket under TLS: no goodbye that could block.
+func (c *conn) abort() { _ = c.NetConn().Close() }
+
+func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error) {
+	stop := context.AfterFunc(ctx, c.abort)
+	fail := func(err error) (*http.Response, error) {
+		stop()
+		c.abort()
+		c.release()
+		return nil, err
+	}
+	c.br = readers.Get().(*bufio.Reader)
+	c.br.Reset(c)
+
+	writeErr := c.send(r)
+	var source *BodyError
+	if errors.As(writeErr, &source) {
+		return fail(source.error)
+	}
+	// The apiserver may refuse a body half way: its answer counts more than the
+	// write error.
+	if _, err := c.br.Peek(1); err != nil {
+		switch {
+		case c.kept && !IsTimeout(err):
+			return fail(fmt.Errorf("%w: %w", errStale, err))
+		case writeErr != nil:
+			return fail(writeErr)
+		}
+		return fail(err)
+	}
+	asked := &http.Request{Method: r.Method}
+	for {
+		resp, err := http.ReadResponse(c.br, asked)
+		if err != nil {
+			return fail(err)
+		}
+		if resp.StatusCode == http.StatusSwitchingProtocols {
+			return fail(errors.New("the apiserver switched protocols unasked"))
+		}
+		if resp.StatusCode < 200 {
+			continue
+		}
+		resp.Body = &body{
+			Reader: resp.Body,
+			conn:   c,
+			stop:   stop,
+			keep:   !resp.Close && writeErr == nil,
+		}
+		if resp.ContentLength == 0 {
+			resp.Body.(*body).end()
+		}
+		return resp, nil
+	}
+}
+
+func (c *conn) release() {
+	if c.br != nil {
+		c.br.Reset(nil)
+		readers.Put(c.br)
+		c.br = nil
+	}
+}
+
+// body returns the connection to the pool when it was read to its end.
+type body struct {
+	io.Reader
+	conn *conn
+	stop func() bool
+	keep bool
+	done bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	if b.done {
+		return 0, io.EOF
+	}
+	n, err := b.Reader.Read(p)
+	if err == io.EOF {
+		b.end()
+	}
+	return n, err
+}
+
+func (b *body) end() {
+	b.done = true
+	idle := b.stop() && b.keep && b.conn.br.Buffered() == 0
+	b.conn.release()
+	if idle {
+		b.conn.pool.put(b.conn)
+	} else {
+		b.conn.abort()
+	}
+}
+
+// Close drops the connection of a body that was not read to its end.
+func (b *body) Close() error {
+	if !b.done {
+		b.done = true
+		b.stop()
+		b.conn.abort()
+		b.conn.release()
+	}
+	return nil
+}
+
+// BodyError is a failure to read what the client sends.
+type BodyError struct{ error }
+
+func (e *BodyError) Unwrap() error { return e.error }
+
+// send writes r, head and body.
+func (c *conn) send(r *Request) error {
+	pooled := heads.Get().(*[]byte)
+	buf := appendHead((*pooled)[:0], r)
+	defer func() {
+		if cap(buf) <= 64<<10 {
+			*pooled = buf[:0]
+			heads.Put(pooled)
+		}
+	}()
+	if !r.hasBody() {
+		_, err := c.Write(buf)
+		return err
+	}
+	if r.Length < 0 {
+		return c.sendChunked(r, buf)
+	}
+	left := r.Length
+	if left <= inlineBody {
+		n := len(buf)
+		buf = append(buf, make([]byte, left)...)
+		if _, err := io.ReadFull(r.Body, buf[n:]); err != nil {
+			return &BodyError{err}
+		}
+		_, err := c.Write(buf)
+		return err
+	}
+	if _, err := c.Write(buf); err != nil {
+		return err
+	}
+	return c.copy(c.Conn, io.LimitReader(r.Body, left), left)
+}
+
+func (c *conn) sendChunked(r *Request, head []byte) error {
+	if _, err := c.Write(head); err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(c.Conn, 16<<10)
+	chunks := httputil.NewChunkedWriter(w)
+	if err := c.copy(chunks, r.Body, -1); err != nil {
+		return err
+	}
+	if err := chunks.Close(); err != nil {
+		return err
+	}
+	if _, err := w.WriteString("\r\n"); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// copy tells the client's failures from the apiserver's.
+func (c *conn) copy(w io.Writer, r io.Reader, want int64) error {
+	buf := Buffer()
+	defer buf.Free()
+	var sent int64
+	for {
+		n, err := r.Read(buf.B)
+		if n > 0 {
+			if _, werr := w.Write(buf.B[:n]); werr != nil {
+				return werr
+			}
+			sent += int64(n)
+		}
+		switch {
+		case err == io.EOF && want >= 0 && sent != want:
+			return &BodyError{io.ErrUnexpectedEOF}
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return &BodyError{err}
+		}
+	}
+}
+
+func appendHead(b []byte, r *Request) []byte {
+	b = append(b, r.Method...)
+	b = append(b, ' ')
+	b = append(b, r.Target...)
+	b = append(b, " HTTP/1.1\r\nHost: "...)
+	b = append(b, r.Host...)
+	b = append(b, "\r\n"...)
+	for k, vv := range r.Header {
+		if k == "Host" || k == "Content-Length" || k == "Transfer-Encoding" {
+			continue
+		}
+		for _, v := range vv {
+			b = append(b, k...)
+			b = append(b, ": "...)
+			b = append(b, v...)
+			b = append(b, "\r\n"...)
+		}
+	}
+	switch {
+	case r.hasBody() && r.Length < 0:
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	case r.hasBody(), r.Method == http.MethodPost, r.Method == http.MethodPut, r.Method == http.MethodPatch:
+		b = append(b, "Content-Length: "...)
+		b = strconv.AppendInt(b, max(r.Length, 0), 10)
+		b = append(b, "\r\n"...)
+	}
+	return append(b, "\r\n"...)
+}
+
+// IsTimeout tells whether the apiserver was too slow to answer or to connect to.
+func IsTimeout(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}
