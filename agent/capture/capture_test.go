@@ -3,6 +3,7 @@ package capture
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -15,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/bpf"
-	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
 func TestConnectLandsOnTheListener(t *testing.T) {
@@ -44,6 +44,8 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 			{"v6 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, service6, "mesh"},
 			{"v4 fast open", client{fastopen: true}, service4, "mesh"},
 			{"v6 fast open", client{fastopen: true}, service6, "mesh"},
+			{"v4 fast open at connect", client{fastopenConnect: true}, service4, "mesh"},
+			{"v6 fast open at connect", client{fastopenConnect: true}, service6, "mesh"},
 			{"v4 unlisted port", client{}, other4, "direct"},
 			{"v6 unlisted address", client{}, other6, "direct"},
 			{"v4-mapped unlisted", client{mapped: true}, other4, "direct"},
@@ -63,7 +65,7 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 		for name, to := range map[string]netip.AddrPort{"v4": service4, "v6": service6} {
 			t.Run(name+" bound to a device", func(t *testing.T) {
 				// Refused by BPF, redirected by iptables: in no case direct.
-				who, _, err := client{device: "eth0"}.connect(pod, to)
+				who, _, err := client{device: "eth0", patience: 200 * time.Millisecond}.connect(pod, to)
 				require.NotEqual(t, "direct", who)
 				if cfg.Mode == EBPF {
 					require.ErrorIs(t, err, unix.EPERM)
@@ -236,7 +238,7 @@ func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 
 		// Two stay, the other two come and go.
 		stop := hammer(pod, service4, service6)
-		for i := range 6 {
+		for i, start := 0, time.Now(); i < 6 || time.Since(start) < 300*time.Millisecond; i++ {
 			set := []netip.AddrPort{service4, service6}
 			if i%2 == 1 {
 				set = listed
@@ -405,18 +407,26 @@ func TestCleanup(t *testing.T) {
 }
 
 func TestNoIPv6(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
-		w := newWorld(t)
-		pod := w.pod()
-		require.NoError(t, pod.do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }))
-		p := captured(t, agent(t, cfg), uid, pod, "mesh")
-		require.Len(t, p.Listeners(), 1)
-		for _, c := range []client{{}, {mapped: true}} {
-			who, _, err := c.connect(pod, service4)
-			require.NoError(t, err)
-			require.Equal(t, "mesh", who)
-		}
-	})
+	for name, device := range map[string]string{"nowhere": "all", "not on lo": "lo"} {
+		t.Run(name, func(t *testing.T) {
+			forEachMethod(t, func(t *testing.T, cfg Config) {
+				w := newWorld(t)
+				pod := w.pod()
+				require.NoError(t, pod.do(func() error {
+					return os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte("1"), 0)
+				}))
+				p := captured(t, agent(t, cfg), uid, pod, "mesh")
+				require.Len(t, p.Listeners(), 1)
+				for _, c := range []client{{}, {mapped: true}} {
+					who, _, err := c.connect(pod, service4)
+					require.NoError(t, err)
+					require.Equal(t, "mesh", who)
+				}
+				_, _, err := client{patience: 200 * time.Millisecond}.connect(pod, service6)
+				require.Error(t, err, "IPv6 has no listener to go to, and must not go direct")
+			})
+		})
+	}
 }
 
 func TestListenersShareNothing(t *testing.T) {
@@ -463,9 +473,9 @@ func TestModeChanges(t *testing.T) {
 }
 
 func TestAuto(t *testing.T) {
-	w := newWorld(t)
 	cfg := methods[0].config(t)
 	cfg.Mode = Auto
+	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	require.Equal(t, EBPF, agent(t, cfg).Mode())
 
 	elsewhere := cfg
@@ -485,6 +495,16 @@ func TestAuto(t *testing.T) {
 	_, err = Open(elsewhere)
 	require.ErrorIs(t, err, bpf.ErrUnsupported)
 	require.ErrorContains(t, err, "iptables-none")
-	_ = w
-	_ = bpftest.Cgroup(t)
+}
+
+// TestThreadThatCannotComeHome must not serve other goroutines.
+func TestThreadThatCannotComeHome(t *testing.T) {
+	pod := newWorld(t).pod()
+	usual := ownNetNS
+	ownNetNS = "/proc/thread-self/ns/mnt" // no way back by this
+	err := inNetNS(pod.file, func() error { return nil })
+	ownNetNS = usual
+	require.ErrorIs(t, err, unix.EINVAL)
+	require.ErrorContains(t, err, "leave the pod's network namespace")
+	requireHome(t)
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // ownNetNS is the network namespace of the calling thread. That of the process
-// is its first thread's, which may be elsewhere for a moment.
-const ownNetNS = "/proc/thread-self/ns/net"
+// is its first thread's, which may be elsewhere for a moment. Tests change it.
+var ownNetNS = "/proc/thread-self/ns/net"
 
 // openNetNS opens the network namespace at path, unless it is the agent's own.
 func openNetNS(path string) (*os.File, error) {

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,7 @@ const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
 
 // ns is a network namespace that lives as long as its file and what was made in it.
 type ns struct {
-	t    *testing.T
+	t    testing.TB
 	file *os.File
 	path string
 	link *netlink.Handle
@@ -52,7 +53,7 @@ type ns struct {
 }
 
 // newNS makes a network namespace, of which nothing is left after the test.
-func newNS(t *testing.T) *ns {
+func newNS(t testing.TB) *ns {
 	t.Helper()
 	n := &ns{t: t}
 	require.NoError(t, onOwnGoroutine(func() error {
@@ -119,12 +120,12 @@ func (n *ns) route(gateways ...string) {
 
 // world is a server namespace with the fake apiservers.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	server *ns
 	pods   int
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -143,7 +144,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // answer accepts connections and says who it is, and to whom.
-func answer(t *testing.T, name string, listeners ...net.Listener) {
+func answer(t testing.TB, name string, listeners ...net.Listener) {
 	t.Helper()
 	for _, l := range listeners {
 		done := make(chan struct{})
@@ -194,19 +195,19 @@ func (*ns) addresses(n int) (v4, v6 netip.Addr) {
 // method is a way of capture under test, and how to open it again and again.
 type method struct {
 	name   string
-	config func(t *testing.T) Config
+	config func(t testing.TB) Config
 }
 
 var methods = []method{
-	{"ebpf", func(t *testing.T) Config {
+	{"ebpf", func(t testing.TB) Config {
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), Subtree: true, PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
 	}},
 	{"iptables-nft", iptablesConfig("nft")},
 	{"iptables-legacy", iptablesConfig("legacy")},
 }
 
-func iptablesConfig(variant string) func(t *testing.T) Config {
-	return func(t *testing.T) Config {
+func iptablesConfig(variant string) func(t testing.TB) Config {
+	return func(t testing.TB) Config {
 		for _, program := range []string{"iptables-" + variant, "ip6tables-" + variant} {
 			if _, err := exec.LookPath(program); err != nil {
 				t.Skip("needs ", program)
@@ -228,7 +229,7 @@ func forEachMethod(t *testing.T, test func(t *testing.T, cfg Config)) {
 }
 
 // agent opens a method with the listed destinations.
-func agent(t *testing.T, cfg Config) Method {
+func agent(t testing.TB, cfg Config) Method {
 	t.Helper()
 	m, err := Open(cfg)
 	require.NoError(t, err)
@@ -238,7 +239,7 @@ func agent(t *testing.T, cfg Config) Method {
 }
 
 // captured captures a pod; its listeners answer with name.
-func captured(t *testing.T, m Method, uid string, pod *ns, name string) *Pod {
+func captured(t testing.TB, m Method, uid string, pod *ns, name string) *Pod {
 	t.Helper()
 	p, err := m.Capture(uid, pod.path)
 	require.NoError(t, err)
@@ -248,12 +249,14 @@ func captured(t *testing.T, m Method, uid string, pod *ns, name string) *Pod {
 
 // client is how a program in a pod connects.
 type client struct {
-	mapped   bool       // by an IPv6 socket to an IPv4 address
-	v6only   bool       // by an IPv6 socket that cannot do that
-	bind     netip.Addr // bound to this address
-	device   string     // bound to this device
-	protocol int        // IPPROTO_MPTCP, if not TCP
-	fastopen bool       // with data, without connect()
+	mapped          bool          // by an IPv6 socket to an IPv4 address
+	v6only          bool          // by an IPv6 socket that cannot do that
+	bind            netip.Addr    // bound to this address
+	device          string        // bound to this device
+	protocol        int           // IPPROTO_MPTCP, if not TCP
+	fastopen        bool          // with data, without connect()
+	fastopenConnect bool          // TCP_FASTOPEN_CONNECT
+	patience        time.Duration // 0 means 3 s
 }
 
 // connect connects from the namespace and returns who answered, and the source address they saw.
@@ -279,6 +282,11 @@ func (c client) connect(n *ns, to netip.AddrPort) (who, source string, err error
 			return "", "", err
 		}
 	}
+	if c.fastopenConnect {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT, 1); err != nil {
+			return "", "", err
+		}
+	}
 	if c.device != "" {
 		if err := unix.BindToDevice(fd, c.device); err != nil {
 			return "", "", err
@@ -297,13 +305,13 @@ func (c client) connect(n *ns, to netip.AddrPort) (who, source string, err error
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return "", "", fmt.Errorf("connect: %w", err)
 	}
-	if err := wait(fd, unix.POLLOUT); err != nil {
+	if err := c.wait(fd, unix.POLLOUT); err != nil {
 		return "", "", err
 	}
 	if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code != 0 {
 		return "", "", fmt.Errorf("connect: %w", errors.Join(err, syscall.Errno(code)))
 	}
-	if err := wait(fd, unix.POLLIN); err != nil {
+	if err := c.wait(fd, unix.POLLIN); err != nil {
 		return "", "", err
 	}
 	var buffer [100]byte
@@ -322,8 +330,8 @@ func sockaddr(to netip.AddrPort, family int) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
 }
 
-func wait(fd int, events int16) error {
-	for deadline := time.Now().Add(3 * time.Second); ; {
+func (c client) wait(fd int, events int16) error {
+	for deadline := time.Now().Add(cmp.Or(c.patience, 3*time.Second)); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(time.Until(deadline).Milliseconds()))
 		switch {
 		case errors.Is(err, unix.EINTR) && time.Now().Before(deadline):

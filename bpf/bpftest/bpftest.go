@@ -33,7 +33,7 @@ func Main(m *testing.M) {
 
 // Cgroup returns the cgroup of this process, which is nobody else's. It skips
 // the test if there can be none.
-func Cgroup(t *testing.T) string {
+func Cgroup(t testing.TB) string {
 	t.Helper()
 	if reason != "" {
 		t.Skip("needs root and a cgroup2 mount: ", reason)
@@ -43,7 +43,7 @@ func Cgroup(t *testing.T) string {
 
 // BPFFS mounts a bpffs for the length of the test, and with it all pins go. It
 // skips the test if that cannot be.
-func BPFFS(t *testing.T) string {
+func BPFFS(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
