@@ -26,7 +26,7 @@ func main() {
 	d := demo{start: time.Now()}
 	flag.IntVar(&d.namespaces, "namespaces", 12, "how many namespaces to divide")
 	flag.IntVar(&d.objects, "objects", 600, "how many objects to put into them")
-	flag.BoolVar(&d.mesh, "mesh", true, "make ShardingConfigs; without them the demo shows the unsharded operator, and fails")
+	flag.BoolVar(&d.sharded, "sharded", true, "make ShardingConfigs; without them one pod does all the work, and the demo fails")
 	flag.DurationVar(&d.timeout, "timeout", 3*time.Minute, "how long to wait for the operator at most")
 	flag.Parse()
 
@@ -43,7 +43,7 @@ func main() {
 
 type demo struct {
 	namespaces, objects int
-	mesh                bool
+	sharded             bool
 	timeout             time.Duration
 
 	*kube.Cluster
@@ -67,6 +67,7 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 	// Whatever went wrong on the way, the counts say what it led to.
 	if err != nil {
 		d.say("not as it should be: %v", err)
+		d.printLogs(ctx)
 	}
 	w, err := d.look(ctx, since)
 	if err != nil {
@@ -79,7 +80,7 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 	for _, doubt := range w.doubts() {
 		fmt.Println("!", doubt)
 	}
-	d.printNext(ctx)
+	d.printNext(ctx, w)
 	fmt.Println(got)
 	return got == want && len(w.doubts()) == 0, nil
 }

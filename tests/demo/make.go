@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,22 +58,6 @@ func (d *demo) makeObjects(ctx context.Context, names []string, first, end int) 
 	return g.Wait()
 }
 
-func (d *demo) clearObjects(ctx context.Context) error {
-	var namespaces corev1.NamespaceList
-	if err := d.List(ctx, &namespaces, ours); err != nil {
-		return fmt.Errorf("listing namespaces: %w", err)
-	}
-	for _, ns := range namespaces.Items {
-		if err := d.DeleteAllOf(ctx, &tallyv1.Tally{}, client.InNamespace(ns.Name)); err != nil {
-			return fmt.Errorf("deleting the objects in %s: %w", ns.Name, err)
-		}
-	}
-	return kube.Until(ctx, "the objects' end", func(ctx context.Context) error {
-		tallies, err := d.tallies(ctx)
-		return empty(&tallyv1.TallyList{Items: tallies}, err)
-	})
-}
-
 // makeShards gives each pod a shard with its part of the namespaces, and waits
 // until the mesh knows of it: a pod made earlier would be nobody's member.
 func (d *demo) makeShards(ctx context.Context, names []string) error {
@@ -119,12 +102,4 @@ func shard(ordinal int, namespaces []string) *meshv1alpha1.ShardingConfig {
 			}},
 		},
 	}
-}
-
-// empty says how much a list, read with err, still holds.
-func empty(list client.ObjectList, err error) error {
-	if err == nil && meta.LenList(list) > 0 {
-		err = fmt.Errorf("%d are left", meta.LenList(list))
-	}
-	return err
 }

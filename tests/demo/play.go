@@ -7,12 +7,9 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -31,7 +28,7 @@ func (d *demo) play(ctx context.Context) (since time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
 
-	if d.mesh {
+	if d.sharded {
 		d.say("waiting for ctrlmesh to be ready")
 		if err := d.meshReady(ctx); err != nil {
 			return since, err
@@ -54,7 +51,7 @@ func (d *demo) play(ctx context.Context) (since time.Time, err error) {
 	if err := d.makeObjects(ctx, names, 0, d.objects/2); err != nil {
 		return since, err
 	}
-	if d.mesh {
+	if d.sharded {
 		d.say("making %d ShardingConfigs", shards)
 		if err := d.makeShards(ctx, names); err != nil {
 			return since, err
@@ -70,7 +67,7 @@ func (d *demo) play(ctx context.Context) (since time.Time, err error) {
 	if err := kube.Until(ctx, "the operator's pods", func(ctx context.Context) error { return d.RolledOut(ctx, set) }); err != nil {
 		return since, err
 	}
-	if d.mesh {
+	if d.sharded {
 		d.say("waiting for a leader of each shard")
 		if err := kube.Until(ctx, "leaders", d.led); err != nil {
 			return since, err
@@ -98,48 +95,19 @@ func (d *demo) meshReady(ctx context.Context) error {
 	return nil
 }
 
-// clear removes the operator and its objects: what an earlier run counted must not
-// be counted again. Namespaces stay, for they take long to go.
-func (d *demo) clear(ctx context.Context) error {
-	inOperator := client.InNamespace(operator)
-	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload}}
-	if err := d.Delete(ctx, set); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("deleting the operator: %w", err)
-	}
-	err := kube.Until(ctx, "the operator's end", func(ctx context.Context) error {
-		var pods corev1.PodList
-		return empty(&pods, d.List(ctx, &pods, inOperator, client.MatchingLabels{"app": workload}))
-	})
-	if err != nil {
-		return err
-	}
-	if err := d.DeleteAllOf(ctx, &coordinationv1.Lease{}, inOperator); err != nil {
-		return fmt.Errorf("deleting locks: %w", err)
-	}
-	if d.mesh {
-		if err := d.DeleteAllOf(ctx, &meshv1alpha1.ShardingConfig{}, inOperator, ours); err != nil {
-			return fmt.Errorf("deleting ShardingConfigs: %w", err)
-		}
-		err := kube.Until(ctx, "the ShardingConfigs' end", func(ctx context.Context) error {
-			var configs meshv1alpha1.ShardingConfigList
-			return empty(&configs, d.List(ctx, &configs, inOperator, ours))
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return d.clearObjects(ctx)
-}
-
-// led says which shard has no leader yet.
+// led says which shard is not at work yet.
 func (d *demo) led(ctx context.Context) error {
 	w, err := d.world(ctx)
 	if err != nil {
 		return err
 	}
 	for i := range w.configs {
-		if w.leader(&w.configs[i]) == "" {
-			return fmt.Errorf("nobody holds %s", lockOf(&w.configs[i]))
+		c := &w.configs[i]
+		if !w.captured(c) {
+			return fmt.Errorf("ShardingConfig %s reports a member that is not captured", c.Name)
+		}
+		if w.leader(c) == "" {
+			return fmt.Errorf("no member of %s holds the lock %s", c.Name, lockOf(c))
 		}
 	}
 	return nil

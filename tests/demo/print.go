@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -39,26 +40,49 @@ func span(names []string) string {
 	return fmt.Sprintf("%d (%s to %s)", len(names), names[0], names[len(names)-1])
 }
 
+// printLogs shows the end of what the operator's pods said, to tell what ails them.
+func (d *demo) printLogs(ctx context.Context) {
+	const enough = 10
+	var pods corev1.PodList
+	if err := d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}); err != nil {
+		return
+	}
+	for _, pod := range pods.Items {
+		logs, err := d.PodLogs(ctx, operator, pod.Name)
+		if err != nil {
+			d.say("%v", err)
+		}
+		lines := strings.Split(strings.TrimSpace(logs), "\n")
+		fmt.Printf("  the last that %s said:\n    %s\n", pod.Name, strings.Join(lines[max(0, len(lines)-enough):], "\n    "))
+	}
+}
+
 // printNext says what to try on the cluster, which stays up.
-func (d *demo) printNext(ctx context.Context) {
+func (d *demo) printNext(ctx context.Context, w *world) {
 	agent, port := "AGENT", "PORT"
 	var pods corev1.PodList
 	if err := d.List(ctx, &pods, client.InNamespace(kube.SystemNamespace)); err == nil {
 		agent, port = metricsOf(pods.Items, agent, port)
 	}
+	object := "-n demo-00 tally t-00"
+	if len(w.tallies) > 0 {
+		object = fmt.Sprintf("-n %s tally %s", w.tallies[0].Namespace, w.tallies[0].Name)
+	}
 	fmt.Printf(`
 The cluster stays up; make cluster-down ends it. What to try next:
 
-  export KUBECONFIG=%s
-  kubectl -n %[2]s get shardingconfigs                      the shards; -o yaml for each member's state
-  kubectl -n %[2]s delete pod %[3]s-0                          only that shard's lock is let go and taken again:
-  kubectl -n %[2]s get leases -w
-  kubectl -n demo-00 patch tally t-00 --type merge -p '{"spec":{"say":"again"}}'
-  kubectl -n demo-00 get tally t-00 -o yaml                       one pod answered
-  kubectl get --raw /api/v1/namespaces/%[4]s/pods/%[5]s:%[6]s/proxy/metrics
-  kubectl -n %[4]s logs %[5]s
+  export KUBECONFIG=%s PATH=%s:$PATH
+  # the shards; with -o yaml each member's state
+  kubectl -n %[3]s get shardingconfigs
+  # end a leader: that shard's lock is taken again, the other's stays
+  kubectl -n %[3]s delete pod %[4]s-0; kubectl -n %[3]s get leases
+  # change an object: one pod answers
+  kubectl patch %[5]s --type merge -p '{"spec":{"say":"again"}}'; kubectl get %[5]s -o yaml
+  # what an agent counts, and what it forwarded
+  kubectl get --raw /api/v1/namespaces/%[6]s/pods/%[7]s:%[8]s/proxy/metrics
+  kubectl -n %[6]s logs %[7]s
 
-`, d.Kubeconfig, operator, workload, kube.SystemNamespace, agent, port)
+`, d.Kubeconfig, filepath.Join(d.Root, ".run", "bin"), operator, workload, object, kube.SystemNamespace, agent, port)
 }
 
 // metricsOf finds an agent and the port of its metrics.

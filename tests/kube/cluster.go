@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -33,19 +32,17 @@ type Cluster struct {
 }
 
 // Connect finds the cluster of tests/cluster or, if none was started, the one that
-// KUBECONFIG names. In this order, so that tests never run by accident against a
-// cluster somebody works with. The client knows Kubernetes' own kinds, the mesh's,
-// and what the functions add.
+// KUBECONFIG names. If these are two, it refuses to guess: tests must not run by
+// accident against a cluster that somebody works with. The client knows Kubernetes'
+// own kinds, the mesh's, and what the functions add.
 func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
 	root, err := findRoot()
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Root: root, Kubeconfig: filepath.Join(root, ".run", "kubeconfig")}
-	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
-		if c.Kubeconfig = os.Getenv("KUBECONFIG"); c.Kubeconfig == "" {
-			return nil, errors.New("no cluster: neither .run/kubeconfig (make cluster-up) nor KUBECONFIG")
-		}
+	c := &Cluster{Root: root}
+	if c.Kubeconfig, err = findKubeconfig(root, os.Getenv("KUBECONFIG")); err != nil {
+		return nil, err
 	}
 	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", c.Kubeconfig, err)
@@ -88,4 +85,19 @@ func findRoot() (string, error) {
 			return "", errors.New("finding the repository: no go.mod above the working directory")
 		}
 	}
+}
+
+// findKubeconfig chooses between the repository's own cluster and the given one.
+func findKubeconfig(root, given string) (string, error) {
+	own := filepath.Join(root, ".run", "kubeconfig")
+	_, err := os.Stat(own)
+	switch started := err == nil; {
+	case !started && given == "":
+		return "", errors.New("no cluster: neither .run/kubeconfig (make cluster-up) nor KUBECONFIG")
+	case !started:
+		return given, nil
+	case given != "" && given != own:
+		return "", fmt.Errorf("two clusters: KUBECONFIG is %s, and there is %s: unset one or end the other (make cluster-down)", given, own)
+	}
+	return own, nil
 }

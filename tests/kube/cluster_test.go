@@ -19,6 +19,26 @@ func TestFindRoot(t *testing.T) {
 	require.FileExists(t, filepath.Join(root, "tests", "kube", "cluster.go"))
 }
 
+func TestFindKubeconfig(t *testing.T) {
+	root := t.TempDir()
+	own := filepath.Join(root, ".run", "kubeconfig")
+	_, err := findKubeconfig(root, "")
+	require.ErrorContains(t, err, "no cluster")
+	got, err := findKubeconfig(root, "/else/where")
+	require.NoError(t, err)
+	require.Equal(t, "/else/where", got)
+
+	require.NoError(t, os.Mkdir(filepath.Dir(own), 0o755))
+	require.NoError(t, os.WriteFile(own, nil, 0o600))
+	for _, given := range []string{"", own} {
+		got, err = findKubeconfig(root, given)
+		require.NoError(t, err)
+		require.Equal(t, own, got)
+	}
+	_, err = findKubeconfig(root, "/else/where")
+	require.ErrorContains(t, err, "two clusters", "a test must not choose for whoever runs it")
+}
+
 func TestDecode(t *testing.T) {
 	objects, err := decode([]byte(`# only a comment
 ---

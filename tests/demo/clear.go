@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// clear removes the operator, its locks, shards and objects: what an earlier run
+// counted must not be counted again. Namespaces stay, for they take long to go.
+// The operator goes first, while it is still sharded.
+func (d *demo) clear(ctx context.Context) error {
+	for _, f := range []func(context.Context) error{d.clearOperator, d.clearShards, d.clearObjects} {
+		if err := f(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *demo) clearOperator(ctx context.Context) error {
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload}}
+	if err := d.Delete(ctx, set); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deleting the operator: %w", err)
+	}
+	err := kube.Until(ctx, "the operator's end", func(ctx context.Context) error {
+		var pods corev1.PodList
+		return empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(operator)); err != nil {
+		return fmt.Errorf("deleting locks: %w", err)
+	}
+	return nil
+}
+
+func (d *demo) clearShards(ctx context.Context) error {
+	err := d.DeleteAllOf(ctx, &meshv1alpha1.ShardingConfig{}, client.InNamespace(operator), ours)
+	if meta.IsNoMatchError(err) && !d.sharded {
+		return nil // ctrlmesh is not installed, and need not be
+	}
+	if err != nil {
+		return fmt.Errorf("deleting ShardingConfigs: %w", err)
+	}
+	return kube.Until(ctx, "the ShardingConfigs' end", func(ctx context.Context) error {
+		var configs meshv1alpha1.ShardingConfigList
+		return empty(&configs, d.List(ctx, &configs, client.InNamespace(operator), ours))
+	})
+}
+
+func (d *demo) clearObjects(ctx context.Context) error {
+	var namespaces corev1.NamespaceList
+	if err := d.List(ctx, &namespaces, ours); err != nil {
+		return fmt.Errorf("listing namespaces: %w", err)
+	}
+	for _, ns := range namespaces.Items {
+		if err := d.DeleteAllOf(ctx, &tallyv1.Tally{}, client.InNamespace(ns.Name)); err != nil {
+			return fmt.Errorf("deleting the objects in %s: %w", ns.Name, err)
+		}
+	}
+	return kube.Until(ctx, "the objects' end", func(ctx context.Context) error {
+		tallies, err := d.tallies(ctx)
+		return empty(&tallyv1.TallyList{Items: tallies}, err)
+	})
+}
+
+// empty says how much a list, read with err, still holds.
+func empty(list client.ObjectList, err error) error {
+	if err == nil && meta.LenList(list) > 0 {
+		err = fmt.Errorf("%d are left", meta.LenList(list))
+	}
+	return err
+}
