@@ -69,6 +69,12 @@ func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessio
 	if err != nil {
 		return nil, err
 	}
+	// A watch that says nothing must still notice that its peer is gone.
+	if k, ok := raw.(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+	}); ok {
+		_ = k.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 20 * time.Second, Interval: 5 * time.Second, Count: 5})
+	}
 	conn := tls.Client(raw, &tls.Config{
 		RootCAs:            c.roots,
 		ServerName:         ServerName,

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	maxIdle = 16
+	maxIdle = 64
 	// Below the 90 s after which the apiserver closes idle connections, so that
 	// it is us who close first and no request meets a connection half closed.
 	idleTimeout = 55 * time.Second
