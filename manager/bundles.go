@@ -1,0 +1,72 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+)
+
+// watchBundles watches the mesh's ConfigMaps in all namespaces, by name, so that
+// no other ConfigMap need be readable.
+func (w *world) watchBundles(ctx context.Context) error {
+	var factories []informers.SharedInformerFactory
+	for _, name := range []string{inject.MeshBundle, inject.BothBundle} {
+		f := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = "metadata.name=" + name
+		}))
+		if _, err := f.Core().V1().ConfigMaps().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    w.bundleChanged,
+			UpdateFunc: func(_, o any) { w.bundleChanged(o) },
+			DeleteFunc: func(any) { w.bundlesLoop.poke() },
+		}); err != nil {
+			return err
+		}
+		f.StartWithContext(ctx)
+		factories = append(factories, f)
+	}
+	<-ctx.Done()
+	for _, f := range factories {
+		f.Shutdown()
+	}
+	return nil
+}
+
+func (w *world) bundleChanged(o any) {
+	if cm, ok := o.(*corev1.ConfigMap); ok && !w.bundles.Right(cm) {
+		w.bundlesLoop.poke()
+	}
+}
+
+// keepBundles keeps the bundles right wherever pods use them. Those that nobody
+// uses any more stay: a pod may be on its way in.
+func (w *world) keepBundles(ctx context.Context) error {
+	c := w.compiled.Load()
+	if c == nil {
+		return nil
+	}
+	type need struct{ namespace, name string }
+	needs := map[need]bool{}
+	for _, p := range c.pods {
+		if name := inject.BundleOf(p.Annotations[v1alpha1.TrustAnnotation]); name != "" && !compile.Ended(p) {
+			needs[need{p.Namespace, name}] = true
+		}
+	}
+	var errs []error
+	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b need) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	}) {
+		errs = append(errs, w.bundles.Ensure(ctx, n.namespace, n.name))
+	}
+	return errors.Join(errs...)
+}

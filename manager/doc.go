@@ -1,0 +1,13 @@
+// Package manager is the control plane.
+//
+// Data flows one way. The informers' events wake the policies loop, which
+// compiles all configurations and pods anew and hands the result to the push
+// server; that is cheap, because it grows with operators and not with objects.
+// The other loops follow from its result: the trust bundles in namespaces, the
+// stamping of labels, the status of configurations. Each loop is one function
+// that makes the world as it should be, run again when poked, when it failed,
+// and every so often.
+//
+// One replica, the leader, runs the loops and serves the agents. All replicas
+// serve admission.
+package manager

@@ -1,0 +1,138 @@
+package label
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/bucket"
+)
+
+// Configuration is the name of the MutatingWebhookConfiguration that is kept.
+const Configuration = "ctrlmesh-stamp"
+
+// Of are the labels of the objects of a namespace.
+func Of(namespace string) map[string]string {
+	return map[string]string{
+		v1alpha1.NamespaceLabel:    namespace,
+		v1alpha1.ShardingHashLabel: bucket.Label(namespace),
+		v1alpha1.ControlLabel:      "true",
+	}
+}
+
+// unlessNamed are the resources that "*" does not mean: what changes all the
+// time, what controllers copy labels to by themselves, what is never stored.
+var unlessNamed = []string{
+	"bindings", "endpoints", "endpointslices", "events", "leases", "localsubjectaccessreviews",
+}
+
+// Listed are the resources that configurations divide, each group once. Those
+// of roots do not count yet.
+func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
+	seen := map[string]v1alpha1.ResourceGroup{}
+	for _, c := range configs {
+		if c.Spec.Root != nil {
+			continue
+		}
+		for _, l := range c.Spec.Limits {
+			groups := l.RelateResources
+			if len(groups) == 0 {
+				groups = []v1alpha1.ResourceGroup{{APIGroups: []string{"*"}, Resources: []string{"*"}}}
+			}
+			for _, g := range groups {
+				g = v1alpha1.ResourceGroup{APIGroups: canonical(g.APIGroups), Resources: canonical(g.Resources)}
+				seen[fmt.Sprint(g)] = g
+			}
+		}
+	}
+	out := make([]v1alpha1.ResourceGroup, 0, len(seen))
+	for _, k := range slices.Sorted(maps.Keys(seen)) {
+		out = append(out, seen[k])
+	}
+	return out
+}
+
+func canonical(names []string) []string {
+	if slices.Contains(names, "*") {
+		return []string{"*"}
+	}
+	return slices.Compact(slices.Sorted(slices.Values(names)))
+}
+
+// named are the resources that are listed by name.
+func named(groups []v1alpha1.ResourceGroup) []string {
+	var out []string
+	for _, g := range groups {
+		out = append(out, g.Resources...)
+	}
+	return out
+}
+
+// Service is where the webhook is served.
+type Service struct {
+	Namespace, Name string
+	CA              []byte
+}
+
+// Webhooks are the entries of the MutatingWebhookConfiguration that stamp the
+// given resources: none if there are none.
+func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.MutatingWebhook {
+	if len(groups) == 0 {
+		return nil
+	}
+	ops := []admissionv1.OperationType{admissionv1.Create, admissionv1.Update}
+	w := admissionv1.MutatingWebhook{
+		Name: "stamp." + v1alpha1.GroupName,
+		ClientConfig: admissionv1.WebhookClientConfig{
+			Service:  &admissionv1.ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: ptr(Path), Port: ptr(int32(443))},
+			CABundle: s.CA,
+		},
+		// The manager is not on the path: what slips by, the sweep finds.
+		FailurePolicy: ptr(admissionv1.Ignore),
+		// Left unset it would be defaulted, and look changed for ever.
+		MatchPolicy:        ptr(admissionv1.Equivalent),
+		ReinvocationPolicy: ptr(admissionv1.NeverReinvocationPolicy),
+		ObjectSelector:     &metav1.LabelSelector{},
+		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{s.Namespace}},
+		}},
+		SideEffects:             ptr(admissionv1.SideEffectClassNone),
+		TimeoutSeconds:          ptr(int32(2)),
+		AdmissionReviewVersions: []string{"v1"},
+		MatchConditions:         []admissionv1.MatchCondition{{Name: "labels-missing-or-wrong", Expression: needed}},
+	}
+	for _, g := range groups {
+		w.Rules = append(w.Rules, admissionv1.RuleWithOperations{
+			Operations: ops,
+			Rule: admissionv1.Rule{
+				APIGroups: g.APIGroups, APIVersions: []string{"*"}, Resources: g.Resources, Scope: ptr(admissionv1.NamespacedScope),
+			},
+		})
+	}
+	if n := named(groups); slices.Contains(n, "*") {
+		skip := slices.DeleteFunc(slices.Clone(unlessNamed), func(r string) bool { return slices.Contains(n, r) })
+		w.MatchConditions = append(w.MatchConditions, admissionv1.MatchCondition{
+			Name:       "not-what-all-does-not-mean",
+			Expression: "!(request.resource.resource in ['" + strings.Join(skip, "', '") + "'])",
+		})
+	}
+	return []admissionv1.MutatingWebhook{w}
+}
+
+// needed is the CEL for: some label is not what it must be, as far as CEL can
+// tell. A hash cannot be computed there, but one that changes can be seen.
+var needed = fmt.Sprintf(`!has(object.metadata.labels)`+
+	` || !(%[1]q in object.metadata.labels) || object.metadata.labels[%[1]q] != request.namespace`+
+	` || !(%[2]q in object.metadata.labels) || !(%[3]q in object.metadata.labels)`+
+	` || (oldObject != null && has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
+	v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, v1alpha1.ControlLabel)
+
+func ptr[T any](v T) *T { return &v }
+
+func byString[T fmt.Stringer](a, b T) int { return cmp.Compare(a.String(), b.String()) }

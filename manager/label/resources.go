@@ -1,0 +1,68 @@
+package label
+
+import (
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// Resolve finds the resources that groups list among those that the apiserver
+// serves: namespaced ones that can be listed and patched, each in its preferred
+// version. Missing are those listed by full name that are not served so.
+func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) (found []schema.GroupVersionResource, missing []string) {
+	available := map[schema.GroupResource]schema.GroupVersionResource{}
+	for _, list := range served {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			continue
+		}
+		for _, r := range list.APIResources {
+			if !r.Namespaced || !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "patch") {
+				continue
+			}
+			gvr := gv.WithResource(r.Name)
+			if r.Group != "" {
+				gvr.Group = r.Group
+			}
+			if r.Version != "" {
+				gvr.Version = r.Version
+			}
+			if _, ok := available[gvr.GroupResource()]; !ok {
+				available[gvr.GroupResource()] = gvr
+			}
+		}
+	}
+	wanted := map[schema.GroupVersionResource]bool{}
+	for _, g := range groups {
+		all := slices.Contains(g.Resources, "*")
+		for gr, gvr := range available {
+			if !slices.Contains(g.APIGroups, "*") && !slices.Contains(g.APIGroups, gr.Group) {
+				continue
+			}
+			if slices.Contains(g.Resources, gr.Resource) || all && !slices.Contains(unlessNamed, gr.Resource) {
+				wanted[gvr] = true
+			}
+		}
+		for _, group := range g.APIGroups {
+			for _, resource := range g.Resources {
+				gr := schema.GroupResource{Group: group, Resource: resource}
+				if _, ok := available[gr]; !ok && group != "*" && resource != "*" {
+					missing = append(missing, gr.String())
+				}
+			}
+		}
+	}
+	// One event, two groups: it is stored once.
+	if legacy, ok := available[schema.GroupResource{Resource: "events"}]; ok && wanted[legacy] {
+		delete(wanted, available[schema.GroupResource{Group: "events.k8s.io", Resource: "events"}])
+	}
+	for gvr := range wanted {
+		found = append(found, gvr)
+	}
+	slices.SortFunc(found, func(a, b schema.GroupVersionResource) int { return byString(a.GroupResource(), b.GroupResource()) })
+	slices.Sort(missing)
+	return found, slices.Compact(missing)
+}

@@ -1,0 +1,368 @@
+package label
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+)
+
+const (
+	pageSize = 500
+	workers  = 8
+	// After the rules changed, objects may still be created past the webhook for
+	// as long as the apiservers take to hear of it.
+	againAfter = 30 * time.Second
+	// AggregateLabel on a ClusterRole adds it to what the sweep may do.
+	AggregateLabel = v1alpha1.GroupName + "/aggregate-to-stamp"
+)
+
+// unstamped select, one after the other, the objects that need labels.
+var unstamped = []string{
+	"!" + v1alpha1.NamespaceLabel,
+	v1alpha1.NamespaceLabel + ",!" + v1alpha1.ShardingHashLabel,
+}
+
+// Sweeper labels the objects that exist. It walks each resource once, whoever
+// lists it, and again every so often.
+type Sweeper struct {
+	// Metadata must not limit the rate by itself.
+	Metadata metadata.Interface
+	// Served lists what the apiserver serves, in preferred versions.
+	Served func() ([]*metav1.APIResourceList, error)
+	// Limiter bounds the writes.
+	Limiter *rate.Limiter
+	// Skip is a namespace whose objects are left alone: the mesh's own.
+	Skip string
+	// Every is the time between repeats.
+	Every time.Duration
+	// Changed is called, from any goroutine, when Status has something new.
+	Changed func()
+	Log     *slog.Logger
+
+	mu       sync.Mutex
+	poke     chan struct{}
+	configs  []*v1alpha1.ShardingConfig
+	resumed  map[types.UID]v1alpha1.StampingStatus
+	served   []*metav1.APIResourceList
+	failing  error // of discovery
+	progress map[schema.GroupResource]*progress
+}
+
+// progress of one resource.
+type progress struct {
+	walking       bool
+	done          bool
+	next          string // the continue token
+	seen, stamped int64
+	err           error
+}
+
+// Set tells the configurations whose resources are to be labelled.
+func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.init()
+	before := fmt.Sprint(Listed(s.configs...))
+	resumed := make(map[types.UID]v1alpha1.StampingStatus, len(configs))
+	for _, c := range configs {
+		if was, known := s.resumed[c.UID]; known {
+			resumed[c.UID] = was
+			continue
+		}
+		resumed[c.UID] = v1alpha1.StampingStatus{}
+		if c.Status.Stamping != nil {
+			resumed[c.UID] = *c.Status.Stamping
+			s.resume(c.Status.Stamping)
+		}
+	}
+	first := s.configs == nil
+	s.configs, s.resumed = configs, resumed
+	if first || fmt.Sprint(Listed(configs...)) != before {
+		select {
+		case s.poke <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// resume goes on where the last leader stopped.
+func (s *Sweeper) resume(st *v1alpha1.StampingStatus) {
+	for _, name := range st.Completed {
+		s.of(schema.ParseGroupResource(name)).done = true
+	}
+	if st.Resource != "" {
+		if p := s.of(schema.ParseGroupResource(st.Resource)); !p.done && !p.walking {
+			p.next = st.Continue
+		}
+	}
+}
+
+func (s *Sweeper) of(gr schema.GroupResource) *progress {
+	p := s.progress[gr]
+	if p == nil {
+		p = &progress{}
+		s.progress[gr] = p
+	}
+	return p
+}
+
+func (s *Sweeper) init() {
+	if s.poke == nil {
+		s.poke = make(chan struct{}, 1)
+		s.progress = map[schema.GroupResource]*progress{}
+	}
+}
+
+// Run walks until the context ends.
+func (s *Sweeper) Run(ctx context.Context) error {
+	s.mu.Lock()
+	s.init()
+	s.mu.Unlock()
+	next := s.Every
+	for {
+		repeat := false
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-s.poke:
+			next = min(againAfter, s.Every)
+		case <-timer.C:
+			repeat = true
+			next = s.Every
+		}
+		timer.Stop()
+		if !s.Pass(ctx, repeat) {
+			next = min(time.Minute, s.Every)
+		}
+	}
+}
+
+// Pass walks the resources that were not walked yet; with repeat, all of them.
+// It tells whether all went well.
+func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
+	served, err := s.Served()
+	s.mu.Lock()
+	s.init()
+	configs := s.configs
+	if len(served) > 0 {
+		s.served = served
+	}
+	s.failing = err
+	found, _ := Resolve(Listed(configs...), s.served)
+	if err == nil {
+		// What nobody lists any more was not stamped since: forget it was done.
+		for gr := range s.progress {
+			if !slices.ContainsFunc(found, func(f schema.GroupVersionResource) bool { return f.GroupResource() == gr }) {
+				delete(s.progress, gr)
+			}
+		}
+	}
+	s.mu.Unlock()
+	ok := err == nil
+	for _, gvr := range found {
+		s.mu.Lock()
+		p := s.of(gvr.GroupResource())
+		skip := p.done && !repeat
+		s.mu.Unlock()
+		if skip {
+			continue
+		}
+		err := s.walk(ctx, gvr, p)
+		if ctx.Err() != nil {
+			return false
+		}
+		if err != nil {
+			ok = false
+			s.log().Warn("objects could not be labelled", "resource", gvr.GroupResource().String(), "error", err)
+		}
+		s.mu.Lock()
+		p.walking, p.err, p.next = false, err, ""
+		// A repeat that fails does not undo what was done.
+		p.done = p.done || err == nil
+		s.mu.Unlock()
+		s.changed()
+	}
+	s.changed()
+	return ok
+}
+
+func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *progress) error {
+	s.mu.Lock()
+	token := p.next
+	p.walking = true
+	s.mu.Unlock()
+	s.changed()
+	for _, selector := range unstamped {
+		for {
+			list, err := s.Metadata.Resource(gvr).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: pageSize, Continue: token})
+			if token != "" && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsBadRequest(err)) {
+				token = "" // too old: from the start, which is short
+				continue
+			}
+			if err != nil {
+				return explain(gvr, err)
+			}
+			// What is on its way out, or the mesh's own, is left alone.
+			items := slices.DeleteFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
+				return o.Namespace == s.Skip || o.DeletionTimestamp != nil
+			})
+			stamped, err := s.stamp(ctx, gvr, items)
+			token = list.Continue
+			s.mu.Lock()
+			p.seen += int64(len(items))
+			p.stamped += stamped
+			p.next = token
+			s.mu.Unlock()
+			s.changed()
+			if err != nil {
+				return explain(gvr, err)
+			}
+			if token == "" {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// stamp labels a page. An object that cannot be labelled does not keep the
+// others from it, unless none may be.
+func (s *Sweeper) stamp(ctx context.Context, gvr schema.GroupVersionResource, items []metav1.PartialObjectMetadata) (int64, error) {
+	var (
+		mu      sync.Mutex
+		stamped int64
+		failed  error
+	)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(workers)
+	for _, o := range items {
+		g.Go(func() error {
+			if err := s.Limiter.Wait(ctx); err != nil {
+				return err
+			}
+			patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": Of(o.Namespace)}})
+			if err != nil {
+				return err
+			}
+			_, err = s.Metadata.Resource(gvr).Namespace(o.Namespace).Patch(ctx, o.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "ctrlmesh-manager"})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				stamped++
+				metrics.StampedObjects.WithLabelValues("sweep").Inc()
+			case apierrors.IsNotFound(err):
+			case apierrors.IsForbidden(err) && isRBAC(err):
+				return err
+			default:
+				failed = fmt.Errorf("%s/%s: %w", o.Namespace, o.Name, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return stamped, err
+	}
+	return stamped, failed
+}
+
+// isRBAC tells an authoriser's refusal from an admission plugin's, which is
+// about one object.
+func isRBAC(err error) bool { return strings.Contains(err.Error(), "cannot patch resource") }
+
+// explain says what to do about an error.
+func explain(gvr schema.GroupVersionResource, err error) error {
+	if apierrors.IsForbidden(err) && (isRBAC(err) || strings.Contains(err.Error(), "cannot list resource")) {
+		name := "ctrlmesh-stamp-" + strings.TrimSuffix(gvr.Resource+"-"+gvr.Group, "-")
+		return fmt.Errorf("the manager may not list and patch %[1]s: kubectl create clusterrole %[2]s --verb=list,patch --resource=%[1]s && kubectl label clusterrole %[2]s %[3]s=true",
+			gvr.GroupResource(), name, AggregateLabel)
+	}
+	return fmt.Errorf("%s: %w", gvr.GroupResource(), err)
+}
+
+// Status tells how far the resources of a configuration have come; nil if it
+// lists none.
+func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
+	groups := Listed(c)
+	if len(groups) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.resumed[c.UID]
+	out := &v1alpha1.StampingStatus{Seen: was.Seen, Stamped: was.Stamped}
+	if s.served == nil {
+		// Nothing is known yet: what the last leader said stands.
+		return was.DeepCopy()
+	}
+	found, missing := Resolve(groups, s.served)
+	out.Done = true
+	var problems []string
+	for _, gvr := range found {
+		gr := gvr.GroupResource()
+		p := s.progress[gr]
+		if p == nil {
+			out.Done = false
+			continue
+		}
+		out.Seen += p.seen
+		out.Stamped += p.stamped
+		if p.done {
+			out.Completed = append(out.Completed, gr.String())
+		} else {
+			out.Done = false
+			if p.walking || p.next != "" {
+				out.Resource, out.Continue = gr.String(), p.next
+			}
+		}
+		if p.err != nil {
+			problems = append(problems, p.err.Error())
+		}
+	}
+	for _, m := range missing {
+		problems = append(problems, m+" is not a namespaced resource of this cluster that can be labelled (yet)")
+	}
+	if s.failing != nil && len(missing) > 0 {
+		out.Done = false
+		problems = append(problems, "not all API groups answer: "+s.failing.Error())
+	}
+	if len(problems) > 0 {
+		const most = 3
+		if n := len(problems) - most; n > 0 {
+			problems = append(problems[:most], fmt.Sprintf("and %d more", n))
+		}
+		out.Message = strings.Join(problems, "; ")
+	}
+	return out
+}
+
+func (s *Sweeper) changed() {
+	if s.Changed != nil {
+		s.Changed()
+	}
+}
+
+func (s *Sweeper) log() *slog.Logger {
+	if s.Log != nil {
+		return s.Log
+	}
+	return slog.Default()
+}

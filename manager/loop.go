@@ -1,0 +1,77 @@
+package manager
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+const (
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// loop runs a function when poked, when it failed, and every so often. It is a
+// Runnable of the leader.
+type loop struct {
+	name string
+	// wait after a poke, so that what comes together is done together.
+	wait time.Duration
+	// every so often; 0 for never.
+	every time.Duration
+	run   func(context.Context) error
+	log   *slog.Logger
+
+	poked chan struct{}
+}
+
+func newLoop(log *slog.Logger, name string, wait, every time.Duration, run func(context.Context) error) *loop {
+	return &loop{name: name, wait: wait, every: every, run: run, log: log, poked: make(chan struct{}, 1)}
+}
+
+// poke asks for a run. It never blocks.
+func (l *loop) poke() {
+	select {
+	case l.poked <- struct{}{}:
+	default:
+	}
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (l *loop) NeedLeaderElection() bool { return true }
+
+// Start implements manager.Runnable.
+func (l *loop) Start(ctx context.Context) error {
+	retry := firstRetry
+	for {
+		next := l.every
+		if err := l.run(ctx); err != nil && ctx.Err() == nil {
+			l.log.Warn("a loop failed and will be run again", "loop", l.name, "after", retry, "error", err)
+			next = retry
+			retry = min(2*retry, lastRetry)
+		} else {
+			retry = firstRetry
+		}
+		var timer <-chan time.Time
+		if next > 0 {
+			timer = time.After(next)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer:
+			continue
+		case <-l.poked:
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(l.wait):
+		}
+		// What came while waiting is done by this run.
+		select {
+		case <-l.poked:
+		default:
+		}
+	}
+}

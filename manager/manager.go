@@ -1,0 +1,190 @@
+package manager
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
+	"github.com/ctrlmesh/ctrlmesh/manager/validate"
+)
+
+// LeaseName is the name of the leader's Lease.
+const LeaseName = "ctrlmesh-manager"
+
+// Run runs a replica of the manager until the context ends.
+func Run(ctx context.Context, o Options) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	ctrl.SetLogger(logr.FromSlogHandler(o.Log.Handler()))
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return err
+	}
+	config := rest.CopyConfig(o.Config)
+	config.UserAgent = "ctrlmesh-manager"
+	// The apiserver's priority and fairness is the judge; our own queue would
+	// only put admission behind the loops.
+	config.QPS = -1
+	live, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+
+	w := &world{
+		Options: o,
+		live:    live,
+		kube:    kube,
+		authority: &trust.Authority{
+			Client: live, Namespace: o.Namespace,
+		},
+		serving: &trust.Serving{
+			Client: live, Namespace: o.Namespace,
+			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.WebhookService),
+		},
+	}
+	if err := w.bootstrap(ctx); err != nil {
+		return err
+	}
+	bundles := &inject.Bundles{Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
+
+	grace := 5 * time.Second
+	mgr, err := manager.New(config, manager.Options{
+		Scheme: scheme,
+		Cache:  cacheOptions(),
+		// What is not watched on purpose is never cached by accident.
+		NewClient:                     func(*rest.Config, client.Options) (client.Client, error) { return live, nil },
+		Logger:                        logr.FromSlogHandler(o.Log.Handler()),
+		LeaderElection:                true,
+		LeaderElectionID:              LeaseName,
+		LeaderElectionNamespace:       o.Namespace,
+		LeaderElectionReleaseOnCancel: true, // main ends when Run does
+		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
+		HealthProbeBindAddress:        o.HealthAddress,
+		GracefulShutdownTimeout:       &grace,
+		WebhookServer: webhook.NewServer(webhook.Options{
+			Port:    o.WebhookPort,
+			TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = w.serving.GetCertificate }},
+		}),
+	})
+	if err != nil {
+		return err
+	}
+	w.cache = mgr.GetCache()
+	w.recorder = mgr.GetEventRecorder("ctrlmesh-manager")
+	w.elected = mgr.Elected()
+
+	server := mgr.GetWebhookServer()
+	server.Register(inject.Path, &admission.Webhook{Handler: &inject.Webhook{Reader: live, Bundles: bundles}})
+	server.Register(validate.Path, &admission.Webhook{Handler: &validate.Webhook{Reader: live}})
+	server.Register(label.Path, &admission.Webhook{Handler: admission.HandlerFunc(label.Stamp)})
+
+	w.push = &push.Server{
+		Auth: &push.Authenticator{
+			Reviewer: kube.AuthenticationV1().TokenReviews(),
+			User:     fmt.Sprintf("system:serviceaccount:%s:%s", o.Namespace, o.AgentServiceAccount),
+		},
+		Signer: w.authority,
+		Log:    o.Log,
+	}
+	w.sweeper = &label.Sweeper{
+		Metadata: meta,
+		Served:   kube.Discovery().ServerPreferredResources,
+		Limiter:  rate.NewLimiter(rate.Limit(o.StampRate), o.StampBurst),
+		Skip:     o.Namespace,
+		Every:    o.StampEvery,
+		Log:      o.Log,
+	}
+	w.bundles = bundles
+	if err := w.add(ctx, mgr); err != nil {
+		return err
+	}
+	if err := errors.Join(
+		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
+		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
+		mgr.AddReadyzCheck("certificates", w.ready),
+	); err != nil {
+		return err
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return err
+	}
+	o.Log.Info("stopped")
+	return nil
+}
+
+// cacheOptions restrict what is watched to what the mesh is about.
+func cacheOptions() cache.Options {
+	return cache.Options{
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Pod{}: {
+				Label:     labels.SelectorFromSet(labels.Set{v1alpha1.EnableProxyLabel: "true"}),
+				Transform: slimPod,
+			},
+			&corev1.Service{}: {
+				Namespaces: map[string]cache.Config{apiserver.Namespace: {}},
+				Field:      fields.OneTermEqualSelector("metadata.name", apiserver.Name),
+			},
+			&discoveryv1.EndpointSlice{}: {
+				Namespaces: map[string]cache.Config{apiserver.Namespace: {}},
+				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiserver.Name}),
+			},
+			&v1alpha1.ShardingConfig{}: {},
+		},
+	}
+}
+
+// slimPod keeps of a pod what the manager looks at.
+func slimPod(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	slim := &corev1.Pod{ObjectMeta: pod.ObjectMeta}
+	slim.ManagedFields = nil
+	slim.Annotations = nil
+	if trust, ok := pod.Annotations[v1alpha1.TrustAnnotation]; ok {
+		slim.Annotations = map[string]string{v1alpha1.TrustAnnotation: trust}
+	}
+	slim.Spec.NodeName = pod.Spec.NodeName
+	slim.Status.Phase = pod.Status.Phase
+	return slim, nil
+}

@@ -1,0 +1,78 @@
+package manager
+
+import (
+	"errors"
+	"flag"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// Options of the manager.
+type Options struct {
+	// Config reaches the apiserver.
+	Config *rest.Config
+	Log    *slog.Logger
+
+	// Namespace of the mesh.
+	Namespace string
+	// PodName and PodIP are this replica's. Agents reach the leader at PodIP.
+	PodName, PodIP string
+	// ClusterDomain is the DNS domain of the cluster.
+	ClusterDomain string
+	// AgentServiceAccount is the name of the agents' ServiceAccount.
+	AgentServiceAccount string
+	// ManagerService is the Service without selector through which agents find
+	// the leader, WebhookService the one of admission.
+	ManagerService, WebhookService string
+	// WebhookConfiguration is the name of the Mutating- and of the
+	// ValidatingWebhookConfiguration that are told the manager's CA.
+	WebhookConfiguration string
+
+	// PushAddress, WebhookPort, MetricsAddress and HealthAddress are listened on.
+	PushAddress    string
+	WebhookPort    int
+	MetricsAddress string
+	HealthAddress  string
+
+	// StampRate and StampBurst bound the objects labelled a second.
+	StampRate  float64
+	StampBurst int
+	// StampEvery is the time between searches for objects without labels.
+	StampEvery time.Duration
+}
+
+// AddFlags adds flags for all that is not found out otherwise; getenv gives
+// defaults.
+func (o *Options) AddFlags(fs *flag.FlagSet, getenv func(string) string) {
+	fs.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the mesh (default $POD_NAMESPACE)")
+	fs.StringVar(&o.PodName, "pod-name", getenv("POD_NAME"), "name of this pod (default $POD_NAME)")
+	fs.StringVar(&o.PodIP, "pod-ip", getenv("POD_IP"), "address at which agents reach this replica while it leads (default $POD_IP)")
+	fs.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "DNS domain of the cluster")
+	fs.StringVar(&o.AgentServiceAccount, "agent-service-account", "ctrlmesh-agent", "ServiceAccount of the agents")
+	fs.StringVar(&o.ManagerService, "manager-service", "ctrlmesh-manager", "Service, without selector, through which agents find the leader")
+	fs.StringVar(&o.WebhookService, "webhook-service", "ctrlmesh-webhook", "Service of the webhooks")
+	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", "ctrlmesh", "name of the Mutating- and of the ValidatingWebhookConfiguration to keep the CA of")
+	fs.StringVar(&o.PushAddress, "push-address", ":8443", "where agents are served")
+	fs.IntVar(&o.WebhookPort, "webhook-port", 9443, "port of the webhooks")
+	fs.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where metrics are served; 0 for nowhere")
+	fs.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served; 0 for nowhere")
+	fs.Float64Var(&o.StampRate, "stamp-rate", 200, "existing objects labelled per second at most")
+	fs.IntVar(&o.StampBurst, "stamp-burst", 400, "existing objects labelled at once at most")
+	fs.DurationVar(&o.StampEvery, "stamp-every", 10*time.Minute, "time between searches for objects without labels")
+}
+
+func (o *Options) validate() error {
+	if o.Namespace == "" {
+		return errors.New("no namespace: set --namespace or POD_NAMESPACE")
+	}
+	if _, err := netip.ParseAddr(o.PodIP); err != nil {
+		return errors.New("no address for agents: set --pod-ip or POD_IP")
+	}
+	if o.StampRate <= 0 || o.StampBurst < 1 || o.StampEvery <= 0 {
+		return errors.New("--stamp-rate, --stamp-burst and --stamp-every must be positive")
+	}
+	return nil
+}

@@ -1,0 +1,43 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+)
+
+// keepStamp keeps the rules of the stamping webhook, and only then tells the
+// sweep: what is created while it walks is already stamped.
+func (w *world) keepStamp(ctx context.Context) error {
+	c := w.compiled.Load()
+	if c == nil {
+		return nil
+	}
+	want := label.Webhooks(label.Listed(c.configs...), label.Service{Namespace: w.Namespace, Name: w.WebhookService, CA: w.serving.Bundle()})
+	have := &admissionv1.MutatingWebhookConfiguration{}
+	err := w.live.Get(ctx, types.NamespacedName{Name: label.Configuration}, have)
+	switch {
+	case apierrors.IsNotFound(err) && len(want) == 0:
+		err = nil
+	case apierrors.IsNotFound(err):
+		err = w.live.Create(ctx, &admissionv1.MutatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}, Webhooks: want,
+		})
+	case err == nil && !equality.Semantic.DeepEqual(have.Webhooks, want):
+		have.Webhooks = want
+		err = w.live.Update(ctx, have)
+	}
+	// Even without the webhook the sweep labels what exists.
+	w.sweeper.Set(c.configs)
+	if err != nil {
+		return fmt.Errorf("MutatingWebhookConfiguration %s: %w", label.Configuration, err)
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+)
+
+// keepStatus writes the status of every configuration that has a new one.
+func (w *world) keepStatus(ctx context.Context) error {
+	c := w.compiled.Load()
+	if c == nil {
+		return nil
+	}
+	if w.since.IsZero() {
+		w.since = time.Now()
+	}
+	w.countPolicies(c)
+	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
+	var errs []error
+	for _, shard := range c.Shards {
+		// The spec is the one compiled; the status the newest known.
+		current := &v1alpha1.ShardingConfig{}
+		err := w.cache.Get(ctx, types.NamespacedName{Namespace: shard.Config.Namespace, Name: shard.Config.Name}, current)
+		if apierrors.IsNotFound(err) || err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation) {
+			continue // the policies loop will be here soon
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		shard.Config = current
+		next := status.Of(status.Input{
+			Shard:    shard,
+			Wanted:   wanted,
+			Observe:  w.push.Observe,
+			Stamping: w.sweeper.Status(current),
+			Now:      time.Now(),
+			Since:    w.since,
+		})
+		if equality.Semantic.DeepEqual(current.Status, next) {
+			continue
+		}
+		before := current.Status
+		updated := current.DeepCopy()
+		updated.Status = next
+		if err := w.live.Status().Update(ctx, updated); err != nil {
+			if !apierrors.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("status of ShardingConfig %s/%s: %w", current.Namespace, current.Name, err))
+			}
+			continue
+		}
+		w.tell(updated, before, next)
+	}
+	return errors.Join(errs...)
+}
+
+// tell makes Events of the changes that matter.
+func (w *world) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.ShardingConfigStatus) {
+	news := func(kind string) (metav1.Condition, bool) {
+		is := meta.FindStatusCondition(after.Conditions, kind)
+		was := meta.FindStatusCondition(before.Conditions, kind)
+		if is == nil || is.Status != metav1.ConditionTrue {
+			return metav1.Condition{}, false
+		}
+		return *is, was == nil || was.Status != is.Status || was.Reason != is.Reason || was.Message != is.Message
+	}
+	if is, new := news(v1alpha1.ConditionDegraded); new {
+		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", clip(is.Message))
+	}
+	if is, _ := news(v1alpha1.ConditionReady); is.Status == metav1.ConditionTrue && !meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReady) {
+		w.recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", clip(is.Message))
+	}
+}
+
+// clip bounds an Event's note, which the apiserver takes up to 1 KiB of.
+func clip(s string) string {
+	const most = 1000
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "..."
+}
+
+func (w *world) countPolicies(c *compiled) {
+	states := map[string]int{"applied": 0, "pending": 0, "rejected": 0, "unscheduled": 0}
+	for uid, p := range c.Policies {
+		o := w.push.Observe(p.Node, string(uid))
+		switch {
+		case p.Node == "":
+			states["unscheduled"]++
+		case o.Nacked == p.Version:
+			states["rejected"]++
+		case o.Version == p.Version:
+			states["applied"]++
+		default:
+			states["pending"]++
+		}
+	}
+	for s, n := range states {
+		metrics.Policies.WithLabelValues(s).Set(float64(n))
+	}
+	metrics.PolicyLag.Set(float64(states["pending"] + states["rejected"]))
+}

@@ -1,0 +1,237 @@
+// Package status says how a ShardingConfig fares, in words that tell what to do.
+// It is pure: what the manager knows in, a status out.
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+const (
+	// Grace is how long an agent may be away before its pods count as unready:
+	// as long as its upgrade takes.
+	Grace = 30 * time.Second
+	// maxPods bounds status.pods, for the object's size is bounded.
+	maxPods = 200
+	// maxNamed bounds the pods that a condition names.
+	maxNamed = 3
+)
+
+// Reasons of the conditions, besides those of compile.
+const (
+	ReasonAllReady         = "AllMembersReady"
+	ReasonNoMembers        = "NoMembers"
+	ReasonStarting         = "MembersStarting"
+	ReasonStamping         = "Stamping"
+	ReasonSettled          = "Settled"
+	ReasonHealthy          = "Healthy"
+	ReasonConflict         = "Conflict"
+	ReasonPolicyRejected   = "PolicyRejected"
+	ReasonNotAdmitted      = "NotAdmitted"
+	ReasonOlderThanConfig  = "OlderThanConfig"
+	ReasonNotCaptured      = "NotCaptured"
+	ReasonAgentAway        = "AgentAway"
+	ReasonStampingProblems = "StampingProblems"
+)
+
+// Input is what is known of one configuration.
+type Input struct {
+	Shard compile.Shard
+	// Wanted is the version of a pod's policy.
+	Wanted func(uid string) string
+	// Observe tells what the agent of a node said of a pod.
+	Observe  func(node, uid string) push.Observation
+	Stamping *v1alpha1.StampingStatus
+	Now      time.Time
+	// Since is when this manager became the leader. For as long as Grace after
+	// it, what the last leader wrote of pods stands until their agent connects.
+	Since time.Time
+}
+
+// verdict on one member. An empty reason means that it is ready or will be.
+type verdict struct {
+	v1alpha1.MemberStatus
+	ready  bool
+	reason string
+}
+
+// Of computes the status of a configuration. The times of conditions that did
+// not change are kept.
+func Of(in Input) v1alpha1.ShardingConfigStatus {
+	config := in.Shard.Config
+	out := v1alpha1.ShardingConfigStatus{
+		ObservedGeneration: config.Generation,
+		Conditions:         slices.Clone(config.Status.Conditions),
+		Members:            int32(len(in.Shard.Members)),
+		Lock:               in.Shard.Lock,
+		Stamping:           in.Stamping,
+		Root:               config.Status.Root,
+	}
+	if config.Spec.Root == nil {
+		out.Shards, out.Method = 1, "Labels"
+	}
+	verdicts := make([]verdict, len(in.Shard.Members))
+	for i, pod := range in.Shard.Members {
+		verdicts[i] = in.member(pod)
+		if verdicts[i].ready {
+			out.ReadyMembers++
+		}
+	}
+	conditions(&out, in, verdicts)
+
+	shown := slices.Clone(verdicts)
+	if len(shown) > maxPods {
+		slices.SortStableFunc(shown, func(a, b verdict) int { return cmp.Compare(truth(a.ready), truth(b.ready)) })
+		shown = shown[:maxPods]
+		slices.SortFunc(shown, func(a, b verdict) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	for _, v := range shown {
+		out.Pods = append(out.Pods, v.MemberStatus)
+	}
+	return out
+}
+
+func (in Input) member(pod *corev1.Pod) verdict {
+	uid, node := string(pod.UID), pod.Spec.NodeName
+	o := in.Observe(node, uid)
+	v := verdict{MemberStatus: v1alpha1.MemberStatus{
+		Name: pod.Name, Node: node, Capture: o.Capture, PolicyVersion: o.Version, LockHolder: o.LockHolder,
+	}}
+	if !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace)) {
+		for _, was := range in.Shard.Config.Status.Pods {
+			if was.Name == pod.Name && was.Node == node {
+				v.MemberStatus, v.ready = was, was.Message == ""
+				return v
+			}
+		}
+	}
+	bad := func(reason, format string, args ...any) verdict {
+		v.reason, v.Message = reason, fmt.Sprintf(format, args...)
+		return v
+	}
+	wait := func(format string, args ...any) verdict { return bad("", format, args...) }
+
+	trust := pod.Annotations[v1alpha1.TrustAnnotation]
+	wanted := in.Wanted(uid)
+	away := !o.Connected && (o.Left.IsZero() || in.Now.After(o.Left.Add(Grace)))
+	switch {
+	case slices.ContainsFunc(in.Shard.Conflicts, func(c compile.Conflict) bool { return c.Pod == pod.Name }):
+		return bad(ReasonConflict, "another ShardingConfig selects it too: all its requests are refused")
+	case trust == "":
+		return bad(ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted")
+	case trust != v1alpha1.TrustMesh:
+		return bad(ReasonOlderThanConfig, "it is older than this ShardingConfig, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
+	case node == "":
+		return wait("it is not scheduled yet")
+	case pod.Status.Phase != corev1.PodRunning:
+		return wait("it is %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
+	case away && in.Now.Before(in.Since.Add(Grace)):
+		return wait("the agent on node %s has not connected yet", node)
+	case away:
+		return bad(ReasonAgentAway, "no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)
+	case o.Nacked != "" && o.Nacked == wanted:
+		return bad(ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: %s", o.Nack)
+	case !o.Known:
+		return wait("the agent on node %s has not reported on it yet", node)
+	case o.Capture == "" && o.Message != "":
+		return bad(ReasonNotCaptured, "it is not captured: %s", o.Message)
+	case o.Capture == "":
+		return wait("it is not captured yet")
+	case o.Version != wanted:
+		return wait("its agent does not apply the current policy yet")
+	}
+	v.ready = true
+	return v
+}
+
+func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {
+	set := func(kind string, status bool, reason, message string) {
+		c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message,
+			ObservedGeneration: in.Shard.Config.Generation, LastTransitionTime: metav1.NewTime(in.Now)}
+		if status {
+			c.Status = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&out.Conditions, c)
+	}
+	unready := func(v verdict) bool { return !v.ready }
+	waiting := func(v verdict) bool { return !v.ready && v.reason == "" }
+	broken := func(v verdict) bool { return v.reason != "" }
+
+	members := fmt.Sprintf("%d of %d members ready", out.ReadyMembers, out.Members)
+	switch {
+	case in.Shard.Problem != nil:
+		set(v1alpha1.ConditionReady, false, in.Shard.Problem.Reason, in.Shard.Problem.Message)
+	case out.Members == 0:
+		set(v1alpha1.ConditionReady, false, ReasonNoMembers,
+			fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", in.Shard.Config.Namespace, v1alpha1.EnableProxyLabel))
+	case out.ReadyMembers == out.Members:
+		set(v1alpha1.ConditionReady, true, ReasonAllReady, members)
+	case slices.ContainsFunc(verdicts, broken):
+		v := verdicts[slices.IndexFunc(verdicts, broken)]
+		set(v1alpha1.ConditionReady, false, v.reason, members+"; "+describe(verdicts, unready))
+	default:
+		set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(verdicts, unready))
+	}
+
+	stamping := in.Stamping != nil && !in.Stamping.Done && in.Shard.Problem == nil
+	switch {
+	case slices.ContainsFunc(verdicts, waiting):
+		set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(verdicts, waiting))
+	case stamping:
+		set(v1alpha1.ConditionProgressing, true, ReasonStamping, "existing objects are being labelled")
+	default:
+		set(v1alpha1.ConditionProgressing, false, ReasonSettled, "")
+	}
+
+	switch {
+	case in.Shard.Problem != nil:
+		set(v1alpha1.ConditionDegraded, true, in.Shard.Problem.Reason, in.Shard.Problem.Message)
+	case len(in.Shard.Conflicts) > 0:
+		c := in.Shard.Conflicts[0]
+		set(v1alpha1.ConditionDegraded, true, ReasonConflict, fmt.Sprintf("pod %s: %s", c.Pod, compile.ConflictMessage(in.Shard.Config.Namespace, c.Configs)))
+	case slices.ContainsFunc(verdicts, broken):
+		v := verdicts[slices.IndexFunc(verdicts, broken)]
+		set(v1alpha1.ConditionDegraded, true, v.reason, describe(verdicts, broken))
+	case in.Stamping != nil && in.Stamping.Message != "":
+		set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, in.Stamping.Message)
+	default:
+		set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
+	}
+}
+
+// describe names the first few members of a kind, and counts the others.
+func describe(verdicts []verdict, which func(verdict) bool) string {
+	var said []string
+	more := 0
+	for _, v := range verdicts {
+		switch {
+		case !which(v):
+		case len(said) < maxNamed:
+			said = append(said, fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "ready")))
+		default:
+			more++
+		}
+	}
+	if more > 0 {
+		said = append(said, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(said, "; ")
+}
+
+func truth(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,169 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+)
+
+// ManagerCA is the ConfigMap from which agents learn how to verify the manager.
+const ManagerCA = "ctrlmesh-manager-ca"
+
+// bootstrap waits until it knows the apiserver's addresses and has both CAs,
+// without which nothing can be served.
+func (w *world) bootstrap(ctx context.Context) error {
+	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 10, Cap: 10 * time.Second}
+	for {
+		err := w.loadAll(ctx)
+		if err == nil {
+			return nil
+		}
+		w.Log.Warn("cannot start yet", "error", err)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(backoff.Step()):
+		}
+	}
+}
+
+func (w *world) loadAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var service corev1.Service
+	var parts discoveryv1.EndpointSliceList
+	if err := errors.Join(
+		w.live.Get(ctx, types.NamespacedName{Namespace: apiserver.Namespace, Name: apiserver.Name}, &service),
+		w.live.List(ctx, &parts, client.InNamespace(apiserver.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: apiserver.Name}),
+	); err != nil {
+		return err
+	}
+	cluster, err := apiserver.Cluster(&service, parts.Items, w.clusterCA())
+	if err != nil {
+		return err
+	}
+	w.cluster.Store(cluster)
+	// Maintain, not Load: a damaged one must not keep all replicas from starting.
+	return errors.Join(w.authority.Load(ctx, w.apiServerNames()), w.serving.Maintain(ctx))
+}
+
+// follow keeps up with what the leader writes, while this replica is not it.
+func (w *world) follow(ctx context.Context) error {
+	tick := time.NewTicker(30 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.elected:
+			return nil
+		case <-tick.C:
+		}
+		if err := errors.Join(w.authority.Load(ctx, w.apiServerNames()), w.serving.Load(ctx)); err != nil && ctx.Err() == nil {
+			w.Log.Warn("certificates could not be read again", "error", err)
+		}
+		metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
+	}
+}
+
+// keepTrust renews what is due and tells those who must know.
+func (w *world) keepTrust(ctx context.Context) error {
+	before := w.authority.Bundle()
+	err := errors.Join(
+		w.authority.Maintain(ctx, w.apiServerNames(), w.oldestPod()),
+		w.serving.Maintain(ctx),
+	)
+	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
+	if !bytes.Equal(before, w.authority.Bundle()) {
+		w.bundlesLoop.poke()
+	}
+	return errors.Join(err, w.publishCA(ctx), w.injectCA(ctx))
+}
+
+// oldestPod is the start of the first pod that may know an old certificate.
+func (w *world) oldestPod() time.Time {
+	c := w.compiled.Load()
+	if c == nil {
+		return time.Time{} // not known yet: as old as can be
+	}
+	oldest := time.Now()
+	for _, p := range c.pods {
+		if p.Annotations[v1alpha1.TrustAnnotation] != "" && !compile.Ended(p) && p.CreationTimestamp.Time.Before(oldest) {
+			oldest = p.CreationTimestamp.Time
+		}
+	}
+	return oldest
+}
+
+// publishCA keeps the ConfigMap from which agents verify the manager.
+func (w *world) publishCA(ctx context.Context) error {
+	want := map[string]string{"ca.crt": string(w.serving.Bundle())}
+	cm := &corev1.ConfigMap{}
+	err := w.live.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: ManagerCA}, cm)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = w.live.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: ManagerCA}, Data: want})
+	case err == nil && cm.Data["ca.crt"] != want["ca.crt"]:
+		cm.Data = want
+		err = w.live.Update(ctx, cm)
+	}
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s/%s: %w", w.Namespace, ManagerCA, err)
+	}
+	return nil
+}
+
+// injectCA tells the apiserver how to verify the webhooks.
+func (w *world) injectCA(ctx context.Context) error {
+	ca := w.serving.Bundle()
+	key := types.NamespacedName{Name: w.WebhookConfiguration}
+	inject := func(object client.Object, clients func() []*admissionv1.WebhookClientConfig) error {
+		if err := w.live.Get(ctx, key, object); err != nil {
+			return fmt.Errorf("%T %s: %w", object, key.Name, err)
+		}
+		changed := false
+		for _, c := range clients() {
+			if !bytes.Equal(c.CABundle, ca) {
+				c.CABundle, changed = ca, true
+			}
+		}
+		if !changed {
+			return nil
+		}
+		if err := w.live.Update(ctx, object); err != nil {
+			return fmt.Errorf("%T %s: %w", object, key.Name, err)
+		}
+		return nil
+	}
+	mutating, validating := &admissionv1.MutatingWebhookConfiguration{}, &admissionv1.ValidatingWebhookConfiguration{}
+	return errors.Join(
+		inject(mutating, func() (out []*admissionv1.WebhookClientConfig) {
+			for i := range mutating.Webhooks {
+				out = append(out, &mutating.Webhooks[i].ClientConfig)
+			}
+			return out
+		}),
+		inject(validating, func() (out []*admissionv1.WebhookClientConfig) {
+			for i := range validating.Webhooks {
+				out = append(out, &validating.Webhooks[i].ClientConfig)
+			}
+			return out
+		}),
+	)
+}

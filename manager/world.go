@@ -1,0 +1,227 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
+)
+
+// settleEvents is how long the policies loop waits for more events.
+const settleEvents = 50 * time.Millisecond
+
+// world is what the loops share.
+type world struct {
+	Options
+	live     client.Client // uncached
+	kube     kubernetes.Interface
+	cache    cache.Cache
+	recorder events.EventRecorder
+	elected  <-chan struct{}
+	since    time.Time // when this replica began to write status
+
+	authority *trust.Authority
+	serving   *trust.Serving
+	push      *push.Server
+	bundles   *inject.Bundles
+	sweeper   *label.Sweeper
+
+	cluster  atomic.Pointer[meshv1.Cluster]
+	compiled atomic.Pointer[compiled]
+
+	policiesLoop, trustLoop, bundlesLoop, stampLoop, statusLoop *loop
+}
+
+// compiled is the last outcome of the policies loop.
+type compiled struct {
+	compile.Result
+	pods    []*corev1.Pod
+	configs []*v1alpha1.ShardingConfig
+}
+
+// add adds all runnables and lets events wake them.
+func (w *world) add(ctx context.Context, mgr manager.Manager) error {
+	w.policiesLoop = newLoop(w.Log, "policies", settleEvents, 0, w.policies)
+	w.trustLoop = newLoop(w.Log, "trust", time.Second, time.Minute, w.keepTrust)
+	w.bundlesLoop = newLoop(w.Log, "bundles", settleEvents, 10*time.Minute, w.keepBundles)
+	w.stampLoop = newLoop(w.Log, "stamp", settleEvents, time.Minute, w.keepStamp)
+	w.statusLoop = newLoop(w.Log, "status", 200*time.Millisecond, 10*time.Second, w.keepStatus)
+	w.push.Changed = w.statusLoop.poke
+	w.sweeper.Changed = w.statusLoop.poke
+
+	for _, o := range []client.Object{&v1alpha1.ShardingConfig{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{}} {
+		informer, err := w.cache.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching %T: %w", o, err)
+		}
+		if _, err := informer.AddEventHandler(wake(w.policiesLoop)); err != nil {
+			return err
+		}
+	}
+	for _, r := range []manager.Runnable{
+		w.policiesLoop,
+		w.trustLoop,
+		w.bundlesLoop,
+		w.stampLoop,
+		w.statusLoop,
+		leader(w.watchBundles),
+		leader(w.sweeper.Run),
+		leader(w.serveAgents),
+		newLoop(w.Log, "endpoint", 0, 15*time.Second, w.keepEndpoint),
+		follower(w.follow),
+	} {
+		if err := mgr.Add(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wake pokes a loop for every event that changes an object's meaning: writes of
+// a status, the manager's own among them, are none.
+func wake(l *loop) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { l.poke() },
+		DeleteFunc: func(any) { l.poke() },
+		UpdateFunc: func(before, after any) {
+			a, aok := before.(*v1alpha1.ShardingConfig)
+			b, bok := after.(*v1alpha1.ShardingConfig)
+			if aok && bok && a.UID == b.UID && a.Generation == b.Generation {
+				return
+			}
+			l.poke()
+		},
+	}
+}
+
+// leader and follower are runnables that only the leader runs, and all replicas.
+type (
+	leader   func(context.Context) error
+	follower func(context.Context) error
+)
+
+func (f leader) Start(ctx context.Context) error   { return f(ctx) }
+func (leader) NeedLeaderElection() bool            { return true }
+func (f follower) Start(ctx context.Context) error { return f(ctx) }
+func (follower) NeedLeaderElection() bool          { return false }
+
+// policies compiles the world anew and pushes it.
+func (w *world) policies(ctx context.Context) error {
+	var service corev1.Service
+	var parts discoveryv1.EndpointSliceList
+	err := errors.Join(
+		w.cache.Get(ctx, types.NamespacedName{Namespace: apiserver.Namespace, Name: apiserver.Name}, &service),
+		w.cache.List(ctx, &parts, client.InNamespace(apiserver.Namespace)),
+	)
+	var cluster *meshv1.Cluster
+	if err == nil {
+		cluster, err = apiserver.Cluster(&service, parts.Items, w.clusterCA())
+	}
+	if err != nil {
+		// What was known stands: agents must not forget where the apiserver is.
+		cluster = w.cluster.Load()
+		w.Log.Warn("the apiserver's addresses are not known, the last ones stay", "error", err)
+	} else if w.cluster.Swap(cluster).GetVersion() != cluster.Version {
+		w.trustLoop.poke()
+	}
+
+	c, listErr := w.list(ctx)
+	if listErr != nil {
+		return listErr
+	}
+	c.Result = compile.Compile(c.configs, c.pods)
+	w.push.Set(cluster, c.Policies)
+	w.compiled.Store(c)
+	w.bundlesLoop.poke()
+	w.stampLoop.poke()
+	w.statusLoop.poke()
+
+	metrics.Members.Reset()
+	for _, s := range c.Shards {
+		if s.Config.Spec.Root == nil {
+			metrics.Members.WithLabelValues(s.Config.Namespace, s.Config.Name).Set(float64(len(s.Members)))
+		}
+	}
+	return err
+}
+
+func (w *world) list(ctx context.Context) (*compiled, error) {
+	var configs v1alpha1.ShardingConfigList
+	var pods corev1.PodList
+	if err := errors.Join(w.cache.List(ctx, &configs), w.cache.List(ctx, &pods)); err != nil {
+		return nil, err
+	}
+	out := &compiled{}
+	for i := range configs.Items {
+		out.configs = append(out.configs, &configs.Items[i])
+	}
+	for i := range pods.Items {
+		out.pods = append(out.pods, &pods.Items[i])
+	}
+	return out, nil
+}
+
+// serveAgents serves the agents' streams.
+func (w *world) serveAgents(ctx context.Context) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", w.PushAddress)
+	if err != nil {
+		return err
+	}
+	w.Log.Info("leading: serving agents", "address", l.Addr().String())
+	return w.push.Serve(ctx, l, w.serving.TLSConfig())
+}
+
+// ready is a readiness check: whoever is sent here can be served.
+func (w *world) ready(*http.Request) error {
+	if len(w.authority.Bundle()) == 0 || len(w.serving.Bundle()) == 0 {
+		return errors.New("certificates are not loaded")
+	}
+	return nil
+}
+
+// clusterCA is the CA that verifies the real apiserver, as it is now.
+func (w *world) clusterCA() []byte {
+	if len(w.Config.CAData) > 0 {
+		return w.Config.CAData
+	}
+	ca, err := os.ReadFile(w.Config.CAFile)
+	if err != nil {
+		w.Log.Error("reading the cluster's CA", "error", err)
+		return nil
+	}
+	return ca
+}
+
+// apiServerNames are the names that stand for the apiserver.
+func (w *world) apiServerNames() trust.Names {
+	var addresses []netip.Addr
+	if c := w.cluster.Load(); c != nil {
+		addresses = apiserver.Addresses(c)
+	}
+	return trust.APIServerNames(w.ClusterDomain, addresses...)
+}
