@@ -68,7 +68,9 @@ type Method interface {
 	Capture(uid string, netnsPath string) (*Pod, error)
 
 	// Sweep releases the captured pods that keep does not know, and forgets what
-	// earlier agents left of such pods.
+	// earlier agents left of such pods: they go direct. keep must know every pod
+	// of the node that is to be captured, whichever agent does, and must not call
+	// the Method.
 	Sweep(keep func(uid string) bool) error
 
 	// Close closes all listeners and lets go of the network namespaces. The

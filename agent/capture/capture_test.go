@@ -229,6 +229,23 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
+// TestRedirectionIsReplacedAtOnce does the one step of a takeover that could open a hole, again and again.
+func TestRedirectionIsReplacedAtOnce(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		pod := newWorld(t).pod()
+		m := agent(t, cfg)
+		p := captured(t, m, uid, pod, "mesh")
+		stop := hammer(pod, service4, service6)
+		for start := time.Now(); time.Since(start) < 200*time.Millisecond; {
+			require.NoError(t, m.(*node).redirector.redirect(p))
+		}
+		counts := stop()
+		t.Log(counts)
+		require.Len(t, counts, 1)
+		require.NotZero(t, counts["mesh"])
+	})
+}
+
 func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
@@ -370,10 +387,8 @@ func TestRefused(t *testing.T) {
 		require.ErrorContains(t, err, "no destinations")
 		require.NoError(t, m.SetDestinations(listed))
 
-		for _, own := range []string{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", os.Getpid())} {
-			_, err = m.Capture(uid, own)
-			require.ErrorIs(t, err, ErrHostNetwork)
-		}
+		_, err = m.Capture(uid, ownNetNS)
+		require.ErrorIs(t, err, ErrHostNetwork)
 		_, err = m.Capture(uid, filepath.Join(t.TempDir(), "gone"))
 		require.ErrorIs(t, err, os.ErrNotExist)
 		_, err = m.Capture(uid, "/proc/self/ns/mnt")
@@ -394,7 +409,7 @@ func TestCleanup(t *testing.T) {
 		captured(t, m, uid, pod, "mesh")
 		require.NoError(t, m.Close())
 
-		paths := []string{pod.path, "/proc/self/ns/net", filepath.Join(t.TempDir(), "gone")}
+		paths := []string{pod.path, ownNetNS, filepath.Join(t.TempDir(), "gone")}
 		require.NoError(t, Cleanup(cfg, paths...))
 		for _, to := range listed {
 			who, _, err := client{}.connect(pod, to)

@@ -11,9 +11,10 @@
 // earlier agent's redirection stays until the new one replaces it at once, and
 // without an agent the connections are refused.
 //
-// What the process needs: CAP_SYS_ADMIN to enter a network namespace, read
-// access to the path that names it (for /proc/PID/ns/net of another user's
-// process CAP_SYS_PTRACE), CAP_NET_ADMIN and CAP_BPF for BPF, CAP_NET_ADMIN and
-// CAP_NET_RAW for iptables. Before Linux 5.14 a namespace has no cookie and
-// only iptables is possible.
+// What the process needs: CAP_SYS_ADMIN to enter a network namespace (it
+// includes CAP_BPF), CAP_NET_ADMIN to load and attach the programs, to mark
+// sockets and for iptables, CAP_NET_RAW for iptables-legacy, and read access to
+// the paths that name the namespaces (for /proc/PID/ns/net of another user's
+// process CAP_SYS_PTRACE). Before Linux 5.14 a namespace has no cookie that user
+// space could read, and only iptables is possible.
 package capture

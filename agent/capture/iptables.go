@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -112,6 +113,9 @@ func (t *iptables) close() error { return nil }
 // removeRules removes the rules from the network namespaces that paths name and that still exist.
 func removeRules(cfg Config, paths []string) error {
 	tables, err := openNATTables(cfg.IPTables)
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil // then there was no way to make rules either
+	}
 	if err != nil {
 		return fmt.Errorf("remove rules: %w", err)
 	}
