@@ -40,7 +40,7 @@ func (d *demo) world(ctx context.Context) (*world, error) {
 		{&pods, []client.ListOption{client.InNamespace(operator), client.MatchingLabels{"app": workload}}},
 		{&leases, []client.ListOption{client.InNamespace(operator)}},
 	} {
-		if err := d.List(ctx, l.list, l.opts...); err != nil && !(meta.IsNoMatchError(err) && !d.sharded) {
+		if err := d.List(ctx, l.list, l.opts...); err != nil && (d.sharded || !meta.IsNoMatchError(err)) {
 			return nil, fmt.Errorf("looking at the operator: %w", err)
 		}
 	}

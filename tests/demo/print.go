@@ -18,13 +18,13 @@ import (
 
 func printTable(out io.Writer, rows []row) {
 	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "SHARD\tPOD\tNODE\tCAPTURE\tLOCK\tNAMESPACES\tOBJECTS")
+	_, _ = fmt.Fprintln(t, "SHARD\tPOD\tNODE\tCAPTURE\tLOCK\tNAMESPACES\tOBJECTS")
 	for _, r := range rows {
 		cells := []string{r.shard, r.pod, r.node, r.capture, strings.Join(r.locks, ","), span(r.namespaces), strconv.Itoa(r.objects)}
 		for i := range cells {
 			cells[i] = cmp.Or(cells[i], "-")
 		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
+		_, _ = fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	_ = t.Flush()
 }

@@ -63,7 +63,7 @@ func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the audit log: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return audit.Requests(f, of)
 }
 
@@ -94,7 +94,7 @@ func accessLines(file string) ([]audit.Access, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	var log io.Reader = f
 	if strings.HasSuffix(file, ".gz") {
 		if log, err = gzip.NewReader(f); err != nil {

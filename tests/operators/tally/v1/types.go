@@ -4,15 +4,19 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/scheme"
 )
 
 var (
 	// GroupVersion is the group and version of Tally.
 	GroupVersion = schema.GroupVersion{Group: "tally.example.com", Version: "v1"}
 
-	builder = (&scheme.Builder{GroupVersion: GroupVersion}).Register(&Tally{}, &TallyList{})
+	builder = runtime.NewSchemeBuilder(func(scheme *runtime.Scheme) error {
+		scheme.AddKnownTypes(GroupVersion, &Tally{}, &TallyList{})
+		metav1.AddToGroupVersion(scheme, GroupVersion)
+		return nil
+	})
 
 	// AddToScheme adds Tally to a scheme.
 	AddToScheme = builder.AddToScheme
@@ -21,10 +25,10 @@ var (
 // Tally is an object on which every pod that reconciles it leaves its name.
 type Tally struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata"`
 
-	Spec   TallySpec   `json:"spec,omitempty"`
-	Status TallyStatus `json:"status,omitempty"`
+	Spec   TallySpec   `json:"spec"`
+	Status TallyStatus `json:"status"`
 }
 
 // TallySpec is what a user may change to cause a reconcile.
