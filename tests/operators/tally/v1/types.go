@@ -79,7 +79,7 @@ func (t *Tally) Record(pod string) bool {
 // TallyList is a list of Tally.
 type TallyList struct {
 	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitempty"`
+	metav1.ListMeta `json:"metadata"`
 
 	Items []Tally `json:"items"`
 }
