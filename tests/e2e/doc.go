@@ -1,0 +1,12 @@
+// Package e2e holds the end-to-end tests: on the real cluster of tests/cluster,
+// with ctrlmesh installed as a user would install it. `make e2e` sets up both and
+// runs them.
+//
+// A test makes what it needs in namespaces of its own ([namespace]), which go when
+// it ends, so the tests can be run again on the same cluster. Nothing is mocked, and
+// nothing sleeps: what takes its time is awaited ([until]).
+//
+// Most tests look at the cluster from inside of pods: tests/operators/probe is an
+// image with a client of its own, kubectl and a shell, and runs as a member of the
+// mesh and, for comparison, outside of it.
+package e2e
