@@ -57,7 +57,7 @@ type Options struct {
 const policyDir = "policies"
 
 // PinDir is where the redirection is pinned below a BPF file system.
-func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh", "v1") }
+func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }
 
 // Run is the agent until ctx ends.
 func Run(ctx context.Context, o Options) error {
