@@ -8,6 +8,7 @@ package scope
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -106,16 +107,12 @@ func (s *Selector) Narrow(raw string) (string, error) {
 	return query.Set(raw, labelSelector, render(append(slices.Clip(reqs), s.requirements...)))
 }
 
+// render is the canonical text of requirements: sorted, each said once.
 func render(reqs labels.Requirements) string {
-	// Add sorts by key; equal requirements after one another are said once.
-	sorted, _ := labels.NewSelector().Add(reqs...).Requirements()
-	seen := make(map[string]bool, len(sorted))
-	unique := labels.NewSelector()
-	for _, r := range sorted {
-		if text := r.String(); !seen[text] {
-			seen[text] = true
-			unique = unique.Add(r)
-		}
+	texts := make([]string, len(reqs))
+	for i := range reqs {
+		texts[i] = reqs[i].String()
 	}
-	return unique.String()
+	slices.Sort(texts)
+	return strings.Join(slices.Compact(texts), ",")
 }
