@@ -31,8 +31,7 @@ images: build ## Build the images as OCI archives into bin/images/
 test-images: ## Build the images of the tests' operators into .run/images/
 	@mkdir -p .run/images
 	@$(STATIC) -o .run/images/ ./tests/operators/...
-	@for f in $$(find .run/images -type f -executable); do n=$${f##*/}; \
-	  tests/cluster/image.sh localhost/ctrlmesh/$$n:dev $$f.tar -entrypoint /$$n $$f=/$$n >/dev/null; done
+	@tests/operators/images.sh
 
 generate: ## Regenerate the generated code: bindings, protobuf, deepcopy, CRDs
 	@tests/setup.sh generate

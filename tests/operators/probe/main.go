@@ -1,0 +1,50 @@
+// Probe asks the apiserver from inside a pod, as any client there would: with the
+// pod's own service account and nothing of ctrlmesh. Tests run it by exec and read
+// the JSON that it prints.
+//
+//	probe wait                           run, serve HTTP on :8080 and log each request, until SIGTERM
+//	probe raw [flags] METHOD PATH        one request; prints status, headers and body as they came
+//	probe informer [flags] RESOURCE      a client-go informer; prints what it holds and how it got it
+//
+// Flags are told by `probe COMMAND -h`. A failure is told on stderr, with status 1.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("wait, raw or informer?")
+	}
+	var result any
+	var err error
+	switch command, args := args[0], args[1:]; command {
+	case "wait":
+		return wait(ctx)
+	case "raw":
+		result, err = raw(ctx, args)
+	case "informer":
+		result, err = informer(ctx, args)
+	default:
+		return fmt.Errorf("unknown command %q", command)
+	}
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(result)
+}
