@@ -102,12 +102,11 @@ func Run(ctx context.Context, o Options) error {
 	m := &mesh{
 		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
 		report: manager.Report, forget: manager.Forget,
-		renew:   func() {}, // the first certificate is asked for anyway
+		renew:   keeper.Renew,
 		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1),
 		members: map[string]*member{},
 	}
 	m.restore()
-	m.renew = keeper.Renew
 	if m.watcher, err = pods.Watch(ctx, o.Client, o.Node, m.podsChanged); err != nil {
 		return err
 	}

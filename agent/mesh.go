@@ -336,7 +336,7 @@ func (m *mesh) setCluster(c *meshv1.Cluster) error {
 	if err := m.capture.SetDestinations(destinations); err != nil {
 		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
 	}
-	if m.cluster == nil || !sameAddresses(m.cluster, c) {
+	if m.cluster != nil && !sameAddresses(m.cluster, c) {
 		m.renew()
 	}
 	m.cluster = c
