@@ -46,6 +46,8 @@ func run() error {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
 
+	// Below debug the Kubernetes client logs bodies of requests, tokens among them.
+	level = max(level, slog.LevelDebug)
 	handler := slog.Handler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	switch *format {
 	case "text":

@@ -3,6 +3,7 @@ package label
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -288,14 +289,21 @@ func (s *Sweeper) stamp(ctx context.Context, gvr schema.GroupVersionResource, it
 // about one object.
 func isRBAC(err error) bool { return strings.Contains(err.Error(), "cannot patch resource") }
 
-// explain says what to do about an error.
+// errForbidden: RBAC keeps the manager from a resource.
+var errForbidden = errors.New("the manager may not list and patch it")
+
 func explain(gvr schema.GroupVersionResource, err error) error {
 	if apierrors.IsForbidden(err) && (isRBAC(err) || strings.Contains(err.Error(), "cannot list resource")) {
-		name := "ctrlmesh-stamp-" + strings.TrimSuffix(gvr.Resource+"-"+gvr.Group, "-")
-		return fmt.Errorf("the manager may not list and patch %[1]s: kubectl create clusterrole %[2]s --verb=list,patch --resource=%[1]s && kubectl label clusterrole %[2]s %[3]s=true",
-			gvr.GroupResource(), name, AggregateLabel)
+		return errForbidden
 	}
 	return fmt.Errorf("%s: %w", gvr.GroupResource(), err)
+}
+
+// allow says how to let the manager label resources.
+func allow(resources []string) string {
+	name := "ctrlmesh-stamp-" + resources[0]
+	return fmt.Sprintf("the manager may not list and patch %[1]s: kubectl create clusterrole %[2]s --verb=list,patch --resource=%[3]s && kubectl label clusterrole %[2]s %[4]s=true",
+		strings.Join(resources, ", "), name, strings.Join(resources, ","), AggregateLabel)
 }
 
 // Status tells how far the resources of a configuration have come; nil if it
@@ -315,7 +323,7 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 	}
 	found, missing := Resolve(groups, s.served)
 	out.Done = true
-	var problems []string
+	var problems, forbidden []string
 	for _, gvr := range found {
 		gr := gvr.GroupResource()
 		p := s.progress[gr]
@@ -333,9 +341,15 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 				out.Resource, out.Continue = gr.String(), p.next
 			}
 		}
-		if p.err != nil {
+		switch {
+		case errors.Is(p.err, errForbidden):
+			forbidden = append(forbidden, gr.String())
+		case p.err != nil:
 			problems = append(problems, p.err.Error())
 		}
+	}
+	if len(forbidden) > 0 {
+		problems = append([]string{allow(forbidden)}, problems...)
 	}
 	for _, m := range missing {
 		problems = append(problems, m+" is not a namespaced resource of this cluster that can be labelled (yet)")

@@ -136,7 +136,7 @@ func (in Input) member(pod *corev1.Pod) verdict {
 		return wait("it is not scheduled yet")
 	case pod.Status.Phase != corev1.PodRunning:
 		return wait("it is %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
-	case away && in.Now.Before(in.Since.Add(Grace)):
+	case away && (in.Now.Before(in.Since.Add(Grace)) || in.Now.Before(pod.CreationTimestamp.Add(Grace))):
 		return wait("the agent on node %s has not connected yet", node)
 	case away:
 		return bad(ReasonAgentAway, "no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)

@@ -1,0 +1,195 @@
+package status
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+var now = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
+
+func pod(name string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(now.Add(-time.Hour)),
+			Annotations: map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh},
+		},
+		Spec:   corev1.PodSpec{NodeName: "node1"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+var fine = push.Observation{Connected: true, Known: true, Capture: "ebpf", Version: "v2"}
+
+func input(o push.Observation, pods ...*corev1.Pod) Input {
+	return Input{
+		Shard: compile.Shard{
+			Config:  &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "shard", Generation: 3}},
+			Members: pods, Lock: "lock---shard",
+		},
+		Wanted:  func(string) string { return "v2" },
+		Observe: func(_, _ string) push.Observation { return o },
+		Now:     now,
+		Since:   now.Add(-time.Hour),
+	}
+}
+
+func condition(t *testing.T, s v1alpha1.ShardingConfigStatus, kind string) metav1.Condition {
+	t.Helper()
+	c := meta.FindStatusCondition(s.Conditions, kind)
+	require.NotNil(t, c)
+	require.EqualValues(t, 3, c.ObservedGeneration)
+	return *c
+}
+
+func TestReady(t *testing.T) {
+	in := input(fine, pod("a"), pod("b"))
+	s := Of(in)
+	require.EqualValues(t, 3, s.ObservedGeneration)
+	require.EqualValues(t, 2, s.Members)
+	require.EqualValues(t, 2, s.ReadyMembers)
+	require.EqualValues(t, 1, s.Shards)
+	require.Equal(t, "Labels", s.Method)
+	require.Equal(t, "lock---shard", s.Lock)
+	require.Equal(t, v1alpha1.MemberStatus{Name: "a", Node: "node1", Capture: "ebpf", PolicyVersion: "v2"}, s.Pods[0])
+	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
+	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionProgressing).Status)
+	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+
+	// Nothing new a minute later: nothing to write.
+	in.Shard.Config.Status = s
+	in.Now = now.Add(time.Minute)
+	require.True(t, equality.Semantic.DeepEqual(s, Of(in)))
+}
+
+func TestMembersThatAreNotReady(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		change   func(*Input, *corev1.Pod, *push.Observation)
+		says     string
+		degraded string // the reason; empty while it may yet get ready by itself
+	}{
+		{"not scheduled", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Spec.NodeName = "" }, "not scheduled", ""},
+		{"pending", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Status.Phase = "" }, "Pending", ""},
+		{"no annotation", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Annotations = nil }, "delete it", ReasonNotAdmitted},
+		{"older", func(_ *Input, p *corev1.Pod, _ *push.Observation) {
+			p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
+		}, "delete it", ReasonOlderThanConfig},
+		{"conflict", func(in *Input, p *corev1.Pod, _ *push.Observation) {
+			in.Shard.Conflicts = []compile.Conflict{{Pod: p.Name, Configs: []string{"one", "shard"}}}
+		}, "refused", ReasonConflict},
+		{"no agent", func(_ *Input, _ *corev1.Pod, o *push.Observation) { *o = push.Observation{} }, "ctrlmesh-agent", ReasonAgentAway},
+		{"no agent on a new node", func(_ *Input, p *corev1.Pod, o *push.Observation) {
+			*o = push.Observation{}
+			p.CreationTimestamp = metav1.NewTime(now)
+		}, "not connected yet", ""},
+		{"agent gone", func(_ *Input, _ *corev1.Pod, o *push.Observation) {
+			o.Connected, o.Left = false, now.Add(-2*Grace)
+		}, "ctrlmesh-agent", ReasonAgentAway},
+		{"unknown", func(_ *Input, _ *corev1.Pod, o *push.Observation) { *o = push.Observation{Connected: true} }, "not reported", ""},
+		{"not captured", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Capture = "" }, "not captured yet", ""},
+		{"cannot be captured", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Capture, o.Message = "", "no BPF" }, "no BPF", ReasonNotCaptured},
+		{"old version", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Version = "v1" }, "current policy", ""},
+		{"nacked", func(_ *Input, _ *corev1.Pod, o *push.Observation) {
+			o.Version, o.Nacked, o.Nack = "v1", "v2", "bad selector"
+		}, "bad selector", ReasonPolicyRejected},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := fine
+			p := pod("a")
+			in := input(o, p)
+			c.change(&in, p, &o)
+			in.Observe = func(_, _ string) push.Observation { return o }
+			s := Of(in)
+			require.Zero(t, s.ReadyMembers)
+			require.Contains(t, s.Pods[0].Message, c.says)
+			require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionReady).Status)
+			degraded, progressing := condition(t, s, v1alpha1.ConditionDegraded), condition(t, s, v1alpha1.ConditionProgressing)
+			if c.degraded == "" {
+				require.Equal(t, metav1.ConditionFalse, degraded.Status)
+				require.Equal(t, metav1.ConditionTrue, progressing.Status)
+				require.Contains(t, progressing.Message, "pod a: ")
+			} else {
+				require.Equal(t, metav1.ConditionTrue, degraded.Status)
+				require.Equal(t, c.degraded, degraded.Reason)
+				require.Contains(t, degraded.Message, "pod a: ")
+			}
+		})
+	}
+}
+
+func TestAgentBeingReplaced(t *testing.T) {
+	o := fine
+	o.Connected, o.Left = false, now.Add(-Grace/2)
+	require.EqualValues(t, 1, Of(input(o, pod("a"))).ReadyMembers)
+}
+
+// A new leader believes the last one until agents had time to connect.
+func TestNewLeader(t *testing.T) {
+	in := input(push.Observation{}, pod("a"), pod("b"))
+	in.Since = now
+	in.Shard.Config.Status.Pods = []v1alpha1.MemberStatus{
+		{Name: "a", Node: "node1", Capture: "ebpf", PolicyVersion: "v2", LockHolder: true},
+		{Name: "b", Node: "node1", Message: "it is not captured yet"},
+	}
+	s := Of(in)
+	require.Equal(t, in.Shard.Config.Status.Pods, s.Pods)
+	require.EqualValues(t, 1, s.ReadyMembers)
+	in.Now = now.Add(2 * Grace)
+	require.EqualValues(t, 0, Of(in).ReadyMembers)
+}
+
+func TestNoMembersAndProblems(t *testing.T) {
+	s := Of(input(fine))
+	require.Equal(t, ReasonNoMembers, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+
+	in := input(fine)
+	in.Shard.Config.Spec.Root = &v1alpha1.RootConfig{}
+	in.Shard.Problem = &compile.Problem{Reason: compile.ReasonRootNotSupported, Message: "why"}
+	s = Of(in)
+	require.Zero(t, s.Shards)
+	require.Empty(t, s.Method)
+	require.Equal(t, compile.ReasonRootNotSupported, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionDegraded).Status)
+}
+
+func TestStamping(t *testing.T) {
+	in := input(fine, pod("a"))
+	in.Stamping = &v1alpha1.StampingStatus{Resource: "pods", Message: "may not"}
+	s := Of(in)
+	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
+	require.Equal(t, ReasonStamping, condition(t, s, v1alpha1.ConditionProgressing).Reason)
+	require.Equal(t, "may not", condition(t, s, v1alpha1.ConditionDegraded).Message)
+}
+
+func TestBounded(t *testing.T) {
+	var pods []*corev1.Pod
+	for i := range 2 * maxPods {
+		p := pod(fmt.Sprintf("p-%04d", i))
+		if i > maxPods {
+			p.Annotations = nil
+		}
+		pods = append(pods, p)
+	}
+	s := Of(input(fine, pods...))
+	require.EqualValues(t, 2*maxPods, s.Members)
+	require.EqualValues(t, maxPods+1, s.ReadyMembers)
+	require.Len(t, s.Pods, maxPods)
+	require.Equal(t, fmt.Sprintf("p-%04d", 2*maxPods-1), s.Pods[maxPods-1].Name, "the unready first")
+	msg := condition(t, s, v1alpha1.ConditionDegraded).Message
+	require.Equal(t, maxNamed, strings.Count(msg, "pod p-"))
+	require.Contains(t, msg, "and 196 more")
+}
