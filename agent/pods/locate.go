@@ -160,7 +160,7 @@ func processesBelow(dir string) []int {
 		if err != nil {
 			return nil
 		}
-		for _, line := range strings.Fields(string(procs)) {
+		for line := range strings.FieldsSeq(string(procs)) {
 			if pid, err := strconv.Atoi(line); err == nil && pid > 0 {
 				pids = append(pids, pid)
 			}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -167,9 +168,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	}
 
 	m.mu.Lock()
-	for uid, r := range m.all { // a new manager knows nothing yet
-		m.pending[uid] = r
-	}
+	maps.Copy(m.pending, m.all) // a new manager knows nothing yet
 	m.mu.Unlock()
 
 	acks := make(chan *meshv1.Ack, 64)

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/big"
 	"net"
 	"os"
@@ -89,11 +90,7 @@ func (r *recorder) Synced(uids map[string]bool) { r.synced <- uids }
 func (r *recorder) Versions() map[string]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := map[string]string{}
-	for k, v := range r.versions {
-		out[k] = v
-	}
-	return out
+	return maps.Clone(r.versions)
 }
 
 func start(t *testing.T) (*manager, *Manager, *recorder) {
