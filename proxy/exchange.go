@@ -186,10 +186,8 @@ func (x *exchange) forward(client *upstream.Client) {
 	} else {
 		x.copyShort(resp)
 	}
-	if len(resp.Trailer) > 0 {
-		for k, vv := range resp.Trailer {
-			x.w.Header()[http.TrailerPrefix+k] = vv
-		}
+	for k, vv := range resp.Trailer {
+		x.w.Header()[k] = vv // announced in sendHead
 	}
 }
 
@@ -200,6 +198,9 @@ func (x *exchange) sendHead(resp *http.Response) {
 	h := x.w.Header()
 	for k, vv := range resp.Header {
 		h[k] = vv
+	}
+	for k := range resp.Trailer {
+		h.Add("Trailer", k)
 	}
 	if x.ticket != nil && x.fills && resp.StatusCode == http.StatusOK {
 		x.pod.ledger.listed(x.ticket)

@@ -65,7 +65,9 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       downstreamIdle,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		// OPTIONS * is for the handler to refuse, not for net/http to answer.
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:      maxStreams,
 			MaxReceiveBufferPerStream: receivePerStream,
