@@ -55,18 +55,25 @@ func (w *world) keepBundles(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
-	type need struct{ namespace, name string }
-	needs := map[need]bool{}
-	for _, p := range c.pods {
-		if name := inject.BundleOf(p.Annotations[v1alpha1.TrustAnnotation]); name != "" && !compile.Ended(p) {
-			needs[need{p.Namespace, name}] = true
-		}
-	}
+	needs := bundleNeeds(c.pods)
 	var errs []error
-	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b need) int {
+	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b bundleNeed) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	}) {
 		errs = append(errs, w.bundles.Ensure(ctx, n.namespace, n.name))
 	}
 	return errors.Join(errs...)
+}
+
+// bundleNeed is a bundle that some pod of a namespace uses.
+type bundleNeed struct{ namespace, name string }
+
+func bundleNeeds(pods []*corev1.Pod) map[bundleNeed]bool {
+	needs := map[bundleNeed]bool{}
+	for _, p := range pods {
+		if name := inject.BundleOf(p.Annotations[v1alpha1.TrustAnnotation]); name != "" && !compile.Ended(p) {
+			needs[bundleNeed{p.Namespace, name}] = true
+		}
+	}
+	return needs
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -111,7 +114,7 @@ func wake(l *loop) toolscache.ResourceEventHandler {
 		UpdateFunc: func(before, after any) {
 			a, aok := before.(*v1alpha1.ShardingConfig)
 			b, bok := after.(*v1alpha1.ShardingConfig)
-			if aok && bok && a.UID == b.UID && a.Generation == b.Generation {
+			if aok && bok && sameSpec(a, b) {
 				return
 			}
 			l.poke()
@@ -156,10 +159,15 @@ func (w *world) policies(ctx context.Context) error {
 	}
 	c.Result = compile.Compile(c.configs, c.pods)
 	w.push.Set(cluster, c.Policies)
-	w.compiled.Store(c)
-	w.bundlesLoop.poke()
-	w.stampLoop.poke()
+	before := w.compiled.Swap(c)
 	w.statusLoop.poke()
+	// The other loops read the apiserver, so not at every pod's every step.
+	if before == nil || !maps.Equal(bundleNeeds(before.pods), bundleNeeds(c.pods)) {
+		w.bundlesLoop.poke()
+	}
+	if before == nil || !slices.EqualFunc(before.configs, c.configs, sameSpec) {
+		w.stampLoop.poke()
+	}
 
 	metrics.Members.Reset()
 	for _, s := range c.Shards {
@@ -168,6 +176,10 @@ func (w *world) policies(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+func sameSpec(a, b *v1alpha1.ShardingConfig) bool {
+	return a.UID == b.UID && a.Generation == b.Generation
 }
 
 func (w *world) list(ctx context.Context) (*compiled, error) {
@@ -180,6 +192,8 @@ func (w *world) list(ctx context.Context) (*compiled, error) {
 	for i := range configs.Items {
 		out.configs = append(out.configs, &configs.Items[i])
 	}
+	// A cache lists in no order.
+	slices.SortFunc(out.configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	for i := range pods.Items {
 		out.pods = append(out.pods, &pods.Items[i])
 	}

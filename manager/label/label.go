@@ -27,9 +27,10 @@ func Of(namespace string) map[string]string {
 }
 
 // unlessNamed are the resources that "*" does not mean: what changes all the
-// time, what controllers copy labels to by themselves, what is never stored.
+// time, what controllers copy labels to by themselves, what is never stored, and
+// the mesh's own.
 var unlessNamed = []string{
-	"bindings", "endpoints", "endpointslices", "events", "leases", "localsubjectaccessreviews",
+	"bindings", "endpoints", "endpointslices", "events", "leases", "localsubjectaccessreviews", "shardingconfigs",
 }
 
 // Listed are the resources that configurations divide, each group once. Those

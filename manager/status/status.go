@@ -108,13 +108,9 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	v := verdict{MemberStatus: v1alpha1.MemberStatus{
 		Name: pod.Name, Node: node, Capture: o.Capture, PolicyVersion: o.Version, LockHolder: o.LockHolder,
 	}}
-	if !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace)) {
-		for _, was := range in.Shard.Config.Status.Pods {
-			if was.Name == pod.Name && was.Node == node {
-				v.MemberStatus, v.ready = was, was.Message == ""
-				return v
-			}
-		}
+	before := in.before(pod, o)
+	if before != nil {
+		v.Capture, v.PolicyVersion, v.LockHolder = before.Capture, before.PolicyVersion, before.LockHolder
 	}
 	bad := func(reason, format string, args ...any) verdict {
 		v.reason, v.Message = reason, fmt.Sprintf(format, args...)
@@ -136,6 +132,9 @@ func (in Input) member(pod *corev1.Pod) verdict {
 		return wait("it is not scheduled yet")
 	case pod.Status.Phase != corev1.PodRunning:
 		return wait("it is %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
+	case before != nil:
+		v.Message, v.ready = before.Message, before.Message == ""
+		return v
 	case away && (in.Now.Before(in.Since.Add(Grace)) || in.Now.Before(pod.CreationTimestamp.Add(Grace))):
 		return wait("the agent on node %s has not connected yet", node)
 	case away:
@@ -153,6 +152,19 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	}
 	v.ready = true
 	return v
+}
+
+// before is what the last leader wrote of a pod, as long as it stands.
+func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStatus {
+	if o.Connected || !o.Left.IsZero() || !in.Now.Before(in.Since.Add(Grace)) {
+		return nil
+	}
+	pods := in.Shard.Config.Status.Pods
+	i := slices.IndexFunc(pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name && m.Node == pod.Spec.NodeName })
+	if i < 0 {
+		return nil
+	}
+	return &pods[i]
 }
 
 func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {

@@ -1,0 +1,258 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
+)
+
+func TestLoop(t *testing.T) {
+	ran := make(chan struct{})
+	var fail atomic.Int32
+	fail.Store(2)
+	l := newLoop(slog.New(slog.DiscardHandler), "test", time.Millisecond, 0, func(context.Context) error {
+		ran <- struct{}{}
+		if fail.Add(-1) >= 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- l.Start(ctx) }()
+	for range 3 { // at once, and twice more because it failed
+		<-ran
+	}
+	l.poke()
+	l.poke()
+	<-ran
+	cancel()
+	require.NoError(t, <-ended)
+	require.True(t, l.NeedLeaderElection())
+}
+
+func TestOptions(t *testing.T) {
+	var o Options
+	o.AddFlags(flag.NewFlagSet("", flag.ContinueOnError), func(k string) string {
+		return map[string]string{"POD_NAMESPACE": "mesh", "POD_IP": "10.0.0.7"}[k]
+	})
+	require.NoError(t, o.validate())
+	o.PodIP = "x"
+	require.ErrorContains(t, o.validate(), "POD_IP")
+	o.Namespace = ""
+	require.ErrorContains(t, o.validate(), "POD_NAMESPACE")
+}
+
+func TestSlimPod(t *testing.T) {
+	out, err := slimPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "mesh", "secret": "x"}},
+		Spec:       corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"},
+	})
+	require.NoError(t, err)
+	require.Equal(t, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "mesh"}},
+		Spec:       corev1.PodSpec{NodeName: "n"},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}, out)
+}
+
+// asCache lets the loops read from a client as they do from the cache.
+type asCache struct {
+	cache.Cache
+	client.Client
+}
+
+func (c asCache) Get(ctx context.Context, k client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	return c.Client.Get(ctx, k, o, opts...)
+}
+
+func (c asCache) List(ctx context.Context, o client.ObjectList, opts ...client.ListOption) error {
+	return c.Client.List(ctx, o, opts...)
+}
+
+func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecorder) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	require.NoError(t, clientgoscheme.AddToScheme(scheme))
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	objects = append(objects,
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
+			Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Name: "https", Port: 443}}},
+		},
+		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ctrlmesh"}, Webhooks: []admissionv1.MutatingWebhook{{Name: "a"}, {Name: "b"}}},
+		&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ctrlmesh"}, Webhooks: []admissionv1.ValidatingWebhook{{Name: "a"}}},
+	)
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.ShardingConfig{}).Build()
+	recorder := events.NewFakeRecorder(100)
+	log := slog.New(slog.DiscardHandler)
+	w := &world{
+		Options: Options{
+			Config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: []byte("cluster\n")}}, Log: log,
+			Namespace: "mesh", PodIP: "10.0.0.7", PodName: "m-0", PushAddress: ":8443", ClusterDomain: "cluster.local",
+			ManagerService: "ctrlmesh-manager", WebhookService: "ctrlmesh-webhook", WebhookConfiguration: "ctrlmesh",
+		},
+		live: c, cache: asCache{Client: c}, recorder: recorder,
+		authority: &trust.Authority{Client: c, Namespace: "mesh"},
+		serving:   &trust.Serving{Client: c, Namespace: "mesh", Names: trust.ManagerNames("mesh", "cluster.local", "ctrlmesh-webhook")},
+		push:      &push.Server{},
+		sweeper:   &label.Sweeper{Limiter: rate.NewLimiter(rate.Inf, 1)},
+	}
+	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
+	idle := func(context.Context) error { return nil }
+	for _, l := range []**loop{&w.policiesLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop} {
+		*l = newLoop(log, "", 0, 0, idle)
+	}
+	require.NoError(t, w.bootstrap(t.Context()))
+	return w, recorder
+}
+
+func get[T client.Object](t *testing.T, w *world, namespace, name string, into T) T {
+	t.Helper()
+	require.NoError(t, w.live.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, into))
+	return into
+}
+
+func memberPod(name, trust string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now(),
+			Labels:      map[string]string{v1alpha1.EnableProxyLabel: "true", "shard": name},
+			Annotations: map[string]string{v1alpha1.TrustAnnotation: trust},
+		},
+		Spec:   corev1.PodSpec{NodeName: "n1"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+func shard(name, value string) *v1alpha1.ShardingConfig {
+	return &v1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), Generation: 1},
+		Spec: v1alpha1.ShardingConfigSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"shard": value}},
+			Limits:   []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"pods"}}}}},
+		},
+	}
+}
+
+// From what users wrote to everything that follows from it.
+func TestWorld(t *testing.T) {
+	ctx := t.Context()
+	w, recorder := newWorld(t, memberPod("a", v1alpha1.TrustMesh), memberPod("b", v1alpha1.TrustBoth), shard("one", "a"), shard("two", "b"))
+	require.NoError(t, w.policies(ctx))
+	require.Len(t, w.compiled.Load().Policies, 2)
+	require.Equal(t, "one", w.compiled.Load().Policies["a"].Sharding.Shard)
+
+	require.NoError(t, w.keepBundles(ctx))
+	require.Equal(t, string(w.authority.Bundle()), get(t, w, "ns", inject.MeshBundle, &corev1.ConfigMap{}).Data["ca.crt"])
+	require.True(t, strings.HasSuffix(get(t, w, "ns", inject.BothBundle, &corev1.ConfigMap{}).Data["ca.crt"], "cluster\n"))
+
+	require.NoError(t, w.keepStamp(ctx))
+	stamp := get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})
+	require.Equal(t, []string{"pods"}, stamp.Webhooks[0].Rules[0].Resources)
+	require.Equal(t, w.serving.Bundle(), stamp.Webhooks[0].ClientConfig.CABundle)
+	require.NoError(t, w.keepStamp(ctx))
+	require.Equal(t, stamp.ResourceVersion, get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).ResourceVersion, "nothing to write")
+
+	require.NoError(t, w.keepStatus(ctx))
+	two := get(t, w, "ns", "two", &v1alpha1.ShardingConfig{})
+	require.EqualValues(t, 1, two.Status.Members)
+	require.Contains(t, two.Status.Pods[0].Message, "delete it")
+	require.Contains(t, <-recorder.Events, status.ReasonOlderThanConfig)
+	require.NoError(t, w.keepStatus(ctx))
+	require.Equal(t, two.ResourceVersion, get(t, w, "ns", "two", &v1alpha1.ShardingConfig{}).ResourceVersion, "nothing to write")
+	require.Empty(t, recorder.Events)
+
+	// The last configuration goes, and so do the rules.
+	require.NoError(t, w.live.Delete(ctx, shard("one", "a")))
+	require.NoError(t, w.live.Delete(ctx, shard("two", "b")))
+	require.NoError(t, w.policies(ctx))
+	require.Nil(t, w.compiled.Load().Policies["a"].Sharding)
+	require.NoError(t, w.keepStamp(ctx))
+	require.Empty(t, get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks)
+}
+
+func TestKeepTrust(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t)
+	require.NoError(t, w.keepTrust(ctx))
+	require.Equal(t, string(w.serving.Bundle()), get(t, w, "mesh", ManagerCA, &corev1.ConfigMap{}).Data["ca.crt"])
+	mutating := get(t, w, "", "ctrlmesh", &admissionv1.MutatingWebhookConfiguration{})
+	require.Equal(t, w.serving.Bundle(), mutating.Webhooks[0].ClientConfig.CABundle)
+	require.Equal(t, w.serving.Bundle(), mutating.Webhooks[1].ClientConfig.CABundle)
+	require.Equal(t, w.serving.Bundle(), get(t, w, "", "ctrlmesh", &admissionv1.ValidatingWebhookConfiguration{}).Webhooks[0].ClientConfig.CABundle)
+	require.NoError(t, w.ready(nil))
+
+	// An apiserver's address is added: a new certificate of the same CA.
+	before := w.authority.Bundle()
+	https, port := "https", int32(6443)
+	require.NoError(t, w.live.Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		Ports:      []discoveryv1.EndpointPort{{Name: &https, Port: &port}},
+		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}},
+	}))
+	require.NoError(t, w.policies(ctx))
+	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("192.0.2.1"))
+	require.Len(t, w.trustLoop.poked, 1)
+	require.NoError(t, w.keepTrust(ctx))
+	require.True(t, strings.HasSuffix(string(w.authority.Bundle()), string(before)), "the old one stays")
+	require.Len(t, w.bundlesLoop.poked, 1)
+}
+
+// Agents are not told to forget the apiserver when its Service cannot be read.
+func TestLastAddressesStay(t *testing.T) {
+	w, _ := newWorld(t)
+	known := w.cluster.Load()
+	require.NoError(t, w.live.Delete(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}))
+	require.Error(t, w.policies(t.Context()))
+	require.Same(t, known, w.cluster.Load())
+	require.NotNil(t, w.compiled.Load(), "policies go on")
+}
+
+func TestKeepEndpoint(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t)
+	require.NoError(t, w.keepEndpoint(ctx))
+	e := get(t, w, "mesh", "ctrlmesh-manager-leader", &discoveryv1.EndpointSlice{})
+	require.Equal(t, "ctrlmesh-manager", e.Labels[discoveryv1.LabelServiceName])
+	require.Equal(t, []string{"10.0.0.7"}, e.Endpoints[0].Addresses)
+	require.EqualValues(t, 8443, *e.Ports[0].Port)
+	require.Equal(t, "mesh", *e.Ports[0].Name)
+	require.NoError(t, w.keepEndpoint(ctx))
+	require.Equal(t, e.ResourceVersion, get(t, w, "mesh", e.Name, &discoveryv1.EndpointSlice{}).ResourceVersion)
+
+	w.PodIP = "fd00::7" // another leader, of another family
+	require.NoError(t, w.keepEndpoint(ctx))
+	e = get(t, w, "mesh", e.Name, &discoveryv1.EndpointSlice{})
+	require.Equal(t, discoveryv1.AddressTypeIPv6, e.AddressType)
+	require.Equal(t, []string{"fd00::7"}, e.Endpoints[0].Addresses)
+}
