@@ -31,8 +31,7 @@ func (w *world) keepEndpoint(ctx context.Context) error {
 		if err = w.live.Delete(ctx, have); err == nil {
 			err = w.live.Create(ctx, want)
 		}
-	case err == nil && !(equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) &&
-		equality.Semantic.DeepEqual(have.Ports, want.Ports) && equality.Semantic.DeepEqual(have.Labels, want.Labels)):
+	case err == nil && !sameEndpoint(have, want):
 		have.Labels, have.Endpoints, have.Ports = want.Labels, want.Endpoints, want.Ports
 		err = w.live.Update(ctx, have)
 	}
@@ -40,6 +39,11 @@ func (w *world) keepEndpoint(ctx context.Context) error {
 		return fmt.Errorf("EndpointSlice %s/%s: %w", want.Namespace, want.Name, err)
 	}
 	return nil
+}
+
+func sameEndpoint(a, b *discoveryv1.EndpointSlice) bool {
+	same := equality.Semantic.DeepEqual
+	return same(a.Endpoints, b.Endpoints) && same(a.Ports, b.Ports) && same(a.Labels, b.Labels)
 }
 
 func (w *world) endpoint() (*discoveryv1.EndpointSlice, error) {

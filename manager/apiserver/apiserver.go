@@ -39,7 +39,7 @@ func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca []by
 		}
 	}
 	if len(services) == 0 {
-		return nil, fmt.Errorf("Service %s/%s has no address for its port %q", Namespace, Name, port)
+		return nil, fmt.Errorf("the Service %s/%s has no address for its port %q", Namespace, Name, port)
 	}
 	if len(ca) == 0 {
 		return nil, errors.New("no CA for the apiserver is known")

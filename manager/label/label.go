@@ -91,20 +91,20 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.Mutating
 	w := admissionv1.MutatingWebhook{
 		Name: "stamp." + v1alpha1.GroupName,
 		ClientConfig: admissionv1.WebhookClientConfig{
-			Service:  &admissionv1.ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: ptr(Path), Port: ptr(int32(443))},
+			Service:  &admissionv1.ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: new(Path), Port: new(int32(443))},
 			CABundle: s.CA,
 		},
 		// The manager is not on the path: what slips by, the sweep finds.
-		FailurePolicy: ptr(admissionv1.Ignore),
+		FailurePolicy: new(admissionv1.Ignore),
 		// Left unset it would be defaulted, and look changed for ever.
-		MatchPolicy:        ptr(admissionv1.Equivalent),
-		ReinvocationPolicy: ptr(admissionv1.NeverReinvocationPolicy),
+		MatchPolicy:        new(admissionv1.Equivalent),
+		ReinvocationPolicy: new(admissionv1.NeverReinvocationPolicy),
 		ObjectSelector:     &metav1.LabelSelector{},
 		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{s.Namespace}},
 		}},
-		SideEffects:             ptr(admissionv1.SideEffectClassNone),
-		TimeoutSeconds:          ptr(int32(2)),
+		SideEffects:             new(admissionv1.SideEffectClassNone),
+		TimeoutSeconds:          new(int32(2)),
 		AdmissionReviewVersions: []string{"v1"},
 		MatchConditions:         []admissionv1.MatchCondition{{Name: "labels-missing-or-wrong", Expression: needed}},
 	}
@@ -112,7 +112,7 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.Mutating
 		w.Rules = append(w.Rules, admissionv1.RuleWithOperations{
 			Operations: ops,
 			Rule: admissionv1.Rule{
-				APIGroups: g.APIGroups, APIVersions: []string{"*"}, Resources: g.Resources, Scope: ptr(admissionv1.NamespacedScope),
+				APIGroups: g.APIGroups, APIVersions: []string{"*"}, Resources: g.Resources, Scope: new(admissionv1.NamespacedScope),
 			},
 		})
 	}
@@ -133,7 +133,5 @@ var needed = fmt.Sprintf(`!has(object.metadata.labels)`+
 	` || !(%[2]q in object.metadata.labels) || !(%[3]q in object.metadata.labels)`+
 	` || (oldObject != null && has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
 	v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, v1alpha1.ControlLabel)
-
-func ptr[T any](v T) *T { return &v }
 
 func byString[T fmt.Stringer](a, b T) int { return cmp.Compare(a.String(), b.String()) }

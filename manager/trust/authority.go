@@ -82,7 +82,7 @@ func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, erro
 	}
 	ca, err := decodeCA(secret.Data)
 	if err != nil {
-		return nil, fmt.Errorf("Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
+		return nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
 	}
 	a.set(ca, names)
 	return secret, nil

@@ -123,7 +123,7 @@ func (s *Serving) load(ctx context.Context) (*corev1.Secret, error) {
 		return nil, err
 	}
 	if err := s.adopt(secret.Data); err != nil {
-		return secret, fmt.Errorf("Secret %s/%s is damaged: %w", s.Namespace, ServingSecret, err)
+		return secret, fmt.Errorf("the Secret %s/%s is damaged: %w", s.Namespace, ServingSecret, err)
 	}
 	return secret, nil
 }
