@@ -1,0 +1,401 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes/scheme"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+func locked(shard string, limits ...*meshv1.Limit) *meshv1.Sharding {
+	return &meshv1.Sharding{
+		Shard:  shard,
+		Limits: limits,
+		// As hard as it gets: namespace, resource and lock share a name.
+		Lock: &meshv1.Lock{Namespace: "leases", Name: "leases", UpstreamName: "leases---" + shard},
+	}
+}
+
+// leases is an apiserver with one namespace of leases.
+type leases struct {
+	t    testing.TB
+	objs map[string]*coordinationv1.Lease
+	recorder
+}
+
+func (s *leases) serve(w http.ResponseWriter, r *http.Request) {
+	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), strings.Split(strings.Split(r.Header.Get("Accept"), ",")[0], ";")[0])
+	require.True(s.t, ok, r.Header.Get("Accept"))
+	reply := func(code int, o runtime.Object) {
+		w.Header().Set("Content-Type", info.MediaType)
+		w.WriteHeader(code)
+		require.NoError(s.t, scheme.Codecs.EncoderForVersion(info.Serializer, coordinationv1.SchemeGroupVersion).Encode(o, w))
+	}
+	body := s.recorder.last(s.t).Body
+	name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	if name == "leases" && r.Method == http.MethodPost {
+		o, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), []byte(body))
+		require.NoError(s.t, err)
+		l := o.(*coordinationv1.Lease)
+		s.objs[l.Name] = l
+		reply(http.StatusCreated, l)
+		return
+	}
+	l := s.objs[name]
+	if l == nil {
+		e := apierrors.NewNotFound(coordinationv1.Resource("leases"), name)
+		w.Header().Set("Content-Type", info.MediaType)
+		w.WriteHeader(404)
+		require.NoError(s.t, scheme.Codecs.EncoderForVersion(info.Serializer, metav1.SchemeGroupVersion).Encode(&e.ErrStatus, w))
+		return
+	}
+	switch r.Method {
+	case http.MethodPut:
+		o, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), []byte(body))
+		require.NoError(s.t, err)
+		l = o.(*coordinationv1.Lease)
+		if l.Name != name {
+			http.Error(w, "the name of the object does not match the name on the URL", 400)
+			return
+		}
+		s.objs[name] = l
+	case http.MethodDelete:
+		delete(s.objs, name)
+	}
+	reply(200, l)
+}
+
+func TestTheLockIsRenamedForClientGo(t *testing.T) {
+	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		t.Run(contentType, func(t *testing.T) {
+			api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
+			api.then = api.serve
+			m := newMesh(t, &api.recorder)
+			m.policy(locked("s1", &meshv1.Limit{Selector: "a=b"}))
+			config := m.config("v1")
+			config.ContentType = contentType
+			config.AcceptContentTypes = contentType + "," + runtime.ContentTypeJSON
+			all, err := coordinationclient.NewForConfig(config)
+			require.NoError(t, err)
+			c := all.Leases("leases")
+			ctx := t.Context()
+
+			_, err = c.Get(ctx, "leases", metav1.GetOptions{})
+			require.True(t, apierrors.IsNotFound(err), "%v", err)
+			require.NotContains(t, err.Error(), "---")
+
+			holder, seconds := "pod_1", int32(15)
+			lease := &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: "leases", Namespace: "leases"},
+				Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds},
+			}
+			require.False(t, m.pod.LockHolder())
+			got, err := c.Create(ctx, lease, metav1.CreateOptions{})
+			require.NoError(t, err)
+			require.Equal(t, "leases", got.Name)
+			require.Contains(t, api.objs, "leases---s1")
+			require.True(t, m.pod.LockHolder())
+
+			got, err = c.Get(ctx, "leases", metav1.GetOptions{})
+			require.NoError(t, err)
+			require.Equal(t, "leases", got.Name)
+			require.Equal(t, "/apis/coordination.k8s.io/v1/namespaces/leases/leases/leases---s1", api.last(t).URI)
+
+			got.Spec.HolderIdentity = new(string)
+			got, err = c.Update(ctx, got, metav1.UpdateOptions{})
+			require.NoError(t, err)
+			require.Equal(t, "leases", got.Name)
+			require.False(t, m.pod.LockHolder(), "released")
+
+			got, err = c.Patch(ctx, "leases", types.MergePatchType, []byte(`{"metadata":{"name":"leases"}}`), metav1.PatchOptions{})
+			require.NoError(t, err)
+			require.Equal(t, "leases", got.Name)
+			require.JSONEq(t, `{"metadata":{"name":"leases---s1"}}`, api.last(t).Body)
+
+			own, err := c.Get(ctx, "leases---s1", metav1.GetOptions{})
+			require.NoError(t, err)
+			require.Equal(t, "leases---s1", own.Name, "who asks by the upstream name gets it")
+
+			lease.Name = "other"
+			_, err = c.Create(ctx, lease, metav1.CreateOptions{})
+			require.NoError(t, err)
+			require.Contains(t, api.objs, "other")
+
+			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
+			require.NotContains(t, api.objs, "leases---s1")
+		})
+	}
+}
+
+func TestWhatIsTheLock(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.policy(locked("s1"))
+	const base = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
+	for _, c := range []struct{ method, target, want string }{
+		{"GET", base + "/leases/", base + "/leases---s1/"},
+		{"GET", base + "/leases/status", base + "/leases/status"},
+		{"GET", base + "/other", base + "/other"},
+		{"GET", "/apis/coordination.k8s.io/v1/namespaces/default/leases/leases", "/apis/coordination.k8s.io/v1/namespaces/default/leases/leases"},
+		{"GET", "/apis/example.com/v1/namespaces/leases/leases/leases", "/apis/example.com/v1/namespaces/leases/leases/leases"},
+		{"GET", "/apis/coordination.k8s.io/v1beta1/namespaces/leases/leases/leases", "/apis/coordination.k8s.io/v1beta1/namespaces/leases/leases/leases---s1"},
+		{"DELETE", "/api/v1/namespaces/leases/configmaps/leases", "/api/v1/namespaces/leases/configmaps/leases---s1"},
+		{"GET", "/api/v1/namespaces/leases/endpoints/leases", "/api/v1/namespaces/leases/endpoints/leases---s1"},
+		{"GET", "/api/v1/namespaces/leases/secrets/leases", "/api/v1/namespaces/leases/secrets/leases"},
+		{"GET", "/apis/coordination.k8s.io/v1/watch/namespaces/leases/leases/leases", "/apis/coordination.k8s.io/v1/watch/namespaces/leases/leases/leases---s1"},
+		{"GET", base + "?fieldSelector=metadata.name%3D%3Dleases&limit=1", base + "?fieldSelector=metadata.name%3Dleases---s1&limit=1"},
+		{"DELETE", base + "?fieldSelector=metadata.name%3Dleases", base + "?fieldSelector=metadata.name%3Dleases---s1"},
+		{"GET", base + "?limit=1", base + "?limit=1"},
+	} {
+		require.Equal(t, 200, m.do(c.method, c.target, "").StatusCode, c.target)
+		require.Equal(t, c.want, api.last(t).URI)
+	}
+}
+
+func TestLockBodiesThatCannotBeRead(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.policy(locked("s1"))
+	const base = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
+	for _, c := range []struct {
+		method, target, contentType, body string
+		code                              int
+	}{
+		{"POST", base, "application/cbor", "x", 415},
+		{"PATCH", base + "/leases", "application/apply-patch+cbor", "x", 415},
+		{"PUT", base + "/leases", "application/json", "{", 400},
+		{"POST", base, "application/json", "{", 400},
+		{"POST", base, "application/json", `"` + strings.Repeat("x", 3<<20) + `"`, 413},
+	} {
+		a := m.do(c.method, c.target, c.body, "Content-Type", c.contentType)
+		require.Equal(t, c.code, a.StatusCode, "%s %s", c.method, c.target)
+		statusOf(t, a)
+	}
+	require.Equal(t, 406, m.do("GET", base+"/leases", "", "Accept", "application/cbor").StatusCode)
+	require.Equal(t, 415, m.do("POST", base, "{}", "Content-Encoding", "gzip").StatusCode)
+	require.Empty(t, api.requests())
+	// Another object's body is nobody's business.
+	require.Equal(t, 200, m.do("PUT", base+"/other", "x", "Content-Type", "application/cbor").StatusCode)
+}
+
+func TestLockTrafficHasItsOwnConnection(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.policy(locked("s1"))
+	c := m.client(true)
+	for range 2 {
+		m.with(c, "GET", "/api/v1/namespaces/leases/configmaps/leases", "")
+		m.with(c, "GET", "/api/v1/namespaces/leases/configmaps/other", "")
+	}
+	require.Len(t, m.dialed(), 2)
+}
+
+func TestLockWatchIsRenamed(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json;stream=watch")
+		_, _ = io.WriteString(w, `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"leases---s1"}}}`+"\n")
+	}}
+	m := newMesh(t, api)
+	m.policy(locked("s1", &meshv1.Limit{Selector: "a=b"}))
+	a := m.do("GET", "/apis/coordination.k8s.io/v1/namespaces/leases/leases?fieldSelector=metadata.name%3Dleases&watch=1", "", "Accept-Encoding", "gzip")
+	require.Equal(t, `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"leases"}}}`+"\n", a.body)
+	require.Empty(t, api.last(t).Header.Get("Accept-Encoding"))
+	require.NotContains(t, api.last(t).URI, "labelSelector", "the lock is the shard's, whatever its labels")
+}
+
+// watches is an apiserver whose watches last until they are cancelled.
+func watches() *recorder {
+	return &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(200)
+		if q := r.URL.Query(); q.Get("watch") == "1" {
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, `{}`)
+	}}
+}
+
+// open starts a watch; the channel tells how it ended.
+func (m *mesh) open(c *http.Client, target string) <-chan error {
+	m.t.Helper()
+	resp, err := c.Get("https://kubernetes.default.svc" + target)
+	require.NoError(m.t, err)
+	require.Equal(m.t, 200, resp.StatusCode)
+	end := make(chan error, 1)
+	go func() {
+		_, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		end <- err
+	}()
+	return end
+}
+
+func TestAChangeOfLimitsMakesClientsListAgain(t *testing.T) {
+	m := newMesh(t, watches())
+	pods := func(selector string) *meshv1.Sharding {
+		return &meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
+			Selector: selector, Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"pods"}}},
+		}}}
+	}
+	m.policy(pods("a=1"))
+	c := m.client(true)
+	const podsWatch, servicesWatch = "/api/v1/pods?watch=1&resourceVersion=5", "/api/v1/services?watch=1&resourceVersion=5"
+	affected, untouched := m.open(c, podsWatch), m.open(c, servicesWatch)
+
+	m.policy(pods("a=1")) // the same: nothing ends
+	m.policy(pods("a=2"))
+	require.NoError(t, <-affected, "a clean end")
+	select {
+	case err := <-untouched:
+		t.Fatalf("a watch of another resource ended: %v", err)
+	default:
+	}
+
+	expired := func(target string) {
+		t.Helper()
+		a := m.with(c, "GET", target, "")
+		require.Equal(t, 410, a.StatusCode)
+		require.Equal(t, metav1.StatusReasonExpired, statusOf(t, a).Reason)
+	}
+	expired(podsWatch)
+	m.with(c, "GET", "/api/v1/namespaces/x/pods", "") // another path
+	expired(podsWatch)
+	m.with(c, "GET", "/api/v1/pods?limit=5&continue=abc", "") // the rest of an old list
+	expired(podsWatch)
+	m.with(c, "GET", "/api/v1/pods?limit=5", "")
+	again := m.open(c, podsWatch)
+
+	// Another cache of the same path has not listed again.
+	expired("/api/v1/pods?watch=1&resourceVersion=5&labelSelector=x%3Dy")
+
+	m.policy(nil)
+	require.NoError(t, <-again)
+	expired(podsWatch)
+	fresh := m.open(c, "/api/v1/pods?watch=1&resourceVersion=5&sendInitialEvents=true")
+	resumed := m.open(c, podsWatch)
+	fromNow := m.open(c, "/api/v1/pods?watch=1")
+
+	require.NoError(t, m.pod.SetPolicy(&meshv1.PodPolicy{Refuse: "contradiction"}))
+	for _, w := range []<-chan error{fresh, resumed, fromNow, untouched} {
+		require.NoError(t, <-w)
+	}
+}
+
+func TestNobodyIsToldToListForEver(t *testing.T) {
+	m := newMesh(t, watches())
+	m.policy(limit("a=1"))
+	c := m.client(true)
+	m.with(c, "GET", "/api/v1/pods", "")
+	m.policy(limit("a=2"))
+	// A client that lists all and watches one field of it.
+	const target = "/api/v1/pods?watch=1&resourceVersion=5&fieldSelector=spec.nodeName%3Dn"
+	require.Equal(t, 410, m.with(c, "GET", target, "").StatusCode)
+	m.with(c, "GET", "/api/v1/pods", "")
+	end := m.open(c, target)
+	require.NoError(t, m.pod.Shutdown(t.Context()))
+	require.NoError(t, <-end)
+}
+
+// A list that was answered under the old policy does not count for the new one.
+func TestAListUnderTheOldLimitsIsNoList(t *testing.T) {
+	arrived, release := make(chan struct{}), make(chan struct{})
+	api := watches()
+	plain := api.then
+	api.then = func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("slow") != "" {
+			close(arrived)
+			<-release
+		}
+		plain(w, r)
+	}
+	m := newMesh(t, api)
+	m.policy(limit("a=1"))
+	c := m.client(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		resp, err := c.Get("https://kubernetes.default.svc/api/v1/pods?slow=1")
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	<-arrived
+	m.policy(limit("a=2"))
+	close(release)
+	<-done
+	require.Equal(t, 410, m.with(c, "GET", "/api/v1/pods?watch=1&resourceVersion=5", "").StatusCode)
+}
+
+func TestPoliciesChangeUnderTraffic(t *testing.T) {
+	m := newMesh(t, watches())
+	m.policy(limit("a=0"))
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	c := m.client(true)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for i := 0; ctx.Err() == nil; i++ {
+			_ = m.pod.SetPolicy(&meshv1.PodPolicy{Sharding: limit("a=" + string(rune('0'+i%10)))})
+		}
+	}()
+	for ctx.Err() == nil {
+		req, err := http.NewRequestWithContext(ctx, "GET", "https://kubernetes.default.svc/api/v1/pods?watch=1", nil)
+		require.NoError(t, err)
+		if resp, err := c.Do(req); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+	}
+	<-ended
+}
+
+// classify must say of every path and query what the apiserver's own reader says.
+func FuzzClassify(f *testing.F) {
+	for _, s := range []string{
+		"/api/v1/pods?watch=1", "/apis/apps/v1/namespaces/a/deployments?fieldSelector=metadata.name%3Dx", "/api/v1/watch/pods/x",
+		"/api/v1/namespaces/a/status", "/apis/a/b/proxy/c/d?watch=", "/version", "/api/v1/pods?watch=0&watch=1", "/api/v1/nodes/n/proxy//x",
+	} {
+		f.Add("GET", s)
+		f.Add("DELETE", s)
+	}
+	real := &request.RequestInfoFactory{APIPrefixes: resolver.APIPrefixes, GrouplessAPIPrefixes: resolver.GrouplessAPIPrefixes}
+	f.Fuzz(func(t *testing.T, method, target string) {
+		u, err := url.ParseRequestURI(target)
+		if err != nil {
+			return
+		}
+		r := &http.Request{Method: method, URL: u, Host: "x", Header: http.Header{}}
+		got, refused := classify(r)
+		if refused != nil {
+			return
+		}
+		want, err := real.NewRequestInfo(r)
+		require.NoError(t, err)
+		require.Equal(t, want.Verb, got.Verb)
+		require.Equal(t, want.APIGroup, got.APIGroup)
+		require.Equal(t, want.Resource, got.Resource)
+		require.Equal(t, want.Subresource, got.Subresource)
+		require.Equal(t, want.Namespace, got.Namespace)
+		if want.Name != "" {
+			require.Equal(t, want.Name, got.Name)
+		}
+	})
+}
