@@ -136,7 +136,9 @@ func TestTheLockIsRenamedForClientGo(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, api.objs, "other")
 
+			m.pod.holds("me", time.Hour)
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
+			require.False(t, m.pod.LockHolder(), "deleted")
 			require.NotContains(t, api.objs, "leases---s1")
 		})
 	}

@@ -136,6 +136,8 @@ func (x *exchange) answerLock(resp *http.Response) {
 		switch x.info.Verb {
 		case "create", "update", "patch":
 			x.pod.holds(lock.Holder(contentType, body))
+		case "delete", "deletecollection":
+			x.pod.holds("", 0)
 		}
 	}
 	edited, err := x.lock.Answer(contentType, body)
