@@ -67,41 +67,47 @@ func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
 	return audit.Requests(f, of)
 }
 
-// AccessLines are the access lines of all agents, from the log files of their
-// containers on the nodes' disks: kubectl logs would show the newest file only.
+// AccessLines are the access lines of all agents.
 func (c *Cluster) AccessLines() ([]audit.Access, error) {
-	// .run/NODE/pods is /var/log/pods of a node: NAMESPACE_POD_UID/CONTAINER/N.log, N.log.TIME, N.log.TIME.gz
-	files, err := filepath.Glob(filepath.Join(c.Root, ".run", "*", "pods", SystemNamespace+"_"+AgentName+"-*", "*", "*.log*"))
-	if err != nil {
-		return nil, fmt.Errorf("finding agents' logs: %w", err)
-	}
 	var out []audit.Access
-	for _, file := range files {
-		lines, err := accessLines(file)
-		if errors.Is(err, fs.ErrNotExist) { // rotated meanwhile: its lines are in another file, at the latest the next time
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading %s: %w", file, err)
-		}
+	err := c.MeshLogs(AgentName, func(_ string, log io.Reader) error {
+		lines, err := audit.AccessLines(log)
 		out = append(out, lines...)
-	}
-	return out, nil
+		return err
+	})
+	return out, err
 }
 
-func accessLines(file string) ([]audit.Access, error) {
+// MeshLogs visits the logs of a workload of the mesh, from the files of its
+// containers on the nodes' disks: kubectl logs would show the newest file only.
+func (c *Cluster) MeshLogs(workload string, visit func(file string, log io.Reader) error) error {
+	// .run/NODE/pods is /var/log/pods of a node: NAMESPACE_POD_UID/CONTAINER/N.log, N.log.TIME, N.log.TIME.gz
+	files, err := filepath.Glob(filepath.Join(c.Root, ".run", "*", "pods", SystemNamespace+"_"+workload+"-*", "*", "*.log*"))
+	if err != nil {
+		return fmt.Errorf("finding logs: %w", err)
+	}
+	for _, file := range files {
+		err := visitLog(file, visit)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // rotated meanwhile: its lines are in another file, at the latest the next time
+			return fmt.Errorf("reading %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+func visitLog(file string, visit func(string, io.Reader) error) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = f.Close() }()
 	var log io.Reader = f
 	if strings.HasSuffix(file, ".gz") {
 		if log, err = gzip.NewReader(f); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return audit.AccessLines(log)
+	return visit(file, log)
 }
 
 // settle is how long an access line may come after the apiserver's record.

@@ -3,7 +3,7 @@
 // the JSON that it prints.
 //
 //	probe wait                           run, serve HTTP on :8080 and log each request, until SIGTERM
-//	probe raw [flags] METHOD PATH        one request; prints status, headers and body as they came
+//	probe raw [flags] METHOD PATH...     requests, one after the other; prints status, headers and bodies as they came
 //	probe informer [flags] RESOURCE      a client-go informer; prints what it holds and how it got it
 //
 // Flags are told by `probe COMMAND -h`. A failure is told on stderr, with status 1.

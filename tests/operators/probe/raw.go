@@ -30,7 +30,7 @@ type answer struct {
 // maxFrame is more than any event holds.
 const maxFrame = 8 << 20
 
-func raw(ctx context.Context, args []string) (*answer, error) {
+func raw(ctx context.Context, args []string) ([]*answer, error) {
 	flags := flag.NewFlagSet("raw", flag.ContinueOnError)
 	header := http.Header{}
 	flags.Func("H", "a header, as `Key: value`; may be repeated", func(s string) error {
@@ -47,7 +47,7 @@ func raw(ctx context.Context, args []string) (*answer, error) {
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	if flags.NArg() != 2 {
+	if flags.NArg() < 2 {
 		return nil, errors.New("METHOD and PATH?")
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
@@ -62,26 +62,35 @@ func raw(ctx context.Context, args []string) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, flags.Arg(0), config.Host+flags.Arg(1), strings.NewReader(*body))
-	if err != nil {
-		return nil, err
+	var out []*answer
+	for _, path := range flags.Args()[1:] {
+		req, err := http.NewRequestWithContext(ctx, flags.Arg(0), config.Host+path, strings.NewReader(*body))
+		if err != nil {
+			return nil, err
+		}
+		req.Header = header.Clone()
+		a, err := ask(client, req, *last)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		out = append(out, a)
 	}
-	req.Header = header
+	return out, nil
+}
+
+func ask(client *http.Client, req *http.Request, last string) (*answer, error) {
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	a := &answer{Code: resp.StatusCode, Proto: resp.Proto, Header: resp.Header}
-	if *last != "" && resp.StatusCode == http.StatusOK {
-		a.Frames, err = frames(resp, *last)
+	if last != "" && resp.StatusCode == http.StatusOK {
+		a.Frames, err = frames(resp, last)
 	} else {
 		a.Body, err = io.ReadAll(resp.Body)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the answer: %w", err)
-	}
-	return a, nil
+	return a, err
 }
 
 // frames reads events up to the one that has last in it.
