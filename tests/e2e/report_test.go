@@ -1,0 +1,201 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// What was there before the shards is stamped, and what came after. Namespaces of
+// nobody's are, too: whoever gets them later finds them stamped.
+func (m *members) testStamping(t *testing.T) {
+	for i := range m.pods {
+		s := settled(t, m.home, m.shard(i), 1).Status.Stamping
+		assert.Contains(t, s.Completed, "configmaps")
+		assert.Empty(t, s.Message)
+		assert.Empty(t, s.Resource, "it walks no more")
+	}
+	buckets := map[string]string{}
+	check := func(cm *corev1.ConfigMap) {
+		what := cm.Namespace + "/" + cm.Name
+		assert.Equal(t, cm.Namespace, cm.Labels[meshv1alpha1.NamespaceLabel], what)
+		assert.Equal(t, "true", cm.Labels[meshv1alpha1.ControlLabel], what)
+		bucket := cm.Labels[meshv1alpha1.ShardingHashLabel]
+		assert.Regexp(t, "^([0-9]|[12][0-9]|3[01])$", bucket, what)
+		if was, ok := buckets[cm.Namespace]; ok {
+			assert.Equal(t, was, bucket, what)
+		}
+		buckets[cm.Namespace] = bucket
+	}
+	var all corev1.ConfigMapList
+	require.NoError(t, cluster.List(t.Context(), &all))
+	assert.GreaterOrEqual(t, len(all.Items), 4*perSpace)
+	for i := range all.Items {
+		if all.Items[i].Namespace != kube.SystemNamespace { // the mesh's own objects are nobody's part
+			check(&all.Items[i])
+		}
+	}
+	// At creation, not a moment later; and nobody takes the labels off.
+	cm := &corev1.ConfigMap{}
+	cm.Namespace, cm.Name = m.home, "stamped"
+	create(t, cm)
+	check(cm)
+	cm.Labels = nil
+	require.NoError(t, cluster.Update(t.Context(), cm))
+	check(cm)
+}
+
+// What kubectl prints and the status tells.
+func (m *members) testStatus(t *testing.T) {
+	table, err := cluster.Kubectl(t.Context(), "-n", m.home, "get", "shardingconfig", "-o", "wide")
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(table), "\n")
+	require.Len(t, lines, 1+len(m.pods), table)
+	assert.Equal(t, strings.Fields("NAME SHARDS MEMBERS READY METHOD LOCK STATE AGE"), strings.Fields(lines[0]))
+	for i, line := range lines[1:] {
+		cells := strings.Fields(line) // an empty lock is no field
+		assert.Equal(t, []string{m.shard(i), "1", "1", "1", "Labels", "AllMembersReady"}, cells[:len(cells)-1], table)
+	}
+	for i, pod := range m.pods {
+		c := settled(t, m.home, m.shard(i), 1)
+		require.Len(t, c.Status.Pods, 1)
+		got := c.Status.Pods[0]
+		assert.Equal(t, pod.Name, got.Name)
+		assert.Equal(t, pod.Spec.NodeName, got.Node)
+		assert.Contains(t, []string{"ebpf", "iptables"}, got.Capture)
+		assert.NotEmpty(t, got.PolicyVersion)
+		assert.Empty(t, got.Message)
+		for kind, want := range map[string]bool{
+			meshv1alpha1.ConditionReady: true, meshv1alpha1.ConditionProgressing: false, meshv1alpha1.ConditionDegraded: false,
+		} {
+			assert.Equal(t, want, meta.IsStatusConditionTrue(c.Status.Conditions, kind), "%s: %+v", kind, c.Status.Conditions)
+		}
+	}
+}
+
+// All that members have asked so far went through the mesh, and nothing that the
+// pod outside of it asked.
+func (m *members) testTraffic(t *testing.T) {
+	for _, pod := range m.pods {
+		traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{pod.Namespace + "/" + pod.Name}})
+		require.NoError(t, err)
+		assert.NotEmpty(t, traffic.Requests)
+		assert.Empty(t, traffic.Leaked)
+	}
+	outside, err := cluster.Requests(audit.Callers{Pods: []string{m.home + "/" + m.direct.Name}})
+	require.NoError(t, err)
+	require.NotEmpty(t, outside)
+	lines, err := cluster.AccessLines()
+	require.NoError(t, err)
+	assert.Len(t, audit.Leaked(outside, lines), len(outside), "a request of an unlabelled pod went through the mesh")
+	for _, l := range lines {
+		assert.NotEqual(t, m.home+"/"+m.direct.Name, l.Pod)
+	}
+}
+
+// A member trusts the mesh alone. An unlabelled pod is as it would be without it.
+func (m *members) testTrust(t *testing.T) {
+	const file = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+	var root corev1.ConfigMap
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: m.home, Name: "kube-root-ca.crt"}, &root))
+	clusterCA := root.Data["ca.crt"]
+
+	assert.Equal(t, clusterCA, in(t, m.direct, "cat", file))
+	assert.Contains(t, sources(m.direct), root.Name)
+	assert.NotContains(t, m.direct.Annotations, meshv1alpha1.TrustAnnotation)
+	assert.Len(t, listeners(t, m.direct), 1, "only its own")
+	for _, pod := range m.pods {
+		meshCA := in(t, pod, "cat", file)
+		assert.Contains(t, meshCA, "BEGIN CERTIFICATE")
+		assert.NotContains(t, meshCA, strings.TrimSpace(clusterCA))
+		assert.NotContains(t, sources(pod), root.Name)
+		assert.Equal(t, meshv1alpha1.TrustMesh, pod.Annotations[meshv1alpha1.TrustAnnotation])
+		assert.Greater(t, len(listeners(t, pod)), 1, "its own and the mesh's")
+	}
+}
+
+// sources are the ConfigMaps that a pod's volumes project.
+func sources(pod *corev1.Pod) []string {
+	var out []string
+	for _, v := range pod.Spec.Volumes {
+		if v.Projected == nil {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			if s.ConfigMap != nil {
+				out = append(out, s.ConfigMap.Name)
+			}
+		}
+	}
+	return out
+}
+
+// listeners are the TCP sockets that listen in a pod's network.
+func listeners(t *testing.T, pod *corev1.Pod) []string {
+	t.Helper()
+	var out []string
+	for line := range strings.SplitSeq(in(t, pod, "netstat", "-ltn"), "\n") {
+		if strings.Contains(line, "LISTEN") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// No token is in any log of the mesh, though agents log at debug level and though
+// clients send tokens in ways of their own.
+func (m *members) testTokens(t *testing.T) {
+	const file = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+	var secrets []string
+	for i, pod := range m.pods {
+		in(t, pod, "kubectl", "create", "token", probeAccount) // a token in an answer's body
+		bad := fmt.Sprintf("e30.eyJub25lIjoidGVzdC%d.c2lnbmF0dXJlLW9mLW5vYm9keQ", i)
+		ask(t, pod, []string{"-H", "Authorization: Bearer " + bad}, http.MethodGet, "/api/v1/configmaps?limit=1", "/api/v1/configmaps?access_token="+bad)
+		for _, token := range []string{strings.TrimSpace(in(t, pod, "cat", file)), bad} {
+			secrets = append(secrets, strings.Split(token, ".")[1:]...) // the claims and the signature; every token begins alike
+		}
+	}
+	secrets = append(secrets, "Bearer ")
+
+	last := fmt.Sprintf("last-%d", time.Now().UnixNano())
+	for _, pod := range m.pods {
+		ask(t, pod, nil, http.MethodGet, "/api/v1/namespaces/"+m.home+"/configmaps/"+last)
+	}
+	until(t, "the agents' logs up to here", func(context.Context) error {
+		if seen := strings.Count(meshLogs(t), last); seen < len(m.pods) {
+			return fmt.Errorf("%d lines of the last requests, not %d", seen, len(m.pods))
+		}
+		return nil
+	})
+	logs := meshLogs(t)
+	for _, secret := range secrets {
+		assert.False(t, strings.Contains(logs, secret), "a part of a token is in a log: %s", secret)
+	}
+}
+
+// meshLogs are the logs of all agents and managers, past ones included.
+func meshLogs(t *testing.T) string {
+	t.Helper()
+	var out strings.Builder
+	for _, workload := range []string{kube.AgentName, kube.ManagerName} {
+		require.NoError(t, cluster.MeshLogs(workload, func(_ string, log io.Reader) error {
+			_, err := io.Copy(&out, log)
+			return err
+		}))
+	}
+	return out.String()
+}
