@@ -158,25 +158,6 @@ func TestRefusals(t *testing.T) {
 	require.False(t, r.Allowed)
 }
 
-func TestUpdate(t *testing.T) {
-	ask := func(oldMeta, newMeta string) admission.Response {
-		return newWebhook(t).Handle(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-			Operation: admissionv1.Update, Namespace: "ns",
-			OldObject: runtime.RawExtension{Raw: []byte(`{"metadata":` + oldMeta + `}`)},
-			Object:    runtime.RawExtension{Raw: []byte(`{"metadata":` + newMeta + `}`)},
-		}})
-	}
-	on, off := `{"labels":{"ctrlmesh.kusionstack.io/enable-proxy":"true"}}`, `{"labels":{"a":"b"}}`
-	require.True(t, ask(on, on).Allowed)
-	for _, r := range []admission.Response{ask(on, off), ask(off, on)} {
-		require.False(t, r.Allowed)
-		require.Contains(t, r.Result.Message, "set it on the pod template")
-	}
-	trusted := `{"labels":{"ctrlmesh.kusionstack.io/enable-proxy":"true"},"annotations":{"ctrlmesh.kusionstack.io/trust":"mesh"}}`
-	require.False(t, ask(trusted, on).Allowed)
-	require.False(t, ask(on, trusted).Allowed)
-}
-
 func bundle(t *testing.T, w *Webhook, name string) *corev1.ConfigMap {
 	t.Helper()
 	cm := &corev1.ConfigMap{}

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"gomodules.xyz/jsonpatch/v2"
-	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,7 +21,9 @@ import (
 // Path at which Webhook is served.
 const Path = "/mutate-pod"
 
-// Webhook is the admission of labelled pods.
+// Webhook admits labelled pods as they are created. That label and trust stay as
+// they were then is the business of a ValidatingAdmissionPolicy, which asks no
+// manager.
 type Webhook struct {
 	// Reader reads without a cache: a ShardingConfig created a moment ago
 	// counts, or its first pods would be let in to trust the real apiserver.
@@ -36,35 +37,10 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if err := json.Unmarshal(req.Object.Raw, pod); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	switch req.Operation {
-	case admissionv1.Update:
-		old := &corev1.Pod{}
-		if err := json.Unmarshal(req.OldObject.Raw, old); err != nil {
-			return admission.Errored(http.StatusBadRequest, err)
-		}
-		return update(old, pod)
-	case admissionv1.Create:
-		if !compile.Labelled(pod) {
-			return admission.Allowed("")
-		}
-		return w.create(ctx, req, pod)
-	}
-	return admission.Allowed("")
-}
-
-// update refuses what is fixed when a pod is created: whom its clients trust
-// and whether they are redirected go together.
-func update(old, pod *corev1.Pod) admission.Response {
-	if pod.DeletionTimestamp != nil {
+	if !compile.Labelled(pod) {
 		return admission.Allowed("")
 	}
-	if compile.Labelled(old) != compile.Labelled(pod) {
-		return refuse("LabelChanged", "label %s is fixed when a pod is created: set it on the pod template", v1alpha1.EnableProxyLabel)
-	}
-	if old.Annotations[v1alpha1.TrustAnnotation] != pod.Annotations[v1alpha1.TrustAnnotation] {
-		return refuse("TrustChanged", "annotation %s is written when a pod is admitted and cannot be changed", v1alpha1.TrustAnnotation)
-	}
-	return admission.Allowed("")
+	return w.create(ctx, req, pod)
 }
 
 func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1.Pod) admission.Response {
