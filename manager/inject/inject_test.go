@@ -1,7 +1,6 @@
 package inject
 
 import (
-	"context"
 	"encoding/json"
 	"testing"
 
