@@ -529,6 +529,31 @@ ctrlmesh_requests_total{code="200",namespace="ns",resource="pods",shard="s1",ver
 `), "ctrlmesh_requests_total"))
 }
 
+func TestABodyIsAskedForBeforeItIsSent(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.policy(nil)
+	conn, err := tls.Dial("tcp", m.addr, &tls.Config{InsecureSkipVerify: true})
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	br := bufio.NewReader(conn)
+	_, err = io.WriteString(conn, "PUT /api/v1/namespaces/a/pods/b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+	require.NoError(t, err)
+	line, err := br.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "HTTP/1.1 100 Continue\r\n", line)
+	_, err = io.WriteString(conn, "body")
+	require.NoError(t, err)
+	_, err = br.ReadString('\n')
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(br, nil)
+	require.NoError(t, err)
+	require.Equal(t, 200, resp.StatusCode)
+	require.Equal(t, "body", api.last(t).Body)
+	require.Empty(t, api.last(t).Header.Get("Expect"))
+}
+
 func TestOddPathsMakeNoSeries(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
