@@ -1,0 +1,101 @@
+package repo
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/ctrlmesh/ctrlmesh/"
+
+type pkg struct {
+	ImportPath, Doc, Name string
+	Deps, Imports         []string
+	GoFiles               []string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Name,Deps,Imports,GoFiles", "./...")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	var all []pkg
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else {
+			require.NoError(t, err)
+		}
+		all = append(all, p)
+	}
+}
+
+// TestImportsPointOneWay holds the rules of who may know whom.
+func TestImportsPointOneWay(t *testing.T) {
+	rules := []struct{ from, never string }{
+		{"api/", "manager|agent|proxy|bpf|cmd|tests"},
+		{"bpf", "manager|agent|proxy|cmd"},
+		{"proxy", "manager|agent|bpf|cmd"},
+		{"manager", "agent|proxy|bpf|cmd"},
+		{"agent", "manager|cmd"},
+		{"tests/operators", "api|manager|agent|proxy|bpf|cmd"},
+	}
+	all := packages(t)
+	for _, rule := range rules {
+		never := regexp.MustCompile("^" + module + "(" + rule.never + ")(/|$)")
+		seen := false
+		for _, p := range all {
+			if !strings.HasPrefix(p.ImportPath, module+rule.from) {
+				continue
+			}
+			seen = true
+			for _, dep := range p.Deps {
+				assert.False(t, never.MatchString(dep), "%s must not depend on %s", p.ImportPath, dep)
+			}
+		}
+		assert.True(t, seen, "no package below %s", rule.from)
+	}
+}
+
+// TestPureCoresDoNoIO holds the packages that are tested with tables to it.
+func TestPureCoresDoNoIO(t *testing.T) {
+	impure := regexp.MustCompile(`^(net|net/http|os|os/exec|syscall|k8s\.io/client-go.*|sigs\.k8s\.io/controller-runtime.*|google\.golang\.org/grpc.*)$`)
+	pure := map[string]bool{}
+	for _, name := range []string{"manager/compile", "manager/bucket", "proxy/scope", "proxy/lock", "proxy/query", "tests/audit"} {
+		pure[module+name] = true
+	}
+	for _, p := range packages(t) {
+		if !pure[p.ImportPath] {
+			continue
+		}
+		delete(pure, p.ImportPath)
+		for _, i := range p.Imports {
+			assert.False(t, impure.MatchString(i), "%s is pure and imports %s", p.ImportPath, i)
+		}
+	}
+	assert.Empty(t, pure, "no such packages")
+}
+
+func TestEveryPackageIsDocumented(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.GoFiles) > 0 {
+			assert.NotEmpty(t, p.Doc, "%s has no package comment", p.ImportPath)
+		}
+	}
+}
+
+func TestGoModReplacesNothing(t *testing.T) {
+	b, err := os.ReadFile("../../go.mod")
+	require.NoError(t, err)
+	assert.NotRegexp(t, `(?m)^replace`, string(b), "a module that replaces others cannot be depended on")
+}
