@@ -3,7 +3,6 @@ package kube
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -52,8 +51,7 @@ func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
 
 	// The libraries' own chatter would hide what a test has to say.
 	ctrl.SetLogger(logr.Discard())
-	klog.SetOutput(io.Discard)
-	klog.LogToStderr(false)
+	klog.SetLogger(logr.Discard())
 
 	scheme := runtime.NewScheme()
 	known := []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, meshv1alpha1.AddToScheme}

@@ -1,9 +1,11 @@
 package kube
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -16,19 +18,58 @@ import (
 // Exec runs a command in a container of a pod; an empty name means the first one.
 // What it printed is returned also when it failed.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command ...string) (stdout, stderr string, err error) {
-	url := c.Clientset.CoreV1().RESTClient().Post().
-		Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true},
-			clientgoscheme.ParameterCodec).URL()
-	executor, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", url.String())
-	if err != nil {
-		return "", "", fmt.Errorf("preparing exec in %s/%s: %w", namespace, pod, err)
+	var out bytes.Buffer
+	stderr, err = c.execTo(ctx, &out, namespace, pod, container, command...)
+	return out.String(), stderr, err
+}
+
+// ExecLines runs a command in a pod's first container and calls f with each line
+// as it is printed, until the command or ctx ends. The end of ctx is no error.
+func (c *Cluster) ExecLines(ctx context.Context, namespace, pod string, f func(line string), command ...string) error {
+	read, write := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		lines := bufio.NewScanner(read)
+		lines.Buffer(nil, maxLine)
+		for lines.Scan() {
+			f(lines.Text())
+		}
+		_ = read.CloseWithError(lines.Err())
+	}()
+	_, err := c.execTo(ctx, write, namespace, pod, "", command...)
+	_ = write.Close()
+	<-done
+	if ctx.Err() != nil {
+		return nil
 	}
-	var out, errOut bytes.Buffer
-	if err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &errOut}); err != nil {
+	return err
+}
+
+// maxLine is more than any answer of the apiserver that tests print.
+const maxLine = 4 << 20
+
+func (c *Cluster) execTo(ctx context.Context, stdout io.Writer, namespace, pod, container string, command ...string) (stderr string, err error) {
+	executor, err := c.executor(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, namespace, pod)
+	if err != nil {
+		return "", err
+	}
+	var errOut bytes.Buffer
+	if err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: stdout, Stderr: &errOut}); err != nil {
 		err = fmt.Errorf("%q in %s/%s: %w: %s", strings.Join(command, " "), namespace, pod, err, tail(errOut.String()))
 	}
-	return out.String(), errOut.String(), err
+	return errOut.String(), err
+}
+
+func (c *Cluster) executor(o *corev1.PodExecOptions, namespace, pod string) (remotecommand.Executor, error) {
+	url := c.Clientset.CoreV1().RESTClient().Post().
+		Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
+		VersionedParams(o, clientgoscheme.ParameterCodec).URL()
+	executor, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", url.String())
+	if err != nil {
+		return nil, fmt.Errorf("preparing exec in %s/%s: %w", namespace, pod, err)
+	}
+	return executor, nil
 }
 
 // NodeExec runs a command on a node of the tests' cluster.

@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// answer is what a member's client got when it listed the ConfigMaps of all
+// namespaces: objects, or a reason why not.
+type answer struct {
+	at         time.Time
+	namespaces []string // of the objects, sorted
+	refused    string
+}
+
+// ask lists once, with a connection of its own, and prints one line: gonet's exit
+// code and what it said. $1 is the time between two questions, none if empty.
+const ask = `set -f; sa=` + account + `
+while :; do
+	out=$(gonet get -t 2s -token $sa/token -ca $sa/ca.crt \
+		-H "Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" \
+		https://$KUBERNETES_SERVICE_HOST/api/v1/configmaps 2>&1)
+	echo $? $out
+	[ "$1" ] || exit 0
+	sleep $1
+done`
+
+func parseAnswer(line string) answer {
+	a := answer{at: time.Now()}
+	code, text, _ := strings.Cut(line, " ")
+	if code != "0" {
+		a.refused = text
+		return a
+	}
+	var list struct {
+		Items []metav1.PartialObjectMetadata
+	}
+	_, body, _ := strings.Cut(text, "{")
+	if err := json.Unmarshal([]byte("{"+body), &list); err != nil {
+		a.refused = fmt.Sprintf("not a list: %v: %.200s", err, line)
+		return a
+	}
+	for _, item := range list.Items {
+		a.namespaces = append(a.namespaces, item.Namespace)
+	}
+	slices.Sort(a.namespaces)
+	a.namespaces = slices.Compact(a.namespaces)
+	return a
+}
+
+// ask asks once.
+func (m *member) ask(ctx context.Context) (answer, error) {
+	out, _, err := cluster.Exec(ctx, m.Namespace, m.Name, "", "sh", "-c", ask)
+	return parseAnswer(out), err
+}
+
+// check says what is wrong with an answer that should be good.
+func (m *member) check(a answer) error {
+	if a.refused != "" {
+		return errors.New(a.refused)
+	}
+	if !slices.Equal(a.namespaces, []string{m.owns}) {
+		return fmt.Errorf("%s sees %v, not %s alone", m.Name, a.namespaces, m.owns)
+	}
+	return nil
+}
+
+// works waits until the member sees what its shard owns, and nothing else.
+func (m *member) works(t *testing.T) {
+	t.Helper()
+	until(t, m.Name+" to work", func(ctx context.Context) error {
+		a, err := m.ask(ctx)
+		if err != nil {
+			return err
+		}
+		return m.check(a)
+	})
+}
+
+// refused waits until the member is refused for the given reason.
+func (m *member) refused(t *testing.T, why string) {
+	t.Helper()
+	until(t, m.Name+" to be refused", func(ctx context.Context) error {
+		a, err := m.ask(ctx)
+		if err == nil && !strings.Contains(a.refused, why) {
+			err = fmt.Errorf("it is not: %+v", a)
+		}
+		return err
+	})
+}
+
+// answers are those that a member's client got so far.
+type answers struct {
+	member *member
+	mu     sync.Mutex
+	all    []answer
+	stop   func()
+}
+
+// asking starts a client in the member that asks all the time, each time anew.
+func (m *member) asking(t *testing.T) *answers {
+	t.Helper()
+	as := &answers{member: m}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- cluster.ExecLines(ctx, m.Namespace, m.Name, func(line string) {
+			as.mu.Lock()
+			defer as.mu.Unlock()
+			as.all = append(as.all, parseAnswer(line))
+		}, "sh", "-c", ask, "sh", "0.05")
+	}()
+	as.stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	t.Cleanup(as.stop)
+	return as
+}
+
+// await waits for an answer after the given time that is as wanted.
+func (as *answers) await(t *testing.T, what string, after time.Time, wanted func(answer) bool) answer {
+	t.Helper()
+	var found answer
+	until(t, what, func(context.Context) error {
+		as.mu.Lock()
+		defer as.mu.Unlock()
+		i := slices.IndexFunc(as.all, func(a answer) bool { return a.at.After(after) && wanted(a) })
+		if i < 0 {
+			return fmt.Errorf("not among %d answers", len(as.all))
+		}
+		found = as.all[i]
+		return nil
+	})
+	return found
+}
+
+func isGood(a answer) bool    { return a.refused == "" }
+func isRefused(a answer) bool { return a.refused != "" }
+
+// neverUnsharded ends the asking, and fails if any answer had more in it than the
+// shard owns. It returns how many were good and how many refused.
+func (as *answers) neverUnsharded(t *testing.T) (good, refused int) {
+	t.Helper()
+	as.stop()
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	for _, a := range as.all {
+		if a.refused != "" {
+			refused++
+			continue
+		}
+		require.NoError(t, as.member.check(a))
+		good++
+	}
+	return good, refused
+}

@@ -1,0 +1,201 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	inJSON     = runtime.ContentTypeJSON
+	inProtobuf = runtime.ContentTypeProtobuf
+)
+
+// A lock is what a shard's members say it is, and has another name upstream, of
+// whatever kind it is and in whatever words they speak of it.
+func TestLockNames(t *testing.T) {
+	ns := namespace(t, "lock")
+	lock := ns // a name that is in the path twice
+	probeRights(t, ns)
+	c := shard(ns, "s", []string{"member"}, []string{owned(t)}, "configmaps")
+	c.Spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: lock}
+	create(t, c, netPod(ns, "member", nodes(t)[0]))
+	pod := ready(t, ns, "member")
+	settled(t, ns, "s", 1)
+	config := from(t, pod)
+
+	for _, contentType := range []string{inJSON, inProtobuf} {
+		for _, kind := range []struct {
+			object client.Object
+			list   client.ObjectList
+		}{
+			{&coordinationv1.Lease{}, &coordinationv1.LeaseList{}},
+			{&corev1.ConfigMap{}, &corev1.ConfigMapList{}},
+			{&corev1.Endpoints{}, &corev1.EndpointsList{}}, //nolint:staticcheck // operators of old elect by them
+		} {
+			t.Run(fmt.Sprintf("%T in %s", kind.object, contentType), func(t *testing.T) {
+				l := lockTest{
+					object: kind.object, list: kind.list,
+					key:    client.ObjectKey{Namespace: ns, Name: lock},
+					upKey:  client.ObjectKey{Namespace: ns, Name: lock + "---s"},
+					member: clientOf(t, config, contentType),
+				}
+				l.run(t)
+			})
+		}
+	}
+	t.Run("what is unknown to the mesh arrives", func(t *testing.T) {
+		clientset, err := kubernetes.NewForConfig(config)
+		require.NoError(t, err)
+		body := fmt.Sprintf(`{"metadata": {"fieldOfTheFuture": 1, "name": %q}, "another": [{}]}`, lock)
+		err = clientset.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces", ns, "configmaps").
+			Param("fieldValidation", "Strict").SetHeader("Content-Type", inJSON).Body([]byte(body)).Do(t.Context()).Error()
+		require.ErrorContains(t, err, `unknown field "another"`)
+		require.ErrorContains(t, err, `unknown field "metadata.fieldOfTheFuture"`)
+	})
+}
+
+func clientOf(t *testing.T, config *rest.Config, contentType string) client.WithWatch {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	config.ContentType, config.AcceptContentTypes = contentType, contentType
+	c, err := client.NewWithWatch(config, client.Options{Scheme: cluster.Scheme(), Mapper: cluster.RESTMapper()})
+	require.NoError(t, err)
+	return c
+}
+
+// lockTest does to a lock of one kind all that an operator may do.
+type lockTest struct {
+	object     client.Object
+	list       client.ObjectList
+	key, upKey client.ObjectKey
+	member     client.WithWatch
+}
+
+func (l *lockTest) run(t *testing.T) {
+	ctx := t.Context()
+	obj := l.new()
+	err := l.member.Get(ctx, l.key, l.new())
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+	require.NotContains(t, err.Error(), l.upKey.Name)
+	events := l.watch(t)
+
+	// Each step leaves a mark, which stays through all that follow.
+	marks := map[string]string{}
+	leave := func(how string) map[string]string {
+		marks[how] = "was here"
+		return maps.Clone(marks)
+	}
+	check := func(got client.Object, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.Equal(t, l.key, client.ObjectKeyFromObject(got))
+		require.Equal(t, marks, got.GetAnnotations())
+		up := l.new()
+		require.NoError(t, cluster.Get(ctx, l.upKey, up))
+		require.Equal(t, marks, up.GetAnnotations())
+		require.Equal(t, "kept", up.GetLabels()["other"])
+		require.Equal(t, got.GetUID(), up.GetUID())
+		require.True(t, apierrors.IsNotFound(cluster.Get(ctx, l.key, l.new())), "nothing has the plain name upstream")
+	}
+	obj.SetName(l.key.Name)
+	obj.SetNamespace(l.key.Namespace)
+	obj.SetLabels(map[string]string{"other": "kept"})
+	obj.SetAnnotations(leave("create"))
+	check(obj, l.member.Create(ctx, obj))
+	l.awaits(t, events, watch.Added)
+
+	again := l.new()
+	again.SetName(l.key.Name)
+	again.SetNamespace(l.key.Namespace)
+	err = l.member.Create(ctx, again)
+	require.True(t, apierrors.IsAlreadyExists(err), "%v", err)
+	require.NotContains(t, err.Error(), l.upKey.Name)
+
+	got := l.new()
+	check(got, l.member.Get(ctx, l.key, got))
+
+	got.SetAnnotations(leave("update"))
+	check(got, l.member.Update(ctx, got))
+	l.awaits(t, events, watch.Modified)
+
+	leave("merge-patch")
+	check(got, l.member.Patch(ctx, got, client.RawPatch(types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata": {"annotations": {"merge-patch": "was here"}, "name": %q}}`, l.key.Name))))
+	leave("strategic-merge-patch")
+	check(got, l.member.Patch(ctx, got, client.RawPatch(types.StrategicMergePatchType,
+		fmt.Appendf(nil, `{"metadata": {"name": %q, "annotations": {"strategic-merge-patch": "was here"}}}`, l.key.Name))))
+	leave("json-patch")
+	check(got, l.member.Patch(ctx, got, client.RawPatch(types.JSONPatchType,
+		fmt.Appendf(nil, `[{"op": "test", "path": "/metadata/name", "value": %q},
+			{"op": "add", "path": "/metadata/annotations/json-patch", "value": "was here"}]`, l.key.Name))))
+
+	apply := &unstructured.Unstructured{}
+	gvk, err := cluster.GroupVersionKindFor(l.object)
+	require.NoError(t, err)
+	apply.SetGroupVersionKind(gvk)
+	apply.SetName(l.key.Name)
+	apply.SetNamespace(l.key.Namespace)
+	apply.SetAnnotations(map[string]string{"apply": "was here"})
+	leave("apply")
+	check(apply, l.member.Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), client.FieldOwner("e2e")))
+
+	byName := client.MatchingFields{"metadata.name": l.key.Name}
+	require.NoError(t, l.member.List(ctx, l.list, client.InNamespace(l.key.Namespace), byName))
+	found, err := meta.ExtractList(l.list)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	check(found[0].(client.Object), nil)
+
+	require.NoError(t, l.member.Delete(ctx, got))
+	require.True(t, apierrors.IsNotFound(cluster.Get(ctx, l.upKey, l.new())))
+	l.awaits(t, events, watch.Deleted)
+}
+
+func (l *lockTest) new() client.Object { return l.object.DeepCopyObject().(client.Object) }
+
+// watch follows the lock as an operator's informer for one object would.
+func (l *lockTest) watch(t *testing.T) <-chan watch.Event {
+	t.Helper()
+	w, err := l.member.Watch(t.Context(), l.list, client.InNamespace(l.key.Namespace), client.MatchingFields{"metadata.name": l.key.Name})
+	require.NoError(t, err)
+	t.Cleanup(w.Stop)
+	return w.ResultChan()
+}
+
+// awaits waits for an event. The name is the plain one in all of them.
+func (l *lockTest) awaits(t *testing.T, events <-chan watch.Event, kind watch.EventType) {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case e, open := <-events:
+			require.True(t, open, "the watch ended before %s", kind)
+			obj, ok := e.Object.(metav1.Object)
+			require.True(t, ok, "%s of %T", e.Type, e.Object)
+			require.Equal(t, l.key, types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()})
+			if e.Type == kind {
+				return
+			}
+		case <-timeout:
+			require.Fail(t, "no event", "%s", kind)
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// What tests do to the mesh itself. All of it is undone when the test ends.
+
+// withoutManager takes all managers away, and returns what brings them back.
+func withoutManager(t *testing.T) (restore func()) {
+	t.Helper()
+	m := manager()
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKeyFromObject(m), m))
+	before := *m.Spec.Replicas
+	scale := func(ctx context.Context, replicas int32) error {
+		return cluster.SubResource("scale").Update(ctx, m,
+			client.WithSubResourceBody(&autoscalingv1.Scale{ObjectMeta: m.ObjectMeta, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}))
+	}
+	restore = once(t, func(ctx context.Context) error {
+		m.ResourceVersion = ""
+		if err := scale(ctx, before); err != nil {
+			return err
+		}
+		return kube.Until(ctx, "the manager's return", func(ctx context.Context) error { return cluster.RolledOut(ctx, manager()) })
+	})
+	require.NoError(t, scale(t.Context(), 0))
+	until(t, "the managers' end", func(ctx context.Context) error { return noPods(ctx, kube.ManagerName, "") })
+	return restore
+}
+
+// changedAgents changes the agents' pod template, waits until that is rolled out,
+// and returns what undoes it.
+func changedAgents(t *testing.T, change func(*corev1.PodTemplateSpec)) (restore func()) {
+	t.Helper()
+	var before corev1.PodTemplateSpec
+	roll := func(ctx context.Context, change func(*corev1.PodTemplateSpec)) error {
+		err := kube.Until(ctx, "the agents to be changed", func(ctx context.Context) error { // others write it too: its status
+			a := agent()
+			if err := cluster.Get(ctx, client.ObjectKeyFromObject(a), a); err != nil {
+				return err
+			}
+			change(&a.Spec.Template)
+			return cluster.Update(ctx, a)
+		})
+		if err != nil {
+			return err
+		}
+		return kube.Until(ctx, "the agents' rollout", agentsCurrent)
+	}
+	restore = once(t, func(ctx context.Context) error {
+		return roll(ctx, func(s *corev1.PodTemplateSpec) { *s = before })
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, roll(ctx, func(s *corev1.PodTemplateSpec) {
+		s.DeepCopyInto(&before)
+		change(s)
+	}))
+	return restore
+}
+
+// agentsCurrent says what keeps the agents from being as their DaemonSet says and no more.
+func agentsCurrent(ctx context.Context) error {
+	a := agent()
+	if err := cluster.RolledOut(ctx, a); err != nil {
+		return err
+	}
+	var pods corev1.PodList
+	if err := cluster.List(ctx, &pods, inMesh(kube.AgentName)...); err != nil {
+		return err
+	}
+	if n := int32(len(pods.Items)); n != a.Status.DesiredNumberScheduled {
+		return fmt.Errorf("there are %d agents, not %d", n, a.Status.DesiredNumberScheduled)
+	}
+	return nil
+}
+
+// once runs undo when it is called, or else when the test ends.
+func once(t *testing.T, undo func(context.Context) error) func() {
+	done := false
+	run := func() {
+		if done {
+			return
+		}
+		done = true
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		require.NoError(t, undo(ctx))
+	}
+	t.Cleanup(run)
+	return run
+}
+
+func inMesh(name string) []client.ListOption {
+	return []client.ListOption{client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": name}}
+}
+
+// noPods says which pods of the mesh are still there: on the node, or on any.
+func noPods(ctx context.Context, name, node string) error {
+	var pods corev1.PodList
+	if err := cluster.List(ctx, &pods, inMesh(name)...); err != nil {
+		return err
+	}
+	for _, p := range pods.Items {
+		if node == "" || p.Spec.NodeName == node {
+			return fmt.Errorf("%s is there", p.Name)
+		}
+	}
+	return nil
+}
+
+// notOn keeps the agents from a node.
+func notOn(node string) func(*corev1.PodTemplateSpec) {
+	return func(s *corev1.PodTemplateSpec) {
+		s.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchFields: []corev1.NodeSelectorRequirement{
+						{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{node}},
+					},
+				}},
+			},
+		}}
+	}
+}
+
+// withArgs adds arguments for the agents.
+func withArgs(args ...string) func(*corev1.PodTemplateSpec) {
+	return func(s *corev1.PodTemplateSpec) {
+		s.Spec.Containers[0].Args = append(slices.Clone(s.Spec.Containers[0].Args), args...)
+	}
+}
+
+// killAgent kills the agent's process on a node, as the kernel would that is out of
+// memory. It returns when the process is gone.
+func killAgent(t *testing.T, node string) {
+	t.Helper()
+	_, err := cluster.NodeExec(t.Context(), node, "bash", "-c",
+		`pid=$(pidof ctrlmesh-agent) && kill -KILL $pid && while [ -e /proc/$pid ]; do sleep 0.01; done`)
+	require.NoError(t, err)
+}
+
+// agentStarted is when the agent of a node was last ready to work, by its own log.
+func agentStarted(t *testing.T, node string) time.Time {
+	t.Helper()
+	var pods corev1.PodList
+	require.NoError(t, cluster.List(t.Context(), &pods, inMesh(kube.AgentName)...))
+	i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
+	require.GreaterOrEqual(t, i, 0, "no agent on %s", node)
+	log, err := cluster.Clientset.CoreV1().Pods(kube.SystemNamespace).
+		GetLogs(pods.Items[i].Name, &corev1.PodLogOptions{}).DoRaw(t.Context())
+	require.NoError(t, err)
+	lines := bufio.NewScanner(strings.NewReader(string(log)))
+	for lines.Scan() {
+		var line struct {
+			Time time.Time
+			Msg  string
+		}
+		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Msg == "agent started" {
+			return line.Time
+		}
+	}
+	require.Fail(t, "the agent has not started", "%s", node)
+	return time.Time{}
+}

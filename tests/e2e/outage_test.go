@@ -1,0 +1,49 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+)
+
+// recovery is how soon after an agent's return its members must work again.
+const recovery = 2 * time.Second
+
+// An agent is killed: until it is back its members are refused, none of their
+// requests goes around it, and then they work again.
+func TestAgentKilled(t *testing.T) {
+	newPair(t).agentKilled(t)
+}
+
+// agentKilled kills the agent of member a.
+func (p *pair) agentKilled(t *testing.T) {
+	t.Helper()
+	struck, other := p.a.asking(t), p.b.asking(t)
+	start := time.Now()
+	struck.await(t, "an answer", start, isGood)
+	other.await(t, "an answer", start, isGood)
+
+	killAgent(t, p.a.Spec.NodeName)
+	killed := time.Now()
+	first := struck.await(t, "a refusal", killed, isRefused)
+	back := struck.await(t, "an answer after the agent's return", first.at, isGood)
+	started := agentStarted(t, p.a.Spec.NodeName)
+	require.True(t, started.After(killed), "it was another agent that answered")
+	took := back.at.Sub(started)
+	require.LessOrEqual(t, took, recovery, "from the agent's start to its member's first answer")
+	other.await(t, "an answer", back.at, isGood)
+
+	answered, unanswered := struck.neverUnsharded(t)
+	require.GreaterOrEqual(t, unanswered, 3, "refusals were seen")
+	_, elsewhere := other.neverUnsharded(t)
+	require.Zero(t, elsewhere, "the agent of another node is nobody's concern")
+	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: killed})
+	require.NoError(t, err)
+	require.NotEmpty(t, traffic.Requests)
+	require.Empty(t, traffic.Leaked)
+	t.Logf("%d answers, %d refusals (%q); the agent was gone for %v, its member worked %v after its start",
+		answered, unanswered, first.refused, started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
+}

@@ -1,0 +1,58 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+const unknownAuthority = "x509: certificate signed by unknown authority"
+
+// What is not redirected reaches the real apiserver, and does not trust it.
+func TestNotCaptured(t *testing.T) {
+	p := newPair(t)
+	node := p.b.Spec.NodeName
+
+	t.Run("no agent when the pod starts", func(t *testing.T) {
+		restore := changedAgents(t, notOn(node))
+		require.NoError(t, noPods(t.Context(), kube.AgentName, node))
+		late := &member{netPod(p.namespace, "late", node), owned(t)}
+		create(t, shard(p.namespace, "late", []string{"late"}, []string{late.owns}, "configmaps"), late.Pod)
+		start := time.Now()
+		late.Pod = ready(t, p.namespace, "late")
+		require.Equal(t, meshv1alpha1.TrustMesh, late.Annotations[meshv1alpha1.TrustAnnotation])
+		late.refused(t, unknownAuthority)
+		traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/late"}, Since: start})
+		require.NoError(t, err)
+		require.Empty(t, traffic.Requests)
+
+		restore()
+		late.works(t) // as it is: the agent came late, the pod did not start anew
+		settled(t, p.namespace, "late", 1)
+	})
+
+	t.Run("redirections removed", func(t *testing.T) {
+		p.b.works(t)
+		start := time.Now()
+		restore := changedAgents(t, func(s *corev1.PodTemplateSpec) { // as deploy/cleanup does
+			c := &s.Spec.Containers[0]
+			c.Args, c.ReadinessProbe, c.LivenessProbe = []string{"cleanup", "--wait"}, nil, nil
+		})
+		for _, m := range []*member{p.a, p.b} {
+			m.refused(t, unknownAuthority)
+		}
+		traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: start})
+		require.NoError(t, err)
+		require.Empty(t, traffic.Leaked)
+
+		restore()
+		p.a.works(t)
+		p.b.works(t)
+	})
+}

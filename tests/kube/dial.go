@@ -1,0 +1,75 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/remotecommand"
+)
+
+// DialFrom connects to a literal address from inside a pod: what a client there
+// would meet on its way, a client of this connection meets. The pod's first
+// container must have nc. The connection is returned at once; that nothing answers
+// is told by the first read.
+func (c *Cluster) DialFrom(ctx context.Context, pod *corev1.Pod, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("connecting from %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	executor, err := c.executor(&corev1.PodExecOptions{
+		Command: []string{"nc", host, port}, Stdin: true, Stdout: true, Stderr: true,
+	}, pod.Namespace, pod.Name)
+	if err != nil {
+		return nil, err
+	}
+	// The connection outlives the attempt, whose end ctx may be.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	near, far := net.Pipe()
+	conn := &podConn{Conn: near, hangUp: cancel, ended: make(chan struct{})}
+	go func() {
+		var stderr bytes.Buffer
+		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: far, Stdout: far, Stderr: &stderr})
+		if err != nil && ctx.Err() == nil {
+			conn.err = fmt.Errorf("connecting from %s/%s: %w: %s", pod.Namespace, pod.Name, err, strings.TrimSpace(stderr.String()))
+		}
+		close(conn.ended)
+		_ = far.Close()
+	}()
+	return conn, nil
+}
+
+// podConn is a connection made by nc in a pod.
+type podConn struct {
+	net.Conn
+	hangUp func()
+	once   sync.Once
+	ended  chan struct{}
+	err    error // why it ended, once it has
+}
+
+// Read tells why there is no connection where a pipe would only end.
+func (c *podConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err == nil {
+		return n, nil
+	}
+	select {
+	case <-c.ended:
+		if c.err != nil {
+			err = c.err
+		}
+	default: // a deadline, or closed on this side
+	}
+	return n, err
+}
+
+// Close ends the nc as well.
+func (c *podConn) Close() error {
+	c.once.Do(c.hangUp)
+	return c.Conn.Close()
+}
