@@ -25,6 +25,12 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 		if len(c.Spec.Limits) == 0 {
 			errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
 		}
+		for i, l := range c.Spec.Limits {
+			// An agent would not take it: to narrow nothing is to be unsharded.
+			if s := l.Selector; s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+				errs = append(errs, field.Required(spec.Child("limits").Index(i).Child("selector"), "say which objects are this shard's: an empty selector would give it all of them"))
+			}
+		}
 	} else {
 		errs = append(errs, limits(c.Spec.Root.ResourceSelector, spec.Child("root", "resourceSelector"))...)
 	}

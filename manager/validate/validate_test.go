@@ -44,6 +44,8 @@ func TestConfig(t *testing.T) {
 		"pod selector":  {`shard: "0"`, `shard: "-"`, "spec.selector.matchLabels"},
 		"no selector":   {`selector: {matchLabels: {shard: "0"}}`, "", "spec.selector: Required"},
 		"empty":         {`{matchLabels: {shard: "0"}}`, "{}", "spec.selector: Required"},
+		"all":           {"selector: {matchExpressions: [{key: a, operator: In, values: [b]}]}", "selector: {}", "spec.limits[0].selector: Required"},
+		"not said":      {"  selector: {matchExpressions: [{key: a, operator: In, values: [b]}]}", "", "spec.limits[0].selector: Required"},
 		"star":          {`["", apps]`, `["*", apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
 		"group":         {`["", apps]`, `[Apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
 		"subresource":   {`["*"]`, `[pods/status]`, "write pods"},
@@ -119,7 +121,7 @@ func TestOverlapAtAdmission(t *testing.T) {
 
 	// What exists can be mended although it overlaps.
 	changed := both.DeepCopy()
-	changed.Spec.Limits[0].Selector = nil
+	changed.Spec.Limits[0].RelateResources[0].Resources = []string{"pods"}
 	require.True(t, handle(t, admissionv1.Update, changed, both, one).Allowed)
 }
 
