@@ -109,12 +109,12 @@ func ready(t *testing.T, namespace, name string) *corev1.Pod {
 	return pod
 }
 
-// in runs a command in a pod and returns what it printed.
+// in runs a command in a pod's first container and returns what it printed.
 func in(t *testing.T, pod *corev1.Pod, command ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	stdout, stderr, err := cluster.Exec(ctx, pod.Namespace, pod.Name, "", command...)
+	stdout, stderr, err := cluster.Exec(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, command...)
 	require.NoError(t, err, "stdout: %s\nstderr: %s", stdout, stderr)
 	return stdout
 }

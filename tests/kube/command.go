@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// Exec runs a command in a container of a pod; an empty name means the first one.
+// Exec runs a command in a container of a pod; the name may be empty if there is one alone.
 // What it printed is returned also when it failed.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command ...string) (stdout, stderr string, err error) {
 	var out bytes.Buffer
@@ -23,7 +23,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	return out.String(), stderr, err
 }
 
-// ExecLines runs a command in a pod's first container and calls f with each line
+// ExecLines runs a command in a pod of one container and calls f with each line
 // as it is printed, until the command or ctx ends. The end of ctx is no error.
 func (c *Cluster) ExecLines(ctx context.Context, namespace, pod string, f func(line string), command ...string) error {
 	read, write := io.Pipe()

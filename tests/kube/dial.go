@@ -22,7 +22,8 @@ func (c *Cluster) DialFrom(ctx context.Context, pod *corev1.Pod, address string)
 		return nil, fmt.Errorf("connecting from %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	executor, err := c.executor(&corev1.PodExecOptions{
-		Command: []string{"nc", host, port}, Stdin: true, Stdout: true, Stderr: true,
+		Container: pod.Spec.Containers[0].Name,
+		Command:   []string{"nc", host, port}, Stdin: true, Stdout: true, Stderr: true,
 	}, pod.Namespace, pod.Name)
 	if err != nil {
 		return nil, err

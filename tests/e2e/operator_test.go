@@ -1,0 +1,215 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// tallyLock is the name by which tests/operators/tally knows its lock.
+const tallyLock = "tally-leader"
+
+// tally is the operator of that name, in two shards of two replicas each.
+type tally struct {
+	namespace string
+	shards    []*tallyShard
+}
+
+// tallyShard is a StatefulSet of the operator's, and a namespace that it owns.
+type tallyShard struct{ name, owns string }
+
+func newTally(t *testing.T) *tally {
+	t.Helper()
+	require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/crd.yaml"))
+	op := &tally{namespace: namespace(t, "tally")}
+	probeRights(t, op.namespace)
+	for _, name := range []string{"a", "b"} {
+		s := &tallyShard{name, namespace(t, "owned")}
+		op.shards = append(op.shards, s)
+		c := shard(op.namespace, name, []string{name + "-0", name + "-1"}, []string{s.owns}, "tallies.tally.example.com")
+		c.Spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: tallyLock}
+		create(t, c)
+		settled(t, op.namespace, name, 0) // what is made from now on is stamped
+		for i := range 5 {
+			create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: s.owns, Name: fmt.Sprintf("t-%d", i)}})
+		}
+		create(t, op.workload(name))
+	}
+	for _, s := range op.shards {
+		settled(t, op.namespace, s.name, 2)
+	}
+	return op
+}
+
+// workload runs the operator, and beside it a client to look from inside its pods.
+func (op *tally) workload(name string) *appsv1.StatefulSet {
+	pod := probe(op.namespace, name, true)
+	pod.Labels = map[string]string{"app": name, meshv1alpha1.EnableProxyLabel: "true"}
+	pod.Spec.Containers = append(netPod("", "", "").Spec.Containers, corev1.Container{
+		Name: "tally", Image: "localhost/ctrlmesh/tally:dev", ImagePullPolicy: corev1.PullIfNotPresent,
+		Args: []string{"-lock=" + tallyLock},
+		Env: []corev1.EnvVar{{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}},
+	})
+	return &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: op.namespace, Name: name},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(2)), PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+		},
+	}
+}
+
+// leads waits until somebody new holds a shard's lock, and returns the lock.
+func (op *tally) leads(t *testing.T, s *tallyShard, old string) *coordinationv1.Lease {
+	t.Helper()
+	lease := &coordinationv1.Lease{}
+	until(t, "a leader of "+s.name, func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKey{Namespace: op.namespace, Name: tallyLock + "---" + s.name}, lease)
+		if holder := holder(lease); err == nil && (holder == "" || holder == old) {
+			err = fmt.Errorf("%q holds the lock", holder)
+		}
+		return err
+	})
+	return lease
+}
+
+func holder(lease *coordinationv1.Lease) string {
+	if lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+// leaderPod is the pod that holds a lock: client-go appends a random text to its name.
+func leaderPod(lease *coordinationv1.Lease) string {
+	name, _, _ := strings.Cut(holder(lease), "_")
+	return name
+}
+
+// works changes all objects, and waits until each was reconciled since, by nobody
+// but members of the shard that owns it.
+func (op *tally) works(t *testing.T, say string) {
+	t.Helper()
+	for _, s := range op.shards {
+		for _, obj := range s.tallies(t) {
+			before := obj.DeepCopy()
+			obj.Spec.Say = say
+			require.NoError(t, cluster.Patch(t.Context(), &obj, client.MergeFrom(before)))
+		}
+	}
+	for _, s := range op.shards {
+		until(t, "the objects of "+s.name+" to say "+say, func(context.Context) error {
+			for _, obj := range s.tallies(t) {
+				if obj.Status.Said != say || obj.Status.ObservedGeneration != obj.Generation {
+					return fmt.Errorf("%s says %q", obj.Name, obj.Status.Said)
+				}
+			}
+			return nil
+		})
+		for _, obj := range s.tallies(t) {
+			require.NotEmpty(t, obj.Status.ReconciledBy)
+			require.Subset(t, []string{s.name + "-0", s.name + "-1"}, obj.Status.ReconciledBy)
+		}
+	}
+}
+
+func (s *tallyShard) tallies(t *testing.T) []tallyv1.Tally {
+	t.Helper()
+	var list tallyv1.TallyList
+	require.NoError(t, cluster.List(t.Context(), &list, client.InNamespace(s.owns)))
+	require.Len(t, list.Items, 5)
+	return list.Items
+}
+
+// Each shard of an operator that knows nothing of the mesh elects a leader of its own.
+func TestOperator(t *testing.T) {
+	op := newTally(t)
+	a, b := op.shards[0], op.shards[1]
+	leaseA, leaseB := op.leads(t, a, ""), op.leads(t, b, "")
+
+	t.Run("a lock each", func(t *testing.T) {
+		op.works(t, "hello")
+		err := cluster.Get(t.Context(), client.ObjectKey{Namespace: op.namespace, Name: tallyLock}, &coordinationv1.Lease{})
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+		for _, lease := range []*coordinationv1.Lease{leaseA, leaseB} {
+			pod := ready(t, op.namespace, leaderPod(lease))
+			inside := clientOf(t, from(t, pod), inJSON)
+			seen := &coordinationv1.Lease{}
+			require.NoError(t, inside.Get(t.Context(), client.ObjectKey{Namespace: op.namespace, Name: tallyLock}, seen))
+			require.Equal(t, tallyLock, seen.Name)
+			require.Equal(t, lease.UID, seen.UID)
+			require.Equal(t, holder(lease), holder(seen))
+		}
+		for _, s := range op.shards {
+			until(t, "the status to name the leader", func(context.Context) error {
+				lease, c := op.leads(t, s, ""), settled(t, op.namespace, s.name, 2)
+				require.Equal(t, lease.Name, c.Status.Lock)
+				for _, m := range c.Status.Pods {
+					if m.LockHolder != (m.Name == leaderPod(lease)) {
+						return fmt.Errorf("%+v", m)
+					}
+				}
+				return nil
+			})
+		}
+	})
+
+	t.Run("a leader killed", func(t *testing.T) {
+		require.NoError(t, cluster.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: op.namespace, Name: leaderPod(leaseA)}},
+			client.GracePeriodSeconds(0)))
+		moved := op.leads(t, a, holder(leaseA))
+		require.Greater(t, *moved.Spec.LeaseTransitions, *leaseA.Spec.LeaseTransitions)
+		op.works(t, "after the leader")
+		stayed := op.leads(t, b, "")
+		require.Equal(t, holder(leaseB), holder(stayed))
+		require.Equal(t, *leaseB.Spec.LeaseTransitions, *stayed.Spec.LeaseTransitions)
+	})
+
+	t.Run("no manager", func(t *testing.T) {
+		restore := withoutManager(t)
+		op.works(t, "without a manager")
+
+		// Nor is there one when the agents of both leaders start anew.
+		var nodes []string
+		for _, s := range op.shards {
+			nodes = append(nodes, ready(t, op.namespace, leaderPod(op.leads(t, s, ""))).Spec.NodeName)
+		}
+		slices.Sort(nodes)
+		before := agents(t)
+		for _, node := range slices.Compact(nodes) {
+			require.NoError(t, cluster.Delete(t.Context(), before[node]))
+		}
+		until(t, "the agents' return", func(ctx context.Context) error {
+			for node, pod := range agents(t) {
+				if slices.Contains(nodes, node) && pod.UID == before[node].UID {
+					return fmt.Errorf("the old one is still on %s", node)
+				}
+			}
+			return agentsCurrent(ctx)
+		})
+		op.works(t, "without a manager, with another agent")
+		require.NoError(t, noPods(t.Context(), kube.ManagerName, ""))
+
+		restore()
+		for _, s := range op.shards {
+			settled(t, op.namespace, s.name, 2)
+		}
+		op.works(t, "with a manager again")
+	})
+}

@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// goodConfig is a configuration that works. Each wrong one differs from it in one thing.
+const goodConfig = `
+apiVersion: ctrlmesh.kusionstack.io/v1alpha1
+kind: ShardingConfig
+metadata: {name: NAME, namespace: NAMESPACE}
+spec:
+  selector:
+    matchLabels: {app: operator}
+    matchExpressions: [{key: shard, operator: In, values: ["1"]}]
+  controller: {leaderElectionName: leader}
+  limits:
+  - relateResources: [{apiGroups: [""], resources: [secrets]}]
+    selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}
+`
+
+// What cannot mean what its author thinks is refused by kubectl apply, with words
+// that say what to change.
+func TestWrongConfigsAreRefused(t *testing.T) {
+	ns := namespace(t, "refused")
+	probeRights(t, ns)
+	pod := netPod(ns, "zero", nodes(t)[0])
+	maps.Copy(pod.Labels, map[string]string{"app": "operator", "shard": "0", "tier": "backend"})
+	create(t, pod)
+	require.NoError(t, apply(t, ns, "zero", `values: ["1"]`, `values: ["0"]`))
+	require.NoError(t, apply(t, ns, "two", `values: ["1"]`, `values: ["2"]`)) // without pods
+
+	for _, c := range []struct {
+		what, old, new string
+		says           []string
+	}{
+		{"selects a pod of another's", "matchLabels: {app: operator}\n    matchExpressions: [{key: shard, operator: In, values: [\"1\"]}]", "matchLabels: {tier: backend}",
+			[]string{"spec.selector", "pod zero", "ShardingConfig zero", "narrow this selector"}},
+		{"could select a pod of another's", `values: ["1"]`, `values: ["1", "2"]`,
+			[]string{"spec.selector", "shard=2", "ShardingConfig two", "make the selectors exclude each other"}},
+		{"overlaps by exclusion", `operator: In, values: ["1"]`, `operator: NotIn, values: ["0"]`,
+			[]string{"spec.selector", "shard=2", "ShardingConfig two", "different values of"}},
+		{"unknown field", "  controller:", "  replicas: 2\n  controller:", []string{`unknown field "spec.replicas"`}},
+		{"misspelt field", "leaderElectionName: leader", "leaderElectionname: leader", []string{`unknown field "spec.controller.leaderElectionname"`}},
+		{"empty selector", "  selector:\n    matchLabels: {app: operator}\n    matchExpressions: [{key: shard, operator: In, values: [\"1\"]}]", "  selector: {}",
+			[]string{"spec.selector", "would take every pod of the namespace"}},
+		{"no selector", "  selector:\n    matchLabels: {app: operator}\n    matchExpressions: [{key: shard, operator: In, values: [\"1\"]}]\n", "",
+			[]string{"spec.selector is required: name the pods of this shard"}},
+		{"operator", "{key: shard, operator: In", "{key: shard, operator: Within", []string{"spec.selector.matchExpressions[0].operator", "Within", "not a valid selector operator"}},
+		{"values", `operator: In, values: ["1"]`, "operator: In", []string{"spec.selector.matchExpressions[0].values", "must be specified when `operator` is 'In' or 'NotIn'"}},
+		{"value", "app: operator", `app: "an operator"`, []string{"spec.selector.matchLabels", "an operator", "a valid label must"}},
+		{"value of a limit", "values: [a]", `values: ["-"]`, []string{"spec.limits[0].selector.matchExpressions[0].values[0]", "a valid label must"}},
+		{"operator of a limit", "{key: bucket, operator: In", "{key: bucket, operator: Equals", []string{"spec.limits[0].selector.matchExpressions[0].operator", "not a valid selector operator"}},
+		{"no limits", "  limits:\n  - relateResources: [{apiGroups: [\"\"], resources: [secrets]}]\n    selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}\n", "",
+			[]string{"spec.limits is required: list at least one limit"}},
+		{"limit that limits nothing", "    selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}", "    selector: {}", []string{"spec.limits[0].selector", "an empty selector would give it all of them"}},
+		{"subresource", "resources: [secrets]", "resources: [pods/status]", []string{"spec.limits[0].relateResources[0].resources[0]", "write pods"}},
+		{"star among others", "resources: [secrets]", `resources: ["*", secrets]`, []string{"spec.limits[0].relateResources[0].resources[0]", `"*" must be alone`}},
+		{"lock", "leaderElectionName: leader", "leaderElectionName: The_Leader", []string{"spec.controller.leaderElectionName", "The_Leader---wrong", "lower case"}},
+		{"lock without a name", "leaderElectionName: leader", `leaderElectionName: ""`, []string{"spec.controller.leaderElectionName"}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			err := apply(t, ns, "wrong", c.old, c.new)
+			for _, words := range c.says {
+				assert.ErrorContains(t, err, words)
+			}
+			wrong := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "wrong"}}
+			require.True(t, apierrors.IsNotFound(cluster.Delete(t.Context(), wrong)), "it is stored")
+		})
+	}
+
+	t.Run("changed selector", func(t *testing.T) {
+		require.NoError(t, apply(t, ns, "good", "", ""))
+		err := apply(t, ns, "good", `values: ["1"]`, `values: ["2"]`)
+		require.ErrorContains(t, err, "spec.selector is immutable: delete this ShardingConfig and create another")
+		c := &meshv1alpha1.ShardingConfig{}
+		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "good"}, c))
+		require.Equal(t, []string{"1"}, c.Spec.Selector.MatchExpressions[0].Values)
+		require.NoError(t, apply(t, ns, "good", "values: [a]", "values: [a, b]"), "all else may be changed")
+	})
+}
+
+// apply applies the good configuration under a name, with one text replaced.
+func apply(t *testing.T, namespace, name, old, new string) error {
+	t.Helper()
+	text := strings.NewReplacer("NAMESPACE", namespace, "NAME", name).Replace(goodConfig)
+	require.Contains(t, text, old)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(text, old, new, 1)), 0o600))
+	_, err := cluster.Kubectl(t.Context(), "apply", "-f", file)
+	return err
+}
+
+// The manifest of those who come from KusionStack is taken as it is.
+func TestSeedIsAccepted(t *testing.T) {
+	require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/namespace.yaml")) // operator-demo, which it names
+	c := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "operator-demo", Name: "sharding-demo"}}
+	t.Cleanup(func() { require.NoError(t, client.IgnoreNotFound(cluster.Delete(context.Background(), c))) })
+	_, err := cluster.Kubectl(t.Context(), "apply", "-f", "testdata/ctrlmesh-shardingconfig.yaml")
+	require.NoError(t, err)
+	settled(t, c.Namespace, c.Name, 0)
+}
+
+// Pods that could not be on the mesh, or not from their start, are not let on it.
+func TestWrongPodsAreRefused(t *testing.T) {
+	ns := namespace(t, "refused")
+	probeRights(t, ns)
+
+	hostNetwork := netPod(ns, "host-network", nodes(t)[0])
+	hostNetwork.Spec.HostNetwork = true
+	err := cluster.Create(t.Context(), hostNetwork)
+	require.ErrorContains(t, err, "remove hostNetwork from the pod template, or the label "+meshv1alpha1.EnableProxyLabel)
+	require.True(t, apierrors.IsNotFound(cluster.Delete(t.Context(), hostNetwork)), "it is stored")
+
+	off, on := outsider(t, ns, "off"), netPod(ns, "on", nodes(t)[0])
+	create(t, on)
+	for pod, label := range map[*corev1.Pod]string{off: `"true"`, on: "null"} {
+		err := cluster.Patch(t.Context(), pod.DeepCopy(), client.RawPatch("application/merge-patch+json",
+			[]byte(`{"metadata": {"labels": {"`+meshv1alpha1.EnableProxyLabel+`": `+label+`}}}`)))
+		require.ErrorContains(t, err, "set it on the pod template")
+		stored := &corev1.Pod{}
+		require.NoError(t, cluster.Get(t.Context(), client.ObjectKeyFromObject(pod), stored))
+		require.Equal(t, pod.Labels, stored.Labels)
+	}
+}
