@@ -23,18 +23,18 @@ func (p *pair) agentKilled(t *testing.T) {
 	t.Helper()
 	struck, other := p.a.asking(t), p.b.asking(t)
 	start := time.Now()
-	struck.await(t, "an answer", start, isGood)
-	other.await(t, "an answer", start, isGood)
+	struck.await(t, "a reply", start, isGood)
+	other.await(t, "a reply", start, isGood)
 
 	killAgent(t, p.a.Spec.NodeName)
 	killed := time.Now()
 	first := struck.await(t, "a refusal", killed, isRefused)
-	back := struck.await(t, "an answer after the agent's return", first.at, isGood)
+	back := struck.await(t, "a reply after the agent's return", first.at, isGood)
 	started := agentStarted(t, p.a.Spec.NodeName)
 	require.True(t, started.After(killed), "it was another agent that answered")
 	took := back.at.Sub(started)
-	require.LessOrEqual(t, took, recovery, "from the agent's start to its member's first answer")
-	other.await(t, "an answer", back.at, isGood)
+	require.LessOrEqual(t, took, recovery, "from the agent's start to its member's first reply")
+	other.await(t, "a reply", back.at, isGood)
 
 	answered, unanswered := struck.neverUnsharded(t)
 	require.GreaterOrEqual(t, unanswered, 3, "refusals were seen")
@@ -44,6 +44,6 @@ func (p *pair) agentKilled(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, traffic.Requests)
 	require.Empty(t, traffic.Leaked)
-	t.Logf("%d answers, %d refusals (%q); the agent was gone for %v, its member worked %v after its start",
+	t.Logf("%d replies, %d refusals (%q); the agent was gone for %v, its member worked %v after its start",
 		answered, unanswered, first.refused, started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
 }

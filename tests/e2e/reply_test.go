@@ -15,17 +15,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// answer is what a member's client got when it listed the ConfigMaps of all
+// reply is what a member's client got when it listed the ConfigMaps of all
 // namespaces: objects, or a reason why not.
-type answer struct {
+type reply struct {
 	at         time.Time
 	namespaces []string // of the objects, sorted
 	refused    string
 }
 
-// ask lists once, with a connection of its own, and prints one line: gonet's exit
+// askScript lists once, with a connection of its own, and prints one line: gonet's exit
 // code and what it said. $1 is the time between two questions, none if empty.
-const ask = `set -f; sa=` + account + `
+const askScript = `set -f; sa=` + account + `
 while :; do
 	out=$(gonet get -t 2s -token $sa/token -ca $sa/ca.crt \
 		-H "Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" \
@@ -35,8 +35,8 @@ while :; do
 	sleep $1
 done`
 
-func parseAnswer(line string) answer {
-	a := answer{at: time.Now()}
+func parseReply(line string) reply {
+	a := reply{at: time.Now()}
 	code, text, _ := strings.Cut(line, " ")
 	if code != "0" {
 		a.refused = text
@@ -59,13 +59,13 @@ func parseAnswer(line string) answer {
 }
 
 // ask asks once.
-func (m *member) ask(ctx context.Context) (answer, error) {
-	out, _, err := cluster.Exec(ctx, m.Namespace, m.Name, "", "sh", "-c", ask)
-	return parseAnswer(out), err
+func (m *member) ask(ctx context.Context) (reply, error) {
+	out, _, err := cluster.Exec(ctx, m.Namespace, m.Name, "", "sh", "-c", askScript)
+	return parseReply(out), err
 }
 
-// check says what is wrong with an answer that should be good.
-func (m *member) check(a answer) error {
+// check says what is wrong with a reply that should be good.
+func (m *member) check(a reply) error {
 	if a.refused != "" {
 		return errors.New(a.refused)
 	}
@@ -99,26 +99,26 @@ func (m *member) refused(t *testing.T, why string) {
 	})
 }
 
-// answers are those that a member's client got so far.
-type answers struct {
+// replies are those that a member's client got so far.
+type replies struct {
 	member *member
 	mu     sync.Mutex
-	all    []answer
+	all    []reply
 	stop   func()
 }
 
 // asking starts a client in the member that asks all the time, each time anew.
-func (m *member) asking(t *testing.T) *answers {
+func (m *member) asking(t *testing.T) *replies {
 	t.Helper()
-	as := &answers{member: m}
+	as := &replies{member: m}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- cluster.ExecLines(ctx, m.Namespace, m.Name, func(line string) {
 			as.mu.Lock()
 			defer as.mu.Unlock()
-			as.all = append(as.all, parseAnswer(line))
-		}, "sh", "-c", ask, "sh", "0.05")
+			as.all = append(as.all, parseReply(line))
+		}, "sh", "-c", askScript, "sh", "0.05")
 	}()
 	as.stop = sync.OnceFunc(func() {
 		cancel()
@@ -128,16 +128,16 @@ func (m *member) asking(t *testing.T) *answers {
 	return as
 }
 
-// await waits for an answer after the given time that is as wanted.
-func (as *answers) await(t *testing.T, what string, after time.Time, wanted func(answer) bool) answer {
+// await waits for a reply after the given time that is as wanted.
+func (as *replies) await(t *testing.T, what string, after time.Time, wanted func(reply) bool) reply {
 	t.Helper()
-	var found answer
+	var found reply
 	until(t, what, func(context.Context) error {
 		as.mu.Lock()
 		defer as.mu.Unlock()
-		i := slices.IndexFunc(as.all, func(a answer) bool { return a.at.After(after) && wanted(a) })
+		i := slices.IndexFunc(as.all, func(a reply) bool { return a.at.After(after) && wanted(a) })
 		if i < 0 {
-			return fmt.Errorf("not among %d answers", len(as.all))
+			return fmt.Errorf("not among %d replies", len(as.all))
 		}
 		found = as.all[i]
 		return nil
@@ -145,12 +145,12 @@ func (as *answers) await(t *testing.T, what string, after time.Time, wanted func
 	return found
 }
 
-func isGood(a answer) bool    { return a.refused == "" }
-func isRefused(a answer) bool { return a.refused != "" }
+func isGood(a reply) bool    { return a.refused == "" }
+func isRefused(a reply) bool { return a.refused != "" }
 
-// neverUnsharded ends the asking, and fails if any answer had more in it than the
+// neverUnsharded ends the asking, and fails if any reply had more in it than the
 // shard owns. It returns how many were good and how many refused.
-func (as *answers) neverUnsharded(t *testing.T) (good, refused int) {
+func (as *replies) neverUnsharded(t *testing.T) (good, refused int) {
 	t.Helper()
 	as.stop()
 	as.mu.Lock()
