@@ -186,20 +186,23 @@ func TestOperator(t *testing.T) {
 	t.Run("no manager", func(t *testing.T) {
 		restore := withoutManager(t)
 		op.works(t, "without a manager")
+		err := cluster.Create(t.Context(), netPod(op.namespace, "new", nodes(t)[0]))
+		require.ErrorContains(t, err, "webhook", "nobody could tell whose member it is")
+		outsider(t, op.namespace, "not-on-the-mesh")
 
 		// Nor is there one when the agents of both leaders start anew.
-		var nodes []string
+		var led []string
 		for _, s := range op.shards {
-			nodes = append(nodes, ready(t, op.namespace, leaderPod(op.leads(t, s, ""))).Spec.NodeName)
+			led = append(led, ready(t, op.namespace, leaderPod(op.leads(t, s, ""))).Spec.NodeName)
 		}
-		slices.Sort(nodes)
+		slices.Sort(led)
 		before := agents(t)
-		for _, node := range slices.Compact(nodes) {
+		for _, node := range slices.Compact(led) {
 			require.NoError(t, cluster.Delete(t.Context(), before[node]))
 		}
 		until(t, "the agents' return", func(ctx context.Context) error {
 			for node, pod := range agents(t) {
-				if slices.Contains(nodes, node) && pod.UID == before[node].UID {
+				if slices.Contains(led, node) && pod.UID == before[node].UID {
 					return fmt.Errorf("the old one is still on %s", node)
 				}
 			}

@@ -37,7 +37,6 @@ func (p *pair) agentKilled(t *testing.T) {
 	other.await(t, "a reply", back.at, isGood)
 
 	answered, unanswered := struck.neverUnsharded(t)
-	require.GreaterOrEqual(t, unanswered, 3, "refusals were seen")
 	_, elsewhere := other.neverUnsharded(t)
 	require.Zero(t, elsewhere, "the agent of another node is nobody's concern")
 	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: killed})

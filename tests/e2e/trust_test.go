@@ -1,11 +1,15 @@
 package e2e
 
 import (
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
@@ -40,10 +44,7 @@ func TestNotCaptured(t *testing.T) {
 	t.Run("redirections removed", func(t *testing.T) {
 		p.b.works(t)
 		start := time.Now()
-		restore := changedAgents(t, func(s *corev1.PodTemplateSpec) { // as deploy/cleanup does
-			c := &s.Spec.Containers[0]
-			c.Args, c.ReadinessProbe, c.LivenessProbe = []string{"cleanup", "--wait"}, nil, nil
-		})
+		restore := changedAgents(t, cleaners(t))
 		for _, m := range []*member{p.a, p.b} {
 			m.refused(t, unknownAuthority)
 		}
@@ -55,4 +56,20 @@ func TestNotCaptured(t *testing.T) {
 		p.a.works(t)
 		p.b.works(t)
 	})
+}
+
+// cleaners turns the agents into what removes every redirection from their nodes.
+func cleaners(t *testing.T) func(*corev1.PodTemplateSpec) {
+	t.Helper()
+	manifests, err := cluster.Kubectl(t.Context(), "kustomize", filepath.Join(cluster.Root, "deploy", "cleanup"))
+	require.NoError(t, err)
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		a := &appsv1.DaemonSet{}
+		if strings.Contains(document, "\nkind: DaemonSet\n") {
+			require.NoError(t, yaml.Unmarshal([]byte(document), a))
+			return func(s *corev1.PodTemplateSpec) { a.Spec.Template.DeepCopyInto(s) }
+		}
+	}
+	require.Fail(t, "deploy/cleanup has no DaemonSet")
+	return nil
 }
