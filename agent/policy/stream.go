@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
@@ -57,6 +58,10 @@ type Manager struct {
 const (
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 2 * time.Second
+	// connectTimeout bounds one attempt to connect, 20 s by default. One that was
+	// made while the Service still pointed at a leader that is gone gets no answer,
+	// even after it points at the next.
+	connectTimeout = 3 * time.Second
 	// maxMessage bounds one message in bytes; a policy of a thousand namespaces is some tens of KiB.
 	maxMessage = 4 << 20
 )
@@ -98,22 +103,22 @@ func (m *Manager) Run(ctx context.Context, h Handler) {
 	m.mu.Lock()
 	m.init()
 	m.mu.Unlock()
-	backoff := minBackoff
+	wait := minBackoff
 	for ctx.Err() == nil {
 		start := time.Now()
 		err := m.connect(ctx, h)
 		if ctx.Err() != nil {
 			return
 		}
-		m.Logger.Info("no stream to the manager; serving as last told", "error", err, "retry_in", backoff)
+		m.Logger.Info("no stream to the manager; serving as last told", "error", err, "retry_in", wait)
 		if time.Since(start) > 10*time.Second {
-			backoff = minBackoff
+			wait = minBackoff
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(backoff):
+		case <-time.After(wait):
 		}
-		backoff = min(2*backoff, maxBackoff)
+		wait = min(2*wait, maxBackoff)
 	}
 }
 
@@ -142,6 +147,7 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 			RootCAs: roots, ServerName: m.ServerName, MinVersion: tls.VersionTLS13,
 		})),
 		grpc.WithPerRPCCredentials(tokenFile(m.TokenFile)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
