@@ -44,7 +44,7 @@ func TestChangedLimits(t *testing.T) {
 
 	for _, step := range [][]string{{p.a.owns, third}, {third}, {p.a.owns}} { // gains, loses, both
 		start := time.Now()
-		p.own(t, "a", step...)
+		owns(t, p.namespace, "a", step...)
 		until(t, "the informer after the change", holds(step...))
 		took := time.Since(start)
 		require.Less(t, took, 10*time.Second)
@@ -54,11 +54,11 @@ func TestChangedLimits(t *testing.T) {
 	p.b.works(t)
 }
 
-// own changes what a shard owns.
-func (p *pair) own(t *testing.T, shard string, namespaces ...string) {
+// owns changes what a shard owns.
+func owns(t *testing.T, namespace, shard string, namespaces ...string) {
 	t.Helper()
 	c := &meshv1alpha1.ShardingConfig{}
-	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: p.namespace, Name: shard}, c))
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: shard}, c))
 	before := c.DeepCopy()
 	c.Spec.Limits[0].Selector = oneOf(meshv1alpha1.NamespaceLabel, namespaces...)
 	require.NoError(t, cluster.Patch(t.Context(), c, client.MergeFrom(before)))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
@@ -212,9 +213,14 @@ func TestOperator(t *testing.T) {
 		require.NoError(t, noPods(t.Context(), kube.ManagerName, ""))
 
 		restore()
+		start := time.Now()
 		for _, s := range op.shards {
+			owns(t, op.namespace, s.name, s.owns, "something-new") // only a policy that arrives can settle this
 			settled(t, op.namespace, s.name, 2)
 		}
+		took := time.Since(start)
+		require.Less(t, took, 10*time.Second, "until agents hear of changes again")
+		t.Logf("agents heard of changes %v after the manager's return", took.Round(time.Millisecond))
 		op.works(t, "with a manager again")
 	})
 }
