@@ -8,5 +8,9 @@
 //
 // Most tests look at the cluster from inside of pods: tests/operators/probe is an
 // image with a client of its own, kubectl and a shell, and runs as a member of the
-// mesh and, for comparison, outside of it.
+// mesh and, for comparison, outside of it. Others speak for a pod: their connections
+// are made inside of it ([from]), so that any Go client can be the pod's.
+//
+// Some tests change the mesh itself: they take the manager away, kill agents, and roll
+// others out (mesh_test.go). They undo that, and no test runs beside another.
 package e2e
