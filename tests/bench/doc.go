@@ -1,0 +1,12 @@
+// Command bench measures what a proxy costs between a client and the cluster's
+// real apiserver: nothing at all (direct), a plain httputil.ReverseProxy, HAProxy
+// and ctrlmesh, in turns within one run. run.sh starts it where the apiserver is.
+//
+//	bench run       measure, print the tables
+//	bench plain     be the ReverseProxy
+//	bench mesh      be ctrlmesh
+//	bench informer  be a client in a pod: an informer of ConfigMaps
+//
+// Every proxy is a process of its own, so that its CPU time and memory can be
+// read, and takes its listener as file descriptor 3.
+package main

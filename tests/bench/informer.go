@@ -1,0 +1,30 @@
+package main
+
+import (
+	"context"
+
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// runInformer is a client as operators are: one informer of the namespace's
+// ConfigMaps. It says when it has them all.
+func runInformer(ctx context.Context, o options) error {
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(o.namespace))
+	configMaps := factory.Core().V1().ConfigMaps()
+	configMaps.Informer()
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	println("synced")
+	<-ctx.Done()
+	return nil
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"runtime/pprof"
+	"syscall"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: bench run|plain|mesh|informer [flags]")
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	commands := map[string]func(context.Context, options) error{
+		"run": run, "plain": servePlain, "mesh": serveMesh, "informer": runInformer,
+	}
+	name, command := os.Args[1], commands[os.Args[1]]
+	if command == nil {
+		fmt.Fprintf(os.Stderr, "bench: no such command: %s\n", name)
+		os.Exit(2)
+	}
+	var o options
+	fs := flag.NewFlagSet("bench "+name, flag.ExitOnError)
+	o.define(fs)
+	_ = fs.Parse(os.Args[2:]) // ExitOnError
+	if err := o.profiled(name, func() error { return command(ctx, o) }); err != nil {
+		fmt.Fprintf(os.Stderr, "bench %s: %v\n", name, err)
+		os.Exit(1)
+	}
+}
+
+// options are every command's; run hands its own down to the proxies.
+type options struct {
+	api, ca, namespace string // the real apiserver and where the objects are
+	cert               string // certificate and key that a proxy serves with
+	rows, subjects     string
+	rounds             int
+	haproxyUpstream    string // h2 or http/1.1
+	profiles           string
+}
+
+func (o *options) define(fs *flag.FlagSet) {
+	fs.StringVar(&o.api, "api", "", "host:port of the apiserver")
+	fs.StringVar(&o.ca, "ca", "", "file with the apiserver's CA")
+	fs.StringVar(&o.namespace, "namespace", "", "namespace of the objects")
+	fs.StringVar(&o.cert, "cert", "", "file with a proxy's certificate and key")
+	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
+	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
+	fs.IntVar(&o.rounds, "rounds", 9, "rounds; the result is their median")
+	fs.StringVar(&o.haproxyUpstream, "haproxy-upstream", "http/1.1", "what HAProxy speaks to the apiserver: h2 or http/1.1")
+	fs.StringVar(&o.profiles, "profiles", "", "existing directory for CPU profiles of the Go proxies")
+}
+
+// forProxy are the arguments of a proxy's command.
+func (o *options) forProxy(command string) []string {
+	return []string{command, "-api", o.api, "-ca", o.ca, "-namespace", o.namespace, "-cert", o.cert, "-profiles", o.profiles}
+}
+
+func (o *options) profiled(name string, f func() error) error {
+	if o.profiles == "" || name == "run" {
+		return f()
+	}
+	out, err := os.Create(o.profiles + "/" + name + ".pprof")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }()
+	if err := pprof.StartCPUProfile(out); err != nil {
+		return err
+	}
+	defer pprof.StopCPUProfile()
+	return f()
+}
+
+// inherited is the listener that a proxy was started with.
+func inherited() (net.Listener, error) {
+	f := os.NewFile(3, "listener")
+	defer func() { _ = f.Close() }()
+	return net.FileListener(f)
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// serveMesh is ctrlmesh's data plane for one member, as the agent uses it: the
+// member's shard owns every object of the benchmark, and has a lock in the same
+// namespace, so that both stages of the policy are at work.
+func serveMesh(ctx context.Context, o options) error {
+	leaf, err := tls.LoadX509KeyPair(o.cert, o.cert)
+	if err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(o.ca)
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	server, err := proxy.New(proxy.Config{
+		Leaf:       func() (*tls.Certificate, error) { return &leaf, nil },
+		Logger:     slog.New(slog.NewJSONHandler(os.Stderr, nil)), // at info
+		Registerer: registry,
+		Node:       "bench",
+	})
+	if err != nil {
+		return err
+	}
+	if err := server.SetCluster(&meshv1.Cluster{ServiceAddresses: []string{o.api}, Ca: ca}); err != nil {
+		return err
+	}
+	pod := server.Pod(proxy.PodInfo{UID: "bench", Namespace: o.namespace, Name: "bench-0"}, (&net.Dialer{}).DialContext)
+	if err := pod.SetPolicy(policy(o.namespace)); err != nil {
+		return err
+	}
+	l, err := inherited()
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() {
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = pod.Shutdown(now)
+	})
+	return pod.Serve(l)
+}
+
+func policy(namespace string) *meshv1.PodPolicy {
+	return &meshv1.PodPolicy{
+		Uid: "bench", Namespace: namespace, Name: "bench-0", Workload: "bench", Version: "1",
+		Sharding: &meshv1.Sharding{
+			Shard: "shard-0",
+			Limits: []*meshv1.Limit{{
+				Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"*"}, Resources: []string{"configmaps"}}},
+				Selector:  shardLabel + " in (" + shard + ")",
+			}},
+			Lock: &meshv1.Lock{Namespace: namespace, Name: "leader", UpstreamName: "leader---shard-0"},
+		},
+	}
+}

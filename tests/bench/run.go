@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// running are the proxies that were started.
+var running sync.WaitGroup
+
+// longest bounds a whole run.
+const longest = 10 * time.Minute
+
+// run measures. The token of a service account comes on standard input.
+func run(ctx context.Context, o options) error {
+	defer running.Wait()
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	token, err := io.ReadAll(os.Stdin)
+	if err != nil || len(token) == 0 {
+		return errors.New("no token on standard input")
+	}
+	wantedRow, err := regexp.Compile(o.rows)
+	if err != nil {
+		return err
+	}
+	wantedSubject, err := regexp.Compile(o.subjects)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "ctrlmesh-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	all, err := subjects(ctx, o, strings.TrimSpace(string(token)), dir)
+	if err != nil {
+		return err
+	}
+	api := all[0]
+	if err := seed(ctx, api, o.namespace); err != nil {
+		return fmt.Errorf("making the objects: %w", err)
+	}
+	wanted := slices.DeleteFunc(rows(o.namespace, api), func(r row) bool { return !wantedRow.MatchString(r.name) })
+	all = slices.DeleteFunc(all, func(s *subject) bool { return !wantedSubject.MatchString(s.name) })
+	for _, s := range all {
+		if err := warm(ctx, s, o.namespace); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	fmt.Printf("%s; load before: %s", machine(), load())
+	results, err := measure(ctx, o.rounds, wanted, all)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("; after: %s\n", load())
+	report(os.Stdout, wanted, all, results)
+	return nil
+}
+
+// warm opens all connections, and makes sure that a subject does its work: no
+// policy in force would be a cheap way to be fast.
+func warm(ctx context.Context, s *subject, namespace string) error {
+	for _, c := range s.clients {
+		for range 20 {
+			if _, err := c.do(ctx, request{path: collection(namespace) + "/" + outsider, accept: jsonType}); err != nil {
+				return err
+			}
+		}
+		if _, err := c.do(ctx, request{path: collection(namespace), accept: jsonType}); err != nil {
+			return err
+		}
+	}
+	narrows, err := narrowed(ctx, s, namespace)
+	if err == nil && narrows != (s.name == ctrlmesh) {
+		err = errors.New("it narrows, or does not, what it should not, or should")
+	}
+	return err
+}
+
+// measure lets the subjects take turns, each round in another order. The results
+// are by row and subject, one sample for each round.
+func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (map[string]map[string][]sample, error) {
+	results := map[string]map[string][]sample{}
+	for _, r := range rows {
+		results[r.name] = map[string][]sample{}
+	}
+	for round := range rounds {
+		for n, r := range rows {
+			for i := range subjects {
+				s := subjects[(i+n+round)%len(subjects)]
+				one, err := turn(ctx, r, s)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %s: %w", r.name, s.name, err)
+				}
+				results[r.name][s.name] = append(results[r.name][s.name], one)
+			}
+		}
+		fmt.Fprintf(os.Stderr, "round %d of %d\n", round+1, rounds)
+	}
+	return results, nil
+}
+
+func turn(ctx context.Context, r row, s *subject) (sample, error) {
+	before, err := s.cpu()
+	if err != nil {
+		return sample{}, err
+	}
+	out, err := r.run(ctx, s)
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := s.cpu()
+	if err != nil {
+		return sample{}, err
+	}
+	out.cpu = after - before
+	out.rss, err = s.rss()
+	return out, err
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"slices"
+	"time"
+)
+
+// sample is what one turn of one subject gave.
+type sample struct {
+	count     int
+	bytes     int64
+	elapsed   time.Duration
+	latencies []time.Duration
+	cpu       time.Duration // of the proxy
+	rss       int64         // of the proxy, after
+}
+
+// metric reads one number off a sample.
+type metric func(sample) float64
+
+func perSecond(s sample) float64   { return float64(s.count) / s.elapsed.Seconds() }
+func megabytes(s sample) float64   { return float64(s.bytes) / 1e6 / s.elapsed.Seconds() }
+func cpuEach(s sample) float64     { return s.cpu.Seconds() * 1e6 / float64(s.count) }
+func cpuMegabyte(s sample) float64 { return s.cpu.Seconds() * 1e6 / (float64(s.bytes) / 1e6) }
+func memory(s sample) float64      { return float64(s.rss) / 1e6 }
+
+// percentile is in milliseconds.
+func percentile(p int) metric {
+	return func(s sample) float64 {
+		sorted := slices.Sorted(slices.Values(s.latencies))
+		return sorted[min(len(sorted)*p/100, len(sorted)-1)].Seconds() * 1e3
+	}
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	if n := len(values); n%2 == 0 {
+		return (values[n/2-1] + values[n/2]) / 2
+	}
+	return values[len(values)/2]
+}
+
+// of is the median of the rounds.
+func (m metric) of(rounds []sample) float64 {
+	values := make([]float64, len(rounds))
+	for i, s := range rounds {
+		values[i] = m(s)
+	}
+	return median(values)
+}
+
+// ratio is the median of a to b in the same round: what else the machine does
+// changes from round to round, and less within one.
+func (m metric) ratio(a, b []sample) float64 {
+	values := make([]float64, len(a))
+	for i := range a {
+		values[i] = m(a[i]) / m(b[i])
+	}
+	return median(values)
+}

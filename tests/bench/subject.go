@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// subject is a way from the client to the apiserver.
+type subject struct {
+	name    string
+	pid     int // of the proxy; 0: there is none
+	clients []*client
+}
+
+const connections = 4
+
+const (
+	direct   = "direct"
+	plain    = "ReverseProxy"
+	haproxy  = "HAProxy"
+	ctrlmesh = "ctrlmesh"
+)
+
+// subjects starts the proxies. They end with ctx, or with this process.
+func subjects(ctx context.Context, o options, token, dir string) ([]*subject, error) {
+	ca, err := os.ReadFile(o.ca)
+	if err != nil {
+		return nil, err
+	}
+	o.cert = filepath.Join(dir, "serving.pem")
+	cert, err := writeCertificate(o.cert)
+	if err != nil {
+		return nil, err
+	}
+	config := filepath.Join(dir, "haproxy.cfg")
+	if err := os.WriteFile(config, []byte(haproxyConfig(o, o.haproxyUpstream)), 0o600); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	all := []*subject{{name: direct, clients: newClients(o.api, ca, token)}}
+	for _, p := range []struct {
+		name    string
+		command []string
+	}{
+		{plain, append([]string{self}, o.forProxy("plain")...)},
+		{haproxy, []string{"haproxy", "-q", "-db", "-f", config}},
+		{ctrlmesh, append([]string{self}, o.forProxy("mesh")...)},
+	} {
+		pid, addr, err := start(ctx, p.command)
+		if err != nil {
+			return nil, fmt.Errorf("starting %s: %w", p.name, err)
+		}
+		all = append(all, &subject{name: p.name, pid: pid, clients: newClients(addr, cert, token)})
+	}
+	return all, nil
+}
+
+// start runs a proxy with a listener that is there before it is, so that nobody
+// has to wait for it.
+func start(ctx context.Context, command []string) (pid int, addr string, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = l.Close() }()
+	f, err := l.(*net.TCPListener).File()
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = f.Close() }()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.ExtraFiles = []*os.File{f}
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT=256MiB") // as the agent's manifest has it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 2 * time.Second
+	if err := cmd.Start(); err != nil {
+		return 0, "", err
+	}
+	running.Go(func() {
+		if err := cmd.Wait(); ctx.Err() == nil {
+			fmt.Fprintf(os.Stderr, "bench: %s ended: %v\n", command[0], err)
+		}
+	})
+	return cmd.Process.Pid, l.Addr().String(), nil
+}
+
+// cpu is the CPU time the proxy has used, user and system.
+func (s *subject) cpu() (time.Duration, error) {
+	if s.pid == 0 {
+		return 0, nil
+	}
+	// The process's CPU clock, as clock_getcpuclockid(3) names it: what
+	// /proc/PID/stat counts in ticks of 10 ms, to the nanosecond.
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^s.pid<<3|2), &t); err != nil {
+		return 0, fmt.Errorf("%s: CPU time: %w", s.name, err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// rss is the proxy's resident memory in bytes.
+func (s *subject) rss() (int64, error) {
+	if s.pid == 0 {
+		return 0, nil
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if kb, found := strings.CutPrefix(line, "VmRSS:"); found {
+			n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(kb), " kB"), 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, errors.New(s.name + ": no VmRSS")
+}
