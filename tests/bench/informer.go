@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -24,7 +25,7 @@ func runInformer(ctx context.Context, o options) error {
 	configMaps.Informer()
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
-	println("synced")
+	fmt.Println("synced")
 	<-ctx.Done()
 	return nil
 }

@@ -49,7 +49,7 @@ type options struct {
 func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.api, "api", "", "host:port of the apiserver")
 	fs.StringVar(&o.ca, "ca", "", "file with the apiserver's CA")
-	fs.StringVar(&o.namespace, "namespace", "", "namespace of the objects")
+	fs.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the objects")
 	fs.StringVar(&o.cert, "cert", "", "file with a proxy's certificate and key")
 	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
 	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
