@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -37,5 +38,5 @@ func writeCertificate(path string) ([]byte, error) {
 	}
 	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
-	return cert, os.WriteFile(path, append(cert[:len(cert):len(cert)], keyPEM...), 0o600)
+	return cert, os.WriteFile(path, append(slices.Clip(cert), keyPEM...), 0o600)
 }

@@ -53,7 +53,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.cert, "cert", "", "file with a proxy's certificate and key")
 	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
 	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
-	fs.IntVar(&o.rounds, "rounds", 9, "rounds; the result is their median")
+	fs.IntVar(&o.rounds, "rounds", 18, "rounds; the result is their median")
 	fs.StringVar(&o.haproxyUpstream, "haproxy-upstream", "http/1.1", "what HAProxy speaks to the apiserver: h2 or http/1.1")
 	fs.StringVar(&o.profiles, "profiles", "", "existing directory for CPU profiles of the Go proxies")
 }

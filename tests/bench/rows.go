@@ -10,30 +10,41 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// Turns are short and many, so that what else the machine does meets all
+// subjects alike.
+const (
+	getTurn  = 300 * time.Millisecond
+	listTurn = 2 // requests
+)
+
 // row is one thing to measure.
 type row struct {
 	name string
 	unit string // of what is counted
 	list bool   // bytes matter, not only how many
-	run  func(ctx context.Context, s *subject) (sample, error)
+	run  turn
 }
+
+// turn measures one subject once. It calls begin when what is to be measured
+// begins.
+type turn func(ctx context.Context, s *subject, begin func() error) (sample, error)
 
 func rows(namespace string, api *subject) []row {
 	get := request{path: collection(namespace) + "/" + objectName(objects-1), accept: jsonType}
-	list := func(accept string, gzip bool) func(context.Context, *subject) (sample, error) {
+	list := func(accept string, gzip bool) turn {
 		r := request{path: collection(namespace), accept: accept, gzip: gzip}
 		least := int64(objects * 800)
 		if gzip {
 			least = objects * 20
 		}
-		return loop{request: r, workers: 1, atMost: 3, least: least}.run
+		return loop{request: r, workers: 1, atMost: listTurn, least: least}.run
 	}
-	watch := func(n int) func(context.Context, *subject) (sample, error) {
+	watch := func(n int) turn {
 		return watches{namespace: namespace, count: n, writer: api.clients[0]}.run
 	}
 	return []row{
-		{"GET 1 KB, one at a time", "request", false, loop{request: get, workers: 1, lasts: 600 * time.Millisecond, least: 800}.run},
-		{"GET 1 KB, 32 at a time on 4 connections", "request", false, loop{request: get, workers: 32, lasts: 600 * time.Millisecond, least: 800}.run},
+		{"GET 1 KB, one at a time", "request", false, loop{request: get, workers: 1, lasts: getTurn, least: 800}.run},
+		{"GET 1 KB, 32 at a time on 4 connections", "request", false, loop{request: get, workers: 32, lasts: getTurn, least: 800}.run},
 		{"LIST 5,000, JSON", "request", true, list(jsonType, false)},
 		{"LIST 5,000, protobuf", "request", true, list(protobufType, false)},
 		{"LIST 5,000, JSON, gzip", "request", true, list(jsonType, true)},
@@ -52,7 +63,10 @@ type loop struct {
 	atMost  int64         // so many requests
 }
 
-func (l loop) run(ctx context.Context, s *subject) (sample, error) {
+func (l loop) run(ctx context.Context, s *subject, begin func() error) (sample, error) {
+	if err := begin(); err != nil {
+		return sample{}, err
+	}
 	var out sample
 	var mu sync.Mutex
 	var sent atomic.Int64

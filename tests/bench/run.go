@@ -56,12 +56,12 @@ func run(ctx context.Context, o options) error {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
-	fmt.Printf("%s; load before: %s", machine(), load())
+	before := load()
 	results, err := measure(ctx, o.rounds, wanted, all)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("; after: %s\n", load())
+	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, load())
 	report(os.Stdout, wanted, all, results)
 	return nil
 }
@@ -97,24 +97,26 @@ func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (
 		for n, r := range rows {
 			for i := range subjects {
 				s := subjects[(i+n+round)%len(subjects)]
-				one, err := turn(ctx, r, s)
+				one, err := take(ctx, r, s)
 				if err != nil {
 					return nil, fmt.Errorf("%s: %s: %w", r.name, s.name, err)
 				}
 				results[r.name][s.name] = append(results[r.name][s.name], one)
 			}
 		}
-		fmt.Fprintf(os.Stderr, "round %d of %d\n", round+1, rounds)
+		fmt.Fprintf(os.Stderr, "\rround %d of %d ", round+1, rounds)
 	}
+	fmt.Fprintln(os.Stderr)
 	return results, nil
 }
 
-func turn(ctx context.Context, r row, s *subject) (sample, error) {
-	before, err := s.cpu()
-	if err != nil {
-		return sample{}, err
-	}
-	out, err := r.run(ctx, s)
+// take is one turn of one subject, with what the proxy used meanwhile.
+func take(ctx context.Context, r row, s *subject) (sample, error) {
+	var before time.Duration
+	out, err := r.run(ctx, s, func() (err error) {
+		before, err = s.cpu()
+		return err
+	})
 	if err != nil {
 		return sample{}, err
 	}

@@ -28,7 +28,7 @@ func memory(s sample) float64      { return float64(s.rss) / 1e6 }
 func percentile(p int) metric {
 	return func(s sample) float64 {
 		sorted := slices.Sorted(slices.Values(s.latencies))
-		return sorted[min(len(sorted)*p/100, len(sorted)-1)].Seconds() * 1e3
+		return sorted[(len(sorted)*p+99)/100-1].Seconds() * 1e3
 	}
 }
 

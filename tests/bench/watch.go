@@ -18,7 +18,7 @@ import (
 
 const (
 	updates     = 500 // a second
-	watchTurn   = time.Second
+	watchTurn   = 500 * time.Millisecond
 	watchGrace  = 5 * time.Second // for the last events to come
 	sentKey     = "sent"
 	noTime      = "0000000000000000000" // as long as the Unix nanoseconds of our days
@@ -34,7 +34,7 @@ type watches struct {
 	writer    *client
 }
 
-func (w watches) run(ctx context.Context, s *subject) (sample, error) {
+func (w watches) run(ctx context.Context, s *subject, begin func() error) (sample, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	version, err := w.version(ctx)
@@ -49,6 +49,10 @@ func (w watches) run(ctx context.Context, s *subject) (sample, error) {
 			return sample{}, err
 		}
 		defer func() { _ = streams[i].Body.Close() }()
+	}
+	// A watch lasts for minutes: what it costs to open one is not an event's.
+	if err := begin(); err != nil {
+		return sample{}, err
 	}
 	want := int(updates * watchTurn.Seconds())
 	late := time.AfterFunc(watchTurn+watchGrace, cancel)
