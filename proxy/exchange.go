@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"runtime/debug"
 	"strconv"
@@ -186,9 +187,7 @@ func (x *exchange) forward(client *upstream.Client) {
 	} else {
 		x.copyShort(resp)
 	}
-	for k, vv := range resp.Trailer {
-		x.w.Header()[k] = vv // announced in sendHead
-	}
+	maps.Copy(x.w.Header(), resp.Trailer) // announced in sendHead
 }
 
 // sendHead writes the answer's status and headers, and keeps the books that
@@ -196,9 +195,7 @@ func (x *exchange) forward(client *upstream.Client) {
 func (x *exchange) sendHead(resp *http.Response) {
 	stripHopByHop(resp.Header)
 	h := x.w.Header()
-	for k, vv := range resp.Header {
-		h[k] = vv
-	}
+	maps.Copy(h, resp.Header)
 	for k := range resp.Trailer {
 		h.Add("Trailer", k)
 	}
@@ -226,7 +223,7 @@ func (x *exchange) copyShort(resp *http.Response) {
 		if n > 0 && !x.write(buf.B[:n]) {
 			return
 		}
-		if err == io.EOF {
+		if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
 			return
 		}
 		if err != nil {
@@ -344,8 +341,7 @@ func (x *exchange) failed(err error) {
 		x.code = statusClientGone
 		panic(http.ErrAbortHandler)
 	}
-	var body *upstream.BodyError
-	if errors.As(err, &body) {
+	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
 		x.refuse("malformed", status.BadRequest("the body cannot be read"))
 		return
 	}

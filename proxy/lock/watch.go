@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -55,7 +56,7 @@ func (l *Lock) nextJSON(in *bufio.Reader) ([]byte, error) {
 		if len(line) > maxFrame {
 			return nil, fmt.Errorf("a watch event is larger than %d bytes", maxFrame)
 		}
-		if err == bufio.ErrBufferFull {
+		if errors.Is(err, bufio.ErrBufferFull) {
 			continue
 		}
 		if len(bytes.TrimSpace(line)) == 0 {

@@ -179,8 +179,7 @@ func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 	c.br.Reset(c)
 
 	writeErr := c.send(r)
-	var source *BodyError
-	if errors.As(writeErr, &source) {
+	if source, ok := errors.AsType[*BodyError](writeErr); ok {
 		return fail(source.error)
 	}
 	// The apiserver may refuse a body half way: its answer counts more than the
