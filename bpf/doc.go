@@ -16,4 +16,4 @@
 //	go generate ./bpf
 package bpf
 
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpf -target bpfel -cc clang -cflags "-O2 -Wall -Werror" -output-stem redirect redirect redirect.c
+//go:generate go tool bpf2go -go-package bpf -target bpfel -cc clang -cflags "-O2 -Wall -Werror" -output-stem redirect redirect redirect.c

@@ -3,7 +3,7 @@
 set -euo pipefail
 case ${1:-} in
 test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl) ;;
-generate) packages=(clang llvm libbpf-dev libc6-dev protobuf-compiler) ;;
+generate) packages=(clang llvm protobuf-compiler) ;;
 *) echo "usage: $0 test|generate" >&2; exit 2 ;;
 esac
 missing=()
