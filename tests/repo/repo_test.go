@@ -99,3 +99,10 @@ func TestGoModReplacesNothing(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotRegexp(t, `(?m)^replace`, string(b), "a module that replaces others cannot be depended on")
 }
+
+func TestGoModIsTidy(t *testing.T) {
+	cmd := exec.Command("go", "mod", "tidy", "-diff")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	require.NoError(t, err, "run go mod tidy:\n%s", out)
+}
