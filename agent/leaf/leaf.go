@@ -32,6 +32,7 @@ type Keeper struct {
 	logger  *slog.Logger
 	current atomic.Pointer[tls.Certificate]
 	renew   chan struct{}
+	kept    bool // current is from an earlier agent; Run's alone
 }
 
 const file = "leaf.pem"
@@ -46,6 +47,7 @@ func NewKeeper(dir string, sign SignFunc, logger *slog.Logger) (*Keeper, error) 
 		cert, err := tls.X509KeyPair(b, b)
 		if err == nil && cert.Leaf != nil && time.Now().Before(cert.Leaf.NotAfter) {
 			k.current.Store(&cert)
+			k.kept = true
 		}
 	}
 	return k, nil
@@ -100,10 +102,12 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
-// untilRenewal is two thirds of the certificate's life from its beginning.
+// untilRenewal is two thirds of the certificate's life from its beginning. One of
+// an earlier agent may be of a CA that nobody trusts any more, for the mesh may have
+// been removed and installed anew since: it serves only until there is a new one.
 func (k *Keeper) untilRenewal() time.Duration {
 	c := k.current.Load()
-	if c == nil {
+	if c == nil || k.kept {
 		return 0
 	}
 	life := c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)
@@ -140,6 +144,7 @@ func (k *Keeper) fetch(ctx context.Context) error {
 		return fmt.Errorf("using the signed certificate: %w", err)
 	}
 	k.current.Store(&cert)
+	k.kept = false
 	k.logger.Info("new serving certificate", "not_after", cert.Leaf.NotAfter)
 	tmp := filepath.Join(k.dir, "."+file)
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {

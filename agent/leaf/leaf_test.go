@@ -87,6 +87,30 @@ func TestKeeperServesTheKeptCertificateWithoutAManager(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 }
 
+// The manager may have another CA than the one that signed it.
+func TestKeeperReplacesTheKeptCertificate(t *testing.T) {
+	dir := t.TempDir()
+	c := &ca{life: time.Hour, calls: make(chan struct{}, 10)}
+	k, err := NewKeeper(dir, c.sign, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.NoError(t, k.fetch(t.Context()))
+	<-c.calls
+	kept, err := k.Current()
+	require.NoError(t, err)
+
+	c.calls = make(chan struct{}) // the manager takes its time
+	again := run(t, dir, c)
+	got, err := again.Current()
+	require.NoError(t, err)
+	require.Equal(t, kept.Certificate, got.Certificate)
+
+	<-c.calls
+	require.Eventually(t, func() bool {
+		got, err := again.Current()
+		return err == nil && !assert.ObjectsAreEqual(kept.Certificate, got.Certificate)
+	}, 5*time.Second, time.Millisecond)
+}
+
 func TestKeeperDoesNotServeAnExpiredCertificate(t *testing.T) {
 	dir := t.TempDir()
 	c := &ca{life: -time.Minute, calls: make(chan struct{}, 1000)}
