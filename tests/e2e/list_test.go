@@ -193,7 +193,8 @@ func ageless(t *testing.T, body []byte) []byte {
 	return out
 }
 
-// Lists from wherever the apiserver takes them hold the same objects.
+// Lists from wherever the apiserver takes them hold the same objects, over each
+// version of HTTP.
 func (m *members) testReads(t *testing.T) {
 	rv := revision(t)
 	for shard := range m.pods {
@@ -203,15 +204,22 @@ func (m *members) testReads(t *testing.T) {
 			"/api/v1/configmaps?resourceVersionMatch=NotOlderThan&resourceVersion=" + rv,
 			"/api/v1/configmaps?pretty=1&limit=0",
 		}
-		member, direct := m.both(t, shard, accept(typeJSON), http.MethodGet, paths...)
-		for i, path := range paths {
-			var want, got corev1.ConfigMapList
-			require.NoError(t, json.Unmarshal(direct[i].Body, &want))
-			require.NoError(t, json.Unmarshal(member[i].Body, &got))
-			assert.Equal(t, want.Items, got.Items, path)
-			assert.GreaterOrEqual(t, len(got.Items), 2*perSpace, path)
-			assert.Equal(t, m.owned[shard], namespaces(got.Items), path)
+		for _, flags := range [][]string{accept(typeJSON), append(accept(typeJSON), "-http1")} {
+			m.testRead(t, shard, flags, paths)
 		}
+	}
+}
+
+func (m *members) testRead(t *testing.T, shard int, flags, paths []string) {
+	member, direct := m.both(t, shard, flags, http.MethodGet, paths...)
+	for i, path := range paths {
+		assert.Equal(t, direct[i].Proto, member[i].Proto)
+		var want, got corev1.ConfigMapList
+		require.NoError(t, json.Unmarshal(direct[i].Body, &want))
+		require.NoError(t, json.Unmarshal(member[i].Body, &got))
+		assert.Equal(t, want.Items, got.Items, path)
+		assert.GreaterOrEqual(t, len(got.Items), 2*perSpace, path)
+		assert.Equal(t, m.owned[shard], namespaces(got.Items), path)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 
 // What a member of a shard sees and does, beside a pod outside of the mesh that
 // asks for the shard's part by itself. The tests share one world, for it takes some
-// seconds to make. Those that delete come last.
+// seconds to make. The one that deletes comes late.
 func TestMember(t *testing.T) {
 	m := newMembers(t)
 	for _, test := range []struct {
@@ -38,6 +38,7 @@ func TestMember(t *testing.T) {
 		{"Chunks", m.testChunks},
 		{"Unlisted", m.testUnlisted},
 		{"Watch", m.testWatch},
+		{"WatchEnd", m.testWatchEnd},
 		{"WatchList", m.testWatchList},
 		{"Informers", m.testInformers},
 		{"Kubectl", m.testKubectl},
@@ -92,8 +93,10 @@ func newMembers(t *testing.T) *members {
 			return err
 		})
 	}
+	direct := probe(m.home, "direct", false)
+	direct.Labels[podNameLabel] = workload + "-0" // as a shard selects, but it has not asked for the mesh
 	labels := map[string]string{"app": workload, meshv1alpha1.EnableProxyLabel: "true"}
-	create(t, probe(m.home, "direct", false), &appsv1.StatefulSet{
+	create(t, direct, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.home, Name: workload},
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: new(int32(len(m.pods))), PodManagementPolicy: appsv1.ParallelPodManagement,

@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // A watch tells of the shard's objects alone, in the apiserver's own bytes, with
@@ -85,6 +87,19 @@ func kinds(t *testing.T, frames [][]byte) []string {
 	return out
 }
 
+// A watch ends as the apiserver ends it: at its time, or at once because it would
+// begin too long ago.
+func (m *members) testWatchEnd(t *testing.T) {
+	member, direct := m.both(t, 0, accept(typeJSON), http.MethodGet,
+		"/api/v1/configmaps?watch=true&timeoutSeconds=1&resourceVersion="+revision(t),
+		"/api/v1/configmaps?watch=true&timeoutSeconds=1&resourceVersion=1",
+		"/api/v1/configmaps?watch=true&resourceVersion=none")
+	for i := range member {
+		assert.Equal(t, direct[i].Code, member[i].Code, i)
+		assert.Equal(t, string(direct[i].Body), string(member[i].Body), i)
+	}
+}
+
 // A streamed list ends with the bookmark that says so, which has no labels to select
 // it by.
 func (m *members) testWatchList(t *testing.T) {
@@ -137,43 +152,16 @@ func (m *members) testInformers(t *testing.T) {
 func (m *members) testInformer(t *testing.T, watchList bool, format string) {
 	const shard = 1
 	own, foreign := m.owned[shard][1], m.foreign(shard)[0]
-	inform := func(ctx context.Context, pod *corev1.Pod, selector, last string) (held, error) {
-		var h held
-		stdout, stderr, err := cluster.Exec(ctx, pod.Namespace, pod.Name, "", "probe", "informer",
-			fmt.Sprintf("-watchlist=%t", watchList), "-accept="+format, "-selector="+selector, "-until="+own+"/"+last, "configmaps")
-		if err != nil {
-			return h, fmt.Errorf("%w: %s", err, stderr)
-		}
-		return h, json.Unmarshal([]byte(stdout), &h)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	name := "late-" + strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(format)) + fmt.Sprintf("-%t", watchList)
-	labels := map[string]string{"color": "green"}
+	name := fmt.Sprintf("late-%t-%s", watchList, format[strings.LastIndexAny(format, "/.")+1:])
+	flags := []string{fmt.Sprintf("-watchlist=%t", watchList), "-accept=" + format, "-until=" + own + "/" + name}
 
-	open := m.watches(t, shard)
-	type result struct {
-		held
-		error
-	}
-	member := make(chan result, 1)
-	go func() {
-		h, err := inform(ctx, m.pods[shard], "color!=red", name)
-		member <- result{h, err}
-	}()
-	until(t, "the informer's watch", func(context.Context) error {
-		if now := m.watches(t, shard); now <= open {
-			return fmt.Errorf("%v are open, as before", now)
-		}
-		return nil
-	})
+	member := m.inform(t, shard, append(flags, "-selector=color!=red")...)
 	for _, ns := range []string{foreign, own} {
-		create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: labels}})
+		create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"color": "green"}}})
 	}
-	got := <-member
-	require.NoError(t, got.error)
-	want, err := inform(ctx, m.direct, "color!=red,"+m.selector(shard), name)
-	require.NoError(t, err)
+	got := member()
+	want := informer(t.Context(), m.direct, append(flags, "-selector=color!=red,"+m.selector(shard))...)
+	require.NoError(t, want.err)
 	assert.Equal(t, want.Objects, got.Objects)
 	assert.Greater(t, len(got.Objects), perSpace)
 	assert.NotContains(t, got.Objects, foreign+"/"+name)
@@ -181,7 +169,52 @@ func (m *members) testInformer(t *testing.T, watchList bool, format string) {
 	// It came by the same way, without a fallback.
 	require.Len(t, got.Requests, len(want.Requests), "%s", got.Requests)
 	assert.Equal(t, watchList, strings.Contains(got.Requests[0], "sendInitialEvents=true"), got.Requests[0])
-	assert.Equal(t, !watchList, !strings.Contains(got.Requests[0], "watch=true"), got.Requests[0])
+	assert.Equal(t, watchList, strings.Contains(got.Requests[0], "watch=true"), got.Requests[0])
+}
+
+// inform runs an informer in a shard's member. It returns when the informer watches,
+// with a function that waits for its end.
+func (m *members) inform(t *testing.T, shard int, flags ...string) func() held {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	open := m.watches(t, shard)
+	end := make(chan informed, 1)
+	go func() { end <- informer(ctx, m.pods[shard], flags...) }()
+	until(t, "the informer's watch", func(context.Context) error {
+		select {
+		case i := <-end:
+			end <- i
+			return kube.Never(fmt.Errorf("it ended: %w", i.err))
+		default:
+		}
+		if now := m.watches(t, shard); now <= open {
+			return fmt.Errorf("%v are open, as before", now)
+		}
+		return nil
+	})
+	return func() held {
+		t.Helper()
+		i := <-end
+		require.NoError(t, i.err)
+		return i.held
+	}
+}
+
+// informed is how an informer ended.
+type informed struct {
+	held
+	err error
+}
+
+// informer runs an informer of ConfigMaps in a pod.
+func informer(ctx context.Context, pod *corev1.Pod, flags ...string) (out informed) {
+	command := append([]string{"probe", "informer"}, flags...)
+	stdout, _, err := cluster.Exec(ctx, pod.Namespace, pod.Name, "", append(command, "configmaps")...)
+	if out.err = err; err == nil {
+		out.err = json.Unmarshal([]byte(stdout), &out.held)
+	}
+	return out
 }
 
 // watches is how many watches of ConfigMaps a shard's member has open.

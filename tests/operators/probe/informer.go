@@ -31,7 +31,7 @@ func informer(ctx context.Context, args []string) (*held, error) {
 	selector := flags.String("selector", "", "label selector")
 	watchList := flags.Bool("watchlist", true, "client-go's feature WatchListClient")
 	accept := flags.String("accept", "application/vnd.kubernetes.protobuf", "the content type to ask for")
-	last := flags.String("until", "", "wait for the object of this `namespace/name`, and end then")
+	last := flags.String("until", "", "wait until it holds the object of this `namespace/name`, and end then")
 	timeout := flags.Duration("timeout", time.Minute, "how long to wait at most")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
@@ -63,29 +63,33 @@ func informer(ctx context.Context, args []string) (*held, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := make(chan struct{})
-	var once sync.Once
-	seen := func(obj any) {
-		if key, err := cache.MetaNamespaceKeyFunc(obj); err == nil && key == *last {
-			once.Do(func() { close(found) })
+	added := make(chan struct{}, 1)
+	if _, err := inf.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+		select {
+		case added <- struct{}{}:
+		default: // it is told already
 		}
-	}
-	if _, err := inf.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen}); err != nil {
+	}}); err != nil {
 		return nil, err
 	}
 	factory.StartWithContext(ctx)
 	if !cache.WaitForCacheSync(ctx.Done(), inf.Informer().HasSynced) {
 		return nil, errors.New("not synced in time")
 	}
-	if *last != "" {
+	store := inf.Informer().GetStore()
+	holds := func(key string) bool {
+		_, ok, _ := store.GetByKey(key) // of a store in memory; it cannot fail
+		return ok
+	}
+	for *last != "" && !holds(*last) {
 		select {
-		case <-found:
+		case <-added:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s was not seen in time", *last)
+			return nil, fmt.Errorf("%s did not come in time", *last)
 		}
 	}
 	out := &held{Objects: map[string]string{}, Requests: asked.all()}
-	for _, obj := range inf.Informer().GetStore().List() {
+	for _, obj := range store.List() {
 		o, err := meta.Accessor(obj)
 		if err != nil {
 			return nil, err

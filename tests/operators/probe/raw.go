@@ -43,6 +43,7 @@ func raw(ctx context.Context, args []string) ([]*answer, error) {
 	})
 	body := flags.String("d", "", "the body")
 	last := flags.String("until", "", "read a stream of events, up to the first one that has this `text` in it")
+	http1 := flags.Bool("http1", false, "speak HTTP/1.1")
 	timeout := flags.Duration("timeout", time.Minute, "how long to wait at most")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
@@ -58,6 +59,9 @@ func raw(ctx context.Context, args []string) ([]*answer, error) {
 		return nil, err
 	}
 	config.DisableCompression = true // what is asked for, and comes, must show
+	if *http1 {
+		config.NextProtos = []string{"http/1.1"}
+	}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
