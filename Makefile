@@ -64,12 +64,9 @@ cluster-down: ## Stop it and remove all it left
 cluster-ensure:
 	@kubectl get --raw=/readyz >/dev/null 2>&1 || tests/cluster/up.sh $(NODES)
 install: ## Install the mesh into the running cluster, as a user would
-	@tests/cluster/load.sh bin/images/*.tar $$(ls .run/images/*.tar 2>/dev/null)
-	kubectl apply -k deploy/debug
-	kubectl -n ctrlmesh-system rollout status deployment/ctrlmesh-manager --timeout=120s
-	kubectl -n ctrlmesh-system rollout status daemonset/ctrlmesh-agent --timeout=120s
-uninstall: ## Remove the mesh from the running cluster
-	kubectl delete -k deploy/debug --ignore-not-found
+	@hack/install.sh
+uninstall: ## Remove the mesh from the running cluster, as a user would
+	@hack/uninstall.sh
 
 .PHONY: help
 help: ## Show this

@@ -10,9 +10,11 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -57,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 	fs.StringVar(&o.ListenAddress, "listen", ":9090", "address of /healthz, /readyz and /metrics")
 	fs.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error; debug writes a line for each request")
 	if cleanup {
-		fs.BoolVar(&wait, "wait", false, "once clean, wait to be stopped: for a DaemonSet")
+		fs.BoolVar(&wait, "wait", false, "once clean, answer readiness probes until stopped: for a DaemonSet")
 	}
 	fs.BoolVar(&printVersion, "version", false, "print the version and exit")
 	if err := fs.Parse(args); err != nil {
@@ -80,8 +82,7 @@ func run(ctx context.Context, args []string) error {
 		if err := agent.Cleanup(o); err != nil || !wait {
 			return err
 		}
-		<-ctx.Done()
-		return nil
+		return ready(ctx, o.ListenAddress)
 	}
 	if o.Node == "" {
 		return errors.New("--node is empty: set it, or NODE_NAME, to the name of this node")
@@ -96,6 +97,16 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("making the apiserver client: %w", err)
 	}
 	return agent.Run(ctx, o)
+}
+
+// ready answers every request at address until ctx ends.
+func ready(ctx context.Context, address string) error {
+	server := &http.Server{Addr: address, ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("answering probes: %w", err)
+	}
+	return nil
 }
 
 func envOr(name, otherwise string) string {
