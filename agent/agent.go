@@ -166,6 +166,8 @@ func (m *mesh) ready() error {
 	switch {
 	case m.cluster == nil:
 		return errors.New("waiting for the manager to name the apiserver's addresses")
+	case !m.redirected:
+		return errors.New("the apiserver's addresses are not redirected yet")
 	case !m.watcher.Synced():
 		return errors.New("waiting for the list of this node's pods")
 	}

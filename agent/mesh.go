@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
@@ -44,8 +45,10 @@ type mesh struct {
 	podsPing chan struct{}
 
 	// The rest belongs to run.
-	cluster *meshv1.Cluster
-	members map[string]*member
+	cluster      *meshv1.Cluster
+	destinations []netip.AddrPort // of cluster
+	redirected   bool             // capture knows destinations
+	members      map[string]*member
 }
 
 // member is a labelled pod of this node.
@@ -129,6 +132,9 @@ func (m *mesh) run(ctx context.Context) {
 		case <-eager:
 			m.captureMissing()
 		case <-ticker.C:
+			if err := m.redirect(); err != nil {
+				m.logger.Error("trying again in a moment", "error", err)
+			}
 			m.checkCaptured()
 			m.captureMissing()
 		}
@@ -218,7 +224,7 @@ func (mb *member) capturable() string {
 
 // waiting says whether a pod's sandbox is expected any moment.
 func (m *mesh) waiting() bool {
-	if m.cluster == nil {
+	if !m.redirected {
 		return false
 	}
 	for _, mb := range m.members {
@@ -231,8 +237,8 @@ func (m *mesh) waiting() bool {
 
 // captureMissing captures the pods that can be and are not.
 func (m *mesh) captureMissing() {
-	if m.cluster == nil {
-		return // nothing is known to be redirected yet
+	if !m.redirected {
+		return // it is not known what to redirect yet
 	}
 	missing := map[string]bool{}
 	for uid, mb := range m.members {
@@ -291,8 +297,9 @@ func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	}
 }
 
-// checkCaptured lets go of network namespaces that are no longer their pods':
-// a listener would keep a dead namespace alive.
+// checkCaptured captures anew the pods that got another network namespace: their
+// sandbox was replaced. A pod that shows no process is left as it is, for it may
+// be between two of them; what is gone for good, the pod watch tells.
 func (m *mesh) checkCaptured() {
 	captured := map[string]bool{}
 	for uid, mb := range m.members {
@@ -312,16 +319,15 @@ func (m *mesh) checkCaptured() {
 			m.logger.Error("looking at a captured pod", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
 			continue
 		}
-		if ns != nil && ns.Inode == mb.inode {
-			ns.Close()
+		if ns == nil {
 			continue
 		}
-		if ns != nil {
-			ns.Close()
+		ns.Close()
+		if ns.Inode != mb.inode {
+			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.Namespace+"/"+mb.pod.Name)
+			m.release(mb)
+			mb.since = time.Now()
 		}
-		m.logger.Info("the pod's sandbox is gone", "pod", mb.pod.Namespace+"/"+mb.pod.Name)
-		m.release(mb)
-		mb.since = time.Now()
 	}
 }
 
@@ -333,13 +339,22 @@ func (m *mesh) setCluster(c *meshv1.Cluster) error {
 	if err := m.proxy.SetCluster(c); err != nil {
 		return err
 	}
-	if err := m.capture.SetDestinations(destinations); err != nil {
-		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
-	}
-	if m.cluster != nil && !sameAddresses(m.cluster, c) {
+	if m.cluster != nil && !sameLeaf(m.cluster, c) {
 		m.renew()
 	}
-	m.cluster = c
+	m.cluster, m.destinations, m.redirected = c, destinations, false
+	return m.redirect()
+}
+
+// redirect tells the capture what to redirect, if it does not know yet.
+func (m *mesh) redirect() error {
+	if m.redirected || m.cluster == nil {
+		return nil
+	}
+	if err := m.capture.SetDestinations(m.destinations); err != nil {
+		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
+	}
+	m.redirected = true
 	return nil
 }
 
@@ -360,10 +375,12 @@ func parseAddresses(c *meshv1.Cluster) ([]netip.AddrPort, error) {
 	return parsed, nil
 }
 
-func sameAddresses(a, b *meshv1.Cluster) bool {
-	return proto.Equal(
-		&meshv1.Cluster{ServiceAddresses: a.GetServiceAddresses(), EndpointAddresses: a.GetEndpointAddresses()},
-		&meshv1.Cluster{ServiceAddresses: b.GetServiceAddresses(), EndpointAddresses: b.GetEndpointAddresses()})
+// sameLeaf says whether a serving certificate that was signed under a is right
+// under b.
+func sameLeaf(a, b *meshv1.Cluster) bool {
+	return a.GetMeshCa() == b.GetMeshCa() &&
+		slices.Equal(a.GetServiceAddresses(), b.GetServiceAddresses()) &&
+		slices.Equal(a.GetEndpointAddresses(), b.GetEndpointAddresses())
 }
 
 // applyPolicy puts a member's policy in force and keeps it for the next agent.
@@ -413,8 +430,11 @@ func (h handler) SetCluster(c *meshv1.Cluster) error {
 		if err := h.setCluster(c); err != nil {
 			return err
 		}
+		if err := h.store.SaveCluster(c); err != nil {
+			h.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
+		}
 		h.captureMissing()
-		return h.store.SaveCluster(c)
+		return nil
 	})
 }
 

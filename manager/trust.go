@@ -54,7 +54,7 @@ func (w *world) loadAll(ctx context.Context) error {
 	); err != nil {
 		return err
 	}
-	cluster, err := apiserver.Cluster(&service, parts.Items, w.clusterCA())
+	cluster, err := apiserver.Cluster(&service, parts.Items, w.clusterCA(), nil)
 	if err != nil {
 		return err
 	}
@@ -92,6 +92,7 @@ func (w *world) keepTrust(ctx context.Context) error {
 	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
 	if !bytes.Equal(before, w.authority.Bundle()) {
 		w.bundlesLoop.poke()
+		w.policiesLoop.poke() // agents must ask for a new leaf
 	}
 	return errors.Join(err, w.publishCA(ctx), w.injectCA(ctx))
 }

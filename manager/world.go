@@ -143,7 +143,7 @@ func (w *world) policies(ctx context.Context) error {
 	)
 	var cluster *meshv1.Cluster
 	if err == nil {
-		cluster, err = apiserver.Cluster(&service, parts.Items, w.clusterCA())
+		cluster, err = apiserver.Cluster(&service, parts.Items, w.clusterCA(), w.authority.Bundle())
 	}
 	if err != nil {
 		// What was known stands: agents must not forget where the apiserver is.

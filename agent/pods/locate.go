@@ -111,7 +111,12 @@ func (l *Locator) Open(uid string, pids []int) (*NetNS, error) {
 		}
 		// Opened first, checked after: a process number that was used again in
 		// between belongs to another cgroup now.
-		if cgroups, err := os.ReadFile(filepath.Join(dir, "cgroup")); err != nil || !namesPod(string(cgroups), uid) {
+		cgroups, err := os.ReadFile(filepath.Join(dir, "cgroup"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+			file.Close()
+			return nil, fmt.Errorf("reading the cgroup of a process of pod %s: %w", uid, err)
+		}
+		if err != nil || !namesPod(string(cgroups), uid) {
 			file.Close()
 			continue
 		}

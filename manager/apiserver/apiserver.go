@@ -25,8 +25,9 @@ const (
 	port      = "https"
 )
 
-// Cluster is what agents are told of the apiserver.
-func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca []byte) (*meshv1.Cluster, error) {
+// Cluster is what agents are told of the apiserver, whose CA is ca, and of the
+// mesh's CA certificates.
+func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
 	var services, endpoints []netip.AddrPort
 	for _, p := range service.Spec.Ports {
 		if p.Name != port {
@@ -65,13 +66,20 @@ func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca []by
 		EndpointAddresses: literals(slices.Compact(endpoints)),
 		Ca:                ca,
 	}
+	if len(meshCA) > 0 {
+		c.MeshCa = fingerprint(meshCA)
+	}
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(b)
-	c.Version = hex.EncodeToString(sum[:8])
+	c.Version = fingerprint(b)
 	return c, nil
+}
+
+func fingerprint(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
 }
 
 // Addresses are all addresses of a Cluster, without ports.

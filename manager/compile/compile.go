@@ -110,6 +110,10 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) Result {
 			shards[i].Members = append(shards[i].Members, pod)
 		}
 		switch {
+		case len(selecting) == 0 && pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustMesh:
+			// It was admitted as a member, and would run unsharded now: its
+			// configuration was deleted, or is not known here yet.
+			policy.Refuse = fmt.Sprintf("pod %s/%s was admitted as a member of a shard, and no ShardingConfig selects it: create one that does, or delete the pod so that it is admitted anew", pod.Namespace, pod.Name)
 		case len(selecting) > 1:
 			names := make([]string, len(selecting))
 			for n, i := range selecting {
@@ -127,7 +131,11 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) Result {
 			}
 			policy.Sharding = rendered[selecting[0]]
 		}
-		policy.Version = version(policy)
+		var err error
+		if policy.Version, err = version(policy); err != nil {
+			// What no agent could be told must not stop what all others are told.
+			policy = &meshv1.PodPolicy{Uid: policy.Uid, Namespace: policy.Namespace, Name: policy.Name, Version: "unsound", Refuse: "the policy of this pod cannot be encoded"}
+		}
 		res.Policies[pod.UID] = Policy{Node: pod.Spec.NodeName, PodPolicy: policy}
 	}
 	return res
@@ -197,28 +205,29 @@ func render(c *v1alpha1.ShardingConfig) (*meshv1.Sharding, *Problem) {
 
 // workload is the name of what owns a pod, as people know it: a Deployment's
 // pods are owned by a ReplicaSet named after it and the hash of its template.
+// The apiserver does not check an owner's name, so it may be any bytes.
 func workload(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
 		return pod.Name
 	}
+	name := strings.ToValidUTF8(owner.Name, "?")
 	if hash := pod.Labels["pod-template-hash"]; owner.Kind == "ReplicaSet" && hash != "" {
-		return strings.TrimSuffix(owner.Name, "-"+hash)
+		return strings.TrimSuffix(name, "-"+hash)
 	}
-	return owner.Name
+	return name
 }
 
 // version hashes a policy's content. The message has no maps, so that its
 // deterministic encoding is the same in every process of one build; another
 // build may at worst push once more.
-func version(p *meshv1.PodPolicy) string {
+func version(p *meshv1.PodPolicy) (string, error) {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(p)
 	if err != nil {
-		// Only invalid UTF-8 gets here, which the apiserver does not store.
-		panic(fmt.Sprintf("encoding a policy: %v", err))
+		return "", fmt.Errorf("encoding a policy: %w", err)
 	}
 	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:8])
+	return hex.EncodeToString(sum[:8]), nil
 }
 
 func byName[T metav1.Object](a, b T) int {

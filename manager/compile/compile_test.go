@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protojson"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
@@ -63,6 +64,38 @@ func TestVersionFollowsContent(t *testing.T) {
 		}
 	}
 	require.NotEqual(t, before, Compile(configs, pods).Policies[uid].Version)
+}
+
+// A pod that trusts the mesh alone was admitted as a member: whatever became of
+// its configuration, it must not be let through as if there had been none.
+func TestAMemberWithoutAConfigurationIsRefused(t *testing.T) {
+	member := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "member", UID: "1",
+		Labels:      map[string]string{v1alpha1.EnableProxyLabel: "true"},
+		Annotations: map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh},
+	}}
+	other := member.DeepCopy()
+	other.Name, other.UID = "other", "2"
+	other.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
+
+	r := Compile(nil, []*corev1.Pod{member, other})
+
+	require.Contains(t, r.Policies["1"].Refuse, "no ShardingConfig selects it")
+	require.Empty(t, r.Policies["2"].Refuse)
+	require.NotEqual(t, "", r.Policies["1"].Version)
+}
+
+// Nobody checks an owner's name. What it holds must not stop the manager.
+func TestAnOwnersNameMayBeAnything(t *testing.T) {
+	yes := true
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "pod", UID: "1",
+		Labels:          map[string]string{v1alpha1.EnableProxyLabel: "true"},
+		OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: "a\xffb", Controller: &yes}},
+	}}
+	r := Compile(nil, []*corev1.Pod{pod})
+	require.Equal(t, "a?b", r.Policies["1"].Workload)
+	require.Empty(t, r.Policies["1"].Refuse)
 }
 
 func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) {

@@ -91,7 +91,7 @@ func TestMemberTrustsTheMeshAlone(t *testing.T) {
 	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
 	_, m := create(t, w, pod, false)
 	names, trust := sources(m)
-	require.Equal(t, []string{"kube-root-ca.crt", MeshBundle, "users", MeshBundle}, names)
+	require.Equal(t, []string{MeshBundle, MeshBundle, "users", MeshBundle}, names)
 	require.Equal(t, v1alpha1.TrustMesh, trust)
 	require.Contains(t, m["spec"], "fieldOfTheFuture")
 	require.Equal(t, "mesh\n", bundle(t, w, MeshBundle).Data["ca.crt"])
@@ -110,7 +110,7 @@ func TestOthersTrustBoth(t *testing.T) {
 	w := newWebhook(t, shard("one", map[string]string{"shard": "1"}), root)
 	_, m := create(t, w, pod, false)
 	names, trust := sources(m)
-	require.Equal(t, []string{"kube-root-ca.crt", BothBundle, "users", BothBundle}, names)
+	require.Equal(t, []string{BothBundle, BothBundle, "users", BothBundle}, names)
 	require.Equal(t, v1alpha1.TrustBoth, trust)
 	require.Equal(t, "mesh\ncluster\n", bundle(t, w, BothBundle).Data["ca.crt"])
 }

@@ -82,17 +82,23 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 func patch(pod *corev1.Pod, trust string) []jsonpatch.JsonPatchOperation {
 	var ops []jsonpatch.JsonPatchOperation
 	bundle := BundleOf(trust)
+	swap := func(name, format string, at ...any) {
+		switch {
+		case name == bundle:
+		case name == clusterBundle, name == MeshBundle, name == BothBundle:
+			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf(format, at...), bundle))
+		}
+	}
 	for i, v := range pod.Spec.Volumes {
+		if v.ConfigMap != nil {
+			swap(v.ConfigMap.Name, "/spec/volumes/%d/configMap/name", i)
+		}
 		if v.Projected == nil {
 			continue
 		}
 		for j, s := range v.Projected.Sources {
-			if s.ConfigMap == nil || s.ConfigMap.Name == bundle {
-				continue
-			}
-			switch s.ConfigMap.Name {
-			case clusterBundle, MeshBundle, BothBundle:
-				ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d/projected/sources/%d/configMap/name", i, j), bundle))
+			if s.ConfigMap != nil {
+				swap(s.ConfigMap.Name, "/spec/volumes/%d/projected/sources/%d/configMap/name", i, j)
 			}
 		}
 	}

@@ -127,11 +127,12 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.Mutating
 }
 
 // needed is the CEL for: some label is not what it must be, as far as CEL can
-// tell. A hash cannot be computed there, but one that changes can be seen.
-var needed = fmt.Sprintf(`!has(object.metadata.labels)`+
+// tell. A hash cannot be computed there, so what is created is always looked at;
+// later, one that changes can be seen.
+var needed = fmt.Sprintf(`oldObject == null || !has(object.metadata.labels)`+
 	` || !(%[1]q in object.metadata.labels) || object.metadata.labels[%[1]q] != request.namespace`+
 	` || !(%[2]q in object.metadata.labels) || !(%[3]q in object.metadata.labels)`+
-	` || (oldObject != null && has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
+	` || (has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
 	v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, v1alpha1.ControlLabel)
 
 func byString[T fmt.Stringer](a, b T) int { return cmp.Compare(a.String(), b.String()) }

@@ -38,24 +38,24 @@ type Authority struct {
 // Load reads the CA, or makes it where there is none. Of several replicas that
 // make it at once, one wins and the others read what it made.
 func (a *Authority) Load(ctx context.Context, names Names) error {
-	_, err := a.load(ctx, names)
+	_, _, err := a.load(ctx, names)
 	return err
 }
 
 // Maintain is Load for the leader: it issues a new certificate when one is due
 // and drops those that no pod needs, oldestPod being the start of the oldest.
 func (a *Authority) Maintain(ctx context.Context, names Names, oldestPod time.Time) error {
-	secret, err := a.load(ctx, names)
+	secret, have, err := a.load(ctx, names)
 	if err != nil {
 		return err
 	}
-	ca := a.ca.Prune(oldestPod, a.now())
+	ca := have.Prune(oldestPod, a.now())
 	if ca.Stale(names, a.now()) {
 		if ca, err = ca.Reissue(names, a.now()); err != nil {
 			return fmt.Errorf("issuing the mesh CA's certificate: %w", err)
 		}
 	}
-	if ca == a.ca {
+	if ca == have {
 		return nil
 	}
 	if err := ca.encode(secret.Data); err != nil {
@@ -68,7 +68,7 @@ func (a *Authority) Maintain(ctx context.Context, names Names, oldestPod time.Ti
 	return nil
 }
 
-func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, error) {
+func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, *CA, error) {
 	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, MeshCASecret, func() (map[string][]byte, error) {
 		ca, err := NewCA("ctrlmesh mesh CA", names, a.now())
 		if err != nil {
@@ -78,14 +78,14 @@ func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, erro
 		return data, ca.encode(data)
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ca, err := decodeCA(secret.Data)
 	if err != nil {
-		return nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
+		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
 	}
 	a.set(ca, names)
-	return secret, nil
+	return secret, ca, nil
 }
 
 func (a *Authority) set(ca *CA, names Names) {

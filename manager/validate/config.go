@@ -43,12 +43,16 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 
 // Update finds what an update may not change.
 func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
-	was, is := old.Spec.Selector, c.Spec.Selector
-	if was == nil || sameSelector(was, is) {
-		return nil
+	const message = "is immutable: delete this ShardingConfig and create another"
+	var errs field.ErrorList
+	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && !sameSelector(was, is) {
+		errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
 	}
-	return field.ErrorList{field.Forbidden(field.NewPath("spec", "selector"),
-		"is immutable: delete this ShardingConfig and create another")}
+	// A root selects nothing: members would lose their shard.
+	if (old.Spec.Root == nil) != (c.Spec.Root == nil) {
+		errs = append(errs, field.Forbidden(field.NewPath("spec", "root"), "whether it is set "+message))
+	}
+	return errs
 }
 
 func sameSelector(a, b *metav1.LabelSelector) bool {
@@ -67,15 +71,24 @@ func limits(in []v1alpha1.ObjectLimiter, path *field.Path) field.ErrorList {
 	for i, l := range in {
 		path := path.Index(i)
 		errs = append(errs, selector(l.Selector, path.Child("selector"))...)
+		if len(l.RelateResources) == 0 {
+			errs = append(errs, field.Required(path.Child("relateResources"), "name the resources"+notAll))
+		}
 		for j, r := range l.RelateResources {
 			path := path.Child("relateResources").Index(j)
 			errs = append(errs, names(r.APIGroups, path.Child("apiGroups"), func(v string) string {
 				if v == "" {
 					return "" // the core group
 				}
+				if v == "*" {
+					return ""
+				}
 				return strings.Join(validation.IsDNS1123Subdomain(v), "; ")
 			})...)
 			errs = append(errs, names(r.Resources, path.Child("resources"), func(v string) string {
+				if v == "*" {
+					return "name the resources" + notAll
+				}
 				if base, _, sub := strings.Cut(v, "/"); sub {
 					return "subresources follow their resource: write " + base
 				}
@@ -86,17 +99,19 @@ func limits(in []v1alpha1.ObjectLimiter, path *field.Path) field.ErrorList {
 	return errs
 }
 
+// notAll says why a limit on all resources is refused.
+const notAll = `: all would hide from the shard what cannot carry its labels, such as namespaces, nodes and events`
+
 func names(values []string, path *field.Path, check func(string) string) field.ErrorList {
 	var errs field.ErrorList
 	if len(values) == 0 {
-		errs = append(errs, field.Required(path, `list names, or "*" for all`))
+		errs = append(errs, field.Required(path, "list names"))
 	}
 	for i, v := range values {
 		if v == "*" {
 			if len(values) > 1 {
 				errs = append(errs, field.Invalid(path.Index(i), v, `"*" must be alone in its list`))
 			}
-			continue
 		}
 		if msg := check(v); msg != "" {
 			errs = append(errs, field.Invalid(path.Index(i), v, msg))

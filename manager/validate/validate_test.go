@@ -30,7 +30,7 @@ const good = `
 selector: {matchLabels: {shard: "0"}}
 controller: {leaderElectionName: lock}
 limits:
-- relateResources: [{apiGroups: ["", apps], resources: ["*"]}]
+- relateResources: [{apiGroups: ["", apps], resources: [pods]}]
   selector: {matchExpressions: [{key: a, operator: In, values: [b]}]}
 `
 
@@ -48,8 +48,10 @@ func TestConfig(t *testing.T) {
 		"not said":      {"  selector: {matchExpressions: [{key: a, operator: In, values: [b]}]}", "", "spec.limits[0].selector: Required"},
 		"star":          {`["", apps]`, `["*", apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
 		"group":         {`["", apps]`, `[Apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
-		"subresource":   {`["*"]`, `[pods/status]`, "write pods"},
-		"no resources":  {`resources: ["*"]`, "resources: []", "spec.limits[0].relateResources[0].resources: Required"},
+		"subresource":   {`[pods]`, `[pods/status]`, "write pods"},
+		"no resources":  {`resources: [pods]`, "resources: []", "spec.limits[0].relateResources[0].resources: Required"},
+		"all resources": {`resources: [pods]`, `resources: ["*"]`, "name the resources"},
+		"of nothing":    {`- relateResources: [{apiGroups: ["", apps], resources: [pods]}]`, "- relateResources: []", "spec.limits[0].relateResources: Required"},
 		"lock name":     {"leaderElectionName: lock", "leaderElectionName: Lock_1", "spec.controller.leaderElectionName"},
 		"lock too long": {"leaderElectionName: lock", "leaderElectionName: " + strings.Repeat("l", 250), "253"},
 	} {

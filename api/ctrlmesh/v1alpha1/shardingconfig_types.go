@@ -35,6 +35,7 @@ type ShardingConfig struct {
 // +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.selector)",message="spec.selector is required: name the pods of this shard, or set spec.root"
 // +kubebuilder:validation:XValidation:rule="has(self.root) || (has(self.limits) && size(self.limits) > 0)",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || (has(self.root.resourceSelector) && size(self.root.resourceSelector) > 0) || (has(self.limits) && size(self.limits) > 0)",message="spec.root.resourceSelector is required: list the resources that the shards divide"
+// +kubebuilder:validation:XValidation:rule="has(self.root) == has(oldSelf.root)",message="whether spec.root is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.selector) || (has(self.selector) && self.selector == oldSelf.selector)",message="spec.selector is immutable: delete this ShardingConfig and create another"
 type ShardingConfigSpec struct {
 	// Selector names the pods of this shard, in this object's namespace. Immutable.
@@ -85,7 +86,7 @@ type WebhookConfig struct {
 
 // ObjectLimiter names resources and the part of their objects that a shard owns.
 type ObjectLimiter struct {
-	// RelateResources are the resources to divide. Empty means all.
+	// RelateResources are the resources to divide. At least one.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	RelateResources []ResourceGroup `json:"relateResources,omitempty"`
@@ -102,7 +103,7 @@ type ResourceGroup struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	APIGroups []string `json:"apiGroups"`
-	// Resources are plural resource names, or "*" alone for all.
+	// Resources are plural resource names.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Resources []string `json:"resources"`

@@ -595,7 +595,11 @@ type Cluster struct {
 	// host:port of the endpoints behind the Service, literal addresses.
 	EndpointAddresses []string `protobuf:"bytes,3,rep,name=endpoint_addresses,json=endpointAddresses,proto3" json:"endpoint_addresses,omitempty"`
 	// PEM certificates that verify the real apiserver.
-	Ca            []byte `protobuf:"bytes,4,opt,name=ca,proto3" json:"ca,omitempty"`
+	Ca []byte `protobuf:"bytes,4,opt,name=ca,proto3" json:"ca,omitempty"`
+	// Fingerprint of the mesh's CA certificates. When it changes, agents ask for a
+	// new leaf: the one they have may be of a CA that pods made from now on do not
+	// trust.
+	MeshCa        string `protobuf:"bytes,5,opt,name=mesh_ca,json=meshCa,proto3" json:"mesh_ca,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -656,6 +660,13 @@ func (x *Cluster) GetCa() []byte {
 		return x.Ca
 	}
 	return nil
+}
+
+func (x *Cluster) GetMeshCa() string {
+	if x != nil {
+		return x.MeshCa
+	}
+	return ""
 }
 
 type Remove struct {
@@ -1108,12 +1119,13 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
 	"\x06remove\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.RemoveH\x00R\x06remove\x122\n" +
 	"\x06synced\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.SyncedH\x00R\x06syncedB\x06\n" +
-	"\x04kind\"\x8f\x01\n" +
+	"\x04kind\"\xa8\x01\n" +
 	"\aCluster\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12+\n" +
 	"\x11service_addresses\x18\x02 \x03(\tR\x10serviceAddresses\x12-\n" +
 	"\x12endpoint_addresses\x18\x03 \x03(\tR\x11endpointAddresses\x12\x0e\n" +
-	"\x02ca\x18\x04 \x01(\fR\x02ca\"\x1a\n" +
+	"\x02ca\x18\x04 \x01(\fR\x02ca\x12\x17\n" +
+	"\amesh_ca\x18\x05 \x01(\tR\x06meshCa\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
 	"\x06Synced\"\xd5\x01\n" +
