@@ -54,6 +54,21 @@ func TestChangedLimits(t *testing.T) {
 	p.b.works(t)
 }
 
+// A member's configuration is deleted under it. It sees nothing then, not
+// everything, and its shard again when the configuration is back.
+func TestDeletedConfig(t *testing.T) {
+	p := newPair(t)
+	c := &meshv1alpha1.ShardingConfig{}
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: p.namespace, Name: "a"}, c))
+	require.NoError(t, cluster.Delete(t.Context(), c))
+	p.a.refused(t, "no ShardingConfig selects it")
+	p.b.works(t)
+
+	create(t, shard(p.namespace, "a", []string{p.a.Name}, []string{p.a.owns}, "configmaps"))
+	p.a.works(t)
+	require.Zero(t, restarts(t, p.a.Pod))
+}
+
 // owns changes what a shard owns.
 func owns(t *testing.T, namespace, shard string, namespaces ...string) {
 	t.Helper()

@@ -69,6 +69,7 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 			[]string{"spec.limits is required: list at least one limit"}},
 		{"limit that limits nothing", "    selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}", "    selector: {}", []string{"spec.limits[0].selector", "an empty selector would give it all of them"}},
 		{"subresource", "resources: [secrets]", "resources: [pods/status]", []string{"spec.limits[0].relateResources[0].resources[0]", "write pods"}},
+		{"all resources", "resources: [secrets]", `resources: ["*"]`, []string{"spec.limits[0].relateResources[0].resources[0]", "name the resources"}},
 		{"star among others", "resources: [secrets]", `resources: ["*", secrets]`, []string{"spec.limits[0].relateResources[0].resources[0]", `"*" must be alone`}},
 		{"lock", "leaderElectionName: leader", "leaderElectionName: The_Leader", []string{"spec.controller.leaderElectionName", "The_Leader---wrong", "lower case"}},
 		{"lock without a name", "leaderElectionName: leader", `leaderElectionName: ""`, []string{"spec.controller.leaderElectionName"}},
