@@ -53,23 +53,25 @@ type Options struct {
 	Logger  *slog.Logger
 }
 
-// policyDir is where policies are kept below StateDir.
-const policyDir = "policies"
-
 // PinDir is where the redirection is pinned below a BPF file system.
 func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }
 
+// openNode opens what an agent, or its cleanup, needs of the node: the unified
+// cgroup hierarchy, where pods are found in it, and what was last told of them.
+func (o Options) openNode() (unified string, locator *pods.Locator, store *policy.Store, err error) {
+	if unified, err = pods.FindUnified(o.CgroupDir); err != nil {
+		return
+	}
+	if locator, err = pods.NewLocator(unified, "/proc"); err != nil {
+		return
+	}
+	store, err = policy.OpenStore(filepath.Join(o.StateDir, "policies"))
+	return
+}
+
 // Run is the agent until ctx ends.
 func Run(ctx context.Context, o Options) error {
-	unified, err := pods.FindUnified(o.CgroupDir)
-	if err != nil {
-		return err
-	}
-	locator, err := pods.NewLocator(unified, "/proc")
-	if err != nil {
-		return err
-	}
-	store, err := policy.OpenStore(filepath.Join(o.StateDir, policyDir))
+	unified, locator, store, err := o.openNode()
 	if err != nil {
 		return err
 	}

@@ -7,23 +7,13 @@ import (
 	"path/filepath"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 )
 
 // Cleanup removes from the node what agents leave there on purpose between
 // their lives: redirections, policies, the serving certificate. Pods captured
 // until now go direct; those that trust the mesh CA alone then reach nothing.
 func Cleanup(o Options) error {
-	unified, err := pods.FindUnified(o.CgroupDir)
-	if err != nil {
-		return err
-	}
-	locator, err := pods.NewLocator(unified, "/proc")
-	if err != nil {
-		return err
-	}
-	store, err := policy.OpenStore(filepath.Join(o.StateDir, policyDir))
+	_, locator, store, err := o.openNode()
 	if err != nil {
 		return err
 	}
