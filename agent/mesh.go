@@ -189,6 +189,7 @@ func (m *mesh) drop(uid string, mb *member) {
 	m.release(mb)
 	delete(m.members, uid)
 	m.forget(uid)
+	m.metrics.forget(mb.pod.Namespace, mb.pod.Name)
 	if err := m.store.DeletePolicy(uid); err != nil {
 		m.logger.Error("forgetting a pod that is gone", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
 	}
@@ -414,6 +415,9 @@ func (m *mesh) reportChanges() {
 		if !proto.Equal(r, mb.reported) {
 			mb.reported = r
 			m.report(r)
+			if s := mb.policy.GetSharding(); s.GetLock() != nil {
+				m.metrics.setLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
+			}
 		}
 	}
 	m.metrics.setPods(counts)

@@ -8,6 +8,7 @@ type metrics struct {
 	pods           *prometheus.GaugeVec
 	captureSeconds prometheus.Histogram
 	managerSynced  prometheus.Gauge
+	lockHolder     *prometheus.GaugeVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -22,9 +23,26 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		managerSynced: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "ctrlmesh_manager_synced", Help: "1 once this agent has been in step with a manager since it started.",
 		}),
+		lockHolder: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "ctrlmesh_lock_holder", Help: "1 while the member holds its shard's lock, by its last renewal.",
+		}, []string{"namespace", "pod", "shard"}),
 	}
-	r.MustRegister(m.pods, m.captureSeconds, m.managerSynced)
+	r.MustRegister(m.pods, m.captureSeconds, m.managerSynced, m.lockHolder)
 	return m
+}
+
+// setLockHolder tells of a member of a shard with a lock.
+func (m *metrics) setLockHolder(namespace, pod, shard string, holds bool) {
+	value := 0.0
+	if holds {
+		value = 1
+	}
+	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(value)
+}
+
+// forget drops what is told of a pod that is gone.
+func (m *metrics) forget(namespace, pod string) {
+	m.lockHolder.DeletePartialMatch(prometheus.Labels{"namespace": namespace, "pod": pod})
 }
 
 func (m *metrics) setPods(byMode map[string]int) {
