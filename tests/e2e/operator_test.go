@@ -170,6 +170,11 @@ func TestOperator(t *testing.T) {
 				}
 				return nil
 			})
+			holders := 0.0
+			for _, agent := range agents(t) {
+				holders += sum(scrape(t, agent), "ctrlmesh_lock_holder", map[string]string{"namespace": op.namespace, "shard": s.name})
+			}
+			require.InDelta(t, 1, holders, 0, "by the metrics")
 		}
 	})
 
