@@ -645,3 +645,19 @@ func (m *mesh) config(version string) *rest.Config {
 	c.GroupVersion = &gv
 	return c
 }
+
+func TestABodyThatCannotBeReadIsTheClientsFault(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.policy(nil)
+	for _, path := range []string{
+		"/api/v1/namespaces/a/pods",             // by the pool
+		"/api/v1/namespaces/a/services/b/proxy", // by a shared connection
+	} {
+		for _, body := range []string{"zz\r\n", "4\r\nbodyzz\r\n"} {
+			a := m.raw("POST " + path + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+			require.Equal(t, 400, a.StatusCode, path)
+			require.Equal(t, metav1.StatusReasonBadRequest, statusOf(t, a).Reason)
+		}
+	}
+	require.Zero(t, testutil.ToFloat64(m.server.metrics.upstreamErrors.WithLabelValues("ns", "operator", "")))
+}

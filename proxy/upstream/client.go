@@ -103,7 +103,7 @@ func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error)
 		Header:     r.Header,
 	}).WithContext(ctx)
 	if r.hasBody() {
-		req.Body, req.ContentLength = io.NopCloser(r.Body), r.Length
+		req.Body, req.ContentLength = io.NopCloser(source{r.Body}), r.Length
 	}
 	if _, ok := req.Header["User-Agent"]; !ok {
 		req.Header["User-Agent"] = []string{""} // none, rather than Go's
@@ -112,6 +112,17 @@ func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error)
 		r.Sent()
 	}
 	return c.streams.RoundTrip(req)
+}
+
+// source tells the client's failures from the apiserver's.
+type source struct{ io.Reader }
+
+func (s source) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		err = &BodyError{err}
+	}
+	return n, err
 }
 
 // Connect returns an HTTP/1.1 connection for one request that takes it over.

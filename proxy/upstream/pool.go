@@ -179,8 +179,8 @@ func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 	c.br.Reset(c)
 
 	writeErr := c.send(r)
-	if source, ok := errors.AsType[*BodyError](writeErr); ok {
-		return fail(source.error)
+	if _, ok := errors.AsType[*BodyError](writeErr); ok {
+		return fail(writeErr)
 	}
 	// The apiserver may refuse a body half way: its answer counts more than the
 	// write error.
