@@ -3,9 +3,12 @@ package proxy
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -17,8 +20,15 @@ import (
 // Bounds of what one pod's odd paths can make the ledger remember.
 const (
 	maxResources = 512
-	maxViews     = 4096 // per resource
+	maxDebts     = 1 << 14 // of all resources
 )
+
+// settling is how long after a change a cache may turn up that no watch was open
+// for. client-go comes back within a minute; who comes after this is taken to
+// have no cache from before, and who is still told to be unable to do as told.
+const settling = 10 * time.Minute
+
+func settled(changed time.Time) bool { return time.Since(changed) > settling }
 
 // overflow stands for all resources beyond maxResources. It is stale after any
 // change.
@@ -31,56 +41,111 @@ var errPolicyChanged = errors.New("the policy changed")
 //
 // A cache that was filled under other limits must be filled anew: a watch that
 // resumes would miss what the pod gained and never drop what it lost. So after a
-// change the resource's watches are ended and a resumed one is answered 410
-// until the same view of it was listed again.
+// change the resource's watches are ended, and each cache that resumes is told
+// once, by 410, to list.
+//
+// What remains: of two caches that ask in the same words (view), one that had no
+// watch open in the moment of the change may resume after the other has listed
+// or was told. The ledger takes the two for one.
 type ledger struct {
-	mu        sync.Mutex
+	mu      sync.Mutex
+	changed time.Time // when the policy in force came
+	// before is the policy that caches of resources not seen yet were filled
+	// under; nil: it is not known.
+	before    *policy
 	resources map[groupResource]*resourceState
+	debts     int // of all resources
 }
 
 type resourceState struct {
-	changes int // bumped when the set of objects changed
+	changed time.Time // when the set of objects changed
 	open    map[*watch]struct{}
-	// served are the views listed since the last change; told are those that
-	// were answered 410 since, by path.
-	served map[view]bool
-	told   map[string][]view
+	debts   map[view]*debt // since changed; a view that is not here owes one
 }
 
-// view is what one cache of a client asks for. Two caches of one path differ in
-// these, if in anything.
-type view struct{ path, labels, fields, as, agent string }
+// debt is what the caches of one view have to be told yet, and were.
+type debt struct {
+	owed int      // caches that have not come back: a watch of each was ended
+	told []uint64 // the resource versions that were answered 410, hashed
+}
+
+// view is what one cache of a client asks for, hashed: clients choose the words,
+// and how many. Two caches of one path differ in words, if in anything.
+type view struct{ path, words uint64 }
+
+type words struct{ path, labels, fields, as, agent string }
+
+var seed = maphash.MakeSeed()
+
+func (w words) view() view {
+	return view{maphash.String(seed, w.path), maphash.Comparable(seed, w)}
+}
 
 // watch is one open watch; end ends it cleanly.
-type watch struct{ end context.CancelCauseFunc }
+type watch struct {
+	view view
+	end  context.CancelCauseFunc
+}
 
 // ticket is a list's or watch's place in the ledger.
 type ticket struct {
 	state   *resourceState
-	changes int
+	changed time.Time
 	view    view
 	watch   *watch
 }
 
 // change puts next in force and ends the watches that it affects, in one step:
-// whoever enters the ledger after it finds next.
-func (l *ledger) change(p *Pod, next *policy) {
+// whoever enters the ledger after it finds next. since is when the first policy
+// came; each later one comes now.
+func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := p.policy.Swap(next)
-	if old == nil {
-		return
+	if settled(l.changed) {
+		l.before = old
+	}
+	l.changed = time.Now()
+	if old == nil && since.Before(l.changed) {
+		l.changed = since
 	}
 	for res, state := range l.resources {
-		if res != overflow && !old.affects(next, res) {
-			continue
-		}
-		state.changes++
-		state.served, state.told = nil, nil
-		for w := range state.open {
-			w.end(errPolicyChanged)
+		if res == overflow || old.affects(next, res) {
+			l.expire(state)
 		}
 	}
+}
+
+// expire makes every cache of a resource one that must be told.
+func (l *ledger) expire(s *resourceState) {
+	for v, d := range s.debts {
+		if d.owed == 0 || settled(s.changed) {
+			delete(s.debts, v)
+			l.debts--
+		}
+	}
+	s.changed = l.changed
+	for w := range s.open {
+		w.end(errPolicyChanged)
+		if d := l.debt(s, w.view, 0); d != nil {
+			d.owed++
+		}
+	}
+}
+
+// debt returns what is known of a view; at first it owes the given number. It is
+// nil when no more can be remembered.
+func (l *ledger) debt(s *resourceState, v view, owed int) *debt {
+	d := s.debts[v]
+	if d == nil && l.debts < maxDebts {
+		d = &debt{owed: owed}
+		if s.debts == nil {
+			s.debts = map[view]*debt{}
+		}
+		s.debts[v] = d
+		l.debts++
+	}
+	return d
 }
 
 // enter gives a list or watch its ticket. It fails with errPolicyChanged when
@@ -91,20 +156,23 @@ func (l *ledger) enter(x *exchange, res groupResource, v view, end context.Cance
 	if x.pod.policy.Load() != x.policy {
 		return nil, errPolicyChanged
 	}
-	if _, known := l.resources[res]; !known && len(l.resources) >= maxResources {
+	if _, known := l.resources[res]; !known && (len(l.resources) >= maxResources || !memorable(res.group, res.resource)) {
 		res = overflow
 	}
 	state := l.resources[res]
 	if state == nil {
 		state = &resourceState{open: map[*watch]struct{}{}}
+		if res == overflow || l.before == nil || l.before.affects(x.policy, res) {
+			state.changed = l.changed
+		}
 		if l.resources == nil {
 			l.resources = map[groupResource]*resourceState{}
 		}
 		l.resources[res] = state
 	}
-	t := &ticket{state: state, changes: state.changes, view: v}
+	t := &ticket{state: state, changed: state.changed, view: v}
 	if end != nil {
-		t.watch = &watch{end: end}
+		t.watch = &watch{view: v, end: end}
 		state.open[t.watch] = struct{}{}
 	}
 	return t, nil
@@ -120,40 +188,50 @@ func (l *ledger) leave(t *ticket) {
 	delete(t.state.open, t.watch)
 }
 
-// resumable tells whether a watch may go on from where the client's cache is.
-func (l *ledger) resumable(t *ticket) bool {
+// resumable tells whether a watch may go on from a resource version.
+//
+// A cache that was told comes back with another version, or lost the answer and
+// comes back with the same. So a version that was not told while none is owed
+// was learned since: by a get, say, or a create.
+func (l *ledger) resumable(t *ticket, version string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.state.changes == 0 || t.state.served[t.view] {
+	old := settled(t.state.changed)
+	if old && t.state.debts[t.view] == nil {
 		return true
 	}
-	if t.state.told == nil {
-		t.state.told = map[string][]view{}
+	d := l.debt(t.state, t.view, 1)
+	if d == nil {
+		return false
 	}
-	if told := t.state.told[t.view.path]; len(told) < maxViews && len(t.state.told) < maxViews {
-		t.state.told[t.view.path] = append(told, t.view)
+	hash := maphash.String(seed, version)
+	switch {
+	case slices.Contains(d.told, hash):
+		return old
+	case d.owed == 0:
+		return true
 	}
+	d.owed--
+	d.told = append(d.told, hash)
 	return false
 }
 
 // listed notes that the view was served whole. A client that was told to list
-// and listed in other words than it watches in is taken to have done as told,
-// or it would be told for ever.
+// and listed in other words than it watches in is taken to have done as told.
 func (l *ledger) listed(t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.changes != t.state.changes || t.changes == 0 {
+	if !t.changed.Equal(t.state.changed) || settled(t.changed) && t.state.debts[t.view] == nil {
 		return
 	}
-	if t.state.served == nil {
-		t.state.served = map[view]bool{}
-	}
-	for _, v := range append(t.state.told[t.view.path], t.view) {
-		if len(t.state.served) < maxViews {
-			t.state.served[v] = true
+	for v, d := range t.state.debts {
+		if v.path == t.view.path {
+			d.told = nil
 		}
 	}
-	delete(t.state.told, t.view.path)
+	if d := l.debt(t.state, t.view, 0); d != nil {
+		d.owed = 0
+	}
 }
 
 // relistStage keeps the ledger for a list or a watch of one resource.
@@ -166,13 +244,13 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	// The client's own words: the stages before have edited the exchange's.
 	q := x.r.URL.Query()
 	first := q.Get
-	v := view{
+	v := words{
 		path:   strings.TrimRight(x.r.URL.Path, "/"),
 		labels: first("labelSelector"),
 		fields: first("fieldSelector"),
 		as:     transform(x.r.Header.Get("Accept")),
 		agent:  x.r.Header.Get("User-Agent"),
-	}
+	}.view()
 	var end context.CancelCauseFunc
 	if s.watch {
 		x.ctx, end = context.WithCancelCause(x.ctx)
@@ -186,7 +264,7 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	initial := truthy(q["sendInitialEvents"])
 	x.fills = !s.watch && first("continue") == "" || s.watch && initial
 	version := first("resourceVersion")
-	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t) {
+	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, version) {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
 			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)
 	}

@@ -82,14 +82,23 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 }
 
 // SetPolicy puts a policy in force for every request that starts after it
-// returns. Watches that it would have narrowed otherwise are ended. On an error
-// the last good policy stays.
-func (p *Pod) SetPolicy(m *meshv1.PodPolicy) error {
+// returns. Watches that it would have narrowed otherwise are ended, and the
+// client's caches told to list again. So are they by the first policy: nobody
+// knows what they were filled under. On an error the last good policy stays.
+func (p *Pod) SetPolicy(m *meshv1.PodPolicy) error { return p.put(m, time.Now()) }
+
+// Restore is SetPolicy for a first policy that an earlier proxy of this pod had
+// in force since the given time, zero for long ago: caches go on from where they
+// are. If it came only just before that proxy ended, they may not have been told
+// of it, and are now. After another policy it is the same as SetPolicy.
+func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error { return p.put(m, since) }
+
+func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) error {
 	next, err := compile(p, m)
 	if err != nil {
 		return err
 	}
-	p.ledger.change(p, next)
+	p.ledger.change(p, next, since)
 	return nil
 }
 

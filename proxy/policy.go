@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -63,6 +65,20 @@ type planKey struct {
 	groupResource
 }
 
+// clone keeps a key from holding the path that it was cut from.
+func (k planKey) clone() planKey {
+	return planKey{
+		strings.Clone(k.verb), strings.Clone(k.subresource),
+		groupResource{strings.Clone(k.group), strings.Clone(k.resource)},
+	}
+}
+
+// memorable tells whether parts of a path are short enough to be remembered:
+// nothing that exists has a longer name.
+func memorable(names ...string) bool {
+	return !slices.ContainsFunc(names, func(s string) bool { return len(s) > 253 })
+}
+
 // plan is what a policy does about one verb of one resource.
 type plan struct {
 	// stages edit the request in turn. The first that refuses it ends it.
@@ -94,8 +110,9 @@ func (p *policy) plan(info *request.RequestInfo) *plan {
 	if known, ok := p.plans.Load(key); ok {
 		return known.(*plan)
 	}
+	key = key.clone()
 	made := p.make(key, info.IsResourceRequest)
-	if p.count.Load() < maxPlans {
+	if p.count.Load() < maxPlans && memorable(key.verb, key.subresource, key.group, key.resource) {
 		if _, loaded := p.plans.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}

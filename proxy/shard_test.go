@@ -256,7 +256,7 @@ func TestAChangeOfLimitsMakesClientsListAgain(t *testing.T) {
 			Selector: selector, Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"pods"}}},
 		}}}
 	}
-	m.policy(pods("a=1"))
+	m.restore(pods("a=1"), time.Time{})
 	c := m.client(true)
 	const podsWatch, servicesWatch = "/api/v1/pods?watch=1&resourceVersion=5", "/api/v1/services?watch=1&resourceVersion=5"
 	affected, untouched := m.open(c, podsWatch), m.open(c, servicesWatch)
