@@ -127,6 +127,7 @@ func (l *ledger) expire(s *resourceState) {
 	s.changed = l.changed
 	for w := range s.open {
 		w.end(errPolicyChanged)
+		delete(s.open, w) // the next change may come before it has left
 		if d := l.debt(s, w.view, 0); d != nil {
 			d.owed++
 		}
