@@ -105,7 +105,7 @@ func Run(ctx context.Context, o Options) error {
 		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
 		report: manager.Report, forget: manager.Forget,
 		renew:   keeper.Renew,
-		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1),
+		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		members: map[string]*member{},
 	}
 	m.restore()

@@ -43,6 +43,7 @@ type mesh struct {
 	metrics  *metrics
 	work     chan func()
 	podsPing chan struct{}
+	started  time.Time
 
 	// The rest belongs to run.
 	cluster      *meshv1.Cluster
@@ -57,6 +58,11 @@ type member struct {
 	since    time.Time
 	restored bool // from disk, not yet seen in the API
 	policy   *meshv1.PodPolicy
+
+	// What the caches of the pod's clients were filled under: saved, unless this
+	// agent was there from the pod's start, when there are none.
+	fresh bool
+	saved policy.Saved
 
 	inode    uint64 // of the captured network namespace
 	captured *capture.Pod
@@ -105,7 +111,7 @@ func (m *mesh) restore() {
 	for _, p := range policies {
 		m.members[p.GetUid()] = &member{
 			pod:   pods.Pod{UID: p.GetUid(), Namespace: p.GetNamespace(), Name: p.GetName()},
-			since: time.Now(), restored: true, policy: p,
+			since: time.Now(), restored: true, policy: p.PodPolicy, saved: p,
 		}
 	}
 	m.captureMissing()
@@ -173,6 +179,7 @@ func (m *mesh) syncPods() {
 			m.members[uid] = mb
 		}
 		mb.pod, mb.restored = pod, false
+		mb.fresh = mb.fresh || pod.Created.After(m.started)
 	}
 	for uid, mb := range m.members {
 		if pod, ok := seen[uid]; ok && !pod.Ended || mb.pod.UID == "" {
@@ -327,7 +334,7 @@ func (m *mesh) checkCaptured() {
 		if ns.Inode != mb.inode {
 			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.Namespace+"/"+mb.pod.Name)
 			m.release(mb)
-			mb.since = time.Now()
+			mb.since, mb.fresh = time.Now(), true
 		}
 	}
 }
@@ -388,6 +395,19 @@ func sameLeaf(a, b *meshv1.Cluster) bool {
 func (m *mesh) applyPolicy(mb *member) error {
 	if mb.proxied == nil {
 		return nil // applied when the pod is captured
+	}
+	if mb.proxied.Version() == "" {
+		// What the pod's clients hold need not be listed again if it was filled
+		// under this policy.
+		filled := mb.saved
+		if mb.fresh {
+			filled = policy.Saved{PodPolicy: mb.policy}
+		}
+		if filled.PodPolicy != nil {
+			if err := mb.proxied.Restore(filled.PodPolicy, filled.Since); err != nil {
+				return err
+			}
+		}
 	}
 	if err := mb.proxied.SetPolicy(mb.policy); err != nil {
 		return err

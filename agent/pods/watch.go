@@ -22,6 +22,8 @@ type Pod struct {
 	Trust string
 	// HostNetwork is true for a pod without a network namespace of its own.
 	HostNetwork bool
+	// Created is when the API made it, by the apiserver's clock.
+	Created time.Time
 	// Ended is true once all its containers ended for good.
 	Ended bool
 }
@@ -74,6 +76,7 @@ func (w *Watcher) List() map[string]Pod {
 			UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
 			Trust:       p.Annotations[v1alpha1.TrustAnnotation],
 			HostNetwork: p.Spec.HostNetwork,
+			Created:     p.CreationTimestamp.Time,
 			Ended:       p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		}
 	}
@@ -88,6 +91,7 @@ func reduce(o any) (any, error) {
 	}
 	kept := &corev1.Pod{}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = p.Namespace, p.Name, p.UID, p.ResourceVersion
+	kept.CreationTimestamp = p.CreationTimestamp
 	if t := p.Annotations[v1alpha1.TrustAnnotation]; t != "" {
 		kept.Annotations = map[string]string{v1alpha1.TrustAnnotation: t}
 	}

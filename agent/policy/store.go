@@ -1,12 +1,14 @@
 package policy
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -30,11 +32,18 @@ func OpenStore(dir string) (*Store, error) {
 	return &Store{dir: dir}, nil
 }
 
+// Saved is a policy from disk.
+type Saved struct {
+	*meshv1.PodPolicy
+	// Since is when it was first saved.
+	Since time.Time
+}
+
 // Load returns what was saved. Files that cannot be read are reported in the
 // error, and left out.
-func (s *Store) Load() (*meshv1.Cluster, []*meshv1.PodPolicy, error) {
+func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 	var cluster *meshv1.Cluster
-	var policies []*meshv1.PodPolicy
+	var policies []Saved
 	var errs []error
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -55,7 +64,12 @@ func (s *Store) Load() (*meshv1.Cluster, []*meshv1.PodPolicy, error) {
 				errs = append(errs, err)
 				continue
 			}
-			policies = append(policies, p)
+			info, err := e.Info()
+			if err != nil {
+				errs = append(errs, fmt.Errorf("reading a saved policy: %w", err))
+				continue
+			}
+			policies = append(policies, Saved{p, info.ModTime()})
 		}
 	}
 	return cluster, policies, errors.Join(errs...)
@@ -64,7 +78,8 @@ func (s *Store) Load() (*meshv1.Cluster, []*meshv1.PodPolicy, error) {
 // SaveCluster replaces the saved cluster.
 func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.write(clusterFile, c) }
 
-// SavePolicy replaces the saved policy of a pod.
+// SavePolicy replaces the saved policy of a pod. One that is saved already keeps
+// its time.
 func (s *Store) SavePolicy(p *meshv1.PodPolicy) error {
 	name, err := policyFile(p.GetUid())
 	if err != nil {
@@ -105,9 +120,12 @@ func (s *Store) read(name string, m proto.Message) error {
 
 // write replaces a file whole: a crash leaves the old or the new one.
 func (s *Store) write(name string, m proto.Message) error {
-	b, err := proto.Marshal(m)
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	if old, err := os.ReadFile(filepath.Join(s.dir, name)); err == nil && bytes.Equal(old, b) {
+		return nil
 	}
 	tmp := filepath.Join(s.dir, "."+name+".tmp")
 	if err := writeSynced(tmp, b); err != nil {

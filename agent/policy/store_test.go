@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -32,7 +33,7 @@ func TestStoreGivesBackWhatWasSaved(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, proto.Equal(cluster, gotCluster))
 	require.Len(t, policies, 1)
-	assert.True(t, proto.Equal(kept, policies[0]), "the last one saved counts")
+	assert.True(t, proto.Equal(kept, policies[0].PodPolicy), "the last one saved counts")
 }
 
 func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
@@ -55,4 +56,24 @@ func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
 	for _, uid := range []string{"", "../x", "a/b", "a\x00b", string(make([]byte, 200))} {
 		assert.Error(t, s.SavePolicy(&meshv1.PodPolicy{Uid: uid}), "%q", uid)
 	}
+}
+
+func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
+	dir := t.TempDir()
+	s, err := OpenStore(dir)
+	require.NoError(t, err)
+	policy := &meshv1.PodPolicy{Uid: "a", Version: "1"}
+	require.NoError(t, s.SavePolicy(policy))
+	long := time.Now().Add(-time.Hour).Truncate(time.Second)
+	require.NoError(t, os.Chtimes(filepath.Join(dir, "a.policy.pb"), long, long))
+
+	require.NoError(t, s.SavePolicy(policy))
+	_, same, err := s.Load()
+	require.NoError(t, err)
+	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "a", Version: "2"}))
+	_, changed, err := s.Load()
+	require.NoError(t, err)
+
+	assert.True(t, same[0].Since.Equal(long))
+	assert.WithinDuration(t, time.Now(), changed[0].Since, time.Minute)
 }

@@ -83,9 +83,9 @@ func patch(pod *corev1.Pod, trust string) []jsonpatch.JsonPatchOperation {
 	var ops []jsonpatch.JsonPatchOperation
 	bundle := BundleOf(trust)
 	swap := func(name, format string, at ...any) {
-		switch {
-		case name == bundle:
-		case name == clusterBundle, name == MeshBundle, name == BothBundle:
+		switch name {
+		case bundle:
+		case clusterBundle, MeshBundle, BothBundle:
 			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf(format, at...), bundle))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -41,7 +42,7 @@ func serveMesh(ctx context.Context, o options) error {
 		return err
 	}
 	pod := server.Pod(proxy.PodInfo{UID: "bench", Namespace: o.namespace, Name: "bench-0"}, (&net.Dialer{}).DialContext)
-	if err := pod.SetPolicy(policy(o.namespace)); err != nil {
+	if err := pod.Restore(policy(o.namespace), time.Time{}); err != nil {
 		return err
 	}
 	l, err := inherited()
