@@ -396,12 +396,14 @@ func (m *mesh) applyPolicy(mb *member) error {
 	if mb.proxied == nil {
 		return nil // applied when the pod is captured
 	}
+	since := time.Now()
 	if mb.proxied.Version() == "" {
 		// What the pod's clients hold need not be listed again if it was filled
 		// under this policy.
 		filled := mb.saved
 		if mb.fresh {
-			filled = policy.Saved{PodPolicy: mb.policy}
+			since = policy.Always
+			filled = policy.Saved{PodPolicy: mb.policy, Since: since}
 		}
 		if filled.PodPolicy != nil {
 			if err := mb.proxied.Restore(filled.PodPolicy, filled.Since); err != nil {
@@ -412,7 +414,7 @@ func (m *mesh) applyPolicy(mb *member) error {
 	if err := mb.proxied.SetPolicy(mb.policy); err != nil {
 		return err
 	}
-	if err := m.store.SavePolicy(mb.policy); err != nil {
+	if err := m.store.SavePolicy(policy.Saved{PodPolicy: mb.policy, Since: since}); err != nil {
 		m.logger.Error("keeping a policy for the next start", "error", err)
 	}
 	return nil

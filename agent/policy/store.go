@@ -35,9 +35,12 @@ func OpenStore(dir string) (*Store, error) {
 // Saved is a policy from disk.
 type Saved struct {
 	*meshv1.PodPolicy
-	// Since is when it was first saved.
+	// Since is when it took the place of another.
 	Since time.Time
 }
+
+// Always is the Since of a policy that is its pod's first.
+var Always = time.Unix(0, 0)
 
 // Load returns what was saved. Files that cannot be read are reported in the
 // error, and left out.
@@ -76,16 +79,16 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 }
 
 // SaveCluster replaces the saved cluster.
-func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.write(clusterFile, c) }
+func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.write(clusterFile, c, time.Now()) }
 
 // SavePolicy replaces the saved policy of a pod. One that is saved already keeps
-// its time.
-func (s *Store) SavePolicy(p *meshv1.PodPolicy) error {
+// its Since.
+func (s *Store) SavePolicy(p Saved) error {
 	name, err := policyFile(p.GetUid())
 	if err != nil {
 		return err
 	}
-	return s.write(name, p)
+	return s.write(name, p.PodPolicy, p.Since)
 }
 
 // DeletePolicy forgets the policy of a pod.
@@ -119,7 +122,7 @@ func (s *Store) read(name string, m proto.Message) error {
 }
 
 // write replaces a file whole: a crash leaves the old or the new one.
-func (s *Store) write(name string, m proto.Message) error {
+func (s *Store) write(name string, m proto.Message, modified time.Time) error {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", name, err)
@@ -129,6 +132,9 @@ func (s *Store) write(name string, m proto.Message) error {
 	}
 	tmp := filepath.Join(s.dir, "."+name+".tmp")
 	if err := writeSynced(tmp, b); err != nil {
+		return fmt.Errorf("saving a policy: %w", err)
+	}
+	if err := os.Chtimes(tmp, time.Time{}, modified); err != nil {
 		return fmt.Errorf("saving a policy: %w", err)
 	}
 	if err := os.Rename(tmp, filepath.Join(s.dir, name)); err != nil {

@@ -20,9 +20,9 @@ func TestStoreGivesBackWhatWasSaved(t *testing.T) {
 	cluster := &meshv1.Cluster{Version: "1", ServiceAddresses: []string{"198.18.0.1:443"}}
 	kept := &meshv1.PodPolicy{Uid: "a", Name: "pod", Version: "2", Sharding: &meshv1.Sharding{Shard: "s"}}
 	require.NoError(t, s.SaveCluster(cluster))
-	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "a", Version: "1"}))
-	require.NoError(t, s.SavePolicy(kept))
-	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "b"}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1"}, Since: time.Now()}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: kept, Since: time.Now()}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: &meshv1.PodPolicy{Uid: "b"}, Since: time.Now()}))
 	require.NoError(t, s.DeletePolicy("b"))
 	require.NoError(t, s.DeletePolicy("never-there"))
 
@@ -40,7 +40,7 @@ func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
 	dir := t.TempDir()
 	s, err := OpenStore(dir)
 	require.NoError(t, err)
-	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "good"}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: &meshv1.PodPolicy{Uid: "good"}, Since: time.Now()}))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bad.policy.pb"), []byte{0xff, 0xff}, 0o600))
 
 	_, policies, err := s.Load()
@@ -54,26 +54,23 @@ func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
 	s, err := OpenStore(t.TempDir())
 	require.NoError(t, err)
 	for _, uid := range []string{"", "../x", "a/b", "a\x00b", string(make([]byte, 200))} {
-		assert.Error(t, s.SavePolicy(&meshv1.PodPolicy{Uid: uid}), "%q", uid)
+		assert.Error(t, s.SavePolicy(Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid}}), "%q", uid)
 	}
 }
 
 func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
-	dir := t.TempDir()
-	s, err := OpenStore(dir)
+	s, err := OpenStore(t.TempDir())
 	require.NoError(t, err)
-	policy := &meshv1.PodPolicy{Uid: "a", Version: "1"}
-	require.NoError(t, s.SavePolicy(policy))
-	long := time.Now().Add(-time.Hour).Truncate(time.Second)
-	require.NoError(t, os.Chtimes(filepath.Join(dir, "a.policy.pb"), long, long))
-
-	require.NoError(t, s.SavePolicy(policy))
-	_, same, err := s.Load()
-	require.NoError(t, err)
-	require.NoError(t, s.SavePolicy(&meshv1.PodPolicy{Uid: "a", Version: "2"}))
-	_, changed, err := s.Load()
-	require.NoError(t, err)
-
-	assert.True(t, same[0].Since.Equal(long))
-	assert.WithinDuration(t, time.Now(), changed[0].Since, time.Minute)
+	first, second := &meshv1.PodPolicy{Uid: "a", Version: "1"}, &meshv1.PodPolicy{Uid: "a", Version: "2"}
+	since := func() time.Time {
+		_, saved, err := s.Load()
+		require.NoError(t, err)
+		return saved[0].Since
+	}
+	require.NoError(t, s.SavePolicy(Saved{first, Always}))
+	assert.True(t, since().Equal(Always))
+	require.NoError(t, s.SavePolicy(Saved{first, time.Now()}))
+	assert.True(t, since().Equal(Always), "it is still the same")
+	require.NoError(t, s.SavePolicy(Saved{second, time.Now()}))
+	assert.WithinDuration(t, time.Now(), since(), time.Minute)
 }
