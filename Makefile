@@ -5,7 +5,6 @@ SHELL := /bin/bash
 
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 NODES    ?= 2
-SUITE    ?=
 RUN      ?=
 export KUBECONFIG := $(CURDIR)/.run/kubeconfig
 export PATH := $(CURDIR)/.run/bin:$(PATH)
@@ -41,7 +40,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e bench chaos
+.PHONY: deps lint unit fuzz e2e bench
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
