@@ -351,6 +351,9 @@ func (m *mesh) setCluster(c *meshv1.Cluster) error {
 		m.renew()
 	}
 	m.cluster, m.destinations, m.redirected = c, destinations, false
+	if err := m.store.SaveCluster(c); err != nil {
+		m.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
+	}
 	return m.redirect()
 }
 
@@ -455,9 +458,6 @@ func (h handler) SetCluster(c *meshv1.Cluster) error {
 	return h.do(h.ctx, func() error {
 		if err := h.setCluster(c); err != nil {
 			return err
-		}
-		if err := h.store.SaveCluster(c); err != nil {
-			h.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
 		}
 		h.captureMissing()
 		return nil

@@ -1,0 +1,221 @@
+package agent
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"math/big"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// node is a node on which every capture fails: what the loop does around it.
+type node struct {
+	mu           sync.Mutex
+	failures     int // of SetDestinations, still to come
+	destinations []netip.AddrPort
+	swept        func(uid string) bool
+}
+
+func (*node) Mode() capture.Mode { return capture.EBPF }
+func (n *node) SetDestinations(d []netip.AddrPort) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.failures > 0 {
+		n.failures--
+		return errors.New("a pod is on its way out")
+	}
+	n.destinations = d
+	return nil
+}
+func (*node) Capture(string, string) (*capture.Pod, error) { return nil, errors.New("not here") }
+func (n *node) Sweep(keep func(uid string) bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.swept = keep
+	return nil
+}
+func (*node) Close() error { return nil }
+
+// running is a mesh whose loop runs.
+type running struct {
+	*mesh
+	handler
+	node    *node
+	client  *fake.Clientset
+	mu      sync.Mutex
+	reports map[string]*meshv1.PodReport
+	gone    []string
+}
+
+func start(t *testing.T, failures int) *running {
+	t.Helper()
+	logger := slog.New(slog.DiscardHandler)
+	cgroups, proc := t.TempDir(), t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(cgroups, "kubepods"), 0o755))
+	for _, pid := range []string{"1", "self"} { // the node's network is this process's
+		require.NoError(t, os.MkdirAll(filepath.Join(proc, pid, "ns"), 0o755))
+		require.NoError(t, os.Symlink("/proc/self/ns/net", filepath.Join(proc, pid, "ns/net")))
+	}
+	locator, err := pods.NewLocator(cgroups, proc)
+	require.NoError(t, err)
+	store, err := policy.OpenStore(t.TempDir())
+	require.NoError(t, err)
+	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
+	require.NoError(t, err)
+
+	r := &running{node: &node{failures: failures}, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
+	r.mesh = &mesh{
+		logger: logger, locator: locator, capture: r.node, proxy: server, store: store,
+		report: func(p *meshv1.PodReport) { r.mu.Lock(); defer r.mu.Unlock(); r.reports[p.GetUid()] = p },
+		forget: func(uid string) { r.mu.Lock(); defer r.mu.Unlock(); r.gone = append(r.gone, uid) },
+		renew:  func() {}, metrics: newMetrics(prometheus.NewRegistry()),
+		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
+		members: map[string]*member{},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r.handler = handler{ctx, r.mesh}
+	r.watcher, err = pods.Watch(ctx, r.client, "node1", r.podsChanged)
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() { defer close(done); r.run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return r
+}
+
+// soon waits until cond holds in the loop.
+func (r *running) soon(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		ok := false
+		_ = r.do(t.Context(), func() error { ok = cond(); return nil })
+		return ok
+	}, 10*time.Second, 5*time.Millisecond, what)
+}
+
+func (r *running) reported(uid string) *meshv1.PodReport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.reports[uid]
+}
+
+func pod(uid, trust string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "pod-" + uid, UID: types.UID(uid), CreationTimestamp: metav1.Now(),
+		Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"},
+	}}
+	if trust != "" {
+		p.Annotations = map[string]string{v1alpha1.TrustAnnotation: trust}
+	}
+	return p
+}
+
+func (r *running) create(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	_, err := r.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+func somewhere(t *testing.T) *meshv1.Cluster {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	return &meshv1.Cluster{
+		Version: "1", ServiceAddresses: []string{"198.18.0.1:443"}, EndpointAddresses: []string{"198.18.0.2:6443"},
+		Ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+	}
+}
+
+// A pod that was made before the mesh cannot verify the proxy: captured, it could
+// not talk to the apiserver any more.
+func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
+	r := start(t, 0)
+	r.create(t, pod("a", ""))
+	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
+
+	require.NoError(t, r.handler.do(t.Context(), func() error { r.captureMissing(); return nil }))
+	r.soon(t, "the reason", func() bool { return r.members["a"].capturable() != "" })
+	assert.Contains(t, r.members["a"].capturable(), "delete it, so that its controller makes it anew")
+}
+
+// One pod on its way out must not keep the whole node from knowing the apiserver.
+func TestWhatFailedToRedirectIsTriedAgain(t *testing.T) {
+	r := start(t, 1)
+	assert.Error(t, r.SetCluster(somewhere(t)), "the manager is told")
+	assert.Error(t, r.do(t.Context(), r.ready))
+
+	r.soon(t, "the redirection", func() bool { return r.redirected })
+	assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.node.destinations)
+	saved, _, err := r.store.Load()
+	require.NoError(t, err)
+	assert.Equal(t, "1", saved.GetVersion(), "kept for the next agent")
+}
+
+func TestAddressesThatAreNoneAreRefusedAndChangeNothing(t *testing.T) {
+	r := start(t, 0)
+	good := somewhere(t)
+	require.NoError(t, r.SetCluster(good))
+	for _, bad := range []*meshv1.Cluster{
+		{Ca: good.Ca},
+		{Ca: good.Ca, ServiceAddresses: []string{"kubernetes.default.svc:443"}},
+		{ServiceAddresses: good.ServiceAddresses},
+	} {
+		assert.Error(t, r.SetCluster(bad))
+	}
+	r.soon(t, "the old addresses", func() bool { return r.cluster == good })
+}
+
+// The manager may hear of a pod first, and may be wrong about one that never comes.
+func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
+	r := start(t, 0)
+	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1"}))
+	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: "never", Version: "1"}))
+	r.create(t, pod("a", v1alpha1.TrustMesh))
+	r.soon(t, "the pod", func() bool { return r.members["a"].pod.Name == "pod-a" })
+	assert.Equal(t, map[string]string{"a": "1", "never": "1"}, r.Versions())
+
+	r.handler.Synced(map[string]bool{"a": true})
+
+	assert.Equal(t, map[string]string{"a": "1"}, r.Versions())
+}
+
+func TestAPodThatIsGoneIsForgotten(t *testing.T) {
+	r := start(t, 0)
+	p := pod("a", v1alpha1.TrustMesh)
+	r.create(t, p)
+	r.soon(t, "the pod", func() bool { return r.members["a"] != nil })
+	require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+
+	r.soon(t, "its end", func() bool { return r.members["a"] == nil })
+
+	assert.Equal(t, []string{"a"}, r.gone)
+	assert.False(t, r.node.swept("a"), "what an earlier agent left of it goes, too")
+}
