@@ -161,7 +161,7 @@ func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
 	r.create(t, pod("a", ""))
 	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
 
-	require.NoError(t, r.handler.do(t.Context(), func() error { r.captureMissing(); return nil }))
+	require.NoError(t, r.do(t.Context(), func() error { r.captureMissing(); return nil }))
 	r.soon(t, "the reason", func() bool { return r.members["a"].capturable() != "" })
 	assert.Contains(t, r.members["a"].capturable(), "delete it, so that its controller makes it anew")
 }
@@ -202,7 +202,7 @@ func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
 	r.soon(t, "the pod", func() bool { return r.members["a"].pod.Name == "pod-a" })
 	assert.Equal(t, map[string]string{"a": "1", "never": "1"}, r.Versions())
 
-	r.handler.Synced(map[string]bool{"a": true})
+	r.Synced(map[string]bool{"a": true})
 
 	assert.Equal(t, map[string]string{"a": "1"}, r.Versions())
 }
