@@ -198,9 +198,9 @@ func (m *mesh) drop(uid string, mb *member) {
 	m.forget(uid)
 	m.metrics.forget(mb.pod.Namespace, mb.pod.Name)
 	if err := m.store.DeletePolicy(uid); err != nil {
-		m.logger.Error("forgetting a pod that is gone", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
+		m.logger.Error("forgetting a pod that is gone", "pod", mb.pod.String(), "error", err)
 	}
-	m.logger.Info("pod gone", "pod", mb.pod.Namespace+"/"+mb.pod.Name)
+	m.logger.Info("pod gone", "pod", mb.pod.String())
 }
 
 func (m *mesh) release(mb *member) {
@@ -208,7 +208,7 @@ func (m *mesh) release(mb *member) {
 		return
 	}
 	if err := mb.captured.Release(); err != nil {
-		m.logger.Error("releasing a pod", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
+		m.logger.Error("releasing a pod", "pod", mb.pod.String(), "error", err)
 	}
 	p := mb.proxied
 	go func() { // its requests may take a moment to end; no other pod waits for them
@@ -253,9 +253,11 @@ func (m *mesh) captureMissing() {
 		if mb.captured != nil || mb.pod.UID == "" {
 			continue
 		}
-		if mb.problem = mb.capturable(); mb.problem == "" {
-			missing[uid] = true
+		if why := mb.capturable(); why != "" {
+			mb.problem = why
+			continue
 		}
+		missing[uid] = true // an earlier problem stays known until it is captured
 	}
 	processes, err := m.locator.Processes(missing)
 	if err != nil {
@@ -266,7 +268,7 @@ func (m *mesh) captureMissing() {
 		if err := m.capturePod(m.members[uid], pids); err != nil {
 			mb := m.members[uid]
 			if mb.problem != err.Error() {
-				m.logger.Error("capturing a pod", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
+				m.logger.Error("capturing a pod", "pod", mb.pod.String(), "error", err)
 			}
 			mb.problem = err.Error()
 		}
@@ -288,20 +290,20 @@ func (m *mesh) capturePod(mb *member, pids []int) error {
 	mb.proxied = m.proxy.Pod(proxy.PodInfo{UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name}, captured.DialContext)
 	if mb.policy != nil {
 		if err := m.applyPolicy(mb); err != nil {
-			m.logger.Error("applying a policy", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
+			m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 		}
 	}
 	for _, l := range captured.Listeners() {
 		go m.serve(mb.proxied, l, mb.pod)
 	}
 	m.metrics.captureSeconds.Observe(time.Since(start).Seconds())
-	m.logger.Info("captured", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "uid", mb.pod.UID, "mode", string(m.capture.Mode()))
+	m.logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(m.capture.Mode()))
 	return nil
 }
 
 func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	if err := p.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
-		m.logger.Error("serving a pod", "pod", pod.Namespace+"/"+pod.Name, "error", err)
+		m.logger.Error("serving a pod", "pod", pod.String(), "error", err)
 	}
 }
 
@@ -324,7 +326,7 @@ func (m *mesh) checkCaptured() {
 		mb := m.members[uid]
 		ns, err := m.locator.Open(uid, processes[uid])
 		if err != nil {
-			m.logger.Error("looking at a captured pod", "pod", mb.pod.Namespace+"/"+mb.pod.Name, "error", err)
+			m.logger.Error("looking at a captured pod", "pod", mb.pod.String(), "error", err)
 			continue
 		}
 		if ns == nil {
@@ -332,7 +334,7 @@ func (m *mesh) checkCaptured() {
 		}
 		ns.Close()
 		if ns.Inode != mb.inode {
-			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.Namespace+"/"+mb.pod.Name)
+			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.String())
 			m.release(mb)
 			mb.since, mb.fresh = time.Now(), true
 		}

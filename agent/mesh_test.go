@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -14,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -68,6 +70,9 @@ type running struct {
 	handler
 	node    *node
 	client  *fake.Clientset
+	cgroups string
+	proc    string
+	log     *bytes.Buffer // the loop's alone, until it ends
 	mu      sync.Mutex
 	reports map[string]*meshv1.PodReport
 	gone    []string
@@ -75,7 +80,8 @@ type running struct {
 
 func start(t *testing.T, failures int) *running {
 	t.Helper()
-	logger := slog.New(slog.DiscardHandler)
+	log := &bytes.Buffer{}
+	logger := slog.New(slog.NewTextHandler(log, nil))
 	cgroups, proc := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(cgroups, "kubepods"), 0o755))
 	for _, pid := range []string{"1", "self"} { // the node's network is this process's
@@ -89,7 +95,7 @@ func start(t *testing.T, failures int) *running {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
 	require.NoError(t, err)
 
-	r := &running{node: &node{failures: failures}, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
+	r := &running{node: &node{failures: failures}, cgroups: cgroups, proc: proc, log: log, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
 	r.mesh = &mesh{
 		logger: logger, locator: locator, capture: r.node, proxy: server, store: store,
 		report: func(p *meshv1.PodReport) { r.mu.Lock(); defer r.mu.Unlock(); r.reports[p.GetUid()] = p },
@@ -164,6 +170,29 @@ func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
 	require.NoError(t, r.do(t.Context(), func() error { r.captureMissing(); return nil }))
 	r.soon(t, "the reason", func() bool { return r.members["a"].capturable() != "" })
 	assert.Contains(t, r.members["a"].capturable(), "delete it, so that its controller makes it anew")
+}
+
+// A pod that cannot be captured is looked at forty times a second, and told of once.
+func TestAProblemIsLoggedOnce(t *testing.T) {
+	r := start(t, 0)
+	dir := filepath.Join(r.cgroups, "kubepods/poda")
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("7\n"), 0o600))
+	require.NoError(t, os.MkdirAll(filepath.Join(r.proc, "7/ns"), 0o755))
+	require.NoError(t, os.Symlink("/proc/self/ns/net", filepath.Join(r.proc, "7/ns/net")))
+	require.NoError(t, os.WriteFile(filepath.Join(r.proc, "7/cgroup"), []byte("0::/kubepods/poda\n"), 0o600))
+	require.NoError(t, r.SetCluster(somewhere(t)))
+	r.create(t, pod("a", v1alpha1.TrustMesh))
+	r.soon(t, "the problem", func() bool { return r.members["a"] != nil && r.members["a"].problem != "" })
+
+	require.NoError(t, r.do(t.Context(), func() error {
+		for range 3 {
+			r.captureMissing()
+		}
+		assert.Equal(t, 1, strings.Count(r.log.String(), "capturing a pod"))
+		assert.Equal(t, pods.ErrHostNetwork.Error(), r.members["a"].problem)
+		return nil
+	}))
 }
 
 // One pod on its way out must not keep the whole node from knowing the apiserver.

@@ -28,6 +28,9 @@ type Pod struct {
 	Ended bool
 }
 
+// String is the pod's namespace/name.
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
 // Watcher follows the labelled pods of one node.
 type Watcher struct {
 	informer cache.SharedIndexInformer

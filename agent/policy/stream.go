@@ -67,8 +67,7 @@ const (
 )
 
 // Report notes the state of a pod, to be told to the manager now if it is
-// connected and else when it is. A nil capture of a pod that is gone is
-// forgotten with Forget.
+// connected and else when it is.
 func (m *Manager) Report(r *meshv1.PodReport) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
