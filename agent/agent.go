@@ -119,7 +119,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	httpServer := &http.Server{Handler: endpoints(m, keeper, registry), ReadHeaderTimeout: 5 * time.Second}
 
-	o.Logger.Info("agent started", "node", o.Node, "capture", string(method.Mode()), "version", o.Version)
+	o.Logger.Info("agent started", "node", o.Node, "capture", string(method.Modes()[0]), "version", o.Version)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { m.run(ctx); return nil })
 	group.Go(func() error { manager.Run(ctx, handler{ctx, m}); return nil })

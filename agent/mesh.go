@@ -282,7 +282,7 @@ func (m *mesh) capturePod(mb *member, pids []int) error {
 	}
 	defer ns.Close()
 	start := time.Now()
-	captured, err := m.capture.Capture(mb.pod.UID, ns.Path())
+	captured, err := m.capture.Capture(capture.Request{UID: mb.pod.UID, NetNS: ns.Path()})
 	if err != nil {
 		return err
 	}
@@ -297,7 +297,7 @@ func (m *mesh) capturePod(mb *member, pids []int) error {
 		go m.serve(mb.proxied, l, mb.pod)
 	}
 	m.metrics.captureSeconds.Observe(time.Since(start).Seconds())
-	m.logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(m.capture.Mode()))
+	m.logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(captured.Mode()))
 	return nil
 }
 
@@ -364,7 +364,7 @@ func (m *mesh) redirect() error {
 	if m.redirected || m.cluster == nil {
 		return nil
 	}
-	if err := m.capture.SetDestinations(m.destinations); err != nil {
+	if err := m.capture.SetDestinations(m.destinations, nil); err != nil {
 		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
 	}
 	m.redirected = true
@@ -434,7 +434,7 @@ func (m *mesh) reportChanges() {
 		}
 		r := &meshv1.PodReport{Uid: uid, Message: mb.problem}
 		if mb.captured != nil {
-			r.Capture = string(m.capture.Mode())
+			r.Capture = string(mb.captured.Mode())
 			r.Version = mb.proxied.Version()
 			r.LockHolder = mb.proxied.LockHolder()
 		}

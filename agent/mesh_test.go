@@ -44,8 +44,10 @@ type node struct {
 	swept        func(uid string) bool
 }
 
-func (*node) Mode() capture.Mode { return capture.EBPF }
-func (n *node) SetDestinations(d []netip.AddrPort) error {
+func (*node) Modes() []capture.Mode                { return []capture.Mode{capture.EBPF} }
+func (*node) HostNetwork() error                   { return nil }
+func (*node) Check(context.Context) []capture.Loss { return nil }
+func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.failures > 0 {
@@ -55,7 +57,7 @@ func (n *node) SetDestinations(d []netip.AddrPort) error {
 	n.destinations = d
 	return nil
 }
-func (*node) Capture(string, string) (*capture.Pod, error) { return nil, errors.New("not here") }
+func (*node) Capture(capture.Request) (*capture.Pod, error) { return nil, errors.New("not here") }
 func (n *node) Sweep(keep func(uid string) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

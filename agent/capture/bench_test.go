@@ -16,7 +16,7 @@ func BenchmarkCapture(b *testing.B) {
 			pod := newWorld(b).pod()
 			m := agent(b, cfg)
 			for b.Loop() {
-				p, err := m.Capture(uid, pod.path)
+				p, err := m.Capture(Request{UID: uid, NetNS: pod.path})
 				require.NoError(b, err)
 				require.NoError(b, p.Release())
 			}

@@ -1,10 +1,13 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
@@ -20,6 +23,9 @@ const (
 	EBPF Mode = "ebpf"
 	// IPTables redirects by nat rules in the pod's network namespace.
 	IPTables Mode = "iptables"
+	// Address redirects nothing: the pod was created with the address of its
+	// node's agent for that of the apiserver, and is known by its own address.
+	Address Mode = "address"
 )
 
 // DefaultPinDir is where the redirection by BPF is pinned.
@@ -45,27 +51,74 @@ type Config struct {
 	Logger *slog.Logger // slog.Default() if nil
 }
 
+// Request asks for a pod to be captured.
+type Request struct {
+	// UID of the pod.
+	UID string
+	// NetNS names the pod's network namespace (/proc/PID/ns/net, /run/netns/NAME).
+	NetNS string
+	// Mode is the way of capture; Auto for the first that works on this node.
+	Mode Mode
+	// Cgroup is, for a pod under hostNetwork, the id of its cgroup in the unified
+	// hierarchy: the inode of its directory. 0 for a pod with a network namespace
+	// of its own.
+	Cgroup uint64
+	// FailOpen lets the pod go direct while no agent serves it, where the way of
+	// capture can tell.
+	FailOpen bool
+	// Handed is what an agent that hands the pod over had of it; nil without one.
+	// It is taken over, whatever Capture returns.
+	Handed *Handed
+}
+
+// Handed is what one agent hands to the next, so that no connection is refused
+// in between.
+type Handed struct {
+	Mode      Mode
+	Listeners []*os.File
+}
+
+// Loss is a redirection that had no effect when it was looked at.
+type Loss struct {
+	// UID of the pod; empty for that of the whole node.
+	UID  string
+	Mode Mode
+	// Reason says what was wrong.
+	Reason error
+	// Repair is why it still is; nil when it was mended.
+	Repair error
+}
+
 // Method captures pods. It is safe for concurrent use.
 type Method interface {
-	// Mode is the way that was chosen.
-	Mode() Mode
+	// Modes are the ways that work on this node, the best first; at least one.
+	Modes() []Mode
 
-	// SetDestinations makes destinations the whole set of addresses whose
-	// connections are redirected, for every pod captured now and later. What
-	// stays in the set is redirected throughout. An empty set would let every pod
-	// go direct and is refused.
-	SetDestinations(destinations []netip.AddrPort) error
+	// HostNetwork is nil where pods under hostNetwork can be captured, else the reason.
+	HostNetwork() error
 
-	// Capture captures the pod with this uid, whose network namespace netnsPath
-	// names (/proc/PID/ns/net, /run/netns/NAME). What an earlier agent left there
-	// is taken over. Capturing a captured pod again returns the same Pod, unless
-	// the pod has got another network namespace since: then the earlier Pod is
-	// released.
+	// SetDestinations makes apiservers the whole set of addresses whose
+	// connections are redirected, for every pod captured now and later, and agents
+	// the addresses of the agents' own Service, which are redirected too unless the
+	// pod is captured by Address. What stays in the sets is redirected throughout.
+	// An empty set of apiservers would let every pod go direct and is refused.
+	SetDestinations(apiservers, agents []netip.AddrPort) error
+
+	// Capture captures a pod. What an earlier agent left there is taken over. What
+	// the pod had connected before, it is made to connect again. Capturing a
+	// captured pod again returns the same Pod, unless the pod has got another
+	// network namespace since: then the earlier Pod is released.
 	//
 	// Destinations must have been set before: a pod is captured when Capture
-	// returns, not later. A pod in the agent's own network namespace, as a pod under hostNetwork
-	// would be, is refused with ErrHostNetwork.
-	Capture(uid string, netnsPath string) (*Pod, error)
+	// returns, not later. Without a Cgroup, a pod in the agent's own network
+	// namespace or the node's is refused with ErrHostNetwork.
+	Capture(Request) (*Pod, error)
+
+	// Check makes connections through the redirections in force and tells which
+	// did not arrive, after it tried to mend them. While checks arrive, the agent
+	// counts as alive for pods that fail open: it is to be called at least every
+	// CheckInterval.
+	Check(ctx context.Context) []Loss
 
 	// Sweep releases the captured pods that keep does not know, and forgets what
 	// earlier agents left of such pods: they go direct. keep must know every pod
@@ -75,12 +128,15 @@ type Method interface {
 
 	// Close closes all listeners and lets go of the network namespaces. The
 	// redirections stay: connections are refused until an agent captures the pods
-	// anew.
+	// anew. Pods that fail open go direct.
 	Close() error
 }
 
-// ErrHostNetwork means that a pod shares the agent's network namespace.
-var ErrHostNetwork = errors.New("the pod is in the agent's own network namespace")
+// CheckInterval is the longest time between checks.
+const CheckInterval = 250 * time.Millisecond
+
+// ErrHostNetwork means that a pod has no network namespace of its own.
+var ErrHostNetwork = errors.New("the pod has no network namespace of its own")
 
 // Open makes the configured way of capture ready. In Auto mode it really loads
 // and attaches the BPF programs, and takes iptables where the node does not

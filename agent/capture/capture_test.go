@@ -176,9 +176,9 @@ func TestDeadAgentRefuses(t *testing.T) {
 		_, _, err := client{mapped: true}.connect(pod, service4)
 		require.ErrorIs(t, err, unix.ECONNREFUSED)
 
-		_, err = m.Capture(uid, pod.path)
+		_, err = m.Capture(Request{UID: uid, NetNS: pod.path})
 		require.ErrorIs(t, err, os.ErrClosed)
-		require.ErrorIs(t, m.SetDestinations(listed), os.ErrClosed)
+		require.ErrorIs(t, m.SetDestinations(listed, nil), os.ErrClosed)
 		require.NoError(t, m.Close())
 	})
 }
@@ -204,7 +204,7 @@ func TestTakeover(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 				// An agent on its way out does not get the pod back, whatever it hears.
 				if overlap {
-					require.NoError(t, first.SetDestinations(listed))
+					require.NoError(t, first.SetDestinations(listed, nil))
 					require.NoError(t, first.(*node).pods[uid].Release())
 				}
 				for _, to := range listed {
@@ -260,7 +260,7 @@ func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 			if i%2 == 1 {
 				set = listed
 			}
-			require.NoError(t, m.SetDestinations(set))
+			require.NoError(t, m.SetDestinations(set, nil))
 			who, _, err := client{}.connect(pod, endpoint4)
 			require.NoError(t, err)
 			require.Equal(t, map[int]string{0: "direct", 1: "mesh"}[i%2], who)
@@ -270,12 +270,12 @@ func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 		require.Len(t, counts, 1)
 		require.NotZero(t, counts["mesh"])
 
-		require.Error(t, m.SetDestinations(nil), "would open every pod")
-		require.Error(t, m.SetDestinations([]netip.AddrPort{{}}))
-		require.Error(t, m.SetDestinations([]netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:443")}))
+		require.Error(t, m.SetDestinations(nil, nil), "would open every pod")
+		require.Error(t, m.SetDestinations([]netip.AddrPort{{}}, nil))
+		require.Error(t, m.SetDestinations([]netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:443")}, nil))
 		// A mapped address and a double are no other destination.
 		mapped := netip.AddrPortFrom(netip.AddrFrom16(endpoint4.Addr().As16()), endpoint4.Port())
-		require.NoError(t, m.SetDestinations([]netip.AddrPort{mapped, endpoint4}))
+		require.NoError(t, m.SetDestinations([]netip.AddrPort{mapped, endpoint4}, nil))
 		who, _, err := client{}.connect(pod, endpoint4)
 		require.NoError(t, err)
 		require.Equal(t, "mesh", who)
@@ -328,7 +328,7 @@ func TestCaptureAgain(t *testing.T) {
 		pod := w.pod()
 		m := agent(t, cfg)
 		p := captured(t, m, uid, pod, "mesh")
-		same, err := m.Capture(uid, pod.path)
+		same, err := m.Capture(Request{UID: uid, NetNS: pod.path})
 		require.NoError(t, err)
 		require.Same(t, p, same)
 
@@ -383,18 +383,18 @@ func TestRefused(t *testing.T) {
 		m, err := Open(cfg)
 		require.NoError(t, err)
 		defer m.Close()
-		_, err = m.Capture(uid, pod.path)
+		_, err = m.Capture(Request{UID: uid, NetNS: pod.path})
 		require.ErrorContains(t, err, "no destinations")
-		require.NoError(t, m.SetDestinations(listed))
+		require.NoError(t, m.SetDestinations(listed, nil))
 
-		_, err = m.Capture(uid, ownNetNS)
+		_, err = m.Capture(Request{UID: uid, NetNS: ownNetNS})
 		require.ErrorIs(t, err, ErrHostNetwork)
-		_, err = m.Capture(uid, filepath.Join(t.TempDir(), "gone"))
+		_, err = m.Capture(Request{UID: uid, NetNS: filepath.Join(t.TempDir(), "gone")})
 		require.ErrorIs(t, err, os.ErrNotExist)
-		_, err = m.Capture(uid, "/proc/self/ns/mnt")
+		_, err = m.Capture(Request{UID: uid, NetNS: "/proc/self/ns/mnt"})
 		require.ErrorIs(t, err, unix.EINVAL)
 		for _, bad := range []string{"", "pod", "{" + uid + "}", "3A1F0C52-6A53-4F0E-8E0A-0F4B1F9F6D11"} {
-			_, err = m.Capture(bad, pod.path)
+			_, err = m.Capture(Request{UID: bad, NetNS: pod.path})
 			require.ErrorContains(t, err, "not a UUID")
 		}
 		requireHome(t)
@@ -491,15 +491,15 @@ func TestAuto(t *testing.T) {
 	cfg := methods[0].config(t)
 	cfg.Mode = Auto
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	require.Equal(t, EBPF, agent(t, cfg).Mode())
+	require.Equal(t, EBPF, agent(t, cfg).Modes()[0])
 
 	elsewhere := cfg
 	elsewhere.PinDir = t.TempDir() // no bpffs
-	require.Equal(t, IPTables, agent(t, elsewhere).Mode())
+	require.Equal(t, IPTables, agent(t, elsewhere).Modes()[0])
 
 	part := cfg
 	part.Subtree = false
-	require.Equal(t, IPTables, agent(t, part).Mode(), "a part of the hierarchy")
+	require.Equal(t, IPTables, agent(t, part).Modes()[0], "a part of the hierarchy")
 	part.Mode = EBPF
 	_, err := Open(part)
 	require.ErrorIs(t, err, bpf.ErrUnsupported)

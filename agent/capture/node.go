@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -38,9 +39,13 @@ type node struct {
 	closed bool
 }
 
-func (n *node) Mode() Mode { return n.redirector.mode() }
+func (n *node) Modes() []Mode { return []Mode{n.redirector.mode()} }
 
-func (n *node) SetDestinations(destinations []netip.AddrPort) error {
+func (n *node) HostNetwork() error { return errors.ErrUnsupported }
+
+func (n *node) Check(context.Context) []Loss { return nil }
+
+func (n *node) SetDestinations(destinations, agents []netip.AddrPort) error {
 	set, err := destinationSet(destinations)
 	if err != nil {
 		return fmt.Errorf("set destinations: %w", err)
@@ -81,10 +86,10 @@ func destinationSet(destinations []netip.AddrPort) ([]netip.AddrPort, error) {
 	return set, nil
 }
 
-func (n *node) Capture(uid string, netnsPath string) (*Pod, error) {
-	p, err := n.capture(uid, netnsPath)
+func (n *node) Capture(r Request) (*Pod, error) {
+	p, err := n.capture(r.UID, r.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("capture pod %s: %w", uid, err)
+		return nil, fmt.Errorf("capture pod %s: %w", r.UID, err)
 	}
 	return p, nil
 }

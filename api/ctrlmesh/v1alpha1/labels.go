@@ -10,6 +10,17 @@ const (
 	// never captured, because its clients could not verify the proxy.
 	TrustAnnotation = GroupName + "/trust"
 
+	// CaptureAnnotation on a pod template chooses how the pod's traffic reaches
+	// the proxy: "ebpf", "iptables" or "address". Without it the node's agent
+	// chooses. It counts when a pod is created.
+	CaptureAnnotation = GroupName + "/capture"
+
+	// KubeconfigAnnotation on a pod template, for pods captured by address, is the
+	// absolute path, in every container, of a kubeconfig that the image reads
+	// though neither KUBECONFIG nor --kubeconfig names it. It is replaced by one
+	// that leads to the mesh.
+	KubeconfigAnnotation = GroupName + "/kubeconfig"
+
 	// NamespaceLabel on a sharded object is the name of its namespace.
 	NamespaceLabel = GroupName + "/namespace"
 
@@ -19,6 +30,13 @@ const (
 	// ControlLabel on a sharded object, with value "true", says that the mesh
 	// stamped it.
 	ControlLabel = GroupName + "/control"
+)
+
+// Values of CaptureAnnotation.
+const (
+	CaptureEBPF     = "ebpf"
+	CaptureIPTables = "iptables"
+	CaptureAddress  = "address"
 )
 
 // Values of TrustAnnotation.

@@ -33,8 +33,9 @@ type ShardingConfig struct {
 // ShardingConfigSpec is what a user asks of a shard.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.selector)",message="spec.selector is required: name the pods of this shard, or set spec.root"
-// +kubebuilder:validation:XValidation:rule="has(self.root) || (has(self.limits) && size(self.limits) > 0)",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
+// +kubebuilder:validation:XValidation:rule="has(self.root) || (has(self.limits) && size(self.limits) > 0) || (has(self.clientCertificates) && self.clientCertificates == 'Passthrough')",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || (has(self.root.resourceSelector) && size(self.root.resourceSelector) > 0) || (has(self.limits) && size(self.limits) > 0)",message="spec.root.resourceSelector is required: list the resources that the shards divide"
+// +kubebuilder:validation:XValidation:rule="!has(self.clientCertificates) || self.clientCertificates != 'Passthrough' || !(has(self.root) || has(self.controller) || (has(self.limits) && size(self.limits) > 0))",message="spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"
 // +kubebuilder:validation:XValidation:rule="has(self.root) == has(oldSelf.root)",message="whether spec.root is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.selector) || (has(self.selector) && self.selector == oldSelf.selector)",message="spec.selector is immutable: delete this ShardingConfig and create another"
 type ShardingConfigSpec struct {
@@ -58,11 +59,68 @@ type ShardingConfigSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	Limits []ObjectLimiter `json:"limits,omitempty"`
 
+	// FailurePolicy says what becomes of the members' requests while no agent
+	// serves on their node. Closed: they are refused, so that no member ever runs
+	// unsharded. Open: they go to the apiserver direct and unsharded. A pod keeps
+	// to Closed until it is created anew if it was created under Closed, because
+	// it trusts the mesh alone.
+	// +optional
+	// +kubebuilder:default=Closed
+	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
+
+	// TokenBinding says whether a member may use service-account tokens that are
+	// bound to other pods. Enforce: such requests are refused. Off: they pass.
+	// Tokens that are bound to no pod pass either way.
+	// +optional
+	// +kubebuilder:default=Enforce
+	TokenBinding TokenBinding `json:"tokenBinding,omitempty"`
+
+	// ClientCertificates says what becomes of clients that authenticate with a
+	// certificate, which cannot pass the proxy. Refuse: they are answered 401.
+	// Passthrough: all connections of the selected pods are tunnelled to the
+	// apiserver unread; only for a configuration that divides nothing.
+	// +optional
+	// +kubebuilder:default=Refuse
+	ClientCertificates ClientCertificates `json:"clientCertificates,omitempty"`
+
 	// Root makes this object a template from which shards are derived. A root
 	// selects no pods itself.
 	// +optional
 	Root *RootConfig `json:"root,omitempty"`
 }
+
+// FailurePolicy says whether pods go to the apiserver direct while there is no agent.
+//
+// +kubebuilder:validation:Enum=Closed;Open
+type FailurePolicy string
+
+// Values of FailurePolicy.
+const (
+	FailClosed FailurePolicy = "Closed"
+	FailOpen   FailurePolicy = "Open"
+)
+
+// TokenBinding says whether a token must be bound to the pod that uses it, if to any.
+//
+// +kubebuilder:validation:Enum=Enforce;Off
+type TokenBinding string
+
+// Values of TokenBinding.
+const (
+	TokenBindingEnforce TokenBinding = "Enforce"
+	TokenBindingOff     TokenBinding = "Off"
+)
+
+// ClientCertificates says what becomes of clients that authenticate with a certificate.
+//
+// +kubebuilder:validation:Enum=Refuse;Passthrough
+type ClientCertificates string
+
+// Values of ClientCertificates.
+const (
+	ClientCertificatesRefuse      ClientCertificates = "Refuse"
+	ClientCertificatesPassthrough ClientCertificates = "Passthrough"
+)
 
 // ControllerConfig says how the operator elects its leader.
 type ControllerConfig struct {
@@ -221,8 +279,8 @@ type MemberStatus struct {
 	// Node the pod runs on.
 	// +optional
 	Node string `json:"node,omitempty"`
-	// Capture is how the pod's traffic reaches the proxy: ebpf or iptables;
-	// empty while it is not captured.
+	// Capture is how the pod's traffic reaches the proxy: ebpf, iptables
+	// or address; empty while it is not captured.
 	// +optional
 	Capture string `json:"capture,omitempty"`
 	// PolicyVersion is the version of the policy that the pod's agent applies.

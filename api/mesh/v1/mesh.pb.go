@@ -223,9 +223,15 @@ type Hello struct {
 	// Version of the agent's program.
 	AgentVersion string `protobuf:"bytes,2,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	// Policy versions held, by pod uid.
-	Versions      map[string]string `protobuf:"bytes,3,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Versions map[string]string `protobuf:"bytes,3,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Ways of capture that work on this node: "ebpf", "iptables", "address".
+	Captures []string `protobuf:"bytes,4,rep,name=captures,proto3" json:"captures,omitempty"`
+	// True where pods under hostNetwork can be told apart.
+	HostNetwork bool `protobuf:"varint,5,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
+	// Why they cannot, for people; empty if they can.
+	HostNetworkReason string `protobuf:"bytes,6,opt,name=host_network_reason,json=hostNetworkReason,proto3" json:"host_network_reason,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -277,6 +283,27 @@ func (x *Hello) GetVersions() map[string]string {
 		return x.Versions
 	}
 	return nil
+}
+
+func (x *Hello) GetCaptures() []string {
+	if x != nil {
+		return x.Captures
+	}
+	return nil
+}
+
+func (x *Hello) GetHostNetwork() bool {
+	if x != nil {
+		return x.HostNetwork
+	}
+	return false
+}
+
+func (x *Hello) GetHostNetworkReason() string {
+	if x != nil {
+		return x.HostNetworkReason
+	}
+	return ""
 }
 
 // Ack answers one Upsert, Remove or Cluster message.
@@ -391,7 +418,7 @@ func (x *Report) GetPods() []*PodReport {
 type PodReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	// "ebpf" or "iptables"; empty while the pod is not captured.
+	// "ebpf", "iptables" or "address"; empty while the pod is not captured.
 	Capture string `protobuf:"bytes,2,opt,name=capture,proto3" json:"capture,omitempty"`
 	// Why the pod is not captured, for people.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
@@ -599,9 +626,12 @@ type Cluster struct {
 	// Fingerprint of the mesh's CA certificates. When it changes, agents ask for a
 	// new leaf: the one they have may be of a CA that pods made from now on do not
 	// trust.
-	MeshCa        string `protobuf:"bytes,5,opt,name=mesh_ca,json=meshCa,proto3" json:"mesh_ca,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MeshCa string `protobuf:"bytes,5,opt,name=mesh_ca,json=meshCa,proto3" json:"mesh_ca,omitempty"`
+	// host:port of the agents' own Service, literal addresses, where pods captured
+	// by address find the agent of their node. Empty where there is none.
+	AgentAddresses []string `protobuf:"bytes,6,rep,name=agent_addresses,json=agentAddresses,proto3" json:"agent_addresses,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
@@ -667,6 +697,13 @@ func (x *Cluster) GetMeshCa() string {
 		return x.MeshCa
 	}
 	return ""
+}
+
+func (x *Cluster) GetAgentAddresses() []string {
+	if x != nil {
+		return x.AgentAddresses
+	}
+	return nil
 }
 
 type Remove struct {
@@ -763,7 +800,15 @@ type PodPolicy struct {
 	Sharding *Sharding `protobuf:"bytes,6,opt,name=sharding,proto3" json:"sharding,omitempty"`
 	// Not empty: every request of the pod is refused with this message, because
 	// what its configurations ask is contradictory.
-	Refuse        string `protobuf:"bytes,7,opt,name=refuse,proto3" json:"refuse,omitempty"`
+	Refuse string `protobuf:"bytes,7,opt,name=refuse,proto3" json:"refuse,omitempty"`
+	// While no agent of the node serves, the pod's connections go to the apiserver
+	// direct. False: they are refused.
+	FailOpen bool `protobuf:"varint,8,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
+	// Tokens that are bound to another pod are passed on. False: they are refused.
+	AnyToken bool `protobuf:"varint,9,opt,name=any_token,json=anyToken,proto3" json:"any_token,omitempty"`
+	// The pod's connections are tunnelled to the apiserver as they are, TLS and
+	// all: nothing is seen of their requests. Never together with sharding.
+	Passthrough   bool `protobuf:"varint,10,opt,name=passthrough,proto3" json:"passthrough,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -845,6 +890,27 @@ func (x *PodPolicy) GetRefuse() string {
 		return x.Refuse
 	}
 	return ""
+}
+
+func (x *PodPolicy) GetFailOpen() bool {
+	if x != nil {
+		return x.FailOpen
+	}
+	return false
+}
+
+func (x *PodPolicy) GetAnyToken() bool {
+	if x != nil {
+		return x.AnyToken
+	}
+	return false
+}
+
+func (x *PodPolicy) GetPassthrough() bool {
+	if x != nil {
+		return x.Passthrough
+	}
+	return false
 }
 
 // Sharding is the shard of a pod.
@@ -1093,11 +1159,14 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x17.ctrlmesh.mesh.v1.HelloH\x00R\x05hello\x12)\n" +
 	"\x03ack\x18\x02 \x01(\v2\x15.ctrlmesh.mesh.v1.AckH\x00R\x03ack\x122\n" +
 	"\x06report\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.ReportH\x00R\x06reportB\x06\n" +
-	"\x04kind\"\xc0\x01\n" +
+	"\x04kind\"\xaf\x02\n" +
 	"\x05Hello\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12A\n" +
-	"\bversions\x18\x03 \x03(\v2%.ctrlmesh.mesh.v1.Hello.VersionsEntryR\bversions\x1a;\n" +
+	"\bversions\x18\x03 \x03(\v2%.ctrlmesh.mesh.v1.Hello.VersionsEntryR\bversions\x12\x1a\n" +
+	"\bcaptures\x18\x04 \x03(\tR\bcaptures\x12!\n" +
+	"\fhost_network\x18\x05 \x01(\bR\vhostNetwork\x12.\n" +
+	"\x13host_network_reason\x18\x06 \x01(\tR\x11hostNetworkReason\x1a;\n" +
 	"\rVersionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
@@ -1119,16 +1188,17 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
 	"\x06remove\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.RemoveH\x00R\x06remove\x122\n" +
 	"\x06synced\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.SyncedH\x00R\x06syncedB\x06\n" +
-	"\x04kind\"\xa8\x01\n" +
+	"\x04kind\"\xd1\x01\n" +
 	"\aCluster\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12+\n" +
 	"\x11service_addresses\x18\x02 \x03(\tR\x10serviceAddresses\x12-\n" +
 	"\x12endpoint_addresses\x18\x03 \x03(\tR\x11endpointAddresses\x12\x0e\n" +
 	"\x02ca\x18\x04 \x01(\fR\x02ca\x12\x17\n" +
-	"\amesh_ca\x18\x05 \x01(\tR\x06meshCa\"\x1a\n" +
+	"\amesh_ca\x18\x05 \x01(\tR\x06meshCa\x12'\n" +
+	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
-	"\x06Synced\"\xd5\x01\n" +
+	"\x06Synced\"\xb1\x02\n" +
 	"\tPodPolicy\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1136,7 +1206,11 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\bworkload\x18\x04 \x01(\tR\bworkload\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x126\n" +
 	"\bsharding\x18\x06 \x01(\v2\x1a.ctrlmesh.mesh.v1.ShardingR\bsharding\x12\x16\n" +
-	"\x06refuse\x18\a \x01(\tR\x06refuse\"}\n" +
+	"\x06refuse\x18\a \x01(\tR\x06refuse\x12\x1b\n" +
+	"\tfail_open\x18\b \x01(\bR\bfailOpen\x12\x1b\n" +
+	"\tany_token\x18\t \x01(\bR\banyToken\x12 \n" +
+	"\vpassthrough\x18\n" +
+	" \x01(\bR\vpassthrough\"}\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12*\n" +
