@@ -13,13 +13,32 @@ export KUBECACHEDIR=$RUN/kube-cache
 
 # Addresses inside the cluster. They exist only in its own network namespaces, so they are fixed:
 # clusters of other checkouts on the same machine use the same ones and never meet.
-GATEWAY=10.99.0.1                   # the control plane on the bridge
-API=https://$GATEWAY:6443
-SERVICES=10.96.0.0/16 DNS=10.96.0.10
-PODS=10.244.0.0/16
 MAX_NODES=9
-node_ip() { echo "10.99.0.$((10 + ${1#node}))"; }
-node_pods() { echo "10.244.${1#node}.0/24"; }
+address() { # address 4|6 WHAT [NODE]: one address or network
+  local n=${3-}; n=${n#node}
+  case $1-$2 in
+  4-control-plane) echo 10.99.0.1 ;;               6-control-plane) echo fd10:99::1 ;;
+  4-second-apiserver) echo 10.99.0.2 ;;            6-second-apiserver) echo fd10:99::2 ;;
+  4-node) echo "10.99.0.$((10 + n))" ;;            6-node) echo "fd10:99::$((10 + n))" ;;
+  4-node-pods) echo "10.244.$n.0/24" ;;            6-node-pods) echo "fd10:244:0:$n::/64" ;;
+  4-pods) echo 10.244.0.0/16 ;;                    6-pods) echo fd10:244::/48 ;;
+  4-services) echo 10.96.0.0/16 ;;                 6-services) echo fd10:96::/112 ;;
+  4-first-service) echo 10.96.0.1 ;;               6-first-service) echo fd10:96::1 ;;
+  4-dns) echo 10.96.0.10 ;;                        6-dns) echo fd10:96::a ;;
+  4-any) echo 0.0.0.0/0 ;;                         6-any) echo ::/0 ;;
+  4-length) echo 24 ;;                             6-length) echo 64 ;;   # of the bridge's network
+  esac
+}
+addresses() { local v; for v in $IPS; do address "$v" "$@"; done; }                # of all families, the primary first
+primary() { address "${IPS%% *}" "$@"; }
+comma() { paste -sd, -; }
+endpoint() { case $1 in *:*) echo "[$1]:$2" ;; *) echo "$1:$2" ;; esac; }        # endpoint ADDRESS PORT
+
+# IPS is which families there are, the primary first. They are chosen by up.sh and hold until down.sh.
+use_family() {
+  case ${1:-ipv4} in ipv4) IPS=4 ;; dual) IPS="4 6" ;; dual6) IPS="6 4" ;; ipv6) IPS=6 ;; *) die "FAMILY is ipv4, dual, dual6 or ipv6, not $1" ;; esac
+  API=https://$(endpoint "$(primary control-plane)" 6443)
+}
 
 # Units ----------------------------------------------------------------------------------------
 # Everything that runs is a unit (netns, etcd, kube-apiserver, ..., node1, ...), and a unit is a
@@ -28,7 +47,8 @@ node_pods() { echo "10.244.${1#node}.0/24"; }
 GROUP=ctrlmesh-$(printf %s "$ROOT" | sha256sum | cut -c1-8)
 if [ -f /sys/fs/cgroup/cgroup.controllers ]; then V2=/sys/fs/cgroup; else V2=/sys/fs/cgroup/unified; fi
 UNITS=$V2/$GROUP
-COMPONENTS="etcd kube-apiserver kube-controller-manager kube-scheduler"
+COMPONENTS="etcd kube-apiserver kube-controller-manager kube-scheduler"   # the programs
+CONTROL_PLANE="$COMPONENTS kube-apiserver2"
 
 die() { echo "$(basename "$0"): $*" >&2; exit 1; }
 need_root() { [ "$(id -u)" = 0 ] || die "needs root"; }
@@ -75,7 +95,7 @@ stop_all() {
   local dirs; mapfile -t dirs < <(find /sys/fs/cgroup -type d -name "$GROUP" -prune)
   remove_groups "${dirs[@]}"
   # Mounts, links and routes went with the namespaces. Logs, audit.log and pod logs are kept until the next up.
-  rm -rf "$RUN"/{units,etcd,pki,port,kubeconfig,api-ready,kube-cache} "$RUN"/node*/{ovl,kubelet,containerd,ready}
+  rm -rf "$RUN"/{units,etcd,pki,port,family,kubeconfig,api-ready,kube-cache} "$RUN"/node*/{ovl,kubelet,containerd,ready}
 }
 
 # The control plane ----------------------------------------------------------------------------
@@ -83,26 +103,32 @@ in_netns() { nsenter -t "$(main_pid netns)" -n "$@"; }   # run in the control pl
 
 start_netns() { # the namespace with the bridge, and 127.0.0.1:PORT outside leading to the apiserver inside
   rm -f "$RUN/port"
-  launch netns netfwd "${API_PORT:-0}" "$RUN/port" "$GATEWAY:6443"
+  launch netns netfwd "${API_PORT:-0}" "$RUN/port" "${API#https://}"
   waitfor 5 test -s "$RUN/port" || die "no port to listen on: $(tail -n 1 "$RUN/logs/netns.log")"
   { echo "link set lo up"
     echo "link add k8s type bridge"
-    echo "addr add $GATEWAY/24 dev k8s"
+    for v in $IPS; do
+      for who in control-plane second-apiserver; do echo "addr add $(address "$v" $who)/$(address "$v" length) dev k8s $(nodad "$v")"; done
+    done
     echo "link set k8s up"
     # The apiserver calls webhooks and aggregated APIs at pod addresses: a route for every node there may be.
-    for i in $(seq $MAX_NODES); do echo "route add $(node_pods "$i") via $(node_ip "$i")"; done
+    for i in $(seq $MAX_NODES); do routes_to "$i"; done
   } | in_netns ip -batch -
 }
+nodad() { [ "$1" = 4 ] || echo nodad; }   # duplicate address detection would keep an IPv6 address from use for a second
+routes_to() { local v; for v in $IPS; do echo "route add $(address "$v" node-pods "$1") via $(address "$v" node "$1")"; done; }
 
 start_component() {
-  local P=$RUN/pki flags
+  local P=$RUN/pki flags self
   local as="--kubeconfig=$P/$1.kubeconfig --authentication-kubeconfig=$P/$1.kubeconfig --authorization-kubeconfig=$P/$1.kubeconfig"
   case $1 in
   etcd) flags="--name e --data-dir $RUN/etcd --log-level warn --unsafe-no-fsync
       --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
       --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 --initial-cluster e=http://127.0.0.1:2380" ;;
-  kube-apiserver) flags="--etcd-servers=http://127.0.0.1:2379
-      --bind-address=$GATEWAY --advertise-address=$GATEWAY --secure-port=6443 --service-cluster-ip-range=$SERVICES
+  kube-apiserver | kube-apiserver2)
+      self=$(primary control-plane); [ "$1" = kube-apiserver ] || self=$(primary second-apiserver)
+      flags="--etcd-servers=http://127.0.0.1:2379
+      --bind-address=$self --advertise-address=$self --secure-port=6443 --service-cluster-ip-range=$(addresses services | comma)
       --client-ca-file=$P/ca.crt --tls-cert-file=$P/apiserver.crt --tls-private-key-file=$P/apiserver.key
       --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --allow-privileged=true --enable-bootstrap-token-auth=true
       --kubelet-certificate-authority=$P/ca.crt --kubelet-preferred-address-types=InternalIP
@@ -126,7 +152,7 @@ start_component() {
   *) die "no such component: $1" ;;
   esac
   # shellcheck disable=SC2086
-  launch "$1" nsenter -t "$(main_pid netns)" -n "$1" $flags
+  launch "$1" nsenter -t "$(main_pid netns)" -n "${1%2}" $flags
 }
 
 # Nodes ----------------------------------------------------------------------------------------
@@ -162,3 +188,5 @@ in_node() { # in_node NODE COMMAND...
   shift; nsenter -t "$p" -m -u -i -n -p -C -- "$@"
 }
 running_nodes() { local n; for n in $(seq -f node%g $MAX_NODES); do ! alive "$n" || echo "$n"; done; }
+
+use_family "$(cat "$RUN/family" 2>/dev/null || true)"

@@ -2,7 +2,7 @@
 # node-init.sh NODE: PID 1 of a node, in private mount, uts, ipc, net, pid and cgroup namespaces.
 # shellcheck source=lib.sh
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
-N=$1 D=$RUN/$1 IP=$(node_ip "$1")
+N=$1 D=$RUN/$1
 
 # Mounts. The inherited cgroup views go first: runtimes parse mountinfo and stumble over roots like "/..".
 umount -R -l /sys
@@ -42,21 +42,28 @@ for kv in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_
 done
 mount --make-rshared /
 hostname "$N"; echo "$N" >/etc/hostname
-printf '127.0.0.1 localhost\n%s %s\n' "$IP" "$N" >/etc/hosts
+{ echo "127.0.0.1 localhost"; echo "::1 localhost"; for ip in $(addresses node "$N"); do echo "$ip $N"; done; } >/etc/hosts
 rm -f /etc/resolv.conf; : >/etc/resolv.conf   # nothing upstream
 
 # Network. The cable is made from the bridge's end; both ends vanish with this namespace.
 nsenter --net=/proc/self/fd/8 sh -c "ip link add $N type veth peer name eth0 netns $$ && ip link set $N master k8s up"
 exec 8<&-
-{ echo "link set lo up"; echo "link set eth0 up"; echo "addr add $IP/24 dev eth0"; echo "route add default via $GATEWAY"
-  for i in $(seq $MAX_NODES); do [ "node$i" = "$N" ] || echo "route add $(node_pods "$i") via $(node_ip "$i")"; done
+{ echo "link set lo up"; echo "link set eth0 up"
+  for v in $IPS; do
+    echo "addr add $(address "$v" node "$N")/$(address "$v" length) dev eth0 $(nodad "$v")"
+    echo "route add $(address "$v" any) via $(address "$v" control-plane)"
+  done
+  for i in $(seq $MAX_NODES); do [ "node$i" = "$N" ] || routes_to "$i"; done
 } | ip -batch -
-echo 1 >/proc/sys/net/ipv4/ip_forward
+for f in ipv4/ip_forward ipv6/conf/all/forwarding; do echo 1 >/proc/sys/net/$f; done   # the node's own
+echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad   # as nodad above, for the bridge that the CNI makes
 
+ranges=$(addresses node-pods "$N" | sed 's/.*/[{"subnet": "&"}]/' | comma)
+routes=$(addresses any | sed 's/.*/{"dst": "&"}/' | comma)
 cat >/etc/cni/net.d/10-bridge.conflist <<C
 {"cniVersion": "1.0.0", "name": "k8s", "plugins": [
  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
-  "ipam": {"type": "host-local", "ranges": [[{"subnet": "$(node_pods "$N")"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  "ipam": {"type": "host-local", "ranges": [$ranges], "routes": [$routes]}},
  {"type": "portmap", "capabilities": {"portMappings": true}}]}
 C
 # restrict_oom_score_adj, oomScoreAdj, maxOpenFiles, conntrack: so that it works without CAP_SYS_RESOURCE
@@ -84,7 +91,7 @@ tlsPrivateKeyFile: $RUN/pki/$N-serving.key
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
 failCgroupV1: false
-clusterDNS: [$DNS]
+clusterDNS: ["$(primary dns)"]
 clusterDomain: cluster.local
 resolvConf: /etc/resolv.conf
 maxOpenFiles: 20000
@@ -103,13 +110,20 @@ apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: ${PROXY_MODE:-nftables}
 clientConnection: {kubeconfig: $RUN/pki/kube-proxy.kubeconfig}
-clusterCIDR: $PODS
+clusterCIDR: $(addresses pods | comma)
 hostnameOverride: $N
 oomScoreAdj: 0
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 C
 
-containerd -c /etc/containerd.toml >>"$D/logs/containerd.log" 2>&1 &
+# part NAME COMMAND...: kept running, as systemd would; what it started itself outlives it.
+part() {
+  while :; do
+    ( echo $BASHPID >"/run/$1.pid"; exec "${@:2}" ) >>"$D/logs/$1.log" 2>&1 || true
+    sleep 0.2
+  done &
+}
+part containerd containerd -c /etc/containerd.toml
 waitfor 30 ctr version
 if [ ! -e "$D/containerd/preloaded" ]; then
   for i in "$RUN"/parts/images/*.tar; do ctr -n k8s.io images import --local "$i"; done >>"$D/logs/containerd.log" 2>&1
@@ -118,6 +132,7 @@ fi
 touch "$D/ready"
 waitfor 120 test -e "$RUN/api-ready"
 # shellcheck disable=SC2086
-kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig="$RUN/pki/$N.kubeconfig" --hostname-override="$N" --node-ip="$IP" --v=2 ${KUBELET_ARGS:-} >>"$D/logs/kubelet.log" 2>&1 &
-kube-proxy --config=/etc/kubernetes/kube-proxy.yaml --v=2 >>"$D/logs/kube-proxy.log" 2>&1 &
+part kubelet kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig="$RUN/pki/$N.kubeconfig" --hostname-override="$N" \
+  --node-ip="$(addresses node "$N" | comma)" --v=2 ${KUBELET_ARGS:-}
+part kube-proxy kube-proxy --config=/etc/kubernetes/kube-proxy.yaml --v=2
 while :; do wait -n || sleep 0.2; done   # PID 1 reaps

@@ -1,11 +1,12 @@
 #!/bin/bash
 # node.sh start UNIT         boot a node, or start a component of the control plane; waits until it is up
 # node.sh stop UNIT          cut it off, as a power failure would; a node keeps its disk
+# node.sh restart NODE PART  end containerd or kubelet on a node and wait for the next; pods stay
 # node.sh load NODE TAR...   load images into its container runtime
 # node.sh exec NODE CMD...   run a command on the node; NODE may be "netns": the control plane's network
 # node.sh logs NODE          the directory, outside the node, with its container logs: NAMESPACE_POD_UID/CONTAINER/N.log
 # node.sh list               what runs
-# A UNIT is node1..node9, etcd, kube-apiserver, kube-controller-manager or kube-scheduler.
+# A UNIT is node1..node9, etcd, kube-apiserver, kube-apiserver2, kube-controller-manager or kube-scheduler.
 # shellcheck source=lib.sh
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 usage() { sed -n '2,/^# A UNIT/s/^# //p' "$0" >&2; exit 2; }
@@ -22,12 +23,25 @@ start)
     waitfor 60 test -e "$RUN/$unit/ready" || { tail -n 5 "$RUN/logs/$unit.log" >&2; die "$unit does not come up"; } ;;
   *)
     start_component "$unit"
-    [ "$unit" = etcd ] || waitfor 60 kubectl get --raw=/readyz --request-timeout=2s || die "the apiserver is not ready" ;;
+    ready=(kubectl get --raw=/readyz --request-timeout=2s)
+    [ "$unit" != kube-apiserver2 ] || ready=(in_netns "${ready[@]}" --server="https://$(endpoint "$(primary second-apiserver)" 6443)")
+    [ "$unit" = etcd ] || waitfor 60 "${ready[@]}" || die "the apiserver is not ready" ;;
   esac ;;
-stop) case " $COMPONENTS $(running_nodes | tr '\n' ' ')" in *" $unit "*) stop "$unit" ;; *) die "$unit does not run" ;; esac ;;
+restart)
+  part=${1-}
+  case $part in
+  containerd) serves=(ctr version) ;;
+  kubelet) serves=(busybox wget -qO /dev/null http://127.0.0.1:10248/healthz) ;;
+  *) usage ;;
+  esac
+  pid=$(in_node "$unit" cat "/run/$part.pid")
+  in_node "$unit" kill "$pid"
+  next() { [ "$(in_node "$unit" cat "/run/$part.pid")" != "$pid" ] && in_node "$unit" timeout 5 "${serves[@]}"; }
+  waitfor 60 next || { tail -n 5 "$RUN/$unit/logs/$part.log" >&2; die "$part does not come back on $unit"; } ;;
+stop) case " $CONTROL_PLANE $(running_nodes | tr '\n' ' ')" in *" $unit "*) stop "$unit" ;; *) die "$unit does not run" ;; esac ;;
 load) for tar; do in_node "$unit" ctr -n k8s.io images import --local "$(readlink -f "$tar")" 2>&1 >/dev/null | { grep -v DEPRECATION >&2 || true; }; done ;;
 exec) if [ "$unit" = netns ]; then in_netns "$@"; else in_node "$unit" "$@"; fi ;;
 logs) echo "$RUN/$unit/pods" ;;
-list) for unit in netns $COMPONENTS $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;
+list) for unit in netns $CONTROL_PLANE $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;
 *) usage ;;
 esac

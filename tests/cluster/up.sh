@@ -5,6 +5,7 @@
 need_root
 n=${1:-2}
 [[ $n =~ ^[0-$MAX_NODES]$ ]] || die "0 to $MAX_NODES nodes, not $n"
+use_family "${FAMILY:-}"
 
 mkdir -p "$RUN"
 exec 9>"$RUN/lock"
@@ -17,14 +18,19 @@ trap 'exit 130' INT TERM
 # From here on this script is a unit too, so that down.sh ends it with everything that it started.
 mkdir -p "$UNITS/up"; echo $$ >"$UNITS/up/cgroup.procs"
 "$HERE/build.sh"
+echo "${FAMILY:-ipv4}" >"$RUN/family"
+# A node takes some 17 inotify instances, and many machines allow a user 128 in all.
+instances=/proc/sys/fs/inotify/max_user_instances
+[ "$(<$instances)" -ge 1024 ] || echo 1024 >$instances || echo "up.sh: cannot raise $instances" >&2
 
 start=$(date +%s%N)
 say() { local ms=$((($(date +%s%N) - start) / 1000000)); printf '[%3d.%d s] %s\n' $((ms / 1000)) $((ms % 1000 / 100)) "$*"; }
 
 start_netns
-for i in $(seq $MAX_NODES); do certs="${certs-} node$i=$(node_ip "$i")"; done
+for i in $(seq $MAX_NODES); do certs="${certs-} node$i=$(addresses node "$i" | comma)"; done
 # shellcheck disable=SC2086
-pki "$RUN/pki" $API "https://127.0.0.1:$(<"$RUN/port")" $GATEWAY,10.96.0.1 $certs
+pki "$RUN/pki" "$API" "https://127.0.0.1:$(<"$RUN/port")" \
+  "$({ addresses control-plane; addresses second-apiserver; addresses first-service; } | comma)" $certs
 install -m 600 "$RUN/pki/admin.kubeconfig" "$RUN/kubeconfig"
 start_component etcd
 start_component kube-apiserver
@@ -36,12 +42,12 @@ touch "$RUN/api-ready"
 say "apiserver ready at https://127.0.0.1:$(<"$RUN/port")"
 start_component kube-controller-manager
 start_component kube-scheduler
-[ -z "$nodes" ] || kubectl apply -f "$HERE/manifests/coredns.yaml" >/dev/null
+[ -z "$nodes" ] || sed "s/CLUSTER_DNS/$(primary dns)/" "$HERE/manifests/coredns.yaml" | kubectl apply -f - >/dev/null
 
 # The address ranges are fixed per node (routes, CNI); the Node objects are told for those who ask.
 for node in $nodes; do
-  cidr=$(node_pods "$node")
-  waitfor 60 kubectl patch node "$node" -p "{\"spec\":{\"podCIDR\":\"$cidr\",\"podCIDRs\":[\"$cidr\"]}}" ||
+  cidrs=$(addresses node-pods "$node" | sed 's/.*/"&"/' | comma)
+  waitfor 60 kubectl patch node "$node" -p "{\"spec\":{\"podCIDR\":${cidrs%%,*},\"podCIDRs\":[$cidrs]}}" ||
     { tail -n 5 "$RUN/logs/$node.log" "$RUN/$node/logs"/*.log >&2; false; }
 done
 waitfor 60 kubectl -n default get serviceaccount default   # without it no pod is admitted

@@ -34,10 +34,10 @@ func TestClusterOfTests(t *testing.T) {
 		for _, l := range links {
 			require.NotContains(t, append(nodes(t), "k8s", "cni0"), l.Name)
 		}
-		for _, what := range [][]string{{"address"}, {"route", "show", "table", "all"}, {"rule"}} {
+		for _, what := range [][]string{{"address"}, {"route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}, {"rule"}} {
 			out, err := exec.CommandContext(t.Context(), "ip", what...).Output()
 			require.NoError(t, err)
-			for _, network := range []string{"10.99.0.", "10.244.", "10.96."} { // nodes, pods, services
+			for _, network := range []string{"10.99.0.", "10.244.", "10.96.", "fd10:"} { // nodes, pods, services
 				require.NotContains(t, string(out), network)
 			}
 		}

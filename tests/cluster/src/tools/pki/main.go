@@ -1,4 +1,4 @@
-// pki DIR API_URL ADMIN_URL API_IP[,API_IP] NODE=IP...
+// pki DIR API_URL ADMIN_URL API_IP[,API_IP]... NODE=IP[,IP]...
 //
 // writes the CAs, certificates, service-account keys and kubeconfigs of a cluster into DIR. The
 // admin's kubeconfig names ADMIN_URL (from outside), all others API_URL.
@@ -84,6 +84,15 @@ current-context: local
 `, server, b(ca.certPEM), b(c.certPEM), b(c.keyPEM))))
 }
 
+// local is the loopback's addresses and others, joined by commas.
+func local(others string) []net.IP {
+	ips := []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")}
+	for _, s := range strings.Split(others, ",") {
+		ips = append(ips, net.ParseIP(s))
+	}
+	return ips
+}
+
 func main() {
 	dir = os.Args[1]
 	server, outside := os.Args[2], os.Args[3]
@@ -94,12 +103,8 @@ func main() {
 	sv := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	ca := mk("ca", pkix.Name{CommonName: "kubernetes-ca"}, nil, true, nil, nil, nil)
 	fp := mk("front-proxy-ca", pkix.Name{CommonName: "front-proxy-ca"}, nil, true, nil, nil, nil)
-	ips := []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")}
-	for _, s := range strings.Split(os.Args[4], ",") {
-		ips = append(ips, net.ParseIP(s))
-	}
 	mk("apiserver", pkix.Name{CommonName: "kube-apiserver"}, ca, false, sv,
-		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}, ips)
+		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}, local(os.Args[4]))
 	mk("apiserver-kubelet-client", pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}}, ca, false, cl, nil, nil)
 	mk("front-proxy-client", pkix.Name{CommonName: "front-proxy-client"}, fp, false, cl, nil, nil)
 	sa := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -113,8 +118,8 @@ func main() {
 	user("kube-scheduler", server, "system:kube-scheduler")
 	user("kube-proxy", server, "system:kube-proxy")
 	for _, a := range os.Args[5:] {
-		n, ip, _ := strings.Cut(a, "=")
+		n, ips, _ := strings.Cut(a, "=")
 		user(n, server, "system:node:"+n, "system:nodes")
-		mk(n+"-serving", pkix.Name{CommonName: "system:node:" + n, Organization: []string{"system:nodes"}}, ca, false, sv, []string{n, "localhost"}, []net.IP{net.ParseIP(ip), net.ParseIP("127.0.0.1")})
+		mk(n+"-serving", pkix.Name{CommonName: "system:node:" + n, Organization: []string{"system:nodes"}}, ca, false, sv, []string{n, "localhost"}, local(ips))
 	}
 }
