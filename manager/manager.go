@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -181,8 +182,10 @@ func slimPod(o any) (any, error) {
 	slim := &corev1.Pod{ObjectMeta: pod.ObjectMeta}
 	slim.ManagedFields = nil
 	slim.Annotations = nil
-	if trust, ok := pod.Annotations[v1alpha1.TrustAnnotation]; ok {
-		slim.Annotations = map[string]string{v1alpha1.TrustAnnotation: trust}
+	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation} {
+		if v, ok := pod.Annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, key, v)
+		}
 	}
 	slim.Spec.NodeName = pod.Spec.NodeName
 	slim.Status.Phase = pod.Status.Phase

@@ -130,6 +130,11 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) Result {
 				break
 			}
 			policy.Sharding = rendered[selecting[0]]
+			policy.AnyToken = s.Config.Spec.TokenBinding == v1alpha1.TokenBindingOff
+			policy.Passthrough = CanPassThrough(pod) && PassesThrough(s.Config)
+			policy.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen
+		default:
+			policy.FailOpen = CanFailOpen(pod)
 		}
 		var err error
 		if policy.Version, err = version(policy); err != nil {
@@ -166,6 +171,32 @@ func Members(c *v1alpha1.ShardingConfig) (labels.Selector, *Problem) {
 	return sel, nil
 }
 
+// Trust is the value of the trust annotation of pods admitted while the
+// configuration selects them; nil for pods that none selects. Whoever may be let
+// go past the proxy must be able to verify the apiserver.
+func Trust(c *v1alpha1.ShardingConfig) string {
+	if c == nil || c.Spec.FailurePolicy == v1alpha1.FailOpen || PassesThrough(c) {
+		return v1alpha1.TrustBoth
+	}
+	return v1alpha1.TrustMesh
+}
+
+// CanFailOpen tells whether a pod's clients could verify the real apiserver.
+func CanFailOpen(pod *corev1.Pod) bool {
+	return pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustBoth
+}
+
+// CanPassThrough tells whether a pod's connections could end at the real
+// apiserver: one that connects to the agent's address would not accept it there.
+func CanPassThrough(pod *corev1.Pod) bool {
+	return CanFailOpen(pod) && pod.Annotations[v1alpha1.CaptureAnnotation] != v1alpha1.CaptureAddress
+}
+
+// PassesThrough tells whether a configuration leaves the requests of its pods unread.
+func PassesThrough(c *v1alpha1.ShardingConfig) bool {
+	return c.Spec.ClientCertificates == v1alpha1.ClientCertificatesPassthrough
+}
+
 // ConflictMessage says that several configurations select a pod and what to do.
 func ConflictMessage(namespace string, configs []string) string {
 	return fmt.Sprintf("ShardingConfigs %s in namespace %s all select this pod, which must belong to one shard: change the pod's labels, or delete all but one and create them again with selectors that exclude each other",
@@ -177,7 +208,14 @@ func UpstreamLock(leaderElectionName, shard string) string {
 	return leaderElectionName + "---" + shard
 }
 
+// render is nil for a configuration that divides nothing.
 func render(c *v1alpha1.ShardingConfig) (*meshv1.Sharding, *Problem) {
+	if PassesThrough(c) {
+		if len(c.Spec.Limits) > 0 || c.Spec.Controller != nil {
+			return nil, &Problem{ReasonInvalid, "spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}
+		}
+		return nil, nil
+	}
 	out := &meshv1.Sharding{Shard: c.Name}
 	for i, l := range c.Spec.Limits {
 		limit := &meshv1.Limit{}

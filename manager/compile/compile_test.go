@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 var update = flag.Bool("update", false, "write what the transcripts should say")
@@ -96,6 +98,63 @@ func TestAnOwnersNameMayBeAnything(t *testing.T) {
 	r := Compile(nil, []*corev1.Pod{pod})
 	require.Equal(t, "a?b", r.Policies["1"].Workload)
 	require.Empty(t, r.Policies["1"].Refuse)
+}
+
+// A pod may go past the proxy only where its configuration says so, and only if
+// its clients could verify the apiserver there.
+func TestWhoMayGoPastTheProxy(t *testing.T) {
+	config := func(change func(*v1alpha1.ShardingConfigSpec)) *v1alpha1.ShardingConfig {
+		c := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+		c.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"shard": "0"}}
+		c.Spec.Limits = []v1alpha1.ObjectLimiter{{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}}
+		change(&c.Spec)
+		return c
+	}
+	closed := config(func(*v1alpha1.ShardingConfigSpec) {})
+	open := config(func(s *v1alpha1.ShardingConfigSpec) { s.FailurePolicy = v1alpha1.FailOpen })
+	off := config(func(s *v1alpha1.ShardingConfigSpec) { s.TokenBinding = v1alpha1.TokenBindingOff })
+	pass := config(func(s *v1alpha1.ShardingConfigSpec) {
+		s.ClientCertificates, s.Limits = v1alpha1.ClientCertificatesPassthrough, nil
+	})
+	both := config(func(s *v1alpha1.ShardingConfigSpec) { s.ClientCertificates = v1alpha1.ClientCertificatesPassthrough })
+	for _, c := range []struct {
+		what           string
+		config         *v1alpha1.ShardingConfig
+		trust, capture string
+		want           *meshv1.PodPolicy // the fields that matter
+		sharded        bool
+	}{
+		{"closed", closed, v1alpha1.TrustMesh, "", &meshv1.PodPolicy{}, true},
+		{"closed, admitted before", closed, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{}, true},
+		{"open", open, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{FailOpen: true}, true},
+		{"open, by iptables", open, v1alpha1.TrustBoth, v1alpha1.CaptureIPTables, &meshv1.PodPolicy{FailOpen: true}, true},
+		{"open, but trusts the mesh alone", open, v1alpha1.TrustMesh, "", &meshv1.PodPolicy{}, true},
+		{"open, never admitted", open, "", "", &meshv1.PodPolicy{}, true},
+		{"any token", off, v1alpha1.TrustMesh, "", &meshv1.PodPolicy{AnyToken: true}, true},
+		{"passthrough", pass, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{Passthrough: true}, false},
+		{"passthrough, but trusts the mesh alone", pass, v1alpha1.TrustMesh, "", &meshv1.PodPolicy{}, false},
+		{"passthrough, but by address", pass, v1alpha1.TrustBoth, v1alpha1.CaptureAddress, &meshv1.PodPolicy{}, false},
+		{"passthrough of shards", both, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{Refuse: "ShardingConfig ns/c: spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}, false},
+		{"no configuration", nil, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{FailOpen: true}, false},
+		{"no configuration, never admitted", nil, "", "", &meshv1.PodPolicy{}, false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: "pod", UID: "1",
+				Labels:      map[string]string{v1alpha1.EnableProxyLabel: "true", "shard": "0"},
+				Annotations: map[string]string{v1alpha1.TrustAnnotation: c.trust, v1alpha1.CaptureAnnotation: c.capture},
+			}}
+			var configs []*v1alpha1.ShardingConfig
+			if c.config != nil {
+				configs = append(configs, c.config)
+			}
+			got := Compile(configs, []*corev1.Pod{pod}).Policies["1"]
+			require.Equal(t, c.sharded, got.Sharding != nil)
+			c.want.Uid, c.want.Namespace, c.want.Name, c.want.Workload = "1", "ns", "pod", "pod"
+			c.want.Version, c.want.Sharding = got.Version, got.Sharding
+			require.True(t, proto.Equal(c.want, got.PodPolicy), "%v", got)
+		})
+	}
 }
 
 func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) {

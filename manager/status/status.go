@@ -40,6 +40,9 @@ const (
 	ReasonPolicyRejected   = "PolicyRejected"
 	ReasonNotAdmitted      = "NotAdmitted"
 	ReasonOlderThanConfig  = "OlderThanConfig"
+	ReasonTrustsMeshAlone  = "TrustsMeshAlone"
+	ReasonCannotFailOpen   = "CannotFailOpen"
+	ReasonCannotPass       = "CannotPassThrough"
 	ReasonNotCaptured      = "NotCaptured"
 	ReasonAgentAway        = "AgentAway"
 	ReasonStampingProblems = "StampingProblems"
@@ -78,7 +81,7 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 		Stamping:           in.Stamping,
 		Root:               config.Status.Root,
 	}
-	if config.Spec.Root == nil {
+	if config.Spec.Root == nil && !compile.PassesThrough(config) {
 		out.Shards, out.Method = 1, "Labels"
 	}
 	verdicts := make([]verdict, len(in.Shard.Members))
@@ -126,8 +129,12 @@ func (in Input) member(pod *corev1.Pod) verdict {
 		return bad(ReasonConflict, "another ShardingConfig selects it too: all its requests are refused")
 	case trust == "":
 		return bad(ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted")
-	case trust != v1alpha1.TrustMesh:
-		return bad(ReasonOlderThanConfig, "it is older than this ShardingConfig, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
+	case compile.PassesThrough(in.Shard.Config) && trust == v1alpha1.TrustBoth && !compile.CanPassThrough(pod):
+		return bad(ReasonCannotPass, "it is captured by address, so its connections cannot be passed through: take annotation %s off its template and delete it", v1alpha1.CaptureAnnotation)
+	case trust != compile.Trust(in.Shard.Config) && trust == v1alpha1.TrustMesh:
+		return bad(ReasonTrustsMeshAlone, "it was admitted to trust the mesh alone, so its connections can neither go to the apiserver direct nor be passed through: delete it, so that its successor is admitted anew")
+	case trust != compile.Trust(in.Shard.Config):
+		return bad(ReasonOlderThanConfig, "it was admitted before this ShardingConfig said failurePolicy: Closed, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
 	case node == "":
 		return wait("it is not scheduled yet")
 	case pod.Status.Phase != corev1.PodRunning:
@@ -179,8 +186,16 @@ func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict
 	unready := func(v verdict) bool { return !v.ready }
 	waiting := func(v verdict) bool { return !v.ready && v.reason == "" }
 	broken := func(v verdict) bool { return v.reason != "" }
+	open := in.Shard.Config.Spec.FailurePolicy == v1alpha1.FailOpen
+	// There nobody can tell, while the agent is away, that it is.
+	stuck := func(v verdict) bool {
+		return open && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)
+	}
 
 	members := fmt.Sprintf("%d of %d members ready", out.ReadyMembers, out.Members)
+	if open && !compile.PassesThrough(in.Shard.Config) {
+		members += "; failurePolicy is Open: while no agent serves their node, members run unsharded"
+	}
 	switch {
 	case in.Shard.Problem != nil:
 		set(v1alpha1.ConditionReady, false, in.Shard.Problem.Reason, in.Shard.Problem.Message)
@@ -215,6 +230,8 @@ func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict
 	case slices.ContainsFunc(verdicts, broken):
 		v := verdicts[slices.IndexFunc(verdicts, broken)]
 		set(v1alpha1.ConditionDegraded, true, v.reason, describe(verdicts, broken))
+	case slices.ContainsFunc(verdicts, stuck):
+		set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "+describe(verdicts, stuck))
 	case in.Stamping != nil && in.Stamping.Message != "":
 		set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, in.Stamping.Message)
 	default:
@@ -230,7 +247,7 @@ func describe(verdicts []verdict, which func(verdict) bool) string {
 		switch {
 		case !which(v):
 		case len(said) < maxNamed:
-			said = append(said, fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "ready")))
+			said = append(said, fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "captured by "+v.Capture)))
 		default:
 			more++
 		}

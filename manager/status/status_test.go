@@ -87,6 +87,16 @@ func TestMembersThatAreNotReady(t *testing.T) {
 		{"older", func(_ *Input, p *corev1.Pod, _ *push.Observation) {
 			p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
 		}, "delete it", ReasonOlderThanConfig},
+		{"admitted under Closed", func(in *Input, _ *corev1.Pod, _ *push.Observation) {
+			in.Shard.Config.Spec.FailurePolicy = v1alpha1.FailOpen
+		}, "delete it", ReasonTrustsMeshAlone},
+		{"admitted without Passthrough", func(in *Input, _ *corev1.Pod, _ *push.Observation) {
+			in.Shard.Config.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
+		}, "delete it", ReasonTrustsMeshAlone},
+		{"passthrough by address", func(in *Input, p *corev1.Pod, _ *push.Observation) {
+			in.Shard.Config.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
+			p.Annotations = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustBoth, v1alpha1.CaptureAnnotation: v1alpha1.CaptureAddress}
+		}, "off its template", ReasonCannotPass},
 		{"conflict", func(in *Input, p *corev1.Pod, _ *push.Observation) {
 			in.Shard.Conflicts = []compile.Conflict{{Pod: p.Name, Configs: []string{"one", "shard"}}}
 		}, "refused", ReasonConflict},
@@ -128,6 +138,34 @@ func TestMembersThatAreNotReady(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestFailurePolicyOpen(t *testing.T) {
+	p := pod("a")
+	p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
+	o := fine
+	in := input(o, p)
+	in.Observe = func(_, _ string) push.Observation { return o }
+	in.Shard.Config.Spec.FailurePolicy = v1alpha1.FailOpen
+	s := Of(in)
+	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
+	require.Contains(t, condition(t, s, v1alpha1.ConditionReady).Message, "members run unsharded")
+	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+
+	for _, mode := range []string{v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress} {
+		o.Capture = mode
+		s = Of(in)
+		require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status, "it serves")
+		require.Equal(t, ReasonCannotFailOpen, condition(t, s, v1alpha1.ConditionDegraded).Reason)
+		require.Contains(t, condition(t, s, v1alpha1.ConditionDegraded).Message, "pod a: captured by "+mode)
+	}
+
+	// What divides nothing has nothing to warn of.
+	in.Shard.Config.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
+	s = Of(in)
+	require.Zero(t, s.Shards)
+	require.Empty(t, s.Method)
+	require.NotContains(t, condition(t, s, v1alpha1.ConditionReady).Message, "unsharded")
 }
 
 func TestAgentBeingReplaced(t *testing.T) {

@@ -17,12 +17,16 @@ import (
 func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
+	passes := compile.PassesThrough(c)
+	if passes && (c.Spec.Root != nil || c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {
+		errs = append(errs, field.Forbidden(spec.Child("clientCertificates"), "Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"))
+	}
 	if c.Spec.Root == nil {
 		errs = append(errs, selector(c.Spec.Selector, spec.Child("selector"))...)
 		if s := c.Spec.Selector; s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
 			errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
 		}
-		if len(c.Spec.Limits) == 0 {
+		if len(c.Spec.Limits) == 0 && !passes {
 			errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
 		}
 		for i, l := range c.Spec.Limits {

@@ -60,6 +60,11 @@ func TestConfig(t *testing.T) {
 		require.ErrorContains(t, Config(config(t, "bad", changed)).ToAggregate(), c.says, what)
 	}
 	require.ErrorContains(t, Config(config(t, "bad", "selector: {matchLabels: {a: b}}")).ToAggregate(), "spec.limits: Required")
+	const pass = "selector: {matchLabels: {a: b}}\nclientCertificates: Passthrough\n"
+	require.Empty(t, Config(config(t, "pass", pass)))
+	for _, more := range []string{"controller: {leaderElectionName: lock}", "limits: [{relateResources: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {a: b}}}]", "root: {prefix: r}"} {
+		require.ErrorContains(t, Config(config(t, "pass", pass+more)).ToAggregate(), "spec.clientCertificates: Forbidden", more)
+	}
 	require.Empty(t, Config(config(t, "twice", good+`
 - relateResources: [{apiGroups: [apps], resources: [deployments]}]
   selector: {matchLabels: {c: d}}
@@ -125,6 +130,14 @@ func TestOverlapAtAdmission(t *testing.T) {
 	changed := both.DeepCopy()
 	changed.Spec.Limits[0].RelateResources[0].Resources = []string{"pods"}
 	require.True(t, handle(t, admissionv1.Update, changed, both, one).Allowed)
+}
+
+func TestOpenIsWarnedOf(t *testing.T) {
+	r := handle(t, admissionv1.Create, config(t, "zero", good+"failurePolicy: Open\n"), nil)
+	require.True(t, r.Allowed)
+	require.Contains(t, r.Warnings[0], "unsharded")
+	require.Empty(t, handle(t, admissionv1.Create, config(t, "zero", good), nil).Warnings)
+	require.Empty(t, handle(t, admissionv1.Create, config(t, "zero", "selector: {matchLabels: {a: b}}\nclientCertificates: Passthrough\nfailurePolicy: Open\n"), nil).Warnings)
 }
 
 func TestUpdate(t *testing.T) {

@@ -61,8 +61,12 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if msg := sameLock(c, others); msg != "" {
 		return refuse("LockCollision", msg)
 	}
+	allowed := admission.Allowed("")
+	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
+		allowed = allowed.WithWarnings("spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
+	}
 	if !selectorIsNew || c.Spec.Root != nil {
-		return admission.Allowed("")
+		return allowed
 	}
 	var pods corev1.PodList
 	if err := w.Reader.List(ctx, &pods, client.InNamespace(c.Namespace), client.MatchingLabels{v1alpha1.EnableProxyLabel: "true"}); err != nil {
@@ -71,7 +75,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if msg := overlapping(c, others, pods.Items); msg != "" {
 		return refuse("Overlap", msg)
 	}
-	return admission.Allowed("")
+	return allowed
 }
 
 func refuse(reason, msg string) admission.Response {
