@@ -46,6 +46,7 @@ type node struct {
 
 func (*node) Modes() []capture.Mode                { return []capture.Mode{capture.EBPF} }
 func (*node) HostNetwork() error                   { return nil }
+func (*node) Unavailable() map[capture.Mode]error  { return nil }
 func (*node) Check(context.Context) []capture.Loss { return nil }
 func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
 	n.mu.Lock()

@@ -16,7 +16,8 @@ import (
 type Mode string
 
 const (
-	// Auto is EBPF where it works, else IPTables.
+	// Auto is EBPF where it works, else IPTables. It is never Address: that takes a
+	// pod that was made for it.
 	Auto Mode = ""
 	// EBPF redirects at the connect: nothing in the pod's network namespace
 	// changes and no packet passes through connection tracking.
@@ -33,7 +34,16 @@ const DefaultPinDir = "/sys/fs/bpf/ctrlmesh"
 
 // Config says how pods are captured. The zero value suits a usual node.
 type Config struct {
+	// Mode is the one way of redirecting to use; in Auto mode all that work are open.
 	Mode Mode
+
+	// Address is the host:port to listen on, in the agent's own network namespace,
+	// for the pods captured by Address. If empty, that way is not open.
+	Address string
+	// Refused, if not nil, is told of each connection to Address that was closed
+	// because no captured pod has the peer's address, or because the pod's queue was
+	// full. It must not block.
+	Refused func(peer netip.Addr)
 
 	// CgroupRoot is the root of the unified cgroup hierarchy; found if empty.
 	CgroupRoot string
@@ -94,6 +104,9 @@ type Method interface {
 	// Modes are the ways that work on this node, the best first; at least one.
 	Modes() []Mode
 
+	// Unavailable is why the other ways that were to be opened do not work here.
+	Unavailable() map[Mode]error
+
 	// HostNetwork is nil where pods under hostNetwork can be captured, else the reason.
 	HostNetwork() error
 
@@ -138,33 +151,17 @@ const CheckInterval = 250 * time.Millisecond
 // ErrHostNetwork means that a pod has no network namespace of its own.
 var ErrHostNetwork = errors.New("the pod has no network namespace of its own")
 
-// Open makes the configured way of capture ready. In Auto mode it really loads
-// and attaches the BPF programs, and takes iptables where the node does not
-// allow that; the reason is logged.
+// Open makes the ways of capture ready that this node allows. It finds that out
+// by doing: it loads and attaches the BPF programs, and makes rules in a network
+// namespace of its own. In Auto mode one way is enough, whichever; a way that was
+// asked for must work.
 func Open(cfg Config) (Method, error) {
 	cfg = cfg.withDefaults()
-	var r redirector
-	var err error
-	switch cfg.Mode {
-	case EBPF:
-		r, err = openEBPF(cfg)
-	case IPTables:
-		r, err = openIPTables(cfg)
-	case Auto:
-		if r, err = openEBPF(cfg); errors.Is(err, bpf.ErrUnsupported) {
-			cfg.Logger.Warn("capturing by iptables", "reason", err)
-			why := err
-			if r, err = openIPTables(cfg); err != nil {
-				err = errors.Join(why, err)
-			}
-		}
-	default:
-		err = errors.New("unknown mode")
+	n := &node{cfg: cfg, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}
+	if err := n.open(); err != nil {
+		return nil, fmt.Errorf("capture mode %q: %w", cfg.Mode, errors.Join(err, n.Close()))
 	}
-	if err != nil {
-		return nil, fmt.Errorf("capture mode %q: %w", cfg.Mode, err)
-	}
-	return &node{redirector: r, pods: map[string]*Pod{}}, nil
+	return n, nil
 }
 
 // Cleanup removes every trace of both ways of capture from the node: pins,

@@ -237,7 +237,7 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 		p := captured(t, m, uid, pod, "mesh")
 		stop := hammer(pod, service4, service6)
 		for start := time.Now(); time.Since(start) < 200*time.Millisecond; {
-			require.NoError(t, m.(*node).redirector.redirect(p))
+			require.NoError(t, p.way.redirect(p))
 		}
 		counts := stop()
 		t.Log(counts)
@@ -369,7 +369,7 @@ func TestSweep(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "direct", who)
 		if cfg.Mode == EBPF {
-			left, err := second.(*node).redirector.(ebpf).bpf.Pods()
+			left, err := second.(*node).ways[0].(ebpf).bpf.Pods()
 			require.NoError(t, err)
 			require.Len(t, left, 1)
 		}
@@ -427,18 +427,27 @@ func TestNoIPv6(t *testing.T) {
 			forEachMethod(t, func(t *testing.T, cfg Config) {
 				w := newWorld(t)
 				pod := w.pod()
-				require.NoError(t, pod.do(func() error {
-					return os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte("1"), 0)
-				}))
-				p := captured(t, agent(t, cfg), uid, pod, "mesh")
-				require.Len(t, p.Listeners(), 1)
+				disable := func(value string) {
+					require.NoError(t, pod.do(func() error {
+						return os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte(value), 0)
+					}))
+				}
+				disable("1")
+				captured(t, agent(t, cfg), uid, pod, "mesh")
 				for _, c := range []client{{}, {mapped: true}} {
 					who, _, err := c.connect(pod, service4)
 					require.NoError(t, err)
 					require.Equal(t, "mesh", who)
 				}
 				_, _, err := client{patience: 200 * time.Millisecond}.connect(pod, service6)
-				require.Error(t, err, "IPv6 has no listener to go to, and must not go direct")
+				require.Error(t, err, "IPv6 cannot reach the listener, and must not go direct")
+
+				// It comes while the pod runs.
+				disable("0")
+				pod.again6()
+				who, _, err := client{}.connect(pod, service6)
+				require.NoError(t, err)
+				require.Equal(t, "mesh", who)
 			})
 		})
 	}

@@ -53,7 +53,7 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 }
 
 func (p *Pod) mark(c syscall.RawConn) (err error) {
-	if cerr := c.Control(func(fd uintptr) { err = p.node.redirector.mark(int(fd)) }); cerr != nil {
+	if cerr := c.Control(func(fd uintptr) { err = p.node.mark(int(fd)) }); cerr != nil {
 		return cerr
 	}
 	return err

@@ -39,8 +39,12 @@ func openEBPF(cfg Config) (redirector, error) {
 
 func (e ebpf) mode() Mode { return EBPF }
 
-// lastPort does not matter: one write to the map moves the pod to another port.
-func (e ebpf) lastPort(*Pod) uint16 { return 0 }
+func (e ebpf) hostNetwork() error { return errors.ErrUnsupported }
+
+func (e ebpf) lastPort(p *Pod) uint16 {
+	entry, _, _ := e.bpf.Pod(p.cookie)
+	return entry.Port
+}
 
 func (e ebpf) redirect(p *Pod) error {
 	return e.bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: p.port})
@@ -54,17 +58,14 @@ func (e ebpf) release(p *Pod) error {
 	return e.bpf.DeletePod(p.cookie)
 }
 
+func (e ebpf) setFailOpen(*Pod) error { return nil }
+
 func (e ebpf) setDestinations(destinations []netip.AddrPort, _ []*Pod) error {
 	return e.bpf.SetDestinations(destinations)
 }
 
 func (e ebpf) mark(fd int) error {
-	if err := e.bpf.MarkSocket(fd); err != nil {
-		return err
-	}
-	// An earlier agent may have captured the pod by iptables. Its rules see
-	// nothing of the pod's connections any more, but they would of ours.
-	return setMark(fd)
+	return e.bpf.MarkSocket(fd)
 }
 
 func (e ebpf) sweep(keep func(uid uuid.UUID) bool) error {
@@ -81,4 +82,4 @@ func (e ebpf) sweep(keep func(uid uuid.UUID) bool) error {
 	return errors.Join(errs...)
 }
 
-func (e ebpf) close() error { return e.bpf.Close() }
+func (e ebpf) close([]*Pod) error { return e.bpf.Close() }

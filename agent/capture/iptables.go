@@ -9,9 +9,6 @@ import (
 	"os/exec"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
-
-	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
 // Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let
@@ -23,7 +20,6 @@ const Mark = 0x6d657368 // "mesh"
 // iptables redirects by rules in each pod's network namespace.
 type iptables struct {
 	tables       [2]natTable // IPv4, IPv6
-	pinDir       string
 	log          *slog.Logger
 	destinations []netip.AddrPort
 }
@@ -33,10 +29,14 @@ func openIPTables(cfg Config) (redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &iptables{tables: tables, pinDir: cfg.PinDir, log: cfg.Logger}, nil
+	return &iptables{tables: tables, log: cfg.Logger}, nil
 }
 
 func (t *iptables) mode() Mode { return IPTables }
+
+func (t *iptables) hostNetwork() error {
+	return errors.New("rules hold for all of a network namespace, which under hostNetwork is the node's")
+}
 
 // lastPort is the port of an earlier agent's rules: with it they need no change.
 func (t *iptables) lastPort(p *Pod) (port uint16) {
@@ -51,15 +51,7 @@ func (t *iptables) lastPort(p *Pod) (port uint16) {
 }
 
 func (t *iptables) redirect(p *Pod) error {
-	if err := t.sync(p, t.destinations, true); err != nil {
-		return err
-	}
-	// An earlier agent may have captured the pod by BPF, which comes first and
-	// would still turn its connections to that agent's port.
-	if err := bpf.Forget(t.pinDir, p.cookie); err != nil {
-		return fmt.Errorf("end the redirection by an earlier agent: %w", err)
-	}
-	return nil
+	return t.sync(p, t.destinations, true)
 }
 
 func (t *iptables) setDestinations(destinations []netip.AddrPort, pods []*Pod) error {
@@ -103,30 +95,52 @@ func (t *iptables) release(p *Pod) error {
 	})
 }
 
-func (t *iptables) mark(fd int) error { return setMark(fd) }
+// setFailOpen has nothing to do: rules cannot tell whether anybody listens.
+func (t *iptables) setFailOpen(*Pod) error { return nil }
+
+// mark has nothing to do: the mark that rules see, all sockets get.
+func (t *iptables) mark(int) error { return nil }
 
 // sweep has nothing to do: rules go with their network namespace.
 func (t *iptables) sweep(func(uuid.UUID) bool) error { return nil }
 
-func (t *iptables) close() error { return nil }
+func (t *iptables) close(pods []*Pod) error {
+	var errs []error
+	for _, p := range pods {
+		if p.failOpen {
+			errs = append(errs, t.release(p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// forgetRules removes the rules from a network namespace, whichever agent's they are.
+func forgetRules(cfg Config, netns *os.File) error {
+	return inNetNS(netns, func() error {
+		if !(natTable{family: 4}).mayExist() && !(natTable{family: 6}).mayExist() {
+			return nil
+		}
+		tables, err := openNATTables(cfg.IPTables)
+		if errors.Is(err, exec.ErrNotFound) {
+			return nil // then there was no way to make rules either
+		}
+		if err != nil {
+			return err
+		}
+		return errors.Join(tables[0].remove(), tables[1].remove())
+	})
+}
 
 // removeRules removes the rules from the network namespaces that paths name and that still exist.
 func removeRules(cfg Config, paths []string) error {
-	tables, err := openNATTables(cfg.IPTables)
-	if errors.Is(err, exec.ErrNotFound) {
-		return nil // then there was no way to make rules either
-	}
-	if err != nil {
-		return fmt.Errorf("remove rules: %w", err)
-	}
 	var errs []error
 	for _, path := range paths {
-		netns, err := openNetNS(path)
+		netns, err := openNetNS(path, false)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrHostNetwork) {
 			continue
 		}
 		if err == nil {
-			err = inNetNS(netns, func() error { return errors.Join(tables[0].remove(), tables[1].remove()) })
+			err = forgetRules(cfg, netns)
 			netns.Close()
 		}
 		if err != nil {
@@ -134,13 +148,6 @@ func removeRules(cfg Config, paths []string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func setMark(fd int) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil {
-		return fmt.Errorf("mark socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
-	}
-	return nil
 }
 
 // haveIPv6 tells whether the calling thread's network namespace has an IPv6 address.

@@ -6,42 +6,75 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// listen opens listeners on 127.0.0.1 and ::1 of the calling thread's network
-// namespace, on one port: last if it is free, else the kernel's choice. Without
-// IPv6 there is only the first. None shares its port (SO_REUSEPORT), or a
-// process of the pod could join in and take connections away.
-func listen(last uint16) ([]net.Listener, uint16, error) {
-	const attempts = 32 // the port the kernel found free for IPv4 may be taken for IPv6
-	var config net.ListenConfig
-	config.SetMultipathTCP(false)
-	loopback4, loopback6 := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
+var loopback4, loopback6 = netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
 
+// listen opens listeners on 127.0.0.1 and ::1 of the calling thread's network
+// namespace, on one port: that of the ones given, which take the place of new
+// ones; else last if it is free, else the kernel's choice. Where the kernel has
+// no IPv6 there is only the first. None shares its port (SO_REUSEPORT), or a
+// process of the pod could join in and take connections away.
+func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListener, error) {
+	const attempts = 32 // the port the kernel found free for IPv4 may be taken for IPv6
+	v4, v6 := given[loopback4], given[loopback6]
+	if v4 != nil && v6 != nil && portOf(v4) != portOf(v6) {
+		v6.Close()
+		v6 = nil
+	}
 	var err error
 	for range attempts {
-		var v4, v6 net.Listener
-		v4, err = config.Listen(context.Background(), "tcp4", netip.AddrPortFrom(loopback4, last).String())
-		last = 0
-		if errors.Is(err, unix.EADDRINUSE) {
-			continue
-		} else if err != nil {
-			break
-		}
-		port := v4.Addr().(*net.TCPAddr).AddrPort().Port()
-		v6, err = config.Listen(context.Background(), "tcp6", netip.AddrPortFrom(loopback6, port).String())
 		switch {
-		case err == nil:
-			return []net.Listener{v4, v6}, port, nil
-		case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT):
-			return []net.Listener{v4}, port, nil
+		case v4 != nil:
+			last = portOf(v4)
+		case v6 != nil:
+			last = portOf(v6)
 		}
-		v4.Close()
+		if v4 == nil {
+			v4, err = listenAt(loopback4, last)
+		}
+		if v4 != nil && v6 == nil {
+			v6, err = listenAt(loopback6, portOf(v4))
+		}
+		switch {
+		case v4 != nil && v6 != nil:
+			return []*net.TCPListener{v4, v6}, nil
+		case v4 != nil && errors.Is(err, unix.EAFNOSUPPORT):
+			return []*net.TCPListener{v4}, nil
+		}
+		for _, l := range []*net.TCPListener{v4, v6} {
+			if l != nil {
+				l.Close()
+			}
+		}
+		v4, v6, last = nil, nil, 0
 		if !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}
-	return nil, 0, fmt.Errorf("listen in the pod's network namespace: %w", err)
+	return nil, fmt.Errorf("listen in the pod's network namespace: %w", err)
+}
+
+func portOf(l *net.TCPListener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
+
+func listenAt(address netip.Addr, port uint16) (*net.TCPListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if address.Is4() {
+			return nil
+		}
+		// A pod may get IPv6 later. The listener is there by then.
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}}
+	config.SetMultipathTCP(false)
+	l, err := config.Listen(context.Background(), "tcp", netip.AddrPortFrom(address, port).String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
 }

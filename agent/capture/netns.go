@@ -13,21 +13,34 @@ import (
 // is its first thread's, which may be elsewhere for a moment. Tests change it.
 var ownNetNS = "/proc/thread-self/ns/net"
 
-// openNetNS opens the network namespace at path, unless it is the agent's own.
-func openNetNS(path string) (*os.File, error) {
+// nodeNetNS is that of the node's first process, where the agent sees it.
+const nodeNetNS = "/proc/1/ns/net"
+
+// openNetNS opens the network namespace at path. Unless shared, it must be
+// neither the agent's own nor the node's.
+func openNetNS(path string, shared bool) (*os.File, error) {
 	netns, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace: %w", err)
 	}
-	own, err := os.Open(ownNetNS)
-	if err != nil {
-		netns.Close()
-		return nil, fmt.Errorf("open own network namespace: %w", err)
+	if shared {
+		return netns, nil
 	}
-	defer own.Close()
-	if sameFile(netns, own) {
-		netns.Close()
-		return nil, ErrHostNetwork
+	for _, path := range []string{ownNetNS, nodeNetNS} {
+		other, err := os.Open(path)
+		if path == nodeNetNS && err != nil {
+			continue
+		}
+		if err != nil {
+			netns.Close()
+			return nil, fmt.Errorf("open own network namespace: %w", err)
+		}
+		same := sameFile(netns, other)
+		other.Close()
+		if same {
+			netns.Close()
+			return nil, ErrHostNetwork
+		}
 	}
 	return netns, nil
 }

@@ -6,47 +6,136 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
 // redirector is what the ways of capture differ in.
 type redirector interface {
 	mode() Mode
-	// lastPort is the port to listen on if it can be had: an earlier agent's, or 0.
+	// hostNetwork is nil if a pod can be told from others in its network namespace.
+	hostNetwork() error
+	// lastPort is the port that the pod was redirected to before, 0 if it was not.
 	lastPort(p *Pod) uint16
-	// redirect points the pod at its listeners. What pointed it elsewhere is in force until then.
+	// redirect points the pod at its listeners. What pointed it elsewhere is in
+	// force until then. It mends what is broken, and changes nothing else.
 	redirect(p *Pod) error
 	// release ends the redirection, unless another agent has made it its own since.
 	release(p *Pod) error
+	// setFailOpen puts in force what p.failOpen has become.
+	setFailOpen(p *Pod) error
 	// setDestinations changes them for these pods and all that are redirected later.
 	setDestinations(destinations []netip.AddrPort, pods []*Pod) error
 	// mark lets a socket pass that has yet to connect.
 	mark(fd int) error
 	// sweep forgets what earlier agents left of pods that are gone.
 	sweep(keep func(uid uuid.UUID) bool) error
-	close() error
+	// close lets go of these pods: those that fail open go direct once nobody listens.
+	close(pods []*Pod) error
 }
 
 // node is the Method: the pods that are captured, and how.
 type node struct {
-	redirector redirector
+	cfg         Config
+	ways        []redirector // the best first
+	unavailable map[Mode]error
 
-	mu     sync.Mutex
-	pods   map[string]*Pod // by uid
-	ready  bool            // destinations have been set
-	closed bool
+	mu           sync.Mutex
+	pods         map[string]*Pod // by uid
+	destinations []netip.AddrPort
+	closed       bool
+	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was reported
 }
 
-func (n *node) Modes() []Mode { return []Mode{n.redirector.mode()} }
+func (n *node) open() error {
+	for _, way := range []struct {
+		mode   Mode
+		open   func(Config) (redirector, error)
+		wanted bool
+	}{
+		{EBPF, openEBPF, n.cfg.Mode == Auto},
+		{IPTables, openIPTables, n.cfg.Mode == Auto},
+		{Address, openAddress, n.cfg.Address != ""},
+	} {
+		if !way.wanted && way.mode != n.cfg.Mode {
+			continue
+		}
+		r, err := way.open(n.cfg)
+		switch {
+		case err == nil:
+			n.ways = append(n.ways, r)
+		case way.mode == n.cfg.Mode, way.mode == EBPF && !errors.Is(err, bpf.ErrUnsupported):
+			return err
+		default:
+			n.unavailable[way.mode] = err
+		}
+	}
+	if len(n.ways) == 0 {
+		errs := []error{errors.New("unknown or impossible here")}
+		for _, mode := range []Mode{EBPF, IPTables, Address} {
+			if err := n.unavailable[mode]; err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", mode, err))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return nil
+}
 
-func (n *node) HostNetwork() error { return errors.ErrUnsupported }
+func (n *node) Modes() []Mode {
+	var modes []Mode
+	for _, w := range n.ways {
+		modes = append(modes, w.mode())
+	}
+	return modes
+}
+
+func (n *node) Unavailable() map[Mode]error { return n.unavailable }
+
+func (n *node) HostNetwork() error {
+	_, err := n.way(Request{Cgroup: 1})
+	return err
+}
+
+// way chooses the way to capture a pod.
+func (n *node) way(r Request) (redirector, error) {
+	var errs []error
+	for _, w := range n.ways {
+		if r.Mode != w.mode() && (r.Mode != Auto || w.mode() == Address) {
+			continue
+		}
+		if r.Cgroup == 0 {
+			return w, nil
+		}
+		err := w.hostNetwork()
+		if err == nil {
+			return w, nil
+		}
+		errs = append(errs, fmt.Errorf("%w: %w", ErrHostNetwork, err))
+	}
+	for _, mode := range []Mode{EBPF, IPTables, Address} {
+		if err := n.unavailable[mode]; err != nil && (r.Mode == mode || r.Mode == Auto && mode != Address) {
+			errs = append(errs, fmt.Errorf("%s does not work on this node: %w", mode, err))
+		}
+	}
+	if len(errs) == 0 {
+		errs = append(errs, fmt.Errorf("the agent of this node does not capture by %q, only by %q", r.Mode, n.Modes()))
+	}
+	return nil, errors.Join(errs...)
+}
 
 func (n *node) Check(context.Context) []Loss { return nil }
 
-func (n *node) SetDestinations(destinations, agents []netip.AddrPort) error {
-	set, err := destinationSet(destinations)
+func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
+	if len(apiservers) == 0 {
+		return errors.New("set destinations: an empty set would let every captured pod go direct")
+	}
+	set, err := destinationSet(slices.Concat(apiservers, agents))
 	if err != nil {
 		return fmt.Errorf("set destinations: %w", err)
 	}
@@ -55,22 +144,30 @@ func (n *node) SetDestinations(destinations, agents []netip.AddrPort) error {
 	if n.closed {
 		return fmt.Errorf("set destinations: %w", os.ErrClosed)
 	}
-	pods := make([]*Pod, 0, len(n.pods))
-	for _, p := range n.pods {
-		pods = append(pods, p)
+	n.destinations = set
+	var errs []error
+	for _, w := range n.ways {
+		errs = append(errs, w.setDestinations(set, n.captured(w)))
 	}
-	n.ready = true
-	if err := n.redirector.setDestinations(set, pods); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("set destinations: %w", err)
 	}
 	return nil
 }
 
+// captured are the pods that are captured in a way.
+func (n *node) captured(w redirector) []*Pod {
+	var pods []*Pod
+	for _, p := range n.pods {
+		if p.way.mode() == w.mode() {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
 // destinationSet is destinations without doubles, IPv4 addresses as such.
 func destinationSet(destinations []netip.AddrPort) ([]netip.AddrPort, error) {
-	if len(destinations) == 0 {
-		return nil, errors.New("an empty set would let every captured pod go direct")
-	}
 	seen := map[netip.AddrPort]bool{}
 	var set []netip.AddrPort
 	for _, d := range destinations {
@@ -87,19 +184,24 @@ func destinationSet(destinations []netip.AddrPort) ([]netip.AddrPort, error) {
 }
 
 func (n *node) Capture(r Request) (*Pod, error) {
-	p, err := n.capture(r.UID, r.NetNS)
+	p, err := n.capture(r)
 	if err != nil {
 		return nil, fmt.Errorf("capture pod %s: %w", r.UID, err)
 	}
 	return p, nil
 }
 
-func (n *node) capture(uid string, netnsPath string) (*Pod, error) {
-	id, err := uuid.Parse(uid)
-	if err != nil || id.String() != uid {
+func (n *node) capture(r Request) (*Pod, error) {
+	defer r.Handed.close() // listeners are made of copies
+	id, err := uuid.Parse(r.UID)
+	if err != nil || id.String() != r.UID {
 		return nil, errors.New("its uid is not a UUID")
 	}
-	netns, err := openNetNS(netnsPath)
+	way, err := n.way(r)
+	if err != nil {
+		return nil, err
+	}
+	netns, err := openNetNS(r.NetNS, r.Cgroup != 0)
 	if err != nil {
 		return nil, err
 	}
@@ -110,27 +212,55 @@ func (n *node) capture(uid string, netnsPath string) (*Pod, error) {
 		netns.Close()
 		return nil, os.ErrClosed
 	}
-	if !n.ready {
+	if len(n.destinations) == 0 {
 		netns.Close()
 		return nil, errors.New("no destinations have been set")
 	}
-	earlier := n.pods[uid]
+	earlier := n.pods[r.UID]
 	if earlier != nil && sameFile(earlier.netns, netns) {
 		netns.Close()
 		return earlier, nil
 	}
 
-	p := &Pod{uid: id, netns: netns, node: n}
-	if err := p.open(n.redirector); err != nil {
+	p := &Pod{uid: id, node: n, way: way, netns: netns, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	if err := p.open(r.Handed); err != nil {
 		return nil, errors.Join(err, p.closeFiles())
 	}
-	n.pods[uid] = p
+	n.pods[r.UID] = p
 	if earlier != nil {
 		// The sandbox was made anew. The old one is gone, whatever it says.
-		_ = n.redirector.release(earlier)
+		_ = earlier.way.release(earlier)
 		_ = earlier.closeFiles()
 	}
 	return p, nil
+}
+
+// forgetOthers ends the pod's redirections by other ways than its own, which
+// were an earlier agent's. They would turn its connections to that one's port.
+func (n *node) forgetOthers(p *Pod) error {
+	var errs []error
+	if p.way.mode() != EBPF {
+		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.cookie))
+	}
+	if p.way.mode() != IPTables && p.cgroup == 0 {
+		errs = append(errs, forgetRules(n.cfg, p.netns))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("end the redirection by an earlier agent: %w", err)
+	}
+	return nil
+}
+
+// mark lets a socket pass every way of redirection there is, an earlier agent's among them.
+func (n *node) mark(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil {
+		return fmt.Errorf("mark socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
+	}
+	var errs []error
+	for _, w := range n.ways {
+		errs = append(errs, w.mark(fd))
+	}
+	return errors.Join(errs...)
 }
 
 // release is Pod.Release. A pod that is no longer the node's is released already, or stays redirected.
@@ -138,10 +268,11 @@ func (n *node) release(p *Pod) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.pods[p.uid.String()] != p {
+		p.netns.Close() // of a pod that was abandoned
 		return nil
 	}
 	delete(n.pods, p.uid.String())
-	if err := errors.Join(p.closeListeners(), n.redirector.release(p), p.netns.Close()); err != nil {
+	if err := errors.Join(p.closeListeners(), p.way.release(p), p.netns.Close()); err != nil {
 		return fmt.Errorf("release pod %s: %w", p.uid, err)
 	}
 	return nil
@@ -166,7 +297,9 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 	if n.closed {
 		return os.ErrClosed
 	}
-	errs = append(errs, n.redirector.sweep(func(uid uuid.UUID) bool { return n.pods[uid.String()] != nil || keep(uid.String()) }))
+	for _, w := range n.ways {
+		errs = append(errs, w.sweep(func(uid uuid.UUID) bool { return n.pods[uid.String()] != nil || keep(uid.String()) }))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sweep: %w", err)
 	}
@@ -181,11 +314,13 @@ func (n *node) Close() error {
 	}
 	n.closed = true
 	var errs []error
+	for _, w := range n.ways {
+		errs = append(errs, w.close(n.captured(w)))
+	}
 	for uid, p := range n.pods {
 		errs = append(errs, p.closeFiles())
 		delete(n.pods, uid)
 	}
-	errs = append(errs, n.redirector.close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close capture: %w", err)
 	}

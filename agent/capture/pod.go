@@ -11,18 +11,25 @@ import (
 
 // Pod is one captured pod. It is safe for concurrent use.
 type Pod struct {
-	uid   uuid.UUID
-	node  *node
-	netns *os.File
+	uid    uuid.UUID
+	node   *node
+	way    redirector
+	netns  *os.File
+	cgroup uint64 // of a pod under hostNetwork, else 0
 
-	cookie    uint64 // of the network namespace, 0 where the kernel gives none
-	port      uint16 // of all listeners
+	cookie    uint64             // of the network namespace, 0 where the kernel gives none
+	port      uint16             // of all sockets
+	sockets   []*net.TCPListener // in the network namespace; none when captured by Address
+	queue     *queue             // of connections to the agent's own address, when captured by Address
 	listeners []net.Listener
+
+	failOpen bool // under node.mu
 }
 
 // Listeners returns where the pod's redirected connections come in: 127.0.0.1
-// and, unless its network namespace has no IPv6, ::1, on the same port. They are
-// the caller's to accept from, and closed by [Pod.Release] and [Method.Close].
+// and, unless the kernel has no IPv6, ::1, on the same port; or what comes to
+// the agent's own address from the pod's. They are the caller's to accept from,
+// and closed by [Pod.Release] and [Method.Close].
 //
 // A connection accepted here, like one made by [Pod.DialContext], keeps the
 // pod's network namespace alive until it is closed.
@@ -34,32 +41,98 @@ func (p *Pod) Listeners() []net.Listener { return p.listeners }
 func (p *Pod) Release() error { return p.node.release(p) }
 
 // Mode is the way the pod was captured.
-func (p *Pod) Mode() Mode { return p.node.redirector.mode() }
+func (p *Pod) Mode() Mode { return p.way.mode() }
 
 // SetFailOpen changes what becomes of the pod's connections while no agent serves it.
-func (p *Pod) SetFailOpen(bool) error { return nil }
+func (p *Pod) SetFailOpen(open bool) error {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	if p.failOpen == open {
+		return nil
+	}
+	p.failOpen = open
+	if p.node.pods[p.uid.String()] != p {
+		return nil // another agent's by now
+	}
+	if err := p.way.setFailOpen(p); err != nil {
+		return fmt.Errorf("set what becomes of pod %s without an agent: %w", p.uid, err)
+	}
+	return nil
+}
 
 // Hand returns copies of what the next agent needs to take the pod over. The
 // caller closes the files once they were sent.
-func (p *Pod) Hand() (*Handed, error) { return nil, errors.ErrUnsupported }
+func (p *Pod) Hand() (*Handed, error) {
+	h := &Handed{Mode: p.Mode()}
+	for _, l := range p.sockets {
+		f, err := duplicate(l)
+		if err != nil {
+			h.close()
+			return nil, fmt.Errorf("hand over pod %s: %w", p.uid, err)
+		}
+		h.Listeners = append(h.Listeners, f)
+	}
+	return h, nil
+}
 
 // Abandon is for a pod that was handed over: it closes this agent's listeners
-// and lets go of the network namespace, and leaves the redirection to the other.
-func (p *Pod) Abandon() error { return p.closeFiles() }
+// and leaves the redirection to the other. What was accepted before can still be
+// served: [Pod.DialContext] works until [Pod.Release], which then does no more
+// than let go of the network namespace.
+func (p *Pod) Abandon() error {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	if p.node.pods[p.uid.String()] == p {
+		delete(p.node.pods, p.uid.String())
+	}
+	if err := p.closeListeners(); err != nil {
+		return fmt.Errorf("abandon pod %s: %w", p.uid, err)
+	}
+	return nil
+}
 
-// open opens the listeners, then redirects the pod to them.
-func (p *Pod) open(r redirector) error {
-	last := r.lastPort(p)
+// open opens the listeners, or takes those that were handed over, and redirects the pod to them.
+func (p *Pod) open(handed *Handed) error {
 	if err := inNetNS(p.netns, func() (err error) {
-		if p.cookie, err = netnsCookie(); err != nil && r.mode() == EBPF {
+		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
 			return err
 		}
-		p.listeners, p.port, err = listen(last)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if a, ok := p.way.(*address); ok {
+		p.queue = newQueue(a.listener.Addr())
+		p.listeners = []net.Listener{p.queue}
+		if err := p.node.forgetOthers(p); err != nil {
+			return err
+		}
+		return a.redirect(p)
+	}
+
+	last := p.way.lastPort(p)
+	if err := inNetNS(p.netns, func() (err error) {
+		p.sockets, err = listen(last, handed.listeners(p.netns))
 		return err
 	}); err != nil {
 		return err
 	}
-	return r.redirect(p)
+	p.port = uint16(p.sockets[0].Addr().(*net.TCPAddr).Port)
+	for _, l := range p.sockets {
+		p.listeners = append(p.listeners, l)
+	}
+	if err := p.way.redirect(p); err != nil {
+		return err
+	}
+	if err := p.node.forgetOthers(p); err != nil {
+		return err
+	}
+	// What an agent redirected and handed over, or refused since it died, went
+	// around none.
+	if handed == nil && (last == 0 || p.failOpen) {
+		p.destroyDirect()
+	}
+	return nil
 }
 
 func (p *Pod) closeListeners() error {

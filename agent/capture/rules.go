@@ -1,13 +1,19 @@
 package capture
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -22,7 +28,9 @@ const (
 type natTable struct {
 	family int // 4 or 6
 	ipt    *goiptables.IPTables
-	err    error // why there is no ipt
+	// restorer is the program that changes the table as one, which ipt cannot.
+	restorer string
+	err      error // why there is neither
 }
 
 // openNATTables finds the programs of a variant of iptables, once for all pods.
@@ -35,6 +43,9 @@ func openNATTables(variant string) ([2]natTable, error) {
 		}
 		tables[i].ipt, tables[i].err = goiptables.New(
 			goiptables.IPFamily(goiptables.Protocol(i)), goiptables.Timeout(lockTimeout), goiptables.Path(program))
+		if tables[i].err == nil {
+			tables[i].restorer, tables[i].err = exec.LookPath(program + "-restore")
+		}
 		if tables[i].err != nil {
 			tables[i].err = fmt.Errorf("%s: %w", program, tables[i].err)
 		}
@@ -44,6 +55,8 @@ func openNATTables(variant string) ([2]natTable, error) {
 
 // rule is a rule of our chain, as iptables spells it after "-A CHAIN".
 type rule []string
+
+var jump = rule{"-j", chain}
 
 var markRule = rule{"-m", "mark", "--mark", fmt.Sprintf("%#x", Mark), "-j", "RETURN"}
 
@@ -63,22 +76,42 @@ func (r rule) port() uint16 {
 	return uint16(port)
 }
 
+// mayExist is false only if the table surely has no chain of ours. It starts no
+// program: of a pod that is captured for the first time, that is all there is to ask.
+func (t natTable) mayExist() bool {
+	legacy := map[int]string{4: "ip_tables_names", 6: "ip6_tables_names"}[t.family]
+	names, err := os.ReadFile("/proc/thread-self/net/" + legacy)
+	if err == nil && slices.Contains(strings.Fields(string(names)), "nat") || err != nil && !errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+
+	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
+	request := nl.NewNetlinkRequest(getChain, 0)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: map[int]uint8{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[t.family]})
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated("nat")))
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
+	_, err = request.Execute(unix.NETLINK_NETFILTER, 0)
+	for _, absent := range []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL} {
+		if errors.Is(err, absent) {
+			return false
+		}
+	}
+	return true
+}
+
 // list returns the rules of a chain, and whether it exists.
 func (t natTable) list(name string) ([]rule, bool, error) {
 	if t.err != nil {
 		return nil, false, t.err
 	}
-	// What is said of a chain that is not there depends on the variant; that it is not among all chains, not.
-	chains, err := t.ipt.ListChains("nat")
-	if err != nil {
-		return nil, false, fmt.Errorf("list chains: %w", err)
-	}
-	if !slices.Contains(chains, name) {
-		return nil, false, nil
-	}
 	lines, err := t.ipt.List("nat", name)
 	if err != nil {
-		return nil, false, fmt.Errorf("list chain %s: %w", name, err)
+		// What is said of a chain that is not there depends on the variant; that it is not among all chains, not.
+		chains, cerr := t.ipt.ListChains("nat")
+		if cerr == nil && !slices.Contains(chains, name) {
+			return nil, false, nil
+		}
+		return nil, false, fmt.Errorf("list chain %s: %w", name, errors.Join(err, cerr))
 	}
 	var rules []rule
 	for _, line := range lines {
@@ -91,6 +124,9 @@ func (t natTable) list(name string) ([]rule, bool, error) {
 
 // port returns where our chain redirects to, 0 if nowhere.
 func (t natTable) port() (uint16, error) {
+	if !t.mayExist() {
+		return 0, nil
+	}
 	rules, _, err := t.list(chain)
 	for _, r := range rules {
 		if port := r.port(); port != 0 {
@@ -101,9 +137,8 @@ func (t natTable) port() (uint16, error) {
 }
 
 // sync makes our chain redirect the table's share of the destinations to port,
-// and OUTPUT go through it first. New rules come before those they replace, and
-// those go one by one: there is no moment without. If the chain leads to
-// another port, nothing is done unless seize.
+// and OUTPUT go through it first, all at once. If the chain leads to another
+// port, nothing is done unless seize.
 func (t natTable) sync(destinations []netip.AddrPort, port uint16, seize bool) error {
 	wanted := []rule{markRule}
 	for _, d := range destinations {
@@ -111,80 +146,68 @@ func (t natTable) sync(destinations []netip.AddrPort, port uint16, seize bool) e
 			wanted = append(wanted, redirectRule(d, port))
 		}
 	}
+	slices.SortFunc(wanted[1:], slices.Compare[rule])
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
 	}
-	rules, exists, err := t.list(chain)
-	if err != nil {
-		return err
-	}
-	if !exists {
-		if len(wanted) == 1 {
-			return nil
+	var rules, output []rule
+	var exists bool
+	var err error
+	if t.mayExist() {
+		if rules, exists, err = t.list(chain); err != nil {
+			return err
 		}
-		if err := t.ipt.NewChain("nat", chain); err != nil {
-			return fmt.Errorf("make chain %s: %w", chain, err)
+		if output, _, err = t.list("OUTPUT"); err != nil {
+			return err
 		}
 	}
-	if !seize && slices.ContainsFunc(rules, func(r rule) bool { return r.port() != 0 && r.port() != port }) {
+	switch {
+	case !exists && len(wanted) == 1:
+		return nil
+	case !seize && slices.ContainsFunc(rules, func(r rule) bool { return r.port() != 0 && r.port() != port }):
+		return nil
+	case slices.EqualFunc(rules, wanted, slices.Equal[rule]) && len(output) > 0 && slices.Equal(output[0], jump):
 		return nil
 	}
 
-	contains := func(rules []rule, r rule) bool {
-		return slices.ContainsFunc(rules, func(s rule) bool { return slices.Equal(r, s) })
+	// Naming a chain empties it; no packet sees it so, for all is committed together.
+	var b strings.Builder
+	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n", chain)
+	for _, r := range wanted {
+		fmt.Fprintf(&b, "-A %s %s\n", chain, strings.Join(r, " "))
 	}
-	for i, r := range wanted {
-		if contains(rules, r) {
-			continue
-		}
-		if err := t.ipt.Insert("nat", chain, min(i, 1)+1, r...); err != nil {
-			return fmt.Errorf("insert rule: %w", err)
-		}
-	}
-	for _, r := range rules {
-		if contains(wanted, r) {
-			continue
-		}
-		if err := t.ipt.Delete("nat", chain, r...); err != nil {
-			return fmt.Errorf("delete rule: %w", err)
+	for _, r := range output {
+		if slices.Equal(r, jump) {
+			fmt.Fprintf(&b, "-D OUTPUT %s\n", strings.Join(jump, " "))
 		}
 	}
-	return t.jump()
+	fmt.Fprintf(&b, "-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
+	return t.restore(b.String())
 }
 
-// jump makes our chain the first that OUTPUT goes to.
-func (t natTable) jump() error {
-	toUs := rule{"-j", chain}
-	rules, _, err := t.list("OUTPUT")
-	if err != nil {
-		return err
+// restore changes the table by one program run, and as one.
+func (t natTable) restore(rules string) error {
+	if t.err != nil {
+		return t.err
 	}
-	if len(rules) > 0 && slices.Equal(rules[0], toUs) {
-		return nil
-	}
-	if err := t.ipt.Insert("nat", "OUTPUT", 1, toUs...); err != nil {
-		return fmt.Errorf("insert jump: %w", err)
-	}
-	for i, r := range slices.Backward(rules) {
-		if slices.Equal(r, toUs) {
-			if err := t.ipt.DeleteById("nat", "OUTPUT", i+2); err != nil {
-				return fmt.Errorf("delete second jump: %w", err)
-			}
-		}
+	command := exec.Command(t.restorer, "--noflush", fmt.Sprintf("--wait=%d", lockTimeout))
+	command.Stdin = strings.NewReader(rules)
+	if said, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", t.restorer, err, bytes.TrimSpace(said))
 	}
 	return nil
 }
 
 // remove removes our chain and the jump to it. It is no error if they are not there.
 func (t natTable) remove() error {
-	if t.err != nil {
-		return nil // and no rules that could have been made
+	if t.err != nil || !t.mayExist() {
+		return nil // without the program no rules could have been made
 	}
 	_, exists, err := t.list(chain)
 	if err != nil || !exists {
 		return err
 	}
-	if err := t.ipt.DeleteIfExists("nat", "OUTPUT", "-j", chain); err != nil {
+	if err := t.ipt.DeleteIfExists("nat", "OUTPUT", jump...); err != nil {
 		return fmt.Errorf("delete jump: %w", err)
 	}
 	if err := t.ipt.ClearAndDeleteChain("nat", chain); err != nil {

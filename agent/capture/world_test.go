@@ -187,6 +187,21 @@ func (w *world) pod() *ns {
 	return p
 }
 
+// again6 gives the world's first pod its IPv6 addresses and route once more.
+func (n *ns) again6() {
+	n.t.Helper()
+	_, near6 := n.addresses(1)
+	for device, address := range map[string]string{"lo": "::1/128", "eth0": near6.String() + "/64"} {
+		l, err := n.link.LinkByName(device)
+		require.NoError(n.t, err)
+		parsed, err := netlink.ParseAddr(address)
+		require.NoError(n.t, err)
+		parsed.Flags = unix.IFA_F_NODAD
+		require.NoError(n.t, n.link.AddrReplace(l, parsed))
+	}
+	require.NoError(n.t, n.link.RouteReplace(&netlink.Route{Gw: near6.Next().AsSlice()}))
+}
+
 // addresses are those of the n-th pod.
 func (*ns) addresses(n int) (v4, v6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{198, 18, byte(n), 1}), netip.MustParseAddr(fmt.Sprintf("fd00:18:%d::1", n))

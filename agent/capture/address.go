@@ -1,0 +1,242 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// queueLength is how many of a pod's connections wait to be accepted.
+	queueLength = 128
+	// maxAddresses is how many addresses a pod is known by.
+	maxAddresses = 32
+)
+
+// address redirects nothing. Pods connect to the agent's own address, and are
+// told apart by theirs.
+type address struct {
+	listener net.Listener
+	refused  func(netip.Addr)
+	done     chan struct{} // closed when nothing is accepted any more
+
+	mu   sync.Mutex
+	pods map[netip.Addr]*Pod
+}
+
+func openAddress(cfg Config) (redirector, error) {
+	if cfg.Address == "" {
+		return nil, errors.New("it takes an address to listen on")
+	}
+	var config net.ListenConfig
+	config.SetMultipathTCP(false)
+	l, err := config.Listen(context.Background(), "tcp", cfg.Address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the pods captured by address: %w", err)
+	}
+	a := &address{listener: l, refused: cfg.Refused, done: make(chan struct{}), pods: map[netip.Addr]*Pod{}}
+	if a.refused == nil {
+		a.refused = func(netip.Addr) {}
+	}
+	go a.accept()
+	return a, nil
+}
+
+// accept gives each connection to its pod, and waits for none.
+func (a *address) accept() {
+	defer close(a.done)
+	const pause = 10 * time.Millisecond
+	for {
+		conn, err := a.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors left, or the like: it passes
+			time.Sleep(pause)
+			continue
+		}
+		peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone("")
+		a.mu.Lock()
+		p := a.pods[peer]
+		a.mu.Unlock()
+		if p == nil || !p.queue.push(conn) {
+			_ = conn.Close()
+			a.refused(peer)
+		}
+	}
+}
+
+func (a *address) mode() Mode { return Address }
+
+func (a *address) hostNetwork() error {
+	return errors.New("under hostNetwork the pod has the node's address")
+}
+
+func (a *address) lastPort(*Pod) uint16 { return 0 }
+
+// redirect makes the pod known by the addresses that it has now.
+func (a *address) redirect(p *Pod) error {
+	addresses, err := addressesOf(p.netns)
+	if err != nil {
+		return err
+	}
+	if len(addresses) == 0 {
+		return errors.New("the pod has no address yet to know it by")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, at := range addresses {
+		if other := a.pods[at]; other != nil && other.uid != p.uid && has(other, at) {
+			return fmt.Errorf("the pod has the address %s, which pod %s has too: they cannot be told apart", at, other.uid)
+		}
+	}
+	a.forget(p)
+	for _, at := range addresses {
+		a.pods[at] = p
+	}
+	return nil
+}
+
+// has tells whether a pod still has an address: a pod that is gone, but not yet
+// released, may have lost it to another.
+func has(p *Pod, at netip.Addr) bool {
+	addresses, err := addressesOf(p.netns)
+	return err != nil || slices.Contains(addresses, at)
+}
+
+// addressesOf are the addresses in a network namespace by which others can know it.
+func addressesOf(namespace *os.File) ([]netip.Addr, error) {
+	conn, err := namespace.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var handle *netlink.Handle
+	if cerr := conn.Control(func(fd uintptr) { handle, err = netlink.NewHandleAt(netns.NsHandle(fd), unix.NETLINK_ROUTE) }); cerr != nil {
+		return nil, os.ErrClosed
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for the pod's addresses: %w", err)
+	}
+	defer handle.Close()
+	found, err := handle.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the pod's addresses: %w", err)
+	}
+	var addresses []netip.Addr
+	for _, f := range found {
+		at, ok := netip.AddrFromSlice(f.IP)
+		if at = at.Unmap(); ok && at.IsGlobalUnicast() && len(addresses) < maxAddresses {
+			addresses = append(addresses, at)
+		}
+	}
+	return addresses, nil
+}
+
+func (a *address) release(p *Pod) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forget(p)
+	return nil
+}
+
+func (a *address) forget(p *Pod) {
+	for at, known := range a.pods {
+		if known == p {
+			delete(a.pods, at)
+		}
+	}
+}
+
+// setFailOpen has nothing to do: the pod knows no other way than to the agent.
+func (a *address) setFailOpen(*Pod) error { return nil }
+
+func (a *address) setDestinations([]netip.AddrPort, []*Pod) error { return nil }
+
+func (a *address) mark(int) error { return nil }
+
+func (a *address) sweep(func(uuid.UUID) bool) error { return nil }
+
+func (a *address) close([]*Pod) error {
+	err := a.listener.Close()
+	<-a.done
+	return err
+}
+
+// queue is a listener for the connections of one pod.
+type queue struct {
+	at    net.Addr
+	conns chan net.Conn
+
+	mu     sync.Mutex
+	closed chan struct{}
+}
+
+func newQueue(at net.Addr) *queue {
+	return &queue{at: at, conns: make(chan net.Conn, queueLength), closed: make(chan struct{})}
+}
+
+// push tells whether there was room for the connection.
+func (q *queue) push(conn net.Conn) bool {
+	q.mu.Lock() // or it would come into a queue that nobody empties any more
+	defer q.mu.Unlock()
+	if q.isClosed() {
+		return false
+	}
+	select {
+	case q.conns <- conn:
+		return true
+	default:
+		return false
+	}
+}
+
+func (q *queue) isClosed() bool {
+	select {
+	case <-q.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Accept waits for the pod's next connection.
+func (q *queue) Accept() (net.Conn, error) {
+	select {
+	case <-q.closed:
+		return nil, net.ErrClosed
+	case conn := <-q.conns:
+		return conn, nil
+	}
+}
+
+// Close closes the connections that were not accepted.
+func (q *queue) Close() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.isClosed() {
+		return net.ErrClosed
+	}
+	close(q.closed)
+	for {
+		select {
+		case conn := <-q.conns:
+			_ = conn.Close()
+		default:
+			return nil
+		}
+	}
+}
+
+// Addr is the agent's own address.
+func (q *queue) Addr() net.Addr { return q.at }
