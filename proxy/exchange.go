@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -47,6 +48,11 @@ type exchange struct {
 	fills  bool    // the answer fills a client's cache from nothing
 	again  bool    // the policy changed under the request: start over
 
+	close   bool           // the client is to ask no more on this connection
+	held    int64          // bytes of the pod's budget
+	initial *initialEvents // not nil: a watch whose initial events have not ended
+	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
+
 	start, sent, head time.Time
 	added             time.Duration // spent in the proxy
 	code              int
@@ -63,6 +69,10 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		start: time.Now(),
 		debug: p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
+	if c := connOf(r); c != nil {
+		c.enter(r)
+		defer c.leave()
+	}
 	defer x.finish()
 	for x.serve(); x.again; x.serve() {
 		x.again = false
@@ -74,6 +84,7 @@ func (x *exchange) finish() {
 	if x.ticket != nil {
 		x.pod.ledger.leave(x.ticket)
 	}
+	x.pod.held.Add(-x.held)
 	v := recover()
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.panics.Inc()
@@ -96,10 +107,16 @@ func (x *exchange) serve() {
 	pol := x.pod.policy.Load()
 	clients := x.pod.clients.Load()
 	if pol == nil || clients == nil {
+		x.close = true // the policy may be to see no request at all
 		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet", x.pod.id))
 		return
 	}
 	x.policy = pol
+	x.close = pol.passthrough // the connection is older than that
+	if x.r.TLS != nil && len(x.r.TLS.PeerCertificates) > 0 {
+		x.refuseCertificate()
+		return
+	}
 	if pol.refuse != "" {
 		// Not 403: clients retry 503, and the contradiction ends when somebody
 		// mends the configuration.
@@ -112,7 +129,15 @@ func (x *exchange) serve() {
 		return
 	}
 	x.info = info
+	if refused := x.checkTokens(); refused != nil {
+		x.refuse("token", refused)
+		return
+	}
 	x.plan = pol.plan(info)
+	if refused := x.hold(x.weight()); refused != nil {
+		x.refuse("bound", refused)
+		return
+	}
 	x.ctx, x.lock = x.r.Context(), nil
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
@@ -169,6 +194,9 @@ func (x *exchange) forward(client *upstream.Client) {
 		x.ctx, cancel = context.WithCancelCause(x.ctx)
 		defer cancel(nil)
 		defer context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })()
+		if ctx := x.ctx; x.info.Verb == "watch" {
+			defer context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })()
+		}
 	}
 	resp, err := send(x.ctx, x.upstreamRequest())
 	if err != nil {
@@ -202,6 +230,7 @@ func (x *exchange) sendHead(resp *http.Response) {
 	if x.ticket != nil && x.fills && resp.StatusCode == http.StatusOK {
 		x.pod.ledger.listed(x.ticket)
 	}
+	x.final(h)
 	x.wrote, x.code = true, resp.StatusCode
 	x.w.WriteHeader(resp.StatusCode)
 	x.added = x.sent.Sub(x.start) + time.Since(x.head)
@@ -209,6 +238,9 @@ func (x *exchange) sendHead(resp *http.Response) {
 	if x.plan.route == stream {
 		if f, ok := x.w.(http.Flusher); ok {
 			f.Flush() // a client of a quiet watch must see that it began
+		}
+		if x.initial == nil {
+			x.settled.Store(time.Now().UnixNano())
 		}
 		x.account()
 	}
@@ -271,6 +303,10 @@ func (x *exchange) copyStream(r io.Reader) {
 			if flusher != nil {
 				flusher.Flush()
 			}
+			if x.initial != nil && x.initial.passed(p[:n]) {
+				x.initial = nil
+				x.settled.Store(time.Now().UnixNano())
+			}
 		}
 		switch {
 		case err == io.EOF:
@@ -291,7 +327,7 @@ func (x *exchange) copyStream(r io.Reader) {
 // ended tells whether the proxy itself ended the request.
 func (x *exchange) ended() bool {
 	cause := context.Cause(x.ctx)
-	return errors.Is(cause, errPolicyChanged) || errors.Is(cause, errShutdown)
+	return errors.Is(cause, errPolicyChanged) || errors.Is(cause, errShutdown) || errors.Is(cause, errDraining)
 }
 
 // write sends p to the client; false when it is gone.
@@ -317,8 +353,25 @@ func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
 		workload, shard = x.policy.workload, x.policy.shard
 	}
 	x.pod.server.metrics.refusals.WithLabelValues(x.pod.info.Namespace, workload, shard, reason).Inc()
+	x.answer(err)
+}
+
+func (x *exchange) answer(err *apierrors.StatusError) {
+	x.final(x.w.Header())
 	x.wrote, x.code = true, int(err.ErrStatus.Code)
 	x.bytes += int64(status.Write(x.w, x.r, err))
+}
+
+func (x *exchange) refuseCertificate() {
+	if x.policy.passthrough {
+		x.refuse("passthrough", status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
+		return
+	}
+	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
+		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
+	x.close = true
+	x.pod.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
+	x.refuse("client_certificate", unauthorized(message))
 }
 
 func refusalReason(err *apierrors.StatusError) string {
@@ -351,15 +404,13 @@ func (x *exchange) failed(err error) {
 	if upstream.IsTimeout(err) {
 		code, reason, what = http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the apiserver did not answer in time"
 	}
-	x.wrote, x.code = true, code
-	x.bytes += int64(status.Write(x.w, x.r, status.New(code, reason, 0, "%s", what)))
+	x.answer(status.New(code, reason, 0, "%s", what))
 }
 
 // badAnswer answers for an answer about the lock that cannot be passed on.
 func (x *exchange) badAnswer(err error) {
 	x.plan.meters.upstreamErrors.Inc()
-	x.wrote, x.code = true, http.StatusBadGateway
-	x.bytes += int64(status.Write(x.w, x.r, status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about the lock cannot be read: %v", err)))
+	x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about the lock cannot be read: %v", err))
 }
 
 // account counts and logs the request, once: when it is over, or when its answer

@@ -263,6 +263,9 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	}
 	x.ticket = t
 	initial := truthy(q["sendInitialEvents"])
+	if s.watch && initial {
+		x.initial = &initialEvents{}
+	}
 	x.fills = !s.watch && first("continue") == "" || s.watch && initial
 	version := first("resourceVersion")
 	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, version) {

@@ -20,6 +20,7 @@ type metrics struct {
 	added                                     *prometheus.HistogramVec
 	watches                                   *prometheus.GaugeVec
 	panics                                    prometheus.Counter
+	bounds, tunnels, tunnelBytes              *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -45,11 +46,16 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "ctrlmesh_panics_total", Help: "Requests that met a bug of the proxy and were answered 500.",
 		}),
+		bounds: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_bounds_reached_total", Help: "Connections and requests of captured pods refused because the pod had reached a bound of the proxy.",
+		}, []string{"namespace", "bound"}),
+		tunnels:     counter("passthrough_connections_total", "Connections of captured pods tunnelled opaque."),
+		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
 	}
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics} {
+	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

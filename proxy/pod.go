@@ -7,29 +7,26 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/net/netutil"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-// Bounds of what one pod can make the proxy hold.
-const (
-	maxConnections   = 1024
-	maxStreams       = 512 // of one HTTP/2 connection
-	maxHeaderBytes   = 1 << 20
-	headerTimeout    = 10 * time.Second // the TLS handshake too
-	downstreamIdle   = 120 * time.Second
-	receivePerStream = 256 << 10
+var (
+	errShutdown = errors.New("the proxy of this pod shuts down")
+	errDraining = errors.New("another proxy takes over")
 )
 
-var errShutdown = errors.New("the proxy of this pod shuts down")
-
 // PodInfo names a pod.
-type PodInfo struct{ UID, Namespace, Name string }
+type PodInfo struct {
+	UID, Namespace, Name string
+	// RequireToken refuses requests without a token that is bound to this pod,
+	// whatever the policy: the pod is known by its address alone otherwise.
+	RequireToken bool
+}
 
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -41,16 +38,34 @@ type Pod struct {
 	id     string // namespace/name
 	dial   DialFunc
 	http   *http.Server
+	http11 *tls.Config // serves no HTTP/2
 
-	// done ends when Shutdown begins: long-running answers end then.
+	// draining ends when the pod accepts no more.
+	draining context.Context
+	drain    context.CancelFunc
+	// done ends when long-running answers are to end at once.
 	done context.Context
 	end  context.CancelCauseFunc
+
+	mu        sync.Mutex
+	listeners []*listener
+
+	// The pod's accounts, within the bounds in conn.go and budget.go.
+	open       atomic.Int64  // connections
+	empty      chan struct{} // gets a token when open becomes 0
+	http2      atomic.Int64  // of them, that speak or may speak HTTP/2
+	unserved   atomic.Int64  // bytes
+	held       atomic.Int64  // bytes
+	handshakes chan struct{} // a token for each that is computed
 
 	clients atomic.Pointer[clients]
 	policy  atomic.Pointer[policy]
 	ledger  ledger
 	names   resourceNames
 	leader  atomic.Int64 // Unix nanoseconds until when the lock is held
+	tokens  tokens
+	tunnels tunnels
+	notices notices
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -58,8 +73,24 @@ type Pod struct {
 type clients struct{ main, lock *upstream.Client }
 
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
-	p := &Pod{server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial}
+	p := &Pod{
+		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
+		empty:      make(chan struct{}, 1),
+		handshakes: make(chan struct{}, maxHandshakes),
+	}
 	p.done, p.end = context.WithCancelCause(context.Background())
+	p.draining, p.drain = context.WithCancel(context.Background())
+	p.http11 = &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"http/1.1"},
+		// Asked for so that a client which relies on one hears that it is in vain.
+		ClientAuth:                  tls.RequestClientCert,
+		DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
+		GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.leaf() },
+	}
+	both := p.http11.Clone()
+	both.NextProtos = []string{"h2", "http/1.1"}
+	both.GetConfigForClient = p.hello
 	p.http = &http.Server{
 		Handler:           p,
 		ReadHeaderTimeout: headerTimeout,
@@ -68,15 +99,14 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		// OPTIONS * is for the handler to refuse, not for net/http to answer.
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ConnContext:                  connContext,
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:      maxStreams,
-			MaxReceiveBufferPerStream: receivePerStream,
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     receivePerStream,
+			MaxReceiveBufferPerConnection: receivePerConnection,
+			MaxReadFrameSize:              maxFrame,
 		},
-		TLSConfig: &tls.Config{
-			MinVersion:                  tls.VersionTLS12,
-			DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
-			GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.leaf() },
-		},
+		TLSConfig: both,
 	}
 	return p
 }
@@ -99,6 +129,9 @@ func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) error {
 		return err
 	}
 	p.ledger.change(p, next, since)
+	if !next.passthrough {
+		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
+	}
 	return nil
 }
 
@@ -122,25 +155,20 @@ func (p *Pod) holds(holder string, lease time.Duration) {
 	p.leader.Store(time.Now().Add(lease).UnixNano())
 }
 
-// Serve accepts TLS connections on l, which it closes. It returns nil after
-// Shutdown, and may be called for several listeners.
+// Serve accepts connections on l, which it closes. It returns nil after Drain or
+// Shutdown began, and may be called for several listeners.
 func (p *Pod) Serve(l net.Listener) error {
-	err := p.http.ServeTLS(netutil.LimitListener(l, maxConnections), "", "")
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
+	own := &listener{Listener: l, pod: p}
+	p.mu.Lock()
+	if p.draining.Err() == nil {
+		p.listeners = append(p.listeners, own)
+	} else {
+		_ = own.Close()
 	}
-	return err
-}
-
-// Shutdown ends everything of the pod: listeners close, connections get GOAWAY,
-// watches and upgrades end, short requests finish. What is left when ctx is done
-// is cut, and its error returned.
-func (p *Pod) Shutdown(ctx context.Context) error {
-	defer p.server.remove(p)
-	p.http.RegisterOnShutdown(func() { p.end(errShutdown) })
-	err := p.http.Shutdown(ctx)
-	if err != nil {
-		_ = p.http.Close()
+	p.mu.Unlock()
+	err := p.http.ServeTLS(own, "", "")
+	if p.draining.Err() != nil {
+		return nil
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +26,7 @@ type policy struct {
 	refuse                   string
 	limits                   scope.Limits
 	lock                     *lock.Lock
+	anyToken, passthrough    bool
 
 	plans sync.Map // planKey -> *plan
 	count atomic.Int32
@@ -37,6 +39,9 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		workload: m.GetWorkload(),
 		shard:    m.GetSharding().GetShard(),
 		refuse:   m.GetRefuse(),
+
+		anyToken:    m.GetAnyToken(),
+		passthrough: m.GetPassthrough(),
 	}
 	var err error
 	if out.limits, err = scope.Compile(m.GetSharding().GetLimits()); err != nil {
@@ -46,6 +51,9 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		if out.lock, err = lock.New(l); err != nil {
 			return nil, err
 		}
+	}
+	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
+		return nil, errors.New("passthrough of a pod that is sharded or refused")
 	}
 	return out, nil
 }

@@ -23,12 +23,24 @@ type Config struct {
 	Registerer prometheus.Registerer
 	// Node is the node's name, for logs.
 	Node string
+	// Notify, if not nil, is told what the users of a pod should see: one of the
+	// Reasons and a message. It is called on a goroutine of its own, at most once
+	// a minute for each pod and reason.
+	Notify func(pod PodInfo, reason, message string)
 }
+
+// Reasons that Notify is called with.
+const (
+	ReasonClientCertificate = "ClientCertificateRefused"
+	ReasonToken             = "TokenRefused"
+	ReasonBound             = "ProxyBoundReached"
+)
 
 // Server is the data plane of one node. Its methods are safe for concurrent use.
 type Server struct {
 	leaf    func() (*tls.Certificate, error)
 	log     *slog.Logger
+	notify  func(PodInfo, string, string)
 	metrics *metrics
 
 	mu      sync.Mutex
@@ -52,7 +64,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{leaf: c.Leaf, log: log, metrics: m, pods: map[*Pod]struct{}{}}, nil
+	return &Server{leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{}}, nil
 }
 
 // SetCluster says where the apiserver is: literal addresses, and the CA that

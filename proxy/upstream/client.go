@@ -125,6 +125,13 @@ func (s source) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Tunnel returns a connection to the apiserver on which nothing was said yet.
+func (c *Client) Tunnel(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	return c.cluster.open(ctx, c.dial)
+}
+
 // Connect returns an HTTP/1.1 connection for one request that takes it over.
 func (c *Client) Connect(ctx context.Context) (*tls.Conn, error) {
 	return c.connect(ctx, protocolHTTP11)

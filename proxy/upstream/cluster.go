@@ -24,6 +24,7 @@ const (
 	protocolHTTP11   = "http/1.1"
 	protocolHTTP2    = "h2"
 	sessionCacheSize = 4
+	sendBuffer       = 256 << 10
 )
 
 // Dial connects from the pod's network namespace.
@@ -65,15 +66,9 @@ func (c *Cluster) Equal(o *Cluster) bool {
 func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, protocols ...string) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	raw, err := c.dial(ctx, dial)
+	raw, err := c.open(ctx, dial)
 	if err != nil {
 		return nil, err
-	}
-	// A watch that says nothing must still notice that its peer is gone.
-	if k, ok := raw.(interface {
-		SetKeepAliveConfig(net.KeepAliveConfig) error
-	}); ok {
-		_ = k.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 20 * time.Second, Interval: 5 * time.Second, Count: 5})
 	}
 	conn := tls.Client(raw, &tls.Config{
 		RootCAs:            c.roots,
@@ -87,6 +82,26 @@ func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessio
 		return nil, fmt.Errorf("handshake: %w", err)
 	}
 	return conn, nil
+}
+
+// open returns a TCP connection to the apiserver.
+func (c *Cluster) open(ctx context.Context, dial Dial) (net.Conn, error) {
+	raw, err := c.dial(ctx, dial)
+	if err != nil {
+		return nil, err
+	}
+	// A watch that says nothing must still notice that its peer is gone.
+	if k, ok := raw.(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+	}); ok {
+		_ = k.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 20 * time.Second, Interval: 5 * time.Second, Count: 5})
+	}
+	// Left to itself the kernel's buffer grows to megabytes for a peer that does
+	// not read, which the other end of a proxied stream may be.
+	if b, ok := raw.(interface{ SetWriteBuffer(int) error }); ok {
+		_ = b.SetWriteBuffer(sendBuffer)
+	}
+	return raw, nil
 }
 
 func (c *Cluster) dial(ctx context.Context, dial Dial) (net.Conn, error) {

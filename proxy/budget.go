@@ -1,0 +1,48 @@
+package proxy
+
+import (
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+// maxHeld is how many bytes the requests of one pod under way may hold: a
+// thousand short ones, or three thousand watches.
+const maxHeld = 96 << 20
+
+// requestWeight is what any request holds: stacks, and the small buffers on both
+// sides of it.
+const requestWeight = 32 << 10
+
+// weight is what x holds, in bytes, lock bodies excepted.
+func (x *exchange) weight() int64 {
+	n := requestWeight + len(x.r.RequestURI)
+	for k, vv := range x.r.Header {
+		for _, v := range vv {
+			n += len(k) + len(v)
+		}
+	}
+	if x.plan.route == short {
+		n += upstream.BufferSize
+	}
+	if x.r.ContentLength != 0 {
+		n += receivePerStream
+	}
+	return int64(n)
+}
+
+// hold takes n bytes from the pod's budget until the request is over, or
+// refuses the request.
+func (x *exchange) hold(n int64) *apierrors.StatusError {
+	x.held += n
+	if x.pod.held.Add(n) <= maxHeld {
+		return nil
+	}
+	x.pod.bound("requests")
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", x.pod.id)
+}

@@ -1,0 +1,136 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"time"
+)
+
+const (
+	// minWatch is the least age of a watch that is ended by draining. client-go
+	// takes one that ends without an event within its first second for broken and
+	// lists again.
+	minWatch = 1500 * time.Millisecond
+	// idleGrace is how long connections that nothing is asked on stay open.
+	// Whoever uses his within that time is told by an answer to open another, and
+	// never meets a connection that closes under his request.
+	idleGrace = 2 * time.Second
+	// cutGrace is for the ends of long answers to be written in.
+	cutGrace = time.Second
+)
+
+// Drain ends everything of the pod so that its clients do not notice, given that
+// another proxy accepts where this one did: it accepts no more, tells the client
+// with each answer to open another connection (HTTP/2: GOAWAY), and ends watches
+// cleanly as soon as clients take that for the end of a usual watch. Everything
+// else goes on until it is over, and requests on open connections are served.
+// Idle connections are closed last. What is left when ctx is done is cut, and
+// its error returned.
+func (p *Pod) Drain(ctx context.Context) error {
+	defer p.server.remove(p)
+	p.stopAccepting()
+	grace, cancel := context.WithTimeout(ctx, idleGrace)
+	_ = p.deserted(grace)
+	cancel()
+	err := p.http.Shutdown(ctx)
+	if err == nil {
+		err = p.deserted(ctx) // upgrades and tunnels, which the server does not know
+	}
+	if err != nil {
+		p.cut()
+	}
+	return err
+}
+
+// Shutdown ends everything of the pod for good: as Drain, but watches, upgrades
+// and other long answers end at once.
+func (p *Pod) Shutdown(ctx context.Context) error {
+	defer p.server.remove(p)
+	p.stopAccepting()
+	p.end(errShutdown)
+	p.tunnels.cut()
+	err := p.http.Shutdown(ctx)
+	if err != nil {
+		p.cut()
+	}
+	return err
+}
+
+func (p *Pod) stopAccepting() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drain()
+	for _, l := range p.listeners {
+		_ = l.Close()
+	}
+	p.listeners = nil
+}
+
+// deserted waits until no connection is open.
+func (p *Pod) deserted(ctx context.Context) error {
+	for p.open.Load() > 0 {
+		select {
+		case <-p.empty:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (p *Pod) cut() {
+	p.end(errShutdown)
+	p.tunnels.cut()
+	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
+	defer cancel()
+	_ = p.http.Shutdown(ctx)
+	_ = p.http.Close()
+}
+
+// final tells the client to ask no more on this connection, where that is so.
+func (x *exchange) final(h http.Header) {
+	if x.close || x.pod.draining.Err() != nil {
+		h["Connection"] = []string{"close"}
+	}
+}
+
+// retire ends a watch while the pod drains, once a client can take it.
+func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
+	for {
+		wait := minWatch
+		if since := x.settled.Load(); since != 0 {
+			wait -= time.Since(time.Unix(0, since))
+		}
+		if wait <= 0 {
+			end(errDraining)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// endOfInitial is the annotation of the bookmark after which a client that asked
+// for initial events has a whole cache. Ended before it, he starts anew.
+var endOfInitial = []byte("k8s.io/initial-events-end")
+
+// initialEvents looks for the end of the initial events in a watch.
+type initialEvents struct{ tail []byte }
+
+// passed tells whether the end was in what went by until p, in pieces.
+func (i *initialEvents) passed(p []byte) bool {
+	overlap := len(endOfInitial) - 1
+	seam := append(i.tail, p[:min(len(p), overlap)]...)
+	if bytes.Contains(p, endOfInitial) || bytes.Contains(seam, endOfInitial) {
+		return true
+	}
+	if len(p) >= overlap {
+		seam = p
+	}
+	i.tail = append(i.tail[:0], seam[max(0, len(seam)-overlap):]...)
+	return false
+}

@@ -1,0 +1,182 @@
+package proxy
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"hash/maphash"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// maxToken bounds a token, in bytes. The apiserver's have one or two thousand.
+const maxToken = 64 << 10
+
+// tokens remembers which Authorization headers were let through, hashed: no token
+// is kept. A client sends the same one for the better part of an hour.
+type tokens [4]atomic.Uint64
+
+func (t *tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() == hash }
+
+func (t *tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
+
+// checkTokens refuses a request with a token that is bound to another pod, in
+// whichever way the apiserver takes tokens. A request with none passes, unless
+// the pod must send one.
+func (x *exchange) checkTokens() *apierrors.StatusError {
+	required := x.pod.info.RequireToken
+	if x.policy.anyToken && !required {
+		return nil
+	}
+	sent := false
+	switch lines := x.r.Header["Authorization"]; len(lines) {
+	case 0:
+	case 1:
+		hash := maphash.String(seed, lines[0])
+		if sent = x.pod.tokens.known(hash); sent {
+			break
+		}
+		token, ok := bearer(lines[0])
+		if !ok {
+			break
+		}
+		if refused := x.checkToken(token); refused != nil {
+			return refused
+		}
+		sent = true
+		x.pod.tokens.remember(hash)
+	default:
+		return unauthorized("more than one Authorization header")
+	}
+	for _, line := range x.r.Header["Sec-Websocket-Protocol"] {
+		for protocol := range strings.SplitSeq(line, ",") {
+			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), websocketBearer)
+			if !ok {
+				continue
+			}
+			token, err := base64.RawURLEncoding.DecodeString(encoded)
+			if err != nil {
+				return unauthorized("malformed bearer token")
+			}
+			if refused := x.checkToken(string(token)); refused != nil {
+				return refused
+			}
+			sent = true
+		}
+	}
+	if token, ok := queryToken(x.r.URL.RawQuery); ok && judge(token, x.pod.info.UID) == foreign {
+		return x.refuseToken()
+	}
+	if required && !sent {
+		return unauthorized("pod %s is known by its address, so each of its requests must bear its own service account token", x.pod.id)
+	}
+	return nil
+}
+
+func (x *exchange) checkToken(token string) *apierrors.StatusError {
+	switch v := judge(token, x.pod.info.UID); {
+	case v == malformed:
+		return unauthorized("malformed bearer token")
+	case v == foreign, v == unbound && x.pod.info.RequireToken:
+		return x.refuseToken()
+	}
+	return nil
+}
+
+func (x *exchange) refuseToken() *apierrors.StatusError {
+	p := x.pod
+	why := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+		"the token is bound to another pod than %s, which the request came from: spec.tokenBinding is Enforce", p.id)
+	if p.info.RequireToken {
+		why = status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+			"the token is not bound to pod %s, which the request came from: use the pod's own projected token; spec.tokenBinding does not change this for a pod that is known by its address", p.id)
+	}
+	p.notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
+	return why
+}
+
+func unauthorized(format string, args ...any) *apierrors.StatusError {
+	return status.New(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, 0, format, args...)
+}
+
+// websocketBearer is before the token in a subprotocol, for clients that cannot
+// set a header.
+const websocketBearer = "base64url.bearer.authorization.k8s.io."
+
+// bearer reads an Authorization header as the apiserver does.
+func bearer(header string) (token string, ok bool) {
+	parts := strings.SplitN(strings.TrimSpace(header), " ", 3)
+	if len(parts) < 2 || !strings.EqualFold(parts[0], "bearer") || parts[1] == "" {
+		return "", false
+	}
+	return parts[1], true
+}
+
+// queryToken finds the token that RFC 6750 allows in a query. kube-apiserver does
+// not read it; others that serve its API do.
+func queryToken(query string) (token string, ok bool) {
+	for pair := range strings.SplitSeq(query, "&") {
+		key, value, _ := strings.Cut(pair, "=")
+		if strings.ContainsAny(key, "%+") {
+			key, _ = url.QueryUnescape(key)
+		}
+		if key == "access_token" {
+			value, err := url.QueryUnescape(value)
+			return value, err == nil
+		}
+	}
+	return "", false
+}
+
+// verdict is what a token says about the pod it may be used from.
+type verdict int
+
+const (
+	unbound   verdict = iota // bound to no pod, or none of the apiserver's own
+	own                      // bound to this pod
+	foreign                  // bound to another
+	malformed                // could be read in two ways, or is too long to be read
+)
+
+// judge reads a token as the apiserver does, but for the signature: that is for
+// the apiserver to verify.
+func judge(token, uid string) verdict {
+	if len(token) > maxToken || strings.ContainsFunc(token, notInToken) {
+		return malformed
+	}
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return unbound
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return unbound
+	}
+	var claims struct {
+		Kubernetes struct {
+			Pod struct {
+				UID string `json:"uid"`
+			} `json:"pod"`
+		} `json:"kubernetes.io"`
+	}
+	// What is no JSON, or has other types there, is no token of the apiserver's.
+	_ = json.Unmarshal(payload, &claims)
+	switch claims.Kubernetes.Pod.UID {
+	case "":
+		return unbound
+	case uid:
+		return own
+	}
+	return foreign
+}
+
+// notInToken: a JWT may be written as a JSON object too, in which the claims that
+// are signed could stand beside others.
+func notInToken(r rune) bool { return r <= ' ' || r >= 0x7f || r == '{' || r == '"' }
