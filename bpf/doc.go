@@ -5,10 +5,11 @@
 // at the root of the unified cgroup hierarchy). They turn a captured pod's
 // connections to an apiserver towards 127.0.0.1 or ::1 in the pod's own network
 // namespace, where the agent listens. They are pinned, so that the redirection
-// outlives the agent: while no agent listens, the connections are refused.
+// outlives the agent: while no agent listens, the connections are refused, but
+// for the pods that may go direct then.
 //
 // The kernel must know cgroup links and netns cookies in sock_addr programs
-// (5.7). The process needs CAP_BPF and CAP_NET_ADMIN (before 5.8
+// (5.7); what else it lacks is done without (see [Redirect.Lacks]). The process needs CAP_BPF and CAP_NET_ADMIN (before 5.8
 // CAP_SYS_ADMIN), and a bpffs it may write to.
 //
 // The bindings are committed. Making them again takes clang and llvm-strip:

@@ -11,8 +11,37 @@ import (
 
 // Pod is where a captured pod's connections go.
 type Pod struct {
-	UID  [16]byte // the pod's uid, for who finds the entry later
+	UID  [16]byte // the pod's uid, for who finds the entry later; not all zero
 	Port uint16   // of the listener on 127.0.0.1 and ::1 in the pod's network namespace
+
+	// Open lets the pod go direct while nobody listens at Port, while the last
+	// [Redirect.Beat] is more than two seconds ago, and while it is Stalled.
+	// Without it the pod is redirected whatever happens: refused, if need be.
+	Open bool
+	// Stalled means that whoever listens for the pod accepts nothing.
+	Stalled bool
+}
+
+// The flags of an entry, as redirect.c has them.
+const (
+	flagOpen = 1 << iota
+	flagHost
+	flagStalled
+)
+
+func (p Pod) entry() redirectPod {
+	entry := redirectPod{Uid: p.UID, Port: p.Port}
+	if p.Open {
+		entry.Flags |= flagOpen
+	}
+	if p.Stalled {
+		entry.Flags |= flagStalled
+	}
+	return entry
+}
+
+func (e redirectPod) pod() Pod {
+	return Pod{UID: e.Uid, Port: e.Port, Open: e.Flags&flagOpen != 0, Stalled: e.Flags&flagStalled != 0}
 }
 
 // SetDestinations makes destinations the addresses whose connections are
@@ -50,37 +79,95 @@ func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
 }
 
 // SetPod redirects the pod whose network namespace has this cookie. An earlier
-// entry is replaced at once: every connect sees the one or the other. There is
-// room for 16384.
+// entry is replaced at once, in another layout too: every connect sees the one
+// or the other. There is room for 16384.
 func (r *Redirect) SetPod(cookie uint64, pod Pod) error {
-	if err := r.maps.Pods.Put(cookie, redirectPod{Uid: pod.UID, Port: pod.Port}); err != nil {
-		return fmt.Errorf("redirect pod with netns cookie %d: %w", cookie, err)
+	return r.set(podsByCookie, cookie, pod)
+}
+
+// SetCgroup redirects the pod whose cgroup has this id, if it is in a network
+// namespace that [Redirect.SetHost] named. It does what [Redirect.SetPod] does
+// for pods with a network namespace of their own.
+func (r *Redirect) SetCgroup(id uint64, pod Pod) error {
+	if err := r.HostNetwork(); err != nil {
+		return err
+	}
+	return r.set(podsByCgroup, id, pod)
+}
+
+// SetHost makes the network namespace with this cookie the node's: the pods in
+// it are told apart by their cgroups.
+func (r *Redirect) SetHost(cookie uint64) error {
+	if err := r.maps.Pods.Put(cookie, redirectPod{Flags: flagHost}); err != nil {
+		return fmt.Errorf("make netns cookie %d the node's: %w", cookie, err)
 	}
 	return nil
 }
 
 // Pod returns the entry of the pod whose network namespace has this cookie, and whether there is one.
-func (r *Redirect) Pod(cookie uint64) (Pod, bool, error) {
-	var pod redirectPod
-	err := r.maps.Pods.Lookup(cookie, &pod)
+func (r *Redirect) Pod(cookie uint64) (Pod, bool, error) { return r.get(podsByCookie, cookie) }
+
+// Cgroup returns the entry of the pod whose cgroup has this id, and whether there is one.
+func (r *Redirect) Cgroup(id uint64) (Pod, bool, error) { return r.get(podsByCgroup, id) }
+
+// DeletePod ends the redirection of a pod: its connections go direct. It is no
+// error if there was none.
+func (r *Redirect) DeletePod(cookie uint64) error { return r.delete(podsByCookie, cookie) }
+
+// DeleteCgroup does what [Redirect.DeletePod] does for pods that are known by their cgroup.
+func (r *Redirect) DeleteCgroup(id uint64) error { return r.delete(podsByCgroup, id) }
+
+// Pods returns the redirected pods with a network namespace of their own by its
+// cookie, an earlier process's among them.
+func (r *Redirect) Pods() (map[uint64]Pod, error) { return r.list(podsByCookie) }
+
+// Cgroups returns the other redirected pods by the id of their cgroup.
+func (r *Redirect) Cgroups() (map[uint64]Pod, error) { return r.list(podsByCgroup) }
+
+// What pods are known by; the index of a table's map too.
+const (
+	podsByCookie = iota
+	podsByCgroup
+)
+
+func (r *Redirect) podMap(by int) (m *ebpf.Map, what string) {
+	if by == podsByCgroup {
+		return r.maps.Cgroups, "cgroup"
+	}
+	return r.maps.Pods, "netns cookie"
+}
+
+func (r *Redirect) set(by int, key uint64, pod Pod) error {
+	m, what := r.podMap(by)
+	if err := m.Put(key, pod.entry()); err != nil {
+		return fmt.Errorf("redirect pod with %s %d: %w", what, key, err)
+	}
+	return r.deleteOthers(by, key)
+}
+
+func (r *Redirect) get(by int, key uint64) (Pod, bool, error) {
+	m, what := r.podMap(by)
+	var entry redirectPod
+	err := m.Lookup(key, &entry)
 	switch {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return Pod{}, false, nil
 	case err != nil:
-		return Pod{}, false, fmt.Errorf("look up pod with netns cookie %d: %w", cookie, err)
+		return Pod{}, false, fmt.Errorf("look up pod with %s %d: %w", what, key, err)
 	}
-	return Pod{UID: pod.Uid, Port: pod.Port}, true, nil
+	return entry.pod(), true, nil
 }
 
-// Pods returns the redirected pods by the cookie of their network namespace,
-// an earlier process's among them.
-func (r *Redirect) Pods() (map[uint64]Pod, error) {
+func (r *Redirect) list(by int) (map[uint64]Pod, error) {
+	m, _ := r.podMap(by)
 	pods := map[uint64]Pod{}
-	var cookie uint64
-	var pod redirectPod
-	it := r.maps.Pods.Iterate()
-	for it.Next(&cookie, &pod) {
-		pods[cookie] = Pod{UID: pod.Uid, Port: pod.Port}
+	var key uint64
+	var entry redirectPod
+	it := m.Iterate()
+	for it.Next(&key, &entry) {
+		if entry.Flags&flagHost == 0 {
+			pods[key] = entry.pod()
+		}
 	}
 	if err := it.Err(); err != nil {
 		return nil, fmt.Errorf("list redirected pods: %w", err)
@@ -88,11 +175,23 @@ func (r *Redirect) Pods() (map[uint64]Pod, error) {
 	return pods, nil
 }
 
-// DeletePod ends the redirection of a pod: its connections go direct. It is no
-// error if there was none.
-func (r *Redirect) DeletePod(cookie uint64) error {
-	if err := r.maps.Pods.Delete(cookie); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("end redirection of pod with netns cookie %d: %w", cookie, err)
+func (r *Redirect) delete(by int, key uint64) error {
+	m, what := r.podMap(by)
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("end redirection of pod with %s %d: %w", what, key, err)
+	}
+	return r.deleteOthers(by, key)
+}
+
+// deleteOthers removes a pod from the other layouts.
+func (r *Redirect) deleteOthers(by int, key uint64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.others {
+		if err := t.delete(by, key); err != nil {
+			_, what := r.podMap(by)
+			return fmt.Errorf("end redirection of pod with %s %d by another version: %w", what, key, err)
+		}
 	}
 	return nil
 }

@@ -6,20 +6,15 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
-// layout names the directory of the pins. It changes whenever a map's key,
-// value or meaning does, so that no program meets a map of another layout.
-const layout = "v1"
-
 // pins is a locked directory of pinned maps and links.
 type pins struct {
-	dir   string
-	fresh bool // nothing was pinned there
-	lock  *os.File
+	parent, dir string
+	fresh       bool // nothing was pinned there
+	lock        *os.File
 }
 
 // openPins makes the layout's directory under parent if need be, and keeps other processes out of it.
@@ -51,101 +46,89 @@ func openPins(parent string) (_ *pins, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read pin directory: %w", unsupported(err))
 	}
-	return &pins{dir: dir, fresh: len(entries) == 0, lock: lock}, nil
+	return &pins{parent: parent, dir: dir, fresh: len(entries) == 0, lock: lock}, nil
 }
 
 func (p *pins) unlock() { p.lock.Close() }
 
-// attach makes program the one that runs at the hook, by the pinned link if there is one.
-func (p *pins) attach(cgroup, name string, attach ebpf.AttachType, program *ebpf.Program) error {
-	path := filepath.Join(p.dir, name)
-	pinned, err := link.LoadPinnedLink(path, nil)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return p.attachAnew(cgroup, path, attach, program)
-	case err != nil:
-		return fmt.Errorf("open pinned link: %w", unsupported(err))
-	}
-	defer pinned.Close()
-
-	same, err := attachedTo(pinned, cgroup)
+// takeOver makes the hook's program the one that runs, by the pinned link if there is one.
+func (p *pins) takeOver(h *hook, cgroup string) error {
+	pinned, err := p.link(h.name, cgroup)
 	if err != nil {
 		return err
 	}
-	if !same {
-		// Ours, but elsewhere: its cgroup is gone or the root has another path now.
-		return p.attachAnew(cgroup, path, attach, program)
+	if pinned == nil {
+		// The old link, if any, goes only when the new one is in force.
+		if h.link, err = h.attachAnew(cgroup); err != nil {
+			return err
+		}
+		return p.pin(h.name, h.link)
 	}
-	if err := pinned.Update(program); err != nil {
+	h.link = pinned
+	if err := pinned.Update(h.program); err != nil {
 		return fmt.Errorf("replace program of pinned link: %w", err)
 	}
 	return nil
 }
 
-// attachAnew attaches program by a new link and puts its pin in place of whatever is pinned at path.
-func (p *pins) attachAnew(cgroup, path string, attach ebpf.AttachType, program *ebpf.Program) error {
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: attach, Program: program})
+// link opens the link of this name, nil if there is none that is attached to the
+// cgroup: it may have been detached, or be at what was the root once.
+func (p *pins) link(name, cgroup string) (link.Link, error) {
+	pinned, err := link.LoadPinnedLink(filepath.Join(p.dir, name), nil)
 	switch {
-	case errors.Is(err, unix.EPERM):
-		// Loading has shown that we are allowed to: the refusal comes from who is attached.
-		return fmt.Errorf("%w: %w", ErrHookOwned, err)
+	case errors.Is(err, os.ErrNotExist):
+		return nil, nil
 	case err != nil:
-		return unsupported(err)
+		return nil, fmt.Errorf("open pinned link: %w", unsupported(err))
 	}
-	defer l.Close()
+	attached, err := attachedTo(pinned, cgroup)
+	if !attached || err != nil {
+		pinned.Close()
+		return nil, err
+	}
+	return pinned, nil
+}
 
-	// The old link, if any, goes only when the new one is in force.
+// object is what can be pinned: a map, a link.
+type object interface {
+	Pin(path string) error
+	Unpin() error
+}
+
+// pin puts the pin of o in place of whatever is pinned by this name.
+func (p *pins) pin(name string, o object) error {
+	path := filepath.Join(p.dir, name)
 	next := path + "_next"
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove stale pin: %w", err)
 	}
-	if err := l.Pin(next); err != nil {
-		return fmt.Errorf("pin link: %w", unsupported(err))
+	// It may believe to be pinned where it no longer is.
+	if err := o.Unpin(); err != nil {
+		return fmt.Errorf("remove stale pin: %w", err)
+	}
+	if err := o.Pin(next); err != nil {
+		return fmt.Errorf("pin %s: %w", name, unsupported(err))
 	}
 	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("pin link: %w", err)
+		return fmt.Errorf("pin %s: %w", name, err)
 	}
 	return nil
 }
 
-// attachedTo tells whether l is attached to the cgroup at path.
-func attachedTo(l link.Link, path string) (bool, error) {
-	info, err := l.Info()
-	if err != nil {
-		return false, fmt.Errorf("inspect pinned link: %w", err)
+// mend pins o by this name if nothing is.
+func (p *pins) mend(name string, o object) error {
+	if err := checkPin(p.parent, name); !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return false, fmt.Errorf("stat cgroup %s: %w", path, err)
-	}
-	cgroup := info.Cgroup()
-	return cgroup != nil && cgroup.CgroupId == st.Ino, nil
+	return p.pin(name, o)
 }
 
-// remove detaches the links and unpins everything.
-func (p *pins) remove() error {
-	entries, err := os.ReadDir(p.dir)
-	if err != nil {
-		return fmt.Errorf("read pin directory: %w", err)
+// checkPin tells whether something is pinned by this name.
+func checkPin(parent, name string) error {
+	if _, err := os.Lstat(filepath.Join(parent, layout, name)); err != nil {
+		return fmt.Errorf("look for the pin of %s: %w", name, err)
 	}
-	var errs []error
-	for _, entry := range entries {
-		path := filepath.Join(p.dir, entry.Name())
-		// Not a link if this fails, but a map. Unpinning detaches too, unless a process still holds the link.
-		if l, err := link.LoadPinnedLink(path, nil); err == nil {
-			if err := l.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
-				errs = append(errs, fmt.Errorf("detach %s: %w", path, err))
-			}
-			l.Close()
-		}
-		if err := os.Remove(path); err != nil {
-			errs = append(errs, fmt.Errorf("unpin: %w", err))
-		}
-	}
-	if err := os.Remove(p.dir); err != nil {
-		errs = append(errs, fmt.Errorf("remove pin directory: %w", err))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // checkBPFFS tells whether dir is, or would be if it were made, on a bpffs.

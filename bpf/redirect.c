@@ -3,12 +3,23 @@
 // Turns a captured pod's connections to an apiserver towards the agent's
 // listener in that pod's network namespace.
 //
-// The programs never ask whether the agent lives. Without an agent nobody
-// listens and the connect is refused: better none than one around the proxy.
+// For most pods the programs never ask whether the agent lives. Without an agent
+// nobody listens and the connect is refused: better none than one around the
+// proxy. Only pods that are OPEN go direct then.
 
 #include "uapi.h"
 
 char __license[] SEC("license") = "Apache-2.0";
+
+// What this kernel can do; set before the programs are loaded.
+const volatile _Bool can_look_up = 1; // sockets
+const volatile _Bool can_tell_cgroups = 1;
+const volatile _Bool can_show_peer = 1;
+
+// How old the agent's last sign of life may be, in nanoseconds.
+#define PATIENCE 2000000000LL
+// How deep pods' cgroups are looked for, below the root of the hierarchy.
+#define LEVELS 10
 
 // An IPv4 address is kept mapped (::ffff:a.b.c.d), so that one map serves both families.
 struct destination {
@@ -17,9 +28,22 @@ struct destination {
 	__u16 zero;
 };
 
+enum flags {
+	OPEN = 1,    // goes direct while nobody serves it
+	HOST = 2,    // not a pod, but the node: which pod it is tells the cgroup
+	STALLED = 4, // somebody listens, but accepts nothing
+};
+
 struct pod {
 	__u8 uid[16];
 	__u16 port; // of the listener on 127.0.0.1 and ::1, host byte order
+	__u16 flags;
+};
+
+// What a socket was turned away from, and to which port.
+struct turned {
+	struct destination from;
+	__u16 to; // host byte order
 	__u16 zero;
 };
 
@@ -32,6 +56,16 @@ struct {
 	__type(key, __u64);
 	__type(value, struct pod);
 } pods SEC(".maps");
+
+// The captured pods that share the node's network namespace, by the id of their cgroup.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u64);
+	__type(value, struct pod);
+} cgroups SEC(".maps");
 
 // Where apiservers are reached: as Services and as endpoints.
 struct {
@@ -53,11 +87,86 @@ struct {
 	__type(value, __u8);
 } agent_sockets SEC(".maps");
 
+// The sockets that were turned.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, int);
+	__type(value, struct turned);
+} turned_sockets SEC(".maps");
+
+// When the agent was last seen alive (CLOCK_MONOTONIC, nanoseconds).
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u64);
+} heartbeat SEC(".maps");
+
+#define inline static inline __attribute__((always_inline))
+
+inline int is_mapped(const __u32 address[4])
+{
+	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);
+}
+
+// The pod that the connecting process is of, by its cgroup or one above that.
+inline const struct pod *pod_of_task(void)
+{
+	__u64 id;
+	if (!can_tell_cgroups)
+		return 0;
+#pragma unroll
+	for (int level = 1; level <= LEVELS; level++) {
+		id = bpf_get_current_ancestor_cgroup_id(level);
+		if (!id)
+			return 0;
+		const struct pod *pod = bpf_map_lookup_elem(&cgroups, &id);
+		if (pod)
+			return pod;
+	}
+	id = bpf_get_current_cgroup_id();
+	return bpf_map_lookup_elem(&cgroups, &id);
+}
+
+// Whether somebody listens at the port, where a connection to `to` would be turned.
+inline int is_listening(struct bpf_sock_addr *ctx, const struct destination *to, __u16 port)
+{
+	struct bpf_sock_tuple local = {};
+	struct bpf_sock *listener;
+	if (!can_look_up)
+		return 1;
+	if (is_mapped(to->address)) {
+		local.ipv4.saddr = local.ipv4.daddr = bpf_htonl(0x7f000001);
+		local.ipv4.dport = bpf_htons(port);
+		listener = bpf_sk_lookup_tcp(ctx, &local, sizeof(local.ipv4), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		local.ipv6.saddr[3] = local.ipv6.daddr[3] = bpf_htonl(1);
+		local.ipv6.dport = bpf_htons(port);
+		listener = bpf_sk_lookup_tcp(ctx, &local, sizeof(local.ipv6), BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!listener)
+		return 0;
+	int listening = listener->state == BPF_TCP_LISTEN;
+	bpf_sk_release(listener);
+	return listening;
+}
+
+// Whether the agent has shown a sign of life. It may be younger than the clock read here.
+inline int is_alive(void)
+{
+	__u32 zero = 0;
+	const volatile __u64 *last = bpf_map_lookup_elem(&heartbeat, &zero);
+	return last && (__s64)(bpf_ktime_get_ns() - *last) <= PATIENCE;
+}
+
 enum verdict { REFUSE, PASS, REDIRECT };
 
 // Decides about a connect to `to`; for REDIRECT, `port` is the one to turn it to.
-static inline __attribute__((always_inline)) enum verdict
-decide(struct bpf_sock_addr *ctx, const struct destination *to, __u16 *port)
+inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *to, __u16 *port)
 {
 	// MPTCP comes by as the TCP subflow it starts with, TCP fast open like any connect.
 	if (ctx->type != SOCK_STREAM)
@@ -72,10 +181,25 @@ decide(struct bpf_sock_addr *ctx, const struct destination *to, __u16 *port)
 	const struct pod *pod = bpf_map_lookup_elem(&pods, &cookie);
 	if (!pod)
 		return PASS;
+	if (pod->flags & HOST) {
+		pod = pod_of_task();
+		if (!pod)
+			return PASS;
+	}
+	__u16 to_port = pod->port;
+	__u16 flags = pod->flags;
 	// Bound to a device (SO_BINDTODEVICE) it could not reach lo, and must not go direct.
 	if (ctx->sk->bound_dev_if)
-		return REFUSE;
-	*port = pod->port;
+		return flags & OPEN ? PASS : REFUSE;
+	if (flags & OPEN && (flags & STALLED || !is_alive() || !is_listening(ctx, to, to_port)))
+		return PASS;
+	if (can_show_peer) {
+		struct turned turned = {.from = *to, .to = to_port};
+		struct turned *kept = bpf_sk_storage_get(&turned_sockets, ctx->sk, &turned, BPF_SK_STORAGE_GET_F_CREATE);
+		if (kept)
+			*kept = turned; // it may have been there, from an earlier connect
+	}
+	*port = to_port;
 	return REDIRECT;
 }
 
@@ -106,7 +230,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	enum verdict verdict = decide(ctx, &to, &port);
 	if (verdict == REDIRECT) {
 		// A v4-mapped connection stays one: ::ffff:127.0.0.1, else ::1.
-		int mapped = !to.address[0] && !to.address[1] && to.address[2] == bpf_htonl(0xffff);
+		int mapped = is_mapped(to.address);
 		ctx->user_ip6[0] = 0;
 		ctx->user_ip6[1] = 0;
 		ctx->user_ip6[2] = mapped ? bpf_htonl(0xffff) : 0;
@@ -114,4 +238,41 @@ int connect6(struct bpf_sock_addr *ctx)
 		ctx->user_port = bpf_htons(port);
 	}
 	return verdict != REFUSE;
+}
+
+// What a socket was turned away from, if its peer is what it was turned to.
+inline const struct destination *dialled(struct bpf_sock_addr *ctx)
+{
+	const struct turned *turned = bpf_sk_storage_get(&turned_sockets, ctx->sk, 0, 0);
+	if (!turned || ctx->user_port != bpf_htons(turned->to))
+		return 0;
+	return &turned->from;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	const struct destination *to = dialled(ctx);
+	if (to && ctx->user_ip4 == bpf_htonl(0x7f000001)) {
+		ctx->user_ip4 = to->address[3];
+		ctx->user_port = bpf_htons(to->port);
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	const struct destination *to = dialled(ctx);
+	if (!to)
+		return 1;
+	__u32 peer[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+	if (peer[3] == bpf_htonl(is_mapped(peer) ? 0x7f000001 : 1)) {
+		ctx->user_ip6[0] = to->address[0];
+		ctx->user_ip6[1] = to->address[1];
+		ctx->user_ip6[2] = to->address[2];
+		ctx->user_ip6[3] = to->address[3];
+		ctx->user_port = bpf_htons(to->port);
+	}
+	return 1;
 }

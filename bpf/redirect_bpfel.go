@@ -21,9 +21,16 @@ type redirectDestination struct {
 }
 
 type redirectPod struct {
+	_     structs.HostLayout
+	Uid   [16]uint8
+	Port  uint16
+	Flags uint16
+}
+
+type redirectTurned struct {
 	_    structs.HostLayout
-	Uid  [16]uint8
-	Port uint16
+	From redirectDestination
+	To   uint16
 	Zero uint16
 }
 
@@ -31,11 +38,19 @@ type redirectPod struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	redirectMapAgentSockets = "agent_sockets"
-	redirectMapDestinations = "destinations"
-	redirectMapPods         = "pods"
-	redirectProgConnect4    = "connect4"
-	redirectProgConnect6    = "connect6"
+	redirectMapAgentSockets   = "agent_sockets"
+	redirectMapCgroups        = "cgroups"
+	redirectMapDestinations   = "destinations"
+	redirectMapHeartbeat      = "heartbeat"
+	redirectMapPods           = "pods"
+	redirectMapTurnedSockets  = "turned_sockets"
+	redirectProgConnect4      = "connect4"
+	redirectProgConnect6      = "connect6"
+	redirectProgGetpeername4  = "getpeername4"
+	redirectProgGetpeername6  = "getpeername6"
+	redirectVarCanLookUp      = "can_look_up"
+	redirectVarCanShowPeer    = "can_show_peer"
+	redirectVarCanTellCgroups = "can_tell_cgroups"
 )
 
 // loadRedirect returns the embedded CollectionSpec for redirect.
@@ -80,23 +95,31 @@ type redirectSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type redirectProgramSpecs struct {
-	Connect4 *ebpf.ProgramSpec `ebpf:"connect4"`
-	Connect6 *ebpf.ProgramSpec `ebpf:"connect6"`
+	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
+	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
+	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
 }
 
 // redirectMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type redirectMapSpecs struct {
-	AgentSockets *ebpf.MapSpec `ebpf:"agent_sockets"`
-	Destinations *ebpf.MapSpec `ebpf:"destinations"`
-	Pods         *ebpf.MapSpec `ebpf:"pods"`
+	AgentSockets  *ebpf.MapSpec `ebpf:"agent_sockets"`
+	Cgroups       *ebpf.MapSpec `ebpf:"cgroups"`
+	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
+	Heartbeat     *ebpf.MapSpec `ebpf:"heartbeat"`
+	Pods          *ebpf.MapSpec `ebpf:"pods"`
+	TurnedSockets *ebpf.MapSpec `ebpf:"turned_sockets"`
 }
 
 // redirectVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type redirectVariableSpecs struct {
+	CanLookUp      *ebpf.VariableSpec `ebpf:"can_look_up"`
+	CanShowPeer    *ebpf.VariableSpec `ebpf:"can_show_peer"`
+	CanTellCgroups *ebpf.VariableSpec `ebpf:"can_tell_cgroups"`
 }
 
 // redirectObjects contains all objects after they have been loaded into the kernel.
@@ -119,16 +142,22 @@ func (o *redirectObjects) Close() error {
 //
 // It can be passed to loadRedirectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type redirectMaps struct {
-	AgentSockets *ebpf.Map `ebpf:"agent_sockets"`
-	Destinations *ebpf.Map `ebpf:"destinations"`
-	Pods         *ebpf.Map `ebpf:"pods"`
+	AgentSockets  *ebpf.Map `ebpf:"agent_sockets"`
+	Cgroups       *ebpf.Map `ebpf:"cgroups"`
+	Destinations  *ebpf.Map `ebpf:"destinations"`
+	Heartbeat     *ebpf.Map `ebpf:"heartbeat"`
+	Pods          *ebpf.Map `ebpf:"pods"`
+	TurnedSockets *ebpf.Map `ebpf:"turned_sockets"`
 }
 
 func (m *redirectMaps) Close() error {
 	return _RedirectClose(
 		m.AgentSockets,
+		m.Cgroups,
 		m.Destinations,
+		m.Heartbeat,
 		m.Pods,
+		m.TurnedSockets,
 	)
 }
 
@@ -136,20 +165,27 @@ func (m *redirectMaps) Close() error {
 //
 // It can be passed to loadRedirectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type redirectVariables struct {
+	CanLookUp      *ebpf.Variable `ebpf:"can_look_up"`
+	CanShowPeer    *ebpf.Variable `ebpf:"can_show_peer"`
+	CanTellCgroups *ebpf.Variable `ebpf:"can_tell_cgroups"`
 }
 
 // redirectPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadRedirectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type redirectPrograms struct {
-	Connect4 *ebpf.Program `ebpf:"connect4"`
-	Connect6 *ebpf.Program `ebpf:"connect6"`
+	Connect4     *ebpf.Program `ebpf:"connect4"`
+	Connect6     *ebpf.Program `ebpf:"connect6"`
+	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
 }
 
 func (p *redirectPrograms) Close() error {
 	return _RedirectClose(
 		p.Connect4,
 		p.Connect6,
+		p.Getpeername4,
+		p.Getpeername6,
 	)
 }
 

@@ -1,14 +1,15 @@
 package bpf_test
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"syscall"
+	"strings"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -58,14 +59,20 @@ func TestMapsAreTakenOver(t *testing.T) {
 	require.False(t, ok)
 }
 
-// attached counts the programs at the connect hooks of the cgroup.
+// hooks is how many programs there are.
+const hooks = 4
+
+// attached counts the programs at the hooks of the cgroup.
 func attached(t *testing.T, cgroup string) int {
 	t.Helper()
 	f, err := os.Open(cgroup)
 	require.NoError(t, err)
 	defer f.Close()
 	n := 0
-	for _, hook := range []ebpf.AttachType{ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect} {
+	for _, hook := range []ebpf.AttachType{
+		ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect,
+		ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername,
+	} {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: hook})
 		require.NoError(t, err)
 		n += len(result.Programs)
@@ -80,7 +87,7 @@ func TestLinksAreReplacedAndRemoved(t *testing.T) {
 
 	for range 3 {
 		require.NoError(t, open(t, cgroup, dir).Close())
-		require.Equal(t, 2, attached(t, cgroup))
+		require.Equal(t, hooks, attached(t, cgroup))
 	}
 
 	// A link at another cgroup is ours no more: it is replaced.
@@ -88,12 +95,12 @@ func TestLinksAreReplacedAndRemoved(t *testing.T) {
 	require.NoError(t, os.Mkdir(child, 0o755))
 	defer os.Remove(child)
 	require.NoError(t, open(t, child, dir).Close())
-	require.Equal(t, 2, attached(t, child))
-	require.Equal(t, 0, attached(t, cgroup))
+	require.Equal(t, hooks, attached(t, child))
+	require.Eventually(t, func() bool { return attached(t, cgroup) == 0 }, 10*time.Second, time.Millisecond, "the kernel frees the old link when it can")
 	// ... and so is one whose cgroup has gone.
 	require.NoError(t, os.Remove(child))
 	require.NoError(t, open(t, cgroup, dir).Close())
-	require.Equal(t, 2, attached(t, cgroup))
+	require.Equal(t, hooks, attached(t, cgroup))
 
 	holder := open(t, cgroup, dir)
 	require.NoError(t, bpf.Remove(dir))
@@ -154,69 +161,325 @@ func TestHookOwned(t *testing.T) {
 	}
 }
 
-// TestVerdicts connects in a network namespace with nothing but lo: what is not redirected finds no route.
-func TestVerdicts(t *testing.T) {
-	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
+var (
+	service4 = netip.MustParseAddrPort("198.18.255.1:443")
+	service6 = netip.MustParseAddrPort("[fd00:18::1]:443")
+	other4   = netip.MustParseAddrPort("198.18.255.1:444")
+)
+
+// namespace moves the test to a network namespace with nothing but lo: what is
+// not redirected finds no route. It returns its cookie.
+func namespace(t *testing.T) uint64 {
+	t.Helper()
 	runtime.LockOSThread() // and never unlock: the thread goes with the test
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
 	lo, err := netlink.LinkByName("lo")
 	require.NoError(t, err)
 	require.NoError(t, netlink.LinkSetUp(lo))
-
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	defer listener.Close()
-	pod := bpf.Pod{Port: uint16(listener.Addr().(*net.TCPAddr).Port)}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	require.NoError(t, err)
+	return cookie
+}
 
-	service := netip.MustParseAddrPort("198.18.255.1:443")
-	require.NoError(t, r.SetDestinations([]netip.AddrPort{service}))
-	require.ErrorIs(t, connect(service, nil), unix.ENETUNREACH, "unknown pod")
-	require.NoError(t, r.SetPod(cookie(t), pod))
+// listen listens on 127.0.0.1 and ::1, on the one port.
+func listen(t *testing.T) (port uint16, stop func()) {
+	t.Helper()
+	var config net.ListenConfig
+	config.SetMultipathTCP(false)
+	v4, err := config.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	port = uint16(v4.Addr().(*net.TCPAddr).Port)
+	v6, err := config.Listen(t.Context(), "tcp6", netip.AddrPortFrom(netip.IPv6Loopback(), port).String())
+	require.NoError(t, err)
+	stop = func() {
+		v4.Close()
+		v6.Close()
+	}
+	t.Cleanup(stop)
+	return port, stop
+}
 
-	require.NoError(t, connect(service, nil), "redirected")
-	require.ErrorIs(t, connect(service, r.MarkSocket), unix.ENETUNREACH, "the agent's own")
-	require.ErrorIs(t, connect(service, func(fd int) error {
-		return unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
-	}), unix.EPERM, "bound to a device")
+// client is a way to connect.
+type client struct {
+	mapped  bool // by an IPv6 socket to an IPv4 address
+	prepare func(fd int) error
+}
 
-	other := netip.MustParseAddrPort("198.18.255.1:444")
-	require.ErrorIs(t, connect(other, nil), unix.ENETUNREACH, "another port")
-	require.NoError(t, r.SetDestinations([]netip.AddrPort{other}))
-	require.NoError(t, connect(other, nil), "listed now")
-	require.ErrorIs(t, connect(service, nil), unix.ENETUNREACH, "listed no more")
+// connect connects in the calling thread's network namespace and returns whom the client believes to talk to.
+func (c client) connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
+	family := unix.AF_INET
+	if to.Addr().Is6() || c.mapped {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return peer, err
+	}
+	defer unix.Close(fd)
+	if c.prepare != nil {
+		if err := c.prepare(fd); err != nil {
+			return peer, err
+		}
+	}
+	if err := unix.Connect(fd, sockaddr(to, family)); err != nil {
+		return peer, err
+	}
+	at, err := unix.Getpeername(fd)
+	if err != nil {
+		return peer, err
+	}
+	return addrPort(at), nil
+}
 
-	require.NoError(t, listener.Close())
-	require.ErrorIs(t, connect(other, nil), unix.ECONNREFUSED, "nobody listens")
-	require.NoError(t, r.DeletePod(cookie(t)))
-	require.ErrorIs(t, connect(other, nil), unix.ENETUNREACH, "let go")
+func sockaddr(to netip.AddrPort, family int) unix.Sockaddr {
+	if family == unix.AF_INET {
+		return &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+}
+
+func addrPort(at unix.Sockaddr) netip.AddrPort {
+	switch at := at.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr), uint16(at.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// everyWay is every family of client and destination.
+var everyWay = map[string]struct {
+	client
+	to netip.AddrPort
+}{
+	"v4":        {to: service4},
+	"v6":        {to: service6},
+	"v4-mapped": {client: client{mapped: true}, to: service4},
+}
+
+// requireRedirected requires that clients of every kind reach the listener.
+func requireRedirected(t *testing.T, why string) {
+	t.Helper()
+	for name, way := range everyWay {
+		_, err := way.connect(way.to)
+		require.NoError(t, err, "%s: %s", name, why)
+	}
+}
+
+// requireDirect requires that no client is redirected.
+func requireDirect(t *testing.T, why string) {
+	t.Helper()
+	for name, way := range everyWay {
+		_, err := way.connect(way.to)
+		require.ErrorIs(t, err, unix.ENETUNREACH, "%s: %s", name, why)
+	}
+}
+
+func toDevice(fd int) error {
+	return unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
+}
+
+func TestVerdicts(t *testing.T) {
+	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
+	cookie := namespace(t)
+	port, stop := listen(t)
+
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+	requireDirect(t, "unknown pod")
+	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+
+	requireRedirected(t, "never a heartbeat")
+	for _, way := range everyWay {
+		_, err := client{mapped: way.mapped, prepare: r.MarkSocket}.connect(way.to)
+		require.ErrorIs(t, err, unix.ENETUNREACH, "the agent's own")
+		_, err = client{mapped: way.mapped, prepare: toDevice}.connect(way.to)
+		require.ErrorIs(t, err, unix.EPERM, "bound to a device")
+	}
+
+	_, err := client{}.connect(other4)
+	require.ErrorIs(t, err, unix.ENETUNREACH, "another port")
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{other4}))
+	_, err = client{}.connect(other4)
+	require.NoError(t, err, "listed now")
+	requireDirect(t, "listed no more")
+
+	stop()
+	_, err = client{}.connect(other4)
+	require.ErrorIs(t, err, unix.ECONNREFUSED, "nobody listens")
+	require.NoError(t, r.DeletePod(cookie))
+	_, err = client{}.connect(other4)
+	require.ErrorIs(t, err, unix.ENETUNREACH, "let go")
 
 	require.Error(t, r.MarkSocket(int(os.Stderr.Fd())), "not a socket")
 }
 
-// connect connects in the calling thread's network namespace, by a socket that prepare has seen.
-func connect(to netip.AddrPort, prepare func(fd int) error) error {
-	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		if prepare == nil {
-			return nil
-		}
-		if cerr := c.Control(func(fd uintptr) { err = prepare(int(fd)) }); cerr != nil {
-			return cerr
-		}
-		return err
-	}}
-	conn, err := d.DialTCP(context.Background(), "tcp4", netip.AddrPort{}, to)
-	if err == nil {
-		conn.Close()
+func TestOpenGoesDirectWithoutAnAgent(t *testing.T) {
+	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
+	cookie := namespace(t)
+	port, stop := listen(t)
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+	pod := bpf.Pod{Port: port, Open: true}
+	require.NoError(t, r.SetPod(cookie, pod))
+
+	requireDirect(t, "never a heartbeat")
+	r.Beat()
+	requireRedirected(t, "alive")
+	_, err := client{prepare: func(fd int) error {
+		require.NoError(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: 50_000}))
+		return toDevice(fd)
+	}}.connect(service4)
+	require.ErrorIs(t, err, unix.EINPROGRESS, "bound to a device it cannot be redirected: lo has nobody of that address")
+
+	last := time.Now()
+	r.Beat()
+	for time.Since(last) < 1900*time.Millisecond {
+		_, err := client{}.connect(service4)
+		require.NoError(t, err, "%s after a heartbeat", time.Since(last))
+		time.Sleep(10 * time.Millisecond)
 	}
-	return err
+	time.Sleep(time.Until(last.Add(2100 * time.Millisecond)))
+	requireDirect(t, "the last heartbeat is old")
+	r.Beat()
+	requireRedirected(t, "back")
+
+	pod.Stalled = true
+	require.NoError(t, r.SetPod(cookie, pod))
+	requireDirect(t, "stalled")
+	got, _, err := r.Pod(cookie)
+	require.NoError(t, err)
+	require.Equal(t, pod, got)
+	pod.Open = false
+	require.NoError(t, r.SetPod(cookie, pod))
+	requireRedirected(t, "stalled, but not open")
+	pod.Open, pod.Stalled = true, false
+	require.NoError(t, r.SetPod(cookie, pod))
+
+	stop()
+	r.Beat()
+	requireDirect(t, "nobody listens")
+	connected, err := net.Listen("tcp4", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+	require.NoError(t, err)
+	defer connected.Close()
+	_, err = client{}.connect(service4)
+	require.NoError(t, err, "somebody listens")
+	_, err = client{}.connect(service6)
+	require.ErrorIs(t, err, unix.ENETUNREACH, "but not there")
 }
 
-func cookie(t *testing.T) uint64 {
+func TestPodsOfTheNodeAreKnownByCgroup(t *testing.T) {
+	cgroup := bpftest.Cgroup(t)
+	r := open(t, cgroup, bpftest.BPFFS(t))
+	require.NoError(t, r.HostNetwork())
+	cookie := namespace(t)
+	port, stop := listen(t)
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+	require.NoError(t, r.SetHost(cookie))
+
+	deep := filepath.Clean(strings.Repeat("deep/", 12))
+	for _, dir := range []string{"pod/container", "other", deep} {
+		require.NoError(t, os.MkdirAll(filepath.Join(cgroup, dir), 0o755))
+	}
+	t.Cleanup(func() {
+		join(t, cgroup)
+		for _, dir := range []string{"pod/container", "other", deep} {
+			for ; dir != "."; dir = filepath.Dir(dir) {
+				require.NoError(t, os.Remove(filepath.Join(cgroup, dir)))
+			}
+		}
+	})
+	pod := bpf.Pod{UID: [16]byte{1}, Port: port}
+	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "pod")), pod))
+
+	requireDirect(t, "not in the pod")
+	join(t, filepath.Join(cgroup, "pod/container"))
+	requireRedirected(t, "in the pod")
+	_, err := client{prepare: r.MarkSocket}.connect(service4)
+	require.ErrorIs(t, err, unix.ENETUNREACH, "the agent's own")
+	join(t, filepath.Join(cgroup, "pod"))
+	requireRedirected(t, "in the pod itself")
+	join(t, filepath.Join(cgroup, "other"))
+	requireDirect(t, "in another pod")
+	join(t, filepath.Join(cgroup, deep))
+	requireDirect(t, "far below")
+	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, deep)), pod))
+	requireRedirected(t, "deeper than is looked for, but right there")
+
+	join(t, filepath.Join(cgroup, "pod/container"))
+	pod.Open = true
+	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "pod")), pod))
+	requireDirect(t, "open, without a heartbeat")
+	r.Beat()
+	requireRedirected(t, "open")
+	stop()
+	requireDirect(t, "open, and nobody listens")
+
+	pods, err := r.Pods()
+	require.NoError(t, err)
+	require.Empty(t, pods, "the node is no pod")
+	require.NoError(t, r.Sweep(func([16]byte) bool { return false }))
+	cgroups, err := r.Cgroups()
+	require.NoError(t, err)
+	require.Empty(t, cgroups)
+	requireDirect(t, "let go")
+}
+
+func join(t *testing.T, cgroup string) {
 	t.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0))
+}
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	return st.Ino
+}
+
+func TestClientsSeeWhatTheyDialled(t *testing.T) {
+	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
+	require.Empty(t, r.Lacks())
+	cookie := namespace(t)
+	port, _ := listen(t)
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+
+	for name, way := range everyWay {
+		peer, err := way.connect(way.to)
+		require.NoError(t, err)
+		want := way.to
+		if way.mapped {
+			want = netip.AddrPortFrom(netip.AddrFrom16(want.Addr().As16()), want.Port())
+		}
+		require.Equal(t, want, peer, name)
+	}
+	here := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
+	peer, err := client{}.connect(here)
 	require.NoError(t, err)
-	defer unix.Close(fd)
-	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	require.Equal(t, here, peer, "not redirected")
+
+	// A socket that was redirected once and is used again for something else.
+	elsewhere, _ := listen(t)
+	there := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), elsewhere)
+	peer, err = client{prepare: func(fd int) error {
+		if err := unix.Connect(fd, sockaddr(service4, unix.AF_INET)); err != nil {
+			return err
+		}
+		return disconnect(fd)
+	}}.connect(there)
 	require.NoError(t, err)
-	return c
+	require.Equal(t, there, peer, "redirected before")
+}
+
+// disconnect makes a connected socket one that can be connected again.
+func disconnect(fd int) error {
+	unspecified := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	_, _, code := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&unspecified)), unsafe.Sizeof(unspecified))
+	if code != 0 {
+		return code
+	}
+	return nil
 }

@@ -6,15 +6,24 @@ typedef unsigned char __u8;
 typedef unsigned short __u16;
 typedef unsigned int __u32;
 typedef unsigned long long __u64;
+typedef long long __s64;
 
 #define SOCK_STREAM 1
+#define BPF_TCP_LISTEN 10
 
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_SK_STORAGE = 24,
 };
 
-enum { BPF_F_NO_PREALLOC = 1 };
+enum {
+	BPF_F_NO_PREALLOC = 1,
+	BPF_F_MMAPABLE = 1024,
+	BPF_SK_STORAGE_GET_F_CREATE = 1,
+};
+
+#define BPF_F_CURRENT_NETNS (-1LL)
 
 // Addresses and ports are in network byte order, but for src_port.
 struct bpf_sock {
@@ -51,9 +60,32 @@ struct bpf_sock_addr {
 	} __attribute__((aligned(8)));
 };
 
+// In network byte order.
+struct bpf_sock_tuple {
+	union {
+		struct {
+			__u32 saddr;
+			__u32 daddr;
+			__u16 sport;
+			__u16 dport;
+		} ipv4;
+		struct {
+			__u32 saddr[4];
+			__u32 daddr[4];
+			__u16 sport;
+			__u16 dport;
+		} ipv6;
+	};
+};
+
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static __u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
+static __u64 (*const bpf_get_current_cgroup_id)(void) = (void *)80;
+static struct bpf_sock *(*const bpf_sk_lookup_tcp)(void *ctx, struct bpf_sock_tuple *tuple, __u32 size, __u64 netns, __u64 flags) = (void *)84;
+static long (*const bpf_sk_release)(void *sock) = (void *)86;
 static void *(*const bpf_sk_storage_get)(void *map, void *sk, void *value, __u64 flags) = (void *)107;
 static __u64 (*const bpf_get_netns_cookie)(void *ctx) = (void *)122;
+static __u64 (*const bpf_get_current_ancestor_cgroup_id)(int level) = (void *)123;
 
 // Both targets are little endian.
 #define bpf_htons(x) __builtin_bswap16(x)

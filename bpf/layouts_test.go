@@ -1,0 +1,129 @@
+package bpf_test
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+)
+
+// v1 is what an agent holds whose programs are of the first layout: those that
+// were released with it, and its maps.
+type v1 struct {
+	Connect4     *ebpf.Program `ebpf:"connect4"`
+	Connect6     *ebpf.Program `ebpf:"connect6"`
+	Pods         *ebpf.Map     `ebpf:"pods"`
+	Destinations *ebpf.Map     `ebpf:"destinations"`
+	AgentSockets *ebpf.Map     `ebpf:"agent_sockets"`
+}
+
+// openV1 does what agents of the first layout did.
+func openV1(t *testing.T, cgroup, parent string) *v1 {
+	t.Helper()
+	dir := filepath.Join(parent, "v1")
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	spec, err := ebpf.LoadCollectionSpec("testdata/redirect_v1.o")
+	require.NoError(t, err)
+	a := &v1{}
+	require.NoError(t, spec.LoadAndAssign(a, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}))
+	t.Cleanup(func() {
+		require.NoError(t, errors.Join(a.Pods.Close(), a.Destinations.Close(), a.AgentSockets.Close()))
+	})
+	for name, hook := range map[string]link.CgroupOptions{
+		"connect4": {Path: cgroup, Attach: ebpf.AttachCGroupInet4Connect, Program: a.Connect4},
+		"connect6": {Path: cgroup, Attach: ebpf.AttachCGroupInet6Connect, Program: a.Connect6},
+	} {
+		l, err := link.AttachCgroup(hook)
+		require.NoError(t, err)
+		require.NoError(t, l.Pin(filepath.Join(dir, name)))
+		require.NoError(t, errors.Join(l.Close(), hook.Program.Close()))
+	}
+	return a
+}
+
+// setPod redirects a pod. A value is its uid and its port.
+func (a *v1) setPod(cookie uint64, uid byte, port uint16) error {
+	return a.Pods.Put(cookie, append([]byte{uid, 15: 0}, byte(port), byte(port>>8), 0, 0))
+}
+
+func (a *v1) setDestination(to netip.AddrPort) error {
+	address := to.Addr().As16()
+	return a.Destinations.Put(append(address[:], byte(to.Port()), byte(to.Port()>>8), 0, 0), uint8(1))
+}
+
+func (a *v1) markSocket(fd int) error { return a.AgentSockets.Put(int32(fd), uint8(1)) }
+
+func TestUpgradeFromAnotherLayout(t *testing.T) {
+	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
+	old := openV1(t, cgroup, dir)
+	cookie := namespace(t)
+	oldPort, oldStop := listen(t)
+	newPort, newStop := listen(t)
+	require.NoError(t, old.setDestination(service4))
+	require.NoError(t, old.setDestination(service6))
+	require.NoError(t, old.setPod(cookie, 1, oldPort))
+	require.NoError(t, old.setPod(cookie+1, 2, oldPort))
+	requireRedirected(t, "by the old agent")
+
+	r := open(t, cgroup, dir)
+	bothPass := func() {
+		t.Helper()
+		_, err := client{prepare: old.markSocket}.connect(service4)
+		require.ErrorIs(t, err, unix.ENETUNREACH, "socket of the old agent")
+		_, err = client{prepare: r.MarkSocket}.connect(service4)
+		require.ErrorIs(t, err, unix.ENETUNREACH, "socket of the new agent")
+	}
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+	requireRedirected(t, "still by the old agent")
+	bothPass()
+	all := func([16]byte) bool { return true }
+	require.NoError(t, r.Sweep(all))
+	requireRedirected(t, "the old agent's pods are kept")
+
+	require.NoError(t, r.SetPod(cookie, bpf.Pod{UID: [16]byte{1}, Port: newPort}))
+	oldStop()
+	requireRedirected(t, "by the new agent")
+	bothPass()
+
+	require.NoError(t, r.Sweep(all))
+	require.DirExists(t, filepath.Join(dir, "v1"), "there is another pod of the old agent's")
+	require.Equal(t, hooks+2, attached(t, cgroup))
+	require.NoError(t, r.Sweep(func(uid [16]byte) bool { return uid == [16]byte{1} }))
+	require.NoDirExists(t, filepath.Join(dir, "v1"))
+	require.Equal(t, hooks, attached(t, cgroup))
+	requireRedirected(t, "by the new agent alone")
+	bothPass()
+
+	newStop()
+	_, err := client{}.connect(service4)
+	require.ErrorIs(t, err, unix.ECONNREFUSED)
+}
+
+// TestForgetAndRemoveKnowEveryLayout though none of them is open.
+func TestForgetAndRemoveKnowEveryLayout(t *testing.T) {
+	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
+	require.NoError(t, bpf.Forget(dir, 1), "nothing there")
+	old := openV1(t, cgroup, dir)
+	r := open(t, cgroup, dir)
+	require.NoError(t, r.SetPod(1, bpf.Pod{UID: [16]byte{1}}))
+	require.NoError(t, old.setPod(1, 1, 1))
+
+	require.NoError(t, bpf.Forget(dir, 1))
+	_, ok, err := r.Pod(1)
+	require.NoError(t, err)
+	require.False(t, ok)
+	require.ErrorIs(t, old.Pods.Lookup(uint64(1), make([]byte, 20)), ebpf.ErrKeyNotExist)
+
+	require.NoError(t, bpf.Remove(dir))
+	require.Zero(t, attached(t, cgroup))
+	require.NoFileExists(t, dir)
+}

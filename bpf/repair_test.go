@@ -1,0 +1,127 @@
+package bpf_test
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+)
+
+// detach does what `bpftool link detach pinned PATH` does.
+func detach(t *testing.T, path string) {
+	t.Helper()
+	l, err := link.LoadPinnedLink(path, nil)
+	require.NoError(t, err)
+	require.NoError(t, l.Detach())
+	require.NoError(t, l.Close())
+}
+
+func TestRepair(t *testing.T) {
+	for name, test := range map[string]struct {
+		harm func(t *testing.T, dir string)
+		lost bool // the redirection, until it is repaired
+	}{
+		"links detached": {func(t *testing.T, dir string) {
+			for _, name := range []string{"connect4", "connect6", "getpeername4", "getpeername6"} {
+				detach(t, filepath.Join(dir, "v2", name))
+			}
+		}, true},
+		"links detached and unpinned": {func(t *testing.T, dir string) {
+			for _, name := range []string{"connect4", "connect6", "getpeername4", "getpeername6"} {
+				detach(t, filepath.Join(dir, "v2", name))
+				require.NoError(t, os.Remove(filepath.Join(dir, "v2", name)))
+			}
+		}, true},
+		"links unpinned": {func(t *testing.T, dir string) {
+			require.NoError(t, os.Remove(filepath.Join(dir, "v2", "connect4")))
+			require.NoError(t, os.Remove(filepath.Join(dir, "v2", "connect6")))
+		}, false},
+		"all unpinned": {func(t *testing.T, dir string) { require.NoError(t, os.RemoveAll(dir)) }, false},
+		"removed":      {func(t *testing.T, dir string) { require.NoError(t, bpf.Remove(dir)) }, true},
+		"another bpffs": {func(t *testing.T, dir string) {
+			require.NoError(t, unix.Mount("bpf", filepath.Dir(dir), "bpf", 0, "mode=0700"))
+			t.Cleanup(func() { require.NoError(t, unix.Unmount(filepath.Dir(dir), 0)) })
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
+			r := open(t, cgroup, dir)
+			cookie := namespace(t)
+			port, _ := listen(t)
+			require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+			require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+			require.NoError(t, r.Check())
+			require.NoError(t, r.Repair(), "nothing to repair")
+			requireRedirected(t, "before")
+
+			test.harm(t, dir)
+			if test.lost {
+				requireDirect(t, "lost")
+			}
+			require.Error(t, r.Check())
+			require.NoError(t, r.Repair())
+			require.NoError(t, r.Check())
+			require.Equal(t, hooks, attached(t, cgroup))
+			requireRedirected(t, "repaired")
+
+			// The next agent finds everything as it should be.
+			require.NoError(t, r.Close())
+			requireRedirected(t, "without an agent")
+			next := open(t, cgroup, dir)
+			require.Equal(t, hooks, attached(t, cgroup))
+			_, ok, err := next.Pod(cookie)
+			require.NoError(t, err)
+			require.True(t, ok)
+			requireRedirected(t, "by the next agent")
+		})
+	}
+}
+
+// TestRepairWithoutBPFFS is a node that somebody unmounted it from, who also detached the links.
+func TestRepairWithoutBPFFS(t *testing.T) {
+	cgroup, fs := bpftest.Cgroup(t), t.TempDir()
+	require.NoError(t, unix.Mount("bpf", fs, "bpf", 0, "mode=0700"))
+	dir := filepath.Join(fs, "ctrlmesh")
+	r := open(t, cgroup, dir)
+	cookie := namespace(t)
+	port, _ := listen(t)
+	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
+	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+	for _, name := range []string{"connect4", "connect6"} {
+		detach(t, filepath.Join(dir, "v2", name))
+	}
+	require.NoError(t, unix.Unmount(fs, 0))
+
+	for range 2 {
+		require.Error(t, r.Check())
+		err := r.Repair()
+		require.ErrorContains(t, err, "no longer than its agent")
+		require.ErrorContains(t, err, "is not on a bpffs")
+		requireRedirected(t, "by what the agent holds")
+		require.Equal(t, hooks, attached(t, cgroup))
+	}
+	require.NoError(t, r.Close())
+	require.Zero(t, attached(t, cgroup))
+	requireDirect(t, "gone with the agent")
+}
+
+// TestRepairLeavesTheNextAgentAlone: both hold the redirection, and one repaired it.
+func TestRepairLeavesTheNextAgentAlone(t *testing.T) {
+	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
+	first, second := open(t, cgroup, dir), open(t, cgroup, dir)
+	detach(t, filepath.Join(dir, "v2", "connect4"))
+	for _, r := range []*bpf.Redirect{second, first} {
+		require.Error(t, r.Check())
+		require.NoError(t, r.Repair())
+		require.Equal(t, hooks, attached(t, cgroup))
+	}
+	require.NoError(t, first.Check())
+	require.NoError(t, second.Check())
+}
