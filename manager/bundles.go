@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -56,13 +57,21 @@ func (w *world) keepBundles(ctx context.Context) error {
 		return nil
 	}
 	needs := bundleNeeds(c.pods)
+	mesh := w.authority.Bundle()
 	var errs []error
 	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b bundleNeed) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	}) {
 		errs = append(errs, w.bundles.Ensure(ctx, n.namespace, n.name))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	// If the CA changed meanwhile, this is not it, and the next run will tell.
+	if was := w.bundled.Swap(&mesh); was == nil || !bytes.Equal(*was, mesh) {
+		w.trustLoop.poke() // a rotation waits for it
+	}
+	return nil
 }
 
 // bundleNeed is a bundle that some pod of a namespace uses.

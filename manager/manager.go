@@ -73,7 +73,7 @@ func Run(ctx context.Context, o Options) error {
 		live:    live,
 		kube:    kube,
 		authority: &trust.Authority{
-			Client: live, Namespace: o.Namespace,
+			Client: live, Namespace: o.Namespace, Log: o.Log,
 		},
 		serving: &trust.Serving{
 			Client: live, Namespace: o.Namespace,
@@ -83,7 +83,10 @@ func Run(ctx context.Context, o Options) error {
 	if err := w.bootstrap(ctx); err != nil {
 		return err
 	}
-	bundles := &inject.Bundles{Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
+	bundles := &inject.Bundles{
+		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA,
+		Reload: func(ctx context.Context) error { return w.authority.Load(ctx, w.apiServerNames()) },
+	}
 
 	grace := 5 * time.Second
 	mgr, err := manager.New(config, manager.Options{

@@ -224,8 +224,37 @@ func TestKeepTrust(t *testing.T) {
 	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("192.0.2.1"))
 	require.Len(t, w.trustLoop.poked, 1)
 	require.NoError(t, w.keepTrust(ctx))
-	require.True(t, strings.HasSuffix(string(w.authority.Bundle()), string(before)), "the old one stays")
+	require.True(t, strings.HasPrefix(string(w.authority.Bundle()), string(before)), "the old one signs")
 	require.Len(t, w.bundlesLoop.poked, 1)
+
+	// It waits for the bundles, and they tell it.
+	ca := func() *corev1.Secret { return get(t, w, "mesh", trust.MeshCASecret, &corev1.Secret{}) }
+	<-w.trustLoop.poked
+	require.NoError(t, w.keepTrust(ctx))
+	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "is being put into the bundles")
+	require.NoError(t, w.keepBundles(ctx))
+	require.Len(t, w.trustLoop.poked, 1)
+	require.NoError(t, w.keepTrust(ctx))
+	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "the next CA signs when")
+}
+
+// A rotation waits for pods that trust the mesh and may not know the next CA.
+func TestARotationWaitsForPods(t *testing.T) {
+	ctx := t.Context()
+	ended, outsider := memberPod("ended", v1alpha1.TrustMesh), memberPod("outsider", "")
+	ended.Status.Phase = corev1.PodSucceeded
+	w, _ := newWorld(t, memberPod("member", v1alpha1.TrustMesh), memberPod("other", v1alpha1.TrustBoth), ended, outsider)
+	require.Nil(t, w.trusting(), "not known yet")
+	ca := get(t, w, "mesh", trust.MeshCASecret, &corev1.Secret{})
+	ca.Annotations = map[string]string{trust.RotateAnnotation: "now"}
+	require.NoError(t, w.live.Update(ctx, ca))
+	require.NoError(t, w.keepTrust(ctx))
+	require.NoError(t, w.policies(ctx))
+	require.NoError(t, w.keepBundles(ctx))
+	require.Equal(t, 2, strings.Count(get(t, w, "ns", inject.MeshBundle, &corev1.ConfigMap{}).Data["ca.crt"], "BEGIN"))
+	require.NoError(t, w.keepTrust(ctx))
+	message := get(t, w, "mesh", trust.MeshCASecret, &corev1.Secret{}).Annotations[trust.RotationAnnotation]
+	require.True(t, strings.HasSuffix(message, ": delete ns/member, ns/other"), message)
 }
 
 // Agents are not told to forget the apiserver when its Service cannot be read.

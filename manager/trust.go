@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
 // ManagerCA is the ConfigMap from which agents learn how to verify the manager.
@@ -85,10 +86,11 @@ func (w *world) follow(ctx context.Context) error {
 // keepTrust renews what is due and tells those who must know.
 func (w *world) keepTrust(ctx context.Context) error {
 	before := w.authority.Bundle()
-	err := errors.Join(
-		w.authority.Maintain(ctx, w.apiServerNames(), w.oldestPod()),
-		w.serving.Maintain(ctx),
-	)
+	facts := trust.Facts{Names: w.apiServerNames(), Pods: w.trusting()}
+	if b := w.bundled.Load(); b != nil {
+		facts.Bundled = *b
+	}
+	err := errors.Join(w.authority.Maintain(ctx, facts), w.serving.Maintain(ctx))
 	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
 	if !bytes.Equal(before, w.authority.Bundle()) {
 		w.bundlesLoop.poke()
@@ -97,19 +99,20 @@ func (w *world) keepTrust(ctx context.Context) error {
 	return errors.Join(err, w.publishCA(ctx), w.injectCA(ctx))
 }
 
-// oldestPod is the start of the first pod that may know an old certificate.
-func (w *world) oldestPod() time.Time {
+// trusting are the pods that trust the mesh, and when they were created; nil
+// while they are not known.
+func (w *world) trusting() map[string]time.Time {
 	c := w.compiled.Load()
 	if c == nil {
-		return time.Time{} // not known yet: as old as can be
+		return nil
 	}
-	oldest := time.Now()
+	pods := map[string]time.Time{}
 	for _, p := range c.pods {
-		if p.Annotations[v1alpha1.TrustAnnotation] != "" && !compile.Ended(p) && p.CreationTimestamp.Time.Before(oldest) {
-			oldest = p.CreationTimestamp.Time
+		if p.Annotations[v1alpha1.TrustAnnotation] != "" && !compile.Ended(p) {
+			pods[p.Namespace+"/"+p.Name] = p.CreationTimestamp.Time
 		}
 	}
-	return oldest
+	return pods
 }
 
 // publishCA keeps the ConfigMap from which agents verify the manager.

@@ -56,6 +56,7 @@ type world struct {
 
 	cluster  atomic.Pointer[meshv1.Cluster]
 	compiled atomic.Pointer[compiled]
+	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
 
 	policiesLoop, trustLoop, bundlesLoop, stampLoop, statusLoop *loop
 }

@@ -34,6 +34,8 @@ type Bundles struct {
 	Client client.Client
 	// Mesh and Cluster give the CAs in PEM.
 	Mesh, Cluster func() []byte
+	// Reload reads the mesh CA anew; may be nil.
+	Reload func(context.Context) error
 }
 
 // BundleOf is the bundle that goes with a value of the trust annotation; empty
@@ -70,12 +72,13 @@ func (b *Bundles) Right(cm *corev1.ConfigMap) bool {
 
 // Ensure makes a namespace's bundle right.
 func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
-	want, err := b.content(name)
-	if err != nil {
-		return err
-	}
 	key := types.NamespacedName{Namespace: namespace, Name: name}
-	for range 3 { // others write it too: the other replica, or whoever broke it
+	var err error
+	for attempt := range 4 { // others write it too: the other replica, or whoever broke it
+		var want string
+		if want, err = b.content(name); err != nil {
+			return err
+		}
 		cm := &corev1.ConfigMap{}
 		err = b.Client.Get(ctx, key, cm)
 		switch {
@@ -87,6 +90,11 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 		case err != nil:
 		case b.Right(cm):
 			return nil
+		case attempt == 0 && b.Reload != nil:
+			// It may be ahead of us: a rotation that we have not heard of.
+			if err = b.Reload(ctx); err == nil {
+				continue
+			}
 		case cm.Immutable != nil && *cm.Immutable:
 			err = b.Client.Delete(ctx, cm, client.Preconditions{UID: &cm.UID})
 			if err == nil {

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
 
@@ -180,4 +181,19 @@ func TestBundlesAreRepaired(t *testing.T) {
 		require.True(t, w.Bundles.Right(bundle(t, w, name)))
 	}
 	require.Equal(t, "me", bundle(t, w, MeshBundle).Labels["keep"])
+}
+
+// A replica that has not heard of a rotation does not undo it.
+func TestABundleAheadOfUsStays(t *testing.T) {
+	w := newWebhook(t, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: MeshBundle, Labels: map[string]string{BundleLabel: "true"}},
+		Data:       map[string]string{"ca.crt": "mesh\nnext\n"},
+	})
+	mesh, reloads := "mesh\n", 0
+	w.Bundles.Mesh = func() []byte { return []byte(mesh) }
+	w.Bundles.Reload = func(context.Context) error { mesh, reloads = "mesh\nnext\n", reloads+1; return nil }
+	require.NoError(t, w.Bundles.Ensure(t.Context(), "ns", MeshBundle))
+	require.Equal(t, "mesh\nnext\n", bundle(t, w, MeshBundle).Data["ca.crt"])
+	require.NoError(t, w.Bundles.Ensure(t.Context(), "ns", MeshBundle))
+	require.Equal(t, 1, reloads)
 }

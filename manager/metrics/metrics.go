@@ -28,10 +28,20 @@ var (
 		Name: "ctrlmesh_policy_nacks_total",
 		Help: "Policies that an agent answered with an error.",
 	})
-	// MeshCAExpiry is when the mesh CA's newest certificate ends.
+	// MeshCAExpiry is when the certificate that signs leaves ends.
 	MeshCAExpiry = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "ctrlmesh_mesh_ca_expiry_timestamp_seconds",
-		Help: "When the newest certificate of the mesh CA ends.",
+		Help: "When the certificate of the mesh CA that signs agents' certificates ends.",
+	})
+	// MeshCARotation is how far the mesh CA's rotation has come.
+	MeshCARotation = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_mesh_ca_rotation",
+		Help: "1 for the phase that the mesh CA's rotation is in: none, publishing, waiting or retiring.",
+	}, []string{"phase"})
+	// MeshCARotationPods is the number of pods that hold the rotation up.
+	MeshCARotationPods = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "ctrlmesh_mesh_ca_rotation_waiting_pods",
+		Help: "Labelled pods that may not know the next mesh CA, which therefore does not sign yet.",
 	})
 	// Members is the number of pods of each configuration.
 	Members = prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -51,5 +61,5 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, Members, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, StampedObjects, AdmissionRefusals)
 }

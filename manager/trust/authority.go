@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -12,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
 // MeshCASecret is the Secret of the mesh CA, in the manager's namespace.
@@ -29,9 +33,11 @@ type Authority struct {
 	Namespace string
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
+	// Log is told of rotations; may be nil.
+	Log *slog.Logger
 
 	mu    sync.RWMutex
-	ca    *CA
+	ring  *Ring
 	names Names
 }
 
@@ -42,86 +48,107 @@ func (a *Authority) Load(ctx context.Context, names Names) error {
 	return err
 }
 
-// Maintain is Load for the leader: it issues a new certificate when one is due
-// and drops those that no pod needs, oldestPod being the start of the oldest.
-func (a *Authority) Maintain(ctx context.Context, names Names, oldestPod time.Time) error {
-	secret, have, err := a.load(ctx, names)
+// Maintain is Load for the leader: it takes the next step of a rotation, if one
+// is due or asked for, and says how far it has come. Of the facts, the time and
+// what people ask are found out here.
+func (a *Authority) Maintain(ctx context.Context, f Facts) error {
+	secret, have, err := a.load(ctx, f.Names)
 	if err != nil {
 		return err
 	}
-	ca := have.Prune(oldestPod, a.now())
-	if ca.Stale(names, a.now()) {
-		if ca, err = ca.Reissue(names, a.now()); err != nil {
-			return fmt.Errorf("issuing the mesh CA's certificate: %w", err)
-		}
-	}
-	if ca == have {
-		return nil
-	}
-	if err := ca.encode(secret.Data); err != nil {
+	f.Now, f.Rotate = a.now(), secret.Annotations[RotateAnnotation]
+	ring, err := have.Step(f)
+	if err != nil {
 		return err
 	}
+	phase, pods, message := ring.Progress(f)
+	if ring == have && message == secret.Annotations[RotationAnnotation] {
+		tell(phase, pods)
+		return nil
+	}
+	if err := ring.encode(secret); err != nil {
+		return err
+	}
+	annotate(secret, RotationAnnotation, message)
 	if err := a.Client.Update(ctx, secret); err != nil {
 		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, MeshCASecret, err)
 	}
-	a.set(ca, names)
+	a.set(ring, f.Names)
+	tell(phase, pods)
+	if a.Log != nil && ring != have {
+		a.Log.Info("rotation of the mesh CA", "phase", phase, "message", message)
+	}
 	return nil
 }
 
-func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, *CA, error) {
-	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, MeshCASecret, func() (map[string][]byte, error) {
-		ca, err := NewCA("ctrlmesh mesh CA", names, a.now())
+func tell(phase string, pods int) {
+	for _, p := range Phases {
+		metrics.MeshCARotation.WithLabelValues(p).Set(0)
+	}
+	metrics.MeshCARotation.WithLabelValues(phase).Set(1)
+	metrics.MeshCARotationPods.Set(float64(pods))
+}
+
+func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, *Ring, error) {
+	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, MeshCASecret, func(s *corev1.Secret) error {
+		ring, err := NewRing(Facts{Now: a.now(), Names: names})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		data := map[string][]byte{}
-		return data, ca.encode(data)
+		return ring.encode(s)
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	ca, err := decodeCA(secret.Data)
+	ring, err := decodeRing(secret)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
 	}
-	a.set(ca, names)
-	return secret, ca, nil
+	a.set(ring, names)
+	return secret, ring, nil
 }
 
-func (a *Authority) set(ca *CA, names Names) {
+func (a *Authority) set(ring *Ring, names Names) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ca, a.names = ca, names
+	a.ring, a.names = ring, names
+}
+
+func (a *Authority) get() (*Ring, Names) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.ring, a.names
 }
 
 // Bundle is what pods are given to trust; nil before Load.
 func (a *Authority) Bundle() []byte {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if a.ca == nil {
-		return nil
+	if ring, _ := a.get(); ring != nil {
+		return ring.Bundle()
 	}
-	return a.ca.Bundle()
+	return nil
 }
 
-// Expiry is when the CA's newest certificate ends; zero before Load.
+// Expiry is when the certificate that signs leaves ends; zero before Load.
 func (a *Authority) Expiry() time.Time {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if a.ca == nil {
-		return time.Time{}
+	if ring, _ := a.get(); ring != nil {
+		return ring.signer.Expiry()
 	}
-	return a.ca.Expiry()
+	return time.Time{}
+}
+
+// Permits tells whether agents' leaves may name an address already.
+func (a *Authority) Permits(ip netip.Addr) bool {
+	ring, _ := a.get()
+	return ring != nil && len(ring.signer.Usable(Names{IPs: []netip.Addr{ip.Unmap()}}).IPs) == 1
 }
 
 // Sign signs an agent's request for the apiserver's names.
 func (a *Authority) Sign(csr []byte) ([][]byte, error) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if a.ca == nil {
+	ring, names := a.get()
+	if ring == nil {
 		return nil, errors.New("the mesh CA is not loaded yet")
 	}
-	return a.ca.SignRequest(csr, a.names, leafLife, a.now())
+	return ring.Sign(csr, names, a.now())
 }
 
 func (a *Authority) now() time.Time {
@@ -132,19 +159,17 @@ func (a *Authority) now() time.Time {
 }
 
 // loadOrCreate gets a Secret, or creates it with what fill gives.
-func loadOrCreate(ctx context.Context, c client.Client, namespace, name string, fill func() (map[string][]byte, error)) (*corev1.Secret, error) {
+func loadOrCreate(ctx context.Context, c client.Client, namespace, name string, fill func(*corev1.Secret) error) (*corev1.Secret, error) {
 	key := types.NamespacedName{Namespace: namespace, Name: name}
 	secret := &corev1.Secret{}
 	err := c.Get(ctx, key, secret)
 	if apierrors.IsNotFound(err) {
-		data, ferr := fill()
-		if ferr != nil {
-			return nil, fmt.Errorf("making Secret %s: %w", key, ferr)
-		}
 		secret = &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Type:       corev1.SecretTypeOpaque,
-			Data:       data,
+		}
+		if ferr := fill(secret); ferr != nil {
+			return nil, fmt.Errorf("making Secret %s: %w", key, ferr)
 		}
 		if err = c.Create(ctx, secret); apierrors.IsAlreadyExists(err) {
 			secret = &corev1.Secret{}

@@ -23,8 +23,8 @@ const (
 	caLife = 10 * 365 * 24 * time.Hour
 	// clocks of nodes may be behind ours.
 	backdate = 5 * time.Minute
-	// A running pod's volume follows its ConfigMap within about a minute; a pod
-	// this much younger than a certificate knows it.
+	// A volume follows its ConfigMap within about a minute, other replicas and
+	// clocks are not far behind: what is published for so long is known.
 	settle = 10 * time.Minute
 	// maxCertificates bounds a CA's bundle.
 	maxCertificates = 8
@@ -104,11 +104,11 @@ func (ca *CA) Stale(names Names, now time.Time) bool {
 }
 
 // Prune drops the certificates that nobody needs: the expired, and those older
-// than one that every pod knows, oldestPod being when the first of them started.
-func (ca *CA) Prune(oldestPod, now time.Time) *CA {
+// than one that everybody has had time to learn of.
+func (ca *CA) Prune(now time.Time) *CA {
 	kept := ca.certs[:1:1]
 	for i, c := range ca.certs[1:] {
-		known := oldestPod.After(ca.certs[i].NotBefore.Add(backdate + settle))
+		known := now.After(ca.certs[i].NotBefore.Add(backdate + settle))
 		if known || now.After(c.NotAfter) {
 			break
 		}
@@ -133,7 +133,7 @@ func (ca *CA) Bundle() []byte {
 func (ca *CA) Expiry() time.Time { return ca.certs[0].NotAfter }
 
 // Usable is the part of names that every certificate permits, so that a leaf
-// for them is good for every pod, whichever certificate it knows.
+// for them is good for everybody, whichever certificate they know.
 func (ca *CA) Usable(names Names) Names {
 	var out Names
 	for _, d := range names.DNS {
@@ -199,35 +199,37 @@ func (ca *CA) sign(key crypto.PublicKey, names Names, life time.Duration, now ti
 	return x509.CreateCertificate(rand.Reader, template, ca.certs[0], key, ca.key)
 }
 
-// Keys of a Secret that holds a CA.
+// A Secret holds a CA under two keys, PREFIX.key and PREFIX.crt.
 const (
-	caKeyKey  = "ca.key"
-	caCertKey = "ca.crt"
+	signerPrefix = "ca"
+	keySuffix    = ".key"
+	certSuffix   = ".crt"
 )
 
-func (ca *CA) encode(into map[string][]byte) error {
+func (ca *CA) encode(prefix string, into map[string][]byte) error {
 	der, err := x509.MarshalPKCS8PrivateKey(ca.key)
 	if err != nil {
 		return err
 	}
-	into[caKeyKey] = encodePEM("PRIVATE KEY", der)
-	into[caCertKey] = ca.Bundle()
+	into[prefix+keySuffix] = encodePEM("PRIVATE KEY", der)
+	into[prefix+certSuffix] = ca.Bundle()
 	return nil
 }
 
 // decodeCA reads a CA from a Secret's data. Errors tell nothing of the data.
-func decodeCA(data map[string][]byte) (*CA, error) {
-	key, err := decodeKey(data[caKeyKey])
+func decodeCA(prefix string, data map[string][]byte) (*CA, error) {
+	keyName, certName := prefix+keySuffix, prefix+certSuffix
+	key, err := decodeKey(data[keyName])
 	if err != nil {
-		return nil, fmt.Errorf("key %s: %w", caKeyKey, err)
+		return nil, fmt.Errorf("key %s: %w", keyName, err)
 	}
-	certs, err := decodeCerts(data[caCertKey])
+	certs, err := decodeCerts(data[certName])
 	if err != nil {
-		return nil, fmt.Errorf("key %s: %w", caCertKey, err)
+		return nil, fmt.Errorf("key %s: %w", certName, err)
 	}
 	for _, c := range certs {
 		if !key.PublicKey.Equal(c.PublicKey) || !c.IsCA {
-			return nil, fmt.Errorf("key %s: a certificate is not of the key in %s", caCertKey, caKeyKey)
+			return nil, fmt.Errorf("key %s: a certificate is not of the key in %s", certName, keyName)
 		}
 	}
 	return &CA{key: key, certs: certs}, nil

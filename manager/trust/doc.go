@@ -4,8 +4,7 @@
 // apiserver. Its certificate names, critically, the apiserver's names and
 // addresses: whoever stole the key could impersonate the apiserver to labelled
 // pods and nothing else to nobody. Pods read the CA when they start and keep it,
-// so a new certificate has the key and the subject of the old one, and a leaf
-// names only what every certificate still in use permits.
+// so another one signs only when no pod is left that may not know it; see Ring.
 //
 // The serving CA signs what the manager itself serves: admission and the
 // agents' stream.

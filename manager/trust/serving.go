@@ -61,7 +61,7 @@ func (s *Serving) Maintain(ctx context.Context) error {
 			return err
 		}
 	case s.due(state):
-		ca = state.ca.Prune(s.now(), s.now())
+		ca = state.ca.Prune(s.now())
 		if ca.Stale(s.Names, s.now()) {
 			if ca, err = ca.Reissue(s.Names, s.now()); err != nil {
 				return err
@@ -112,12 +112,13 @@ func (s *Serving) due(state *servingState) bool {
 
 // load returns the Secret even when what is in it is of no use.
 func (s *Serving) load(ctx context.Context) (*corev1.Secret, error) {
-	secret, err := loadOrCreate(ctx, s.Client, s.Namespace, ServingSecret, func() (map[string][]byte, error) {
+	secret, err := loadOrCreate(ctx, s.Client, s.Namespace, ServingSecret, func(secret *corev1.Secret) error {
 		ca, err := NewCA("ctrlmesh manager CA", s.Names, s.now())
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return s.issue(ca)
+		secret.Data, err = s.issue(ca)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -129,7 +130,7 @@ func (s *Serving) load(ctx context.Context) (*corev1.Secret, error) {
 }
 
 func (s *Serving) adopt(data map[string][]byte) error {
-	ca, err := decodeCA(data)
+	ca, err := decodeCA(signerPrefix, data)
 	if err != nil {
 		return err
 	}
@@ -160,7 +161,7 @@ func (s *Serving) issue(ca *CA) (map[string][]byte, error) {
 		corev1.TLSCertKey:       encodePEM("CERTIFICATE", leaf),
 		corev1.TLSPrivateKeyKey: encodePEM("PRIVATE KEY", der),
 	}
-	return data, ca.encode(data)
+	return data, ca.encode(signerPrefix, data)
 }
 
 func (s *Serving) now() time.Time {

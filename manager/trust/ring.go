@@ -1,0 +1,261 @@
+package trust
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	// RotateAnnotation on the mesh CA's Secret asks, by each new value, for a new key.
+	RotateAnnotation = v1alpha1.GroupName + "/rotate"
+	// RotationAnnotation tells people how far a rotation has come.
+	RotationAnnotation = v1alpha1.GroupName + "/rotation"
+
+	// How far it has come, for the next manager.
+	rotatedAnnotation      = v1alpha1.GroupName + "/rotated"
+	publishedAnnotation    = v1alpha1.GroupName + "/next-published"
+	retiredUntilAnnotation = v1alpha1.GroupName + "/retired-until"
+
+	nextPrefix = "next"
+	retiredKey = "retired.crt"
+
+	// maxRetired bounds the certificates that bundles have beside those in use.
+	maxRetired = 8
+	// maxNamed bounds the pods that a message names.
+	maxNamed = 3
+)
+
+// Ring is the mesh CA through its rotations. It is not changed once made.
+//
+// Many clients read a CA when they start and never again, so one CA signs for
+// all pods, the one that the oldest of them knows. Another key, or other names,
+// is another CA. It goes into all bundles first and signs once every pod that is
+// left was given it. The former is in the bundles for as long as an agent may
+// serve a leaf of it.
+type Ring struct {
+	signer *CA
+	next   *CA // nil while none is due
+	// published is when all bundles had next; zero before.
+	published time.Time
+	// retired signed leaves that are good until retiredUntil at most.
+	retired      []*x509.Certificate
+	retiredUntil time.Time
+	// rotated is the last value of RotateAnnotation that was acted upon.
+	rotated string
+}
+
+// Facts are what a rotation depends on.
+type Facts struct {
+	Now time.Time
+	// Names that leaves are to have.
+	Names Names
+	// Rotate is the value of RotateAnnotation.
+	Rotate string
+	// Bundled is the bundle that every namespace was last known to have.
+	Bundled []byte
+	// Pods are when those that trust the mesh were created, by name; nil while
+	// they are not known.
+	Pods map[string]time.Time
+}
+
+// NewRing makes a CA.
+func NewRing(f Facts) (*Ring, error) {
+	ca, err := newMeshCA(f)
+	if err != nil {
+		return nil, err
+	}
+	return &Ring{signer: ca, rotated: f.Rotate}, nil
+}
+
+// The time makes the subject a CA's own: verifiers find issuers by subject.
+func newMeshCA(f Facts) (*CA, error) {
+	return NewCA("ctrlmesh mesh CA "+f.Now.UTC().Format(time.RFC3339), f.Names, f.Now)
+}
+
+// Step takes the next step that the facts allow; the same Ring if there is none.
+func (r *Ring) Step(f Facts) (*Ring, error) {
+	out := *r
+	newest := r.signer
+	if r.next != nil {
+		newest = r.next
+	}
+	switch {
+	case len(r.retired) > 0 && r.retiredUntil.IsZero():
+		out.retiredUntil = f.Now.Add(leafLife) // somebody removed it
+	case len(r.retired) > 0 && f.Now.After(r.retiredUntil):
+		out.retired, out.retiredUntil = nil, time.Time{}
+	case f.Rotate != "" && f.Rotate != r.rotated, newest.Stale(f.Names, f.Now), len(newest.certs) > 1:
+		// Several certificates of one key were made by managers that did not rotate.
+		// A next that was under way has signed nothing: nobody will miss it.
+		next, err := newMeshCA(f)
+		if err != nil {
+			return nil, fmt.Errorf("making another mesh CA: %w", err)
+		}
+		out.next, out.published, out.rotated = next, time.Time{}, f.Rotate
+	case r.next != nil && r.published.IsZero() && bytes.Equal(f.Bundled, r.Bundle()):
+		out.published = f.Now
+	case r.due(f):
+		out.retired = append(slices.Clone(r.signer.certs), r.retired...)
+		out.retiredUntil = f.Now.Add(leafLife)
+		out.signer, out.next, out.published = r.next, nil, time.Time{}
+	default:
+		return r, nil
+	}
+	return &out, nil
+}
+
+// due tells whether next can sign: no pod is left that may not know it. When the
+// signer ends, its leaves help nobody either.
+func (r *Ring) due(f Facts) bool {
+	if r.next == nil || r.published.IsZero() || len(r.retired)+len(r.signer.certs) > maxRetired {
+		return false
+	}
+	if f.Now.After(r.signer.Expiry().Add(-leafLife)) {
+		return true
+	}
+	return f.Pods != nil && f.Now.After(r.known()) && len(r.waitsFor(f)) == 0
+}
+
+// known is when pods start to know next for sure.
+func (r *Ring) known() time.Time { return r.published.Add(settle) }
+
+func (r *Ring) waitsFor(f Facts) []string {
+	if r.next == nil || r.published.IsZero() {
+		return nil
+	}
+	var older []string
+	for name, created := range f.Pods {
+		if !created.After(r.known()) {
+			older = append(older, name)
+		}
+	}
+	slices.Sort(older)
+	return older
+}
+
+// Progress of a rotation, for people: a bounded word, how many pods it waits
+// for, and a sentence, empty without a rotation.
+func (r *Ring) Progress(f Facts) (phase string, pods int, message string) {
+	if r.next == nil {
+		if len(r.retired) == 0 {
+			return PhaseNone, 0, ""
+		}
+		return PhaseRetiring, 0, fmt.Sprintf("done; until %s the former CA stays in the bundles, for agents that have not renewed their certificate", r.retiredUntil.UTC().Format(time.RFC3339))
+	}
+	if r.published.IsZero() {
+		return PhasePublishing, 0, "the next CA is being put into the bundles of all namespaces with labelled pods"
+	}
+	older := r.waitsFor(f)
+	message = fmt.Sprintf("the next CA signs when no labelled pod is left that was created before %s", r.known().UTC().Format(time.RFC3339))
+	if len(older) > 0 {
+		named := strings.Join(older[:min(len(older), maxNamed)], ", ")
+		if more := len(older) - maxNamed; more > 0 {
+			named += fmt.Sprintf(" and %d more", more)
+		}
+		message += ": delete " + named
+	}
+	return PhaseWaiting, len(older), message
+}
+
+// Phases of a rotation.
+const (
+	PhaseNone       = "none"
+	PhasePublishing = "publishing"
+	PhaseWaiting    = "waiting"
+	PhaseRetiring   = "retiring"
+)
+
+// Phases are all of them.
+var Phases = []string{PhaseNone, PhasePublishing, PhaseWaiting, PhaseRetiring}
+
+// Bundle is what pods are given to trust, in PEM, the signer first: it differs
+// before and after another becomes that.
+func (r *Ring) Bundle() []byte {
+	b := r.signer.Bundle()
+	if r.next != nil {
+		b = append(b, r.next.Bundle()...)
+	}
+	for _, c := range r.retired {
+		b = append(b, encodePEM("CERTIFICATE", c.Raw)...)
+	}
+	return b
+}
+
+func (r *Ring) encode(into *corev1.Secret) error {
+	data := map[string][]byte{}
+	if err := r.signer.encode(signerPrefix, data); err != nil {
+		return err
+	}
+	if r.next != nil {
+		if err := r.next.encode(nextPrefix, data); err != nil {
+			return err
+		}
+	}
+	for _, c := range r.retired {
+		data[retiredKey] = append(data[retiredKey], encodePEM("CERTIFICATE", c.Raw)...)
+	}
+	into.Data = data
+	annotate(into, rotatedAnnotation, r.rotated)
+	annotate(into, publishedAnnotation, stamp(r.published))
+	annotate(into, retiredUntilAnnotation, stamp(r.retiredUntil))
+	return nil
+}
+
+// decodeRing reads a Secret. Errors tell nothing of its data.
+func decodeRing(from *corev1.Secret) (*Ring, error) {
+	out := &Ring{rotated: from.Annotations[rotatedAnnotation]}
+	var err error
+	if out.signer, err = decodeCA(signerPrefix, from.Data); err != nil {
+		return nil, err
+	}
+	if len(from.Data[nextPrefix+keySuffix]) > 0 {
+		if out.next, err = decodeCA(nextPrefix, from.Data); err != nil {
+			return nil, err
+		}
+	}
+	if pem := from.Data[retiredKey]; len(pem) > 0 {
+		if out.retired, err = decodeCerts(pem); err != nil {
+			return nil, fmt.Errorf("key %s: %w", retiredKey, err)
+		}
+	}
+	// A time that cannot be read is one that is not known: what it delays takes longer.
+	out.published, _ = time.Parse(time.RFC3339, from.Annotations[publishedAnnotation])
+	out.retiredUntil, _ = time.Parse(time.RFC3339, from.Annotations[retiredUntilAnnotation])
+	return out, nil
+}
+
+func annotate(s *corev1.Secret, key, value string) {
+	if value == "" {
+		delete(s.Annotations, key)
+		return
+	}
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[key] = value
+}
+
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// Sign signs an agent's request for those of names that all pods accept.
+func (r *Ring) Sign(csr []byte, names Names, now time.Time) ([][]byte, error) {
+	life := min(leafLife, r.signer.Expiry().Sub(now))
+	if life <= 0 {
+		return nil, errors.New("the mesh CA has expired")
+	}
+	return r.signer.SignRequest(csr, names, life, now)
+}
