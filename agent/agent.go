@@ -17,9 +17,13 @@ import (
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
+	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -37,14 +41,20 @@ type Options struct {
 	TokenFile string
 	// StateDir keeps the last policies over restarts and reboots.
 	StateDir string
-	// RunDir keeps the serving certificate over restarts; it should be in memory.
+	// RunDir keeps the serving certificate over restarts, and the socket by which
+	// one agent takes over from another; it should be in memory.
 	RunDir string
 	// CgroupDir is the node's /sys/fs/cgroup.
 	CgroupDir string
 	// BPFDir is the node's BPF file system, usually /sys/fs/bpf.
 	BPFDir string
-	// Capture is ebpf, iptables, or empty for the first of them that works.
+	// Capture is ebpf, iptables, address, or empty for the best that works.
 	Capture capture.Mode
+	// AddressListen is where the pods that know their agent by address find it;
+	// empty for nowhere.
+	AddressListen string
+	// NRISocket is the container runtime's.
+	NRISocket string
 	// ListenAddress serves /healthz, /readyz and /metrics.
 	ListenAddress string
 	// Version of this program.
@@ -56,27 +66,34 @@ type Options struct {
 // PinDir is where the redirection is pinned below a BPF file system.
 func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }
 
+// socket is where the agent that serves is asked.
+func (o Options) socket() string { return filepath.Join(o.RunDir, "handover", "agent.sock") }
+
 // openNode opens what an agent, or its cleanup, needs of the node: the unified
-// cgroup hierarchy, where pods are found in it, and what was last told of them.
-func (o Options) openNode() (unified string, locator *pods.Locator, store *policy.Store, err error) {
+// cgroup hierarchy, and where pods are found in it.
+func (o Options) openNode() (unified string, locator *pods.Locator, err error) {
 	if unified, err = pods.FindUnified(o.CgroupDir); err != nil {
 		return
 	}
-	if locator, err = pods.NewLocator(unified, "/proc"); err != nil {
-		return
-	}
-	store, err = policy.OpenStore(filepath.Join(o.StateDir, "policies"))
+	locator, err = pods.NewLocator(unified, "/proc")
 	return
 }
 
-// Run is the agent until ctx ends.
-func Run(ctx context.Context, o Options) error {
-	unified, locator, store, err := o.openNode()
+// Run is the agent until ctx ends and what is under way has come to its end.
+func Run(told context.Context, o Options) error {
+	// An agent that is told to end lives on for its successor and its pods.
+	ctx, end := context.WithCancel(context.WithoutCancel(told))
+	defer end()
+	unified, locator, err := o.openNode()
+	if err != nil {
+		return err
+	}
+	store, err := policy.OpenStore(filepath.Join(o.StateDir, "policies"))
 	if err != nil {
 		return err
 	}
 	method, err := capture.Open(capture.Config{
-		Mode: o.Capture, CgroupRoot: unified, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
+		Mode: o.Capture, Address: o.AddressListen, CgroupRoot: unified, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
 		// The node's own view of the hierarchy, which on nodes that are containers
 		// is a part of the machine's. NewLocator saw that pods are below it.
 		Subtree: true,
@@ -91,24 +108,59 @@ func Run(ctx context.Context, o Options) error {
 		Address: o.ManagerAddress, ServerName: hostOf(o.ManagerAddress),
 		Roots: managerRoots(o.Client, o.Namespace), TokenFile: o.TokenFile,
 		Node: o.Node, Version: o.Version, Logger: o.Logger,
+		HostNetwork: method.HostNetwork(),
+	}
+	for _, mode := range method.Modes() {
+		manager.Captures = append(manager.Captures, string(mode))
 	}
 	keeper, err := leaf.NewKeeper(o.RunDir, manager.SignLeaf, o.Logger)
 	if err != nil {
 		return err
 	}
-	server, err := proxy.New(proxy.Config{Leaf: keeper.Current, Logger: o.Logger, Registerer: registry, Node: o.Node})
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: o.Client.EventsV1()})
+	defer broadcaster.Shutdown()
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return fmt.Errorf("recording Events: %w", err)
+	}
+	recorder := newRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
+	server, err := proxy.New(proxy.Config{
+		Leaf: keeper.Current, Logger: o.Logger, Registerer: registry, Node: o.Node,
+		Notify: func(p proxy.PodInfo, reason, message string) {
+			recorder.pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
+		},
+	})
 	if err != nil {
 		return fmt.Errorf("starting the proxy: %w", err)
 	}
 
 	m := &mesh{
 		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
-		report: manager.Report, forget: manager.Forget,
-		renew:   keeper.Renew,
+		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
+		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{},
 	}
-	m.restore()
+	m.enter(serving)
+	for mode, why := range method.Unavailable() {
+		o.Logger.Warn("a way of capture does not work on this node", "mode", string(mode), "reason", why)
+		recorder.ofNode("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
+	}
+	group, ctx := errgroup.WithContext(ctx)
+
+	// The runtime first: between two agents, no pod starts that neither hears of.
+	hearing := make(chan struct{})
+	group.Go(func() error {
+		nri.Run(until(ctx, m.yielded), o.NRISocket, sandboxes{m}, o.Logger, func() { close(hearing) })
+		return nil
+	})
+	select {
+	case <-hearing:
+	case <-time.After(hearWithin):
+	}
+	socket, err := m.takeOver(ctx, o.socket())
+	if err != nil {
+		return err
+	}
 	if m.watcher, err = pods.Watch(ctx, o.Client, o.Node, m.podsChanged); err != nil {
 		return err
 	}
@@ -119,11 +171,22 @@ func Run(ctx context.Context, o Options) error {
 	}
 	httpServer := &http.Server{Handler: endpoints(m, keeper, registry), ReadHeaderTimeout: 5 * time.Second}
 
-	o.Logger.Info("agent started", "node", o.Node, "capture", string(method.Modes()[0]), "version", o.Version)
-	group, ctx := errgroup.WithContext(ctx)
+	o.Logger.Info("agent started", "node", o.Node, "captures", manager.Captures, "version", o.Version)
 	group.Go(func() error { m.run(ctx); return nil })
-	group.Go(func() error { manager.Run(ctx, handler{ctx, m}); return nil })
-	group.Go(func() error { keeper.Run(ctx); return nil })
+	group.Go(func() error { m.watchHealth(until(ctx, m.yielded), socket); return nil })
+	group.Go(func() error { socket.Serve(until(ctx, m.yielded), holder{m}); return nil })
+	// No change of a policy may miss a request under way.
+	group.Go(func() error { manager.Run(until(ctx, m.drained), handler{ctx, m}); return nil })
+	group.Go(func() error { keeper.Run(until(ctx, m.drained)); return nil })
+	group.Go(func() error {
+		select {
+		case <-told.Done():
+			m.linger()
+			end()
+		case <-ctx.Done():
+		}
+		return nil
+	})
 	group.Go(func() error {
 		<-ctx.Done()
 		return httpServer.Close()
@@ -135,6 +198,47 @@ func Run(ctx context.Context, o Options) error {
 		return nil
 	})
 	return group.Wait()
+}
+
+// hearWithin is how long the start waits for the container runtime.
+const hearWithin = 2 * time.Second
+
+// until ends with ctx, or when done is closed.
+func until(ctx context.Context, done <-chan struct{}) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
+	}()
+	return ctx
+}
+
+// takeOver takes the pods over from the agent that serves, or from what one left.
+// It returns the socket by which the next agent will.
+func (m *mesh) takeOver(ctx context.Context, path string) (*handover.Socket, error) {
+	start := time.Now()
+	offer, err := handover.Ask(ctx, path)
+	if err != nil {
+		m.logger.Error("starting as after a crash", "reason", err)
+	}
+	if offer == nil {
+		// First the socket: an agent that only hangs must find it before it touches
+		// what this one makes.
+		socket, err := handover.Listen(path, m.logger)
+		if err == nil {
+			m.restore(nil)
+		}
+		return socket, err
+	}
+	m.restore(offer.Pods)
+	if err := offer.Serving(); err != nil {
+		m.logger.Error("the agent before this one will find out by itself", "reason", err)
+	}
+	m.logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
+	return handover.Listen(path, m.logger)
 }
 
 // endpoints are what kubelet and Prometheus ask for.
@@ -166,14 +270,20 @@ func endpoints(m *mesh, keeper *leaf.Keeper, registry *prometheus.Registry) http
 // ready says what is missing before pods can be served.
 func (m *mesh) ready() error {
 	switch {
+	case m.phase == yielded:
+		return errors.New("handed over to another agent")
+	case m.phase == stopped:
+		return errors.New("told to stop")
 	case m.cluster == nil:
 		return errors.New("waiting for the manager to name the apiserver's addresses")
 	case !m.redirected:
 		return errors.New("the apiserver's addresses are not redirected yet")
 	case !m.watcher.Synced():
 		return errors.New("waiting for the list of this node's pods")
+	case m.phase == handing:
+		return nil
 	}
-	return nil
+	return m.health.ready()
 }
 
 // managerRoots reads the CA of the manager's certificate where the manager

@@ -1,41 +1,49 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 )
 
 // Cleanup removes from the node what agents leave there on purpose between
-// their lives: redirections, policies, the serving certificate. Pods captured
-// until now go direct; those that trust the mesh CA alone then reach nothing.
-func Cleanup(o Options) error {
-	_, locator, store, err := o.openNode()
+// their lives: redirections, policies, the serving certificate. A running agent
+// is told to stop first, for good. Pods captured until now go direct; those that
+// trust the mesh CA alone then reach nothing.
+func Cleanup(ctx context.Context, o Options) error {
+	if err := handover.Stop(ctx, o.socket()); err != nil {
+		// It may hang. Its redirections go all the same, and it yields to whom it
+		// finds at its socket.
+		o.Logger.Error("the running agent may undo the cleanup: end it", "error", err)
+	}
+	_, locator, err := o.openNode()
 	if err != nil {
 		return err
 	}
-	_, saved, err := store.Load()
+	// All pods: which were captured, nobody need have kept.
+	found, err := locator.All()
 	errs := []error{err}
-	captured := map[string]bool{}
-	for _, p := range saved {
-		captured[p.GetUid()] = true
-	}
-	processes, err := locator.Processes(captured)
-	errs = append(errs, err)
 	var paths []string
-	for uid, pids := range processes {
-		ns, err := locator.Open(uid, pids)
+	for uid, f := range found {
+		ns, err := locator.Open(uid, f.PIDs)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if ns != nil {
-			defer ns.Close()
-			paths = append(paths, ns.Path())
+		if ns == nil {
+			continue
 		}
+		if ns.Node {
+			ns.Close()
+			continue
+		}
+		defer ns.Close()
+		paths = append(paths, ns.Path())
 	}
 	errs = append(errs, capture.Cleanup(capture.Config{PinDir: PinDir(o.BPFDir), Logger: o.Logger}, paths...))
 	for _, dir := range []string{o.StateDir, o.RunDir} {
@@ -44,7 +52,7 @@ func Cleanup(o Options) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("cleaning up this node: %w", err)
 	}
-	o.Logger.Info("this node is clean", "pods_released", len(paths))
+	o.Logger.Info("this node is clean", "pods_seen", len(paths))
 	return nil
 }
 

@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
@@ -72,6 +73,7 @@ type running struct {
 	*mesh
 	handler
 	node    *node
+	events  *events.FakeRecorder
 	client  *fake.Clientset
 	cgroups string
 	proc    string
@@ -98,15 +100,18 @@ func start(t *testing.T, failures int) *running {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
 	require.NoError(t, err)
 
-	r := &running{node: &node{failures: failures}, cgroups: cgroups, proc: proc, log: log, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
+	r := &running{node: &node{failures: failures}, events: events.NewFakeRecorder(100), cgroups: cgroups, proc: proc, log: log, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
 	r.mesh = &mesh{
 		logger: logger, locator: locator, capture: r.node, proxy: server, store: store,
 		report: func(p *meshv1.PodReport) { r.mu.Lock(); defer r.mu.Unlock(); r.reports[p.GetUid()] = p },
 		forget: func(uid string) { r.mu.Lock(); defer r.mu.Unlock(); r.gone = append(r.gone, uid) },
 		renew:  func() {}, metrics: newMetrics(prometheus.NewRegistry()),
-		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
+		events: newRecorder(r.events, "node1"),
+		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
+		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{},
 	}
+	r.enter(serving)
 	ctx, cancel := context.WithCancel(t.Context())
 	r.handler = handler{ctx, r.mesh}
 	r.watcher, err = pods.Watch(ctx, r.client, "node1", r.podsChanged)
@@ -171,8 +176,8 @@ func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
 	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
 
 	require.NoError(t, r.do(t.Context(), func() error { r.captureMissing(); return nil }))
-	r.soon(t, "the reason", func() bool { return r.members["a"].capturable() != "" })
-	assert.Contains(t, r.members["a"].capturable(), "delete it, so that its controller makes it anew")
+	r.soon(t, "the reason", func() bool { return r.members["a"].problem != "" })
+	assert.Contains(t, r.members["a"].problem, "delete it, so that its controller makes it anew")
 }
 
 // A pod that cannot be captured is looked at forty times a second, and told of once.
@@ -193,7 +198,7 @@ func TestAProblemIsLoggedOnce(t *testing.T) {
 			r.captureMissing()
 		}
 		assert.Equal(t, 1, strings.Count(r.log.String(), "capturing a pod"))
-		assert.Equal(t, pods.ErrHostNetwork.Error(), r.members["a"].problem)
+		assert.Equal(t, capture.ErrHostNetwork.Error(), r.members["a"].problem)
 		return nil
 	}))
 }

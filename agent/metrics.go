@@ -2,13 +2,20 @@ package agent
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 )
 
+var modes = []capture.Mode{capture.EBPF, capture.IPTables, capture.Address}
+
 type metrics struct {
-	pods           *prometheus.GaugeVec
-	captureSeconds prometheus.Histogram
-	managerSynced  prometheus.Gauge
-	lockHolder     *prometheus.GaugeVec
+	pods             *prometheus.GaugeVec
+	captureSeconds   prometheus.Histogram
+	enrolmentSeconds prometheus.Histogram
+	managerSynced    prometheus.Gauge
+	lockHolder       *prometheus.GaugeVec
+	losses           *prometheus.CounterVec
+	repaired         *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -20,14 +27,28 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "ctrlmesh_capture_duration_seconds", Help: "Time to capture a pod once its network namespace is there.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
 		}),
+		enrolmentSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "ctrlmesh_enrolment_duration_seconds", Help: "Time from the runtime's word that a pod starts until it is captured.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
+		}),
 		managerSynced: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "ctrlmesh_manager_synced", Help: "1 once this agent has been in step with a manager since it started.",
 		}),
 		lockHolder: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "ctrlmesh_lock_holder", Help: "1 while the member holds its shard's lock, by its last renewal.",
 		}, []string{"namespace", "pod", "shard"}),
+		losses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_agent_redirection_losses_total", Help: "Redirections that were found to have no effect.",
+		}, []string{"mode"}),
+		repaired: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_agent_redirection_repaired_total", Help: "Redirections that were found to have no effect and are in force again.",
+		}, []string{"mode"}),
 	}
-	r.MustRegister(m.pods, m.captureSeconds, m.managerSynced, m.lockHolder)
+	for _, mode := range modes { // a rate needs the zero before the first
+		m.losses.WithLabelValues(string(mode))
+		m.repaired.WithLabelValues(string(mode))
+	}
+	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.managerSynced, m.lockHolder, m.losses, m.repaired)
 	return m
 }
 
@@ -46,11 +67,8 @@ func (m *metrics) forget(namespace, pod string) {
 }
 
 func (m *metrics) setPods(byMode map[string]int) {
-	for _, mode := range []string{"ebpf", "iptables", ""} {
-		label := mode
-		if mode == "" {
-			label = "none"
-		}
-		m.pods.WithLabelValues(label).Set(float64(byMode[mode]))
+	for _, mode := range modes {
+		m.pods.WithLabelValues(string(mode)).Set(float64(byMode[string(mode)]))
 	}
+	m.pods.WithLabelValues("none").Set(float64(byMode[""]))
 }

@@ -43,7 +43,9 @@ func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
 type NetNS struct {
 	// Inode identifies the namespace for as long as it lives.
 	Inode uint64
-	file  *os.File
+	// Node is true for the node's own, or this process's.
+	Node bool
+	file *os.File
 }
 
 // Path names the namespace until Close.
@@ -52,13 +54,30 @@ func (n *NetNS) Path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd
 // Close lets go of the namespace.
 func (n *NetNS) Close() error { return n.file.Close() }
 
-// Processes returns a process of each pod asked for, by pod uid. Pods without a
-// running process are left out.
-func (l *Locator) Processes(uids map[string]bool) (map[string][]int, error) {
-	found := make(map[string][]int, len(uids))
+// Found is what the node shows of a pod.
+type Found struct {
+	// PIDs are processes of the pod; none between two containers of a pod without
+	// a sandbox process.
+	PIDs []int
+	// Cgroup is the id of the pod's cgroup in the unified hierarchy.
+	Cgroup uint64
+}
+
+// Find looks for the pods asked for, by uid. Pods without a cgroup are left out.
+func (l *Locator) Find(uids map[string]bool) (map[string]Found, error) {
 	if len(uids) == 0 {
-		return found, nil
+		return nil, nil
 	}
+	return l.find(func(uid string) bool { return uids[uid] })
+}
+
+// All finds all pods of the node.
+func (l *Locator) All() (map[string]Found, error) {
+	return l.find(func(string) bool { return true })
+}
+
+func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {
+	found := map[string]Found{}
 	tops, err := filepath.Glob(filepath.Join(l.cgroupRoot, "kubepods*"))
 	if err != nil {
 		return nil, fmt.Errorf("listing pod cgroups: %w", err)
@@ -79,8 +98,13 @@ func (l *Locator) Processes(uids map[string]bool) (map[string][]int, error) {
 			if uid == "" {
 				return nil
 			}
-			if uids[uid] {
-				found[uid] = processesBelow(path)
+			if want(uid) {
+				f := Found{PIDs: processesBelow(path)}
+				var st unix.Stat_t
+				if unix.Stat(path, &st) == nil { // the id of a cgroup is its directory's inode
+					f.Cgroup = st.Ino
+				}
+				found[uid] = f
 			}
 			return fs.SkipDir
 		})
@@ -92,8 +116,7 @@ func (l *Locator) Processes(uids map[string]bool) (map[string][]int, error) {
 }
 
 // Open returns the network namespace of a pod, given some of its processes. It
-// returns nil without an error when none of them is there any more, and
-// ErrHostNetwork when the pod shares the node's namespace.
+// returns nil without an error when none of them is there any more.
 func (l *Locator) Open(uid string, pids []int) (*NetNS, error) {
 	for _, pid := range pids {
 		dir := filepath.Join(l.procDir, strconv.Itoa(pid))
@@ -120,17 +143,11 @@ func (l *Locator) Open(uid string, pids []int) (*NetNS, error) {
 			file.Close()
 			continue
 		}
-		if ns.Inode == l.host || ns.Inode == l.own {
-			file.Close()
-			return nil, ErrHostNetwork
-		}
+		ns.Node = ns.Inode == l.host || ns.Inode == l.own
 		return ns, nil
 	}
 	return nil, nil
 }
-
-// ErrHostNetwork says that a pod has no network namespace of its own.
-var ErrHostNetwork = errors.New("the pod uses the node's network, which cannot be captured")
 
 // podUID returns the uid in the name of a pod's cgroup: "pod<uid>" of the
 // cgroupfs driver or "kubepods-<class>-pod<uid with underscores>.slice" of

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -27,22 +28,32 @@ func TestProcessesFindsPodsUnderEitherCgroupDriver(t *testing.T) {
 			writeProcs(t, filepath.Join(root, "kubepods/podffffffff-1111-2222-3333-444455556666/bb"), 43)
 			writeProcs(t, filepath.Join(root, "system.slice/podless"), 44)
 
-			got, err := (&Locator{cgroupRoot: root}).Processes(map[string]bool{uid: true})
+			got, err := (&Locator{cgroupRoot: root}).Find(map[string]bool{uid: true})
 
 			require.NoError(t, err)
-			assert.Equal(t, map[string][]int{uid: {41, 42}}, got)
+			require.Len(t, got, 1)
+			assert.Equal(t, []int{41, 42}, got[uid].PIDs)
+			info, err := os.Stat(filepath.Dir(filepath.Join(root, path)))
+			require.NoError(t, err)
+			assert.Equal(t, info.Sys().(*syscall.Stat_t).Ino, got[uid].Cgroup)
+
+			all, err := (&Locator{cgroupRoot: root}).All()
+			require.NoError(t, err)
+			assert.Len(t, all, 2)
 		})
 	}
 }
 
-func TestOpenRefusesTheNodesNetwork(t *testing.T) {
+func TestOpenKnowsTheNodesNetwork(t *testing.T) {
 	l := newLocator(t)
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, uid)
 
-	_, err := proc.Open(uid, []int{pid})
+	ns, err := proc.Open(uid, []int{pid})
 
-	assert.ErrorIs(t, err, ErrHostNetwork)
+	require.NoError(t, err)
+	defer ns.Close()
+	assert.True(t, ns.Node)
 }
 
 func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {

@@ -20,6 +20,9 @@ type Pod struct {
 	UID, Namespace, Name string
 	// Trust is the pod's trust annotation; empty if the mesh did not admit it.
 	Trust string
+	// Capture is the way of capture that the pod was created for; empty if the
+	// agent chooses.
+	Capture string
 	// HostNetwork is true for a pod without a network namespace of its own.
 	HostNetwork bool
 	// Created is when the API made it, by the apiserver's clock.
@@ -78,6 +81,7 @@ func (w *Watcher) List() map[string]Pod {
 		pods[string(p.UID)] = Pod{
 			UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
 			Trust:       p.Annotations[v1alpha1.TrustAnnotation],
+			Capture:     p.Annotations[v1alpha1.CaptureAnnotation],
 			HostNetwork: p.Spec.HostNetwork,
 			Created:     p.CreationTimestamp.Time,
 			Ended:       p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
@@ -95,8 +99,10 @@ func reduce(o any) (any, error) {
 	kept := &corev1.Pod{}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = p.Namespace, p.Name, p.UID, p.ResourceVersion
 	kept.CreationTimestamp = p.CreationTimestamp
-	if t := p.Annotations[v1alpha1.TrustAnnotation]; t != "" {
-		kept.Annotations = map[string]string{v1alpha1.TrustAnnotation: t}
+	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation} {
+		if v := p.Annotations[key]; v != "" {
+			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, key, v)
+		}
 	}
 	kept.Spec.HostNetwork = p.Spec.HostNetwork
 	kept.Status.Phase = p.Status.Phase

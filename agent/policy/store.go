@@ -2,6 +2,7 @@ package policy
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
@@ -22,6 +24,7 @@ type Store struct{ dir string }
 const (
 	clusterFile  = "cluster.pb"
 	policySuffix = ".policy.pb"
+	podSuffix    = ".pod.json"
 )
 
 // OpenStore returns the store in dir, which is made if it is not there.
@@ -78,36 +81,83 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 	return cluster, policies, errors.Join(errs...)
 }
 
+// SavePod keeps what the API said of a captured pod.
+func (s *Store) SavePod(p pods.Pod) error {
+	name, err := fileOf(p.UID, podSuffix)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	return s.write(name, b, time.Now())
+}
+
+// LoadPods returns the pods that were saved, by uid. Files that cannot be read
+// are reported in the error, and left out.
+func (s *Store) LoadPods() (map[string]pods.Pod, error) {
+	names, err := filepath.Glob(filepath.Join(s.dir, "*"+podSuffix))
+	if err != nil {
+		return nil, fmt.Errorf("reading the policy directory: %w", err)
+	}
+	saved := map[string]pods.Pod{}
+	var errs []error
+	for _, name := range names {
+		var p pods.Pod
+		b, err := os.ReadFile(name)
+		if err == nil {
+			err = json.Unmarshal(b, &p)
+		}
+		if err == nil && p.UID+podSuffix != filepath.Base(name) {
+			err = fmt.Errorf("it is that of pod %q", p.UID)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reading saved pod %s: %w", filepath.Base(name), err))
+			continue
+		}
+		saved[p.UID] = p
+	}
+	return saved, errors.Join(errs...)
+}
+
 // SaveCluster replaces the saved cluster.
-func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.write(clusterFile, c, time.Now()) }
+func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.writeProto(clusterFile, c, time.Now()) }
 
 // SavePolicy replaces the saved policy of a pod. One that is saved already keeps
 // its Since.
 func (s *Store) SavePolicy(p Saved) error {
-	name, err := policyFile(p.GetUid())
+	name, err := fileOf(p.GetUid(), policySuffix)
 	if err != nil {
 		return err
 	}
-	return s.write(name, p.PodPolicy, p.Since)
+	return s.writeProto(name, p.PodPolicy, p.Since)
 }
 
 // DeletePolicy forgets the policy of a pod.
-func (s *Store) DeletePolicy(uid string) error {
-	name, err := policyFile(uid)
+func (s *Store) DeletePolicy(uid string) error { return s.remove(uid, policySuffix) }
+
+// Delete forgets a pod that is gone.
+func (s *Store) Delete(uid string) error {
+	return errors.Join(s.remove(uid, policySuffix), s.remove(uid, podSuffix))
+}
+
+func (s *Store) remove(uid, suffix string) error {
+	name, err := fileOf(uid, suffix)
 	if err != nil {
 		return err
 	}
 	if err := os.Remove(filepath.Join(s.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("deleting the policy of pod %s: %w", uid, err)
+		return fmt.Errorf("forgetting pod %s: %w", uid, err)
 	}
 	return nil
 }
 
-func policyFile(uid string) (string, error) {
+func fileOf(uid, suffix string) (string, error) {
 	if uid == "" || len(uid) > 128 || strings.ContainsAny(uid, "/\x00") {
 		return "", fmt.Errorf("pod uid %q cannot name a file", uid)
 	}
-	return uid + policySuffix, nil
+	return uid + suffix, nil
 }
 
 func (s *Store) read(name string, m proto.Message) error {
@@ -121,12 +171,16 @@ func (s *Store) read(name string, m proto.Message) error {
 	return nil
 }
 
-// write replaces a file whole: a crash leaves the old or the new one.
-func (s *Store) write(name string, m proto.Message, modified time.Time) error {
+func (s *Store) writeProto(name string, m proto.Message, modified time.Time) error {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", name, err)
 	}
+	return s.write(name, b, modified)
+}
+
+// write replaces a file whole: a crash leaves the old or the new one.
+func (s *Store) write(name string, b []byte, modified time.Time) error {
 	if old, err := os.ReadFile(filepath.Join(s.dir, name)); err == nil && bytes.Equal(old, b) {
 		return nil
 	}

@@ -47,7 +47,12 @@ type Manager struct {
 	Node string
 	// Version is this program's version.
 	Version string
-	Logger  *slog.Logger
+	// Captures are the ways of capture that work on this node.
+	Captures []string
+	// HostNetwork is why pods under hostNetwork cannot be captured here; nil where
+	// they can.
+	HostNetwork error
+	Logger      *slog.Logger
 
 	mu      sync.Mutex
 	pending map[string]*meshv1.PodReport // latest report of each pod, to be sent
@@ -167,7 +172,13 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	if err != nil {
 		return fmt.Errorf("opening the stream: %w", err)
 	}
-	hello := &meshv1.Hello{Node: m.Node, AgentVersion: m.Version, Versions: h.Versions()}
+	hello := &meshv1.Hello{
+		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(),
+		Captures: m.Captures, HostNetwork: m.HostNetwork == nil,
+	}
+	if m.HostNetwork != nil {
+		hello.HostNetworkReason = m.HostNetwork.Error()
+	}
 	if err := stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: hello}}); err != nil {
 		return fmt.Errorf("greeting the manager: %w", err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 )
 
 // version is set by the linker.
@@ -29,6 +30,7 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	if err := run(ctx, os.Args[1:]); err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(os.Stderr, "ctrlmesh-agent:", err)
@@ -52,10 +54,12 @@ func run(ctx context.Context, args []string) error {
 	fs.StringVar(&o.ManagerAddress, "manager", "ctrlmesh-manager.ctrlmesh-system.svc:8443", "host:port of the manager's Service")
 	fs.StringVar(&o.TokenFile, "token-file", "/var/run/secrets/ctrlmesh/token", "service-account token for the manager")
 	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/ctrlmesh", "keeps the last policies")
-	fs.StringVar(&o.RunDir, "run-dir", "/run/ctrlmesh", "keeps the serving certificate; in memory")
+	fs.StringVar(&o.RunDir, "run-dir", "/run/ctrlmesh", "keeps the serving certificate and the agents' own socket; in memory")
 	fs.StringVar(&o.CgroupDir, "cgroup-dir", "/host/sys/fs/cgroup", "the node's /sys/fs/cgroup")
 	fs.StringVar(&o.BPFDir, "bpf-dir", "/sys/fs/bpf", "the node's BPF file system")
-	fs.StringVar(&mode, "capture", "auto", "how pods are captured: ebpf, iptables, or auto for the first that works")
+	fs.StringVar(&mode, "capture", "auto", "how pods are captured that do not say: ebpf, iptables, address, or auto for the first that works")
+	fs.StringVar(&o.AddressListen, "address-listen", ":6443", "where pods that are captured by address find their agent; empty for nowhere")
+	fs.StringVar(&o.NRISocket, "nri-socket", nri.Socket, "where the container runtime tells of pods")
 	fs.StringVar(&o.ListenAddress, "listen", ":9090", "address of /healthz, /readyz and /metrics")
 	fs.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error; debug writes a line for each request")
 	if cleanup {
@@ -71,15 +75,15 @@ func run(ctx context.Context, args []string) error {
 	}
 	switch mode {
 	case "auto":
-	case string(capture.EBPF), string(capture.IPTables):
+	case string(capture.EBPF), string(capture.IPTables), string(capture.Address):
 		o.Capture = capture.Mode(mode)
 	default:
-		return fmt.Errorf("--capture=%s: say ebpf, iptables or auto", mode)
+		return fmt.Errorf("--capture=%s: say ebpf, iptables, address or auto", mode)
 	}
 	o.Version = version
 	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	if cleanup {
-		if err := agent.Cleanup(o); err != nil || !wait {
+		if err := agent.Cleanup(ctx, o); err != nil || !wait {
 			return err
 		}
 		return ready(ctx, o.ListenAddress)

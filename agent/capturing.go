@@ -1,0 +1,172 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// captureMissing captures the pods that can be and are not.
+func (m *mesh) captureMissing() {
+	missing := map[string]bool{}
+	for uid, mb := range m.members {
+		if mb.captured == nil && mb.pod.UID != "" && m.mine(mb) {
+			missing[uid] = true
+		}
+	}
+	m.captureThese(missing)
+}
+
+func (m *mesh) captureThese(uids map[string]bool) {
+	for uid := range uids {
+		// An earlier problem stays known until the pod is captured.
+		if why := m.capturable(m.members[uid]); why != "" {
+			m.uncaptured(m.members[uid], why)
+			delete(uids, uid)
+		}
+	}
+	if !m.redirected {
+		return // it is not known what to redirect yet
+	}
+	found, err := m.locator.Find(uids)
+	if err != nil {
+		m.logger.Error("looking for pods on this node", "error", err)
+		return
+	}
+	for uid := range uids {
+		mb, f := m.members[uid], found[uid]
+		if len(f.PIDs) == 0 {
+			mb.stopped = 0 // that sandbox is gone; the number may be the next one's
+			continue
+		}
+		if err := m.capturePod(mb, f); err != nil {
+			m.uncaptured(mb, err.Error())
+		}
+	}
+}
+
+// uncaptured notes why a pod is not captured, and says it once.
+func (m *mesh) uncaptured(mb *member, why string) {
+	if mb.problem == why {
+		return
+	}
+	mb.problem = why
+	m.logger.Error("capturing a pod", "pod", mb.pod.String(), "error", why)
+	m.events.pod(mb.pod, "NotCaptured", "the mesh does not capture this pod: "+why)
+}
+
+func (m *mesh) capturePod(mb *member, f pods.Found) error {
+	ns, err := m.locator.Open(mb.pod.UID, f.PIDs)
+	if err != nil || ns == nil {
+		return err
+	}
+	defer ns.Close()
+	if ns.Inode == mb.stopped {
+		return nil
+	}
+	if ns.Node && !mb.pod.HostNetwork {
+		return capture.ErrHostNetwork // its process left its namespace
+	}
+	request := capture.Request{
+		UID: mb.pod.UID, NetNS: ns.Path(), Mode: capture.Mode(mb.pod.Capture),
+		FailOpen: mb.policy.GetFailOpen(), Handed: mb.handed,
+	}
+	if ns.Node {
+		request.Cgroup = f.Cgroup
+	}
+	start := time.Now()
+	mb.handed = nil // the method's, whatever it returns
+	captured, err := m.capture.Capture(request)
+	if err != nil {
+		return err
+	}
+	mb.netns, mb.cgroup, mb.captured, mb.failOpen, mb.problem = ns.Inode, request.Cgroup, captured, request.FailOpen, ""
+	mb.proxied = m.proxy.Pod(proxy.PodInfo{
+		UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
+		RequireToken: captured.Mode() == capture.Address,
+	}, captured.DialContext)
+	if mb.policy != nil {
+		if err := m.applyPolicy(mb); err != nil {
+			m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
+		}
+	}
+	for _, l := range captured.Listeners() {
+		go m.serve(mb.proxied, l, mb.pod)
+	}
+	if m.phase == serving && !mb.restored {
+		if err := m.store.SavePod(mb.pod); err != nil {
+			m.logger.Error("keeping a pod for the next start", "error", err)
+		}
+	}
+	m.metrics.captureSeconds.Observe(time.Since(start).Seconds())
+	m.logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(captured.Mode()), "handed_over", request.Handed != nil)
+	return nil
+}
+
+func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
+	if err := p.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
+		m.logger.Error("serving a pod", "pod", pod.String(), "error", err)
+	}
+}
+
+// lookAtCaptured captures anew the pods that got another network namespace: their
+// sandbox was replaced. A pod that shows no process is left as it is, for it may
+// be between two of them; what is gone for good, the runtime or the pod watch tells.
+func (m *mesh) lookAtCaptured() {
+	if m.phase != serving {
+		return
+	}
+	captured := map[string]bool{}
+	for uid, mb := range m.members {
+		if mb.captured != nil {
+			captured[uid] = true
+		}
+	}
+	found, err := m.locator.Find(captured)
+	if err != nil {
+		m.logger.Error("looking for captured pods on this node", "error", err)
+		return
+	}
+	for uid, f := range found {
+		mb := m.members[uid]
+		ns, err := m.locator.Open(uid, f.PIDs)
+		if err != nil {
+			m.logger.Error("looking at a captured pod", "pod", mb.pod.String(), "error", err)
+			continue
+		}
+		if ns == nil {
+			continue
+		}
+		ns.Close()
+		if ns.Inode != mb.netns || mb.cgroup != 0 && f.Cgroup != mb.cgroup {
+			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.String())
+			m.release(mb)
+			mb.since, mb.fresh = time.Now(), true
+		}
+	}
+}
+
+// release ends the capture of a pod that is gone, or whose sandbox is.
+func (m *mesh) release(mb *member) {
+	handover.Close([]handover.Pod{{Handed: mb.handed}})
+	mb.handed = nil
+	if mb.captured == nil {
+		return
+	}
+	if err := mb.captured.Release(); err != nil {
+		m.logger.Error("releasing a pod", "pod", mb.pod.String(), "error", err)
+	}
+	p := mb.proxied
+	go func() { // its requests may take a moment to end; no other pod waits for them
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+		defer cancel()
+		_ = p.Shutdown(ctx)
+	}()
+	mb.captured, mb.proxied, mb.netns, mb.cgroup = nil, nil, 0, 0
+}

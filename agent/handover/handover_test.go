@@ -1,0 +1,283 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+)
+
+// agent is one that serves real listeners.
+type agent struct {
+	mu        sync.Mutex
+	listeners []*net.TCPListener
+	fail      error
+	heard     chan string
+}
+
+func newAgent() *agent { return &agent{heard: make(chan string, 16)} }
+
+func (a *agent) say(what string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.heard <- what
+	return a.fail
+}
+
+func (a *agent) Offer(context.Context) ([]Pod, error) {
+	if err := a.say("offer"); err != nil {
+		return nil, err
+	}
+	var pods []Pod
+	for i, l := range a.listeners {
+		f, err := l.File()
+		if err != nil {
+			return nil, err
+		}
+		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Handed: &capture.Handed{Mode: capture.EBPF, Listeners: []*os.File{f}}})
+	}
+	return pods, nil
+}
+
+func (a *agent) Yield(context.Context) error {
+	for _, l := range a.listeners {
+		_ = l.Close()
+	}
+	return a.say("yield")
+}
+func (a *agent) Resume(context.Context) error { return a.say("resume") }
+func (a *agent) Stop(context.Context) error   { return a.say("stop") }
+
+// serve makes an agent the one that is asked at path.
+func serve(t *testing.T, path string, a *agent) *Socket {
+	t.Helper()
+	s, err := Listen(path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() { defer close(done); s.Serve(t.Context(), a) }()
+	t.Cleanup(func() { _ = s.Close(); <-done })
+	return s
+}
+
+func (a *agent) hears(t *testing.T, what string) {
+	t.Helper()
+	select {
+	case said := <-a.heard:
+		require.Equal(t, what, said)
+	case <-time.After(10 * time.Second):
+		t.Fatalf("never told to %s", what)
+	}
+}
+
+func listener(t *testing.T) *net.TCPListener {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "dir", "sock")
+	first := newAgent()
+	const pods = 300 // three messages
+	for range pods {
+		first.listeners = append(first.listeners, listener(t))
+	}
+	serve(t, path, first)
+	accept := func(l net.Listener) {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("."))
+			_ = c.Close()
+		}
+	}
+	for _, l := range first.listeners {
+		go accept(l)
+	}
+	addresses := make([]string, pods)
+	for i, l := range first.listeners {
+		addresses[i] = l.Addr().String()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	asked := 0
+	go func() {
+		defer close(failed)
+		for ; ctx.Err() == nil; asked++ {
+			c, err := net.Dial("tcp", addresses[asked%pods])
+			if err == nil {
+				_, err = c.Read(make([]byte, 1))
+				_ = c.Close()
+			}
+			if err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+
+	offer, err := Ask(t.Context(), path)
+	require.NoError(t, err)
+	require.Len(t, offer.Pods, pods)
+	for i, p := range offer.Pods {
+		require.Equal(t, fmt.Sprint(i), p.UID)
+		require.Equal(t, "ns", p.Namespace)
+		require.Equal(t, capture.EBPF, p.Handed.Mode)
+		l, err := net.FileListener(p.Handed.Listeners[0])
+		require.NoError(t, err)
+		require.Equal(t, addresses[i], l.Addr().String(), "each pod has its own")
+		t.Cleanup(func() { _ = l.Close() })
+		go accept(l)
+	}
+	Close(offer.Pods)
+	require.NoError(t, offer.Serving())
+
+	first.hears(t, "offer")
+	first.hears(t, "yield")
+	for _, at := range addresses { // the other's alone now
+		c, err := net.Dial("tcp", at)
+		require.NoError(t, err)
+		_ = c.Close()
+	}
+	cancel()
+	require.NoError(t, <-failed)
+	assert.NotZero(t, asked)
+}
+
+// A listener that is handed over must not become a blocking one: its agent could
+// not stop accepting any more.
+func TestAnAgentThatOfferedCanStillCloseItsListeners(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := newAgent()
+	first.listeners = []*net.TCPListener{listener(t)}
+	serve(t, path, first)
+	ended := make(chan error)
+	go func() { _, err := first.listeners[0].Accept(); ended <- err }()
+
+	offer, err := Ask(t.Context(), path)
+	require.NoError(t, err)
+	Close(offer.Pods)
+	require.NoError(t, offer.Serving())
+
+	select {
+	case err := <-ended:
+		assert.ErrorIs(t, err, net.ErrClosed)
+	case <-time.After(10 * time.Second):
+		t.Fatal("it still accepts")
+	}
+}
+
+func TestAnAgentResumesWhenItsSuccessorDies(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := newAgent()
+	first.listeners = []*net.TCPListener{listener(t)}
+	serve(t, path, first)
+	offer, err := Ask(t.Context(), path)
+	require.NoError(t, err)
+	first.hears(t, "offer")
+
+	offer.Close()
+
+	first.hears(t, "resume")
+	again, err := Ask(t.Context(), path)
+	require.NoError(t, err, "another may ask")
+	Close(again.Pods)
+	require.NoError(t, again.Serving())
+}
+
+func TestNobodyThereIsNoError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	offer, err := Ask(t.Context(), path)
+	require.NoError(t, err)
+	assert.Nil(t, offer)
+	require.NoError(t, Stop(t.Context(), path))
+
+	require.NoError(t, serve(t, path, newAgent()).Close()) // a socket that a dead agent left
+	offer, err = Ask(t.Context(), path)
+	require.NoError(t, err)
+	assert.Nil(t, offer)
+}
+
+func TestAnAgentThatHangsIsNotWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	hangs, err := Listen(path, slog.New(slog.DiscardHandler)) // and does not accept
+	require.NoError(t, err)
+	defer hangs.Close()
+
+	start := time.Now()
+	_, err = Ask(t.Context(), path)
+
+	require.Error(t, err)
+	assert.Less(t, time.Since(start), 2*answerWithin)
+	assert.True(t, hangs.Current())
+	serve(t, path, newAgent())
+	assert.False(t, hangs.Current(), "it knows when it wakes up")
+}
+
+func TestStopIsAnsweredWhenItIsDone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := newAgent()
+	serve(t, path, first)
+	require.NoError(t, Stop(t.Context(), path))
+	first.hears(t, "stop")
+
+	first.mu.Lock()
+	first.fail = errors.New("a rule stayed")
+	first.mu.Unlock()
+	assert.ErrorContains(t, Stop(t.Context(), path), "a rule stayed")
+}
+
+func TestWhatIsNotUnderstoodIsAnsweredAndWhatIsNewIgnored(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := newAgent()
+	serve(t, path, first)
+	ask := func(message string) string {
+		conn, err := net.Dial(network, path)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = conn.Write([]byte(message))
+		require.NoError(t, err)
+		b := make([]byte, maxMessage)
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		n, _ := conn.Read(b)
+		return string(b[:n])
+	}
+
+	assert.Contains(t, ask(`{"ask":"dance"}`), `cannot`)
+	assert.Empty(t, ask(`not JSON`))
+	assert.JSONEq(t, `{}`, ask(`{"ask":"stop","gently":true}`))
+	first.hears(t, "stop")
+}
+
+// An offer that says more listeners than it brings must not give a pod another's.
+func TestAnOfferWithoutItsListenersIsNone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = conn.Read(make([]byte, maxMessage))
+		_, _ = conn.Write([]byte(`{"pods":[{"uid":"a","handed":true,"mode":"ebpf","listeners":2}]}`))
+	}()
+	_, err = Ask(t.Context(), path)
+	assert.ErrorContains(t, err, "listeners are missing")
+}

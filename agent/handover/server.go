@@ -1,0 +1,188 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+const network = "unixpacket" // a stream of messages, each with its files
+
+const (
+	// answerWithin bounds one message.
+	answerWithin = 2 * time.Second
+	// serveWithin is how long a successor may take to capture a full node.
+	serveWithin = 20 * time.Second
+	// maxPeers is how many are heard at once.
+	maxPeers = 4
+)
+
+// Holder is the agent that serves. Its methods are called one at a time.
+type Holder interface {
+	// Offer stops capturing anew and returns what it has captured: the files are
+	// copies, for the caller to close. It goes on serving.
+	Offer(ctx context.Context) ([]Pod, error)
+	// Yield is called when another agent serves what was offered, or has taken
+	// over unasked. It returns when connections are the other's alone.
+	Yield(ctx context.Context) error
+	// Resume is called instead of Yield when the other is gone.
+	Resume(ctx context.Context) error
+	// Stop stops serving and capturing, for good.
+	Stop(ctx context.Context) error
+}
+
+// Socket is where the agent that serves is asked.
+type Socket struct {
+	path     string
+	self     os.FileInfo // the socket itself, wherever it was moved
+	listener *net.UnixListener
+	logger   *slog.Logger
+}
+
+// Listen makes this process the one that is asked at path. Whoever was before is
+// not any more, and hears nothing of it but by Current.
+func Listen(path string, logger *slog.Logger) (*Socket, error) {
+	s, err := listen(path, logger)
+	if err != nil {
+		return nil, fmt.Errorf("listening for the next agent: %w", err)
+	}
+	return s, nil
+}
+
+func listen(path string, logger *slog.Logger) (*Socket, error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, err
+	}
+	// Made aside and moved: there is no moment without a socket at path.
+	aside := fmt.Sprintf("%s.%d", path, os.Getpid())
+	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: aside, Net: network})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false) // path is another's by then
+	s := &Socket{path: path, listener: listener, logger: logger}
+	if err = os.Chmod(aside, 0o600); err == nil {
+		if s.self, err = os.Lstat(aside); err == nil {
+			err = os.Rename(aside, path)
+		}
+	}
+	if err != nil {
+		listener.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Current says whether no other agent has taken the path over.
+func (s *Socket) Current() bool {
+	info, err := os.Lstat(s.path)
+	return err != nil || os.SameFile(info, s.self)
+}
+
+// Close stops listening. What is under way goes on.
+func (s *Socket) Close() error { return s.listener.Close() }
+
+// Serve answers until ctx ends or the socket is closed.
+func (s *Socket) Serve(ctx context.Context, h Holder) {
+	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
+	var one sync.Mutex // at a time is served; others are told to come again
+	peers := make(chan struct{}, maxPeers)
+	for {
+		conn, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.logger.Error("accepting another agent", "error", err)
+			time.Sleep(answerWithin) // out of files, most likely
+			continue
+		}
+		select {
+		case peers <- struct{}{}:
+		default:
+			conn.Close()
+			continue
+		}
+		go func() {
+			defer func() { <-peers }()
+			defer conn.Close()
+			if err := s.answer(ctx, conn, h, &one); err != nil {
+				s.logger.Error("handing over", "error", err)
+			}
+		}()
+	}
+}
+
+func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one *sync.Mutex) error {
+	if err := trust(conn); err != nil {
+		return err
+	}
+	p := peer{conn}
+	within(conn, answerWithin)
+	m, files, err := p.receive()
+	closeAll(files)
+	if err != nil {
+		return fmt.Errorf("reading what is asked: %w", err)
+	}
+	if !one.TryLock() {
+		return p.send(message{Error: "another is being served"})
+	}
+	defer one.Unlock()
+	switch m.Ask {
+	case takeOver:
+		return s.handOver(ctx, p, h)
+	case stop:
+		s.logger.Info("told to stop for good")
+		return p.conclude(h.Stop(ctx))
+	default:
+		return p.send(message{Error: fmt.Sprintf("cannot %q", m.Ask)})
+	}
+}
+
+func (s *Socket) handOver(ctx context.Context, p peer, h Holder) error {
+	pods, err := h.Offer(ctx)
+	if err != nil {
+		return errors.Join(err, p.send(message{Error: err.Error()}))
+	}
+	s.logger.Info("handing over", "pods", len(pods))
+	err = p.sendPods(pods)
+	Close(pods)
+	if err == nil {
+		within(p.conn, serveWithin)
+		var m message
+		var files []*os.File
+		m, files, err = p.receive()
+		closeAll(files)
+		if err == nil && m.Ask != serving {
+			err = fmt.Errorf("the successor says %q", m.Ask)
+		}
+	}
+	if err != nil && s.Current() {
+		return errors.Join(fmt.Errorf("the successor is lost: %w", err), h.Resume(ctx))
+	}
+	return p.conclude(h.Yield(ctx))
+}
+
+// conclude answers that what was asked for is done.
+func (p peer) conclude(err error) error {
+	var m message
+	if err != nil {
+		m.Error = err.Error()
+	}
+	within(p.conn, answerWithin)
+	return errors.Join(err, p.send(m))
+}

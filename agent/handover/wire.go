@@ -1,0 +1,246 @@
+package handover
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+)
+
+const (
+	maxMessage = 64 << 10
+	maxFiles   = 253 // the kernel's bound for one message
+	maxPods    = 4096
+	// batch is how many pods go in one message: some hundred bytes and two
+	// listeners each.
+	batch = 100
+)
+
+// Pod is a captured pod that changes hands.
+type Pod struct {
+	UID, Namespace, Name string
+	// Handed is nil if the first agent could not hand over what it had.
+	Handed *capture.Handed
+}
+
+// What is asked for.
+const (
+	takeOver = "take over" // answered by the pods
+	serving  = "serving"   // after takeOver; answered when the listeners are let go
+	stop     = "stop"      // answered when nothing is captured any more
+)
+
+type message struct {
+	Ask string `json:"ask,omitempty"`
+
+	// An answer.
+	Pods  []podMessage `json:"pods,omitempty"`
+	More  bool         `json:"more,omitempty"` // another message with pods follows
+	Error string       `json:"error,omitempty"`
+}
+
+// podMessage is a Pod; its listeners are the message's next files.
+type podMessage struct {
+	UID       string       `json:"uid"`
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	Handed    bool         `json:"handed"`
+	Mode      capture.Mode `json:"mode"`
+	Listeners int          `json:"listeners"`
+}
+
+// peer is one end of a connection.
+type peer struct{ conn *net.UnixConn }
+
+func (p peer) send(m message, files ...*os.File) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var oob []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			if fds[i], err = descriptor(f); err != nil {
+				return err
+			}
+		}
+		oob = unix.UnixRights(fds...)
+	}
+	_, _, err = p.conn.WriteMsgUnix(b, oob, nil)
+	runtime.KeepAlive(files)
+	return err
+}
+
+// descriptor is f.Fd without its side effect: that makes the listener, which this
+// agent still accepts from, a blocking one.
+func descriptor(f *os.File) (fd int, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = raw.Control(func(d uintptr) { fd = int(d) })
+	return fd, err
+}
+
+// receive returns the next message. The files are the caller's to close.
+func (p peer) receive() (message, []*os.File, error) {
+	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, flags, _, err := p.conn.ReadMsgUnix(b, oob)
+	if err != nil {
+		return message{}, nil, err
+	}
+	files, err := parseFiles(oob[:oobn])
+	var m message
+	switch {
+	case err != nil:
+	case n == 0:
+		err = net.ErrClosed
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+		err = errors.New("a message is too long")
+	default:
+		err = json.Unmarshal(b[:n], &m)
+	}
+	if err != nil {
+		closeAll(files)
+		return message{}, nil, err
+	}
+	return m, files, nil
+}
+
+func parseFiles(oob []byte) (files []*os.File, err error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	parts, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts {
+		fds, err := unix.ParseUnixRights(&part)
+		if err != nil {
+			continue // credentials, or what else there may be
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "listener"))
+		}
+	}
+	return files, nil
+}
+
+// sendPods sends pods in as many messages as they need.
+func (p peer) sendPods(pods []Pod) error {
+	for {
+		now := pods[:min(batch, len(pods))]
+		pods = pods[len(now):]
+		m := message{More: len(pods) > 0, Pods: make([]podMessage, 0, len(now))}
+		var files []*os.File
+		for _, pod := range now {
+			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name}
+			if h := pod.Handed; h != nil {
+				pm.Handed, pm.Mode, pm.Listeners = true, h.Mode, len(h.Listeners)
+				files = append(files, h.Listeners...)
+			}
+			m.Pods = append(m.Pods, pm)
+		}
+		if err := p.send(m, files...); err != nil {
+			return err
+		}
+		if !m.More {
+			return nil
+		}
+	}
+}
+
+// receivePods is the other end of sendPods.
+func (p peer) receivePods() ([]Pod, error) {
+	var pods []Pod
+	fail := func(err error) ([]Pod, error) {
+		Close(pods)
+		return nil, err
+	}
+	for {
+		m, files, err := p.receive()
+		if err == nil && m.Error != "" {
+			err = errors.New(m.Error)
+		}
+		if err != nil {
+			closeAll(files)
+			return fail(err)
+		}
+		for _, pm := range m.Pods {
+			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name}
+			if pm.Listeners < 0 || pm.Listeners > len(files) {
+				closeAll(files)
+				return fail(errors.New("listeners are missing"))
+			}
+			if pm.Handed {
+				pod.Handed = &capture.Handed{Mode: pm.Mode, Listeners: files[:pm.Listeners:pm.Listeners]}
+				files = files[pm.Listeners:]
+			}
+			pods = append(pods, pod)
+		}
+		closeAll(files)
+		switch {
+		case len(pods) > maxPods || m.More && len(m.Pods) == 0:
+			return fail(errors.New("no end of pods"))
+		case !m.More:
+			return pods, nil
+		}
+	}
+}
+
+// done waits for the answer that something asked for is done.
+func (p peer) done() error {
+	m, files, err := p.receive()
+	closeAll(files)
+	if err == nil && m.Error != "" {
+		err = errors.New(m.Error)
+	}
+	return err
+}
+
+// Close closes the files of pods that nobody takes over.
+func Close(pods []Pod) {
+	for _, p := range pods {
+		if p.Handed != nil {
+			closeAll(p.Handed.Listeners)
+		}
+	}
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// trust says no to a peer that is not the user that this process is: root.
+func trust(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); cerr != nil {
+		return cerr
+	}
+	if err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	}
+	if int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("user %d has no business here", cred.Uid)
+	}
+	return nil
+}
+
+func within(conn *net.UnixConn, d time.Duration) { _ = conn.SetDeadline(time.Now().Add(d)) }

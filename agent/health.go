@@ -1,0 +1,151 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+)
+
+// stalledAfter is how long without a check the agent counts as dead for pods that
+// fail open, and as not ready.
+const stalledAfter = 2 * time.Second
+
+// health is what the checks of the redirections found. It is safe for concurrent use.
+type health struct {
+	mu   sync.Mutex
+	lost map[lossKey]capture.Loss // not mended
+	last time.Time                // a check ended
+}
+
+type lossKey struct {
+	uid  string
+	mode capture.Mode
+}
+
+// ready says why the redirections of this node are not in force.
+func (h *health) ready() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.last.IsZero() || time.Since(h.last) > stalledAfter {
+		return errors.New("the redirections of this node are not checked")
+	}
+	for key, loss := range h.lost {
+		if key.uid == "" {
+			return fmt.Errorf("the redirection of this node (%s) has no effect: %w", key.mode, loss.Reason)
+		}
+	}
+	return nil
+}
+
+// note keeps what a check found. It returns what is new, what is mended, and how
+// long it was since the check before.
+func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss, gap time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	if !h.last.IsZero() {
+		gap = now.Sub(h.last)
+	}
+	h.last = now
+	before := h.lost
+	h.lost = map[lossKey]capture.Loss{}
+	for _, loss := range found {
+		key := lossKey{loss.UID, loss.Mode}
+		_, known := before[key]
+		delete(before, key)
+		if !known {
+			fresh = append(fresh, loss)
+		}
+		if loss.Repair != nil {
+			h.lost[key] = loss
+		} else {
+			mended = append(mended, loss)
+		}
+	}
+	for loss := range maps.Values(before) { // lost before and not now
+		mended = append(mended, loss)
+	}
+	return fresh, mended, gap
+}
+
+// forget starts anew: this agent did not check for a while, and need not.
+func (h *health) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lost, h.last = nil, time.Time{}
+}
+
+// watchHealth checks the redirections until ctx ends, while they are this agent's.
+func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
+	ticker := time.NewTicker(capture.CheckInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if !m.serving.Load() {
+			m.health.forget()
+			continue
+		}
+		if !socket.Current() {
+			// This process was stopped, and another took its place. To repair
+			// anything now would take the pods away from that.
+			m.logger.Warn("another agent has taken over unasked")
+			_ = holder{m}.Yield(ctx)
+			continue
+		}
+		m.check(ctx)
+	}
+}
+
+func (m *mesh) check(ctx context.Context) {
+	found := m.capture.Check(ctx)
+	if ctx.Err() != nil || !m.serving.Load() {
+		return // on its way out: what did not arrive is no loss
+	}
+	fresh, mended, gap := m.health.note(found)
+	for _, loss := range fresh {
+		m.metrics.losses.WithLabelValues(string(loss.Mode)).Inc()
+	}
+	for _, loss := range mended {
+		m.metrics.repaired.WithLabelValues(string(loss.Mode)).Inc()
+	}
+	if len(fresh)+len(mended) > 0 {
+		// The loop knows the pods' names, and is not waited for: pods that fail open
+		// go direct without the next check.
+		go func() {
+			_ = m.do(ctx, func() error {
+				for _, loss := range fresh {
+					m.tell("RedirectionLost", "the redirection to the mesh had no effect", loss)
+				}
+				for _, loss := range mended {
+					m.tell("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
+				}
+				return nil
+			})
+		}()
+	}
+	if gap > stalledAfter && len(found) == 0 {
+		m.logger.Warn("the redirections were not checked for a while: was this process stopped?", "gap", gap)
+	}
+}
+
+func (m *mesh) tell(reason, what string, loss capture.Loss) {
+	note := fmt.Sprintf("%s (%s): %v", what, loss.Mode, loss.Reason)
+	mb := m.members[loss.UID]
+	if mb == nil {
+		m.logger.Warn(what, "mode", string(loss.Mode), "reason", loss.Reason, "uid", loss.UID)
+		m.events.ofNode(reason, note)
+		return
+	}
+	m.logger.Warn(what, "pod", mb.pod.String(), "mode", string(loss.Mode), "reason", loss.Reason)
+	m.events.pod(mb.pod, reason, note)
+}

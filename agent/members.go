@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// unseenFor is how long a pod that the runtime told of is kept though the pod
+// watch does not show it: longer than the watch takes to notice that it is stale.
+const unseenFor = 2 * time.Minute
+
+// member is a labelled pod of this node.
+type member struct {
+	pod      pods.Pod
+	since    time.Time
+	restored bool      // from an earlier agent, not yet seen in the API
+	told     time.Time // by the runtime, not yet seen in the API
+	policy   *meshv1.PodPolicy
+
+	// What the caches of the pod's clients were filled under: saved, unless this
+	// agent was there from the pod's start, when there are none.
+	fresh bool
+	saved policy.Saved
+
+	netns    uint64 // inode of the captured network namespace
+	cgroup   uint64 // of the pod, under hostNetwork
+	sandbox  string // the runtime's name of the last it told of
+	stopped  uint64 // inode of the network namespace whose sandbox was stopped
+	handed   *capture.Handed
+	captured *capture.Pod
+	failOpen bool // captured knows
+	proxied  *proxy.Pod
+	problem  string // why it is not captured
+
+	reported *meshv1.PodReport
+}
+
+// syncPods brings members in step with the pod watch.
+func (m *mesh) syncPods() {
+	if !m.watcher.Synced() || m.phase == handing || m.phase == stopped {
+		return
+	}
+	seen := m.watcher.List()
+	for uid, pod := range seen {
+		if pod.Ended {
+			continue
+		}
+		mb := m.members[uid]
+		if mb == nil {
+			mb = &member{since: time.Now()}
+			m.members[uid] = mb
+		}
+		mb.pod, mb.restored, mb.told = pod, false, time.Time{}
+		mb.fresh = mb.fresh || pod.Created.After(m.started)
+	}
+	for uid, mb := range m.members {
+		if pod, ok := seen[uid]; ok && !pod.Ended || mb.pod.UID == "" {
+			continue // without a uid: a policy that came before the pod was seen
+		}
+		if !seen[uid].Ended && time.Since(mb.told) < unseenFor {
+			continue // the runtime was faster than the API
+		}
+		m.drop(uid, mb)
+	}
+	if m.phase != serving {
+		return
+	}
+	if err := m.capture.Sweep(func(uid string) bool { return m.members[uid] != nil }); err != nil {
+		m.logger.Error("clearing redirections of pods that are gone", "error", err)
+	}
+}
+
+func (m *mesh) drop(uid string, mb *member) {
+	m.release(mb)
+	delete(m.members, uid)
+	m.forget(uid)
+	m.metrics.forget(mb.pod.Namespace, mb.pod.Name)
+	if m.phase == serving {
+		if err := m.store.Delete(uid); err != nil {
+			m.logger.Error("forgetting a pod that is gone", "pod", mb.pod.String(), "error", err)
+		}
+	}
+	m.logger.Info("pod gone", "pod", mb.pod.String())
+}
+
+// capturable says why a pod cannot be captured; "" when it can.
+func (m *mesh) capturable(mb *member) string {
+	if mb.pod.Trust == "" && !mb.restored {
+		return "the pod was made before the mesh was there to admit it: delete it, so that its controller makes it anew"
+	}
+	if mb.pod.HostNetwork {
+		if err := m.capture.HostNetwork(); err != nil {
+			return "the pod uses the node's network, which cannot be captured on this node: " + err.Error()
+		}
+	}
+	return ""
+}
+
+// mine says whether a pod is this agent's to capture. While two agents run, both
+// serve the pods that know them by address.
+func (m *mesh) mine(mb *member) bool {
+	return m.phase == serving || m.phase == yielded && capture.Mode(mb.pod.Capture) == capture.Address
+}
+
+// waiting says whether a pod's sandbox is expected any moment.
+func (m *mesh) waiting() bool {
+	if !m.redirected {
+		return false
+	}
+	for _, mb := range m.members {
+		if mb.captured == nil && mb.pod.UID != "" && m.mine(mb) && time.Since(mb.since) < eagerFor && m.capturable(mb) == "" {
+			return true
+		}
+	}
+	return false
+}

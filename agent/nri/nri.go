@@ -1,0 +1,200 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// Socket is where runtimes offer the interface.
+const Socket = "/run/nri/nri.sock"
+
+const (
+	// answerWithin is less than the 2 s after which a runtime throws a plugin out.
+	answerWithin = 1500 * time.Millisecond
+	// startWithin bounds a registration.
+	startWithin = 10 * time.Second
+	minBackoff  = 250 * time.Millisecond
+	maxBackoff  = 15 * time.Second
+)
+
+// Sandbox is the sandbox of a labelled pod that the mesh admitted.
+type Sandbox struct {
+	// ID is the runtime's; a pod whose sandbox is made anew has another.
+	ID  string
+	Pod pods.Pod
+}
+
+// Handler is told of sandboxes. Its methods return when ctx ends, at the latest.
+type Handler interface {
+	// Started is told of a sandbox before it has a container. The runtime waits.
+	Started(ctx context.Context, s Sandbox)
+	// Stopped is told when its containers have ended for good.
+	Stopped(ctx context.Context, s Sandbox)
+	// Known is told what sandboxes there are, after the runtime was lost too.
+	Known(ctx context.Context, all []Sandbox)
+}
+
+// Run listens to the runtime at socket until ctx ends, and calls tried, once,
+// when it first hears or has failed to.
+func Run(ctx context.Context, socket string, h Handler, logger *slog.Logger, tried func()) {
+	wait, told := minBackoff, false
+	for ctx.Err() == nil {
+		start := time.Now()
+		err := connect(ctx, socket, h, logger, tried)
+		if ctx.Err() != nil {
+			return
+		}
+		if tried != nil {
+			tried()
+			tried = nil
+		}
+		if time.Since(start) > maxBackoff {
+			wait, told = minBackoff, false
+		}
+		if !told {
+			told = true
+			logger.Info("the container runtime does not tell of pods (NRI); they are found a moment later", "reason", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, maxBackoff)
+	}
+}
+
+// connect registers and answers until the runtime or ctx ends.
+func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger, tried func()) error {
+	conn, err := (&net.Dialer{Timeout: startWithin}).DialContext(ctx, "unix", socket)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return fmt.Errorf("nobody listens at %s", socket)
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	lost := make(chan struct{})
+	s, err := stub.New(&plugin{h},
+		stub.WithLogger(quiet{logger}), stub.WithPluginName("ctrlmesh"), stub.WithPluginIdx("10"),
+		stub.WithConnection(conn), stub.WithOnClose(func() { close(lost) }))
+	if err != nil {
+		return fmt.Errorf("making the plugin: %w", err)
+	}
+	started := make(chan error, 1)
+	// Start does not end with its context, nor, at times, with its connection.
+	go func() { started <- s.Start(ctx) }()
+	select {
+	case err = <-started:
+	case <-time.After(startWithin):
+		err = errors.New("no answer")
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("registering: %w", err)
+	}
+	logger.Info("the container runtime tells of pods (NRI)")
+	if tried != nil {
+		tried()
+	}
+	select {
+	case <-lost:
+		return errors.New("the runtime closed the connection")
+	case <-ctx.Done():
+		s.Stop()
+		return ctx.Err()
+	}
+}
+
+// plugin answers the runtime. It never refuses anything: a pod that could not be
+// captured is refused by its own trust in the mesh's CA alone.
+type plugin struct{ handler Handler }
+
+// Synchronize implements stub.SynchronizeInterface.
+func (p *plugin) Synchronize(ctx context.Context, all []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+	var known []Sandbox
+	for _, s := range all {
+		if s, ok := labelled(s); ok {
+			known = append(known, s)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	p.handler.Known(ctx, known)
+	return nil, nil
+}
+
+// RunPodSandbox implements stub.RunPodInterface.
+func (p *plugin) RunPodSandbox(ctx context.Context, s *api.PodSandbox) error {
+	p.tell(ctx, s, p.handler.Started)
+	return nil
+}
+
+// StopPodSandbox implements stub.StopPodInterface.
+func (p *plugin) StopPodSandbox(ctx context.Context, s *api.PodSandbox) error {
+	p.tell(ctx, s, p.handler.Stopped)
+	return nil
+}
+
+// RemovePodSandbox implements stub.RemovePodInterface: not every sandbox is
+// stopped before it is removed.
+func (p *plugin) RemovePodSandbox(ctx context.Context, s *api.PodSandbox) error {
+	p.tell(ctx, s, p.handler.Stopped)
+	return nil
+}
+
+func (p *plugin) tell(ctx context.Context, s *api.PodSandbox, of func(context.Context, Sandbox)) {
+	if s, ok := labelled(s); ok {
+		ctx, cancel := context.WithTimeout(ctx, answerWithin)
+		defer cancel()
+		of(ctx, s)
+	}
+}
+
+// labelled returns a sandbox whose pod is on the mesh: it has the label, and the
+// annotation that only admission writes.
+func labelled(s *api.PodSandbox) (Sandbox, bool) {
+	trust := s.GetAnnotations()[v1alpha1.TrustAnnotation]
+	if s.GetLabels()[v1alpha1.EnableProxyLabel] != "true" || trust == "" || s.GetUid() == "" {
+		return Sandbox{}, false
+	}
+	return Sandbox{ID: s.GetId(), Pod: pods.Pod{
+		UID: s.GetUid(), Namespace: s.GetNamespace(), Name: s.GetName(),
+		Trust:       trust,
+		Capture:     s.GetAnnotations()[v1alpha1.CaptureAnnotation],
+		HostNetwork: hostNetwork(s),
+	}}, true
+}
+
+// hostNetwork says whether a sandbox has no network namespace of its own.
+func hostNetwork(s *api.PodSandbox) bool {
+	for _, ns := range s.GetLinux().GetNamespaces() {
+		if ns.GetType() == "network" {
+			return false
+		}
+	}
+	return true
+}
+
+// quiet is the stub's log: of interest to nobody unless it is looked for.
+type quiet struct{ *slog.Logger }
+
+func (q quiet) Debugf(ctx context.Context, format string, args ...any) { q.say(ctx, format, args) }
+func (q quiet) Infof(ctx context.Context, format string, args ...any)  { q.say(ctx, format, args) }
+func (q quiet) Warnf(ctx context.Context, format string, args ...any)  { q.say(ctx, format, args) }
+func (q quiet) Errorf(ctx context.Context, format string, args ...any) { q.say(ctx, format, args) }
+func (q quiet) say(ctx context.Context, format string, args []any) {
+	q.DebugContext(ctx, "nri: "+fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,241 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// phase is how far an agent is on its way out.
+type phase int
+
+const (
+	serving phase = iota
+	// handing: what is captured was offered to a successor. Nothing else is
+	// captured, lest the successor not know of it.
+	handing
+	// yielded: the successor serves. This agent ends what is under way, under the
+	// policies of the day, and leaves all redirections alone.
+	yielded
+	// stopped: nothing is captured, nor will it be.
+	stopped
+)
+
+const (
+	// The bounds below add up to less than the pod's termination grace.
+
+	// successorWait is how long an agent that is told to end goes on serving, for
+	// a successor to ask: a DaemonSet that may surge replaces a deleted pod at once.
+	successorWait = 10 * time.Second
+	// drainWithin is how long requests may go on after a hand-over.
+	drainWithin = 15 * time.Second
+	// addressWait is how long new connections come in at an address after its pod
+	// is told to end: until all nodes' routing knows.
+	addressWait = 3 * time.Second
+	// endWithin is the longest way out.
+	endWithin = 27 * time.Second
+)
+
+func (m *mesh) enter(p phase) {
+	m.phase = p
+	m.serving.Store(p == serving)
+}
+
+// holder is the agent as its successor knows it.
+type holder struct{ *mesh }
+
+// Offer implements handover.Holder.
+func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
+	err = h.do(ctx, func() error {
+		if h.phase != serving {
+			return errors.New("this agent does not serve any more")
+		}
+		h.enter(handing)
+		for uid, mb := range h.members {
+			if mb.captured == nil {
+				continue
+			}
+			handed, err := mb.captured.Hand()
+			if err != nil {
+				// The successor captures it as after a crash.
+				h.logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
+			}
+			offered = append(offered, handover.Pod{UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Handed: handed})
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		offered = nil // the loop may be at it still
+	}
+	return offered, err
+}
+
+// Yield implements handover.Holder.
+func (h holder) Yield(ctx context.Context) error {
+	return h.do(ctx, func() error { h.yield(); return nil })
+}
+
+// Resume implements handover.Holder.
+func (h holder) Resume(ctx context.Context) error {
+	return h.do(ctx, func() error {
+		if h.phase == handing {
+			h.enter(serving)
+			h.podsChanged()
+		}
+		return nil
+	})
+}
+
+// Stop implements handover.Holder.
+func (h holder) Stop(ctx context.Context) error {
+	return h.do(ctx, func() error {
+		h.stop()
+		return nil
+	})
+}
+
+// yield leaves the pods to another agent. Those captured by address stay: as long
+// as this agent's address is one of its Service's, connections come in here too.
+func (m *mesh) yield() {
+	if m.phase >= yielded {
+		return
+	}
+	m.enter(yielded)
+	close(m.yielded)
+	m.logger.Info("another agent serves; ending what is under way", "pods", len(m.members))
+	for _, mb := range m.members {
+		if mb.captured != nil && mb.captured.Mode() != capture.Address {
+			m.abandon(mb)
+		}
+	}
+	m.settle()
+}
+
+// abandon ends what is under way of a pod that another agent serves.
+func (m *mesh) abandon(mb *member) {
+	if err := mb.captured.Abandon(); err != nil {
+		m.logger.Error("letting go of a pod", "pod", mb.pod.String(), "error", err)
+	}
+	captured := mb.captured
+	mb.captured = nil
+	m.draining++
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
+		defer cancel()
+		if err := mb.proxied.Drain(ctx); err != nil {
+			m.logger.Info("requests were cut after the hand-over", "pod", mb.pod.String(), "error", err)
+		}
+		_ = captured.Release() // its network namespace
+		ctx, cancel = context.WithTimeout(context.Background(), shutdownGrace)
+		defer cancel() // no loop, no need to know
+		_ = m.do(ctx, func() error {
+			m.draining--
+			m.settle()
+			return nil
+		})
+	}()
+}
+
+// settle notes when nothing is under way any more.
+func (m *mesh) settle() {
+	if m.phase < yielded || m.draining > 0 || m.byAddress() {
+		return
+	}
+	select {
+	case <-m.drained:
+	default:
+		m.logger.Info("nothing is under way any more")
+		close(m.drained)
+	}
+}
+
+// byAddress says whether a pod is captured by address.
+func (m *mesh) byAddress() bool {
+	for _, mb := range m.members {
+		if mb.captured != nil && mb.captured.Mode() == capture.Address {
+			return true
+		}
+	}
+	return false
+}
+
+// stop leaves the redirections in place: until the next agent listens, members
+// are refused, and nothing goes around the mesh. Those that fail open go direct.
+func (m *mesh) stop() {
+	if m.phase == stopped {
+		return
+	}
+	before := m.phase
+	m.enter(stopped)
+	var proxied []*proxy.Pod
+	for _, mb := range m.members {
+		if mb.proxied != nil {
+			proxied = append(proxied, mb.proxied)
+		}
+		mb.captured, mb.proxied = nil, nil
+	}
+	shutdown(proxied)
+	if err := m.capture.Close(); err != nil {
+		m.logger.Error("closing the capture", "error", err)
+	}
+	if before < yielded {
+		close(m.yielded)
+	}
+	m.draining = 0
+	m.settle()
+}
+
+// shutdown ends what is under way of pods, all at once.
+func shutdown(all []*proxy.Pod) {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, p := range all {
+		wg.Go(func() { _ = p.Shutdown(ctx) })
+	}
+	wg.Wait()
+}
+
+// linger keeps an agent that is told to end until it is of no use any more: a
+// successor has taken over and nothing is under way, or none came.
+func (m *mesh) linger() {
+	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
+	defer cancel()
+	addressed := time.After(addressWait)
+	select {
+	case <-m.yielded:
+	case <-time.After(successorWait):
+		offered := false
+		if m.do(ctx, func() error { offered = m.phase == handing; return nil }) != nil || !offered {
+			return
+		}
+		select {
+		case <-m.yielded:
+		case <-ctx.Done():
+			return
+		}
+	}
+	select {
+	case <-m.drained:
+		return
+	case <-addressed:
+	}
+	_ = m.do(ctx, func() error {
+		for _, mb := range m.members {
+			if mb.captured != nil {
+				m.abandon(mb)
+			}
+		}
+		m.settle()
+		return nil
+	})
+	select {
+	case <-m.drained:
+	case <-ctx.Done():
+	}
+}

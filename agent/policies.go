@@ -1,0 +1,211 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+func (m *mesh) setCluster(c *meshv1.Cluster) error {
+	destinations, err := parseAddresses(c.GetServiceAddresses(), c.GetEndpointAddresses())
+	if err != nil {
+		return fmt.Errorf("apiserver address: %w", err)
+	}
+	if len(destinations) == 0 {
+		return errors.New("the manager named no apiserver address")
+	}
+	agents, err := parseAddresses(c.GetAgentAddresses())
+	if err != nil {
+		return fmt.Errorf("agent address: %w", err)
+	}
+	if err := m.proxy.SetCluster(c); err != nil {
+		return err
+	}
+	if m.cluster != nil && !sameLeaf(m.cluster, c) {
+		m.renew()
+	}
+	m.cluster, m.destinations, m.agents, m.redirected = c, destinations, agents, false
+	if m.phase != serving {
+		return nil // the rest is the successor's
+	}
+	if err := m.store.SaveCluster(c); err != nil {
+		m.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
+	}
+	return m.redirect()
+}
+
+// redirect tells the capture what to redirect, if it does not know yet.
+func (m *mesh) redirect() error {
+	if m.redirected || m.cluster == nil || m.phase != serving {
+		return nil
+	}
+	if err := m.capture.SetDestinations(m.destinations, m.agents); err != nil {
+		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
+	}
+	m.redirected = true
+	return nil
+}
+
+func parseAddresses(lists ...[]string) ([]netip.AddrPort, error) {
+	var parsed []netip.AddrPort
+	for _, s := range slices.Concat(lists...) {
+		a, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return nil, err
+		}
+		parsed = append(parsed, a)
+	}
+	return parsed, nil
+}
+
+// sameLeaf says whether a serving certificate that was signed under a is right
+// under b.
+func sameLeaf(a, b *meshv1.Cluster) bool {
+	return a.GetMeshCa() == b.GetMeshCa() &&
+		slices.Equal(a.GetServiceAddresses(), b.GetServiceAddresses()) &&
+		slices.Equal(a.GetEndpointAddresses(), b.GetEndpointAddresses()) &&
+		slices.Equal(a.GetAgentAddresses(), b.GetAgentAddresses())
+}
+
+// applyPolicy puts a member's policy in force and keeps it for the next agent.
+func (m *mesh) applyPolicy(mb *member) error {
+	if mb.proxied == nil {
+		return nil // applied when the pod is captured
+	}
+	since := time.Now()
+	if mb.proxied.Version() == "" {
+		// What the pod's clients hold need not be listed again if it was filled
+		// under this policy.
+		filled := mb.saved
+		if mb.fresh {
+			since = policy.Always
+			filled = policy.Saved{PodPolicy: mb.policy, Since: since}
+		}
+		if filled.PodPolicy != nil {
+			if err := mb.proxied.Restore(filled.PodPolicy, filled.Since); err != nil {
+				return err
+			}
+		}
+	}
+	if err := mb.proxied.SetPolicy(mb.policy); err != nil {
+		return err
+	}
+	m.setFailOpen(mb)
+	if m.phase != serving {
+		return nil
+	}
+	if err := m.store.SavePolicy(policy.Saved{PodPolicy: mb.policy, Since: since}); err != nil {
+		m.logger.Error("keeping a policy for the next start", "error", err)
+	}
+	return nil
+}
+
+// setFailOpen tells the capture what becomes of a pod without an agent, if that
+// is new. A pod without a policy is refused.
+func (m *mesh) setFailOpen(mb *member) {
+	open := mb.policy.GetFailOpen()
+	if mb.captured == nil || mb.failOpen == open || m.phase != serving {
+		return
+	}
+	if err := mb.captured.SetFailOpen(open); err != nil {
+		m.logger.Error("changing the failure policy of a pod", "pod", mb.pod.String(), "fail_open", open, "error", err)
+		return
+	}
+	mb.failOpen = open
+}
+
+// handler brings the manager's word into the loop.
+type handler struct {
+	ctx context.Context
+	*mesh
+}
+
+func (h handler) SetCluster(c *meshv1.Cluster) error {
+	return h.do(h.ctx, func() error {
+		if err := h.setCluster(c); err != nil {
+			return err
+		}
+		h.captureMissing()
+		return nil
+	})
+}
+
+func (h handler) SetPolicy(p *meshv1.PodPolicy) error {
+	return h.do(h.ctx, func() error {
+		mb := h.members[p.GetUid()]
+		if mb == nil {
+			// The manager may hear of a pod before this agent does.
+			mb = &member{since: time.Now()}
+			h.members[p.GetUid()] = mb
+		}
+		before := mb.policy
+		mb.policy = p
+		if err := h.applyPolicy(mb); err != nil {
+			mb.policy = before
+			return err
+		}
+		return nil
+	})
+}
+
+func (h handler) RemovePolicy(uid string) error {
+	return h.do(h.ctx, func() error { h.removePolicy(uid); return nil })
+}
+
+func (h handler) Synced(uids map[string]bool) {
+	_ = h.do(h.ctx, func() error {
+		for uid, mb := range h.members {
+			if !uids[uid] && mb.policy != nil {
+				h.removePolicy(uid)
+			}
+		}
+		h.metrics.managerSynced.Set(1)
+		return nil
+	})
+}
+
+func (h handler) Versions() map[string]string {
+	versions := map[string]string{}
+	_ = h.do(h.ctx, func() error {
+		for uid, mb := range h.members {
+			if mb.policy != nil {
+				versions[uid] = mb.policy.GetVersion()
+			}
+		}
+		return nil
+	})
+	return versions
+}
+
+// removePolicy leaves a pod that is still here without a policy: it is refused,
+// not let through.
+func (m *mesh) removePolicy(uid string) {
+	mb := m.members[uid]
+	if mb == nil {
+		return
+	}
+	if mb.pod.UID == "" {
+		delete(m.members, uid) // never seen on this node
+		return
+	}
+	mb.policy = nil
+	if mb.proxied != nil {
+		_ = mb.proxied.SetPolicy(&meshv1.PodPolicy{
+			Uid: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
+			Refuse: "the mesh has no policy for this pod any more",
+		})
+	}
+	m.setFailOpen(mb)
+	if m.phase != serving {
+		return
+	}
+	if err := m.store.DeletePolicy(uid); err != nil {
+		m.logger.Error("forgetting a policy", "error", err)
+	}
+}

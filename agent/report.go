@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// reportChanges tells the manager, and the metrics, what is new.
+func (m *mesh) reportChanges() {
+	if m.phase >= yielded {
+		return // the successor reports
+	}
+	counts := map[string]int{}
+	for uid, mb := range m.members {
+		if mb.pod.UID == "" {
+			continue
+		}
+		r := &meshv1.PodReport{Uid: uid, Message: mb.problem}
+		if mb.captured != nil {
+			r.Capture = string(mb.captured.Mode())
+			r.Version = mb.proxied.Version()
+			r.LockHolder = mb.proxied.LockHolder()
+		}
+		counts[r.GetCapture()]++
+		if !proto.Equal(r, mb.reported) {
+			mb.reported = r
+			m.report(r)
+			if s := mb.policy.GetSharding(); s.GetLock() != nil {
+				m.metrics.setLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
+			}
+		}
+	}
+	m.metrics.setPods(counts)
+}
