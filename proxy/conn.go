@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,6 +128,9 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 	case <-h.Context().Done():
 		return nil, h.Context().Err()
 	}
+	if !slices.Contains(h.SupportedProtos, "h2") {
+		return nil, nil
+	}
 	if p.http2.Add(1) > maxHTTP2 {
 		p.http2.Add(-1)
 		return p.http11, nil
@@ -144,12 +148,9 @@ func (c *conn) computed() {
 }
 
 // enter and leave surround each request.
-func (c *conn) enter(r *http.Request) {
+func (c *conn) enter() {
 	c.serving.Add(1)
 	c.forgive()
-	if r.ProtoMajor == 1 && c.http2.CompareAndSwap(true, false) {
-		c.pod.http2.Add(-1) // it could have spoken HTTP/2
-	}
 }
 
 func (c *conn) leave() { c.serving.Add(-1) }

@@ -70,7 +70,7 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		debug: p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
 	if c := connOf(r); c != nil {
-		c.enter(r)
+		c.enter()
 		defer c.leave()
 	}
 	defer x.finish()

@@ -53,7 +53,7 @@ type Pod struct {
 	// The pod's accounts, within the bounds in conn.go and budget.go.
 	open       atomic.Int64  // connections
 	empty      chan struct{} // gets a token when open becomes 0
-	http2      atomic.Int64  // of them, that speak or may speak HTTP/2
+	http2      atomic.Int64  // of them, that speak HTTP/2
 	unserved   atomic.Int64  // bytes
 	held       atomic.Int64  // bytes
 	handshakes chan struct{} // a token for each that is computed
