@@ -91,7 +91,7 @@ func Run(ctx context.Context, o Options) error {
 	grace := 5 * time.Second
 	mgr, err := manager.New(config, manager.Options{
 		Scheme: scheme,
-		Cache:  cacheOptions(),
+		Cache:  cacheOptions(o.Namespace),
 		// What is not watched on purpose is never cached by accident.
 		NewClient:                     func(*rest.Config, client.Options) (client.Client, error) { return live, nil },
 		Logger:                        logr.FromSlogHandler(o.Log.Handler()),
@@ -154,7 +154,10 @@ func Run(ctx context.Context, o Options) error {
 }
 
 // cacheOptions restrict what is watched to what the mesh is about.
-func cacheOptions() cache.Options {
+func cacheOptions(namespace string) cache.Options {
+	named := func(name string) cache.Config {
+		return cache.Config{FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}
+	}
 	return cache.Options{
 		ReaderFailOnMissingInformer: true,
 		DefaultTransform:            cache.TransformStripManagedFields(),
@@ -164,8 +167,7 @@ func cacheOptions() cache.Options {
 				Transform: slimPod,
 			},
 			&corev1.Service{}: {
-				Namespaces: map[string]cache.Config{apiserver.Namespace: {}},
-				Field:      fields.OneTermEqualSelector("metadata.name", apiserver.Name),
+				Namespaces: map[string]cache.Config{apiserver.Namespace: named(apiserver.Name), namespace: named(apiserver.AgentService)},
 			},
 			&discoveryv1.EndpointSlice{}: {
 				Namespaces: map[string]cache.Config{apiserver.Namespace: {}},

@@ -238,6 +238,20 @@ func TestKeepTrust(t *testing.T) {
 	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "the next CA signs when")
 }
 
+// The agents' Service is told to agents, and named in their certificates.
+func TestAgentsService(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t)
+	require.NoError(t, w.live.Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: "ctrlmesh-agent"},
+		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.9"}, Ports: []corev1.ServicePort{{Port: 6443}}},
+	}))
+	require.NoError(t, w.policies(ctx))
+	require.Equal(t, []string{"10.96.0.9:6443"}, w.cluster.Load().AgentAddresses)
+	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("10.96.0.9"))
+	require.Len(t, w.trustLoop.poked, 1)
+}
+
 // A rotation waits for pods that trust the mesh and may not know the next CA.
 func TestARotationWaitsForPods(t *testing.T) {
 	ctx := t.Context()

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -47,21 +48,31 @@ func (w *world) bootstrap(ctx context.Context) error {
 func (w *world) loadAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	var service corev1.Service
-	var parts discoveryv1.EndpointSliceList
-	if err := errors.Join(
-		w.live.Get(ctx, types.NamespacedName{Namespace: apiserver.Namespace, Name: apiserver.Name}, &service),
-		w.live.List(ctx, &parts, client.InNamespace(apiserver.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: apiserver.Name}),
-	); err != nil {
-		return err
-	}
-	cluster, err := apiserver.Cluster(&service, parts.Items, w.clusterCA(), nil)
+	cluster, err := w.readCluster(ctx, w.live)
 	if err != nil {
 		return err
 	}
 	w.cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
 	return errors.Join(w.authority.Load(ctx, w.apiServerNames()), w.serving.Maintain(ctx))
+}
+
+// readCluster finds out what agents must know of the apiserver and of each other.
+func (w *world) readCluster(ctx context.Context, from client.Reader) (*meshv1.Cluster, error) {
+	var service corev1.Service
+	var parts discoveryv1.EndpointSliceList
+	agents := &corev1.Service{}
+	err := from.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: apiserver.AgentService}, agents)
+	if apierrors.IsNotFound(err) {
+		agents, err = nil, nil // no pod is captured by address then
+	}
+	if err = errors.Join(err,
+		from.Get(ctx, types.NamespacedName{Namespace: apiserver.Namespace, Name: apiserver.Name}, &service),
+		from.List(ctx, &parts, client.InNamespace(apiserver.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: apiserver.Name}),
+	); err != nil {
+		return nil, err
+	}
+	return apiserver.Cluster(&service, agents, parts.Items, w.clusterCA(), w.authority.Bundle())
 }
 
 // follow keeps up with what the leader writes, while this replica is not it.

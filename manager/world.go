@@ -16,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -136,16 +135,7 @@ func (follower) NeedLeaderElection() bool          { return false }
 
 // policies compiles the world anew and pushes it.
 func (w *world) policies(ctx context.Context) error {
-	var service corev1.Service
-	var parts discoveryv1.EndpointSliceList
-	err := errors.Join(
-		w.cache.Get(ctx, types.NamespacedName{Namespace: apiserver.Namespace, Name: apiserver.Name}, &service),
-		w.cache.List(ctx, &parts, client.InNamespace(apiserver.Namespace)),
-	)
-	var cluster *meshv1.Cluster
-	if err == nil {
-		cluster, err = apiserver.Cluster(&service, parts.Items, w.clusterCA(), w.authority.Bundle())
-	}
+	cluster, err := w.readCluster(ctx, w.cache)
 	if err != nil {
 		// What was known stands: agents must not forget where the apiserver is.
 		cluster = w.cluster.Load()

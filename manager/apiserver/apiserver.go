@@ -1,5 +1,6 @@
 // Package apiserver says where the real apiserver is: the address of its
-// Service, the endpoints behind it, and the CA that verifies it. Pure.
+// Service, the endpoints behind it, and the CA that verifies it; and where agents
+// stand in for it. Pure.
 package apiserver
 
 import (
@@ -23,20 +24,18 @@ const (
 	Namespace = "default"
 	Name      = "kubernetes"
 	port      = "https"
+
+	// AgentService is the name of the agents' Service, in the mesh's namespace.
+	AgentService = "ctrlmesh-agent"
 )
 
-// Cluster is what agents are told of the apiserver, whose CA is ca, and of the
-// mesh's CA certificates.
-func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
+// Cluster is what agents are told of the apiserver, whose CA is ca, of their own
+// Service, nil where there is none, and of the mesh's CA certificates.
+func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
 	var services, endpoints []netip.AddrPort
 	for _, p := range service.Spec.Ports {
-		if p.Name != port {
-			continue
-		}
-		for _, ip := range service.Spec.ClusterIPs {
-			if addr, err := netip.ParseAddr(ip); err == nil {
-				services = append(services, netip.AddrPortFrom(addr.Unmap(), uint16(p.Port)))
-			}
+		if p.Name == port {
+			services = append(services, addresses(service, p)...)
 		}
 	}
 	if len(services) == 0 {
@@ -64,6 +63,7 @@ func Cluster(service *corev1.Service, parts []discoveryv1.EndpointSlice, ca, mes
 	c := &meshv1.Cluster{
 		ServiceAddresses:  literals(services),
 		EndpointAddresses: literals(slices.Compact(endpoints)),
+		AgentAddresses:    literals(Agents(agents)),
 		Ca:                ca,
 	}
 	if len(meshCA) > 0 {
@@ -82,10 +82,27 @@ func fingerprint(b []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Addresses are all addresses of a Cluster, without ports.
+// Agents are the addresses of the agents' Service, the preferred first.
+func Agents(service *corev1.Service) []netip.AddrPort {
+	if service == nil || len(service.Spec.Ports) == 0 {
+		return nil
+	}
+	return addresses(service, service.Spec.Ports[0])
+}
+
+func addresses(service *corev1.Service, port corev1.ServicePort) (out []netip.AddrPort) {
+	for _, ip := range service.Spec.ClusterIPs {
+		if addr, err := netip.ParseAddr(ip); err == nil {
+			out = append(out, netip.AddrPortFrom(addr.Unmap(), uint16(port.Port)))
+		}
+	}
+	return out
+}
+
+// Addresses are all addresses of a Cluster that agents speak for, without ports.
 func Addresses(c *meshv1.Cluster) []netip.Addr {
 	var out []netip.Addr
-	for _, s := range slices.Concat(c.GetServiceAddresses(), c.GetEndpointAddresses()) {
+	for _, s := range slices.Concat(c.GetServiceAddresses(), c.GetEndpointAddresses(), c.GetAgentAddresses()) {
 		if ap, err := netip.ParseAddrPort(s); err == nil {
 			out = append(out, ap.Addr())
 		}

@@ -13,6 +13,16 @@ var (
 		Name: "ctrlmesh_manager_agents_connected",
 		Help: "Nodes whose agent is connected to this manager.",
 	})
+	// Nodes is the number of connected nodes by their best way of capture.
+	Nodes = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_manager_nodes",
+		Help: "Nodes of connected agents, by the way of capture that works best there: ebpf, iptables or address.",
+	}, []string{"capture"})
+	// HostNetworkNodes is the number of nodes where pods under hostNetwork can be captured.
+	HostNetworkNodes = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "ctrlmesh_manager_host_network_nodes",
+		Help: "Nodes of connected agents where pods under hostNetwork can be captured.",
+	})
 	// Policies is the number of pods by the state of their policy.
 	Policies = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_policies",
@@ -61,5 +71,5 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, StampedObjects, AdmissionRefusals)
 }

@@ -41,13 +41,13 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 		return Observation{}
 	}
 	out := Observation{Connected: len(n.streams) > 0, Left: n.left}
-	// While an agent is replaced there are two. The one that captures the pod
-	// knows best; else the newer.
-	var best observation
 	streams := n.streams
 	if len(streams) == 0 && n.last != nil {
 		streams = []*stream{n.last}
 	}
+	// While an agent is replaced there are two. The newest that captures the pod
+	// knows best; else the newest that told of it.
+	var best observation
 	for _, st := range streams {
 		if o, ok := st.seen[uid]; ok && (o.capture != "" || best.capture == "") {
 			best = o
@@ -56,5 +56,52 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Known = best.reported
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
+	// Until the older has drained it serves too: a policy is in force when it is
+	// in both.
+	wanted := n.policies[uid].GetVersion()
+	for _, st := range streams {
+		if o := st.seen[uid]; o.capture != "" && o.version != wanted {
+			out.Version = o.version
+			if o.nacked == wanted {
+				out.Nacked, out.Nack = o.nacked, o.nack
+			}
+		}
+	}
+	return out
+}
+
+// HostNetwork tells how many of the connected agents' nodes can tell pods under
+// hostNetwork apart, and why others cannot, by node.
+func (s *Server) HostNetwork() (able int, not map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	not = map[string]string{}
+	for name, n := range s.nodes {
+		if len(n.streams) == 0 {
+			continue
+		}
+		if c := n.streams[len(n.streams)-1].can; c.hostNetwork {
+			able++
+		} else {
+			not[name] = c.reason
+		}
+	}
+	return able, not
+}
+
+// Captures counts the nodes of connected agents by the way of capture that works
+// best there.
+func (s *Server) Captures() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]int{}
+	for _, n := range s.nodes {
+		if len(n.streams) == 0 {
+			continue
+		}
+		if c := n.streams[len(n.streams)-1].can.capture; c != "" {
+			out[c]++
+		}
+	}
 	return out
 }

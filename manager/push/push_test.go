@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -111,11 +112,16 @@ type agent struct {
 
 func (w *world) connect(node string, versions map[string]string) *agent {
 	w.t.Helper()
+	return w.hello(&meshv1.Hello{Node: node, Versions: versions})
+}
+
+func (w *world) hello(h *meshv1.Hello) *agent {
+	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	w.t.Cleanup(cancel)
-	s, err := w.client.Connect(as(ctx, agentUser+"@"+node))
+	s, err := w.client.Connect(as(ctx, agentUser+"@"+h.Node))
 	require.NoError(w.t, err)
-	require.NoError(w.t, s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: node, Versions: versions}}}))
+	require.NoError(w.t, s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: h}}))
 	return &agent{t: w.t, stream: s, cancel: cancel}
 }
 
@@ -276,22 +282,125 @@ func TestAcksAndReports(t *testing.T) {
 	require.False(t, o.Left.IsZero())
 }
 
-// While an agent is replaced, the one that captures a pod is believed.
+// While an agent is replaced, the newest that captures a pod is believed, and a
+// policy is in force when it is in all that serve the pod.
 func TestTwoAgentsOfOneNode(t *testing.T) {
 	w := start(t)
 	w.Set(cluster1, policies("a@n1=1"))
 	before := w.connect("n1", nil)
 	before.world()
-	before.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1"})
+	before.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", LockHolder: true})
 	w.await(func() bool { return w.Observe("n1", "a").Capture == "ebpf" })
 	after := w.connect("n1", nil)
 	after.world()
 	after.report(&meshv1.PodReport{Uid: "a", Version: "1", Message: "not yet"})
-	after.report(&meshv1.PodReport{Uid: "a", Version: "1", Message: "not yet"})
-	require.Equal(t, "ebpf", w.Observe("n1", "a").Capture)
+	after.ack("a", "0", "seen") // so that the report is in
+	w.await(func() bool { _, nacked := w.seen("n1", 1, "a"); return nacked == "0" })
+	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true}, w.Observe("n1", "a"))
+
+	// Handed over: the new one captures, the old one drains.
+	after.report(&meshv1.PodReport{Uid: "a", Capture: "iptables", Version: "1"})
+	w.await(func() bool { return w.Observe("n1", "a").Capture == "iptables" })
+	w.Set(cluster1, policies("a@n1=2"))
+	after.ack("a", "2", "")
+	w.await(func() bool { v, _ := w.seen("n1", 1, "a"); return v == "2" })
+	require.Equal(t, "1", w.Observe("n1", "a").Version, "requests in flight are held to the old policy still")
+	before.ack("a", "2", "cannot")
+	w.await(func() bool { return w.Observe("n1", "a").Nacked == "2" })
+	before.ack("a", "2", "")
+	w.await(func() bool { return w.Observe("n1", "a").Version == "2" })
+	require.Empty(t, w.Observe("n1", "a").Nacked)
+
 	before.cancel()
-	w.await(func() bool { return w.Observe("n1", "a").Message == "not yet" })
-	require.True(t, w.Observe("n1", "a").Connected)
+	w.await(func() bool { w.mu.Lock(); defer w.mu.Unlock(); return len(w.nodes["n1"].streams) == 1 })
+	o := w.Observe("n1", "a")
+	require.True(t, o.Connected)
+	require.Equal(t, "iptables", o.Capture)
+	require.Equal(t, "2", o.Version)
+}
+
+// seen is what one stream of a node said of a pod.
+func (w *world) seen(node string, stream int, uid string) (version, nacked string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o := w.nodes[node].streams[stream].seen[uid]
+	return o.version, o.nacked
+}
+
+func TestWhatNodesCan(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, nil)
+	able, not := w.HostNetwork()
+	require.Zero(t, able)
+	require.Empty(t, not)
+	for _, h := range []*meshv1.Hello{
+		{Node: "n1", HostNetwork: true, Captures: []string{"ebpf", "iptables"}},
+		{Node: "n2", HostNetworkReason: "cgroup\nv1" + strings.Repeat("!", 10_000), Captures: []string{"iptables"}},
+		{Node: "n3"},
+		{Node: "n4", Captures: []string{"anything"}},
+	} {
+		w.hello(h).world()
+	}
+	able, not = w.HostNetwork()
+	require.Equal(t, 1, able)
+	require.Len(t, not, 3)
+	require.Contains(t, not["n2"], "cgroup v1")
+	require.LessOrEqual(t, len(not["n2"]), maxText)
+	require.Contains(t, not["n3"], "too old")
+	require.Equal(t, map[string]int{"ebpf": 1, "iptables": 1}, w.Captures(), "bounded")
+}
+
+// A peer that sends one bogus token after another has its own few calls under
+// way, and the others theirs.
+func TestBogusTokensDoNotStarveAgents(t *testing.T) {
+	from := func(address string) context.Context {
+		a, err := net.ResolveTCPAddr("tcp", address)
+		require.NoError(t, err)
+		return peer.NewContext(t.Context(), &peer.Peer{Addr: a})
+	}
+	var g gate
+	var leave []func()
+	for i := range 3 * maxCallsPerPeer {
+		l, err := g.enter(from(fmt.Sprintf("10.0.0.66:%d", 1000+i)))
+		if i < maxCallsPerPeer {
+			require.NoError(t, err)
+			leave = append(leave, l)
+		} else {
+			require.Equal(t, codes.ResourceExhausted, status.Code(err), "at once, not after a wait")
+		}
+	}
+	l, err := g.enter(from("[::ffff:10.0.0.7]:1000"))
+	require.NoError(t, err, "an agent")
+	l()
+
+	// Many of them fill all slots: an agent waits for one of the reviews under way.
+	for i := range maxReviews - maxCallsPerPeer {
+		l, err := g.enter(from(fmt.Sprintf("10.0.1.%d:1000", i)))
+		require.NoError(t, err)
+		leave = append(leave, l)
+	}
+	entered := make(chan func())
+	go func() {
+		l, err := g.enter(from("10.0.0.7:1000"))
+		if err == nil {
+			entered <- l
+		}
+	}()
+	require.Eventually(t, func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.calls["10.0.0.7"] == 1 }, 10*time.Second, time.Millisecond)
+	require.Len(t, g.slots, maxReviews)
+	require.Empty(t, entered)
+	leave[0]()
+	(<-entered)()
+	gone, cancel := context.WithCancel(from("10.0.0.8:1000"))
+	cancel()
+	if l, err := g.enter(gone); err == nil {
+		l()
+	}
+	for _, l := range leave[1:] {
+		l()
+	}
+	require.Empty(t, g.calls, "nothing is kept of those who left")
+	require.Empty(t, g.slots)
 }
 
 func TestTooManyStreams(t *testing.T) {

@@ -22,7 +22,10 @@ const (
 	// a broken connection may linger.
 	maxStreamsPerNode = 4
 	maxReviews        = 16
-	helloTimeout      = 10 * time.Second
+	// An agent has two calls under way at most, and one that takes its place as
+	// many; a peer that makes more waits for nobody else.
+	maxCallsPerPeer = 4
+	helloTimeout    = 10 * time.Second
 )
 
 // Signer signs agents' certificate requests.
@@ -45,8 +48,7 @@ type Server struct {
 	StreamLife time.Duration
 	Log        *slog.Logger
 
-	reviews chan struct{} // bounds the reviews under way
-	once    sync.Once
+	reviews gate
 
 	mu      sync.Mutex
 	cluster *meshv1.Cluster
@@ -213,13 +215,11 @@ func (s *Server) authenticate(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.once.Do(func() { s.reviews = make(chan struct{}, maxReviews) })
-	select {
-	case s.reviews <- struct{}{}:
-		defer func() { <-s.reviews }()
-	case <-ctx.Done():
-		return "", ctx.Err()
+	leave, err := s.reviews.enter(ctx)
+	if err != nil {
+		return "", err
 	}
+	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	node, err := s.Auth.Node(ctx, token)
@@ -237,6 +237,7 @@ func (s *Server) authenticate(ctx context.Context) (string, error) {
 func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hello, cancel context.CancelCauseFunc) *stream {
 	st := &stream{
 		conn:         conn,
+		can:          can(h),
 		ready:        make(chan struct{}, 1),
 		cancel:       cancel,
 		clusterDirty: true,

@@ -1,15 +1,18 @@
 package push
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
@@ -17,17 +20,35 @@ import (
 // maxText bounds each text that an agent sends and we keep.
 const maxText = 512
 
-// stream is one agent's. All but the first three fields is guarded by Server.mu.
+// stream is one agent's. What comes after can is guarded by Server.mu.
 type stream struct {
 	conn   meshv1.Mesh_ConnectServer
 	ready  chan struct{} // holds one token when there may be something to send
 	cancel context.CancelCauseFunc
+	can    abilities
 
 	clusterDirty bool
 	synced       bool
 	dirty        map[string]struct{}    // pods whose policy is still to be told
 	seen         map[string]observation // what the agent said of pods
 }
+
+// abilities of an agent's node, by its hello.
+type abilities struct {
+	capture     string // the best way
+	hostNetwork bool
+	reason      string // why not
+}
+
+func can(h *meshv1.Hello) abilities {
+	a := abilities{hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell")}
+	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
+		a.capture = h.Captures[0]
+	}
+	return a
+}
+
+var captures = []string{v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress}
 
 func (st *stream) wake() {
 	select {
