@@ -71,8 +71,8 @@ func (a *address) accept() {
 		p := a.pods[peer]
 		a.mu.Unlock()
 		if p == nil || !p.queue.push(conn) {
-			_ = conn.Close()
 			a.refused(peer)
+			_ = conn.Close()
 		}
 	}
 }

@@ -23,7 +23,11 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		pod4, pod6 := pod.addresses(1)
-		captured(t, agent(t, cfg), uid, pod, "mesh")
+		captured(t, w.agent(cfg), uid, pod, "mesh")
+		to4, to6, service := service4, service6, "mesh"
+		if cfg.Mode == Address {
+			to4, to6, service = agent4, agent6, "direct"
+		}
 
 		for _, test := range []struct {
 			name   string
@@ -31,21 +35,25 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 			to     netip.AddrPort
 			want   string
 		}{
-			{"v4", client{}, service4, "mesh"},
-			{"v6", client{}, service6, "mesh"},
-			{"v4 endpoint", client{}, endpoint4, "mesh"},
-			{"v6 endpoint", client{}, endpoint6, "mesh"},
-			{"v4-mapped", client{mapped: true}, service4, "mesh"},
-			{"V6ONLY", client{v6only: true}, service6, "mesh"},
-			{"v4 bound to its own address", client{bind: pod4}, service4, "mesh"},
-			{"v6 bound to its own address", client{bind: pod6}, service6, "mesh"},
-			{"v4-mapped bound to its own address", client{bind: pod4, mapped: true}, service4, "mesh"},
-			{"v4 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, service4, "mesh"},
-			{"v6 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, service6, "mesh"},
-			{"v4 fast open", client{fastopen: true}, service4, "mesh"},
-			{"v6 fast open", client{fastopen: true}, service6, "mesh"},
-			{"v4 fast open at connect", client{fastopenConnect: true}, service4, "mesh"},
-			{"v6 fast open at connect", client{fastopenConnect: true}, service6, "mesh"},
+			{"v4", client{}, to4, "mesh"},
+			{"v6", client{}, to6, "mesh"},
+			{"v4 Service", client{}, service4, service},
+			{"v6 Service", client{}, service6, service},
+			{"v4 endpoint", client{}, endpoint4, service},
+			{"v6 endpoint", client{}, endpoint6, service},
+			{"v4 address of the agents", client{}, agent4, "mesh"},
+			{"v6 address of the agents", client{}, agent6, "mesh"},
+			{"v4-mapped", client{mapped: true}, to4, "mesh"},
+			{"V6ONLY", client{v6only: true}, to6, "mesh"},
+			{"v4 bound to its own address", client{bind: pod4}, to4, "mesh"},
+			{"v6 bound to its own address", client{bind: pod6}, to6, "mesh"},
+			{"v4-mapped bound to its own address", client{bind: pod4, mapped: true}, to4, "mesh"},
+			{"v4 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, to4, "mesh"},
+			{"v6 MPTCP", client{protocol: unix.IPPROTO_MPTCP}, to6, "mesh"},
+			{"v4 fast open", client{fastopen: true}, to4, "mesh"},
+			{"v6 fast open", client{fastopen: true}, to6, "mesh"},
+			{"v4 fast open at connect", client{fastopenConnect: true}, to4, "mesh"},
+			{"v6 fast open at connect", client{fastopenConnect: true}, to6, "mesh"},
 			{"v4 unlisted port", client{}, other4, "direct"},
 			{"v6 unlisted address", client{}, other6, "direct"},
 			{"v4-mapped unlisted", client{mapped: true}, other4, "direct"},
@@ -62,13 +70,16 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 			})
 		}
 
-		for name, to := range map[string]netip.AddrPort{"v4": service4, "v6": service6} {
+		for name, to := range map[string]netip.AddrPort{"v4": to4, "v6": to6} {
 			t.Run(name+" bound to a device", func(t *testing.T) {
 				// Refused by BPF, redirected by iptables: in no case direct.
 				who, _, err := client{device: "eth0", patience: 200 * time.Millisecond}.connect(pod, to)
 				require.NotEqual(t, "direct", who)
-				if cfg.Mode == EBPF {
+				switch cfg.Mode {
+				case EBPF:
 					require.ErrorIs(t, err, unix.EPERM)
+				case Address:
+					require.Equal(t, "mesh", who)
 				}
 			})
 		}
@@ -89,7 +100,7 @@ func TestDialGoesDirect(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		pod4, pod6 := pod.addresses(1)
-		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 
 		var wg sync.WaitGroup
 		for range 16 {
@@ -109,7 +120,7 @@ func TestDialGoesDirect(t *testing.T) {
 		wg.Wait()
 
 		// The same process, the same namespace, but not the agent's dial.
-		for _, to := range listed {
+		for _, to := range destinations(cfg) {
 			who, _, err := client{}.connect(pod, to)
 			require.NoError(t, err)
 			require.Equal(t, "mesh", who)
@@ -166,54 +177,56 @@ func TestDeadAgentRefuses(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
-		m := agent(t, cfg)
+		m := w.agent(cfg)
 		captured(t, m, uid, pod, "mesh")
 		require.NoError(t, m.Close())
-		for _, to := range listed {
+		for _, to := range destinations(cfg) {
 			_, _, err := client{}.connect(pod, to)
 			require.ErrorIs(t, err, unix.ECONNREFUSED)
 		}
-		_, _, err := client{mapped: true}.connect(pod, service4)
+		_, _, err := client{mapped: true}.connect(pod, destinations(cfg)[0])
 		require.ErrorIs(t, err, unix.ECONNREFUSED)
 
-		_, err = m.Capture(Request{UID: uid, NetNS: pod.path})
+		_, err = m.Capture(request(m, uid, pod))
 		require.ErrorIs(t, err, os.ErrClosed)
 		require.ErrorIs(t, m.SetDestinations(listed, nil), os.ErrClosed)
 		require.NoError(t, m.Close())
 	})
 }
 
-// TestTakeover is an upgrade: the agents overlap, or the second comes when the first has gone.
+// TestTakeover is an upgrade without a hand-over: the agents overlap, or the second comes when the first has gone.
 func TestTakeover(t *testing.T) {
 	for name, overlap := range map[string]bool{"overlapping": true, "after": false} {
 		t.Run(name, func(t *testing.T) {
 			forEachMethod(t, func(t *testing.T, cfg Config) {
+				if overlap && cfg.Mode == Address {
+					t.Skip("agents that overlap have addresses of their own")
+				}
 				w := newWorld(t)
 				pod := w.pod()
-				first := agent(t, cfg)
+				first := w.agent(cfg)
 				captured(t, first, uid, pod, "first")
 
-				stop := hammer(pod, listed...)
-				time.Sleep(50 * time.Millisecond)
+				h := startHammer(t, pod, destinations(cfg)...)
+				h.await(8)
 				if !overlap {
 					require.NoError(t, first.Close())
-					time.Sleep(50 * time.Millisecond)
+					h.await(8)
 				}
-				second := agent(t, cfg)
+				second := w.agent(cfg)
 				p := captured(t, second, uid, pod, "second")
-				time.Sleep(50 * time.Millisecond)
+				h.await(8)
 				// An agent on its way out does not get the pod back, whatever it hears.
 				if overlap {
-					require.NoError(t, first.SetDestinations(listed, nil))
+					require.NoError(t, first.SetDestinations(listed, agents))
 					require.NoError(t, first.(*node).pods[uid].Release())
 				}
-				for _, to := range listed {
+				for _, to := range destinations(cfg) {
 					who, _, err := client{}.connect(pod, to)
 					require.NoError(t, err)
 					require.Equal(t, "second", who)
 				}
-				counts := stop()
-				t.Log(counts)
+				counts := h.stop()
 				require.Zero(t, counts["direct"])
 				require.NotZero(t, counts["first"])
 				require.NotZero(t, counts["second"])
@@ -232,15 +245,15 @@ func TestTakeover(t *testing.T) {
 // TestRedirectionIsReplacedAtOnce does the one step of a takeover that could open a hole, again and again.
 func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
-		pod := newWorld(t).pod()
-		m := agent(t, cfg)
-		p := captured(t, m, uid, pod, "mesh")
-		stop := hammer(pod, service4, service6)
-		for start := time.Now(); time.Since(start) < 200*time.Millisecond; {
+		w := newWorld(t)
+		pod := w.pod()
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
+		h := startHammer(t, pod, destinations(cfg)...)
+		for range 5 {
 			require.NoError(t, p.way.redirect(p))
+			h.await(8)
 		}
-		counts := stop()
-		t.Log(counts)
+		counts := h.stop()
 		require.Len(t, counts, 1)
 		require.NotZero(t, counts["mesh"])
 	})
@@ -248,14 +261,17 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 
 func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode == Address {
+			t.Skip("has none but its own address")
+		}
 		w := newWorld(t)
 		pod := w.pod()
-		m := agent(t, cfg)
+		m := w.agent(cfg)
 		captured(t, m, uid, pod, "mesh")
 
 		// Two stay, the other two come and go.
-		stop := hammer(pod, service4, service6)
-		for i, start := 0, time.Now(); i < 6 || time.Since(start) < 300*time.Millisecond; i++ {
+		h := startHammer(t, pod, service4, service6)
+		for i := range 20 {
 			set := []netip.AddrPort{service4, service6}
 			if i%2 == 1 {
 				set = listed
@@ -264,9 +280,9 @@ func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 			who, _, err := client{}.connect(pod, endpoint4)
 			require.NoError(t, err)
 			require.Equal(t, map[int]string{0: "direct", 1: "mesh"}[i%2], who)
+			h.await(4)
 		}
-		counts := stop()
-		t.Log(counts)
+		counts := h.stop()
 		require.Len(t, counts, 1)
 		require.NotZero(t, counts["mesh"])
 
@@ -289,13 +305,13 @@ func TestReleaseLetsGo(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
-		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		require.NoError(t, p.Release())
 		require.NoError(t, p.Release(), "twice")
-		for _, to := range listed {
+		for _, to := range destinations(cfg) {
 			who, _, err := client{}.connect(pod, to)
 			require.NoError(t, err)
-			require.Equal(t, "direct", who)
+			require.Equal(t, released(cfg), who)
 		}
 		requireGone(t, w, pod)
 	})
@@ -315,7 +331,7 @@ func TestCloseLetsGo(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
-		m := agent(t, cfg)
+		m := w.agent(cfg)
 		captured(t, m, uid, pod, "mesh")
 		require.NoError(t, m.Close())
 		requireGone(t, w, pod)
@@ -326,9 +342,9 @@ func TestCaptureAgain(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
-		m := agent(t, cfg)
+		m := w.agent(cfg)
 		p := captured(t, m, uid, pod, "mesh")
-		same, err := m.Capture(Request{UID: uid, NetNS: pod.path})
+		same, err := m.Capture(request(m, uid, pod))
 		require.NoError(t, err)
 		require.Same(t, p, same)
 
@@ -336,7 +352,7 @@ func TestCaptureAgain(t *testing.T) {
 		anew := w.pod()
 		q := captured(t, m, uid, anew, "anew")
 		require.NotSame(t, p, q)
-		who, _, err := client{}.connect(anew, service4)
+		who, _, err := client{}.connect(anew, destinations(cfg)[0])
 		require.NoError(t, err)
 		require.Equal(t, "anew", who)
 		_, err = p.Listeners()[0].Accept()
@@ -351,23 +367,22 @@ func TestSweep(t *testing.T) {
 		w := newWorld(t)
 		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
 		pods := []*ns{w.pod(), w.pod(), w.pod()}
-		first := agent(t, cfg)
+		first := w.agent(cfg)
 		for i := range pods {
 			captured(t, first, uids[i], pods[i], "first")
 		}
 		require.NoError(t, first.Close())
 
-		second := agent(t, cfg)
+		second := w.agent(cfg)
 		captured(t, second, uids[0], pods[0], "second")
 		captured(t, second, uids[1], pods[1], "second")
 		require.NoError(t, second.Sweep(func(u string) bool { return u == uids[0] }))
 
-		who, _, err := client{}.connect(pods[0], service4)
-		require.NoError(t, err)
-		require.Equal(t, "second", who)
-		who, _, err = client{}.connect(pods[1], service4)
-		require.NoError(t, err)
-		require.Equal(t, "direct", who)
+		for i, want := range []string{"second", released(cfg)} {
+			who, _, err := client{}.connect(pods[i], destinations(cfg)[0])
+			require.NoError(t, err)
+			require.Equal(t, want, who)
+		}
 		if cfg.Mode == EBPF {
 			left, err := second.(*node).ways[0].(ebpf).bpf.Pods()
 			require.NoError(t, err)
@@ -383,19 +398,25 @@ func TestRefused(t *testing.T) {
 		m, err := Open(cfg)
 		require.NoError(t, err)
 		defer m.Close()
-		_, err = m.Capture(Request{UID: uid, NetNS: pod.path})
-		require.ErrorContains(t, err, "no destinations")
+		capture := func(uid, path string) error {
+			_, err := m.Capture(Request{UID: uid, NetNS: path, Mode: m.Modes()[0]})
+			return err
+		}
+		require.ErrorContains(t, capture(uid, pod.path), "no destinations")
 		require.NoError(t, m.SetDestinations(listed, nil))
 
-		_, err = m.Capture(Request{UID: uid, NetNS: ownNetNS})
-		require.ErrorIs(t, err, ErrHostNetwork)
-		_, err = m.Capture(Request{UID: uid, NetNS: filepath.Join(t.TempDir(), "gone")})
-		require.ErrorIs(t, err, os.ErrNotExist)
-		_, err = m.Capture(Request{UID: uid, NetNS: "/proc/self/ns/mnt"})
-		require.ErrorIs(t, err, unix.EINVAL)
+		require.ErrorIs(t, capture(uid, ownNetNS), ErrHostNetwork)
+		require.ErrorIs(t, capture(uid, filepath.Join(t.TempDir(), "gone")), os.ErrNotExist)
+		require.ErrorIs(t, capture(uid, "/proc/self/ns/mnt"), unix.EINVAL)
 		for _, bad := range []string{"", "pod", "{" + uid + "}", "3A1F0C52-6A53-4F0E-8E0A-0F4B1F9F6D11"} {
-			_, err = m.Capture(Request{UID: bad, NetNS: pod.path})
-			require.ErrorContains(t, err, "not a UUID")
+			require.ErrorContains(t, capture(bad, pod.path), "not a UUID")
+		}
+		_, err = m.Capture(Request{UID: uid, NetNS: pod.path, Mode: "else"})
+		require.ErrorContains(t, err, `"else"`)
+		if cfg.Mode != EBPF {
+			_, err = m.Capture(Request{UID: uid, NetNS: ownNetNS, Mode: cfg.Mode, Cgroup: 1})
+			require.ErrorIs(t, err, ErrHostNetwork)
+			require.ErrorIs(t, m.HostNetwork(), ErrHostNetwork)
 		}
 		requireHome(t)
 	})
@@ -405,7 +426,7 @@ func TestCleanup(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
-		m := agent(t, cfg)
+		m := w.agent(cfg)
 		captured(t, m, uid, pod, "mesh")
 		require.NoError(t, m.Close())
 
@@ -433,13 +454,17 @@ func TestNoIPv6(t *testing.T) {
 					}))
 				}
 				disable("1")
-				captured(t, agent(t, cfg), uid, pod, "mesh")
+				captured(t, w.agent(cfg), uid, pod, "mesh")
+				to := destinations(cfg)
 				for _, c := range []client{{}, {mapped: true}} {
-					who, _, err := c.connect(pod, service4)
+					who, _, err := c.connect(pod, to[0])
 					require.NoError(t, err)
 					require.Equal(t, "mesh", who)
 				}
 				_, _, err := client{patience: 200 * time.Millisecond}.connect(pod, service6)
+				if cfg.Mode == Address {
+					return // what it may not reach, it has no way to
+				}
 				require.Error(t, err, "IPv6 cannot reach the listener, and must not go direct")
 
 				// It comes while the pod runs.
@@ -455,9 +480,12 @@ func TestNoIPv6(t *testing.T) {
 
 func TestListenersShareNothing(t *testing.T) {
 	forEachMethod(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode == Address {
+			t.Skip("has no listeners in the pod")
+		}
 		w := newWorld(t)
 		pod := w.pod()
-		p := captured(t, agent(t, cfg), uid, pod, "mesh")
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		require.Len(t, p.Listeners(), 2)
 		for _, l := range p.Listeners() {
 			require.Equal(t, int(p.port), l.Addr().(*net.TCPAddr).Port)
@@ -476,23 +504,75 @@ func TestListenersShareNothing(t *testing.T) {
 	})
 }
 
-// TestModeChanges is an agent that captures otherwise than the one before it.
+// TestModeChanges is an agent that captures otherwise than the one before it,
+// which is gone, or hands its pods over.
 func TestModeChanges(t *testing.T) {
-	w := newWorld(t)
-	pod := w.pod()
-	byBPF := methods[0].config(t)
-	byRules := iptablesConfig("nft")(t)
-	byRules.PinDir = byBPF.PinDir
-	for i, cfg := range []Config{byBPF, byRules, byBPF, byRules} {
-		m := agent(t, cfg)
-		p := captured(t, m, uid, pod, fmt.Sprint("agent", i))
-		who, _, err := client{}.connect(pod, service4)
-		require.NoError(t, err)
-		require.Equal(t, fmt.Sprint("agent", i), who)
-		who, _, err = dialAnswer(p, service4)
-		require.NoError(t, err)
-		require.Equal(t, "direct", who)
-		require.NoError(t, m.Close())
+	for name, hand := range map[string]bool{"after": false, "handed over": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			pod := w.pod()
+			cfg := methods[0].config(t)
+			cfg.Mode, cfg.IPTables, cfg.Address = Auto, "nft", ":7443"
+			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+			modes := []Mode{EBPF, IPTables, EBPF, IPTables}
+			if !hand {
+				modes = append(modes, Address, EBPF, Address)
+			}
+			var h *hammer
+			var handed *Handed
+			var last Method
+			for i, mode := range modes {
+				if i > 0 && !hand {
+					require.NoError(t, last.Close())
+				}
+				cfg := cfg
+				if hand {
+					cfg.Address = ""
+				}
+				m := w.agent(cfg)
+				p, err := m.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Handed: handed})
+				require.NoError(t, err)
+				require.Equal(t, mode, p.Mode())
+				name := fmt.Sprint("agent", i)
+				answer(t, name, p.Listeners()...)
+				if hand && i > 0 {
+					require.NoError(t, last.(*node).pods[uid].Abandon())
+				}
+				to := service4
+				if mode == Address {
+					to = agent4
+				}
+				require.Eventually(t, func() bool { // what the last one's listener had taken, it answers
+					who, _, err := client{}.connect(pod, to)
+					require.NoError(t, err)
+					return who == name
+				}, 10*time.Second, time.Millisecond)
+				if mode == Address {
+					// The earlier agent's redirection would turn it away.
+					who, _, err := client{}.connect(pod, service4)
+					require.NoError(t, err)
+					require.Equal(t, "direct", who)
+				}
+				who, _, err := dialAnswer(p, service4)
+				require.NoError(t, err)
+				require.Equal(t, "direct", who)
+				if hand {
+					if h == nil {
+						h = startHammer(t, pod, service4, service6)
+					}
+					h.await(8)
+					handed, err = p.Hand()
+					require.NoError(t, err)
+				}
+				last = m
+			}
+			handed.close()
+			if hand {
+				counts := h.stop()
+				require.Len(t, counts, len(modes), "a connection failed, or went direct")
+				require.Zero(t, counts["direct"])
+			}
+		})
 	}
 }
 
@@ -518,6 +598,19 @@ func TestAuto(t *testing.T) {
 	elsewhere.IPTables = "none"
 	_, err = Open(elsewhere)
 	require.ErrorIs(t, err, bpf.ErrUnsupported)
+	require.ErrorContains(t, err, "iptables-none")
+	elsewhere.Address = "127.0.0.1:0"
+	m, err := Open(elsewhere)
+	require.NoError(t, err, "one way is enough")
+	defer m.Close()
+	require.Equal(t, []Mode{Address}, m.Modes())
+	require.ErrorIs(t, m.Unavailable()[EBPF], bpf.ErrUnsupported)
+	require.ErrorContains(t, m.Unavailable()[IPTables], "iptables-none")
+	require.NoError(t, m.SetDestinations(listed, nil))
+	// What it cannot, it says why.
+	_, err = m.Capture(Request{UID: uid, NetNS: "/dev/null"})
+	require.ErrorIs(t, err, bpf.ErrUnsupported)
+	_, err = m.Capture(Request{UID: uid, NetNS: "/dev/null", Mode: IPTables})
 	require.ErrorContains(t, err, "iptables-none")
 }
 

@@ -52,7 +52,8 @@ func (p *Pod) destroyDirect() {
 }
 
 // destroy destroys the TCP connections to the destinations in netns that are
-// not this process's own. If cgroups returns any, they must be of those.
+// not this process's own. If cgroups returns any, they must be of those. One by
+// MPTCP can carry nothing from then on, and ends a minute later.
 func destroy(netns *os.File, destinations []netip.AddrPort, cgroups func() (map[uint64]bool, error)) (destroyed int, err error) {
 	var socket *nl.NetlinkSocket
 	if err := inNetNS(netns, func() (err error) {

@@ -106,10 +106,13 @@ func (n *node) HostNetwork() error {
 func (n *node) way(r Request) (redirector, error) {
 	var errs []error
 	for _, w := range n.ways {
-		if r.Mode != w.mode() && (r.Mode != Auto || w.mode() == Address) {
+		if r.Mode != w.mode() && r.Mode != Auto {
 			continue
 		}
 		if r.Cgroup == 0 {
+			if r.Mode == Auto && w.mode() == Address {
+				continue // the pod must have been made for it
+			}
 			return w, nil
 		}
 		err := w.hostNetwork()

@@ -27,9 +27,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
-func TestMain(m *testing.M) { bpftest.Main(m) }
+func TestMain(m *testing.M) {
+	if what := os.Getenv(strangerEnv); what != "" {
+		strangerMain(what)
+		return
+	}
+	bpftest.Main(m)
+}
 
-// The addresses of the fake apiservers, all in one network namespace. Only the first four are listed.
+// The addresses of the fake apiservers and of the agents' Service, all in one
+// network namespace. Only the first four are listed.
 var (
 	service4  = netip.MustParseAddrPort("198.19.0.1:443")
 	service6  = netip.MustParseAddrPort("[fd00:19::1]:443")
@@ -37,8 +44,11 @@ var (
 	endpoint6 = netip.MustParseAddrPort("[fd00:19::2]:6443")
 	other4    = netip.MustParseAddrPort("198.19.0.1:6443")
 	other6    = netip.MustParseAddrPort("[fd00:19::3]:443")
+	agent4    = netip.MustParseAddrPort("198.19.0.9:7443")
+	agent6    = netip.MustParseAddrPort("[fd00:19::9]:7443")
 
 	listed = []netip.AddrPort{service4, service6, endpoint4, endpoint6}
+	agents = []netip.AddrPort{agent4, agent6}
 )
 
 const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
@@ -131,7 +141,7 @@ func newWorld(t testing.TB) *world {
 		t.Skip("needs root: makes network namespaces")
 	}
 	w := &world{t: t, server: newNS(t)}
-	w.server.address("lo", "198.19.0.1/32", "198.19.0.2/32", "fd00:19::1/128", "fd00:19::2/128", "fd00:19::3/128")
+	w.server.address("lo", "198.19.0.1/32", "198.19.0.2/32", "fd00:19::1/128", "fd00:19::2/128", "fd00:19::3/128", "198.19.0.9/32", "fd00:19::9/128")
 	for _, at := range append([]netip.AddrPort{other4, other6}, listed...) {
 		var l net.Listener
 		require.NoError(t, w.server.do(func() (err error) {
@@ -219,6 +229,25 @@ var methods = []method{
 	}},
 	{"iptables-nft", iptablesConfig("nft")},
 	{"iptables-legacy", iptablesConfig("legacy")},
+	{"address", func(t testing.TB) Config {
+		return Config{Mode: Address, Address: ":7443", PinDir: filepath.Join(t.TempDir(), "none")}
+	}},
+}
+
+// destinations are where a pod that is captured like this looks for the apiserver.
+func destinations(cfg Config) []netip.AddrPort {
+	if cfg.Mode == Address {
+		return agents
+	}
+	return listed
+}
+
+// released is who answers a pod that is captured no longer, at its destinations.
+func released(cfg Config) string {
+	if cfg.Mode == Address {
+		return "" // the agent hangs up
+	}
+	return "direct"
 }
 
 func iptablesConfig(variant string) func(t testing.TB) Config {
@@ -249,14 +278,29 @@ func agent(t testing.TB, cfg Config) Method {
 	m, err := Open(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
-	require.NoError(t, m.SetDestinations(listed, nil))
+	require.NoError(t, m.SetDestinations(listed, agents))
 	return m
+}
+
+// agent is one whose own network namespace is that of the servers.
+func (w *world) agent(cfg Config) (m Method) {
+	w.t.Helper()
+	require.NoError(w.t, w.server.do(func() error {
+		m = agent(w.t, cfg)
+		return nil
+	}))
+	return m
+}
+
+// request asks for a pod to be captured in the best way.
+func request(m Method, uid string, pod *ns) Request {
+	return Request{UID: uid, NetNS: pod.path, Mode: m.Modes()[0]}
 }
 
 // captured captures a pod; its listeners answer with name.
 func captured(t testing.TB, m Method, uid string, pod *ns, name string) *Pod {
 	t.Helper()
-	p, err := m.Capture(Request{UID: uid, NetNS: pod.path})
+	p, err := m.Capture(request(m, uid, pod))
 	require.NoError(t, err)
 	answer(t, name, p.Listeners()...)
 	return p
@@ -374,30 +418,60 @@ func dialAnswer(p *Pod, to netip.AddrPort) (who, source string, err error) {
 	return who, source, err
 }
 
-// hammer connects to the addresses, one after the other, until stopped. It counts who answered, errors by their text.
-func hammer(n *ns, to ...netip.AddrPort) (stop func() map[string]int) {
-	counts := map[string]int{}
-	quit, done := make(chan struct{}), make(chan struct{})
+// hammer connects to the addresses, one after the other and about once per
+// millisecond, until stopped.
+type hammer struct {
+	t    testing.TB
+	quit chan struct{}
+	done chan struct{}
+
+	mu     sync.Mutex
+	counts map[string]int // by who answered; errors by their text
+	total  int
+}
+
+func startHammer(t testing.TB, n *ns, to ...netip.AddrPort) *hammer {
+	h := &hammer{t: t, counts: map[string]int{}, quit: make(chan struct{}), done: make(chan struct{})}
 	go func() {
-		defer close(done)
+		defer close(h.done)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
 		for i := 0; ; i++ {
 			select {
-			case <-quit:
+			case <-h.quit:
 				return
-			default:
+			case <-tick.C:
 			}
 			who, _, err := client{}.connect(n, to[i%len(to)])
 			if err != nil {
 				who = err.Error()
 			}
-			counts[who]++
+			h.mu.Lock()
+			h.counts[who]++
+			h.total++
+			h.mu.Unlock()
 		}
 	}()
-	return func() map[string]int {
-		close(quit)
-		<-done
-		return counts
+	return h
+}
+
+// await waits for so many connects more.
+func (h *hammer) await(more int) {
+	h.t.Helper()
+	total := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.total
 	}
+	before := total()
+	require.Eventually(h.t, func() bool { return total() >= before+more }, 30*time.Second, time.Millisecond)
+}
+
+func (h *hammer) stop() map[string]int {
+	close(h.quit)
+	<-h.done
+	h.t.Log(h.counts)
+	return h.counts
 }
 
 // reusePort is what a process in the pod could try, to share a listener's port.

@@ -1,0 +1,310 @@
+package capture
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+)
+
+// Servers that say nothing until they are told to.
+var (
+	quiet4  = netip.MustParseAddrPort("198.19.0.4:443")
+	quiet6  = netip.MustParseAddrPort("[fd00:19::4]:443")
+	quiets  = []netip.AddrPort{quiet4, quiet6}
+	foreign = []netip.AddrPort{netip.MustParseAddrPort("198.19.0.4:444"), netip.MustParseAddrPort("[fd00:19::4]:444")}
+)
+
+// quiet is those servers, with the connections they have.
+type quiet struct {
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (w *world) quiet() *quiet {
+	w.t.Helper()
+	w.server.address("lo", "198.19.0.4/32", "fd00:19::4/128")
+	q := &quiet{}
+	w.t.Cleanup(func() {
+		for _, c := range q.conns {
+			c.Close()
+		}
+	})
+	for _, at := range append(foreign, quiets...) {
+		var l net.Listener
+		require.NoError(w.t, w.server.do(func() (err error) {
+			l, err = net.Listen("tcp", at.String())
+			return err
+		}))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				q.mu.Lock()
+				q.conns = append(q.conns, c)
+				q.mu.Unlock()
+			}
+		}()
+		w.t.Cleanup(func() {
+			l.Close()
+			<-done
+		})
+	}
+	return q
+}
+
+// speak sends a byte by every connection that there was time to accept.
+func (q *quiet) speak() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, c := range q.conns {
+		_, _ = c.Write([]byte("x"))
+	}
+}
+
+// strangerEnv makes the test's program a client in a process of its own: what a
+// test connects itself would be the agent's.
+const strangerEnv = "CTRLMESH_TEST_STRANGER"
+
+// stranger connects, and tells what it reads and why it ends.
+func strangerMain(what string) {
+	family, to, _ := strings.Cut(what, " ")
+	c, err := strangerConnect(family, netip.MustParseAddrPort(to))
+	if err != nil {
+		fmt.Println("connect", err)
+		return
+	}
+	fmt.Println("connected")
+	for buffer := make([]byte, 1); ; {
+		n, err := unix.Read(c, buffer)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			fmt.Println(int(err.(syscall.Errno)))
+			return
+		case n == 0:
+			fmt.Println("closed")
+			return
+		default:
+			fmt.Println("read")
+		}
+	}
+}
+
+func strangerConnect(family string, to netip.AddrPort) (int, error) {
+	f, protocol := unix.AF_INET6, 0
+	switch family {
+	case "4":
+		f = unix.AF_INET
+	case "mptcp":
+		f, protocol = unix.AF_INET, unix.IPPROTO_MPTCP
+	}
+	fd, err := unix.Socket(f, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return fd, err
+	}
+	return fd, unix.Connect(fd, sockaddr(to, f))
+}
+
+type stranger struct {
+	t     *testing.T
+	lines chan string
+}
+
+// connectStranger starts a client in the pod, as one of a cgroup unless that is "".
+func connectStranger(t *testing.T, pod *ns, cgroup, family string, to netip.AddrPort) *stranger {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), strangerEnv+"="+family+" "+to.String())
+	cmd.Stderr = os.Stderr
+	if cgroup != "" {
+		dir, err := os.Open(cgroup)
+		require.NoError(t, err)
+		defer dir.Close()
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	}
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, pod.do(cmd.Start))
+	s := &stranger{t: t, lines: make(chan string, 100)}
+	go func() {
+		defer close(s.lines)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			s.lines <- lines.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	require.Equal(t, "connected", s.said())
+	return s
+}
+
+func (s *stranger) said() string {
+	s.t.Helper()
+	select {
+	case line := <-s.lines:
+		return line
+	case <-time.After(30 * time.Second):
+		s.t.Fatal("a client is silent")
+		return ""
+	}
+}
+
+// requireAborted requires that its connection ended as one that was destroyed does.
+func (s *stranger) requireAborted() {
+	s.t.Helper()
+	require.Equal(s.t, strconv.Itoa(int(unix.ECONNABORTED)), s.said())
+}
+
+// requireOpen requires that it still hears its server.
+func (s *stranger) requireOpen(q *quiet) {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool {
+		q.speak()
+		select {
+		case line := <-s.lines:
+			require.Equal(s.t, "read", line)
+			return true
+		case <-time.After(10 * time.Millisecond):
+			return false
+		}
+	}, 30*time.Second, time.Millisecond)
+}
+
+// TestConnectionsFromBeforeAreDestroyed are clients that were there before the agent.
+func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod, q := w.pod(), w.quiet()
+		stay := []*stranger{connectStranger(t, pod, "", "4", foreign[0]), connectStranger(t, pod, "", "6", foreign[1])}
+		gone := []*stranger{
+			connectStranger(t, pod, "", "4", quiet4), connectStranger(t, pod, "", "6", quiet6),
+			connectStranger(t, pod, "", "mapped", quiet4),
+		}
+		m := w.agent(cfg)
+		require.NoError(t, m.SetDestinations(quiets, agents))
+		p, err := m.Capture(request(m, uid, pod))
+		require.NoError(t, err)
+		if cfg.Mode == Address {
+			stay, gone = append(stay, gone...), nil // no way around the agent is closed to it
+		}
+		for _, s := range gone {
+			s.requireAborted()
+		}
+
+		// What the agent itself connects, lives.
+		own, err := p.DialContext(t.Context(), "tcp", quiet4.String())
+		require.NoError(t, err)
+		defer own.Close()
+		p.node.mu.Lock()
+		if cfg.Mode != Address {
+			p.destroyDirect()
+		}
+		p.node.mu.Unlock()
+		require.Eventually(t, func() bool {
+			q.speak()
+			require.NoError(t, own.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+			_, err := own.Read(make([]byte, 1))
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				require.NoError(t, err)
+			}
+			return err == nil
+		}, 30*time.Second, time.Millisecond)
+		for _, s := range stay {
+			s.requireOpen(q)
+		}
+	})
+}
+
+// TestWhoIsDestroyedForAnAgentThatComesBack depends on what the pod could do meanwhile.
+func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
+	for name, test := range map[string]struct{ failOpen, handed, destroyed bool }{
+		"closed":                  {false, false, false},
+		"fails open":              {true, false, true},
+		"closed, handed over":     {false, true, false},
+		"fails open, handed over": {true, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			pod, q := w.pod(), w.quiet()
+			cfg := iptablesConfig("nft")(t)
+			first, second := agent(t, cfg), agent(t, cfg)
+			p, err := first.Capture(request(first, uid, pod))
+			require.NoError(t, err)
+			s := connectStranger(t, pod, "", "4", quiet4) // the first agent does not redirect that
+			require.NoError(t, second.SetDestinations(quiets, nil))
+			r := request(second, uid, pod)
+			r.FailOpen = test.failOpen
+			if test.handed {
+				r.Handed, err = p.Hand()
+				require.NoError(t, err)
+			}
+			_, err = second.Capture(r)
+			require.NoError(t, err)
+			if test.destroyed {
+				s.requireAborted()
+			} else {
+				s.requireOpen(q)
+			}
+		})
+	}
+}
+
+// TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.
+func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
+	root := bpftest.Cgroup(t)
+	w := newWorld(t)
+	pod, q := w.pod(), w.quiet()
+	inside := filepath.Join(root, "pod")
+	container := filepath.Join(inside, "container")
+	for _, dir := range []string{inside, container} {
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		t.Cleanup(func() {
+			require.Eventually(t, func() bool { return os.Remove(dir) == nil }, 10*time.Second, time.Millisecond)
+		})
+	}
+	t.Run("clients", func(t *testing.T) { // whose cgroups outlive them
+		mine := connectStranger(t, pod, container, "4", quiet4)
+		theirs := connectStranger(t, pod, "", "4", quiet4)
+		only := func(id uint64) func() (map[uint64]bool, error) {
+			return func() (map[uint64]bool, error) { return cgroupsBelow(root, id) }
+		}
+		destroyed, err := destroy(pod.file, quiets, only(1<<40))
+		require.NoError(t, err)
+		require.Zero(t, destroyed, "of a pod that is gone")
+		var st unix.Stat_t
+		require.NoError(t, unix.Stat(inside, &st))
+		destroyed, err = destroy(pod.file, quiets, only(st.Ino))
+		require.NoError(t, err)
+		require.Equal(t, 1, destroyed)
+		mine.requireAborted()
+		theirs.requireOpen(q)
+	})
+}
+
+func FuzzParseConnection(f *testing.F) {
+	f.Add([]byte{unix.AF_INET})
+	f.Add(make([]byte, sizeofDiagMsg+4))
+	f.Fuzz(func(_ *testing.T, message []byte) { parseConnection(message) })
+}
