@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"io"
 	"net/http"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -19,7 +21,7 @@ const maxHeld = 96 << 20
 // sides of it.
 const requestWeight = 32 << 10
 
-// weight is what x holds, in bytes, lock bodies excepted.
+// weight is what x holds, in bytes, but for the bodies of locks.
 func (x *exchange) weight() int64 {
 	n := requestWeight + len(x.r.RequestURI)
 	for k, vv := range x.r.Header {
@@ -45,4 +47,28 @@ func (x *exchange) hold(n int64) *apierrors.StatusError {
 	}
 	x.pod.bound("requests")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", x.pod.id)
+}
+
+// readAll reads r whole, up to limit bytes. What it read counts twice: it is
+// there once more when it was edited.
+func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
+	b := make([]byte, 0, 4<<10) // within requestWeight
+	for {
+		if len(b) == cap(b) {
+			if refused := x.hold(2 * int64(cap(b))); refused != nil {
+				return nil, refused
+			}
+			b = slices.Grow(b, cap(b))
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case len(b) > limit:
+			return nil, status.TooLarge(limit)
+		case err == io.EOF:
+			return b, nil
+		case err != nil:
+			return nil, err
+		}
+	}
 }

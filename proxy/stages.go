@@ -3,7 +3,6 @@ package proxy
 import (
 	"bytes"
 	"errors"
-	"io"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -77,12 +76,12 @@ func (s *lockStage) body(x *exchange) (isLock bool, refused *apierrors.StatusErr
 	if x.r.Header.Get("Content-Encoding") != "" {
 		return false, status.UnsupportedMediaType("a lock's body must not be encoded")
 	}
-	raw, err := io.ReadAll(io.LimitReader(x.body, lock.MaxObject+1))
+	raw, err := x.readAll(x.body, lock.MaxObject)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return false, refused
+	}
 	if err != nil {
 		return false, status.BadRequest("the body cannot be read")
-	}
-	if len(raw) > lock.MaxObject {
-		return false, status.TooLarge(lock.MaxObject)
 	}
 	out, err := s.lock.Request(x.r.Header.Get("Content-Type"), raw)
 	switch {
@@ -123,13 +122,13 @@ func (x *exchange) answerLock(resp *http.Response) {
 		x.copyStream(events)
 		return
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxLockAnswer+1))
-	switch {
-	case err != nil:
-		x.failed(err)
+	body, err := x.readAll(resp.Body, maxLockAnswer)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		x.badAnswer(refused)
 		return
-	case len(body) > maxLockAnswer:
-		x.badAnswer(errors.New("it is too large"))
+	}
+	if err != nil {
+		x.failed(err)
 		return
 	}
 	if resp.StatusCode/100 == 2 {

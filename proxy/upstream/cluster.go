@@ -64,8 +64,6 @@ func (c *Cluster) Equal(o *Cluster) bool {
 
 // connect returns a verified connection that speaks one of protocols.
 func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, protocols ...string) (*tls.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
 	raw, err := c.open(ctx, dial)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,210 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+func TestAClientCertificateIsRefusedInWords(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	told := make(chan string, 10)
+	m.server.notify = func(_ PodInfo, reason, message string) { told <- reason + " " + message }
+	m.policy(nil)
+	cert := m.ca.Leaf("admin")
+	for _, http2 := range []bool{true, false} {
+		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+			c := m.client(http2)
+			config := c.Transport.(*http.Transport).TLSClientConfig
+			config.MaxVersion = version
+			require.Equal(t, 200, m.with(c, "GET", "/version", "").StatusCode, "without one")
+			c.CloseIdleConnections()
+			config.Certificates = []tls.Certificate{*cert}
+			config.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+			for range 2 { // resumed, it still is the certificate's connection
+				a := m.with(c, "GET", "/api/v1/secrets", "", "Authorization", "Bearer x")
+				require.Equal(t, 401, a.StatusCode)
+				s := statusOf(t, a)
+				require.Equal(t, metav1.StatusReasonUnauthorized, s.Reason)
+				require.Contains(t, s.Message, "spec.clientCertificates: Passthrough")
+			}
+		}
+	}
+	for _, s := range api.requests() {
+		require.Equal(t, "/version", s.URI)
+	}
+	require.InDelta(t, 8, testutil.ToFloat64(m.server.metrics.refusals.WithLabelValues("ns", "operator", "", "client_certificate")), 0)
+	select {
+	case got := <-told:
+		require.Contains(t, got, "ClientCertificateRefused a client certificate was refused: TLS ends at the mesh")
+	case <-time.After(5 * time.Second):
+		t.Fatal("nothing was told")
+	}
+	require.Empty(t, told)
+}
+
+func (m *mesh) passthrough(on bool) {
+	m.t.Helper()
+	require.NoError(m.t, m.pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Passthrough: on}))
+}
+
+// authenticating is an apiserver that tells by the client's certificate who
+// asks.
+func authenticating(t *testing.T) (*mesh, *recorder) {
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		if len(r.TLS.PeerCertificates) > 0 {
+			_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].DNSNames[0])
+		}
+		if r.URL.Query().Get("watch") != "" {
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}
+	}}
+	m := newMesh(t, api)
+	return m, api
+}
+
+func TestPassthrough(t *testing.T) {
+	m, api := authenticating(t)
+	m.api.TLS.ClientAuth = tls.RequestClientCert
+	c := m.client(true)
+	cert := m.ca.Leaf("admin")
+	c.Transport.(*http.Transport).TLSClientConfig.Certificates = []tls.Certificate{*cert}
+	require.Equal(t, 503, m.with(c, "GET", "/version", "").StatusCode, "nothing passes before a policy came")
+	require.Empty(t, m.dialed())
+	m.passthrough(true)
+	require.Equal(t, "admin", m.with(c, "GET", "/version", "").body)
+	require.Equal(t, []string{m.api.Listener.Addr().String()}, m.dialed())
+	require.NotContains(t, m.logs.String(), `"verb":`, "nothing is seen of requests")
+
+	// Whoever takes passthrough away takes what was passed through with it.
+	resp, err := c.Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
+	require.NoError(t, err)
+	before := len(api.requests())
+	m.policy(limit("a=b"))
+	_, err = io.ReadAll(resp.Body)
+	require.Error(t, err)
+	_ = resp.Body.Close()
+	require.Equal(t, 401, m.with(c, "GET", "/version", "").StatusCode)
+	require.Len(t, api.requests(), before)
+
+	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"msg":"passthrough"`) }, 5*time.Second, time.Millisecond)
+	require.Contains(t, m.logs.String(), `"bytes_down"`)
+	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")), 0)
+	for _, way := range []string{"up", "down"} {
+		require.Greater(t, testutil.ToFloat64(m.server.metrics.tunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
+	}
+	require.Eventually(t, func() bool { return m.pod.open.Load() <= 1 }, 5*time.Second, time.Millisecond)
+}
+
+func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
+	m, _ := authenticating(t)
+	m.policy(nil)
+	plain := m.client(true)
+	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
+	m.passthrough(true)
+	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode, "is served")
+	tunnels := m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")
+	require.Eventually(t, func() bool { // and told to open another
+		require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
+		return testutil.ToFloat64(tunnels) > 0
+	}, 5*time.Second, time.Millisecond)
+}
+
+func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	for _, p := range []*meshv1.PodPolicy{
+		{Passthrough: true, Sharding: limit("a=b")},
+		{Passthrough: true, Refuse: "two configurations"},
+	} {
+		require.Error(t, m.pod.SetPolicy(p))
+	}
+	require.Empty(t, m.pod.Version())
+}
+
+func TestTunnelsAreCutWithThePod(t *testing.T) {
+	m, _ := authenticating(t)
+	m.passthrough(true)
+	resp, err := m.client(true).Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, m.pod.Drain(ctx), context.DeadlineExceeded)
+	_, err = io.ReadAll(resp.Body)
+	require.Error(t, err)
+	require.Eventually(t, func() bool { return m.pod.open.Load() == 0 }, 5*time.Second, time.Millisecond)
+}
+
+// pair is a TCP connection, both ends.
+func pair(t *testing.T) (a, b net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	a, err = net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	b, err = l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
+	return a, b
+}
+
+func TestRelay(t *testing.T) {
+	type sums struct{ sent, received int64 }
+	start := func(idle time.Duration) (client, server net.Conn, done <-chan sums) {
+		client, down := pair(t)
+		up, server := pair(t)
+		out := make(chan sums, 1)
+		go func() {
+			sent, received := relay(down, up, idle)
+			out <- sums{sent, received}
+		}()
+		return client, server, out
+	}
+	t.Run("each side ends when it wants", func(t *testing.T) {
+		client, server, done := start(time.Minute)
+		_, err := io.WriteString(client, "question")
+		require.NoError(t, err)
+		require.NoError(t, client.(*net.TCPConn).CloseWrite())
+		b, err := io.ReadAll(server)
+		require.NoError(t, err)
+		require.Equal(t, "question", string(b))
+		_, err = io.WriteString(server, "an answer")
+		require.NoError(t, err)
+		require.NoError(t, server.Close())
+		b, err = io.ReadAll(client)
+		require.NoError(t, err)
+		require.Equal(t, "an answer", string(b))
+		require.Equal(t, sums{8, 9}, <-done)
+	})
+	t.Run("one that speaks keeps both", func(t *testing.T) {
+		const idle = 20 * time.Millisecond
+		client, server, done := start(idle)
+		go func() { _, _ = io.Copy(io.Discard, client) }()
+		for begin := time.Now(); time.Since(begin) < 10*idle; {
+			_, err := io.WriteString(server, "x")
+			require.NoError(t, err)
+			time.Sleep(idle / 20)
+		}
+		select {
+		case s := <-done:
+			t.Fatal("cut", s)
+		default:
+		}
+		begin := time.Now()
+		require.Positive(t, (<-done).received) // silence ends it
+		require.Less(t, time.Since(begin), 100*idle)
+	})
+}

@@ -1,0 +1,175 @@
+package proxy
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// jwt is an unsigned token of a service account, bound to the pod if uid is not
+// empty.
+func jwt(uid string) string {
+	claims := `{"namespace":"ns"}`
+	if uid != "" {
+		claims = fmt.Sprintf(`{"namespace":"ns","pod":{"name":"pod","uid":%q}}`, uid)
+	}
+	return encoded(`{"iss":"https://kubernetes.default.svc","kubernetes.io":` + claims + `}`)
+}
+
+func encoded(payload string) string {
+	enc := base64.RawURLEncoding.EncodeToString
+	return enc([]byte(`{"alg":"none"}`)) + "." + enc([]byte(payload)) + "." + enc([]byte("signature"))
+}
+
+func TestTokens(t *testing.T) {
+	mine, others, unbound := jwt("uid-1"), jwt("uid-2"), jwt("")
+	websocket := func(token string) []string {
+		return []string{
+			"Connection", "Upgrade", "Upgrade", "websocket",
+			"Sec-WebSocket-Protocol", "v4.channel.k8s.io, " + websocketBearer + base64.RawURLEncoding.EncodeToString([]byte(token)),
+		}
+	}
+	const secrets, exec = "/api/v1/namespaces/a/secrets/b", "/api/v1/namespaces/a/pods/b/exec?answer=200"
+	for _, c := range []struct {
+		name, target string
+		header       []string
+		want         int // of a pod under Enforce
+		address      int // of one that is known by its address
+	}{
+		{"none", secrets, nil, 200, 401},
+		{"own", secrets, []string{"Authorization", "Bearer " + mine}, 200, 200},
+		{"own, spelled oddly", secrets, []string{"Authorization", " bEARER " + mine + " x"}, 200, 200},
+		{"another pod's", secrets, []string{"Authorization", "Bearer " + others}, 403, 403},
+		{"another pod's, spelled oddly", secrets, []string{"Authorization", "\tbearer " + others + " " + mine}, 403, 403},
+		{"no pod's", secrets, []string{"Authorization", "Bearer " + unbound}, 200, 403},
+		{"opaque", secrets, []string{"Authorization", "Bearer abc"}, 200, 403},
+		{"with dots", secrets, []string{"Authorization", "Bearer a.b.c"}, 200, 403},
+		{"other claims", secrets, []string{"Authorization", "Bearer " + encoded(`{"kubernetes.io":{"pod":"x"}}`)}, 200, 403},
+		{"a JSON serialisation", secrets, []string{"Authorization", `Bearer {"a":".` + strings.Split(mine, ".")[1] + `.","payload":"x"}`}, 401, 401},
+		{"too long", secrets, []string{"Authorization", "Bearer " + strings.Repeat("x", maxToken+1)}, 401, 401},
+		{"no token", secrets, []string{"Authorization", "Basic dTpw"}, 200, 401},
+		{"two", secrets, []string{"Authorization", "Bearer " + mine, "Authorization", "Bearer " + others}, 401, 401},
+		{"query", secrets + "?access_token=" + others, nil, 403, 403},
+		{"query, escaped", secrets + "?a=b&access%5ftoken=" + others, nil, 403, 403},
+		{"query, own header", secrets + "?access_token=" + others, []string{"Authorization", "Bearer " + mine}, 403, 403},
+		{"query of an application", secrets + "?access_token=abc", []string{"Authorization", "Bearer " + mine}, 200, 200},
+		{"websocket, own", exec, websocket(mine), 200, 200},
+		{"websocket, another pod's", exec, websocket(others), 403, 403},
+		{"websocket, behind own", exec, append(websocket(others), "Authorization", "Bearer "+mine), 403, 403},
+		{"websocket, no pod's", exec, websocket(unbound), 200, 403},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			api := &recorder{then: echo}
+			if c.target != exec {
+				api.then = nil
+			}
+			m := newMesh(t, api)
+			m.policy(nil)
+			var head strings.Builder
+			fmt.Fprintf(&head, "GET %s HTTP/1.1\r\nHost: x\r\n", c.target)
+			for i := 0; i < len(c.header); i += 2 {
+				fmt.Fprintf(&head, "%s: %s\r\n", c.header[i], c.header[i+1])
+			}
+			request := head.String() + "\r\n"
+			for range 2 { // the second time from memory
+				m.pod.info.RequireToken = false
+				a := m.raw(request)
+				require.Equal(t, c.want, a.StatusCode, a.body)
+				if c.want == 403 {
+					require.Contains(t, a.body, "spec.tokenBinding")
+					require.Equal(t, metav1.StatusReasonForbidden, statusOf(t, a).Reason)
+				}
+			}
+			m.pod.info.RequireToken, m.pod.tokens = true, tokens{}
+			for _, anyToken := range []bool{false, true} {
+				require.NoError(t, m.pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", AnyToken: anyToken}))
+				require.Equal(t, c.address, m.raw(request).StatusCode)
+			}
+			m.pod.info.RequireToken = false
+			require.Equal(t, 200, m.raw(request).StatusCode, "binding is off")
+			for _, secret := range []string{mine, others, unbound} {
+				require.NotContains(t, m.logs.String(), secret)
+				require.NotContains(t, m.logs.String(), strings.Split(secret, ".")[1])
+			}
+		})
+	}
+}
+
+func TestImpersonationIsForTheApiserverToJudge(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.policy(nil)
+	require.Equal(t, 200, m.do("GET", "/version", "", "Authorization", "Bearer "+jwt("uid-1"), "Impersonate-User", "jane", "Impersonate-Extra-Scopes", "view").StatusCode)
+	require.Equal(t, "jane", api.last(t).Header.Get("Impersonate-User"))
+	require.Equal(t, "view", api.last(t).Header.Get("Impersonate-Extra-Scopes"))
+}
+
+func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	told := make(chan string, 10)
+	m.server.notify = func(pod PodInfo, reason, message string) { told <- pod.UID + " " + reason + " " + message }
+	m.policy(nil)
+	for range 3 {
+		require.Equal(t, 403, m.do("GET", "/version", "", "Authorization", "Bearer "+jwt("uid-2")).StatusCode)
+	}
+	select {
+	case got := <-told:
+		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is bound to another pod than ns/pod")
+	case <-time.After(5 * time.Second):
+		t.Fatal("nothing was told")
+	}
+	require.Empty(t, told)
+	require.InDelta(t, 3, testutil.ToFloat64(m.server.metrics.refusals.WithLabelValues("ns", "operator", "", "token")), 0)
+}
+
+func FuzzJudge(f *testing.F) {
+	for _, s := range []string{"", "a.b.c", jwt("uid-1"), jwt("uid-2"), jwt(""), "{}", "..", encoded("[[[[")} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, token string) {
+		v := judge(token, "uid-1")
+		if v == own && !strings.Contains(token, ".") {
+			t.Fatal("no JWT is bound")
+		}
+		if v != malformed && strings.ContainsAny(token, " {\"\r\n") {
+			t.Fatal("read in two ways")
+		}
+		for _, header := range []string{"Bearer " + token, token} {
+			if got, ok := bearer(header); ok && (got == "" || strings.Contains(got, " ")) {
+				t.Fatalf("%q", got)
+			}
+		}
+		_, _ = queryToken(token)
+	})
+}
+
+func BenchmarkCheckTokens(b *testing.B) {
+	m := newMesh(b, &recorder{})
+	m.policy(nil)
+	x := &exchange{pod: m.pod, policy: m.pod.policy.Load(), r: getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000))}
+	b.ReportAllocs()
+	for b.Loop() {
+		if x.checkTokens() != nil {
+			b.Fatal("refused")
+		}
+	}
+}
+
+func getWith(t testing.TB, header ...string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequest("GET", "https://kubernetes.default.svc/api/v1/pods?labelSelector=a%3Db&limit=500", nil)
+	require.NoError(t, err)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	return r
+}
