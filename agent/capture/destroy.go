@@ -32,7 +32,7 @@ const (
 // nobody else anyway. It is called under node.mu.
 func (p *Pod) destroyDirect() {
 	log := p.node.cfg.Logger.With("pod", p.uid)
-	destroyed, err := destroy(p.netns, p.node.destinations, func() (map[uint64]bool, error) {
+	destroyed, err := destroy(p.netns, len(p.sockets), p.node.destinations, func() (map[uint64]bool, error) {
 		if p.cgroup == 0 {
 			return nil, nil
 		}
@@ -53,14 +53,23 @@ func (p *Pod) destroyDirect() {
 
 // destroy destroys the TCP connections to the destinations in netns that are
 // not this process's own. If cgroups returns any, they must be of those. One by
-// MPTCP can carry nothing from then on, and ends a minute later.
-func destroy(netns *os.File, destinations []netip.AddrPort, cgroups func() (map[uint64]bool, error)) (destroyed int, err error) {
+// MPTCP can carry nothing from then on, and ends a minute later. No more sockets
+// than known means none to look for.
+func destroy(netns *os.File, known int, destinations []netip.AddrPort, cgroups func() (map[uint64]bool, error)) (destroyed int, err error) {
 	var socket *nl.NetlinkSocket
-	if err := inNetNS(netns, func() (err error) {
+	if err := inNetNS(netns, func() error {
+		// To list them, the kernel walks through those of the whole node. A pod that
+		// has only just been made has none.
+		if n, err := countSockets(); err != nil || n <= known {
+			return err
+		}
 		socket, err = nl.Subscribe(unix.NETLINK_INET_DIAG)
 		return err
 	}); err != nil {
 		return 0, fmt.Errorf("ask for the pod's connections: %w", err)
+	}
+	if socket == nil {
+		return 0, nil
 	}
 	defer socket.Close()
 	execute := func(request *nl.NetlinkRequest, each func(message []byte)) error {
@@ -117,6 +126,28 @@ func destroy(netns *os.File, destinations []netip.AddrPort, cgroups func() (map[
 		}
 	}
 	return destroyed, errors.Join(errs...)
+}
+
+// countSockets is how many TCP sockets listen, connect or are connected in the
+// calling thread's network namespace.
+func countSockets() (int, error) {
+	sum := 0
+	for file, format := range map[string]string{"sockstat": "TCP: inuse %d", "sockstat6": "TCP6: inuse %d"} {
+		stat, err := os.ReadFile("/proc/thread-self/net/" + file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(string(stat)) {
+			var n int
+			if _, err := fmt.Sscanf(line, format, &n); err == nil {
+				sum += n
+			}
+		}
+	}
+	return sum, nil
 }
 
 // connection is what the kernel says of a TCP socket.

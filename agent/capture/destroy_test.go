@@ -290,12 +290,12 @@ func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
 		only := func(id uint64) func() (map[uint64]bool, error) {
 			return func() (map[uint64]bool, error) { return cgroupsBelow(root, id) }
 		}
-		destroyed, err := destroy(pod.file, quiets, only(1<<40))
+		destroyed, err := destroy(pod.file, 0, quiets, only(1<<40))
 		require.NoError(t, err)
 		require.Zero(t, destroyed, "of a pod that is gone")
 		var st unix.Stat_t
 		require.NoError(t, unix.Stat(inside, &st))
-		destroyed, err = destroy(pod.file, quiets, only(st.Ino))
+		destroyed, err = destroy(pod.file, 0, quiets, only(st.Ino))
 		require.NoError(t, err)
 		require.Equal(t, 1, destroyed)
 		mine.requireAborted()
