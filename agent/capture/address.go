@@ -167,6 +167,12 @@ func (a *address) mark(int) error { return nil }
 
 func (a *address) sweep(func(uuid.UUID) bool) error { return nil }
 
+func (a *address) beat() {}
+
+func (a *address) check([]*Pod) error { return nil }
+
+func (a *address) repair([]netip.AddrPort, []*Pod) error { return nil }
+
 func (a *address) close([]*Pod) error {
 	err := a.listener.Close()
 	<-a.done

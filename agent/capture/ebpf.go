@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -12,7 +15,8 @@ import (
 
 // ebpf redirects by the programs of package bpf.
 type ebpf struct {
-	bpf *bpf.Redirect
+	bpf  *bpf.Redirect
+	root string // of the cgroups that are hooked
 }
 
 func openEBPF(cfg Config) (redirector, error) {
@@ -34,49 +38,101 @@ func openEBPF(cfg Config) (redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ebpf{r}, nil
+	for _, lack := range r.Lacks() {
+		cfg.Logger.Warn("this kernel allows less than it could", "lack", lack)
+	}
+	return ebpf{r, root}, nil
 }
 
 func (e ebpf) mode() Mode { return EBPF }
 
-func (e ebpf) hostNetwork() error { return errors.ErrUnsupported }
+// hostNetwork asks whether the hook would know the pods' processes: by cgroups
+// that the kubelet made for them in the unified hierarchy, and not in others only.
+func (e ebpf) hostNetwork() error {
+	if err := e.bpf.HostNetwork(); err != nil {
+		return err
+	}
+	tops, _ := filepath.Glob(filepath.Join(e.root, "kubepods*", "cgroup.events"))
+	for _, top := range tops {
+		if events, err := os.ReadFile(top); err == nil && strings.Contains(string(events), "populated 1") {
+			return nil
+		}
+	}
+	return fmt.Errorf("no process of a pod is in the unified cgroup hierarchy at %s, by which pods that use the node's network are told apart", e.root)
+}
+
+// entry is what is known of the pod, an earlier agent's doing included.
+func (e ebpf) entry(p *Pod) (bpf.Pod, bool, error) {
+	if p.cgroup != 0 {
+		return e.bpf.Cgroup(p.cgroup)
+	}
+	return e.bpf.Pod(p.cookie)
+}
 
 func (e ebpf) lastPort(p *Pod) uint16 {
-	entry, _, _ := e.bpf.Pod(p.cookie)
+	entry, _, _ := e.entry(p)
 	return entry.Port
 }
 
+func wanted(p *Pod) bpf.Pod {
+	return bpf.Pod{UID: p.uid, Port: p.port, Open: p.failOpen, Stalled: p.stalled}
+}
+
 func (e ebpf) redirect(p *Pod) error {
-	return e.bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: p.port})
+	if p.cgroup == 0 {
+		return e.bpf.SetPod(p.cookie, wanted(p))
+	}
+	return errors.Join(e.bpf.SetCgroup(p.cgroup, wanted(p)), e.bpf.SetHost(p.cookie))
 }
 
 func (e ebpf) release(p *Pod) error {
-	entry, ok, err := e.bpf.Pod(p.cookie)
-	if err != nil || !ok || entry.Port != p.port {
+	entry, ok, err := e.entry(p)
+	switch {
+	case err != nil || !ok || entry.Port != p.port:
 		return err
+	case p.cgroup != 0:
+		return e.bpf.DeleteCgroup(p.cgroup)
 	}
 	return e.bpf.DeletePod(p.cookie)
 }
 
-func (e ebpf) setFailOpen(*Pod) error { return nil }
+func (e ebpf) setFailOpen(p *Pod) error { return e.redirect(p) }
 
 func (e ebpf) setDestinations(destinations []netip.AddrPort, _ []*Pod) error {
 	return e.bpf.SetDestinations(destinations)
 }
 
-func (e ebpf) mark(fd int) error {
-	return e.bpf.MarkSocket(fd)
-}
+func (e ebpf) mark(fd int) error { return e.bpf.MarkSocket(fd) }
 
 func (e ebpf) sweep(keep func(uid uuid.UUID) bool) error {
-	entries, err := e.bpf.Pods()
-	if err != nil {
-		return err
+	return e.bpf.Sweep(func(uid [16]byte) bool { return isOwnPod(uid) && !isGone(uid) || keep(uid) })
+}
+
+func (e ebpf) beat() { e.bpf.Beat() }
+
+// check looks at the entries of pods known by their cgroups too, for a probe is
+// made by a process that is in none of them.
+func (e ebpf) check(pods []*Pod) error {
+	errs := []error{e.bpf.Check()}
+	for _, p := range pods {
+		if p.cgroup == 0 {
+			continue
+		}
+		switch entry, ok, err := e.entry(p); {
+		case err != nil:
+			errs = append(errs, err)
+		case !ok || entry != wanted(p):
+			errs = append(errs, fmt.Errorf("the entry of pod %s is gone", p.uid))
+		}
 	}
-	var errs []error
-	for cookie, entry := range entries {
-		if !keep(entry.UID) {
-			errs = append(errs, e.bpf.DeletePod(cookie))
+	return errors.Join(errs...)
+}
+
+func (e ebpf) repair(destinations []netip.AddrPort, pods []*Pod) error {
+	errs := []error{e.bpf.Repair(), e.bpf.SetDestinations(destinations)}
+	for _, p := range pods {
+		if p.cgroup != 0 {
+			errs = append(errs, e.redirect(p))
 		}
 	}
 	return errors.Join(errs...)

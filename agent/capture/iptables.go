@@ -104,6 +104,15 @@ func (t *iptables) mark(int) error { return nil }
 // sweep has nothing to do: rules go with their network namespace.
 func (t *iptables) sweep(func(uuid.UUID) bool) error { return nil }
 
+// beat has nothing to do: rules do not ask whether anybody lives.
+func (t *iptables) beat() {}
+
+// check has nothing to do: a probe shows all there is.
+func (t *iptables) check([]*Pod) error { return nil }
+
+// repair has nothing to do: pods share nothing.
+func (t *iptables) repair([]netip.AddrPort, []*Pod) error { return nil }
+
 func (t *iptables) close(pods []*Pod) error {
 	var errs []error
 	for _, p := range pods {

@@ -3,9 +3,11 @@ package capture
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -121,4 +123,58 @@ func netnsCookie() (uint64, error) {
 		return 0, fmt.Errorf("netns cookie: %w", os.NewSyscallError("getsockopt", err))
 	}
 	return cookie, nil
+}
+
+// newNetNS makes a network namespace in which every address is its own: what is
+// connected to there comes by the hook and the rules, if any, and goes nowhere.
+func newNetNS() (netns *os.File, err error) {
+	err = onOwnGoroutine(func() error {
+		runtime.LockOSThread()
+		home, err := os.Open(ownNetNS)
+		if err != nil {
+			return err
+		}
+		defer home.Close()
+		if err := os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWNET)); err != nil {
+			return err // the thread goes with the goroutine
+		}
+		if netns, err = os.Open(ownNetNS); err == nil {
+			err = makeLocal()
+		}
+		if err := errors.Join(err, setns(home)); err != nil {
+			return err
+		}
+		runtime.UnlockOSThread()
+		return nil
+	})
+	if err != nil {
+		if netns != nil {
+			netns.Close()
+		}
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	return netns, nil
+}
+
+// makeLocal makes every address the calling thread's network namespace's own.
+func makeLocal() error {
+	links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	lo, err := links.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := links.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	for _, everywhere := range []net.IPNet{{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}} {
+		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &everywhere, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+		if err := links.RouteAdd(route); err != nil && everywhere.IP.To4() != nil {
+			return fmt.Errorf("route all addresses to lo: %w", err) // for IPv6, there may be none
+		}
+	}
+	return nil
 }

@@ -35,6 +35,12 @@ type redirector interface {
 	mark(fd int) error
 	// sweep forgets what earlier agents left of pods that are gone.
 	sweep(keep func(uid uuid.UUID) bool) error
+	// beat is a sign of life, for the pods that fail open.
+	beat()
+	// check tells what is wrong that a probe of these pods would not show.
+	check(pods []*Pod) error
+	// repair puts in force again what the pods share, and what check finds of these.
+	repair(destinations []netip.AddrPort, pods []*Pod) error
 	// close lets go of these pods: those that fail open go direct once nobody listens.
 	close(pods []*Pod) error
 }
@@ -44,10 +50,12 @@ type node struct {
 	cfg         Config
 	ways        []redirector // the best first
 	unavailable map[Mode]error
+	health      health // its lock comes first
 
 	mu           sync.Mutex
-	pods         map[string]*Pod // by uid
-	destinations []netip.AddrPort
+	pods         map[string]*Pod  // by uid
+	destinations []netip.AddrPort // apiservers, then agents
+	agents       []netip.AddrPort
 	closed       bool
 	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was reported
 }
@@ -132,7 +140,7 @@ func (n *node) way(r Request) (redirector, error) {
 	return nil, errors.Join(errs...)
 }
 
-func (n *node) Check(context.Context) []Loss { return nil }
+func (n *node) Check(context.Context) []Loss { return n.check() }
 
 func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	if len(apiservers) == 0 {
@@ -147,7 +155,7 @@ func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	if n.closed {
 		return fmt.Errorf("set destinations: %w", os.ErrClosed)
 	}
-	n.destinations = set
+	n.destinations, n.agents = set, agents
 	var errs []error
 	for _, w := range n.ways {
 		errs = append(errs, w.setDestinations(set, n.captured(w)))
@@ -158,10 +166,10 @@ func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	return nil
 }
 
-// captured are the pods that are captured in a way.
+// captured are the pods that are captured in a way, the agent's own among them.
 func (n *node) captured(w redirector) []*Pod {
 	var pods []*Pod
-	for _, p := range n.pods {
+	for _, p := range n.all() {
 		if p.way.mode() == w.mode() {
 			pods = append(pods, p)
 		}
@@ -310,13 +318,15 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 }
 
 func (n *node) Close() error {
+	n.health.mu.Lock()
+	defer n.health.mu.Unlock()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return nil
 	}
 	n.closed = true
-	var errs []error
+	errs := n.closeHealth()
 	for _, w := range n.ways {
 		errs = append(errs, w.close(n.captured(w)))
 	}

@@ -23,7 +23,9 @@ type Pod struct {
 	queue     *queue             // of connections to the agent's own address, when captured by Address
 	listeners []net.Listener
 
-	failOpen bool // under node.mu
+	failOpen bool   // under node.mu
+	stalled  bool   // nobody accepts its connections; under node.mu
+	vitals   vitals // what checks know
 }
 
 // Listeners returns where the pod's redirected connections come in: 127.0.0.1
@@ -103,7 +105,7 @@ func (p *Pod) open(handed *Handed) error {
 	}
 	if a, ok := p.way.(*address); ok {
 		p.queue = newQueue(a.listener.Addr())
-		p.listeners = []net.Listener{p.queue}
+		p.listeners = []net.Listener{watched{p.queue, p}}
 		if err := p.node.forgetOthers(p); err != nil {
 			return err
 		}
@@ -119,7 +121,7 @@ func (p *Pod) open(handed *Handed) error {
 	}
 	p.port = uint16(p.sockets[0].Addr().(*net.TCPAddr).Port)
 	for _, l := range p.sockets {
-		p.listeners = append(p.listeners, l)
+		p.listeners = append(p.listeners, watched{l, p})
 	}
 	if err := p.way.redirect(p); err != nil {
 		return err
