@@ -62,7 +62,7 @@ func (m *mesh) uncaptured(mb *member, why string) {
 }
 
 func (m *mesh) capturePod(mb *member, f pods.Found) error {
-	ns, err := m.locator.Open(mb.pod.UID, f.PIDs)
+	ns, err := m.locator.Open(mb.pod.UID, f.PIDs, mb.pod.HostNetwork)
 	if err != nil || ns == nil {
 		return err
 	}
@@ -70,14 +70,11 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	if ns.Inode == mb.stopped {
 		return nil
 	}
-	if ns.Node && !mb.pod.HostNetwork {
-		return capture.ErrHostNetwork // its process left its namespace
-	}
 	request := capture.Request{
 		UID: mb.pod.UID, NetNS: ns.Path(), Mode: capture.Mode(mb.pod.Capture),
 		FailOpen: mb.policy.GetFailOpen(), Handed: mb.handed,
 	}
-	if ns.Node {
+	if mb.pod.HostNetwork {
 		request.Cgroup = f.Cgroup
 	}
 	start := time.Now()
@@ -115,18 +112,23 @@ func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	}
 }
 
-// lookAtCaptured captures anew the pods that got another network namespace: their
-// sandbox was replaced. A pod that shows no process is left as it is, for it may
-// be between two of them; what is gone for good, the runtime or the pod watch tells.
+// lookAtCaptured releases the pods that got another network namespace, to be
+// captured anew: their sandbox was replaced. A pod that shows no process is left
+// as it is, for it may be between two of them; what is gone for good, the runtime
+// or the pod watch tells.
 func (m *mesh) lookAtCaptured() {
-	if m.phase != serving {
-		return
-	}
 	captured := map[string]bool{}
 	for uid, mb := range m.members {
 		if mb.captured != nil {
 			captured[uid] = true
 		}
+	}
+	m.lookAt(captured)
+}
+
+func (m *mesh) lookAt(captured map[string]bool) {
+	if m.phase != serving {
+		return
 	}
 	found, err := m.locator.Find(captured)
 	if err != nil {
@@ -135,7 +137,7 @@ func (m *mesh) lookAtCaptured() {
 	}
 	for uid, f := range found {
 		mb := m.members[uid]
-		ns, err := m.locator.Open(uid, f.PIDs)
+		ns, err := m.locator.Open(uid, f.PIDs, mb.pod.HostNetwork)
 		if err != nil {
 			m.logger.Error("looking at a captured pod", "pod", mb.pod.String(), "error", err)
 			continue

@@ -30,16 +30,12 @@ func Cleanup(ctx context.Context, o Options) error {
 	errs := []error{err}
 	var paths []string
 	for uid, f := range found {
-		ns, err := locator.Open(uid, f.PIDs)
+		ns, err := locator.Open(uid, f.PIDs, false)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		if ns == nil {
-			continue
-		}
-		if ns.Node {
-			ns.Close()
 			continue
 		}
 		defer ns.Close()

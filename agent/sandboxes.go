@@ -18,12 +18,13 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 			return nil
 		}
 		mb := s.enrol(b)
-		mb.fresh, mb.since = true, time.Now()
-		if mb.captured != nil {
-			// The sandbox before it went without a word.
-			s.release(mb)
+		if mb.captured != nil { // it was found first, or has had a sandbox before
+			s.lookAt(map[string]bool{b.Pod.UID: true})
 		}
-		s.captureThese(map[string]bool{b.Pod.UID: true})
+		if mb.captured == nil {
+			mb.fresh, mb.since = true, time.Now()
+			s.captureThese(map[string]bool{b.Pod.UID: true})
+		}
 		if mb.captured != nil {
 			s.metrics.enrolmentSeconds.Observe(time.Since(start).Seconds())
 		}

@@ -43,9 +43,7 @@ func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
 type NetNS struct {
 	// Inode identifies the namespace for as long as it lives.
 	Inode uint64
-	// Node is true for the node's own, or this process's.
-	Node bool
-	file *os.File
+	file  *os.File
 }
 
 // Path names the namespace until Close.
@@ -116,8 +114,10 @@ func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {
 }
 
 // Open returns the network namespace of a pod, given some of its processes. It
-// returns nil without an error when none of them is there any more.
-func (l *Locator) Open(uid string, pids []int) (*NetNS, error) {
+// returns nil without an error when none of them is there: one that is in the
+// node's namespace, though the pod does not use the node's network, has yet to
+// enter the pod's.
+func (l *Locator) Open(uid string, pids []int, hostNetwork bool) (*NetNS, error) {
 	for _, pid := range pids {
 		dir := filepath.Join(l.procDir, strconv.Itoa(pid))
 		file, err := os.Open(filepath.Join(dir, "ns/net"))
@@ -143,7 +143,10 @@ func (l *Locator) Open(uid string, pids []int) (*NetNS, error) {
 			file.Close()
 			continue
 		}
-		ns.Node = ns.Inode == l.host || ns.Inode == l.own
+		if node := ns.Inode == l.host || ns.Inode == l.own; node != hostNetwork {
+			file.Close()
+			continue
+		}
 		return ns, nil
 	}
 	return nil, nil

@@ -44,16 +44,20 @@ func TestProcessesFindsPodsUnderEitherCgroupDriver(t *testing.T) {
 	}
 }
 
-func TestOpenKnowsTheNodesNetwork(t *testing.T) {
+// A runtime's process is in the pod's cgroup before it is in its namespace.
+func TestOpenTellsTheNodesNetworkFromAPods(t *testing.T) {
 	l := newLocator(t)
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, uid)
 
-	ns, err := proc.Open(uid, []int{pid})
+	ns, err := proc.Open(uid, []int{pid}, false)
+	require.NoError(t, err)
+	assert.Nil(t, ns)
 
+	ns, err = proc.Open(uid, []int{pid}, true)
 	require.NoError(t, err)
 	defer ns.Close()
-	assert.True(t, ns.Node)
+	assert.Equal(t, l.host, ns.Inode)
 }
 
 func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {
@@ -61,7 +65,7 @@ func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, "another-pod")
 
-	ns, err := proc.Open(uid, []int{pid, 1 << 30})
+	ns, err := proc.Open(uid, []int{pid, 1 << 30}, true)
 
 	require.NoError(t, err)
 	assert.Nil(t, ns, "a reused process number must not lend its namespace")
