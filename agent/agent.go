@@ -174,7 +174,8 @@ func Run(told context.Context, o Options) error {
 	o.Logger.Info("agent started", "node", o.Node, "captures", manager.Captures, "version", o.Version)
 	group.Go(func() error { m.run(ctx); return nil })
 	group.Go(func() error { m.watchHealth(until(ctx, m.yielded), socket); return nil })
-	group.Go(func() error { socket.Serve(until(ctx, m.yielded), holder{m}); return nil })
+	group.Go(func() error { socket.Serve(ctx, holder{m}); return nil })
+	context.AfterFunc(until(ctx, m.yielded), func() { _ = socket.Close() })
 	// No change of a policy may miss a request under way.
 	group.Go(func() error { manager.Run(until(ctx, m.drained), handler{ctx, m}); return nil })
 	group.Go(func() error { keeper.Run(until(ctx, m.drained)); return nil })

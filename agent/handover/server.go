@@ -96,7 +96,8 @@ func (s *Socket) Current() bool {
 // Close stops listening. What is under way goes on.
 func (s *Socket) Close() error { return s.listener.Close() }
 
-// Serve answers until ctx ends or the socket is closed.
+// Serve answers until ctx ends or the socket is closed; what it is at then, it
+// finishes.
 func (s *Socket) Serve(ctx context.Context, h Holder) {
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
 	var one sync.Mutex // at a time is served; others are told to come again
