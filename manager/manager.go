@@ -115,7 +115,9 @@ func Run(ctx context.Context, o Options) error {
 	w.elected = mgr.Elected()
 
 	server := mgr.GetWebhookServer()
-	server.Register(inject.Path, &admission.Webhook{Handler: &inject.Webhook{Reader: live, Bundles: bundles}})
+	server.Register(inject.Path, &admission.Webhook{Handler: &inject.Webhook{
+		Reader: live, Bundles: bundles, Namespace: o.Namespace, Permits: w.permits,
+	}})
 	server.Register(validate.Path, &admission.Webhook{Handler: &validate.Webhook{Reader: live}})
 	server.Register(label.Path, &admission.Webhook{Handler: admission.HandlerFunc(label.Stamp)})
 

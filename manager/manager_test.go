@@ -129,7 +129,7 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 	}
 	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
 	idle := func(context.Context) error { return nil }
-	for _, l := range []**loop{&w.policiesLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop} {
+	for _, l := range []**loop{&w.policiesLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop} {
 		*l = newLoop(log, "", 0, 0, idle)
 	}
 	require.NoError(t, w.bootstrap(t.Context()))
@@ -250,6 +250,21 @@ func TestAgentsService(t *testing.T) {
 	require.Equal(t, []string{"10.96.0.9:6443"}, w.cluster.Load().AgentAddresses)
 	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("10.96.0.9"))
 	require.Len(t, w.trustLoop.poked, 1)
+}
+
+// What a new leader has not heard yet does not undo what the last one wrote.
+func TestKeepNodes(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t)
+	require.NoError(t, inject.KeepHostNetwork(ctx, w.live, "mesh", inject.HostNetwork(2, nil)))
+	data := func() map[string]string {
+		return get(t, w, "mesh", inject.HostNetworkConfigMap, &corev1.ConfigMap{}).Data
+	}
+	require.NoError(t, w.keepNodes(ctx))
+	require.Equal(t, inject.HostNetwork(2, nil), data())
+	w.leading = time.Now().Add(-2 * status.Grace)
+	require.NoError(t, w.keepNodes(ctx))
+	require.Equal(t, inject.HostNetwork(0, nil), data())
 }
 
 // A rotation waits for pods that trust the mesh and may not know the next CA.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -108,6 +109,18 @@ func (w *world) keepTrust(ctx context.Context) error {
 		w.policiesLoop.poke() // agents must ask for a new leaf
 	}
 	return errors.Join(err, w.publishCA(ctx), w.injectCA(ctx))
+}
+
+// permits tells whether agents' certificates may name an address. A replica that
+// has not heard so looks again.
+func (w *world) permits(ctx context.Context, ip netip.Addr) bool {
+	if w.authority.Permits(ip) {
+		return true
+	}
+	if err := w.authority.Load(ctx, w.apiServerNames()); err != nil {
+		w.Log.Warn("certificates could not be read again", "error", err)
+	}
+	return w.authority.Permits(ip)
 }
 
 // trusting are the pods that trust the mesh, and when they were created; nil

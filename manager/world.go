@@ -46,6 +46,7 @@ type world struct {
 	recorder events.EventRecorder
 	elected  <-chan struct{}
 	since    time.Time // when this replica began to write status
+	leading  time.Time // when it began to hear of nodes
 
 	authority *trust.Authority
 	serving   *trust.Serving
@@ -57,7 +58,7 @@ type world struct {
 	compiled atomic.Pointer[compiled]
 	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
 
-	policiesLoop, trustLoop, bundlesLoop, stampLoop, statusLoop *loop
+	policiesLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
 }
 
 // compiled is the last outcome of the policies loop.
@@ -74,7 +75,8 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.bundlesLoop = newLoop(w.Log, "bundles", settleEvents, 10*time.Minute, w.keepBundles)
 	w.stampLoop = newLoop(w.Log, "stamp", settleEvents, time.Minute, w.keepStamp)
 	w.statusLoop = newLoop(w.Log, "status", 200*time.Millisecond, 10*time.Second, w.keepStatus)
-	w.push.Changed = w.statusLoop.poke
+	w.nodesLoop = newLoop(w.Log, "nodes", time.Second, 15*time.Second, w.keepNodes)
+	w.push.Changed = func() { w.statusLoop.poke(); w.nodesLoop.poke() }
 	w.sweeper.Changed = w.statusLoop.poke
 
 	for _, o := range []client.Object{&v1alpha1.ShardingConfig{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{}} {
@@ -92,6 +94,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 		w.bundlesLoop,
 		w.stampLoop,
 		w.statusLoop,
+		w.nodesLoop,
 		leader(w.watchBundles),
 		leader(w.sweeper.Run),
 		leader(w.serveAgents),

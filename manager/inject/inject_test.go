@@ -3,6 +3,7 @@ package inject
 import (
 	"context"
 	"encoding/json"
+	"net/netip"
 	"testing"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
@@ -33,7 +34,7 @@ func newWebhook(t *testing.T, existing ...client.Object) *Webhook {
 	require.NoError(t, corev1.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build()
-	return &Webhook{Reader: c, Bundles: &Bundles{
+	return &Webhook{Reader: c, Namespace: "mesh", Permits: func(context.Context, netip.Addr) bool { return true }, Bundles: &Bundles{
 		Client:  c,
 		Mesh:    func() []byte { return []byte("mesh\n") },
 		Cluster: func() []byte { return []byte("cluster\n") },
@@ -114,6 +115,21 @@ func TestOthersTrustBoth(t *testing.T) {
 	require.Equal(t, []string{BothBundle, BothBundle, "users", BothBundle}, names)
 	require.Equal(t, v1alpha1.TrustBoth, trust)
 	require.Equal(t, "mesh\ncluster\n", bundle(t, w, BothBundle).Data["ca.crt"])
+}
+
+// Who may be let go past the proxy must be able to verify the apiserver.
+func TestOpenAndPassthroughTrustBoth(t *testing.T) {
+	for _, change := range []func(*v1alpha1.ShardingConfigSpec){
+		func(s *v1alpha1.ShardingConfigSpec) { s.FailurePolicy = v1alpha1.FailOpen },
+		func(s *v1alpha1.ShardingConfigSpec) { s.ClientCertificates = v1alpha1.ClientCertificatesPassthrough },
+	} {
+		c := shard("zero", map[string]string{"shard": "0"})
+		change(&c.Spec)
+		_, m := create(t, newWebhook(t, c), pod, false)
+		names, trust := sources(m)
+		require.Equal(t, []string{BothBundle, BothBundle, "users", BothBundle}, names)
+		require.Equal(t, v1alpha1.TrustBoth, trust)
+	}
 }
 
 func TestForgedAnnotationIsOverwritten(t *testing.T) {

@@ -4,31 +4,41 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
 // Path at which Webhook is served.
 const Path = "/mutate-pod"
 
-// Webhook admits labelled pods as they are created. That label and trust stay as
-// they were then is the business of a ValidatingAdmissionPolicy, which asks no
-// manager.
+// Webhook admits labelled pods as they are created. That label, trust and way of
+// capture stay as they were then is the business of a ValidatingAdmissionPolicy,
+// which asks no manager.
 type Webhook struct {
 	// Reader reads without a cache: a ShardingConfig created a moment ago
 	// counts, or its first pods would be let in to trust the real apiserver.
 	Reader  client.Reader
 	Bundles *Bundles
+	// Namespace of the mesh.
+	Namespace string
+	// Permits tells whether agents' certificates may name an address.
+	Permits func(context.Context, netip.Addr) bool
 }
 
 // Handle implements admission.Handler.
@@ -44,69 +54,133 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 }
 
 func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1.Pod) admission.Response {
-	if pod.Spec.HostNetwork {
-		return refuse("HostNetwork", "a pod with hostNetwork shares its connections with the node, so that the mesh cannot tell them apart: remove hostNetwork from the pod template, or the label %s", v1alpha1.EnableProxyLabel)
+	capture := pod.Annotations[v1alpha1.CaptureAnnotation]
+	switch capture {
+	case "", v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress:
+	default:
+		return refuse("Capture", "annotation %s: %q is no way of capture: write %s, %s or %s, or leave it out for what works best", v1alpha1.CaptureAnnotation, capture,
+			v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress)
 	}
+	if pod.Spec.HostNetwork {
+		if refused := w.hostNetwork(ctx, capture); refused != nil {
+			return *refused
+		}
+	}
+	config, refused := w.config(ctx, req, pod)
+	if refused != nil {
+		return *refused
+	}
+	trusted := compile.Trust(config)
+	bundle := BundleOf(trusted)
+	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: ""}
+	volumes, ops := swapBundles(pod.Spec.Volumes, bundle)
+	if capture == v1alpha1.CaptureAddress {
+		if config != nil && compile.PassesThrough(config) {
+			return refuse("Capture", "a pod that is captured by address cannot have its connections passed through, as clientCertificates: Passthrough of ShardingConfig %s asks: remove annotation %s from the pod template", config.Name, v1alpha1.CaptureAnnotation)
+		}
+		agents, refused := w.agents(ctx)
+		if refused != nil {
+			return *refused
+		}
+		more, kubeconfig, err := toAddress(pod, volumes, req.Namespace, bundle, agents)
+		if err != nil {
+			return refuse("Capture", "this pod cannot be captured by address: %v", err)
+		}
+		ops = append(ops, more...)
+		annotations[v1alpha1.KubeconfigContentAnnotation] = kubeconfig
+	}
+	if req.DryRun == nil || !*req.DryRun {
+		if err := w.Bundles.Ensure(ctx, req.Namespace, bundle); err != nil {
+			return admission.Errored(http.StatusInternalServerError, err)
+		}
+	}
+	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...)
+}
+
+// config is the configuration that selects a pod, nil if none does.
+func (w *Webhook) config(ctx context.Context, req admission.Request, pod *corev1.Pod) (*v1alpha1.ShardingConfig, *admission.Response) {
 	var all v1alpha1.ShardingConfigList
 	if err := w.Reader.List(ctx, &all, client.InNamespace(req.Namespace)); err != nil {
-		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing ShardingConfigs: %w", err))
+		return nil, new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing ShardingConfigs: %w", err)))
 	}
+	var config *v1alpha1.ShardingConfig
 	var selecting []string
 	for _, c := range all.Items {
 		sel, problem := compile.Members(&c)
 		if problem != nil && problem.Reason == compile.ReasonInvalid {
 			// It may be about this pod, which then must not run unsharded.
-			return refuse("InvalidConfig", "whose shard this pod is cannot be told, because ShardingConfig %s is invalid (%s): mend or delete it", c.Name, problem.Message)
+			return nil, new(refuse("InvalidConfig", "whose shard this pod is cannot be told, because ShardingConfig %s is invalid (%s): mend or delete it", c.Name, problem.Message))
 		}
 		if sel != nil && sel.Matches(labels.Set(pod.Labels)) {
-			selecting = append(selecting, c.Name)
+			config, selecting = &c, append(selecting, c.Name)
 		}
 	}
 	if len(selecting) > 1 {
-		return refuse("Conflict", "%s", compile.ConflictMessage(req.Namespace, selecting))
+		return nil, new(refuse("Conflict", "%s", compile.ConflictMessage(req.Namespace, selecting)))
 	}
-	trust := v1alpha1.TrustBoth
-	if len(selecting) == 1 {
-		trust = v1alpha1.TrustMesh
-	}
-	if req.DryRun == nil || !*req.DryRun {
-		if err := w.Bundles.Ensure(ctx, req.Namespace, BundleOf(trust)); err != nil {
-			return admission.Errored(http.StatusInternalServerError, err)
-		}
-	}
-	return admission.Patched("", patch(pod, trust)...)
+	return config, nil
 }
 
-// patch touches what must change and nothing else, for a pod may have fields
-// that this program does not know.
-func patch(pod *corev1.Pod, trust string) []jsonpatch.JsonPatchOperation {
-	var ops []jsonpatch.JsonPatchOperation
-	bundle := BundleOf(trust)
-	swap := func(name, format string, at ...any) {
-		switch name {
+// agents is the address at which pods find the agent of their node.
+func (w *Webhook) agents(ctx context.Context) (netip.AddrPort, *admission.Response) {
+	service := &corev1.Service{}
+	err := w.Reader.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: apiserver.AgentService}, service)
+	if client.IgnoreNotFound(err) != nil {
+		return netip.AddrPort{}, new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading the agents' Service: %w", err)))
+	}
+	addresses := apiserver.Agents(service)
+	if len(addresses) == 0 {
+		return netip.AddrPort{}, new(refuse("Capture", "no pod can be captured by address, because the agents' Service %s/%s has no address: install the whole of the mesh, or remove annotation %s from the pod template", w.Namespace, apiserver.AgentService, v1alpha1.CaptureAnnotation))
+	}
+	if ip := addresses[0].Addr(); !w.Permits(ctx, ip) {
+		return netip.AddrPort{}, new(refuse("Capture", "no pod can be captured by address yet, because the agents' certificates cannot name their Service's address %s while pods run that know an older CA of the mesh: annotation %s of Secret %s/%s says which to delete", ip, trust.RotationAnnotation, w.Namespace, trust.MeshCASecret))
+	}
+	return addresses[0], nil
+}
+
+// swapBundles gives the bundle to all volumes that have one. The operations touch
+// what must change and nothing else, for a pod may have fields that this program
+// does not know.
+func swapBundles(in []corev1.Volume, bundle string) (volumes []corev1.Volume, ops []jsonpatch.JsonPatchOperation) {
+	swap := func(name *string, format string, at ...any) {
+		switch *name {
 		case bundle:
 		case clusterBundle, MeshBundle, BothBundle:
+			*name = bundle
 			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf(format, at...), bundle))
 		}
 	}
-	for i, v := range pod.Spec.Volumes {
+	for i, v := range in {
+		v = *v.DeepCopy()
 		if v.ConfigMap != nil {
-			swap(v.ConfigMap.Name, "/spec/volumes/%d/configMap/name", i)
+			swap(&v.ConfigMap.Name, "/spec/volumes/%d/configMap/name", i)
 		}
-		if v.Projected == nil {
-			continue
-		}
-		for j, s := range v.Projected.Sources {
-			if s.ConfigMap != nil {
-				swap(s.ConfigMap.Name, "/spec/volumes/%d/projected/sources/%d/configMap/name", i, j)
+		if v.Projected != nil {
+			for j, s := range v.Projected.Sources {
+				if s.ConfigMap != nil {
+					swap(&s.ConfigMap.Name, "/spec/volumes/%d/projected/sources/%d/configMap/name", i, j)
+				}
 			}
 		}
+		volumes = append(volumes, v)
 	}
-	switch {
-	case pod.Annotations == nil:
-		ops = append(ops, jsonpatch.NewOperation("add", "/metadata/annotations", map[string]string{v1alpha1.TrustAnnotation: trust}))
-	case pod.Annotations[v1alpha1.TrustAnnotation] != trust:
-		ops = append(ops, jsonpatch.NewOperation("add", "/metadata/annotations/"+escape(v1alpha1.TrustAnnotation), trust))
+	return volumes, ops
+}
+
+// annotate gives annotations their values, and removes those with an empty one.
+func annotate(have, want map[string]string) (ops []jsonpatch.JsonPatchOperation) {
+	want = maps.Clone(want)
+	maps.DeleteFunc(want, func(k, v string) bool { return have[k] == v })
+	if have == nil {
+		return []jsonpatch.JsonPatchOperation{jsonpatch.NewOperation("add", "/metadata/annotations", want)}
+	}
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		at := "/metadata/annotations/" + escape(k)
+		if want[k] == "" {
+			ops = append(ops, jsonpatch.NewOperation("remove", at, nil))
+		} else {
+			ops = append(ops, jsonpatch.NewOperation("add", at, want[k]))
+		}
 	}
 	return ops
 }

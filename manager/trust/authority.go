@@ -36,6 +36,8 @@ type Authority struct {
 	// Log is told of rotations; may be nil.
 	Log *slog.Logger
 
+	reading sync.Mutex // one Load or Maintain at a time, so that none undoes another
+
 	mu    sync.RWMutex
 	ring  *Ring
 	names Names
@@ -44,6 +46,8 @@ type Authority struct {
 // Load reads the CA, or makes it where there is none. Of several replicas that
 // make it at once, one wins and the others read what it made.
 func (a *Authority) Load(ctx context.Context, names Names) error {
+	a.reading.Lock()
+	defer a.reading.Unlock()
 	_, _, err := a.load(ctx, names)
 	return err
 }
@@ -52,6 +56,8 @@ func (a *Authority) Load(ctx context.Context, names Names) error {
 // is due or asked for, and says how far it has come. Of the facts, the time and
 // what people ask are found out here.
 func (a *Authority) Maintain(ctx context.Context, f Facts) error {
+	a.reading.Lock()
+	defer a.reading.Unlock()
 	secret, have, err := a.load(ctx, f.Names)
 	if err != nil {
 		return err

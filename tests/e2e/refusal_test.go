@@ -73,6 +73,12 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		{"star among others", "resources: [secrets]", `resources: ["*", secrets]`, []string{"spec.limits[0].relateResources[0].resources[0]", `"*" must be alone`}},
 		{"lock", "leaderElectionName: leader", "leaderElectionName: The_Leader", []string{"spec.controller.leaderElectionName", "The_Leader---wrong", "lower case"}},
 		{"lock without a name", "leaderElectionName: leader", `leaderElectionName: ""`, []string{"spec.controller.leaderElectionName"}},
+		{"passthrough of shards", "  controller: {leaderElectionName: leader}\n", "  clientCertificates: Passthrough\n", []string{"spec.clientCertificates: Passthrough leaves requests unread", "remove spec.limits", "or choose Refuse"}},
+		{"passthrough with a lock", "  limits:\n  - relateResources: [{apiGroups: [\"\"], resources: [secrets]}]\n    selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}\n", "  clientCertificates: Passthrough\n",
+			[]string{"spec.clientCertificates: Passthrough leaves requests unread", "remove spec.limits, spec.controller"}},
+		{"failure policy", "  controller:", "  failurePolicy: Ignore\n  controller:", []string{"spec.failurePolicy", `"Closed", "Open"`}},
+		{"token binding", "  controller:", "  tokenBinding: On\n  controller:", []string{"spec.tokenBinding", `"Enforce", "Off"`}},
+		{"client certificates", "  controller:", "  clientCertificates: Pass\n  controller:", []string{"spec.clientCertificates", `"Refuse", "Passthrough"`}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			err := apply(t, ns, "wrong", c.old, c.new)
@@ -92,6 +98,8 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "good"}, c))
 		require.Equal(t, []string{"1"}, c.Spec.Selector.MatchExpressions[0].Values)
 		require.NoError(t, apply(t, ns, "good", "values: [a]", "values: [a, b]"), "all else may be changed")
+		require.NoError(t, apply(t, ns, "good", "  controller: {leaderElectionName: leader}\n  limits:\n  - relateResources: [{apiGroups: [\"\"], resources: [secrets]}]\n    selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}\n",
+			"  clientCertificates: Passthrough\n"), "even into one that divides nothing")
 	})
 }
 
@@ -121,14 +129,36 @@ func TestWrongPodsAreRefused(t *testing.T) {
 	ns := namespace(t, "refused")
 	probeRights(t, ns)
 
-	hostNetwork := netPod(ns, "host-network", nodes(t)[0])
-	hostNetwork.Spec.HostNetwork = true
-	err := cluster.Create(t.Context(), hostNetwork)
-	require.ErrorContains(t, err, "remove hostNetwork from the pod template, or the label "+meshv1alpha1.EnableProxyLabel)
-	require.True(t, apierrors.IsNotFound(cluster.Delete(t.Context(), hostNetwork)), "it is stored")
+	for _, c := range []struct {
+		what   string
+		change func(*corev1.Pod)
+		says   string
+	}{
+		{"host network by iptables", func(p *corev1.Pod) {
+			p.Spec.HostNetwork = true
+			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: meshv1alpha1.CaptureIPTables}
+		}, "remove hostNetwork from the pod template, or the label " + meshv1alpha1.EnableProxyLabel},
+		{"unknown way of capture", func(p *corev1.Pod) {
+			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: "sidecar"}
+		}, `"sidecar" is no way of capture: write ebpf, iptables or address`},
+		{"kubeconfig that cannot be told", func(p *corev1.Pod) {
+			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: meshv1alpha1.CaptureAddress}
+			p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--kubeconfig=config")
+		}, "relative path (config)"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			pod := netPod(ns, "wrong", nodes(t)[0])
+			c.change(pod)
+			require.ErrorContains(t, cluster.Create(t.Context(), pod), c.says)
+			require.True(t, apierrors.IsNotFound(cluster.Delete(t.Context(), pod)), "it is stored")
+		})
+	}
 
 	off, on := outsider(t, ns, "off"), netPod(ns, "on", nodes(t)[0])
 	create(t, on)
+	err := cluster.Patch(t.Context(), on.DeepCopy(), client.RawPatch("application/merge-patch+json",
+		[]byte(`{"metadata": {"annotations": {"`+meshv1alpha1.CaptureAnnotation+`": "iptables"}}}`)))
+	require.ErrorContains(t, err, "is fixed when a pod is created")
 	for pod, label := range map[*corev1.Pod]string{off: `"true"`, on: "null"} {
 		err := cluster.Patch(t.Context(), pod.DeepCopy(), client.RawPatch("application/merge-patch+json",
 			[]byte(`{"metadata": {"labels": {"`+meshv1alpha1.EnableProxyLabel+`": `+label+`}}}`)))

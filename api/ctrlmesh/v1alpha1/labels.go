@@ -21,6 +21,10 @@ const (
 	// that leads to the mesh.
 	KubeconfigAnnotation = GroupName + "/kubeconfig"
 
+	// KubeconfigContentAnnotation is written on a pod at admission, if it is
+	// captured by address: the kubeconfig that its containers were given.
+	KubeconfigContentAnnotation = GroupName + "/kubeconfig-content"
+
 	// NamespaceLabel on a sharded object is the name of its namespace.
 	NamespaceLabel = GroupName + "/namespace"
 

@@ -1,0 +1,317 @@
+package inject
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gomodules.xyz/jsonpatch/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	// addressVolume has the mesh's bundle and a kubeconfig that leads to the
+	// node's agent. It is mounted at addressDir.
+	addressVolume  = "ctrlmesh-kubeconfig"
+	addressDir     = "/var/run/secrets/" + v1alpha1.GroupName
+	kubeconfigFile = "kubeconfig"
+)
+
+// toAddress leads a pod's clients to the agents' address: by environment and, in
+// containers that name a kubeconfig, by another in its place. Arguments and
+// commands stay as they are. It returns the kubeconfig, empty if there is none.
+// Before are the pod's volumes as they are by now.
+func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, err error) {
+	env := environment(agents)
+	volumes := slices.Clone(before)
+	token := ""
+	for _, group := range []struct {
+		field      string
+		containers []corev1.Container
+	}{{"initContainers", pod.Spec.InitContainers}, {"containers", pod.Spec.Containers}} {
+		for i, c := range group.containers {
+			at := fmt.Sprintf("/spec/%s/%d", group.field, i)
+			ops = append(ops, setEnv(at+"/env", c.Env, env)...)
+			files, err := kubeconfigs(c, pod.Annotations[v1alpha1.KubeconfigAnnotation])
+			if err != nil {
+				return nil, "", fmt.Errorf("container %s: %w", c.Name, err)
+			}
+			if len(files) == 0 {
+				continue
+			}
+			switch mine := tokenFile(volumes, c); {
+			case mine == "":
+				return nil, "", fmt.Errorf("container %s reads the kubeconfig %s, and in its place would authenticate by the pod's service-account token, which the container does not have: set automountServiceAccountToken: true", c.Name, files[0])
+			case token != "" && token != mine:
+				return nil, "", fmt.Errorf("container %s has its service-account token in %s and another container in %s: the kubeconfig they are given can name one: mount it at one path", c.Name, mine, token)
+			default:
+				token = mine
+			}
+			ops = append(ops, mountFiles(at+"/volumeMounts", c.VolumeMounts, volumes, files)...)
+		}
+	}
+	if token == "" {
+		return ops, "", nil
+	}
+	if content, err = kubeconfig(agents, namespace, token); err != nil {
+		return nil, "", err
+	}
+	own := corev1.Volume{Name: addressVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		DefaultMode: new(corev1.ProjectedVolumeSourceDefaultMode),
+		Sources: []corev1.VolumeProjection{
+			{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: bundle}}},
+			kubeconfigSource(kubeconfigFile),
+		},
+	}}}
+	if i := slices.IndexFunc(volumes, named(addressVolume)); i >= 0 {
+		volumes[i] = own
+	} else {
+		volumes = append(volumes, own)
+	}
+	for i, v := range volumes {
+		switch {
+		case i >= len(before):
+			ops = append(ops, jsonpatch.NewOperation("add", "/spec/volumes/-", v))
+		case !reflect.DeepEqual(v, before[i]):
+			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d", i), v))
+		}
+	}
+	return ops, content, nil
+}
+
+// environment is what the kubelet would set for a Service at another address.
+func environment(agents netip.AddrPort) []corev1.EnvVar {
+	host, port, url := agents.Addr().String(), strconv.Itoa(int(agents.Port())), "tcp://"+agents.String()
+	return []corev1.EnvVar{
+		{Name: "KUBERNETES_SERVICE_HOST", Value: host},
+		{Name: "KUBERNETES_SERVICE_PORT", Value: port},
+		{Name: "KUBERNETES_SERVICE_PORT_HTTPS", Value: port},
+		{Name: "KUBERNETES_PORT", Value: url},
+		// Named after the apiserver's own port, always 443, by which they are looked up.
+		{Name: "KUBERNETES_PORT_443_TCP", Value: url},
+		{Name: "KUBERNETES_PORT_443_TCP_PROTO", Value: "tcp"},
+		{Name: "KUBERNETES_PORT_443_TCP_ADDR", Value: host},
+		{Name: "KUBERNETES_PORT_443_TCP_PORT", Value: port},
+	}
+}
+
+// setEnv puts variables first, where others can refer to them, and removes any
+// of the same names.
+func setEnv(at string, have, want []corev1.EnvVar) (ops []jsonpatch.JsonPatchOperation) {
+	wanted := func(e corev1.EnvVar) bool {
+		return slices.ContainsFunc(want, func(w corev1.EnvVar) bool { return w.Name == e.Name })
+	}
+	n := len(want)
+	if len(have) >= n && reflect.DeepEqual(have[:n], want) && !slices.ContainsFunc(have[n:], wanted) {
+		return nil
+	}
+	if have == nil {
+		return []jsonpatch.JsonPatchOperation{jsonpatch.NewOperation("add", at, want)}
+	}
+	for i, e := range slices.Backward(have) {
+		if wanted(e) {
+			ops = append(ops, jsonpatch.NewOperation("remove", fmt.Sprintf("%s/%d", at, i), nil))
+		}
+	}
+	for _, e := range slices.Backward(want) {
+		ops = append(ops, jsonpatch.NewOperation("add", at+"/0", e))
+	}
+	return ops
+}
+
+// kubeconfigs are the files that a container's clients will read: those that
+// KUBECONFIG or a flag --kubeconfig name, and the annotated.
+func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
+	var files []string
+	const instead = "take it away, or write out an absolute path"
+	add := func(what, file string) error {
+		switch {
+		case file == "":
+			return nil // means none, to clients
+		case strings.Contains(file, "$("):
+			return fmt.Errorf("%s refers to a variable (%s), so that the file cannot be told: %s", what, file, instead)
+		case !path.IsAbs(file):
+			return fmt.Errorf("%s is a relative path (%s), so that the file cannot be told: %s", what, file, instead)
+		}
+		if file = path.Clean(file); !slices.Contains(files, file) {
+			files = append(files, file)
+		}
+		return nil
+	}
+	var errs []error
+	errs = append(errs, add("annotation "+v1alpha1.KubeconfigAnnotation, annotated))
+	for _, e := range c.Env {
+		if e.Name != clientcmd.RecommendedConfigPathEnvVar {
+			continue
+		}
+		if e.ValueFrom != nil {
+			errs = append(errs, fmt.Errorf("%s comes from elsewhere, so that the file cannot be told: %s", e.Name, instead))
+		}
+		for file := range strings.SplitSeq(e.Value, ":") {
+			errs = append(errs, add(e.Name, file))
+		}
+	}
+	words := slices.Concat(c.Command, c.Args)
+	for i, w := range words {
+		flag, ok := strings.CutPrefix(w, "-")
+		if !ok {
+			continue
+		}
+		name, value, given := strings.Cut(strings.TrimPrefix(flag, "-"), "=")
+		if name != clientcmd.RecommendedConfigPathFlag {
+			continue
+		}
+		if !given && i+1 < len(words) {
+			value = words[i+1]
+		}
+		errs = append(errs, add("--"+name, value))
+	}
+	return files, errors.Join(errs...)
+}
+
+// tokenFile is where a container has the pod's service-account token.
+func tokenFile(volumes []corev1.Volume, c corev1.Container) string {
+	for _, m := range c.VolumeMounts {
+		i := slices.IndexFunc(volumes, named(m.Name))
+		if i < 0 || volumes[i].Projected == nil || m.SubPath != "" || m.SubPathExpr != "" {
+			continue
+		}
+		for _, s := range volumes[i].Projected.Sources {
+			if t := s.ServiceAccountToken; t != nil && t.Audience == "" {
+				return path.Join(m.MountPath, t.Path)
+			}
+		}
+	}
+	return ""
+}
+
+// mountFiles puts the mesh's kubeconfig in the place of files. Where one is in a
+// volume that the kubelet keeps up to date, it becomes part of that volume: a
+// mount over it would be gone with the volume's next update.
+func mountFiles(at string, have []corev1.VolumeMount, volumes []corev1.Volume, files []string) (ops []jsonpatch.JsonPatchOperation) {
+	own := func(m corev1.VolumeMount) bool { return m.Name == addressVolume && m.MountPath == addressDir }
+	if !slices.ContainsFunc(have, own) {
+		ops = append(ops, jsonpatch.NewOperation("add", at+"/-", corev1.VolumeMount{Name: addressVolume, MountPath: addressDir, ReadOnly: true}))
+	}
+	for _, file := range files {
+		// The mount that the file is on, or is.
+		on := -1
+		for i, m := range have {
+			dir := path.Clean(m.MountPath)
+			if (file == dir || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")) && (on < 0 || len(dir) > len(path.Clean(have[on].MountPath))) {
+				on = i
+			}
+		}
+		mount := corev1.VolumeMount{Name: addressVolume, MountPath: file, SubPath: kubeconfigFile, ReadOnly: true}
+		if on < 0 {
+			ops = append(ops, jsonpatch.NewOperation("add", at+"/-", mount))
+			continue
+		}
+		m := have[on]
+		dir := path.Clean(m.MountPath)
+		v := slices.IndexFunc(volumes, named(m.Name))
+		switch {
+		case m.Name == addressVolume:
+		case file == dir:
+			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("%s/%d", at, on), mount))
+		case v >= 0 && m.SubPath == "" && m.SubPathExpr == "" && keptUpToDate(volumes[v]):
+			volumes[v] = withKubeconfig(volumes[v], strings.TrimPrefix(file, strings.TrimSuffix(dir, "/")+"/"))
+		default:
+			ops = append(ops, jsonpatch.NewOperation("add", at+"/-", mount))
+		}
+	}
+	return ops
+}
+
+func keptUpToDate(v corev1.Volume) bool {
+	return v.Secret != nil || v.ConfigMap != nil || v.DownwardAPI != nil || v.Projected != nil
+}
+
+// withKubeconfig is a volume with one of its files replaced. Of what projected
+// sources have at one path, the last counts.
+func withKubeconfig(v corev1.Volume, file string) corev1.Volume {
+	p := &corev1.ProjectedVolumeSource{}
+	switch {
+	case v.Secret != nil:
+		p.DefaultMode = v.Secret.DefaultMode
+		p.Sources = []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{
+			LocalObjectReference: corev1.LocalObjectReference{Name: v.Secret.SecretName}, Items: v.Secret.Items, Optional: v.Secret.Optional,
+		}}}
+	case v.ConfigMap != nil:
+		p.DefaultMode = v.ConfigMap.DefaultMode
+		p.Sources = []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{
+			LocalObjectReference: v.ConfigMap.LocalObjectReference, Items: v.ConfigMap.Items, Optional: v.ConfigMap.Optional,
+		}}}
+	case v.DownwardAPI != nil:
+		p.DefaultMode = v.DownwardAPI.DefaultMode
+		p.Sources = []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{Items: v.DownwardAPI.Items}}}
+	default:
+		p = v.Projected.DeepCopy()
+	}
+	// Paths that are written out twice are refused by the apiserver.
+	sources := slices.Clone(p.Sources)
+	p.Sources = nil
+	for _, s := range sources {
+		var before, after int
+		switch {
+		case s.Secret != nil:
+			before = len(s.Secret.Items)
+			s.Secret.Items = elsewhere(s.Secret.Items, file, func(k corev1.KeyToPath) string { return k.Path })
+			after = len(s.Secret.Items)
+		case s.ConfigMap != nil:
+			before = len(s.ConfigMap.Items)
+			s.ConfigMap.Items = elsewhere(s.ConfigMap.Items, file, func(k corev1.KeyToPath) string { return k.Path })
+			after = len(s.ConfigMap.Items)
+		case s.DownwardAPI != nil:
+			before = len(s.DownwardAPI.Items)
+			s.DownwardAPI.Items = elsewhere(s.DownwardAPI.Items, file, func(f corev1.DownwardAPIVolumeFile) string { return f.Path })
+			after = len(s.DownwardAPI.Items)
+		}
+		if before > 0 && after == 0 {
+			continue // without items a source would have all its keys
+		}
+		p.Sources = append(p.Sources, s)
+	}
+	p.Sources = append(p.Sources, kubeconfigSource(file))
+	return corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{Projected: p}}
+}
+
+// elsewhere are the items that are not at a path.
+func elsewhere[T any](items []T, file string, at func(T) string) []T {
+	return slices.DeleteFunc(slices.Clone(items), func(i T) bool { return path.Clean(at(i)) == file })
+}
+
+func kubeconfigSource(file string) corev1.VolumeProjection {
+	return corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{{
+		Path:     file,
+		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.annotations['" + v1alpha1.KubeconfigContentAnnotation + "']"},
+	}}}}
+}
+
+// kubeconfig leads to the agents. The CA is a file, so that it follows a rotation.
+func kubeconfig(agents netip.AddrPort, namespace, token string) (string, error) {
+	const name = "ctrlmesh"
+	c := clientcmdapi.NewConfig()
+	c.Clusters[name] = &clientcmdapi.Cluster{Server: "https://" + agents.String(), CertificateAuthority: path.Join(addressDir, bundleKey)}
+	c.AuthInfos[name] = &clientcmdapi.AuthInfo{TokenFile: token}
+	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: namespace}
+	c.CurrentContext = name
+	content, err := clientcmd.Write(*c)
+	if err != nil {
+		return "", fmt.Errorf("writing a kubeconfig: %w", err)
+	}
+	return string(content), nil
+}
+
+func named(name string) func(corev1.Volume) bool {
+	return func(v corev1.Volume) bool { return v.Name == name }
+}

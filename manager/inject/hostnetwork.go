@@ -1,0 +1,86 @@
+package inject
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// HostNetworkConfigMap tells, in the mesh's namespace, whether nodes can tell pods
+// under hostNetwork apart. The leader, who hears it from agents, keeps it for all
+// replicas.
+const HostNetworkConfigMap = "ctrlmesh-host-network"
+
+const (
+	ableKey   = "nodes" // how many nodes can
+	reasonKey = "reason"
+	// maxReasons bounds the nodes of which the reason is told.
+	maxReasons = 3
+)
+
+// HostNetwork is what the ConfigMap says when so many nodes can, and others, for
+// the reason given, cannot.
+func HostNetwork(able int, not map[string]string) map[string]string {
+	var reasons []string
+	for _, node := range slices.Sorted(maps.Keys(not)) {
+		if len(reasons) == maxReasons {
+			reasons = append(reasons, fmt.Sprintf("and %d more nodes", len(not)-maxReasons))
+			break
+		}
+		reasons = append(reasons, "node "+node+": "+not[node])
+	}
+	return map[string]string{ableKey: strconv.Itoa(able), reasonKey: strings.Join(reasons, "; ")}
+}
+
+// KeepHostNetwork writes the ConfigMap.
+func KeepHostNetwork(ctx context.Context, c client.Client, namespace string, data map[string]string) error {
+	key := types.NamespacedName{Namespace: namespace, Name: HostNetworkConfigMap}
+	cm := &corev1.ConfigMap{}
+	err := c.Get(ctx, key, cm)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: HostNetworkConfigMap}, Data: data})
+	case err == nil && !maps.Equal(cm.Data, data):
+		cm.Data = data
+		err = c.Update(ctx, cm)
+	}
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s: %w", key, err)
+	}
+	return nil
+}
+
+// hostNetwork refuses a pod under hostNetwork that no node could capture.
+func (w *Webhook) hostNetwork(ctx context.Context, capture string) *admission.Response {
+	const remedy = "remove hostNetwork from the pod template, or the label " + v1alpha1.EnableProxyLabel
+	if capture != "" && capture != v1alpha1.CaptureEBPF {
+		return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, so that only capture by %s can tell it apart, not %s: remove annotation %s from the pod template, or %s",
+			v1alpha1.CaptureEBPF, capture, v1alpha1.CaptureAnnotation, remedy))
+	}
+	cm := &corev1.ConfigMap{}
+	err := w.Reader.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: HostNetworkConfigMap}, cm)
+	if client.IgnoreNotFound(err) != nil {
+		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading what nodes can: %w", err)))
+	}
+	if able, _ := strconv.Atoi(cm.Data[ableKey]); able > 0 {
+		return nil
+	}
+	reason := cm.Data[reasonKey]
+	if reason == "" {
+		reason = "no agent is connected that could tell"
+	}
+	return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, and no node can tell its connections apart (%s): %s", reason, remedy))
+}
