@@ -135,6 +135,7 @@ func (m *mesh) check(ctx context.Context) {
 	}
 	if gap > stalledAfter && len(found) == 0 {
 		m.logger.Warn("the redirections were not checked for a while: was this process stopped?", "gap", gap)
+		m.capture.EndDirect()
 	}
 }
 

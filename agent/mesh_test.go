@@ -49,6 +49,7 @@ func (*node) Modes() []capture.Mode                { return []capture.Mode{captu
 func (*node) HostNetwork() error                   { return nil }
 func (*node) Unavailable() map[capture.Mode]error  { return nil }
 func (*node) Check(context.Context) []capture.Loss { return nil }
+func (*node) EndDirect()                           {}
 func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -133,6 +133,10 @@ type Method interface {
 	// CheckInterval.
 	Check(ctx context.Context) []Loss
 
+	// EndDirect ends the connections that pods which fail open made around this
+	// agent while it counted as dead: they connect again, through it.
+	EndDirect()
+
 	// Sweep releases the captured pods that keep does not know, and forgets what
 	// earlier agents left of such pods: they go direct. keep must know every pod
 	// of the node that is to be captured, whichever agent does, and must not call

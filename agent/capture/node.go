@@ -289,6 +289,16 @@ func (n *node) release(p *Pod) error {
 	return nil
 }
 
+func (n *node) EndDirect() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.pods {
+		if p.failOpen && len(p.sockets) > 0 {
+			p.destroyDirect()
+		}
+	}
+}
+
 func (n *node) Sweep(keep func(uid string) bool) error {
 	n.mu.Lock()
 	var gone []*Pod
