@@ -29,7 +29,23 @@ func openIPTables(cfg Config) (redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &iptables{tables: tables, log: cfg.Logger}, nil
+	t := &iptables{tables: tables, log: cfg.Logger}
+	if err := t.try(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// try makes rules where they harm nobody: that the program is there does not
+// mean that the kernel takes them.
+func (t *iptables) try() error {
+	netns, err := newNetNS()
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	somewhere := []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 443)}
+	return inNetNS(netns, func() error { return t.tables[0].sync(somewhere, 1, true) })
 }
 
 func (t *iptables) mode() Mode { return IPTables }

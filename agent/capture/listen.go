@@ -61,12 +61,13 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 func portOf(l *net.TCPListener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
 
 func listenAt(address netip.Addr, port uint16) (*net.TCPListener, error) {
+	level, option := unix.SOL_IP, unix.IP_FREEBIND
+	if address.Is6() {
+		level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND
+	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		if address.Is4() {
-			return nil
-		}
-		// A pod may get IPv6 later. The listener is there by then.
-		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) }); cerr != nil {
+		// The pod may get the address, IPv6 above all, later. The listener is there by then.
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); cerr != nil {
 			return cerr
 		}
 		return err

@@ -81,6 +81,7 @@ func (n *node) open() error {
 			return err
 		default:
 			n.unavailable[way.mode] = err
+			n.cfg.Logger.Warn("a way to capture pods does not work here", "mode", way.mode, "reason", err)
 		}
 	}
 	if len(n.ways) == 0 {
