@@ -115,20 +115,10 @@ func (p *pins) pin(name string, o object) error {
 	return nil
 }
 
-// mend pins o by this name if nothing is.
-func (p *pins) mend(name string, o object) error {
-	if err := checkPin(p.parent, name); !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return p.pin(name, o)
-}
-
-// checkPin tells whether something is pinned by this name.
-func checkPin(parent, name string) error {
-	if _, err := os.Lstat(filepath.Join(parent, layout, name)); err != nil {
-		return fmt.Errorf("look for the pin of %s: %w", name, err)
-	}
-	return nil
+// isPinned tells whether something is pinned in dir by this name.
+func isPinned(dir, name string) bool {
+	_, err := os.Lstat(filepath.Join(dir, name))
+	return err == nil
 }
 
 // checkBPFFS tells whether dir is, or would be if it were made, on a bpffs.

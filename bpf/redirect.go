@@ -3,7 +3,9 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -196,8 +198,16 @@ func (r *Redirect) Check() error {
 		errs = append(errs, h.check(r.cgroupRoot))
 	}
 	errs = append(errs, checkBPFFS(r.pinDir))
+	dir := filepath.Join(r.pinDir, layout)
+	var gone []string
 	for name := range r.pinned() {
-		errs = append(errs, checkPin(r.pinDir, name))
+		if !isPinned(dir, name) {
+			gone = append(gone, name)
+		}
+	}
+	if len(gone) > 0 {
+		slices.Sort(gone)
+		errs = append(errs, fmt.Errorf("not pinned in %s any more: %s", dir, strings.Join(gone, ", ")))
 	}
 	return errors.Join(errs...)
 }
@@ -225,7 +235,9 @@ func (r *Redirect) Repair() error {
 	}
 	if pins != nil {
 		for name, o := range r.pinned() {
-			errs = append(errs, pins.mend(name, o))
+			if !isPinned(pins.dir, name) {
+				errs = append(errs, pins.pin(name, o))
+			}
 		}
 	}
 	return errors.Join(errs...)

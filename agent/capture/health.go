@@ -43,6 +43,7 @@ type health struct {
 	own     *Pod
 	to      netip.AddrPort // where own's probes go
 	probing []*Pod         // with a probe under way when the last check ended
+	beaten  time.Time      // the last sign of life
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
 	audits  map[Mode]Loss // what is wrong, and not mended
@@ -131,6 +132,7 @@ func (n *node) check() []Loss {
 			return []Loss{{Mode: n.ways[0].mode(), Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
+	slept := false
 	if own := h.own; own != nil {
 		if own.vitals.probe == nil {
 			n.begin([]*Pod{own})
@@ -140,12 +142,19 @@ func (n *node) check() []Loss {
 			for _, w := range n.ways {
 				w.beat()
 			}
+			slept = !h.beaten.IsZero() && time.Since(h.beaten) > stallAfter
+			h.beaten = time.Now()
 		}
 	}
 	if !locked {
 		return nil
 	}
 
+	if slept {
+		for _, p := range n.pods {
+			p.comeBack()
+		}
+	}
 	start := time.Now()
 	losses := n.audit(start)
 	pods := n.all()
@@ -303,6 +312,16 @@ func (n *node) setStalled(p *Pod, stalled bool) {
 	}
 	if err := p.way.setFailOpen(p); err != nil {
 		n.cfg.Logger.Error("telling the hook whether the pod's connections are accepted", "pod", p.uid, "error", err)
+	}
+	if !stalled {
+		p.comeBack()
+	}
+}
+
+// comeBack is for a pod that may have gone direct since it was captured.
+func (p *Pod) comeBack() {
+	if p.failOpen && p.way.mode() == EBPF {
+		p.destroyDirect()
 	}
 }
 

@@ -1,0 +1,477 @@
+package capture
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/bpf"
+)
+
+// checker checks again and again, as an agent does.
+type checker struct {
+	mu     sync.Mutex
+	found  []Loss
+	checks int
+	stop   func()
+}
+
+func check(t testing.TB, m Method) *checker {
+	c := &checker{}
+	quit, done := make(chan struct{}), make(chan struct{})
+	c.stop = sync.OnceFunc(func() {
+		close(quit)
+		<-done
+	})
+	t.Cleanup(c.stop)
+	ticker := time.NewTicker(CheckInterval / 5)
+	go func() {
+		defer close(done)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-ticker.C:
+			}
+			found := m.Check(t.Context())
+			c.mu.Lock()
+			c.found, c.checks = append(c.found, found...), c.checks+1
+			c.mu.Unlock()
+		}
+	}()
+	return c
+}
+
+// losses are those found so far.
+func (c *checker) losses() []Loss {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]Loss(nil), c.found...)
+}
+
+// more waits until it was checked n times more.
+func (c *checker) more(t testing.TB, n int) {
+	t.Helper()
+	now := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.checks
+	}
+	until := now() + n
+	require.Eventually(t, func() bool { return now() >= until }, 30*time.Second, time.Millisecond)
+}
+
+// probesOf waits until n probes to the pod have begun that had not before.
+func probesOf(t testing.TB, p *Pod, n int) {
+	t.Helper()
+	h := &p.node.health
+	var last time.Time
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if began := p.vitals.began; began.After(last) {
+			last = began
+			n--
+		}
+		return n < 0
+	}, 30*time.Second, time.Millisecond)
+}
+
+// becomes waits until somebody answers the pod.
+func becomes(t testing.TB, pod *ns, who string, to netip.AddrPort, within time.Duration) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		got, _, err := client{patience: 100 * time.Millisecond}.connect(pod, to)
+		return err == nil && got == who
+	}, within, time.Millisecond, "%s does not answer", who)
+}
+
+func ebpfConfig(t testing.TB) Config {
+	cfg := methods[0].config(t)
+	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	return cfg
+}
+
+func TestProbesDisturbNobody(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		m := w.agent(cfg)
+		namespaces := []*ns{w.pod(), w.pod(), w.pod()}
+		files := openFiles(t)
+		var pods []*Pod
+		for i, pod := range namespaces {
+			p, err := m.Capture(request(m, fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), pod))
+			require.NoError(t, err)
+			pods = append(pods, p)
+			for _, l := range p.Listeners() {
+				go func() {
+					for {
+						c, err := l.Accept()
+						if err != nil {
+							return
+						}
+						t.Errorf("a probe came through to the pod's listener, from %s", c.RemoteAddr())
+						c.Close()
+					}
+				}()
+			}
+		}
+		c := check(t, m)
+		for _, p := range pods {
+			probesOf(t, p, 3)
+		}
+		c.more(t, 3)
+		require.Empty(t, c.losses())
+		requireHome(t)
+		c.stop()
+		for _, p := range pods {
+			require.NoError(t, p.Release())
+		}
+		require.Empty(t, m.Check(t.Context()), "with probes under way that are nobody's now")
+		require.NoError(t, m.Close())
+		require.LessOrEqual(t, openFiles(t), files, "descriptors are left")
+	})
+}
+
+func openFiles(t testing.TB) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(files)
+}
+
+func TestLossesAreMended(t *testing.T) {
+	detach := func(t *testing.T, cfg Config) {
+		for _, name := range []string{"connect4", "connect6"} {
+			l, err := link.LoadPinnedLink(filepath.Join(cfg.PinDir, "v2", name), nil)
+			require.NoError(t, err)
+			require.NoError(t, l.Detach())
+			require.NoError(t, l.Close())
+		}
+	}
+	// by another process, which shares the maps
+	byOther := func(harm func(t *testing.T, r *bpf.Redirect, p *Pod)) func(*testing.T, Config, *Pod, *ns) {
+		return func(t *testing.T, cfg Config, p *Pod, _ *ns) {
+			r, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
+			require.NoError(t, err)
+			harm(t, r, p)
+			require.NoError(t, r.Close())
+		}
+	}
+	flush := func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
+		for _, program := range []string{"iptables-", "ip6tables-"} {
+			require.NoError(t, pod.do(exec.Command(program+cfg.IPTables, "-t", "nat", "-F").Run))
+		}
+	}
+	ofNode, ofPod := true, false
+	for _, test := range []struct {
+		name   string
+		mode   Mode
+		ofNode bool
+		harm   func(*testing.T, Config, *Pod, *ns)
+	}{
+		{"links detached", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) { detach(t, cfg) }},
+		{"pins removed", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
+			require.NoError(t, os.RemoveAll(cfg.PinDir))
+		}},
+		{"everything removed", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
+			require.NoError(t, bpf.Remove(cfg.PinDir))
+		}},
+		{"entry removed", EBPF, ofPod, byOther(func(t *testing.T, r *bpf.Redirect, p *Pod) {
+			require.NoError(t, r.DeletePod(p.cookie))
+		})},
+		{"destinations removed", EBPF, ofNode, byOther(func(t *testing.T, r *bpf.Redirect, _ *Pod) {
+			require.NoError(t, r.SetDestinations(nil))
+		})},
+		{"rules flushed", IPTables, ofPod, flush},
+	} {
+		for _, m := range methods {
+			if !strings.HasPrefix(m.name, string(test.mode)) {
+				continue
+			}
+			t.Run(test.name+"/"+m.name, func(t *testing.T) {
+				cfg := m.config(t)
+				cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+				w := newWorld(t)
+				pod := w.pod()
+				agent := w.agent(cfg)
+				p := captured(t, agent, uid, pod, "mesh")
+				for i := range 5 {
+					captured(t, agent, fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), w.pod(), "mesh")
+				}
+				c := check(t, agent)
+				probesOf(t, p, 1)
+				require.Empty(t, c.losses())
+
+				test.harm(t, cfg, p, pod)
+				harmed := time.Now()
+				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, 10*time.Second, time.Millisecond)
+				t.Log("noticed after", time.Since(harmed), c.losses())
+				require.Less(t, time.Since(harmed), 5*time.Second)
+				becomes(t, pod, "mesh", service4, time.Second)
+				becomes(t, pod, "mesh", service6, time.Second)
+				probesOf(t, p, 2)
+				c.more(t, 2)
+				losses := c.losses()
+				for _, loss := range losses {
+					require.Equal(t, test.mode, loss.Mode)
+					require.Error(t, loss.Reason)
+					require.NoError(t, loss.Repair)
+				}
+				require.Len(t, losses, 1, "found once, mended once")
+				if test.ofNode {
+					require.Empty(t, losses[0].UID)
+				} else {
+					require.Equal(t, uid, losses[0].UID)
+				}
+			})
+		}
+	}
+}
+
+// TestLossThatCannotBeMended is told of as long as it lasts.
+func TestLossThatCannotBeMended(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	pod := w.pod()
+	m := w.agent(cfg)
+	captured(t, m, uid, pod, "mesh")
+	c := check(t, m)
+	c.more(t, 2)
+	require.NoError(t, unix.Mount("tmpfs", filepath.Dir(cfg.PinDir), "tmpfs", 0, "")) // where the bpffs was
+	require.Eventually(t, func() bool { return len(c.losses()) > 3 }, 10*time.Second, time.Millisecond)
+	for _, loss := range c.losses() {
+		require.ErrorContains(t, loss.Repair, "is not on a bpffs")
+		require.Empty(t, loss.UID)
+	}
+	becomes(t, pod, "mesh", service4, time.Second)
+	require.NoError(t, unix.Unmount(filepath.Dir(cfg.PinDir), 0))
+	require.Eventually(t, func() bool {
+		before := len(c.losses())
+		c.more(t, 5)
+		return len(c.losses()) == before
+	}, 10*time.Second, time.Millisecond, "told though it is over")
+}
+
+// TestUncheckedAgentIsDead for pods that fail open, and for no other.
+func TestUncheckedAgentIsDead(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	open, closed := w.pod(), w.pod()
+	m := w.agent(cfg)
+	captured(t, m, "00000000-0000-4000-8000-000000000001", closed, "mesh")
+	r := request(m, uid, open)
+	r.FailOpen = true
+	p, err := m.Capture(r)
+	require.NoError(t, err)
+	answer(t, "mesh", p.Listeners()...)
+
+	h := startHammer(t, closed, listed...)
+	c := check(t, m)
+	becomes(t, open, "mesh", service4, time.Second)
+	c.stop()
+	stopped := time.Now()
+	becomes(t, open, "direct", service4, 10*time.Second)
+	t.Log("direct after", time.Since(stopped))
+	require.Greater(t, time.Since(stopped), 1500*time.Millisecond)
+	require.Less(t, time.Since(stopped), 2500*time.Millisecond)
+
+	w.quiet()
+	require.NoError(t, m.SetDestinations(append(listed, quiet4), nil))
+	around := connectStranger(t, open, "", "4", quiet4)
+	c = check(t, m)
+	becomes(t, open, "mesh", service4, time.Second)
+	around.requireAborted()
+
+	require.NoError(t, p.SetFailOpen(false))
+	c.stop()
+	closedHammer := startHammer(t, open, service4, service6)
+	time.Sleep(2500 * time.Millisecond)
+	require.Len(t, closedHammer.stop(), 1, "not open any more")
+	counts := h.stop()
+	require.Len(t, counts, 1)
+	require.NotZero(t, counts["mesh"])
+
+	require.NoError(t, p.SetFailOpen(true))
+	require.NoError(t, m.Close())
+	becomes(t, open, "direct", service6, time.Second)
+	_, _, err = client{}.connect(closed, service4)
+	require.ErrorIs(t, err, unix.ECONNREFUSED)
+}
+
+// TestStalledPod is one whose connections nobody accepts, though the agent lives.
+func TestStalledPod(t *testing.T) {
+	for name, backlog := range map[string]string{"queue": "128", "full queue": "1"} {
+		t.Run(name, func(t *testing.T) {
+			cfg := ebpfConfig(t)
+			w := newWorld(t)
+			uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
+			open, closed, other := w.pod(), w.pod(), w.pod()
+			m := w.agent(cfg)
+			var stalled []*Pod
+			for i, pod := range []*ns{open, closed, other} {
+				require.NoError(t, pod.do(func() error { return os.WriteFile("/proc/sys/net/core/somaxconn", []byte(backlog), 0) }))
+				r := request(m, uids[i], pod)
+				r.FailOpen = pod != closed
+				p, err := m.Capture(r)
+				require.NoError(t, err)
+				stalled = append(stalled, p)
+			}
+			answer(t, "mesh", stalled[2].Listeners()...)
+			c := check(t, m)
+			becomes(t, other, "mesh", service4, time.Second)
+			start := time.Now()
+			becomes(t, open, "direct", service4, 10*time.Second)
+			t.Log("direct after", time.Since(start))
+			require.Less(t, time.Since(start), 4500*time.Millisecond)
+			becomes(t, other, "mesh", service4, time.Second)
+			for range 5 {
+				_, _, err := client{patience: 50 * time.Millisecond}.connect(closed, service4)
+				require.Error(t, err)
+			}
+			c.more(t, 10)
+			require.Empty(t, c.losses(), "the hook is in force")
+
+			answer(t, "mesh", append(stalled[0].Listeners(), stalled[1].Listeners()...)...)
+			becomes(t, open, "mesh", service4, 5*time.Second)
+			becomes(t, closed, "mesh", service4, 5*time.Second)
+			c.more(t, 20)
+			require.Empty(t, c.losses())
+		})
+	}
+}
+
+// TestAgentsThatShareListeners take each other's probes during a hand-over.
+func TestAgentsThatShareListeners(t *testing.T) {
+	for _, method := range methods[:2] {
+		t.Run(method.name, func(t *testing.T) {
+			cfg := method.config(t)
+			w := newWorld(t)
+			pod := w.pod()
+			first, second := w.agent(cfg), w.agent(cfg)
+			p := captured(t, first, uid, pod, "first")
+			handed, err := p.Hand()
+			require.NoError(t, err)
+			r := request(second, uid, pod)
+			r.Handed = handed
+			q, err := second.Capture(r)
+			require.NoError(t, err)
+			answer(t, "second", q.Listeners()...)
+			checks := []*checker{check(t, first), check(t, second)}
+			for _, p := range []*Pod{p, q} {
+				probesOf(t, p, 5)
+			}
+			for _, c := range checks {
+				require.Empty(t, c.losses())
+			}
+		})
+	}
+}
+
+func TestHostNetwork(t *testing.T) {
+	cfg := ebpfConfig(t)
+	root := cfg.CgroupRoot
+	w := newWorld(t)
+	host := w.pod()
+	m := w.agent(cfg)
+	require.ErrorContains(t, m.HostNetwork(), "no process of a pod is in the unified cgroup hierarchy")
+	_, err := m.Capture(Request{UID: uid, NetNS: host.path, Cgroup: 1})
+	require.ErrorIs(t, err, ErrHostNetwork)
+
+	pods := filepath.Join(root, "kubepods")
+	ids := map[string]uint64{}
+	for _, dir := range []string{pods, filepath.Join(pods, "pod1"), filepath.Join(pods, "pod2"), filepath.Join(pods, "pod1/container"), filepath.Join(pods, "pod2/container")} {
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		t.Cleanup(func() { require.NoError(t, os.Remove(dir)) })
+		var st unix.Stat_t
+		require.NoError(t, unix.Stat(dir, &st))
+		ids[dir] = st.Ino
+	}
+	join := func(cgroup string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0))
+	}
+	defer join(root)
+	join(filepath.Join(pods, "pod1/container"))
+	require.NoError(t, m.HostNetwork())
+
+	p, err := m.Capture(Request{UID: uid, NetNS: host.path, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true})
+	require.NoError(t, err)
+	answer(t, "pod1", p.Listeners()...)
+	q, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.path, Cgroup: ids[filepath.Join(pods, "pod2")]})
+	require.NoError(t, err)
+	answer(t, "pod2", q.Listeners()...)
+	c := check(t, m)
+	probesOf(t, p, 2)
+	probesOf(t, q, 2)
+	for _, to := range listed {
+		becomes(t, host, "pod1", to, time.Second)
+		who, _, err := dialAnswer(p, to)
+		require.NoError(t, err)
+		require.Equal(t, "direct", who)
+	}
+	join(filepath.Join(pods, "pod2/container"))
+	for _, to := range listed {
+		becomes(t, host, "pod2", to, time.Second)
+	}
+	join(root)
+	becomes(t, host, "direct", service4, time.Second)
+
+	// An entry that somebody removed.
+	require.Empty(t, c.losses())
+	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.DeleteCgroup(q.cgroup))
+	require.Eventually(t, func() bool { return len(c.losses()) > 0 }, 5*time.Second, time.Millisecond)
+	require.NoError(t, c.losses()[0].Repair)
+	join(filepath.Join(pods, "pod2/container"))
+	becomes(t, host, "pod2", service4, time.Second)
+
+	// Another agent finds the port again; released, pods go direct.
+	require.NoError(t, q.Release())
+	becomes(t, host, "direct", service4, time.Second)
+	join(filepath.Join(pods, "pod1/container"))
+	becomes(t, host, "pod1", service4, time.Second)
+	require.NoError(t, m.Sweep(func(string) bool { return false }))
+	becomes(t, host, "direct", service4, time.Second)
+	join(root)
+}
+
+// TestOwnPodsAreSwept when their agent is gone.
+func TestOwnPodsAreSwept(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	m := w.agent(cfg)
+	require.Empty(t, m.Check(t.Context()))
+	r := m.(*node).ways[0].(ebpf).bpf
+	dead := exec.Command("/bin/true")
+	require.NoError(t, dead.Run())
+	var uid uuid.UUID
+	binary.BigEndian.PutUint32(uid[12:], uint32(dead.Process.Pid))
+	require.NoError(t, r.SetPod(1, bpf.Pod{UID: uid, Port: 1}))
+
+	require.NoError(t, m.Sweep(func(string) bool { return false }))
+	left, err := r.Pods()
+	require.NoError(t, err)
+	require.Len(t, left, 1, "this agent's own")
+	require.NotContains(t, left, uint64(1))
+	other, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	left, err = other.Pods()
+	require.NoError(t, errors.Join(err, other.Close()))
+	require.Empty(t, left)
+}
