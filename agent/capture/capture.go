@@ -168,7 +168,7 @@ func Open(cfg Config) (Method, error) {
 	return n, nil
 }
 
-// Cleanup removes every trace of both ways of capture from the node: pins,
+// Cleanup removes every trace of capture from the node: pins,
 // links, and the rules in the network namespaces that netnsPaths name. Pods
 // captured until now go direct.
 func Cleanup(cfg Config, netnsPaths ...string) error {

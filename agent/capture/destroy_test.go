@@ -99,7 +99,9 @@ func strangerMain(what string) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			fmt.Println(int(err.(syscall.Errno)))
+			var code syscall.Errno
+			_ = errors.As(err, &code)
+			fmt.Println(int(code))
 			return
 		case n == 0:
 			fmt.Println("closed")
@@ -269,6 +271,39 @@ func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestConnectionsFromWhileTheAgentHungAreDestroyed is a pod that fails open.
+func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode != EBPF {
+			t.Skip("without an agent it refuses")
+		}
+		w := newWorld(t)
+		pod, q := w.pod(), w.quiet()
+		m := w.agent(cfg)
+		require.NoError(t, m.SetDestinations(append(quiets, listed...), nil))
+		r := request(m, uid, pod)
+		r.FailOpen = true
+		p, err := m.Capture(r)
+		require.NoError(t, err)
+		answer(t, "mesh", p.Listeners()...)
+		reaches := func(who string, check func()) {
+			require.Eventually(t, func() bool {
+				check()
+				got, _, err := client{}.connect(pod, service4)
+				require.NoError(t, err)
+				return got == who
+			}, 30*time.Second, 20*time.Millisecond)
+		}
+		check := func() { m.Check(t.Context()) }
+		reaches("mesh", check)
+		reaches("direct", func() {})
+		s := connectStranger(t, pod, "", "4", quiet4)
+		s.requireOpen(q)
+		reaches("mesh", check)
+		s.requireAborted()
+	})
 }
 
 // TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.

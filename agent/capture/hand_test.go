@@ -279,7 +279,7 @@ func TestRulesAreMended(t *testing.T) {
 		for name, harm := range map[string]func(natTable) error{
 			"chain flushed":  func(t natTable) error { return t.ipt.ClearChain("nat", chain) },
 			"OUTPUT flushed": func(t natTable) error { return t.ipt.ClearChain("nat", "OUTPUT") },
-			"all removed":    func(t natTable) error { return t.remove() },
+			"all removed":    func(t natTable) error { return t.remove(0) },
 			"jump not first": func(t natTable) error { return t.ipt.Insert("nat", "OUTPUT", 1, "-p", "tcp", "-j", "ACCEPT") },
 			"jumps doubled":  func(t natTable) error { return t.ipt.Insert("nat", "OUTPUT", 1, jump...) },
 			"a rule added":   func(t natTable) error { return t.ipt.Insert("nat", chain, 1, "-p", "tcp", "-j", "ACCEPT") },

@@ -103,9 +103,7 @@ func (t *iptables) release(p *Pod) error {
 	return inNetNS(p.netns, func() error {
 		var errs []error
 		for _, table := range t.tables {
-			if port, err := table.port(); err == nil && port == p.port {
-				errs = append(errs, table.remove())
-			}
+			errs = append(errs, table.remove(p.port))
 		}
 		return errors.Join(errs...)
 	})
@@ -152,7 +150,7 @@ func forgetRules(cfg Config, netns *os.File) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(tables[0].remove(), tables[1].remove())
+		return errors.Join(tables[0].remove(0), tables[1].remove(0))
 	})
 }
 

@@ -229,7 +229,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		return nil, errors.New("no destinations have been set")
 	}
 	earlier := n.pods[r.UID]
-	if earlier != nil && sameFile(earlier.netns, netns) {
+	if earlier != nil && earlier.cgroup == r.Cgroup && sameFile(earlier.netns, netns) {
 		netns.Close()
 		return earlier, nil
 	}

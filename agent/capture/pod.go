@@ -80,7 +80,9 @@ func (p *Pod) Hand() (*Handed, error) {
 // Abandon is for a pod that was handed over: it closes this agent's listeners
 // and leaves the redirection to the other. What was accepted before can still be
 // served: [Pod.DialContext] works until [Pod.Release], which then does no more
-// than let go of the network namespace.
+// than let go of the network namespace. It must come before [Method.Close]. For a
+// pod captured by Address it should come last: what still comes to this agent's
+// own address is turned away from then on.
 func (p *Pod) Abandon() error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()

@@ -128,12 +128,28 @@ func (t natTable) port() (uint16, error) {
 		return 0, nil
 	}
 	rules, _, err := t.list(chain)
+	return portOfRules(rules), err
+}
+
+// portOfRules is the first port that a rule redirects to, 0 if none does.
+func portOfRules(rules []rule) uint16 {
 	for _, r := range rules {
 		if port := r.port(); port != 0 {
-			return port, err
+			return port
 		}
 	}
-	return 0, err
+	return 0
+}
+
+// withoutJumps takes all jumps to our chain out of OUTPUT.
+func withoutJumps(output []rule) string {
+	var b strings.Builder
+	for _, r := range output {
+		if slices.Equal(r, jump) {
+			fmt.Fprintf(&b, "-D OUTPUT %s\n", strings.Join(jump, " "))
+		}
+	}
+	return b.String()
 }
 
 // sync makes our chain redirect the table's share of the destinations to port,
@@ -176,12 +192,7 @@ func (t natTable) sync(destinations []netip.AddrPort, port uint16, seize bool) e
 	for _, r := range wanted {
 		fmt.Fprintf(&b, "-A %s %s\n", chain, strings.Join(r, " "))
 	}
-	for _, r := range output {
-		if slices.Equal(r, jump) {
-			fmt.Fprintf(&b, "-D OUTPUT %s\n", strings.Join(jump, " "))
-		}
-	}
-	fmt.Fprintf(&b, "-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
+	fmt.Fprintf(&b, "%s-I OUTPUT 1 %s\nCOMMIT\n", withoutJumps(output), strings.Join(jump, " "))
 	return t.restore(b.String())
 }
 
@@ -198,20 +209,19 @@ func (t natTable) restore(rules string) error {
 	return nil
 }
 
-// remove removes our chain and the jump to it. It is no error if they are not there.
-func (t natTable) remove() error {
+// remove removes our chain and the jumps to it, at once. It is no error if they
+// are not there. Unless port is 0, a chain that leads elsewhere stays.
+func (t natTable) remove(port uint16) error {
 	if t.err != nil || !t.mayExist() {
 		return nil // without the program no rules could have been made
 	}
-	_, exists, err := t.list(chain)
-	if err != nil || !exists {
+	rules, exists, err := t.list(chain)
+	if err != nil || !exists || port != 0 && portOfRules(rules) != port {
 		return err
 	}
-	if err := t.ipt.DeleteIfExists("nat", "OUTPUT", jump...); err != nil {
-		return fmt.Errorf("delete jump: %w", err)
+	output, _, err := t.list("OUTPUT")
+	if err != nil {
+		return err
 	}
-	if err := t.ipt.ClearAndDeleteChain("nat", chain); err != nil {
-		return fmt.Errorf("delete chain %s: %w", chain, err)
-	}
-	return nil
+	return t.restore(fmt.Sprintf("*nat\n:%[1]s - [0:0]\n%[2]s-X %[1]s\nCOMMIT\n", chain, withoutJumps(output)))
 }
