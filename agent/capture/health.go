@@ -44,6 +44,7 @@ type health struct {
 	to      netip.AddrPort // where own's probes go
 	probing []*Pod         // with a probe under way when the last check ended
 	beaten  time.Time      // the last sign of life
+	slept   bool           // there was none for so long that pods may have gone direct
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
 	audits  map[Mode]Loss // what is wrong, and not mended
@@ -132,7 +133,6 @@ func (n *node) check() []Loss {
 			return []Loss{{Mode: n.ways[0].mode(), Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
-	slept := false
 	if own := h.own; own != nil {
 		if own.vitals.probe == nil {
 			n.begin([]*Pod{own})
@@ -142,7 +142,7 @@ func (n *node) check() []Loss {
 			for _, w := range n.ways {
 				w.beat()
 			}
-			slept = !h.beaten.IsZero() && time.Since(h.beaten) > stallAfter
+			h.slept = h.slept || !h.beaten.IsZero() && time.Since(h.beaten) > stallAfter
 			h.beaten = time.Now()
 		}
 	}
@@ -150,7 +150,8 @@ func (n *node) check() []Loss {
 		return nil
 	}
 
-	if slept {
+	if h.slept {
+		h.slept = false
 		for _, p := range n.pods {
 			p.comeBack()
 		}
