@@ -169,7 +169,7 @@ var (
 
 // namespace moves the test to a network namespace with nothing but lo: what is
 // not redirected finds no route. It returns its cookie.
-func namespace(t *testing.T) uint64 {
+func namespace(t testing.TB) uint64 {
 	t.Helper()
 	runtime.LockOSThread() // and never unlock: the thread goes with the test
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
@@ -427,7 +427,7 @@ func TestPodsOfTheNodeAreKnownByCgroup(t *testing.T) {
 	requireDirect(t, "let go")
 }
 
-func join(t *testing.T, cgroup string) {
+func join(t testing.TB, cgroup string) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0))
 }

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -474,4 +475,91 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	left, err = other.Pods()
 	require.NoError(t, errors.Join(err, other.Close()))
 	require.Empty(t, left)
+}
+
+// agentEnv makes the test's program an agent in a process of its own.
+const agentEnv = "CTRLMESH_TEST_AGENT"
+
+// agentMain captures the pods whose network namespaces it was given, the first
+// of them to fail open, and checks until it is killed.
+func agentMain(what string) {
+	root, pins, _ := strings.Cut(what, " ")
+	m, err := Open(Config{Mode: EBPF, CgroupRoot: root, Subtree: true, PinDir: pins})
+	if err == nil {
+		err = m.SetDestinations(listed, nil)
+	}
+	for i := range 2 {
+		if err != nil {
+			break
+		}
+		var p *Pod
+		if p, err = m.Capture(Request{UID: fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), NetNS: fmt.Sprintf("/proc/self/fd/%d", 3+i), FailOpen: i == 0}); err != nil {
+			break
+		}
+		for _, l := range p.Listeners() {
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					fmt.Fprint(c, "mesh ")
+					c.Close()
+				}
+			}()
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for range time.Tick(CheckInterval) {
+		m.Check(context.Background())
+	}
+}
+
+// TestAgentStoppedAndKilled is what becomes of pods when the process does not
+// run: those that fail open go direct, and come back with it; others never do.
+func TestAgentStoppedAndKilled(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	open, closed := w.pod(), w.pod()
+	start := func() *exec.Cmd {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), agentEnv+"="+cfg.CgroupRoot+" "+cfg.PinDir)
+		cmd.ExtraFiles = []*os.File{open.file, closed.file}
+		cmd.Stderr = os.Stderr
+		require.NoError(t, cmd.Start())
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		return cmd
+	}
+	agent := start()
+	becomes(t, open, "mesh", service4, 30*time.Second)
+	becomes(t, closed, "mesh", service4, 30*time.Second)
+	h := startHammer(t, closed, listed...)
+
+	require.NoError(t, agent.Process.Signal(unix.SIGSTOP))
+	stopped := time.Now()
+	becomes(t, open, "direct", service4, 10*time.Second)
+	t.Log("stopped: direct after", time.Since(stopped))
+	require.Less(t, time.Since(stopped), 2500*time.Millisecond)
+	becomes(t, open, "direct", service6, time.Second)
+	require.NoError(t, agent.Process.Signal(unix.SIGCONT))
+	becomes(t, open, "mesh", service4, 5*time.Second)
+
+	require.NoError(t, agent.Process.Kill())
+	_ = agent.Wait()
+	killed := time.Now()
+	becomes(t, open, "direct", service4, time.Second)
+	t.Log("killed: direct after", time.Since(killed))
+	_, _, err := client{}.connect(closed, service6)
+	require.ErrorIs(t, err, unix.ECONNREFUSED)
+
+	start()
+	becomes(t, open, "mesh", service4, 30*time.Second)
+	becomes(t, closed, "mesh", service6, 30*time.Second)
+	require.NotContains(t, h.stop(), "direct")
 }

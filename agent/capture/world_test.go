@@ -32,6 +32,10 @@ func TestMain(m *testing.M) {
 		strangerMain(what)
 		return
 	}
+	if what := os.Getenv(agentEnv); what != "" {
+		agentMain(what)
+		return
+	}
 	bpftest.Main(m)
 }
 
