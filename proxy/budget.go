@@ -72,3 +72,21 @@ func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
 		}
 	}
 }
+
+// A request that its client drops before the answer has cost a connection to the
+// apiserver. Clients drop some when they are in a hurry, and all when they end.
+const (
+	abandonedRate  = 100 // a second
+	abandonedBurst = 1000
+)
+
+// abandoned closes the connection of a client that makes a habit of it.
+func (x *exchange) abandoned() {
+	if x.pod.dropped.Allow() {
+		return
+	}
+	x.pod.bound("abandoned requests")
+	if c := connOf(x.r); c != nil {
+		_ = c.Close()
+	}
+}

@@ -25,9 +25,10 @@ const (
 	// else must leave processor time to the others.
 	maxHandshakes  = 4
 	maxHeaderBytes = 1 << 20 // of one request, as the apiserver
-	// maxUnserved is what may be read on connections that serve no request:
-	// handshakes and heads.
-	maxUnserved = 8 << 20
+	// maxUnserved is what may be read on all connections that serve no request:
+	// handshakes and heads. Beyond it each may still send what is usual.
+	maxUnserved   = 8 << 20
+	usualUnserved = 16 << 10
 
 	headerTimeout  = 10 * time.Second // the TLS handshake too
 	downstreamIdle = 120 * time.Second
@@ -164,12 +165,12 @@ func (c *conn) forgive() {
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && c.serving.Load() == 0 {
-		c.unserved.Add(int64(n))
+		mine := c.unserved.Add(int64(n))
 		total := c.pod.unserved.Add(int64(n))
 		if c.closed.Load() {
 			c.forgive()
 		}
-		if total > maxUnserved {
+		if total > maxUnserved && mine > usualUnserved {
 			c.pod.bound("unserved bytes")
 			return 0, errTooMuch
 		}

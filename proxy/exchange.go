@@ -392,6 +392,7 @@ func (x *exchange) failed(err error) {
 		return
 	case x.r.Context().Err() != nil:
 		x.code = statusClientGone
+		x.abandoned()
 		panic(http.ErrAbortHandler)
 	}
 	if _, ok := errors.AsType[*upstream.BodyError](err); ok {

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
@@ -57,6 +59,7 @@ type Pod struct {
 	unserved   atomic.Int64  // bytes
 	held       atomic.Int64  // bytes
 	handshakes chan struct{} // a token for each that is computed
+	dropped    *rate.Limiter // of requests
 
 	clients atomic.Pointer[clients]
 	policy  atomic.Pointer[policy]
@@ -77,6 +80,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
 		empty:      make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
+		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())
 	p.draining, p.drain = context.WithCancel(context.Background())

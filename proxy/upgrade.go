@@ -64,6 +64,9 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) {
 	x.wrote, x.code = true, resp.StatusCode
 	x.account()
 	// The server's deadlines do not hold for what the connection is now.
+	if c := connOf(x.r); c != nil {
+		c.upgraded.Store(true)
+	}
 	_ = down.SetDeadline(time.Time{})
 	if err := writeSwitch(down, resp, protocol); err != nil {
 		return

@@ -20,7 +20,7 @@ const maxAlone = 32
 
 // maxOpening is how many connections may be opened at once. A client that drops
 // its requests as fast as it makes them costs a handshake each, here and there.
-const maxOpening = 16
+const maxOpening = 32
 
 // Client is one pod's connections to one Cluster.
 type Client struct {
