@@ -45,8 +45,9 @@ hostname "$N"; echo "$N" >/etc/hostname
 { echo "127.0.0.1 localhost"; echo "::1 localhost"; for ip in $(addresses node "$N"); do echo "$ip $N"; done; } >/etc/hosts
 rm -f /etc/resolv.conf; : >/etc/resolv.conf   # nothing upstream
 
-# Network. The cable is made from the bridge's end; both ends vanish with this namespace.
-nsenter --net=/proc/self/fd/8 sh -c "ip link add $N type veth peer name eth0 netns $$ && ip link set $N master k8s up"
+# Network. The cable is made from the bridge's end; both ends vanish with this namespace. The node's link-layer
+# address stays: after a reboot others would send to the old one for some 8 s.
+nsenter --net=/proc/self/fd/8 sh -c "ip link add $N type veth peer name eth0 address 02:00:00:00:00:0${N#node} netns $$ && ip link set $N master k8s up"
 exec 8<&-
 { echo "link set lo up"; echo "link set eth0 up"
   for v in $IPS; do
