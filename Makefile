@@ -28,6 +28,7 @@ images: build ## Build the images as OCI archives into bin/images/
 	@CTRLMESH_CACHE=$(CACHE) deploy/images/build.sh
 
 test-images: ## Build the images of the tests' operators into .run/images/
+	@tests/setup.sh clients
 	@mkdir -p .run/images
 	@$(STATIC) -o .run/images/ ./tests/operators/...
 	@tests/operators/images.sh

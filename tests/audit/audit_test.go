@@ -42,6 +42,7 @@ func TestLeaked(t *testing.T) {
 		"one per request, none of other users, none from before, none of the unfinished line")
 	require.Equal(t, int32(200), requests[0].Code)
 	require.Equal(t, "operator-demo/tally-0", requests[0].Pod)
+	require.Equal(t, []string{"10.244.1.4"}, requests[0].From)
 
 	lines, err := AccessLines(open(t, "agent.log"))
 	require.NoError(t, err)

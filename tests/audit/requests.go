@@ -16,7 +16,8 @@ import (
 type Request struct {
 	ID       string
 	User     string
-	Pod      string // namespace/name that the token is bound to, if it is
+	Pod      string   // namespace/name that the token is bound to, if it is
+	From     []string // addresses: those that headers speak of, and the connection's as the last
 	Verb     string
 	URI      string
 	Code     int32 // 0 until the response began
@@ -81,6 +82,7 @@ func request(e *auditv1.Event) Request {
 	r := Request{
 		ID:       string(e.AuditID),
 		User:     e.User.Username,
+		From:     e.SourceIPs,
 		Verb:     e.Verb,
 		URI:      e.RequestURI,
 		Received: e.RequestReceivedTimestamp.Time,

@@ -27,7 +27,7 @@ func TestAgentDialsOnlyTheApiserver(t *testing.T) {
 	c := &pickyClient{pod: p.a.Pod, apiserver: apiserver(t), token: in(t, p.a.Pod, "cat", account+"token"), roots: trusts(t, p.a.Pod)}
 
 	// The decoy counts: who goes to it directly is seen.
-	in(t, p.a.Pod, "sh", "-c", "nc "+strings.Replace(d.address, ":", " ", 1)+" </dev/null")
+	in(t, p.a.Pod, "sh", "-c", `nc "$@" </dev/null`, "sh", d.pod.Status.PodIP, "8443")
 	require.Equal(t, 1, d.connections(t))
 
 	for _, r := range []struct {

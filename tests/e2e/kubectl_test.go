@@ -32,17 +32,19 @@ func (m *members) testKubectl(t *testing.T) {
 	t.Run("watch", m.testKubectlWatch)
 }
 
-// script runs in a shell of the first shard's member, in a directory of its own.
+// shellPrelude begins a script that runs in a directory of its own. In it
 // `await COMMAND` repeats a command until it succeeds; what runs in the background
 // is ended with the script.
-func (m *members) script(t *testing.T, lines ...string) string {
-	t.Helper()
-	const prelude = `set -eu
+const shellPrelude = `set -eu
 dir=$(mktemp -d); cd "$dir"
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$dir"' EXIT
 await() { n=0; until "$@"; do n=$((n+1)); [ $n -lt 300 ] || { echo "waited in vain: $*" >&2; exit 1; }; sleep 0.1; done; }
 `
-	return strings.TrimSpace(in(t, m.pods[0], "sh", "-c", prelude+strings.Join(lines, "\n")))
+
+// script runs in a shell of the first shard's member.
+func (m *members) script(t *testing.T, lines ...string) string {
+	t.Helper()
+	return strings.TrimSpace(in(t, m.pods[0], "sh", "-c", shellPrelude+strings.Join(lines, "\n")))
 }
 
 func (m *members) testKubectlGet(t *testing.T) {

@@ -28,8 +28,9 @@ type member struct {
 	owns string // a namespace
 }
 
-// newPair makes a pair and waits until both members work.
-func newPair(t *testing.T) *pair {
+// newPair makes a pair and waits until both members work. Its pods are changed as
+// given before they are made.
+func newPair(t *testing.T, change ...func(*corev1.Pod)) *pair {
 	t.Helper()
 	p := &pair{namespace: namespace(t, "pair")}
 	probeRights(t, p.namespace)
@@ -37,6 +38,9 @@ func newPair(t *testing.T) *pair {
 	p.a = &member{netPod(p.namespace, "a", nodes[0]), owned(t)}
 	p.b = &member{netPod(p.namespace, "b", nodes[len(nodes)-1]), owned(t)}
 	for _, m := range []*member{p.a, p.b} {
+		for _, f := range change {
+			f(m.Pod)
+		}
 		create(t, shard(p.namespace, m.Name, []string{m.Name}, []string{m.owns}, "configmaps"))
 		create(t, m.Pod)
 	}
@@ -47,6 +51,14 @@ func newPair(t *testing.T) *pair {
 	}
 	return p
 }
+
+// capturedBy chooses how a pod is captured.
+func capturedBy(way string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) { pod.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: way} }
+}
+
+// ways are the ways of capture. Each keeps the same promises.
+var ways = []string{meshv1alpha1.CaptureEBPF, meshv1alpha1.CaptureIPTables, meshv1alpha1.CaptureAddress}
 
 // owned makes a namespace with an object in it, for a shard to own.
 func owned(t *testing.T) string {

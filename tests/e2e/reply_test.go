@@ -26,10 +26,11 @@ type reply struct {
 // askScript lists once, with a connection of its own, and prints one line: gonet's exit
 // code and what it said. $1 is the time between two questions, none if empty.
 const askScript = `set -f; sa=` + account + `
+host=$KUBERNETES_SERVICE_HOST; case $host in *:*) host="[$host]"; esac
 while :; do
 	out=$(gonet get -t 2s -token $sa/token -ca $sa/ca.crt \
 		-H "Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" \
-		https://$KUBERNETES_SERVICE_HOST/api/v1/configmaps 2>&1)
+		https://$host:$KUBERNETES_SERVICE_PORT/api/v1/configmaps 2>&1)
 	echo $? $out
 	[ "$1" ] || exit 0
 	sleep $1

@@ -1,0 +1,29 @@
+package e2e
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The mesh where the apiserver has IPv6 addresses alone.
+func TestIPv6(t *testing.T) {
+	if a := netip.MustParseAddrPort(apiserver(t)).Addr(); a.Is4() {
+		t.Skipf("the apiserver's Service is %s: this is about a cluster with IPv6; `make e2e-ipv6` starts one", a)
+	}
+	for _, way := range ways {
+		t.Run(way, func(t *testing.T) {
+			start := time.Now()
+			p := newPair(t, capturedBy(way))
+			require.Equal(t, way, p.capture(t))
+			require.True(t, netip.MustParseAddr(p.a.Status.PodIP).Is6())
+			p.agentKilled(t)
+			p.a.owns = owned(t)
+			owns(t, p.namespace, "a", p.a.owns)
+			p.a.works(t)
+			requireOwnAddress(t, p.a.Pod, start)
+		})
+	}
+}
