@@ -41,7 +41,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e bench
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 bench
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
@@ -52,6 +52,12 @@ fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
 e2e: cluster-ensure images test-images install ## End-to-end tests on the real cluster
 	go test -count=1 -timeout=30m ./tests/e2e/... $(if $(RUN),-run $(RUN))
+e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends the one that runs
+	@tests/cluster/down.sh
+	@FAMILY=dual6 tests/cluster/up.sh $(NODES)
+	@hack/install.sh
+	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$)'
+	@tests/cluster/down.sh
 bench: cluster-ensure images ## Measure the proxy beside others, in one run
 	@tests/bench/run.sh
 

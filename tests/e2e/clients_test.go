@@ -29,9 +29,9 @@ kubectl get configmaps -A -w -o name >seen &
 await grep -q configmap/ seen
 await awk '$1 ~ /^MPTCP/ {n += $3} END {exit n == 0}' /proc/net/protocols
 kubectl get configmaps -A -o json`},
-	{name: "OpenSSL", script: `printf 'GET %s HTTP/1.0\r\n%s\r\n\r\n' $list "$auth" |
+	{name: "OpenSSL", script: `printf 'GET %s HTTP/1.0\r\nHost: kubernetes\r\n%s\r\n\r\n' $list "$auth" |
 	openssl s_client -quiet -connect $host:$KUBERNETES_SERVICE_PORT -CAfile $sa/ca.crt -verify_return_error -verify_ip $KUBERNETES_SERVICE_HOST`},
-	{name: "OpenSSL by name", byName: true, script: `printf 'GET %s HTTP/1.0\r\n%s\r\n\r\n' $list "$auth" |
+	{name: "OpenSSL by name", byName: true, script: `printf 'GET %s HTTP/1.0\r\nHost: kubernetes\r\n%s\r\n\r\n' $list "$auth" |
 	openssl s_client -quiet -connect kubernetes.default.svc:443 -servername kubernetes.default.svc -CAfile $sa/ca.crt -verify_return_error -verify_hostname kubernetes.default.svc`},
 	{name: "Node's fetch", script: `NODE_EXTRA_CA_CERTS=$sa/ca.crt node -e '
 const [url, authorization] = process.argv.slice(1)
@@ -75,8 +75,8 @@ func TestClients(t *testing.T) {
 					continue // who is known by where it goes has to go there
 				}
 				t.Run(c.name, func(t *testing.T) {
-					got := parseReply("0 " + in(t, pod, "sh", "-c", clientPrelude+c.script))
-					require.NoError(t, p.a.check(got))
+					out := in(t, pod, "sh", "-c", clientPrelude+c.script)
+					require.NoError(t, p.a.check(parseReply("0 "+out)), out)
 				})
 			}
 			t.Run("own ports", func(t *testing.T) {
