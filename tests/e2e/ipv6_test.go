@@ -19,7 +19,10 @@ func TestIPv6(t *testing.T) {
 			p := newPair(t, capturedBy(way))
 			require.Equal(t, way, p.capture(t))
 			require.True(t, netip.MustParseAddr(p.a.Status.PodIP).Is6())
+			requireOwnAddress(t, p.a.Pod, start)
+
 			p.agentKilled(t)
+			start = time.Now()
 			p.a.owns = owned(t)
 			owns(t, p.namespace, "a", p.a.owns)
 			p.a.works(t)
