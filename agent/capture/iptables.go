@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"sync"
 
 	"github.com/google/uuid"
 )
@@ -84,29 +85,29 @@ func (t *iptables) setDestinations(destinations []netip.AddrPort, pods []*Pod) e
 // sync makes the rules of the pod right. Rules that lead to another port are
 // another agent's: they are replaced if seize, else left as they are.
 func (t *iptables) sync(p *Pod, destinations []netip.AddrPort, seize bool) error {
-	return inNetNS(p.netns, func() error {
-		for _, table := range t.tables {
-			err := table.sync(destinations, p.port, seize)
-			if err != nil && table.family == 6 && !haveIPv6() {
-				t.log.Debug("no rules for IPv6 where there is none", "pod", p.uid, "reason", err)
-				continue
-			}
-			if err != nil {
-				return err
-			}
+	return t.each(p.netns, func(table natTable) error {
+		err := table.sync(destinations, p.port, seize)
+		if err != nil && table.family == 6 && !haveIPv6() {
+			t.log.Debug("no rules for IPv6 where there is none", "pod", p.uid, "reason", err)
+			return nil
 		}
-		return nil
+		return err
 	})
 }
 
 func (t *iptables) release(p *Pod) error {
-	return inNetNS(p.netns, func() error {
-		var errs []error
-		for _, table := range t.tables {
-			errs = append(errs, table.remove(p.port))
-		}
-		return errors.Join(errs...)
-	})
+	return t.each(p.netns, func(table natTable) error { return table.remove(p.port) })
+}
+
+// each calls f for both tables in netns, at once: mostly it waits for programs.
+func (t *iptables) each(netns *os.File, f func(natTable) error) error {
+	var errs [2]error
+	var wg sync.WaitGroup
+	for i, table := range t.tables {
+		wg.Go(func() { errs[i] = inNetNS(netns, func() error { return f(table) }) })
+	}
+	wg.Wait()
+	return errors.Join(errs[:]...)
 }
 
 // setFailOpen has nothing to do: rules cannot tell whether anybody listens.
