@@ -336,7 +336,7 @@ func TestOpenGoesDirectWithoutAnAgent(t *testing.T) {
 
 	last := time.Now()
 	r.Beat()
-	for time.Since(last) < 1900*time.Millisecond {
+	for time.Since(last) < 1500*time.Millisecond {
 		_, err := client{}.connect(service4)
 		require.NoError(t, err, "%s after a heartbeat", time.Since(last))
 		time.Sleep(10 * time.Millisecond)

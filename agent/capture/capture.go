@@ -130,7 +130,8 @@ type Method interface {
 	// Check makes connections through the redirections in force and tells which
 	// did not arrive, after it tried to mend them. While checks arrive, the agent
 	// counts as alive for pods that fail open: it is to be called at least every
-	// CheckInterval.
+	// CheckInterval. It does not wait for what it begins: a loss is told by a later
+	// call, once if it was mended, by every call while it is not.
 	Check(ctx context.Context) []Loss
 
 	// EndDirect ends the connections that pods which fail open made around this
