@@ -96,10 +96,10 @@ func TestUpgradeFromAnotherLayout(t *testing.T) {
 
 	require.NoError(t, r.Sweep(all))
 	require.DirExists(t, filepath.Join(dir, "v1"), "there is another pod of the old agent's")
-	require.Equal(t, hooks+2, attached(t, cgroup))
+	requireAttached(t, cgroup, hooks+2)
 	require.NoError(t, r.Sweep(func(uid [16]byte) bool { return uid == [16]byte{1} }))
 	require.NoDirExists(t, filepath.Join(dir, "v1"))
-	require.Equal(t, hooks, attached(t, cgroup))
+	requireAttached(t, cgroup, hooks)
 	requireRedirected(t, "by the new agent alone")
 	bothPass()
 
@@ -124,6 +124,6 @@ func TestForgetAndRemoveKnowEveryLayout(t *testing.T) {
 	require.ErrorIs(t, old.Pods.Lookup(uint64(1), make([]byte, 20)), ebpf.ErrKeyNotExist)
 
 	require.NoError(t, bpf.Remove(dir))
-	require.Zero(t, attached(t, cgroup))
+	requireAttached(t, cgroup, 0)
 	require.NoFileExists(t, dir)
 }

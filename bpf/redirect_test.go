@@ -80,6 +80,13 @@ func attached(t *testing.T, cgroup string) int {
 	return n
 }
 
+// requireAttached requires so many programs at the hooks of the cgroup, and no
+// more once the kernel has freed the links that are nobody's any more.
+func requireAttached(t *testing.T, cgroup string, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return attached(t, cgroup) == n }, 10*time.Second, time.Millisecond, "%d, not %d", attached(t, cgroup), n)
+}
+
 func TestLinksAreReplacedAndRemoved(t *testing.T) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	require.NoError(t, bpf.Remove(dir), "nothing to remove")
@@ -87,7 +94,7 @@ func TestLinksAreReplacedAndRemoved(t *testing.T) {
 
 	for range 3 {
 		require.NoError(t, open(t, cgroup, dir).Close())
-		require.Equal(t, hooks, attached(t, cgroup))
+		requireAttached(t, cgroup, hooks)
 	}
 
 	// A link at another cgroup is ours no more: it is replaced.
@@ -95,16 +102,16 @@ func TestLinksAreReplacedAndRemoved(t *testing.T) {
 	require.NoError(t, os.Mkdir(child, 0o755))
 	defer os.Remove(child)
 	require.NoError(t, open(t, child, dir).Close())
-	require.Equal(t, hooks, attached(t, child))
-	require.Eventually(t, func() bool { return attached(t, cgroup) == 0 }, 10*time.Second, time.Millisecond, "the kernel frees the old link when it can")
+	requireAttached(t, child, hooks)
+	requireAttached(t, cgroup, 0)
 	// ... and so is one whose cgroup has gone.
 	require.NoError(t, os.Remove(child))
 	require.NoError(t, open(t, cgroup, dir).Close())
-	require.Equal(t, hooks, attached(t, cgroup))
+	requireAttached(t, cgroup, hooks)
 
 	holder := open(t, cgroup, dir)
 	require.NoError(t, bpf.Remove(dir))
-	require.Equal(t, 0, attached(t, cgroup), "detached while somebody holds it")
+	requireAttached(t, cgroup, 0)
 	require.NoFileExists(t, dir)
 	require.NoError(t, holder.Close())
 }
@@ -153,7 +160,7 @@ func TestHookOwned(t *testing.T) {
 			require.ErrorIs(t, err, bpf.ErrUnsupported)
 			require.ErrorIs(t, err, unix.EPERM)
 
-			require.Equal(t, 1, attached(t, cgroup), "only the owner's program")
+			requireAttached(t, cgroup, 1)
 			left, err := os.ReadDir(dir)
 			require.NoError(t, err)
 			require.Empty(t, left)

@@ -68,14 +68,14 @@ func TestRepair(t *testing.T) {
 			require.Error(t, r.Check())
 			require.NoError(t, r.Repair())
 			require.NoError(t, r.Check())
-			require.Equal(t, hooks, attached(t, cgroup))
+			requireAttached(t, cgroup, hooks)
 			requireRedirected(t, "repaired")
 
 			// The next agent finds everything as it should be.
 			require.NoError(t, r.Close())
 			requireRedirected(t, "without an agent")
 			next := open(t, cgroup, dir)
-			require.Equal(t, hooks, attached(t, cgroup))
+			requireAttached(t, cgroup, hooks)
 			_, ok, err := next.Pod(cookie)
 			require.NoError(t, err)
 			require.True(t, ok)
@@ -105,10 +105,10 @@ func TestRepairWithoutBPFFS(t *testing.T) {
 		require.ErrorContains(t, err, "no longer than its agent")
 		require.ErrorContains(t, err, "is not on a bpffs")
 		requireRedirected(t, "by what the agent holds")
-		require.Equal(t, hooks, attached(t, cgroup))
+		requireAttached(t, cgroup, hooks)
 	}
 	require.NoError(t, r.Close())
-	require.Zero(t, attached(t, cgroup))
+	requireAttached(t, cgroup, 0)
 	requireDirect(t, "gone with the agent")
 }
 
@@ -120,7 +120,7 @@ func TestRepairLeavesTheNextAgentAlone(t *testing.T) {
 	for _, r := range []*bpf.Redirect{second, first} {
 		require.Error(t, r.Check())
 		require.NoError(t, r.Repair())
-		require.Equal(t, hooks, attached(t, cgroup))
+		requireAttached(t, cgroup, hooks)
 	}
 	require.NoError(t, first.Check())
 	require.NoError(t, second.Check())
