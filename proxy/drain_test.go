@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -145,7 +147,7 @@ func TestNobodyNoticesAHandOver(t *testing.T) {
 			for range cap(informers) {
 				config := m.config("v1")
 				if len(informers)%2 == 1 {
-					config.TLSClientConfig.NextProtos = []string{"http/1.1"}
+					config.NextProtos = []string{"http/1.1"}
 				}
 				client, err := kubernetes.NewForConfig(config)
 				require.NoError(t, err)
@@ -212,6 +214,22 @@ func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
 			require.Equal(t, i == len(pieces)-1, e.passed([]byte(p)), "%q %d", pieces, i)
 		}
 	}
+}
+
+func FuzzInitialEvents(f *testing.F) {
+	f.Add([]byte("x"+string(endOfInitial)+"y"), uint8(3))
+	f.Fuzz(func(t *testing.T, stream []byte, piece uint8) {
+		var e initialEvents
+		found := false
+		for p := range slices.Chunk(stream, int(piece)+1) {
+			if found = e.passed(p); found {
+				break
+			}
+		}
+		if found != bytes.Contains(stream, endOfInitial) {
+			t.Fatalf("found: %t", found)
+		}
+	})
 }
 
 func TestUpgradesOutliveDrainingUntilTheyAreCut(t *testing.T) {

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // siege is a mesh whose pod attacks, with another pod beside it that goes about
@@ -219,7 +220,7 @@ func (f *frames) ask(method, path string, end bool) (id uint32, err error) {
 	return id, f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: f.head.Bytes(), EndStream: end, EndHeaders: true})
 }
 
-// drain reads what the server sends until it closes, and says how it ended.
+// end reads what the server sends until it closes, and says how it ended.
 func (f *frames) end() (code http2.ErrCode, err error) {
 	for {
 		frame, err := f.ReadFrame()
@@ -462,6 +463,29 @@ func TestHostileBodies(t *testing.T) {
 		}
 		wg.Wait()
 		return func() { closeAll(conns)(); release() }, fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.held.Load()>>10)
+	})
+}
+
+// Bodies that hardly come. Each may last; there may only be so many.
+func TestHostileSlowBodies(t *testing.T) {
+	s := newSiege(t, quick(0))
+	s.under("slow-bodies", 160<<20, func() (func(), string) {
+		var conns []*tls.Conn
+		for range 2 {
+			f := s.frames()
+			conns = append(conns, f.conn)
+			go func() { _, _ = f.end() }()
+			for range maxStreams {
+				id, err := f.ask("POST", "/api/v1/namespaces/a/secrets", false)
+				require.NoError(t, err)
+				require.NoError(t, f.WriteData(id, false, []byte("{")))
+			}
+			require.NoError(t, f.w.Flush())
+		}
+		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
+		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
+		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, 20*time.Second, time.Millisecond)
+		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.pod.held.Load()>>10)
 	})
 }
 

@@ -18,9 +18,9 @@ import (
 // this many, sockets and the apiserver's memory count more.
 const maxAlone = 32
 
-// maxOpening is how many connections may be opened at once. A client that drops
-// its requests as fast as it makes them costs a handshake each, here and there.
-const maxOpening = 32
+// maxHandshakes is how many may be under way at once. A pod that makes, or drops,
+// its requests as fast as it can costs one each: others must get their turn.
+const maxHandshakes = 8
 
 // Client is one pod's connections to one Cluster.
 type Client struct {
@@ -30,13 +30,13 @@ type Client struct {
 	short   pool
 	streams *http.Transport
 	alone   atomic.Int32 // streams on connections of their own
-	// opening has a token for each connection that is being opened.
-	opening chan struct{}
+	// handshakes has a token for each that is under way.
+	handshakes chan struct{}
 }
 
 // NewClient makes a client; it connects when it is used.
 func NewClient(cluster *Cluster, dial Dial) *Client {
-	c := &Client{cluster: cluster, dial: dial, cache: tls.NewLRUClientSessionCache(sessionCacheSize), opening: make(chan struct{}, maxOpening)}
+	c := &Client{cluster: cluster, dial: dial, cache: tls.NewLRUClientSessionCache(sessionCacheSize), handshakes: make(chan struct{}, maxHandshakes)}
 	c.short.connect = func(ctx context.Context) (*tls.Conn, error) { return c.connect(ctx, protocolHTTP11) }
 	c.streams = &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -57,24 +57,7 @@ func NewClient(cluster *Cluster, dial Dial) *Client {
 }
 
 func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, error) {
-	return opened(ctx, c, func(ctx context.Context) (*tls.Conn, error) {
-		return c.cluster.connect(ctx, c.dial, c.cache, protocols...)
-	})
-}
-
-// opened calls open in its turn, and in time.
-func opened[C any](ctx context.Context, c *Client, open func(context.Context) (C, error)) (conn C, err error) {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	select {
-	case c.opening <- struct{}{}:
-		defer func() { <-c.opening }()
-	case <-ctx.Done():
-	}
-	if err := ctx.Err(); err != nil { // gone before it was its turn
-		return conn, err
-	}
-	return open(ctx)
+	return c.cluster.connect(ctx, c.dial, c.cache, c.handshakes, protocols...)
 }
 
 // Short sends a request that ends soon. The body is sent before the answer is
@@ -150,7 +133,9 @@ func (s source) Read(p []byte) (int, error) {
 
 // Tunnel returns a connection to the apiserver on which nothing was said yet.
 func (c *Client) Tunnel(ctx context.Context) (net.Conn, error) {
-	return opened(ctx, c, func(ctx context.Context) (net.Conn, error) { return c.cluster.open(ctx, c.dial) })
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	return c.cluster.open(ctx, c.dial)
 }
 
 // Connect returns an HTTP/1.1 connection for one request that takes it over.

@@ -63,10 +63,19 @@ func (c *Cluster) Equal(o *Cluster) bool {
 }
 
 // connect returns a verified connection that speaks one of protocols.
-func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, protocols ...string) (*tls.Conn, error) {
+func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, handshakes chan struct{}, protocols ...string) (*tls.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
 	raw, err := c.open(ctx, dial)
 	if err != nil {
 		return nil, err
+	}
+	select {
+	case handshakes <- struct{}{}:
+		defer func() { <-handshakes }()
+	case <-ctx.Done():
+		_ = raw.Close()
+		return nil, ctx.Err()
 	}
 	conn := tls.Client(raw, &tls.Config{
 		RootCAs:            c.roots,
