@@ -271,10 +271,10 @@ func endpoints(m *mesh, keeper *leaf.Keeper, registry *prometheus.Registry) http
 // ready says what is missing before pods can be served.
 func (m *mesh) ready() error {
 	switch {
-	case m.phase == yielded:
-		return errors.New("handed over to another agent")
 	case m.phase == stopped:
 		return errors.New("told to stop")
+	case m.phase >= yielded:
+		return errors.New("handed over to another agent")
 	case m.cluster == nil:
 		return errors.New("waiting for the manager to name the apiserver's addresses")
 	case !m.redirected:

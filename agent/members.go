@@ -42,7 +42,7 @@ type member struct {
 
 // syncPods brings members in step with the pod watch.
 func (m *mesh) syncPods() {
-	if !m.watcher.Synced() || m.phase == handing || m.phase == stopped {
+	if !m.watcher.Synced() || m.phase == handing || m.phase >= leaving {
 		return
 	}
 	seen := m.watcher.List()

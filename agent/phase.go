@@ -22,6 +22,8 @@ const (
 	// yielded: the successor serves. This agent ends what is under way, under the
 	// policies of the day, and leaves all redirections alone.
 	yielded
+	// leaving: not even the pods that know this agent by address are its own.
+	leaving
 	// stopped: nothing is captured, nor will it be.
 	stopped
 )
@@ -226,6 +228,7 @@ func (m *mesh) linger() {
 	case <-addressed:
 	}
 	_ = m.do(ctx, func() error {
+		m.enter(leaving)
 		for _, mb := range m.members {
 			if mb.captured != nil {
 				m.abandon(mb)

@@ -425,7 +425,10 @@ func addrPort(at unix.Sockaddr) netip.AddrPort {
 // accepted.
 func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
 	if p.queue != nil {
-		return false, len(p.queue.conns) > 0
+		// While there are two agents, their Service leads to either.
+		info, err := unix.GetsockoptTCPInfo(pr.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		waits = len(p.queue.conns) > 0
+		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
 	for _, l := range p.sockets {
 		conn, err := l.SyscallConn()
