@@ -1,6 +1,7 @@
 #!/bin/bash
 # node.sh start UNIT         boot a node, or start a component of the control plane; waits until it is up
 # node.sh stop UNIT          cut it off, as a power failure would; a node keeps its disk
+# node.sh shutdown UNIT      end a component of the control plane in order: it has 10 s for that
 # node.sh restart NODE PART  end containerd or kubelet on a node and wait for the next; pods stay
 # node.sh load NODE TAR...   load images into its container runtime
 # node.sh exec NODE CMD...   run a command on the node; NODE may be "netns": the control plane's network
@@ -27,6 +28,12 @@ start)
     [ "$unit" != kube-apiserver2 ] || ready=(in_netns "${ready[@]}" --server="https://$(endpoint "$(primary second-apiserver)" 6443)")
     [ "$unit" = etcd ] || waitfor 60 "${ready[@]}" || die "the apiserver is not ready" ;;
   esac ;;
+shutdown)
+  case " $CONTROL_PLANE " in *" $unit "*) alive "$unit" || die "$unit does not run" ;; *) usage ;; esac
+  kill "$(main_pid "$unit")"
+  ended() { ! alive "$unit"; }
+  waitfor 10 ended || true   # an apiserver waits for the watches of others for longer
+  stop "$unit" ;;
 restart)
   part=${1-}
   case $part in
