@@ -126,6 +126,10 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 	select {
 	case p.handshakes <- struct{}{}:
 		c.computing.Store(true)
+		if c.closed.Load() { // and gave back what it had then
+			c.computed()
+			return nil, net.ErrClosed
+		}
 	case <-h.Context().Done():
 		return nil, h.Context().Err()
 	}
@@ -137,6 +141,9 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		return p.http11, nil
 	}
 	c.http2.Store(true)
+	if c.closed.Load() {
+		c.leaveHTTP2()
+	}
 	return nil, nil
 }
 
@@ -215,11 +222,15 @@ func (c *conn) Close() error {
 	}
 	c.computed()
 	c.forgive()
+	c.leaveHTTP2()
+	c.pod.left()
+	return err
+}
+
+func (c *conn) leaveHTTP2() {
 	if c.http2.Swap(false) {
 		c.pod.http2.Add(-1)
 	}
-	c.pod.left()
-	return err
 }
 
 // left notes that a connection is gone.

@@ -9,7 +9,7 @@
 //	err = srv.SetCluster(cluster)
 //	pod := srv.Pod(proxy.PodInfo{UID: uid, Namespace: ns, Name: name}, dialInPod)
 //	err = pod.SetPolicy(policy)
-//	err = pod.Serve(listener) // until pod.Shutdown
+//	err = pod.Serve(listener) // until pod.Drain or pod.Shutdown
 //
 // # A request
 //
@@ -18,6 +18,31 @@
 // verb and resource: the stages that have something to say about it (lock, scope)
 // and the way upstream (short, stream or upgrade). Then it is forwarded; what the
 // apiserver answers streams back untouched, unless the lock's name is in it.
+//
+// # Who asks
+//
+// The listener says which pod asks. A token that is bound to another pod is
+// refused with 403 unless the policy allows any (token.go); a client certificate,
+// which cannot pass a TLS terminator, with 401. A policy of passthrough has the
+// pod's connections tunnelled to the apiserver unseen (passthrough.go).
+//
+// # Bounds
+//
+// Everything that a pod can make the proxy hold is bounded for that pod alone, by
+// refusing what is beyond: never by waiting in Accept (conn.go, budget.go):
+//
+//	1024     connections, 32 of them HTTP/2 with 512 streams each
+//	8 MiB    of handshakes and heads that are not whole
+//	96 MiB   held by requests under way: 429 beyond
+//	1 MiB    the head of one request
+//	4, 8     handshakes computed at once, with the pod and with the apiserver
+//	100/s    requests dropped by the client before the answer, 1000 at once
+//	10 s     for a handshake or a head; 60 s without reading what is sent
+//
+// # Handing over
+//
+// Drain lets another proxy on the same listener take over without a failed
+// request or a list (drain.go).
 //
 // # What never happens
 //

@@ -71,7 +71,7 @@ func (x *exchange) checkTokens() *apierrors.StatusError {
 			sent = true
 		}
 	}
-	if token, ok := queryToken(x.r.URL.RawQuery); ok && judge(token, x.pod.info.UID) == foreign {
+	if x.foreignInQuery() {
 		return x.refuseToken()
 	}
 	if required && !sent {
@@ -119,20 +119,23 @@ func bearer(header string) (token string, ok bool) {
 	return parts[1], true
 }
 
-// queryToken finds the token that RFC 6750 allows in a query. kube-apiserver does
-// not read it; others that serve its API do.
-func queryToken(query string) (token string, ok bool) {
-	for pair := range strings.SplitSeq(query, "&") {
+// foreignInQuery looks for a token that is bound to another pod where RFC 6750
+// allows one in a query. kube-apiserver does not read it; others that serve its
+// API do, and to applications behind a proxied service it may mean anything.
+func (x *exchange) foreignInQuery() bool {
+	for pair := range strings.SplitSeq(x.r.URL.RawQuery, "&") {
 		key, value, _ := strings.Cut(pair, "=")
 		if strings.ContainsAny(key, "%+") {
 			key, _ = url.QueryUnescape(key)
 		}
-		if key == "access_token" {
-			value, err := url.QueryUnescape(value)
-			return value, err == nil
+		if key != "access_token" {
+			continue
+		}
+		if token, err := url.QueryUnescape(value); err == nil && judge(token, x.pod.info.UID) == foreign {
+			return true
 		}
 	}
-	return "", false
+	return false
 }
 
 // verdict is what a token says about the pod it may be used from.

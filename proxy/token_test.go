@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,7 @@ func TestTokens(t *testing.T) {
 		{"two", secrets, []string{"Authorization", "Bearer " + mine, "Authorization", "Bearer " + others}, 401, 401},
 		{"query", secrets + "?access_token=" + others, nil, 403, 403},
 		{"query, escaped", secrets + "?a=b&access%5ftoken=" + others, nil, 403, 403},
+		{"query, the second", secrets + "?access_token=%zz&access_token=" + others, nil, 403, 403},
 		{"query, own header", secrets + "?access_token=" + others, []string{"Authorization", "Bearer " + mine}, 403, 403},
 		{"query of an application", secrets + "?access_token=abc", []string{"Authorization", "Bearer " + mine}, 200, 200},
 		{"websocket, own", exec, websocket(mine), 200, 200},
@@ -148,7 +150,8 @@ func FuzzJudge(f *testing.F) {
 				t.Fatalf("%q", got)
 			}
 		}
-		_, _ = queryToken(token)
+		x := &exchange{pod: &Pod{info: PodInfo{UID: "uid-1"}}, r: &http.Request{URL: &url.URL{RawQuery: token}}}
+		_ = x.foreignInQuery()
 	})
 }
 
