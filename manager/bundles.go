@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -62,7 +63,10 @@ func (w *world) keepBundles(ctx context.Context) error {
 	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b bundleNeed) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	}) {
-		errs = append(errs, w.bundles.Ensure(ctx, n.namespace, n.name))
+		// A namespace that goes lets nobody in any more.
+		if err := w.bundles.Ensure(ctx, n.namespace, n.name); !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			errs = append(errs, err)
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

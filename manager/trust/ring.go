@@ -90,7 +90,7 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 	}
 	switch {
 	case len(r.retired) > 0 && r.retiredUntil.IsZero():
-		out.retiredUntil = f.Now.Add(leafLife) // somebody removed it
+		out.retiredUntil = f.Now.Add(leafLife + settle) // somebody removed it
 	case len(r.retired) > 0 && f.Now.After(r.retiredUntil):
 		out.retired, out.retiredUntil = nil, time.Time{}
 	case f.Rotate != "" && f.Rotate != r.rotated, newest.Stale(f.Names, f.Now), len(newest.certs) > 1:
@@ -105,7 +105,7 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 		out.published = f.Now
 	case r.due(f):
 		out.retired = append(slices.Clone(r.signer.certs), r.retired...)
-		out.retiredUntil = f.Now.Add(leafLife)
+		out.retiredUntil = f.Now.Add(leafLife + settle) // a leader may learn late that it leads no more
 		out.signer, out.next, out.published = r.next, nil, time.Time{}
 	default:
 		return r, nil

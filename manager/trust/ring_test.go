@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,6 +30,30 @@ func verify(chain [][]byte, roots []byte, name string, at time.Time) error {
 	}
 	_, err = leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: pool, CurrentTime: at})
 	return err
+}
+
+// oneSecret is an apiserver that has but one Secret, and is quick.
+type oneSecret struct {
+	client.Client
+	stored *corev1.Secret
+}
+
+func (c *oneSecret) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	if c.stored == nil {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, key.Name)
+	}
+	c.stored.DeepCopyInto(o.(*corev1.Secret))
+	return nil
+}
+
+func (c *oneSecret) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+	c.stored = o.(*corev1.Secret).DeepCopy()
+	return nil
+}
+
+func (c *oneSecret) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+	c.stored = o.(*corev1.Secret).DeepCopy()
+	return nil
 }
 
 // mesh is a mesh with everybody who has a certificate or must verify one. Its
@@ -153,7 +179,7 @@ func (m *mesh) phase() string {
 
 // One whole rotation, with pods of every age.
 func TestRotation(t *testing.T) {
-	m := newMesh(t, secrets(t), request(t, p256(t)))
+	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
 	first := m.stored().Data["ca.key"]
 	m.start("before")
 	m.pass(time.Hour, time.Minute)
@@ -168,7 +194,7 @@ func TestRotation(t *testing.T) {
 	m.pass(5*time.Minute, time.Minute)
 	require.Equal(t, PhaseWaiting, m.phase())
 	m.start("early")
-	m.pass(48*time.Hour, 10*time.Minute)
+	m.pass(48*time.Hour, time.Hour)
 	m.start("after")
 	require.Equal(t, PhaseWaiting, m.phase(), "pods that know the old CA alone still run")
 	require.Equal(t, first, m.stored().Data["ca.key"])
@@ -187,11 +213,11 @@ func TestRotation(t *testing.T) {
 	require.NotContains(t, m.stored().Data, "next.key", "no key lies about longer than it signs")
 	m.start("new")
 
-	m.pass(12*time.Hour, 10*time.Minute)
+	m.pass(12*time.Hour, time.Hour)
 	m.start("newer")
 	m.check()
 	m.agents[1].cutOff = false
-	m.pass(24*time.Hour, 10*time.Minute)
+	m.pass(24*time.Hour, time.Hour)
 	require.Equal(t, PhaseNone, m.phase())
 	require.Len(t, m.stored().Data, 2)
 	require.Equal(t, 1, bytes.Count(m.secret, []byte("BEGIN")))
@@ -204,7 +230,7 @@ func TestRotation(t *testing.T) {
 // Before the CA ends there is another, asked for or not, and members that nobody
 // restarts do not keep it from signing when the first is of no use any more.
 func TestRotationByAge(t *testing.T) {
-	m := newMesh(t, secrets(t), request(t, p256(t)))
+	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
 	key := m.stored().Data["ca.key"]
 	m.start("for ever")
 	const day = 24 * time.Hour
@@ -219,7 +245,8 @@ func TestRotationByAge(t *testing.T) {
 	ring, err := decodeRing(m.stored())
 	require.NoError(t, err)
 	delete(m.knows, "for ever") // it trusts nobody when its CA ends, whoever signs
-	m.pass(ring.signer.Expiry().Sub(m.now)-leafLife+time.Hour, time.Hour)
+	m.pass(ring.signer.Expiry().Sub(m.now)-5*day, 5*day)
+	m.pass(ring.signer.Expiry().Sub(m.now)-leafLife+time.Hour, 6*time.Hour)
 	require.NotEqual(t, key, m.stored().Data["ca.key"])
 	m.check()
 }
@@ -227,7 +254,7 @@ func TestRotationByAge(t *testing.T) {
 // Another address of the apiserver takes the same way: leaves name it when every
 // pod's CA permits that.
 func TestNewNamesAreARotation(t *testing.T) {
-	m := newMesh(t, secrets(t), request(t, p256(t)))
+	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
 	m.start("before")
 	m.names = apiNames("10.96.0.1", "192.0.2.7")
 	m.pass(time.Hour, time.Minute)
@@ -250,7 +277,7 @@ func TestNewNamesAreARotation(t *testing.T) {
 
 // What managers wrote that knew no rotation: several certificates of one key.
 func TestCAOfAnEarlierManager(t *testing.T) {
-	c := secrets(t)
+	c := &oneSecret{}
 	ca, err := NewCA("ctrlmesh mesh CA", apiNames("10.96.0.1"), now.Add(-time.Hour))
 	require.NoError(t, err)
 	older := ca.Bundle()
@@ -279,13 +306,13 @@ func TestCAOfAnEarlierManager(t *testing.T) {
 func TestNoHandshakeEverFails(t *testing.T) {
 	csr := request(t, p256(t))
 	rapid.Check(t, func(rt *rapid.T) {
-		m := newMesh(rt, secrets(t), csr)
+		m := newMesh(rt, &oneSecret{}, csr)
 		pods, asked := 0, 0
 		rt.Repeat(map[string]func(*rapid.T){
 			"pass": func(rt *rapid.T) {
-				m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "minutes"))*time.Minute, time.Minute)
+				m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "minutes"))*time.Minute, 3*time.Minute)
 			},
-			"hours": func(rt *rapid.T) { m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "hours"))*time.Hour, time.Hour) },
+			"hours": func(rt *rapid.T) { m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "hours"))*time.Hour, 3*time.Hour) },
 			"start": func(*rapid.T) { pods++; m.start(fmt.Sprint("p", pods)) },
 			"stop": func(rt *rapid.T) {
 				var all []string
@@ -313,7 +340,7 @@ func TestNoHandshakeEverFails(t *testing.T) {
 
 // The Secret may be read by people and by programs other than ours.
 func TestTheSecretTellsOfItself(t *testing.T) {
-	m := newMesh(t, secrets(t), request(t, p256(t)))
+	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
 	m.ask("today")
 	m.pass(5*time.Minute, time.Minute)
 	s := m.stored()
@@ -340,6 +367,6 @@ func TestTheSecretTellsOfItself(t *testing.T) {
 	require.NoError(t, m.client.Update(t.Context(), s))
 	m.pass(time.Hour, time.Minute)
 	require.Equal(t, PhaseRetiring, m.phase())
-	m.pass(leafLife, time.Hour)
+	m.pass(leafLife+time.Hour, time.Hour)
 	require.Equal(t, PhaseNone, m.phase())
 }
