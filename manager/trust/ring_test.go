@@ -312,7 +312,9 @@ func TestNoHandshakeEverFails(t *testing.T) {
 			"pass": func(rt *rapid.T) {
 				m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "minutes"))*time.Minute, 3*time.Minute)
 			},
-			"hours": func(rt *rapid.T) { m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "hours"))*time.Hour, 3*time.Hour) },
+			"hours": func(rt *rapid.T) {
+				m.pass(time.Duration(rapid.IntRange(1, 15).Draw(rt, "hours"))*time.Hour, 3*time.Hour)
+			},
 			"start": func(*rapid.T) { pods++; m.start(fmt.Sprint("p", pods)) },
 			"stop": func(rt *rapid.T) {
 				var all []string
