@@ -6,6 +6,8 @@ SHELL := /bin/bash
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 NODES    ?= 2
 RUN      ?=
+SUITE    ?= capture
+PARTS    ?=
 export KUBECONFIG := $(CURDIR)/.run/kubeconfig
 export PATH := $(CURDIR)/.run/bin:$(PATH)
 export GOFLAGS := -buildvcs=false
@@ -41,7 +43,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 bench
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos bench
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
@@ -58,6 +60,9 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 	@hack/install.sh
 	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$)'
 	@tests/cluster/down.sh
+chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, PARTS=kills,upgrades for some of it); ends by uninstalling
+	@go build -o .run/chaos ./tests/chaos
+	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))
 bench: cluster-ensure images ## Measure the proxy beside others, in one run
 	@tests/bench/run.sh
 

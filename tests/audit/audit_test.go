@@ -43,6 +43,7 @@ func TestLeaked(t *testing.T) {
 	require.Equal(t, int32(200), requests[0].Code)
 	require.Equal(t, "operator-demo/tally-0", requests[0].Pod)
 	require.Equal(t, []string{"10.244.1.4"}, requests[0].From)
+	require.False(t, requests[0].Ended.IsZero())
 
 	lines, err := AccessLines(open(t, "agent.log"))
 	require.NoError(t, err)
@@ -89,4 +90,36 @@ func TestAccessLinesOfAnyLength(t *testing.T) {
 	require.Len(t, lines, 2)
 	require.Equal(t, long, lines[0].Pod)
 	require.Equal(t, "b", lines[1].ID)
+}
+
+func TestRequestsThatFillACache(t *testing.T) {
+	for r, want := range map[Request]bool{
+		{Verb: "list", URI: "/api/v1/configmaps?limit=500"}:                                true,
+		{Verb: "watch", URI: "/api/v1/configmaps?sendInitialEvents=true&watch=true"}:       true,
+		{Verb: "watch", URI: "/api/v1/configmaps?resourceVersion=7&watch=true"}:            false,
+		{Verb: "watch", URI: "/api/v1/configmaps?sendInitialEvents=false&watch=true"}:      false,
+		{Verb: "get", URI: "/api/v1/namespaces/a/configmaps/b?sendInitialEvents=true"}:     false,
+		{Verb: "deletecollection", URI: "/api/v1/namespaces/a/configmaps?labelSelector=x"}: false,
+	} {
+		require.Equal(t, want, r.Fills(), "%s %s", r.Verb, r.URI)
+	}
+}
+
+// Who is killed cannot write a line. That excuses what it had in hand, and nothing else.
+func TestCutOff(t *testing.T) {
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	requests := []Request{
+		{ID: "over long before", Received: at(4000), Ended: at(4100)},
+		{ID: "a watch that leaked before", Received: at(1000)},
+		{ID: "just over", Received: at(4800), Ended: at(4900)},
+		{ID: "under way", Received: at(4900), Ended: at(5100)},
+		{ID: "a watch just asked for", Received: at(4990)},
+		{ID: "after it", Received: at(5001), Ended: at(5100)},
+	}
+	leaked, cut := CutOff(requests, []time.Time{at(60_000), at(5000)})
+	require.Equal(t, []string{"over long before", "a watch that leaked before", "after it"}, ids(leaked))
+	require.Equal(t, []string{"just over", "under way", "a watch just asked for"}, ids(cut))
+	leaked, cut = CutOff(requests, nil)
+	require.Len(t, leaked, len(requests))
+	require.Empty(t, cut)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -18,15 +19,31 @@ type Request struct {
 	User     string
 	Pod      string   // namespace/name that the token is bound to, if it is
 	From     []string // addresses: those that headers speak of, and the connection's as the last
+	Agent    string   // the client's program, as it names itself
 	Verb     string
 	URI      string
 	Code     int32 // 0 until the response began
 	Received time.Time
+	Ended    time.Time // zero until the response is over
 }
 
 // String tells of a request in one line.
 func (r Request) String() string {
 	return fmt.Sprintf("%s %s %s %d %s %s %s", r.Received.UTC().Format(time.RFC3339Nano), r.Verb, r.URI, r.Code, r.User, r.Pod, r.ID)
+}
+
+// Fills says whether a request is for everything that there is, and not for what is
+// new: what an informer asks at its start, and again only if it lost its place.
+func (r Request) Fills() bool {
+	switch r.Verb {
+	case "list":
+		return true
+	case "watch":
+		_, query, _ := strings.Cut(r.URI, "?")
+		q, err := url.ParseQuery(query)
+		return err == nil && q.Get("sendInitialEvents") == "true"
+	}
+	return false
 }
 
 // Callers says whose requests are meant: those of any of the users and those made
@@ -83,12 +100,16 @@ func request(e *auditv1.Event) Request {
 		ID:       string(e.AuditID),
 		User:     e.User.Username,
 		From:     e.SourceIPs,
+		Agent:    e.UserAgent,
 		Verb:     e.Verb,
 		URI:      e.RequestURI,
 		Received: e.RequestReceivedTimestamp.Time,
 	}
 	if e.ResponseStatus != nil {
 		r.Code = e.ResponseStatus.Code
+	}
+	if e.Stage == auditv1.StageResponseComplete || e.Stage == auditv1.StagePanic {
+		r.Ended = e.StageTimestamp.Time
 	}
 	if pod := e.User.Extra[podClaim]; len(pod) == 1 {
 		r.Pod = namespaceOf(r.User) + "/" + pod[0]

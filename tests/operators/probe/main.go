@@ -3,6 +3,7 @@
 // the JSON that it prints.
 //
 //	probe wait                           run, serve HTTP on :8080 and log each request, until SIGTERM
+//	probe pulse [flags]                  ask all the time and keep an informer, until SIGTERM; a line for each answer and change
 //	probe raw [flags] METHOD PATH...     requests, one after the other; prints status, headers and bodies as they came
 //	probe informer [flags] RESOURCE      a client-go informer; prints what it holds and how it got it
 //
@@ -29,13 +30,15 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("wait, raw or informer?")
+		return fmt.Errorf("wait, pulse, raw or informer?")
 	}
 	var result any
 	var err error
 	switch command, args := args[0], args[1:]; command {
 	case "wait":
 		return wait(ctx)
+	case "pulse":
+		return pulse(ctx, args)
 	case "raw":
 		result, err = raw(ctx, args)
 	case "informer":

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// beat is one request and what became of it.
+type beat struct {
+	Start  time.Time `json:"start"`
+	Millis float64   `json:"ms"`
+	Kind   string    `json:"kind"`
+	Code   int       `json:"code,omitempty"`
+	Error  string    `json:"error,omitempty"`
+	// Issuer of the certificate of who was spoken with, if somebody was.
+	Issuer string `json:"issuer,omitempty"`
+	// Namespaces that the answer's objects are in.
+	Namespaces []string `json:"namespaces,omitempty"`
+}
+
+// change is something that the informer was told.
+type change struct {
+	Time    time.Time `json:"time"`
+	Object  string    `json:"object"` // namespace/name
+	Version string    `json:"version"`
+}
+
+// rhythm is the order of the kinds of requests. Every second one comes on a
+// connection of its own, for those meet what is changed under them at once; the
+// others keep theirs, as most clients do.
+var rhythm = []string{"fresh", "http2", "fresh", "http1", "fresh", "write"}
+
+// pulse asks at a steady rate, whatever becomes of the answers, and keeps an
+// informer beside it. It prints a line for each beat and each change until ctx ends.
+func pulse(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("pulse", flag.ContinueOnError)
+	every := flags.Duration("every", 50*time.Millisecond, "the time from one request to the next")
+	timeout := flags.Duration("timeout", 10*time.Second, "how long to wait for an answer")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return err
+	}
+	p := &pulser{config: config, timeout: *timeout, out: json.NewEncoder(os.Stdout), kinds: map[string]http.RoundTripper{}}
+	for _, kind := range rhythm {
+		if p.kinds[kind], err = p.transport(kind); err != nil {
+			return err
+		}
+	}
+	if err := p.inform(ctx); err != nil {
+		return err
+	}
+	tick := time.NewTicker(*every)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			go func() { p.print(p.ask(ctx, rhythm[i%len(rhythm)])) }()
+		}
+	}
+}
+
+type pulser struct {
+	config  *rest.Config
+	timeout time.Duration
+	kinds   map[string]http.RoundTripper
+
+	mu  sync.Mutex
+	out *json.Encoder
+}
+
+func (p *pulser) print(line any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = p.out.Encode(line) // who does not read does not want to know
+}
+
+func (p *pulser) transport(kind string) (http.RoundTripper, error) {
+	config := rest.CopyConfig(p.config)
+	switch kind {
+	case "http2", "write":
+		return rest.TransportFor(config)
+	case "http1":
+		config.NextProtos = []string{"http/1.1"}
+		return rest.TransportFor(config)
+	}
+	tlsConfig, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, err
+	}
+	return rest.HTTPWrappersForConfig(config, &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true})
+}
+
+func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	b = beat{Start: time.Now(), Kind: kind}
+	defer func() { b.Millis = float64(time.Since(b.Start).Microseconds()) / 1000 }()
+
+	method, path, body := http.MethodGet, "/api/v1/configmaps?limit=500", ""
+	if kind == "write" { // one that leaves nothing behind
+		method, path = http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+		body = `{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}}`
+	}
+	// The peer is known also of a request that never got an answer.
+	peer := make(chan string, 8)
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		TLSHandshakeDone: func(s tls.ConnectionState, err error) {
+			if err == nil {
+				select {
+				case peer <- issuer(&s):
+				default: // enough of them
+				}
+			}
+		},
+	})
+	req, err := http.NewRequestWithContext(ctx, method, p.config.Host+path, strings.NewReader(body))
+	if err != nil {
+		b.Error = err.Error()
+		return b
+	}
+	req.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json")
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := p.kinds[kind].RoundTrip(req)
+	if err != nil {
+		b.Error = err.Error()
+		select {
+		case b.Issuer = <-peer:
+		default:
+		}
+		return b
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b.Code, b.Issuer = resp.StatusCode, issuer(resp.TLS)
+	var list struct {
+		Items []struct {
+			Metadata struct{ Namespace string }
+		}
+	}
+	if resp.StatusCode >= http.StatusBadRequest {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // as much as there is
+		b.Error = string(text)
+	} else if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		b.Error = fmt.Sprintf("reading the answer: %v", err)
+	}
+	for _, item := range list.Items {
+		b.Namespaces = append(b.Namespaces, item.Metadata.Namespace)
+	}
+	slices.Sort(b.Namespaces)
+	b.Namespaces = slices.Compact(b.Namespaces)
+	return b
+}
+
+func issuer(s *tls.ConnectionState) string {
+	if s == nil || len(s.PeerCertificates) == 0 {
+		return ""
+	}
+	return s.PeerCertificates[0].Issuer.String()
+}
+
+// inform starts an informer that names itself, so that its requests can be told
+// from the others'.
+func (p *pulser) inform(ctx context.Context) error {
+	config := rest.CopyConfig(p.config)
+	config.UserAgent = "probe-informer"
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	factory := informers.NewSharedInformerFactory(client, 0)
+	told := func(obj any) {
+		if o, err := meta.Accessor(obj); err == nil {
+			p.print(change{time.Now(), o.GetNamespace() + "/" + o.GetName(), o.GetResourceVersion()})
+		}
+	}
+	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    told,
+		UpdateFunc: func(_, obj any) { told(obj) },
+	}); err != nil {
+		return errors.Join(errors.New("watching ConfigMaps"), err)
+	}
+	factory.StartWithContext(ctx)
+	return nil
+}
