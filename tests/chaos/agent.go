@@ -80,11 +80,11 @@ func (w *world) agentPod(ctx context.Context, node string) (*corev1.Pod, error) 
 		return nil, fmt.Errorf("listing agents: %w", err)
 	}
 	for i := range pods.Items {
-		if p := &pods.Items[i]; p.Spec.NodeName == node && kube.PodReady(p) {
+		if p := &pods.Items[i]; p.Spec.NodeName == node && p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning {
 			return p, nil
 		}
 	}
-	return nil, fmt.Errorf("no agent is ready on %s", node)
+	return nil, fmt.Errorf("no agent runs on %s", node)
 }
 
 // metric adds up the series of a name at the agent of a node.
