@@ -120,8 +120,9 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 	defer func() { b.Millis = float64(time.Since(b.Start).Microseconds()) / 1000 }()
 
 	method, path, body := http.MethodGet, "/api/v1/configmaps?limit=500", ""
+	accept := "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 	if kind == "write" { // one that leaves nothing behind
-		method, path = http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+		accept, method, path = "application/json", http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 		body = `{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}}`
 	}
 	// The peer is known also of a request that never got an answer.
@@ -141,7 +142,7 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 		b.Error = err.Error()
 		return b
 	}
-	req.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json")
+	req.Header.Set("Accept", accept)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := p.kinds[kind].RoundTrip(req)
 	if err != nil {
