@@ -109,17 +109,21 @@ func TestRequestsThatFillACache(t *testing.T) {
 func TestCutOff(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	requests := []Request{
-		{ID: "over long before", Received: at(4000), Ended: at(4100)},
-		{ID: "a watch that leaked before", Received: at(1000)},
-		{ID: "just over", Received: at(4800), Ended: at(4900)},
-		{ID: "under way", Received: at(4900), Ended: at(5100)},
-		{ID: "a watch just asked for", Received: at(4990)},
-		{ID: "after it", Received: at(5001), Ended: at(5100)},
+		{ID: "over before", Received: at(43_000), Ended: at(43_900)},
+		{ID: "just over", Received: at(44_800), Ended: at(44_900)},
+		{ID: "under way", Received: at(44_900), Ended: at(45_100)},
+		{ID: "slow", Received: at(40_000)},
+		{ID: "a watch just asked for", Verb: "watch", Received: at(44_990)},
+		{ID: "a watch that leaked before", Verb: "watch", Received: at(41_000)},
+		{ID: "after it", Received: at(45_001), Ended: at(45_100)},
+		{ID: "after it, sent to the mesh", Received: at(45_001), Ended: at(45_100)},
+		{ID: "long after it, sent to the mesh", Received: at(48_001), Ended: at(48_100)},
 	}
-	leaked, cut := CutOff(requests, []time.Time{at(60_000), at(5000)})
-	require.Equal(t, []string{"over long before", "a watch that leaked before", "after it"}, ids(leaked))
-	require.Equal(t, []string{"just over", "under way", "a watch just asked for"}, ids(cut))
-	leaked, cut = CutOff(requests, nil)
+	toTheMesh := func(id string) bool { return strings.HasSuffix(id, "to the mesh") }
+	leaked, cut := CutOff(requests, []time.Time{at(90_000), at(45_000)}, toTheMesh)
+	require.Equal(t, []string{"over before", "a watch that leaked before", "after it", "long after it, sent to the mesh"}, ids(leaked))
+	require.Equal(t, []string{"just over", "under way", "slow", "a watch just asked for", "after it, sent to the mesh"}, ids(cut))
+	leaked, cut = CutOff(requests, nil, toTheMesh)
 	require.Len(t, leaked, len(requests))
 	require.Empty(t, cut)
 }

@@ -20,19 +20,26 @@ func Leaked(requests []Request, lines []Access) []Request {
 	return out
 }
 
-// A request that an agent had in hand when it was killed was received at most this
-// long before, and was not over, or its line not written, at most that long before.
+// How long before an agent was killed a request may have been received, and how long
+// before it may have been over without its line being written.
 const (
-	inHand  = time.Second
-	logging = 250 * time.Millisecond
+	inHand  = 10 * time.Second
+	logging = time.Second
+	// A watch is told of when its answer begins, and may last for hours.
+	beginning = time.Second
+	// What an agent sent with its last breath is received a moment later, and by
+	// nobody's fault but a busy processor's.
+	lastBreath = 2 * time.Second
 )
 
 // CutOff divides requests without an access line into those that leaked and those
 // that an agent had in hand when it was killed, at any of the times: it had no
-// chance to write a line.
-func CutOff(requests []Request, kills []time.Time) (leaked, cut []Request) {
+// chance to write a line. What was received after that is taken for one of the
+// latter only if its client knows that it sent it to the mesh.
+func CutOff(requests []Request, kills []time.Time, toTheMesh func(id string) bool) (leaked, cut []Request) {
 	for _, r := range requests {
-		if slices.ContainsFunc(kills, r.inHandAt) {
+		near := func(kill time.Time) bool { return r.inHandAt(kill, toTheMesh(r.ID)) }
+		if slices.ContainsFunc(kills, near) {
 			cut = append(cut, r)
 		} else {
 			leaked = append(leaked, r)
@@ -41,7 +48,13 @@ func CutOff(requests []Request, kills []time.Time) (leaked, cut []Request) {
 	return leaked, cut
 }
 
-func (r Request) inHandAt(kill time.Time) bool {
-	return !r.Received.After(kill) && r.Received.After(kill.Add(-inHand)) &&
-		(r.Ended.IsZero() || r.Ended.After(kill.Add(-logging)))
+func (r Request) inHandAt(kill time.Time, toTheMesh bool) bool {
+	earliest, latest := kill.Add(-inHand), kill
+	if r.Verb == "watch" {
+		earliest = kill.Add(-beginning)
+	}
+	if toTheMesh {
+		latest = kill.Add(lastBreath)
+	}
+	return r.Received.After(earliest) && !r.Received.After(latest) && (r.Ended.IsZero() || r.Ended.After(kill.Add(-logging)))
 }

@@ -33,13 +33,18 @@ func (w *world) agentPID(ctx context.Context, node string) (string, error) {
 	return pids[0], nil
 }
 
-// signal sends a signal to a process of a node, and returns when that was done. The
-// clock of a node is that of the machine.
+// signal sends a signal to a process of a node, and says when. The clock of a node
+// is that of the machine.
 func (w *world) signal(ctx context.Context, node, pid, signal string) (time.Time, error) {
-	if _, err := w.NodeExec(ctx, node, "kill", "-"+signal, pid); err != nil {
+	out, err := w.NodeExec(ctx, node, "bash", "-c", `kill -"$1" "$2" && echo "${EPOCHREALTIME/,/.}"`, "bash", signal, pid)
+	if err != nil {
 		return time.Time{}, err
 	}
-	return time.Now(), nil
+	seconds, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("reading the time of a signal: %w", err)
+	}
+	return time.UnixMicro(int64(seconds * 1e6)), nil
 }
 
 // agentReturned waits for another agent than the one of pid, and says when its process began.

@@ -11,12 +11,13 @@ import (
 
 // beat is a line of `probe pulse`: one request and what became of it.
 type beat struct {
+	ID         string
 	Start      time.Time
 	MS         float64
 	Kind       string
 	Code       int
 	Error      string
-	Issuer     string
+	Issuers    []string // of whom it was sent to
 	Namespaces []string
 }
 
@@ -41,8 +42,10 @@ func (b beat) end() time.Time {
 // good says whether the request was answered.
 func (b beat) good() bool { return b.Error == "" && b.Code < 400 }
 
-// direct says whether the request went to the apiserver itself.
-func (b beat) direct() bool { return b.Issuer != "" && !strings.Contains(b.Issuer, meshIssuer) }
+// direct says whether the request was sent to the apiserver itself.
+func (b beat) direct() bool {
+	return slices.ContainsFunc(b.Issuers, func(issuer string) bool { return !strings.Contains(issuer, meshIssuer) })
+}
 
 func (b beat) meshed() bool { return b.good() && !b.direct() }
 
@@ -52,7 +55,7 @@ func (b beat) wide(owns string) bool {
 }
 
 func (b beat) String() string {
-	return fmt.Sprintf("%s %s %.0f ms: %d %s, by %q, saw %v", b.Start.Format("15:04:05.000"), b.Kind, b.MS, b.Code, b.Error, b.Issuer, b.Namespaces)
+	return fmt.Sprintf("%s %s %.0f ms: %d %s, to %q, saw %v", b.Start.Format("15:04:05.000"), b.Kind, b.MS, b.Code, b.Error, b.Issuers, b.Namespaces)
 }
 
 // parsePulse reads whole lines of a container's log file.

@@ -7,10 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const pulseLog = `2026-11-20T10:00:00.1Z stdout F {"start":"2026-11-20T10:00:00Z","ms":100,"kind":"fresh","code":200,"issuer":"CN=ctrlmesh,O=ctrlmesh","namespaces":["mine"]}
+const pulseLog = `2026-11-20T10:00:00.1Z stdout F {"start":"2026-11-20T10:00:00Z","ms":100,"kind":"fresh","code":200,"issuers":["CN=ctrlmesh,O=ctrlmesh"],"namespaces":["mine"]}
 2026-11-20T10:00:00.2Z stdout F {"time":"2026-11-20T10:00:00.2Z","object":"mine/here","version":"7"}
 2026-11-20T10:00:00.3Z stderr F panic: {
-2026-11-20T10:00:00.4Z stdout F {"start":"2026-11-20T10:00:00.05Z","ms":10.5,"kind":"http2","code":200,"issuer":"CN=kubernetes-ca","namespaces":["mine","other"]}
+2026-11-20T10:00:00.4Z stdout F {"start":"2026-11-20T10:00:00.05Z","ms":10.5,"kind":"http2","code":200,"issuers":["CN=ctrlmesh,O=ctrlmesh","CN=kubernetes-ca"],"namespaces":["mine","other"]}
 2026-11-20T10:00:01Z stdout F {"start":"2026-11-20T10:00:01Z","ms":1,"kind":"write","error":"connection refused"}
 `
 

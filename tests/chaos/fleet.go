@@ -148,7 +148,11 @@ func (w *world) makeFleet(ctx context.Context) error {
 				if policy == open && i > 0 {
 					continue
 				}
-				p := pod(home, fmt.Sprintf("%s-%s-%s", way, policy, node), policy, way, node, "probe", "pulse")
+				every := 50 * time.Millisecond
+				if policy == open && way != "ebpf" || i > 0 {
+					every *= 4 // enough to tell, and the processors are few
+				}
+				p := pod(home, fmt.Sprintf("%s-%s-%s", way, policy, node), policy, way, node, "probe", "pulse", "-every="+every.String())
 				if err := w.create(ctx, p); err != nil {
 					return err
 				}

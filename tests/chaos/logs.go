@@ -161,8 +161,11 @@ const settle = 5 * time.Second
 // leaks are those requests that no access line tells of, given some seconds to do
 // so. What an agent had in hand when it was killed is none.
 func (w *world) leaks(ctx context.Context, requests []audit.Request, kills []time.Time) ([]audit.Request, error) {
+	toTheMesh, failed := w.toTheMesh()
+	if failed != nil {
+		return nil, failed
+	}
 	var leaked, cut []audit.Request
-	var failed error
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()
 	_ = kube.Until(ctx, "access lines", func(context.Context) error {
@@ -170,7 +173,7 @@ func (w *world) leaks(ctx context.Context, requests []audit.Request, kills []tim
 		if failed = err; err != nil {
 			return kube.Never(err)
 		}
-		if leaked, cut = audit.CutOff(missing, kills); len(leaked) > 0 {
+		if leaked, cut = audit.CutOff(missing, kills, toTheMesh); len(leaked) > 0 {
 			return fmt.Errorf("%d are missing", len(leaked))
 		}
 		return nil
@@ -182,4 +185,20 @@ func (w *world) leaks(ctx context.Context, requests []audit.Request, kills []tim
 		w.say("  ! leaked: %s", r)
 	}
 	return leaked, failed
+}
+
+// toTheMesh returns what tells whether a request was sent to the mesh and to nobody
+// else, by the certificates that members saw.
+func (w *world) toTheMesh() (func(id string) bool, error) {
+	sent := map[string]bool{}
+	for _, m := range w.members {
+		all, err := m.asked()
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range all {
+			sent[b.ID] = len(b.Issuers) > 0 && !b.direct()
+		}
+	}
+	return func(id string) bool { return sent[id] }, nil
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -25,13 +26,14 @@ import (
 
 // beat is one request and what became of it.
 type beat struct {
+	ID     string    `json:"id"` // that it asked to be audited under
 	Start  time.Time `json:"start"`
 	Millis float64   `json:"ms"`
 	Kind   string    `json:"kind"`
 	Code   int       `json:"code,omitempty"`
 	Error  string    `json:"error,omitempty"`
-	// Issuer of the certificate of who was spoken with, if somebody was.
-	Issuer string `json:"issuer,omitempty"`
+	// Issuers of the certificates of those it was sent to, if it was.
+	Issuers []string `json:"issuers,omitempty"`
 	// Namespaces that the answer's objects are in.
 	Namespaces []string `json:"namespaces,omitempty"`
 }
@@ -116,7 +118,7 @@ func (p *pulser) transport(kind string) (http.RoundTripper, error) {
 func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	b = beat{Start: time.Now(), Kind: kind}
+	b = beat{ID: string(uuid.NewUUID()), Start: time.Now(), Kind: kind}
 	defer func() { b.Millis = float64(time.Since(b.Start).Microseconds()) / 1000 }()
 
 	method, path, body := http.MethodGet, "/api/v1/configmaps?limit=500", ""
@@ -125,36 +127,36 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 		accept, method, path = "application/json", http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 		body = `{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}}`
 	}
-	// The peer is known also of a request that never got an answer.
-	peer := make(chan string, 8)
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		TLSHandshakeDone: func(s tls.ConnectionState, err error) {
-			if err == nil {
-				select {
-				case peer <- issuer(&s):
-				default: // enough of them
-				}
-			}
-		},
-	})
+	// Whom it was sent to is known also of a request that never got an answer, and
+	// of each try of one that the transport sends again.
+	var mu sync.Mutex
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		if conn, ok := got.Conn.(*tls.Conn); ok {
+			mu.Lock()
+			defer mu.Unlock()
+			b.Issuers = append(b.Issuers, conn.ConnectionState().PeerCertificates[0].Issuer.String())
+		}
+	}})
+	defer func() {
+		mu.Lock() // another try may be under way
+		defer mu.Unlock()
+		b.Issuers = slices.Clone(b.Issuers)
+	}()
 	req, err := http.NewRequestWithContext(ctx, method, p.config.Host+path, strings.NewReader(body))
 	if err != nil {
 		b.Error = err.Error()
 		return b
 	}
 	req.Header.Set("Accept", accept)
+	req.Header.Set("Audit-ID", b.ID)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := p.kinds[kind].RoundTrip(req)
 	if err != nil {
 		b.Error = err.Error()
-		select {
-		case b.Issuer = <-peer:
-		default:
-		}
 		return b
 	}
 	defer func() { _ = resp.Body.Close() }()
-	b.Code, b.Issuer = resp.StatusCode, issuer(resp.TLS)
+	b.Code = resp.StatusCode
 	var list struct {
 		Items []struct {
 			Metadata struct{ Namespace string }
@@ -172,13 +174,6 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 	slices.Sort(b.Namespaces)
 	b.Namespaces = slices.Compact(b.Namespaces)
 	return b
-}
-
-func issuer(s *tls.ConnectionState) string {
-	if s == nil || len(s.PeerCertificates) == 0 {
-		return ""
-	}
-	return s.PeerCertificates[0].Issuer.String()
 }
 
 // inform starts an informer that names itself, so that its requests can be told
