@@ -142,7 +142,9 @@ func (n *node) check() []Loss {
 			for _, w := range n.ways {
 				w.beat()
 			}
-			h.slept = h.slept || !h.beaten.IsZero() && time.Since(h.beaten) > stallAfter
+			// The first sign of all comes after pods were captured, and an earlier
+			// agent's may have been too old by then.
+			h.slept = h.slept || h.beaten.IsZero() || time.Since(h.beaten) > stallAfter
 			h.beaten = time.Now()
 		}
 	}
