@@ -116,11 +116,9 @@ func (m *mesh) restore(handed []handover.Pod) {
 	for _, p := range handed {
 		add(p.UID, p.Namespace, p.Name).handed = p.Handed
 	}
+	// Of a pod without a process just now, the listeners stay open until there is
+	// one: connections wait, rather than be refused.
 	m.captureMissing()
-	for _, mb := range m.members { // no process of these pods was found
-		handover.Close([]handover.Pod{{Handed: mb.handed}})
-		mb.handed = nil
-	}
 	m.logger.Info("restored", "pods", len(m.members), "handed_over", len(handed), "cluster", cluster != nil)
 }
 

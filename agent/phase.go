@@ -123,13 +123,13 @@ func (m *mesh) abandon(mb *member) {
 	if err := mb.captured.Abandon(); err != nil {
 		m.logger.Error("letting go of a pod", "pod", mb.pod.String(), "error", err)
 	}
-	captured := mb.captured
-	mb.captured = nil
+	captured, proxied := mb.captured, mb.proxied
+	mb.captured = nil // policies still reach what is proxied
 	m.draining++
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 		defer cancel()
-		if err := mb.proxied.Drain(ctx); err != nil {
+		if err := proxied.Drain(ctx); err != nil {
 			m.logger.Info("requests were cut after the hand-over", "pod", mb.pod.String(), "error", err)
 		}
 		_ = captured.Release() // its network namespace

@@ -294,7 +294,7 @@ func (n *node) EndDirect() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.pods {
-		if p.failOpen && len(p.sockets) > 0 {
+		if p.failOpen && p.Mode() == EBPF { // the other ways cannot tell, and refused
 			p.destroyDirect()
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 )
 
@@ -100,7 +99,7 @@ func (s *Socket) Close() error { return s.listener.Close() }
 // finishes.
 func (s *Socket) Serve(ctx context.Context, h Holder) {
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
-	var one sync.Mutex // at a time is served; others are told to come again
+	one := make(chan struct{}, 1) // at a time is served
 	peers := make(chan struct{}, maxPeers)
 	for {
 		conn, err := s.listener.AcceptUnix()
@@ -121,14 +120,14 @@ func (s *Socket) Serve(ctx context.Context, h Holder) {
 		go func() {
 			defer func() { <-peers }()
 			defer conn.Close()
-			if err := s.answer(ctx, conn, h, &one); err != nil {
+			if err := s.answer(ctx, conn, h, one); err != nil {
 				s.logger.Error("handing over", "error", err)
 			}
 		}()
 	}
 }
 
-func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one *sync.Mutex) error {
+func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one chan struct{}) error {
 	if err := trust(conn); err != nil {
 		return err
 	}
@@ -139,10 +138,16 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one *
 	if err != nil {
 		return fmt.Errorf("reading what is asked: %w", err)
 	}
-	if !one.TryLock() {
-		return p.send(message{Error: "another is being served"})
+	patience := answerWithin / 2 // a successor does not wait for longer
+	if m.Ask == stop {
+		patience = 2 * serveWithin
 	}
-	defer one.Unlock()
+	select {
+	case one <- struct{}{}:
+		defer func() { <-one }()
+	case <-time.After(patience):
+		return p.conclude(errors.New("another is being served"))
+	}
 	switch m.Ask {
 	case takeOver:
 		return s.handOver(ctx, p, h)
