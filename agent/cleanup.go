@@ -6,20 +6,25 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 )
+
+// stopWithin is how long a cleanup waits for the running agent to stop.
+const stopWithin = 30 * time.Second
 
 // Cleanup removes from the node what agents leave there on purpose between
 // their lives: redirections, policies, the serving certificate. A running agent
 // is told to stop first, for good. Pods captured until now go direct; those that
 // trust the mesh CA alone then reach nothing.
 func Cleanup(ctx context.Context, o Options) error {
-	if err := handover.Stop(ctx, o.socket()); err != nil {
-		// It may hang. Its redirections go all the same, and it yields to whom it
-		// finds at its socket.
-		o.Logger.Error("the running agent may undo the cleanup: end it", "error", err)
+	stopping, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	if err := handover.Stop(stopping, o.socket()); err != nil {
+		// It hangs, most likely.
+		o.Logger.Error("the running agent may undo the cleanup: end it, and clean up again", "error", err)
 	}
 	_, locator, err := o.openNode()
 	if err != nil {
