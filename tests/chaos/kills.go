@@ -218,7 +218,7 @@ func (k *killing) wentDirect(node string, from time.Time, away time.Duration, s 
 		case ok && took <= maxDirect:
 			s.direct = append(s.direct, took)
 		case away > maxDirect:
-			s.notDirect = append(s.notDirect, fmt.Sprintf("%s did not go direct within %v of its agent's end", m.Name, maxDirect))
+			s.notDirect = append(s.notDirect, fmt.Sprintf("%s did not go direct within %v of %s: %s", m.Name, maxDirect, from.Format("15:04:05.000"), b))
 		}
 	}
 }
