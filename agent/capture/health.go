@@ -45,6 +45,7 @@ type health struct {
 	probing []*Pod         // with a probe under way when the last check ended
 	beaten  time.Time      // the last sign of life
 	slept   bool           // there was none for so long that pods may have gone direct
+	woke    bool           // it was the first: so may have pods since they were captured, but for those handed over
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
 	audits  map[Mode]Loss // what is wrong, and not mended
@@ -142,9 +143,11 @@ func (n *node) check() []Loss {
 			for _, w := range n.ways {
 				w.beat()
 			}
-			// The first sign of all comes after pods were captured, and an earlier
-			// agent's may have been too old by then.
-			h.slept = h.slept || h.beaten.IsZero() || time.Since(h.beaten) > stallAfter
+			if h.beaten.IsZero() {
+				h.woke = true
+			} else if time.Since(h.beaten) > stallAfter {
+				h.slept = true
+			}
 			h.beaten = time.Now()
 		}
 	}
@@ -152,11 +155,13 @@ func (n *node) check() []Loss {
 		return nil
 	}
 
-	if h.slept {
-		h.slept = false
+	if h.slept || h.woke {
 		for _, p := range n.pods {
-			p.comeBack()
+			if h.slept || !p.handed {
+				p.comeBack()
+			}
 		}
+		h.slept, h.woke = false, false
 	}
 	start := time.Now()
 	losses := n.audit(start)

@@ -22,6 +22,7 @@ type Pod struct {
 	sockets   []*net.TCPListener // in the network namespace; none when captured by Address
 	queue     *queue             // of connections to the agent's own address, when captured by Address
 	listeners []net.Listener
+	handed    bool // by an agent that served it until then
 
 	failOpen bool   // under node.mu
 	stalled  bool   // nobody accepts its connections; under node.mu
@@ -97,6 +98,7 @@ func (p *Pod) Abandon() error {
 
 // open opens the listeners, or takes those that were handed over, and redirects the pod to them.
 func (p *Pod) open(handed *Handed) error {
+	p.handed = handed != nil
 	if err := inNetNS(p.netns, func() (err error) {
 		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
 			return err
