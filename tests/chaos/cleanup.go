@@ -87,7 +87,7 @@ func cleanup(ctx context.Context, w *world, r *result) error {
 // traces prints what is of the mesh on a node's file systems and in its tables. The
 // directories that hostPath volumes were mounted from are the kubelet's, if empty.
 const traces = `
-find /sys/fs/bpf -mindepth 1 -printf 'pin %p\n'
+find /sys/fs/bpf -mindepth 1 ! -name '*.debug' -printf 'pin %p\n'
 for dir in /var/lib/ctrlmesh /run/ctrlmesh; do [ ! -d $dir ] || find $dir -mindepth 1 -printf 'file %p\n'; done
 find /run/nri /var/run/nri /opt/nri -path '*ctrlmesh*' -printf 'file %p\n' 2>/dev/null
 grep ctrlmesh /proc/self/mountinfo | sed 's/^/mount /'

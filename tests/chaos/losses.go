@@ -28,7 +28,7 @@ var lossKinds = []loss{
 	{"pods' entries deleted", "ebpf", tool("empty", pinDir, "pods"), nil},
 	{"destinations deleted", "ebpf", tool("empty", pinDir, "destinations"), nil},
 	{"bpffs wiped", "ebpf", func(ctx context.Context, w *world, node string) error {
-		_, err := w.NodeExec(ctx, node, "bash", "-c", "rm -r /sys/fs/bpf/*")
+		_, err := w.NodeExec(ctx, node, "bash", "-c", `find /sys/fs/bpf -mindepth 1 -maxdepth 1 ! -name '*.debug' -exec rm -r {} +`)
 		return err
 	}, tool("inventory", pinDir)},
 	{"rules flushed", "iptables", inNetns("iptables", "-t", "nat", "-F"), nil},
@@ -153,31 +153,54 @@ func (w *world) lose(ctx context.Context, kind loss, node string) (time.Duration
 	if err != nil {
 		return 0, err
 	}
-	told := time.Now()
-	// From now on clients must meet the mesh: in each new connection of a second.
-	const enough = 10
+	worst := time.Now()
 	for _, m := range w.members {
 		if m.Spec.NodeName != node || m.way != kind.way {
 			continue
 		}
-		err := kube.Until(ctx, m.Name, func(context.Context) error {
-			all, err := m.asked()
-			if err != nil {
-				return kube.Never(err)
-			}
-			isFresh := func(b beat) bool { return b.Kind == freshKind }
-			after := stretch(all, told, time.Now())
-			if n, example := count(after, func(b beat) bool { return isFresh(b) && !b.meshed() }); n > 0 {
-				return kube.Never(fmt.Errorf("after its agent said that it had mended it: %s", example))
-			}
-			if n, _ := count(after, isFresh); n < enough {
-				return fmt.Errorf("%d requests since", n)
-			}
-			return nil
-		})
+		last, err := m.settled(ctx, struck)
 		if err != nil {
 			return 0, err
 		}
+		if last.After(struck.Add(maxRepair)) {
+			return 0, fmt.Errorf("%s did not meet the mesh for %v", m.Name, last.Sub(struck))
+		}
+		if last.After(worst) {
+			worst = last
+		}
 	}
-	return told.Sub(struck), nil
+	return worst.Sub(struck), nil
+}
+
+// settled waits until a member met the mesh in some new connections in a row, and
+// says when it last began one since a time that did not meet it.
+func (m *member) settled(ctx context.Context, since time.Time) (last time.Time, err error) {
+	const enough = 6
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = kube.Until(ctx, m.Name+" to meet the mesh", func(context.Context) error {
+		all, err := m.asked()
+		if err != nil {
+			return kube.Never(err)
+		}
+		last = since
+		good, example := 0, ""
+		for _, b := range stretch(all, since, time.Now()) {
+			switch {
+			case b.Kind != freshKind:
+			case b.meshed():
+				good++
+			default:
+				good, example = 0, b.String()
+				if b.Start.After(last) {
+					last = b.Start
+				}
+			}
+		}
+		if good < enough {
+			return fmt.Errorf("%d in a row; %s", good, example)
+		}
+		return nil
+	})
+	return last, err
 }
