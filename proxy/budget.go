@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -13,9 +14,48 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-// maxHeld is how many bytes the requests of one pod under way may hold: a
-// thousand short ones, or three thousand watches.
-const maxHeld = 96 << 20
+// pool is what the pods of a node share of something.
+type pool struct{ free atomic.Int64 }
+
+// account is one pod's part: something of its own, and beyond that never more
+// than is left for the others. So one pod alone gets half of the pool, and n of
+// them 1/(n+1) each: however many take all they can, others find something.
+type account struct {
+	pool  *pool
+	own   int64
+	taken atomic.Int64
+}
+
+// newPool makes a pool of which one pod alone gets most, its own included.
+func newPool(most, own int64) *pool {
+	p := &pool{}
+	p.free.Store(2 * (most - own))
+	return p
+}
+
+// take takes n and tells whether that is within bounds; it is taken either way.
+func (a *account) take(n int64) bool {
+	now := a.taken.Add(n)
+	if now <= a.own {
+		return true
+	}
+	beyond := now - a.own
+	return beyond <= a.pool.free.Add(max(0, now-n-a.own)-beyond)
+}
+
+// give gives n back.
+func (a *account) give(n int64) {
+	if before := a.taken.Add(-n) + n; before > a.own {
+		a.pool.free.Add(before - max(a.own, before-n))
+	}
+}
+
+// maxHeld is how many bytes the requests of one pod under way may hold, if no
+// other holds as much: a thousand short ones, or three thousand watches.
+const (
+	maxHeld = 96 << 20
+	ownHeld = 2 << 20
+)
 
 // requestWeight is what any request holds: stacks, and the small buffers on both
 // sides of it.
@@ -42,7 +82,7 @@ func (x *exchange) weight() int64 {
 // refuses the request.
 func (x *exchange) hold(n int64) *apierrors.StatusError {
 	x.held += n
-	if x.pod.held.Add(n) <= maxHeld {
+	if x.pod.held.take(n) {
 		return nil
 	}
 	x.pod.bound("requests")

@@ -16,7 +16,9 @@ import (
 // accepted: Accept itself never waits, for the host tells from it that the
 // proxy lives.
 const (
+	// maxConnections are one pod's, if no other has as many (pool).
 	maxConnections = 1024
+	ownConnections = 16
 	// maxHTTP2 connections have buffers of their own for bodies and heads of many
 	// streams; whoever opens more is served HTTP/1.1.
 	maxHTTP2   = 32
@@ -67,8 +69,8 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		p := l.pod
-		if p.open.Add(1) > maxConnections {
-			p.open.Add(-1)
+		if !p.open.take(1) {
+			p.open.give(1)
 			_ = raw.Close()
 			p.bound("connections")
 			continue
@@ -235,7 +237,8 @@ func (c *conn) leaveHTTP2() {
 
 // left notes that a connection is gone.
 func (p *Pod) left() {
-	if p.open.Add(-1) == 0 {
+	p.open.give(1)
+	if p.open.taken.Load() == 0 {
 		select {
 		case p.empty <- struct{}{}:
 		default:

@@ -28,8 +28,10 @@
 //
 // # Bounds
 //
-// Everything that a pod can make the proxy hold is bounded for that pod alone, by
-// refusing what is beyond: never by waiting in Accept (conn.go, budget.go):
+// Everything that a pod can make the proxy hold is bounded for that pod, by
+// refusing what is beyond: never by waiting in Accept (conn.go, budget.go).
+// Connections and what requests hold are bounded for the node too, at twice as
+// much, of which no pod gets more than is left for the others:
 //
 //	1024     connections, 32 of them HTTP/2 with 512 streams each
 //	8 MiB    of handshakes and heads that are not whole

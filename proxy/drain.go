@@ -69,7 +69,7 @@ func (p *Pod) stopAccepting() {
 
 // deserted waits until no connection is open.
 func (p *Pod) deserted(ctx context.Context) error {
-	for p.open.Load() > 0 {
+	for p.open.taken.Load() > 0 {
 		select {
 		case <-p.empty:
 		case <-ctx.Done():

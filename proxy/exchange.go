@@ -84,7 +84,7 @@ func (x *exchange) finish() {
 	if x.ticket != nil {
 		x.pod.ledger.leave(x.ticket)
 	}
-	x.pod.held.Add(-x.held)
+	x.pod.held.give(x.held)
 	v := recover()
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.panics.Inc()

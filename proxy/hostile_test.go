@@ -109,8 +109,8 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		require.Zero(c, s.pod.held.Load())
-		require.Zero(c, s.pod.open.Load())
+		require.Zero(c, s.pod.held.taken.Load())
+		require.Zero(c, s.pod.open.taken.Load())
 		require.Zero(c, s.pod.http2.Load())
 		require.Zero(c, s.pod.unserved.Load())
 	}, 30*time.Second, 20*time.Millisecond)
@@ -252,7 +252,7 @@ func TestHostileConnections(t *testing.T) {
 		}
 		closed := s.server.metrics.bounds.WithLabelValues("ns", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, 10*time.Second, time.Millisecond)
-		require.EqualValues(t, maxConnections, s.pod.open.Load())
+		require.EqualValues(t, maxConnections, s.pod.open.taken.Load())
 		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), maxConnections)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
@@ -272,7 +272,7 @@ func TestHostileSilence(t *testing.T) {
 	}
 	t.Logf("hostile: attack=silence closed_after=%v", time.Since(start).Round(time.Second))
 	require.Less(t, time.Since(start), 2*headerTimeout)
-	require.Eventually(t, func() bool { return s.pod.open.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.pod.open.taken.Load() == 0 }, 5*time.Second, time.Millisecond)
 }
 
 // Heads that do not end.
@@ -414,8 +414,8 @@ func TestHostileReadingNothing(t *testing.T) {
 			opened = len(s.dialed())
 			return opened == before
 		}, 60*time.Second, time.Second)
-		require.LessOrEqual(t, s.pod.held.Load(), int64(maxHeld))
-		return closeAll(conns), fmt.Sprintf("asked=%d refused=%v held_kib=%d upstream_connections=%d", asked, testutil.ToFloat64(refused), s.pod.held.Load()>>10, opened)
+		require.LessOrEqual(t, s.pod.held.taken.Load(), int64(maxHeld))
+		return closeAll(conns), fmt.Sprintf("asked=%d refused=%v held_kib=%d upstream_connections=%d", asked, testutil.ToFloat64(refused), s.pod.held.taken.Load()>>10, opened)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
 }
@@ -462,7 +462,7 @@ func TestHostileBodies(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		return func() { closeAll(conns)(); release() }, fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.held.Load()>>10)
+		return func() { closeAll(conns)(); release() }, fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.held.taken.Load()>>10)
 	})
 }
 
@@ -485,7 +485,7 @@ func TestHostileSlowBodies(t *testing.T) {
 		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
 		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, 20*time.Second, time.Millisecond)
-		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.pod.held.Load()>>10)
+		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.pod.held.taken.Load()>>10)
 	})
 }
 
@@ -513,8 +513,8 @@ func TestHostileLockBodies(t *testing.T) {
 		wg.Wait()
 		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, 10*time.Second, time.Millisecond)
-		require.LessOrEqual(t, s.pod.held.Load(), int64(maxHeld)+16<<20)
-		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.pod.held.Load()>>10)
+		require.LessOrEqual(t, s.pod.held.taken.Load(), int64(maxHeld)+16<<20)
+		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.pod.held.taken.Load()>>10)
 	})
 }
 
@@ -728,7 +728,7 @@ func TestHostileWritesHaveDeadlines(t *testing.T) {
 	require.NoError(t, c.SetDeadline(time.Time{}))
 	write()
 	require.Len(t, spy.set, 4)
-	m.pod.open.Add(1)
+	m.pod.open.take(1)
 	require.NoError(t, c.Close())
 }
 

@@ -53,11 +53,11 @@ type Pod struct {
 	listeners []*listener
 
 	// The pod's accounts, within the bounds in conn.go and budget.go.
-	open       atomic.Int64  // connections
+	open       account       // connections
 	empty      chan struct{} // gets a token when open becomes 0
 	http2      atomic.Int64  // of them, that speak HTTP/2
 	unserved   atomic.Int64  // bytes
-	held       atomic.Int64  // bytes
+	held       account       // bytes
 	handshakes chan struct{} // a token for each that is computed
 	dropped    *rate.Limiter // of requests
 
@@ -78,6 +78,8 @@ type clients struct{ main, lock *upstream.Client }
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
 		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
+		open:       account{pool: s.connections, own: ownConnections},
+		held:       account{pool: s.held, own: ownHeld},
 		empty:      make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),

@@ -42,6 +42,8 @@ type Server struct {
 	log     *slog.Logger
 	notify  func(PodInfo, string, string)
 	metrics *metrics
+	// What the pods share, within their bounds.
+	connections, held *pool
 
 	mu      sync.Mutex
 	cluster *upstream.Cluster
@@ -64,7 +66,10 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{}}, nil
+	return &Server{
+		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
+		connections: newPool(maxConnections, ownConnections), held: newPool(maxHeld, ownHeld),
+	}, nil
 }
 
 // SetCluster says where the apiserver is: literal addresses, and the CA that

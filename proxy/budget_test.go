@@ -1,0 +1,59 @@
+package proxy
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPoolIsShared: pods that take all they can leave something for the next,
+// together never more than twice what one of them gets, and what was given back
+// is there again.
+func TestPoolIsShared(t *testing.T) {
+	const most, own, pods = 1024, 16, 40
+	p := newPool(most, own)
+	var total int64
+	accounts := make([]account, pods)
+	for i := range accounts {
+		a := &accounts[i]
+		a.pool, a.own = p, own
+		for a.take(1) {
+		}
+		a.give(1)
+		total += a.taken.Load()
+		switch i {
+		case 0:
+			require.EqualValues(t, most, a.taken.Load())
+		default:
+			require.GreaterOrEqual(t, a.taken.Load(), int64(own))
+		}
+	}
+	require.LessOrEqual(t, total, int64(2*most+pods*own))
+	for i := range accounts {
+		accounts[i].give(accounts[i].taken.Load())
+	}
+	require.EqualValues(t, 2*(most-own), p.free.Load())
+}
+
+func TestPoolCountsRight(t *testing.T) {
+	p := newPool(100, 3)
+	accounts := make([]account, 3)
+	for i := range accounts {
+		accounts[i].pool, accounts[i].own = p, 3
+	}
+	var wg sync.WaitGroup
+	for i := range 12 {
+		a := &accounts[i%len(accounts)]
+		wg.Go(func() {
+			for range 2000 {
+				n := rand.Int64N(9)
+				a.take(n)
+				a.give(n)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 2*97, p.free.Load())
+}
