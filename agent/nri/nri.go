@@ -85,10 +85,15 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 		return err
 	}
 	defer conn.Close()
-	lost := make(chan struct{})
+	lost := make(chan struct{}, 1) // told at times twice
 	s, err := stub.New(&plugin{h},
 		stub.WithLogger(quiet{logger}), stub.WithPluginName("ctrlmesh"), stub.WithPluginIdx("10"),
-		stub.WithConnection(conn), stub.WithOnClose(func() { close(lost) }))
+		stub.WithConnection(conn), stub.WithOnClose(func() {
+			select {
+			case lost <- struct{}{}:
+			default:
+			}
+		}))
 	if err != nil {
 		return fmt.Errorf("making the plugin: %w", err)
 	}
