@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -50,16 +51,14 @@ type Handler interface {
 // when it first hears or has failed to.
 func Run(ctx context.Context, socket string, h Handler, logger *slog.Logger, tried func()) {
 	wait, told := minBackoff, false
+	tried = sync.OnceFunc(tried)
 	for ctx.Err() == nil {
 		start := time.Now()
 		err := connect(ctx, socket, h, logger, tried)
 		if ctx.Err() != nil {
 			return
 		}
-		if tried != nil {
-			tried()
-			tried = nil
-		}
+		tried()
 		if time.Since(start) > maxBackoff {
 			wait, told = minBackoff, false
 		}
@@ -111,9 +110,7 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 		return fmt.Errorf("registering: %w", err)
 	}
 	logger.Info("the container runtime tells of pods (NRI)")
-	if tried != nil {
-		tried()
-	}
+	tried()
 	select {
 	case <-lost:
 		return errors.New("the runtime closed the connection")
