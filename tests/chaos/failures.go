@@ -23,26 +23,28 @@ func failures(ctx context.Context, w *world, r *result) error {
 	if err != nil {
 		return err
 	}
-	var cuts []time.Time // when agents ended without a last word
+	// When agents, and what reads their lines, may have ended without a last word.
+	var cuts []time.Time
 	last := w.nodes[1]
 	for _, f := range []struct {
 		name  string
 		steps [][]string // of node.sh
+		cuts  bool       // by the first step
 	}{
-		{"containerd on " + w.nodes[0], [][]string{{"restart", w.nodes[0], "containerd"}}},
-		{"the apiserver", [][]string{{"stop", "kube-apiserver"}, {"start", "kube-apiserver"}}},
-		{last + ", as by a power failure", [][]string{{"stop", last}, {"start", last}}},
+		{"containerd on " + w.nodes[0], [][]string{{"restart", w.nodes[0], "containerd"}}, true},
+		{"the apiserver", [][]string{{"stop", "kube-apiserver"}, {"start", "kube-apiserver"}}, false},
+		{last + ", as by a power failure", [][]string{{"stop", last}, {"start", last}}, true},
 	} {
 		start := time.Now()
-		for _, step := range f.steps {
-			if step[0] == "stop" && step[1] == last {
-				cuts = append(cuts, time.Now())
-			}
+		for i, step := range f.steps {
+			began := time.Now()
 			if err := w.nodeScript(ctx, step...); err != nil {
 				return err
 			}
-			if step[0] == "stop" && step[1] == last { // the moment lies between
-				cuts = append(cuts, time.Now())
+			if f.cuts && i == 0 { // at some time in between
+				for at := began; at.Before(time.Now()); at = at.Add(100 * time.Millisecond) {
+					cuts = append(cuts, at)
+				}
 			}
 		}
 		if err := w.until(ctx, "the nodes' return", w.nodesReady); err != nil {

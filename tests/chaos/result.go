@@ -69,7 +69,7 @@ func (r *result) fields() []field {
 	}
 	p99 := percentile(r.recoveries, recoveryShare)
 	modes := number("starts", "modes", len(r.modes), len(ways))
-	modes.parts = append(modes.parts, "kills")
+	modes.parts = append(modes.parts, "kills", "upgrades", "losses", "failures", "hostile", "cleanup") // wherever members are
 	leaked := number("starts", "leaked", r.leaked, 0)
 	leaked.parts = append(leaked.parts, "upgrades", "losses", "failures")
 	return []field{

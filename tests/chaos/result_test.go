@@ -58,7 +58,7 @@ func TestResult(t *testing.T) {
 
 // What did not run is not counted, and is not taken for good.
 func TestResultOfSomeParts(t *testing.T) {
-	r := &result{ran: []string{"cleanup"}}
+	r := &result{ran: []string{"cleanup"}, modes: ways}
 	require.Empty(t, r.wrong("capture"))
 	require.Contains(t, r.line("capture"), " starts=- leaked=- ")
 	require.Contains(t, r.line("capture"), " cleanup_left=0 ")

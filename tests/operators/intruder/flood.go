@@ -144,7 +144,7 @@ func framer() (*http2.Framer, io.Closer, error) {
 }
 
 // fields is the block of a request's headers.
-func fields(path string) ([]byte, error) {
+func fields(method, path string) ([]byte, error) {
 	token, err := os.ReadFile(tokenFile)
 	if err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func fields(path string) ([]byte, error) {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{
-		{":method", "GET"}, {":scheme", "https"}, {":authority", "kubernetes"}, {":path", path},
+		{":method", method}, {":scheme", "https"}, {":authority", "kubernetes"}, {":path", path},
 		{"authorization", "Bearer " + strings.TrimSpace(string(token))},
 	} {
 		if err := e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}); err != nil {
@@ -170,7 +170,7 @@ func resets(ctx context.Context, _ func(io.Closer)) error {
 	}
 	defer conn.Close()
 	for id := uint32(1); ctx.Err() == nil; id += 2 {
-		block, err := fields("/version")
+		block, err := fields("GET", "/version")
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,8 @@ func resets(ctx context.Context, _ func(io.Closer)) error {
 	return nil
 }
 
-// streams are watches, as many as a connection takes, on many connections.
+// streams are requests of which the body never comes, as many as a connection
+// takes, on many connections.
 func streams(_ context.Context, keep func(io.Closer)) error {
 	f, conn, err := framer()
 	if err != nil {
@@ -192,11 +193,11 @@ func streams(_ context.Context, keep func(io.Closer)) error {
 	}
 	keep(conn)
 	for i := range uint32(200) {
-		block, err := fields("/api/v1/configmaps?watch=true")
+		block, err := fields("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
 		if err != nil {
 			return err
 		}
-		if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndStream: true, EndHeaders: true}); err != nil {
+		if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true}); err != nil {
 			return err
 		}
 	}

@@ -77,7 +77,7 @@ func misdirect(_ context.Context, decoy string) (verdict, error) {
 
 // borrow asks with another pod's token.
 func borrow(_ context.Context, file string) (verdict, error) {
-	const request = "GET /api/v1/namespaces/default HTTP/1.1\r\nHost: kubernetes\r\n"
+	const request = "GET /version HTTP/1.1\r\nHost: kubernetes\r\n"
 	own, err := os.ReadFile(tokenFile)
 	if err != nil {
 		return verdict{}, err
