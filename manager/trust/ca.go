@@ -52,7 +52,6 @@ func (ca *CA) Reissue(names Names, now time.Time) (*CA, error) {
 }
 
 func (ca *CA) issue(subject pkix.Name, names Names, now time.Time) (*CA, error) {
-	names = names.sorted()
 	template := &x509.Certificate{
 		SerialNumber:          serial(),
 		Subject:               subject,

@@ -1,8 +1,8 @@
 // Package trust holds the manager's two certificate authorities.
 //
 // The mesh CA signs the certificates with which agents stand in for the
-// apiserver. Its certificate names, critically, the apiserver's names and
-// addresses: whoever stole the key could impersonate the apiserver to labelled
+// apiserver. Its certificate names, critically, the apiserver's names and the
+// addresses that it has or had: whoever stole the key could impersonate the apiserver to labelled
 // pods and nothing else to nobody. Pods read the CA when they start and keep it,
 // so another one signs only when no pod is left that may not know it; see Ring.
 //

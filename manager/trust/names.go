@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"crypto/x509"
 	"net/netip"
 	"slices"
 )
@@ -29,6 +30,24 @@ func ManagerNames(namespace, clusterDomain string, services ...string) Names {
 func serviceNames(service, namespace, clusterDomain string) []string {
 	qualified := service + "." + namespace
 	return []string{service, qualified, qualified + ".svc", qualified + ".svc." + clusterDomain}
+}
+
+// since adds what a former certificate permits, the newest first: control planes
+// that take turns need a new one for each name once, not at each turn.
+func (n Names) since(former *x509.Certificate) Names {
+	out := Names{DNS: slices.Clone(n.DNS), IPs: slices.Clone(n.IPs)}
+	for _, d := range former.PermittedDNSDomains {
+		if !slices.Contains(out.DNS, d) {
+			out.DNS = append(out.DNS, d)
+		}
+	}
+	for _, r := range former.PermittedIPRanges {
+		ip, _ := netip.AddrFromSlice(r.IP)
+		if ip = ip.Unmap(); len(out.IPs) < maxAddresses && !slices.Contains(out.IPs, ip) {
+			out.IPs = append(out.IPs, ip)
+		}
+	}
+	return out
 }
 
 func (n Names) sorted() Names {

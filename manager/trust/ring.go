@@ -30,6 +30,8 @@ const (
 
 	// maxRetired bounds the certificates that bundles have beside those in use.
 	maxRetired = 8
+	// maxAddresses bounds those that a CA permits because its predecessor did.
+	maxAddresses = 64
 	// maxNamed bounds the pods that a message names.
 	maxNamed = 3
 )
@@ -69,7 +71,7 @@ type Facts struct {
 
 // NewRing makes a CA.
 func NewRing(f Facts) (*Ring, error) {
-	ca, err := newMeshCA(f)
+	ca, err := newMeshCA(f.Names, f.Now)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +79,8 @@ func NewRing(f Facts) (*Ring, error) {
 }
 
 // The time makes the subject a CA's own: verifiers find issuers by subject.
-func newMeshCA(f Facts) (*CA, error) {
-	return NewCA("ctrlmesh mesh CA "+f.Now.UTC().Format(time.RFC3339), f.Names, f.Now)
+func newMeshCA(names Names, now time.Time) (*CA, error) {
+	return NewCA("ctrlmesh mesh CA "+now.UTC().Format(time.RFC3339), names, now)
 }
 
 // Step takes the next step that the facts allow; the same Ring if there is none.
@@ -96,7 +98,7 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 	case f.Rotate != "" && f.Rotate != r.rotated, newest.Stale(f.Names, f.Now), len(newest.certs) > 1:
 		// Several certificates of one key were made by managers that did not rotate.
 		// A next that was under way has signed nothing: nobody will miss it.
-		next, err := newMeshCA(f)
+		next, err := newMeshCA(f.Names.since(newest.certs[0]), f.Now)
 		if err != nil {
 			return nil, fmt.Errorf("making another mesh CA: %w", err)
 		}

@@ -275,6 +275,56 @@ func TestNewNamesAreARotation(t *testing.T) {
 	require.Equal(t, PhaseNone, m.phase())
 }
 
+// Control planes that take turns, or one that is replaced and comes back, make one
+// other CA and no more, and the bundles are left alone.
+func TestAddressesThatComeBack(t *testing.T) {
+	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
+	m.start("before")
+	m.names = apiNames("10.96.0.1", "192.0.2.1")
+	m.pass(5*time.Minute, time.Minute)
+	bundle, published := m.secret, m.stored().Annotations[publishedAnnotation]
+	require.NotEmpty(t, published)
+	for range 3 {
+		m.names = apiNames("10.96.0.1")
+		m.pass(5*time.Minute, time.Minute)
+		m.names = apiNames("10.96.0.1", "192.0.2.1")
+		m.pass(5*time.Minute, time.Minute)
+	}
+	require.Equal(t, string(bundle), string(m.secret))
+	require.Equal(t, published, m.stored().Annotations[publishedAnnotation])
+	m.stop("before")
+	m.pass(48*time.Hour, time.Hour)
+	m.names = apiNames("10.96.0.1", "192.0.2.2") // another, in the place of the first
+	m.start("between")
+	m.pass(5*time.Minute, time.Minute)
+	bundle = m.secret
+	for _, ip := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.1"} {
+		m.names = apiNames("10.96.0.1", ip)
+		m.pass(5*time.Minute, time.Minute)
+	}
+	require.Equal(t, string(bundle), string(m.secret))
+	m.stop("between")
+	m.pass(48*time.Hour, time.Hour)
+	require.Equal(t, PhaseNone, m.phase())
+	require.Equal(t, 1, bytes.Count(m.secret, []byte("BEGIN")))
+}
+
+// However many addresses the apiserver had, a CA is not larger than a bundle can
+// take, and keeps those that it had last.
+func TestAddressesAreBounded(t *testing.T) {
+	f := Facts{Now: now, Names: apiNames("10.96.0.1")}
+	r, err := NewRing(f)
+	require.NoError(t, err)
+	for i := range 2 * maxAddresses {
+		f.Names = apiNames("10.96.0.1", fmt.Sprintf("192.0.2.%d", i))
+		r, err = r.Step(f)
+		require.NoError(t, err)
+	}
+	require.Len(t, r.next.certs[0].PermittedIPRanges, maxAddresses)
+	require.False(t, r.next.Stale(apiNames("10.96.0.1", "192.0.2.126", "192.0.2.127", "192.0.2.100"), now))
+	require.True(t, r.next.Stale(apiNames("192.0.2.1"), now))
+}
+
 // What managers wrote that knew no rotation: several certificates of one key.
 func TestCAOfAnEarlierManager(t *testing.T) {
 	c := &oneSecret{}
