@@ -72,20 +72,17 @@ func Run(ctx context.Context, o Options) error {
 		Options: o,
 		live:    live,
 		kube:    kube,
-		authority: &trust.Authority{
-			Client: live, Namespace: o.Namespace, Log: o.Log,
-		},
 		serving: &trust.Serving{
 			Client: live, Namespace: o.Namespace,
 			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.WebhookService),
 		},
 	}
+	w.authority = &trust.Authority{Client: live, Namespace: o.Namespace, Names: w.apiServerNames, Log: o.Log}
 	if err := w.bootstrap(ctx); err != nil {
 		return err
 	}
 	bundles := &inject.Bundles{
-		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA,
-		Reload: func(ctx context.Context) error { return w.authority.Load(ctx, w.apiServerNames()) },
+		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Reload: w.authority.Load,
 	}
 
 	grace := 5 * time.Second

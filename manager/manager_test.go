@@ -2,6 +2,10 @@ package manager
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"flag"
 	"log/slog"
@@ -122,11 +126,11 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 			ManagerService: "ctrlmesh-manager", WebhookService: "ctrlmesh-webhook", WebhookConfiguration: "ctrlmesh",
 		},
 		live: c, cache: asCache{Client: c}, recorder: recorder,
-		authority: &trust.Authority{Client: c, Namespace: "mesh"},
-		serving:   &trust.Serving{Client: c, Namespace: "mesh", Names: trust.ManagerNames("mesh", "cluster.local", "ctrlmesh-webhook")},
-		push:      &push.Server{},
-		sweeper:   &label.Sweeper{Limiter: rate.NewLimiter(rate.Inf, 1)},
+		serving: &trust.Serving{Client: c, Namespace: "mesh", Names: trust.ManagerNames("mesh", "cluster.local", "ctrlmesh-webhook")},
+		push:    &push.Server{},
+		sweeper: &label.Sweeper{Limiter: rate.NewLimiter(rate.Inf, 1)},
 	}
+	w.authority = &trust.Authority{Client: c, Namespace: "mesh", Names: w.apiServerNames}
 	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
 	idle := func(context.Context) error { return nil }
 	for _, l := range []**loop{&w.policiesLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop} {
@@ -284,6 +288,27 @@ func TestARotationWaitsForPods(t *testing.T) {
 	require.NoError(t, w.keepTrust(ctx))
 	message := get(t, w, "mesh", trust.MeshCASecret, &corev1.Secret{}).Annotations[trust.RotationAnnotation]
 	require.True(t, strings.HasSuffix(message, ": delete ns/member, ns/other"), message)
+}
+
+// An agent asks for a leaf when it hears of an address, before anything else here
+// has looked at it.
+func TestLeavesNameWhatAgentsWereTold(t *testing.T) {
+	w, _ := newWorld(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	require.NoError(t, err)
+	service := get(t, w, "default", "kubernetes", &corev1.Service{})
+	for _, ip := range []string{"10.96.0.2", "10.96.0.1"} { // it goes, and comes back
+		service.Spec.ClusterIPs = []string{ip}
+		require.NoError(t, w.live.Update(t.Context(), service))
+		require.NoError(t, w.policies(t.Context()))
+		chain, err := w.authority.Sign(csr)
+		require.NoError(t, err)
+		leaf, err := x509.ParseCertificate(chain[0])
+		require.NoError(t, err)
+		require.Equal(t, ip == "10.96.0.1", leaf.VerifyHostname("10.96.0.1") == nil)
+	}
 }
 
 // Agents are not told to forget the apiserver when its Service cannot be read.

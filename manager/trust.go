@@ -22,7 +22,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
-	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
 // ManagerCA is the ConfigMap from which agents learn how to verify the manager.
@@ -55,7 +54,7 @@ func (w *world) loadAll(ctx context.Context) error {
 	}
 	w.cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
-	return errors.Join(w.authority.Load(ctx, w.apiServerNames()), w.serving.Maintain(ctx))
+	return errors.Join(w.authority.Load(ctx), w.serving.Maintain(ctx))
 }
 
 // readCluster finds out what agents must know of the apiserver and of each other.
@@ -88,7 +87,7 @@ func (w *world) follow(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if err := errors.Join(w.authority.Load(ctx, w.apiServerNames()), w.serving.Load(ctx)); err != nil && ctx.Err() == nil {
+		if err := errors.Join(w.authority.Load(ctx), w.serving.Load(ctx)); err != nil && ctx.Err() == nil {
 			w.Log.Warn("certificates could not be read again", "error", err)
 		}
 		metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
@@ -98,11 +97,11 @@ func (w *world) follow(ctx context.Context) error {
 // keepTrust renews what is due and tells those who must know.
 func (w *world) keepTrust(ctx context.Context) error {
 	before := w.authority.Bundle()
-	facts := trust.Facts{Names: w.apiServerNames(), Pods: w.trusting()}
+	var bundled []byte
 	if b := w.bundled.Load(); b != nil {
-		facts.Bundled = *b
+		bundled = *b
 	}
-	err := errors.Join(w.authority.Maintain(ctx, facts), w.serving.Maintain(ctx))
+	err := errors.Join(w.authority.Maintain(ctx, bundled, w.trusting()), w.serving.Maintain(ctx))
 	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
 	if !bytes.Equal(before, w.authority.Bundle()) {
 		w.bundlesLoop.poke()
@@ -117,7 +116,7 @@ func (w *world) permits(ctx context.Context, ip netip.Addr) bool {
 	if w.authority.Permits(ip) {
 		return true
 	}
-	if err := w.authority.Load(ctx, w.apiServerNames()); err != nil {
+	if err := w.authority.Load(ctx); err != nil {
 		w.Log.Warn("certificates could not be read again", "error", err)
 	}
 	return w.authority.Permits(ip)

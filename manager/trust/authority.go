@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +32,8 @@ type Authority struct {
 	Client client.Client
 	// Namespace of the Secret.
 	Namespace string
+	// Names are those of the apiserver, as they are now.
+	Names func() Names
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 	// Log is told of rotations; may be nil.
@@ -38,38 +41,36 @@ type Authority struct {
 
 	reading sync.Mutex // one Load or Maintain at a time, so that none undoes another
 
-	mu    sync.RWMutex
-	ring  *Ring
-	names Names
+	ring atomic.Pointer[Ring]
 }
 
 // Load reads the CA, or makes it where there is none. Of several replicas that
 // make it at once, one wins and the others read what it made.
-func (a *Authority) Load(ctx context.Context, names Names) error {
+func (a *Authority) Load(ctx context.Context) error {
 	a.reading.Lock()
 	defer a.reading.Unlock()
-	_, _, err := a.load(ctx, names)
+	_, _, err := a.load(ctx)
 	return err
 }
 
 // Maintain is Load for the leader: it takes the next step of a rotation, if one
-// is due or asked for, and says how far it has come. Of the facts, the time and
-// what people ask are found out here.
-func (a *Authority) Maintain(ctx context.Context, f Facts) error {
+// is due or asked for, and says how far it has come. Bundled and pods are as in
+// Facts.
+func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[string]time.Time) error {
 	a.reading.Lock()
 	defer a.reading.Unlock()
-	secret, have, err := a.load(ctx, f.Names)
+	secret, have, err := a.load(ctx)
 	if err != nil {
 		return err
 	}
-	f.Now, f.Rotate = a.now(), secret.Annotations[RotateAnnotation]
+	f := Facts{Now: a.now(), Names: a.Names(), Rotate: secret.Annotations[RotateAnnotation], Bundled: bundled, Pods: pods}
 	ring, err := have.Step(f)
 	if err != nil {
 		return err
 	}
-	phase, pods, message := ring.Progress(f)
+	phase, older, message := ring.Progress(f)
 	if ring == have && message == secret.Annotations[RotationAnnotation] {
-		tell(phase, pods)
+		tell(phase, older)
 		return nil
 	}
 	if err := ring.encode(secret); err != nil {
@@ -79,8 +80,8 @@ func (a *Authority) Maintain(ctx context.Context, f Facts) error {
 	if err := a.Client.Update(ctx, secret); err != nil {
 		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, MeshCASecret, err)
 	}
-	a.set(ring, f.Names)
-	tell(phase, pods)
+	a.ring.Store(ring)
+	tell(phase, older)
 	if a.Log != nil && ring != have {
 		a.Log.Info("rotation of the mesh CA", "phase", phase, "message", message)
 	}
@@ -95,9 +96,9 @@ func tell(phase string, pods int) {
 	metrics.MeshCARotationPods.Set(float64(pods))
 }
 
-func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, *Ring, error) {
+func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
 	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, MeshCASecret, func(s *corev1.Secret) error {
-		ring, err := NewRing(Facts{Now: a.now(), Names: names})
+		ring, err := NewRing(Facts{Now: a.now(), Names: a.Names()})
 		if err != nil {
 			return err
 		}
@@ -110,25 +111,13 @@ func (a *Authority) load(ctx context.Context, names Names) (*corev1.Secret, *Rin
 	if err != nil {
 		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
 	}
-	a.set(ring, names)
+	a.ring.Store(ring)
 	return secret, ring, nil
-}
-
-func (a *Authority) set(ring *Ring, names Names) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.ring, a.names = ring, names
-}
-
-func (a *Authority) get() (*Ring, Names) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return a.ring, a.names
 }
 
 // Bundle is what pods are given to trust; nil before Load.
 func (a *Authority) Bundle() []byte {
-	if ring, _ := a.get(); ring != nil {
+	if ring := a.ring.Load(); ring != nil {
 		return ring.Bundle()
 	}
 	return nil
@@ -136,7 +125,7 @@ func (a *Authority) Bundle() []byte {
 
 // Expiry is when the certificate that signs leaves ends; zero before Load.
 func (a *Authority) Expiry() time.Time {
-	if ring, _ := a.get(); ring != nil {
+	if ring := a.ring.Load(); ring != nil {
 		return ring.signer.Expiry()
 	}
 	return time.Time{}
@@ -144,17 +133,18 @@ func (a *Authority) Expiry() time.Time {
 
 // Permits tells whether agents' leaves may name an address already.
 func (a *Authority) Permits(ip netip.Addr) bool {
-	ring, _ := a.get()
+	ring := a.ring.Load()
 	return ring != nil && len(ring.signer.Usable(Names{IPs: []netip.Addr{ip.Unmap()}}).IPs) == 1
 }
 
-// Sign signs an agent's request for the apiserver's names.
+// Sign signs an agent's request for the apiserver's names as they are now: agents
+// ask as soon as they hear of others, and not again for hours.
 func (a *Authority) Sign(csr []byte) ([][]byte, error) {
-	ring, names := a.get()
+	ring := a.ring.Load()
 	if ring == nil {
 		return nil, errors.New("the mesh CA is not loaded yet")
 	}
-	return ring.Sign(csr, names, a.now())
+	return ring.Sign(csr, a.Names(), a.now())
 }
 
 func (a *Authority) now() time.Time {

@@ -95,20 +95,20 @@ func newMesh(t require.TestingT, c client.Client, csr []byte) *mesh {
 }
 
 func (m *mesh) authority() *Authority {
-	return &Authority{Client: m.client, Namespace: "mesh", Now: func() time.Time { return m.now }}
+	return &Authority{Client: m.client, Namespace: "mesh", Names: func() Names { return m.names }, Now: func() time.Time { return m.now }}
 }
 
 // manage is one run of the trust loop, of a manager that has just started.
 func (m *mesh) manage() {
 	a := m.authority()
-	require.NoError(m.t, a.Maintain(context.Background(), Facts{Names: m.names, Bundled: m.bundles, Pods: m.pods}))
+	require.NoError(m.t, a.Maintain(context.Background(), m.bundles, m.pods))
 	m.secret = a.Bundle()
 }
 
 // renew lets agents that reach the manager renew what is due.
 func (m *mesh) renew() {
 	a := m.authority()
-	require.NoError(m.t, a.Load(context.Background(), m.names))
+	require.NoError(m.t, a.Load(context.Background()))
 	for _, g := range m.agents {
 		if g.cutOff || bytes.Equal(g.mesh, a.Bundle()) && m.now.Before(g.expires.Add(-leafLife/3)) {
 			continue
@@ -260,14 +260,14 @@ func TestNewNamesAreARotation(t *testing.T) {
 	m.pass(time.Hour, time.Minute)
 	require.Error(t, verify(m.agents[0].chain, m.volumes, "192.0.2.7", m.now))
 	a := m.authority()
-	require.NoError(t, a.Load(t.Context(), m.names))
+	require.NoError(t, a.Load(t.Context()))
 	require.False(t, a.Permits(m.names.IPs[1]))
 	require.True(t, a.Permits(m.names.IPs[0]))
 	m.start("after")
 	m.stop("before")
 	m.pass(time.Minute, time.Minute)
 	require.NoError(t, verify(m.agents[0].chain, m.knows["after"], "192.0.2.7", m.now))
-	require.NoError(t, a.Load(t.Context(), m.names))
+	require.NoError(t, a.Load(t.Context()))
 	require.True(t, a.Permits(m.names.IPs[1]))
 
 	m.names = apiNames("10.96.0.1") // and goes: no reason for another

@@ -205,19 +205,22 @@ func secrets(t *testing.T) client.Client {
 func TestReplicasShareOneCA(t *testing.T) {
 	c, ctx := secrets(t), context.Background()
 	clock := func() time.Time { return now }
-	a, b := &Authority{Client: c, Namespace: "mesh", Now: clock}, &Authority{Client: c, Namespace: "mesh", Now: clock}
+	names := apiNames("10.96.0.1")
+	named := func() Names { return names }
+	a, b := &Authority{Client: c, Namespace: "mesh", Names: named, Now: clock}, &Authority{Client: c, Namespace: "mesh", Names: named, Now: clock}
 	require.Nil(t, a.Bundle())
 	errs := make(chan error, 2)
 	for _, x := range []*Authority{a, b} {
-		go func() { errs <- x.Load(ctx, apiNames("10.96.0.1")) }()
+		go func() { errs <- x.Load(ctx) }()
 	}
 	require.NoError(t, <-errs)
 	require.NoError(t, <-errs)
 	require.Equal(t, string(a.Bundle()), string(b.Bundle()))
 
-	require.NoError(t, a.Maintain(ctx, Facts{Names: apiNames("10.96.0.1", "10.0.0.9")}))
+	names = apiNames("10.96.0.1", "10.0.0.9")
+	require.NoError(t, a.Maintain(ctx, nil, nil))
 	require.NotEqual(t, string(a.Bundle()), string(b.Bundle()))
-	require.NoError(t, b.Load(ctx, apiNames("10.96.0.1")))
+	require.NoError(t, b.Load(ctx))
 	require.Equal(t, string(a.Bundle()), string(b.Bundle()))
 
 	_, err := a.Sign(request(t, p256(t)))
@@ -226,13 +229,13 @@ func TestReplicasShareOneCA(t *testing.T) {
 
 func TestDamagedMeshCAIsNotReplaced(t *testing.T) {
 	c, ctx := secrets(t), context.Background()
-	a := &Authority{Client: c, Namespace: "mesh"}
-	require.NoError(t, a.Load(ctx, apiNames("10.96.0.1")))
+	a := &Authority{Client: c, Namespace: "mesh", Names: func() Names { return apiNames("10.96.0.1") }}
+	require.NoError(t, a.Load(ctx))
 	s := &corev1.Secret{}
 	require.NoError(t, c.Get(ctx, types.NamespacedName{Namespace: "mesh", Name: MeshCASecret}, s))
 	s.Data["ca.key"] = []byte("very secret rubbish")
 	require.NoError(t, c.Update(ctx, s))
-	err := a.Maintain(ctx, Facts{Names: apiNames("10.96.0.1")})
+	err := a.Maintain(ctx, nil, nil)
 	require.ErrorContains(t, err, "damaged")
 	require.NotContains(t, err.Error(), "very secret")
 }
