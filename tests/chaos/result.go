@@ -14,7 +14,7 @@ const (
 	wantKills     = 50
 	wantUpgrades  = 10
 	wantHookLoss  = 20
-	maxRecovery   = 2 * time.Second         // of an agent's members, from its return
+	maxRecovery   = 5 * time.Second         // of the last of an agent's members, from its return: by address, a Service comes back too
 	maxDirect     = 2500 * time.Millisecond // until members that fail open go direct
 	maxRepair     = 5 * time.Second         // of a lost redirection
 	recoveryShare = 0.99

@@ -49,6 +49,10 @@ func starts(ctx context.Context, w *world, r *result) error {
 			return err
 		}
 	}
+	// What burns must not burn under the other parts.
+	if err := w.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: home}}); err != nil {
+		return fmt.Errorf("removing the burners: %w", err)
+	}
 	return nil
 }
 
