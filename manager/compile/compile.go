@@ -135,6 +135,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) Result {
 			policy.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen
 		default:
 			policy.FailOpen = CanFailOpen(pod)
+			policy.AnyToken = true // there is nothing in which to ask for it
 		}
 		var err error
 		if policy.Version, err = version(policy); err != nil {

@@ -135,8 +135,8 @@ func TestWhoMayGoPastTheProxy(t *testing.T) {
 		{"passthrough, but trusts the mesh alone", pass, v1alpha1.TrustMesh, "", &meshv1.PodPolicy{}, false},
 		{"passthrough, but by address", pass, v1alpha1.TrustBoth, v1alpha1.CaptureAddress, &meshv1.PodPolicy{}, false},
 		{"passthrough of shards", both, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{Refuse: "ShardingConfig ns/c: spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}, false},
-		{"no configuration", nil, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{FailOpen: true}, false},
-		{"no configuration, never admitted", nil, "", "", &meshv1.PodPolicy{}, false},
+		{"no configuration", nil, v1alpha1.TrustBoth, "", &meshv1.PodPolicy{FailOpen: true, AnyToken: true}, false},
+		{"no configuration, never admitted", nil, "", "", &meshv1.PodPolicy{AnyToken: true}, false},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
