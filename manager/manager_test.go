@@ -71,6 +71,8 @@ func TestOptions(t *testing.T) {
 	require.NoError(t, o.validate())
 	o.PodIP = "x"
 	require.ErrorContains(t, o.validate(), "POD_IP")
+	o.Namespace = "default"
+	require.ErrorContains(t, o.validate(), "one of its own")
 	o.Namespace = ""
 	require.ErrorContains(t, o.validate(), "POD_NAMESPACE")
 }
@@ -260,15 +262,15 @@ func TestAgentsService(t *testing.T) {
 func TestKeepNodes(t *testing.T) {
 	ctx := t.Context()
 	w, _ := newWorld(t)
-	require.NoError(t, inject.KeepHostNetwork(ctx, w.live, "mesh", inject.HostNetwork(2, nil)))
+	require.NoError(t, inject.KeepHostNetwork(ctx, w.live, "mesh", inject.HostNetwork(true, nil)))
 	data := func() map[string]string {
 		return get(t, w, "mesh", inject.HostNetworkConfigMap, &corev1.ConfigMap{}).Data
 	}
 	require.NoError(t, w.keepNodes(ctx))
-	require.Equal(t, inject.HostNetwork(2, nil), data())
+	require.Equal(t, inject.HostNetwork(true, nil), data())
 	w.leading = time.Now().Add(-2 * status.Grace)
 	require.NoError(t, w.keepNodes(ctx))
-	require.Equal(t, inject.HostNetwork(0, nil), data())
+	require.Equal(t, inject.HostNetwork(false, nil), data())
 }
 
 // A rotation waits for pods that trust the mesh and may not know the next CA.

@@ -24,5 +24,5 @@ func (w *world) keepNodes(ctx context.Context) error {
 	if able == 0 && time.Since(w.leading) < status.Grace {
 		return nil // what the last leader wrote stands until agents had time to connect
 	}
-	return inject.KeepHostNetwork(ctx, w.live, w.Namespace, inject.HostNetwork(able, not))
+	return inject.KeepHostNetwork(ctx, w.live, w.Namespace, inject.HostNetwork(able > 0, not))
 }

@@ -3,11 +3,14 @@ package manager
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 )
 
 // Options of the manager.
@@ -67,6 +70,10 @@ func (o *Options) AddFlags(fs *flag.FlagSet, getenv func(string) string) {
 func (o *Options) validate() error {
 	if o.Namespace == "" {
 		return errors.New("no namespace: set --namespace or POD_NAMESPACE")
+	}
+	if o.Namespace == apiserver.Namespace {
+		// What is watched there is the apiserver's Service, by its name.
+		return fmt.Errorf("the namespace %s, which is the apiserver's, cannot be the mesh's: install it in one of its own", o.Namespace)
 	}
 	if _, err := netip.ParseAddr(o.PodIP); err != nil {
 		return errors.New("no address for agents: set --pod-ip or POD_IP")

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -28,10 +29,12 @@ const (
 
 // toAddress leads a pod's clients to the agents' address: by environment and, in
 // containers that name a kubeconfig, by another in its place. Arguments and
-// commands stay as they are. It returns the kubeconfig, empty if there is none.
+// commands stay as they are. It returns the kubeconfig, empty if there is none, and warns of
+// all that it replaces: what they led to, and as whom, cannot be told from here.
 // Before are the pod's volumes as they are by now.
-func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, err error) {
+func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, warnings []string, err error) {
 	env := environment(agents)
+	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
 	volumes := slices.Clone(before)
 	token := ""
 	for _, group := range []struct {
@@ -43,27 +46,30 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 			ops = append(ops, setEnv(at+"/env", c.Env, env)...)
 			files, err := kubeconfigs(c, pod.Annotations[v1alpha1.KubeconfigAnnotation])
 			if err != nil {
-				return nil, "", fmt.Errorf("container %s: %w", c.Name, err)
+				return nil, "", nil, fmt.Errorf("container %s: %w", c.Name, err)
 			}
 			if len(files) == 0 {
 				continue
 			}
 			switch mine := tokenFile(volumes, c); {
 			case mine == "":
-				return nil, "", fmt.Errorf("container %s reads the kubeconfig %s, and in its place would authenticate by the pod's service-account token, which the container does not have: set automountServiceAccountToken: true", c.Name, files[0])
+				return nil, "", nil, fmt.Errorf("container %s reads the kubeconfig %s, and in its place would authenticate by the pod's service-account token, which the container does not have: set automountServiceAccountToken: true", c.Name, files[0])
 			case token != "" && token != mine:
-				return nil, "", fmt.Errorf("container %s has its service-account token in %s and another container in %s: the kubeconfig they are given can name one: mount it at one path", c.Name, mine, token)
+				return nil, "", nil, fmt.Errorf("container %s has its service-account token in %s and another container in %s: the kubeconfig they are given can name one: mount it at one path", c.Name, mine, token)
 			default:
 				token = mine
+			}
+			for _, file := range files {
+				warnings = append(warnings, fmt.Sprintf("container %s: kubeconfig %s is replaced: it leads to this cluster, as ServiceAccount %s (keep it: annotation %s: %s)", c.Name, file, account, v1alpha1.KubeconfigAnnotation, v1alpha1.KubeconfigNone))
 			}
 			ops = append(ops, mountFiles(at+"/volumeMounts", c.VolumeMounts, volumes, files)...)
 		}
 	}
 	if token == "" {
-		return ops, "", nil
+		return ops, "", nil, nil
 	}
 	if content, err = kubeconfig(agents, namespace, token); err != nil {
-		return nil, "", err
+		return nil, "", nil, err
 	}
 	own := corev1.Volume{Name: addressVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 		DefaultMode: new(corev1.ProjectedVolumeSourceDefaultMode),
@@ -85,7 +91,7 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d", i), v))
 		}
 	}
-	return ops, content, nil
+	return ops, content, warnings, nil
 }
 
 // environment is what the kubelet would set for a Service at another address.
@@ -131,6 +137,9 @@ func setEnv(at string, have, want []corev1.EnvVar) (ops []jsonpatch.JsonPatchOpe
 // kubeconfigs are the files that a container's clients will read: those that
 // KUBECONFIG or a flag --kubeconfig name, and the annotated.
 func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
+	if annotated == v1alpha1.KubeconfigNone {
+		return nil, nil
+	}
 	var files []string
 	const instead = "take it away, or write out an absolute path"
 	add := func(what, file string) error {

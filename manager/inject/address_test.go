@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -237,6 +238,7 @@ func TestAddressRefusals(t *testing.T) {
 		says   string
 		change func(*corev1.Pod)
 	}{
+		{addressWebhook(t), "a pod for windows cannot be captured", func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }},
 		{newWebhook(t), "Service mesh/ctrlmesh-agent has no address", func(*corev1.Pod) {}},
 		{newWebhook(t, agentService("")), "has no address", func(*corev1.Pod) {}},
 		{notYet, "Secret mesh/ctrlmesh-mesh-ca says which to delete", func(*corev1.Pod) {}},
@@ -263,6 +265,35 @@ func TestAddressRefusals(t *testing.T) {
 	}
 }
 
+// Whoever had a kubeconfig of another cluster, or of somebody else, is told, and
+// can keep it.
+func TestReplacedKubeconfigsAreTold(t *testing.T) {
+	p := &corev1.Pod{}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(byAddress), p))
+	p.Spec.ServiceAccountName = "operator"
+	p.Spec.Containers[0].Args = []string{"--kubeconfig=/etc/op/config"}
+	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "KUBECONFIG", Value: "relative"}}
+	handle := func() admission.Response {
+		in, err := json.Marshal(p)
+		require.NoError(t, err)
+		r, _ := create(t, addressWebhook(t), string(in), false)
+		return r
+	}
+	require.Contains(t, handle().Result.Message, "relative path")
+	p.Spec.Containers[0].Env = nil
+	require.Equal(t, []string{"container main: kubeconfig /etc/op/config is replaced: it leads to this cluster, as ServiceAccount operator (keep it: annotation ctrlmesh.kusionstack.io/kubeconfig: none)"}, handle().Warnings)
+
+	p.Annotations[v1alpha1.KubeconfigAnnotation] = v1alpha1.KubeconfigNone
+	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "KUBECONFIG", Value: "relative"}}
+	r := handle()
+	require.True(t, r.Allowed)
+	require.Empty(t, r.Warnings)
+	out, _ := admit(t, addressWebhook(t), func(in *corev1.Pod) { p.DeepCopyInto(in) })
+	require.Len(t, out.Spec.Containers[0].VolumeMounts, 1)
+	require.Len(t, out.Spec.Volumes, 5)
+	require.Equal(t, "10.96.0.9", out.Spec.Containers[0].Env[0].Value, "who reads none is led by the environment")
+}
+
 // Others are left alone, and a forged kubeconfig goes.
 func TestNotByAddress(t *testing.T) {
 	out, _ := admit(t, newWebhook(t), func(p *corev1.Pod) {
@@ -283,10 +314,10 @@ func TestHostNetwork(t *testing.T) {
 	w := newWebhook(t)
 	_, msg := admit(t, w, host)
 	require.Contains(t, msg, "no agent is connected that could tell")
-	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(0, map[string]string{"n1": "cgroup v1", "n2": "b", "n3": "c", "n4": "d"})))
+	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(false, map[string]string{"n1": "cgroup v1", "n2": "b", "n3": "c", "n4": "d"})))
 	_, msg = admit(t, w, host)
 	require.Contains(t, msg, "(node n1: cgroup v1; node n2: b; node n3: c; and 1 more nodes): remove hostNetwork from the pod template, or the label")
-	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(1, map[string]string{"n1": "cgroup v1"})))
+	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(true, map[string]string{"n1": "cgroup v1"})))
 	out, msg := admit(t, w, host)
 	require.Empty(t, msg)
 	require.NotNil(t, out)

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,15 +24,18 @@ import (
 const HostNetworkConfigMap = "ctrlmesh-host-network"
 
 const (
-	ableKey   = "nodes" // how many nodes can
+	ableKey   = "able" // whether any node can: their number changes with every rollout
 	reasonKey = "reason"
 	// maxReasons bounds the nodes of which the reason is told.
 	maxReasons = 3
 )
 
-// HostNetwork is what the ConfigMap says when so many nodes can, and others, for
-// the reason given, cannot.
-func HostNetwork(able int, not map[string]string) map[string]string {
+// HostNetwork is what the ConfigMap says when some node can, or none, for the
+// reasons given.
+func HostNetwork(able bool, not map[string]string) map[string]string {
+	if able {
+		return map[string]string{ableKey: "true"}
+	}
 	var reasons []string
 	for _, node := range slices.Sorted(maps.Keys(not)) {
 		if len(reasons) == maxReasons {
@@ -42,7 +44,7 @@ func HostNetwork(able int, not map[string]string) map[string]string {
 		}
 		reasons = append(reasons, "node "+node+": "+not[node])
 	}
-	return map[string]string{ableKey: strconv.Itoa(able), reasonKey: strings.Join(reasons, "; ")}
+	return map[string]string{ableKey: "false", reasonKey: strings.Join(reasons, "; ")}
 }
 
 // KeepHostNetwork writes the ConfigMap.
@@ -75,7 +77,7 @@ func (w *Webhook) hostNetwork(ctx context.Context, capture string) *admission.Re
 	if client.IgnoreNotFound(err) != nil {
 		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading what nodes can: %w", err)))
 	}
-	if able, _ := strconv.Atoi(cm.Data[ableKey]); able > 0 {
+	if cm.Data[ableKey] == "true" {
 		return nil
 	}
 	reason := cm.Data[reasonKey]

@@ -61,6 +61,9 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		return refuse("Capture", "annotation %s: %q is no way of capture: write %s, %s or %s, or leave it out for what works best", v1alpha1.CaptureAnnotation, capture,
 			v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress)
 	}
+	if pod.Spec.OS != nil && pod.Spec.OS.Name != corev1.Linux {
+		return refuse("OS", "a pod for %s cannot be captured, only those for %s: remove the label %s from the pod template", pod.Spec.OS.Name, corev1.Linux, v1alpha1.EnableProxyLabel)
+	}
 	if pod.Spec.HostNetwork {
 		if refused := w.hostNetwork(ctx, capture); refused != nil {
 			return *refused
@@ -73,6 +76,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	trusted := compile.Trust(config)
 	bundle := BundleOf(trusted)
 	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: ""}
+	var warnings []string
 	volumes, ops := swapBundles(pod.Spec.Volumes, bundle)
 	if capture == v1alpha1.CaptureAddress {
 		if config != nil && compile.PassesThrough(config) {
@@ -82,11 +86,11 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		if refused != nil {
 			return *refused
 		}
-		more, kubeconfig, err := toAddress(pod, volumes, req.Namespace, bundle, agents)
+		more, kubeconfig, replaced, err := toAddress(pod, volumes, req.Namespace, bundle, agents)
 		if err != nil {
 			return refuse("Capture", "this pod cannot be captured by address: %v", err)
 		}
-		ops = append(ops, more...)
+		ops, warnings = append(ops, more...), replaced
 		annotations[v1alpha1.KubeconfigContentAnnotation] = kubeconfig
 	}
 	if req.DryRun == nil || !*req.DryRun {
@@ -94,7 +98,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 			return admission.Errored(http.StatusInternalServerError, err)
 		}
 	}
-	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...)
+	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...).WithWarnings(warnings...)
 }
 
 // config is the configuration that selects a pod, nil if none does.

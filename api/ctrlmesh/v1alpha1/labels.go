@@ -18,7 +18,8 @@ const (
 	// KubeconfigAnnotation on a pod template, for pods captured by address, is the
 	// absolute path, in every container, of a kubeconfig that the image reads
 	// though neither KUBECONFIG nor --kubeconfig names it. It is replaced by one
-	// that leads to the mesh.
+	// that leads to the mesh. "none" leaves all kubeconfigs alone: what is done with
+	// them goes past the mesh, as is right for another cluster's.
 	KubeconfigAnnotation = GroupName + "/kubeconfig"
 
 	// KubeconfigContentAnnotation is written on a pod at admission, if it is
@@ -42,6 +43,9 @@ const (
 	CaptureIPTables = "iptables"
 	CaptureAddress  = "address"
 )
+
+// KubeconfigNone is the value of KubeconfigAnnotation by which none is replaced.
+const KubeconfigNone = "none"
 
 // Values of TrustAnnotation.
 const (
