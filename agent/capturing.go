@@ -71,11 +71,8 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 		return nil
 	}
 	request := capture.Request{
-		UID: mb.pod.UID, NetNS: ns.Path(), Mode: capture.Mode(mb.pod.Capture),
+		UID: mb.pod.UID, NetNS: ns.Path(), HostNetwork: mb.pod.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(mb.pod.Capture),
 		FailOpen: mb.policy.GetFailOpen(), Handed: mb.handed,
-	}
-	if mb.pod.HostNetwork {
-		request.Cgroup = f.Cgroup
 	}
 	start := time.Now()
 	mb.handed = nil // the method's, whatever it returns
@@ -146,7 +143,7 @@ func (m *mesh) lookAt(captured map[string]bool) {
 			continue
 		}
 		ns.Close()
-		if ns.Inode != mb.netns || mb.cgroup != 0 && f.Cgroup != mb.cgroup {
+		if ns.Inode != mb.netns || mb.pod.HostNetwork && f.Cgroup != mb.cgroup {
 			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.String())
 			m.release(mb)
 			mb.since, mb.fresh = time.Now(), true

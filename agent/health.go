@@ -107,7 +107,7 @@ func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
 }
 
 func (m *mesh) check(ctx context.Context) {
-	found := m.capture.Check(ctx)
+	found := m.capture.Check(ctx, true)
 	if ctx.Err() != nil || !m.serving.Load() {
 		return // on its way out: what did not arrive is no loss
 	}
@@ -135,7 +135,6 @@ func (m *mesh) check(ctx context.Context) {
 	}
 	if gap > stalledAfter && len(found) == 0 {
 		m.logger.Warn("the redirections were not checked for a while: was this process stopped?", "gap", gap)
-		m.capture.EndDirect()
 	}
 }
 

@@ -45,11 +45,10 @@ type node struct {
 	swept        func(uid string) bool
 }
 
-func (*node) Modes() []capture.Mode                { return []capture.Mode{capture.EBPF} }
-func (*node) HostNetwork() error                   { return nil }
-func (*node) Unavailable() map[capture.Mode]error  { return nil }
-func (*node) Check(context.Context) []capture.Loss { return nil }
-func (*node) EndDirect()                           {}
+func (*node) Modes() []capture.Mode                      { return []capture.Mode{capture.EBPF} }
+func (*node) HostNetwork() error                         { return nil }
+func (*node) Unavailable() map[capture.Mode]error        { return nil }
+func (*node) Check(context.Context, bool) []capture.Loss { return nil }
 func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

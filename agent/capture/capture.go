@@ -69,9 +69,11 @@ type Request struct {
 	NetNS string
 	// Mode is the way of capture; Auto for the first that works on this node.
 	Mode Mode
-	// Cgroup is, for a pod under hostNetwork, the id of its cgroup in the unified
-	// hierarchy: the inode of its directory. 0 for a pod with a network namespace
-	// of its own.
+	// HostNetwork is for a pod without a network namespace of its own.
+	HostNetwork bool
+	// Cgroup is the id of the pod's cgroup in the unified hierarchy: the inode of
+	// its directory. It tells the pod's connections from those that agents make for
+	// it, and the pod itself from others under hostNetwork.
 	Cgroup uint64
 	// FailOpen lets the pod go direct while no agent serves it, where the way of
 	// capture can tell.
@@ -123,8 +125,8 @@ type Method interface {
 	// network namespace since: then the earlier Pod is released.
 	//
 	// Destinations must have been set before: a pod is captured when Capture
-	// returns, not later. Without a Cgroup, a pod in the agent's own network
-	// namespace or the node's is refused with ErrHostNetwork.
+	// returns, not later. Unless HostNetwork is said, a pod in the agent's own
+	// network namespace or the node's is refused with ErrHostNetwork.
 	Capture(Request) (*Pod, error)
 
 	// Check makes connections through the redirections in force and tells which
@@ -132,11 +134,10 @@ type Method interface {
 	// counts as alive for pods that fail open: it is to be called at least every
 	// CheckInterval. It does not wait for what it begins: a loss is told by a later
 	// call, once if it was mended, by every call while it is not.
-	Check(ctx context.Context) []Loss
-
-	// EndDirect ends the connections that pods which fail open made around this
-	// agent while it counted as dead: they connect again, through it.
-	EndDirect()
+	//
+	// Without mend it is but the sign of life, for as long as another agent is about
+	// to take over: that one mends.
+	Check(ctx context.Context, mend bool) []Loss
 
 	// Sweep releases the captured pods that keep does not know, and forgets what
 	// earlier agents left of such pods: they go direct. keep must know every pod

@@ -414,7 +414,7 @@ func TestRefused(t *testing.T) {
 		_, err = m.Capture(Request{UID: uid, NetNS: pod.path, Mode: "else"})
 		require.ErrorContains(t, err, `"else"`)
 		if cfg.Mode != EBPF {
-			_, err = m.Capture(Request{UID: uid, NetNS: ownNetNS, Mode: cfg.Mode, Cgroup: 1})
+			_, err = m.Capture(Request{UID: uid, NetNS: ownNetNS, Mode: cfg.Mode, HostNetwork: true, Cgroup: 1})
 			require.ErrorIs(t, err, ErrHostNetwork)
 			require.ErrorIs(t, m.HostNetwork(), ErrHostNetwork)
 		}

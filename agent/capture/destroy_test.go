@@ -296,7 +296,7 @@ func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
 				return got == who
 			}, 30*time.Second, 20*time.Millisecond)
 		}
-		check := func() { m.Check(t.Context()) }
+		check := func() { m.Check(t.Context(), true) }
 		reaches("mesh", check)
 		reaches("direct", func() {})
 		s := connectStranger(t, pod, "", "4", quiet4)

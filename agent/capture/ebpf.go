@@ -63,7 +63,7 @@ func (e ebpf) hostNetwork() error {
 
 // entry is what is known of the pod, an earlier agent's doing included.
 func (e ebpf) entry(p *Pod) (bpf.Pod, bool, error) {
-	if p.cgroup != 0 {
+	if p.hostNetwork {
 		return e.bpf.Cgroup(p.cgroup)
 	}
 	return e.bpf.Pod(p.cookie)
@@ -79,7 +79,7 @@ func wanted(p *Pod) bpf.Pod {
 }
 
 func (e ebpf) redirect(p *Pod) error {
-	if p.cgroup == 0 {
+	if !p.hostNetwork {
 		return e.bpf.SetPod(p.cookie, wanted(p))
 	}
 	return errors.Join(e.bpf.SetCgroup(p.cgroup, wanted(p)), e.bpf.SetHost(p.cookie))
@@ -90,7 +90,7 @@ func (e ebpf) release(p *Pod) error {
 	switch {
 	case err != nil || !ok || entry.Port != p.port:
 		return err
-	case p.cgroup != 0:
+	case p.hostNetwork:
 		return e.bpf.DeleteCgroup(p.cgroup)
 	}
 	return e.bpf.DeletePod(p.cookie)
@@ -115,7 +115,7 @@ func (e ebpf) beat() { e.bpf.Beat() }
 func (e ebpf) check(pods []*Pod) error {
 	errs := []error{e.bpf.Check()}
 	for _, p := range pods {
-		if p.cgroup == 0 {
+		if !p.hostNetwork {
 			continue
 		}
 		switch entry, ok, err := e.entry(p); {
@@ -131,7 +131,7 @@ func (e ebpf) check(pods []*Pod) error {
 func (e ebpf) repair(destinations []netip.AddrPort, pods []*Pod) error {
 	errs := []error{e.bpf.Repair(), e.bpf.SetDestinations(destinations)}
 	for _, p := range pods {
-		if p.cgroup != 0 {
+		if p.hostNetwork {
 			errs = append(errs, e.redirect(p))
 		}
 	}

@@ -116,7 +116,7 @@ func (v *vitals) end() {
 }
 
 // check is Method.Check. It waits for nothing: what became of a probe, a later check sees.
-func (n *node) check() []Loss {
+func (n *node) check(mend bool) []Loss {
 	h := &n.health
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,7 +151,7 @@ func (n *node) check() []Loss {
 			h.beaten = time.Now()
 		}
 	}
-	if !locked {
+	if !locked || !mend {
 		return nil
 	}
 
@@ -350,7 +350,7 @@ func (n *node) target(p *Pod) netip.AddrPort {
 		return netip.AddrPort{}
 	case p.way.mode() == Address:
 		return n.agents[0]
-	case p.cgroup != 0:
+	case p.hostNetwork:
 		// The hook would not take this process for one of the pod's.
 		return netip.AddrPortFrom(loopback4, p.port)
 	}

@@ -49,7 +49,7 @@ func check(t testing.TB, m Method) *checker {
 				return
 			case <-ticker.C:
 			}
-			found := m.Check(t.Context())
+			found := m.Check(t.Context(), true)
 			c.mu.Lock()
 			c.found, c.checks = append(c.found, found...), c.checks+1
 			c.mu.Unlock()
@@ -143,7 +143,7 @@ func TestProbesDisturbNobody(t *testing.T) {
 		for _, p := range pods {
 			require.NoError(t, p.Release())
 		}
-		require.Empty(t, m.Check(t.Context()), "with probes under way that are nobody's now")
+		require.Empty(t, m.Check(t.Context(), true), "with probes under way that are nobody's now")
 		require.NoError(t, m.Close())
 		require.LessOrEqual(t, openFiles(t), files, "descriptors are left")
 	})
@@ -391,7 +391,7 @@ func TestHostNetwork(t *testing.T) {
 	host := w.pod()
 	m := w.agent(cfg)
 	require.ErrorContains(t, m.HostNetwork(), "no process of a pod is in the unified cgroup hierarchy")
-	_, err := m.Capture(Request{UID: uid, NetNS: host.path, Cgroup: 1})
+	_, err := m.Capture(Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: 1})
 	require.ErrorIs(t, err, ErrHostNetwork)
 
 	pods := filepath.Join(root, "kubepods")
@@ -411,10 +411,10 @@ func TestHostNetwork(t *testing.T) {
 	join(filepath.Join(pods, "pod1/container"))
 	require.NoError(t, m.HostNetwork())
 
-	p, err := m.Capture(Request{UID: uid, NetNS: host.path, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true})
+	p, err := m.Capture(Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true})
 	require.NoError(t, err)
 	answer(t, "pod1", p.Listeners()...)
-	q, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.path, Cgroup: ids[filepath.Join(pods, "pod2")]})
+	q, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod2")]})
 	require.NoError(t, err)
 	answer(t, "pod2", q.Listeners()...)
 	c := check(t, m)
@@ -456,7 +456,7 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)
 	m := w.agent(cfg)
-	require.Empty(t, m.Check(t.Context()))
+	require.Empty(t, m.Check(t.Context(), true))
 	r := m.(*node).ways[0].(ebpf).bpf
 	dead := exec.Command("/bin/true")
 	require.NoError(t, dead.Run())
@@ -514,7 +514,7 @@ func agentMain(what string) {
 		os.Exit(1)
 	}
 	for range time.Tick(CheckInterval) {
-		m.Check(context.Background())
+		m.Check(context.Background(), true)
 	}
 }
 

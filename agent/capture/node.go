@@ -107,7 +107,7 @@ func (n *node) Modes() []Mode {
 func (n *node) Unavailable() map[Mode]error { return n.unavailable }
 
 func (n *node) HostNetwork() error {
-	_, err := n.way(Request{Cgroup: 1})
+	_, err := n.way(Request{HostNetwork: true})
 	return err
 }
 
@@ -118,7 +118,7 @@ func (n *node) way(r Request) (redirector, error) {
 		if r.Mode != w.mode() && r.Mode != Auto {
 			continue
 		}
-		if r.Cgroup == 0 {
+		if !r.HostNetwork {
 			if r.Mode == Auto && w.mode() == Address {
 				continue // the pod must have been made for it
 			}
@@ -141,7 +141,7 @@ func (n *node) way(r Request) (redirector, error) {
 	return nil, errors.Join(errs...)
 }
 
-func (n *node) Check(context.Context) []Loss { return n.check() }
+func (n *node) Check(_ context.Context, mend bool) []Loss { return n.check(mend) }
 
 func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	if len(apiservers) == 0 {
@@ -213,7 +213,10 @@ func (n *node) capture(r Request) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	netns, err := openNetNS(r.NetNS, r.Cgroup != 0)
+	if r.HostNetwork && r.Cgroup == 0 {
+		return nil, fmt.Errorf("%w, and its cgroup is not known", ErrHostNetwork)
+	}
+	netns, err := openNetNS(r.NetNS, r.HostNetwork)
 	if err != nil {
 		return nil, err
 	}
@@ -229,12 +232,12 @@ func (n *node) capture(r Request) (*Pod, error) {
 		return nil, errors.New("no destinations have been set")
 	}
 	earlier := n.pods[r.UID]
-	if earlier != nil && earlier.cgroup == r.Cgroup && sameFile(earlier.netns, netns) {
+	if earlier != nil && (earlier.cgroup == r.Cgroup || !r.HostNetwork) && earlier.hostNetwork == r.HostNetwork && sameFile(earlier.netns, netns) {
 		netns.Close()
 		return earlier, nil
 	}
 
-	p := &Pod{uid: id, node: n, way: way, netns: netns, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	p := &Pod{uid: id, node: n, way: way, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
 	if err := p.open(r.Handed); err != nil {
 		return nil, errors.Join(err, p.closeFiles())
 	}
@@ -254,7 +257,7 @@ func (n *node) forgetOthers(p *Pod) error {
 	if p.way.mode() != EBPF {
 		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.cookie))
 	}
-	if p.way.mode() != IPTables && p.cgroup == 0 {
+	if p.way.mode() != IPTables && !p.hostNetwork {
 		errs = append(errs, forgetRules(n.cfg, p.netns))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -288,16 +291,6 @@ func (n *node) release(p *Pod) error {
 		return fmt.Errorf("release pod %s: %w", p.uid, err)
 	}
 	return nil
-}
-
-func (n *node) EndDirect() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, p := range n.pods {
-		if p.failOpen && p.Mode() == EBPF { // the other ways cannot tell, and refused
-			p.destroyDirect()
-		}
-	}
 }
 
 func (n *node) Sweep(keep func(uid string) bool) error {

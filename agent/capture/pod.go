@@ -11,11 +11,12 @@ import (
 
 // Pod is one captured pod. It is safe for concurrent use.
 type Pod struct {
-	uid    uuid.UUID
-	node   *node
-	way    redirector
-	netns  *os.File
-	cgroup uint64 // of a pod under hostNetwork, else 0
+	uid         uuid.UUID
+	node        *node
+	way         redirector
+	netns       *os.File
+	hostNetwork bool   // netns is the node's
+	cgroup      uint64 // 0 if it is not known; never under hostNetwork
 
 	cookie    uint64             // of the network namespace, 0 where the kernel gives none
 	port      uint16             // of all sockets
