@@ -43,7 +43,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos bench
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos bench bench-density
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
@@ -63,8 +63,11 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, PARTS=kills,upgrades for some of it); ends by uninstalling
 	@go build -o .run/chaos ./tests/chaos
 	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))
-bench: cluster-ensure images ## Measure the proxy beside others, in one run
+bench: deps cluster-ensure images ## Measure the proxy beside others, and what capture costs
 	@tests/bench/run.sh
+	@tests/bench/costs.sh
+bench-density: images ## Measure an agent with 110 pods, on a cluster of its own: ends the one that runs
+	@tests/bench/density.sh
 
 ##@ Cluster
 .PHONY: cluster-up cluster-down cluster-ensure install uninstall

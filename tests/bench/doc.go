@@ -6,6 +6,7 @@
 //	bench plain     be the ReverseProxy
 //	bench mesh      be ctrlmesh
 //	bench informer  be a client in a pod: an informer of ConfigMaps
+//	bench watcher   be a client in a pod: one watch of ConfigMaps
 //
 // Every proxy is a process of its own, so that its CPU time and memory can be
 // read, and takes its listener as file descriptor 3.

@@ -13,13 +13,13 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: bench run|plain|mesh|informer [flags]")
+		fmt.Fprintln(os.Stderr, "usage: bench run|plain|mesh|informer|watcher [flags]")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	commands := map[string]func(context.Context, options) error{
-		"run": run, "plain": servePlain, "mesh": serveMesh, "informer": runInformer,
+		"run": run, "plain": servePlain, "mesh": serveMesh, "informer": runInformer, "watcher": runWatcher,
 	}
 	name, command := os.Args[1], commands[os.Args[1]]
 	if command == nil {

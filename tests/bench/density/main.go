@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// What must hold on a node with 110 captured pods.
+const (
+	enrolledWithin = 2 * time.Second
+	mostMemory     = 150e6
+)
+
+// patience is for what a busy machine takes to start, or end, a node full of pods.
+const patience = 15 * time.Minute
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	pods := flag.Int("pods", 110, "how many pods")
+	node := flag.String("node", "node1", "where")
+	modes := flag.String("modes", "ebpf,iptables", "ways of capture")
+	flag.Parse()
+	held, err := run(ctx, *pods, *node, strings.Split(*modes, ","))
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "density: %v\n", err)
+	}
+	if err != nil || !held {
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, pods int, node string, modes []string) (held bool, err error) {
+	cluster, err := kube.Connect()
+	if err != nil {
+		return false, err
+	}
+	held = true
+	for _, mode := range modes {
+		f, err := measure(ctx, &full{cluster: cluster, node: node, pods: pods, mode: mode})
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", mode, err)
+		}
+		missed := f.missed()
+		held = held && len(missed) == 0
+		verdict := "ok"
+		if len(missed) > 0 {
+			verdict = "MISSED: " + strings.Join(missed, ", ")
+		}
+		fmt.Printf("density: pods=%d mode=%s %v %s\n", pods, mode, f, verdict)
+	}
+	return held, nil
+}
+
+// figures are what was measured of one mode.
+type figures struct {
+	enrolled, answered time.Duration // since the start of the process that followed the killed one
+	idle               memory
+	handover, rollout  time.Duration // the pods' part, since the process's start; all of it
+	peakOld, peakNew   int64
+	failed             int // requests during the roll-out
+}
+
+func (f figures) missed() (what []string) {
+	if f.enrolled >= enrolledWithin {
+		what = append(what, fmt.Sprintf("enrolled_s < %v", enrolledWithin.Seconds()))
+	}
+	if f.idle.resident >= mostMemory {
+		what = append(what, fmt.Sprintf("rss_mb < %v", mostMemory/1e6))
+	}
+	if f.failed > 0 {
+		what = append(what, "handover_failed = 0")
+	}
+	return what
+}
+
+func (f figures) String() string {
+	return fmt.Sprintf("enrolled_s=%.2f answered_s=%.2f rss_mb=%d rss_file_mb=%d handover_s=%.2f rollout_s=%.1f handover_failed=%d peak_old_mb=%d peak_new_mb=%d",
+		f.enrolled.Seconds(), f.answered.Seconds(), f.idle.resident/1e6, f.idle.file/1e6,
+		f.handover.Seconds(), f.rollout.Seconds(), f.failed, f.peakOld/1e6, f.peakNew/1e6)
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// agentProgram is what the kernel calls the agent.
+const agentProgram = "ctrlmesh-agent"
+
+// process is an agent's, as this machine sees it.
+type process struct {
+	pid     int
+	started time.Time
+}
+
+// memory is in bytes.
+type memory struct{ resident, file, peak int64 }
+
+// agentProcess finds the agent of a pod, by the pod's uid.
+func agentProcess(uid string) (*process, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range dirs {
+		comm, err := os.ReadFile(dir + "/comm")
+		if err != nil || strings.TrimSpace(string(comm)) != agentProgram {
+			continue
+		}
+		cgroup, err := os.ReadFile(dir + "/cgroup")
+		if err != nil || !strings.Contains(string(cgroup), uid) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			return nil, err
+		}
+		started, err := startTime(dir)
+		return &process{pid, started}, err
+	}
+	return nil, fmt.Errorf("no process of pod %s", uid)
+}
+
+// startTime is when a process began, to a hundredth of a second: the kernel
+// tells it in its ticks of 10 ms since boot.
+func startTime(dir string) (time.Time, error) {
+	stat, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return time.Time{}, err
+	}
+	_, after, _ := strings.Cut(string(stat), ") ") // the 3rd field follows, the 22nd is wanted
+	fields := strings.Fields(after)
+	if len(fields) < 20 {
+		return time.Time{}, fmt.Errorf("%s/stat is not as expected", dir)
+	}
+	ticks, err := strconv.ParseInt(fields[19], 10, 64)
+	if err != nil {
+		return time.Time{}, err
+	}
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return time.Time{}, err
+	}
+	return time.Now().Add(time.Duration(ticks)*10*time.Millisecond - time.Duration(up.Nano())), nil
+}
+
+// kill ends the process at once and waits until it is gone.
+func (p *process) kill() error {
+	fd, err := unix.PidfdOpen(p.pid, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		return err
+	}
+	for {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (p *process) memory() (memory, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	if err != nil {
+		return memory{}, err
+	}
+	var m memory
+	for line := range strings.Lines(string(status)) {
+		name, rest, _ := strings.Cut(line, ":")
+		to, ok := map[string]*int64{"VmRSS": &m.resident, "RssFile": &m.file, "VmHWM": &m.peak}[name]
+		if !ok {
+			continue
+		}
+		kibibytes, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+		if err != nil {
+			return memory{}, err
+		}
+		*to = kibibytes * 1024
+	}
+	if m.resident == 0 {
+		return memory{}, fmt.Errorf("process %d has ended", p.pid)
+	}
+	return m, nil
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// watchAgain is how long a watcher waits after a refusal. Informers wait for
+// longer; what is measured is the agent.
+const watchAgain = 200 * time.Millisecond
+
+// runWatcher is a client that holds one watch of the namespace's ConfigMaps, and
+// opens the next when it ends. It says when a watch was answered, and when not.
+func runWatcher(ctx context.Context, o options) error {
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	url := config.Host + collection(o.namespace) + "?watch=true&resourceVersion=0"
+	for ctx.Err() == nil {
+		if err := watchOnce(ctx, client, url); err != nil {
+			fmt.Println(time.Now().UnixNano(), "refused", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(watchAgain):
+			}
+		}
+	}
+	return nil
+}
+
+// watchOnce returns nil once a watch that was answered has ended, however.
+func watchOnce(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		reason, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return fmt.Errorf("%s: %q", resp.Status, reason)
+	}
+	fmt.Println(time.Now().UnixNano(), "answered")
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		fmt.Println(time.Now().UnixNano(), "cut", err)
+	}
+	return nil
+}
