@@ -154,7 +154,7 @@ func judge(token, uid string) verdict {
 	if len(token) > maxToken || strings.ContainsFunc(token, notInToken) {
 		return malformed
 	}
-	parts := strings.Split(token, ".")
+	parts := strings.SplitN(token, ".", 4) // no more: they could be thousands
 	if len(parts) != 3 {
 		return unbound
 	}

@@ -64,8 +64,14 @@ func NotAcceptable(format string, args ...any) *apierrors.StatusError {
 	return New(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, 0, format, args...)
 }
 
+// maxNegotiated bounds what is read to negotiate a type, in bytes: reading it
+// clause by clause can take fifty times as much. Clients of Kubernetes send less
+// than a fifth of that.
+const maxNegotiated = 1 << 10
+
 // Write answers r with err and returns the number of body bytes. The type is
-// negotiated; a client that accepts nothing known gets JSON.
+// negotiated; a client that accepts nothing known, or says so at length, gets
+// JSON.
 func Write(w http.ResponseWriter, r *http.Request, err *apierrors.StatusError) int {
 	s := err.ErrStatus
 	mediaType, body := encode(r, &s)
@@ -89,8 +95,10 @@ func encode(r *http.Request, s *metav1.Status) (mediaType string, body []byte) {
 	if !ok {
 		panic("status: no JSON serializer")
 	}
-	if _, negotiated, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions); err == nil {
-		info = negotiated
+	if len(r.Header.Get("Accept")) <= maxNegotiated && len(r.URL.RawQuery) <= maxNegotiated { // it looks for pretty=
+		if _, negotiated, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions); err == nil {
+			info = negotiated
+		}
 	}
 	body, err := runtime.Encode(info.Serializer, s)
 	if err != nil {
