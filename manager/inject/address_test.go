@@ -228,6 +228,89 @@ func TestAddressByKubeconfigInASecret(t *testing.T) {
 	leads(t, out)
 }
 
+func TestWithKubeconfig(t *testing.T) {
+	mode, yes := int32(0o400), true
+	name := corev1.LocalObjectReference{Name: "x"}
+	keys := func(paths ...string) (out []corev1.KeyToPath) {
+		for _, p := range paths {
+			out = append(out, corev1.KeyToPath{Key: "k-" + p, Path: p})
+		}
+		return out
+	}
+	fields := func(paths ...string) (out []corev1.DownwardAPIVolumeFile) {
+		for _, p := range paths {
+			out = append(out, corev1.DownwardAPIVolumeFile{Path: p, FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}})
+		}
+		return out
+	}
+	secret := func(paths ...string) corev1.VolumeProjection {
+		return corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: name, Items: keys(paths...), Optional: &yes}}
+	}
+	configMap := func(paths ...string) corev1.VolumeProjection {
+		return corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: name, Items: keys(paths...), Optional: &yes}}
+	}
+	downward := func(paths ...string) corev1.VolumeProjection {
+		return corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: fields(paths...)}}
+	}
+	token := corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}
+
+	// As a volume of its own, by kind.
+	volumes := map[string]func(...string) corev1.VolumeSource{
+		"secret": func(p ...string) corev1.VolumeSource {
+			return corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "x", Items: keys(p...), Optional: &yes, DefaultMode: &mode}}
+		},
+		"configMap": func(p ...string) corev1.VolumeSource {
+			return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: name, Items: keys(p...), Optional: &yes, DefaultMode: &mode}}
+		},
+		"downwardAPI": func(p ...string) corev1.VolumeSource {
+			return corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: fields(p...), DefaultMode: &mode}}
+		},
+		"projected": func(p ...string) corev1.VolumeSource {
+			return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{token, secret(p...), configMap(p...), downward(p...)}, DefaultMode: &mode,
+			}}
+		},
+	}
+	sources := map[string]func(...string) []corev1.VolumeProjection{
+		"secret":      func(p ...string) []corev1.VolumeProjection { return []corev1.VolumeProjection{secret(p...)} },
+		"configMap":   func(p ...string) []corev1.VolumeProjection { return []corev1.VolumeProjection{configMap(p...)} },
+		"downwardAPI": func(p ...string) []corev1.VolumeProjection { return []corev1.VolumeProjection{downward(p...)} },
+		"projected": func(p ...string) []corev1.VolumeProjection {
+			return []corev1.VolumeProjection{secret(p...), configMap(p...), downward(p...)}
+		},
+	}
+	for _, c := range []struct {
+		what   string
+		before []string
+		after  []string
+		gone   bool // the source would have nothing but the file
+	}{
+		{"all keys", nil, nil, false},
+		{"among items", []string{"a", "dir/config", "b"}, []string{"a", "b"}, false},
+		{"written otherwise", []string{"a", "dir//config"}, []string{"a"}, false},
+		{"not among items", []string{"a", "config"}, []string{"a", "config"}, false},
+		{"the only item", []string{"dir/config"}, nil, true},
+	} {
+		for kind, volume := range volumes {
+			in := corev1.Volume{Name: "v", VolumeSource: volume(c.before...)}
+			was := in.DeepCopy()
+			var want []corev1.VolumeProjection
+			if kind == "projected" {
+				want = append(want, token)
+			}
+			if !c.gone {
+				want = append(want, sources[kind](c.after...)...)
+			}
+			want = append(want, kubeconfigSource("dir/config"))
+			require.True(t, keptUpToDate(in))
+			out := withKubeconfig(in, "dir/config")
+			require.Equal(t, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: want, DefaultMode: &mode}}}, out, "%s, %s", kind, c.what)
+			require.Equal(t, *was, in, "what came in is compared with what goes out")
+			require.Equal(t, out, withKubeconfig(out, "dir/config"), "once more, as the apiserver does")
+		}
+	}
+}
+
 func TestAddressRefusals(t *testing.T) {
 	pass := shard("zero", map[string]string{"shard": "0"})
 	pass.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
