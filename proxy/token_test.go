@@ -115,6 +115,18 @@ func TestImpersonationIsForTheApiserverToJudge(t *testing.T) {
 	require.Equal(t, "view", api.last(t).Header.Get("Impersonate-Extra-Scopes"))
 }
 
+// Whoever is refused learns which configuration to look at.
+func TestARefusedTokenNamesTheConfiguration(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	for want, sharding := range map[string]*meshv1.Sharding{
+		"spec.tokenBinding of ShardingConfig ns/s1 is Enforce":                        {Shard: "s1"},
+		"no ShardingConfig selects the pod, so that none says spec.tokenBinding: Off": nil,
+	} {
+		m.policy(sharding)
+		require.Contains(t, m.do("GET", "/version", "", "Authorization", "Bearer "+jwt("uid-2")).body, want)
+	}
+}
+
 func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	told := make(chan string, 10)
@@ -125,7 +137,7 @@ func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
 	}
 	select {
 	case got := <-told:
-		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is bound to another pod than ns/pod")
+		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is not bound to pod ns/pod, which the request came from: no ShardingConfig selects the pod")
 	case <-time.After(5 * time.Second):
 		t.Fatal("nothing was told")
 	}
