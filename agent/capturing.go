@@ -42,7 +42,6 @@ func (m *mesh) captureThese(uids map[string]bool) {
 	for uid := range uids {
 		mb, f := m.members[uid], found[uid]
 		if len(f.PIDs) == 0 {
-			mb.stopped = 0 // that sandbox is gone; the number may be the next one's
 			continue
 		}
 		if err := m.capturePod(mb, f); err != nil {
@@ -62,14 +61,11 @@ func (m *mesh) uncaptured(mb *member, why string) {
 }
 
 func (m *mesh) capturePod(mb *member, f pods.Found) error {
-	ns, err := m.locator.Open(mb.pod.UID, f.PIDs, mb.pod.HostNetwork)
+	ns, err := m.locator.Open(mb.pod.UID, f.PIDs, mb.pod.HostNetwork, 0)
 	if err != nil || ns == nil {
 		return err
 	}
 	defer ns.Close()
-	if ns.Inode == mb.stopped {
-		return nil
-	}
 	request := capture.Request{
 		UID: mb.pod.UID, NetNS: ns.Path(), HostNetwork: mb.pod.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(mb.pod.Capture),
 		FailOpen: mb.policy.GetFailOpen(), Handed: mb.handed,
@@ -109,8 +105,8 @@ func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	}
 }
 
-// lookAtCaptured releases the pods that got another network namespace, to be
-// captured anew: their sandbox was replaced. A pod that shows no process is left
+// lookAtCaptured releases the pods that are in another network namespace, and no
+// longer in the captured one, to be captured anew: their sandbox was replaced. A pod that shows no process is left
 // as it is, for it may be between two of them; what is gone for good, the runtime
 // or the pod watch tells.
 func (m *mesh) lookAtCaptured() {
@@ -134,7 +130,7 @@ func (m *mesh) lookAt(captured map[string]bool) {
 	}
 	for uid, f := range found {
 		mb := m.members[uid]
-		ns, err := m.locator.Open(uid, f.PIDs, mb.pod.HostNetwork)
+		ns, err := m.locator.Open(uid, f.PIDs, mb.pod.HostNetwork, mb.netns)
 		if err != nil {
 			m.logger.Error("looking at a captured pod", "pod", mb.pod.String(), "error", err)
 			continue

@@ -35,7 +35,7 @@ func Cleanup(ctx context.Context, o Options) error {
 	errs := []error{err}
 	var paths []string
 	for uid, f := range found {
-		ns, err := locator.Open(uid, f.PIDs, false)
+		ns, err := locator.Open(uid, f.PIDs, false, 0)
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -29,8 +29,7 @@ type member struct {
 
 	netns    uint64 // inode of the captured network namespace
 	cgroup   uint64 // of the pod, under hostNetwork
-	sandbox  string // the runtime's name of the last it told of
-	stopped  uint64 // inode of the network namespace whose sandbox was stopped
+	sandbox  string // the runtime's name of it; "" while that is not known for certain
 	handed   *capture.Handed
 	captured *capture.Pod
 	failOpen bool // captured knows

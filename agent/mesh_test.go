@@ -189,6 +189,7 @@ func TestAProblemIsLoggedOnce(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(r.proc, "7/ns"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(r.proc, "7/ns/net"), nil, 0o600)) // another than the node's
 	require.NoError(t, os.WriteFile(filepath.Join(r.proc, "7/cgroup"), []byte("0::/kubepods/poda\n"), 0o600))
+	require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(r.proc, "7/stat")))
 	require.NoError(t, r.SetCluster(somewhere(t)))
 	r.create(t, pod("a", v1alpha1.TrustMesh))
 	r.soon(t, "the problem", func() bool { return r.members["a"] != nil && r.members["a"].problem != "" })

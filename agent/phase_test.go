@@ -76,6 +76,7 @@ func newMachine(t *testing.T) *machine {
 	require.NoError(t, os.MkdirAll(cgroup, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Appendln(nil, mc.pid), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(proc, "cgroup"), []byte("0::/kubepods/pod"+uidA+"\n"), 0o600))
+	require.NoError(t, os.Symlink(fmt.Sprintf("/proc/%d/stat", mc.pid), filepath.Join(proc, "stat")))
 	return mc
 }
 

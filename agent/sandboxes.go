@@ -35,30 +35,52 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// Stopped implements nri.Handler: listeners would keep the network namespace.
+// Stopped implements nri.Handler: listeners would keep the network namespace. A
+// pod's earlier sandboxes are told of too, when they are thrown away.
 func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	_ = s.do(ctx, func() error {
 		mb := s.members[b.Pod.UID]
-		if mb == nil || mb.sandbox != "" && mb.sandbox != b.ID || s.phase != serving {
+		if mb == nil || mb.sandbox != b.ID || s.phase != serving {
 			return nil
 		}
-		if mb.captured != nil {
-			// Its process may live a moment longer, and is not to be found again.
-			mb.stopped = mb.netns
-			s.release(mb)
+		if in, err := s.inCaptured(mb); in || err != nil {
+			return err // the pod watch will tell
 		}
-		mb.since = time.Time{}
+		s.release(mb)
+		mb.sandbox, mb.since = "", time.Time{}
 		return nil
 	})
 }
 
-// Known implements nri.Handler.
+// inCaptured says whether a process of the pod is in its captured network namespace.
+func (m *mesh) inCaptured(mb *member) (bool, error) {
+	found, err := m.locator.Find(map[string]bool{mb.pod.UID: true})
+	if err != nil {
+		return false, err
+	}
+	ns, err := m.locator.Open(mb.pod.UID, found[mb.pod.UID].PIDs, mb.pod.HostNetwork, mb.netns)
+	if err != nil || ns == nil {
+		return false, err
+	}
+	defer ns.Close()
+	return ns.Inode == mb.netns, nil
+}
+
+// Known implements nri.Handler. Sandboxes that ended long ago are among all: of a
+// pod with several, it is not known which is its own.
 func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
 	_ = s.do(ctx, func() error {
 		if s.phase != serving {
 			return nil
 		}
+		of := map[string]int{}
 		for _, b := range all {
+			of[b.Pod.UID]++
+		}
+		for _, b := range all {
+			if of[b.Pod.UID] > 1 {
+				b.ID = ""
+			}
 			s.enrol(b)
 		}
 		s.captureMissing()
@@ -76,6 +98,6 @@ func (s sandboxes) enrol(b nri.Sandbox) *member {
 	if mb.pod.UID == "" || mb.restored {
 		mb.pod, mb.restored, mb.told = b.Pod, false, time.Now()
 	}
-	mb.sandbox, mb.stopped = b.ID, 0
+	mb.sandbox = b.ID
 	return mb
 }

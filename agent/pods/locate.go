@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -51,6 +52,12 @@ func (n *NetNS) Path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd
 
 // Close lets go of the namespace.
 func (n *NetNS) Close() error { return n.file.Close() }
+
+func (n *NetNS) close() {
+	if n != nil {
+		_ = n.file.Close()
+	}
+}
 
 // Found is what the node shows of a pod.
 type Found struct {
@@ -113,43 +120,83 @@ func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {
 	return found, nil
 }
 
-// Open returns the network namespace of a pod, given some of its processes. It
-// returns nil without an error when none of them is there: one that is in the
-// node's namespace, though the pod does not use the node's network, has yet to
-// enter the pod's.
-func (l *Locator) Open(uid string, pids []int, hostNetwork bool) (*NetNS, error) {
+// Open returns the network namespace of a pod, given some of its processes: the
+// one whose inode is captured, as long as any of them is in it. What others made
+// for themselves changes nothing then. Else it is that of the oldest process, for
+// a pod's sandbox is there before its containers, and does not leave its namespace.
+//
+// It returns nil without an error when none of them is in a namespace of the pod:
+// one that is in the node's, though the pod does not use the node's network, has
+// yet to enter the pod's.
+func (l *Locator) Open(uid string, pids []int, hostNetwork bool, captured uint64) (*NetNS, error) {
+	var oldest *NetNS
+	var since uint64
 	for _, pid := range pids {
-		dir := filepath.Join(l.procDir, strconv.Itoa(pid))
-		file, err := os.Open(filepath.Join(dir, "ns/net"))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue
+		ns, began, err := l.open(uid, pid)
+		switch {
+		case err != nil:
+			oldest.close()
+			return nil, fmt.Errorf("looking at a process of pod %s: %w", uid, err)
+		case ns == nil:
+		case (ns.Inode == l.host || ns.Inode == l.own) != hostNetwork:
+			ns.close()
+		case ns.Inode == captured:
+			oldest.close()
+			return ns, nil
+		case oldest == nil || began < since:
+			oldest.close()
+			oldest, since = ns, began
+		default:
+			ns.close()
 		}
-		if err != nil {
-			return nil, fmt.Errorf("opening the network namespace of pod %s: %w", uid, err)
-		}
-		ns := &NetNS{file: file}
-		if ns.Inode, err = fdInode(file); err != nil {
-			file.Close()
-			return nil, err
-		}
-		// Opened first, checked after: a process number that was used again in
-		// between belongs to another cgroup now.
-		cgroups, err := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
-			file.Close()
-			return nil, fmt.Errorf("reading the cgroup of a process of pod %s: %w", uid, err)
-		}
-		if err != nil || !namesPod(string(cgroups), uid) {
-			file.Close()
-			continue
-		}
-		if node := ns.Inode == l.host || ns.Inode == l.own; node != hostNetwork {
-			file.Close()
-			continue
-		}
-		return ns, nil
 	}
-	return nil, nil
+	return oldest, nil
+}
+
+// open returns the network namespace of a process of a pod, and when it began;
+// nil if it is not there.
+func (l *Locator) open(uid string, pid int) (ns *NetNS, began uint64, err error) {
+	dir := filepath.Join(l.procDir, strconv.Itoa(pid))
+	file, err := os.Open(filepath.Join(dir, "ns/net"))
+	if gone(err) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	ns = &NetNS{file: file}
+	ns.Inode, err = fdInode(file)
+	var cgroups, stat []byte
+	// Opened first, checked after: a process number that was used again in
+	// between belongs to another cgroup now.
+	if err == nil {
+		cgroups, err = os.ReadFile(filepath.Join(dir, "cgroup"))
+	}
+	if err == nil {
+		stat, err = os.ReadFile(filepath.Join(dir, "stat"))
+	}
+	if err == nil && namesPod(string(cgroups), uid) {
+		if began, err = start(stat); err == nil {
+			return ns, began, nil
+		}
+	}
+	ns.close()
+	if gone(err) {
+		err = nil
+	}
+	return nil, 0, err
+}
+
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+
+// start is when a process began, in ticks since the node did, by its /proc/PID/stat.
+func start(stat []byte) (uint64, error) {
+	// The second field is a name, in parentheses, that may have some of its own.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return 0, errors.New("its stat is too short")
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
 }
 
 // podUID returns the uid in the name of a pod's cgroup: "pod<uid>" of the

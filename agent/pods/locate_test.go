@@ -50,11 +50,11 @@ func TestOpenTellsTheNodesNetworkFromAPods(t *testing.T) {
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, uid)
 
-	ns, err := proc.Open(uid, []int{pid}, false)
+	ns, err := proc.Open(uid, []int{pid}, false, 0)
 	require.NoError(t, err)
 	assert.Nil(t, ns)
 
-	ns, err = proc.Open(uid, []int{pid}, true)
+	ns, err = proc.Open(uid, []int{pid}, true, 0)
 	require.NoError(t, err)
 	defer ns.Close()
 	assert.Equal(t, l.host, ns.Inode)
@@ -65,10 +65,40 @@ func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, "another-pod")
 
-	ns, err := proc.Open(uid, []int{pid, 1 << 30}, true)
+	ns, err := proc.Open(uid, []int{pid, 1 << 30}, true, 0)
 
 	require.NoError(t, err)
 	assert.Nil(t, ns, "a reused process number must not lend its namespace")
+}
+
+// What a process makes for itself is not its pod's network, whatever its number.
+func TestOpenIsNotMisledByANamespaceThatAProcessMade(t *testing.T) {
+	dir := t.TempDir()
+	l := &Locator{procDir: dir}
+	show := func(pid, began int, ns string) {
+		p := filepath.Join(dir, fmt.Sprint(pid))
+		require.NoError(t, os.MkdirAll(filepath.Join(p, "ns"), 0o755))
+		require.NoError(t, os.Symlink(filepath.Join(dir, ns), filepath.Join(p, "ns/net")))
+		require.NoError(t, os.WriteFile(filepath.Join(p, "cgroup"), []byte("0::/kubepods/pod"+uid+"/aa\n"), 0o644))
+		require.NoError(t, os.WriteFile(filepath.Join(p, "stat"), fmt.Appendf(nil, "%d (a) (b c) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0\n", pid, began), 0o644))
+	}
+	inodes := map[string]uint64{}
+	for _, ns := range []string{"pods", "own"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, ns), nil, 0o644))
+		var err error
+		inodes[ns], err = netnsInode(filepath.Join(dir, ns))
+		require.NoError(t, err)
+	}
+	show(7, 300, "own")
+	show(8, 200, "pods")
+	show(9, 400, "own")
+
+	for captured, want := range map[string]string{"": "pods", "pods": "pods", "own": "own"} {
+		ns, err := l.Open(uid, []int{7, 8, 9, 1 << 30}, false, inodes[captured])
+		require.NoError(t, err)
+		assert.Equal(t, inodes[want], ns.Inode, "captured: %q", captured)
+		require.NoError(t, ns.Close())
+	}
 }
 
 // newLocator takes this process's network for the node's.
@@ -86,6 +116,7 @@ func fakeProc(t *testing.T, l *Locator, pid int, uid string) *Locator {
 	p := filepath.Join(dir, fmt.Sprint(pid))
 	require.NoError(t, os.MkdirAll(filepath.Join(p, "ns"), 0o755))
 	require.NoError(t, os.Symlink(fmt.Sprintf("/proc/%d/ns/net", pid), filepath.Join(p, "ns/net")))
+	require.NoError(t, os.Symlink(fmt.Sprintf("/proc/%d/stat", pid), filepath.Join(p, "stat")))
 	require.NoError(t, os.WriteFile(filepath.Join(p, "cgroup"), []byte("0::/kubepods/pod"+uid+"/aa\n"), 0o644))
 	return &Locator{cgroupRoot: l.cgroupRoot, procDir: dir, own: l.own, host: l.host}
 }
