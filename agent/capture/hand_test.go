@@ -297,9 +297,10 @@ func TestRulesAreMended(t *testing.T) {
 				}
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error {
-						output, _, err := table.list("OUTPUT")
-						require.Equal(t, jump, output[0])
-						return err
+						chains, err := table.list()
+						require.NoError(t, err)
+						require.Equal(t, jump, chains["OUTPUT"][0])
+						return nil
 					}))
 				}
 			})

@@ -28,9 +28,10 @@ const (
 type natTable struct {
 	family int // 4 or 6
 	ipt    *goiptables.IPTables
-	// restorer is the program that changes the table as one, which ipt cannot.
-	restorer string
-	err      error // why there is neither
+	// saver and restorer are the programs that list and change the table as one,
+	// which ipt cannot.
+	saver, restorer string
+	err             error // why one is missing
 }
 
 // openNATTables finds the programs of a variant of iptables, once for all pods.
@@ -45,6 +46,9 @@ func openNATTables(variant string) ([2]natTable, error) {
 			goiptables.IPFamily(goiptables.Protocol(i)), goiptables.Timeout(lockTimeout), goiptables.Path(program))
 		if tables[i].err == nil {
 			tables[i].restorer, tables[i].err = exec.LookPath(program + "-restore")
+		}
+		if tables[i].err == nil {
+			tables[i].saver, tables[i].err = exec.LookPath(program + "-save")
 		}
 		if tables[i].err != nil {
 			tables[i].err = fmt.Errorf("%s: %w", program, tables[i].err)
@@ -99,27 +103,29 @@ func (t natTable) mayExist() bool {
 	return true
 }
 
-// list returns the rules of a chain, and whether it exists.
-func (t natTable) list(name string) ([]rule, bool, error) {
+// list returns the rules of all chains, by one program run.
+func (t natTable) list() (map[string][]rule, error) {
 	if t.err != nil {
-		return nil, false, t.err
+		return nil, t.err
 	}
-	lines, err := t.ipt.List("nat", name)
+	var stderr bytes.Buffer
+	command := exec.Command(t.saver, "-t", "nat")
+	command.Stderr = &stderr
+	saved, err := command.Output()
 	if err != nil {
-		// What is said of a chain that is not there depends on the variant; that it is not among all chains, not.
-		chains, cerr := t.ipt.ListChains("nat")
-		if cerr == nil && !slices.Contains(chains, name) {
-			return nil, false, nil
-		}
-		return nil, false, fmt.Errorf("list chain %s: %w", name, errors.Join(err, cerr))
+		return nil, fmt.Errorf("%s: %w: %s", t.saver, err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	var rules []rule
-	for _, line := range lines {
-		if spec, ok := strings.CutPrefix(line, "-A "+name+" "); ok {
-			rules = append(rules, strings.Fields(spec))
+	chains := map[string][]rule{}
+	for line := range strings.Lines(string(saved)) {
+		if name, ok := strings.CutPrefix(line, ":"); ok {
+			name, _, _ = strings.Cut(name, " ")
+			chains[name] = nil
+		} else if line, ok := strings.CutPrefix(line, "-A "); ok {
+			name, spec, _ := strings.Cut(line, " ")
+			chains[name] = append(chains[name], strings.Fields(spec))
 		}
 	}
-	return rules, true, nil
+	return chains, nil
 }
 
 // port returns where our chain redirects to, 0 if nowhere.
@@ -127,8 +133,8 @@ func (t natTable) port() (uint16, error) {
 	if !t.mayExist() {
 		return 0, nil
 	}
-	rules, _, err := t.list(chain)
-	return portOfRules(rules), err
+	chains, err := t.list()
+	return portOfRules(chains[chain]), err
 }
 
 // portOfRules is the first port that a rule redirects to, 0 if none does.
@@ -166,17 +172,15 @@ func (t natTable) sync(destinations []netip.AddrPort, port uint16, seize bool) e
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
 	}
-	var rules, output []rule
-	var exists bool
-	var err error
+	var chains map[string][]rule
 	if t.mayExist() {
-		if rules, exists, err = t.list(chain); err != nil {
-			return err
-		}
-		if output, _, err = t.list("OUTPUT"); err != nil {
+		var err error
+		if chains, err = t.list(); err != nil {
 			return err
 		}
 	}
+	rules, exists := chains[chain]
+	output := chains["OUTPUT"]
 	switch {
 	case !exists && len(wanted) == 1:
 		return nil
@@ -215,13 +219,10 @@ func (t natTable) remove(port uint16) error {
 	if t.err != nil || !t.mayExist() {
 		return nil // without the program no rules could have been made
 	}
-	rules, exists, err := t.list(chain)
+	chains, err := t.list()
+	rules, exists := chains[chain]
 	if err != nil || !exists || port != 0 && portOfRules(rules) != port {
 		return err
 	}
-	output, _, err := t.list("OUTPUT")
-	if err != nil {
-		return err
-	}
-	return t.restore(fmt.Sprintf("*nat\n:%[1]s - [0:0]\n%[2]s-X %[1]s\nCOMMIT\n", chain, withoutJumps(output)))
+	return t.restore(fmt.Sprintf("*nat\n:%[1]s - [0:0]\n%[2]s-X %[1]s\nCOMMIT\n", chain, withoutJumps(chains["OUTPUT"])))
 }
