@@ -54,7 +54,7 @@ func (w *world) loadAll(ctx context.Context) error {
 	}
 	w.cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
-	return errors.Join(w.authority.Load(ctx), w.serving.Maintain(ctx))
+	return errors.Join(w.authority.Load(ctx), w.serving.Maintain(ctx, nil))
 }
 
 // readCluster finds out what agents must know of the apiserver and of each other.
@@ -101,13 +101,17 @@ func (w *world) keepTrust(ctx context.Context) error {
 	if b := w.bundled.Load(); b != nil {
 		bundled = *b
 	}
-	err := errors.Join(w.authority.Maintain(ctx, bundled, w.trusting()), w.serving.Maintain(ctx))
+	err := errors.Join(w.authority.Maintain(ctx, bundled, w.trusting()), w.serving.Maintain(ctx, w.published))
 	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
 	if !bytes.Equal(before, w.authority.Bundle()) {
 		w.bundlesLoop.poke()
 		w.policiesLoop.poke() // agents must ask for a new leaf
 	}
-	return errors.Join(err, w.publishCA(ctx), w.injectCA(ctx))
+	told := errors.Join(w.publishCA(ctx), w.injectCA(ctx))
+	if told == nil {
+		w.published = w.serving.Bundle()
+	}
+	return errors.Join(err, told)
 }
 
 // permits tells whether agents' certificates may name an address. A replica that

@@ -57,6 +57,8 @@ type world struct {
 	cluster  atomic.Pointer[meshv1.Cluster]
 	compiled atomic.Pointer[compiled]
 	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
+	// published is the bundle by which the manager was last told to be verified.
+	published []byte
 
 	policiesLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
 }

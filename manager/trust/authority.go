@@ -22,6 +22,8 @@ import (
 // MeshCASecret is the Secret of the mesh CA, in the manager's namespace.
 const MeshCASecret = "ctrlmesh-mesh-ca"
 
+const meshCA = "mesh CA"
+
 // leafLife is how long an agent's certificate lives.
 const leafLife = 24 * time.Hour
 
@@ -63,7 +65,7 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 	if err != nil {
 		return err
 	}
-	f := Facts{Now: a.now(), Names: a.Names(), Rotate: secret.Annotations[RotateAnnotation], Bundled: bundled, Pods: pods}
+	f := Facts{Now: a.now(), Name: meshCA, Names: a.Names(), Rotate: secret.Annotations[RotateAnnotation], Bundled: bundled, Pods: pods}
 	ring, err := have.Step(f)
 	if err != nil {
 		return err
@@ -98,7 +100,7 @@ func tell(phase string, pods int) {
 
 func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
 	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, MeshCASecret, func(s *corev1.Secret) error {
-		ring, err := NewRing(Facts{Now: a.now(), Names: a.Names()})
+		ring, err := NewRing(Facts{Now: a.now(), Name: meshCA, Names: a.Names()})
 		if err != nil {
 			return err
 		}

@@ -26,12 +26,11 @@ const (
 	// A volume follows its ConfigMap within about a minute, other replicas and
 	// clocks are not far behind: what is published for so long is known.
 	settle = 10 * time.Minute
-	// maxCertificates bounds a CA's bundle.
-	maxCertificates = 8
-	maxCSR          = 8 << 10
+	maxCSR = 8 << 10
 )
 
-// CA is a key and its certificates, newest first. It is not changed once made.
+// CA is a key and its certificates, newest first: one, unless made by a manager
+// that did not rotate. It is not changed once made.
 type CA struct {
 	key   *ecdsa.PrivateKey
 	certs []*x509.Certificate
@@ -43,18 +42,17 @@ func NewCA(commonName string, names Names, now time.Time) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	return (&CA{key: key}).issue(pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: commonName}, names, now)
+	cert, err := certify(key, commonName, names, now)
+	if err != nil {
+		return nil, err
+	}
+	return &CA{key: key, certs: []*x509.Certificate{cert}}, nil
 }
 
-// Reissue adds a certificate of the same key and subject for other names.
-func (ca *CA) Reissue(names Names, now time.Time) (*CA, error) {
-	return ca.issue(ca.certs[0].Subject, names, now)
-}
-
-func (ca *CA) issue(subject pkix.Name, names Names, now time.Time) (*CA, error) {
+func certify(key *ecdsa.PrivateKey, commonName string, names Names, now time.Time) (*x509.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber:          serial(),
-		Subject:               subject,
+		Subject:               pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: commonName},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(caLife),
 		KeyUsage:              x509.KeyUsageCertSign,
@@ -82,41 +80,19 @@ func (ca *CA) issue(subject pkix.Name, names Names, now time.Time) (*CA, error) 
 			{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
 		}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, ca.key.Public(), ca.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	certs := append([]*x509.Certificate{cert}, ca.certs...)
-	return &CA{key: ca.key, certs: certs[:min(len(certs), maxCertificates)]}, nil
+	return x509.ParseCertificate(der)
 }
 
-// Stale tells whether a new certificate is due: the newest lacks one of names,
+// Stale tells whether another CA is due: the newest lacks one of names,
 // or has lived two thirds of its life. A name that went away is no reason, for
 // apiservers come back.
 func (ca *CA) Stale(names Names, now time.Time) bool {
 	newest := ca.certs[0]
 	return !permitsAll(newest, names) || now.After(renewal(newest))
-}
-
-// Prune drops the certificates that nobody needs: the expired, and those older
-// than one that everybody has had time to learn of.
-func (ca *CA) Prune(now time.Time) *CA {
-	kept := ca.certs[:1:1]
-	for i, c := range ca.certs[1:] {
-		known := now.After(ca.certs[i].NotBefore.Add(backdate + settle))
-		if known || now.After(c.NotAfter) {
-			break
-		}
-		kept = append(kept, c)
-	}
-	if len(kept) == len(ca.certs) {
-		return ca
-	}
-	return &CA{key: ca.key, certs: kept}
 }
 
 // Bundle is the certificates in PEM, newest first.

@@ -7,5 +7,6 @@
 // so another one signs only when no pod is left that may not know it; see Ring.
 //
 // The serving CA signs what the manager itself serves: admission and the
-// agents' stream.
+// agents' stream. It rotates the same way, by its age alone: those who verify the
+// manager read its bundle whenever it changes.
 package trust

@@ -36,7 +36,7 @@ const (
 	maxNamed = 3
 )
 
-// Ring is the mesh CA through its rotations. It is not changed once made.
+// Ring is a CA through its rotations. It is not changed once made.
 //
 // Many clients read a CA when they start and never again, so one CA signs for
 // all pods, the one that the oldest of them knows. Another key, or other names,
@@ -58,20 +58,22 @@ type Ring struct {
 // Facts are what a rotation depends on.
 type Facts struct {
 	Now time.Time
+	// Name of the CA, for people.
+	Name string
 	// Names that leaves are to have.
 	Names Names
 	// Rotate is the value of RotateAnnotation.
 	Rotate string
 	// Bundled is the bundle that every namespace was last known to have.
 	Bundled []byte
-	// Pods are when those that trust the mesh were created, by name; nil while
-	// they are not known.
+	// Pods are when those that trust the mesh, and may not hear of another CA,
+	// were created, by name; nil while they are not known.
 	Pods map[string]time.Time
 }
 
 // NewRing makes a CA.
 func NewRing(f Facts) (*Ring, error) {
-	ca, err := newMeshCA(f.Names, f.Now)
+	ca, err := f.newCA(f.Names)
 	if err != nil {
 		return nil, err
 	}
@@ -79,8 +81,8 @@ func NewRing(f Facts) (*Ring, error) {
 }
 
 // The time makes the subject a CA's own: verifiers find issuers by subject.
-func newMeshCA(names Names, now time.Time) (*CA, error) {
-	return NewCA("ctrlmesh mesh CA "+now.UTC().Format(time.RFC3339), names, now)
+func (f Facts) newCA(names Names) (*CA, error) {
+	return NewCA("ctrlmesh "+f.Name+" "+f.Now.UTC().Format(time.RFC3339), names, f.Now)
 }
 
 // Step takes the next step that the facts allow; the same Ring if there is none.
@@ -98,9 +100,9 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 	case f.Rotate != "" && f.Rotate != r.rotated, newest.Stale(f.Names, f.Now), len(newest.certs) > 1:
 		// Several certificates of one key were made by managers that did not rotate.
 		// A next that was under way has signed nothing: nobody will miss it.
-		next, err := newMeshCA(f.Names.since(newest.certs[0]), f.Now)
+		next, err := f.newCA(f.Names.since(newest.certs[0]))
 		if err != nil {
-			return nil, fmt.Errorf("making another mesh CA: %w", err)
+			return nil, fmt.Errorf("making another %s: %w", f.Name, err)
 		}
 		out.next, out.published, out.rotated = next, time.Time{}, f.Rotate
 	case r.next != nil && r.published.IsZero() && bytes.Equal(f.Bundled, r.Bundle()):

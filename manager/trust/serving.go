@@ -38,7 +38,7 @@ type Serving struct {
 }
 
 type servingState struct {
-	ca   *CA
+	ring *Ring
 	cert *tls.Certificate
 }
 
@@ -48,37 +48,40 @@ func (s *Serving) Load(ctx context.Context) error {
 	return err
 }
 
-// Maintain is Load for the leader: it renews what is due.
-func (s *Serving) Maintain(ctx context.Context) error {
+// Maintain is Load for the leader: it renews what is due. Published is the bundle
+// that all who verify the manager were last given.
+func (s *Serving) Maintain(ctx context.Context, published []byte) error {
 	secret, err := s.load(ctx)
-	var ca *CA
-	switch state := s.current.Load(); {
-	case secret == nil:
+	if secret == nil {
 		return err
-	case err != nil:
-		// Nobody loses by new ones: their CA is published anew.
-		if ca, err = NewCA("ctrlmesh manager CA", s.Names, s.now()); err != nil {
-			return err
-		}
-	case s.due(state):
-		ca = state.ca.Prune(s.now())
-		if ca.Stale(s.Names, s.now()) {
-			if ca, err = ca.Reissue(s.Names, s.now()); err != nil {
-				return err
-			}
-		}
-	default:
-		return nil
 	}
-	data, err := s.issue(ca)
+	f := s.facts()
+	f.Bundled = published
+	var ring *Ring
+	if err != nil {
+		ring, err = NewRing(f) // nobody loses by it: it is published anew
+	} else {
+		state := s.current.Load()
+		if ring, err = state.ring.Step(f); ring == state.ring && !s.due(state) {
+			return nil
+		}
+	}
 	if err != nil {
 		return err
 	}
-	secret.Data = data
+	if err := s.issue(ring, secret); err != nil {
+		return err
+	}
 	if err := s.Client.Update(ctx, secret); err != nil {
 		return fmt.Errorf("writing Secret %s/%s: %w", s.Namespace, ServingSecret, err)
 	}
-	return s.adopt(data)
+	return s.adopt(secret)
+}
+
+// facts of a CA that nobody holds on to: whoever verifies the manager reads the
+// bundle whenever it changes.
+func (s *Serving) facts() Facts {
+	return Facts{Now: s.now(), Name: "manager CA", Names: s.Names, Pods: map[string]time.Time{}}
 }
 
 // Bundle is the CA that verifies the manager; nil before Load.
@@ -87,7 +90,7 @@ func (s *Serving) Bundle() []byte {
 	if state == nil {
 		return nil
 	}
-	return state.ca.Bundle()
+	return state.ring.Bundle()
 }
 
 // TLSConfig serves the current certificate, whatever it is at the time.
@@ -106,62 +109,62 @@ func (s *Serving) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
 func (s *Serving) due(state *servingState) bool {
 	leaf := state.cert.Leaf
-	missing := slices.ContainsFunc(s.Names.DNS, func(d string) bool { return !slices.Contains(leaf.DNSNames, d) })
-	return missing || s.now().After(renewal(leaf)) || state.ca.Stale(s.Names, s.now())
+	lacks := func(d string) bool { return !slices.Contains(leaf.DNSNames, d) }
+	return slices.ContainsFunc(state.ring.signer.Usable(s.Names).DNS, lacks) || s.now().After(renewal(leaf))
 }
 
 // load returns the Secret even when what is in it is of no use.
 func (s *Serving) load(ctx context.Context) (*corev1.Secret, error) {
 	secret, err := loadOrCreate(ctx, s.Client, s.Namespace, ServingSecret, func(secret *corev1.Secret) error {
-		ca, err := NewCA("ctrlmesh manager CA", s.Names, s.now())
+		ring, err := NewRing(s.facts())
 		if err != nil {
 			return err
 		}
-		secret.Data, err = s.issue(ca)
-		return err
+		return s.issue(ring, secret)
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := s.adopt(secret.Data); err != nil {
+	if err := s.adopt(secret); err != nil {
 		return secret, fmt.Errorf("the Secret %s/%s is damaged: %w", s.Namespace, ServingSecret, err)
 	}
 	return secret, nil
 }
 
-func (s *Serving) adopt(data map[string][]byte) error {
-	ca, err := decodeCA(signerPrefix, data)
+func (s *Serving) adopt(secret *corev1.Secret) error {
+	ring, err := decodeRing(secret)
 	if err != nil {
 		return err
 	}
 	// Not tls.X509KeyPair's error: it might quote what it was given.
-	cert, err := tls.X509KeyPair(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
+	cert, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return errors.New("tls.crt and tls.key are not a pair")
 	}
-	s.current.Store(&servingState{ca: ca, cert: &cert})
+	s.current.Store(&servingState{ring: ring, cert: &cert})
 	return nil
 }
 
-// issue makes a leaf and returns the whole content of the Secret.
-func (s *Serving) issue(ca *CA) (map[string][]byte, error) {
+// issue makes a leaf and writes all that the Secret holds.
+func (s *Serving) issue(ring *Ring, into *corev1.Secret) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	leaf, err := ca.sign(key.Public(), s.Names, servingLife, s.now())
+	leaf, err := ring.signer.sign(key.Public(), s.Names, servingLife, s.now())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	data := map[string][]byte{
-		corev1.TLSCertKey:       encodePEM("CERTIFICATE", leaf),
-		corev1.TLSPrivateKeyKey: encodePEM("PRIVATE KEY", der),
+	if err := ring.encode(into); err != nil {
+		return err
 	}
-	return data, ca.encode(signerPrefix, data)
+	into.Data[corev1.TLSCertKey] = encodePEM("CERTIFICATE", leaf)
+	into.Data[corev1.TLSPrivateKeyKey] = encodePEM("PRIVATE KEY", der)
+	return nil
 }
 
 func (s *Serving) now() time.Time {

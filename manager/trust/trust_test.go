@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -156,45 +157,6 @@ func TestKeysOfRequests(t *testing.T) {
 	}
 }
 
-// Whoever learned the old certificate and whoever learned the new both accept
-// every leaf, until everybody had time to learn the new.
-func TestReissueKeepsTheOldWorking(t *testing.T) {
-	before, after := apiNames("10.96.0.1"), apiNames("10.96.0.1", "192.0.2.7")
-	old, err := NewCA("mesh", before, now)
-	require.NoError(t, err)
-	require.False(t, old.Stale(before, now))
-	require.True(t, old.Stale(after, now))
-
-	later := now.Add(time.Hour)
-	ca, err := old.Reissue(after, later)
-	require.NoError(t, err)
-	require.Len(t, ca.certs, 2)
-	require.Equal(t, old.certs[0].RawSubject, ca.certs[0].RawSubject)
-	require.False(t, ca.Stale(before, later), "an address that went away is no reason")
-
-	chain, err := ca.SignRequest(request(t, p256(t)), after, leafLife, later)
-	require.NoError(t, err)
-	require.NoError(t, verify(chain, old.Bundle(), "10.96.0.1", later))
-	require.NoError(t, verify(chain, ca.Bundle(), "10.96.0.1", later))
-
-	require.Same(t, ca, ca.Prune(later.Add(settle)), "not everybody knows yet")
-	pruned := ca.Prune(later.Add(2 * settle))
-	require.Len(t, pruned.certs, 1)
-	chain, err = pruned.SignRequest(request(t, p256(t)), after, leafLife, later)
-	require.NoError(t, err)
-	require.NoError(t, verify(chain, pruned.Bundle(), "192.0.2.7", later))
-}
-
-func TestBundleIsBounded(t *testing.T) {
-	ca, err := NewCA("mesh", apiNames("10.96.0.1"), now)
-	require.NoError(t, err)
-	for range 2 * maxCertificates {
-		ca, err = ca.Reissue(apiNames("10.96.0.1"), now)
-		require.NoError(t, err)
-	}
-	require.Len(t, ca.certs, maxCertificates)
-}
-
 func secrets(t *testing.T) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -254,13 +216,13 @@ func TestServingRenewsAndRepairs(t *testing.T) {
 		require.NoError(t, err)
 	}
 
-	require.NoError(t, s.Maintain(ctx))
+	require.NoError(t, s.Maintain(ctx, nil))
 	same, _ := s.GetCertificate(nil)
 	require.Equal(t, first.Leaf.Raw, same.Leaf.Raw)
 
 	clock = now.Add(61 * 24 * time.Hour)
 	bundle := s.Bundle()
-	require.NoError(t, s.Maintain(ctx))
+	require.NoError(t, s.Maintain(ctx, nil))
 	renewed, _ := s.GetCertificate(nil)
 	require.NotEqual(t, first.Leaf.Raw, renewed.Leaf.Raw)
 	_, err = renewed.Leaf.Verify(x509.VerifyOptions{DNSName: "ctrlmesh-manager.mesh.svc", Roots: pool(t, bundle), CurrentTime: clock})
@@ -271,6 +233,45 @@ func TestServingRenewsAndRepairs(t *testing.T) {
 	secret.Data = nil
 	require.NoError(t, c.Update(ctx, secret))
 	require.Error(t, s.Load(ctx))
-	require.NoError(t, s.Maintain(ctx))
+	require.NoError(t, s.Maintain(ctx, nil))
 	require.NoError(t, s.Load(ctx))
+}
+
+// The manager's own CA rotates too, by its age alone, and nobody who reads what is
+// published loses sight of the manager.
+func TestServingRotates(t *testing.T) {
+	c, ctx := secrets(t), context.Background()
+	clock := now
+	s := &Serving{Client: c, Namespace: "mesh", Names: ManagerNames("mesh", "cluster.local", "ctrlmesh-manager"), Now: func() time.Time { return clock }}
+	require.NoError(t, s.Load(ctx))
+	first, published := s.Bundle(), s.Bundle()
+	late := published // what a replica, an agent or the apiserver may still have
+	verifies := func() {
+		cert, err := s.GetCertificate(nil)
+		require.NoError(t, err)
+		for _, roots := range [][]byte{published, late} {
+			require.NoError(t, verify(cert.Certificate, roots, "ctrlmesh-manager.mesh.svc", clock))
+		}
+	}
+	clock = now.Add(caLife / 3 * 2)
+	require.NoError(t, s.Maintain(ctx, published))
+	require.Equal(t, 2, bytes.Count(s.Bundle(), []byte("BEGIN")))
+	for range 30 { // the bundle cannot be published
+		clock = clock.Add(time.Minute)
+		require.NoError(t, s.Maintain(ctx, published))
+		verifies()
+	}
+	for range 30 {
+		published = s.Bundle()
+		clock = clock.Add(time.Minute)
+		require.NoError(t, s.Maintain(ctx, published))
+		verifies()
+		late = published
+	}
+	require.False(t, bytes.HasPrefix(s.Bundle(), first), "another signs")
+	clock = clock.Add(2 * leafLife)
+	require.NoError(t, s.Maintain(ctx, published))
+	require.Equal(t, 1, bytes.Count(s.Bundle(), []byte("BEGIN")))
+	published, late = s.Bundle(), s.Bundle()
+	verifies()
 }
