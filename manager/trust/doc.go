@@ -2,11 +2,12 @@
 //
 // The mesh CA signs the certificates with which agents stand in for the
 // apiserver. Its certificate names, critically, the apiserver's names and the
-// addresses that it has or had: whoever stole the key could impersonate the apiserver to labelled
-// pods and nothing else to nobody. Pods read the CA when they start and keep it,
-// so another one signs only when no pod is left that may not know it; see Ring.
+// addresses that it has or had: whoever stole the key could impersonate the
+// apiserver to labelled pods and nothing else to nobody. Pods read the CA when
+// they start and keep it, so another one signs only when no pod is left that may
+// not know it; see Ring.
 //
 // The serving CA signs what the manager itself serves: admission and the
-// agents' stream. It rotates the same way, by its age alone: those who verify the
-// manager read its bundle whenever it changes.
+// agents' stream. It rotates the same way, but waits for no pod: those who
+// verify the manager read its bundle whenever it changes.
 package trust

@@ -237,7 +237,7 @@ func TestServingRenewsAndRepairs(t *testing.T) {
 	require.NoError(t, s.Load(ctx))
 }
 
-// The manager's own CA rotates too, by its age alone, and nobody who reads what is
+// The manager's own CA rotates too, and nobody who reads what is
 // published loses sight of the manager.
 func TestServingRotates(t *testing.T) {
 	c, ctx := secrets(t), context.Background()
