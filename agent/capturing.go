@@ -68,7 +68,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	defer ns.Close()
 	request := capture.Request{
 		UID: mb.pod.UID, NetNS: ns.Path(), HostNetwork: mb.pod.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(mb.pod.Capture),
-		FailOpen: mb.policy.GetFailOpen(), Handed: mb.handed,
+		FailOpen: mb.policy.GetFailOpen() && !mb.gone, Handed: mb.handed,
 	}
 	start := time.Now()
 	mb.handed = nil // the method's, whatever it returns
@@ -81,11 +81,11 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 		UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
 		RequireToken: captured.Mode() == capture.Address,
 	}, captured.DialContext)
-	if mb.policy != nil {
-		if err := m.applyPolicy(mb); err != nil {
-			m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
-		}
+	mb.applied = false
+	if err := m.apply(mb); err != nil {
+		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 	}
+	m.keep(mb)
 	for _, l := range captured.Listeners() {
 		go m.serve(mb.proxied, l, mb.pod)
 	}

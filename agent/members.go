@@ -20,6 +20,7 @@ type member struct {
 	since    time.Time
 	restored bool      // from an earlier agent, not yet seen in the API
 	told     time.Time // by the runtime, not yet seen in the API
+	gone     bool      // from the API, while its processes run
 	policy   *meshv1.PodPolicy
 
 	// What the caches of the pod's clients were filled under: saved, unless this
@@ -34,7 +35,9 @@ type member struct {
 	captured *capture.Pod
 	failOpen bool // captured knows
 	proxied  *proxy.Pod
-	problem  string // why it is not captured
+	applied  bool      // proxied has had a policy
+	inForce  time.Time // since when the policy is
+	problem  string    // why it is not captured
 
 	reported *meshv1.PodReport
 }
@@ -56,7 +59,11 @@ func (m *mesh) syncPods() {
 		}
 		mb.pod, mb.restored, mb.told = pod, false, time.Time{}
 		mb.fresh = mb.fresh || pod.Created.After(m.started)
+		if mb.gone { // the apiserver that said so was behind
+			m.disown(mb, false)
+		}
 	}
+	away := map[string]bool{}
 	for uid, mb := range m.members {
 		if pod, ok := seen[uid]; ok && !pod.Ended || mb.pod.UID == "" {
 			continue // without a uid: a policy that came before the pod was seen
@@ -64,14 +71,54 @@ func (m *mesh) syncPods() {
 		if !seen[uid].Ended && time.Since(mb.told) < unseenFor {
 			continue // the runtime was faster than the API
 		}
-		m.drop(uid, mb)
+		away[uid] = true
 	}
+	m.dropThose(away)
 	if m.phase != serving {
 		return
 	}
 	if err := m.capture.Sweep(func(uid string) bool { return m.members[uid] != nil }); err != nil {
 		m.logger.Error("clearing redirections of pods that are gone", "error", err)
 	}
+}
+
+// dropThose drops the pods that are gone from the API, but for those that run on: a
+// deletion by force, a list that is behind, or a label that was taken away ends no
+// process. Unless they may go direct, they are refused while they do.
+func (m *mesh) dropThose(uids map[string]bool) {
+	found, err := m.locator.Find(uids)
+	if err != nil {
+		m.logger.Error("looking for pods that are gone", "error", err)
+		return
+	}
+	for uid := range uids {
+		mb := m.members[uid]
+		if len(found[uid].PIDs) == 0 || mb.policy.GetFailOpen() {
+			m.drop(uid, mb)
+		} else if !mb.gone {
+			m.logger.Info("a pod that is gone runs on: it is refused", "pod", mb.pod.String())
+			m.disown(mb, true)
+		}
+	}
+}
+
+// disown notes whether a pod that runs is gone from the API.
+func (m *mesh) disown(mb *member, gone bool) {
+	mb.gone = gone
+	if err := m.apply(mb); err != nil {
+		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
+	}
+	m.keep(mb)
+}
+
+// lateEnds says whether the end of a pod that is gone is waited for.
+func (m *mesh) lateEnds() bool {
+	for _, mb := range m.members {
+		if mb.gone {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *mesh) drop(uid string, mb *member) {

@@ -147,6 +147,9 @@ func (m *mesh) run(ctx context.Context) {
 			}
 			m.lookAtCaptured()
 			m.captureMissing()
+			if m.lateEnds() {
+				m.syncPods()
+			}
 		}
 		m.reportChanges()
 	}

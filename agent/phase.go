@@ -85,11 +85,18 @@ func (h holder) Yield(ctx context.Context) error {
 // Resume implements handover.Holder.
 func (h holder) Resume(ctx context.Context) error {
 	return h.do(ctx, func() error {
-		if h.phase == handing {
-			h.enter(serving)
-			h.podsChanged()
+		if h.phase != handing {
+			return nil
 		}
-		return nil
+		h.enter(serving)
+		h.podsChanged()
+		// What was said meanwhile is in force in this agent only.
+		for _, mb := range h.members {
+			if mb.pod.UID != "" {
+				h.keep(mb)
+			}
+		}
+		return h.keepCluster()
 	})
 }
 

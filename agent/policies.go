@@ -31,13 +31,7 @@ func (m *mesh) setCluster(c *meshv1.Cluster) error {
 		m.renew()
 	}
 	m.cluster, m.destinations, m.agents, m.redirected = c, destinations, agents, false
-	if m.phase != serving {
-		return nil // the rest is the successor's
-	}
-	if err := m.store.SaveCluster(c); err != nil {
-		m.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
-	}
-	return m.redirect()
+	return m.keepCluster()
 }
 
 // redirect tells the capture what to redirect, if it does not know yet.
@@ -73,19 +67,33 @@ func sameLeaf(a, b *meshv1.Cluster) bool {
 		slices.Equal(a.GetAgentAddresses(), b.GetAgentAddresses())
 }
 
-// applyPolicy puts a member's policy in force and keeps it for the next agent.
-func (m *mesh) applyPolicy(mb *member) error {
+// apply puts what is wanted of a member in force, in this agent. A pod that is here
+// without a policy is refused, not let through.
+func (m *mesh) apply(mb *member) error {
 	if mb.proxied == nil {
 		return nil // applied when the pod is captured
 	}
-	since := time.Now()
-	if mb.proxied.Version() == "" {
+	refuse := func(why string) error {
+		return mb.proxied.SetPolicy(&meshv1.PodPolicy{
+			Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Refuse: why,
+		})
+	}
+	switch {
+	case mb.gone:
+		return refuse("this pod was deleted, or has ended, or left the mesh, and runs on")
+	case mb.policy == nil && !mb.applied:
+		return nil // it may have yet to come
+	case mb.policy == nil:
+		return refuse("the mesh has no policy for this pod any more")
+	}
+	mb.inForce = time.Now()
+	if !mb.applied {
 		// What the pod's clients hold need not be listed again if it was filled
 		// under this policy.
 		filled := mb.saved
 		if mb.fresh {
-			since = policy.Always
-			filled = policy.Saved{PodPolicy: mb.policy, Since: since}
+			mb.inForce = policy.Always
+			filled = policy.Saved{PodPolicy: mb.policy, Since: mb.inForce}
 		}
 		if filled.PodPolicy != nil {
 			if err := mb.proxied.Restore(filled.PodPolicy, filled.Since); err != nil {
@@ -96,28 +104,45 @@ func (m *mesh) applyPolicy(mb *member) error {
 	if err := mb.proxied.SetPolicy(mb.policy); err != nil {
 		return err
 	}
-	m.setFailOpen(mb)
-	if m.phase != serving {
-		return nil
-	}
-	if err := m.store.SavePolicy(policy.Saved{PodPolicy: mb.policy, Since: since}); err != nil {
-		m.logger.Error("keeping a policy for the next start", "error", err)
-	}
+	mb.applied = true
 	return nil
 }
 
-// setFailOpen tells the capture what becomes of a pod without an agent, if that
-// is new. A pod without a policy is refused.
-func (m *mesh) setFailOpen(mb *member) {
-	open := mb.policy.GetFailOpen()
-	if mb.captured == nil || mb.failOpen == open || m.phase != serving {
+// keep sees to what of a member outlives this agent: what becomes of the pod
+// without one, and the policy for the next. While not serving, that is another's.
+func (m *mesh) keep(mb *member) {
+	if m.phase != serving {
 		return
 	}
-	if err := mb.captured.SetFailOpen(open); err != nil {
-		m.logger.Error("changing the failure policy of a pod", "pod", mb.pod.String(), "fail_open", open, "error", err)
-		return
+	open := mb.policy.GetFailOpen() && !mb.gone
+	if mb.captured != nil && mb.failOpen != open {
+		if err := mb.captured.SetFailOpen(open); err != nil {
+			m.logger.Error("changing the failure policy of a pod", "pod", mb.pod.String(), "fail_open", open, "error", err)
+		} else {
+			mb.failOpen = open
+		}
 	}
-	mb.failOpen = open
+	var err error
+	switch {
+	case mb.policy == nil:
+		err = m.store.DeletePolicy(mb.pod.UID)
+	case mb.proxied != nil && mb.applied:
+		err = m.store.SavePolicy(policy.Saved{PodPolicy: mb.policy, Since: mb.inForce})
+	}
+	if err != nil {
+		m.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+	}
+}
+
+// keepCluster is keep for what all members share.
+func (m *mesh) keepCluster() error {
+	if m.phase != serving || m.cluster == nil {
+		return nil
+	}
+	if err := m.store.SaveCluster(m.cluster); err != nil {
+		m.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
+	}
+	return m.redirect()
 }
 
 // handler brings the manager's word into the loop.
@@ -146,10 +171,11 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) error {
 		}
 		before := mb.policy
 		mb.policy = p
-		if err := h.applyPolicy(mb); err != nil {
+		if err := h.apply(mb); err != nil {
 			mb.policy = before
 			return err
 		}
+		h.keep(mb)
 		return nil
 	})
 }
@@ -183,8 +209,7 @@ func (h handler) Versions() map[string]string {
 	return versions
 }
 
-// removePolicy leaves a pod that is still here without a policy: it is refused,
-// not let through.
+// removePolicy leaves a pod that is still here without a policy.
 func (m *mesh) removePolicy(uid string) {
 	mb := m.members[uid]
 	if mb == nil {
@@ -195,17 +220,8 @@ func (m *mesh) removePolicy(uid string) {
 		return
 	}
 	mb.policy = nil
-	if mb.proxied != nil {
-		_ = mb.proxied.SetPolicy(&meshv1.PodPolicy{
-			Uid: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
-			Refuse: "the mesh has no policy for this pod any more",
-		})
+	if err := m.apply(mb); err != nil {
+		m.logger.Error("refusing a pod without a policy", "pod", mb.pod.String(), "error", err)
 	}
-	m.setFailOpen(mb)
-	if m.phase != serving {
-		return
-	}
-	if err := m.store.DeletePolicy(uid); err != nil {
-		m.logger.Error("forgetting a policy", "error", err)
-	}
+	m.keep(mb)
 }

@@ -10,11 +10,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // capturing is a mesh that captures, by address: it takes a network namespace, and
@@ -151,4 +153,62 @@ func TestAProcessThatLeavesThePodsNetworkDoesNotFreeThePod(t *testing.T) {
 	_, second := r.captured(t)
 	assert.NotEqual(t, first, second, "nobody is left in the first")
 	assert.NotZero(t, second)
+}
+
+// The API may say that a pod is gone which runs on.
+func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		r := capturing(t)
+		end := r.process(t, "a", "198.18.7.5")
+		p := pod(uidA, v1alpha1.TrustMesh)
+		p.Annotations[v1alpha1.CaptureAnnotation] = v1alpha1.CaptureAddress
+		r.create(t, p)
+		r.soon(t, "the capture", func() bool { return r.members[uidA] != nil && r.members[uidA].captured != nil })
+		require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open}))
+		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+		if open {
+			r.soon(t, "its end", func() bool { return r.members[uidA] == nil })
+			continue
+		}
+
+		r.soon(t, "the refusal", func() bool { return r.members[uidA].gone })
+		r.in(t, func() {
+			mb := r.members[uidA]
+			assert.NotNil(t, mb.captured)
+			assert.Empty(t, mb.proxied.Version(), "the policy is no longer in force")
+		})
+		r.create(t, p) // the list was behind
+		r.soon(t, "its policy", func() bool { mb := r.members[uidA]; return !mb.gone && mb.proxied.Version() == "1" })
+
+		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+		r.soon(t, "the refusal", func() bool { return r.members[uidA].gone })
+		end()
+		r.soon(t, "its end", func() bool { return r.members[uidA] == nil })
+	}
+}
+
+func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
+	r := capturing(t)
+	r.process(t, "a", "198.18.7.6")
+	sandboxes{r.mesh}.Started(t.Context(), sandbox("live"))
+	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: "p", FailOpen: true}))
+	old := holder{r.mesh}
+	_, err := old.Offer(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "2", Namespace: "ns", Name: "p"}))
+	elsewhere := somewhere(t)
+	elsewhere.Version, elsewhere.EndpointAddresses = "2", []string{"198.18.0.3:6443"}
+	require.NoError(t, r.SetCluster(elsewhere))
+
+	require.NoError(t, old.Resume(t.Context()))
+
+	r.in(t, func() {
+		assert.True(t, r.redirected)
+		assert.False(t, r.members[uidA].failOpen)
+		cluster, saved, err := r.store.Load()
+		require.NoError(t, err)
+		assert.Equal(t, "2", cluster.GetVersion())
+		require.Len(t, saved, 1)
+		assert.Equal(t, "2", saved[0].GetVersion())
+	})
 }
