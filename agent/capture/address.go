@@ -79,6 +79,8 @@ func (a *address) accept() {
 
 func (a *address) mode() Mode { return Address }
 
+func (a *address) slow() bool { return false }
+
 func (a *address) hostNetwork() error {
 	return errors.New("under hostNetwork the pod has the node's address")
 }
@@ -86,7 +88,7 @@ func (a *address) hostNetwork() error {
 func (a *address) lastPort(*Pod) uint16 { return 0 }
 
 // redirect makes the pod known by the addresses that it has now.
-func (a *address) redirect(p *Pod) error {
+func (a *address) redirect(_ context.Context, p *Pod) error {
 	addresses, err := addressesOf(p.netns)
 	if err != nil {
 		return err

@@ -250,7 +250,7 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		h := startHammer(t, pod, destinations(cfg)...)
 		for range 5 {
-			require.NoError(t, p.way.redirect(p))
+			require.NoError(t, p.way.redirect(t.Context(), p))
 			h.await(8)
 		}
 		counts := h.stop()

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -46,6 +47,8 @@ func openEBPF(cfg Config) (redirector, error) {
 
 func (e ebpf) mode() Mode { return EBPF }
 
+func (e ebpf) slow() bool { return false }
+
 // hostNetwork asks whether the hook would know the pods' processes: by cgroups
 // that the kubelet made for them in the unified hierarchy, and not in others only.
 func (e ebpf) hostNetwork() error {
@@ -78,7 +81,7 @@ func wanted(p *Pod) bpf.Pod {
 	return bpf.Pod{UID: p.uid, Port: p.port, Open: p.failOpen, Stalled: p.stalled}
 }
 
-func (e ebpf) redirect(p *Pod) error {
+func (e ebpf) redirect(_ context.Context, p *Pod) error {
 	if !p.hostNetwork {
 		return e.bpf.SetPod(p.cookie, wanted(p))
 	}
@@ -96,7 +99,7 @@ func (e ebpf) release(p *Pod) error {
 	return e.bpf.DeletePod(p.cookie)
 }
 
-func (e ebpf) setFailOpen(p *Pod) error { return e.redirect(p) }
+func (e ebpf) setFailOpen(p *Pod) error { return e.redirect(context.Background(), p) }
 
 func (e ebpf) setDestinations(destinations []netip.AddrPort, _ []*Pod) error {
 	return e.bpf.SetDestinations(destinations)
@@ -132,7 +135,7 @@ func (e ebpf) repair(destinations []netip.AddrPort, pods []*Pod) error {
 	errs := []error{e.bpf.Repair(), e.bpf.SetDestinations(destinations)}
 	for _, p := range pods {
 		if p.hostNetwork {
-			errs = append(errs, e.redirect(p))
+			errs = append(errs, e.redirect(context.Background(), p))
 		}
 	}
 	return errors.Join(errs...)

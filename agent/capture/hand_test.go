@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -276,20 +277,23 @@ func TestRulesAreMended(t *testing.T) {
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		tables := p.way.(*iptables).tables
+		harm := func(rules string) func(natTable) error {
+			return func(table natTable) error { return table.restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
+		}
 		for name, harm := range map[string]func(natTable) error{
-			"chain flushed":  func(t natTable) error { return t.ipt.ClearChain("nat", chain) },
-			"OUTPUT flushed": func(t natTable) error { return t.ipt.ClearChain("nat", "OUTPUT") },
-			"all removed":    func(t natTable) error { return t.remove(0) },
-			"jump not first": func(t natTable) error { return t.ipt.Insert("nat", "OUTPUT", 1, "-p", "tcp", "-j", "ACCEPT") },
-			"jumps doubled":  func(t natTable) error { return t.ipt.Insert("nat", "OUTPUT", 1, jump...) },
-			"a rule added":   func(t natTable) error { return t.ipt.Insert("nat", chain, 1, "-p", "tcp", "-j", "ACCEPT") },
-			"rules reversed": func(t natTable) error { return t.ipt.Append("nat", chain, markRule...) },
+			"chain flushed":  harm("-F " + chain),
+			"OUTPUT flushed": harm("-F OUTPUT"),
+			"all removed":    func(table natTable) error { return table.remove(t.Context(), 0) },
+			"jump not first": harm("-I OUTPUT 1 -p tcp -j ACCEPT"),
+			"jumps doubled":  harm("-I OUTPUT 1 -j " + chain),
+			"a rule added":   harm("-I " + chain + " 1 -p tcp -j ACCEPT"),
+			"rules reversed": harm("-A " + chain + " " + strings.Join(markRule, " ")),
 		} {
 			t.Run(name, func(t *testing.T) {
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error { return harm(table) }))
 				}
-				require.NoError(t, p.way.redirect(p))
+				require.NoError(t, p.way.redirect(t.Context(), p))
 				for _, to := range listed {
 					who, _, err := client{}.connect(pod, to)
 					require.NoError(t, err)
@@ -297,13 +301,37 @@ func TestRulesAreMended(t *testing.T) {
 				}
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error {
-						chains, err := table.list()
-						require.NoError(t, err)
-						require.Equal(t, jump, chains["OUTPUT"][0])
-						return nil
+						output, err := run(t.Context(), "", table.lister, "-t", "nat", "-S", "OUTPUT")
+						require.Equal(t, "-A OUTPUT "+strings.Join(jump, " "), strings.Split(output, "\n")[1])
+						return err
 					}))
 				}
 			})
+		}
+	})
+}
+
+// TestDoubledJumps do not keep the rules from going.
+func TestDoubledJumps(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode != IPTables {
+			t.Skip("has no rules")
+		}
+		for _, jumps := range []int{0, 1, 2, 5} {
+			w := newWorld(t)
+			pod := w.pod()
+			p := captured(t, w.agent(cfg), uid, pod, "mesh")
+			for _, table := range p.way.(*iptables).tables {
+				require.NoError(t, pod.do(func() error {
+					return table.restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+chain+"\n", jumps)+"COMMIT\n")
+				}))
+			}
+			require.NoError(t, p.Release())
+			for _, to := range listed {
+				who, _, err := client{}.connect(pod, to)
+				require.NoError(t, err)
+				require.Equal(t, "direct", who)
+			}
 		}
 	})
 }

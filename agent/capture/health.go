@@ -2,6 +2,7 @@ package capture
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -61,6 +62,11 @@ type vitals struct {
 	failed int   // probes in a row
 	found  error // why they did, once it was tried to mend it
 	lost   *Loss // it was not mended by that
+
+	// Of a pod that is mended apart from the checks:
+	damage error     // what there is to mend
+	mends  int       // in a row
+	mended time.Time // last
 }
 
 // probe is a connection that should arrive at the pod's listener.
@@ -181,6 +187,7 @@ func (n *node) check(mend bool) []Loss {
 			losses = append(losses, *p.vitals.lost)
 		}
 	}
+	n.mend(pods)
 	n.begin(n.due(pods, start))
 	h.probing = slices.DeleteFunc(pods, func(p *Pod) bool { return p.vitals.probe == nil })
 	return losses
@@ -262,6 +269,9 @@ func (n *node) examine(p *Pod) (mended *Loss) {
 		return nil
 	}
 	switch {
+	case arrived && v.damage != nil: // it may not be all there is
+		v.end()
+		v.failed = 0
 	case arrived:
 		if v.found != nil && v.lost == nil {
 			mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
@@ -295,7 +305,11 @@ func (n *node) failed(p *Pod) {
 	} else {
 		reason = fmt.Errorf("a connection to %s did not arrive at the agent: %w", n.target(p), reason)
 	}
+	outdated := v.damage != nil || v.probe.began.Before(v.mended)
 	v.end()
+	if outdated {
+		return
+	}
 	if v.failed++; v.failed < attempts {
 		return
 	}
@@ -304,7 +318,11 @@ func (n *node) failed(p *Pod) {
 		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: reason}
 	}
 	v.found = cmp.Or(v.found, reason)
-	if err := errors.Join(p.way.repair(n.destinations, nil), p.way.redirect(p)); err != nil {
+	if p.way.slow() {
+		v.damage = reason
+		return
+	}
+	if err := errors.Join(p.way.repair(n.destinations, nil), p.way.redirect(context.Background(), p)); err != nil {
 		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: err}
 	}
 }

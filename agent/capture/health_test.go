@@ -245,6 +245,67 @@ func TestLossesAreMended(t *testing.T) {
 	}
 }
 
+// TestPodThatFillsItsTables holds up no other pod and takes no more than its share of memory.
+func TestPodThatFillsItsTables(t *testing.T) {
+	for _, m := range methods {
+		if !strings.HasPrefix(m.name, string(IPTables)) {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			cfg := m.config(t)
+			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+			w := newWorld(t)
+			hostile, pod := w.pod(), w.pod()
+			agent := w.agent(cfg)
+			captured(t, agent, uid, hostile, "mesh")
+			other := captured(t, agent, "00000000-0000-4000-8000-000000000001", pod, "mesh")
+			c := check(t, agent)
+			probesOf(t, other, 1)
+
+			var rules strings.Builder
+			rules.WriteString("*nat\n-F " + chain + "\n-F OUTPUT\n")
+			for i := range 60000 {
+				fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
+			}
+			rules.WriteString("COMMIT\n")
+			fill := exec.Command("iptables-"+cfg.IPTables+"-restore", "--noflush")
+			fill.Stdin = strings.NewReader(rules.String())
+			require.NoError(t, hostile.do(fill.Run))
+			becomes(t, hostile, "direct", service4, time.Second)
+
+			var longest time.Duration
+			for last, probed := time.Now(), other.vitals.began; ; {
+				n := agent.(*node)
+				n.mu.Lock()
+				if other.vitals.began != probed {
+					longest, last, probed = max(longest, time.Since(last)), time.Now(), other.vitals.began
+				}
+				lost := n.pods[uid].vitals.mends == 0
+				n.mu.Unlock()
+				if !lost {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			require.Less(t, longest, 2*rotation, "the other pod was not checked on time")
+			becomes(t, hostile, "mesh", service4, 10*time.Second)
+			require.Eventually(t, func() bool { return len(c.losses()) > 0 }, 5*time.Second, time.Millisecond)
+			for _, loss := range c.losses() {
+				require.Equal(t, uid, loss.UID)
+			}
+			var children unix.Rusage
+			require.NoError(t, unix.Getrusage(unix.RUSAGE_CHILDREN, &children))
+			t.Log("the largest program had", children.Maxrss, "KiB")
+
+			require.NoError(t, agent.SetDestinations(append(listed, other4), nil))
+			becomes(t, hostile, "mesh", other4, 20*time.Second)
+			start := time.Now()
+			_ = agent.(*node).pods[uid].Release() // it is the pod's own doing if the rules stay
+			require.Less(t, time.Since(start), 2*rulesTime)
+		})
+	}
+}
+
 // TestLossThatCannotBeMended is told of as long as it lasts.
 func TestLossThatCannotBeMended(t *testing.T) {
 	cfg := ebpfConfig(t)

@@ -1,6 +1,8 @@
 package capture
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -8,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 )
 
 // Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let
@@ -17,6 +21,14 @@ import (
 // pod's network namespace: what stops those is the mesh CA alone. BPF does not
 // ask for it.
 const Mark = 0x6d657368 // "mesh"
+
+const (
+	// rulesTime is how long the rules of all pods may take to change, or one pod's
+	// to go: there are pods that hold the programs up.
+	rulesTime = 5 * time.Second
+	// rulesAtOnce is of how many pods.
+	rulesAtOnce = 4
+)
 
 // iptables redirects by rules in each pod's network namespace.
 type iptables struct {
@@ -46,10 +58,12 @@ func (t *iptables) try() error {
 	}
 	defer netns.Close()
 	somewhere := []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 443)}
-	return inNetNS(netns, func() error { return t.tables[0].sync(somewhere, 1, true) })
+	return inNetNS(netns, func() error { return t.tables[0].sync(context.Background(), somewhere, 1, true) })
 }
 
 func (t *iptables) mode() Mode { return IPTables }
+
+func (t *iptables) slow() bool { return true }
 
 func (t *iptables) hostNetwork() error {
 	return errors.New("rules hold for all of a network namespace, which under hostNetwork is the node's")
@@ -57,36 +71,52 @@ func (t *iptables) hostNetwork() error {
 
 // lastPort is the port of an earlier agent's rules: with it they need no change.
 func (t *iptables) lastPort(p *Pod) (port uint16) {
-	_ = inNetNS(p.netns, func() error {
-		port, _ = t.tables[0].port()
-		if port == 0 {
-			port, _ = t.tables[1].port()
-		}
-		return nil
+	ports := make(chan uint16, len(t.tables))
+	_ = t.each(p.netns, func(table natTable) error {
+		port, err := table.port(context.Background())
+		ports <- port
+		return err
 	})
+	for range len(ports) {
+		port = cmp.Or(port, <-ports)
+	}
 	return port
 }
 
-func (t *iptables) redirect(p *Pod) error {
-	return t.sync(p, t.destinations, true)
+func (t *iptables) redirect(ctx context.Context, p *Pod) error {
+	return t.sync(ctx, p, t.destinations, true)
 }
 
+// setDestinations fails for no pod: what one does not let happen is no reason to
+// leave the others, and is mended later.
 func (t *iptables) setDestinations(destinations []netip.AddrPort, pods []*Pod) error {
-	t.destinations = destinations
-	var errs []error
 	for _, p := range pods {
-		if err := t.sync(p, destinations, false); err != nil {
-			errs = append(errs, fmt.Errorf("pod %s: %w", p.uid, err))
-		}
+		p.stopMending() // to the destinations of before
 	}
-	return errors.Join(errs...)
+	t.destinations = destinations
+	ctx, cancel := context.WithTimeout(context.Background(), rulesTime)
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(rulesAtOnce)
+	for _, p := range pods {
+		if p.vitals.damage != nil {
+			continue
+		}
+		group.Go(func() error {
+			if err := t.sync(ctx, p, destinations, false); err != nil {
+				p.damaged(fmt.Errorf("change the destinations: %w", err))
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
 
 // sync makes the rules of the pod right. Rules that lead to another port are
 // another agent's: they are replaced if seize, else left as they are.
-func (t *iptables) sync(p *Pod, destinations []netip.AddrPort, seize bool) error {
+func (t *iptables) sync(ctx context.Context, p *Pod, destinations []netip.AddrPort, seize bool) error {
 	return t.each(p.netns, func(table natTable) error {
-		err := table.sync(destinations, p.port, seize)
+		err := table.sync(ctx, destinations, p.port, seize)
 		if err != nil && table.family == 6 && !haveIPv6() {
 			t.log.Debug("no rules for IPv6 where there is none", "pod", p.uid, "reason", err)
 			return nil
@@ -96,7 +126,10 @@ func (t *iptables) sync(p *Pod, destinations []netip.AddrPort, seize bool) error
 }
 
 func (t *iptables) release(p *Pod) error {
-	return t.each(p.netns, func(table natTable) error { return table.remove(p.port) })
+	p.stopMending()
+	ctx, cancel := context.WithTimeout(context.Background(), rulesTime)
+	defer cancel()
+	return t.each(p.netns, func(table natTable) error { return table.remove(ctx, p.port) })
 }
 
 // each calls f for both tables in netns, at once: mostly it waits for programs.
@@ -129,12 +162,21 @@ func (t *iptables) check([]*Pod) error { return nil }
 func (t *iptables) repair([]netip.AddrPort, []*Pod) error { return nil }
 
 func (t *iptables) close(pods []*Pod) error {
-	var errs []error
 	for _, p := range pods {
+		p.stopMending()
+	}
+	errs := make([]error, len(pods))
+	var group errgroup.Group
+	group.SetLimit(rulesAtOnce)
+	for i, p := range pods {
 		if p.failOpen {
-			errs = append(errs, t.release(p))
+			group.Go(func() error {
+				errs[i] = t.release(p)
+				return nil
+			})
 		}
 	}
+	_ = group.Wait()
 	return errors.Join(errs...)
 }
 
@@ -151,7 +193,9 @@ func forgetRules(cfg Config, netns *os.File) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(tables[0].remove(0), tables[1].remove(0))
+		ctx, cancel := context.WithTimeout(context.Background(), rulesTime)
+		defer cancel()
+		return errors.Join(tables[0].remove(ctx, 0), tables[1].remove(ctx, 0))
 	})
 }
 

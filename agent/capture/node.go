@@ -24,7 +24,9 @@ type redirector interface {
 	lastPort(p *Pod) uint16
 	// redirect points the pod at its listeners. What pointed it elsewhere is in
 	// force until then. It mends what is broken, and changes nothing else.
-	redirect(p *Pod) error
+	redirect(ctx context.Context, p *Pod) error
+	// slow tells whether the pod can hold redirect up. Checks do not wait for it then.
+	slow() bool
 	// release ends the redirection, unless another agent has made it its own since.
 	release(p *Pod) error
 	// setFailOpen puts in force what p.failOpen has become.

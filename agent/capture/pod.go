@@ -1,10 +1,12 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -25,9 +27,10 @@ type Pod struct {
 	listeners []net.Listener
 	handed    bool // by an agent that served it until then
 
-	failOpen bool   // under node.mu
-	stalled  bool   // nobody accepts its connections; under node.mu
-	vitals   vitals // what checks know
+	failOpen bool     // under node.mu
+	mending  *mending // under node.mu
+	stalled  bool     // nobody accepts its connections; under node.mu
+	vitals   vitals   // what checks know
 }
 
 // Listeners returns where the pod's redirected connections come in: 127.0.0.1
@@ -91,6 +94,7 @@ func (p *Pod) Abandon() error {
 	if p.node.pods[p.uid.String()] == p {
 		delete(p.node.pods, p.uid.String())
 	}
+	p.stopMending()
 	if err := p.closeListeners(); err != nil {
 		return fmt.Errorf("abandon pod %s: %w", p.uid, err)
 	}
@@ -114,7 +118,7 @@ func (p *Pod) open(handed *Handed) error {
 		if err := p.node.forgetOthers(p); err != nil {
 			return err
 		}
-		return a.redirect(p)
+		return a.redirect(context.Background(), p)
 	}
 
 	last := p.way.lastPort(p)
@@ -128,7 +132,11 @@ func (p *Pod) open(handed *Handed) error {
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
-	if err := p.way.redirect(p); err != nil {
+	start := time.Now()
+	switch err := p.way.redirect(context.Background(), p); {
+	case err != nil && p.way.slow() && time.Since(start) > slowAfter:
+		p.damaged(err) // not again and again, with all others waiting
+	case err != nil:
 		return err
 	}
 	if err := p.node.forgetOthers(p); err != nil {
@@ -154,5 +162,6 @@ func (p *Pod) closeListeners() error {
 }
 
 func (p *Pod) closeFiles() error {
+	p.stopMending()
 	return errors.Join(p.closeListeners(), p.netns.Close())
 }

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -10,8 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -19,42 +20,72 @@ import (
 const (
 	chain = "CTRLMESH-OUTPUT"
 
-	// lockTimeout is how long to wait for iptables' own lock, in seconds. It is the node's, not the pod's.
-	lockTimeout = 10
+	// Whoever holds CAP_NET_ADMIN in a pod can fill its tables, and the programs
+	// read all of them: each has so long, and so much memory, and no more is read
+	// of what it says.
+	programTime   = 3 * time.Second
+	programMemory = 64 << 20
+	programOutput = 64 << 10
 )
 
 // natTable is the nat table of one address family, in whatever network
 // namespace the calling thread is.
 type natTable struct {
 	family int // 4 or 6
-	ipt    *goiptables.IPTables
-	// saver and restorer are the programs that list and change the table as one,
-	// which ipt cannot.
-	saver, restorer string
-	err             error // why one is missing
+	// lister shows a chain, restorer changes the table as one.
+	lister, restorer string
+	err              error // why they are not there
 }
 
 // openNATTables finds the programs of a variant of iptables, once for all pods.
-// Without the one for IPv6, only pods without IPv6 can be captured.
+// Without those for IPv6, only pods without IPv6 can be captured.
 func openNATTables(variant string) ([2]natTable, error) {
 	tables := [2]natTable{{family: 4}, {family: 6}}
 	for i, program := range []string{"iptables", "ip6tables"} {
 		if variant != "" {
 			program += "-" + variant
 		}
-		tables[i].ipt, tables[i].err = goiptables.New(
-			goiptables.IPFamily(goiptables.Protocol(i)), goiptables.Timeout(lockTimeout), goiptables.Path(program))
-		if tables[i].err == nil {
-			tables[i].restorer, tables[i].err = exec.LookPath(program + "-restore")
-		}
-		if tables[i].err == nil {
-			tables[i].saver, tables[i].err = exec.LookPath(program + "-save")
-		}
-		if tables[i].err != nil {
-			tables[i].err = fmt.Errorf("%s: %w", program, tables[i].err)
+		t := &tables[i]
+		if t.lister, t.err = exec.LookPath(program); t.err == nil {
+			t.restorer, t.err = exec.LookPath(program + "-restore")
 		}
 	}
 	return tables, tables[0].err
+}
+
+// run runs a program in the calling thread's network namespace, and returns what it says.
+func run(ctx context.Context, input, program string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, programTime)
+	defer cancel()
+	command := exec.CommandContext(ctx, program, args...)
+	command.WaitDelay = time.Second
+	command.Stdin = strings.NewReader(input)
+	said, complained := &bounded{}, &bounded{}
+	command.Stdout, command.Stderr = said, complained
+	err := command.Start()
+	if err == nil {
+		limit := unix.Rlimit{Cur: programMemory, Max: programMemory}
+		// If it has ended already, it has done with less.
+		if lerr := unix.Prlimit(command.Process.Pid, unix.RLIMIT_AS, &limit, nil); lerr != nil && !errors.Is(lerr, unix.ESRCH) {
+			err = fmt.Errorf("bound its memory: %w", lerr)
+			cancel()
+		}
+		err = errors.Join(err, command.Wait())
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", program, errors.Join(err, ctx.Err()), bytes.TrimSpace(complained.Bytes()))
+	}
+	return said.String(), nil
+}
+
+// bounded keeps what a program says. One that says too much finds nobody listening.
+type bounded struct{ bytes.Buffer }
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > programOutput {
+		return 0, errors.New("it says too much")
+	}
+	return b.Buffer.Write(p)
 }
 
 // rule is a rule of our chain, as iptables spells it after "-A CHAIN".
@@ -103,38 +134,34 @@ func (t natTable) mayExist() bool {
 	return true
 }
 
-// list returns the rules of all chains, by one program run.
-func (t natTable) list() (map[string][]rule, error) {
+// list returns the rules of our chain, and whether it exists.
+func (t natTable) list(ctx context.Context) (rules []rule, exists bool, err error) {
 	if t.err != nil {
-		return nil, t.err
+		return nil, false, t.err
 	}
-	var stderr bytes.Buffer
-	command := exec.Command(t.saver, "-t", "nat")
-	command.Stderr = &stderr
-	saved, err := command.Output()
+	said, err := run(ctx, "", t.lister, fmt.Sprintf("--wait=%d", int(programTime.Seconds())), "-t", "nat", "-S", chain)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 1 {
+		return nil, false, nil // what is said of a chain that is not there depends on the variant
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", t.saver, err, bytes.TrimSpace(stderr.Bytes()))
+		return nil, false, fmt.Errorf("list chain %s: %w", chain, err)
 	}
-	chains := map[string][]rule{}
-	for line := range strings.Lines(string(saved)) {
-		if name, ok := strings.CutPrefix(line, ":"); ok {
-			name, _, _ = strings.Cut(name, " ")
-			chains[name] = nil
-		} else if line, ok := strings.CutPrefix(line, "-A "); ok {
-			name, spec, _ := strings.Cut(line, " ")
-			chains[name] = append(chains[name], strings.Fields(spec))
+	for line := range strings.Lines(said) {
+		if spec, ok := strings.CutPrefix(line, "-A "+chain+" "); ok {
+			rules = append(rules, strings.Fields(spec))
 		}
 	}
-	return chains, nil
+	return rules, true, nil
 }
 
 // port returns where our chain redirects to, 0 if nowhere.
-func (t natTable) port() (uint16, error) {
+func (t natTable) port(ctx context.Context) (uint16, error) {
 	if !t.mayExist() {
 		return 0, nil
 	}
-	chains, err := t.list()
-	return portOfRules(chains[chain]), err
+	rules, _, err := t.list(ctx)
+	return portOfRules(rules), err
 }
 
 // portOfRules is the first port that a rule redirects to, 0 if none does.
@@ -147,46 +174,31 @@ func portOfRules(rules []rule) uint16 {
 	return 0
 }
 
-// withoutJumps takes all jumps to our chain out of OUTPUT.
-func withoutJumps(output []rule) string {
-	var b strings.Builder
-	for _, r := range output {
-		if slices.Equal(r, jump) {
-			fmt.Fprintf(&b, "-D OUTPUT %s\n", strings.Join(jump, " "))
-		}
-	}
-	return b.String()
-}
+// deleteJump takes one jump to our chain out of OUTPUT. It fails if there is none.
+var deleteJump = "-D OUTPUT " + strings.Join(jump, " ") + "\n"
 
 // sync makes our chain redirect the table's share of the destinations to port,
 // and OUTPUT go through it first, all at once. If the chain leads to another
 // port, nothing is done unless seize.
-func (t natTable) sync(destinations []netip.AddrPort, port uint16, seize bool) error {
+func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port uint16, seize bool) error {
 	wanted := []rule{markRule}
 	for _, d := range destinations {
 		if d.Addr().Is4() == (t.family == 4) {
 			wanted = append(wanted, redirectRule(d, port))
 		}
 	}
-	slices.SortFunc(wanted[1:], slices.Compare[rule])
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
 	}
-	var chains map[string][]rule
-	if t.mayExist() {
-		var err error
-		if chains, err = t.list(); err != nil {
-			return err
+	exists := t.mayExist()
+	if exists && !seize {
+		// What cannot be read is no agent's doing, and is replaced.
+		rules, _, err := t.list(ctx)
+		if at := portOfRules(rules); err == nil && at != 0 && at != port {
+			return nil
 		}
 	}
-	rules, exists := chains[chain]
-	output := chains["OUTPUT"]
-	switch {
-	case !exists && len(wanted) == 1:
-		return nil
-	case !seize && slices.ContainsFunc(rules, func(r rule) bool { return r.port() != 0 && r.port() != port }):
-		return nil
-	case slices.EqualFunc(rules, wanted, slices.Equal[rule]) && len(output) > 0 && slices.Equal(output[0], jump):
+	if !exists && len(wanted) == 1 {
 		return nil
 	}
 
@@ -196,33 +208,42 @@ func (t natTable) sync(destinations []netip.AddrPort, port uint16, seize bool) e
 	for _, r := range wanted {
 		fmt.Fprintf(&b, "-A %s %s\n", chain, strings.Join(r, " "))
 	}
-	fmt.Fprintf(&b, "%s-I OUTPUT 1 %s\nCOMMIT\n", withoutJumps(output), strings.Join(jump, " "))
-	return t.restore(b.String())
+	insert := fmt.Sprintf("-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
+	if exists && t.restore(ctx, b.String()+deleteJump+insert) == nil {
+		return nil
+	}
+	// There is no jump, or too much else to find it. One too many does no harm, and
+	// to put it first takes no reading of the others.
+	return t.restore(ctx, b.String()+insert)
 }
 
 // restore changes the table by one program run, and as one.
-func (t natTable) restore(rules string) error {
+func (t natTable) restore(ctx context.Context, rules string) error {
 	if t.err != nil {
 		return t.err
 	}
-	command := exec.Command(t.restorer, "--noflush", fmt.Sprintf("--wait=%d", lockTimeout))
-	command.Stdin = strings.NewReader(rules)
-	if said, err := command.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", t.restorer, err, bytes.TrimSpace(said))
-	}
-	return nil
+	_, err := run(ctx, rules, t.restorer, "--noflush", fmt.Sprintf("--wait=%d", int(programTime.Seconds())))
+	return err
 }
 
 // remove removes our chain and the jumps to it, at once. It is no error if they
 // are not there. Unless port is 0, a chain that leads elsewhere stays.
-func (t natTable) remove(port uint16) error {
+func (t natTable) remove(ctx context.Context, port uint16) error {
 	if t.err != nil || !t.mayExist() {
 		return nil // without the program no rules could have been made
 	}
-	chains, err := t.list()
-	rules, exists := chains[chain]
-	if err != nil || !exists || port != 0 && portOfRules(rules) != port {
+	rules, exists, err := t.list(ctx)
+	if err == nil && !exists || port != 0 && (err != nil || portOfRules(rules) != port) {
 		return err
 	}
-	return t.restore(fmt.Sprintf("*nat\n:%[1]s - [0:0]\n%[2]s-X %[1]s\nCOMMIT\n", chain, withoutJumps(chains["OUTPUT"])))
+	// Empty, it has no effect. That takes no reading of OUTPUT.
+	if err := t.restore(ctx, fmt.Sprintf("*nat\n:%s - [0:0]\nCOMMIT\n", chain)); err != nil {
+		return err
+	}
+	for _, jumps := range []int{1, 0, 2} { // more of them, somebody else made
+		if t.restore(ctx, fmt.Sprintf("*nat\n%s-X %s\nCOMMIT\n", strings.Repeat(deleteJump, jumps), chain)) == nil {
+			break
+		}
+	}
+	return nil
 }
