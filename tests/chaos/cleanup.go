@@ -77,7 +77,7 @@ func cleanup(ctx context.Context, w *world, r *result) error {
 		}
 		return nil
 	})
-	r.left = left
+	r.left, r.looked = left, err == nil || len(left) > 0
 	if len(left) > 0 {
 		return nil // it is counted
 	}

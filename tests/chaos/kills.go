@@ -214,7 +214,7 @@ func (k *killing) wentDirect(node string, from time.Time, away time.Duration, s 
 			continue
 		}
 		b, ok := first(all, from, func(b beat) bool { return b.Kind == freshKind && b.good() && b.direct() })
-		switch took := b.end().Sub(from); {
+		switch took := b.Start.Sub(from); { // when it connected, for the answer takes its time
 		case ok && took <= maxDirect:
 			s.direct = append(s.direct, took)
 		case away > maxDirect:

@@ -40,6 +40,7 @@ type result struct {
 	losses     int
 	repaired   int
 	openDirect string
+	looked     bool     // for what is left
 	left       []string // on the nodes and in the cluster, after the mesh was removed
 	held, of   int      // attacks
 }
@@ -72,6 +73,10 @@ func (r *result) fields() []field {
 	modes.parts = append(modes.parts, "kills", "upgrades", "losses", "failures", "hostile", "cleanup") // wherever members are
 	leaked := number("starts", "leaked", r.leaked, 0)
 	leaked.parts = append(leaked.parts, "upgrades", "losses", "failures")
+	left := number("cleanup", "cleanup_left", len(r.left), 0)
+	if !r.looked {
+		left.value, left.holds = "unknown", false
+	}
 	return []field{
 		modes,
 		number("starts", "starts", r.starts, wantStarts),
@@ -85,7 +90,7 @@ func (r *result) fields() []field {
 		number("losses", "hook_losses", r.losses, wantHookLoss),
 		number("losses", "repaired", r.repaired, wantHookLoss),
 		{"open_direct", []string{"kills"}, r.openDirect, r.openDirect == "ok"},
-		number("cleanup", "cleanup_left", len(r.left), 0),
+		left,
 		{"hostile", []string{"hostile"}, fmt.Sprintf("%d/%d", r.held, r.of), r.of > 0 && r.held == r.of},
 	}
 }

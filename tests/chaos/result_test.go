@@ -11,7 +11,7 @@ import (
 func good() *result {
 	r := &result{
 		modes: ways, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
-		losses: 20, repaired: 20, openDirect: "ok", held: 9, of: 9,
+		losses: 20, repaired: 20, openDirect: "ok", looked: true, held: 9, of: 9,
 	}
 	for _, p := range suites["capture"] {
 		r.ran = append(r.ran, p.name)
@@ -44,6 +44,7 @@ func TestResult(t *testing.T) {
 		{"open_direct=", func(r *result) { r.openDirect = "" }},
 		{"cleanup_left=1", func(r *result) { r.left = []string{"a chain"} }},
 		{"left: a chain", func(r *result) { r.left = []string{"a chain"} }},
+		{"cleanup_left=unknown", func(r *result) { r.looked = false }},
 		{"hostile=8/9", func(r *result) { r.held-- }},
 		{"hostile=0/0", func(r *result) { r.held, r.of = 0, 0 }},
 		{"kills: the node is gone", func(r *result) { r.doubt("kills: the node is gone") }},
@@ -58,7 +59,7 @@ func TestResult(t *testing.T) {
 
 // What did not run is not counted, and is not taken for good.
 func TestResultOfSomeParts(t *testing.T) {
-	r := &result{ran: []string{"cleanup"}, modes: ways}
+	r := &result{ran: []string{"cleanup"}, modes: ways, looked: true}
 	require.Empty(t, r.wrong("capture"))
 	require.Contains(t, r.line("capture"), " starts=- leaked=- ")
 	require.Contains(t, r.line("capture"), " cleanup_left=0 ")
