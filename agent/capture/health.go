@@ -241,6 +241,9 @@ func (n *node) audit(now time.Time) []Loss {
 			loss := Loss{Mode: w.mode(), Reason: reason, Repair: errors.Join(w.repair(n.destinations, pods), w.check(pods))}
 			if loss.Repair == nil {
 				losses = append(losses, loss)
+				for _, p := range pods {
+					p.endDirect()
+				}
 			} else {
 				h.audits[w.mode()] = loss
 			}
@@ -273,8 +276,11 @@ func (n *node) examine(p *Pod) (mended *Loss) {
 		v.end()
 		v.failed = 0
 	case arrived:
-		if v.found != nil && v.lost == nil {
-			mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
+		if v.found != nil {
+			p.endDirect()
+			if v.lost == nil {
+				mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
+			}
 		}
 		v.end()
 		v.failed, v.found, v.lost = 0, nil, nil
@@ -347,6 +353,14 @@ func (n *node) setStalled(p *Pod, stalled bool) {
 // comeBack is for a pod that may have gone direct since it was captured.
 func (p *Pod) comeBack() {
 	if p.failOpen && p.way.mode() == EBPF {
+		p.destroyDirect()
+	}
+}
+
+// endDirect is for a pod whose redirection was lost and is mended: what it connected
+// meanwhile went direct, whatever its failure policy.
+func (p *Pod) endDirect() {
+	if len(p.sockets) > 0 {
 		p.destroyDirect()
 	}
 }
