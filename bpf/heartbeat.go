@@ -5,6 +5,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -13,27 +14,45 @@ import (
 
 // heartbeat is the page that a map of one number shares with this process.
 type heartbeat struct {
-	mu   sync.RWMutex // against unmapping
-	page []byte
+	mu     sync.Mutex // against unmapping
+	page   []byte
+	lapsed bool // there was none, at some time since the last one here
 }
+
+// patience is PATIENCE of redirect.c.
+const patience = 2 * time.Second
 
 func newHeartbeat(m *ebpf.Map) (*heartbeat, error) {
 	page, err := unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the heartbeat: %w", unsupported(os.NewSyscallError("mmap", err)))
 	}
-	return &heartbeat{page: page}, nil
+	h := &heartbeat{page: page}
+	h.lapsed = monotonic()-atomic.LoadInt64(h.last()) > int64(patience)
+	return h, nil
+}
+
+func (h *heartbeat) last() *int64 { return (*int64)(unsafe.Pointer(unsafe.SliceData(h.page))) }
+
+// monotonic is the clock of bpf_ktime_get_ns.
+func monotonic() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail
+	return now.Nano()
 }
 
 // beat stores the time: one store, that the programs see at once.
-func (h *heartbeat) beat() {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // the clock of bpf_ktime_get_ns; it cannot fail
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	if h.page != nil {
-		atomic.StoreInt64((*int64)(unsafe.Pointer(unsafe.SliceData(h.page))), now.Nano())
+func (h *heartbeat) beat() (lapsed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.page == nil {
+		return false
 	}
+	now := monotonic()
+	before := atomic.SwapInt64(h.last(), now)
+	lapsed = h.lapsed || now-before > int64(patience)
+	h.lapsed = false
+	return lapsed
 }
 
 func (h *heartbeat) close() error {

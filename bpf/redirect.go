@@ -185,8 +185,10 @@ func (r *Redirect) HostNetwork() error {
 }
 
 // Beat is a sign of life. The pods that are Open are redirected only while the
-// last one is not older than two seconds.
-func (r *Redirect) Beat() { r.beat.beat() }
+// last one is not older than two seconds. It tells whether there was a time, since
+// the last by this process or since [Open], when the last by any was older: they
+// may have gone direct.
+func (r *Redirect) Beat() (lapsed bool) { return r.beat.beat() }
 
 // Check returns what is wrong with the redirection from outside: a hook that
 // somebody detached, a pin that somebody removed. It says nothing of entries.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/stretchr/testify/require"
@@ -124,4 +125,25 @@ func TestRepairLeavesTheNextAgentAlone(t *testing.T) {
 	}
 	require.NoError(t, first.Check())
 	require.NoError(t, second.Check())
+}
+
+// TestBeatTellsOfALapse which no other process's beat covers up.
+func TestBeatTellsOfALapse(t *testing.T) {
+	root, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
+	open := func() *bpf.Redirect {
+		r, err := bpf.Open(root, dir)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, r.Close()) })
+		return r
+	}
+	first := open()
+	require.True(t, first.Beat(), "there was none before")
+	require.False(t, first.Beat())
+	inTime := open()
+	time.Sleep(2100 * time.Millisecond)
+	late := open()
+	require.True(t, inTime.Beat())
+	require.False(t, inTime.Beat())
+	require.True(t, late.Beat(), "it was so when it came")
+	require.False(t, late.Beat())
 }

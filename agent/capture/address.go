@@ -169,7 +169,7 @@ func (a *address) mark(int) error { return nil }
 
 func (a *address) sweep(func(uuid.UUID) bool) error { return nil }
 
-func (a *address) beat() {}
+func (a *address) beat() bool { return false }
 
 func (a *address) check([]*Pod) error { return nil }
 

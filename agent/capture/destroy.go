@@ -14,8 +14,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
 // What linux/sock_diag.h and linux/inet_diag.h say.
@@ -26,36 +24,53 @@ const (
 	sizeofDiagMsg    = 72 // struct inet_diag_msg
 )
 
-// destroyDirect destroys the pod's connections to the destinations, which are
-// redirected by now, but were made around the agent: whoever made them connects
-// again. What fails is logged: a pod that must not go around the agent trusts
-// nobody else anyway. It is called under node.mu.
-func (p *Pod) destroyDirect() {
-	log := p.node.cfg.Logger.With("pod", p.uid)
-	destroyed, err := destroy(p.netns, len(p.sockets), p.node.destinations, func() (map[uint64]bool, error) {
-		if p.cgroup == 0 {
+// destroyDirect destroys the connections to the destinations that these pods,
+// which share a network namespace, made around the agent, and which are
+// redirected by now: whoever made them connects again. What fails is logged: a
+// pod that must not go around the agent trusts nobody else anyway. It is called
+// under node.mu, and tells whether there may be more of them.
+func (n *node) destroyDirect(pods ...*Pod) (more bool) {
+	log := n.cfg.Logger
+	if len(pods) == 1 {
+		log = log.With("pod", pods[0].uid)
+	}
+	known, cgroups := 0, map[uint64]bool{}
+	for _, p := range pods {
+		known += len(p.sockets)
+		if p.cgroup != 0 {
+			cgroups[p.cgroup] = true
+		}
+	}
+	shared := pods[0].hostNetwork
+	destroyed, more, err := destroy(pods[0].netns, known, shared, n.destinations, func() (map[uint64]bool, error) {
+		if len(cgroups) == 0 || n.cfg.CgroupRoot == "" {
 			return nil, nil
 		}
-		return cgroupsBelow(p.node.cfg.CgroupRoot, p.cgroup)
+		return cgroupsBelow(n.cfg.CgroupRoot, cgroups)
 	})
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
-		p.node.noDestroy.Do(func() {
+		n.noDestroy.Do(func() {
 			log.Warn("this kernel (CONFIG_INET_DIAG_DESTROY) does not end connections that pods made before they were captured")
 		})
 	case err != nil:
-		log.Warn("connections that the pod made before it was captured may go on", "error", err)
+		log.Warn("connections that went around the agent may go on", "error", err)
 	}
 	if destroyed > 0 {
-		log.Info("ended connections that the pod had made before it was captured", "connections", destroyed)
+		log.Info("ended connections that went around the agent", "connections", destroyed)
 	}
+	return more && destroyed > 0
 }
 
-// destroy destroys the TCP connections to the destinations in netns that are
-// not this process's own. If cgroups returns any, they must be of those. One by
-// MPTCP can carry nothing from then on, and ends a minute later. No more sockets
-// than known means none to look for.
-func destroy(netns *os.File, known int, destinations []netip.AddrPort, cgroups func() (map[uint64]bool, error)) (destroyed int, err error) {
+// destroyAtOnce is how many connections are destroyed at a time.
+const destroyAtOnce = 4096
+
+// destroy destroys TCP connections to the destinations in netns: those of the
+// cgroups, where the kernel says whose they are. Where it does not, or if cgroups
+// are not known, all that are not this process's own, unless netns is shared. One by MPTCP can carry
+// nothing from then on, and ends a minute later. No more sockets than known
+// means none to look for. There may be more of them than are destroyed at once.
+func destroy(netns *os.File, known int, shared bool, destinations []netip.AddrPort, cgroups func() (map[uint64]bool, error)) (destroyed int, more bool, err error) {
 	var socket *nl.NetlinkSocket
 	if err := inNetNS(netns, func() error {
 		// To list them, the kernel walks through those of the whole node. A pod that
@@ -66,10 +81,10 @@ func destroy(netns *os.File, known int, destinations []netip.AddrPort, cgroups f
 		socket, err = nl.Subscribe(unix.NETLINK_INET_DIAG)
 		return err
 	}); err != nil {
-		return 0, fmt.Errorf("ask for the pod's connections: %w", err)
+		return 0, false, fmt.Errorf("ask for the pod's connections: %w", err)
 	}
 	if socket == nil {
-		return 0, nil
+		return 0, false, nil
 	}
 	defer socket.Close()
 	execute := func(request *nl.NetlinkRequest, each func(message []byte)) error {
@@ -84,35 +99,41 @@ func destroy(netns *os.File, known int, destinations []netip.AddrPort, cgroups f
 	for _, d := range destinations {
 		wanted[d] = true
 	}
+	only, err := cgroups()
+	if err != nil {
+		return 0, false, err
+	}
 	var found []connection
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		request.AddRawData(diagRequest(family, [sizeofDiagID]byte{}))
 		if err := execute(request, func(message []byte) {
-			if c, ok := parseConnection(message); ok && wanted[c.remote] {
+			c, ok := parseConnection(message)
+			switch {
+			case !ok, c.inode == 0, !wanted[c.remote]: // closed by whoever made it, or going elsewhere
+			case only != nil && (c.cgroup != 0 || shared) && !only[c.cgroup]: // an agent's, or a stranger's
+			case len(found) == destroyAtOnce:
+				more = true
+			default:
 				found = append(found, c)
 			}
 		}); err != nil {
-			return 0, fmt.Errorf("list the pod's connections: %w", err)
+			return 0, false, fmt.Errorf("list the pod's connections: %w", err)
 		}
 	}
 	if len(found) == 0 {
-		return 0, nil
+		return 0, false, nil
 	}
 
 	// Own sockets are looked for after all others: one that came in between is in neither.
 	own, err := ownSockets()
 	if err != nil {
-		return 0, err
-	}
-	only, err := cgroups()
-	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	var errs []error
 	for _, c := range found {
-		if c.inode == 0 || own[c.inode] || only != nil && !only[c.cgroup] {
-			continue // closed by whoever made it, or ours, or a stranger's
+		if own[c.inode] && (only == nil || c.cgroup == 0) {
+			continue
 		}
 		request := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
 		request.AddRawData(diagRequest(c.family, c.id))
@@ -120,12 +141,12 @@ func destroy(netns *os.File, known int, destinations []netip.AddrPort, cgroups f
 		case err == nil:
 			destroyed++
 		case errors.Is(err, unix.EOPNOTSUPP):
-			return destroyed, err // so it will be of all
+			return destroyed, false, err // so it will be of all
 		case !errors.Is(err, unix.ENOENT):
 			errs = append(errs, fmt.Errorf("destroy the connection to %s: %w", c.remote, err))
 		}
 	}
-	return destroyed, errors.Join(errs...)
+	return destroyed, more, errors.Join(errs...)
 }
 
 // countSockets is how many TCP sockets listen, connect or are connected in the
@@ -220,17 +241,10 @@ func ownSockets() (map[uint32]bool, error) {
 	return own, nil
 }
 
-// cgroupsBelow are the ids of the cgroup with this id and of all below it.
-func cgroupsBelow(root string, id uint64) (map[uint64]bool, error) {
-	if root == "" {
-		found, err := bpf.FindCgroupRoot()
-		if err != nil {
-			return nil, err
-		}
-		root = found
-	}
+// cgroupsBelow are the ids of these cgroups and of all below them.
+func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
 	ids := map[uint64]bool{}
-	top := ""
+	var below string // of the one that is being walked through
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !entry.IsDir() {
 			return nil
@@ -242,12 +256,13 @@ func cgroupsBelow(root string, id uint64) (map[uint64]bool, error) {
 		if err != nil {
 			return nil //nolint:nilerr // gone meanwhile
 		}
-		inode := info.Sys().(*syscall.Stat_t).Ino
-		if inode == id {
-			top = path + string(filepath.Separator)
+		id := info.Sys().(*syscall.Stat_t).Ino
+		inside := below != "" && strings.HasPrefix(path, below)
+		if !inside && tops[id] {
+			below, inside = path+string(filepath.Separator), true
 		}
-		if top != "" && strings.HasPrefix(path+string(filepath.Separator), top) {
-			ids[inode] = true
+		if inside {
+			ids[id] = true
 		}
 		return nil
 	})

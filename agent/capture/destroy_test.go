@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
@@ -221,7 +222,7 @@ func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
 		defer own.Close()
 		p.node.mu.Lock()
 		if cfg.Mode != Address {
-			p.destroyDirect()
+			p.node.destroyDirect(p)
 		}
 		p.node.mu.Unlock()
 		require.Eventually(t, func() bool {
@@ -306,31 +307,124 @@ func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
 	})
 }
 
-// TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.
-func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
-	root := bpftest.Cgroup(t)
-	w := newWorld(t)
-	pod, q := w.pod(), w.quiet()
+// podCgroup makes a pod's cgroup with a container's in it. Nobody may be left in there after the test.
+func podCgroup(t *testing.T, root string) (id uint64, container string) {
+	t.Helper()
 	inside := filepath.Join(root, "pod")
-	container := filepath.Join(inside, "container")
+	container = filepath.Join(inside, "container")
 	for _, dir := range []string{inside, container} {
 		require.NoError(t, os.Mkdir(dir, 0o755))
 		t.Cleanup(func() {
 			require.Eventually(t, func() bool { return os.Remove(dir) == nil }, 10*time.Second, time.Millisecond)
 		})
 	}
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(inside, &st))
+	return st.Ino, container
+}
+
+// TestConnectionsOfAnotherAgentLive though they are in the pod's network
+// namespace, and are not this process's.
+func TestConnectionsOfAnotherAgentLive(t *testing.T) {
+	forEachMethod(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode == Address {
+			t.Skip("ends none")
+		}
+		cfg.CgroupRoot = bpftest.Cgroup(t)
+		id, container := podCgroup(t, cfg.CgroupRoot)
+		w := newWorld(t)
+		pod, q := w.pod(), w.quiet()
+		mine, agents := connectStranger(t, pod, container, "4", quiet4), connectStranger(t, pod, "", "4", quiet4)
+		m := w.agent(cfg)
+		require.NoError(t, m.SetDestinations(quiets, nil))
+		r := request(m, uid, pod)
+		r.Cgroup = id
+		_, err := m.Capture(r)
+		require.NoError(t, err)
+		mine.requireAborted()
+		agents.requireOpen(q)
+	})
+}
+
+// TestGapInAHandOver is a pod that fails open, while neither agent showed a sign
+// of life: what went around them is ended, and what the first began is not.
+func TestGapInAHandOver(t *testing.T) {
+	for name, gap := range map[string]bool{"gap": true, "no gap": false} {
+		t.Run(name, func(t *testing.T) {
+			cfg := ebpfConfig(t)
+			id, container := podCgroup(t, cfg.CgroupRoot)
+			w := newWorld(t)
+			pod, q := w.pod(), w.quiet()
+			first := w.agent(cfg)
+			r := request(first, uid, pod)
+			r.Cgroup, r.FailOpen = id, true
+			p, err := first.Capture(r)
+			require.NoError(t, err)
+			answer(t, "mesh", p.Listeners()...)
+			beating := check(t, first)
+			becomes(t, pod, "mesh", service4, time.Second)
+			mine, agents := connectStranger(t, pod, container, "4", quiet4), connectStranger(t, pod, "", "4", quiet4)
+			if gap {
+				beating.stop()
+				becomes(t, pod, "direct", service4, 10*time.Second)
+			}
+			second := w.agent(cfg)
+			require.NoError(t, second.SetDestinations(append(quiets, listed...), nil))
+			r.Handed, err = p.Hand()
+			require.NoError(t, err)
+			p, err = second.Capture(r)
+			require.NoError(t, err)
+			answer(t, "mesh", p.Listeners()...)
+			c := check(t, second)
+			probesOf(t, p, 2)
+			c.more(t, 2)
+			if gap {
+				mine.requireAborted()
+			} else {
+				mine.requireOpen(q)
+			}
+			agents.requireOpen(q)
+		})
+	}
+}
+
+// TestSignOfLifeAlone mends nothing.
+func TestSignOfLifeAlone(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	pod := w.pod()
+	m := w.agent(cfg)
+	r := request(m, uid, pod)
+	r.FailOpen = true
+	p, err := m.Capture(r)
+	require.NoError(t, err)
+	answer(t, "mesh", p.Listeners()...)
+	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
+		require.Empty(t, m.Check(t.Context(), false))
+	}
+	entry, _, err := m.(*node).ways[0].(ebpf).bpf.Pod(p.cookie)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, entry.Port, "the successor's")
+	require.False(t, m.(*node).ways[0].(ebpf).bpf.Beat(), "it showed no sign of life")
+}
+
+// TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.
+func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
+	root := bpftest.Cgroup(t)
+	w := newWorld(t)
+	pod, q := w.pod(), w.quiet()
+	id, container := podCgroup(t, root)
 	t.Run("clients", func(t *testing.T) { // whose cgroups outlive them
 		mine := connectStranger(t, pod, container, "4", quiet4)
 		theirs := connectStranger(t, pod, "", "4", quiet4)
 		only := func(id uint64) func() (map[uint64]bool, error) {
-			return func() (map[uint64]bool, error) { return cgroupsBelow(root, id) }
+			return func() (map[uint64]bool, error) { return cgroupsBelow(root, map[uint64]bool{id: true}) }
 		}
-		destroyed, err := destroy(pod.file, 0, quiets, only(1<<40))
+		destroyed, _, err := destroy(pod.file, 0, true, quiets, only(1<<40))
 		require.NoError(t, err)
 		require.Zero(t, destroyed, "of a pod that is gone")
-		var st unix.Stat_t
-		require.NoError(t, unix.Stat(inside, &st))
-		destroyed, err = destroy(pod.file, 0, quiets, only(st.Ino))
+		destroyed, _, err = destroy(pod.file, 0, true, quiets, only(id))
 		require.NoError(t, err)
 		require.Equal(t, 1, destroyed)
 		mine.requireAborted()
@@ -342,4 +436,19 @@ func FuzzParseConnection(f *testing.F) {
 	f.Add([]byte{unix.AF_INET})
 	f.Add(make([]byte, sizeofDiagMsg+4))
 	f.Fuzz(func(_ *testing.T, message []byte) { parseConnection(message) })
+}
+
+// TestHandedNothing is a pod of which the agent before had no listener: nobody served it.
+func TestHandedNothing(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod()
+	w.quiet()
+	s := connectStranger(t, pod, "", "4", quiet4)
+	m := w.agent(iptablesConfig("nft")(t))
+	require.NoError(t, m.SetDestinations(quiets, nil))
+	r := request(m, uid, pod)
+	r.Handed = &Handed{}
+	_, err := m.Capture(r)
+	require.NoError(t, err)
+	s.requireAborted()
 }

@@ -111,7 +111,7 @@ func (e ebpf) sweep(keep func(uid uuid.UUID) bool) error {
 	return e.bpf.Sweep(func(uid [16]byte) bool { return isOwnPod(uid) && !isGone(uid) || keep(uid) })
 }
 
-func (e ebpf) beat() { e.bpf.Beat() }
+func (e ebpf) beat() bool { return e.bpf.Beat() }
 
 // check looks at the entries of pods known by their cgroups too, for a probe is
 // made by a process that is in none of them.

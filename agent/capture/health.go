@@ -44,9 +44,7 @@ type health struct {
 	own     *Pod
 	to      netip.AddrPort // where own's probes go
 	probing []*Pod         // with a probe under way when the last check ended
-	beaten  time.Time      // the last sign of life
-	slept   bool           // there was none for so long that pods may have gone direct
-	woke    bool           // it was the first: so may have pods since they were captured, but for those handed over
+	slept   bool           // there was none, by any agent, for so long that pods may have gone direct
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
 	audits  map[Mode]Loss // what is wrong, and not mended
@@ -147,27 +145,19 @@ func (n *node) check(mend bool) []Loss {
 		own.acceptOwn()
 		if pr := own.vitals.probe; pr != nil && pr.arrived.Load() {
 			for _, w := range n.ways {
-				w.beat()
+				h.slept = w.beat() || h.slept
 			}
-			if h.beaten.IsZero() {
-				h.woke = true
-			} else if time.Since(h.beaten) > stallAfter {
-				h.slept = true
-			}
-			h.beaten = time.Now()
 		}
 	}
 	if !locked || !mend {
 		return nil
 	}
 
-	if h.slept || h.woke {
+	if h.slept {
 		for _, p := range n.pods {
-			if h.slept || !p.handed {
-				p.comeBack()
-			}
+			p.comeBack()
 		}
-		h.slept, h.woke = false, false
+		h.slept = false
 	}
 	start := time.Now()
 	losses := n.audit(start)
@@ -187,6 +177,7 @@ func (n *node) check(mend bool) []Loss {
 			losses = append(losses, *p.vitals.lost)
 		}
 	}
+	n.endDirect(pods, start.Add(mendingBudget))
 	n.mend(pods)
 	n.begin(n.due(pods, start))
 	h.probing = slices.DeleteFunc(pods, func(p *Pod) bool { return p.vitals.probe == nil })
@@ -353,7 +344,29 @@ func (n *node) setStalled(p *Pod, stalled bool) {
 // comeBack is for a pod that may have gone direct since it was captured.
 func (p *Pod) comeBack() {
 	if p.failOpen && p.way.mode() == EBPF {
-		p.destroyDirect()
+		p.direct = true
+	}
+}
+
+// endDirect ends the connections around the agent, for as many pods as there is
+// time for. The others are the next check's.
+func (n *node) endDirect(pods []*Pod, until time.Time) {
+	for i, p := range pods {
+		if !p.direct {
+			continue
+		}
+		if !time.Now().Before(until) {
+			return
+		}
+		// Those under hostNetwork share a namespace, and all it takes to look there.
+		together := []*Pod{p}
+		if p.hostNetwork {
+			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool { return !other.direct || !other.hostNetwork })
+		}
+		more := n.destroyDirect(together...)
+		for _, p := range together {
+			p.direct = more
+		}
 	}
 }
 

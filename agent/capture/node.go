@@ -37,8 +37,9 @@ type redirector interface {
 	mark(fd int) error
 	// sweep forgets what earlier agents left of pods that are gone.
 	sweep(keep func(uid uuid.UUID) bool) error
-	// beat is a sign of life, for the pods that fail open.
-	beat()
+	// beat is a sign of life, for the pods that fail open. It tells whether there
+	// was none for so long that they may have gone direct.
+	beat() bool
 	// check tells what is wrong that a probe of these pods would not show.
 	check(pods []*Pod) error
 	// repair puts in force again what the pods share, and what check finds of these.

@@ -25,9 +25,9 @@ type Pod struct {
 	sockets   []*net.TCPListener // in the network namespace; none when captured by Address
 	queue     *queue             // of connections to the agent's own address, when captured by Address
 	listeners []net.Listener
-	handed    bool // by an agent that served it until then
 
 	failOpen bool     // under node.mu
+	direct   bool     // it may have connections around the agent; under node.mu
 	mending  *mending // under node.mu
 	stalled  bool     // nobody accepts its connections; under node.mu
 	vitals   vitals   // what checks know
@@ -103,7 +103,6 @@ func (p *Pod) Abandon() error {
 
 // open opens the listeners, or takes those that were handed over, and redirects the pod to them.
 func (p *Pod) open(handed *Handed) error {
-	p.handed = handed != nil
 	if err := inNetNS(p.netns, func() (err error) {
 		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
 			return err
@@ -121,9 +120,9 @@ func (p *Pod) open(handed *Handed) error {
 		return a.redirect(context.Background(), p)
 	}
 
-	last := p.way.lastPort(p)
+	last, given := p.way.lastPort(p), handed.listeners(p.netns)
 	if err := inNetNS(p.netns, func() (err error) {
-		p.sockets, err = listen(last, handed.listeners(p.netns))
+		p.sockets, err = listen(last, given)
 		return err
 	}); err != nil {
 		return err
@@ -144,8 +143,8 @@ func (p *Pod) open(handed *Handed) error {
 	}
 	// What an agent redirected and handed over, or refused since it died, went
 	// around none.
-	if handed == nil && (last == 0 || p.failOpen) {
-		p.destroyDirect()
+	if len(given) == 0 && (last == 0 || p.failOpen) {
+		p.direct = p.node.destroyDirect(p)
 	}
 	return nil
 }
