@@ -233,7 +233,7 @@ func (n *node) audit(now time.Time) []Loss {
 			if loss.Repair == nil {
 				losses = append(losses, loss)
 				for _, p := range pods {
-					p.endDirect()
+					p.recaptured()
 				}
 			} else {
 				h.audits[w.mode()] = loss
@@ -268,7 +268,7 @@ func (n *node) examine(p *Pod) (mended *Loss) {
 		v.failed = 0
 	case arrived:
 		if v.found != nil {
-			p.endDirect()
+			p.recaptured()
 			if v.lost == nil {
 				mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
 			}
@@ -341,11 +341,15 @@ func (n *node) setStalled(p *Pod, stalled bool) {
 	}
 }
 
-// comeBack is for a pod that may have gone direct since it was captured.
+// comeBack is for a pod that may have gone direct for want of an agent.
 func (p *Pod) comeBack() {
-	if p.failOpen && p.way.mode() == EBPF {
-		p.direct = true
-	}
+	p.direct = p.direct || p.failOpen && p.way.mode() == EBPF
+}
+
+// recaptured is for a pod whose redirection was lost and is mended: what it
+// connected meanwhile went direct, whatever its failure policy.
+func (p *Pod) recaptured() {
+	p.direct = p.direct || p.way.mode() != Address
 }
 
 // endDirect ends the connections around the agent, for as many pods as there is
@@ -367,14 +371,6 @@ func (n *node) endDirect(pods []*Pod, until time.Time) {
 		for _, p := range together {
 			p.direct = more
 		}
-	}
-}
-
-// endDirect is for a pod whose redirection was lost and is mended: what it connected
-// meanwhile went direct, whatever its failure policy.
-func (p *Pod) endDirect() {
-	if len(p.sockets) > 0 {
-		p.destroyDirect()
 	}
 }
 
