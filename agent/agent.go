@@ -44,6 +44,9 @@ type Options struct {
 	// RunDir keeps the serving certificate over restarts, and the socket by which
 	// one agent takes over from another; it should be in memory.
 	RunDir string
+	// PodDir is kept over restarts of this container, by its pod alone; it must be
+	// in memory. If empty, each start is that of another pod.
+	PodDir string
 	// CgroupDir is the node's /sys/fs/cgroup.
 	CgroupDir string
 	// BPFDir is the node's BPF file system, usually /sys/fs/bpf.
@@ -92,6 +95,13 @@ func Run(told context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	born, err := o.born()
+	if err != nil {
+		return err
+	}
+	if !o.admitted(told, born) {
+		return nil
+	}
 	method, err := capture.Open(capture.Config{
 		Mode: o.Capture, Address: o.AddressListen, CgroupRoot: unified, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
 		// The node's own view of the hierarchy, which on nodes that are containers
@@ -138,7 +148,7 @@ func Run(told context.Context, o Options) error {
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{},
+		members: map[string]*member{}, born: born,
 	}
 	m.enter(serving)
 	for mode, why := range method.Unavailable() {
@@ -157,17 +167,17 @@ func Run(told context.Context, o Options) error {
 	case <-hearing:
 	case <-time.After(hearWithin):
 	}
-	socket, err := m.takeOver(ctx, o.socket())
-	if err != nil {
-		return err
-	}
+	// What can fail, fails before the agent that serves is asked to hand over.
 	if m.watcher, err = pods.Watch(ctx, o.Client, o.Node, m.podsChanged); err != nil {
 		return err
 	}
-
 	listener, err := net.Listen("tcp", o.ListenAddress)
 	if err != nil {
 		return fmt.Errorf("listening for health and metrics: %w", err)
+	}
+	socket, err := m.takeOver(ctx, o.socket())
+	if err != nil {
+		return err
 	}
 	httpServer := &http.Server{Handler: endpoints(m, keeper, registry), ReadHeaderTimeout: 5 * time.Second}
 
@@ -179,6 +189,7 @@ func Run(told context.Context, o Options) error {
 	// No change of a policy may miss a request under way.
 	group.Go(func() error { manager.Run(until(ctx, m.drained), handler{ctx, m}); return nil })
 	group.Go(func() error { keeper.Run(until(ctx, m.drained)); return nil })
+	group.Go(func() error { return m.watchSuccessor(until(ctx, told.Done()), o.socket()) })
 	group.Go(func() error {
 		select {
 		case <-told.Done():
@@ -218,28 +229,68 @@ func until(ctx context.Context, done <-chan struct{}) context.Context {
 }
 
 // takeOver takes the pods over from the agent that serves, or from what one left.
-// It returns the socket by which the next agent will.
-func (m *mesh) takeOver(ctx context.Context, path string) (*handover.Socket, error) {
+// It returns the socket by which the next agent will. After an error the agent
+// before this one goes on.
+func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, err error) {
+	socket, err := handover.Listen(path, m.logger)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = socket.Close()
+		}
+	}()
 	start := time.Now()
-	offer, err := handover.Ask(ctx, path)
+	offer, err := handover.Ask(ctx, path, m.born)
+	if errors.Is(err, handover.ErrRefused) {
+		return nil, err
+	}
 	if err != nil {
 		m.logger.Error("starting as after a crash", "reason", err)
 	}
 	if offer == nil {
 		// First the socket: an agent that only hangs must find it before it touches
 		// what this one makes.
-		socket, err := handover.Listen(path, m.logger)
-		if err == nil {
-			m.restore(nil)
+		if err := socket.Take(); err != nil {
+			return nil, err
 		}
-		return socket, err
+		m.restore(nil)
+		return socket, nil
 	}
 	m.restore(offer.Pods)
+	if err := m.tookOver(offer.Pods); err != nil {
+		offer.Close()
+		return nil, fmt.Errorf("taking over: the agent before this one goes on: %w", err)
+	}
 	if err := offer.Serving(); err != nil {
 		m.logger.Error("the agent before this one will find out by itself", "reason", err)
 	}
 	m.logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
-	return handover.Listen(path, m.logger)
+	return socket, socket.Take()
+}
+
+// tookOver says what is missing of what was offered.
+func (m *mesh) tookOver(offered []handover.Pod) error {
+	if (m.cluster != nil || len(offered) > 0) && !m.redirected {
+		return errors.New("the apiserver's addresses are not redirected")
+	}
+	missing := map[string]bool{}
+	for _, p := range offered {
+		if m.members[p.UID].captured == nil {
+			missing[p.UID] = true
+		}
+	}
+	found, err := m.locator.Find(missing)
+	if err != nil {
+		return err
+	}
+	for uid := range missing {
+		if mb := m.members[uid]; len(found[uid].PIDs) > 0 { // else it waits for one
+			return fmt.Errorf("pod %s was captured, and is not now: %s", mb.pod, mb.problem)
+		}
+	}
+	return nil
 }
 
 // endpoints are what kubelet and Prometheus ask for.

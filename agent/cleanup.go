@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
@@ -15,17 +16,66 @@ import (
 // stopWithin is how long a cleanup waits for the running agent to stop.
 const stopWithin = 30 * time.Second
 
+// cleaner holds a node's pods against agents that would serve them.
+type cleaner struct {
+	born time.Duration
+	done atomic.Bool
+}
+
+// Admit implements handover.Holder. An agent of a later pod is there because
+// somebody wants the mesh back.
+func (c *cleaner) Admit(born time.Duration) error {
+	if !c.done.Load() || born < c.born {
+		return errors.New("this node is being cleaned up")
+	}
+	return nil
+}
+
+// The rest of handover.Holder: there is nothing to hand over.
+func (c *cleaner) Offer(context.Context) ([]handover.Pod, error) { return nil, nil }
+func (c *cleaner) Yield(context.Context) error                   { return nil }
+func (c *cleaner) Resume(context.Context) error                  { return nil }
+func (c *cleaner) Stop(context.Context) error                    { return nil }
+
 // Cleanup removes from the node what agents leave there on purpose between
 // their lives: redirections, policies, the serving certificate. A running agent
 // is told to stop first, for good. Pods captured until now go direct; those that
-// trust the mesh CA alone then reach nothing.
-func Cleanup(ctx context.Context, o Options) error {
+// trust the mesh CA alone then reach nothing. Until clean, called then, returns, no
+// agent of an earlier pod serves again.
+func Cleanup(ctx context.Context, o Options, clean func() error) error {
 	stopping, cancel := context.WithTimeout(ctx, stopWithin)
 	defer cancel()
 	if err := handover.Stop(stopping, o.socket()); err != nil {
-		// It hangs, most likely.
-		o.Logger.Error("the running agent may undo the cleanup: end it, and clean up again", "error", err)
+		// It hangs, most likely, and finds the socket taken when it does not any more.
+		o.Logger.Error("the running agent did not stop", "error", err)
 	}
+	born, err := o.born()
+	if err != nil {
+		return err
+	}
+	socket, err := handover.Listen(o.socket(), o.Logger)
+	if err != nil {
+		return err
+	}
+	if err := socket.Take(); err != nil {
+		return errors.Join(err, socket.Close())
+	}
+	c := &cleaner{born: born}
+	served := make(chan struct{})
+	go func() { defer close(served); socket.Serve(ctx, c) }()
+	if err = o.cleanNode(); err == nil {
+		c.done.Store(true)
+		err = clean()
+	}
+	if socket.Current() {
+		err = errors.Join(err, os.RemoveAll(filepath.Dir(o.socket())))
+	}
+	_ = socket.Close() // ctx may have closed it
+	<-served
+	return err
+}
+
+func (o Options) cleanNode() error {
 	_, locator, err := o.openNode()
 	if err != nil {
 		return err
@@ -48,7 +98,7 @@ func Cleanup(ctx context.Context, o Options) error {
 	}
 	errs = append(errs, capture.Cleanup(capture.Config{PinDir: PinDir(o.BPFDir), Logger: o.Logger}, paths...))
 	for _, dir := range []string{o.StateDir, o.RunDir} {
-		errs = append(errs, removeContents(dir))
+		errs = append(errs, removeContents(dir, filepath.Dir(o.socket())))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("cleaning up this node: %w", err)
@@ -57,15 +107,17 @@ func Cleanup(ctx context.Context, o Options) error {
 	return nil
 }
 
-// removeContents empties a directory that may be a mount point.
-func removeContents(dir string) error {
+// removeContents empties a directory that may be a mount point, but for one path.
+func removeContents(dir, but string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	errs := []error{err}
 	for _, e := range entries {
-		errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		if path := filepath.Join(dir, e.Name()); path != but {
+			errs = append(errs, os.RemoveAll(path))
+		}
 	}
 	return errors.Join(errs...)
 }

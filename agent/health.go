@@ -12,8 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 )
 
-// stalledAfter is how long without a check the agent counts as dead for pods that
-// fail open, and as not ready.
+// stalledAfter is how long without a check the agent counts as not ready.
 const stalledAfter = 2 * time.Second
 
 // health is what the checks of the redirections found. It is safe for concurrent use.
@@ -43,16 +42,11 @@ func (h *health) ready() error {
 	return nil
 }
 
-// note keeps what a check found. It returns what is new, what is mended, and how
-// long it was since the check before.
-func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss, gap time.Duration) {
+// note keeps what a check found. It returns what is new, and what is mended.
+func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := time.Now()
-	if !h.last.IsZero() {
-		gap = now.Sub(h.last)
-	}
-	h.last = now
+	h.last = time.Now()
 	before := h.lost
 	h.lost = map[lossKey]capture.Loss{}
 	for _, loss := range found {
@@ -71,17 +65,12 @@ func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss, gap t
 	for loss := range maps.Values(before) { // lost before and not now
 		mended = append(mended, loss)
 	}
-	return fresh, mended, gap
-}
-
-// forget starts anew: this agent did not check for a while, and need not.
-func (h *health) forget() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lost, h.last = nil, time.Time{}
+	return fresh, mended
 }
 
 // watchHealth checks the redirections until ctx ends, while they are this agent's.
+// While they are offered to another they still are: pods that fail open would go
+// direct without a sign of life.
 func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
 	ticker := time.NewTicker(capture.CheckInterval)
 	defer ticker.Stop()
@@ -91,8 +80,7 @@ func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
 			return
 		case <-ticker.C:
 		}
-		if !m.serving.Load() {
-			m.health.forget()
+		if phase(m.now.Load()) > handing {
 			continue
 		}
 		if !socket.Current() {
@@ -107,11 +95,11 @@ func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
 }
 
 func (m *mesh) check(ctx context.Context) {
-	found := m.capture.Check(ctx, true)
-	if ctx.Err() != nil || !m.serving.Load() {
+	found := m.capture.Check(ctx, phase(m.now.Load()) == serving)
+	if ctx.Err() != nil || phase(m.now.Load()) != serving {
 		return // on its way out: what did not arrive is no loss
 	}
-	fresh, mended, gap := m.health.note(found)
+	fresh, mended := m.health.note(found)
 	for _, loss := range fresh {
 		m.metrics.losses.WithLabelValues(string(loss.Mode)).Inc()
 	}
@@ -132,9 +120,6 @@ func (m *mesh) check(ctx context.Context) {
 				return nil
 			})
 		}()
-	}
-	if gap > stalledAfter && len(found) == 0 {
-		m.logger.Warn("the redirections were not checked for a while: was this process stopped?", "gap", gap)
 	}
 }
 

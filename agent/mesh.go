@@ -42,11 +42,12 @@ type mesh struct {
 	work     chan func()
 	podsPing chan struct{}
 	started  time.Time
+	born     time.Duration // when its pod started, since the node did
 
 	health  health
 	yielded chan struct{} // closed when no pod is captured anew any more
 	drained chan struct{} // closed when nothing of the pods is under way any more
-	serving atomic.Bool   // phase is serving
+	now     atomic.Int32  // phase, for others than run
 
 	// The rest belongs to run.
 	phase        phase

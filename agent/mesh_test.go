@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,12 +44,18 @@ type node struct {
 	failures     int // of SetDestinations, still to come
 	destinations []netip.AddrPort
 	swept        func(uid string) bool
+	checks       atomic.Int64
+	mends        atomic.Bool
 }
 
-func (*node) Modes() []capture.Mode                      { return []capture.Mode{capture.EBPF} }
-func (*node) HostNetwork() error                         { return nil }
-func (*node) Unavailable() map[capture.Mode]error        { return nil }
-func (*node) Check(context.Context, bool) []capture.Loss { return nil }
+func (*node) Modes() []capture.Mode               { return []capture.Mode{capture.EBPF} }
+func (*node) HostNetwork() error                  { return nil }
+func (*node) Unavailable() map[capture.Mode]error { return nil }
+func (n *node) Check(_ context.Context, mend bool) []capture.Loss {
+	n.checks.Add(1)
+	n.mends.Store(mend)
+	return nil
+}
 func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -45,7 +45,7 @@ const (
 
 func (m *mesh) enter(p phase) {
 	m.phase = p
-	m.serving.Store(p == serving)
+	m.now.Store(int32(p))
 }
 
 // holder is the agent as its successor knows it.

@@ -18,15 +18,31 @@ type Offer struct {
 	peer peer
 }
 
+// Knock asks who serves at path, if anybody is there, whether an agent whose pod
+// was born then may take over; no is ErrRefused. It changes nothing.
+func Knock(ctx context.Context, path string, born time.Duration) (there bool, err error) {
+	p, err := dial(ctx, path)
+	if err != nil || p == nil {
+		return err != nil, err
+	}
+	defer p.conn.Close()
+	within(p.conn, answerWithin)
+	if err = p.send(message{Ask: knock, Born: born}); err == nil {
+		err = p.done()
+	}
+	return true, err
+}
+
 // Ask asks the agent that serves at path to hand over. Without one, the offer is
-// nil. One that does not answer in time counts as dead: the error says so.
-func Ask(ctx context.Context, path string) (*Offer, error) {
+// nil. One that does not answer in time counts as dead: the error is another than
+// ErrRefused.
+func Ask(ctx context.Context, path string, born time.Duration) (*Offer, error) {
 	p, err := dial(ctx, path)
 	if err != nil || p == nil {
 		return nil, err
 	}
 	within(p.conn, answerWithin)
-	err = p.send(message{Ask: takeOver})
+	err = p.send(message{Ask: takeOver, Born: born})
 	var pods []Pod
 	if err == nil {
 		pods, err = p.receivePods()

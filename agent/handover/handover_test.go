@@ -23,6 +23,7 @@ type agent struct {
 	mu        sync.Mutex
 	listeners []*net.TCPListener
 	fail      error
+	born      time.Duration
 	heard     chan string
 }
 
@@ -35,6 +36,13 @@ func (a *agent) say(what string) error {
 	return a.fail
 }
 
+func (a *agent) Admit(born time.Duration) error {
+	if born < a.born {
+		return errors.New("too old")
+	}
+	return nil
+}
+
 func (a *agent) Offer(context.Context) ([]Pod, error) {
 	if err := a.say("offer"); err != nil {
 		return nil, err
@@ -45,7 +53,7 @@ func (a *agent) Offer(context.Context) ([]Pod, error) {
 		if err != nil {
 			return nil, err
 		}
-		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Handed: &capture.Handed{Mode: capture.EBPF, Listeners: []*os.File{f}}})
+		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Handed: &capture.Handed{Listeners: []*os.File{f}}})
 	}
 	return pods, nil
 }
@@ -64,6 +72,7 @@ func serve(t *testing.T, path string, a *agent) *Socket {
 	t.Helper()
 	s, err := Listen(path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
+	require.NoError(t, s.Take())
 	done := make(chan struct{})
 	go func() { defer close(done); s.Serve(t.Context(), a) }()
 	t.Cleanup(func() { _ = s.Close(); <-done })
@@ -131,13 +140,12 @@ func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
 		}
 	}()
 
-	offer, err := Ask(t.Context(), path)
+	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
 	require.Len(t, offer.Pods, pods)
 	for i, p := range offer.Pods {
 		require.Equal(t, fmt.Sprint(i), p.UID)
 		require.Equal(t, "ns", p.Namespace)
-		require.Equal(t, capture.EBPF, p.Handed.Mode)
 		l, err := net.FileListener(p.Handed.Listeners[0])
 		require.NoError(t, err)
 		require.Equal(t, addresses[i], l.Addr().String(), "each pod has its own")
@@ -169,7 +177,7 @@ func TestAnAgentThatOfferedCanStillCloseItsListeners(t *testing.T) {
 	ended := make(chan error)
 	go func() { _, err := first.listeners[0].Accept(); ended <- err }()
 
-	offer, err := Ask(t.Context(), path)
+	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
 	Close(offer.Pods)
 	require.NoError(t, offer.Serving())
@@ -187,14 +195,14 @@ func TestAnAgentResumesWhenItsSuccessorDies(t *testing.T) {
 	first := newAgent()
 	first.listeners = []*net.TCPListener{listener(t)}
 	serve(t, path, first)
-	offer, err := Ask(t.Context(), path)
+	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
 	first.hears(t, "offer")
 
 	offer.Close()
 
 	first.hears(t, "resume")
-	again, err := Ask(t.Context(), path)
+	again, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err, "another may ask")
 	Close(again.Pods)
 	require.NoError(t, again.Serving())
@@ -202,13 +210,13 @@ func TestAnAgentResumesWhenItsSuccessorDies(t *testing.T) {
 
 func TestNobodyThereIsNoError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
-	offer, err := Ask(t.Context(), path)
+	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
 	assert.Nil(t, offer)
 	require.NoError(t, Stop(t.Context(), path))
 
 	require.NoError(t, serve(t, path, newAgent()).Close()) // a socket that a dead agent left
-	offer, err = Ask(t.Context(), path)
+	offer, err = Ask(t.Context(), path, 0)
 	require.NoError(t, err)
 	assert.Nil(t, offer)
 }
@@ -217,12 +225,14 @@ func TestAnAgentThatHangsIsNotWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	hangs, err := Listen(path, slog.New(slog.DiscardHandler)) // and does not accept
 	require.NoError(t, err)
+	require.NoError(t, hangs.Take())
 	defer hangs.Close()
 
 	start := time.Now()
-	_, err = Ask(t.Context(), path)
+	_, err = Ask(t.Context(), path, 0)
 
 	require.Error(t, err)
+	assert.NotErrorIs(t, err, ErrRefused)
 	assert.Less(t, time.Since(start), 2*answerWithin)
 	assert.True(t, hangs.Current())
 	serve(t, path, newAgent())
@@ -276,8 +286,48 @@ func TestAnOfferWithoutItsListenersIsNone(t *testing.T) {
 			return
 		}
 		_, _ = conn.Read(make([]byte, maxMessage))
-		_, _ = conn.Write([]byte(`{"pods":[{"uid":"a","handed":true,"mode":"ebpf","listeners":2}]}`))
+		_, _ = conn.Write([]byte(`{"pods":[{"uid":"a","handed":true,"listeners":2}]}`))
 	}()
-	_, err = Ask(t.Context(), path)
+	_, err = Ask(t.Context(), path, 0)
 	assert.ErrorContains(t, err, "listeners are missing")
+}
+
+// The container of an old pod may start anew while its successor serves.
+func TestAnOlderAgentTakesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	there, err := Knock(t.Context(), path, 1)
+	require.NoError(t, err)
+	assert.False(t, there)
+	first := newAgent()
+	first.born = 2
+	socket := serve(t, path, first)
+
+	there, err = Knock(t.Context(), path, 1)
+	assert.True(t, there)
+	require.ErrorIs(t, err, ErrRefused)
+	_, err = Ask(t.Context(), path, 1)
+	require.ErrorIs(t, err, ErrRefused)
+	assert.ErrorContains(t, err, "too old")
+	assert.Empty(t, first.heard, "it was asked for nothing")
+
+	_, err = Knock(t.Context(), path, 3)
+	require.NoError(t, err)
+	offer, err := Ask(t.Context(), path, 3)
+	require.NoError(t, err)
+	offer.Close()
+
+	require.NoError(t, os.Remove(path))
+	assert.False(t, socket.Current(), "what was taken away is nobody's")
+}
+
+func TestASocketThatIsNotTakenChangesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := serve(t, path, newAgent())
+	next, err := Listen(path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	assert.True(t, first.Current())
+	require.NoError(t, next.Close())
+	entries, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	assert.Len(t, entries, 1, "nothing is left of it")
 }

@@ -23,8 +23,10 @@ const (
 	maxPeers = 4
 )
 
-// Holder is the agent that serves. Its methods are called one at a time.
+// Holder is the agent that serves. Its methods are called one at a time, but for Admit.
 type Holder interface {
+	// Admit says why an agent whose pod was born then must not take over, if so.
+	Admit(born time.Duration) error
 	// Offer stops capturing anew and returns what it has captured: the files are
 	// copies, for the caller to close. It goes on serving.
 	Offer(ctx context.Context) ([]Pod, error)
@@ -40,13 +42,14 @@ type Holder interface {
 // Socket is where the agent that serves is asked.
 type Socket struct {
 	path     string
+	aside    string      // where it was made
 	self     os.FileInfo // the socket itself, wherever it was moved
 	listener *net.UnixListener
 	logger   *slog.Logger
 }
 
-// Listen makes this process the one that is asked at path. Whoever was before is
-// not any more, and hears nothing of it but by Current.
+// Listen makes a socket that is not at path yet: what can fail, fails before
+// another agent lets go of anything.
 func Listen(path string, logger *slog.Logger) (*Socket, error) {
 	s, err := listen(path, logger)
 	if err != nil {
@@ -63,7 +66,7 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, err
 	}
-	// Made aside and moved: there is no moment without a socket at path.
+	// Made aside, to be moved: there is no moment without a socket at path.
 	aside := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -73,27 +76,38 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 		return nil, err
 	}
 	listener.SetUnlinkOnClose(false) // path is another's by then
-	s := &Socket{path: path, listener: listener, logger: logger}
+	s := &Socket{path: path, aside: aside, listener: listener, logger: logger}
 	if err = os.Chmod(aside, 0o600); err == nil {
-		if s.self, err = os.Lstat(aside); err == nil {
-			err = os.Rename(aside, path)
-		}
+		s.self, err = os.Lstat(aside)
 	}
 	if err != nil {
-		listener.Close()
+		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// Current says whether no other agent has taken the path over.
+// Take makes this process the one that is asked at path. Whoever was before is
+// not any more, and hears nothing of it but by Current.
+func (s *Socket) Take() error {
+	if err := os.Rename(s.aside, s.path); err != nil {
+		return fmt.Errorf("taking the place of the agent before this one: %w", err)
+	}
+	return nil
+}
+
+// Current says whether the path is still this process's: another agent may have
+// taken it over, or a cleanup away.
 func (s *Socket) Current() bool {
 	info, err := os.Lstat(s.path)
-	return err != nil || os.SameFile(info, s.self)
+	return err == nil && os.SameFile(info, s.self)
 }
 
 // Close stops listening. What is under way goes on.
-func (s *Socket) Close() error { return s.listener.Close() }
+func (s *Socket) Close() error {
+	_ = os.Remove(s.aside) // if it was never taken
+	return s.listener.Close()
+}
 
 // Serve answers until ctx ends or the socket is closed; what it is at then, it
 // finishes.
@@ -138,6 +152,9 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one c
 	if err != nil {
 		return fmt.Errorf("reading what is asked: %w", err)
 	}
+	if m.Ask == knock {
+		return p.send(answerOf(h.Admit(m.Born)))
+	}
 	patience := answerWithin / 2 // a successor does not wait for longer
 	if m.Ask == stop {
 		patience = 2 * serveWithin
@@ -150,6 +167,9 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one c
 	}
 	switch m.Ask {
 	case takeOver:
+		if err := h.Admit(m.Born); err != nil {
+			return p.conclude(err)
+		}
 		return s.handOver(ctx, p, h)
 	case stop:
 		s.logger.Info("told to stop for good")
@@ -162,7 +182,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one c
 func (s *Socket) handOver(ctx context.Context, p peer, h Holder) error {
 	pods, err := h.Offer(ctx)
 	if err != nil {
-		return errors.Join(err, p.send(message{Error: err.Error()}))
+		return errors.Join(err, p.send(answerOf(err)))
 	}
 	s.logger.Info("handing over", "pods", len(pods))
 	err = p.sendPods(pods)
@@ -185,10 +205,13 @@ func (s *Socket) handOver(ctx context.Context, p peer, h Holder) error {
 
 // conclude answers that what was asked for is done.
 func (p peer) conclude(err error) error {
-	var m message
+	within(p.conn, answerWithin)
+	return errors.Join(err, p.send(answerOf(err)))
+}
+
+func answerOf(err error) (m message) {
 	if err != nil {
 		m.Error = err.Error()
 	}
-	within(p.conn, answerWithin)
-	return errors.Join(err, p.send(m))
+	return m
 }

@@ -32,6 +32,7 @@ type Pod struct {
 
 // What is asked for.
 const (
+	knock    = "knock"     // answered by whether takeOver would be refused
 	takeOver = "take over" // answered by the pods
 	serving  = "serving"   // after takeOver; answered when the listeners are let go
 	stop     = "stop"      // answered when nothing is captured any more
@@ -39,6 +40,8 @@ const (
 
 type message struct {
 	Ask string `json:"ask,omitempty"`
+	// Born is when the pod of who asks first started.
+	Born time.Duration `json:"born,omitempty"`
 
 	// An answer.
 	Pods  []podMessage `json:"pods,omitempty"`
@@ -46,14 +49,23 @@ type message struct {
 	Error string       `json:"error,omitempty"`
 }
 
+// ErrRefused is the word of an agent that lives, and gives nothing away.
+var ErrRefused = errors.New("the one that holds this node's pods refuses")
+
+func (m message) err() error {
+	if m.Error == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrRefused, m.Error)
+}
+
 // podMessage is a Pod; its listeners are the message's next files.
 type podMessage struct {
-	UID       string       `json:"uid"`
-	Namespace string       `json:"namespace"`
-	Name      string       `json:"name"`
-	Handed    bool         `json:"handed"`
-	Mode      capture.Mode `json:"mode"`
-	Listeners int          `json:"listeners"`
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Handed    bool   `json:"handed"`
+	Listeners int    `json:"listeners"`
 }
 
 // peer is one end of a connection.
@@ -145,7 +157,7 @@ func (p peer) sendPods(pods []Pod) error {
 		for _, pod := range now {
 			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name}
 			if h := pod.Handed; h != nil {
-				pm.Handed, pm.Mode, pm.Listeners = true, h.Mode, len(h.Listeners)
+				pm.Handed, pm.Listeners = true, len(h.Listeners)
 				files = append(files, h.Listeners...)
 			}
 			m.Pods = append(m.Pods, pm)
@@ -168,8 +180,8 @@ func (p peer) receivePods() ([]Pod, error) {
 	}
 	for {
 		m, files, err := p.receive()
-		if err == nil && m.Error != "" {
-			err = errors.New(m.Error)
+		if err == nil {
+			err = m.err()
 		}
 		if err != nil {
 			closeAll(files)
@@ -182,7 +194,7 @@ func (p peer) receivePods() ([]Pod, error) {
 				return fail(errors.New("listeners are missing"))
 			}
 			if pm.Handed {
-				pod.Handed = &capture.Handed{Mode: pm.Mode, Listeners: files[:pm.Listeners:pm.Listeners]}
+				pod.Handed = &capture.Handed{Listeners: files[:pm.Listeners:pm.Listeners]}
 				files = files[pm.Listeners:]
 			}
 			pods = append(pods, pod)
@@ -201,8 +213,8 @@ func (p peer) receivePods() ([]Pod, error) {
 func (p peer) done() error {
 	m, files, err := p.receive()
 	closeAll(files)
-	if err == nil && m.Error != "" {
-		err = errors.New(m.Error)
+	if err == nil {
+		err = m.err()
 	}
 	return err
 }

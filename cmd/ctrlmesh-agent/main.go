@@ -57,6 +57,7 @@ func run(ctx context.Context, args []string) error {
 	fs.StringVar(&o.TokenFile, "token-file", "/var/run/secrets/ctrlmesh/token", "service-account token for the manager")
 	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/ctrlmesh", "keeps the last policies")
 	fs.StringVar(&o.RunDir, "run-dir", "/run/ctrlmesh", "keeps the serving certificate and the agents' own socket; in memory")
+	fs.StringVar(&o.PodDir, "pod-dir", "", "kept over restarts of the container, by its pod alone; in memory")
 	fs.StringVar(&o.CgroupDir, "cgroup-dir", "/host/sys/fs/cgroup", "the node's /sys/fs/cgroup")
 	fs.StringVar(&o.BPFDir, "bpf-dir", "/sys/fs/bpf", "the node's BPF file system")
 	fs.StringVar(&mode, "capture", "auto", "how pods are captured that do not say: ebpf, iptables, address, or auto for the first that works")
@@ -85,10 +86,12 @@ func run(ctx context.Context, args []string) error {
 	o.Version = version
 	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	if cleanup {
-		if err := agent.Cleanup(ctx, o); err != nil || !wait {
-			return err
-		}
-		return ready(ctx, o.ListenAddress)
+		return agent.Cleanup(ctx, o, func() error {
+			if !wait {
+				return nil
+			}
+			return ready(ctx, o.ListenAddress)
+		})
 	}
 	if o.Node == "" {
 		return errors.New("--node is empty: set it, or NODE_NAME, to the name of this node")

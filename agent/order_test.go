@@ -1,0 +1,193 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+)
+
+// offering is an agent that hands these pods over.
+type offering struct {
+	pods  []string
+	heard chan string
+}
+
+func (o offering) Admit(time.Duration) error { return nil }
+func (o offering) Offer(context.Context) (pods []handover.Pod, err error) {
+	for _, uid := range o.pods {
+		pods = append(pods, handover.Pod{UID: uid, Namespace: "ns", Name: "p", Handed: &capture.Handed{}})
+	}
+	return pods, nil
+}
+func (o offering) Yield(context.Context) error  { o.heard <- "yield"; return nil }
+func (o offering) Resume(context.Context) error { o.heard <- "resume"; return nil }
+func (o offering) Stop(context.Context) error   { return nil }
+
+// hold makes h the one that is asked at path.
+func hold(t *testing.T, path string, h handover.Holder) *handover.Socket {
+	t.Helper()
+	socket, err := handover.Listen(path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.NoError(t, socket.Take())
+	done := make(chan struct{})
+	go func() { defer close(done); socket.Serve(t.Context(), h) }()
+	t.Cleanup(func() { _ = socket.Close(); <-done })
+	return socket
+}
+
+func TestASuccessorThatCannotServeWhatItWasOfferedTakesNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pods    []string
+		cluster bool
+		process bool
+		err     string
+	}{
+		"what to redirect is not known": {pods: []string{uidA}, err: "not redirected"},
+		"a pod is not captured":         {pods: []string{uidA}, cluster: true, process: true, err: "not here"},
+		"a pod has no process now":      {pods: []string{uidA}, cluster: true},
+		"a node without pods":           {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, 0)
+			if tc.process {
+				if os.Getuid() != 0 {
+					t.Skip("needs root, for a network namespace")
+				}
+				r.process(t, "a", "198.18.7.7")
+			}
+			if tc.cluster {
+				require.NoError(t, r.store.SaveCluster(somewhere(t)))
+			}
+			path := filepath.Join(t.TempDir(), "sock")
+			heard := make(chan string, 1)
+			before := hold(t, path, offering{tc.pods, heard})
+
+			var err error
+			r.in(t, func() {
+				r.cluster = nil
+				var socket *handover.Socket
+				if socket, err = r.takeOver(t.Context(), path); err == nil {
+					_ = socket.Close()
+				}
+			})
+
+			if tc.err == "" {
+				require.NoError(t, err)
+				assert.Equal(t, "yield", <-heard)
+				assert.False(t, before.Current())
+				return
+			}
+			require.ErrorContains(t, err, tc.err)
+			assert.Equal(t, "resume", <-heard)
+			assert.True(t, before.Current())
+		})
+	}
+}
+
+func TestARefusalIsNotTakenForACrash(t *testing.T) {
+	r := start(t, 0)
+	path := filepath.Join(t.TempDir(), "sock")
+	before := hold(t, path, &cleaner{})
+	r.in(t, func() {
+		_, err := r.takeOver(t.Context(), path)
+		assert.ErrorContains(t, err, "being cleaned up")
+	})
+	assert.True(t, before.Current())
+}
+
+func TestNoEarlierAgentServesWhatWasCleanedUp(t *testing.T) {
+	c := &cleaner{born: 10}
+	assert.Error(t, c.Admit(9))
+	assert.Error(t, c.Admit(11), "not done")
+	c.done.Store(true)
+	assert.Error(t, c.Admit(9))
+	assert.NoError(t, c.Admit(11), "the mesh was installed again")
+}
+
+func TestACleanupThatFailsLeavesNoSocket(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{RunDir: dir, CgroupDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	err := Cleanup(t.Context(), o, func() error { t.Error("it is not clean"); return nil })
+	require.ErrorContains(t, err, "no unified cgroup hierarchy")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Empty(t, entries)
+}
+
+func TestAnAgentWhoseContainerIsRestartedIsAsOldAsItsPod(t *testing.T) {
+	first := Options{PodDir: t.TempDir(), RunDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	second := Options{PodDir: t.TempDir()}
+	old, err := first.born()
+	require.NoError(t, err)
+	young, err := second.born()
+	require.NoError(t, err)
+	assert.Less(t, old, young)
+	again, err := first.born()
+	require.NoError(t, err)
+	assert.Equal(t, old, again)
+
+	assert.True(t, first.admitted(t.Context(), old), "nobody serves")
+	r := start(t, 0)
+	r.mesh.born = young
+	socket := hold(t, first.socket(), holder{r.mesh})
+	assert.True(t, first.admitted(t.Context(), young))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	assert.False(t, first.admitted(ctx, old))
+
+	admitted := make(chan bool)
+	go func() { admitted <- first.admitted(t.Context(), old) }()
+	require.NoError(t, socket.Close())
+	assert.True(t, <-admitted, "the other is gone")
+}
+
+func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	toldToStop := start(t, 0)
+	require.NoError(t, holder{toldToStop.mesh}.Stop(t.Context()))
+	ctx, cancel := context.WithCancel(t.Context())
+	stays := make(chan error)
+	go func() { stays <- toldToStop.watchSuccessor(ctx, path) }()
+	r := start(t, 0)
+	socket := hold(t, path, offering{})
+	ends := make(chan error, 1)
+	go func() { ends <- r.watchSuccessor(t.Context(), path) }()
+
+	require.NoError(t, holder{r.mesh}.Yield(t.Context()))
+	require.NoError(t, socket.Close())
+
+	select {
+	case err := <-ends:
+		assert.ErrorContains(t, err, "starting anew")
+	case <-time.After(20 * time.Second):
+		t.Fatal("the node stays without an agent")
+	}
+	cancel()
+	assert.NoError(t, <-stays, "it was told to stop for good")
+}
+
+// The agent that hands over is the only one there is until it is told otherwise.
+func TestChecksGoOnUntilTheSuccessorServes(t *testing.T) {
+	r := start(t, 0)
+	socket := hold(t, filepath.Join(t.TempDir(), "sock"), offering{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); r.watchHealth(ctx, socket) }()
+	t.Cleanup(func() { cancel(); <-done })
+	_, err := holder{r.mesh}.Offer(t.Context())
+	require.NoError(t, err)
+	before := r.node.checks.Load()
+	require.Eventually(t, func() bool { return r.node.checks.Load() > before+1 }, 10*time.Second, 5*time.Millisecond)
+	assert.False(t, r.node.mends.Load(), "what the successor is about to redirect is its own")
+	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	require.Eventually(t, r.node.mends.Load, 10*time.Second, 5*time.Millisecond)
+}
