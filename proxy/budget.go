@@ -3,6 +3,7 @@ package proxy
 import (
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync/atomic"
 
@@ -50,43 +51,150 @@ func (a *account) give(n int64) {
 	}
 }
 
-// maxHeld is how many bytes the requests of one pod under way may hold, if no
-// other holds as much: a thousand short ones, or three thousand watches.
+// What the requests of one pod under way may hold, in bytes, if no other holds
+// as much. Those that may last have a part apart from the short ones, and those
+// about the lock one that nothing else can use: a renewal is in time whatever
+// else the pod, or any other, is at.
 const (
-	maxHeld = 96 << 20
+	maxHeld = 64 << 20 // six hundred short requests
 	ownHeld = 2 << 20
+	maxLong = 32 << 20 // a thousand watches
+	ownLong = 2 << 20
+	ownLock = 512 << 10
+	// maxRefusing is how many requests of a pod may hold the answer that they are
+	// beyond a bound. Further ones are cut off.
+	maxRefusing = 64
 )
 
-// requestWeight is what any request holds: stacks, and the small buffers on both
-// sides of it.
-const requestWeight = 32 << 10
+const (
+	// requestWeight is what any request holds: stacks, and the small buffers on
+	// both sides of it.
+	requestWeight = 32 << 10
+	// fieldWeight is what a field of a head holds beside its bytes.
+	fieldWeight = 128
+	// targetWeight is what a byte of a target can become while it is read: it may
+	// be a parameter, or a requirement of a selector.
+	targetWeight = 64
+)
 
-// weight is what x holds, in bytes, but for the bodies of locks.
-func (x *exchange) weight() int64 {
-	n := requestWeight + len(x.r.RequestURI)
-	for k, vv := range x.r.Header {
+// weight is what r holds, in bytes, whatever it asks.
+func weight(r *http.Request) int64 {
+	n := requestWeight + targetWeight*len(r.RequestURI)
+	for k, vv := range r.Header {
 		for _, v := range vv {
-			n += len(k) + len(v)
+			n += fieldWeight + len(k) + len(v)
 		}
 	}
-	if x.plan.route == short {
-		n += upstream.BufferSize
-	}
-	if x.r.ContentLength != 0 {
+	switch {
+	case r.ContentLength < 0:
 		n += receivePerStream
+	case r.ContentLength > 0:
+		n += int(min(r.ContentLength, receivePerStream))
 	}
 	return int64(n)
 }
 
-// hold takes n bytes from the pod's budget until the request is over, or
-// refuses the request.
-func (x *exchange) hold(n int64) *apierrors.StatusError {
-	x.held += n
-	if x.pod.held.take(n) {
+// admit takes what x holds before anything of it is read.
+func (x *exchange) admit() *apierrors.StatusError {
+	x.budget, x.held = &x.pod.held, weight(x.r)
+	if x.budget.take(x.held) {
 		return nil
 	}
+	if x.urgent() {
+		return x.charge(&x.pod.lock)
+	}
+	return x.beyond()
+}
+
+// urgent tells whether x is about the lock when there is no room to look closer.
+func (x *exchange) urgent() bool {
+	pol := x.pod.policy.Load()
+	if pol == nil || pol.lock == nil || x.held > ownLock/4 {
+		return false
+	}
+	info, refused := classify(x.r)
+	return refused == nil && pol.plan(info).urgent(info)
+}
+
+// assign charges x to the budget that its plan says, and what that plan holds.
+func (x *exchange) assign(upgrade bool) *apierrors.StatusError {
+	switch {
+	case x.plan.urgent(x.info):
+		return x.charge(&x.pod.lock)
+	case x.plan.route == stream || upgrade:
+		return x.charge(&x.pod.long)
+	}
+	return x.short()
+}
+
+// short charges x to the budget of short requests.
+func (x *exchange) short() *apierrors.StatusError {
+	if refused := x.charge(&x.pod.held); refused != nil {
+		return refused
+	}
+	return x.hold(upstream.BufferSize)
+}
+
+// charge moves what x holds to another budget of the pod.
+func (x *exchange) charge(to *account) *apierrors.StatusError {
+	if to == x.budget {
+		return nil
+	}
+	x.budget.give(x.held)
+	x.budget = to
+	if to.take(x.held) {
+		return nil
+	}
+	return x.beyond()
+}
+
+// hold takes n bytes more from x's budget until the request is over, or refuses
+// the request.
+func (x *exchange) hold(n int64) *apierrors.StatusError {
+	x.held += n
+	if x.budget.take(n) {
+		return nil
+	}
+	return x.beyond()
+}
+
+func (x *exchange) beyond() *apierrors.StatusError {
+	x.over = true
 	x.pod.bound("requests")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", x.pod.id)
+}
+
+// shed makes room before a request is told that it is beyond a bound, or cuts it
+// off.
+func (x *exchange) shed() {
+	if x.pod.refusing.Add(1) > maxRefusing {
+		x.pod.refusing.Add(-1)
+		panic(http.ErrAbortHandler)
+	}
+	x.refusing = true
+	accept := x.r.Header.Get("Accept")
+	x.strip()
+	if accept != "" {
+		x.r.Header = http.Header{"Accept": {accept[:min(len(accept), 4<<10)]}}
+	}
+}
+
+var nowhere = &url.URL{}
+
+// strip lets go of the head, which net/http keeps until it has done with the
+// request. The map itself may still be read on the way upstream.
+func (x *exchange) strip() {
+	x.r.Header, x.r.URL, x.r.RequestURI, x.r.Host = nil, nowhere, "", ""
+}
+
+// release gives back all that x holds.
+func (x *exchange) release() {
+	x.strip()
+	x.budget.give(x.held)
+	if x.refusing {
+		x.pod.refusing.Add(-1)
+	}
+	x.guard.release()
 }
 
 // readAll reads r whole, up to limit bytes. What it read counts twice: it is

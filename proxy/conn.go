@@ -18,23 +18,29 @@ import (
 const (
 	// maxConnections are one pod's, if no other has as many (pool).
 	maxConnections = 1024
-	ownConnections = 16
-	// maxHTTP2 connections have buffers of their own for bodies and heads of many
-	// streams; whoever opens more is served HTTP/1.1.
+	ownConnections = 32
+	// maxHTTP2 connections hold bodies and a head beside what streams are served;
+	// whoever opens more is served HTTP/1.1.
 	maxHTTP2   = 32
+	ownHTTP2   = 4
 	maxStreams = 512 // of one HTTP/2 connection
 	// maxHandshakes is how many may be computed at once: a pod that does nothing
 	// else must leave processor time to the others.
-	maxHandshakes  = 4
-	maxHeaderBytes = 1 << 20 // of one request, as the apiserver
-	// maxUnserved is what may be read on all connections that serve no request:
-	// handshakes and heads. Beyond it each may still send what is usual.
-	maxUnserved   = 8 << 20
-	usualUnserved = 16 << 10
+	maxHandshakes = 4
+	// maxHeaderBytes is of one request. The apiserver takes 1 MiB; clients of
+	// Kubernetes send two or three thousand.
+	maxHeaderBytes = 128 << 10
+	// maxUnserved is what handshakes and heads may hold on the connections that
+	// serve no request: a byte of them can become unservedWeight. An HTTP/2
+	// connection that serves some holds one head more, and maxHTTP2 says how many.
+	maxUnserved    = 64 << 20
+	ownUnserved    = 4 << 20
+	unservedWeight = 16
 
 	headerTimeout  = 10 * time.Second // the TLS handshake too
 	downstreamIdle = 120 * time.Second
-	// stall is how long a client may read nothing of what is sent to it.
+	// stall is how long a client may read nothing of what is sent to it, on a
+	// connection or an HTTP/2 stream.
 	stall = time.Minute
 
 	receivePerStream     = 64 << 10
@@ -103,7 +109,7 @@ type conn struct {
 	closed    atomic.Bool
 	upgraded  atomic.Bool // no deadlines hold
 	serving   atomic.Int32
-	unserved  atomic.Int64 // read while nothing was served
+	unserved  atomic.Int64 // of the pod's
 	deadline  atomic.Int64 // of writes was set then, Unix nanoseconds; 0: there is none
 }
 
@@ -138,8 +144,8 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 	if !slices.Contains(h.SupportedProtos, "h2") {
 		return nil, nil
 	}
-	if p.http2.Add(1) > maxHTTP2 {
-		p.http2.Add(-1)
+	if !p.http2.take(1) {
+		p.http2.give(1)
 		return p.http11, nil
 	}
 	c.http2.Store(true)
@@ -167,19 +173,20 @@ func (c *conn) leave() { c.serving.Add(-1) }
 
 func (c *conn) forgive() {
 	if n := c.unserved.Load(); n != 0 {
-		c.pod.unserved.Add(-c.unserved.Swap(0))
+		c.pod.unserved.give(c.unserved.Swap(0))
 	}
 }
 
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && c.serving.Load() == 0 {
-		mine := c.unserved.Add(int64(n))
-		total := c.pod.unserved.Add(int64(n))
+		read := int64(unservedWeight * n)
+		within := c.pod.unserved.take(read)
+		c.unserved.Add(read)
 		if c.closed.Load() {
 			c.forgive()
 		}
-		if total > maxUnserved && mine > usualUnserved {
+		if !within {
 			c.pod.bound("unserved bytes")
 			return 0, errTooMuch
 		}
@@ -231,7 +238,7 @@ func (c *conn) Close() error {
 
 func (c *conn) leaveHTTP2() {
 	if c.http2.Swap(false) {
-		c.pod.http2.Add(-1)
+		c.pod.http2.give(1)
 	}
 }
 

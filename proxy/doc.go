@@ -30,16 +30,28 @@
 //
 // Everything that a pod can make the proxy hold is bounded for that pod, by
 // refusing what is beyond: never by waiting in Accept (conn.go, budget.go).
-// Connections and what requests hold are bounded for the node too, at twice as
-// much, of which no pod gets more than is left for the others:
+// What has a second figure is bounded for the node too, at twice as much: each
+// pod has the second for itself, and beyond it never more than is left for the
+// others.
 //
-//	1024     connections, 32 of them HTTP/2 with 512 streams each
-//	8 MiB    of handshakes and heads that are not whole
-//	96 MiB   held by requests under way: 429 beyond
-//	1 MiB    the head of one request
-//	4, 8     handshakes computed at once, with the pod and with the apiserver
-//	100/s    requests dropped by the client before the answer, 1000 at once
-//	10 s     for a handshake or a head; 60 s without reading what is sent
+//	1024, 32       connections
+//	32, 4          of them HTTP/2, with 512 streams each; others get HTTP/1.1
+//	64, 4 MiB      what handshakes and heads that are not whole hold, taken as
+//	               16 times what was sent
+//	64, 2 MiB      held by short requests under way: 429 beyond
+//	32, 2 MiB      held by watches and other long ones: 429 beyond
+//	512 KiB        that only requests about the lock can use, before the 64 MiB
+//	64             requests told 429; further ones are cut off
+//	128 KiB        the head of one request: 431 beyond. The apiserver takes 1 MiB
+//	4, 8           handshakes computed at once, with the pod and with the apiserver
+//	100/s          requests dropped by the client before the answer, 1000 at once
+//	10 s           for a handshake or a head
+//	45 to 60 s     without reading anything on a connection
+//	60 s           without reading, on an HTTP/2 stream, the 64 KiB sent last
+//
+// A request is in its budget until net/http waits for the client no more. It is
+// weighed before it is looked at, as what its head can become: 128 bytes for each
+// field beside its own, 64 for each byte of the target.
 //
 // # Handing over
 //

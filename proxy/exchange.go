@@ -49,7 +49,9 @@ type exchange struct {
 	again  bool    // the policy changed under the request: start over
 
 	close   bool           // the client is to ask no more on this connection
-	held    int64          // bytes of the pod's budget
+	budget  *account       // of the pod's, that the request is in
+	held    int64          // bytes of it
+	over    bool           // the request is beyond it
 	initial *initialEvents // not nil: a watch whose initial events have not ended
 	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
 
@@ -58,6 +60,8 @@ type exchange struct {
 	code              int
 	bytes             int64
 	wrote, accounted  bool
+	refusing          bool // one of the maxRefusing
+	guard             *guard
 }
 
 // ServeHTTP serves one request of the pod.
@@ -73,7 +77,15 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.enter()
 		defer c.leave()
 	}
+	if r.ProtoMajor == 2 {
+		x.guard = newGuard(w, p.stall)
+	}
+	refused := x.admit()
 	defer x.finish()
+	if refused != nil {
+		x.refuse("bound", refused)
+		return
+	}
 	for x.serve(); x.again; x.serve() {
 		x.again = false
 	}
@@ -81,10 +93,10 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // finish runs however the request ended.
 func (x *exchange) finish() {
+	defer x.release()
 	if x.ticket != nil {
 		x.pod.ledger.leave(x.ticket)
 	}
-	x.pod.held.give(x.held)
 	v := recover()
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.panics.Inc()
@@ -100,6 +112,9 @@ func (x *exchange) finish() {
 	}
 	if v != nil {
 		panic(http.ErrAbortHandler)
+	}
+	if x.r.ProtoMajor == 2 && x.bytes > 0 {
+		x.flush() // or net/http does, and waits for the client when all was given back
 	}
 }
 
@@ -134,16 +149,16 @@ func (x *exchange) serve() {
 		return
 	}
 	x.plan = pol.plan(info)
-	if refused := x.hold(x.weight()); refused != nil {
-		x.refuse("bound", refused)
-		return
-	}
 	x.ctx, x.lock = x.r.Context(), nil
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
 	protocol, refused := upgradeOf(x.r, x.plan)
 	if refused != nil {
 		x.refuse("upgrade", refused)
+		return
+	}
+	if refused := x.assign(protocol != ""); refused != nil {
+		x.refuse("bound", refused)
 		return
 	}
 	stripHopByHop(x.r.Header)
@@ -162,6 +177,11 @@ func (x *exchange) serve() {
 	client := clients.main
 	if x.lock != nil {
 		client = clients.lock
+	} else if x.budget == &x.pod.lock { // its body says that it is not
+		if refused := x.short(); refused != nil {
+			x.refuse("bound", refused)
+			return
+		}
 	}
 	if protocol != "" {
 		x.upgrade(client, protocol)
@@ -236,9 +256,7 @@ func (x *exchange) sendHead(resp *http.Response) {
 	x.added = x.sent.Sub(x.start) + time.Since(x.head)
 	x.plan.meters.added.Observe(x.added.Seconds())
 	if x.plan.route == stream {
-		if f, ok := x.w.(http.Flusher); ok {
-			f.Flush() // a client of a quiet watch must see that it began
-		}
+		x.flush() // a client of a quiet watch must see that it began
 		if x.initial == nil {
 			x.settled.Store(time.Now().UnixNano())
 		}
@@ -282,7 +300,6 @@ func (x *exchange) copyStream(r io.Reader) {
 		m.Inc()
 		defer m.Dec()
 	}
-	flusher, _ := x.w.(http.Flusher)
 	small := make([]byte, 4<<10)
 	var big *upstream.Buf
 	defer func() {
@@ -300,9 +317,7 @@ func (x *exchange) copyStream(r io.Reader) {
 			if !x.write(p[:n]) {
 				return
 			}
-			if flusher != nil {
-				flusher.Flush()
-			}
+			x.flush()
 			if x.initial != nil && x.initial.passed(p[:n]) {
 				x.initial = nil
 				x.settled.Store(time.Now().UnixNano())
@@ -332,9 +347,20 @@ func (x *exchange) ended() bool {
 
 // write sends p to the client; false when it is gone.
 func (x *exchange) write(p []byte) bool {
+	x.guard.arm()
 	n, err := x.w.Write(p)
+	x.guard.disarm()
 	x.bytes += int64(n)
 	return err == nil
+}
+
+// flush sends what was written to the client.
+func (x *exchange) flush() {
+	if f, ok := x.w.(http.Flusher); ok {
+		x.guard.arm()
+		f.Flush()
+		x.guard.disarm()
+	}
 }
 
 // broken ends an answer that stopped half way so that the client sees that it
@@ -357,9 +383,14 @@ func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
 }
 
 func (x *exchange) answer(err *apierrors.StatusError) {
+	if x.over {
+		x.shed()
+	}
 	x.final(x.w.Header())
 	x.wrote, x.code = true, int(err.ErrStatus.Code)
+	x.guard.arm()
 	x.bytes += int64(status.Write(x.w, x.r, err))
+	x.guard.disarm()
 }
 
 func (x *exchange) refuseCertificate() {

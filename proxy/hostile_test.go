@@ -39,6 +39,11 @@ type siege struct {
 	before live
 }
 
+// held is what the pod's requests hold.
+func (s *siege) held() int64 {
+	return s.pod.held.taken.Load() + s.pod.long.taken.Load() + s.pod.lock.taken.Load()
+}
+
 type live struct {
 	heap       int64 // and stacks, after collection
 	goroutines int
@@ -109,10 +114,11 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		require.Zero(c, s.pod.held.taken.Load())
+		for _, a := range []*account{&s.pod.held, &s.pod.long, &s.pod.lock, &s.pod.unserved, &s.pod.http2} {
+			require.Zero(c, a.taken.Load())
+		}
 		require.Zero(c, s.pod.open.taken.Load())
-		require.Zero(c, s.pod.http2.Load())
-		require.Zero(c, s.pod.unserved.Load())
+		require.Zero(c, s.pod.refusing.Load())
 	}, 30*time.Second, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
 	s.t.Logf("hostile: attack=%s %s heap_kib=%d peak_kib=%d goroutines=%d after=%+d victim_n=%d victim_p50=%v victim_max=%v calm_p50=%v calm_max=%v",
@@ -210,14 +216,23 @@ func (s *siege) frames() *frames {
 }
 
 // ask begins a stream.
-func (f *frames) ask(method, path string, end bool) (id uint32, err error) {
+func (f *frames) ask(method, path string, end bool, fields ...[2]string) (id uint32, err error) {
 	f.head.Reset()
-	for _, h := range [][2]string{{":method", method}, {":scheme", "https"}, {":authority", "x"}, {":path", path}} {
+	for _, h := range append([][2]string{{":method", method}, {":scheme", "https"}, {":authority", "x"}, {":path", path}}, fields...) {
 		_ = f.enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
 	}
 	id = f.id
 	f.id += 2
-	return id, f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: f.head.Bytes(), EndStream: end, EndHeaders: true})
+	const most = 16 << 10 // of a frame
+	head := f.head.Bytes()
+	first := head[:min(len(head), most)]
+	err = f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: first, EndStream: end, EndHeaders: len(head) == len(first)})
+	for head = head[len(first):]; err == nil && len(head) > 0; {
+		piece := head[:min(len(head), most)]
+		head = head[len(piece):]
+		err = f.WriteContinuation(id, len(head) == 0, piece)
+	}
+	return id, err
 }
 
 // end reads what the server sends until it closes, and says how it ended.
@@ -275,21 +290,26 @@ func TestHostileSilence(t *testing.T) {
 	require.Eventually(t, func() bool { return s.pod.open.taken.Load() == 0 }, 5*time.Second, time.Millisecond)
 }
 
-// Heads that do not end.
+// Heads that do not end, of fields that hold many times what they are on the way.
 func TestHostileHeads(t *testing.T) {
 	s := newSiege(t, quick(0))
-	line := "X: " + strings.Repeat("x", 8<<10) + "\r\n"
-	s.under("heads", 48<<20, func() (func(), string) {
+	s.under("heads", 96<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
 		var wg sync.WaitGroup
-		for range 40 {
-			c := s.tls("http/1.1")
-			conns = append(conns, c)
+		for range 100 {
+			conns = append(conns, s.tls("http/1.1"))
+		}
+		for _, c := range conns {
 			wg.Go(func() {
 				_, _ = io.WriteString(c, "GET /version HTTP/1.1\r\nHost: x\r\n")
-				for range 100 { // 800 KiB of 1 MiB
-					n, err := io.WriteString(c, line)
+				for i := 0; i < 20_000; { // 120 KB of 128 KiB
+					var lines strings.Builder
+					for range 1000 {
+						fmt.Fprintf(&lines, "%04x:\n", i)
+						i++
+					}
+					n, err := io.WriteString(c, lines.String())
 					sent.Add(int64(n))
 					if err != nil {
 						return
@@ -298,10 +318,201 @@ func TestHostileHeads(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		require.Positive(t, testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "unserved bytes")))
-		require.LessOrEqual(t, s.pod.unserved.Load(), int64(maxUnserved+40*usualUnserved))
-		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.unserved.Load()>>10)
+		require.Eventually(t, func() bool {
+			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "unserved bytes")) > 0
+		}, 10*time.Second, time.Millisecond)
+		require.LessOrEqual(t, s.pod.unserved.taken.Load(), int64(maxUnserved))
+		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.unserved.taken.Load()>>10)
 	})
+}
+
+// Answers that no window is open for, to requests with large heads: they wait
+// inside the budget, and not for ever.
+func TestHostileWindows(t *testing.T) {
+	for name, head := range map[string]func(i int) [][2]string{
+		"one large field": func(int) [][2]string { return [][2]string{{"x", strings.Repeat("x", 100<<10)}} },
+		"tiny fields": func(int) (all [][2]string) {
+			for i := range 3000 {
+				all = append(all, [2]string{fmt.Sprintf("%03x", i), ""})
+			}
+			return all
+		},
+	} {
+		for what, path := range map[string]string{"refused": "/api/v1//secrets", "answered": "/api/v1/namespaces/a/secrets/b"} {
+			t.Run(name+" "+what, func(t *testing.T) {
+				s := newSiege(t, quick(0))
+				s.pod.stall = 3 * time.Second
+				s.policy(nil)
+				s.under("windows "+name+" "+what, 192<<20, func() (func(), string) {
+					var conns []*tls.Conn
+					const connections, streams = 4, 400
+					for range connections {
+						f := s.frames()
+						conns = append(conns, f.conn)
+						require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+						go func() { _, _ = f.end() }()
+						for i := range streams {
+							if _, err := f.ask("GET", path, true, head(i)...); err != nil {
+								break
+							}
+						}
+						require.NoError(t, f.w.Flush())
+					}
+					require.Eventually(t, func() bool { return s.pod.held.taken.Load() > maxHeld/4 }, 20*time.Second, time.Millisecond)
+					grown := measure().heap - s.before.heap
+					held := s.pod.held.taken.Load()
+					// The connections stay, and nothing of the streams.
+					require.Eventually(t, func() bool { return s.pod.held.taken.Load() == 0 }, 30*time.Second, 10*time.Millisecond)
+					s.pod.clients.Load().main.Close() // idle ones are not of the streams
+					return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
+				})
+			})
+		}
+	}
+}
+
+// What is being answered when a stream's window does not open is reset, be it
+// short or a watch; a quiet watch is not.
+func TestHostileStalledStreams(t *testing.T) {
+	event := bytes.Repeat([]byte("x"), 1<<10)
+	quiet := make(chan struct{})
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "quiet") {
+			w.(http.Flusher).Flush()
+			<-quiet
+		}
+		_, _ = w.Write(event)
+	}))
+	m.pod.stall = 300 * time.Millisecond
+	m.policy(nil)
+	s := &siege{mesh: m}
+	f := s.frames()
+	defer f.conn.Close()
+	require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+	var stalled [2]uint32
+	for i, path := range []string{"/api/v1/namespaces/a/secrets/b", "/api/v1/secrets?watch=1"} {
+		id, err := f.ask("GET", path, true)
+		require.NoError(t, err)
+		stalled[i] = id
+	}
+	watch, err := f.ask("GET", "/api/v1/namespaces/quiet/secrets?watch=1", true)
+	require.NoError(t, err)
+	require.NoError(t, f.w.Flush())
+	require.NoError(t, f.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	reset := map[uint32]bool{}
+	for len(reset) < len(stalled) {
+		frame, err := f.ReadFrame()
+		require.NoError(t, err)
+		if r, ok := frame.(*http2.RSTStreamFrame); ok {
+			reset[r.StreamID] = true
+		}
+	}
+	require.Equal(t, map[uint32]bool{stalled[0]: true, stalled[1]: true}, reset)
+	time.Sleep(2 * m.pod.stall) // the quiet one is not given up for being quiet
+	require.NoError(t, f.WriteWindowUpdate(watch, 4<<10))
+	require.NoError(t, f.w.Flush())
+	close(quiet)
+	for {
+		frame, err := f.ReadFrame()
+		require.NoError(t, err)
+		require.NotEqual(t, http2.FrameRSTStream, frame.Header().Type)
+		if frame.Header().StreamID == watch && frame.Header().Flags.Has(http2.FlagDataEndStream) {
+			break
+		}
+	}
+}
+
+// Targets and selectors that become many times what they were when they are read.
+func TestHostileTargetsThatGrow(t *testing.T) {
+	s := newSiege(t, quick(0))
+	s.policy(limit("shard=a"))
+	s.under("growing targets", 192<<20, func() (func(), string) {
+		var conns []*tls.Conn
+		for i := range 4 {
+			f := s.frames()
+			conns = append(conns, f.conn)
+			go func() { _, _ = f.end() }()
+			query := []string{"labelSelector=" + strings.Repeat("a,", 50<<10), strings.Repeat("a&", 50<<10)}[i%2]
+			for range 200 {
+				if _, err := f.ask("GET", "/api/v1/secrets?"+query, true); err != nil {
+					break
+				}
+			}
+			_ = f.w.Flush()
+		}
+		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
+		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, 10*time.Second, time.Millisecond)
+		return closeAll(conns), fmt.Sprintf("refused=%v", testutil.ToFloat64(refused))
+	})
+}
+
+// Whatever else this pod and others take, the lock is renewed; and watches leave
+// short requests what they need.
+func TestHostileNeighboursOfALock(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.policy(locked("s1"))
+	c := m.client(true)
+	const lease = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
+	body := `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"leases","namespace":"leases"},"spec":{"holderIdentity":"a"}}`
+	fill := func(a *account) { // as pods without number, and this one
+		for a.pool.free.Load() > 0 {
+			a.pool.free.Add(-a.pool.free.Load())
+		}
+		for a.take(1 << 10) {
+		}
+	}
+	get := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets/b", "").StatusCode }
+	watch := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets?watch=1", "").StatusCode }
+
+	fill(&m.pod.long)
+	require.Equal(t, 429, watch())
+	require.Equal(t, 200, get(), "watches leave short requests their own")
+	fill(&m.pod.held)
+	require.Equal(t, 429, get())
+	for range 20 {
+		require.Equal(t, 200, m.with(c, "PUT", lease+"/leases", body, "Content-Type", "application/json").StatusCode)
+		require.Equal(t, 200, m.with(c, "GET", lease+"/leases", "").StatusCode)
+		require.Equal(t, 200, m.with(c, "POST", lease, body, "Content-Type", "application/json").StatusCode)
+	}
+	other := strings.Replace(body, `"name":"leases"`, `"name":"other"`, 1)
+	require.Equal(t, 429, m.with(c, "POST", lease, other, "Content-Type", "application/json").StatusCode, "not the lock")
+	require.Equal(t, 429, m.with(c, "GET", lease+"/other", "").StatusCode)
+	require.Eventually(t, func() bool { return m.pod.lock.taken.Load() == 0 }, 5*time.Second, time.Millisecond, "nothing else is in the reserve")
+}
+
+// Refusals are bounded too: beyond so many the streams are reset.
+func TestHostileRefusals(t *testing.T) {
+	s := newSiege(t, quick(0))
+	s.pod.stall = 3 * time.Second
+	s.policy(nil)
+	held := s.pod.held.own
+	s.pod.held.own = -1 << 40 // nothing is left
+	s.under("refusals", 32<<20, func() (func(), string) {
+		f := s.frames()
+		require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+		resets := make(chan struct{}, 1000)
+		go func() {
+			for {
+				frame, err := f.ReadFrame()
+				if err != nil {
+					return
+				}
+				if _, ok := frame.(*http2.RSTStreamFrame); ok {
+					resets <- struct{}{}
+				}
+			}
+		}()
+		for range 300 {
+			_, err := f.ask("GET", "/version", true, [2]string{"x", strings.Repeat("x", 100<<10)})
+			require.NoError(t, err)
+		}
+		require.NoError(t, f.w.Flush())
+		for range 300 - maxRefusing {
+			<-resets
+		}
+		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.refusing.Load())
+	})
+	s.pod.held.own = held
 }
 
 func TestHostileHeadSizes(t *testing.T) {
@@ -414,8 +625,8 @@ func TestHostileReadingNothing(t *testing.T) {
 			opened = len(s.dialed())
 			return opened == before
 		}, 60*time.Second, time.Second)
-		require.LessOrEqual(t, s.pod.held.taken.Load(), int64(maxHeld))
-		return closeAll(conns), fmt.Sprintf("asked=%d refused=%v held_kib=%d upstream_connections=%d", asked, testutil.ToFloat64(refused), s.pod.held.taken.Load()>>10, opened)
+		require.LessOrEqual(t, s.held(), int64(maxHeld)+maxRefusing*(requestWeight+upstream.BufferSize+targetWeight*100))
+		return closeAll(conns), fmt.Sprintf("asked=%d refused=%v held_kib=%d upstream_connections=%d", asked, testutil.ToFloat64(refused), s.held()>>10, opened)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
 }
@@ -462,7 +673,7 @@ func TestHostileBodies(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		return func() { closeAll(conns)(); release() }, fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.held.taken.Load()>>10)
+		return func() { closeAll(conns)(); release() }, fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.held()>>10)
 	})
 }
 
@@ -485,7 +696,7 @@ func TestHostileSlowBodies(t *testing.T) {
 		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
 		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, 20*time.Second, time.Millisecond)
-		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.pod.held.taken.Load()>>10)
+		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.held()>>10)
 	})
 }
 
@@ -501,6 +712,8 @@ func TestHostileLockBodies(t *testing.T) {
 			c := s.tls("http/1.1")
 			conns = append(conns, c)
 			require.NoError(t, c.SetWriteDeadline(time.Now().Add(10*time.Second)))
+		}
+		for _, c := range conns {
 			wg.Go(func() {
 				_, _ = io.WriteString(c, "POST /apis/coordination.k8s.io/v1/namespaces/leases/leases HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
 				for range 45 { // of 48
@@ -513,8 +726,8 @@ func TestHostileLockBodies(t *testing.T) {
 		wg.Wait()
 		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, 10*time.Second, time.Millisecond)
-		require.LessOrEqual(t, s.pod.held.taken.Load(), int64(maxHeld)+16<<20)
-		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.pod.held.taken.Load()>>10)
+		require.LessOrEqual(t, s.held(), int64(maxHeld)+16<<20)
+		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.held()>>10)
 	})
 }
 
@@ -561,8 +774,8 @@ func TestHostileCertificates(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "unserved bytes")) > 0
 		}, 10*time.Second, time.Millisecond)
-		require.LessOrEqual(t, s.pod.unserved.Load(), int64(maxUnserved+80*usualUnserved))
-		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.Load()>>10)
+		require.LessOrEqual(t, s.pod.unserved.taken.Load(), int64(maxUnserved))
+		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.taken.Load()>>10)
 	})
 }
 

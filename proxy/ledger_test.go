@@ -205,7 +205,7 @@ func TestLongWordsAreNotKept(t *testing.T) {
 		runtime.ReadMemStats(&s)
 		return s.HeapAlloc
 	}
-	const turns, size = 8, 900 << 10
+	const turns, size = 64, 100 << 10
 	long := strings.Repeat("x", size)
 	m.with(c, "GET", "/apis/g/v1/namespaces/x/s/y/s/"+long, "")
 	before := heap()

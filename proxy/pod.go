@@ -55,11 +55,16 @@ type Pod struct {
 	// The pod's accounts, within the bounds in conn.go and budget.go.
 	open       account       // connections
 	empty      chan struct{} // gets a token when open becomes 0
-	http2      atomic.Int64  // of them, that speak HTTP/2
-	unserved   atomic.Int64  // bytes
-	held       account       // bytes
+	http2      account       // of them, that speak HTTP/2
+	unserved   account       // bytes, as what they become
+	held       account       // bytes of short requests
+	long       account       // bytes of those that may last
+	lock       account       // bytes of those about the lock
+	refusing   atomic.Int64  // requests that are told of a bound
 	handshakes chan struct{} // a token for each that is computed
 	dropped    *rate.Limiter // of requests
+
+	stall time.Duration // of an HTTP/2 stream
 
 	clients atomic.Pointer[clients]
 	policy  atomic.Pointer[policy]
@@ -79,7 +84,12 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
 		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
 		open:       account{pool: s.connections, own: ownConnections},
+		http2:      account{pool: s.http2, own: ownHTTP2},
+		unserved:   account{pool: s.unserved, own: ownUnserved},
 		held:       account{pool: s.held, own: ownHeld},
+		long:       account{pool: s.long, own: ownLong},
+		lock:       account{pool: s.held, own: ownLock},
+		stall:      stall,
 		empty:      make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),

@@ -92,9 +92,15 @@ type plan struct {
 	// stages edit the request in turn. The first that refuses it ends it.
 	stages []stage
 	route  route
+	lock   *lockStage // one of them, or nil
 	// upgrades: the resource is one whose connection may change protocol.
 	upgrades bool
 	meters   *meters
+}
+
+// urgent tells whether a request is about the lock, as far as its head says.
+func (p *plan) urgent(info *request.RequestInfo) bool {
+	return p.lock != nil && p.route == short && p.lock.concerns(info)
 }
 
 // stage edits one request on its way up, or refuses it.
@@ -138,7 +144,8 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		return out
 	}
 	if p.lock != nil && key.subresource == "" && lock.Kind(key.group, key.resource) {
-		out.stages = append(out.stages, &lockStage{lock: p.lock})
+		out.lock = &lockStage{lock: p.lock}
+		out.stages = append(out.stages, out.lock)
 	}
 	switch key.verb {
 	case "list", "watch", "deletecollection":

@@ -43,7 +43,7 @@ type Server struct {
 	notify  func(PodInfo, string, string)
 	metrics *metrics
 	// What the pods share, within their bounds.
-	connections, held *pool
+	connections, http2, unserved, held, long *pool
 
 	mu      sync.Mutex
 	cluster *upstream.Cluster
@@ -68,7 +68,8 @@ func New(c Config) (*Server, error) {
 	}
 	return &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
-		connections: newPool(maxConnections, ownConnections), held: newPool(maxHeld, ownHeld),
+		connections: newPool(maxConnections, ownConnections), http2: newPool(maxHTTP2, ownHTTP2),
+		unserved: newPool(maxUnserved, ownUnserved), held: newPool(maxHeld, ownHeld), long: newPool(maxLong, ownLong),
 	}, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
@@ -30,6 +31,11 @@ func (s *scopeStage) apply(x *exchange) *apierrors.StatusError {
 
 // lockStage exchanges the lock's name in requests about it.
 type lockStage struct{ lock *lock.Lock }
+
+// concerns tells whether a request for one object is about the lock, or may be.
+func (s *lockStage) concerns(info *request.RequestInfo) bool {
+	return s.lock.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == s.lock.Namespace()
+}
 
 func (s *lockStage) apply(x *exchange) *apierrors.StatusError {
 	if x.info.Namespace != s.lock.Namespace() {
