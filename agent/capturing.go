@@ -106,9 +106,9 @@ func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 }
 
 // lookAtCaptured releases the pods that are in another network namespace, and no
-// longer in the captured one, to be captured anew: their sandbox was replaced. A pod that shows no process is left
-// as it is, for it may be between two of them; what is gone for good, the runtime
-// or the pod watch tells.
+// longer in the captured one, to be captured anew: their sandbox was replaced. A
+// pod that shows no process is left as it is, for it may be between two of them;
+// what is gone for good, the runtime or the pod watch tells.
 func (m *mesh) lookAtCaptured() {
 	captured := map[string]bool{}
 	for uid, mb := range m.members {

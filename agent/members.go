@@ -136,6 +136,9 @@ func (m *mesh) drop(uid string, mb *member) {
 
 // capturable says why a pod cannot be captured; "" when it can.
 func (m *mesh) capturable(mb *member) string {
+	if mb.pod.Static {
+		return "the kubelet runs the pod from a file of its own, where the mesh cannot make it trust the proxy: run it by a DaemonSet"
+	}
 	if mb.pod.Trust == "" && !mb.restored {
 		return "the pod was made before the mesh was there to admit it: delete it, so that its controller makes it anew"
 	}

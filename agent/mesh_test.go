@@ -187,6 +187,15 @@ func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
 	assert.Contains(t, r.members["a"].problem, "delete it, so that its controller makes it anew")
 }
 
+func TestAStaticPodIsToldWhyItIsNotCaptured(t *testing.T) {
+	r := start(t, 0)
+	p := pod("a", v1alpha1.TrustMesh)
+	p.Annotations[corev1.MirrorPodAnnotationKey] = "d41d8cd98f00b204e9800998ecf8427e"
+	r.create(t, p)
+	r.soon(t, "the reason", func() bool { return r.members["a"] != nil && r.members["a"].problem != "" })
+	assert.Contains(t, r.members["a"].problem, "DaemonSet")
+}
+
 // A pod that cannot be captured is looked at forty times a second, and told of once.
 func TestAProblemIsLoggedOnce(t *testing.T) {
 	r := start(t, 0)

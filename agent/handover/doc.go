@@ -4,8 +4,10 @@
 // The agent that serves listens on a unix socket in the node's run directory.
 // Its successor asks there, gets each pod's listeners as file descriptors, serves
 // them, and says so: only then does the first let go. A cleaner asks it to stop
-// for good. Whoever's socket is at the path is the one that serves: an agent that
-// finds another's there has been given up for dead, and yields.
+// for good, and then holds its place, so that no agent comes back meanwhile. Of two
+// agents the one of the later pod stays: the other is refused. Whoever's socket is
+// at the path is the one that serves: an agent that finds another's there, or none,
+// has been given up for dead, and yields.
 //
 // Messages are JSON, one to a packet. What a reader does not know it ignores, so
 // that agents of different versions understand each other.

@@ -268,7 +268,7 @@ func TestWhatIsNotUnderstoodIsAnsweredAndWhatIsNewIgnored(t *testing.T) {
 		return string(b[:n])
 	}
 
-	assert.Contains(t, ask(`{"ask":"dance"}`), `cannot`)
+	assert.JSONEq(t, `{"error":"cannot \"dance\""}`, ask(`{"ask":"dance"}`), "which refuses nothing")
 	assert.Empty(t, ask(`not JSON`))
 	assert.JSONEq(t, `{}`, ask(`{"ask":"stop","gently":true}`))
 	first.hears(t, "stop")

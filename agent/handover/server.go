@@ -211,7 +211,7 @@ func (p peer) conclude(err error) error {
 
 func answerOf(err error) (m message) {
 	if err != nil {
-		m.Error = err.Error()
+		m.Error, m.Refused = err.Error(), true
 	}
 	return m
 }

@@ -47,16 +47,21 @@ type message struct {
 	Pods  []podMessage `json:"pods,omitempty"`
 	More  bool         `json:"more,omitempty"` // another message with pods follows
 	Error string       `json:"error,omitempty"`
+	// Refused says that what was asked was understood.
+	Refused bool `json:"refused,omitempty"`
 }
 
 // ErrRefused is the word of an agent that lives, and gives nothing away.
 var ErrRefused = errors.New("the one that holds this node's pods refuses")
 
 func (m message) err() error {
-	if m.Error == "" {
+	switch {
+	case m.Error == "":
 		return nil
+	case m.Refused:
+		return fmt.Errorf("%w: %s", ErrRefused, m.Error)
 	}
-	return fmt.Errorf("%w: %s", ErrRefused, m.Error)
+	return errors.New(m.Error)
 }
 
 // podMessage is a Pod; its listeners are the message's next files.

@@ -41,9 +41,11 @@ type Sandbox struct {
 type Handler interface {
 	// Started is told of a sandbox before it has a container. The runtime waits.
 	Started(ctx context.Context, s Sandbox)
-	// Stopped is told when its containers have ended for good.
+	// Stopped is told when its containers have ended for good, and again when it is
+	// thrown away: then the pod may have another sandbox by now.
 	Stopped(ctx context.Context, s Sandbox)
-	// Known is told what sandboxes there are, after the runtime was lost too.
+	// Known is told what sandboxes there are, after the runtime was lost too. Those
+	// that have ended are among them, in any order.
 	Known(ctx context.Context, all []Sandbox)
 }
 

@@ -25,6 +25,9 @@ type Pod struct {
 	Capture string
 	// HostNetwork is true for a pod without a network namespace of its own.
 	HostNetwork bool
+	// Static is true for a pod that the kubelet has from a file: what the API shows
+	// is a mirror, by another uid, and no admission changes the pod itself.
+	Static bool
 	// Created is when the API made it, by the apiserver's clock.
 	Created time.Time
 	// Ended is true once all its containers ended for good.
@@ -83,6 +86,7 @@ func (w *Watcher) List() map[string]Pod {
 			Trust:       p.Annotations[v1alpha1.TrustAnnotation],
 			Capture:     p.Annotations[v1alpha1.CaptureAnnotation],
 			HostNetwork: p.Spec.HostNetwork,
+			Static:      p.Annotations[corev1.MirrorPodAnnotationKey] != "",
 			Created:     p.CreationTimestamp.Time,
 			Ended:       p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		}
@@ -99,7 +103,7 @@ func reduce(o any) (any, error) {
 	kept := &corev1.Pod{}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = p.Namespace, p.Name, p.UID, p.ResourceVersion
 	kept.CreationTimestamp = p.CreationTimestamp
-	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation} {
+	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation, corev1.MirrorPodAnnotationKey} {
 		if v := p.Annotations[key]; v != "" {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, key, v)
 		}
