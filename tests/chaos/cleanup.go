@@ -90,7 +90,7 @@ const traces = `
 find /sys/fs/bpf -mindepth 1 ! -name '*.debug' -printf 'pin %p\n'
 for dir in /var/lib/ctrlmesh /run/ctrlmesh; do [ ! -d $dir ] || find $dir -mindepth 1 -printf 'file %p\n'; done
 find /run/nri /var/run/nri /opt/nri -path '*ctrlmesh*' -printf 'file %p\n' 2>/dev/null
-grep ctrlmesh /proc/self/mountinfo | sed 's/^/mount /'
+awk '$5 ~ /ctrlmesh/ {print "mount", $5}' /proc/self/mountinfo
 grep ctrlmesh /proc/net/unix | sed 's/^/socket /'
 for p in $(pidof ctrlmesh-agent ctrlmesh-manager); do echo "process $p"; done
 for t in iptables-save ip6tables-save iptables-legacy-save ip6tables-legacy-save 'nft list ruleset'; do $t 2>/dev/null | grep -i ctrlmesh | sed 's/^/rule /'; done

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -189,15 +188,34 @@ func printLeft(cgroup, text string) error {
 }
 
 // printForeign prints the TCP sockets in a pod's network namespace that belong to
-// no process in it.
+// no process in it, and stay: the pod's own come and go between two looks.
 func printForeign(uid string) error {
 	netns, err := netnsOf(uid)
 	if err != nil {
 		return err
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
+	before, err := foreign(netns)
 	if err != nil {
 		return err
+	}
+	time.Sleep(300 * time.Millisecond)
+	after, err := foreign(netns)
+	if err != nil {
+		return err
+	}
+	for inode, socket := range after {
+		if before[inode] != "" {
+			fmt.Println(socket)
+		}
+	}
+	return nil
+}
+
+// foreign are the sockets of a network namespace without those of its processes, by inode.
+func foreign(netns string) (map[string]string, error) {
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
 	}
 	own, inside := map[string]bool{}, ""
 	for _, p := range processes {
@@ -212,24 +230,22 @@ func printForeign(uid string) error {
 			}
 		}
 	}
+	out := map[string]string{}
 	for _, table := range []string{"tcp", "tcp6"} {
-		f, err := os.Open(filepath.Join(inside, "net", table))
+		text, err := os.ReadFile(filepath.Join(inside, "net", table))
 		if err != nil {
-			return fmt.Errorf("reading the sockets of the pod: %w", err)
+			return nil, fmt.Errorf("reading the sockets of the pod: %w", err)
 		}
-		for lines := bufio.NewScanner(f); lines.Scan(); {
+		for line := range strings.Lines(string(text)) {
 			// sl local remote state ... inode: 0 of one that nobody holds any more
-			fields := strings.Fields(lines.Text())
-			if len(fields) < 10 || fields[9] == "0" || own["socket:["+fields[9]+"]"] {
+			fields := strings.Fields(line)
+			if len(fields) < 10 || fields[0] == "sl" || fields[9] == "0" || own["socket:["+fields[9]+"]"] {
 				continue
 			}
-			if _, err := strconv.Atoi(fields[9]); err == nil {
-				fmt.Println(table, "socket", fields[1], fields[2], "state", fields[3])
-			}
+			out[fields[9]] = strings.Join([]string{table, "socket", fields[1], fields[2], "state", fields[3]}, " ")
 		}
-		f.Close()
 	}
-	return nil
+	return out, nil
 }
 
 // netnsOf is the network namespace of a pod, found by its cgroup.
