@@ -233,7 +233,8 @@ func (m *member) latency(from, to time.Time) (worst time.Duration, failed string
 	var took []time.Duration
 	for _, b := range stretch(all, from, to) {
 		took = append(took, b.end().Sub(b.Start))
-		if !b.good() && !(b.Code == http.StatusTooManyRequests && strings.Contains(b.Error, fairness)) {
+		refusedAbove := b.Code == http.StatusTooManyRequests && strings.Contains(b.Error, fairness)
+		if !b.good() && !refusedAbove {
 			failed = b.String()
 		}
 	}
