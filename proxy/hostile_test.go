@@ -376,6 +376,7 @@ func TestHostileWindows(t *testing.T) {
 func TestHostileStalledStreams(t *testing.T) {
 	event := bytes.Repeat([]byte("x"), 1<<10)
 	quiet := make(chan struct{})
+	speak := sync.OnceFunc(func() { close(quiet) })
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, "quiet") {
 			w.(http.Flusher).Flush()
@@ -383,6 +384,7 @@ func TestHostileStalledStreams(t *testing.T) {
 		}
 		_, _ = w.Write(event)
 	}))
+	t.Cleanup(speak) // before the apiserver is closed
 	m.pod.stall = 300 * time.Millisecond
 	m.policy(nil)
 	s := &siege{mesh: m}
@@ -411,7 +413,7 @@ func TestHostileStalledStreams(t *testing.T) {
 	time.Sleep(2 * m.pod.stall) // the quiet one is not given up for being quiet
 	require.NoError(t, f.WriteWindowUpdate(watch, 4<<10))
 	require.NoError(t, f.w.Flush())
-	close(quiet)
+	speak()
 	for {
 		frame, err := f.ReadFrame()
 		require.NoError(t, err)
