@@ -137,7 +137,7 @@ func TestAnAgentWhoseContainerIsRestartedIsAsOldAsItsPod(t *testing.T) {
 
 	assert.True(t, first.admitted(t.Context(), old), "nobody serves")
 	r := start(t, 0)
-	r.mesh.born = young
+	r.born = young
 	socket := hold(t, first.socket(), holder{r.mesh})
 	assert.True(t, first.admitted(t.Context(), young))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

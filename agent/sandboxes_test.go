@@ -29,7 +29,7 @@ func capturing(t *testing.T) *running {
 	r := start(t, 0)
 	method, err := capture.Open(capture.Config{Mode: capture.Address, Address: "127.0.0.1:0", PinDir: filepath.Join(t.TempDir(), "no-bpf")})
 	require.NoError(t, err)
-	r.in(t, func() { r.mesh.capture = method })
+	r.in(t, func() { r.capture = method })
 	require.NoError(t, r.SetCluster(somewhere(t)))
 	return r
 }
