@@ -61,6 +61,9 @@ func (m *mesh) uncaptured(mb *member, why string) {
 }
 
 func (m *mesh) capturePod(mb *member, f pods.Found) error {
+	if capture.Mode(mb.pod.Capture) == capture.Address && len(mb.pod.Addresses) == 0 && !mb.starting {
+		return nil // the API will tell; a pod that runs is not asked
+	}
 	ns, err := m.locator.Open(mb.pod.UID, f.PIDs, mb.pod.HostNetwork, 0)
 	if err != nil || ns == nil {
 		return err
@@ -68,7 +71,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	defer ns.Close()
 	request := capture.Request{
 		UID: mb.pod.UID, NetNS: ns.Path(), HostNetwork: mb.pod.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(mb.pod.Capture),
-		FailOpen: mb.policy.GetFailOpen() && !mb.gone, Handed: mb.handed,
+		Addresses: mb.pod.Addresses, FailOpen: mb.policy.GetFailOpen() && !mb.gone, Handed: mb.handed,
 	}
 	start := time.Now()
 	mb.handed = nil // the method's, whatever it returns
@@ -77,6 +80,9 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 		return err
 	}
 	mb.netns, mb.cgroup, mb.captured, mb.failOpen, mb.problem = ns.Inode, request.Cgroup, captured, request.FailOpen, ""
+	if len(mb.pod.Addresses) == 0 {
+		mb.pod.Addresses = captured.Addresses() // for the next agent
+	}
 	mb.proxied = m.proxy.Pod(proxy.PodInfo{
 		UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
 		RequireToken: captured.Mode() == capture.Address,

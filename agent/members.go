@@ -31,6 +31,7 @@ type member struct {
 	netns    uint64 // inode of the captured network namespace
 	cgroup   uint64 // of the pod, under hostNetwork
 	sandbox  string // the runtime's name of it; "" while that is not known for certain
+	starting bool   // no container of it runs yet
 	handed   *capture.Handed
 	captured *capture.Pod
 	failOpen bool // captured knows
@@ -56,6 +57,14 @@ func (m *mesh) syncPods() {
 		if mb == nil {
 			mb = &member{since: time.Now()}
 			m.members[uid] = mb
+		}
+		switch {
+		case len(pod.Addresses) == 0:
+			pod.Addresses = mb.pod.Addresses // the runtime's word
+		case mb.captured != nil:
+			if err := mb.captured.SetAddresses(pod.Addresses); err != nil {
+				m.logger.Error("telling a pod by its addresses", "pod", pod.String(), "error", err)
+			}
 		}
 		mb.pod, mb.restored, mb.told = pod, false, time.Time{}
 		mb.fresh = mb.fresh || pod.Created.After(m.started)

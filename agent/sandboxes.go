@@ -22,8 +22,10 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 			s.lookAt(map[string]bool{b.Pod.UID: true})
 		}
 		if mb.captured == nil {
-			mb.fresh, mb.since = true, time.Now()
+			mb.fresh, mb.since, mb.starting = true, time.Now(), true
+			mb.pod.Addresses = b.Pod.Addresses
 			s.captureThese(map[string]bool{b.Pod.UID: true})
+			mb.starting = false
 		}
 		if mb.captured != nil {
 			s.metrics.enrolmentSeconds.Observe(time.Since(start).Seconds())
@@ -97,6 +99,9 @@ func (s sandboxes) enrol(b nri.Sandbox) *member {
 	}
 	if mb.pod.UID == "" || mb.restored {
 		mb.pod, mb.restored, mb.told = b.Pod, false, time.Now()
+	}
+	if len(mb.pod.Addresses) == 0 {
+		mb.pod.Addresses = b.Pod.Addresses
 	}
 	mb.sandbox = b.ID
 	return mb

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
@@ -99,7 +101,15 @@ func TestTheEndOfAnEarlierSandboxIsNotThatOfThePod(t *testing.T) {
 		s := sandboxes{r.mesh}
 		s.Known(t.Context(), order)
 		before, _ := r.captured(t)
+		require.Nil(t, before, "a pod that runs is not asked for its address")
+		known := netip.MustParseAddr("198.18.7.1")
+		for i := range order {
+			order[i].Pod.Addresses = []netip.Addr{known}
+		}
+		s.Known(t.Context(), order)
+		before, _ = r.captured(t)
 		require.NotNil(t, before)
+		require.Equal(t, []netip.Addr{known}, before.Addresses())
 
 		s.Stopped(t.Context(), sandbox("dead"))
 		s.Stopped(t.Context(), sandbox("live")) // while its process is there: it is not true
@@ -162,6 +172,7 @@ func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
 		end := r.process(t, "a", "198.18.7.5")
 		p := pod(uidA, v1alpha1.TrustMesh)
 		p.Annotations[v1alpha1.CaptureAnnotation] = v1alpha1.CaptureAddress
+		p.Status.PodIPs = []corev1.PodIP{{IP: "198.18.7.5"}}
 		r.create(t, p)
 		r.soon(t, "the capture", func() bool { return r.members[uidA] != nil && r.members[uidA].captured != nil })
 		require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open}))

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -17,12 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// queueLength is how many of a pod's connections wait to be accepted.
-	queueLength = 128
-	// maxAddresses is how many addresses a pod is known by.
-	maxAddresses = 32
-)
+// queueLength is how many of a pod's connections wait to be accepted.
+const queueLength = 128
 
 // address redirects nothing. Pods connect to the agent's own address, and are
 // told apart by theirs.
@@ -87,8 +82,11 @@ func (a *address) hostNetwork() error {
 
 func (a *address) lastPort(*Pod) uint16 { return 0 }
 
-// redirect makes the pod known by the addresses that it has now.
+// redirect makes the pod known by its addresses.
 func (a *address) redirect(_ context.Context, p *Pod) error {
+	if len(p.addresses) > 0 {
+		return a.know(p, p.addresses, p.given)
+	}
 	addresses, err := addressesOf(p.netns)
 	if err != nil {
 		return err
@@ -96,10 +94,20 @@ func (a *address) redirect(_ context.Context, p *Pod) error {
 	if len(addresses) == 0 {
 		return errors.New("the pod has no address yet to know it by")
 	}
+	return a.know(p, addresses, false)
+}
+
+// know makes the pod known by addresses. Those that it has itself shown give way
+// to those that are given.
+func (a *address) know(p *Pod, addresses []netip.Addr, given bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, at := range addresses {
-		if other := a.pods[at]; other != nil && other.uid != p.uid && has(other, at) {
+		other := a.pods[at]
+		if other == nil || other.uid == p.uid || given && !other.given {
+			continue
+		}
+		if has(other, at) {
 			return fmt.Errorf("the pod has the address %s, which pod %s has too: they cannot be told apart", at, other.uid)
 		}
 	}
@@ -107,17 +115,25 @@ func (a *address) redirect(_ context.Context, p *Pod) error {
 	for _, at := range addresses {
 		a.pods[at] = p
 	}
+	p.addresses, p.given = addresses, given
 	return nil
 }
 
 // has tells whether a pod still has an address: a pod that is gone, but not yet
 // released, may have lost it to another.
 func has(p *Pod, at netip.Addr) bool {
-	addresses, err := addressesOf(p.netns)
-	return err != nil || slices.Contains(addresses, at)
+	return !errors.Is(inNetNS(p.netns, func() error {
+		var config net.ListenConfig
+		l, err := config.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(at, 0).String())
+		if err == nil {
+			err = l.Close()
+		}
+		return err
+	}), unix.EADDRNOTAVAIL)
 }
 
-// addressesOf are the addresses in a network namespace by which others can know it.
+// addressesOf are the first addresses, of either family, in a network namespace
+// by which others can know it.
 func addressesOf(namespace *os.File) ([]netip.Addr, error) {
 	conn, err := namespace.SyscallConn()
 	if err != nil {
@@ -131,15 +147,17 @@ func addressesOf(namespace *os.File) ([]netip.Addr, error) {
 		return nil, fmt.Errorf("look for the pod's addresses: %w", err)
 	}
 	defer handle.Close()
-	found, err := handle.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("list the pod's addresses: %w", err)
-	}
 	var addresses []netip.Addr
-	for _, f := range found {
-		at, ok := netip.AddrFromSlice(f.IP)
-		if at = at.Unmap(); ok && at.IsGlobalUnicast() && len(addresses) < maxAddresses {
-			addresses = append(addresses, at)
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		found, err := handle.AddrList(nil, family)
+		if err != nil {
+			return nil, fmt.Errorf("list the pod's addresses: %w", err)
+		}
+		for _, f := range found {
+			if at, ok := netip.AddrFromSlice(f.IP); ok && at.Unmap().IsGlobalUnicast() {
+				addresses = append(addresses, at.Unmap())
+				break
+			}
 		}
 	}
 	return addresses, nil

@@ -104,6 +104,54 @@ func TestAddressOfTwo(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestAddressThatIsKnown wins over one that a pod gave itself, whoever came first.
+func TestAddressThatIsKnown(t *testing.T) {
+	w := newWorld(t)
+	pod, thief := w.pod(), w.pod()
+	m := w.agent(byAddress.config(t))
+	pod4, pod6 := pod.addresses(1)
+	thief4, _ := thief.addresses(2)
+	thief.address("lo", pod4.String()+"/32")
+	squatter := captured(t, m, "00000000-0000-4000-8000-000000000002", thief, "thief")
+	require.Equal(t, pod4, squatter.Addresses()[0])
+
+	r := request(m, uid, pod)
+	r.Addresses = []netip.Addr{pod4, pod6}
+	p, err := m.Capture(r)
+	require.NoError(t, err)
+	require.Equal(t, r.Addresses, p.Addresses())
+	answer(t, "mesh", p.Listeners()...)
+	for _, to := range agents {
+		who, _, err := client{}.connect(pod, to)
+		require.NoError(t, err)
+		require.Equal(t, "mesh", who)
+	}
+	require.NoError(t, squatter.Release())
+	who, _, err := client{}.connect(pod, agent4)
+	require.NoError(t, err)
+	require.Equal(t, "mesh", who, "it was no longer the squatter's to let go")
+
+	// What it has beside what is known, it is not known by.
+	r = request(m, "00000000-0000-4000-8000-000000000002", thief)
+	r.Addresses = []netip.Addr{thief4}
+	p, err = m.Capture(r)
+	require.NoError(t, err)
+	require.Equal(t, []netip.Addr{thief4}, p.Addresses())
+	require.ErrorContains(t, p.SetAddresses([]netip.Addr{pod4}), uid)
+
+	// A sandbox made anew has others.
+	anew := netip.MustParseAddr("198.18.2.77")
+	thief.address("eth0", anew.String()+"/24")
+	answer(t, "anew", p.Listeners()...)
+	require.NoError(t, p.SetAddresses([]netip.Addr{anew}))
+	who, _, err = client{bind: anew}.connect(thief, agent4)
+	require.NoError(t, err)
+	require.Equal(t, "anew", who)
+	who, _, err = client{bind: thief4}.connect(thief, agent4)
+	require.NoError(t, err)
+	require.Empty(t, who)
+}
+
 // TestPodWithoutAddress is one whose network is not there yet.
 func TestPodWithoutAddress(t *testing.T) {
 	w := newWorld(t)

@@ -75,6 +75,10 @@ type Request struct {
 	// its directory. It tells the pod's connections from those that agents make for
 	// it, and the pod itself from others under hostNetwork.
 	Cgroup uint64
+	// Addresses are what a pod captured by Address is known by, as the API or the
+	// runtime says. Without them they are looked for in NetNS, once: that must be
+	// before a container of the pod runs, which could give itself another's.
+	Addresses []netip.Addr
 	// FailOpen lets the pod go direct while no agent serves it, where the way of
 	// capture can tell.
 	FailOpen bool

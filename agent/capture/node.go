@@ -241,6 +241,9 @@ func (n *node) capture(r Request) (*Pod, error) {
 	}
 
 	p := &Pod{uid: id, node: n, way: way, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	if way.mode() == Address {
+		p.addresses, p.given = r.Addresses, len(r.Addresses) > 0
+	}
 	if err := p.open(r.Handed); err != nil {
 		return nil, errors.Join(err, p.closeFiles())
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -23,6 +24,8 @@ type Pod struct {
 	cookie    uint64             // of the network namespace, 0 where the kernel gives none
 	port      uint16             // of all sockets
 	sockets   []*net.TCPListener // in the network namespace; none when captured by Address
+	addresses []netip.Addr       // that it is known by, when captured by Address; under node.mu
+	given     bool               // addresses were, by who knows; under node.mu
 	queue     *queue             // of connections to the agent's own address, when captured by Address
 	listeners []net.Listener
 
@@ -46,6 +49,24 @@ func (p *Pod) Listeners() []net.Listener { return p.listeners }
 // listeners, ends the redirection and lets go of the network namespace. A
 // redirection that another agent has taken over meanwhile stays.
 func (p *Pod) Release() error { return p.node.release(p) }
+
+// Addresses are what the pod is known by, if it is captured by Address.
+func (p *Pod) Addresses() []netip.Addr {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	return p.addresses
+}
+
+// SetAddresses changes what the pod is known by to what the API says.
+func (p *Pod) SetAddresses(addresses []netip.Addr) error {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	a, ok := p.way.(*address)
+	if !ok || p.node.pods[p.uid.String()] != p {
+		return nil
+	}
+	return a.know(p, addresses, true)
+}
 
 // Mode is the way the pod was captured.
 func (p *Pod) Mode() Mode { return p.way.mode() }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -174,10 +175,17 @@ func labelled(s *api.PodSandbox) (Sandbox, bool) {
 	if s.GetLabels()[v1alpha1.EnableProxyLabel] != "true" || trust == "" || s.GetUid() == "" {
 		return Sandbox{}, false
 	}
+	var addresses []netip.Addr
+	for _, ip := range s.GetIps() { // not every runtime says
+		if at, err := netip.ParseAddr(ip); err == nil {
+			addresses = append(addresses, at.Unmap())
+		}
+	}
 	return Sandbox{ID: s.GetId(), Pod: pods.Pod{
 		UID: s.GetUid(), Namespace: s.GetNamespace(), Name: s.GetName(),
 		Trust:       trust,
 		Capture:     s.GetAnnotations()[v1alpha1.CaptureAnnotation],
+		Addresses:   addresses,
 		HostNetwork: hostNetwork(s),
 	}}, true
 }

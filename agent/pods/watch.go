@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,8 @@ type Pod struct {
 	// Capture is the way of capture that the pod was created for; empty if the
 	// agent chooses.
 	Capture string
+	// Addresses are the pod's, as far as the API or the runtime has said.
+	Addresses []netip.Addr
 	// HostNetwork is true for a pod without a network namespace of its own.
 	HostNetwork bool
 	// Static is true for a pod that the kubelet has from a file: what the API shows
@@ -85,6 +88,7 @@ func (w *Watcher) List() map[string]Pod {
 			UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
 			Trust:       p.Annotations[v1alpha1.TrustAnnotation],
 			Capture:     p.Annotations[v1alpha1.CaptureAnnotation],
+			Addresses:   addresses(p.Status.PodIPs),
 			HostNetwork: p.Spec.HostNetwork,
 			Static:      p.Annotations[corev1.MirrorPodAnnotationKey] != "",
 			Created:     p.CreationTimestamp.Time,
@@ -109,8 +113,17 @@ func reduce(o any) (any, error) {
 		}
 	}
 	kept.Spec.HostNetwork = p.Spec.HostNetwork
-	kept.Status.Phase = p.Status.Phase
+	kept.Status.Phase, kept.Status.PodIPs = p.Status.Phase, p.Status.PodIPs
 	return kept, nil
+}
+
+func addresses(ips []corev1.PodIP) (known []netip.Addr) {
+	for _, ip := range ips {
+		if at, err := netip.ParseAddr(ip.IP); err == nil {
+			known = append(known, at.Unmap())
+		}
+	}
+	return known
 }
 
 // PollInterval is how often a pod whose namespace is not there yet is looked for.
