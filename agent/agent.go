@@ -103,10 +103,10 @@ func Run(told context.Context, o Options) error {
 		return nil
 	}
 	method, err := capture.Open(capture.Config{
-		Mode: o.Capture, Address: o.AddressListen, CgroupRoot: unified, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
+		Mode: o.Capture, Address: o.AddressListen, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
 		// The node's own view of the hierarchy, which on nodes that are containers
 		// is a part of the machine's. NewLocator saw that pods are below it.
-		Subtree: true,
+		CgroupRoot: unified,
 	})
 	if err != nil {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)

@@ -117,13 +117,6 @@ func (r *Redirect) DeletePod(cookie uint64) error { return r.delete(podsByCookie
 // DeleteCgroup does what [Redirect.DeletePod] does for pods that are known by their cgroup.
 func (r *Redirect) DeleteCgroup(id uint64) error { return r.delete(podsByCgroup, id) }
 
-// Pods returns the redirected pods with a network namespace of their own by its
-// cookie, an earlier process's among them.
-func (r *Redirect) Pods() (map[uint64]Pod, error) { return r.list(podsByCookie) }
-
-// Cgroups returns the other redirected pods by the id of their cgroup.
-func (r *Redirect) Cgroups() (map[uint64]Pod, error) { return r.list(podsByCgroup) }
-
 // What pods are known by; the index of a table's map too.
 const (
 	podsByCookie = iota
@@ -156,23 +149,6 @@ func (r *Redirect) get(by int, key uint64) (Pod, bool, error) {
 		return Pod{}, false, fmt.Errorf("look up pod with %s %d: %w", what, key, err)
 	}
 	return entry.pod(), true, nil
-}
-
-func (r *Redirect) list(by int) (map[uint64]Pod, error) {
-	m, _ := r.podMap(by)
-	pods := map[uint64]Pod{}
-	var key uint64
-	var entry redirectPod
-	it := m.Iterate()
-	for it.Next(&key, &entry) {
-		if entry.Flags&flagHost == 0 {
-			pods[key] = entry.pod()
-		}
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("list redirected pods: %w", err)
-	}
-	return pods, nil
 }
 
 func (r *Redirect) delete(by int, key uint64) error {

@@ -45,11 +45,9 @@ type Config struct {
 	// full. It must not block.
 	Refused func(peer netip.Addr)
 
-	// CgroupRoot is the root of the unified cgroup hierarchy; found if empty.
+	// CgroupRoot is the root of the node's unified cgroup hierarchy, or a part of it
+	// in which all pods are. EBPF needs it, for it redirects what is made below it.
 	CgroupRoot string
-	// Subtree allows CgroupRoot to be a part of the hierarchy. Only sockets made
-	// below it are redirected then: all pods must be.
-	Subtree bool
 	// PinDir is a directory on a bpffs, DefaultPinDir if empty. It is made if need be.
 	PinDir string
 
@@ -90,7 +88,6 @@ type Request struct {
 // Handed is what one agent hands to the next, so that no connection is refused
 // in between.
 type Handed struct {
-	Mode      Mode
 	Listeners []*os.File
 }
 

@@ -384,9 +384,14 @@ func TestSweep(t *testing.T) {
 			require.Equal(t, want, who)
 		}
 		if cfg.Mode == EBPF {
-			left, err := second.(*node).ways[0].(ebpf).bpf.Pods()
-			require.NoError(t, err)
-			require.Len(t, left, 1)
+			n := second.(*node)
+			for _, pod := range pods[1:] {
+				var cookie uint64
+				require.NoError(t, pod.do(func() (err error) { cookie, err = netnsCookie(); return err }))
+				_, ok, err := n.ways[0].(ebpf).bpf.Pod(cookie)
+				require.NoError(t, err)
+				require.False(t, ok)
+			}
 		}
 	})
 }
@@ -586,11 +591,11 @@ func TestAuto(t *testing.T) {
 	elsewhere.PinDir = t.TempDir() // no bpffs
 	require.Equal(t, IPTables, agent(t, elsewhere).Modes()[0])
 
-	part := cfg
-	part.Subtree = false
-	require.Equal(t, IPTables, agent(t, part).Modes()[0], "a part of the hierarchy")
-	part.Mode = EBPF
-	_, err := Open(part)
+	rootless := cfg
+	rootless.CgroupRoot = ""
+	require.Equal(t, IPTables, agent(t, rootless).Modes()[0])
+	rootless.Mode = EBPF
+	_, err := Open(rootless)
 	require.ErrorIs(t, err, bpf.ErrUnsupported)
 
 	_, err = Open(Config{Mode: "else"})

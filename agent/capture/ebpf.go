@@ -23,14 +23,7 @@ type ebpf struct {
 func openEBPF(cfg Config) (redirector, error) {
 	root := cfg.CgroupRoot
 	if root == "" {
-		found, err := bpf.FindCgroupRoot()
-		if err != nil {
-			return nil, err
-		}
-		root = found
-	}
-	if !cfg.Subtree && !bpf.IsCgroupRoot(root) {
-		return nil, fmt.Errorf("%w: %s is not the root of the whole unified cgroup hierarchy", bpf.ErrUnsupported, root)
+		return nil, fmt.Errorf("%w: the unified cgroup hierarchy is not known", bpf.ErrUnsupported)
 	}
 	if _, err := netnsCookie(); err != nil {
 		return nil, fmt.Errorf("%w: %w", bpf.ErrUnsupported, err)

@@ -3,7 +3,6 @@ package capture
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -526,16 +525,19 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	require.NoError(t, r.SetPod(1, bpf.Pod{UID: uid, Port: 1}))
 
 	require.NoError(t, m.Sweep(func(string) bool { return false }))
-	left, err := r.Pods()
-	require.NoError(t, err)
-	require.Len(t, left, 1, "this agent's own")
-	require.NotContains(t, left, uint64(1))
 	other, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
 	require.NoError(t, err)
+	defer other.Close()
+	own := m.(*node).health.own.cookie
+	for cookie, want := range map[uint64]bool{1: false, own: true} {
+		_, there, err := other.Pod(cookie)
+		require.NoError(t, err)
+		require.Equal(t, want, there)
+	}
 	require.NoError(t, m.Close())
-	left, err = other.Pods()
-	require.NoError(t, errors.Join(err, other.Close()))
-	require.Empty(t, left)
+	_, there, err := other.Pod(own)
+	require.NoError(t, err)
+	require.False(t, there)
 }
 
 // agentEnv makes the test's program an agent in a process of its own.
@@ -545,7 +547,7 @@ const agentEnv = "CTRLMESH_TEST_AGENT"
 // of them to fail open, and checks until it is killed.
 func agentMain(what string) {
 	root, pins, _ := strings.Cut(what, " ")
-	m, err := Open(Config{Mode: EBPF, CgroupRoot: root, Subtree: true, PinDir: pins})
+	m, err := Open(Config{Mode: EBPF, CgroupRoot: root, PinDir: pins})
 	if err == nil {
 		err = m.SetDestinations(listed, nil)
 	}

@@ -91,7 +91,7 @@ func (p *Pod) SetFailOpen(open bool) error {
 // Hand returns copies of what the next agent needs to take the pod over. The
 // caller closes the files once they were sent.
 func (p *Pod) Hand() (*Handed, error) {
-	h := &Handed{Mode: p.Mode()}
+	h := &Handed{}
 	for _, l := range p.sockets {
 		f, err := duplicate(l)
 		if err != nil {

@@ -229,7 +229,7 @@ type method struct {
 
 var methods = []method{
 	{"ebpf", func(t testing.TB) Config {
-		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), Subtree: true, PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
+		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
 	}},
 	{"iptables-nft", iptablesConfig("nft")},
 	{"iptables-legacy", iptablesConfig("legacy")},

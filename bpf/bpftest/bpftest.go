@@ -3,6 +3,7 @@
 package bpftest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,8 +11,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
 var cgroup, reason string
@@ -59,7 +58,7 @@ func BPFFS(t testing.TB) string {
 
 func enter() (leave func() error, err error) {
 	none := func() error { return nil }
-	root, err := bpf.FindCgroupRoot()
+	root, err := findCgroupRoot()
 	if err != nil {
 		return none, err
 	}
@@ -77,6 +76,18 @@ func enter() (leave func() error, err error) {
 		}
 		return os.Remove(cgroup)
 	}, nil
+}
+
+// findCgroupRoot returns where the unified cgroup hierarchy is mounted:
+// /sys/fs/cgroup, or a directory below it where both hierarchies are in use.
+func findCgroupRoot() (string, error) {
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return dir, nil
+		}
+	}
+	return "", errors.New("cgroup2 is not mounted")
 }
 
 func join(cgroup string) error {
