@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -23,6 +25,39 @@ const (
 	sizeofDiagID     = 48 // struct inet_diag_sockid
 	sizeofDiagMsg    = 72 // struct inet_diag_msg
 )
+
+// comeBack is for a pod that may have gone direct for want of an agent.
+func (p *Pod) comeBack() {
+	p.direct = p.direct || p.failOpen && p.way.mode() == EBPF
+}
+
+// recaptured is for a pod whose redirection was lost and is mended: what it
+// connected meanwhile went direct, whatever its failure policy.
+func (p *Pod) recaptured() {
+	p.direct = p.direct || p.way.mode() != Address
+}
+
+// endDirect ends the connections around the agent, for as many pods as there is
+// time for. The others are the next check's.
+func (n *node) endDirect(pods []*Pod, until time.Time) {
+	for i, p := range pods {
+		if !p.direct {
+			continue
+		}
+		if !time.Now().Before(until) {
+			return
+		}
+		// Those under hostNetwork share a namespace, and all it takes to look there.
+		together := []*Pod{p}
+		if p.hostNetwork {
+			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool { return !other.direct || !other.hostNetwork })
+		}
+		more := n.destroyDirect(together...)
+		for _, p := range together {
+			p.direct = more
+		}
+	}
+}
 
 // destroyDirect destroys the connections to the destinations that these pods,
 // which share a network namespace, made around the agent, and which are

@@ -244,7 +244,20 @@ func TestLossesAreMended(t *testing.T) {
 	}
 }
 
-// TestPodThatFillsItsTables holds up no other pod and takes no more than its share of memory.
+// TestProgramsAreBounded in time, memory and what is heard of them.
+func TestProgramsAreBounded(t *testing.T) {
+	said, err := run(t.Context(), "", "sh", "-c", "sleep 0.2; ulimit -v")
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintln(programMemory>>10), said)
+	_, err = run(t.Context(), "", "head", "-c", fmt.Sprint(programOutput+1), "/dev/zero")
+	require.Error(t, err)
+	start := time.Now()
+	_, err = run(t.Context(), "", "sleep", "60")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(start), 2*programTime)
+}
+
+// TestPodThatFillsItsTables holds up no other pod.
 func TestPodThatFillsItsTables(t *testing.T) {
 	for _, m := range methods {
 		if !strings.HasPrefix(m.name, string(IPTables)) {
@@ -273,7 +286,8 @@ func TestPodThatFillsItsTables(t *testing.T) {
 			becomes(t, hostile, "direct", service4, time.Second)
 
 			var longest time.Duration
-			for last, probed := time.Now(), other.vitals.began; ; {
+			var probed time.Time
+			for last := time.Now(); ; {
 				n := agent.(*node)
 				n.mu.Lock()
 				if other.vitals.began != probed {
@@ -292,10 +306,6 @@ func TestPodThatFillsItsTables(t *testing.T) {
 			for _, loss := range c.losses() {
 				require.Equal(t, uid, loss.UID)
 			}
-			var children unix.Rusage
-			require.NoError(t, unix.Getrusage(unix.RUSAGE_CHILDREN, &children))
-			t.Log("the largest program had", children.Maxrss, "KiB")
-
 			require.NoError(t, agent.SetDestinations(append(listed, other4), nil))
 			becomes(t, hostile, "mesh", other4, 20*time.Second)
 			start := time.Now()

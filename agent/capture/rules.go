@@ -73,19 +73,20 @@ func run(ctx context.Context, input, program string, args ...string) (string, er
 		err = errors.Join(err, command.Wait())
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", program, errors.Join(err, ctx.Err()), bytes.TrimSpace(complained.Bytes()))
+		return "", fmt.Errorf("%s: %w: %s", program, errors.Join(err, ctx.Err()), bytes.TrimSpace(complained.said))
 	}
-	return said.String(), nil
+	return string(said.said), nil
 }
 
 // bounded keeps what a program says. One that says too much finds nobody listening.
-type bounded struct{ bytes.Buffer }
+type bounded struct{ said []byte }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.Len()+len(p) > programOutput {
+	if len(b.said)+len(p) > programOutput {
 		return 0, errors.New("it says too much")
 	}
-	return b.Buffer.Write(p)
+	b.said = append(b.said, p...)
+	return len(p), nil
 }
 
 // rule is a rule of our chain, as iptables spells it after "-A CHAIN".

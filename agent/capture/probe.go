@@ -1,0 +1,198 @@
+package capture
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// probe is a connection that should arrive at the pod's listener.
+type probe struct {
+	fd      int
+	port    int // it comes from
+	began   time.Time
+	err     error // of connect
+	arrived atomic.Bool
+}
+
+// watched is a listener that keeps probes to itself.
+type watched struct {
+	net.Listener
+	pod *Pod
+}
+
+// Accept waits for the next connection that is not a probe. For the probe, that
+// it came this far is what was to be found out.
+func (w watched) Accept() (net.Conn, error) {
+	for {
+		conn, err := w.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		at, ok := conn.RemoteAddr().(*net.TCPAddr)
+		if !ok || !w.pod.vitals.takes(at.Port) {
+			return conn, nil
+		}
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // leave nothing in the pod's network namespace
+		}
+		_ = conn.Close()
+	}
+}
+
+// takes tells whether a connection from a port is the awaited probe. Nothing
+// else can come from there: the probe is bound to its port on all addresses.
+func (v *vitals) takes(port int) bool {
+	pr := v.awaited.Load()
+	if pr == nil || pr.port != port || !v.awaited.CompareAndSwap(pr, nil) {
+		return false
+	}
+	pr.arrived.Store(true)
+	return true
+}
+
+// target is where the pod's probes go; invalid if nowhere.
+func (n *node) target(p *Pod) netip.AddrPort {
+	switch {
+	case p == n.health.own:
+		return n.health.to
+	case p.way.mode() == Address && len(n.agents) == 0:
+		return netip.AddrPort{}
+	case p.way.mode() == Address:
+		return n.agents[0]
+	case p.hostNetwork:
+		// The hook would not take this process for one of the pod's.
+		return netip.AddrPortFrom(loopback4, p.port)
+	}
+	return n.destinations[0]
+}
+
+// begin sends a probe from the network namespace of each of the pods. One that
+// cannot be made says nothing of the redirection.
+func (n *node) begin(pods []*Pod) {
+	if len(pods) == 0 {
+		return
+	}
+	now := time.Now()
+	_ = onOwnGoroutine(func() error {
+		leave, err := enter(pods[0].netns)
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			v := &p.vitals
+			v.began = now
+			to := n.target(p)
+			if !to.IsValid() || setns(p.netns) != nil {
+				continue // released meanwhile
+			}
+			if pr, err := newProbe(to); err == nil {
+				pr.began, v.probe = now, pr
+				v.awaited.Store(pr)
+				pr.connect(to)
+			}
+		}
+		return leave()
+	})
+}
+
+// newProbe makes a probe in the calling thread's network namespace, unconnected.
+func newProbe(to netip.AddrPort) (*probe, error) {
+	family, anywhere := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{})
+	if to.Addr().Is6() {
+		family, anywhere = unix.AF_INET6, &unix.SockaddrInet6{}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return nil, err
+	}
+	// Its port must be known before anybody can accept it. Closed, it shall leave nothing.
+	err = errors.Join(unix.Bind(fd, anywhere), unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+	at, nerr := unix.Getsockname(fd)
+	if err = errors.Join(err, nerr); err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return &probe{fd: fd, port: int(addrPort(at).Port())}, nil
+}
+
+func (pr *probe) connect(to netip.AddrPort) {
+	address := unix.Sockaddr(&unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())})
+	if to.Addr().Is4() {
+		address = &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
+	}
+	if err := unix.Connect(pr.fd, address); !errors.Is(err, unix.EINPROGRESS) {
+		pr.err = os.NewSyscallError("connect", err)
+	}
+}
+
+func addrPort(at unix.Sockaddr) netip.AddrPort {
+	switch at := at.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr).Unmap(), uint16(at.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// landed tells of a probe that nobody reported whether the redirection brought
+// it where it should nonetheless: to another agent, with which the listeners
+// are shared during a hand-over, or to a queue of connections that wait to be
+// accepted.
+func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
+	if p.queue != nil {
+		// While there are two agents, their Service leads to either.
+		info, err := unix.GetsockoptTCPInfo(pr.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		waits = len(p.queue.conns) > 0
+		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
+	}
+	for _, l := range p.sockets {
+		conn, err := l.SyscallConn()
+		if err != nil {
+			continue
+		}
+		_ = conn.Control(func(fd uintptr) {
+			// Of a socket that listens, what is unacknowledged is its queue.
+			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+			waits = waits || err == nil && info.Unacked > 0
+		})
+	}
+	return !waits && p.accepted(pr), waits
+}
+
+// accepted asks the kernel for the other end of a probe.
+func (p *Pod) accepted(pr *probe) (found bool) {
+	at, err := unix.Getsockname(pr.fd)
+	if err != nil {
+		return false
+	}
+	from := addrPort(at)
+	family, near := uint8(unix.AF_INET), loopback4.AsSlice()
+	if from.Addr().Is6() {
+		family, near = unix.AF_INET6, loopback6.AsSlice()
+	}
+	var id [sizeofDiagID]byte
+	binary.BigEndian.PutUint16(id[0:], p.port)
+	binary.BigEndian.PutUint16(id[2:], from.Port())
+	copy(id[4:], near)
+	copy(id[20:], from.Addr().AsSlice())
+	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // whatever its cookie
+	_ = inNetNS(p.netns, func() error {
+		request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, 0)
+		request.AddRawData(diagRequest(family, id))
+		return request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, func(message []byte) bool {
+			c, ok := parseConnection(message) // the listener itself, if there is no such connection
+			found = found || ok && c.remote.Port() == from.Port()
+			return true
+		})
+	})
+	return found
+}
