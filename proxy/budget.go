@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,14 +73,18 @@ const (
 	requestWeight = 32 << 10
 	// fieldWeight is what a field of a head holds beside its bytes.
 	fieldWeight = 128
-	// targetWeight is what a byte of a target can become while it is read: it may
-	// be a parameter, or a requirement of a selector.
-	targetWeight = 64
+	// partWeight is what each part of a target can become while it is read: a
+	// requirement of a selector takes the most.
+	partWeight = 384
+	copies     = 8 // of a target, decoded and edited
 )
 
 // weight is what r holds, in bytes, whatever it asks.
 func weight(r *http.Request) int64 {
-	n := requestWeight + targetWeight*len(r.RequestURI)
+	n := requestWeight + copies*len(r.RequestURI)
+	for _, separator := range []string{"/", "&", ",", "%"} { // escaped ones too
+		n += partWeight * strings.Count(r.RequestURI, separator)
+	}
 	for k, vv := range r.Header {
 		for _, v := range vv {
 			n += fieldWeight + len(k) + len(v)

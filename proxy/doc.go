@@ -51,7 +51,7 @@
 //
 // A request is in its budget until net/http waits for the client no more. It is
 // weighed before it is looked at, as what its head can become: 128 bytes for each
-// field beside its own, 64 for each byte of the target.
+// field beside its own, 384 for each part of the target.
 //
 // # Handing over
 //

@@ -345,7 +345,7 @@ func TestHostileWindows(t *testing.T) {
 				s.policy(nil)
 				s.under("windows "+name+" "+what, 192<<20, func() (func(), string) {
 					var conns []*tls.Conn
-					const connections, streams = 4, 400
+					const connections, streams = 4, 120
 					for range connections {
 						f := s.frames()
 						conns = append(conns, f.conn)
@@ -428,14 +428,14 @@ func TestHostileStalledStreams(t *testing.T) {
 func TestHostileTargetsThatGrow(t *testing.T) {
 	s := newSiege(t, quick(0))
 	s.policy(limit("shard=a"))
-	s.under("growing targets", 192<<20, func() (func(), string) {
+	s.under("growing targets", 112<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		for i := range 4 {
 			f := s.frames()
 			conns = append(conns, f.conn)
 			go func() { _, _ = f.end() }()
 			query := []string{"labelSelector=" + strings.Repeat("a,", 50<<10), strings.Repeat("a&", 50<<10)}[i%2]
-			for range 200 {
+			for range 50 {
 				if _, err := f.ask("GET", "/api/v1/secrets?"+query, true); err != nil {
 					break
 				}
@@ -627,7 +627,7 @@ func TestHostileReadingNothing(t *testing.T) {
 			opened = len(s.dialed())
 			return opened == before
 		}, 60*time.Second, time.Second)
-		require.LessOrEqual(t, s.held(), int64(maxHeld)+maxRefusing*(requestWeight+upstream.BufferSize+targetWeight*100))
+		require.LessOrEqual(t, s.held(), int64(maxHeld)+maxRefusing*(requestWeight+upstream.BufferSize+partWeight*10))
 		return closeAll(conns), fmt.Sprintf("asked=%d refused=%v held_kib=%d upstream_connections=%d", asked, testutil.ToFloat64(refused), s.held()>>10, opened)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
