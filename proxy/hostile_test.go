@@ -297,7 +297,7 @@ func TestHostileHeads(t *testing.T) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
 		var wg sync.WaitGroup
-		for range 100 {
+		for range 50 { // 6 MB, of which 4 MiB are within the bound
 			conns = append(conns, s.tls("http/1.1"))
 		}
 		for _, c := range conns {
