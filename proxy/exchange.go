@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -218,7 +219,19 @@ func (x *exchange) forward(client *upstream.Client) {
 			defer context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })()
 		}
 	}
+	var early *upstream.Buf
+	if x.plan.route == short && x.r.ContentLength != 0 && x.lock == nil {
+		early = upstream.Buffer()
+		if err := x.gather(early.B); err != nil {
+			early.Free()
+			x.failed(&upstream.BodyError{Err: err})
+			return
+		}
+	}
 	resp, err := send(x.ctx, x.upstreamRequest())
+	if early != nil {
+		early.Free()
+	}
 	if err != nil {
 		x.failed(err)
 		return
@@ -236,6 +249,23 @@ func (x *exchange) forward(client *upstream.Client) {
 		x.copyShort(resp)
 	}
 	maps.Copy(x.w.Header(), resp.Trailer) // announced in sendHead
+}
+
+// gather waits for the body, or as much of it as p takes, before the apiserver
+// hears of the request: who announces bodies that never come takes room here, and
+// none of what the apiserver shares out among all its clients.
+func (x *exchange) gather(p []byte) error {
+	n, err := fill(x.body, p)
+	early := bytes.NewReader(p[:n])
+	switch {
+	case err == nil:
+		x.body = io.MultiReader(early, x.body)
+	case errors.Is(err, io.EOF):
+		x.body = early
+	default:
+		return err
+	}
+	return nil
 }
 
 // sendHead writes the answer's status and headers, and keeps the books that

@@ -702,6 +702,55 @@ func TestHostileSlowBodies(t *testing.T) {
 	})
 }
 
+// A body that hardly comes has no place at the apiserver before it is there, small
+// as it is; one that is larger than a buffer goes up as it comes.
+func TestBodiesAreAwaited(t *testing.T) {
+	var posts atomic.Int32 // whose heads have come
+	bodies := make(chan string, 1)
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == "POST" {
+			posts.Add(1)
+			b, _ := io.ReadAll(r.Body)
+			bodies <- string(b)
+		}
+		_, _ = io.WriteString(w, "{}")
+	}))
+	m.policy(nil)
+	for _, http2 := range []bool{true, false} {
+		before := posts.Load()
+		c := m.client(http2)
+		send := func(body io.Reader) chan error {
+			done := make(chan error, 1)
+			r, err := http.NewRequest("POST", "https://kubernetes.default.svc/api/v1/namespaces/a/secrets", body)
+			require.NoError(t, err)
+			go func() {
+				resp, err := c.Do(r)
+				if err == nil {
+					err = resp.Body.Close()
+				}
+				done <- err
+			}()
+			return done
+		}
+		r, w := io.Pipe()
+		done := send(r)
+		_, err := io.WriteString(w, "{")
+		require.NoError(t, err)
+		require.Equal(t, 200, m.with(c, "GET", "/api/v1/namespaces/a/pods/x", "").StatusCode)
+		require.Equal(t, before, posts.Load(), "the body has not come")
+		_, err = io.WriteString(w, "}")
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+		require.Equal(t, "{}", <-bodies)
+		require.NoError(t, <-done)
+
+		large := strings.Repeat("x", 3*upstream.BufferSize+7)
+		done = send(io.MultiReader(strings.NewReader(large)))
+		require.Equal(t, large, <-bodies)
+		require.NoError(t, <-done)
+	}
+}
+
 // Bodies that are read whole, for the lock's name in them, and never end.
 func TestHostileLockBodies(t *testing.T) {
 	s := newSiege(t, quick(0))

@@ -269,9 +269,10 @@ func (b *body) Close() error {
 }
 
 // BodyError is a failure to read what the client sends.
-type BodyError struct{ error }
+type BodyError struct{ Err error }
 
-func (e *BodyError) Unwrap() error { return e.error }
+func (e *BodyError) Error() string { return e.Err.Error() }
+func (e *BodyError) Unwrap() error { return e.Err }
 
 // send writes r, head and body.
 func (c *conn) send(r *Request) error {
