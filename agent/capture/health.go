@@ -16,7 +16,7 @@ import (
 
 const (
 	// rotation is how long it takes to probe all captured pods once.
-	rotation = 1500 * time.Millisecond
+	rotation = time.Second
 	// patience is how long a probe may take to arrive.
 	patience = time.Second
 	// attempts is how many probes fail before a redirection counts as lost.
