@@ -152,7 +152,6 @@ func Run(told context.Context, o Options) error {
 	}
 	m.enter(serving)
 	for mode, why := range method.Unavailable() {
-		o.Logger.Warn("a way of capture does not work on this node", "mode", string(mode), "reason", why)
 		recorder.ofNode("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
 	}
 	group, ctx := errgroup.WithContext(ctx)

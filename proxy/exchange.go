@@ -220,7 +220,7 @@ func (x *exchange) forward(client *upstream.Client) {
 		}
 	}
 	var early *upstream.Buf
-	if x.plan.route == short && x.r.ContentLength != 0 && x.lock == nil {
+	if x.plan.route == short && x.r.ContentLength != 0 && x.body == io.Reader(x.r.Body) { // else it was read for the lock
 		early = upstream.Buffer()
 		if err := x.gather(early.B); err != nil {
 			early.Free()
@@ -260,7 +260,7 @@ func (x *exchange) gather(p []byte) error {
 	switch {
 	case err == nil:
 		x.body = io.MultiReader(early, x.body)
-	case errors.Is(err, io.EOF):
+	case err == io.EOF: //nolint:errorlint // a wrapped one is a body cut short
 		x.body = early
 	default:
 		return err

@@ -63,6 +63,9 @@ type node struct {
 	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was reported
 }
 
+// allModes are the ways of capture, the best first.
+var allModes = []Mode{EBPF, IPTables, Address}
+
 func (n *node) open() error {
 	for _, way := range []struct {
 		mode   Mode
@@ -89,7 +92,7 @@ func (n *node) open() error {
 	}
 	if len(n.ways) == 0 {
 		errs := []error{errors.New("unknown or impossible here")}
-		for _, mode := range []Mode{EBPF, IPTables, Address} {
+		for _, mode := range allModes {
 			if err := n.unavailable[mode]; err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", mode, err))
 			}
@@ -133,7 +136,7 @@ func (n *node) way(r Request) (redirector, error) {
 		}
 		errs = append(errs, fmt.Errorf("%w: %w", ErrHostNetwork, err))
 	}
-	for _, mode := range []Mode{EBPF, IPTables, Address} {
+	for _, mode := range allModes {
 		if err := n.unavailable[mode]; err != nil && (r.Mode == mode || r.Mode == Auto && mode != Address) {
 			errs = append(errs, fmt.Errorf("%s does not work on this node: %w", mode, err))
 		}
