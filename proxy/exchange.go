@@ -257,15 +257,12 @@ func (x *exchange) forward(client *upstream.Client) {
 func (x *exchange) gather(p []byte) error {
 	n, err := fill(x.body, p)
 	early := bytes.NewReader(p[:n])
-	switch {
-	case err == nil:
-		x.body = io.MultiReader(early, x.body)
-	case err == io.EOF: //nolint:errorlint // a wrapped one is a body cut short
+	if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
 		x.body = early
-	default:
-		return err
+		return nil
 	}
-	return nil
+	x.body = io.MultiReader(early, x.body)
+	return err
 }
 
 // sendHead writes the answer's status and headers, and keeps the books that
