@@ -95,7 +95,7 @@ func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
 }
 
 func (m *mesh) check(ctx context.Context) {
-	found := m.capture.Check(ctx, phase(m.now.Load()) == serving)
+	found := m.capture.Check(phase(m.now.Load()) == serving)
 	if ctx.Err() != nil || phase(m.now.Load()) != serving {
 		return // on its way out: what did not arrive is no loss
 	}

@@ -51,7 +51,7 @@ type node struct {
 func (*node) Modes() []capture.Mode               { return []capture.Mode{capture.EBPF} }
 func (*node) HostNetwork() error                  { return nil }
 func (*node) Unavailable() map[capture.Mode]error { return nil }
-func (n *node) Check(_ context.Context, mend bool) []capture.Loss {
+func (n *node) Check(mend bool) []capture.Loss {
 	n.checks.Add(1)
 	n.mends.Store(mend)
 	return nil

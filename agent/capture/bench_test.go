@@ -69,7 +69,7 @@ func BenchmarkCheck(b *testing.B) {
 			for b.Loop() {
 				time.Sleep(CheckInterval)
 				began := time.Now()
-				losses += len(m.Check(b.Context(), true))
+				losses += len(m.Check(true))
 				checking += time.Since(began)
 			}
 			b.ReportMetric(100*(processorTimes(b)-before).Seconds()/time.Since(start).Seconds(), "%core")

@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -138,7 +137,7 @@ type Method interface {
 	//
 	// Without mend it is but the sign of life, for as long as another agent is about
 	// to take over: that one mends.
-	Check(ctx context.Context, mend bool) []Loss
+	Check(mend bool) []Loss
 
 	// Sweep releases the captured pods that keep does not know, and forgets what
 	// earlier agents left of such pods: they go direct. keep must know every pod

@@ -297,7 +297,7 @@ func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
 				return got == who
 			}, 30*time.Second, 20*time.Millisecond)
 		}
-		check := func() { m.Check(t.Context(), true) }
+		check := func() { m.Check(true) }
 		reaches("mesh", check)
 		reaches("direct", func() {})
 		s := connectStranger(t, pod, "", "4", quiet4)
@@ -401,7 +401,7 @@ func TestSignOfLifeAlone(t *testing.T) {
 	answer(t, "mesh", p.Listeners()...)
 	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
 	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
-		require.Empty(t, m.Check(t.Context(), false))
+		require.Empty(t, m.Check(false))
 	}
 	entry, _, err := m.(*node).ways[0].(ebpf).bpf.Pod(p.cookie)
 	require.NoError(t, err)

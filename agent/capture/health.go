@@ -69,8 +69,8 @@ func (v *vitals) end() {
 	v.probe = nil
 }
 
-// check is Method.Check. It waits for nothing: what became of a probe, a later check sees.
-func (n *node) check(mend bool) []Loss {
+// Check waits for nothing: what became of a probe, a later check sees.
+func (n *node) Check(mend bool) []Loss {
 	h := &n.health
 	h.mu.Lock()
 	defer h.mu.Unlock()

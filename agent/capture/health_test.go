@@ -48,7 +48,7 @@ func check(t testing.TB, m Method) *checker {
 				return
 			case <-ticker.C:
 			}
-			found := m.Check(t.Context(), true)
+			found := m.Check(true)
 			c.mu.Lock()
 			c.found, c.checks = append(c.found, found...), c.checks+1
 			c.mu.Unlock()
@@ -142,7 +142,7 @@ func TestProbesDisturbNobody(t *testing.T) {
 		for _, p := range pods {
 			require.NoError(t, p.Release())
 		}
-		require.Empty(t, m.Check(t.Context(), true), "with probes under way that are nobody's now")
+		require.Empty(t, m.Check(true), "with probes under way that are nobody's now")
 		require.NoError(t, m.Close())
 		require.LessOrEqual(t, openFiles(t), files, "descriptors are left")
 	})
@@ -526,7 +526,7 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)
 	m := w.agent(cfg)
-	require.Empty(t, m.Check(t.Context(), true))
+	require.Empty(t, m.Check(true))
 	r := m.(*node).ways[0].(ebpf).bpf
 	dead := exec.Command("/bin/true")
 	require.NoError(t, dead.Run())
@@ -587,7 +587,7 @@ func agentMain(what string) {
 		os.Exit(1)
 	}
 	for range time.Tick(CheckInterval) {
-		m.Check(context.Background(), true)
+		m.Check(true)
 	}
 }
 

@@ -147,8 +147,6 @@ func (n *node) way(r Request) (redirector, error) {
 	return nil, errors.Join(errs...)
 }
 
-func (n *node) Check(_ context.Context, mend bool) []Loss { return n.check(mend) }
-
 func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	if len(apiservers) == 0 {
 		return errors.New("set destinations: an empty set would let every captured pod go direct")
