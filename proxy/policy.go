@@ -12,7 +12,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 )
 
 // maxPlans bounds the plans a policy remembers. Paths can name any resource;
@@ -24,7 +24,7 @@ type policy struct {
 	pod                      *Pod
 	version, workload, shard string
 	refuse                   string
-	limits                   scope.Limits
+	limits                   narrow.Limits
 	lock                     *lock.Lock
 	anyToken, passthrough    bool
 
@@ -44,7 +44,7 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		passthrough: m.GetPassthrough(),
 	}
 	var err error
-	if out.limits, err = scope.Compile(m.GetSharding().GetLimits()); err != nil {
+	if out.limits, err = narrow.Compile(m.GetSharding().GetLimits()); err != nil {
 		return nil, err
 	}
 	if l := m.GetSharding().GetLock(); l != nil {

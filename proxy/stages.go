@@ -9,13 +9,13 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
 // scopeStage narrows a list, watch or deletecollection to the shard's objects.
 // The lock, asked for by its name, is nobody's object but the shard's.
-type scopeStage struct{ selector *scope.Selector }
+type scopeStage struct{ selector *narrow.Selector }
 
 func (s *scopeStage) apply(x *exchange) *apierrors.StatusError {
 	if x.lock != nil {

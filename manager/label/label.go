@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/manager/bucket"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // Configuration is the name of the MutatingWebhookConfiguration that is kept.
@@ -21,7 +21,7 @@ const Configuration = "ctrlmesh-stamp"
 func Of(namespace string) map[string]string {
 	return map[string]string{
 		v1alpha1.NamespaceLabel:    namespace,
-		v1alpha1.ShardingHashLabel: bucket.Label(namespace),
+		v1alpha1.ShardingHashLabel: scope.BucketLabel(namespace),
 		v1alpha1.ControlLabel:      "true",
 	}
 }

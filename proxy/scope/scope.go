@@ -1,118 +1,224 @@
-// Package scope narrows what a shard lists, watches and deletes in bulk.
+// Package scope says which keys are a shard's.
 //
-// A policy's limits are compiled once. For a group and resource they yield the
-// requirements that must hold besides the client's own; Selector.Narrow ANDs
-// the two as parsed requirements, never as strings.
+// A key is what an object is assigned by: the name of its namespace, or its uid.
+// A Scope is a set of keys, by their place in the key space (Hash): ranges of
+// it, each for all buckets or for some. A named namespace is a range one wide.
+// So scopes have unions, intersections and differences, which are exact, and
+// every method of imposing a scope (render.go) agrees with Owns on every key.
+//
+// It is pure. The zero Scope owns nothing. Scopes are values: no method changes
+// one, and Equal, String and the wire form depend on nothing but the set.
 package scope
 
 import (
-	"fmt"
+	"cmp"
+	"math"
+	"math/bits"
 	"slices"
-	"strings"
-
-	"k8s.io/apimachinery/pkg/labels"
-
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/query"
 )
 
-const (
-	all           = "*"
-	labelSelector = "labelSelector"
-)
-
-// Limits are the compiled limits of one policy.
-type Limits []limit
-
-type limit struct {
-	groups       []*meshv1.ResourceGroup
-	requirements labels.Requirements
+// Scope is a set of keys in canonical form.
+type Scope struct {
+	parts []part // sorted by buckets; no two share a bucket, nor have equal ranges
 }
 
-// Compile parses the selectors of limits. A limit without a selector would
-// narrow nothing while it claims to, so it is an error.
-func Compile(limits []*meshv1.Limit) (Limits, error) {
-	out := make(Limits, 0, len(limits))
-	for i, l := range limits {
-		reqs, err := labels.ParseToRequirements(l.GetSelector())
-		if err != nil {
-			return nil, fmt.Errorf("limit %d: selector %q: %w", i, l.GetSelector(), err)
-		}
-		if len(reqs) == 0 {
-			return nil, fmt.Errorf("limit %d: selector %q requires nothing", i, l.GetSelector())
-		}
-		out = append(out, limit{groups: l.GetResources(), requirements: reqs})
-	}
-	return out, nil
+// part is some buckets' ranges.
+type part struct {
+	buckets uint32 // bit b for bucket b; not 0
+	ranges  []Range
 }
 
-// For returns what every limit that matches the resource requires together, nil
-// when none does. The core group is "".
-func (l Limits) For(group, resource string) *Selector {
-	var reqs labels.Requirements
-	for _, x := range l {
-		if x.matches(group, resource) {
-			reqs = append(reqs, x.requirements...)
-		}
-	}
-	if len(reqs) == 0 {
-		return nil
-	}
-	return &Selector{requirements: reqs, text: render(reqs)}
+// Range is a piece of the key space, both ends included.
+type Range struct{ First, Last uint64 }
+
+// Whole is the whole key space.
+var Whole = Range{0, math.MaxUint64}
+
+const allBuckets = math.MaxUint32
+
+// All owns every key.
+func All() Scope { return Of(Whole) }
+
+// Of owns what is in some ranges. A Range whose First is after its Last is empty.
+func Of(ranges ...Range) Scope {
+	return canonical(uniform(normal(ranges)))
 }
 
-func (l limit) matches(group, resource string) bool {
-	if len(l.groups) == 0 {
-		return true
+// Keys owns the given keys.
+func Keys(keys ...string) Scope {
+	ranges := make([]Range, len(keys))
+	for i, k := range keys {
+		h := Hash(k)
+		ranges[i] = Range{h, h}
 	}
-	return slices.ContainsFunc(l.groups, func(g *meshv1.ResourceGroup) bool {
-		return has(g.GetApiGroups(), group) && has(g.GetResources(), resource)
+	return Of(ranges...)
+}
+
+// InBuckets owns the keys of some buckets; numbers of none are left out.
+func InBuckets(buckets ...int) Scope {
+	var sets [Buckets][]Range
+	for _, b := range buckets {
+		if b >= 0 && b < Buckets {
+			sets[b] = []Range{Whole}
+		}
+	}
+	return canonical(sets)
+}
+
+// Owns tells whether a key is in the scope.
+func (s Scope) Owns(key string) bool { return s.OwnsHash(Hash(key)) }
+
+// OwnsHash is Owns by the key's hash.
+func (s Scope) OwnsHash(h uint64) bool {
+	if len(s.parts) == 0 {
+		return false
+	}
+	bit := uint32(1) << bucketOf(h)
+	for _, p := range s.parts {
+		if p.buckets&bit == 0 {
+			continue
+		}
+		i, found := slices.BinarySearchFunc(p.ranges, h, func(r Range, h uint64) int { return cmp.Compare(r.First, h) })
+		return found || i > 0 && h <= p.ranges[i-1].Last
+	}
+	return false
+}
+
+// Empty tells whether nothing is owned.
+//
+// A scope of ranges so narrow that they hold no hash of the right bucket is not
+// taken to be empty.
+func (s Scope) Empty() bool { return len(s.parts) == 0 }
+
+// Everything tells whether all is owned.
+func (s Scope) Everything() bool { return s.Equal(All()) }
+
+// Equal tells whether two scopes are the same set.
+func (s Scope) Equal(t Scope) bool {
+	return slices.EqualFunc(s.parts, t.parts, func(a, b part) bool {
+		return a.buckets == b.buckets && slices.Equal(a.ranges, b.ranges)
 	})
 }
 
-func has(list []string, s string) bool {
-	return slices.Contains(list, s) || slices.Contains(list, all)
+// Union owns what any of the scopes owns.
+func Union(scopes ...Scope) Scope {
+	var out Scope
+	for _, s := range scopes {
+		out = combine(out, s, func(a, b []Range) []Range { return normal(slices.Concat(a, b)) })
+	}
+	return out
 }
 
-// Selector is what a shard requires of one resource.
-type Selector struct {
-	requirements labels.Requirements
-	text         string
+// Intersect owns what both own.
+func (s Scope) Intersect(t Scope) Scope { return combine(s, t, intersect) }
+
+// Minus owns what s owns and t does not.
+func (s Scope) Minus(t Scope) Scope {
+	return combine(s, t, func(a, b []Range) []Range { return intersect(a, complement(b)) })
 }
 
-// String is the selector in canonical form; "" for nil. Two selectors with the
-// same text ask the same.
-func (s *Selector) String() string {
-	if s == nil {
-		return ""
+// Overlaps tells whether some key is in both.
+func (s Scope) Overlaps(t Scope) bool { return !s.Intersect(t).Empty() }
+
+// combine applies a set operation bucket by bucket.
+func combine(s, t Scope, op func(a, b []Range) []Range) Scope {
+	var out [Buckets][]Range
+	a, b := s.sets(), t.sets()
+	for i := range out {
+		if i > 0 && same(a[i], a[i-1]) && same(b[i], b[i-1]) {
+			out[i] = out[i-1]
+			continue
+		}
+		out[i] = op(a[i], b[i])
 	}
-	return s.text
+	return canonical(out)
 }
 
-// Narrow returns the raw query with its labelSelector ANDed with s. All other
-// parameters keep their bytes and their order. The error tells the client what
-// is wrong with its query or selector, as the apiserver would.
-func (s *Selector) Narrow(raw string) (string, error) {
-	client, _, err := query.Get(raw, labelSelector)
-	if err != nil {
-		return "", err
-	}
-	if client == "" {
-		return query.Set(raw, labelSelector, s.text)
-	}
-	reqs, err := labels.ParseToRequirements(client)
-	if err != nil {
-		return "", fmt.Errorf("unable to parse labelSelector: %w", err)
-	}
-	return query.Set(raw, labelSelector, render(append(slices.Clip(reqs), s.requirements...)))
+// same tells whether two sets are one slice.
+func same(a, b []Range) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// render is the canonical text of requirements: sorted, each said once.
-func render(reqs labels.Requirements) string {
-	texts := make([]string, len(reqs))
-	for i := range reqs {
-		texts[i] = reqs[i].String()
+// sets are the ranges of each bucket. They are not to be written to.
+func (s Scope) sets() (out [Buckets][]Range) {
+	for _, p := range s.parts {
+		for m := p.buckets; m != 0; m &= m - 1 {
+			out[bits.TrailingZeros32(m)] = p.ranges
+		}
 	}
-	slices.Sort(texts)
-	return strings.Join(slices.Compact(texts), ",")
+	return out
+}
+
+func uniform(ranges []Range) (out [Buckets][]Range) {
+	for i := range out {
+		out[i] = ranges
+	}
+	return out
+}
+
+// canonical groups buckets with equal ranges. Each set must be normal.
+func canonical(sets [Buckets][]Range) Scope {
+	var s Scope
+next:
+	for b, ranges := range sets {
+		if len(ranges) == 0 {
+			continue
+		}
+		for i := range s.parts {
+			if slices.Equal(s.parts[i].ranges, ranges) {
+				s.parts[i].buckets |= 1 << b
+				continue next
+			}
+		}
+		s.parts = append(s.parts, part{1 << b, ranges})
+	}
+	slices.SortFunc(s.parts, func(a, b part) int { return cmp.Compare(a.buckets, b.buckets) })
+	return s
+}
+
+// normal sorts ranges, drops the empty ones, and joins those that touch.
+func normal(ranges []Range) []Range {
+	sorted := slices.DeleteFunc(slices.Clone(ranges), func(r Range) bool { return r.First > r.Last })
+	slices.SortFunc(sorted, func(a, b Range) int { return cmp.Compare(a.First, b.First) })
+	out := sorted[:0]
+	for _, r := range sorted {
+		if n := len(out); n > 0 && (out[n-1].Last == math.MaxUint64 || r.First <= out[n-1].Last+1) {
+			out[n-1].Last = max(out[n-1].Last, r.Last)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// complement of a normal set is normal.
+func complement(ranges []Range) []Range {
+	var out []Range
+	next := uint64(0)
+	for _, r := range ranges {
+		if r.First > next {
+			out = append(out, Range{next, r.First - 1})
+		}
+		if r.Last == math.MaxUint64 {
+			return out
+		}
+		next = r.Last + 1
+	}
+	return append(out, Range{next, math.MaxUint64})
+}
+
+// intersect of normal sets is normal.
+func intersect(a, b []Range) []Range {
+	var out []Range
+	for len(a) > 0 && len(b) > 0 {
+		if first, last := max(a[0].First, b[0].First), min(a[0].Last, b[0].Last); first <= last {
+			out = append(out, Range{first, last})
+		}
+		if a[0].Last < b[0].Last {
+			a = a[1:]
+		} else {
+			b = b[1:]
+		}
+	}
+	return out
 }

@@ -32,6 +32,17 @@ const (
 	// ShardingHashLabel on a sharded object is the bucket of its namespace, "0" to "31".
 	ShardingHashLabel = GroupName + "/sharding-hash"
 
+	// ShardLabel on a pod is the derived shard that it was assigned to. Written by
+	// the manager; a change by anybody else moves nothing, and is undone.
+	ShardLabel = GroupName + "/shard"
+
+	// RootLabel on a derived ShardingConfig is the name of the one it was derived from.
+	RootLabel = GroupName + "/auto-sharding-root"
+
+	// HandoverFinalizer on a ShardingConfig with spec.root keeps it until no member
+	// acts on its shards any more.
+	HandoverFinalizer = GroupName + "/handover"
+
 	// ControlLabel on a sharded object, with value "true", says that the mesh
 	// stamped it.
 	ControlLabel = GroupName + "/control"

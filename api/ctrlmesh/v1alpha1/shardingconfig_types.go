@@ -18,6 +18,7 @@ import (
 // +kubebuilder:printcolumn:name="Members",type=integer,JSONPath=`.status.members`
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyMembers`
 // +kubebuilder:printcolumn:name="Method",type=string,JSONPath=`.status.method`
+// +kubebuilder:printcolumn:name="Handover",type=string,JSONPath=`.status.root.handover`
 // +kubebuilder:printcolumn:name="Lock",type=string,JSONPath=`.status.lock`,priority=1
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -83,6 +84,21 @@ type ShardingConfigSpec struct {
 	// +kubebuilder:default=Refuse
 	ClientCertificates ClientCertificates `json:"clientCertificates,omitempty"`
 
+	// Isolation says what becomes of a member's requests for single objects of the
+	// divided resources that are not its shard's: get, create, update, patch, delete
+	// and subresources. Enforce: they are refused with 403. Observe: they pass and
+	// are counted. Off: they pass. Lists and watches are narrowed in any case.
+	// +optional
+	// +kubebuilder:default=Enforce
+	Isolation Isolation `json:"isolation,omitempty"`
+
+	// Fence says which writes count as foreign. Resources: those to the divided
+	// resources. Namespace: those to any resource in a namespace that is not the
+	// shard's, but for the operator's own namespace.
+	// +optional
+	// +kubebuilder:default=Resources
+	Fence Fence `json:"fence,omitempty"`
+
 	// Root makes this object a template from which shards are derived. A root
 	// selects no pods itself.
 	// +optional
@@ -120,6 +136,29 @@ type ClientCertificates string
 const (
 	ClientCertificatesRefuse      ClientCertificates = "Refuse"
 	ClientCertificatesPassthrough ClientCertificates = "Passthrough"
+)
+
+// Isolation says what becomes of requests for objects of other shards.
+//
+// +kubebuilder:validation:Enum=Enforce;Observe;Off
+type Isolation string
+
+// Values of Isolation.
+const (
+	IsolationEnforce Isolation = "Enforce"
+	IsolationObserve Isolation = "Observe"
+	IsolationOff     Isolation = "Off"
+)
+
+// Fence says which writes can be foreign.
+//
+// +kubebuilder:validation:Enum=Resources;Namespace
+type Fence string
+
+// Values of Fence.
+const (
+	FenceResources Fence = "Resources"
+	FenceNamespace Fence = "Namespace"
 )
 
 // ControllerConfig says how the operator elects its leader.
@@ -170,8 +209,12 @@ type ResourceGroup struct {
 // RootConfig describes a set of shards to derive.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.canary) || has(self.auto)",message="set spec.root.auto, spec.root.canary, or both"
+// +kubebuilder:validation:XValidation:rule="has(self.targetStatefulSet) != has(self.targetRef)",message="name the operator's pods by one of spec.root.targetRef and spec.root.targetStatefulSet"
+// +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
+// +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
 type RootConfig struct {
-	// Disable withdraws the derived shards.
+	// Disable withdraws the derived shards. Members are restarted one by one, and
+	// run unsharded then.
 	// +optional
 	Disable *bool `json:"disable,omitempty"`
 	// Prefix of the derived objects' names.
@@ -179,20 +222,110 @@ type RootConfig struct {
 	// +kubebuilder:validation:MaxLength=40
 	Prefix string `json:"prefix"`
 	// TargetStatefulSet is the StatefulSet, in this namespace, whose pods are
-	// assigned to the shards by ordinal.
+	// assigned to the shards by ordinal. The same as targetRef with kind StatefulSet.
+	// +optional
 	// +kubebuilder:validation:MinLength=1
-	TargetStatefulSet string `json:"targetStatefulSet"`
+	TargetStatefulSet string `json:"targetStatefulSet,omitempty"`
+	// TargetRef is the workload, in this namespace, whose pods are assigned to the
+	// shards: those of a StatefulSet by ordinal, those of a Deployment each to the
+	// shard that lacks most.
+	// +optional
+	TargetRef *TargetRef `json:"targetRef,omitempty"`
 	// Canary takes the first pods for some namespaces or buckets.
 	// +optional
 	Canary *CanaryConfig `json:"canary,omitempty"`
-	// Auto divides the rest evenly.
+	// Auto divides the rest evenly. Without it the rest is one shard, of all
+	// other pods.
 	// +optional
 	Auto *AutoConfig `json:"auto,omitempty"`
-	// ResourceSelector lists the resources that the shards divide.
+	// ResourceSelector lists the resources that the shards divide. A selector there
+	// holds for all shards.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	ResourceSelector []ObjectLimiter `json:"resourceSelector,omitempty"`
+
+	// Key is what objects are assigned by. Namespace: all objects of a namespace
+	// are one shard's, and cluster-scoped ones everybody's. Object: each object by
+	// its uid.
+	// +optional
+	// +kubebuilder:default=Namespace
+	Key Key `json:"key,omitempty"`
+	// Method is how lists and watches are narrowed. ServerSide: by the apiserver's
+	// shardSelector. Filter: by the proxy. Labels: by labels that are stamped on
+	// all objects. Auto: ServerSide where the apiserver does it, else Filter.
+	// +optional
+	// +kubebuilder:default=Auto
+	Method Method `json:"method,omitempty"`
+	// OnChange says what becomes of members that still hold objects in their caches
+	// which are another shard's now. Restart: they are evicted, one at a time.
+	// Relist: their watches are answered 410, and they see such objects deleted.
+	// +optional
+	// +kubebuilder:default=Restart
+	OnChange OnChange `json:"onChange,omitempty"`
 }
+
+// TargetRef names a workload.
+type TargetRef struct {
+	// APIVersion of the workload.
+	// +optional
+	// +kubebuilder:validation:Enum=apps/v1
+	// +kubebuilder:default=apps/v1
+	APIVersion string `json:"apiVersion,omitempty"`
+	// Kind of the workload.
+	// +kubebuilder:validation:Enum=StatefulSet;Deployment
+	Kind string `json:"kind"`
+	// Name of the workload.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+}
+
+// Key is what objects are assigned by.
+//
+// +kubebuilder:validation:Enum=Namespace;Object
+type Key string
+
+// Values of Key.
+const (
+	KeyNamespace Key = "Namespace"
+	KeyObject    Key = "Object"
+)
+
+// Method is how lists and watches are narrowed.
+//
+// +kubebuilder:validation:Enum=Auto;ServerSide;Labels;Filter
+type Method string
+
+// Values of Method.
+const (
+	MethodAuto       Method = "Auto"
+	MethodServerSide Method = "ServerSide"
+	MethodLabels     Method = "Labels"
+	MethodFilter     Method = "Filter"
+)
+
+// OnChange says what becomes of members that hold objects of others in their caches.
+//
+// +kubebuilder:validation:Enum=Restart;Relist
+type OnChange string
+
+// Values of OnChange.
+const (
+	OnChangeRestart OnChange = "Restart"
+	OnChangeRelist  OnChange = "Relist"
+)
+
+// Rebalance says what becomes of shards whose weights have grown apart.
+//
+// +kubebuilder:validation:Enum=Off;Suggest;Automatic
+type Rebalance string
+
+// Values of Rebalance.
+const (
+	RebalanceOff       Rebalance = "Off"
+	RebalanceSuggest   Rebalance = "Suggest"
+	RebalanceAutomatic Rebalance = "Automatic"
+)
 
 // CanaryConfig is the shard that a new version is tried on.
 //
@@ -221,6 +354,13 @@ type AutoConfig struct {
 	// EveryShardReplicas is the number of pods of each shard.
 	// +kubebuilder:validation:Minimum=1
 	EveryShardReplicas int32 `json:"everyShardReplicas"`
+	// Rebalance says what becomes of shards whose weights, the objects of the
+	// divided resources in their namespaces, have grown apart. Automatic: namespaces
+	// are handed over, a few at a time. Suggest: the status says what would be done.
+	// Off: nothing is weighed after the shards were made.
+	// +optional
+	// +kubebuilder:default=Suggest
+	Rebalance Rebalance `json:"rebalance,omitempty"`
 }
 
 // Condition types of a ShardingConfig.
@@ -253,12 +393,17 @@ type ShardingConfigStatus struct {
 	// ReadyMembers is the number of those captured and holding the current policy.
 	// +optional
 	ReadyMembers int32 `json:"readyMembers"`
-	// Method is how the scope is imposed: Labels.
+	// Method is how lists and watches are narrowed: ServerSide, Labels or Filter, or
+	// several where resources or nodes differ.
 	// +optional
 	Method string `json:"method,omitempty"`
 	// Lock is the name under which this shard's lock is held.
 	// +optional
 	Lock string `json:"lock,omitempty"`
+	// Held is what a derived shard holds, as in ShardStatus.
+	// +optional
+	// +listType=atomic
+	Held []string `json:"held,omitempty"`
 	// Pods tells of each member.
 	// +optional
 	// +listType=map
@@ -319,11 +464,107 @@ type StampingStatus struct {
 	Message string `json:"message,omitempty"`
 }
 
-// RootStatus tells of the shards derived from a root.
+// RootStatus tells of the shards derived from a root. It is also where the
+// manager keeps what it must not forget: who may own what, and who might still
+// act on it. Written by anybody else, it may let two shards own one key.
 type RootStatus struct {
 	// ChildShardingConfigs are the names of the derived objects.
 	// +optional
 	ChildShardingConfigs []string `json:"childShardingConfigs,omitempty"`
+	// Shards are the derived shards, by name.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Shards []ShardStatus `json:"shards,omitempty"`
+	// Assignments are the pods that were assigned to shards and may still run.
+	// +optional
+	// +listType=map
+	// +listMapKey=uid
+	Assignments []Assignment `json:"assignments,omitempty"`
+	// Handovers are the moves of keys under way.
+	// +optional
+	Handovers []HandoverStatus `json:"handovers,omitempty"`
+	// Handover says it all in one word: Settled, Releasing, Granting, Restarting
+	// or Blocked.
+	// +optional
+	Handover string `json:"handover,omitempty"`
+	// Skew is the weight of the heaviest automatic shard over the mean, as "1.04".
+	// +optional
+	Skew string `json:"skew,omitempty"`
+	// Suggestion says what rebalancing would do.
+	// +optional
+	Suggestion string `json:"suggestion,omitempty"`
+}
+
+// ShardStatus tells of one derived shard.
+type ShardStatus struct {
+	// Name of the shard and of its ShardingConfig.
+	Name string `json:"name"`
+	// Serial grows whenever what the shard's members are told changes.
+	Serial int64 `json:"serial"`
+	// Held is what a member of the shard may be acting on: no two shards of a root
+	// hold a key. Each entry is ranges of the key space (FNV-1a 64 of the
+	// namespace's name) in hexadecimal, of all buckets or of some.
+	// +optional
+	// +listType=atomic
+	Held []string `json:"held,omitempty"`
+	// Target is what the shard is to hold. What it holds beyond is being released.
+	// +optional
+	// +listType=atomic
+	Target []string `json:"target,omitempty"`
+	// Namespaces is the number of existing namespaces that the shard holds.
+	// +optional
+	Namespaces int32 `json:"namespaces"`
+	// Weight is the number of objects in those, as last counted.
+	// +optional
+	Weight int64 `json:"weight,omitempty"`
+	// Members and ReadyMembers are as of a ShardingConfig.
+	// +optional
+	Members int32 `json:"members"`
+	// +optional
+	ReadyMembers int32 `json:"readyMembers"`
+}
+
+// Assignment is a pod's place in a shard, for its life.
+type Assignment struct {
+	// UID of the pod.
+	UID string `json:"uid"`
+	// Name of the pod.
+	Name string `json:"name"`
+	// Node the pod runs on.
+	// +optional
+	Node string `json:"node,omitempty"`
+	// Shard the pod belongs to.
+	Shard string `json:"shard"`
+	// Serial of the shard since which the pod acts on nothing older.
+	Serial int64 `json:"serial"`
+	// Stale: the pod is to be restarted, for it holds objects of other shards in
+	// its caches or belongs to another shard now.
+	// +optional
+	Stale bool `json:"stale,omitempty"`
+}
+
+// HandoverStatus tells of one move of keys.
+type HandoverStatus struct {
+	// From is the shard that gives; empty for keys that nobody held.
+	// +optional
+	From string `json:"from,omitempty"`
+	// To is the shard that takes; empty for keys that nobody will hold.
+	// +optional
+	To string `json:"to,omitempty"`
+	// Keys are what is moved, as in ShardStatus.
+	// +optional
+	// +listType=atomic
+	Keys []string `json:"keys,omitempty"`
+	// Phase is Releasing, until the giver's members act on it no more, or Granting,
+	// until the taker's do.
+	Phase string `json:"phase"`
+	// Since is when the phase began.
+	Since metav1.Time `json:"since"`
+	// WaitsFor names whom the phase waits for, and why.
+	// +optional
+	// +listType=atomic
+	WaitsFor []string `json:"waitsFor,omitempty"`
 }
 
 // ShardingConfigList is a list of ShardingConfig.

@@ -27,6 +27,159 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Key int32
+
+const (
+	Key_KEY_NAMESPACE Key = 0
+	// The object's uid, for cluster-scoped and namespaced objects alike.
+	Key_KEY_OBJECT Key = 1
+)
+
+// Enum value maps for Key.
+var (
+	Key_name = map[int32]string{
+		0: "KEY_NAMESPACE",
+		1: "KEY_OBJECT",
+	}
+	Key_value = map[string]int32{
+		"KEY_NAMESPACE": 0,
+		"KEY_OBJECT":    1,
+	}
+)
+
+func (x Key) Enum() *Key {
+	p := new(Key)
+	*p = x
+	return p
+}
+
+func (x Key) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Key) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_mesh_v1_mesh_proto_enumTypes[0].Descriptor()
+}
+
+func (Key) Type() protoreflect.EnumType {
+	return &file_api_mesh_v1_mesh_proto_enumTypes[0]
+}
+
+func (x Key) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Key.Descriptor instead.
+func (Key) EnumDescriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{0}
+}
+
+type Method int32
+
+const (
+	// ServerSide where the apiserver answers that it does, else Filter.
+	Method_METHOD_AUTO        Method = 0
+	Method_METHOD_SERVER_SIDE Method = 1
+	// The limits' selectors are all that narrows; scopes only fence.
+	Method_METHOD_LABELS Method = 2
+	Method_METHOD_FILTER Method = 3
+)
+
+// Enum value maps for Method.
+var (
+	Method_name = map[int32]string{
+		0: "METHOD_AUTO",
+		1: "METHOD_SERVER_SIDE",
+		2: "METHOD_LABELS",
+		3: "METHOD_FILTER",
+	}
+	Method_value = map[string]int32{
+		"METHOD_AUTO":        0,
+		"METHOD_SERVER_SIDE": 1,
+		"METHOD_LABELS":      2,
+		"METHOD_FILTER":      3,
+	}
+)
+
+func (x Method) Enum() *Method {
+	p := new(Method)
+	*p = x
+	return p
+}
+
+func (x Method) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Method) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_mesh_v1_mesh_proto_enumTypes[1].Descriptor()
+}
+
+func (Method) Type() protoreflect.EnumType {
+	return &file_api_mesh_v1_mesh_proto_enumTypes[1]
+}
+
+func (x Method) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Method.Descriptor instead.
+func (Method) EnumDescriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{1}
+}
+
+type Isolation int32
+
+const (
+	// Answered 403.
+	Isolation_ISOLATION_ENFORCE Isolation = 0
+	// Passed on and counted.
+	Isolation_ISOLATION_OBSERVE Isolation = 1
+	// Passed on.
+	Isolation_ISOLATION_OFF Isolation = 2
+)
+
+// Enum value maps for Isolation.
+var (
+	Isolation_name = map[int32]string{
+		0: "ISOLATION_ENFORCE",
+		1: "ISOLATION_OBSERVE",
+		2: "ISOLATION_OFF",
+	}
+	Isolation_value = map[string]int32{
+		"ISOLATION_ENFORCE": 0,
+		"ISOLATION_OBSERVE": 1,
+		"ISOLATION_OFF":     2,
+	}
+)
+
+func (x Isolation) Enum() *Isolation {
+	p := new(Isolation)
+	*p = x
+	return p
+}
+
+func (x Isolation) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Isolation) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_mesh_v1_mesh_proto_enumTypes[2].Descriptor()
+}
+
+func (Isolation) Type() protoreflect.EnumType {
+	return &file_api_mesh_v1_mesh_proto_enumTypes[2]
+}
+
+func (x Isolation) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Isolation.Descriptor instead.
+func (Isolation) EnumDescriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{2}
+}
+
 type SignLeafRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// DER of a PKCS #10 request. Only its public key is used.
@@ -306,7 +459,9 @@ func (x *Hello) GetHostNetworkReason() string {
 	return ""
 }
 
-// Ack answers one Upsert, Remove or Cluster message.
+// Ack answers one Upsert, Remove or Cluster message. Of a policy it comes when
+// the policy is in force, is kept for the next agent, and all writes that it
+// would refuse have ended upstream.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Pod uid; empty for Cluster.
@@ -422,10 +577,17 @@ type PodReport struct {
 	Capture string `protobuf:"bytes,2,opt,name=capture,proto3" json:"capture,omitempty"`
 	// Why the pod is not captured, for people.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// Version of the policy in force; empty before the first.
+	// Version of the policy in force, of which everything that an earlier one let
+	// through and it would not is over; empty before the first.
 	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
 	// True while the pod holds its shard's lock, by its last renewal seen.
-	LockHolder    bool `protobuf:"varint,5,opt,name=lock_holder,json=lockHolder,proto3" json:"lock_holder,omitempty"`
+	LockHolder bool `protobuf:"varint,5,opt,name=lock_holder,json=lockHolder,proto3" json:"lock_holder,omitempty"`
+	// Holder identities of the lock whose process in this pod has died: the lock
+	// may be freed of them at once.
+	DeadHolders []string `protobuf:"bytes,6,rep,name=dead_holders,json=deadHolders,proto3" json:"dead_holders,omitempty"`
+	// How lists and watches of a divided resource, as resource.group, are narrowed
+	// in fact: "ServerSide", "Labels" or "Filter".
+	Methods       map[string]string `protobuf:"bytes,7,rep,name=methods,proto3" json:"methods,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -493,6 +655,20 @@ func (x *PodReport) GetLockHolder() bool {
 		return x.LockHolder
 	}
 	return false
+}
+
+func (x *PodReport) GetDeadHolders() []string {
+	if x != nil {
+		return x.DeadHolders
+	}
+	return nil
+}
+
+func (x *PodReport) GetMethods() map[string]string {
+	if x != nil {
+		return x.Methods
+	}
+	return nil
 }
 
 type ManagerMessage struct {
@@ -808,7 +984,12 @@ type PodPolicy struct {
 	AnyToken bool `protobuf:"varint,9,opt,name=any_token,json=anyToken,proto3" json:"any_token,omitempty"`
 	// The pod's connections are tunnelled to the apiserver as they are, TLS and
 	// all: nothing is seen of their requests. Never together with sharding.
-	Passthrough   bool `protobuf:"varint,10,opt,name=passthrough,proto3" json:"passthrough,omitempty"`
+	Passthrough bool `protobuf:"varint,10,opt,name=passthrough,proto3" json:"passthrough,omitempty"`
+	// Grows whenever what the pod is told of its shard changes, for shards whose
+	// keys are handed over; else 0. Such a policy's version begins with it: "17-...".
+	// One with a lesser serial than the pod has had comes from a manager that leads
+	// no more, and is answered by an error; unless it refuses all.
+	Serial        uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -913,14 +1094,34 @@ func (x *PodPolicy) GetPassthrough() bool {
 	return false
 }
 
+func (x *PodPolicy) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
 // Sharding is the shard of a pod.
 type Sharding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the ShardingConfig, which is the name of the shard. Its namespace is the pod's.
+	// Name of the shard: of its ShardingConfig. Its namespace is the pod's.
 	Shard  string   `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Limits []*Limit `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`
 	// Unset without leader election.
-	Lock          *Lock `protobuf:"bytes,3,opt,name=lock,proto3" json:"lock,omitempty"`
+	Lock *Lock `protobuf:"bytes,3,opt,name=lock,proto3" json:"lock,omitempty"`
+	// What objects of the limits' scopes are assigned by.
+	Key Key `protobuf:"varint,4,opt,name=key,proto3,enum=ctrlmesh.mesh.v1.Key" json:"key,omitempty"`
+	// How scopes are imposed on list and watch.
+	Method Method `protobuf:"varint,5,opt,name=method,proto3,enum=ctrlmesh.mesh.v1.Method" json:"method,omitempty"`
+	// What becomes of single requests for foreign objects.
+	Isolation Isolation `protobuf:"varint,6,opt,name=isolation,proto3,enum=ctrlmesh.mesh.v1.Isolation" json:"isolation,omitempty"`
+	// Writes to any resource in a namespace that no limit's scope owns are foreign
+	// too; never those in the pod's own namespace.
+	FenceNamespaces bool `protobuf:"varint,7,opt,name=fence_namespaces,json=fenceNamespaces,proto3" json:"fence_namespaces,omitempty"`
+	// The pod is to be restarted, for it holds objects in its caches that are not
+	// its shard's any more. Until then they are left alone: its watches resume
+	// under this policy and are not answered 410.
+	KeepCaches    bool `protobuf:"varint,8,opt,name=keep_caches,json=keepCaches,proto3" json:"keep_caches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -976,12 +1177,50 @@ func (x *Sharding) GetLock() *Lock {
 	return nil
 }
 
-// Limit narrows list, watch and deletecollection of resources by labels.
+func (x *Sharding) GetKey() Key {
+	if x != nil {
+		return x.Key
+	}
+	return Key_KEY_NAMESPACE
+}
+
+func (x *Sharding) GetMethod() Method {
+	if x != nil {
+		return x.Method
+	}
+	return Method_METHOD_AUTO
+}
+
+func (x *Sharding) GetIsolation() Isolation {
+	if x != nil {
+		return x.Isolation
+	}
+	return Isolation_ISOLATION_ENFORCE
+}
+
+func (x *Sharding) GetFenceNamespaces() bool {
+	if x != nil {
+		return x.FenceNamespaces
+	}
+	return false
+}
+
+func (x *Sharding) GetKeepCaches() bool {
+	if x != nil {
+		return x.KeepCaches
+	}
+	return false
+}
+
+// Limit divides resources. Of several that name a resource all hold.
 type Limit struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Resources []*ResourceGroup       `protobuf:"bytes,1,rep,name=resources,proto3" json:"resources,omitempty"` // empty: all resources
-	// Canonical string of a label selector that must hold besides the client's own.
-	Selector      string `protobuf:"bytes,2,opt,name=selector,proto3" json:"selector,omitempty"`
+	// Canonical string of a label selector that must hold besides the client's own
+	// on list, watch and deletecollection. May be empty if there is a scope.
+	Selector string `protobuf:"bytes,2,opt,name=selector,proto3" json:"selector,omitempty"`
+	// The keys that are the shard's. Unset: the limit assigns nothing by key.
+	Scope         *Scope `protobuf:"bytes,3,opt,name=scope,proto3" json:"scope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1030,6 +1269,164 @@ func (x *Limit) GetSelector() string {
 	return ""
 }
 
+func (x *Limit) GetScope() *Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return nil
+}
+
+// Scope is a set of keys, see package proxy/scope. Without parts: none.
+type Scope struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Parts         []*ScopePart           `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Scope) Reset() {
+	*x = Scope{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scope) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scope) ProtoMessage() {}
+
+func (x *Scope) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scope.ProtoReflect.Descriptor instead.
+func (*Scope) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Scope) GetParts() []*ScopePart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// ScopePart is the keys of some buckets that are in some ranges of the key space.
+type ScopePart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Buckets       uint32                 `protobuf:"fixed32,1,opt,name=buckets,proto3" json:"buckets,omitempty"` // bit b for bucket b
+	Ranges        []*KeyRange            `protobuf:"bytes,2,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScopePart) Reset() {
+	*x = ScopePart{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScopePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScopePart) ProtoMessage() {}
+
+func (x *ScopePart) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
+func (*ScopePart) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ScopePart) GetBuckets() uint32 {
+	if x != nil {
+		return x.Buckets
+	}
+	return 0
+}
+
+func (x *ScopePart) GetRanges() []*KeyRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+// KeyRange is a piece of the key space, both ends included.
+type KeyRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         uint64                 `protobuf:"fixed64,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last          uint64                 `protobuf:"fixed64,2,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyRange) Reset() {
+	*x = KeyRange{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyRange) ProtoMessage() {}
+
+func (x *KeyRange) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
+func (*KeyRange) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *KeyRange) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *KeyRange) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
 // ResourceGroup names resources; "*" alone in a list means all.
 type ResourceGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1041,7 +1438,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1450,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1463,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -1097,7 +1494,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1506,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1519,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -1175,14 +1572,19 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\x8c\x01\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xaf\x02\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x12\x1f\n" +
 	"\vlock_holder\x18\x05 \x01(\bR\n" +
-	"lockHolder\"\xee\x01\n" +
+	"lockHolder\x12!\n" +
+	"\fdead_holders\x18\x06 \x03(\tR\vdeadHolders\x12B\n" +
+	"\amethods\x18\a \x03(\v2(.ctrlmesh.mesh.v1.PodReport.MethodsEntryR\amethods\x1a:\n" +
+	"\fMethodsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xee\x01\n" +
 	"\x0eManagerMessage\x125\n" +
 	"\acluster\x18\x01 \x01(\v2\x19.ctrlmesh.mesh.v1.ClusterH\x00R\acluster\x125\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
@@ -1198,7 +1600,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
-	"\x06Synced\"\xb1\x02\n" +
+	"\x06Synced\"\xc9\x02\n" +
 	"\tPodPolicy\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1210,14 +1612,30 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\tfail_open\x18\b \x01(\bR\bfailOpen\x12\x1b\n" +
 	"\tany_token\x18\t \x01(\bR\banyToken\x12 \n" +
 	"\vpassthrough\x18\n" +
-	" \x01(\bR\vpassthrough\"}\n" +
+	" \x01(\bR\vpassthrough\x12\x16\n" +
+	"\x06serial\x18\v \x01(\x04R\x06serial\"\xdf\x02\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12*\n" +
-	"\x04lock\x18\x03 \x01(\v2\x16.ctrlmesh.mesh.v1.LockR\x04lock\"b\n" +
+	"\x04lock\x18\x03 \x01(\v2\x16.ctrlmesh.mesh.v1.LockR\x04lock\x12'\n" +
+	"\x03key\x18\x04 \x01(\x0e2\x15.ctrlmesh.mesh.v1.KeyR\x03key\x120\n" +
+	"\x06method\x18\x05 \x01(\x0e2\x18.ctrlmesh.mesh.v1.MethodR\x06method\x129\n" +
+	"\tisolation\x18\x06 \x01(\x0e2\x1b.ctrlmesh.mesh.v1.IsolationR\tisolation\x12)\n" +
+	"\x10fence_namespaces\x18\a \x01(\bR\x0ffenceNamespaces\x12\x1f\n" +
+	"\vkeep_caches\x18\b \x01(\bR\n" +
+	"keepCaches\"\x91\x01\n" +
 	"\x05Limit\x12=\n" +
 	"\tresources\x18\x01 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceGroupR\tresources\x12\x1a\n" +
-	"\bselector\x18\x02 \x01(\tR\bselector\"L\n" +
+	"\bselector\x18\x02 \x01(\tR\bselector\x12-\n" +
+	"\x05scope\x18\x03 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\":\n" +
+	"\x05Scope\x121\n" +
+	"\x05parts\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.ScopePartR\x05parts\"Y\n" +
+	"\tScopePart\x12\x18\n" +
+	"\abuckets\x18\x01 \x01(\aR\abuckets\x122\n" +
+	"\x06ranges\x18\x02 \x03(\v2\x1a.ctrlmesh.mesh.v1.KeyRangeR\x06ranges\"4\n" +
+	"\bKeyRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x06R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x06R\x04last\"L\n" +
 	"\rResourceGroup\x12\x1d\n" +
 	"\n" +
 	"api_groups\x18\x01 \x03(\tR\tapiGroups\x12\x1c\n" +
@@ -1225,7 +1643,20 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x04Lock\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12#\n" +
-	"\rupstream_name\x18\x03 \x01(\tR\fupstreamName2\xaa\x01\n" +
+	"\rupstream_name\x18\x03 \x01(\tR\fupstreamName*(\n" +
+	"\x03Key\x12\x11\n" +
+	"\rKEY_NAMESPACE\x10\x00\x12\x0e\n" +
+	"\n" +
+	"KEY_OBJECT\x10\x01*W\n" +
+	"\x06Method\x12\x0f\n" +
+	"\vMETHOD_AUTO\x10\x00\x12\x16\n" +
+	"\x12METHOD_SERVER_SIDE\x10\x01\x12\x11\n" +
+	"\rMETHOD_LABELS\x10\x02\x12\x11\n" +
+	"\rMETHOD_FILTER\x10\x03*L\n" +
+	"\tIsolation\x12\x15\n" +
+	"\x11ISOLATION_ENFORCE\x10\x00\x12\x15\n" +
+	"\x11ISOLATION_OBSERVE\x10\x01\x12\x11\n" +
+	"\rISOLATION_OFF\x10\x022\xaa\x01\n" +
 	"\x04Mesh\x12O\n" +
 	"\aConnect\x12\x1e.ctrlmesh.mesh.v1.AgentMessage\x1a .ctrlmesh.mesh.v1.ManagerMessage(\x010\x01\x12Q\n" +
 	"\bSignLeaf\x12!.ctrlmesh.mesh.v1.SignLeafRequest\x1a\".ctrlmesh.mesh.v1.SignLeafResponseB1Z/github.com/ctrlmesh/ctrlmesh/api/mesh/v1;meshv1b\x06proto3"
@@ -1242,49 +1673,64 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_api_mesh_v1_mesh_proto_rawDescData
 }
 
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
-	(*SignLeafRequest)(nil),  // 0: ctrlmesh.mesh.v1.SignLeafRequest
-	(*SignLeafResponse)(nil), // 1: ctrlmesh.mesh.v1.SignLeafResponse
-	(*AgentMessage)(nil),     // 2: ctrlmesh.mesh.v1.AgentMessage
-	(*Hello)(nil),            // 3: ctrlmesh.mesh.v1.Hello
-	(*Ack)(nil),              // 4: ctrlmesh.mesh.v1.Ack
-	(*Report)(nil),           // 5: ctrlmesh.mesh.v1.Report
-	(*PodReport)(nil),        // 6: ctrlmesh.mesh.v1.PodReport
-	(*ManagerMessage)(nil),   // 7: ctrlmesh.mesh.v1.ManagerMessage
-	(*Cluster)(nil),          // 8: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),           // 9: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),           // 10: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),        // 11: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),         // 12: ctrlmesh.mesh.v1.Sharding
-	(*Limit)(nil),            // 13: ctrlmesh.mesh.v1.Limit
-	(*ResourceGroup)(nil),    // 14: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),             // 15: ctrlmesh.mesh.v1.Lock
-	nil,                      // 16: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	(Key)(0),                 // 0: ctrlmesh.mesh.v1.Key
+	(Method)(0),              // 1: ctrlmesh.mesh.v1.Method
+	(Isolation)(0),           // 2: ctrlmesh.mesh.v1.Isolation
+	(*SignLeafRequest)(nil),  // 3: ctrlmesh.mesh.v1.SignLeafRequest
+	(*SignLeafResponse)(nil), // 4: ctrlmesh.mesh.v1.SignLeafResponse
+	(*AgentMessage)(nil),     // 5: ctrlmesh.mesh.v1.AgentMessage
+	(*Hello)(nil),            // 6: ctrlmesh.mesh.v1.Hello
+	(*Ack)(nil),              // 7: ctrlmesh.mesh.v1.Ack
+	(*Report)(nil),           // 8: ctrlmesh.mesh.v1.Report
+	(*PodReport)(nil),        // 9: ctrlmesh.mesh.v1.PodReport
+	(*ManagerMessage)(nil),   // 10: ctrlmesh.mesh.v1.ManagerMessage
+	(*Cluster)(nil),          // 11: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),           // 12: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),           // 13: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),        // 14: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),         // 15: ctrlmesh.mesh.v1.Sharding
+	(*Limit)(nil),            // 16: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),            // 17: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),        // 18: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),         // 19: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),    // 20: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),             // 21: ctrlmesh.mesh.v1.Lock
+	nil,                      // 22: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                      // 23: ctrlmesh.mesh.v1.PodReport.MethodsEntry
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
-	3,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
-	4,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
-	5,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	16, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	6,  // 4: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	8,  // 5: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	11, // 6: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	9,  // 7: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	10, // 8: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	12, // 9: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	13, // 10: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	15, // 11: ctrlmesh.mesh.v1.Sharding.lock:type_name -> ctrlmesh.mesh.v1.Lock
-	14, // 12: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	2,  // 13: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	0,  // 14: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	7,  // 15: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	1,  // 16: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	15, // [15:17] is the sub-list for method output_type
-	13, // [13:15] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	6,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
+	7,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
+	8,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
+	22, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	9,  // 4: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
+	23, // 5: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	11, // 6: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	14, // 7: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	12, // 8: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	13, // 9: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	15, // 10: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	16, // 11: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	21, // 12: ctrlmesh.mesh.v1.Sharding.lock:type_name -> ctrlmesh.mesh.v1.Lock
+	0,  // 13: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 14: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 15: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	20, // 16: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	17, // 17: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	18, // 18: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	19, // 19: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	5,  // 20: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	3,  // 21: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	10, // 22: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	4,  // 23: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	22, // [22:24] is the sub-list for method output_type
+	20, // [20:22] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -1308,13 +1754,14 @@ func file_api_mesh_v1_mesh_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   17,
+			NumEnums:      3,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_api_mesh_v1_mesh_proto_goTypes,
 		DependencyIndexes: file_api_mesh_v1_mesh_proto_depIdxs,
+		EnumInfos:         file_api_mesh_v1_mesh_proto_enumTypes,
 		MessageInfos:      file_api_mesh_v1_mesh_proto_msgTypes,
 	}.Build()
 	File_api_mesh_v1_mesh_proto = out.File

@@ -1,4 +1,4 @@
-package scope_test
+package narrow
 
 import (
 	"fmt"
@@ -10,7 +10,6 @@ import (
 	"pgregory.net/rapid"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 func resources(groups, names []string) *meshv1.ResourceGroup {
@@ -18,7 +17,7 @@ func resources(groups, names []string) *meshv1.ResourceGroup {
 }
 
 func TestForCombinesWhatMatches(t *testing.T) {
-	limits, err := scope.Compile([]*meshv1.Limit{
+	limits, err := Compile([]*meshv1.Limit{
 		{Selector: "everywhere=1"},
 		{Selector: "core=1", Resources: []*meshv1.ResourceGroup{resources([]string{""}, []string{"pods"})}},
 		{Selector: "apps=1", Resources: []*meshv1.ResourceGroup{resources([]string{"apps"}, []string{"*"})}},
@@ -37,18 +36,18 @@ func TestForCombinesWhatMatches(t *testing.T) {
 	} {
 		require.Equal(t, c.want, limits.For(c.group, c.resource).String(), "%s/%s", c.group, c.resource)
 	}
-	require.Empty(t, scope.Limits{}.For("", "pods").String())
+	require.Empty(t, Limits{}.For("", "pods").String())
 }
 
 func TestCompileRefusesWhatNarrowsNothing(t *testing.T) {
 	for _, s := range []string{"", " ", "a in", "=", "a=b,,"} {
-		_, err := scope.Compile([]*meshv1.Limit{{Selector: s}})
+		_, err := Compile([]*meshv1.Limit{{Selector: s}})
 		require.Error(t, err, "%q", s)
 	}
 }
 
 func TestNarrow(t *testing.T) {
-	limits, err := scope.Compile([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
+	limits, err := Compile([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
 	require.NoError(t, err)
 	s := limits.For("", "pods")
 	for _, c := range []struct{ name, raw, want string }{
@@ -118,7 +117,7 @@ func TestNarrowedIsBoth(t *testing.T) {
 }
 
 func check(t require.TestingT, client, shard string, object labels.Set) {
-	limits, err := scope.Compile([]*meshv1.Limit{{Selector: shard}})
+	limits, err := Compile([]*meshv1.Limit{{Selector: shard}})
 	require.NoError(t, err)
 	out, err := limits.For("", "pods").Narrow("labelSelector=" + url.QueryEscape(client))
 	require.NoError(t, err)
@@ -138,7 +137,7 @@ func FuzzNarrow(f *testing.F) {
 	f.Add("a=b", "x", "y")
 	f.Add("a notin (b, c),!d,e>1", "shard", "1")
 	f.Fuzz(func(t *testing.T, client, k, v string) {
-		limits, err := scope.Compile([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
+		limits, err := Compile([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
 		require.NoError(t, err)
 		out, err := limits.For("", "pods").Narrow("labelSelector=" + url.QueryEscape(client))
 		sel, parseErr := labels.Parse(client)

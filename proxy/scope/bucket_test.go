@@ -1,4 +1,4 @@
-package bucket
+package scope
 
 import (
 	"fmt"
@@ -12,14 +12,14 @@ func TestGolden(t *testing.T) {
 	for name, want := range map[string]int{
 		"": 6, "default": 13, "kube-system": 28, "ns-a": 15, "ns-b": 18, "tenant-0000": 28, "tenant-0001": 30,
 	} {
-		require.Equal(t, want, Hash(name), "bucket of %q", name)
+		require.Equal(t, want, Bucket(name), "bucket of %q", name)
 	}
 }
 
 func TestLikeNamesSpread(t *testing.T) {
-	var counts [Count]int
+	var counts [Buckets]int
 	for i := range 1000 {
-		counts[Hash(fmt.Sprintf("tenant-%04d", i))]++
+		counts[Bucket(fmt.Sprintf("tenant-%04d", i))]++
 	}
 	for b, n := range counts {
 		require.Greater(t, n, 10, "bucket %d", b)

@@ -1,0 +1,30 @@
+// Package handover moves keys from shard to shard so that no key ever has two
+// owners. It is pure: no I/O, no goroutine, no clock of its own.
+//
+// # What is known for certain
+//
+// A State says, for each shard, what it holds: no member of it acts on any other
+// key. What shards hold is disjoint, always. It also says what each shard is to
+// hold (its target). What members of a shard are told is what it holds and is to
+// hold (State.Told), with a serial that grows whenever that changes.
+//
+// Two things may happen, and only these:
+//
+//   - A shard is taken to hold no more than it was told once every pod that was
+//     assigned to it is known to act on nothing older than that, or to be gone.
+//   - A shard is given what it is to hold and nobody else holds.
+//
+// The first is a release, the second a grant. There is no plan beside the state:
+// whatever crashes, whoever leads next goes on from it.
+//
+// # What the caller must do
+//
+// Step is a function of a State and an Event. The State that it returns must be
+// written, compared and swapped, before its effects are carried out and before
+// anyone is told of it. Events may be repeated, late, or lost as long as the last
+// one of a kind comes at last.
+//
+// A member acts on what it was told with the greatest serial that it applied: an
+// agent refuses lesser ones, and says that a serial is applied when it is kept on
+// disk and nothing that it would refuse is under way any more.
+package handover

@@ -1,0 +1,133 @@
+package handover
+
+import (
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// State is all that must not be forgotten, of one configuration. It is a value:
+// Step does not change the one it is given.
+type State struct {
+	Shards  map[string]Shard  // by name
+	Members map[string]Member // by pod uid: all that may still run
+	Moves   []Move            // that are not settled, oldest first
+}
+
+// Shard is what one shard holds.
+type Shard struct {
+	// Serial grows whenever Told changes. It begins with the milliseconds of the
+	// Unix time, so that it grows even if the configuration is made anew.
+	Serial int64
+	// Held is what members may be acting on. Disjoint from that of other shards.
+	Held scope.Scope
+	// Target is what the shard is to hold.
+	Target scope.Scope
+}
+
+// Told is what members are told that is theirs.
+func (s Shard) Told() scope.Scope { return s.Held.Intersect(s.Target) }
+
+// Member is a pod that was assigned to a shard. It stays in it.
+type Member struct {
+	UID, Name, Node, Shard string
+	// Serial of the shard that the pod acts on nothing older than, as far as is
+	// known: that at its assignment, at first.
+	Serial int64
+	// Stale: it is to be restarted.
+	Stale bool
+}
+
+// Move is keys on their way.
+type Move struct {
+	From, To string // either may be empty
+	Keys     scope.Scope
+	Phase    Phase
+	Since    time.Time // of the phase
+	Began    time.Time
+}
+
+// Phase of a Move.
+type Phase string
+
+// Phases of a Move. A move that is over is not kept.
+const (
+	// Releasing: some member of From may act on the keys.
+	Releasing Phase = "Releasing"
+	// Granting: the keys are To's, and some member of it does not know yet.
+	Granting Phase = "Granting"
+)
+
+// Event is something that happened.
+type Event interface{ event() }
+
+type (
+	// Want says what shards are to hold. Shards that are not named are to hold
+	// nothing, and are forgotten when they hold nothing and have no members. The
+	// scopes must be disjoint.
+	Want struct {
+		Scopes map[string]scope.Scope
+		// Ready are the shards that could take keys: some member of theirs serves.
+		// A shard with members gives nothing to a shard that is not Ready.
+		Ready map[string]bool
+		// Restart: members that lose keys become Stale.
+		Restart bool
+		Now     time.Time
+	}
+	// Join assigns pods, that are known to act on nothing, to shards. Pods that are
+	// assigned already stay where they are. Serials are not read.
+	Join struct{ Members []Member }
+	// Applied says that a pod acts on nothing older than a serial of its shard.
+	Applied struct {
+		UID    string
+		Serial int64
+		Now    time.Time
+	}
+	// Gone says that a pod is proven to run no more, or to be refused for good.
+	Gone struct {
+		UID string
+		Now time.Time
+	}
+	// Outdated says that a pod is to be restarted for another reason: it belongs
+	// to another shard by now.
+	Outdated struct{ UID string }
+)
+
+func (Want) event()     {}
+func (Join) event()     {}
+func (Applied) event()  {}
+func (Gone) event()     {}
+func (Outdated) event() {}
+
+// Effect is something to be done once the State is written.
+type Effect interface{ effect() }
+
+type (
+	// Tell says that members of a shard have something new to hear.
+	Tell struct{ Shard string }
+	// Released, Granted and Settled tell of a move's progress.
+	Released struct{ Move Move }
+	Granted  struct{ Move Move }
+	Settled  struct{ Move Move }
+)
+
+func (Tell) effect()     {}
+func (Released) effect() {}
+func (Granted) effect()  {}
+func (Settled) effect()  {}
+
+// Step is what becomes of a State by an Event.
+func Step(s State, e Event) (State, []Effect) { panic("not written yet") }
+
+// Laggards are the members that a move waits for, sorted by name: of From while it
+// is Releasing, of To while it is Granting.
+func (s State) Laggards(m Move) []Member { panic("not written yet") }
+
+// Restarts says which stale member may be evicted now: "" while none may, because
+// another is not back yet or a shard would be left without anybody who serves.
+// serving tells whether a pod is up and applies what it is told; leads whether it
+// holds its shard's lock: those go last. wanted is the number of members that a
+// shard is to have.
+func (s State) Restarts(wanted map[string]int, serving, leads func(uid string) bool) (uid string) {
+	panic("not written yet")
+}

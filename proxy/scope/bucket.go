@@ -1,0 +1,35 @@
+package scope
+
+import (
+	"hash/fnv"
+	"strconv"
+)
+
+// Buckets is the number of buckets.
+const Buckets = 32
+
+// Hash is where a key is in the key space: FNV-1a 64, as Kubernetes' own
+// shardRange has it (k8s.io/apimachinery/pkg/sharding).
+func Hash(key string) uint64 {
+	f := fnv.New64a()
+	f.Write([]byte(key)) // never fails
+	return f.Sum64()
+}
+
+// Bucket is the bucket of a namespace, 0 to 31. The function is fixed for ever:
+// objects carry its result as a label.
+func Bucket(namespace string) int { return bucketOf(Hash(namespace)) }
+
+// BucketLabel is Bucket as the value of a label.
+func BucketLabel(namespace string) string { return strconv.Itoa(Bucket(namespace)) }
+
+// bucketOf mixes a hash by the finaliser of Murmur3: FNV-1a alone puts like names
+// into like buckets.
+func bucketOf(h uint64) int {
+	h ^= h >> 33
+	h *= 0xff51afd7ed558ccd
+	h ^= h >> 33
+	h *= 0xc4ceb9fe1a85ec53
+	h ^= h >> 33
+	return int(h % Buckets)
+}

@@ -1,0 +1,151 @@
+package scope
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"strings"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// MaxShardRanges is the most ranges that ShardSelector writes: each costs the
+// apiserver a comparison for every object.
+const MaxShardRanges = 64
+
+// ShardSelector is the scope as Kubernetes' shardSelector on a field, exact and
+// spelled as shardInfo echoes it. It is not ok where the scope cannot be said so:
+// it owns nothing, tells buckets apart, or has more than MaxShardRanges.
+func (s Scope) ShardSelector(field string) (selector string, ok bool) {
+	if len(s.parts) != 1 || s.parts[0].buckets != allBuckets || len(s.parts[0].ranges) > MaxShardRanges {
+		return "", false
+	}
+	terms := make([]string, len(s.parts[0].ranges))
+	for i, r := range s.parts[0].ranges {
+		end := "0x10000000000000000"
+		if r.Last != Whole.Last {
+			end = fmt.Sprintf("0x%016x", r.Last+1)
+		}
+		terms[i] = fmt.Sprintf("shardRange(%s, '0x%016x', '%s')", field, r.First, end)
+	}
+	return strings.Join(terms, " || "), true
+}
+
+// OnlyBuckets are the buckets of a scope that is whole buckets and nothing else.
+func (s Scope) OnlyBuckets() (buckets []int, ok bool) {
+	if len(s.parts) != 1 || !slices.Equal(s.parts[0].ranges, []Range{Whole}) {
+		return nil, false
+	}
+	for m := s.parts[0].buckets; m != 0; m &= m - 1 {
+		buckets = append(buckets, bits.TrailingZeros32(m))
+	}
+	return buckets, true
+}
+
+// Strings are the scope for people, one for each set of buckets: ranges of the
+// key space in hexadecimal, after the buckets that they are of if those are not
+// all: "0000000000000000-7fffffffffffffff", "buckets 1,5: 0000000000000000-ffffffffffffffff".
+func (s Scope) Strings() []string {
+	out := make([]string, 0, len(s.parts))
+	for _, p := range s.parts {
+		var b strings.Builder
+		if p.buckets != allBuckets {
+			b.WriteString(prefix)
+			for m := p.buckets; m != 0; m &= m - 1 {
+				if m != p.buckets {
+					b.WriteByte(',')
+				}
+				b.WriteString(strconv.Itoa(bits.TrailingZeros32(m)))
+			}
+			b.WriteString(": ")
+		}
+		for i, r := range p.ranges {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, "%016x-%016x", r.First, r.Last)
+		}
+		out = append(out, b.String())
+	}
+	return out
+}
+
+const prefix = "buckets "
+
+// String is Strings on one line.
+func (s Scope) String() string { return strings.Join(s.Strings(), "; ") }
+
+// Parse reads what Strings wrote.
+func Parse(parts []string) (Scope, error) {
+	var sets [Buckets][]Range
+	for _, text := range parts {
+		buckets := uint32(allBuckets)
+		ranges := text
+		if rest, ok := strings.CutPrefix(text, prefix); ok {
+			var list string
+			if list, ranges, ok = strings.Cut(rest, ": "); !ok {
+				return Scope{}, fmt.Errorf("scope %q: no ranges", text)
+			}
+			buckets = 0
+			for b := range strings.SplitSeq(list, ",") {
+				n, err := strconv.ParseUint(b, 10, 8)
+				if err != nil || n >= Buckets {
+					return Scope{}, fmt.Errorf("scope %q: %q is no bucket", text, b)
+				}
+				buckets |= 1 << n
+			}
+		}
+		var parsed []Range
+		for r := range strings.SplitSeq(ranges, ",") {
+			first, last, ok := strings.Cut(r, "-")
+			lo, err1 := strconv.ParseUint(first, 16, 64)
+			hi, err2 := strconv.ParseUint(last, 16, 64)
+			if !ok || err1 != nil || err2 != nil || lo > hi {
+				return Scope{}, fmt.Errorf("scope %q: %q is no range", text, r)
+			}
+			parsed = append(parsed, Range{lo, hi})
+		}
+		for m := buckets; m != 0; m &= m - 1 {
+			b := bits.TrailingZeros32(m)
+			sets[b] = normal(slices.Concat(sets[b], parsed))
+		}
+	}
+	return canonical(sets), nil
+}
+
+// Proto is the wire form; nil for the empty scope's parts.
+func (s Scope) Proto() *meshv1.Scope {
+	out := &meshv1.Scope{}
+	for _, p := range s.parts {
+		w := &meshv1.ScopePart{Buckets: p.buckets}
+		for _, r := range p.ranges {
+			w.Ranges = append(w.Ranges, &meshv1.KeyRange{First: r.First, Last: r.Last})
+		}
+		out.Parts = append(out.Parts, w)
+	}
+	return out
+}
+
+// FromProto reads the wire form, which need not be canonical. A nil message owns
+// nothing.
+func FromProto(m *meshv1.Scope) (Scope, error) {
+	var sets [Buckets][]Range
+	for i, p := range m.GetParts() {
+		if p.GetBuckets() == 0 || len(p.GetRanges()) == 0 {
+			return Scope{}, fmt.Errorf("part %d of a scope has no buckets or no ranges", i)
+		}
+		ranges := make([]Range, 0, len(p.GetRanges()))
+		for _, r := range p.GetRanges() {
+			if r.GetFirst() > r.GetLast() {
+				return Scope{}, fmt.Errorf("part %d of a scope has a range that ends before it begins", i)
+			}
+			ranges = append(ranges, Range{r.GetFirst(), r.GetLast()})
+		}
+		for b := p.GetBuckets(); b != 0; b &= b - 1 {
+			n := bits.TrailingZeros32(b)
+			sets[n] = normal(slices.Concat(sets[n], ranges))
+		}
+	}
+	return canonical(sets), nil
+}
