@@ -34,6 +34,9 @@ type Options struct {
 	// MaxObject bounds one object in bytes, and MaxList what must be held of a list
 	// in an encoding that says its length first (protobuf). Defaults when 0.
 	MaxObject, MaxList int
+	// Hold, if set, is asked before the reader keeps n bytes more, for as long as it
+	// lives, than the first 64 KiB. Its error ends the answer, and Read returns it.
+	Hold func(n int) error
 }
 
 // Reader is a filtered answer. Read returns whole events of a watch as soon as
