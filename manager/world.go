@@ -153,7 +153,7 @@ func (w *world) policies(ctx context.Context) error {
 	if listErr != nil {
 		return listErr
 	}
-	c.Result = compile.Compile(c.configs, c.pods)
+	c.Result = compile.Compile(c.configs, c.pods, nil)
 	w.push.Set(cluster, c.Policies)
 	before := w.compiled.Swap(c)
 	w.statusLoop.poke()

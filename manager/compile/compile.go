@@ -67,8 +67,9 @@ type Result struct {
 }
 
 // Compile assigns pods to configurations and renders the policy of each pod.
-// Pods without the label and pods that have ended are left out.
-func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) Result {
+// Pods without the label and pods that have ended are left out. Members of roots
+// whose pods are not known any more are refused where they ran.
+func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root) Result {
 	shards := make([]Shard, len(configs))
 	for i, c := range slices.SortedFunc(slices.Values(configs), byName) {
 		shards[i].Config = c

@@ -32,7 +32,7 @@ func TestTranscripts(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml"), func(t *testing.T) {
 			configs, pods := read(t, file)
-			got := transcript(t, Compile(configs, pods))
+			got := transcript(t, Compile(configs, pods, nil))
 			out := strings.TrimSuffix(file, ".in.yaml") + ".out.yaml"
 			if *update {
 				require.NoError(t, os.WriteFile(out, got, 0o644))
@@ -47,25 +47,25 @@ func TestTranscripts(t *testing.T) {
 // What comes out does not depend on the order of what goes in.
 func TestOrderDoesNotMatter(t *testing.T) {
 	configs, pods := read(t, "testdata/mixed.in.yaml")
-	want := transcript(t, Compile(configs, pods))
+	want := transcript(t, Compile(configs, pods, nil))
 	rapid.Check(t, func(rt *rapid.T) {
 		c := rapid.Permutation(configs).Draw(rt, "configs")
 		p := rapid.Permutation(pods).Draw(rt, "pods")
-		require.Equal(rt, string(want), string(transcript(rt, Compile(c, p))))
+		require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, nil))))
 	})
 }
 
 func TestVersionFollowsContent(t *testing.T) {
 	configs, pods := read(t, "testdata/mixed.in.yaml")
 	uid := types.UID("uid-operator-0")
-	before := Compile(configs, pods).Policies[uid].Version
-	require.Equal(t, before, Compile(configs, pods).Policies[uid].Version)
+	before := Compile(configs, pods, nil).Policies[uid].Version
+	require.Equal(t, before, Compile(configs, pods, nil).Policies[uid].Version)
 	for _, c := range configs {
 		for i := range c.Spec.Limits {
 			c.Spec.Limits[i].Selector = nil
 		}
 	}
-	require.NotEqual(t, before, Compile(configs, pods).Policies[uid].Version)
+	require.NotEqual(t, before, Compile(configs, pods, nil).Policies[uid].Version)
 }
 
 // A pod that trusts the mesh alone was admitted as a member: whatever became of
@@ -80,7 +80,7 @@ func TestAMemberWithoutAConfigurationIsRefused(t *testing.T) {
 	other.Name, other.UID = "other", "2"
 	other.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
 
-	r := Compile(nil, []*corev1.Pod{member, other})
+	r := Compile(nil, []*corev1.Pod{member, other}, nil)
 
 	require.Contains(t, r.Policies["1"].Refuse, "no ShardingConfig selects it")
 	require.Empty(t, r.Policies["2"].Refuse)
@@ -95,7 +95,7 @@ func TestAnOwnersNameMayBeAnything(t *testing.T) {
 		Labels:          map[string]string{v1alpha1.EnableProxyLabel: "true"},
 		OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: "a\xffb", Controller: &yes}},
 	}}
-	r := Compile(nil, []*corev1.Pod{pod})
+	r := Compile(nil, []*corev1.Pod{pod}, nil)
 	require.Equal(t, "a?b", r.Policies["1"].Workload)
 	require.Empty(t, r.Policies["1"].Refuse)
 }
@@ -148,7 +148,7 @@ func TestWhoMayGoPastTheProxy(t *testing.T) {
 			if c.config != nil {
 				configs = append(configs, c.config)
 			}
-			got := Compile(configs, []*corev1.Pod{pod}).Policies["1"]
+			got := Compile(configs, []*corev1.Pod{pod}, nil).Policies["1"]
 			require.Equal(t, c.sharded, got.Sharding != nil)
 			c.want.Uid, c.want.Namespace, c.want.Name, c.want.Workload = "1", "ns", "pod", "pod"
 			c.want.Version, c.want.Sharding = got.Version, got.Sharding

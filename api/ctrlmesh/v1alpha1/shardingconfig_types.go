@@ -561,6 +561,9 @@ type HandoverStatus struct {
 	Phase string `json:"phase"`
 	// Since is when the phase began.
 	Since metav1.Time `json:"since"`
+	// Began is when the move began.
+	// +optional
+	Began metav1.Time `json:"began,omitempty"`
 	// WaitsFor names whom the phase waits for, and why.
 	// +optional
 	// +listType=atomic

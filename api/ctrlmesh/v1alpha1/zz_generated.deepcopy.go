@@ -93,6 +93,7 @@ func (in *HandoverStatus) DeepCopyInto(out *HandoverStatus) {
 		copy(*out, *in)
 	}
 	in.Since.DeepCopyInto(&out.Since)
+	in.Began.DeepCopyInto(&out.Began)
 	if in.WaitsFor != nil {
 		in, out := &in.WaitsFor, &out.WaitsFor
 		*out = make([]string, len(*in))
