@@ -35,7 +35,8 @@ type Options struct {
 	// in an encoding that says its length first (protobuf). Defaults when 0.
 	MaxObject, MaxList int
 	// Hold, if set, is asked before the reader keeps n bytes more, for as long as it
-	// lives, than the first 64 KiB. Its error ends the answer, and Read returns it.
+	// lives, than the first 8 KiB of a watch or 64 KiB of a list. Its error ends the
+	// answer, and Read returns it.
 	Hold func(n int) error
 }
 
