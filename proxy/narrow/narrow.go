@@ -1,9 +1,10 @@
-// Package narrow joins label selectors to what a shard lists, watches and deletes
-// in bulk.
+// Package narrow holds the limits of a shard, and joins label selectors to what it
+// lists, watches and deletes in bulk.
 //
 // A policy's limits are compiled once. For a group and resource they yield the
-// requirements that must hold besides the client's own; Selector.Narrow ANDs
-// the two as parsed requirements, never as strings.
+// requirements that must hold besides the client's own, and the keys that are the
+// shard's. Selector.Narrow ANDs requirements with the client's as parsed ones,
+// never as strings.
 package narrow
 
 import (
@@ -13,8 +14,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 const (
@@ -28,9 +31,11 @@ type Limits []limit
 type limit struct {
 	groups       []*meshv1.ResourceGroup
 	requirements labels.Requirements
+	scope        scope.Scope
+	divides      bool // by the scope
 }
 
-// Compile parses the selectors of limits. A limit without a selector would
+// Compile parses the selectors and scopes of limits. A limit without either would
 // narrow nothing while it claims to, so it is an error.
 func Compile(limits []*meshv1.Limit) (Limits, error) {
 	out := make(Limits, 0, len(limits))
@@ -39,10 +44,14 @@ func Compile(limits []*meshv1.Limit) (Limits, error) {
 		if err != nil {
 			return nil, fmt.Errorf("limit %d: selector %q: %w", i, l.GetSelector(), err)
 		}
-		if len(reqs) == 0 {
+		if len(reqs) == 0 && l.GetScope() == nil {
 			return nil, fmt.Errorf("limit %d: selector %q requires nothing", i, l.GetSelector())
 		}
-		out = append(out, limit{groups: l.GetResources(), requirements: reqs})
+		owned, err := scope.FromProto(l.GetScope())
+		if err != nil {
+			return nil, fmt.Errorf("limit %d: %w", i, err)
+		}
+		out = append(out, limit{groups: l.GetResources(), requirements: reqs, scope: owned, divides: l.GetScope() != nil})
 	}
 	return out, nil
 }
@@ -60,6 +69,18 @@ func (l Limits) For(group, resource string) *Selector {
 		return nil
 	}
 	return &Selector{requirements: reqs, text: render(reqs)}
+}
+
+// Scope returns the keys of a resource that are the shard's. The resource is not
+// divided when no limit that matches it has a scope.
+func (l Limits) Scope(group, resource string) (owned scope.Scope, divided bool) {
+	owned = scope.All()
+	for _, x := range l {
+		if x.divides && x.matches(group, resource) {
+			owned, divided = owned.Intersect(x.scope), true
+		}
+	}
+	return owned, divided
 }
 
 func (l limit) matches(group, resource string) bool {
@@ -89,6 +110,16 @@ func (s *Selector) String() string {
 	}
 	return s.text
 }
+
+// Nothing is what no object has: a list of it is empty, and a watch quiet, and
+// both are otherwise as any other.
+var Nothing = func() *Selector {
+	reqs, err := labels.ParseToRequirements(v1alpha1.NamespaceLabel + ",!" + v1alpha1.NamespaceLabel)
+	if err != nil {
+		panic(err)
+	}
+	return &Selector{requirements: reqs, text: render(reqs)}
+}()
 
 // Narrow returns the raw query with its labelSelector ANDed with s. All other
 // parameters keep their bytes and their order. The error tells the client what

@@ -9,7 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"pgregory.net/rapid"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 func resources(groups, names []string) *meshv1.ResourceGroup {
@@ -44,6 +46,42 @@ func TestCompileRefusesWhatNarrowsNothing(t *testing.T) {
 		_, err := Compile([]*meshv1.Limit{{Selector: s}})
 		require.Error(t, err, "%q", s)
 	}
+}
+
+func TestScopesOfAllLimitsHoldTogether(t *testing.T) {
+	pods := resources([]string{""}, []string{"pods"})
+	limits, err := Compile([]*meshv1.Limit{
+		{Scope: scope.Keys("a", "b").Proto(), Resources: []*meshv1.ResourceGroup{pods}},
+		{Scope: scope.Keys("b", "c").Proto(), Selector: "x=y", Resources: []*meshv1.ResourceGroup{pods}},
+		{Scope: scope.Scope{}.Proto(), Resources: []*meshv1.ResourceGroup{resources([]string{"apps"}, []string{"*"})}},
+	})
+	require.NoError(t, err)
+	owned, divided := limits.Scope("", "pods")
+	require.True(t, divided)
+	require.True(t, owned.Equal(scope.Keys("b")))
+	require.Equal(t, "x=y", limits.For("", "pods").String())
+
+	owned, divided = limits.Scope("apps", "deployments")
+	require.True(t, divided)
+	require.True(t, owned.Empty())
+	require.Nil(t, limits.For("apps", "deployments"))
+
+	_, divided = limits.Scope("", "services")
+	require.False(t, divided)
+
+	_, err = Compile([]*meshv1.Limit{{Scope: &meshv1.Scope{Parts: []*meshv1.ScopePart{{}}}}})
+	require.Error(t, err)
+}
+
+func TestNothingMatchesNothing(t *testing.T) {
+	out, err := Nothing.Narrow("labelSelector=a%3Db")
+	require.NoError(t, err)
+	values, err := url.ParseQuery(out)
+	require.NoError(t, err)
+	sel, err := labels.Parse(values.Get("labelSelector"))
+	require.NoError(t, err)
+	require.False(t, sel.Matches(labels.Set{"a": "b"}))
+	require.False(t, sel.Matches(labels.Set{"a": "b", v1alpha1.NamespaceLabel: "x"}))
 }
 
 func TestNarrow(t *testing.T) {
