@@ -22,9 +22,14 @@
 // Step is a function of a State and an Event. The State that it returns must be
 // written, compared and swapped, before its effects are carried out and before
 // anyone is told of it. Events may be repeated, late, or lost as long as the last
-// one of a kind comes at last.
+// one of a kind comes at last. What an Event says of a pod must stay true for ever,
+// for a leader may wake up and tell of it much later.
 //
-// A member acts on what it was told with the greatest serial that it applied: an
-// agent refuses lesser ones, and says that a serial is applied when it is kept on
-// disk and nothing that it would refuse is under way any more.
+// So agents see to it that a pod that acted on a serial never acts on a lesser one,
+// across their own restarts and whatever else the pod was told meanwhile. They say
+// that a serial is applied when it is kept on disk and nothing that it would refuse
+// is under way any more. A refusal may have a serial as well: then the pod is never
+// again to act on that one or a lesser, which makes it as good as applied. Members
+// whose object is gone are refused with the serial of their shard, until they are
+// gone (Refused). A refusal without one, serial 0, bars nothing and lowers nothing.
 package handover

@@ -63,19 +63,22 @@ type Event interface{ event() }
 
 type (
 	// Want says what shards are to hold. Shards that are not named are to hold
-	// nothing, and are forgotten when they hold nothing and have no members. The
-	// scopes must be disjoint.
+	// nothing, and are forgotten by the first Want that finds them holding nothing
+	// and without members. A Want whose scopes are not disjoint changes nothing. It
+	// is to be repeated when who is Ready or who is a member has changed.
 	Want struct {
 		Scopes map[string]scope.Scope
 		// Ready are the shards that could take keys: some member of theirs serves.
-		// A shard with members gives nothing to a shard that is not Ready.
+		// A shard with members gives nothing to a shard that is not Ready, and takes
+		// back what it has not given yet.
 		Ready map[string]bool
 		// Restart: members that lose keys become Stale.
 		Restart bool
 		Now     time.Time
 	}
 	// Join assigns pods, that are known to act on nothing, to shards. Pods that are
-	// assigned already stay where they are. Serials are not read.
+	// assigned already stay where they are; those of a shard that is not known are
+	// left out. Serial and Stale are not read.
 	Join struct{ Members []Member }
 	// Applied says that a pod acts on nothing older than a serial of its shard.
 	Applied struct {
@@ -83,10 +86,18 @@ type (
 		Serial int64
 		Now    time.Time
 	}
-	// Gone says that a pod is proven to run no more, or to be refused for good.
+	// Gone says that a pod is proven to run no more.
 	Gone struct {
 		UID string
 		Now time.Time
+	}
+	// Refused says of a pod whose object is gone, and which may run nonetheless,
+	// that it is refused everything until it is told of a serial beyond this one.
+	// If that is its shard's then it is a member no more, and never hears of one.
+	Refused struct {
+		UID    string
+		Serial int64
+		Now    time.Time
 	}
 	// Outdated says that a pod is to be restarted for another reason: it belongs
 	// to another shard by now.
@@ -97,6 +108,7 @@ func (Want) event()     {}
 func (Join) event()     {}
 func (Applied) event()  {}
 func (Gone) event()     {}
+func (Refused) event()  {}
 func (Outdated) event() {}
 
 // Effect is something to be done once the State is written.
@@ -105,7 +117,9 @@ type Effect interface{ effect() }
 type (
 	// Tell says that members of a shard have something new to hear.
 	Tell struct{ Shard string }
-	// Released, Granted and Settled tell of a move's progress.
+	// Released, Granted and Settled tell of a move's progress: From holds the keys
+	// no more, To holds them, all that are To's members act on that. A move that is
+	// called off, wholly or in part, tells of nothing for what it is called off.
 	Released struct{ Move Move }
 	Granted  struct{ Move Move }
 	Settled  struct{ Move Move }
@@ -115,19 +129,3 @@ func (Tell) effect()     {}
 func (Released) effect() {}
 func (Granted) effect()  {}
 func (Settled) effect()  {}
-
-// Step is what becomes of a State by an Event.
-func Step(s State, e Event) (State, []Effect) { panic("not written yet") }
-
-// Laggards are the members that a move waits for, sorted by name: of From while it
-// is Releasing, of To while it is Granting.
-func (s State) Laggards(m Move) []Member { panic("not written yet") }
-
-// Restarts says which stale member may be evicted now: "" while none may, because
-// another is not back yet or a shard would be left without anybody who serves.
-// serving tells whether a pod is up and applies what it is told; leads whether it
-// holds its shard's lock: those go last. wanted is the number of members that a
-// shard is to have.
-func (s State) Restarts(wanted map[string]int, serving, leads func(uid string) bool) (uid string) {
-	panic("not written yet")
-}

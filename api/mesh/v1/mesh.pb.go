@@ -988,7 +988,10 @@ type PodPolicy struct {
 	// Grows whenever what the pod is told of its shard changes, for shards whose
 	// keys are handed over; else 0. Such a policy's version begins with it: "17-...".
 	// One with a lesser serial than the pod has had comes from a manager that leads
-	// no more, and is answered by an error; unless it refuses all.
+	// no more, and is answered by an error; unless it refuses all. A refusal with a
+	// serial bars it: such a policy is refused then unless its serial is greater.
+	// What is barred, and what the pod has had, outlives other refusals and the
+	// agent.
 	Serial        uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,129 @@
+package handover
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// track writes down which keys are on their way, and tells of progress. Nothing is
+// decided by it.
+func (n *next) track() {
+	var moves []Move
+	for _, m := range n.before.Moves {
+		if m.Phase == Granting {
+			m.Keys = m.Keys.Intersect(n.Shards[m.To].Told())
+			moves = add(moves, m)
+		}
+	}
+	names := slices.Sorted(maps.Keys(n.Shards))
+	before, now := n.before.held(), n.held()
+	for _, to := range names {
+		gained := n.Shards[to].Held.Minus(n.before.Shards[to].Held)
+		if gained.Empty() {
+			continue
+		}
+		for _, from := range names {
+			moves = n.granted(moves, from, to, gained.Intersect(n.before.Shards[from].Held))
+		}
+		moves = n.granted(moves, "", to, gained.Minus(before))
+	}
+	for _, from := range names {
+		left := n.before.Shards[from].Held.Minus(now)
+		if !left.Empty() {
+			m := n.move(from, "", left)
+			n.effects = append(n.effects, Released{m}, Settled{m})
+		}
+		leaving := n.Shards[from].Held.Minus(n.Shards[from].Target)
+		if leaving.Empty() {
+			continue
+		}
+		for _, to := range names {
+			keys := leaving.Intersect(n.Shards[to].Target)
+			moves = add(moves, n.move(from, to, keys))
+			leaving = leaving.Minus(keys)
+		}
+		moves = add(moves, n.move(from, "", leaving))
+	}
+
+	n.Moves = nil
+	slices.SortFunc(moves, func(a, b Move) int {
+		return cmp.Or(a.Began.Compare(b.Began), strings.Compare(a.From, b.From), strings.Compare(a.To, b.To), strings.Compare(string(a.Phase), string(b.Phase)))
+	})
+	for _, m := range moves {
+		if m.Phase == Granting && len(n.Laggards(m)) == 0 {
+			n.effects = append(n.effects, Settled{m})
+		} else {
+			n.Moves = append(n.Moves, m)
+		}
+	}
+}
+
+// granted is moves with keys that went from a shard to another now.
+func (n *next) granted(moves []Move, from, to string, keys scope.Scope) []Move {
+	if keys.Empty() {
+		return moves
+	}
+	m := n.move(from, to, keys)
+	if from != "" {
+		n.effects = append(n.effects, Released{m})
+	}
+	m.Phase, m.Since = Granting, n.now
+	n.effects = append(n.effects, Granted{m})
+	return add(moves, m)
+}
+
+// move is a move that is Releasing: since when, if it was before.
+func (n *next) move(from, to string, keys scope.Scope) Move {
+	for _, m := range n.before.Moves {
+		if m.Phase == Releasing && m.From == from && m.To == to && m.Keys.Overlaps(keys) {
+			m.Keys = keys
+			return m
+		}
+	}
+	return Move{From: from, To: to, Keys: keys, Phase: Releasing, Since: n.now, Began: n.now}
+}
+
+// add is moves with one more, or with more keys in one: of a phase there is at most
+// one between two shards.
+func add(moves []Move, m Move) []Move {
+	if m.Keys.Empty() {
+		return moves
+	}
+	for i := range moves {
+		if old := &moves[i]; old.From == m.From && old.To == m.To && old.Phase == m.Phase {
+			old.Keys = scope.Union(old.Keys, m.Keys)
+			return moves
+		}
+	}
+	return append(moves, m)
+}
+
+// Laggards are the members that a move waits for, sorted by name: of From while it
+// is Releasing, of To while it is Granting.
+func (s State) Laggards(m Move) []Member {
+	if m.Phase == Releasing {
+		return s.lagging(m.From)
+	}
+	return s.lagging(m.To)
+}
+
+// lagging are the members of a shard that may act on what they were told before,
+// sorted by name.
+func (s State) lagging(shard string) []Member {
+	var out []Member
+	for _, m := range s.Members {
+		if m.Shard == shard && m.Serial < s.Shards[shard].Serial {
+			out = append(out, m)
+		}
+	}
+	slices.SortFunc(out, byName)
+	return out
+}
+
+func byName(a, b Member) int {
+	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UID, b.UID))
+}

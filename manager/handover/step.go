@@ -1,0 +1,208 @@
+package handover
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// Step is what becomes of a State by an Event.
+func Step(s State, e Event) (State, []Effect) {
+	n := next{before: s, tell: map[string]bool{}}
+	n.Shards, n.Members, n.Moves = maps.Clone(s.Shards), maps.Clone(s.Members), s.Moves
+	if n.Shards == nil {
+		n.Shards = map[string]Shard{}
+	}
+	if n.Members == nil {
+		n.Members = map[string]Member{}
+	}
+
+	switch e := e.(type) {
+	case Want:
+		if !disjoint(e.Scopes) {
+			return s, nil
+		}
+		n.now = e.Now
+		n.want(e)
+	case Join:
+		n.join(e.Members)
+	case Applied:
+		n.now = e.Now
+		n.applied(e.UID, e.Serial)
+	case Gone:
+		n.now = e.Now
+		delete(n.Members, e.UID)
+	case Refused:
+		n.now = e.Now
+		n.applied(e.UID, e.Serial)
+		if m, ok := n.Members[e.UID]; ok && e.Serial >= n.Shards[m.Shard].Serial {
+			delete(n.Members, e.UID)
+		}
+	case Outdated:
+		if m, ok := n.Members[e.UID]; ok && !m.Stale {
+			m.Stale = true
+			n.Members[e.UID] = m
+			n.tell[m.Shard] = true
+		}
+	}
+
+	n.release()
+	n.grant()
+	n.track()
+	if e, ok := e.(Want); ok {
+		n.forget(e.Scopes)
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.tell)) {
+		n.effects = append(n.effects, Tell{name})
+	}
+	return n.State, n.effects
+}
+
+// next is a State in the making.
+type next struct {
+	State
+	before  State
+	now     time.Time
+	tell    map[string]bool // shards
+	effects []Effect
+}
+
+func disjoint(scopes map[string]scope.Scope) bool {
+	var all scope.Scope
+	for _, s := range scopes {
+		if all.Overlaps(s) {
+			return false
+		}
+		all = scope.Union(all, s)
+	}
+	return true
+}
+
+// want sets targets.
+func (n *next) want(e Want) {
+	for name := range e.Scopes {
+		if _, ok := n.Shards[name]; !ok {
+			n.Shards[name] = Shard{Serial: e.Now.UnixMilli()}
+			n.tell[name] = true
+		}
+	}
+	targets := n.targets(e)
+	for name, shard := range n.Shards {
+		told := shard.Told()
+		shard.Target = targets[name]
+		n.put(name, shard)
+		if e.Restart && !told.Minus(shard.Told()).Empty() {
+			n.stale(name)
+		}
+	}
+}
+
+// targets is what is wanted, but for what waits for a taker to be ready.
+func (n *next) targets(e Want) map[string]scope.Scope {
+	targets := map[string]scope.Scope{}
+	populated := map[string]bool{}
+	for _, m := range n.Members {
+		populated[m.Shard] = true
+	}
+	maps.Copy(targets, e.Scopes)
+	for taker, wanted := range e.Scopes {
+		if e.Ready[taker] {
+			continue
+		}
+		for giver, shard := range n.Shards {
+			if giver == taker || !populated[giver] {
+				continue
+			}
+			kept := shard.Held.Intersect(wanted)
+			targets[giver] = scope.Union(targets[giver], kept)
+			targets[taker] = targets[taker].Minus(kept)
+		}
+	}
+	return targets
+}
+
+// stale marks the members that a shard has now.
+func (n *next) stale(shard string) {
+	for uid, m := range n.Members {
+		if m.Shard == shard {
+			m.Stale = true
+			n.Members[uid] = m
+		}
+	}
+}
+
+func (n *next) join(members []Member) {
+	for _, m := range members {
+		shard, known := n.Shards[m.Shard]
+		if _, assigned := n.Members[m.UID]; assigned || !known {
+			continue
+		}
+		m.Serial, m.Stale = shard.Serial, false
+		n.Members[m.UID] = m
+		n.tell[m.Shard] = true
+	}
+}
+
+func (n *next) applied(uid string, serial int64) {
+	if m, ok := n.Members[uid]; ok {
+		m.Serial = max(m.Serial, min(serial, n.Shards[m.Shard].Serial))
+		n.Members[uid] = m
+	}
+}
+
+// release takes from shards what none of their members acts on any more.
+func (n *next) release() {
+	for name, shard := range n.Shards {
+		if len(n.lagging(name)) == 0 {
+			shard.Held = shard.Told()
+			n.put(name, shard)
+		}
+	}
+}
+
+// grant gives shards what nobody holds.
+func (n *next) grant() {
+	held := n.held()
+	for name, shard := range n.Shards {
+		if free := shard.Target.Minus(held); !free.Empty() {
+			shard.Held = scope.Union(shard.Held, free)
+			n.put(name, shard)
+		}
+	}
+}
+
+// put stores a shard, with a new serial if its members are told something new. One
+// will do for all that a Step changes: nobody hears of what is in between.
+func (n *next) put(name string, shard Shard) {
+	before := n.before.Shards[name]
+	if shard.Serial == before.Serial && !shard.Told().Equal(before.Told()) {
+		shard.Serial++
+		n.tell[name] = true
+	}
+	n.Shards[name] = shard
+}
+
+// forget drops shards that nobody wants and nothing is known of.
+func (n *next) forget(wanted map[string]scope.Scope) {
+	populated := map[string]bool{}
+	for _, m := range n.Members {
+		populated[m.Shard] = true
+	}
+	for name, shard := range n.Shards {
+		if _, ok := wanted[name]; !ok && !populated[name] && shard.Held.Empty() {
+			delete(n.Shards, name)
+			delete(n.tell, name)
+		}
+	}
+}
+
+// held is what all shards hold.
+func (s State) held() scope.Scope {
+	all := make([]scope.Scope, 0, len(s.Shards))
+	for _, shard := range s.Shards {
+		all = append(all, shard.Held)
+	}
+	return scope.Union(all...)
+}
