@@ -15,16 +15,19 @@ import (
 
 // Request is one request as the apiserver recorded it.
 type Request struct {
-	ID       string
-	User     string
-	Pod      string   // namespace/name that the token is bound to, if it is
-	From     []string // addresses: those that headers speak of, and the connection's as the last
-	Agent    string   // the client's program, as it names itself
-	Verb     string
-	URI      string
-	Code     int32 // 0 until the response began
-	Received time.Time
-	Ended    time.Time // zero until the response is over
+	ID     string
+	User   string
+	Pod    string // namespace/name that the token is bound to, if it is
+	PodUID string
+	From   []string // addresses: those that headers speak of, and the connection's as the last
+	Agent  string   // the client's program, as it names itself
+	Verb   string
+	URI    string
+	// Group, Resource and Namespace of what it is for; empty where it is for none.
+	Group, Resource, Namespace string
+	Code                       int32 // 0 until the response began
+	Received                   time.Time
+	Ended                      time.Time // zero until the response is over
 }
 
 // String tells of a request in one line.
@@ -46,6 +49,15 @@ func (r Request) Fills() bool {
 	return false
 }
 
+// Writes says whether a request is to change something.
+func (r Request) Writes() bool {
+	switch r.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return true
+	}
+	return false
+}
+
 // Callers says whose requests are meant: those of any of the users and those made
 // with a token bound to any of the pods.
 type Callers struct {
@@ -62,6 +74,7 @@ func ServiceAccount(namespace, name string) string {
 const (
 	serviceAccountPrefix = "system:serviceaccount:"
 	podClaim             = "authentication.kubernetes.io/pod-name"
+	podUIDClaim          = "authentication.kubernetes.io/pod-uid"
 )
 
 // Requests reads an audit log, one audit.k8s.io/v1 Event per line, and returns the
@@ -113,6 +126,12 @@ func request(e *auditv1.Event) Request {
 	}
 	if pod := e.User.Extra[podClaim]; len(pod) == 1 {
 		r.Pod = namespaceOf(r.User) + "/" + pod[0]
+	}
+	if uid := e.User.Extra[podUIDClaim]; len(uid) == 1 {
+		r.PodUID = uid[0]
+	}
+	if ref := e.ObjectRef; ref != nil {
+		r.Group, r.Resource, r.Namespace = ref.APIGroup, ref.Resource, ref.Namespace
 	}
 	return r
 }

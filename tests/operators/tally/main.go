@@ -36,6 +36,7 @@ func run() error {
 		metrics = flag.String("metrics-bind-address", ":8080", "where to serve metrics; 0 for nowhere")
 		probes  = flag.String("health-probe-bind-address", ":8081", "where to answer probes; 0 for nowhere")
 		workers = flag.Int("workers", 4, "objects to reconcile at a time")
+		refresh = flag.Duration("refresh", 0, "how often to write onto each object that it is looked after; 0 for never")
 	)
 	flag.Parse()
 	if *pod == "" {
@@ -74,7 +75,7 @@ func run() error {
 	err = ctrl.NewControllerManagedBy(mgr).
 		For(&v1.Tally{}).
 		WithOptions(controller.Options{MaxConcurrentReconciles: *workers}).
-		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod})
+		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod, refresh: *refresh})
 	if err != nil {
 		return fmt.Errorf("making the controller: %w", err)
 	}

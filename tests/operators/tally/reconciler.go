@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/retry"
@@ -15,8 +16,9 @@ import (
 // reconciler records its pod on every object that it is given.
 type reconciler struct {
 	client.Client
-	live client.Reader // past the cache
-	pod  string
+	live    client.Reader // past the cache
+	pod     string
+	refresh time.Duration // 0 for never
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -26,7 +28,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		if !tally.Record(r.pod) {
+		if !r.record(tally) {
 			return nil
 		}
 		err := r.Status().Update(ctx, tally)
@@ -44,5 +46,14 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("recording %s: %w", r.pod, err)
 	}
-	return ctrl.Result{}, nil
+	return ctrl.Result{RequeueAfter: r.refresh}, nil
+}
+
+// record reports whether there is news to write.
+func (r *reconciler) record(tally *v1.Tally) bool {
+	news := tally.Record(r.pod)
+	if r.refresh > 0 && tally.Refresh(time.Now(), r.refresh) {
+		news = true
+	}
+	return news
 }

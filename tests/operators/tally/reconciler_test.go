@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -45,6 +46,17 @@ func TestReconcile(t *testing.T) {
 	got := &v1.Tally{}
 	require.NoError(t, c.Get(ctx, key, got))
 	require.Equal(t, []string{"a", "b"}, got.Status.ReconciledBy)
+	require.Equal(t, map[string]int64{"a": 1, "b": 1}, got.Status.Reconciles)
+
+	// One that refreshes writes again though there is nothing new, and comes back to it.
+	r := &reconciler{Client: c, live: c, pod: "a", refresh: time.Minute}
+	for range 2 {
+		result, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: key})
+		require.NoError(t, err)
+		require.Equal(t, time.Minute, result.RequeueAfter)
+	}
+	require.NoError(t, c.Get(ctx, key, got))
+	require.NotNil(t, got.Status.Refreshed)
 	require.Equal(t, map[string]int64{"a": 1, "b": 1}, got.Status.Reconciles)
 
 	gone := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "gone"}}

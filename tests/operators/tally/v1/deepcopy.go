@@ -14,6 +14,7 @@ func (t *Tally) DeepCopyInto(out *Tally) {
 	out.Status.ReconciledBy = slices.Clone(t.Status.ReconciledBy)
 	out.Status.Reconciles = maps.Clone(t.Status.Reconciles)
 	out.Status.Generations = maps.Clone(t.Status.Generations)
+	out.Status.Refreshed = t.Status.Refreshed.DeepCopy()
 }
 
 // DeepCopy returns a copy that shares nothing with t.

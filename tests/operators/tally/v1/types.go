@@ -2,6 +2,7 @@ package v1
 
 import (
 	"slices"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,6 +50,9 @@ type TallyStatus struct {
 	Reconciles map[string]int64 `json:"reconciles,omitempty"`
 	// Generations is the newest generation that each pod reconciled.
 	Generations map[string]int64 `json:"generations,omitempty"`
+	// Refreshed is when a pod last said that it still looks after the object, if
+	// it was told to say so.
+	Refreshed *metav1.MicroTime `json:"refreshed,omitempty"`
 }
 
 // Record notes that pod reconciles the object's current generation. It reports
@@ -73,6 +77,16 @@ func (t *Tally) Record(pod string) bool {
 		s.ReconciledBy = append(s.ReconciledBy, pod)
 	}
 	s.ObservedGeneration, s.Said = t.Generation, t.Spec.Say
+	return true
+}
+
+// Refresh notes that the object is looked after now. It reports whether that was
+// news: it is if nobody has said so for a while.
+func (t *Tally) Refresh(now time.Time, every time.Duration) bool {
+	if r := t.Status.Refreshed; r != nil && now.Sub(r.Time) < every {
+		return false
+	}
+	t.Status.Refreshed = &metav1.MicroTime{Time: now}
 	return true
 }
 

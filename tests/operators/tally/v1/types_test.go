@@ -2,6 +2,7 @@ package v1
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -27,10 +28,19 @@ func TestRecord(t *testing.T) {
 	}, obj.Status)
 }
 
+func TestRefresh(t *testing.T) {
+	obj, now := &Tally{}, time.Now()
+	require.True(t, obj.Refresh(now, time.Second))
+	require.False(t, obj.Refresh(now.Add(time.Second-1), time.Second))
+	require.True(t, obj.Refresh(now.Add(time.Second), time.Second))
+	require.True(t, obj.Status.Refreshed.Time.Equal(now.Add(time.Second)))
+}
+
 func TestDeepCopySharesNothing(t *testing.T) {
 	obj := &Tally{}
 	obj.Generation = 1
 	obj.Record("a")
+	obj.Refresh(time.Now(), 0)
 	list := &TallyList{Items: []Tally{*obj}}
 
 	c := list.DeepCopyObject().(*TallyList)
@@ -40,4 +50,5 @@ func TestDeepCopySharesNothing(t *testing.T) {
 	c.Items[0].Record("b")
 	require.Equal(t, int64(1), obj.Status.Reconciles["a"])
 	require.Equal(t, []string{"a"}, list.Items[0].Status.ReconciledBy)
+	require.NotSame(t, obj.Status.Refreshed, c.Items[0].Status.Refreshed)
 }
