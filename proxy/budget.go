@@ -196,6 +196,7 @@ func (x *exchange) strip() {
 func (x *exchange) release() {
 	x.strip()
 	x.budget.give(x.held)
+	x.pod.filtered.give(x.filtered)
 	if x.refusing {
 		x.pod.refusing.Add(-1)
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -44,6 +45,11 @@ type exchange struct {
 	body        io.Reader
 	length      int64
 	lock        *lock.Lock // not nil: the request is about the lock
+
+	narrow        *narrowStage   // not nil: the answer is filtered
+	shardSelector string         // that the apiserver was sent for it
+	objects       *filter.Reader // the answer
+	filtered      int64          // bytes that it keeps of the pod's account
 
 	ticket *ticket // of a list or watch
 	fills  bool    // the answer fills a client's cache from nothing
@@ -151,6 +157,7 @@ func (x *exchange) serve() {
 	}
 	x.plan = pol.plan(info)
 	x.ctx, x.lock = x.r.Context(), nil
+	x.narrow, x.shardSelector = nil, ""
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
 	protocol, refused := upgradeOf(x.r, x.plan)
@@ -242,11 +249,15 @@ func (x *exchange) forward(client *upstream.Client) {
 		x.answerLock(resp)
 		return
 	}
+	if x.narrow != nil && !x.filter(resp) {
+		return
+	}
 	x.sendHead(resp)
 	if x.plan.route == stream {
 		x.copyStream(resp.Body)
 	} else {
 		x.copyShort(resp)
+		x.noteMethod()
 	}
 	maps.Copy(x.w.Header(), resp.Trailer) // announced in sendHead
 }
@@ -347,6 +358,7 @@ func (x *exchange) copyStream(r io.Reader) {
 			x.flush()
 			if x.initial != nil && x.initial.passed(p[:n]) {
 				x.initial = nil
+				x.noteMethod()
 				x.settled.Store(time.Now().UnixNano())
 			}
 		}
@@ -438,6 +450,10 @@ func refusalReason(err *apierrors.StatusError) string {
 		return "relist"
 	case http.StatusBadRequest:
 		return "malformed"
+	case http.StatusTooManyRequests:
+		return "bound"
+	case http.StatusNotAcceptable:
+		return "not_acceptable"
 	}
 	return "lock"
 }

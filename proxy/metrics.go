@@ -20,7 +20,7 @@ type metrics struct {
 	added                                     *prometheus.HistogramVec
 	watches                                   *prometheus.GaugeVec
 	panics                                    prometheus.Counter
-	bounds, tunnels, tunnelBytes              *prometheus.CounterVec
+	bounds, tunnels, tunnelBytes, filtered    *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -51,11 +51,12 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		}, []string{"namespace", "bound"}),
 		tunnels:     counter("passthrough_connections_total", "Connections of captured pods tunnelled opaque."),
 		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
+		filtered:    counter("filtered_objects_total", "Objects that the proxy read on their way to captured pods, by what became of them: kept or dropped.", "resource", "result"),
 	}
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes} {
+	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -60,6 +60,7 @@ type Pod struct {
 	held       account       // bytes of short requests
 	long       account       // bytes of those that may last
 	lock       account       // bytes of those about the lock
+	filtered   account       // bytes that filters keep
 	refusing   atomic.Int64  // requests that are told of a bound
 	handshakes chan struct{} // a token for each that is computed
 	dropped    *rate.Limiter // of requests
@@ -70,6 +71,7 @@ type Pod struct {
 	policy  atomic.Pointer[policy]
 	ledger  ledger
 	names   resourceNames
+	methods methods
 	leader  atomic.Int64 // Unix nanoseconds until when the lock is held
 	tokens  tokens
 	tunnels tunnels
@@ -89,6 +91,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		held:       account{pool: s.held, own: ownHeld},
 		long:       account{pool: s.long, own: ownLong},
 		lock:       account{pool: s.held, own: ownLock},
+		filtered:   account{pool: s.filtered, own: ownFiltered},
 		stall:      stall,
 		empty:      make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),

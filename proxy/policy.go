@@ -26,6 +26,8 @@ type policy struct {
 	refuse                   string
 	limits                   narrow.Limits
 	lock                     *lock.Lock
+	key                      meshv1.Key
+	method                   meshv1.Method
 	anyToken, passthrough    bool
 
 	plans sync.Map // planKey -> *plan
@@ -39,6 +41,8 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		workload: m.GetWorkload(),
 		shard:    m.GetSharding().GetShard(),
 		refuse:   m.GetRefuse(),
+		key:      m.GetSharding().GetKey(),
+		method:   m.GetSharding().GetMethod(),
 
 		anyToken:    m.GetAnyToken(),
 		passthrough: m.GetPassthrough(),
@@ -67,6 +71,9 @@ func (p *policy) affects(next *policy, res groupResource) bool {
 }
 
 type groupResource struct{ group, resource string }
+
+// String is plural.group, as users write it.
+func (r groupResource) String() string { return strings.TrimSuffix(r.resource+"."+r.group, ".") }
 
 type planKey struct {
 	verb, subresource string
@@ -155,6 +162,11 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	}
 	switch key.verb {
 	case "list", "watch":
+		if narrowing := p.narrowing(key.groupResource, key.verb == "watch"); narrowing != nil {
+			out.stages = append(out.stages, narrowing)
+		} else if p.limits.For(key.group, key.resource) != nil {
+			p.pod.methods.note(key.groupResource, byLabels)
+		}
 		out.stages = append(out.stages, &relistStage{resource: key.groupResource, watch: key.verb == "watch"})
 	}
 	return out

@@ -43,7 +43,7 @@ type Server struct {
 	notify  func(PodInfo, string, string)
 	metrics *metrics
 	// What the pods share, within their bounds.
-	connections, http2, unserved, held, long *pool
+	connections, http2, unserved, held, long, filtered *pool
 
 	mu      sync.Mutex
 	cluster *upstream.Cluster
@@ -70,6 +70,7 @@ func New(c Config) (*Server, error) {
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
 		connections: newPool(maxConnections, ownConnections), http2: newPool(maxHTTP2, ownHTTP2),
 		unserved: newPool(maxUnserved, ownUnserved), held: newPool(maxHeld, ownHeld), long: newPool(maxLong, ownLong),
+		filtered: newPool(maxFiltered, ownFiltered),
 	}, nil
 }
 

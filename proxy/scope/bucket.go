@@ -1,19 +1,19 @@
 package scope
 
-import (
-	"hash/fnv"
-	"strconv"
-)
+import "strconv"
 
 // Buckets is the number of buckets.
 const Buckets = 32
 
 // Hash is where a key is in the key space: FNV-1a 64, as Kubernetes' own
 // shardRange has it (k8s.io/apimachinery/pkg/sharding).
-func Hash(key string) uint64 {
-	f := fnv.New64a()
-	f.Write([]byte(key)) // never fails
-	return f.Sum64()
+func Hash[K string | []byte](key K) uint64 {
+	h := uint64(0xcbf29ce484222325)
+	for i := range len(key) {
+		h ^= uint64(key[i])
+		h *= 0x100000001b3
+	}
+	return h
 }
 
 // Bucket is the bucket of a namespace, 0 to 31. The function is fixed for ever:

@@ -2,6 +2,7 @@ package scope
 
 import (
 	"fmt"
+	"hash/fnv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,6 +14,15 @@ func TestGolden(t *testing.T) {
 		"": 6, "default": 13, "kube-system": 28, "ns-a": 15, "ns-b": 18, "tenant-0000": 28, "tenant-0001": 30,
 	} {
 		require.Equal(t, want, Bucket(name), "bucket of %q", name)
+	}
+}
+
+func TestHashIsThatOfKubernetes(t *testing.T) {
+	for _, key := range []string{"", "default", "6b1e9f5c-8d0f-4a71-9a3c-000000000000", "\xff\x00"} {
+		f := fnv.New64a()
+		f.Write([]byte(key))
+		require.Equal(t, f.Sum64(), Hash(key))
+		require.Equal(t, f.Sum64(), Hash([]byte(key)))
 	}
 }
 

@@ -1,0 +1,177 @@
+package proxy
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
+	"github.com/ctrlmesh/ctrlmesh/proxy/query"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+const (
+	shardSelector = "shardSelector"
+	includeObject = "includeObject"
+)
+
+// narrowStage narrows a list or watch of a divided resource to the shard's keys.
+// What is answered is filtered, so nothing depends on what the apiserver makes of
+// the query; that only saves work. So a shardSelector is always sent where one can
+// be: an apiserver that does not know it does not see it, and another behind the
+// same address may.
+type narrowStage struct {
+	resource groupResource
+	watch    bool
+	owned    scope.Scope
+	by       assignment
+	// selector is sent as shardSelector; "": none says what is owned.
+	selector string
+	// weight is what filtering holds at least, in bytes.
+	weight        int64
+	kept, dropped prometheus.Counter
+}
+
+// assignment is what objects of a resource are assigned by.
+type assignment int
+
+const (
+	byNamespace assignment = iota
+	byName                 // of namespaces: their own
+	byUID
+)
+
+// Bytes that a filter keeps unasked (filter.Options.Hold).
+const (
+	watchFilterWeight = 8 << 10
+	listFilterWeight  = 64 << 10
+)
+
+// filters returns the keys that are the shard's where others are left out of lists
+// and watches for not being among them.
+func (p *policy) filters(res groupResource) (owned scope.Scope, ok bool) {
+	owned, divided := p.limits.Scope(res.group, res.resource)
+	return owned, divided && p.method != meshv1.Method_METHOD_LABELS && !owned.Everything()
+}
+
+// narrowing returns the stage for a list or watch, nil where scopes narrow nothing.
+func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
+	owned, ok := p.filters(res)
+	if !ok {
+		return nil
+	}
+	m := p.pod.server.metrics.filtered.MustCurryWith(prometheus.Labels{
+		"namespace": p.pod.info.Namespace, "workload": p.workload, "shard": p.shard,
+		"resource": p.pod.names.label(res.resource),
+	})
+	s := &narrowStage{
+		resource: res, watch: watch, owned: owned, weight: listFilterWeight,
+		kept: m.WithLabelValues("kept"), dropped: m.WithLabelValues("dropped"),
+	}
+	if watch {
+		s.weight = watchFilterWeight
+	}
+	switch {
+	case p.key == meshv1.Key_KEY_OBJECT:
+		s.by = byUID
+		s.selector, _ = owned.ShardSelector("object.metadata.uid")
+	case res == groupResource{"", "namespaces"}:
+		s.by = byName // which no shardSelector reads
+	default:
+		// Objects without a namespace are everybody's. A path does not tell whether
+		// a resource has such, and needs not: they are those of the namespace "".
+		s.selector, _ = scope.Union(owned, scope.Keys("")).ShardSelector("object.metadata.namespace")
+	}
+	if p.method == meshv1.Method_METHOD_FILTER {
+		s.selector = ""
+	}
+	return s
+}
+
+func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
+	if x.lock != nil {
+		return nil
+	}
+	selector, nothing := s.selector, s.owned.Empty() && s.by != byNamespace
+	if s.by != byUID && x.info.Namespace != "" {
+		if s.owned.Owns(x.info.Namespace) {
+			return nil
+		}
+		selector, nothing = "", true
+	}
+	accept, ok := filter.Accept(x.r.Header["Accept"], s.watch)
+	if !ok {
+		return status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource)
+	}
+	if err := s.edit(x, selector, nothing); err != nil {
+		return status.BadRequest("%v", err)
+	}
+	x.r.Header["Accept"] = []string{accept}
+	// What is compressed would have to be expanded to be read, and is cheap to
+	// carry where the proxy sits.
+	delete(x.r.Header, "Accept-Encoding")
+	x.narrow = s
+	return x.hold(s.weight)
+}
+
+// edit has the apiserver leave out what it can, and put in what decides on a row
+// of a table.
+func (s *narrowStage) edit(x *exchange, selector string, nothing bool) error {
+	rows, _, err := query.Get(x.query, includeObject)
+	if err != nil {
+		return err
+	}
+	if rows == "None" {
+		if x.query, err = query.Set(x.query, includeObject, "Metadata"); err != nil {
+			return err
+		}
+	}
+	if nothing {
+		x.query, err = narrow.Nothing.Narrow(x.query)
+		return err
+	}
+	theirs, _, err := query.Get(x.query, shardSelector)
+	if err != nil || theirs != "" || selector == "" {
+		return err
+	}
+	x.shardSelector = selector
+	x.query, err = query.Set(x.query, shardSelector, selector)
+	return err
+}
+
+// keep tells whether an object is the shard's.
+func (s *narrowStage) keep(k filter.Key) bool {
+	owned := s.owns(k)
+	if owned {
+		s.kept.Inc()
+	} else {
+		s.dropped.Inc()
+	}
+	return owned
+}
+
+func (s *narrowStage) owns(k filter.Key) bool {
+	switch s.by {
+	case byUID:
+		return s.owned.OwnsHash(scope.Hash(k.UID))
+	case byName:
+		return s.owned.OwnsHash(scope.Hash(k.Name))
+	}
+	return len(k.Namespace) == 0 || s.owned.OwnsHash(scope.Hash(k.Namespace))
+}
+
+// noteMethod remembers for the report how a list was narrowed, or the initial
+// events of a watch: what the apiserver narrowed had nothing foreign in it.
+func (x *exchange) noteMethod() {
+	s := x.narrow
+	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" {
+		return
+	}
+	method := filtering
+	if x.shardSelector != "" && (x.objects.Echoed() || s.watch && x.objects.Dropped() == 0) {
+		method = serverSide
+	}
+	x.pod.methods.note(s.resource, method)
+}
