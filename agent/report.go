@@ -21,6 +21,7 @@ func (m *mesh) reportChanges() {
 			r.Capture = string(mb.captured.Mode())
 			r.Version = mb.proxied.Version()
 			r.LockHolder = mb.proxied.LockHolder()
+			r.Methods = mb.proxied.Methods()
 		}
 		counts[r.GetCapture()]++
 		if !proto.Equal(r, mb.reported) {

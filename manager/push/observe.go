@@ -10,6 +10,7 @@ type observation struct {
 	version      string
 	nacked, nack string
 	holder       bool
+	methods      map[string]string
 }
 
 // Observation is what is known of one pod from its node's agent.
@@ -30,6 +31,9 @@ type Observation struct {
 	Nacked, Nack string
 	// LockHolder: the pod holds its shard's lock.
 	LockHolder bool
+	// Methods are how lists and watches of divided resources, as resource.group, are
+	// narrowed in fact. It is not to be written to.
+	Methods map[string]string
 }
 
 // Observe tells what is known of a pod on a node.
@@ -56,6 +60,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Known = best.reported
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
+	out.Methods = best.methods
 	// Until the older has drained it serves too: a policy is in force when it is
 	// in both.
 	wanted := n.policies[uid].GetVersion()

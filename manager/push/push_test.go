@@ -264,10 +264,11 @@ func TestAcksAndReports(t *testing.T) {
 
 	a.ack("a", "1", "")
 	<-changed
-	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", LockHolder: true})
+	methods := map[string]string{"pods": "ServerSide"}
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", LockHolder: true, Methods: methods})
 	<-changed
 	o = w.Observe("n1", "a")
-	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true}, o)
+	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true, Methods: methods}, o)
 
 	// An agent has no say about pods of other nodes.
 	a.report(&meshv1.PodReport{Uid: "other", Capture: "ebpf", Version: "1"})

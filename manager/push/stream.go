@@ -155,10 +155,28 @@ func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 		o := st.seen[p.Uid]
 		o.reported = true
 		o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
-		o.version = clip(p.Version)
+		o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
 		st.seen[p.Uid] = o
 	}
 	s.changed()
+}
+
+// maxMethods bounds the resources that an agent tells of for one pod.
+const maxMethods = 64
+
+// clipMethods bounds what an agent tells of a pod's methods.
+func clipMethods(methods map[string]string) map[string]string {
+	var out map[string]string
+	for resource, method := range methods {
+		if len(out) == maxMethods {
+			break
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[clip(resource)] = clip(method)
+	}
+	return out
 }
 
 // clip bounds a text from outside, and makes it one that can be stored.
