@@ -1,0 +1,105 @@
+package filter
+
+import (
+	"errors"
+	"io"
+)
+
+// What is read at once, in bytes. A watch has its buffer for as long as it lasts.
+const (
+	listBuffer  = 64 << 10
+	watchBuffer = 8 << 10
+	// maxIdle is the most that an empty buffer is left to be: one large event
+	// must not stay for the life of its watch.
+	maxIdle = 256 << 10
+	// minRead is the room under which a read is not worth it.
+	minRead = 1 << 10
+)
+
+// errWait: more would have to be waited for.
+var errWait = errors.New("nothing more has come yet")
+
+// input is a source read ahead.
+type input struct {
+	src   io.Reader
+	b     []byte // what was read and not yet taken, at the end of store
+	store []byte
+	base  int // the size that store begins with
+	hold  func(n int) error
+	asked int // the size that store may have without asking
+	max   int // of b before more is read
+	wait  bool
+	err   error // of src
+}
+
+// more reads on, at least one byte. b may move, so indices into it last and slices of
+// it do not.
+func (in *input) more() error {
+	if in.err != nil {
+		return in.err
+	}
+	if !in.wait {
+		return errWait
+	}
+	if len(in.b) >= in.max {
+		return ErrSize
+	}
+	if err := in.room(); err != nil {
+		return err
+	}
+	for range 100 {
+		n, err := in.src.Read(in.b[len(in.b):cap(in.b)])
+		in.b = in.b[:len(in.b)+n]
+		in.err = err
+		if n > 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	in.err = io.ErrNoProgress
+	return in.err
+}
+
+// room makes room behind b.
+func (in *input) room() error {
+	full := in.max + minRead
+	if len(in.b) == 0 && (in.store == nil || len(in.store) > maxIdle) {
+		in.store = make([]byte, min(in.base, full))
+	}
+	switch {
+	case len(in.b) == 0:
+		in.b = in.store[:0]
+	case cap(in.b)-len(in.b) >= minRead:
+	case len(in.b) <= len(in.store)/2 || len(in.store) == full:
+		in.b = in.store[:copy(in.store, in.b)]
+	default:
+		size := min(2*len(in.store), full)
+		if more := size - in.asked; more > 0 {
+			if err := in.ask(more); err != nil {
+				return err
+			}
+			in.asked = size
+		}
+		store := make([]byte, size)
+		in.b = store[:copy(store, in.b)]
+		in.store = store
+	}
+	return nil
+}
+
+// ask asks whether n bytes more may be held.
+func (in *input) ask(n int) error {
+	if in.hold == nil {
+		return nil
+	}
+	return in.hold(n)
+}
+
+// take removes the first n bytes of b and returns them; they are valid until more.
+func (in *input) take(n int) []byte {
+	out := in.b[:n]
+	in.b = in.b[n:]
+	return out
+}

@@ -1,0 +1,254 @@
+package filter
+
+import "errors"
+
+// jsonList is a list or a Table. What is around its array of items is passed as it
+// is; what is before it is held until it begins, for it may not be there at all.
+type jsonList struct {
+	selector string
+
+	at                place
+	items, rows, kind span
+	status            bool // the kind is Status
+	// Of the array at hand: it is of rows, none of it was read, some was kept.
+	table, first, kept bool
+}
+
+type place int
+
+const (
+	before place = iota
+	within       // an array of items or rows
+	behind       // such an array
+	done         // with all but spaces
+)
+
+func (l *jsonList) next(r *Reader) ([]byte, error) {
+	switch l.at {
+	case within:
+		return l.element(r)
+	case done:
+		return trailer(&r.in)
+	}
+	return l.around(r)
+}
+
+// around reads up to the next array of items or rows, or the end of the list.
+func (l *jsonList) around(r *Reader) ([]byte, error) {
+	s := scanner{in: &r.in}
+	to := *l // stays as it was until all has come
+	var metadata span
+	another := false
+	if to.at == before {
+		s.expect('{')
+		if another = s.peek() != '}'; !another {
+			s.i++
+		}
+	} else {
+		another = s.another('}')
+	}
+	for another && s.err == nil {
+		switch key := s.key(); string(key) {
+		case "items", "rows":
+			to.at, to.table, to.first, to.kept = within, key[0] == 'r', true, false
+			if to.table {
+				s.once(&to.rows)
+			} else {
+				s.once(&to.items)
+			}
+			if s.peek() == '[' {
+				s.i++
+				if s.err == nil {
+					*l = to
+				}
+				return s.taken(r)
+			}
+			s.null()
+		case "metadata":
+			s.once(&metadata)
+			if !s.echoes(l.selector) {
+				break
+			}
+			if r.echoed = true; l.at == before {
+				r.plain = true
+				return r.in.take(len(r.in.b)), nil
+			}
+		case "kind":
+			s.stringOrNull(&to.kind)
+			to.status = string(s.text(to.kind)) == "Status"
+		default:
+			s.skip()
+		}
+		another = s.another('}')
+	}
+	if !to.items.set && !to.rows.set && !to.status {
+		s.fail()
+	}
+	to.at = done
+	if s.err == nil {
+		*l = to
+	}
+	return s.taken(r)
+}
+
+// element reads one element of an array, or its end.
+func (l *jsonList) element(r *Reader) ([]byte, error) {
+	s := scanner{in: &r.in}
+	next := s.peek()
+	switch {
+	case next == ']':
+		s.i++
+		l.at = behind
+		return s.taken(r)
+	case !l.first:
+		s.expect(',')
+	}
+	from := s.i
+	read := s.object
+	if l.table {
+		read = s.row
+	}
+	k := s.keyOf(read())
+	if s.err != nil {
+		return nil, s.err
+	}
+	wasFirst := l.first
+	l.first = false
+	keep := r.decide(k)
+	out := r.in.take(s.i)
+	switch {
+	case !keep:
+		return nil, nil
+	case !l.kept && !wasFirst:
+		out = out[from:] // less the comma that would be the first
+	}
+	l.kept = true
+	return out, nil
+}
+
+// echoes walks over the metadata of a list and tells whether it echoes a selector.
+func (s *scanner) echoes(selector string) bool {
+	if s.peek() == 'n' {
+		s.null()
+		return false
+	}
+	var shard, echo span
+	s.members(func(key []byte) {
+		if string(key) != "shardInfo" || s.peek() != '{' {
+			s.skip()
+			return
+		}
+		s.once(&shard)
+		s.members(func(key []byte) {
+			if string(key) != "selector" {
+				s.skip()
+				return
+			}
+			s.stringOrNull(&echo)
+		})
+	})
+	return selector != "" && string(s.text(echo)) == selector && s.err == nil
+}
+
+// taken takes what was walked over.
+func (s *scanner) taken(r *Reader) ([]byte, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	return r.in.take(s.i), nil
+}
+
+// trailer passes spaces, and nothing else.
+func trailer(in *input) ([]byte, error) {
+	if len(in.b) == 0 {
+		if err := in.more(); err != nil {
+			return nil, err
+		}
+	}
+	if spaces(in.b) < len(in.b) {
+		return nil, ErrForm
+	}
+	return in.take(len(in.b)), nil
+}
+
+// jsonWatch is a stream of events.
+type jsonWatch struct {
+	dropped bool // the last event, so what separates it from the next goes too
+}
+
+func (w *jsonWatch) next(r *Reader) ([]byte, error) {
+	if len(r.in.b) == 0 {
+		if err := r.in.more(); err != nil {
+			return nil, err
+		}
+	}
+	// Spaces go with the event before them, at once: some clients read by lines.
+	if n := spaces(r.in.b); n > 0 {
+		out := r.in.take(n)
+		if w.dropped {
+			return nil, nil
+		}
+		return out, nil
+	}
+	s := scanner{in: &r.in}
+	var kind, seen span
+	var o object
+	s.members(func(key []byte) {
+		switch string(key) {
+		case "type":
+			s.stringOrNull(&kind)
+		case "object":
+			if s.once(&seen); s.peek() == 'n' {
+				s.null()
+				seen.from = -1
+				return
+			}
+			o = s.object()
+		default:
+			s.skip()
+		}
+	})
+	kept, dropped := 0, 0
+	if !ofTheStream(s.text(kind)) {
+		if !seen.set || seen.from < 0 {
+			s.fail()
+		}
+		s.eachKey(o, func(k Key) {
+			if r.decide(k) {
+				kept++
+			} else {
+				dropped++
+			}
+		})
+	}
+	if kept > 0 && dropped > 0 {
+		s.fail() // an event cannot be halved
+	}
+	out, err := s.taken(r)
+	if w.dropped = dropped > 0; w.dropped {
+		return nil, err
+	}
+	return out, err
+}
+
+// ofTheStream tells whether an event is no object's but of the watch itself.
+func ofTheStream(kind []byte) bool {
+	return string(kind) == "BOOKMARK" || string(kind) == "ERROR"
+}
+
+// jsonKey reads the key of one object, or of a Table with one row.
+func jsonKey(body []byte) (key Key, err error) {
+	s := scanner{in: &input{b: body, err: errEnd}}
+	n := 0
+	s.eachKey(s.object(), func(k Key) { key, n = k, n+1 })
+	if s.err != nil {
+		return Key{}, s.err
+	}
+	if n != 1 || s.i+spaces(body[s.i:]) < len(body) {
+		return Key{}, ErrForm
+	}
+	return key, nil
+}
+
+// errEnd: a body that was read wholly ends too early.
+var errEnd = errors.Join(ErrForm, errors.New("it ends within an object"))

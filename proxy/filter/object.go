@@ -1,0 +1,99 @@
+package filter
+
+import "strings"
+
+// object is where in the input an object says what decides on it.
+type object struct {
+	kind, version, metadata, namespace, name, uid, rows span
+}
+
+// object walks over an object.
+func (s *scanner) object() (o object) {
+	s.members(func(key []byte) {
+		switch string(key) {
+		case "kind":
+			s.stringOrNull(&o.kind)
+		case "apiVersion":
+			s.stringOrNull(&o.version)
+		case "metadata":
+			s.once(&o.metadata)
+			if s.peek() == 'n' {
+				s.null()
+				return
+			}
+			s.members(func(key []byte) {
+				switch string(key) {
+				case "namespace":
+					s.stringOrNull(&o.namespace)
+				case "name":
+					s.stringOrNull(&o.name)
+				case "uid":
+					s.stringOrNull(&o.uid)
+				default:
+					s.skip()
+				}
+			})
+		case "rows":
+			s.once(&o.rows)
+			o.rows.from = s.i
+			s.skip()
+		default:
+			s.skip()
+		}
+	})
+	return o
+}
+
+// row walks over a row of a Table and returns its object. Without the metadata of
+// one it cannot be decided.
+func (s *scanner) row() (o object) {
+	var seen span
+	s.members(func(key []byte) {
+		if string(key) != "object" {
+			s.skip()
+			return
+		}
+		s.once(&seen)
+		o = s.object()
+	})
+	if !o.metadata.set {
+		s.fail()
+	}
+	return o
+}
+
+// keyOf reads what object found.
+func (s *scanner) keyOf(o object) Key {
+	return Key{Namespace: s.text(o.namespace), Name: s.text(o.name), UID: s.text(o.uid)}
+}
+
+// eachKey calls f with the key of the object, or with those of its rows if it is a
+// Table, of which there must be one at least.
+func (s *scanner) eachKey(o object, f func(Key)) {
+	table := string(s.text(o.kind)) == "Table" && strings.HasPrefix(string(s.text(o.version)), "meta.k8s.io/")
+	if s.err != nil {
+		return
+	}
+	if !table {
+		if k := s.keyOf(o); s.err == nil {
+			f(k)
+		}
+		return
+	}
+	if !o.rows.set {
+		s.fail()
+		return
+	}
+	behind := s.i
+	s.i = o.rows.from
+	s.expect('[')
+	for s.err == nil {
+		if k := s.keyOf(s.row()); s.err == nil {
+			f(k)
+		}
+		if !s.another(']') {
+			break
+		}
+	}
+	s.i = behind
+}

@@ -1,0 +1,399 @@
+package filter
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// magic starts every protobuf object of Kubernetes; a runtime.Unknown follows.
+const magic = "k8s\x00"
+
+// Field numbers of k8s.io/apimachinery's generated.proto.
+const (
+	unknownTypeMeta, unknownRaw          = 1, 2
+	typeMetaVersion, typeMetaKind        = 1, 2
+	objectMetadata                       = 1
+	metaName, metaNamespace, metaUID     = 1, 3, 5
+	listMetadata, listItems              = 1, 2
+	listMetaShardInfo, shardInfoSelector = 5, 1
+	eventType, eventObject, extensionRaw = 1, 2, 1
+
+	partialListV1beta1 = "meta.k8s.io/v1beta1 PartialObjectMetadataList"
+)
+
+// eachBytes calls f with every field of a message that is length-delimited, and fails
+// if one of those numbers, which must be, is not. As for every reader of protobuf,
+// a later field of a number overrides an earlier.
+func eachBytes(message []byte, numbers uint, f func(number protowire.Number, value []byte) error) error {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return ErrForm
+		}
+		size := protowire.ConsumeFieldValue(number, kind, message[n:])
+		if size < 0 {
+			return ErrForm
+		}
+		if number < 32 && numbers&(1<<number) != 0 {
+			if kind != protowire.BytesType {
+				return ErrForm
+			}
+			value, _ := protowire.ConsumeBytes(message[n:])
+			if err := f(number, value); err != nil {
+				return err
+			}
+		}
+		message = message[n+size:]
+	}
+	return nil
+}
+
+// rawKey adds to k what an object without envelope says.
+func rawKey(raw []byte, k *Key) error {
+	return eachBytes(raw, 1<<objectMetadata, func(_ protowire.Number, metadata []byte) error {
+		return eachBytes(metadata, 1<<metaName|1<<metaNamespace|1<<metaUID, func(number protowire.Number, value []byte) error {
+			switch number {
+			case metaName:
+				k.Name = value
+			case metaNamespace:
+				k.Namespace = value
+			case metaUID:
+				k.UID = value
+			}
+			return nil
+		})
+	})
+}
+
+// protoKey reads the key of one object.
+func protoKey(body []byte) (k Key, err error) {
+	unknown, ok := bytes.CutPrefix(body, []byte(magic))
+	if !ok {
+		return k, ErrForm
+	}
+	var raw []byte
+	err = eachBytes(unknown, 1<<unknownRaw, func(_ protowire.Number, value []byte) error {
+		raw = value
+		return nil
+	})
+	if err == nil {
+		err = rawKey(raw, &k)
+	}
+	if err != nil {
+		return Key{}, err
+	}
+	return k, nil
+}
+
+// protoWatch is a stream of events, each after its length.
+type protoWatch struct{}
+
+func (protoWatch) next(r *Reader) ([]byte, error) {
+	const head = 4
+	if err := r.in.need(head); err != nil {
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(r.in.b)
+	if int64(size) > int64(r.in.max-head) {
+		return nil, ErrSize
+	}
+	if err := r.in.need(head + int(size)); err != nil {
+		return nil, err
+	}
+	var kind, object []byte
+	event := r.in.b[head : head+int(size)]
+	err := eachBytes(event, 1<<eventType|1<<eventObject, func(number protowire.Number, value []byte) error {
+		if number == eventType {
+			kind = value
+			return nil
+		}
+		return eachBytes(value, 1<<extensionRaw, func(_ protowire.Number, raw []byte) error {
+			object = raw
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	keep := true
+	if !ofTheStream(kind) {
+		k, err := protoKey(object)
+		if err != nil {
+			return nil, err
+		}
+		keep = r.decide(k)
+	}
+	if out := r.in.take(head + int(size)); keep {
+		return out, nil
+	}
+	return nil, nil
+}
+
+// need reads until n bytes are there. It is io.EOF if the source ended before the
+// first.
+func (in *input) need(n int) error {
+	for len(in.b) < n {
+		if err := in.more(); err != nil {
+			if errors.Is(err, io.EOF) && len(in.b) > 0 {
+				return io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// field reads on until the field at b[from:] is there, and returns its parts. It is
+// io.EOF if there is none. Of the field that is passed as whole its value is not read.
+func (in *input) field(from int, whole protowire.Number) (f field, err error) {
+	for {
+		b := in.b[from:]
+		number, kind, n := protowire.ConsumeTag(b)
+		size := n
+		if n > 0 {
+			f = field{number: number, kind: kind, value: from + n}
+			if number == whole && kind == protowire.BytesType {
+				if f.length, size = protowire.ConsumeVarint(b[n:]); size >= 0 {
+					f.value += size
+					return f, nil
+				}
+			} else if size = protowire.ConsumeFieldValue(number, kind, b[n:]); size >= 0 {
+				f.end = f.value + size
+				return f, nil
+			}
+		}
+		if !errors.Is(protowire.ParseError(size), io.ErrUnexpectedEOF) {
+			return f, ErrForm
+		}
+		if err := in.more(); err != nil {
+			if errors.Is(err, io.EOF) && len(b) > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return f, err
+		}
+	}
+}
+
+// field is a field's place in an input.
+type field struct {
+	number     protowire.Number
+	kind       protowire.Type
+	value, end int
+	length     uint64 // of a whole one's value
+}
+
+// bytes is the value of a length-delimited field.
+func (in *input) bytes(f field) ([]byte, error) {
+	if f.kind != protowire.BytesType {
+		return nil, ErrForm
+	}
+	value, _ := protowire.ConsumeBytes(in.b[f.value:f.end])
+	return value, nil
+}
+
+// protoList is a list. Its length is said before it, so what stays is held.
+type protoList struct {
+	selector string
+	max      int
+
+	held [][]byte // from the first byte on; nil until all was read
+	read bool
+	size uint64 // of what stays within the list
+}
+
+func (l *protoList) next(r *Reader) ([]byte, error) {
+	if !l.read {
+		out, err := l.readAll(r)
+		if err != nil || out != nil {
+			return out, err
+		}
+		l.read = true
+	}
+	if len(l.held) == 0 {
+		return nil, io.EOF
+	}
+	out := l.held[0]
+	l.held[0] = nil
+	l.held = l.held[1:]
+	return out, nil
+}
+
+// readAll reads the list and holds what stays of it. A list that needs no filter is
+// to be passed as it is: what it returns is then the first of it.
+func (l *protoList) readAll(r *Reader) ([]byte, error) {
+	in := &r.in
+	if err := in.need(len(magic)); err != nil {
+		return nil, unexpected(err)
+	}
+	if string(in.b[:len(magic)]) != magic {
+		return nil, ErrForm
+	}
+	var kind, version string
+	at := len(magic)
+	for {
+		f, err := in.field(at, unknownRaw)
+		if errors.Is(err, io.EOF) && strings.HasSuffix(kind, "List") {
+			r.plain = true // the list is empty
+			return in.take(len(in.b)), nil
+		}
+		if err != nil {
+			return nil, unexpected(err)
+		}
+		if f.number == unknownRaw {
+			if f.kind != protowire.BytesType {
+				return nil, ErrForm
+			}
+			return l.readRaw(r, at, f, version+" "+kind)
+		}
+		if f.number == unknownTypeMeta {
+			value, err := in.bytes(f)
+			if err != nil || kind != "" {
+				return nil, ErrForm
+			}
+			err = eachBytes(value, 1<<typeMetaVersion|1<<typeMetaKind, func(number protowire.Number, value []byte) error {
+				if number == typeMetaKind {
+					kind = string(value)
+				} else {
+					version = string(value)
+				}
+				return nil
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		at = f.end
+	}
+}
+
+// unexpected is what io.EOF is where more must come.
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// readRaw reads what the envelope, whose first bytes are in.b[:at], holds in the
+// field f, and what follows.
+func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, error) {
+	in := &r.in
+	if strings.HasSuffix(kind, " Status") {
+		r.plain = true
+		return in.take(len(in.b)), nil
+	}
+	if !strings.HasSuffix(kind, "List") {
+		return nil, ErrForm
+	}
+	items, metadata := protowire.Number(listItems), protowire.Number(listMetadata)
+	if kind == partialListV1beta1 { // the one list that has them the other way round
+		items, metadata = metadata, items
+	}
+	left := f.length
+	if l.selector != "" && left > 0 {
+		first, err := in.field(f.value, 0)
+		if err != nil {
+			return nil, unexpected(err)
+		}
+		if first.number == metadata && l.echoed(in, first) {
+			r.plain, r.echoed = true, true
+			return in.take(len(in.b)), nil
+		}
+	}
+	// The head is written when the length is known.
+	l.held = append(l.held, nil)
+	head := bytes.Clone(in.b[:at])
+	in.take(f.value)
+	for left > 0 {
+		f, err := in.field(0, 0)
+		if err != nil {
+			return nil, unexpected(err)
+		}
+		if uint64(f.end) > left {
+			return nil, ErrForm
+		}
+		left -= uint64(f.end)
+		keep := true
+		if f.number == items {
+			item, err := in.bytes(f)
+			if err != nil {
+				return nil, err
+			}
+			var k Key
+			if err := rawKey(item, &k); err != nil {
+				return nil, err
+			}
+			keep = r.decide(k)
+		}
+		if out := in.take(f.end); keep {
+			if err := l.hold(in, out); err != nil {
+				return nil, err
+			}
+		}
+	}
+	head = protowire.AppendTag(head, unknownRaw, protowire.BytesType)
+	l.held[0] = protowire.AppendVarint(head, l.size)
+	return nil, l.readTail(in)
+}
+
+// readTail reads what is behind the list.
+func (l *protoList) readTail(in *input) error {
+	for {
+		f, err := in.field(0, 0)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if f.number == unknownTypeMeta || f.number == unknownRaw {
+			return ErrForm // it would override what was read
+		}
+		if err := l.hold(in, in.take(f.end)); err != nil {
+			return err
+		}
+	}
+}
+
+// echoed tells whether the metadata of a list echo the selector.
+func (l *protoList) echoed(in *input, f field) bool {
+	metadata, err := in.bytes(f)
+	if err != nil {
+		return false
+	}
+	echo := ""
+	err = eachBytes(metadata, 1<<listMetaShardInfo, func(_ protowire.Number, info []byte) error {
+		return eachBytes(info, 1<<shardInfoSelector, func(_ protowire.Number, value []byte) error {
+			echo = string(value)
+			return nil
+		})
+	})
+	return err == nil && echo == l.selector
+}
+
+// Pieces of what is held, in bytes.
+const minPiece, maxPiece = 32 << 10, 1 << 20
+
+// hold copies b to the end of what is held, in pieces that need not be moved to grow.
+func (l *protoList) hold(in *input, b []byte) error {
+	l.size += uint64(len(b))
+	if l.size > uint64(l.max) {
+		return ErrSize
+	}
+	last := len(l.held) - 1
+	if room := cap(l.held[last]) - len(l.held[last]); room < len(b) {
+		size := max(len(b), min(max(minPiece, 2*cap(l.held[last])), maxPiece))
+		if err := in.ask(size); err != nil {
+			return err
+		}
+		l.held = append(l.held, make([]byte, 0, size))
+		last++
+	}
+	l.held[last] = append(l.held[last], b...)
+	return nil
+}
