@@ -101,7 +101,7 @@ func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
 		}
 		selector, nothing = "", true
 	}
-	accept, ok := filter.Accept(x.r.Header["Accept"], s.watch)
+	accept, ok := filter.Accept(x.r.Header["Accept"])
 	if !ok {
 		return status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource)
 	}

@@ -1,7 +1,5 @@
 package filter
 
-import "github.com/ctrlmesh/ctrlmesh/proxy/query"
-
 // KeyOf reads what decides on the one object of a body: of the object itself, or of
 // the row of a Table. What is of no namespace has an empty one.
 func KeyOf(contentType string, body []byte) (namespace, name, uid string, err error) {
@@ -15,14 +13,4 @@ func KeyOf(contentType string, body []byte) (namespace, name, uid string, err er
 	}
 	k, err := read(body)
 	return string(k.Namespace), string(k.Name), string(k.UID), err
-}
-
-// Query edits the query of a request whose answer is to be filtered: the rows of a
-// Table must come with the metadata of their objects.
-func Query(raw string) (string, error) {
-	include, ok, err := query.Get(raw, "includeObject")
-	if err != nil || !ok || include != "None" {
-		return raw, err
-	}
-	return query.Set(raw, "includeObject", "Metadata")
 }
