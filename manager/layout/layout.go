@@ -1,13 +1,22 @@
 package layout
 
 import (
-	corev1 "k8s.io/api/core/v1"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// Kinds of workload.
+const (
+	StatefulSet = "StatefulSet"
+	Deployment  = "Deployment"
 )
 
 // Shard is one that a root means.
@@ -20,54 +29,97 @@ type Shard struct {
 }
 
 // Shards are those that a root means, the canary first. None under disable.
-func Shards(root *v1alpha1.RootConfig) []Shard { panic("not written yet") }
+func Shards(root *v1alpha1.RootConfig) []Shard {
+	if root.Disable != nil && *root.Disable {
+		return nil
+	}
+	var out []Shard
+	if c := root.Canary; c != nil {
+		replicas := 1
+		if c.Replicas != nil {
+			replicas = int(*c.Replicas)
+		}
+		out = append(out, Shard{Name: canaryName(root), Canary: true, Replicas: replicas})
+	}
+	n, replicas := 1, 0
+	if root.Auto != nil {
+		n, replicas = int(root.Auto.ShardingSize), int(root.Auto.EveryShardReplicas)
+	}
+	for i := range n {
+		out = append(out, Shard{Name: fmt.Sprintf("%s-%d-normal", root.Prefix, i+1), Replicas: replicas})
+	}
+	return out
+}
+
+func canaryName(root *v1alpha1.RootConfig) string { return root.Prefix + "-0-canary" }
 
 // Target is the workload of a root: its kind and name.
-func Target(root *v1alpha1.RootConfig) (kind, name string) { panic("not written yet") }
+func Target(root *v1alpha1.RootConfig) (kind, name string) {
+	if root.TargetRef != nil {
+		return root.TargetRef.Kind, root.TargetRef.Name
+	}
+	return StatefulSet, root.TargetStatefulSet
+}
 
 // Selects tells whether a pod is one of the root's workload, by its controller: a
 // StatefulSet, or a ReplicaSet that a Deployment named. It holds at admission too.
-func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool { panic("not written yet") }
-
-// Place says which shards pods belong to that have none yet, by uid: those of a
-// StatefulSet by ordinal, others to the shard that lacks most, the first of them.
-// Pods that no shard has room for are left out. Outdated are the assigned pods
-// that belong elsewhere by now.
-func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
-	panic("not written yet")
+func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil || !strings.HasPrefix(owner.APIVersion, "apps/") {
+		return false
+	}
+	kind, name := Target(root)
+	if kind == StatefulSet {
+		return owner.Kind == kind && owner.Name == name
+	}
+	hash := pod.GetLabels()[templateHash]
+	return owner.Kind == "ReplicaSet" && hash != "" && owner.Name == name+"-"+hash
 }
 
-// Weights are what there is to do for each key that exists: namespaces, or for
-// key Object none.
-type Weights map[string]int64
+// templateHash is the label by which a Deployment tells its ReplicaSets, and their pods, apart.
+const templateHash = "pod-template-hash"
 
-// Skew is the weight of the heaviest automatic shard over the mean; 1 when there
-// is nothing to weigh.
-func Skew(held map[string]scope.Scope, root *v1alpha1.RootConfig, w Weights) float64 {
-	panic("not written yet")
+// canary is what a root gives to its canary.
+func canary(root *v1alpha1.RootConfig) scope.Scope {
+	if root.Canary == nil {
+		return scope.Scope{}
+	}
+	var buckets []int
+	for _, b := range root.Canary.InShardHash {
+		if n, err := strconv.Atoi(b); err == nil { // else Validate says so
+			buckets = append(buckets, n)
+		}
+	}
+	return scope.Union(scope.Keys(root.Canary.InNamespaces...), scope.InBuckets(buckets...))
 }
 
-// First is what the shards of a root are to hold when none has held anything.
-// Scopes are disjoint and complete, and every shard has at least one of the keys
-// that exist if there are enough.
-func First(root *v1alpha1.RootConfig, w Weights) map[string]scope.Scope { panic("not written yet") }
-
-// Next is what the shards of a root are to hold, given what they were to hold last.
-// As few keys move as need be: a canary that grows takes only its own, a shard
-// that goes gives to its neighbours. Weights that have grown apart are no reason.
-func Next(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) map[string]scope.Scope {
-	panic("not written yet")
+// ordinal of a pod in its StatefulSet. It is read from the name, which nobody can
+// change, and which the label apps.kubernetes.io/pod-index repeats.
+func ordinal(set, pod string) (n int, ok bool) {
+	suffix, ok := strings.CutPrefix(pod, set+"-")
+	if !ok {
+		return 0, false
+	}
+	v, err := strconv.ParseUint(suffix, 10, 31)
+	return int(v), err == nil
 }
 
-// Balance is Next, with weights a reason: as much of the way to even shards as one
-// round of handovers goes, or last itself when the skew is within the hysteresis.
-// It says in words what it moves.
-func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) (next map[string]scope.Scope, what string) {
-	panic("not written yet")
+// ofOrdinal is the shard of a StatefulSet's pod.
+func ofOrdinal(shards []Shard, n int) (name string, ok bool) {
+	for _, s := range shards {
+		size := s.Replicas
+		if size == 0 {
+			size = math.MaxInt
+		}
+		if n < size {
+			return s.Name, true
+		}
+		n -= size
+	}
+	return "", false
 }
 
-// Validate finds what cannot be meant by a root: keys that would have no owner,
-// or two, are named by an example.
-func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
-	panic("not written yet")
+// find is the place of a shard by name, or -1.
+func find(shards []Shard, name string) int {
+	return slices.IndexFunc(shards, func(s Shard) bool { return s.Name == name })
 }

@@ -90,6 +90,16 @@ func (s Scope) OwnsHash(h uint64) bool {
 // taken to be empty.
 func (s Scope) Empty() bool { return len(s.parts) == 0 }
 
+// Hull is the narrowest range with all of the scope in it; not ok for the empty one.
+func (s Scope) Hull() (hull Range, ok bool) {
+	hull = Range{math.MaxUint64, 0}
+	for _, p := range s.parts {
+		hull.First = min(hull.First, p.ranges[0].First)
+		hull.Last = max(hull.Last, p.ranges[len(p.ranges)-1].Last)
+	}
+	return hull, !s.Empty()
+}
+
 // Everything tells whether all is owned.
 func (s Scope) Everything() bool { return s.Equal(All()) }
 

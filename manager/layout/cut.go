@@ -1,0 +1,218 @@
+package layout
+
+import (
+	"math"
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// line is the keys that automatic shards divide, in the order of their hashes,
+// and what they weigh. A cut is the number of keys before it; n runs of keys have
+// n-1 cuts between them, ascending.
+type line struct {
+	hashes  []uint64
+	before  []int64 // before[k] is the weight of the first k keys
+	weighed bool    // else each key counts as one, for there is nothing to do anywhere
+}
+
+// pieces is how many keys stand for the space, for each shard.
+const pieces = 64
+
+// newLine has the keys that exist and are not taken; if those are fewer than n, or
+// none is known, keys spread over the space.
+func newLine(w Weights, taken scope.Scope, n int) line {
+	weights := make(map[uint64]int64, len(w))
+	total := int64(0)
+	for key, weight := range w {
+		if h := scope.Hash(key); !taken.OwnsHash(h) {
+			weights[h] += max(weight, 0)
+			total += max(weight, 0)
+		}
+	}
+	enough := len(weights) >= n
+	l := line{weighed: enough && total > 0}
+	if !enough {
+		clear(weights)
+		step := math.MaxUint64/uint64(n*pieces) + 1
+		for i := range uint64(n * pieces) {
+			weights[i*step+step/2] = 1
+		}
+	}
+	l.before = []int64{0}
+	for h := range weights {
+		l.hashes = append(l.hashes, h)
+	}
+	slices.Sort(l.hashes)
+	for _, h := range l.hashes {
+		weight := weights[h]
+		if !l.weighed {
+			weight = 1
+		}
+		l.before = append(l.before, l.before[len(l.before)-1]+weight)
+	}
+	return l
+}
+
+func (l line) keys() int    { return len(l.hashes) }
+func (l line) total() int64 { return l.before[l.keys()] }
+
+// weight of the keys from one cut to another.
+func (l line) weight(from, to int) int64 { return l.before[to] - l.before[from] }
+
+// run is the weight of the i-th run between cuts.
+func (l line) run(cuts []int, i int) int64 {
+	from, to := 0, l.keys()
+	if i > 0 {
+		from = cuts[i-1]
+	}
+	if i < len(cuts) {
+		to = cuts[i]
+	}
+	return l.weight(from, to)
+}
+
+// heaviest is the weight of the heaviest run.
+func (l line) heaviest(cuts []int) int64 {
+	most := int64(0)
+	for i := range len(cuts) + 1 {
+		most = max(most, l.run(cuts, i))
+	}
+	return most
+}
+
+// at is the last cut with no more than a weight before it.
+func (l line) at(weight int64) int {
+	i, _ := slices.BinarySearch(l.before, weight+1)
+	return max(i-1, 0)
+}
+
+// fits tells how far right, and how far left, each cut may be for every one of n
+// runs to have a key and at most a weight.
+func (l line) fits(n int, most int64) (first, last []int, ok bool) {
+	first, last = make([]int, n-1), make([]int, n-1)
+	end := 0
+	for i := range last {
+		end = min(l.at(l.before[end]+most), l.keys()-(n-1-i))
+		last[i] = end
+	}
+	if l.weight(end, l.keys()) > most {
+		return nil, nil, false
+	}
+	start := l.keys()
+	for i := n - 2; i >= 0; i-- {
+		k, _ := slices.BinarySearch(l.before, l.before[start]-most)
+		start = max(k, i+1)
+		first[i] = start
+	}
+	return first, last, true
+}
+
+// lightest is the least weight that the heaviest of n runs can have.
+func (l line) lightest(n int) int64 {
+	low, high := l.total()/int64(n), l.total()
+	for low < high {
+		if mid := low + (high-low)/2; l.feasible(n, mid) {
+			high = mid
+		} else {
+			low = mid + 1
+		}
+	}
+	return low
+}
+
+func (l line) feasible(n int, most int64) bool {
+	_, _, ok := l.fits(n, most)
+	return ok
+}
+
+// cut divides into n runs of at most a weight, which must be feasible. Each cut is
+// as near as can be to where wish has it, given the cut before.
+func (l line) cut(n int, most int64, wish func(i, before int) int) []int {
+	first, last, _ := l.fits(n, most)
+	cuts := make([]int, n-1)
+	before := 0
+	for i := range cuts {
+		low := max(first[i], before+1)
+		high := min(last[i], l.at(l.before[before]+most))
+		cuts[i] = min(max(wish(i, before), low), high)
+		before = cuts[i]
+	}
+	return cuts
+}
+
+// evenly wishes for runs that are all alike: what is left is divided by the runs
+// that are left.
+func (l line) evenly(n int) func(i, before int) int {
+	return func(i, before int) int {
+		return l.nearest(l.before[before] + l.weight(before, l.keys())/int64(n-i))
+	}
+}
+
+// nearest is the cut whose weight before it is nearest to one given.
+func (l line) nearest(weight int64) int {
+	k := l.at(weight)
+	if k < l.keys() && l.before[k+1]-weight < weight-l.before[k] {
+		k++
+	}
+	return k
+}
+
+// index of the cut that a bound makes: a hash that begins a range.
+func (l line) index(first uint64) int {
+	k, _ := slices.BinarySearch(l.hashes, first)
+	return k
+}
+
+// bound is where a cut lies, midway between its neighbours.
+func (l line) bound(k int) uint64 {
+	a, b := l.hashes[k-1], l.hashes[k]
+	return a + (b-a)/2 + (b-a)%2
+}
+
+// populated tells whether every run has a key.
+func (l line) populated(cuts []int) bool {
+	before := 0
+	for _, k := range cuts {
+		if k <= before {
+			return false
+		}
+		before = k
+	}
+	return before < l.keys()
+}
+
+// round is one cut moved towards where it is aimed, by no more than a weight or by
+// one key, so that every run that had a key keeps one: the cut where most is
+// given by a heavy run to a light one. It is -1 if all are there.
+func (l line) round(cuts, aim []int, most int64) (i, to int) {
+	i = -1
+	var best int64
+	for j, k := range cuts {
+		low, high := 1, l.keys()-1
+		if j > 0 {
+			low = cuts[j-1] + 1
+		}
+		if j+1 < len(cuts) {
+			high = cuts[j+1] - 1
+		}
+		end := k
+		switch {
+		case aim[j] > k && high > k:
+			end = max(k+1, min(aim[j], high, l.at(l.before[k]+most)))
+		case aim[j] < k && low < k:
+			first, _ := slices.BinarySearch(l.before, l.before[k]-most)
+			end = min(k-1, max(aim[j], low, first))
+		default:
+			continue
+		}
+		gain := l.run(cuts, j) - l.run(cuts, j+1)
+		if end > k {
+			gain = -gain
+		}
+		if i < 0 || gain > best {
+			i, to, best = j, end, gain
+		}
+	}
+	return i, to
+}

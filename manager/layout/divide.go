@@ -1,0 +1,285 @@
+package layout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// Weights are what there is to do for each key that exists: namespaces, or for
+// key Object none.
+type Weights map[string]int64
+
+const (
+	// hysteresis is the skew up to which nothing is moved.
+	hysteresis = 1.10
+	// goal is the skew that is aimed at when something is moved.
+	goal = 1.05
+	// step is how much of a shard's mean weight one round moves.
+	step = 0.10
+)
+
+// run is a piece of the key space, less the canary's keys, up to the next run.
+// Each automatic shard has one.
+type run struct {
+	shard string
+	first uint64 // 0 for the first run
+}
+
+// First is what the shards of a root are to hold when none has held anything.
+// Scopes are disjoint and complete, and every shard has at least one of the keys
+// that exist if there are enough.
+func First(root *v1alpha1.RootConfig, w Weights) map[string]scope.Scope {
+	names := normals(root)
+	if len(names) == 0 {
+		return nil
+	}
+	l := newLine(w, canary(root), len(names))
+	return scopes(root, l.runs(names, l.cut(len(names), l.lightest(len(names)), l.evenly(len(names))), nil))
+}
+
+// Next is what the shards of a root are to hold, given what they were to hold last.
+// As few keys move as need be: a canary that grows takes only its own, and gives
+// back to the shard around. Weights that have grown apart are no reason. When the
+// number of shards changes, the new ones take from the heaviest, those that go
+// give to their neighbours, and more moves only as evenness asks for it.
+func Next(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) map[string]scope.Scope {
+	names := normals(root)
+	was := runsOf(names, last)
+	switch {
+	case len(was) == 0:
+		return First(root, w)
+	case len(was) == len(names) && !gone(root, names, last):
+		return scopes(root, was)
+	}
+	l := newLine(w, canary(root), len(names))
+	order, wishes := l.join(was, names, last)
+	wish := func(i, before int) int {
+		return min(max(l.evenly(len(order))(i, before), wishes[i].low), wishes[i].high)
+	}
+	return scopes(root, l.runs(order, l.cut(len(order), l.even(len(order)), wish), was))
+}
+
+// Balance is Next, with weights a reason: as much of the way to even shards as one
+// round of handovers goes, or last itself when the skew is within the hysteresis.
+// It says in words what it moves. Rounds end: while weights stay, each goes
+// nearer to one and the same division.
+func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) (next map[string]scope.Scope, what string) {
+	next = Next(root, last, w)
+	runs := runsOf(normals(root), next)
+	n := len(runs)
+	if n < 2 {
+		return next, ""
+	}
+	l := newLine(w, canary(root), n)
+	if !l.weighed {
+		return next, ""
+	}
+	cuts := l.cuts(runs)
+	most := l.even(n)
+	mean := float64(l.total()) / float64(n)
+	// Where even cannot be had, a little more is not worth a handover.
+	bearable := max(hysteresis*mean, float64(most))
+	if float64(most) > hysteresis*mean {
+		bearable = float64(most) * goal
+	}
+	if float64(l.heaviest(cuts)) <= bearable && l.populated(cuts) {
+		return next, ""
+	}
+	aim := l.cut(n, most, func(i, _ int) int { return cuts[i] })
+	i, to := l.round(cuts, aim, int64(step*mean))
+	if i < 0 {
+		return next, ""
+	}
+	from, taker := i+1, i // the cut goes right: the run before it takes
+	if to < cuts[i] {
+		from, taker = i, i+1
+	}
+	before := l.heaviest(cuts)
+	moved, keys := l.weight(min(cuts[i], to), max(cuts[i], to)), max(cuts[i], to)-min(cuts[i], to)
+	cuts[i] = to
+	what = fmt.Sprintf("%d of %d namespaces, with %d of %d objects, go from %s to %s; the heaviest shard has %d then, of a mean of %.0f (now %d)",
+		keys, l.keys(), moved, l.total(), runs[from].shard, runs[taker].shard, l.heaviest(cuts), mean, before)
+	runs[i+1].first = l.bound(to)
+	return scopes(root, runs), what
+}
+
+// Skew is the weight of the heaviest automatic shard over the mean; 1 when there
+// is nothing to weigh.
+func Skew(held map[string]scope.Scope, root *v1alpha1.RootConfig, w Weights) float64 {
+	names := normals(root)
+	weights := make([]int64, len(names))
+	total := int64(0)
+	for key, weight := range w {
+		h := scope.Hash(key)
+		for i, name := range names {
+			if held[name].OwnsHash(h) {
+				weights[i] += max(weight, 0)
+				total += max(weight, 0)
+				break
+			}
+		}
+	}
+	if total == 0 {
+		return 1
+	}
+	return float64(slices.Max(weights)) * float64(len(names)) / float64(total)
+}
+
+// normals are the names of a root's shards but for the canary.
+func normals(root *v1alpha1.RootConfig) []string {
+	var names []string
+	for _, s := range Shards(root) {
+		if !s.Canary {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// gone tells whether some automatic shard held keys last and is no more.
+func gone(root *v1alpha1.RootConfig, names []string, last map[string]scope.Scope) bool {
+	for name, s := range last {
+		if name != canaryName(root) && !s.Empty() && !slices.Contains(names, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// scopes are what runs, and the canary, hold.
+func scopes(root *v1alpha1.RootConfig, runs []run) map[string]scope.Scope {
+	taken := canary(root)
+	out := map[string]scope.Scope{}
+	for _, s := range Shards(root) {
+		if s.Canary {
+			out[s.Name] = taken
+		}
+	}
+	for i, r := range runs {
+		whole := scope.Range{First: r.first, Last: scope.Whole.Last}
+		if i+1 < len(runs) {
+			whole.Last = runs[i+1].first - 1
+		}
+		out[r.shard] = scope.Of(whole).Minus(taken)
+	}
+	return out
+}
+
+// runsOf finds the runs of the named shards in what they were to hold. What lies
+// between two, a canary's keys or another shard's, is the first's. It finds none
+// where shards are not in runs.
+func runsOf(names []string, last map[string]scope.Scope) []run {
+	type held struct {
+		shard string
+		scope.Range
+	}
+	var hulls []held
+	for _, name := range names {
+		if hull, ok := last[name].Hull(); ok {
+			hulls = append(hulls, held{name, hull})
+		}
+	}
+	slices.SortFunc(hulls, func(a, b held) int { return cmp.Compare(a.First, b.First) })
+	var runs []run
+	for i, h := range hulls {
+		if i == 0 {
+			h.First = 0
+		} else if h.First <= hulls[i-1].Last {
+			return nil
+		}
+		runs = append(runs, run{h.shard, h.First})
+	}
+	return runs
+}
+
+// cuts are the cuts that runs make.
+func (l line) cuts(runs []run) []int {
+	out := make([]int, len(runs)-1)
+	for i := range out {
+		out[i] = l.index(runs[i+1].first)
+	}
+	return out
+}
+
+// runs are those of the named shards between cuts. A bound of old that makes the
+// same cut is kept.
+func (l line) runs(names []string, cuts []int, old []run) []run {
+	out := []run{{shard: names[0]}}
+	for i, k := range cuts {
+		r := run{names[i+1], l.bound(k)}
+		for _, o := range old {
+			if o.first > 0 && l.index(o.first) == k {
+				r.first = o.first
+			}
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// even is the weight that no run must exceed if that can be: the goal over the
+// mean, or else as little as can be.
+func (l line) even(n int) int64 {
+	return max(l.lightest(n), int64(goal*float64(l.total())/float64(n)))
+}
+
+// window is where a cut would move no more keys than need be.
+type window struct{ low, high int }
+
+// join is the order of runs when some of the named shards have none yet, or some
+// that had are gone, and where the cuts between them would best be.
+func (l line) join(was []run, names []string, last map[string]scope.Scope) (order []string, wishes []window) {
+	parts := make([]int, len(was))
+	for i := range parts {
+		parts[i] = 1
+	}
+	cuts := l.cuts(was)
+	for range len(names) - len(was) {
+		most := 0
+		for i := range was {
+			if l.run(cuts, i)*int64(parts[most]) > l.run(cuts, most)*int64(parts[i]) {
+				most = i
+			}
+		}
+		parts[most]++
+	}
+	fresh := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return slices.ContainsFunc(was, func(r run) bool { return r.shard == name })
+	})
+	for i, r := range was {
+		// The new ones come on the side of the middle, where their neighbours on both
+		// sides can make room for them.
+		came := fresh[:parts[i]-1]
+		fresh = fresh[len(came):]
+		if i < (len(was)+1)/2 {
+			order = append(append(order, r.shard), came...)
+		} else {
+			order = append(append(order, came...), r.shard)
+		}
+		from, to := 0, l.keys()
+		if i > 0 {
+			from = cuts[i-1]
+		}
+		if i < len(cuts) {
+			to = cuts[i]
+		}
+		for p := 1; p < parts[i]; p++ {
+			k := l.nearest(l.before[from] + l.weight(from, to)*int64(p)/int64(parts[i]))
+			wishes = append(wishes, window{k, k})
+		}
+		if i < len(cuts) {
+			hull, _ := last[r.shard].Hull()
+			// What was between the two is nobody's, and may go to either.
+			low := cuts[i]
+			if hull.Last < scope.Whole.Last {
+				low = min(low, l.index(hull.Last+1))
+			}
+			wishes = append(wishes, window{low, cuts[i]})
+		}
+	}
+	return order, wishes
+}

@@ -1,0 +1,153 @@
+package layout
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+)
+
+// Place says which shards pods belong to that have none yet, by uid: those of a
+// StatefulSet by ordinal, from 0; those of a Deployment to the shard that lacks
+// most, the first of them. Pods that are going or have ended are left out, and
+// ordinals beyond the last shard. A Deployment's pods beyond what shards are to
+// have stand by, evenly.
+//
+// Outdated are assigned pods that are to be restarted, sorted: their shard is no
+// more, their ordinal means another, or it could spare them while another shard
+// has nobody.
+//
+// pods are all of the root's workload; assigned are by uid.
+func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
+	p := placing{shards: Shards(root), assigned: assigned, placed: map[string]string{}}
+	for _, pod := range pods {
+		if pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			p.pods = append(p.pods, pod)
+		}
+	}
+	slices.SortFunc(p.pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	if len(p.shards) == 0 {
+		for _, pod := range p.pods {
+			if _, ok := assigned[string(pod.UID)]; ok {
+				p.outdated = append(p.outdated, string(pod.UID))
+			}
+		}
+	} else if kind, name := Target(root); kind == StatefulSet {
+		p.byOrdinal(name)
+	} else {
+		p.byLack()
+	}
+	slices.Sort(p.outdated)
+	return p.placed, p.outdated
+}
+
+type placing struct {
+	shards   []Shard
+	pods     []*corev1.Pod // live
+	assigned map[string]handover.Member
+	placed   map[string]string
+	outdated []string
+}
+
+func (p *placing) byOrdinal(set string) {
+	for _, pod := range p.pods {
+		uid := string(pod.UID)
+		shard := ""
+		if n, ok := ordinal(set, pod.Name); ok {
+			shard, _ = ofOrdinal(p.shards, n)
+		}
+		switch member, ok := p.assigned[uid]; {
+		case ok && member.Shard != shard:
+			p.outdated = append(p.outdated, uid)
+		case !ok && shard != "":
+			p.placed[uid] = shard
+		}
+	}
+}
+
+func (p *placing) byLack() {
+	staying := make([][]*corev1.Pod, len(p.shards))
+	var free []*corev1.Pod
+	going := 0 // pods that others will be created for
+	for _, pod := range p.pods {
+		member, ok := p.assigned[string(pod.UID)]
+		switch i := find(p.shards, member.Shard); {
+		case !ok:
+			free = append(free, pod)
+		case i < 0:
+			p.outdated = append(p.outdated, string(pod.UID))
+			going++
+		case member.Stale:
+			going++
+		default:
+			staying[i] = append(staying[i], pod)
+		}
+	}
+	for _, pod := range free {
+		i := p.lacksMost(staying, pod.Labels[templateHash])
+		staying[i] = append(staying[i], pod)
+		p.placed[string(pod.UID)] = p.shards[i].Name
+	}
+	for _, s := range staying {
+		if len(s) > 0 {
+			continue
+		}
+		if going > 0 {
+			going--
+			continue
+		}
+		p.spare(staying)
+	}
+}
+
+// lacksMost is the shard for a new pod of some template. During a rollout, pods
+// of another template are about to go, so that they count only between equals.
+// A shard with nobody is always before one with somebody.
+func (p *placing) lacksMost(staying [][]*corev1.Pod, hash string) int {
+	best, bestSame, bestAll := 0, math.Inf(1), math.Inf(1)
+	for i, s := range p.shards {
+		same := 0
+		for _, pod := range staying[i] {
+			if pod.Labels[templateHash] == hash {
+				same++
+			}
+		}
+		ofSame, ofAll := filled(s, same), filled(s, len(staying[i]))
+		if cmp.Or(cmp.Compare(ofSame, bestSame), cmp.Compare(ofAll, bestAll)) < 0 {
+			best, bestSame, bestAll = i, ofSame, ofAll
+		}
+	}
+	return best
+}
+
+// filled is how much of what a shard is to have it has. One that takes all that
+// are left is content with one pod, and takes more before others get too many.
+func filled(s Shard, pods int) float64 {
+	if s.Replicas == 0 {
+		return min(float64(pods), math.Nextafter(1, 0))
+	}
+	return float64(pods) / float64(s.Replicas)
+}
+
+// spare has the youngest pod of the shard restarted that has most beyond one. Its
+// successor goes where nobody is.
+func (p *placing) spare(staying [][]*corev1.Pod) {
+	most := -1
+	for i, pods := range staying {
+		if len(pods) > 1 && (most < 0 || len(pods) > len(staying[most])) {
+			most = i
+		}
+	}
+	if most < 0 {
+		return
+	}
+	last := len(staying[most]) - 1
+	p.outdated = append(p.outdated, string(staying[most][last].UID))
+	staying[most] = staying[most][:last]
+}
