@@ -33,9 +33,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 	"github.com/ctrlmesh/ctrlmesh/manager/validate"
 )
+
+// weighRate is how many namespaces are weighed a second at most, per resource.
+const weighRate = 100
 
 // LeaseName is the name of the leader's Lease.
 const LeaseName = "ctrlmesh-manager"
@@ -134,6 +138,13 @@ func Run(ctx context.Context, o Options) error {
 		Every:    o.StampEvery,
 		Log:      o.Log,
 	}
+	w.weigher = &roots.Weigher{
+		Metadata: meta,
+		Served:   kube.Discovery().ServerPreferredResources,
+		Limiter:  rate.NewLimiter(weighRate, weighRate),
+		Log:      o.Log,
+	}
+	w.roots = &roots.Roots{Client: live, Observe: w.push.Observe, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
 	w.bundles = bundles
 	if err := w.add(ctx, mgr); err != nil {
 		return err
@@ -173,6 +184,8 @@ func cacheOptions(namespace string) cache.Options {
 				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiserver.Name}),
 			},
 			&v1alpha1.ShardingConfig{}: {},
+			metadataOf(namespaceKind):  {Transform: slimMetadata},
+			metadataOf(nodeKind):       {Transform: slimMetadata},
 		},
 	}
 }
@@ -193,5 +206,10 @@ func slimPod(o any) (any, error) {
 	}
 	slim.Spec.NodeName = pod.Spec.NodeName
 	slim.Status.Phase = pod.Status.Phase
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
 	return slim, nil
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -81,13 +82,15 @@ func TestSlimPod(t *testing.T) {
 	out, err := slimPod(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "mesh", "secret": "x"}},
 		Spec:       corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue, Reason: "x"},
+		}},
 	})
 	require.NoError(t, err)
 	require.Equal(t, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "mesh"}},
 		Spec:       corev1.PodSpec{NodeName: "n"},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}, out)
 }
 
@@ -133,9 +136,11 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 		sweeper: &label.Sweeper{Limiter: rate.NewLimiter(rate.Inf, 1)},
 	}
 	w.authority = &trust.Authority{Client: c, Namespace: "mesh", Names: w.apiServerNames}
+	w.weigher = &roots.Weigher{}
+	w.roots = &roots.Roots{Client: c, Observe: w.push.Observe, Recorder: recorder, Weigher: w.weigher}
 	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
 	idle := func(context.Context) error { return nil }
-	for _, l := range []**loop{&w.policiesLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop} {
+	for _, l := range []**loop{&w.policiesLoop, &w.rootsLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop} {
 		*l = newLoop(log, "", 0, 0, idle)
 	}
 	require.NoError(t, w.bootstrap(t.Context()))

@@ -32,6 +32,9 @@ func (w *world) keepStatus(ctx context.Context) error {
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
 	for _, shard := range c.Shards {
+		if shard.Config.Spec.Root != nil {
+			continue // the roots loop writes it, with what must not be forgotten
+		}
 		// The spec is the one compiled; the status the newest known.
 		current := &v1alpha1.ShardingConfig{}
 		err := w.cache.Get(ctx, types.NamespacedName{Namespace: shard.Config.Namespace, Name: shard.Config.Name}, current)

@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -31,11 +32,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
-// settleEvents is how long the policies loop waits for more events.
-const settleEvents = 50 * time.Millisecond
+const (
+	// settleEvents is how long the policies loop waits for more events.
+	settleEvents = 50 * time.Millisecond
+	// settleAcks is how long the roots loop does: each step of a handover waits for it.
+	settleAcks = 10 * time.Millisecond
+)
 
 // world is what the loops share.
 type world struct {
@@ -53,45 +59,61 @@ type world struct {
 	push      *push.Server
 	bundles   *inject.Bundles
 	sweeper   *label.Sweeper
+	roots     *roots.Roots
+	weigher   *roots.Weigher
 
 	cluster  atomic.Pointer[meshv1.Cluster]
+	listed   atomic.Pointer[listed]
 	compiled atomic.Pointer[compiled]
 	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
 	// published is the bundle by which the manager was last told to be verified.
 	published []byte
 
-	policiesLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
+	policiesLoop, rootsLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
+}
+
+// listed is what was there when the policies loop looked last.
+type listed struct {
+	pods       []*corev1.Pod
+	configs    []*v1alpha1.ShardingConfig
+	namespaces []string // sorted
 }
 
 // compiled is the last outcome of the policies loop.
 type compiled struct {
 	compile.Result
-	pods    []*corev1.Pod
-	configs []*v1alpha1.ShardingConfig
+	*listed
 }
 
 // add adds all runnables and lets events wake them.
 func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.policiesLoop = newLoop(w.Log, "policies", settleEvents, 0, w.policies)
+	w.rootsLoop = newLoop(w.Log, "roots", settleAcks, 10*time.Second, w.keepRoots)
 	w.trustLoop = newLoop(w.Log, "trust", time.Second, time.Minute, w.keepTrust)
 	w.bundlesLoop = newLoop(w.Log, "bundles", settleEvents, 10*time.Minute, w.keepBundles)
 	w.stampLoop = newLoop(w.Log, "stamp", settleEvents, time.Minute, w.keepStamp)
 	w.statusLoop = newLoop(w.Log, "status", 200*time.Millisecond, 10*time.Second, w.keepStatus)
 	w.nodesLoop = newLoop(w.Log, "nodes", time.Second, 15*time.Second, w.keepNodes)
-	w.push.Changed = func() { w.statusLoop.poke(); w.nodesLoop.poke() }
+	w.push.Changed = func() { w.rootsLoop.poke(); w.statusLoop.poke(); w.nodesLoop.poke() }
 	w.sweeper.Changed = w.statusLoop.poke
+	w.roots.Written = w.policiesLoop.poke
+	w.weigher.Changed = w.rootsLoop.poke
 
-	for _, o := range []client.Object{&v1alpha1.ShardingConfig{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{}} {
+	for _, o := range []client.Object{
+		&v1alpha1.ShardingConfig{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
+		metadataOf(namespaceKind), metadataOf(nodeKind),
+	} {
 		informer, err := w.cache.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watching %T: %w", o, err)
 		}
-		if _, err := informer.AddEventHandler(wake(w.policiesLoop)); err != nil {
+		if _, err := informer.AddEventHandler(wake(w.policiesLoop)); err != nil { // which wakes that of roots
 			return err
 		}
 	}
 	for _, r := range []manager.Runnable{
 		w.policiesLoop,
+		w.rootsLoop,
 		w.trustLoop,
 		w.bundlesLoop,
 		w.stampLoop,
@@ -99,6 +121,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 		w.nodesLoop,
 		leader(w.watchBundles),
 		leader(w.sweeper.Run),
+		leader(w.weigher.Run),
 		leader(w.serveAgents),
 		newLoop(w.Log, "endpoint", 0, 15*time.Second, w.keepEndpoint),
 		follower(w.follow),
@@ -117,6 +140,9 @@ func wake(l *loop) toolscache.ResourceEventHandler {
 		AddFunc:    func(any) { l.poke() },
 		DeleteFunc: func(any) { l.poke() },
 		UpdateFunc: func(before, after any) {
+			if _, ok := after.(*metav1.PartialObjectMetadata); ok {
+				return // all that matters is whether it exists
+			}
 			a, aok := before.(*v1alpha1.ShardingConfig)
 			b, bok := after.(*v1alpha1.ShardingConfig)
 			if aok && bok && sameSpec(a, b) {
@@ -149,11 +175,18 @@ func (w *world) policies(ctx context.Context) error {
 		w.trustLoop.poke()
 	}
 
-	c, listErr := w.list(ctx)
+	l, listErr := w.list(ctx)
 	if listErr != nil {
 		return listErr
 	}
-	c.Result = compile.Compile(c.configs, c.pods, nil)
+	w.listed.Store(l)
+	w.rootsLoop.poke()
+	known, ok := w.roots.Known(l.configs, l.namespaces)
+	if !ok {
+		// Agents keep what they were told last, until it is known who holds what.
+		return err
+	}
+	c := &compiled{compile.Compile(l.configs, l.pods, known), l}
 	w.push.Set(cluster, c.Policies)
 	before := w.compiled.Swap(c)
 	w.statusLoop.poke()
@@ -178,13 +211,15 @@ func sameSpec(a, b *v1alpha1.ShardingConfig) bool {
 	return a.UID == b.UID && a.Generation == b.Generation
 }
 
-func (w *world) list(ctx context.Context) (*compiled, error) {
+func (w *world) list(ctx context.Context) (*listed, error) {
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
-	if err := errors.Join(w.cache.List(ctx, &configs), w.cache.List(ctx, &pods)); err != nil {
+	var namespaces metav1.PartialObjectMetadataList
+	namespaces.SetGroupVersionKind(namespaceKind)
+	if err := errors.Join(w.cache.List(ctx, &configs), w.cache.List(ctx, &pods), w.cache.List(ctx, &namespaces)); err != nil {
 		return nil, err
 	}
-	out := &compiled{}
+	out := &listed{}
 	for i := range configs.Items {
 		out.configs = append(out.configs, &configs.Items[i])
 	}
@@ -193,6 +228,10 @@ func (w *world) list(ctx context.Context) (*compiled, error) {
 	for i := range pods.Items {
 		out.pods = append(out.pods, &pods.Items[i])
 	}
+	for _, n := range namespaces.Items {
+		out.namespaces = append(out.namespaces, n.Name)
+	}
+	slices.Sort(out.namespaces)
 	return out, nil
 }
 

@@ -58,6 +58,37 @@ var (
 		Name: "ctrlmesh_members",
 		Help: "Pods that a ShardingConfig selects.",
 	}, []string{"namespace", "shardingconfig"})
+	// Handovers counts moves of keys from shard to shard.
+	Handovers = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "ctrlmesh_handovers_total",
+		Help: "Moves of keys between shards: settled, or blocked for so long that people were told.",
+	}, []string{"namespace", "config", "result"})
+	// HandoverDuration is how long moves took.
+	HandoverDuration = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "ctrlmesh_handover_duration_seconds",
+		Help:    "Time that moves of keys took: until released, from then until settled (grant), and in total.",
+		Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
+	}, []string{"phase"})
+	// HandoverPending is the number of moves under way.
+	HandoverPending = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_handover_pending",
+		Help: "Moves of keys that are not settled.",
+	}, []string{"namespace", "config"})
+	// ShardNamespaces is the number of namespaces of each derived shard.
+	ShardNamespaces = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_shard_namespaces",
+		Help: "Existing namespaces that a derived shard holds.",
+	}, []string{"namespace", "config", "shard"})
+	// ShardWeight is the number of objects of each derived shard.
+	ShardWeight = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_shard_weight",
+		Help: "Objects of the divided resources that a derived shard holds, as last counted.",
+	}, []string{"namespace", "config", "shard"})
+	// ShardSkew is how far the shards of a root have grown apart.
+	ShardSkew = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_shard_skew",
+		Help: "Weight of the heaviest automatic shard of a root over the mean.",
+	}, []string{"namespace", "config"})
 	// StampedObjects counts objects that were given the mesh's labels.
 	StampedObjects = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "ctrlmesh_stamped_objects_total",
@@ -71,5 +102,21 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, StampedObjects, AdmissionRefusals)
+}
+
+// ForgetShards forgets the shards of a root.
+func ForgetShards(namespace, config string) {
+	of := prometheus.Labels{"namespace": namespace, "config": config}
+	ShardNamespaces.DeletePartialMatch(of)
+	ShardWeight.DeletePartialMatch(of)
+}
+
+// ForgetRoot forgets a root that is no more.
+func ForgetRoot(namespace, config string) {
+	ForgetShards(namespace, config)
+	of := prometheus.Labels{"namespace": namespace, "config": config}
+	Handovers.DeletePartialMatch(of)
+	HandoverPending.Delete(of)
+	ShardSkew.Delete(of)
 }

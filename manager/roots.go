@@ -1,0 +1,53 @@
+package manager
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+)
+
+// Kinds of which only the metadata is watched.
+var (
+	namespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")
+	nodeKind      = corev1.SchemeGroupVersion.WithKind("Node")
+)
+
+func metadataOf(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{}
+	o.SetGroupVersionKind(kind)
+	return o
+}
+
+// slimMetadata keeps what tells that an object exists.
+func slimMetadata(o any) (any, error) {
+	m, ok := o.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return o, nil
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+	}}, nil
+}
+
+// keepRoots hands keys over between the shards of roots.
+func (w *world) keepRoots(ctx context.Context) error {
+	l := w.listed.Load()
+	if l == nil {
+		return nil
+	}
+	// Read after what was listed, so that it is no older. Before the first pods have
+	// no policies, so that nothing follows from what agents say of them.
+	world := roots.World{Configs: l.configs, Pods: l.pods, Namespaces: l.namespaces, Node: func(name string) bool {
+		return !apierrors.IsNotFound(w.cache.Get(ctx, types.NamespacedName{Name: name}, metadataOf(nodeKind)))
+	}}
+	if c := w.compiled.Load(); c != nil {
+		world.Policies = c.Policies
+	}
+	return w.roots.Round(ctx, world)
+}

@@ -1,0 +1,202 @@
+package roots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+)
+
+// blockedAfter is how long a phase may last before people are told.
+const blockedAfter = 30 * time.Second
+
+// root is one configuration, as far as this leader knows it.
+type root struct {
+	*Roots
+	uid types.UID
+	// object is as it was last read or written here; nil while it must be read.
+	object *v1alpha1.ShardingConfig
+	state  handover.State
+	broken error // why the state cannot be read
+
+	plan
+	restarting
+	blocked bool // people were told
+}
+
+// withdrawn tells whether a root is to have no shards.
+func withdrawn(c *v1alpha1.ShardingConfig) bool {
+	return c.DeletionTimestamp != nil || c.Spec.Root.Disable != nil && *c.Spec.Root.Disable
+}
+
+// round is a round of one root. config is as watched; what must not be stale is
+// read from the object that was written.
+func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w World) error {
+	if rt.object == nil || rt.broken != nil {
+		if err := rt.read(ctx, config); err != nil || rt.object == nil {
+			return err
+		}
+	}
+	if rt.broken != nil {
+		return rt.broken
+	}
+	if config.DeletionTimestamp == nil && controllerutil.AddFinalizer(rt.object, v1alpha1.HandoverFinalizer) {
+		if err := rt.finalizer(ctx); err != nil || rt.object == nil {
+			return err
+		}
+	}
+
+	now := rt.now()
+	v := rt.look(config, w)
+	state, effects := rt.step(v, now)
+	next := rt.status(v, state, now)
+	if err := rt.write(ctx, state, next); err != nil || rt.object == nil {
+		return err
+	}
+	rt.tell(config, effects, now)
+	rt.warn(config, now)
+	rt.count(config)
+	return errors.Join(
+		rt.label(ctx, v),
+		rt.keepChildren(ctx, v),
+		rt.restart(ctx, v, now),
+		rt.release(ctx, config),
+	)
+}
+
+// read reads the object past any cache.
+func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error {
+	object := &v1alpha1.ShardingConfig{}
+	err := rt.Client.Get(ctx, client.ObjectKeyFromObject(config), object)
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && object.UID != rt.uid:
+		return nil // what is watched is behind, and will tell
+	case err != nil:
+		return fmt.Errorf("reading it: %w", err)
+	}
+	rt.take(object)
+	return nil
+}
+
+// take goes on from what an object says.
+func (rt *root) take(object *v1alpha1.ShardingConfig) {
+	rt.object, rt.plan = object, plan{}
+	rt.state, rt.broken = Load(object.Status.Root)
+	if rt.broken != nil {
+		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
+	}
+	rt.publish(rt.uid, known{Root: compile.Root{State: rt.state}, err: rt.broken})
+}
+
+// finalizer writes the finalizers of the object.
+func (rt *root) finalizer(ctx context.Context) error {
+	object := rt.object
+	rt.object = nil // until it is known how that went
+	err := rt.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, finalizers(object)))
+	if err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("writing its finalizer: %w", err))
+	}
+	rt.object = object
+	return nil
+}
+
+// status is what is to be written.
+func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.ShardingConfigStatus {
+	config := v.config.DeepCopy()
+	rt.object.Status.DeepCopyInto(&config.Status)
+	out := Save(state)
+	rt.weigh(&out, v)
+	return status.OfRoot(status.RootInput{
+		Config:     config,
+		State:      state,
+		Root:       out,
+		Pods:       v.pods,
+		Problem:    v.problem,
+		Restarting: rt.why,
+		Wanted:     func(uid string) string { return v.world.Policies[types.UID(uid)].GetVersion() },
+		Observe:    rt.Observe,
+		Now:        now,
+		Since:      rt.since,
+	})
+}
+
+// write writes a state, and lets it be known. Somebody else who leads, or led, may
+// have written meanwhile: then nothing is, and what they wrote is what is.
+func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.ShardingConfigStatus) error {
+	for !equality.Semantic.DeepEqual(rt.object.Status, next) {
+		updated := rt.object.DeepCopy()
+		updated.Status = *next.DeepCopy()
+		err := rt.Client.Status().Update(ctx, updated)
+		if err == nil {
+			rt.object = updated
+			break
+		}
+		if apierrors.IsNotFound(err) {
+			rt.object = nil // what is watched will tell
+			return nil
+		}
+		if !apierrors.IsConflict(err) {
+			// It may be written for all that is known: then the next will conflict.
+			return fmt.Errorf("writing its status: %w", err)
+		}
+		fresh := &v1alpha1.ShardingConfig{}
+		if err := rt.Client.Get(ctx, client.ObjectKeyFromObject(rt.object), fresh); err != nil {
+			return fmt.Errorf("reading it again: %w", err)
+		}
+		was := durable(rt.object.Status.Root)
+		if fresh.UID != rt.uid || !equality.Semantic.DeepEqual(durable(fresh.Status.Root), was) {
+			rt.object = nil
+			return errors.New("its status was written by somebody else: reading it again")
+		}
+		rt.object = fresh
+	}
+	changed := !reflect.DeepEqual(state, rt.state)
+	rt.state = state
+	if changed {
+		rt.publish(rt.uid, known{Root: compile.Root{State: state}})
+	}
+	return nil
+}
+
+// view is a root's part of the world.
+type view struct {
+	world   World
+	config  *v1alpha1.ShardingConfig
+	problem error
+	// pods of the workload that are on the mesh and have not ended.
+	pods []*corev1.Pod
+	// all labelled pods of the namespace, by uid.
+	all map[string]*corev1.Pod
+}
+
+func (rt *root) look(config *v1alpha1.ShardingConfig, w World) view {
+	v := view{world: w, config: config, all: map[string]*corev1.Pod{}}
+	if errs := layout.Validate(config.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
+		v.problem = errs.ToAggregate()
+	}
+	for _, p := range w.Pods {
+		if p.Namespace != config.Namespace {
+			continue
+		}
+		v.all[string(p.UID)] = p
+		if compile.Labelled(p) && !compile.Ended(p) && layout.Selects(config.Spec.Root, p) {
+			v.pods = append(v.pods, p)
+		}
+	}
+	return v
+}

@@ -1,0 +1,148 @@
+package roots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+// perRoot bounds what a round does for one root, so that others have their turn.
+const perRoot = 15 * time.Second
+
+// World is what a round looks at. Pods must not be older than Policies are, and
+// Policies must be the last that were pushed.
+type World struct {
+	Configs  []*v1alpha1.ShardingConfig
+	Pods     []*corev1.Pod
+	Policies map[types.UID]compile.Policy
+	// Namespaces are those that exist.
+	Namespaces []string
+	// Node tells whether a Node object exists.
+	Node func(name string) bool
+}
+
+// Roots are all configurations with spec.root.
+type Roots struct {
+	// Client reads and writes past any cache.
+	Client client.Client
+	// Observe tells what the agent of a node said of a pod.
+	Observe  func(node, uid string) push.Observation
+	Recorder events.EventRecorder
+	Weigher  *Weigher
+	// Written is called when Known has something new.
+	Written func()
+	Log     *slog.Logger
+	// Now is the clock; time.Now if nil.
+	Now func() time.Time
+
+	since   time.Time // of the first round
+	roots   map[types.NamespacedName]*root
+	written atomic.Pointer[map[types.UID]known]
+}
+
+// known is what the rest of the manager may know of a root.
+type known struct {
+	compile.Root
+	err error // why the state cannot be read
+}
+
+// Known are the states of roots as they are written. It is not ok while one of
+// them was not looked at: what follows from it for anybody is not known then. A
+// root whose state cannot be understood is left out.
+func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[types.NamespacedName]compile.Root, ok bool) {
+	written := r.written.Load()
+	out = map[types.NamespacedName]compile.Root{}
+	for _, c := range configs {
+		if c.Spec.Root == nil {
+			continue
+		}
+		if written == nil {
+			return nil, false
+		}
+		k, looked := (*written)[c.UID]
+		if !looked {
+			return nil, false
+		}
+		if k.err == nil {
+			k.Namespaces = namespaces
+			out[client.ObjectKeyFromObject(c)] = k.Root
+		}
+	}
+	return out, true
+}
+
+// Round does what can be done now for each root.
+func (r *Roots) Round(ctx context.Context, w World) error {
+	if r.roots == nil {
+		r.since, r.roots = r.now(), map[types.NamespacedName]*root{}
+	}
+	configs := map[types.NamespacedName]*v1alpha1.ShardingConfig{}
+	var weighed []*v1alpha1.ShardingConfig
+	for _, c := range w.Configs {
+		if c.Spec.Root != nil {
+			configs[client.ObjectKeyFromObject(c)] = c
+			weighed = append(weighed, c)
+		}
+	}
+	r.Weigher.Set(weighed, w.Namespaces)
+	for key, rt := range r.roots {
+		if c := configs[key]; c == nil || c.UID != rt.uid {
+			delete(r.roots, key)
+			metrics.ForgetRoot(key.Namespace, key.Name)
+		}
+	}
+	var errs []error
+	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b types.NamespacedName) int {
+		return slices.Compare([]string{a.Namespace, a.Name}, []string{b.Namespace, b.Name})
+	}) {
+		rt := r.roots[key]
+		if rt == nil {
+			rt = &root{Roots: r, uid: configs[key].UID}
+			r.roots[key] = rt
+		}
+		one, cancel := context.WithTimeout(ctx, perRoot)
+		if err := rt.round(one, configs[key], w); err != nil {
+			errs = append(errs, fmt.Errorf("ShardingConfig %s: %w", key, err))
+		}
+		cancel()
+	}
+	return errors.Join(errs...)
+}
+
+// publish lets the rest of the manager know of a root.
+func (r *Roots) publish(uid types.UID, k known) {
+	next := map[types.UID]known{uid: k}
+	if before := r.written.Load(); before != nil {
+		for _, rt := range r.roots {
+			if was, ok := (*before)[rt.uid]; ok && rt.uid != uid {
+				next[rt.uid] = was
+			}
+		}
+	}
+	r.written.Store(&next)
+	if r.Written != nil {
+		r.Written()
+	}
+}
+
+func (r *Roots) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}

@@ -1,0 +1,118 @@
+package roots
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// Save is a state as it is written. Times lose what is less than a second.
+func Save(s handover.State) v1alpha1.RootStatus {
+	var out v1alpha1.RootStatus
+	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
+		shard := s.Shards[name]
+		out.Shards = append(out.Shards, v1alpha1.ShardStatus{
+			Name: name, Serial: shard.Serial, Held: shard.Held.Strings(), Target: shard.Target.Strings(),
+		})
+	}
+	for _, m := range s.Members {
+		out.Assignments = append(out.Assignments, v1alpha1.Assignment{
+			UID: m.UID, Name: m.Name, Node: m.Node, Shard: m.Shard, Serial: m.Serial, Stale: m.Stale,
+		})
+	}
+	slices.SortFunc(out.Assignments, func(a, b v1alpha1.Assignment) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	for _, m := range s.Moves {
+		out.Handovers = append(out.Handovers, v1alpha1.HandoverStatus{
+			From: m.From, To: m.To, Keys: m.Keys.Strings(), Phase: string(m.Phase), Since: seconds(m.Since), Began: seconds(m.Began),
+		})
+	}
+	return out
+}
+
+func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
+
+// Load reads what Save wrote; nil is the state of a root that is new.
+func Load(r *v1alpha1.RootStatus) (handover.State, error) {
+	s := handover.State{Shards: map[string]handover.Shard{}, Members: map[string]handover.Member{}}
+	if r == nil {
+		return s, nil
+	}
+	held := scope.Scope{}
+	for _, shard := range r.Shards {
+		has, err := scope.Parse(shard.Held)
+		if err != nil {
+			return s, fmt.Errorf("status.root.shards[%s].held: %w", shard.Name, err)
+		}
+		target, err := scope.Parse(shard.Target)
+		if err != nil {
+			return s, fmt.Errorf("status.root.shards[%s].target: %w", shard.Name, err)
+		}
+		if held.Overlaps(has) {
+			return s, fmt.Errorf("status.root.shards[%s].held: %s is held by another shard too", shard.Name, held.Intersect(has))
+		}
+		held = scope.Union(held, has)
+		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: has, Target: target}
+	}
+	for _, a := range r.Assignments {
+		if _, known := s.Shards[a.Shard]; !known {
+			return s, fmt.Errorf("status.root.assignments[%s]: there is no shard %q", a.UID, a.Shard)
+		}
+		s.Members[a.UID] = handover.Member{UID: a.UID, Name: a.Name, Node: a.Node, Shard: a.Shard, Serial: a.Serial, Stale: a.Stale}
+	}
+	for i, h := range r.Handovers {
+		keys, err := scope.Parse(h.Keys)
+		if err != nil {
+			return s, fmt.Errorf("status.root.handovers[%d].keys: %w", i, err)
+		}
+		s.Moves = append(s.Moves, handover.Move{From: h.From, To: h.To, Keys: keys, Phase: handover.Phase(h.Phase), Since: h.Since.Time, Began: h.Began.Time})
+	}
+	return s, nil
+}
+
+// durable is what of a status must not be forgotten; the rest is for people.
+func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
+	var out v1alpha1.RootStatus
+	if r == nil {
+		return out
+	}
+	for _, s := range r.Shards {
+		out.Shards = append(out.Shards, v1alpha1.ShardStatus{Name: s.Name, Serial: s.Serial, Held: s.Held, Target: s.Target})
+	}
+	out.Assignments = r.Assignments
+	for _, h := range r.Handovers {
+		h.WaitsFor = nil
+		out.Handovers = append(out.Handovers, h)
+	}
+	return out
+}
+
+// targets are what shards were to hold last.
+func targets(s handover.State) map[string]scope.Scope {
+	out := map[string]scope.Scope{}
+	for name, shard := range s.Shards {
+		if !shard.Target.Empty() {
+			out[name] = shard.Target
+		}
+	}
+	return out
+}
+
+// holds tells whether any shard holds anything.
+func holds(s handover.State) bool {
+	for _, shard := range s.Shards {
+		if !shard.Held.Empty() {
+			return true
+		}
+	}
+	return false
+}

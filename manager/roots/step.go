@@ -1,0 +1,173 @@
+package roots
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// balanceEvery is the time between two looks at whether shards have grown apart,
+// and so between two rounds of handovers because of it.
+const balanceEvery = 30 * time.Second
+
+// plan is what shards are to hold. It is not kept: who leads next makes it anew
+// from what they were to hold last.
+type plan struct {
+	generation int64 // of the spec that it follows from
+	scopes     map[string]scope.Scope
+	balanced   time.Time // when it was last looked at whether shards have grown apart
+	suggestion string
+}
+
+// step is what becomes of the state by all that happened.
+func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) {
+	state := rt.state
+	var effects []handover.Effect
+	do := func(e handover.Event) {
+		var more []handover.Effect
+		state, more = handover.Step(state, e)
+		effects = append(effects, more...)
+	}
+
+	for _, uid := range slices.Sorted(maps.Keys(state.Members)) {
+		if e := rt.heard(state.Members[uid], v, now); e != nil {
+			do(e)
+		}
+	}
+	if rt.replan(v, state, now) {
+		do(handover.Want{
+			Scopes:  rt.scopes,
+			Ready:   rt.ready(v, state),
+			Restart: v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist,
+			Now:     now,
+		})
+	}
+	if v.problem != nil || v.config.DeletionTimestamp != nil {
+		return state, effects
+	}
+	placed, outdated := layout.Place(v.config.Spec.Root, v.pods, state.Members)
+	if join := rt.joining(v, placed); len(join) > 0 {
+		do(handover.Join{Members: join})
+	}
+	for _, uid := range outdated {
+		do(handover.Outdated{UID: uid})
+	}
+	for uid := range state.Members {
+		if p := v.all[uid]; p != nil && !layout.Selects(v.config.Spec.Root, p) {
+			do(handover.Outdated{UID: uid})
+		}
+	}
+	return state, effects
+}
+
+// heard is what there is to say of a member; nil if nothing is new.
+func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
+	pod := v.all[m.UID]
+	o := rt.Observe(m.Node, m.UID)
+	policy := v.world.Policies[types.UID(m.UID)]
+	switch {
+	case pod != nil && compile.Ended(pod):
+		return handover.Gone{UID: m.UID, Now: now}
+	case pod == nil && !o.Connected && !v.world.Node(m.Node):
+		// Whatever ran there runs no more; while its agent is heard, that will tell.
+		return handover.Gone{UID: m.UID, Now: now}
+	case pod == nil && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
+		return handover.Refused{UID: m.UID, Serial: int64(policy.Serial), Now: now}
+	}
+	if serial, ok := compile.Serial(o.Version); ok && serial > m.Serial {
+		return handover.Applied{UID: m.UID, Serial: serial, Now: now}
+	}
+	return nil
+}
+
+// plan makes the plan what the configuration asks for now. Not ok: it is not known yet.
+func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
+	config, last := v.config, targets(state)
+	switch {
+	case withdrawn(config):
+		rt.plan = plan{}
+	case v.problem != nil:
+		rt.plan = plan{scopes: last}
+	case len(last) == 0:
+		weights, ok := rt.Weigher.First(rt.uid)
+		if !ok {
+			return false
+		}
+		rt.plan = plan{generation: config.Generation, balanced: now, scopes: layout.First(config.Spec.Root, weights)}
+	case rt.generation != config.Generation:
+		weights := rt.Weigher.Weights(rt.uid)
+		rt.plan = plan{generation: config.Generation, balanced: now, scopes: layout.Next(config.Spec.Root, last, weights)}
+	case rebalance(config) == v1alpha1.RebalanceOff:
+		rt.suggestion = ""
+	case len(state.Moves) == 0 && now.Sub(rt.balanced) >= balanceEvery:
+		rt.balanced = now
+		next, what := layout.Balance(config.Spec.Root, rt.scopes, rt.Weigher.Weights(rt.uid))
+		if rebalance(config) == v1alpha1.RebalanceAutomatic {
+			rt.scopes = next
+		} else {
+			rt.suggestion = what
+		}
+	}
+	return true
+}
+
+// rebalance is what becomes of shards that have grown apart.
+func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
+	if c.Spec.Root.Auto == nil || c.Spec.Root.Auto.Rebalance == v1alpha1.RebalanceOff {
+		return v1alpha1.RebalanceOff
+	}
+	return c.Spec.Root.Auto.Rebalance
+}
+
+// ready are the shards with somebody who serves.
+func (rt *root) ready(v view, state handover.State) map[string]bool {
+	out := map[string]bool{}
+	for _, m := range state.Members {
+		if rt.serves(v, m) {
+			out[m.Shard] = true
+		}
+	}
+	return out
+}
+
+// serves tells whether a member is up and hears what it is told.
+func (rt *root) serves(v view, m handover.Member) bool {
+	pod := v.all[m.UID]
+	if pod == nil || pod.DeletionTimestamp != nil || !isReady(pod) {
+		return false
+	}
+	o := rt.Observe(m.Node, m.UID)
+	_, told := compile.Serial(o.Version)
+	return o.Connected && o.Capture != "" && told
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// joining are the pods that may be assigned now: their agents refuse them all.
+func (rt *root) joining(v view, placed map[string]string) []handover.Member {
+	var out []handover.Member
+	for _, p := range v.pods {
+		uid, node := string(p.UID), p.Spec.NodeName
+		shard, policy := placed[uid], v.world.Policies[p.UID]
+		if shard == "" || node == "" || p.DeletionTimestamp != nil || p.Annotations[v1alpha1.TrustAnnotation] == "" {
+			continue
+		}
+		if o := rt.Observe(node, uid); policy.GetRefuse() != "" && o.Capture != "" && o.Version == policy.Version {
+			out = append(out, handover.Member{UID: uid, Name: p.Name, Node: node, Shard: shard})
+		}
+	}
+	return out
+}
