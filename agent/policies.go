@@ -74,9 +74,10 @@ func (m *mesh) apply(mb *member) error {
 		return nil // applied when the pod is captured
 	}
 	refuse := func(why string) error {
-		return mb.proxied.SetPolicy(&meshv1.PodPolicy{
+		_, err := mb.proxied.SetPolicy(&meshv1.PodPolicy{
 			Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Refuse: why,
 		})
+		return err
 	}
 	switch {
 	case mb.gone:
@@ -101,7 +102,7 @@ func (m *mesh) apply(mb *member) error {
 			}
 		}
 	}
-	if err := mb.proxied.SetPolicy(mb.policy); err != nil {
+	if _, err := mb.proxied.SetPolicy(mb.policy); err != nil {
 		return err
 	}
 	mb.applied = true

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -225,6 +227,23 @@ func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
 			return nil, err
 		}
 	}
+}
+
+// readBody reads the request's body whole, up to limit bytes. It can be read again
+// when the request starts over.
+func (x *exchange) readBody(limit int) ([]byte, *apierrors.StatusError) {
+	if x.r.Header.Get("Content-Encoding") != "" {
+		return nil, status.UnsupportedMediaType("a body that the proxy must read must not be encoded")
+	}
+	raw, err := x.readAll(x.body, limit)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return nil, refused
+	}
+	if err != nil {
+		return nil, status.BadRequest("the body cannot be read")
+	}
+	x.r.Body = io.NopCloser(bytes.NewReader(raw))
+	return raw, nil
 }
 
 // A request that its client drops before the answer has cost a connection to the

@@ -57,7 +57,7 @@ func TestAClientCertificateIsRefusedInWords(t *testing.T) {
 
 func (m *mesh) passthrough(on bool) {
 	m.t.Helper()
-	require.NoError(m.t, m.pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Passthrough: on}))
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Passthrough: on})
 }
 
 // authenticating is an apiserver that tells by the client's certificate who
@@ -129,7 +129,8 @@ func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
 		{Passthrough: true, Sharding: limit("a=b")},
 		{Passthrough: true, Refuse: "two configurations"},
 	} {
-		require.Error(t, m.pod.SetPolicy(p))
+		_, err := m.pod.SetPolicy(p)
+		require.Error(t, err)
 	}
 	require.Empty(t, m.pod.Version())
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net/http"
 	"time"
 )
@@ -29,6 +30,7 @@ const (
 // its error returned.
 func (p *Pod) Drain(ctx context.Context) error {
 	defer p.server.remove(p)
+	defer p.die()
 	p.stopAccepting()
 	grace, cancel := context.WithTimeout(ctx, idleGrace)
 	_ = p.deserted(grace)
@@ -47,6 +49,7 @@ func (p *Pod) Drain(ctx context.Context) error {
 // and other long answers end at once.
 func (p *Pod) Shutdown(ctx context.Context) error {
 	defer p.server.remove(p)
+	defer p.die()
 	p.stopAccepting()
 	p.end(errShutdown)
 	p.tunnels.cut()
@@ -111,6 +114,20 @@ func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 			return
 		case <-time.After(wait):
 		}
+	}
+}
+
+// linger keeps the answer of a watch that the policy ended until a client can take
+// its end, where caches are to stay as they are. Nothing comes on it any more.
+func (x *exchange) linger() {
+	began := x.settled.Load()
+	if !errors.Is(context.Cause(x.ctx), errPolicyChanged) || !x.pod.policy.Load().keepCaches || began == 0 {
+		return
+	}
+	select {
+	case <-time.After(minWatch - time.Since(time.Unix(0, began))):
+	case <-x.r.Context().Done():
+	case <-x.pod.done.Done():
 	}
 }
 

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,6 +51,11 @@ type exchange struct {
 	shardSelector string         // that the apiserver was sent for it
 	objects       *filter.Reader // the answer
 	filtered      int64          // bytes that it keeps of the pod's account
+
+	fence   *fenceStage   // not nil: the answer tells whose the object is
+	early   *upstream.Buf // holds a body, or its beginning, until it is sent
+	counted bool          // in policy.writes
+	reason  string        // of a refusal, if a stage has its own
 
 	ticket *ticket // of a list or watch
 	fills  bool    // the answer fills a client's cache from nothing
@@ -104,6 +110,12 @@ func (x *exchange) finish() {
 	if x.ticket != nil {
 		x.pod.ledger.leave(x.ticket)
 	}
+	if x.counted { // a panic came first
+		x.answered(nil, errShutdown)
+	}
+	if x.early != nil {
+		x.early.Free()
+	}
 	v := recover()
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.panics.Inc()
@@ -156,7 +168,7 @@ func (x *exchange) serve() {
 		return
 	}
 	x.plan = pol.plan(info)
-	x.ctx, x.lock = x.r.Context(), nil
+	x.ctx, x.lock, x.fence = x.r.Context(), nil, nil
 	x.narrow, x.shardSelector = nil, ""
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
@@ -172,7 +184,7 @@ func (x *exchange) serve() {
 	stripHopByHop(x.r.Header)
 	for _, s := range x.plan.stages {
 		if refused := s.apply(x); refused != nil {
-			x.refuse(refusalReason(refused), refused)
+			x.refuse(cmp.Or(x.reason, refusalReason(refused)), refused)
 			return
 		}
 		if x.again {
@@ -190,6 +202,12 @@ func (x *exchange) serve() {
 			x.refuse("bound", refused)
 			return
 		}
+	}
+	if x.plan.key.connects() {
+		if x.again = !x.pod.connects.enter(x); x.again {
+			return
+		}
+		defer x.pod.connects.leave(x)
 	}
 	if protocol != "" {
 		x.upgrade(client, protocol)
@@ -226,25 +244,38 @@ func (x *exchange) forward(client *upstream.Client) {
 			defer context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })()
 		}
 	}
-	var early *upstream.Buf
-	if x.plan.route == short && x.r.ContentLength != 0 && x.body == io.Reader(x.r.Body) { // else it was read for the lock
-		early = upstream.Buffer()
-		if err := x.gather(early.B); err != nil {
-			early.Free()
+	if x.plan.route == short && x.r.ContentLength != 0 && x.body == io.Reader(x.r.Body) { // else it was read by a stage
+		if err := x.gather(); err != nil {
 			x.failed(&upstream.BodyError{Err: err})
 			return
 		}
 	}
+	write := x.plan.route == short && x.plan.key.writes() && x.lock == nil
+	if write {
+		if x.again = !x.depart(); x.again {
+			return
+		}
+	}
 	resp, err := send(x.ctx, x.upstreamRequest())
-	if early != nil {
-		early.Free()
+	x.answered(resp, err)
+	if x.early != nil {
+		x.early.Free()
+		x.early = nil
 	}
 	if err != nil {
 		x.failed(err)
 		return
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if write && x.r.Context().Err() != nil {
+		x.failed(x.r.Context().Err())
+		return
+	}
 	x.head = time.Now()
+	if x.fence != nil && resp.StatusCode == http.StatusOK {
+		x.answerObject(resp)
+		return
+	}
 	if x.lock != nil {
 		x.answerLock(resp)
 		return
@@ -262,17 +293,22 @@ func (x *exchange) forward(client *upstream.Client) {
 	maps.Copy(x.w.Header(), resp.Trailer) // announced in sendHead
 }
 
-// gather waits for the body, or as much of it as p takes, before the apiserver
+// gather waits for the body, or as much of it as a buffer takes, before the apiserver
 // hears of the request: who announces bodies that never come takes room here, and
 // none of what the apiserver shares out among all its clients.
-func (x *exchange) gather(p []byte) error {
-	n, err := fill(x.body, p)
-	early := bytes.NewReader(p[:n])
-	if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
-		x.body = early
+func (x *exchange) gather() error {
+	if x.early != nil { // the request has started over since
 		return nil
 	}
-	x.body = io.MultiReader(early, x.body)
+	x.early = upstream.Buffer()
+	n, err := fill(x.body, x.early.B)
+	whole := bytes.NewReader(x.early.B[:n])
+	if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
+		x.body, x.r.Body = whole, io.NopCloser(whole)
+		return nil
+	}
+	x.body = io.MultiReader(whole, x.body)
+	x.r.Body = io.NopCloser(x.body)
 	return err
 }
 
@@ -366,6 +402,7 @@ func (x *exchange) copyStream(r io.Reader) {
 		case err == io.EOF:
 			return
 		case err != nil && x.ended():
+			x.linger()
 			return // a clean end: the client resumes
 		case err != nil:
 			x.broken()
@@ -462,30 +499,38 @@ func refusalReason(err *apierrors.StatusError) string {
 func (x *exchange) failed(err error) {
 	switch {
 	case x.ended():
-		x.refuse("ended", status.Unavailable(1, "the watch ended before it began: ask again"))
+		x.refuse("ended", status.Unavailable(1, "the request ended before it began: ask again"))
 		return
 	case x.r.Context().Err() != nil:
 		x.code = statusClientGone
 		x.abandoned()
 		panic(http.ErrAbortHandler)
 	}
+	if errors.Is(err, errPolicyChanged) {
+		x.refuse("ended", status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
+		return
+	}
 	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
 		x.refuse("malformed", status.BadRequest("the body cannot be read"))
 		return
 	}
-	x.plan.meters.upstreamErrors.Inc()
-	x.pod.server.log.Debug("upstream", "pod", x.pod.id, "error", err)
-	code, reason, what := http.StatusBadGateway, metav1.StatusReason("BadGateway"), "the apiserver did not answer"
-	if upstream.IsTimeout(err) {
-		code, reason, what = http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the apiserver did not answer in time"
-	}
-	x.answer(status.New(code, reason, 0, "%s", what))
+	x.answer(x.silence(err))
 }
 
-// badAnswer answers for an answer about the lock that cannot be passed on.
-func (x *exchange) badAnswer(err error) {
+// silence is what to tell for an apiserver that did not answer.
+func (x *exchange) silence(err error) *apierrors.StatusError {
 	x.plan.meters.upstreamErrors.Inc()
-	x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about the lock cannot be read: %v", err))
+	x.pod.server.log.Debug("upstream", "pod", x.pod.id, "error", err)
+	if upstream.IsTimeout(err) {
+		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time")
+	}
+	return status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver did not answer")
+}
+
+// badAnswer answers for an answer that cannot be passed on.
+func (x *exchange) badAnswer(about string, err error) {
+	x.plan.meters.upstreamErrors.Inc()
+	x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about %s cannot be read: %v", about, err))
 }
 
 // account counts and logs the request, once: when it is over, or when its answer

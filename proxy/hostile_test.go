@@ -62,7 +62,8 @@ func newSiege(t *testing.T, h http.Handler) *siege {
 	m.server.log = mustNew(t, m).log // as in production: no access lines
 	m.policy(nil)
 	other := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "victim"}, m.dial)
-	require.NoError(t, other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "victim", Version: "v"}))
+	_, err := other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "victim", Version: "v"})
+	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	go func() { _ = other.Serve(l) }()

@@ -28,7 +28,7 @@ const (
 // have no cache from before, and who is still told to be unable to do as told.
 const settling = 10 * time.Minute
 
-func settled(changed time.Time) bool { return time.Since(changed) > settling }
+func longAgo(changed time.Time) bool { return time.Since(changed) > settling }
 
 // overflow stands for all resources beyond maxResources. It is stale after any
 // change.
@@ -102,7 +102,7 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := p.policy.Swap(next)
-	if settled(l.changed) {
+	if longAgo(l.changed) {
 		l.before = old
 	}
 	l.changed = time.Now()
@@ -111,15 +111,18 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	}
 	for res, state := range l.resources {
 		if res == overflow || old.affects(next, res) {
-			l.expire(state)
+			l.expire(state, !next.keepCaches)
 		}
 	}
+	p.connects.cut(next)
+	p.succeed(old, next)
 }
 
-// expire makes every cache of a resource one that must be told.
-func (l *ledger) expire(s *resourceState) {
+// expire ends the watches of a resource, and if told is true makes every cache of it
+// one that must be told.
+func (l *ledger) expire(s *resourceState, told bool) {
 	for v, d := range s.debts {
-		if d.owed == 0 || settled(s.changed) {
+		if d.owed == 0 || longAgo(s.changed) || !told {
 			delete(s.debts, v)
 			l.debts--
 		}
@@ -128,6 +131,9 @@ func (l *ledger) expire(s *resourceState) {
 	for w := range s.open {
 		w.end(errPolicyChanged)
 		delete(s.open, w) // the next change may come before it has left
+		if !told {
+			continue
+		}
 		if d := l.debt(s, w.view, 0); d != nil {
 			d.owed++
 		}
@@ -197,7 +203,7 @@ func (l *ledger) leave(t *ticket) {
 func (l *ledger) resumable(t *ticket, version string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	old := settled(t.state.changed)
+	old := longAgo(t.state.changed)
 	if old && t.state.debts[t.view] == nil {
 		return true
 	}
@@ -222,7 +228,7 @@ func (l *ledger) resumable(t *ticket, version string) bool {
 func (l *ledger) listed(t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !t.changed.Equal(t.state.changed) || settled(t.changed) && t.state.debts[t.view] == nil {
+	if !t.changed.Equal(t.state.changed) || longAgo(t.changed) && t.state.debts[t.view] == nil {
 		return
 	}
 	for v, d := range t.state.debts {
@@ -268,7 +274,7 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	}
 	x.fills = !s.watch && first("continue") == "" || s.watch && initial
 	version := first("resourceVersion")
-	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, version) {
+	if s.watch && !initial && version != "" && version != "0" && !x.policy.keepCaches && !x.pod.ledger.resumable(t, version) {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
 			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)
 	}

@@ -16,11 +16,11 @@ const other = "other"
 // metrics are the node's series. Their labels are bounded: verbs are a fixed
 // set, codes are three digits, resources are capped per pod.
 type metrics struct {
-	requests, bytes, refusals, upstreamErrors *prometheus.CounterVec
-	added                                     *prometheus.HistogramVec
-	watches                                   *prometheus.GaugeVec
-	panics                                    prometheus.Counter
-	bounds, tunnels, tunnelBytes, filtered    *prometheus.CounterVec
+	requests, bytes, refusals, upstreamErrors       *prometheus.CounterVec
+	added                                           *prometheus.HistogramVec
+	watches                                         *prometheus.GaugeVec
+	panics                                          prometheus.Counter
+	bounds, tunnels, tunnelBytes, filtered, foreign *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -49,6 +49,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		bounds: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ctrlmesh_bounds_reached_total", Help: "Connections and requests of captured pods refused because the pod had reached a bound of the proxy.",
 		}, []string{"namespace", "bound"}),
+		foreign:     counter("foreign_requests_total", "Requests for single objects that are another shard's, by what became of them: refused, or observed and passed on.", "verb", "action"),
 		tunnels:     counter("passthrough_connections_total", "Connections of captured pods tunnelled opaque."),
 		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
 		filtered:    counter("filtered_objects_total", "Objects that the proxy read on their way to captured pods, by what became of them: kept or dropped.", "resource", "result"),
@@ -56,7 +57,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered} {
+	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -48,6 +48,9 @@ type Pod struct {
 	// done ends when long-running answers are to end at once.
 	done context.Context
 	end  context.CancelCauseFunc
+	// life ends when nothing of the pod goes on any more.
+	life context.Context
+	die  context.CancelFunc
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -69,13 +72,16 @@ type Pod struct {
 
 	clients atomic.Pointer[clients]
 	policy  atomic.Pointer[policy]
+	settled atomic.Pointer[policy] // the last under which nothing earlier goes on
 	ledger  ledger
-	names   resourceNames
-	methods methods
-	leader  atomic.Int64 // Unix nanoseconds until when the lock is held
-	tokens  tokens
-	tunnels tunnels
-	notices notices
+
+	connects connects
+	names    resourceNames
+	methods  methods
+	leader   atomic.Int64 // Unix nanoseconds until when the lock is held
+	tokens   tokens
+	tunnels  tunnels
+	notices  notices
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -98,6 +104,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())
+	p.life, p.die = context.WithCancel(context.Background())
 	p.draining, p.drain = context.WithCancel(context.Background())
 	p.http11 = &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -132,31 +139,40 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 
 // SetPolicy puts a policy in force for every request that starts after it
 // returns. Watches that it would have narrowed otherwise are ended, and the
-// client's caches told to list again. So are they by the first policy: nobody
-// knows what they were filled under. On an error the last good policy stays.
-func (p *Pod) SetPolicy(m *meshv1.PodPolicy) error { return p.put(m, time.Now()) }
+// client's caches told to list again, unless the policy leaves them alone. So are
+// they by the first policy: nobody knows what they were filled under. On an error
+// the last good policy stays.
+//
+// Writes that earlier policies let through go on. settled is closed when none of
+// them can take effect any more; of a later policy never before that of an earlier.
+func (p *Pod) SetPolicy(m *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
+	return p.put(m, time.Now())
+}
 
 // Restore is SetPolicy for a first policy that an earlier proxy of this pod had
 // in force since the given time, zero for long ago: caches go on from where they
 // are. If it came only just before that proxy ended, they may not have been told
 // of it, and are now. After another policy it is the same as SetPolicy.
-func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error { return p.put(m, since) }
+func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
+	_, err := p.put(m, since)
+	return err
+}
 
-func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) error {
+func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) (settled <-chan struct{}, err error) {
 	next, err := compile(p, m)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.ledger.change(p, next, since)
 	if !next.passthrough {
 		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
 	}
-	return nil
+	return next.settled, nil
 }
 
-// Version of the policy in force; "" before the first.
+// Version of the last policy that settled; "" before the first.
 func (p *Pod) Version() string {
-	if pol := p.policy.Load(); pol != nil {
+	if pol := p.settled.Load(); pol != nil {
 		return pol.version
 	}
 	return ""

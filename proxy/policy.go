@@ -29,6 +29,11 @@ type policy struct {
 	key                      meshv1.Key
 	method                   meshv1.Method
 	anyToken, passthrough    bool
+	fence                    fence
+	keepCaches               bool
+
+	writes  writes
+	settled chan struct{} // closed when all that earlier policies let through is over
 
 	plans sync.Map // planKey -> *plan
 	count atomic.Int32
@@ -46,11 +51,15 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 
 		anyToken:    m.GetAnyToken(),
 		passthrough: m.GetPassthrough(),
+		keepCaches:  m.GetSharding().GetKeepCaches(),
+		settled:     make(chan struct{}),
 	}
+	out.writes.n.Store(2)
 	var err error
 	if out.limits, err = narrow.Compile(m.GetSharding().GetLimits()); err != nil {
 		return nil, err
 	}
+	out.fence = fenceOf(out, m.GetSharding())
 	if l := m.GetSharding().GetLock(); l != nil {
 		if out.lock, err = lock.New(l); err != nil {
 			return nil, err
@@ -63,10 +72,15 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 }
 
 // affects tells whether clients see another set of objects of a resource under
-// next than under p.
+// next than under p, or must be rid now of what they might keep under p.
 func (p *policy) affects(next *policy, res groupResource) bool {
+	before, filtered := p.filters(res)
+	after, filters := next.filters(res)
+	_, divided := p.limits.Scope(res.group, res.resource)
 	return p.refuse != next.refuse ||
 		p.limits.For(res.group, res.resource).String() != next.limits.For(res.group, res.resource).String() ||
+		filtered != filters || filtered && (p.key != next.key || !before.Equal(after)) ||
+		divided && p.keepCaches && !next.keepCaches ||
 		lock.Kind(res.group, res.resource) && !p.lock.Equal(next.lock)
 }
 
@@ -96,6 +110,7 @@ func memorable(names ...string) bool {
 
 // plan is what a policy does about one verb of one resource.
 type plan struct {
+	key planKey
 	// stages edit the request in turn. The first that refuses it ends it.
 	stages []stage
 	route  route
@@ -143,6 +158,7 @@ func (p *policy) plan(info *request.RequestInfo) *plan {
 
 func (p *policy) make(key planKey, isResource bool) *plan {
 	out := &plan{
+		key:      key,
 		route:    routeOf(key),
 		upgrades: upgrades(key),
 		meters:   p.pod.server.metrics.of(p, key.verb, p.pod.names.label(key.resource), isResource),
@@ -159,6 +175,9 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		if selector := p.limits.For(key.group, key.resource); selector != nil {
 			out.stages = append(out.stages, &scopeStage{selector: selector})
 		}
+	}
+	if s := p.fenceStage(key); s != nil {
+		out.stages = append(out.stages, s)
 	}
 	switch key.verb {
 	case "list", "watch":

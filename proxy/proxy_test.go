@@ -94,7 +94,15 @@ func (m *mesh) dialed() []string {
 // policy puts a policy in force.
 func (m *mesh) policy(s *meshv1.Sharding) {
 	m.t.Helper()
-	require.NoError(m.t, m.pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s}))
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s})
+}
+
+// set is policy of a whole one; it returns what tells that it settled.
+func (m *mesh) set(p *meshv1.PodPolicy) (settled <-chan struct{}) {
+	m.t.Helper()
+	settled, err := m.pod.SetPolicy(p)
+	require.NoError(m.t, err)
+	return settled
 }
 
 func limit(selector string) *meshv1.Sharding {

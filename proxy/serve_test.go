@@ -47,7 +47,7 @@ func TestNothingPassesWithoutAPolicy(t *testing.T) {
 	require.Equal(t, "1", a.Header.Get("Retry-After"))
 	require.Equal(t, metav1.StatusReasonServiceUnavailable, statusOf(t, a).Reason)
 
-	require.NoError(t, m.pod.SetPolicy(&meshv1.PodPolicy{Version: "1", Refuse: "configs a and b contradict"}))
+	m.set(&meshv1.PodPolicy{Version: "1", Refuse: "configs a and b contradict"})
 	a = m.do("GET", "/api/v1/pods", "")
 	require.Equal(t, 503, a.StatusCode)
 	require.Equal(t, "5", a.Header.Get("Retry-After"))
@@ -63,7 +63,8 @@ func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
 		limit("a in"),
 		{Lock: &meshv1.Lock{Name: "x"}},
 	} {
-		require.Error(t, m.pod.SetPolicy(&meshv1.PodPolicy{Version: "bad", Sharding: bad}))
+		_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
+		require.Error(t, err)
 		require.Equal(t, "v", m.pod.Version())
 	}
 }

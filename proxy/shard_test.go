@@ -294,7 +294,7 @@ func TestAChangeOfLimitsMakesClientsListAgain(t *testing.T) {
 	resumed := m.open(c, podsWatch)
 	fromNow := m.open(c, "/api/v1/pods?watch=1")
 
-	require.NoError(t, m.pod.SetPolicy(&meshv1.PodPolicy{Refuse: "contradiction"}))
+	m.set(&meshv1.PodPolicy{Refuse: "contradiction"})
 	for _, w := range []<-chan error{fresh, resumed, fromNow, untouched} {
 		require.NoError(t, <-w)
 	}
@@ -355,7 +355,7 @@ func TestPoliciesChangeUnderTraffic(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for i := 0; ctx.Err() == nil; i++ {
-			_ = m.pod.SetPolicy(&meshv1.PodPolicy{Sharding: limit("a=" + string(rune('0'+i%10)))})
+			_, _ = m.pod.SetPolicy(&meshv1.PodPolicy{Sharding: limit("a=" + string(rune('0'+i%10)))})
 		}
 	}()
 	for ctx.Err() == nil {

@@ -79,15 +79,9 @@ func (s *lockStage) create(x *exchange) *apierrors.StatusError {
 
 // body reads the request's body, bounded, and exchanges the name in it.
 func (s *lockStage) body(x *exchange) (isLock bool, refused *apierrors.StatusError) {
-	if x.r.Header.Get("Content-Encoding") != "" {
-		return false, status.UnsupportedMediaType("a lock's body must not be encoded")
-	}
-	raw, err := x.readAll(x.body, lock.MaxObject)
-	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+	raw, refused := x.readBody(lock.MaxObject)
+	if refused != nil {
 		return false, refused
-	}
-	if err != nil {
-		return false, status.BadRequest("the body cannot be read")
 	}
 	out, err := s.lock.Request(x.r.Header.Get("Content-Type"), raw)
 	switch {
@@ -119,7 +113,7 @@ func (x *exchange) answerLock(resp *http.Response) {
 	if x.info.Verb == "watch" && resp.StatusCode == http.StatusOK {
 		events, err := x.lock.Events(contentType, resp.Body)
 		if err != nil {
-			x.badAnswer(err)
+			x.badAnswer("the lock", err)
 			return
 		}
 		delete(resp.Header, "Content-Length")
@@ -130,7 +124,7 @@ func (x *exchange) answerLock(resp *http.Response) {
 	}
 	body, err := x.readAll(resp.Body, maxLockAnswer)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		x.badAnswer(refused)
+		x.badAnswer("the lock", refused)
 		return
 	}
 	if err != nil {
@@ -147,7 +141,7 @@ func (x *exchange) answerLock(resp *http.Response) {
 	}
 	edited, err := x.lock.Answer(contentType, body)
 	if err != nil {
-		x.badAnswer(err)
+		x.badAnswer("the lock", err)
 		return
 	}
 	if x.r.Method != http.MethodHead {

@@ -93,7 +93,7 @@ func TestTokens(t *testing.T) {
 			}
 			m.pod.info.RequireToken, m.pod.tokens = true, tokens{}
 			for _, anyToken := range []bool{false, true} {
-				require.NoError(t, m.pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", AnyToken: anyToken}))
+				m.set(&meshv1.PodPolicy{Uid: "uid-1", AnyToken: anyToken})
 				require.Equal(t, c.address, m.raw(request).StatusCode)
 			}
 			m.pod.info.RequireToken = false

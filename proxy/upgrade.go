@@ -87,13 +87,15 @@ func writeSwitch(w io.Writer, resp *http.Response, protocol string) error {
 	return err
 }
 
-// splice copies both ways until one side ends or the pod shuts down.
+// splice copies both ways until one side ends, the pod shuts down, or the policy
+// cuts them.
 func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up io.ReadWriteCloser) {
 	closeBoth := sync.OnceFunc(func() {
 		_ = down.Close()
 		_ = up.Close()
 	})
 	defer context.AfterFunc(x.pod.done, closeBoth)()
+	defer context.AfterFunc(x.ctx, closeBoth)()
 	var received atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -83,6 +83,17 @@ func (l Limits) Scope(group, resource string) (owned scope.Scope, divided bool) 
 	return owned, divided
 }
 
+// Owned returns the keys of any resource that are the shard's. Nothing is divided
+// when no limit has a scope.
+func (l Limits) Owned() (owned scope.Scope, divided bool) {
+	for _, x := range l {
+		if x.divides {
+			owned, divided = scope.Union(owned, x.scope), true
+		}
+	}
+	return owned, divided
+}
+
 func (l limit) matches(group, resource string) bool {
 	if len(l.groups) == 0 {
 		return true

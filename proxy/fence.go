@@ -1,0 +1,163 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// fence is what a policy says of requests for single objects.
+type fence struct {
+	off, observe bool
+	// widened, if not nil: writes to any resource are foreign in namespaces that it
+	// does not own.
+	widened *scope.Scope
+}
+
+func fenceOf(p *policy, s *meshv1.Sharding) fence {
+	f := fence{
+		off:     s.GetIsolation() == meshv1.Isolation_ISOLATION_OFF,
+		observe: s.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
+	}
+	if owned, divided := p.limits.Owned(); divided && s.GetFenceNamespaces() && p.key == meshv1.Key_KEY_NAMESPACE {
+		f.widened = &owned
+	}
+	return f
+}
+
+// writes tells whether a request changes something, as far as its verb says.
+func (k planKey) writes() bool {
+	switch k.verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return true
+	}
+	return false
+}
+
+// connects tells whether a request opens a connection into a pod or a service,
+// by any verb.
+func (k planKey) connects() bool {
+	switch k.subresource {
+	case "exec", "attach", "portforward", "proxy":
+		return k.group == ""
+	}
+	return false
+}
+
+// single tells whether a request is for one object, or for all of one namespace.
+func (k planKey) single() bool { return k.verb == "get" || k.writes() || k.connects() }
+
+// fenceStage returns what decides about requests for single objects; nil when they
+// are all the shard's.
+func (p *policy) fenceStage(key planKey) *fenceStage {
+	if p.fence.off || !key.single() {
+		return nil
+	}
+	s := &fenceStage{resource: key.groupResource, observe: p.fence.observe}
+	owned, divided := p.limits.Scope(key.group, key.resource)
+	switch {
+	case divided:
+		s.owned, s.byObject = owned, p.key == meshv1.Key_KEY_OBJECT
+		s.inBody = !s.byObject && key.groupResource == namespaces && key.verb == "create" && key.subresource == ""
+	case p.fence.widened != nil && (key.writes() || key.connects()):
+		s.owned, s.except = *p.fence.widened, p.pod.info.Namespace
+	default:
+		return nil
+	}
+	if s.owned.Everything() || s.byObject && key.verb == "create" && key.subresource == "" {
+		return nil
+	}
+	action := "refused"
+	if s.observe {
+		action = "observed"
+	}
+	s.foreigners = p.pod.server.metrics.foreign.WithLabelValues(p.pod.info.Namespace, p.workload, p.shard, verbLabel(key.verb), action)
+	return s
+}
+
+// refuses tells whether a request with this key and namespace is refused as it
+// stands. One that would have to be asked about is.
+func (p *policy) refuses(key planKey, namespace string) bool {
+	s := p.fenceStage(key)
+	return s != nil && !s.observe && (s.byObject || s.foreign(namespace))
+}
+
+var namespaces = groupResource{resource: "namespaces"}
+
+// fenceStage refuses, or counts, requests for objects that are another shard's.
+type fenceStage struct {
+	resource   groupResource
+	owned      scope.Scope
+	except     string // a namespace that is never foreign
+	byObject   bool
+	inBody     bool // the key is the name in the body
+	observe    bool
+	foreigners prometheus.Counter
+}
+
+// foreign tells whether a namespace is another shard's. What is in none is
+// everybody's.
+func (s *fenceStage) foreign(namespace string) bool {
+	return namespace != "" && namespace != s.except && !s.owned.Owns(namespace)
+}
+
+func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
+	switch {
+	case x.lock != nil:
+		return nil
+	case s.byObject:
+		return s.object(x)
+	case s.inBody:
+		return s.born(x)
+	case s.foreign(x.info.Namespace):
+		return s.meet(x, "namespace "+x.info.Namespace)
+	}
+	return nil
+}
+
+// meet deals with a request for what is another shard's.
+func (s *fenceStage) meet(x *exchange, what string) *apierrors.StatusError {
+	s.foreigners.Inc()
+	if s.observe {
+		return nil
+	}
+	x.reason = "foreign"
+	resource := x.info.Resource
+	if x.info.Subresource != "" {
+		resource += "/" + x.info.Subresource
+	}
+	return status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: another shard owns it",
+		x.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard)
+}
+
+// born decides on a Namespace that is to be made by the name in the body.
+func (s *fenceStage) born(x *exchange) *apierrors.StatusError {
+	raw, refused := x.readBody(lock.MaxObject)
+	if refused != nil {
+		return refused
+	}
+	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
+	meta, err := metaOf(x.r.Header.Get("Content-Type"), raw)
+	switch {
+	case errors.Is(err, errMediaType):
+		return status.UnsupportedMediaType("the name of a namespace must be read: %v", err)
+	case err != nil:
+		return status.BadRequest("the name of a namespace must be read: %v", err)
+	case meta.Name == "": // generated: nobody knows whose it will be
+		return s.meet(x, "a namespace whose name is to be generated")
+	case s.foreign(meta.Name):
+		return s.meet(x, "namespace "+meta.Name)
+	}
+	return nil
+}

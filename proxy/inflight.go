@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// LostWrite is how long a write may still take effect whose connection to the
+// apiserver broke before its answer, or whose answer is an error of the server's.
+// The apiserver gives up at once what lost its connection or its time; what it had
+// handed to etcd by then is committed, or not, within etcd's own bound on a request.
+const LostWrite = 5 * time.Second
+
+// writes counts what a policy let through that may still change something: each
+// write from before its last byte leaves until nothing comes of it any more. The
+// policy itself counts while it is in force, and once more while what earlier
+// policies let through is not over.
+type writes struct {
+	n    atomic.Int64
+	once sync.Once
+	over func() // called once when nothing counts; set before the policy is replaced
+}
+
+func (w *writes) raise() { w.n.Add(1) }
+
+func (w *writes) lower() {
+	// A request that finds the policy replaced may raise it from nothing for a moment.
+	if w.n.Add(-1) == 0 {
+		w.once.Do(w.over)
+	}
+}
+
+// succeed makes next what takes the place of old, which is nil for the first.
+func (p *Pod) succeed(old, next *policy) {
+	over := func() {
+		p.settled.Store(next)
+		close(next.settled)
+		next.writes.lower()
+	}
+	if old == nil {
+		over()
+		return
+	}
+	old.writes.over = over
+	old.writes.lower()
+}
+
+// begin counts x before the last of it leaves. It is false when another policy has
+// come since x was looked at: x must not leave.
+//
+// First the count, then the look: so whoever replaces the policy, and then finds
+// that nothing counts, knows that nothing will leave under it.
+func (x *exchange) begin() bool {
+	x.policy.writes.raise()
+	if x.pod.policy.Load() != x.policy {
+		x.policy.writes.lower()
+		return false
+	}
+	x.counted = true
+	return true
+}
+
+// answered notes how a write that counts ended upstream.
+func (x *exchange) answered(resp *http.Response, err error) {
+	if !x.counted {
+		return
+	}
+	x.counted = false
+	if err != nil && !x.sent.IsZero() || err == nil && resp.StatusCode >= http.StatusInternalServerError {
+		time.AfterFunc(LostWrite, x.policy.writes.lower)
+		return
+	}
+	x.policy.writes.lower()
+}
+
+// lastByte is the body of a write that comes while it leaves. The write counts
+// from the last byte on: until then the apiserver does nothing with it, and a client
+// that sends none would keep others waiting.
+type lastByte struct {
+	io.Reader
+	x    *exchange
+	left int64 // -1: unknown
+}
+
+func (b *lastByte) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if b.left > 0 {
+		b.left -= int64(n)
+	}
+	if (b.left == 0 || err == io.EOF) && !b.x.counted && !b.x.begin() { //nolint:errorlint // a wrapped one is a body cut short
+		return 0, errPolicyChanged
+	}
+	return n, err
+}
+
+// depart makes a write ready to leave: it counts, and goes on when its client has
+// gone away, for it would not be known then what the apiserver makes of it. It is
+// false when it must be looked at anew.
+func (x *exchange) depart() bool {
+	x.ctx = x.pod.life
+	if _, whole := x.body.(*bytes.Reader); whole || x.length == 0 {
+		return x.begin()
+	}
+	x.body = &lastByte{Reader: x.body, x: x, left: x.length}
+	return true
+}
+
+// connects are the open connections into pods and services. What is done over them
+// is not asked about again.
+type connects struct {
+	mu   sync.Mutex
+	open map[*exchange]context.CancelCauseFunc
+}
+
+// enter adds x. It is false when another policy has come since x was looked at.
+func (c *connects) enter(x *exchange) bool {
+	ctx, end := context.WithCancelCause(x.ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x.pod.policy.Load() != x.policy {
+		end(nil)
+		return false
+	}
+	if c.open == nil {
+		c.open = map[*exchange]context.CancelCauseFunc{}
+	}
+	x.ctx, c.open[x] = ctx, end
+	return true
+}
+
+func (c *connects) leave(x *exchange) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open[x](nil)
+	delete(c.open, x)
+}
+
+// cut ends those that a policy which is in force now would not let through.
+func (c *connects) cut(next *policy) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for x, end := range c.open {
+		if next.refuse != "" || next.refuses(x.plan.key, x.info.Namespace) {
+			end(errPolicyChanged)
+		}
+	}
+}
