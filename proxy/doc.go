@@ -17,7 +17,17 @@
 // two readers could read differently is refused. The policy holds a plan for each
 // verb and resource: the stages that have something to say about it (lock, scope)
 // and the way upstream (short, stream or upgrade). Then it is forwarded; what the
-// apiserver answers streams back untouched, unless the lock's name is in it.
+// apiserver answers streams back untouched, unless the lock's name is in it or it
+// has objects of a divided resource.
+//
+// # Lists and watches
+//
+// Of a divided resource they have the shard's objects alone. The apiserver is asked
+// for those in a shardSelector where one says exactly what is owned (narrowing.go),
+// and its answer is filtered (filtering.go): all of a watch, and of a list that
+// does not echo the selector. What cannot be filtered is not passed on: 406. A list
+// or watch in a foreign namespace is empty, by a selector that nothing matches.
+// Objects without a namespace are everybody's when namespaces decide.
 //
 // # Who asks
 //
@@ -41,6 +51,7 @@
 //	64, 2 MiB      held by short requests under way: 429 beyond
 //	32, 2 MiB      held by watches and other long ones: 429 beyond
 //	512 KiB        that only requests about the lock can use, before the 64 MiB
+//	64, 4 MiB      kept to filter protobuf lists and large objects: 429 beyond
 //	64             requests told 429; further ones are cut off
 //	128 KiB        the head of one request: 431 beyond. The apiserver takes 1 MiB
 //	4, 8           handshakes computed at once, with the pod and with the apiserver

@@ -102,7 +102,7 @@ func (x *exchange) unfiltered(err error) {
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
 		refused := status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", x.info.Resource, err)
 		x.refuse(refusalReason(refused), refused)
-	case errors.Is(err, filter.ErrForm), err == io.EOF: //nolint:errorlint // as readers end
+	case errors.Is(err, filter.ErrForm):
 		x.plan.meters.upstreamErrors.Inc()
 		x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", x.info.Resource, err))
 	default:
