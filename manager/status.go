@@ -32,12 +32,12 @@ func (w *world) keepStatus(ctx context.Context) error {
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
 	for _, shard := range c.Shards {
-		if shard.Config.Spec.Root != nil {
-			continue // the roots loop writes it, with what must not be forgotten
+		if shard.Config == nil || shard.Config.Spec.Root != nil {
+			continue // there is no object yet, or the roots loop writes it
 		}
 		// The spec is the one compiled; the status the newest known.
 		current := &v1alpha1.ShardingConfig{}
-		err := w.cache.Get(ctx, types.NamespacedName{Namespace: shard.Config.Namespace, Name: shard.Config.Name}, current)
+		err := w.cache.Get(ctx, shard.NamespacedName, current)
 		if apierrors.IsNotFound(err) || err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation) {
 			continue // the policies loop will be here soon
 		}

@@ -200,9 +200,7 @@ func (w *world) policies(ctx context.Context) error {
 
 	metrics.Members.Reset()
 	for _, s := range c.Shards {
-		if s.Config.Spec.Root == nil {
-			metrics.Members.WithLabelValues(s.Config.Namespace, s.Config.Name).Set(float64(len(s.Members)))
-		}
+		metrics.Members.WithLabelValues(s.Namespace, s.Name).Set(float64(len(s.Members)))
 	}
 	return err
 }

@@ -19,20 +19,21 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 var update = flag.Bool("update", false, "write what the transcripts should say")
 
-// A transcript is testdata/NAME.yaml, ShardingConfigs and Pods as users write
-// them, and testdata/NAME.out.yaml, what became of them.
+// A transcript is testdata/NAME.in.yaml, ShardingConfigs and Pods as users write
+// them and what is known of roots, and testdata/NAME.out.yaml, what became of them.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.in.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml"), func(t *testing.T) {
-			configs, pods := read(t, file)
-			got := transcript(t, Compile(configs, pods, nil))
+			got := transcript(t, Compile(read(t, file)))
 			out := strings.TrimSuffix(file, ".in.yaml") + ".out.yaml"
 			if *update {
 				require.NoError(t, os.WriteFile(out, got, 0o644))
@@ -46,17 +47,19 @@ func TestTranscripts(t *testing.T) {
 
 // What comes out does not depend on the order of what goes in.
 func TestOrderDoesNotMatter(t *testing.T) {
-	configs, pods := read(t, "testdata/mixed.in.yaml")
-	want := transcript(t, Compile(configs, pods, nil))
-	rapid.Check(t, func(rt *rapid.T) {
-		c := rapid.Permutation(configs).Draw(rt, "configs")
-		p := rapid.Permutation(pods).Draw(rt, "pods")
-		require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, nil))))
-	})
+	for _, file := range []string{"testdata/mixed.in.yaml", "testdata/root.in.yaml"} {
+		configs, pods, roots := read(t, file)
+		want := transcript(t, Compile(configs, pods, roots))
+		rapid.Check(t, func(rt *rapid.T) {
+			c := rapid.Permutation(configs).Draw(rt, "configs")
+			p := rapid.Permutation(pods).Draw(rt, "pods")
+			require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, roots))))
+		})
+	}
 }
 
 func TestVersionFollowsContent(t *testing.T) {
-	configs, pods := read(t, "testdata/mixed.in.yaml")
+	configs, pods, _ := read(t, "testdata/mixed.in.yaml")
 	uid := types.UID("uid-operator-0")
 	before := Compile(configs, pods, nil).Policies[uid].Version
 	require.Equal(t, before, Compile(configs, pods, nil).Policies[uid].Version)
@@ -157,7 +160,8 @@ func TestWhoMayGoPastTheProxy(t *testing.T) {
 	}
 }
 
-func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod) {
+func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root) {
+	roots = map[types.NamespacedName]Root{}
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for doc := range bytes.SplitSeq(data, []byte("\n---\n")) {
@@ -173,31 +177,67 @@ func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, 
 			require.NoError(t, yaml.UnmarshalStrict(doc, p))
 			p.UID = types.UID("uid-" + p.Name)
 			pods = append(pods, p)
+		case "State":
+			name, root := readState(t, doc)
+			roots[name] = root
 		default:
 			require.Fail(t, "unknown kind "+kind.Kind)
 		}
 	}
-	return configs, pods
+	return configs, pods, roots
+}
+
+// readState reads what is known of a root, written as in its status.
+func readState(t require.TestingT, doc []byte) (types.NamespacedName, Root) {
+	var in struct {
+		Kind       string
+		Root       types.NamespacedName
+		Namespaces []string
+		Shards     map[string]struct {
+			Serial       int64
+			Held, Target []string
+		}
+		Members map[string]handover.Member
+	}
+	require.NoError(t, yaml.UnmarshalStrict(doc, &in))
+	parse := func(text []string) scope.Scope {
+		s, err := scope.Parse(text)
+		require.NoError(t, err)
+		return s
+	}
+	out := Root{Namespaces: in.Namespaces, State: handover.State{Shards: map[string]handover.Shard{}, Members: in.Members}}
+	for name, s := range in.Shards {
+		out.State.Shards[name] = handover.Shard{Serial: s.Serial, Held: parse(s.Held), Target: parse(s.Target)}
+	}
+	return in.Root, out
 }
 
 func transcript(t require.TestingT, r Result) []byte {
 	type shard struct {
-		Config    string
+		Config    string     `json:",omitempty"`
+		Root      string     `json:",omitempty"`
+		Held      []string   `json:",omitempty"`
 		Members   []string   `json:",omitempty"`
 		Lock      string     `json:",omitempty"`
 		Problem   *Problem   `json:",omitempty"`
 		Conflicts []Conflict `json:",omitempty"`
 	}
 	out := struct {
-		Shards   []shard
+		Shards   map[string]shard
 		Policies map[string]any
-	}{Policies: map[string]any{}}
+	}{Shards: map[string]shard{}, Policies: map[string]any{}}
 	for _, s := range r.Shards {
-		v := shard{Config: s.Config.Namespace + "/" + s.Config.Name, Lock: s.Lock, Problem: s.Problem, Conflicts: s.Conflicts}
+		v := shard{Held: s.Held.Strings(), Lock: s.Lock, Problem: s.Problem, Conflicts: s.Conflicts}
+		if s.Config != nil {
+			v.Config = s.Config.Namespace + "/" + s.Config.Name
+		}
+		if s.Root != nil {
+			v.Root = s.Root.Name
+		}
 		for _, p := range s.Members {
 			v.Members = append(v.Members, p.Name)
 		}
-		out.Shards = append(out.Shards, v)
+		out.Shards[s.String()] = v
 	}
 	for uid, p := range r.Policies {
 		data, err := protojson.Marshal(p.PodPolicy)

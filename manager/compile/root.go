@@ -1,28 +1,161 @@
 package compile
 
 import (
-	"strconv"
-	"strings"
+	"fmt"
+	"maps"
 
-	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
-// Root is what is known of a configuration with spec.root, as it is written:
-// nobody may be told of what is not. One that is being deleted is compiled as one
-// that is disabled. The pods of a root that is not known are refused.
-type Root struct {
-	State handover.State
-	// Namespaces are those that exist, for method Labels.
-	Namespaces []string
+// root renders the policies of a root's pods.
+type root struct {
+	Root
+	known  bool
+	config *v1alpha1.ShardingConfig
+	// derived are its shards, by name.
+	derived map[string]*Shard
+	// limits without what is the shard's own.
+	limits []*meshv1.Limit
+	told   map[tellable]*meshv1.Sharding
 }
 
-// Serial is the serial that the version of a member's policy begins with. It is
-// not ok for the versions of other pods' policies.
-func Serial(version string) (serial int64, ok bool) {
-	number, _, ok := strings.Cut(version, "-")
-	if !ok {
-		return 0, false
+// tellable is what members are told alike by.
+type tellable struct {
+	shard string
+	stale bool
+}
+
+// newRoot writes its problem, if it has one, into its own entry.
+func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) *root {
+	c := own.Config
+	out := &root{Root: r, known: known, config: c, derived: map[string]*Shard{}, told: map[tellable]*meshv1.Sharding{}}
+	if errs := layout.Validate(c.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
+		own.Problem = &Problem{ReasonInvalid, errs.ToAggregate().Error()}
+	} else {
+		out.limits, own.Problem = rootLimits(c)
 	}
-	serial, err := strconv.ParseInt(number, 10, 64)
-	return serial, err == nil
+	for name, s := range r.State.Shards {
+		d := &Shard{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: name}, Root: c, Held: s.Held}
+		if o := objects[d.NamespacedName]; o != nil && Derived(o) && o.Labels[v1alpha1.RootLabel] == c.Name {
+			d.Config = o
+		}
+		d.Lock = lockOf(c, name).GetUpstreamName()
+		out.derived[name] = d
+	}
+	return out
+}
+
+// rootLimits is all that a root lists.
+func rootLimits(c *v1alpha1.ShardingConfig) ([]*meshv1.Limit, *Problem) {
+	limits, problem := limitsOf(c.Spec.Root.ResourceSelector, "spec.root.resourceSelector")
+	if problem != nil {
+		return nil, problem
+	}
+	more, problem := limitsOf(c.Spec.Limits, "spec.limits")
+	return append(limits, more...), problem
+}
+
+// selects tells whether a pod is the root's: one that was assigned stays so,
+// whatever became of its owner.
+func (r *root) selects(pod metav1.Object) bool {
+	_, assigned := r.State.Members[string(pod.GetUID())]
+	return assigned || layout.Selects(r.config.Spec.Root, pod)
+}
+
+func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
+	m, assigned := r.State.Members[string(pod.UID)]
+	d := r.derived[m.Shard]
+	switch {
+	case assigned && d != nil:
+		d.Members = append(d.Members, pod)
+		p.Sharding = r.tell(tellable{m.Shard, m.Stale})
+		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
+	case assigned:
+		p.Refuse = r.refusal(pod, "its shard %s is no more: delete the pod", m.Shard)
+	case !r.known:
+		p.Refuse = r.refusal(pod, "it is not known yet which shard holds what")
+	case Withdrawn(r.config) && r.over():
+		// Nobody is sharded any more, so that this pod need not be.
+	case Withdrawn(r.config):
+		p.Refuse = r.refusal(pod, "the shards are being withdrawn: it waits until no pod is a member of one")
+	default:
+		// The words do not change while the pod waits: its agent must confirm them.
+		p.Refuse = r.refusal(pod, "it is in no shard yet: it waits until its agent has confirmed this, or for a shard that lacks a pod")
+	}
+}
+
+func (r *root) refusal(pod *corev1.Pod, format string, args ...any) string {
+	return fmt.Sprintf("pod %s/%s is of ShardingConfig %s: ", pod.Namespace, pod.Name, r.config.Name) + fmt.Sprintf(format, args...)
+}
+
+// over tells whether nobody is a member, and nothing held.
+func (r *root) over() bool {
+	if len(r.State.Members) > 0 {
+		return false
+	}
+	for _, s := range r.State.Shards {
+		if !s.Held.Empty() {
+			return false
+		}
+	}
+	return true
+}
+
+// tell is what members of a shard are told, made once.
+func (r *root) tell(t tellable) *meshv1.Sharding {
+	if s := r.told[t]; s != nil {
+		return s
+	}
+	spec := r.config.Spec
+	s := &meshv1.Sharding{
+		Shard:           t.shard,
+		Lock:            lockOf(r.config, t.shard),
+		Isolation:       isolations[spec.Isolation],
+		FenceNamespaces: spec.Fence == v1alpha1.FenceNamespace,
+		Key:             keys[spec.Root.Key],
+		Method:          methods[spec.Root.Method],
+		KeepCaches:      t.stale,
+	}
+	told := r.State.Shards[t.shard].Told()
+	for _, l := range r.limits {
+		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: told.Proto()}
+		if s.Method == meshv1.Method_METHOD_LABELS {
+			limit.Selector = both(l.Selector, labelSelector(told, r.Namespaces))
+		}
+		s.Limits = append(s.Limits, limit)
+	}
+	r.told[t] = s
+	return s
+}
+
+// refuseLost refuses the assigned pods that are no more, as far as the API
+// tells: they may run still, on a node that nobody hears of.
+func (r *root) refuseLost(pods []*corev1.Pod, policies map[types.UID]Policy) {
+	lost := maps.Clone(r.State.Members)
+	for _, pod := range pods {
+		if Labelled(pod) && !Ended(pod) {
+			delete(lost, string(pod.UID))
+		}
+	}
+	for uid, m := range lost {
+		policies[types.UID(uid)] = seal(m.Node, &meshv1.PodPolicy{
+			Uid: uid, Namespace: r.config.Namespace, Name: m.Name, Workload: m.Name,
+			Refuse: fmt.Sprintf("pod %s/%s was deleted or has ended", r.config.Namespace, m.Name),
+		})
+	}
+}
+
+// both joins two selectors.
+func both(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "," + b
 }

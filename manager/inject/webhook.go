@@ -12,7 +12,6 @@ import (
 
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -110,12 +109,12 @@ func (w *Webhook) config(ctx context.Context, req admission.Request, pod *corev1
 	var config *v1alpha1.ShardingConfig
 	var selecting []string
 	for _, c := range all.Items {
-		sel, problem := compile.Members(&c)
-		if problem != nil && problem.Reason == compile.ReasonInvalid {
+		selects, problem := compile.Selects(&c)
+		if problem != nil {
 			// It may be about this pod, which then must not run unsharded.
 			return nil, new(refuse("InvalidConfig", "whose shard this pod is cannot be told, because ShardingConfig %s is invalid (%s): mend or delete it", c.Name, problem.Message))
 		}
-		if sel != nil && sel.Matches(labels.Set(pod.Labels)) {
+		if selects(pod) {
 			config, selecting = &c, append(selecting, c.Name)
 		}
 	}

@@ -102,13 +102,13 @@ func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) stri
 // one that runs, or one that might, judging by a label key that both speak of.
 // Selectors without a common key are let pass until a pod matches both.
 func overlapping(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
-	mine, problem := compile.Members(c)
-	if problem != nil {
+	mine, _ := compile.Members(c)
+	if mine == nil {
 		return ""
 	}
 	for _, o := range others {
-		theirs, problem := compile.Members(&o)
-		if problem != nil {
+		theirs, _ := compile.Members(&o)
+		if theirs == nil {
 			continue
 		}
 		for _, p := range pods {

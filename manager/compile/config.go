@@ -1,0 +1,96 @@
+package compile
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+)
+
+// Labelled tells whether a pod is on the mesh.
+func Labelled(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.EnableProxyLabel] == "true" }
+
+// Ended tells whether a pod will run no more.
+func Ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// Members is the selector of the pods of a configuration that was written by
+// hand, in its namespace. It is nil for roots and what is derived from them, and
+// with a problem when it selects none whatever their labels.
+func Members(c *v1alpha1.ShardingConfig) (labels.Selector, *Problem) {
+	if c.Spec.Root != nil || Derived(c) {
+		return nil, nil
+	}
+	s := c.Spec.Selector
+	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+		return nil, &Problem{ReasonInvalid, "spec.selector is empty: name the pods of this shard"}
+	}
+	sel, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return nil, &Problem{ReasonInvalid, "spec.selector: " + err.Error()}
+	}
+	return sel, nil
+}
+
+// Selects tells which pods of its namespace a configuration is for, with a
+// problem where that cannot be told. It holds at admission too.
+func Selects(c *v1alpha1.ShardingConfig) (func(metav1.Object) bool, *Problem) {
+	switch {
+	case Derived(c):
+		return func(metav1.Object) bool { return false }, nil // they are its root's
+	case c.Spec.Root != nil:
+		return func(pod metav1.Object) bool { return layout.Selects(c.Spec.Root, pod) }, nil
+	}
+	sel, problem := Members(c)
+	if problem != nil {
+		return nil, problem
+	}
+	return func(pod metav1.Object) bool { return sel.Matches(labels.Set(pod.GetLabels())) }, nil
+}
+
+// Derived tells whether a configuration was derived from a root, which is what
+// counts for its pods.
+func Derived(c *v1alpha1.ShardingConfig) bool { return c.Labels[v1alpha1.RootLabel] != "" }
+
+// Withdrawn tells whether a root is to have no shards.
+func Withdrawn(root *v1alpha1.ShardingConfig) bool {
+	return root.DeletionTimestamp != nil || root.Spec.Root.Disable != nil && *root.Spec.Root.Disable
+}
+
+// Trust is the value of the trust annotation of pods admitted while the
+// configuration selects them; nil for pods that none selects. Whoever may be let
+// go past the proxy must be able to verify the apiserver.
+func Trust(c *v1alpha1.ShardingConfig) string {
+	if c == nil || c.Spec.FailurePolicy == v1alpha1.FailOpen || PassesThrough(c) {
+		return v1alpha1.TrustBoth
+	}
+	return v1alpha1.TrustMesh
+}
+
+// CanFailOpen tells whether a pod's clients could verify the real apiserver.
+func CanFailOpen(pod *corev1.Pod) bool {
+	return pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustBoth
+}
+
+// CanPassThrough tells whether a pod's connections could end at the real
+// apiserver: one that connects to the agent's address would not accept it there.
+func CanPassThrough(pod *corev1.Pod) bool {
+	return CanFailOpen(pod) && pod.Annotations[v1alpha1.CaptureAnnotation] != v1alpha1.CaptureAddress
+}
+
+// PassesThrough tells whether a configuration leaves the requests of its pods unread.
+func PassesThrough(c *v1alpha1.ShardingConfig) bool {
+	return c.Spec.ClientCertificates == v1alpha1.ClientCertificatesPassthrough
+}
+
+// ConflictMessage says that several configurations select a pod and what to do.
+func ConflictMessage(namespace string, configs []string) string {
+	return fmt.Sprintf("ShardingConfigs %s in namespace %s all select this pod, which must belong to one shard: change the pod's labels, or delete all but one and create them again so that they exclude each other",
+		strings.Join(configs, ", "), namespace)
+}

@@ -1,0 +1,81 @@
+package compile
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// selectorScope is the namespaces whose objects a selector may match, by the
+// labels that are stamped on objects. It is not ok where the selector asks nothing
+// of those that a scope can say. What it asks of other labels does not count.
+func selectorScope(selector *metav1.LabelSelector) (s scope.Scope, ok bool) {
+	if selector == nil {
+		return scope.Scope{}, false
+	}
+	sel, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return scope.Scope{}, false
+	}
+	requirements, _ := sel.Requirements()
+	s = scope.All()
+	for _, r := range requirements {
+		if asked, exact := asks(r); exact {
+			s, ok = s.Intersect(asked), true
+		}
+	}
+	return s, ok
+}
+
+// asks is what one requirement leaves.
+func asks(r labels.Requirement) (s scope.Scope, exact bool) {
+	switch r.Key() {
+	case v1alpha1.ShardingHashLabel:
+		var buckets []int
+		for b := range scope.Buckets {
+			if r.Matches(labels.Set{v1alpha1.ShardingHashLabel: strconv.Itoa(b)}) {
+				buckets = append(buckets, b)
+			}
+		}
+		return scope.InBuckets(buckets...), true
+	case v1alpha1.NamespaceLabel:
+		switch r.Operator() {
+		case selection.In:
+			return scope.Keys(r.ValuesUnsorted()...), true
+		case selection.NotIn:
+			return scope.All().Minus(scope.Keys(r.ValuesUnsorted()...)), true
+		case selection.Exists:
+			return scope.All(), true
+		case selection.DoesNotExist:
+			return scope.Scope{}, true
+		}
+	}
+	return scope.Scope{}, false
+}
+
+// labelSelector is a scope as a selector of the labels that are stamped on
+// objects, for the namespaces that exist; "" for all.
+func labelSelector(s scope.Scope, namespaces []string) string {
+	if s.Everything() {
+		return ""
+	}
+	if buckets, ok := s.OnlyBuckets(); ok {
+		values := make([]string, len(buckets))
+		for i, b := range buckets {
+			values[i] = strconv.Itoa(b)
+		}
+		return v1alpha1.ShardingHashLabel + " in (" + strings.Join(values, ",") + ")"
+	}
+	owned := slices.DeleteFunc(slices.Sorted(slices.Values(namespaces)), func(ns string) bool { return !s.Owns(ns) })
+	if len(owned) == 0 {
+		return v1alpha1.NamespaceLabel + ",!" + v1alpha1.NamespaceLabel // matches nothing
+	}
+	return v1alpha1.NamespaceLabel + " in (" + strings.Join(owned, ",") + ")"
+}

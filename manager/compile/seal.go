@@ -1,0 +1,67 @@
+package compile
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// seal gives a policy its version.
+func seal(node string, p *meshv1.PodPolicy) Policy {
+	var err error
+	if p.Version, err = version(p); err != nil {
+		// What no agent could be told must not stop what all others are told.
+		p = &meshv1.PodPolicy{Uid: p.Uid, Namespace: p.Namespace, Name: p.Name, Version: "unsound", Refuse: "the policy of this pod cannot be encoded"}
+	}
+	return Policy{Node: node, PodPolicy: p}
+}
+
+// version hashes a policy's content, after its serial if it has one. The message
+// has no maps, so that its deterministic encoding is the same in every process of
+// one build; another build may at worst push once more.
+func version(p *meshv1.PodPolicy) (string, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(p)
+	if err != nil {
+		return "", fmt.Errorf("encoding a policy: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	hash := hex.EncodeToString(sum[:8])
+	if p.GetSerial() == 0 {
+		return hash, nil
+	}
+	return fmt.Sprintf("%d-%s", p.GetSerial(), hash), nil
+}
+
+// Serial is the serial that the version of a member's policy begins with. It is
+// not ok for the versions of other pods' policies.
+func Serial(version string) (serial int64, ok bool) {
+	number, _, ok := strings.Cut(version, "-")
+	if !ok {
+		return 0, false
+	}
+	serial, err := strconv.ParseInt(number, 10, 64)
+	return serial, err == nil
+}
+
+// workload is the name of what owns a pod, as people know it: a Deployment's
+// pods are owned by a ReplicaSet named after it and the hash of its template.
+// The apiserver does not check an owner's name, so it may be any bytes.
+func workload(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil {
+		return pod.Name
+	}
+	name := strings.ToValidUTF8(owner.Name, "?")
+	if hash := pod.Labels["pod-template-hash"]; owner.Kind == "ReplicaSet" && hash != "" {
+		return strings.TrimSuffix(name, "-"+hash)
+	}
+	return name
+}
