@@ -57,10 +57,10 @@ type Problem struct {
 	Message string
 }
 
-// Reasons of a Problem.
-const (
-	ReasonInvalid = "Invalid"
-)
+func (p *Problem) Error() string { return p.Message }
+
+// ReasonInvalid is the Reason of a configuration that cannot be meant.
+const ReasonInvalid = "Invalid"
 
 // Conflict is a pod that several configurations select.
 type Conflict struct {

@@ -1,14 +1,46 @@
 package status
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+// BlockedAfter is how long a phase of a handover may last before people are told.
+const BlockedAfter = 30 * time.Second
+
+// Words of RootStatus.Handover.
+const (
+	Settled    = "Settled"
+	Releasing  = string(handover.Releasing)
+	Granting   = string(handover.Granting)
+	Restarting = "Restarting"
+	Blocked    = "Blocked"
+)
+
+// Reasons of the conditions of roots, besides those of others.
+const (
+	ReasonHandingOver     = "HandingOver"
+	ReasonRestarting      = "Restarting"
+	ReasonBlocked         = "Blocked"
+	ReasonNotEnoughPods   = "NotEnoughPods"
+	ReasonReplicasSurplus = "ReplicasSurplus"
+	ReasonTargetNotFound  = "TargetNotFound"
+	ReasonDisabled        = "Disabled"
+	ReasonWithdrawing     = "Withdrawing"
+	ReasonCannotWeigh     = "CannotWeigh"
 )
 
 // RootInput is what is known of one configuration with spec.root.
@@ -16,15 +48,21 @@ type RootInput struct {
 	Config *v1alpha1.ShardingConfig
 	State  handover.State
 	// Root is State as it is to be written, with what else the caller knows: the
-	// counts of namespaces, weights, skew and suggestion. Of Handovers WaitsFor is
-	// missing, and Handover.
+	// counts of namespaces, weights, skew and suggestion. Of Handovers, in the order
+	// of State.Moves, WaitsFor is missing, and Handover.
 	Root v1alpha1.RootStatus
 	// Pods are those of the workload that are on the mesh and have not ended.
 	Pods []*corev1.Pod
+	// Conflicts are those of them that another configuration selects too.
+	Conflicts []compile.Conflict
 	// Problem says why nothing can be done for the configuration; nil if there is none.
 	Problem error
+	// Weighing says what keeps objects from being counted, for people.
+	Weighing string
 	// Restarting says which eviction is under way or what keeps it, for people.
 	Restarting string
+	// Stamping is as in Input, for method Labels.
+	Stamping *v1alpha1.StampingStatus
 	// Wanted is the version of a pod's policy, and Observe tells what the agent of
 	// a node said of a pod.
 	Wanted  func(uid string) string
@@ -36,12 +74,306 @@ type RootInput struct {
 // OfRoot computes the status of a configuration with spec.root. What is not to be
 // forgotten is in it as it was given.
 func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
+	w := in.workload()
+	root := in.Root
+	root.Shards = slices.Clone(root.Shards)
+	root.Handovers = slices.Clone(root.Handovers)
+	root.ChildShardingConfigs = nil
+	for i := range root.Shards {
+		s := &root.Shards[i]
+		root.ChildShardingConfigs = append(root.ChildShardingConfigs, s.Name)
+		s.Members, s.ReadyMembers = w.members[s.Name], w.ready[s.Name]
+	}
+	for i := range root.Handovers {
+		if i < len(in.State.Moves) {
+			root.Handovers[i].WaitsFor = w.waitsFor(in.State.Moves[i])
+		}
+	}
+	root.Handover = in.handover()
+
 	out := v1alpha1.ShardingConfigStatus{
 		ObservedGeneration: in.Config.Generation,
 		Conditions:         slices.Clone(in.Config.Status.Conditions),
-		Shards:             int32(len(in.Root.Shards)),
-		Members:            int32(len(in.Pods)),
-		Root:               &in.Root,
+		Shards:             int32(len(root.Shards)),
+		Members:            int32(len(in.Pods) - w.surplus),
+		Method:             w.method(),
+		Stamping:           in.Stamping,
+		Root:               &root,
+	}
+	for _, n := range w.ready {
+		out.ReadyMembers += n
+	}
+	out.Pods = show(w.verdicts)
+	w.conditions(&out)
+	return out
+}
+
+// handover is the state of all handovers in one word.
+func (in RootInput) handover() string {
+	word := Settled
+	for _, m := range in.State.Moves {
+		switch {
+		case in.Now.Sub(m.Since) > BlockedAfter:
+			return Blocked
+		case m.Phase == handover.Releasing:
+			word = Releasing
+		case word == Settled:
+			word = Granting
+		}
+	}
+	if word != Settled {
+		return word
+	}
+	for _, m := range in.State.Members {
+		if m.Stale {
+			return Restarting
+		}
+	}
+	return Settled
+}
+
+// workload is what there is to say of a root's pods.
+type workload struct {
+	RootInput
+	verdicts []verdict          // of Pods
+	byUID    map[string]verdict // the same
+	members  map[string]int32   // by shard
+	ready    map[string]int32
+	lacking  []string // shards that want pods which are not there
+	missing  int      // those pods
+	surplus  int      // pods that no shard wants
+}
+
+func (in RootInput) workload() *workload {
+	w := &workload{RootInput: in, byUID: map[string]verdict{}, members: map[string]int32{}, ready: map[string]int32{}}
+	each := Input{
+		Shard:  compile.Shard{Config: in.Config, Conflicts: in.Conflicts},
+		Wanted: in.Wanted, Observe: in.Observe, Now: in.Now, Since: in.Since,
+	}
+	over := compile.Withdrawn(in.Config) && len(in.State.Members) == 0
+	free := 0
+	for _, pod := range in.Pods {
+		uid := string(pod.UID)
+		v := each.member(pod)
+		m, assigned := in.State.Members[uid]
+		if !assigned {
+			free++
+		}
+		if !assigned && !over && v.ready {
+			v.ready, v.Message = false, "it is in no shard yet, and refused until it is"
+		}
+		if assigned {
+			w.members[m.Shard]++
+		}
+		if v.ready {
+			w.ready[m.Shard]++
+		}
+		w.verdicts = append(w.verdicts, v)
+		w.byUID[uid] = v
+	}
+	if over {
+		return w
+	}
+	open := false
+	for _, s := range layout.Shards(in.Config.Spec.Root) {
+		have, want := int(w.members[s.Name]), s.Replicas
+		if want == 0 {
+			want, open = max(1, have), true
+		}
+		if have < want {
+			w.lacking = append(w.lacking, s.Name)
+			w.missing += want - have
+		}
+	}
+	if free > w.missing && !open && !compile.Withdrawn(in.Config) {
+		w.surplus = free - w.missing
+	}
+	w.missing = max(0, w.missing-free)
+	return w
+}
+
+// waitsFor names those whom a move waits for, and why.
+func (w *workload) waitsFor(m handover.Move) []string {
+	var out []string
+	laggards := w.State.Laggards(m)
+	for i, l := range laggards {
+		if i == maxWaited {
+			out = append(out, fmt.Sprintf("and %d more", len(laggards)-i))
+			break
+		}
+		where := "pod " + l.Name
+		if l.Node != "" {
+			where += " on node " + l.Node
+		}
+		out = append(out, where+": "+w.why(l))
 	}
 	return out
+}
+
+// why a member is waited for.
+func (w *workload) why(m handover.Member) string {
+	v, exists := w.byUID[m.UID]
+	o := w.Observe(m.Node, m.UID)
+	switch {
+	case !exists && !o.Connected:
+		return "it is gone, and no agent of its node is connected to confirm that it is refused: delete the Node object if the node is gone for good"
+	case !exists:
+		return "it is gone, and its agent has not confirmed yet that it is refused"
+	case !v.ready && v.Message != "" && o.Version == w.Wanted(m.UID):
+		return v.Message
+	case !o.Connected:
+		return "no agent of its node is connected: see whether the pod of DaemonSet ctrlmesh-agent runs there"
+	case o.Nacked != "" && o.Nacked == w.Wanted(m.UID):
+		return "its agent could not apply the policy: " + o.Nack
+	case o.Version != w.Wanted(m.UID):
+		return "its agent has not confirmed yet: a write may be under way"
+	}
+	return "its agent has just confirmed"
+}
+
+// method is what narrows in fact, or what is asked for while nobody has told.
+func (w *workload) method() string {
+	var observed []push.Observation
+	for uid, m := range w.State.Members {
+		observed = append(observed, w.Observe(m.Node, uid))
+	}
+	return cmp.Or(methods(observed), asked(w.Config.Spec.Root))
+}
+
+// asked is the method that a root asks for; "" where it is to be found out.
+func asked(root *v1alpha1.RootConfig) string {
+	if root.Method == v1alpha1.MethodAuto {
+		return ""
+	}
+	return string(root.Method)
+}
+
+// methods are all the ways in which lists are narrowed.
+func methods(observed []push.Observation) string {
+	seen := map[string]bool{}
+	for _, o := range observed {
+		for _, m := range o.Methods {
+			seen[m] = true
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(seen)), ",")
+}
+
+func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
+	kind, name := layout.Target(w.Config.Spec.Root)
+	c := conditionsOf{out, w.Config.Generation, w.Now}
+	withdrawn := compile.Withdrawn(w.Config)
+	members := fmt.Sprintf("%d of %d members ready in %d shards", out.ReadyMembers, out.Members, out.Shards)
+	if w.Config.Spec.FailurePolicy == v1alpha1.FailOpen {
+		members += openWarning
+	}
+	word := out.Root.Handover
+	broken := slices.IndexFunc(w.verdicts, verdict.broken)
+	waits := w.waits(out.Root)
+	few := fmt.Sprintf("%s %s lacks %d pods: shard %s has not as many as it is to have; scale the %s up, or the shards down",
+		kind, name, w.missing, strings.Join(clipped(w.lacking), ", "), kind)
+
+	switch {
+	case w.Problem != nil:
+		c.set(v1alpha1.ConditionReady, false, reasonOf(w.Problem), w.Problem.Error())
+	case withdrawn && (word != Settled || len(w.State.Members) > 0):
+		c.set(v1alpha1.ConditionReady, false, ReasonWithdrawing, "the shards are being withdrawn"+waits)
+	case withdrawn:
+		c.set(v1alpha1.ConditionReady, false, ReasonDisabled, "spec.root.disable is set: the pods run unsharded")
+	case len(w.Pods) == 0:
+		c.set(v1alpha1.ConditionReady, false, ReasonTargetNotFound,
+			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, w.Config.Namespace, v1alpha1.EnableProxyLabel))
+	case broken >= 0:
+		c.set(v1alpha1.ConditionReady, false, w.verdicts[broken].reason, members+"; "+describe(w.verdicts, verdict.unready))
+	case word == Blocked:
+		c.set(v1alpha1.ConditionReady, false, ReasonBlocked, members+"; a handover has waited for more than "+BlockedAfter.String()+waits)
+	case w.missing > 0:
+		c.set(v1alpha1.ConditionReady, false, ReasonNotEnoughPods, members+"; "+few)
+	case word == Releasing || word == Granting:
+		c.set(v1alpha1.ConditionReady, false, ReasonHandingOver, members+"; keys are handed over"+waits)
+	case out.ReadyMembers < out.Members:
+		c.set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(w.verdicts, verdict.unready))
+	case word == Restarting:
+		c.set(v1alpha1.ConditionReady, false, ReasonRestarting, members+"; members that hold keys of others in their caches are restarted"+waits)
+	case w.surplus > 0:
+		c.set(v1alpha1.ConditionReady, true, ReasonReplicasSurplus,
+			fmt.Sprintf("%s; %d more pods of %s %s are in no shard and refused: raise spec.root.auto, or scale down", members, w.surplus, kind, name))
+	default:
+		c.set(v1alpha1.ConditionReady, true, ReasonSettled, members)
+	}
+
+	stamping := w.Stamping != nil && !w.Stamping.Done
+	switch {
+	case w.Problem != nil:
+		c.set(v1alpha1.ConditionProgressing, false, reasonOf(w.Problem), "")
+	case word == Releasing || word == Granting || word == Blocked:
+		c.set(v1alpha1.ConditionProgressing, true, ReasonHandingOver, "keys are handed over"+waits)
+	case word == Restarting:
+		c.set(v1alpha1.ConditionProgressing, true, ReasonRestarting, cmp.Or(w.Restarting, "members are to be restarted"))
+	case slices.ContainsFunc(w.verdicts, verdict.waiting) && w.surplus == 0:
+		c.set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(w.verdicts, verdict.waiting))
+	case stamping:
+		c.set(v1alpha1.ConditionProgressing, true, ReasonStamping, stampingMessage)
+	default:
+		c.set(v1alpha1.ConditionProgressing, false, ReasonSettled, "")
+	}
+
+	switch {
+	case w.Problem != nil:
+		c.set(v1alpha1.ConditionDegraded, true, reasonOf(w.Problem), w.Problem.Error())
+	case len(w.Conflicts) > 0:
+		c.set(v1alpha1.ConditionDegraded, true, ReasonConflict, conflict(w.Config.Namespace, w.Conflicts[0]))
+	case broken >= 0:
+		c.set(v1alpha1.ConditionDegraded, true, w.verdicts[broken].reason, describe(w.verdicts, verdict.broken))
+	case word == Blocked:
+		c.set(v1alpha1.ConditionDegraded, true, ReasonBlocked, "a handover has waited for more than "+BlockedAfter.String()+waits)
+	// A pod that is restarted is missing for a moment.
+	case !withdrawn && w.missing > 0 && len(w.Pods) > 0 && c.unreadyFor() > Grace:
+		c.set(v1alpha1.ConditionDegraded, true, ReasonNotEnoughPods, few)
+	case slices.ContainsFunc(w.verdicts, w.stuck):
+		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, stuckMessage+describe(w.verdicts, w.stuck))
+	case w.Stamping != nil && w.Stamping.Message != "":
+		c.set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, w.Stamping.Message)
+	case w.Weighing != "":
+		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotWeigh, w.Weighing)
+	default:
+		c.set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
+	}
+}
+
+func (w *workload) stuck(v verdict) bool { return stuck(w.Config, v) }
+
+// waits says whom handovers and restarts wait for: ", and wait for: ...".
+func (w *workload) waits(root *v1alpha1.RootStatus) string {
+	var all []string
+	for _, h := range root.Handovers {
+		for _, one := range h.WaitsFor {
+			if !slices.Contains(all, one) {
+				all = append(all, one)
+			}
+		}
+	}
+	if len(all) == 0 && w.Restarting != "" {
+		all = []string{w.Restarting}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return ", waiting for " + strings.Join(clipped(all), "; ")
+}
+
+// clipped is the first few, and how many more there are.
+func clipped(in []string) []string {
+	if len(in) <= maxNamed {
+		return in
+	}
+	return append(slices.Clone(in[:maxNamed]), fmt.Sprintf("and %d more", len(in)-maxNamed))
+}
+
+func reasonOf(err error) string {
+	var p *compile.Problem
+	if errors.As(err, &p) {
+		return p.Reason
+	}
+	return compile.ReasonInvalid
 }

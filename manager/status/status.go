@@ -24,8 +24,10 @@ const (
 	Grace = 30 * time.Second
 	// maxPods bounds status.pods, for the object's size is bounded.
 	maxPods = 200
-	// maxNamed bounds the pods that a condition names.
-	maxNamed = 3
+	// maxNamed bounds the pods that a condition names, and maxWaited those that a
+	// handover does.
+	maxNamed  = 3
+	maxWaited = 10
 )
 
 // Reasons of the conditions, besides those of compile.
@@ -69,8 +71,12 @@ type verdict struct {
 	reason string
 }
 
-// Of computes the status of a configuration. The times of conditions that did
-// not change are kept.
+func (v verdict) unready() bool { return !v.ready }
+func (v verdict) waiting() bool { return !v.ready && v.reason == "" }
+func (v verdict) broken() bool  { return v.reason != "" }
+
+// Of computes the status of a configuration that is one shard, written by hand or
+// derived. The times of conditions that did not change are kept.
 func Of(in Input) v1alpha1.ShardingConfigStatus {
 	config := in.Shard.Config
 	out := v1alpha1.ShardingConfigStatus{
@@ -79,10 +85,12 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 		Members:            int32(len(in.Shard.Members)),
 		Lock:               in.Shard.Lock,
 		Stamping:           in.Stamping,
-		Root:               config.Status.Root,
 	}
-	if config.Spec.Root == nil && !compile.PassesThrough(config) {
-		out.Shards, out.Method = 1, "Labels"
+	if !compile.PassesThrough(config) {
+		out.Shards = 1
+	}
+	if in.Shard.Root != nil {
+		out.Held = in.Shard.Held.Strings()
 	}
 	verdicts := make([]verdict, len(in.Shard.Members))
 	for i, pod := range in.Shard.Members {
@@ -93,16 +101,38 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 	}
 	conditions(&out, in, verdicts)
 
+	out.Pods = show(verdicts)
+	out.Method = in.method()
+	return out
+}
+
+// show is as much as a status has room for, those that are not ready first.
+func show(verdicts []verdict) (out []v1alpha1.MemberStatus) {
 	shown := slices.Clone(verdicts)
 	if len(shown) > maxPods {
 		slices.SortStableFunc(shown, func(a, b verdict) int { return cmp.Compare(truth(a.ready), truth(b.ready)) })
 		shown = shown[:maxPods]
-		slices.SortFunc(shown, func(a, b verdict) int { return cmp.Compare(a.Name, b.Name) })
 	}
+	slices.SortFunc(shown, func(a, b verdict) int { return cmp.Compare(a.Name, b.Name) })
 	for _, v := range shown {
-		out.Pods = append(out.Pods, v.MemberStatus)
+		out = append(out, v.MemberStatus)
 	}
 	return out
+}
+
+// method is what narrows in fact, or what is asked for while nobody has told.
+func (in Input) method() string {
+	var observed []push.Observation
+	for _, pod := range in.Shard.Members {
+		observed = append(observed, in.Observe(pod.Spec.NodeName, string(pod.UID)))
+	}
+	switch told := methods(observed); {
+	case told != "" || compile.PassesThrough(in.Shard.Config):
+		return told
+	case in.Shard.Root != nil:
+		return asked(in.Shard.Root.Spec.Root)
+	}
+	return string(v1alpha1.MethodLabels)
 }
 
 func (in Input) member(pod *corev1.Pod) verdict {
@@ -175,68 +205,96 @@ func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStat
 }
 
 func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {
-	set := func(kind string, status bool, reason, message string) {
-		c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message,
-			ObservedGeneration: in.Shard.Config.Generation, LastTransitionTime: metav1.NewTime(in.Now)}
-		if status {
-			c.Status = metav1.ConditionTrue
-		}
-		meta.SetStatusCondition(&out.Conditions, c)
-	}
-	unready := func(v verdict) bool { return !v.ready }
-	waiting := func(v verdict) bool { return !v.ready && v.reason == "" }
-	broken := func(v verdict) bool { return v.reason != "" }
+	c := conditionsOf{out, in.Shard.Config.Generation, in.Now}
 	open := in.Shard.Config.Spec.FailurePolicy == v1alpha1.FailOpen
-	// There nobody can tell, while the agent is away, that it is.
-	stuck := func(v verdict) bool {
-		return open && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)
-	}
+	stuck := func(v verdict) bool { return stuck(in.Shard.Config, v) }
 
 	members := fmt.Sprintf("%d of %d members ready", out.ReadyMembers, out.Members)
 	if open && !compile.PassesThrough(in.Shard.Config) {
-		members += "; failurePolicy is Open: while no agent serves their node, members run unsharded"
+		members += openWarning
 	}
 	switch {
 	case in.Shard.Problem != nil:
-		set(v1alpha1.ConditionReady, false, in.Shard.Problem.Reason, in.Shard.Problem.Message)
+		c.set(v1alpha1.ConditionReady, false, in.Shard.Problem.Reason, in.Shard.Problem.Message)
 	case out.Members == 0:
-		set(v1alpha1.ConditionReady, false, ReasonNoMembers,
+		c.set(v1alpha1.ConditionReady, false, ReasonNoMembers,
 			fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", in.Shard.Config.Namespace, v1alpha1.EnableProxyLabel))
 	case out.ReadyMembers == out.Members:
-		set(v1alpha1.ConditionReady, true, ReasonAllReady, members)
-	case slices.ContainsFunc(verdicts, broken):
-		v := verdicts[slices.IndexFunc(verdicts, broken)]
-		set(v1alpha1.ConditionReady, false, v.reason, members+"; "+describe(verdicts, unready))
+		c.set(v1alpha1.ConditionReady, true, ReasonAllReady, members)
+	case slices.ContainsFunc(verdicts, verdict.broken):
+		v := verdicts[slices.IndexFunc(verdicts, verdict.broken)]
+		c.set(v1alpha1.ConditionReady, false, v.reason, members+"; "+describe(verdicts, verdict.unready))
 	default:
-		set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(verdicts, unready))
+		c.set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(verdicts, verdict.unready))
 	}
 
 	stamping := in.Stamping != nil && !in.Stamping.Done && in.Shard.Problem == nil
 	switch {
-	case slices.ContainsFunc(verdicts, waiting):
-		set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(verdicts, waiting))
+	case slices.ContainsFunc(verdicts, verdict.waiting):
+		c.set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(verdicts, verdict.waiting))
 	case stamping:
-		set(v1alpha1.ConditionProgressing, true, ReasonStamping, "existing objects are being labelled")
+		c.set(v1alpha1.ConditionProgressing, true, ReasonStamping, stampingMessage)
 	default:
-		set(v1alpha1.ConditionProgressing, false, ReasonSettled, "")
+		c.set(v1alpha1.ConditionProgressing, false, ReasonSettled, "")
 	}
 
 	switch {
 	case in.Shard.Problem != nil:
-		set(v1alpha1.ConditionDegraded, true, in.Shard.Problem.Reason, in.Shard.Problem.Message)
+		c.set(v1alpha1.ConditionDegraded, true, in.Shard.Problem.Reason, in.Shard.Problem.Message)
 	case len(in.Shard.Conflicts) > 0:
-		c := in.Shard.Conflicts[0]
-		set(v1alpha1.ConditionDegraded, true, ReasonConflict, fmt.Sprintf("pod %s: %s", c.Pod, compile.ConflictMessage(in.Shard.Config.Namespace, c.Configs)))
-	case slices.ContainsFunc(verdicts, broken):
-		v := verdicts[slices.IndexFunc(verdicts, broken)]
-		set(v1alpha1.ConditionDegraded, true, v.reason, describe(verdicts, broken))
+		c.set(v1alpha1.ConditionDegraded, true, ReasonConflict, conflict(in.Shard.Config.Namespace, in.Shard.Conflicts[0]))
+	case slices.ContainsFunc(verdicts, verdict.broken):
+		v := verdicts[slices.IndexFunc(verdicts, verdict.broken)]
+		c.set(v1alpha1.ConditionDegraded, true, v.reason, describe(verdicts, verdict.broken))
 	case slices.ContainsFunc(verdicts, stuck):
-		set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "+describe(verdicts, stuck))
+		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, stuckMessage+describe(verdicts, stuck))
 	case in.Stamping != nil && in.Stamping.Message != "":
-		set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, in.Stamping.Message)
+		c.set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, in.Stamping.Message)
 	default:
-		set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
+		c.set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
 	}
+}
+
+// Messages of conditions.
+const (
+	openWarning     = "; failurePolicy is Open: while no agent serves their node, members run unsharded"
+	stampingMessage = "existing objects are being labelled"
+	stuckMessage    = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
+)
+
+// conditionsOf sets the conditions of a status.
+type conditionsOf struct {
+	out        *v1alpha1.ShardingConfigStatus
+	generation int64
+	now        time.Time
+}
+
+func (c conditionsOf) set(kind string, status bool, reason, message string) {
+	is := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message,
+		ObservedGeneration: c.generation, LastTransitionTime: metav1.NewTime(c.now)}
+	if status {
+		is.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&c.out.Conditions, is)
+}
+
+// unreadyFor is how long Ready has not been true.
+func (c conditionsOf) unreadyFor() time.Duration {
+	ready := meta.FindStatusCondition(c.out.Conditions, v1alpha1.ConditionReady)
+	if ready == nil || ready.Status == metav1.ConditionTrue {
+		return 0
+	}
+	return c.now.Sub(ready.LastTransitionTime.Time)
+}
+
+// stuck tells whether a member is refused while its agent is away though it is
+// under Open: nobody can tell there that it is.
+func stuck(c *v1alpha1.ShardingConfig, v verdict) bool {
+	return c.Spec.FailurePolicy == v1alpha1.FailOpen && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)
+}
+
+func conflict(namespace string, c compile.Conflict) string {
+	return fmt.Sprintf("pod %s: %s", c.Pod, compile.ConflictMessage(namespace, c.Configs))
 }
 
 // describe names the first few members of a kind, and counts the others.
