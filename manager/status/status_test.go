@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 var now = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -195,13 +196,27 @@ func TestNoMembersAndProblems(t *testing.T) {
 	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
 
 	in := input(fine)
-	in.Shard.Config.Spec.Root = &v1alpha1.RootConfig{}
-	in.Shard.Problem = &compile.Problem{Reason: compile.ReasonRootNotSupported, Message: "why"}
+	in.Shard.Problem = &compile.Problem{Reason: compile.ReasonInvalid, Message: "why"}
 	s = Of(in)
-	require.Zero(t, s.Shards)
-	require.Empty(t, s.Method)
-	require.Equal(t, compile.ReasonRootNotSupported, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, compile.ReasonInvalid, condition(t, s, v1alpha1.ConditionReady).Reason)
 	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionDegraded).Status)
+}
+
+func TestDerived(t *testing.T) {
+	o := fine
+	in := input(o, pod("a"), pod("b"))
+	in.Observe = func(_, _ string) push.Observation { return o }
+	in.Shard.Root = &v1alpha1.ShardingConfig{Spec: v1alpha1.ShardingConfigSpec{Root: &v1alpha1.RootConfig{Method: v1alpha1.MethodAuto}}}
+	in.Shard.Held = scope.Of(scope.Range{First: 1, Last: 2})
+	s := Of(in)
+	require.Equal(t, []string{"0000000000000001-0000000000000002"}, s.Held)
+	require.Empty(t, s.Method, "nobody has told")
+	require.Nil(t, s.Root)
+
+	in.Shard.Root.Spec.Root.Method = v1alpha1.MethodServerSide
+	require.Equal(t, "ServerSide", Of(in).Method)
+	o.Methods = map[string]string{"pods": "ServerSide", "foos.example.com": "Filter", "services": "Filter"}
+	require.Equal(t, "Filter,ServerSide", Of(in).Method, "what is done counts, not what is asked for")
 }
 
 func TestStamping(t *testing.T) {

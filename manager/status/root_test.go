@@ -1,0 +1,177 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// rootInput is a root of two shards of one pod each, op-0 and op-1, that is settled.
+func rootInput() *RootInput {
+	yes := false
+	in := &RootInput{
+		Config: &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", Generation: 3}},
+		State:  handover.State{Shards: map[string]handover.Shard{}, Members: map[string]handover.Member{}},
+		Wanted: func(string) string { return "v2" },
+		Observe: func(_, _ string) push.Observation {
+			o := fine
+			o.Methods = map[string]string{"pods": "Filter"}
+			return o
+		},
+		Now: now, Since: now.Add(-time.Hour),
+	}
+	in.Config.Spec.Root = &v1alpha1.RootConfig{
+		Prefix: "op", TargetStatefulSet: "op", Disable: &yes,
+		Auto: &v1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+	}
+	for i, name := range []string{"op-1-normal", "op-2-normal"} {
+		p := pod(fmt.Sprintf("op-%d", i))
+		in.Pods = append(in.Pods, p)
+		in.State.Shards[name] = handover.Shard{Serial: 5}
+		in.State.Members[p.Name] = handover.Member{UID: p.Name, Name: p.Name, Node: "node1", Shard: name, Serial: 5}
+		in.Root.Shards = append(in.Root.Shards, v1alpha1.ShardStatus{Name: name, Serial: 5, Namespaces: int32(i), Weight: 7})
+	}
+	return in
+}
+
+// move lets op-1-normal give keys to op-2-normal; op-0 has not confirmed.
+func move(in *RootInput, phase handover.Phase, since time.Time) {
+	m := handover.Move{From: "op-1-normal", To: "op-2-normal", Keys: scope.Keys("a"), Phase: phase, Since: since}
+	in.State.Moves = append(in.State.Moves, m)
+	in.Root.Handovers = append(in.Root.Handovers, v1alpha1.HandoverStatus{From: m.From, To: m.To, Phase: string(phase)})
+	for _, lags := range []string{m.From, m.To} {
+		s := in.State.Shards[lags]
+		s.Serial++
+		in.State.Shards[lags] = s
+	}
+}
+
+func TestRootSettled(t *testing.T) {
+	in := rootInput()
+	s := OfRoot(*in)
+	require.EqualValues(t, 3, s.ObservedGeneration)
+	require.EqualValues(t, 2, s.Shards)
+	require.EqualValues(t, 2, s.Members)
+	require.EqualValues(t, 2, s.ReadyMembers)
+	require.Equal(t, "Filter", s.Method)
+	require.Equal(t, Settled, s.Root.Handover)
+	require.Equal(t, []string{"op-1-normal", "op-2-normal"}, s.Root.ChildShardingConfigs)
+	require.Equal(t, v1alpha1.ShardStatus{Name: "op-2-normal", Serial: 5, Namespaces: 1, Weight: 7, Members: 1, ReadyMembers: 1}, s.Root.Shards[1])
+	require.Equal(t, ReasonSettled, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
+	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionProgressing).Status)
+	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+	require.Zero(t, in.Root.Shards[0].Members, "what was given is not written to")
+
+	in.Config.Status = s
+	in.Now = now.Add(time.Minute)
+	require.True(t, equality.Semantic.DeepEqual(s, OfRoot(*in)), "nothing new a minute later")
+}
+
+func TestRootsThatAreNotSettled(t *testing.T) {
+	const ready, progressing, degraded = v1alpha1.ConditionReady, v1alpha1.ConditionProgressing, v1alpha1.ConditionDegraded
+	yes := true
+	for _, c := range []struct {
+		name     string
+		change   func(*RootInput)
+		ready    string // the reason
+		degraded string // the reason; empty if not
+		word     string
+		in, says string // a condition, and what it says
+	}{
+		{"releasing", func(in *RootInput) { move(in, handover.Releasing, now) },
+			ReasonHandingOver, "", Releasing, progressing, "pod op-0 on node node1: its agent has just confirmed"},
+		{"granting", func(in *RootInput) { move(in, handover.Granting, now) },
+			ReasonHandingOver, "", Granting, progressing, "pod op-1 on node node1"},
+		{"releasing and granting", func(in *RootInput) { move(in, handover.Granting, now); move(in, handover.Releasing, now) },
+			ReasonHandingOver, "", Releasing, ready, "handed over"},
+		{"blocked", func(in *RootInput) { move(in, handover.Releasing, now.Add(-2*BlockedAfter)) },
+			ReasonBlocked, ReasonBlocked, Blocked, degraded, "pod op-0 on node node1"},
+		{"restarting", func(in *RootInput) {
+			m := in.State.Members["op-0"]
+			m.Stale = true
+			in.State.Members["op-0"], in.Restarting = m, "pod op-0 may not be evicted now: budget"
+		}, ReasonRestarting, "", Restarting, progressing, "may not be evicted now: budget"},
+		{"invalid", func(in *RootInput) { in.Problem = &compile.Problem{Reason: "Why", Message: "because"} },
+			"Why", "Why", Settled, degraded, "because"},
+		{"broken", func(in *RootInput) { in.Problem = errors.New("because") },
+			compile.ReasonInvalid, compile.ReasonInvalid, Settled, degraded, "because"},
+		{"conflict", func(in *RootInput) {
+			in.Conflicts = []compile.Conflict{{Pod: "op-0", Configs: []string{"by-hand", "op"}}}
+		}, ReasonConflict, ReasonConflict, Settled, degraded, "pod op-0: ShardingConfigs by-hand, op"},
+		{"no pods", func(in *RootInput) { in.Pods = nil; clear(in.State.Members) },
+			ReasonTargetNotFound, "", Settled, ready, "no pod of StatefulSet op"},
+		{"a pod too few for a moment", func(in *RootInput) { in.Pods = in.Pods[:1]; delete(in.State.Members, "op-1") },
+			ReasonNotEnoughPods, "", Settled, ready, "StatefulSet op lacks 1 pods: shard op-2-normal"},
+		{"a pod too few", func(in *RootInput) {
+			in.Pods = in.Pods[:1]
+			delete(in.State.Members, "op-1")
+			in.Config.Status.Conditions = []metav1.Condition{{Type: ready, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-2 * Grace))}}
+		}, ReasonNotEnoughPods, ReasonNotEnoughPods, Settled, degraded, "op-2-normal"},
+		{"a pod without a place yet", func(in *RootInput) { delete(in.State.Members, "op-1") },
+			ReasonStarting, "", Settled, progressing, "pod op-1: it is in no shard yet"},
+		{"surplus", func(in *RootInput) { in.Pods = append(in.Pods, pod("op-2")) },
+			ReasonReplicasSurplus, "", Settled, ready, "1 more pods"},
+		{"withdrawing", func(in *RootInput) { in.Config.Spec.Root.Disable = &yes },
+			ReasonWithdrawing, "", Settled, ready, "withdrawn"},
+		{"disabled", func(in *RootInput) { in.Config.Spec.Root.Disable = &yes; clear(in.State.Members) },
+			ReasonDisabled, "", Settled, ready, "unsharded"},
+		{"cannot weigh", func(in *RootInput) { in.Weighing = "may not list foos" },
+			ReasonSettled, ReasonCannotWeigh, Settled, degraded, "may not list foos"},
+		{"no agent", func(in *RootInput) { in.Observe = func(_, _ string) push.Observation { return push.Observation{} } },
+			ReasonAgentAway, ReasonAgentAway, Settled, degraded, "ctrlmesh-agent"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := rootInput()
+			c.change(in)
+			s := OfRoot(*in)
+			require.Equal(t, c.word, s.Root.Handover)
+			require.Equal(t, c.ready, condition(t, s, ready).Reason)
+			if is := condition(t, s, degraded); c.degraded == "" {
+				require.Equal(t, metav1.ConditionFalse, is.Status)
+			} else {
+				require.Equal(t, metav1.ConditionTrue, is.Status)
+				require.Equal(t, c.degraded, is.Reason)
+			}
+			require.Contains(t, condition(t, s, c.in).Message, c.says)
+		})
+	}
+}
+
+// Whoever is waited for is named, and why.
+func TestWaitsFor(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*RootInput, *push.Observation)
+		says   string
+	}{
+		{"not yet", func(_ *RootInput, o *push.Observation) { o.Version = "v1" }, "a write may be under way"},
+		{"no agent", func(_ *RootInput, o *push.Observation) { *o = push.Observation{} }, "DaemonSet ctrlmesh-agent"},
+		{"rejected", func(_ *RootInput, o *push.Observation) { o.Version, o.Nacked, o.Nack = "v1", "v2", "disk full" }, "disk full"},
+		{"gone", func(in *RootInput, _ *push.Observation) { in.Pods = in.Pods[1:] }, "not confirmed yet that it is refused"},
+		{"gone with its node", func(in *RootInput, o *push.Observation) { in.Pods = in.Pods[1:]; *o = push.Observation{} }, "delete the Node object"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := rootInput()
+			move(in, handover.Releasing, now)
+			o := fine
+			c.change(in, &o)
+			in.Observe = func(_, _ string) push.Observation { return o }
+			waits := OfRoot(*in).Root.Handovers[0].WaitsFor
+			require.Len(t, waits, 1)
+			require.Contains(t, waits[0], "pod op-0 on node node1: ")
+			require.Contains(t, waits[0], c.says)
+		})
+	}
+}
