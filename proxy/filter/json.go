@@ -165,10 +165,10 @@ func trailer(in *input) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if spaces(in.b) < len(in.b) {
-		return nil, ErrForm
+	if n := spaces(in.b); n > 0 {
+		return in.take(n), nil
 	}
-	return in.take(len(in.b)), nil
+	return nil, ErrForm
 }
 
 // jsonWatch is a stream of events.

@@ -233,11 +233,11 @@ func (l *protoList) readAll(r *Reader) ([]byte, error) {
 	if string(in.b[:len(magic)]) != magic {
 		return nil, ErrForm
 	}
-	var kind, version string
+	kind := ""
 	at := len(magic)
 	for {
 		f, err := in.field(at, unknownRaw)
-		if errors.Is(err, io.EOF) && strings.HasSuffix(kind, "List") {
+		if errors.Is(err, io.EOF) && isList(kind) {
 			r.plain = true // the list is empty
 			return in.take(len(in.b)), nil
 		}
@@ -248,27 +248,39 @@ func (l *protoList) readAll(r *Reader) ([]byte, error) {
 			if f.kind != protowire.BytesType {
 				return nil, ErrForm
 			}
-			return l.readRaw(r, at, f, version+" "+kind)
+			return l.readRaw(r, at, f, kind)
 		}
 		if f.number == unknownTypeMeta {
 			value, err := in.bytes(f)
 			if err != nil || kind != "" {
 				return nil, ErrForm
 			}
-			err = eachBytes(value, 1<<typeMetaVersion|1<<typeMetaKind, func(number protowire.Number, value []byte) error {
-				if number == typeMetaKind {
-					kind = string(value)
-				} else {
-					version = string(value)
-				}
-				return nil
-			})
-			if err != nil {
+			if kind, err = kindOf(value); err != nil {
 				return nil, err
 			}
 		}
 		at = f.end
 	}
+}
+
+// kindOf is the version and the kind that a TypeMeta says.
+func kindOf(typeMeta []byte) (string, error) {
+	var version, kind []byte
+	err := eachBytes(typeMeta, 1<<typeMetaVersion|1<<typeMetaKind, func(number protowire.Number, value []byte) error {
+		if number == typeMetaKind {
+			kind = value
+		} else {
+			version = value
+		}
+		return nil
+	})
+	return string(version) + " " + string(kind), err
+}
+
+// isList tells whether a kind is a list of typed objects: those of "List" itself come
+// in envelopes.
+func isList(kind string) bool {
+	return strings.HasSuffix(kind, "List") && !strings.HasSuffix(kind, " List")
 }
 
 // unexpected is what io.EOF is where more must come.
@@ -279,15 +291,15 @@ func unexpected(err error) error {
 	return err
 }
 
-// readRaw reads what the envelope, whose first bytes are in.b[:at], holds in the
-// field f, and what follows.
+// readRaw reads the list, which is in the field f of the envelope that in.b begins
+// with, and what follows. at is where f begins.
 func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, error) {
 	in := &r.in
 	if strings.HasSuffix(kind, " Status") {
 		r.plain = true
 		return in.take(len(in.b)), nil
 	}
-	if !strings.HasSuffix(kind, "List") {
+	if !isList(kind) {
 		return nil, ErrForm
 	}
 	items, metadata := protowire.Number(listItems), protowire.Number(listMetadata)
