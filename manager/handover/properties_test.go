@@ -1,0 +1,115 @@
+package handover
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// Whatever happens, in whatever order and however often.
+func TestProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var s State
+		for i := range rapid.IntRange(1, 40).Draw(t, "events") {
+			e := drawEvent(t, time.UnixMilli(int64(i)))
+			before, copied := s, clone(s)
+			next, _ := Step(s, e)
+			require.Equal(t, copied, before, "Step changed what it was given: %#v", e)
+
+			var all scope.Scope
+			for name, shard := range next.Shards {
+				require.False(t, all.Overlaps(shard.Held), "%s holds what another holds", name)
+				all = scope.Union(all, shard.Held)
+				old, ok := s.Shards[name]
+				require.GreaterOrEqual(t, shard.Serial, old.Serial)
+				if ok && !shard.Told().Equal(old.Told()) {
+					require.Greater(t, shard.Serial, old.Serial, "%s is told something new", name)
+				}
+				// Nothing is taken from a shard while a member may act on it.
+				if taken := old.Held.Minus(shard.Held); !taken.Empty() {
+					require.Empty(t, next.lagging(name))
+				}
+			}
+			for uid, m := range next.Members {
+				require.LessOrEqual(t, m.Serial, next.Shards[m.Shard].Serial)
+				if old, ok := s.Members[uid]; ok {
+					require.Equal(t, old.Shard, m.Shard)
+					require.GreaterOrEqual(t, m.Serial, old.Serial)
+				}
+			}
+			for _, m := range next.Moves {
+				require.NotEmpty(t, next.Laggards(m), "%v waits for nobody", m)
+			}
+
+			again, effects := Step(next, e)
+			require.True(t, equal(next, again), "again: %#v\n%#v", next, again)
+			for _, e := range effects {
+				t.Fatalf("%#v the second time", e)
+			}
+			s = next
+		}
+
+		// Everybody is ready and answers: it ends.
+		var want Want
+		want.Scopes, want.Ready = map[string]scope.Scope{"a": cells(0, 7), "b": cells(8, 15)}, map[string]bool{"a": true, "b": true}
+		want.Now = time.UnixMilli(1000)
+		for range 10 {
+			s, _ = Step(s, want)
+			for uid, m := range s.Members {
+				s, _ = Step(s, Applied{UID: uid, Serial: s.Shards[m.Shard].Serial})
+			}
+		}
+		require.Empty(t, s.Moves)
+		for name, shard := range s.Shards {
+			require.True(t, shard.Held.Equal(want.Scopes[name]), name)
+		}
+	})
+}
+
+func drawEvent(t *rapid.T, now time.Time) Event {
+	shards := []string{"a", "b", "c", "d"}
+	uid := fmt.Sprint(rapid.IntRange(0, 7).Draw(t, "pod"))
+	serial := rapid.Int64Range(0, 60).Draw(t, "serial")
+	switch rapid.SampledFrom([]string{"want", "want", "join", "applied", "applied", "applied", "gone", "refused", "outdated"}).Draw(t, "event") {
+	case "want":
+		w := Want{Scopes: map[string]scope.Scope{}, Ready: map[string]bool{}, Restart: rapid.Bool().Draw(t, "restart"), Now: now}
+		for i := range 16 {
+			if n := rapid.IntRange(-1, len(shards)-1).Draw(t, "owner"); n >= 0 {
+				w.Scopes[shards[n]] = scope.Union(w.Scopes[shards[n]], cells(i, i))
+			}
+		}
+		for _, name := range shards {
+			w.Ready[name] = rapid.Bool().Draw(t, "ready")
+		}
+		return w
+	case "join":
+		return Join{[]Member{{UID: uid, Name: uid, Shard: rapid.SampledFrom(shards).Draw(t, "shard")}}}
+	case "applied":
+		return Applied{UID: uid, Serial: serial, Now: now}
+	case "gone":
+		return Gone{UID: uid, Now: now}
+	case "refused":
+		return Refused{UID: uid, Serial: serial, Now: now}
+	}
+	return Outdated{UID: uid}
+}
+
+func clone(s State) State {
+	return State{maps.Clone(s.Shards), maps.Clone(s.Members), slices.Clone(s.Moves)}
+}
+
+func equal(a, b State) bool {
+	return maps.EqualFunc(a.Shards, b.Shards, func(x, y Shard) bool {
+		return x.Serial == y.Serial && x.Held.Equal(y.Held) && x.Target.Equal(y.Target)
+	}) && maps.Equal(a.Members, b.Members) && slices.EqualFunc(a.Moves, b.Moves, func(x, y Move) bool {
+		return x.Keys.Equal(y.Keys) && reflect.DeepEqual([]any{x.From, x.To, x.Phase, x.Began}, []any{y.From, y.To, y.Phase, y.Began})
+	})
+}

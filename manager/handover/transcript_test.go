@@ -1,0 +1,293 @@
+package handover
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// TestTranscripts plays testdata/*.txt, where each command is an event and is
+// answered by its effects and the state after it. `-rewrite` writes them anew.
+//
+//	want [ready=(SHARD,...)] [restart]   with a line `SHARD SCOPE` for each; all are ready if not said
+//	join SHARD POD...
+//	applied POD [SERIAL]                 the serial of its shard if not said
+//	gone POD
+//	refused POD SERIAL
+//	outdated POD
+//	restarts [wanted=N] [down=(POD,...)] [leads=(POD,...)]   who may be evicted, N members for each shard
+//	show
+//
+// Scopes are written in sixteenths of the key space, 0 to f, and buckets and names
+// that are more or less than those: `0-7 c +team-a -bucket5 +bucket1/8-f`. Ten milliseconds pass
+// with each command.
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var s State
+		now := time.UnixMilli(0)
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			now = now.Add(10 * time.Millisecond)
+			switch d.Cmd {
+			case "show":
+				return show(s)
+			case "restarts":
+				return restarts(t, s, d)
+			}
+			next, effects := Step(s, readEvent(t, s, d, now))
+			s = next
+			return showEffects(effects) + show(s)
+		})
+	})
+}
+
+func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Event {
+	arg := func(i int) string {
+		if i >= len(d.CmdArgs) {
+			d.Fatalf(t, "%s lacks an argument", d.Cmd)
+		}
+		return d.CmdArgs[i].Key
+	}
+	serial := func(i int) int64 {
+		n, err := strconv.ParseInt(arg(i), 10, 64)
+		require.NoError(t, err)
+		return n
+	}
+	switch d.Cmd {
+	case "want":
+		want := Want{Scopes: map[string]scope.Scope{}, Ready: map[string]bool{}, Restart: d.HasArg("restart"), Now: now}
+		for line := range strings.Lines(d.Input) {
+			name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+			want.Scopes[name] = readScope(t, text)
+			want.Ready[name] = !d.HasArg("ready")
+		}
+		for _, name := range list(d, "ready") {
+			want.Ready[name] = true
+		}
+		return want
+	case "join":
+		var join Join
+		for _, a := range d.CmdArgs[1:] {
+			join.Members = append(join.Members, Member{UID: a.Key, Name: a.Key, Shard: arg(0)})
+		}
+		return join
+	case "applied":
+		if len(d.CmdArgs) == 1 {
+			return Applied{UID: arg(0), Serial: s.Shards[s.Members[arg(0)].Shard].Serial, Now: now}
+		}
+		return Applied{UID: arg(0), Serial: serial(1), Now: now}
+	case "gone":
+		return Gone{UID: arg(0), Now: now}
+	case "refused":
+		return Refused{UID: arg(0), Serial: serial(1), Now: now}
+	case "outdated":
+		return Outdated{UID: arg(0)}
+	}
+	d.Fatalf(t, "unknown command %q", d.Cmd)
+	return nil
+}
+
+func restarts(t *testing.T, s State, d *datadriven.TestData) string {
+	n := 1
+	if d.HasArg("wanted") {
+		d.ScanArgs(t, "wanted", &n)
+	}
+	wanted := map[string]int{}
+	for name := range s.Shards {
+		wanted[name] = n
+	}
+	uid := s.Restarts(wanted,
+		func(uid string) bool { return !slices.Contains(list(d, "down"), uid) },
+		func(uid string) bool { return slices.Contains(list(d, "leads"), uid) })
+	if uid == "" {
+		return "none may"
+	}
+	return "evict " + uid
+}
+
+func list(d *datadriven.TestData, key string) []string {
+	for _, a := range d.CmdArgs {
+		if a.Key == key {
+			return a.Vals
+		}
+	}
+	return nil
+}
+
+func show(s State) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
+		shard := s.Shards[name]
+		fmt.Fprintf(&b, "%s@%d: holds %s", name, shard.Serial, showScope(shard.Held))
+		if !shard.Held.Equal(shard.Target) {
+			fmt.Fprintf(&b, ", is to hold %s, told %s", showScope(shard.Target), showScope(shard.Told()))
+		}
+		sep := ";"
+		for _, m := range slices.SortedFunc(maps.Values(s.Members), byName) {
+			if m.Shard == name {
+				b.WriteString(sep)
+				sep = ""
+				fmt.Fprintf(&b, " %s@%d", m.Name, m.Serial)
+				if m.Stale {
+					b.WriteString("(stale)")
+				}
+			}
+		}
+		b.WriteString("\n")
+	}
+	for _, m := range s.Moves {
+		fmt.Fprintf(&b, "%s %s, since %d, waits for", strings.ToLower(string(m.Phase)), showMove(m), m.Since.UnixMilli())
+		for _, l := range s.Laggards(m) {
+			b.WriteString(" " + l.Name)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func showMove(m Move) string {
+	side := func(s string) string {
+		if s == "" {
+			return "nobody"
+		}
+		return s
+	}
+	return fmt.Sprintf("%s -> %s: %s, began %d", side(m.From), side(m.To), showScope(m.Keys), m.Began.UnixMilli())
+}
+
+func showEffects(effects []Effect) string {
+	var b strings.Builder
+	for _, e := range effects {
+		switch e := e.(type) {
+		case Tell:
+			fmt.Fprintf(&b, "  tell %s\n", e.Shard)
+		case Released:
+			fmt.Fprintf(&b, "  released %s\n", showMove(e.Move))
+		case Granted:
+			fmt.Fprintf(&b, "  granted %s\n", showMove(e.Move))
+		case Settled:
+			fmt.Fprintf(&b, "  settled %s\n", showMove(e.Move))
+		}
+	}
+	return b.String()
+}
+
+// What transcripts call by name.
+var (
+	teams   = []string{"team-a", "team-b"}
+	buckets = []int{1, 5}
+)
+
+func readScope(t *testing.T, text string) scope.Scope {
+	var s scope.Scope
+	for word := range strings.FieldsSeq(text) {
+		piece := readPiece(t, strings.TrimLeft(word, "+-"))
+		if strings.HasPrefix(word, "-") {
+			s = s.Minus(piece)
+		} else {
+			s = scope.Union(s, piece)
+		}
+	}
+	return s
+}
+
+func readPiece(t *testing.T, word string) scope.Scope {
+	if slices.Contains(teams, word) {
+		return scope.Keys(word)
+	}
+	if word, ok := strings.CutPrefix(word, "bucket"); ok {
+		b, part, divided := strings.Cut(word, "/")
+		n, err := strconv.Atoi(b)
+		require.NoError(t, err)
+		if !divided {
+			return scope.InBuckets(n)
+		}
+		return scope.InBuckets(n).Intersect(readPiece(t, part))
+	}
+	first, last, ok := strings.Cut(word, "-")
+	if !ok {
+		last = first
+	}
+	lo, err := strconv.ParseUint(first, 16, 4)
+	require.NoError(t, err)
+	hi, err := strconv.ParseUint(last, 16, 4)
+	require.NoError(t, err)
+	return cells(int(lo), int(hi))
+}
+
+// showScope is what readScope reads, where it can be said so.
+func showScope(s scope.Scope) string {
+	// A name is in one bucket: in others its hash is nothing.
+	var odd scope.Scope
+	for _, name := range teams {
+		odd = scope.Union(odd, scope.Keys(name))
+		s = s.Minus(scope.Keys(name).Minus(scope.InBuckets(scope.Bucket(name))))
+	}
+	names := odd
+	odd = scope.Union(odd, scope.InBuckets(buckets...))
+
+	words, said := sixteenths(s, scope.All().Minus(odd))
+	// Buckets and names are told of only where they differ from what is around them.
+	for _, b := range buckets {
+		piece := scope.InBuckets(b).Minus(names)
+		mine := s.Intersect(piece)
+		if mine.Equal(said.Intersect(piece)) {
+			continue
+		}
+		parts, _ := sixteenths(s, piece)
+		said = scope.Union(said.Minus(piece), mine)
+		switch {
+		case len(parts) == 0:
+			words = append(words, fmt.Sprintf("-bucket%d", b))
+		case parts[0] == "0-f":
+			words = append(words, fmt.Sprintf("+bucket%d", b))
+		default:
+			for _, part := range parts {
+				words = append(words, fmt.Sprintf("+bucket%d/%s", b, part))
+			}
+		}
+	}
+	for _, name := range teams {
+		if s.Owns(name) && !said.Owns(name) {
+			words = append(words, "+"+name)
+		} else if !s.Owns(name) && said.Owns(name) {
+			words = append(words, "-"+name)
+		}
+	}
+	if s.Empty() {
+		return "nothing"
+	}
+	return strings.Join(words, " ")
+}
+
+// sixteenths are those of the key space that s has as far as `of` goes.
+func sixteenths(s, of scope.Scope) (words []string, all scope.Scope) {
+	for first := 0; first < 16; first++ {
+		last := first - 1
+		for last < 15 && cells(last+1, last+1).Intersect(of).Minus(s).Empty() {
+			last++
+		}
+		if last < first {
+			continue
+		}
+		word := strconv.FormatInt(int64(first), 16)
+		if last > first {
+			word += "-" + strconv.FormatInt(int64(last), 16)
+		}
+		words, all = append(words, word), scope.Union(all, cells(first, last))
+		first = last
+	}
+	return words, all
+}
+
+func cells(first, last int) scope.Scope {
+	return scope.Of(scope.Range{First: uint64(first) << 60, Last: uint64(last)<<60 | (1<<60 - 1)})
+}
