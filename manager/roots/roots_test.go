@@ -1,0 +1,554 @@
+package roots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// mesh is a cluster with its agents, and one manager after another.
+type mesh struct {
+	*testing.T
+	client.Client
+	*Roots
+	recorder *events.FakeRecorder
+	now      time.Time
+	policies map[types.UID]compile.Policy
+	seen     map[string]push.Observation // by pod uid
+	away     map[string]bool             // nodes without agent
+	nodes    map[string]bool             // that are gone
+	deaf     map[string]bool             // pods of which agents do not answer
+	funcs    interceptor.Funcs
+	pods     int // made
+}
+
+var namespaces = []string{"blue", "green", "red", "white"}
+
+func newMesh(t *testing.T) *mesh {
+	scheme := runtime.NewScheme()
+	require.NoError(t, clientgoscheme.AddToScheme(scheme))
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	m := &mesh{
+		T: t, recorder: events.NewFakeRecorder(1000), now: time.Unix(1e9, 0),
+		seen: map[string]push.Observation{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{},
+	}
+	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.ShardingConfig{}).WithInterceptorFuncs(interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			if f := m.funcs.SubResourceUpdate; f != nil {
+				return f(ctx, c, sub, o, opts...)
+			}
+			return c.SubResource(sub).Update(ctx, o, opts...)
+		},
+		SubResourceCreate: func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
+			if f := m.funcs.SubResourceCreate; f != nil {
+				return f(ctx, c, sub, o, s, opts...)
+			}
+			return c.SubResource(sub).Create(ctx, o, s, opts...)
+		},
+	}).Build()
+	m.lead()
+	return m
+}
+
+// lead makes another manager the leader.
+func (m *mesh) lead() {
+	m.Roots = &Roots{
+		Client: m.Client, Recorder: m.recorder, Weigher: &Weigher{Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
+		Now: func() time.Time { return m.now },
+		Observe: func(node, uid string) push.Observation {
+			o := m.seen[uid]
+			o.Connected = !m.away[node]
+			return o
+		},
+	}
+	m.policies = nil
+}
+
+func (m *mesh) root(shards, replicas int32) *v1alpha1.ShardingConfig {
+	c := &v1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", UID: "root", Generation: 1},
+		Spec: v1alpha1.ShardingConfigSpec{
+			Controller: &v1alpha1.ControllerConfig{LeaderElectionName: "lock"},
+			Root: &v1alpha1.RootConfig{
+				Prefix: "op", TargetStatefulSet: "op",
+				Auto:             &v1alpha1.AutoConfig{ShardingSize: shards, EveryShardReplicas: replicas},
+				ResourceSelector: []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}},
+			},
+		},
+	}
+	require.NoError(m, m.Create(m.Context(), c))
+	return c
+}
+
+// get is the root as it is written.
+func (m *mesh) get() *v1alpha1.ShardingConfig {
+	c := &v1alpha1.ShardingConfig{}
+	require.NoError(m, m.Get(m.Context(), types.NamespacedName{Namespace: "ns", Name: "op"}, c))
+	return c
+}
+
+func (m *mesh) change(f func(*v1alpha1.ShardingConfig)) {
+	c := m.get()
+	f(c)
+	c.Generation++
+	require.NoError(m, m.Update(m.Context(), c))
+}
+
+// pod makes a pod of the workload, on a node of its own.
+func (m *mesh) pod(ordinal int) *corev1.Pod {
+	m.pods++
+	yes := true
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: fmt.Sprintf("op-%d", ordinal), UID: types.UID(fmt.Sprintf("uid-%d-%d", ordinal, m.pods)),
+			Labels:          map[string]string{v1alpha1.EnableProxyLabel: "true"},
+			Annotations:     map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "op", Controller: &yes}},
+		},
+		Spec: corev1.PodSpec{NodeName: fmt.Sprintf("node-%d", ordinal)},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue},
+		}},
+	}
+	require.NoError(m, m.Create(m.Context(), p))
+	return p
+}
+
+func (m *mesh) world() World {
+	w := World{Policies: m.policies, Namespaces: namespaces, Node: func(name string) bool { return !m.nodes[name] }}
+	var configs v1alpha1.ShardingConfigList
+	var pods corev1.PodList
+	require.NoError(m, m.List(m.Context(), &configs))
+	require.NoError(m, m.List(m.Context(), &pods))
+	for i := range configs.Items {
+		w.Configs = append(w.Configs, &configs.Items[i])
+	}
+	for i := range pods.Items {
+		w.Pods = append(w.Pods, &pods.Items[i])
+	}
+	return w
+}
+
+// push compiles what is known, and lets agents hear and answer.
+func (m *mesh) push() {
+	w := m.world()
+	known, ok := m.Known(w.Configs, w.Namespaces)
+	if !ok {
+		return
+	}
+	m.policies = compile.Compile(w.Configs, w.Pods, known).Policies
+	for uid, p := range m.policies {
+		if !m.away[p.Node] && !m.deaf[string(uid)] {
+			m.seen[string(uid)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version}
+		}
+	}
+	m.disjoint()
+}
+
+// disjoint asserts that nobody is told of what another may still act on.
+func (m *mesh) disjoint() {
+	_, err := Load(m.get().Status.Root) // says so
+	require.NoError(m, err)
+}
+
+func (m *mesh) round() error {
+	w := m.world()
+	m.Weigher.Set(w.Configs[:0], nil)
+	for _, c := range w.Configs {
+		if c.Spec.Root != nil {
+			m.Weigher.Set([]*v1alpha1.ShardingConfig{c}, namespaces)
+			m.Weigher.weighings[c.UID].done = true
+		}
+	}
+	return m.Round(m.Context(), w)
+}
+
+// settle goes on until nothing changes any more.
+func (m *mesh) settle() {
+	m.Helper()
+	before := ""
+	for range 100 {
+		require.NoError(m, m.round())
+		m.push()
+		m.now = m.now.Add(time.Second)
+		c := &v1alpha1.ShardingConfig{}
+		err := m.Get(m.Context(), types.NamespacedName{Namespace: "ns", Name: "op"}, c)
+		if apierrors.IsNotFound(err) {
+			return
+		}
+		require.NoError(m, err)
+		if c.ResourceVersion == before {
+			return
+		}
+		before = c.ResourceVersion
+	}
+	m.Fatal("it does not settle")
+}
+
+// held is what shards hold, which must be everything.
+func (m *mesh) held() map[string]scope.Scope {
+	m.Helper()
+	state, err := Load(m.get().Status.Root)
+	require.NoError(m, err)
+	out := map[string]scope.Scope{}
+	var all scope.Scope
+	for name, s := range state.Shards {
+		out[name] = s.Held
+		all = scope.Union(all, s.Held)
+	}
+	require.True(m, all.Everything(), "%s", all)
+	return out
+}
+
+func (m *mesh) shardOf(p *corev1.Pod) string {
+	for _, a := range m.get().Status.Root.Assignments {
+		if a.UID == string(p.UID) {
+			return a.Shard
+		}
+	}
+	return ""
+}
+
+func TestShardsOutOfARoot(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	a, b := m.pod(0), m.pod(1)
+	m.settle()
+	require.Len(t, m.held(), 2)
+	require.Equal(t, "op-1-normal", m.shardOf(a))
+	require.Equal(t, "op-2-normal", m.shardOf(b))
+	require.Equal(t, "op-2-normal", m.policies[b.UID].Sharding.Shard)
+	require.Contains(t, m.get().Finalizers, v1alpha1.HandoverFinalizer)
+
+	children := m.children()
+	require.Len(t, children, 2)
+	require.Equal(t, "op", children["op-1-normal"].Labels[v1alpha1.RootLabel])
+	require.Equal(t, map[string]string{v1alpha1.ShardLabel: "op-1-normal"}, children["op-1-normal"].Spec.Selector.MatchLabels)
+	require.NoError(t, m.Get(t.Context(), client.ObjectKeyFromObject(a), a))
+	require.Equal(t, "op-1-normal", a.Labels[v1alpha1.ShardLabel])
+
+	// What others write of it is undone, and moves nothing.
+	a.Labels[v1alpha1.ShardLabel] = "op-2-normal"
+	require.NoError(t, m.Update(t.Context(), a))
+	child := children["op-1-normal"]
+	child.Spec.Limits = nil
+	require.NoError(t, m.Update(t.Context(), child))
+	m.settle()
+	require.NoError(t, m.Get(t.Context(), client.ObjectKeyFromObject(a), a))
+	require.Equal(t, "op-1-normal", a.Labels[v1alpha1.ShardLabel])
+	require.Len(t, m.children()["op-1-normal"].Spec.Limits, 1)
+	require.Equal(t, "op-1-normal", m.shardOf(a))
+}
+
+func (m *mesh) children() map[string]*v1alpha1.ShardingConfig {
+	out := map[string]*v1alpha1.ShardingConfig{}
+	for _, c := range m.world().Configs {
+		if c.Spec.Root == nil {
+			out[c.Name] = c
+		}
+	}
+	return out
+}
+
+// A pod is in no shard before its agent has said that it acts on nothing.
+func TestAPodJoinsOnceItIsRefused(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	m.deaf[string(p.UID)] = true
+	m.settle()
+	require.Empty(t, m.shardOf(p))
+	require.NotEmpty(t, m.policies[p.UID].Refuse)
+	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "what it was told before"}
+	m.settle()
+	require.Empty(t, m.shardOf(p))
+	delete(m.deaf, string(p.UID))
+	m.settle()
+	require.Equal(t, "op-1-normal", m.shardOf(p))
+}
+
+// A shard is added: what it takes is first let go of by whoever had it.
+func TestHandover(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	a := m.pod(0)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	b := m.pod(1)
+	m.deaf[string(a.UID)] = true
+	m.settle()
+	require.Equal(t, "op-2-normal", m.shardOf(b))
+	require.True(t, m.held()["op-2-normal"].Empty(), "a has not let go")
+	require.Equal(t, "Releasing", m.get().Status.Root.Handovers[0].Phase)
+	delete(m.deaf, string(a.UID))
+	m.settle()
+	require.False(t, m.held()["op-2-normal"].Empty())
+	require.Empty(t, m.get().Status.Root.Handovers)
+
+	// a held objects in its caches that are another shard's now.
+	err := m.Get(t.Context(), client.ObjectKeyFromObject(a), a)
+	require.True(t, apierrors.IsNotFound(err), "it was evicted")
+	require.NoError(t, m.round())
+	m.push()
+	c := m.pod(0)
+	m.settle()
+	require.Equal(t, "op-1-normal", m.shardOf(c))
+	require.Len(t, m.get().Status.Root.Assignments, 2, "a is proven gone")
+}
+
+// A budget keeps a pod from being evicted: that is said, and tried again.
+func TestEvictionsAwaitTheBudget(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	a := m.pod(0)
+	m.settle()
+	asked := 0
+	m.funcs.SubResourceCreate = func(_ context.Context, _ client.Client, sub string, _, s client.Object, _ ...client.SubResourceCreateOption) error {
+		asked++
+		require.Equal(t, "eviction", sub)
+		require.Equal(t, a.UID, *s.(*policyv1.Eviction).DeleteOptions.Preconditions.UID)
+		return apierrors.NewTooManyRequests("the budget does not allow it", 10)
+	}
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	m.pod(1)
+	m.settle()
+	require.Equal(t, 1, asked)
+	require.True(t, slices.ContainsFunc(m.get().Status.Conditions, func(c metav1.Condition) bool {
+		return c.Status == metav1.ConditionTrue && len(c.Message) > 0
+	}))
+	m.now = m.now.Add(refusedFor)
+	m.funcs.SubResourceCreate = nil
+	m.settle()
+	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(a), a)))
+}
+
+// A leader that ends between a write and its telling, or before the write, leaves
+// nothing behind that the next does not go on from.
+func TestTheNextLeaderGoesOn(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	m.pod(0)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 3 })
+	m.pod(1)
+	m.pod(2)
+	m.funcs.SubResourceCreate = func(context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption) error {
+		return apierrors.NewTooManyRequests("not now", 1) // so that all stay
+	}
+	fail := false
+	m.funcs.SubResourceUpdate = func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+		err := c.SubResource(sub).Update(ctx, o, opts...)
+		if fail {
+			return errors.Join(errors.New("the connection broke"), err)
+		}
+		return err
+	}
+	for i := range 40 {
+		fail = i%3 == 0
+		_ = m.round() // fails now and then, written or not
+		if i%4 != 0 {
+			m.push()
+		}
+		if i%5 == 0 {
+			m.lead()
+		}
+		m.now = m.now.Add(time.Second)
+	}
+	fail = false
+	m.settle()
+	held := m.held()
+	require.Len(t, held, 3)
+	for name, s := range held {
+		require.False(t, s.Empty(), name)
+	}
+	require.Empty(t, m.get().Status.Root.Handovers)
+}
+
+// What somebody else wrote is what is: a leader that leads no more tells of nothing.
+func TestConflict(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	require.NoError(t, m.round())
+	m.push()
+	old := m.Roots
+
+	// Something else changed: that is no reason to stop.
+	m.change(func(c *v1alpha1.ShardingConfig) { metav1.SetMetaDataLabel(&c.ObjectMeta, "a", "b") })
+	m.settle()
+	require.Equal(t, "op-1-normal", m.shardOf(p))
+
+	m.lead()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	m.pod(1)
+	m.settle()
+	current := m.Roots
+	written := m.get().Status.Root
+
+	m.Roots = old
+	m.pod(2) // it would write something
+	require.ErrorContains(t, m.round(), "somebody else")
+	require.Equal(t, durable(written), durable(m.get().Status.Root))
+	m.Roots = current
+	m.settle()
+}
+
+// A fresh leader says nothing before it has read what the last one wrote.
+func TestAFreshLeaderIsSilent(t *testing.T) {
+	m := newMesh(t)
+	root := m.root(1, 1)
+	p := m.pod(0)
+	m.settle()
+	told := m.policies[p.UID]
+	m.lead()
+	_, ok := m.Known(m.world().Configs, namespaces)
+	require.False(t, ok)
+	_, ok = m.Known(nil, namespaces)
+	require.True(t, ok, "without roots there is nothing to wait for")
+	require.NoError(t, m.round())
+	m.push()
+	require.Equal(t, told.Version, m.policies[p.UID].Version)
+
+	// One whose state makes no sense is left out, and says so.
+	c := m.get()
+	c.Status.Root.Shards[0].Held = []string{"x"}
+	require.NoError(t, m.Status().Update(t.Context(), c))
+	m.lead()
+	require.ErrorContains(t, m.round(), "status.root.shards[op-1-normal].held")
+	known, ok := m.Known([]*v1alpha1.ShardingConfig{root}, namespaces)
+	require.True(t, ok)
+	require.Empty(t, known)
+}
+
+// A pod whose object is gone may run still.
+func TestVanishedMembers(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		do   func(m *mesh, p *corev1.Pod)
+	}{
+		{"its agent refuses it", func(m *mesh, p *corev1.Pod) { delete(m.away, p.Spec.NodeName) }},
+		{"its node is gone", func(m *mesh, p *corev1.Pod) { m.nodes[p.Spec.NodeName] = true }},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			m := newMesh(t)
+			m.root(1, 1)
+			p := m.pod(0)
+			m.settle()
+			m.away[p.Spec.NodeName] = true
+			require.NoError(t, m.Delete(t.Context(), p))
+			m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+			m.pod(1)
+			m.settle()
+			require.Equal(t, "op-1-normal", m.shardOf(p))
+			require.NotEmpty(t, m.policies[p.UID].Refuse)
+			require.True(t, m.held()["op-2-normal"].Empty())
+
+			m.now = m.now.Add(blockedAfter)
+			require.NoError(t, m.round())
+			require.NoError(t, m.round())
+			blocked := 0
+			for len(m.recorder.Events) > 0 {
+				if e := <-m.recorder.Events; e[:7] == "Warning" {
+					blocked++
+					require.Contains(t, e, p.Name)
+				}
+			}
+			require.Equal(t, 1, blocked)
+
+			c.do(m, p)
+			m.settle()
+			require.Empty(t, m.shardOf(p))
+			require.False(t, m.held()["op-2-normal"].Empty())
+		})
+	}
+}
+
+func TestAnEndedMemberIsGone(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	m.settle()
+	p = get(m, p)
+	p.Status.Phase = corev1.PodFailed
+	require.NoError(t, m.Status().Update(t.Context(), p))
+	m.settle()
+	require.Empty(t, m.shardOf(p))
+}
+
+func get(m *mesh, p *corev1.Pod) *corev1.Pod {
+	require.NoError(m, m.Get(m.Context(), client.ObjectKeyFromObject(p), p))
+	return p
+}
+
+// Under disable pods are restarted one by one, and run unsharded once nobody is
+// sharded any more.
+func TestDisable(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	a, b := m.pod(0), m.pod(1)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
+	for i := 0; i < 20 && len(m.get().Status.Root.Assignments) > 0; i++ {
+		m.settle()
+		for n, p := range []*corev1.Pod{a, b} {
+			if apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(p), &corev1.Pod{})) {
+				m.pod(n)
+			}
+		}
+		m.now = m.now.Add(time.Minute)
+	}
+	m.settle()
+	root := m.get().Status.Root
+	require.Empty(t, root.Assignments)
+	require.Empty(t, root.Shards)
+	require.Empty(t, m.children())
+	require.Len(t, m.policies, 2)
+	for _, p := range m.policies {
+		require.Empty(t, p.Refuse)
+		require.Nil(t, p.Sharding)
+	}
+
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
+	m.settle()
+	require.Len(t, m.held(), 2)
+}
+
+// A root that is deleted stays until nobody acts on its shards.
+func TestDelete(t *testing.T) {
+	m := newMesh(t)
+	root := m.root(2, 1)
+	p := m.pod(0)
+	m.pod(1)
+	m.settle()
+	m.away[p.Spec.NodeName] = true
+	require.NoError(t, m.Delete(t.Context(), root))
+	m.settle()
+	require.NotEmpty(t, m.get().Status.Root.Handovers[0].WaitsFor)
+	require.Contains(t, m.get().Status.Root.Handovers[0].WaitsFor[0], p.Spec.NodeName)
+	delete(m.away, p.Spec.NodeName)
+	m.settle()
+	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(root), root)))
+	require.Empty(t, m.world().Configs)
+}
