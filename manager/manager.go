@@ -144,7 +144,7 @@ func Run(ctx context.Context, o Options) error {
 		Limiter:  rate.NewLimiter(weighRate, weighRate),
 		Log:      o.Log,
 	}
-	w.roots = &roots.Roots{Client: live, Observe: w.push.Observe, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
+	w.roots = &roots.Roots{Client: live, Observe: w.push.Observe, Stamping: w.sweeper.Status, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
 	w.bundles = bundles
 	if err := w.add(ctx, mgr); err != nil {
 		return err

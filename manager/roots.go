@@ -47,7 +47,7 @@ func (w *world) keepRoots(ctx context.Context) error {
 		return !apierrors.IsNotFound(w.cache.Get(ctx, types.NamespacedName{Name: name}, metadataOf(nodeKind)))
 	}}
 	if c := w.compiled.Load(); c != nil {
-		world.Policies = c.Policies
+		world.Compiled = c.Result
 	}
 	return w.roots.Round(ctx, world)
 }

@@ -76,7 +76,7 @@ func (rt *root) mayRestart(v view, now time.Time) (uid string) {
 	return rt.state.Restarts(map[string]int{"": wanted},
 		func(uid string) bool {
 			m := rt.state.Members[uid]
-			return rt.serves(v, m) && rt.Observe(m.Node, uid).Version == v.world.Policies[types.UID(uid)].GetVersion()
+			return rt.serves(v, m) && rt.Observe(m.Node, uid).Version == v.world.Compiled.Policies[types.UID(uid)].GetVersion()
 		},
 		func(uid string) bool { return rt.Observe(rt.state.Members[uid].Node, uid).LockHolder })
 }

@@ -22,9 +22,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
-// blockedAfter is how long a phase may last before people are told.
-const blockedAfter = 30 * time.Second
-
 // root is one configuration, as far as this leader knows it.
 type root struct {
 	*Roots
@@ -37,11 +34,6 @@ type root struct {
 	plan
 	restarting
 	blocked bool // people were told
-}
-
-// withdrawn tells whether a root is to have no shards.
-func withdrawn(c *v1alpha1.ShardingConfig) bool {
-	return c.DeletionTimestamp != nil || c.Spec.Root.Disable != nil && *c.Spec.Root.Disable
 }
 
 // round is a round of one root. config is as watched; what must not be stale is
@@ -121,14 +113,21 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 	rt.object.Status.DeepCopyInto(&config.Status)
 	out := Save(state)
 	rt.weigh(&out, v)
+	var stamping *v1alpha1.StampingStatus
+	if config.Spec.Root.Method == v1alpha1.MethodLabels {
+		stamping = rt.Stamping(config)
+	}
 	return status.OfRoot(status.RootInput{
 		Config:     config,
 		State:      state,
 		Root:       out,
 		Pods:       v.pods,
+		Conflicts:  v.conflicts,
 		Problem:    v.problem,
+		Weighing:   rt.Weigher.Problem(rt.uid),
 		Restarting: rt.why,
-		Wanted:     func(uid string) string { return v.world.Policies[types.UID(uid)].GetVersion() },
+		Stamping:   stamping,
+		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
 		Observe:    rt.Observe,
 		Now:        now,
 		Since:      rt.since,
@@ -175,9 +174,11 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 
 // view is a root's part of the world.
 type view struct {
-	world   World
-	config  *v1alpha1.ShardingConfig
-	problem error
+	world  World
+	config *v1alpha1.ShardingConfig
+	// problem says why the plan is not to be changed.
+	problem   error
+	conflicts []compile.Conflict
 	// pods of the workload that are on the mesh and have not ended.
 	pods []*corev1.Pod
 	// all labelled pods of the namespace, by uid.
@@ -188,6 +189,15 @@ func (rt *root) look(config *v1alpha1.ShardingConfig, w World) view {
 	v := view{world: w, config: config, all: map[string]*corev1.Pod{}}
 	if errs := layout.Validate(config.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
 		v.problem = errs.ToAggregate()
+	}
+	for _, s := range w.Compiled.Shards {
+		if s.NamespacedName != client.ObjectKeyFromObject(config) {
+			continue
+		}
+		v.conflicts = s.Conflicts
+		if v.problem == nil && s.Problem != nil && s.Config.Generation == config.Generation {
+			v.problem = errors.New(s.Problem.Message)
+		}
 	}
 	for _, p := range w.Pods {
 		if p.Namespace != config.Namespace {

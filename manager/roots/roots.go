@@ -24,12 +24,12 @@ import (
 // perRoot bounds what a round does for one root, so that others have their turn.
 const perRoot = 15 * time.Second
 
-// World is what a round looks at. Pods must not be older than Policies are, and
-// Policies must be the last that were pushed.
+// World is what a round looks at. Compiled must be no older than Pods, and its
+// policies the last that were pushed.
 type World struct {
 	Configs  []*v1alpha1.ShardingConfig
 	Pods     []*corev1.Pod
-	Policies map[types.UID]compile.Policy
+	Compiled compile.Result
 	// Namespaces are those that exist.
 	Namespaces []string
 	// Node tells whether a Node object exists.
@@ -41,7 +41,9 @@ type Roots struct {
 	// Client reads and writes past any cache.
 	Client client.Client
 	// Observe tells what the agent of a node said of a pod.
-	Observe  func(node, uid string) push.Observation
+	Observe func(node, uid string) push.Observation
+	// Stamping tells how far the labels of a configuration's objects have come.
+	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
 	Recorder events.EventRecorder
 	Weigher  *Weigher
 	// Written is called when Known has something new.

@@ -25,6 +25,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
@@ -35,11 +36,12 @@ type mesh struct {
 	*Roots
 	recorder *events.FakeRecorder
 	now      time.Time
-	policies map[types.UID]compile.Policy
-	seen     map[string]push.Observation // by pod uid
-	away     map[string]bool             // nodes without agent
-	nodes    map[string]bool             // that are gone
-	deaf     map[string]bool             // pods of which agents do not answer
+	compiled compile.Result
+	policies map[types.UID]compile.Policy // of compiled
+	seen     map[string]push.Observation  // by pod uid
+	away     map[string]bool              // nodes without agent
+	nodes    map[string]bool              // that are gone
+	deaf     map[string]bool              // pods of which agents do not answer
 	funcs    interceptor.Funcs
 	pods     int // made
 }
@@ -83,7 +85,7 @@ func (m *mesh) lead() {
 			return o
 		},
 	}
-	m.policies = nil
+	m.compiled, m.policies = compile.Result{}, nil
 }
 
 func (m *mesh) root(shards, replicas int32) *v1alpha1.ShardingConfig {
@@ -137,7 +139,7 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Policies: m.policies, Namespaces: namespaces, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, Namespaces: namespaces, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))
@@ -158,7 +160,8 @@ func (m *mesh) push() {
 	if !ok {
 		return
 	}
-	m.policies = compile.Compile(w.Configs, w.Pods, known).Policies
+	m.compiled = compile.Compile(w.Configs, w.Pods, known)
+	m.policies = m.compiled.Policies
 	for uid, p := range m.policies {
 		if !m.away[p.Node] && !m.deaf[string(uid)] {
 			m.seen[string(uid)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version}
@@ -169,8 +172,10 @@ func (m *mesh) push() {
 
 // disjoint asserts that nobody is told of what another may still act on.
 func (m *mesh) disjoint() {
-	_, err := Load(m.get().Status.Root) // says so
-	require.NoError(m, err)
+	for _, c := range m.world().Configs {
+		_, err := Load(c.Status.Root) // says so
+		require.NoError(m, err)
+	}
 }
 
 func (m *mesh) round() error {
@@ -465,7 +470,7 @@ func TestVanishedMembers(t *testing.T) {
 			require.NotEmpty(t, m.policies[p.UID].Refuse)
 			require.True(t, m.held()["op-2-normal"].Empty())
 
-			m.now = m.now.Add(blockedAfter)
+			m.now = m.now.Add(status.BlockedAfter + time.Second)
 			require.NoError(t, m.round())
 			require.NoError(t, m.round())
 			blocked := 0

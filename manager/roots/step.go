@@ -73,7 +73,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
 	pod := v.all[m.UID]
 	o := rt.Observe(m.Node, m.UID)
-	policy := v.world.Policies[types.UID(m.UID)]
+	policy := v.world.Compiled.Policies[types.UID(m.UID)]
 	switch {
 	case pod != nil && compile.Ended(pod):
 		return handover.Gone{UID: m.UID, Now: now}
@@ -93,7 +93,7 @@ func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
 func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 	config, last := v.config, targets(state)
 	switch {
-	case withdrawn(config):
+	case compile.Withdrawn(config):
 		rt.plan = plan{}
 	case v.problem != nil:
 		rt.plan = plan{scopes: last}
@@ -161,8 +161,9 @@ func (rt *root) joining(v view, placed map[string]string) []handover.Member {
 	var out []handover.Member
 	for _, p := range v.pods {
 		uid, node := string(p.UID), p.Spec.NodeName
-		shard, policy := placed[uid], v.world.Policies[p.UID]
-		if shard == "" || node == "" || p.DeletionTimestamp != nil || p.Annotations[v1alpha1.TrustAnnotation] == "" {
+		shard, policy := placed[uid], v.world.Compiled.Policies[p.UID]
+		if shard == "" || node == "" || p.DeletionTimestamp != nil || p.Annotations[v1alpha1.TrustAnnotation] == "" ||
+			slices.ContainsFunc(v.conflicts, func(c compile.Conflict) bool { return c.Pod == p.Name }) {
 			continue
 		}
 		if o := rt.Observe(node, uid); policy.GetRefuse() != "" && o.Capture != "" && o.Version == policy.Version {

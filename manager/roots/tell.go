@@ -11,6 +11,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
@@ -56,7 +57,7 @@ func orNobody(shard string) string {
 func (rt *root) warn(config *v1alpha1.ShardingConfig, now time.Time) {
 	blocked := false
 	for i, m := range rt.state.Moves {
-		if now.Sub(m.Since) < blockedAfter {
+		if now.Sub(m.Since) < status.BlockedAfter {
 			continue
 		}
 		blocked = true
@@ -89,7 +90,6 @@ func (rt *root) weigh(out *v1alpha1.RootStatus, v view) {
 	for i := range out.Shards {
 		s := &out.Shards[i]
 		held[s.Name], _ = scope.Parse(s.Held) // as it was just written
-		out.ChildShardingConfigs = append(out.ChildShardingConfigs, s.Name)
 	}
 	for ns, weight := range weights {
 		h := scope.Hash(ns)

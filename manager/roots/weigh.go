@@ -59,7 +59,8 @@ type weighing struct {
 	since   time.Time // when it was asked for
 	next    time.Time // when it is due
 	counted map[string]int64
-	done    bool // once
+	done    bool   // once
+	problem string // of the last time
 }
 
 // Set tells which roots there are, and which namespaces.
@@ -124,6 +125,16 @@ func (w *Weigher) Weights(root types.UID) layout.Weights {
 	return w.weights(w.weighings[root])
 }
 
+// Problem says what kept objects from being counted; empty if nothing did.
+func (w *Weigher) Problem(root types.UID) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if one := w.weighings[root]; one != nil {
+		return one.problem
+	}
+	return ""
+}
+
 func (w *Weigher) weights(one *weighing) layout.Weights {
 	if one == nil || one.objects {
 		return nil
@@ -174,7 +185,10 @@ func (w *Weigher) Run(ctx context.Context) error {
 		}
 		w.mu.Lock()
 		if is := w.weighings[root]; is != nil {
-			is.done = true
+			is.done, is.problem = true, ""
+			if err != nil {
+				is.problem = err.Error()
+			}
 			is.next = time.Now().Add(weighEvery - weighEvery/10 + rand.N(weighEvery/5))
 			if counted != nil {
 				is.counted = counted
