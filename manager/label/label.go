@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,30 +25,17 @@ func Of(namespace string) map[string]string {
 	}
 }
 
-// unlessNamed are the resources that "*" does not mean: what changes all the
-// time, what controllers copy labels to by themselves, what is never stored, and
-// the mesh's own.
-var unlessNamed = []string{
-	"bindings", "endpoints", "endpointslices", "events", "leases", "localsubjectaccessreviews", "shardingconfigs",
-}
-
-// Listed are the resources that configurations divide, each group once. Those
-// of roots do not count yet.
+// Listed are the resources whose objects are to be labelled, each group once:
+// those of configurations that divide them by labels. Others need none.
 func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
 	seen := map[string]v1alpha1.ResourceGroup{}
 	for _, c := range configs {
-		if c.Spec.Root != nil {
+		if !byLabels(c) {
 			continue
 		}
-		for _, l := range c.Spec.Limits {
-			groups := l.RelateResources
-			if len(groups) == 0 {
-				groups = []v1alpha1.ResourceGroup{{APIGroups: []string{"*"}, Resources: []string{"*"}}}
-			}
-			for _, g := range groups {
-				g = v1alpha1.ResourceGroup{APIGroups: canonical(g.APIGroups), Resources: canonical(g.Resources)}
-				seen[fmt.Sprint(g)] = g
-			}
+		for _, g := range Divided(c) {
+			g = v1alpha1.ResourceGroup{APIGroups: canonical(g.APIGroups), Resources: canonical(g.Resources)}
+			seen[fmt.Sprint(g)] = g
 		}
 	}
 	out := make([]v1alpha1.ResourceGroup, 0, len(seen))
@@ -59,20 +45,30 @@ func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
 	return out
 }
 
+func byLabels(c *v1alpha1.ShardingConfig) bool {
+	if c.Labels[v1alpha1.RootLabel] != "" {
+		return false // its root counts
+	}
+	return c.Spec.Root == nil || c.Spec.Root.Method == v1alpha1.MethodLabels
+}
+
+// Divided are the resources that a configuration divides.
+func Divided(c *v1alpha1.ShardingConfig) (out []v1alpha1.ResourceGroup) {
+	limits := c.Spec.Limits
+	if c.Spec.Root != nil {
+		limits = slices.Concat(c.Spec.Root.ResourceSelector, limits)
+	}
+	for _, l := range limits {
+		out = append(out, l.RelateResources...)
+	}
+	return out
+}
+
 func canonical(names []string) []string {
 	if slices.Contains(names, "*") {
 		return []string{"*"}
 	}
 	return slices.Compact(slices.Sorted(slices.Values(names)))
-}
-
-// named are the resources that are listed by name.
-func named(groups []v1alpha1.ResourceGroup) []string {
-	var out []string
-	for _, g := range groups {
-		out = append(out, g.Resources...)
-	}
-	return out
 }
 
 // Service is where the webhook is served.
@@ -114,13 +110,6 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.Mutating
 			Rule: admissionv1.Rule{
 				APIGroups: g.APIGroups, APIVersions: []string{"*"}, Resources: g.Resources, Scope: new(admissionv1.NamespacedScope),
 			},
-		})
-	}
-	if n := named(groups); slices.Contains(n, "*") {
-		skip := slices.DeleteFunc(slices.Clone(unlessNamed), func(r string) bool { return slices.Contains(n, r) })
-		w.MatchConditions = append(w.MatchConditions, admissionv1.MatchCondition{
-			Name:       "not-what-all-does-not-mean",
-			Expression: "!(request.resource.resource in ['" + strings.Join(skip, "', '") + "'])",
 		})
 	}
 	return []admissionv1.MutatingWebhook{w}

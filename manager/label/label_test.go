@@ -9,7 +9,6 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -35,7 +34,11 @@ func TestListed(t *testing.T) {
 	want := []v1alpha1.ResourceGroup{group([]string{"*"}, []string{"x"}), group([]string{""}, []string{"configmaps", "pods"})}
 	require.ElementsMatch(t, want, Listed(a, b, root))
 	require.Equal(t, Listed(a, b), Listed(b, a))
-	require.Equal(t, []v1alpha1.ResourceGroup{group([]string{"*"}, []string{"*"})}, Listed(config("all")), "no resources means all")
+	root.Spec.Root.Method = v1alpha1.MethodLabels
+	root.Spec.Root.ResourceSelector = []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{pods}}}
+	require.ElementsMatch(t, []v1alpha1.ResourceGroup{group([]string{""}, []string{"configmaps", "pods"}), group([]string{"batch"}, []string{"jobs"})}, Listed(root), "both lists")
+	a.Labels = map[string]string{v1alpha1.RootLabel: "root"}
+	require.Empty(t, Listed(a), "derived")
 	require.Empty(t, Webhooks(Listed(), Service{}))
 }
 
@@ -45,11 +48,6 @@ func TestWebhooks(t *testing.T) {
 	require.Len(t, w[0].Rules, 1)
 	require.Len(t, w[0].MatchConditions, 1)
 	require.Equal(t, []string{"mesh"}, w[0].NamespaceSelector.MatchExpressions[0].Values)
-
-	w = Webhooks(Listed(config("a", group([]string{"*"}, []string{"*"}), group([]string{""}, []string{"events"}))), Service{})
-	require.Len(t, w[0].MatchConditions, 2)
-	require.Contains(t, w[0].MatchConditions[1].Expression, "'leases'")
-	require.NotContains(t, w[0].MatchConditions[1].Expression, "'events'", "listed by name")
 }
 
 func TestStamp(t *testing.T) {
@@ -110,20 +108,13 @@ func TestResolve(t *testing.T) {
 		}
 		return found, missing
 	}
-	found, missing := names(group([]string{"*"}, []string{"*"}))
-	require.Equal(t, []string{"configmaps", "deployments.apps", "pods"}, found)
-	require.Empty(t, missing)
-
-	found, _ = names(group([]string{"*"}, []string{"events"}))
+	found, _ := names(group([]string{"*"}, []string{"events"}))
 	require.Equal(t, []string{"events"}, found, "stored once, walked once")
 	found, _ = names(group([]string{"events.k8s.io"}, []string{"events"}))
 	require.Equal(t, []string{"events.events.k8s.io"}, found)
 
-	found, missing = names(group([]string{"", "apps"}, []string{"pods", "deployments", "namespaces"}), group([]string{"example.com"}, []string{"foos"}))
+	found, missing := names(group([]string{"", "apps"}, []string{"pods", "deployments", "namespaces"}), group([]string{"example.com"}, []string{"foos"}))
 	require.Equal(t, []string{"deployments.apps", "pods"}, found)
 	require.Contains(t, missing, "foos.example.com")
 	require.Contains(t, missing, "namespaces")
-
-	gvrs, _ := Resolve([]v1alpha1.ResourceGroup{group([]string{"apps"}, []string{"*"})}, served)
-	require.Equal(t, []schema.GroupVersionResource{{Group: "apps", Version: "v1", Resource: "deployments"}}, gvrs)
 }

@@ -37,19 +37,18 @@ func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) 
 	}
 	wanted := map[schema.GroupVersionResource]bool{}
 	for _, g := range groups {
-		all := slices.Contains(g.Resources, "*")
 		for gr, gvr := range available {
 			if !slices.Contains(g.APIGroups, "*") && !slices.Contains(g.APIGroups, gr.Group) {
 				continue
 			}
-			if slices.Contains(g.Resources, gr.Resource) || all && !slices.Contains(unlessNamed, gr.Resource) {
+			if slices.Contains(g.Resources, gr.Resource) {
 				wanted[gvr] = true
 			}
 		}
 		for _, group := range g.APIGroups {
 			for _, resource := range g.Resources {
 				gr := schema.GroupResource{Group: group, Resource: resource}
-				if _, ok := available[gr]; !ok && group != "*" && resource != "*" {
+				if _, ok := available[gr]; !ok && group != "*" {
 					missing = append(missing, gr.String())
 				}
 			}

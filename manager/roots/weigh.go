@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -81,22 +80,12 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 			default:
 			}
 		}
-		one.groups = groups(c)
+		one.groups = label.Divided(c)
 		one.again = rebalance(c) != v1alpha1.RebalanceOff
 		one.objects = c.Spec.Root.Key == v1alpha1.KeyObject
 		next[c.UID] = one
 	}
 	w.weighings = next
-}
-
-func groups(c *v1alpha1.ShardingConfig) (out []v1alpha1.ResourceGroup) {
-	for _, l := range slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits) {
-		if len(l.RelateResources) == 0 {
-			return []v1alpha1.ResourceGroup{{APIGroups: []string{"*"}, Resources: []string{"*"}}}
-		}
-		out = append(out, l.RelateResources...)
-	}
-	return out
 }
 
 func (w *Weigher) init() {
