@@ -299,11 +299,12 @@ func explain(gvr schema.GroupVersionResource, err error) error {
 	return fmt.Errorf("%s: %w", gvr.GroupResource(), err)
 }
 
-// allow says how to let the manager label resources.
-func allow(resources []string) string {
+// Allow says what the manager may not do with resources, and how to let it: "list",
+// or "list,patch".
+func Allow(verbs string, resources []string) string {
 	name := "ctrlmesh-stamp-" + resources[0]
-	return fmt.Sprintf("the manager may not list and patch %[1]s: kubectl create clusterrole %[2]s --verb=list,patch --resource=%[3]s && kubectl label clusterrole %[2]s %[4]s=true",
-		strings.Join(resources, ", "), name, strings.Join(resources, ","), AggregateLabel)
+	return fmt.Sprintf("the manager may not %[5]s %[1]s: kubectl create clusterrole %[2]s --verb=%[6]s --resource=%[3]s && kubectl label clusterrole %[2]s %[4]s=true",
+		strings.Join(resources, ", "), name, strings.Join(resources, ","), AggregateLabel, strings.ReplaceAll(verbs, ",", " and "), verbs)
 }
 
 // Status tells how far the resources of a configuration have come; nil if it
@@ -349,7 +350,7 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 		}
 	}
 	if len(forbidden) > 0 {
-		problems = append([]string{allow(forbidden)}, problems...)
+		problems = append([]string{Allow("list,patch", forbidden)}, problems...)
 	}
 	for _, m := range missing {
 		problems = append(problems, m+" is not a namespaced resource of this cluster that can be labelled (yet)")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -218,6 +219,7 @@ func (w *Weigher) count(ctx context.Context, one *weighing, namespaces []string)
 	counted := map[string]int64{}
 	var mu sync.Mutex
 	var failed []error
+	var forbidden []string
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(weighers)
 	refused := map[schema.GroupVersionResource]bool{}
@@ -237,7 +239,11 @@ func (w *Weigher) count(ctx context.Context, one *weighing, namespaces []string)
 				n, err := w.objects(ctx, gvr, ns)
 				if err != nil {
 					mu.Lock()
-					failed = append(failed, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
+					if resource := gvr.GroupResource().String(); !apierrors.IsForbidden(err) {
+						failed = append(failed, fmt.Errorf("%s: %w", resource, err))
+					} else if !refused[gvr] {
+						forbidden = append(forbidden, resource)
+					}
 					refused[gvr] = true // and would be in the next namespace
 					mu.Unlock()
 					continue
@@ -256,6 +262,10 @@ func (w *Weigher) count(ctx context.Context, one *weighing, namespaces []string)
 	err = g.Wait()
 	if len(failed) > 3 {
 		failed = failed[:3]
+	}
+	if len(forbidden) > 0 {
+		slices.Sort(forbidden)
+		failed = append(failed, errors.New(label.Allow("list", forbidden)))
 	}
 	return counted, errors.Join(append(failed, err)...)
 }
