@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
@@ -104,6 +105,23 @@ func TestMemberTrustsTheMeshAlone(t *testing.T) {
 	r, m2 := create(t, w, string(again), false)
 	require.Empty(t, r.Patches)
 	require.Equal(t, m, m2)
+}
+
+// A pod of a root's workload is a member too, whether it is in a shard yet or not.
+func TestPodsOfARootTrustTheMeshAlone(t *testing.T) {
+	root := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "root"}}
+	root.Spec.Root = &v1alpha1.RootConfig{Prefix: "op", TargetStatefulSet: "op"}
+	owned := strings.Replace(pod, `"labels"`, `"ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "op", "controller": true}], "labels"`, 1)
+
+	r, _ := create(t, newWebhook(t, root), owned, true)
+	require.True(t, r.Allowed)
+	patches, err := json.Marshal(r.Patches)
+	require.NoError(t, err)
+	require.Contains(t, string(patches), `"ctrlmesh.kusionstack.io/trust":"mesh"`)
+
+	r, _ = create(t, newWebhook(t, root, shard("by-hand", map[string]string{"shard": "0"})), owned, true)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "ShardingConfigs by-hand, root")
 }
 
 func TestOthersTrustBoth(t *testing.T) {
