@@ -31,7 +31,7 @@ func (x *exchange) filter(resp *http.Response) bool {
 	}
 	plain, err := decoded(resp)
 	if err == nil {
-		x.objects, err = filter.New(plain, x.narrow.keep, filter.Options{
+		x.objects, err = filter.New(plain, x.keep, filter.Options{
 			ContentType:   resp.Header.Get("Content-Type"),
 			Watch:         x.narrow.watch,
 			ShardSelector: x.shardSelector,
@@ -57,6 +57,12 @@ func (x *exchange) filter(resp *http.Response) bool {
 	delete(resp.Header, "Content-Length")
 	delete(resp.Header, "Content-Encoding")
 	return true
+}
+
+// keep tells whether an object of the answer is passed on.
+func (x *exchange) keep(k filter.Key) bool {
+	x.judged = x.judged || x.narrow.by != byNamespace || len(k.Namespace) > 0
+	return x.narrow.keep(k)
 }
 
 // filtered is a filtered body.

@@ -163,10 +163,11 @@ func (s *narrowStage) owns(k filter.Key) bool {
 }
 
 // noteMethod remembers for the report how a list was narrowed, or the initial
-// events of a watch: what the apiserver narrowed had nothing foreign in it.
+// events of a watch, which echo nothing: the apiserver narrowed what could have had
+// something foreign in it and had not.
 func (x *exchange) noteMethod() {
 	s := x.narrow
-	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" {
+	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" || s.watch && !x.judged {
 		return
 	}
 	method := filtering
