@@ -148,7 +148,7 @@ func Run(told context.Context, o Options) error {
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, born: born,
+		members: map[string]*member{}, earlier: earlier{}, born: born,
 	}
 	m.enter(serving)
 	for mode, why := range method.Unavailable() {

@@ -91,7 +91,9 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	if err := m.apply(mb); err != nil {
 		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 	}
-	m.keep(mb)
+	if err := m.keep(mb); err != nil {
+		m.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+	}
 	for _, l := range captured.Listeners() {
 		go m.serve(mb.proxied, l, mb.pod)
 	}
@@ -164,6 +166,9 @@ func (m *mesh) release(mb *member) {
 		m.logger.Error("releasing a pod", "pod", mb.pod.String(), "error", err)
 	}
 	p := mb.proxied
+	if over, err := p.SetPolicy(refusal(mb, "the pod has ended")); err == nil {
+		m.earlier.add(mb.pod.UID, over)
+	}
 	go func() { // its requests may take a moment to end; no other pod waits for them
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 		defer cancel()

@@ -36,9 +36,12 @@ type member struct {
 	captured *capture.Pod
 	failOpen bool // captured knows
 	proxied  *proxy.Pod
-	applied  bool      // proxied has had a policy
-	inForce  time.Time // since when the policy is
-	problem  string    // why it is not captured
+	applied  bool            // proxied has had a policy
+	inForce  time.Time       // since when the policy is
+	floor    uint64          // the greatest serial of a policy that it has had
+	settled  <-chan struct{} // closed when what earlier policies let through is over
+	unsaved  bool            // the policy is in force, and not known to the next agent
+	problem  string          // why it is not captured
 
 	reported *meshv1.PodReport
 }
@@ -117,7 +120,18 @@ func (m *mesh) disown(mb *member, gone bool) {
 	if err := m.apply(mb); err != nil {
 		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 	}
-	m.keep(mb)
+	if err := m.keep(mb); err != nil {
+		m.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+	}
+}
+
+// keepUnsaved tries again to save what could not be.
+func (m *mesh) keepUnsaved() {
+	for _, mb := range m.members {
+		if mb.unsaved {
+			_ = m.keep(mb) // which failed before, and was told
+		}
+	}
 }
 
 // lateEnds says whether the end of a pod that is gone is waited for.

@@ -56,6 +56,7 @@ type mesh struct {
 	agents       []netip.AddrPort // of cluster
 	redirected   bool             // capture knows destinations
 	members      map[string]*member
+	earlier      earlier
 	draining     int // pods whose requests are being waited for
 }
 
@@ -112,7 +113,12 @@ func (m *mesh) restore(handed []handover.Pod) {
 	}
 	for _, p := range policies {
 		mb := add(p.GetUid(), p.GetNamespace(), p.GetName())
-		mb.policy, mb.saved = p.PodPolicy, p
+		mb.policy, mb.saved, mb.floor = p.PodPolicy, p, p.GetSerial()
+	}
+	if handed == nil {
+		for uid := range m.members {
+			m.earlier.crashed(uid, m.started)
+		}
 	}
 	for _, p := range handed {
 		add(p.UID, p.Namespace, p.Name).handed = p.Handed
@@ -148,6 +154,8 @@ func (m *mesh) run(ctx context.Context) {
 			}
 			m.lookAtCaptured()
 			m.captureMissing()
+			m.keepUnsaved()
+			m.earlier.tidy()
 			if m.lateEnds() {
 				m.syncPods()
 			}

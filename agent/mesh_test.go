@@ -116,7 +116,7 @@ func start(t *testing.T, failures int) *running {
 		events: newRecorder(r.events, "node1"),
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{},
+		members: map[string]*member{}, earlier: earlier{},
 	}
 	r.enter(serving)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -137,6 +137,14 @@ func (r *running) soon(t *testing.T, what string, cond func() bool) {
 		_ = r.do(t.Context(), func() error { ok = cond(); return nil })
 		return ok
 	}, 10*time.Second, 5*time.Millisecond, what)
+}
+
+// setPolicy says what the manager says.
+func setPolicy(t *testing.T, h policy.Handler, p *meshv1.PodPolicy) (settled <-chan struct{}) {
+	t.Helper()
+	settled, err := h.SetPolicy(p)
+	require.NoError(t, err)
+	return settled
 }
 
 func (r *running) reported(uid string) *meshv1.PodReport {
@@ -250,8 +258,8 @@ func TestAddressesThatAreNoneAreRefusedAndChangeNothing(t *testing.T) {
 // The manager may hear of a pod first, and may be wrong about one that never comes.
 func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
 	r := start(t, 0)
-	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1"}))
-	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: "never", Version: "1"}))
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1"})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "never", Version: "1"})
 	r.create(t, pod("a", v1alpha1.TrustMesh))
 	r.soon(t, "the pod", func() bool { return r.members["a"].pod.Name == "pod-a" })
 	assert.Equal(t, map[string]string{"a": "1", "never": "1"}, r.Versions())

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -93,7 +94,9 @@ func (h holder) Resume(ctx context.Context) error {
 		// What was said meanwhile is in force in this agent only.
 		for _, mb := range h.members {
 			if mb.pod.UID != "" {
-				h.keep(mb)
+				if err := h.keep(mb); err != nil {
+					h.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+				}
 			}
 		}
 		return h.keepCluster()
@@ -138,6 +141,13 @@ func (m *mesh) abandon(mb *member) {
 		defer cancel()
 		if err := proxied.Drain(ctx); err != nil {
 			m.logger.Info("requests were cut after the hand-over", "pod", mb.pod.String(), "error", err)
+		}
+		// This agent answers for what was cut until it is over.
+		if over, err := proxied.SetPolicy(&meshv1.PodPolicy{Refuse: "another agent serves this pod"}); err == nil {
+			select {
+			case <-over:
+			case <-time.After(proxy.LostWrite + shutdownGrace):
+			}
 		}
 		_ = captured.Release() // its network namespace
 		ctx, cancel = context.WithTimeout(context.Background(), shutdownGrace)

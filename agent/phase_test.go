@@ -196,7 +196,7 @@ func (mc *machine) withPod(t *testing.T) *life {
 	first := mc.start(t)
 	h := handler{t.Context(), first.mesh}
 	require.NoError(t, h.SetCluster(somewhere(t)))
-	require.NoError(t, h.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Namespace: p.Namespace, Name: p.Name, Version: "1", Refuse: "tested"}))
+	setPolicy(t, h, &meshv1.PodPolicy{Uid: uidA, Namespace: p.Namespace, Name: p.Name, Version: "1", Refuse: "tested"})
 	first.soon(t, func() bool { mb := first.members[uidA]; return mb != nil && mb.captured != nil })
 	mc.servedBy(t, first)
 	return first

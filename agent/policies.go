@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -73,10 +75,8 @@ func (m *mesh) apply(mb *member) error {
 	if mb.proxied == nil {
 		return nil // applied when the pod is captured
 	}
-	refuse := func(why string) error {
-		_, err := mb.proxied.SetPolicy(&meshv1.PodPolicy{
-			Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Refuse: why,
-		})
+	refuse := func(why string) (err error) {
+		mb.settled, err = mb.proxied.SetPolicy(refusal(mb, why))
 		return err
 	}
 	switch {
@@ -102,18 +102,28 @@ func (m *mesh) apply(mb *member) error {
 			}
 		}
 	}
-	if _, err := mb.proxied.SetPolicy(mb.policy); err != nil {
+	settled, err := mb.proxied.SetPolicy(mb.policy)
+	if err != nil {
 		return err
 	}
-	mb.applied = true
+	mb.applied, mb.settled = true, settled
 	return nil
 }
 
+// refusal is a policy that refuses everything, which is within what the pod's own
+// allows, whichever it is.
+func refusal(mb *member, why string) *meshv1.PodPolicy {
+	return &meshv1.PodPolicy{
+		Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.policy.GetVersion(), Refuse: why,
+	}
+}
+
 // keep sees to what of a member outlives this agent: what becomes of the pod
-// without one, and the policy for the next. While not serving, that is another's.
-func (m *mesh) keep(mb *member) {
+// without one, and the policy for the next. While not serving, that is another's. An
+// error says that the policy is not saved.
+func (m *mesh) keep(mb *member) error {
 	if m.phase != serving {
-		return
+		return nil
 	}
 	open := mb.policy.GetFailOpen() && !mb.gone
 	if mb.captured != nil && mb.failOpen != open {
@@ -128,11 +138,15 @@ func (m *mesh) keep(mb *member) {
 	case mb.policy == nil:
 		err = m.store.DeletePolicy(mb.pod.UID)
 	case mb.proxied != nil && mb.applied:
-		err = m.store.SavePolicy(policy.Saved{PodPolicy: mb.policy, Since: mb.inForce})
+		saved := mb.policy
+		if saved.GetSerial() < mb.floor { // a refusal, which does not lower it
+			saved = proto.CloneOf(saved)
+			saved.Serial = mb.floor
+		}
+		err = m.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: mb.inForce})
 	}
-	if err != nil {
-		m.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
-	}
+	mb.unsaved = err != nil
+	return err
 }
 
 // keepCluster is keep for what all members share.
@@ -162,13 +176,16 @@ func (h handler) SetCluster(c *meshv1.Cluster) error {
 	})
 }
 
-func (h handler) SetPolicy(p *meshv1.PodPolicy) error {
-	return h.do(h.ctx, func() error {
+func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
+	err = h.do(h.ctx, func() error {
 		mb := h.members[p.GetUid()]
 		if mb == nil {
 			// The manager may hear of a pod before this agent does.
 			mb = &member{since: time.Now()}
 			h.members[p.GetUid()] = mb
+		}
+		if p.GetSerial() < mb.floor && p.GetRefuse() == "" {
+			return fmt.Errorf("policy %s has serial %d, and the pod has had %d: it comes from a manager that leads no more", p.GetVersion(), p.GetSerial(), mb.floor)
 		}
 		before := mb.policy
 		mb.policy = p
@@ -176,9 +193,14 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) error {
 			mb.policy = before
 			return err
 		}
-		h.keep(mb)
+		mb.floor = max(mb.floor, p.GetSerial())
+		if err := h.keep(mb); err != nil {
+			return fmt.Errorf("policy %s is in force, but the next agent would not know: %w", p.GetVersion(), err)
+		}
+		settled = both(h.earlier[p.GetUid()], mb.settled)
 		return nil
 	})
+	return settled, err
 }
 
 func (h handler) RemovePolicy(uid string) error {
@@ -201,8 +223,8 @@ func (h handler) Versions() map[string]string {
 	versions := map[string]string{}
 	_ = h.do(h.ctx, func() error {
 		for uid, mb := range h.members {
-			if mb.policy != nil {
-				versions[uid] = mb.policy.GetVersion()
+			if v := h.version(mb); v != "" {
+				versions[uid] = v
 			}
 		}
 		return nil
@@ -224,5 +246,7 @@ func (m *mesh) removePolicy(uid string) {
 	if err := m.apply(mb); err != nil {
 		m.logger.Error("refusing a pod without a policy", "pod", mb.pod.String(), "error", err)
 	}
-	m.keep(mb)
+	if err := m.keep(mb); err != nil {
+		m.logger.Error("forgetting a policy", "pod", mb.pod.String(), "error", err)
+	}
 }

@@ -19,7 +19,7 @@ func (m *mesh) reportChanges() {
 		r := &meshv1.PodReport{Uid: uid, Message: mb.problem}
 		if mb.captured != nil {
 			r.Capture = string(mb.captured.Mode())
-			r.Version = mb.proxied.Version()
+			r.Version = m.version(mb)
 			r.LockHolder = mb.proxied.LockHolder()
 			r.Methods = mb.proxied.Methods()
 		}

@@ -175,7 +175,7 @@ func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
 		p.Status.PodIPs = []corev1.PodIP{{IP: "198.18.7.5"}}
 		r.create(t, p)
 		r.soon(t, "the capture", func() bool { return r.members[uidA] != nil && r.members[uidA].captured != nil })
-		require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open}))
+		setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open})
 		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 		if open {
 			r.soon(t, "its end", func() bool { return r.members[uidA] == nil })
@@ -186,7 +186,7 @@ func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
 		r.in(t, func() {
 			mb := r.members[uidA]
 			assert.NotNil(t, mb.captured)
-			assert.Empty(t, mb.proxied.Version(), "the policy is no longer in force")
+			assert.Equal(t, "1", mb.proxied.Version(), "a refusal of all is within the policy")
 		})
 		r.create(t, p) // the list was behind
 		r.soon(t, "its policy", func() bool { mb := r.members[uidA]; return !mb.gone && mb.proxied.Version() == "1" })
@@ -202,11 +202,11 @@ func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
 	r := capturing(t)
 	r.process(t, "a", "198.18.7.6")
 	sandboxes{r.mesh}.Started(t.Context(), sandbox("live"))
-	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: "p", FailOpen: true}))
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: "p", FailOpen: true})
 	old := holder{r.mesh}
 	_, err := old.Offer(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, r.SetPolicy(&meshv1.PodPolicy{Uid: uidA, Version: "2", Namespace: "ns", Name: "p"}))
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "2", Namespace: "ns", Name: "p"})
 	elsewhere := somewhere(t)
 	elsewhere.Version, elsewhere.EndpointAddresses = "2", []string{"198.18.0.3:6443"}
 	require.NoError(t, r.SetCluster(elsewhere))

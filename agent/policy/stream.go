@@ -25,11 +25,13 @@ import (
 // in order; an error is the agent's "no" and travels back to the manager.
 type Handler interface {
 	SetCluster(*meshv1.Cluster) error
-	SetPolicy(*meshv1.PodPolicy) error
+	// SetPolicy puts a policy in force. What earlier ones let through is over when
+	// settled is closed; nil: it is. Only then the manager is told.
+	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
 	RemovePolicy(uid string) error
 	// Synced is told the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
-	// Versions are the policy versions held, by pod uid.
+	// Versions are those of the policies that settled, by pod uid.
 	Versions() map[string]string
 }
 
@@ -187,12 +189,12 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	maps.Copy(m.pending, m.all) // a new manager knows nothing yet
 	m.mu.Unlock()
 
-	acks := make(chan *meshv1.Ack, 64)
+	acks := newAcks()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer cancel()
-		m.send(ctx, stream, acks)
+		m.send(ctx, stream, acks.out)
 	}()
 	err = m.receive(ctx, stream, h, acks)
 	cancel()
@@ -235,18 +237,15 @@ func (m *Manager) takeReport() *meshv1.Report {
 	return r
 }
 
-func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient, h Handler, acks chan<- *meshv1.Ack) error {
+func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient, h Handler, acks *acks) error {
 	world := map[string]bool{} // pods told of before Synced; nil after it
-	ack := func(uid, version string, err error) {
+	ack := func(uid, version string, settled <-chan struct{}, err error) {
 		a := &meshv1.Ack{Uid: uid, Version: version}
 		if err != nil {
 			a.Error = err.Error()
 			m.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
 		}
-		select {
-		case acks <- a:
-		case <-ctx.Done():
-		}
+		acks.add(ctx, a, settled)
 	}
 	for {
 		msg, err := stream.Recv()
@@ -255,14 +254,15 @@ func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient,
 		}
 		switch k := msg.GetKind().(type) {
 		case *meshv1.ManagerMessage_Cluster:
-			ack("", k.Cluster.GetVersion(), h.SetCluster(k.Cluster))
+			ack("", k.Cluster.GetVersion(), nil, h.SetCluster(k.Cluster))
 		case *meshv1.ManagerMessage_Upsert:
 			if world != nil {
 				world[k.Upsert.GetUid()] = true
 			}
-			ack(k.Upsert.GetUid(), k.Upsert.GetVersion(), h.SetPolicy(k.Upsert))
+			settled, err := h.SetPolicy(k.Upsert)
+			ack(k.Upsert.GetUid(), k.Upsert.GetVersion(), settled, err)
 		case *meshv1.ManagerMessage_Remove:
-			ack(k.Remove.GetUid(), "", h.RemovePolicy(k.Remove.GetUid()))
+			ack(k.Remove.GetUid(), "", nil, h.RemovePolicy(k.Remove.GetUid()))
 		case *meshv1.ManagerMessage_Synced:
 			if world == nil {
 				return errors.New("the manager said Synced twice")

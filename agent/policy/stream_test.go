@@ -67,18 +67,19 @@ func (m *manager) Connect(s meshv1.Mesh_ConnectServer) error {
 type recorder struct {
 	mu       sync.Mutex
 	versions map[string]string
+	settled  map[string]chan struct{} // by version
 	synced   chan map[string]bool
 }
 
 func (r *recorder) SetCluster(*meshv1.Cluster) error { return nil }
-func (r *recorder) SetPolicy(p *meshv1.PodPolicy) error {
+func (r *recorder) SetPolicy(p *meshv1.PodPolicy) (<-chan struct{}, error) {
 	if p.GetVersion() == "bad" {
-		return errors.New("no good")
+		return nil, errors.New("no good")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.versions[p.GetUid()] = p.GetVersion()
-	return nil
+	return r.settled[p.GetVersion()], nil
 }
 func (r *recorder) RemovePolicy(uid string) error {
 	r.mu.Lock()

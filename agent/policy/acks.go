@@ -1,0 +1,106 @@
+package policy
+
+import (
+	"context"
+	"sync"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// acks are a stream's answers that wait for what they say to be so. Those of one
+// pod leave in order, and never more than two of it wait: an ack says all that
+// those before it would.
+type acks struct {
+	out chan *meshv1.Ack
+
+	mu      sync.Mutex
+	waiting map[string][]answer // by pod uid; an entry has a goroutine
+}
+
+type answer struct {
+	ack     *meshv1.Ack
+	settled <-chan struct{} // nil: it is so
+}
+
+func newAcks() *acks {
+	return &acks{out: make(chan *meshv1.Ack, 64), waiting: map[string][]answer{}}
+}
+
+// add answers when settled is closed and what waits for the pod has left.
+func (a *acks) add(ctx context.Context, ack *meshv1.Ack, settled <-chan struct{}) {
+	uid := ack.GetUid()
+	a.mu.Lock()
+	waiting, busy := a.waiting[uid]
+	if !busy && over(settled) {
+		a.mu.Unlock()
+		select {
+		case a.out <- ack:
+		case <-ctx.Done():
+		}
+		return
+	}
+	defer a.mu.Unlock()
+	if n := len(waiting); ack.GetError() == "" {
+		waiting = nil
+	} else if n > 0 && waiting[n-1].ack.GetError() != "" {
+		waiting = waiting[:n-1]
+	}
+	a.waiting[uid] = append(waiting, answer{ack, settled})
+	if !busy {
+		go a.send(ctx, uid)
+	}
+}
+
+func over(settled <-chan struct{}) bool {
+	select {
+	case <-settled:
+		return true
+	default:
+		return settled == nil
+	}
+}
+
+// send sends what waits for a pod until nothing does.
+func (a *acks) send(ctx context.Context, uid string) {
+	for {
+		first, ok := a.first(uid)
+		if !ok {
+			return
+		}
+		if first.settled != nil {
+			select {
+			case <-first.settled:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if !a.take(uid, first) {
+			continue // a later one says it too
+		}
+		select {
+		case a.out <- first.ack:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (a *acks) first(uid string) (answer, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.waiting[uid]) == 0 {
+		delete(a.waiting, uid)
+		return answer{}, false
+	}
+	return a.waiting[uid][0], true
+}
+
+func (a *acks) take(uid string, first answer) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w := a.waiting[uid]; len(w) > 0 && w[0].ack == first.ack {
+		a.waiting[uid] = w[1:]
+		return true
+	}
+	return false
+}

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// served makes a pod one whose requests come here.
+func (r *running) served(t *testing.T, uid string) {
+	t.Helper()
+	require.NoError(t, r.do(t.Context(), func() error {
+		p := r.proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: uid}, nil)
+		r.members[uid] = &member{pod: pods.Pod{UID: uid, Namespace: "ns", Name: uid}, told: time.Now(), proxied: p}
+		return nil
+	}))
+}
+
+func TestALesserSerialIsRefusedAlsoByTheNextAgent(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
+	require.ErrorContains(t, err, "policy 6-x has serial 6, and the pod has had 7")
+	assert.Equal(t, map[string]string{"a": "7-x"}, r.Versions(), "the last good one")
+
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	assert.Equal(t, map[string]string{"a": "none"}, r.Versions())
+
+	next := start(t, 0)
+	require.NoError(t, next.do(t.Context(), func() error {
+		next.store = r.store
+		next.restore(nil)
+		next.members["a"].told = time.Now()
+		return nil
+	}))
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
+	require.Error(t, err, "a refusal lowers nothing")
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "7-y", Serial: 7})
+}
+
+// Nobody knows what an agent that died had under way.
+func TestAfterACrashNothingIsSaidUntilItsWritesAreOver(t *testing.T) {
+	r := start(t, 0)
+	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.started = time.Now()
+		r.restore(nil)
+		r.members["a"].told = time.Now()
+		return nil
+	}))
+	began := time.Now()
+	assert.Empty(t, r.Versions())
+
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	require.NotNil(t, settled)
+	<-settled
+	assert.Greater(t, time.Since(began), proxy.LostWrite-time.Second)
+	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+}
+
+func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	dir := filepath.Join(t.TempDir(), "policies")
+	store, err := policy.OpenStore(dir)
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, r.do(t.Context(), func() error { r.store = store; return nil }))
+
+	_, err = r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+	require.ErrorContains(t, err, "is in force, but the next agent would not know")
+	assert.Empty(t, r.Versions())
+	r.soon(t, "the policy", func() bool { return r.members["a"].proxied.Version() == "1-x" })
+
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	r.soon(t, "another try", func() bool { return r.version(r.members["a"]) == "1-x" })
+}
