@@ -77,9 +77,7 @@ func TestScopes(t *testing.T) {
 		seen := map[string]int{}
 		owner := map[string]string{}
 		for _, pod := range pods {
-			objects := ask(pod)
-			assert.NotEmpty(t, objects, "of %s", pod.Name)
-			for _, key := range objects {
+			for _, key := range ask(pod) {
 				ns, _, _ := strings.Cut(key, "/")
 				if !slices.Contains(tenants, ns) {
 					continue
@@ -120,8 +118,9 @@ func TestScopes(t *testing.T) {
 			}
 		}
 	})
-	t.Run("cluster-scoped", func(t *testing.T) {
+	t.Run("each has something", func(t *testing.T) {
 		for _, pod := range pods {
+			require.NotEmpty(t, kubectl("kubectl get configmaps -A -o name")(pod))
 			require.NotEmpty(t, kubectl("kubectl get nodes -o name")(pod))
 		}
 	})
