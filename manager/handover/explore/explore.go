@@ -15,6 +15,7 @@ package explore
 import (
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"strings"
 )
 
@@ -151,9 +152,6 @@ func (x *explorer) trace(i int) string {
 		s := x.nodes[i].step
 		steps = append(steps, fmt.Sprintf("\n  %s %d %d", s.what, s.a, s.b))
 	}
-	var b strings.Builder
-	for i := len(steps) - 1; i >= 0; i-- {
-		b.WriteString(steps[i])
-	}
-	return b.String()
+	slices.Reverse(steps)
+	return strings.Join(steps, "")
 }

@@ -16,7 +16,7 @@ func Quick() []Options {
 	}
 }
 
-// Long are more, and larger ones: minutes, and some gigabytes.
+// Long are more, and larger ones: some millions of states, in a minute or two.
 func Long() []Options {
 	return append(Quick(),
 		Options{Members: [shards]int{1, 1, 0}, Wants: split, Changes: 2, Failures: 1},
