@@ -36,7 +36,7 @@ func TestEveryList(t *testing.T) {
 		slice := reflect.ValueOf(items).Elem()
 		slice.Set(reflect.MakeSlice(slice.Type(), 3, 3))
 		for i, namespace := range []string{"other", own, "other"} {
-			item, ok := slice.Index(i).Addr().Interface().(metav1.Object)
+			item, ok := reflect.TypeAssert[metav1.Object](slice.Index(i).Addr())
 			require.True(t, ok, gvk)
 			item.SetNamespace(namespace)
 			item.SetName(fmt.Sprint(i))

@@ -119,21 +119,21 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 		}
 		// What has come is not held back for what has not.
 		r.in.wait = n == 0
-		if r.plain && len(r.in.b) == 0 {
-			if n > 0 {
-				break
+		switch {
+		case !r.plain:
+			if r.out, err = r.form.next(r); err == errWait { //nolint:errorlint // it is ours alone
+				return n, nil
 			}
+			r.err = err
+		case len(r.in.b) > 0:
+			r.out = r.in.take(len(r.in.b))
+		case r.in.err != nil:
+			r.err = r.in.err
+		case n > 0:
+			return n, nil
+		default:
 			return r.in.src.Read(p)
 		}
-		if r.plain {
-			r.out = r.in.take(len(r.in.b))
-			continue
-		}
-		r.out, err = r.form.next(r)
-		if errors.Is(err, errWait) {
-			break
-		}
-		r.err = err
 	}
 	if n == 0 {
 		return 0, r.err
@@ -179,7 +179,7 @@ func Accept(header []string) (accept string, ok bool) {
 	if strings.TrimSpace(strings.Join(header, "")) == "" {
 		return typeJSON, true
 	}
-	var named, any []string
+	var named, wild []string
 	// Cut at every comma, quoted or not, as the apiserver does.
 	for clause := range strings.SplitSeq(strings.Join(header, ","), ",") {
 		clause = strings.TrimSpace(clause)
@@ -189,9 +189,9 @@ func Accept(header []string) (accept string, ok bool) {
 			named = append(named, clause)
 		case "*/*", "application/*", "*":
 			// The apiserver prefers the named to these.
-			any = append(any, typeJSON+clause[len(media):])
+			wild = append(wild, typeJSON+clause[len(media):])
 		}
 	}
-	kept := append(named, any...)
+	kept := append(named, wild...)
 	return strings.Join(kept, ","), len(kept) > 0
 }

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"errors"
+	"fmt"
 	"io"
 )
 
@@ -42,7 +43,7 @@ func (in *input) more() error {
 		return errWait
 	}
 	if len(in.b) >= in.max {
-		return ErrSize
+		return tooLarge(in.max)
 	}
 	if err := in.room(); err != nil {
 		return err
@@ -103,3 +104,5 @@ func (in *input) take(n int) []byte {
 	in.b = in.b[n:]
 	return out
 }
+
+func tooLarge(bound int) error { return fmt.Errorf("%w: more than %d bytes", ErrSize, bound) }

@@ -1,6 +1,6 @@
 package filter
 
-import "errors"
+import "fmt"
 
 // jsonList is a list or a Table. What is around its array of items is passed as it
 // is; what is before it is held until it begins, for it may not be there at all.
@@ -251,4 +251,4 @@ func jsonKey(body []byte) (key Key, err error) {
 }
 
 // errEnd: a body that was read wholly ends too early.
-var errEnd = errors.Join(ErrForm, errors.New("it ends within an object"))
+var errEnd = fmt.Errorf("%w: it ends within an object", ErrForm)

@@ -100,7 +100,7 @@ func (protoWatch) next(r *Reader) ([]byte, error) {
 	}
 	size := binary.BigEndian.Uint32(r.in.b)
 	if int64(size) > int64(r.in.max-head) {
-		return nil, ErrSize
+		return nil, tooLarge(r.in.max)
 	}
 	if err := r.in.need(head + int(size)); err != nil {
 		return nil, err
@@ -395,7 +395,7 @@ const minPiece, maxPiece = 32 << 10, 1 << 20
 func (l *protoList) hold(in *input, b []byte) error {
 	l.size += uint64(len(b))
 	if l.size > uint64(l.max) {
-		return ErrSize
+		return tooLarge(l.max)
 	}
 	last := len(l.held) - 1
 	if room := cap(l.held[last]) - len(l.held[last]); room < len(b) {

@@ -113,13 +113,12 @@ func (s *scanner) closeQuote() {
 			s.more()
 			continue
 		}
-		quote := s.i + n
-		s.i = quote + 1
-		slash := quote
-		for slash > from && s.in.b[slash-1] == '\\' {
-			slash--
+		slashes := n + s.i
+		for slashes > from && s.in.b[slashes-1] == '\\' {
+			slashes--
 		}
-		if (quote-slash)%2 == 0 {
+		escaped := (s.i+n-slashes)%2 == 1
+		if s.i += n + 1; !escaped {
 			return
 		}
 	}
