@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/time/rate"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,6 +68,10 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	self, err := whoami(ctx, kube)
+	if err != nil {
+		return err
+	}
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
 		return err
@@ -119,7 +124,7 @@ func Run(ctx context.Context, o Options) error {
 	server.Register(inject.Path, &admission.Webhook{Handler: &inject.Webhook{
 		Reader: live, Bundles: bundles, Namespace: o.Namespace, Permits: w.permits,
 	}})
-	server.Register(validate.Path, &admission.Webhook{Handler: &validate.Webhook{Reader: live}})
+	server.Register(validate.Path, &admission.Webhook{Handler: &validate.Webhook{Reader: live, Manager: self}})
 	server.Register(label.Path, &admission.Webhook{Handler: admission.HandlerFunc(label.Stamp)})
 
 	w.push = &push.Server{
@@ -161,6 +166,15 @@ func Run(ctx context.Context, o Options) error {
 	}
 	o.Log.Info("stopped")
 	return nil
+}
+
+// whoami is the name of the user that the manager is to the apiserver.
+func whoami(ctx context.Context, kube kubernetes.Interface) (string, error) {
+	review, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("asking the apiserver for the manager's own name: %w", err)
+	}
+	return review.Status.UserInfo.Username, nil
 }
 
 // cacheOptions restrict what is watched to what the mesh is about.

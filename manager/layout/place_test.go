@@ -178,20 +178,22 @@ func TestValidate(t *testing.T) {
 	}
 	require.Equal(t, "<nil>", check(func(*v1alpha1.RootConfig) {}))
 	for says, change := range map[string]func(*v1alpha1.RootConfig){
-		"spec.root.prefix: Invalid":                       func(r *v1alpha1.RootConfig) { r.Prefix = "Op" },
-		"spec.root.targetRef: Required":                   func(r *v1alpha1.RootConfig) { r.TargetStatefulSet = "" },
-		"spec.root.auto: Required":                        func(r *v1alpha1.RootConfig) { r.Auto, r.Canary = nil, nil },
-		"spec.root.auto.shardingSize: Invalid":            func(r *v1alpha1.RootConfig) { r.Auto.ShardingSize = 65 },
-		"spec.root.auto.everyShardReplicas: Invalid":      func(r *v1alpha1.RootConfig) { r.Auto.EveryShardReplicas = 0 },
-		"spec.root.canary: Forbidden":                     func(r *v1alpha1.RootConfig) { r.Key = v1alpha1.KeyObject },
-		"spec.root.canary.replicas: Required":             func(r *v1alpha1.RootConfig) { r.Canary.Replicas = nil },
-		"spec.root.canary.inNamespaces[1]: Duplicate":     func(r *v1alpha1.RootConfig) { r.Canary.InNamespaces = []string{"a", "a"} },
-		"spec.root.canary.inNamespaces[0]: Invalid":       func(r *v1alpha1.RootConfig) { r.Canary.InNamespaces = []string{"a.b"} },
-		"spec.root.canary.inShardHash[0]: Invalid":        func(r *v1alpha1.RootConfig) { r.Canary.InShardHash = []string{"32"} },
-		"spec.root.canary.inShardHash[1]: Duplicate":      func(r *v1alpha1.RootConfig) { r.Canary.InShardHash = []string{"3", "3"} },
-		"a shardSelector knows neither buckets":           func(r *v1alpha1.RootConfig) { r.Method = v1alpha1.MethodServerSide },
-		"even namespace default would be the canary's":    func(r *v1alpha1.RootConfig) { r.Canary = withCanary(r, nil, everyBucket()...).Canary },
-		"spec.root.method: Unsupported value: \"Labels\"": func(r *v1alpha1.RootConfig) { r.Canary, r.Key, r.Method = nil, v1alpha1.KeyObject, v1alpha1.MethodLabels },
+		"spec.root.prefix: Invalid":                    func(r *v1alpha1.RootConfig) { r.Prefix = "Op" },
+		"spec.root.targetRef: Required":                func(r *v1alpha1.RootConfig) { r.TargetStatefulSet = "" },
+		"spec.root.auto: Required":                     func(r *v1alpha1.RootConfig) { r.Auto, r.Canary = nil, nil },
+		"spec.root.auto.shardingSize: Invalid":         func(r *v1alpha1.RootConfig) { r.Auto.ShardingSize = 65 },
+		"spec.root.auto.everyShardReplicas: Invalid":   func(r *v1alpha1.RootConfig) { r.Auto.EveryShardReplicas = 0 },
+		"spec.root.canary: Forbidden":                  func(r *v1alpha1.RootConfig) { r.Key = v1alpha1.KeyObject },
+		"spec.root.canary.replicas: Required":          func(r *v1alpha1.RootConfig) { r.Canary.Replicas = nil },
+		"spec.root.canary.inNamespaces[1]: Duplicate":  func(r *v1alpha1.RootConfig) { r.Canary.InNamespaces = []string{"a", "a"} },
+		"spec.root.canary.inNamespaces[0]: Invalid":    func(r *v1alpha1.RootConfig) { r.Canary.InNamespaces = []string{"a.b"} },
+		"spec.root.canary.inShardHash[0]: Invalid":     func(r *v1alpha1.RootConfig) { r.Canary.InShardHash = []string{"32"} },
+		"spec.root.canary.inShardHash[1]: Duplicate":   func(r *v1alpha1.RootConfig) { r.Canary.InShardHash = []string{"3", "3"} },
+		"a shardSelector knows neither buckets":        func(r *v1alpha1.RootConfig) { r.Method = v1alpha1.MethodServerSide },
+		"even namespace default would be the canary's": func(r *v1alpha1.RootConfig) { r.Canary = withCanary(r, nil, everyBucket()...).Canary },
+		"spec.root.method: Unsupported value: \"Labels\"": func(r *v1alpha1.RootConfig) {
+			r.Canary, r.Key, r.Method = nil, v1alpha1.KeyObject, v1alpha1.MethodLabels
+		},
 	} {
 		require.Contains(t, check(change), says)
 	}

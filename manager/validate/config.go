@@ -36,10 +36,10 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 			}
 		}
 	} else {
-		errs = append(errs, limits(c.Spec.Root.ResourceSelector, spec.Child("root", "resourceSelector"))...)
+		errs = append(errs, root(c, spec.Child("root"))...)
 	}
 	errs = append(errs, limits(c.Spec.Limits, spec.Child("limits"))...)
-	if ctl := c.Spec.Controller; ctl != nil {
+	if ctl := c.Spec.Controller; ctl != nil && c.Spec.Root == nil {
 		errs = append(errs, lock(ctl.LeaderElectionName, c.Name, spec.Child("controller", "leaderElectionName"))...)
 	}
 	return errs
@@ -55,6 +55,8 @@ func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
 	// A root selects nothing: members would lose their shard.
 	if (old.Spec.Root == nil) != (c.Spec.Root == nil) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "root"), "whether it is set "+message))
+	} else if c.Spec.Root != nil {
+		errs = append(errs, updateRoot(old.Spec.Root, c.Spec.Root, message)...)
 	}
 	return errs
 }

@@ -82,11 +82,19 @@ func TestSeed(t *testing.T) {
 
 func handle(t *testing.T, op admissionv1.Operation, c, old *v1alpha1.ShardingConfig, existing ...client.Object) admission.Response {
 	t.Helper()
+	return handleAs(t, "somebody", op, c, old, existing...)
+}
+
+const manager = "system:serviceaccount:mesh:manager"
+
+func handleAs(t *testing.T, user string, op admissionv1.Operation, c, old *v1alpha1.ShardingConfig, existing ...client.Object) admission.Response {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	require.NoError(t, corev1.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	w := &Webhook{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build()}
+	w := &Webhook{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build(), Manager: manager}
 	req := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Operation: op, Namespace: "ns", Name: c.Name}}
+	req.UserInfo.Username = user
 	var err error
 	req.Object.Raw, err = json.Marshal(c)
 	require.NoError(t, err)
@@ -104,9 +112,9 @@ func pod(name string, labels map[string]string) *corev1.Pod {
 
 func TestOverlapAtAdmission(t *testing.T) {
 	zero := config(t, "zero", good)
-	one := config(t, "one", strings.Replace(good, `shard: "0"`, `shard: "1"`, 1))
-	both := config(t, "both", strings.Replace(good, `{matchLabels: {shard: "0"}}`, `{matchExpressions: [{key: shard, operator: Exists}]}`, 1))
-	tier := config(t, "tier", strings.Replace(good, `shard: "0"`, `tier: x`, 1))
+	one := config(t, "one", strings.NewReplacer(`shard: "0"`, `shard: "1"`, "[b]", "[c]").Replace(good))
+	both := config(t, "both", strings.NewReplacer(`{matchLabels: {shard: "0"}}`, `{matchExpressions: [{key: shard, operator: Exists}]}`, "[b]", "[d]").Replace(good))
+	tier := config(t, "tier", strings.NewReplacer(`shard: "0"`, `tier: x`, "[b]", "[e]").Replace(good))
 
 	require.True(t, handle(t, admissionv1.Create, zero, nil).Allowed)
 	require.True(t, handle(t, admissionv1.Create, zero, nil, one).Allowed)

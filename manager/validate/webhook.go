@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -27,6 +28,8 @@ const Path = "/validate-shardingconfig"
 type Webhook struct {
 	// Reader reads without a cache: what was created a moment ago counts.
 	Reader client.Reader
+	// Manager is the manager's user name: the one that may write derived shards.
+	Manager string
 }
 
 // Handle implements admission.Handler.
@@ -36,18 +39,24 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	c.Namespace = req.Namespace
-	if c.DeletionTimestamp != nil {
-		return admission.Allowed("") // let finalizers go
-	}
-	errs := Config(c)
-	selectorIsNew := true
+	var old *v1alpha1.ShardingConfig
 	if req.Operation == admissionv1.Update {
-		old := &v1alpha1.ShardingConfig{}
+		old = &v1alpha1.ShardingConfig{}
 		if err := json.Unmarshal(req.OldObject.Raw, old); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
+	}
+	if req.UserInfo.Username != w.Manager {
+		if msg := meddling(old, c); msg != "" {
+			return refuse("Derived", msg)
+		}
+	}
+	if c.DeletionTimestamp != nil || derived(c) {
+		return admission.Allowed("") // let finalizers go; a derived shard is as good as its root
+	}
+	errs := Config(c)
+	if old != nil {
 		errs = append(errs, Update(old, c)...)
-		selectorIsNew = old.Spec.Root != nil || old.Spec.Selector == nil
 	}
 	if len(errs) > 0 {
 		return refuse("Invalid", errs.ToAggregate().Error())
@@ -61,16 +70,23 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if msg := sameLock(c, others); msg != "" {
 		return refuse("LockCollision", msg)
 	}
+	// What overlapped before can be mended step by step.
+	if msg := divided(c, others); msg != "" && (old == nil || divided(old, others) == "") {
+		return refuse("TwoOwners", msg)
+	}
 	allowed := admission.Allowed("")
 	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
 		allowed = allowed.WithWarnings("spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
 	}
-	if !selectorIsNew || c.Spec.Root != nil {
-		return allowed
+	if old != nil && old.Spec.Root == nil && old.Spec.Selector != nil {
+		return allowed // it selects what it did
 	}
 	var pods corev1.PodList
 	if err := w.Reader.List(ctx, &pods, client.InNamespace(c.Namespace), client.MatchingLabels{v1alpha1.EnableProxyLabel: "true"}); err != nil {
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing pods: %w", err))
+	}
+	if msg := rooted(c, others, pods.Items); msg != "" && (old == nil || rooted(old, others, pods.Items) == "") {
+		return refuse("Root", msg)
 	}
 	if msg := overlapping(c, others, pods.Items); msg != "" {
 		return refuse("Overlap", msg)
@@ -85,17 +101,33 @@ func refuse(reason, msg string) admission.Response {
 
 // sameLock finds another shard that would hold its lock under the same name.
 func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
-	if c.Spec.Controller == nil || c.Spec.Root != nil {
-		return ""
-	}
-	name := compile.UpstreamLock(c.Spec.Controller.LeaderElectionName, c.Name)
+	mine := locks(c)
 	for _, o := range others {
-		if o.Spec.Controller != nil && o.Spec.Root == nil && compile.UpstreamLock(o.Spec.Controller.LeaderElectionName, o.Name) == name {
-			return fmt.Sprintf("%s: the lock would be held as %s, the name under which ShardingConfig %s holds its own: give this object another name",
-				field.NewPath("spec", "controller", "leaderElectionName"), name, o.Name)
+		if o.Labels[v1alpha1.RootLabel] == c.Name {
+			continue // its own shard
+		}
+		for _, name := range locks(&o) {
+			if slices.Contains(mine, name) {
+				return fmt.Sprintf("%s: the lock would be held as %s, the name under which ShardingConfig %s holds its own: give this object another name",
+					field.NewPath("spec", "controller", "leaderElectionName"), name, o.Name)
+			}
 		}
 	}
 	return ""
+}
+
+// locks are the names under which the shards of a configuration hold theirs.
+func locks(c *v1alpha1.ShardingConfig) (names []string) {
+	switch ctl := c.Spec.Controller; {
+	case ctl == nil:
+	case c.Spec.Root == nil:
+		names = append(names, compile.UpstreamLock(ctl.LeaderElectionName, c.Name))
+	default:
+		for _, s := range layout.Shards(c.Spec.Root) {
+			names = append(names, compile.UpstreamLock(ctl.LeaderElectionName, s.Name))
+		}
+	}
+	return names
 }
 
 // overlapping finds another shard that selects a pod which this one selects:
@@ -108,7 +140,7 @@ func overlapping(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, p
 	}
 	for _, o := range others {
 		theirs, _ := compile.Members(&o)
-		if theirs == nil {
+		if theirs == nil || derived(&o) {
 			continue
 		}
 		for _, p := range pods {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
@@ -148,4 +149,30 @@ func FromProto(m *meshv1.Scope) (Scope, error) {
 		}
 	}
 	return canonical(sets), nil
+}
+
+// LabelSelector is the scope by the labels that the mesh stamps on objects, for
+// the namespaces that exist: "" for everything, which needs none. It is canonical.
+func (s Scope) LabelSelector(namespaces []string) string {
+	if s.Everything() {
+		return ""
+	}
+	if buckets, ok := s.OnlyBuckets(); ok {
+		values := make([]string, len(buckets))
+		for i, b := range buckets {
+			values[i] = strconv.Itoa(b)
+		}
+		return in(v1alpha1.ShardingHashLabel, values)
+	}
+	owned := slices.DeleteFunc(slices.Clone(namespaces), func(n string) bool { return !s.Owns(n) })
+	if len(owned) == 0 {
+		return v1alpha1.NamespaceLabel + ",!" + v1alpha1.NamespaceLabel
+	}
+	return in(v1alpha1.NamespaceLabel, owned)
+}
+
+// in is a requirement as labels.Selector spells it.
+func in(key string, values []string) string {
+	slices.Sort(values)
+	return key + " in (" + strings.Join(slices.Compact(values), ",") + ")"
 }

@@ -1,0 +1,127 @@
+package validate
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+)
+
+// root finds what is wrong with a configuration that derives shards.
+func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
+	errs := layout.Validate(c.Spec.Root, path)
+	errs = append(errs, limits(c.Spec.Root.ResourceSelector, path.Child("resourceSelector"))...)
+	if len(c.Spec.Root.ResourceSelector)+len(c.Spec.Limits) == 0 {
+		errs = append(errs, field.Required(path.Child("resourceSelector"), "list the resources that the shards divide"))
+	}
+	if ctl := c.Spec.Controller; ctl != nil {
+		for _, s := range layout.Shards(c.Spec.Root) {
+			if problems := lock(ctl.LeaderElectionName, s.Name, field.NewPath("spec", "controller", "leaderElectionName")); len(problems) > 0 {
+				errs = append(errs, problems...)
+				break // the others' names are alike
+			}
+		}
+	}
+	return errs
+}
+
+// updateRoot finds what an update of a root may not change: who holds what is
+// known by the names of shards, the pods and the keys.
+func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
+	var errs field.ErrorList
+	path := field.NewPath("spec", "root")
+	if old.Prefix != c.Prefix {
+		errs = append(errs, field.Forbidden(path.Child("prefix"), message))
+	}
+	wasKind, was := layout.Target(old)
+	if kind, name := layout.Target(c); kind != wasKind || name != was {
+		errs = append(errs, field.Forbidden(path.Child("targetRef"), message))
+	}
+	if (old.Key == v1alpha1.KeyObject) != (c.Key == v1alpha1.KeyObject) {
+		errs = append(errs, field.Forbidden(path.Child("key"), message))
+	}
+	return errs
+}
+
+// rooted finds another configuration in the way of a root, or a root in the way of
+// another configuration: names, locks or pods of both.
+func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
+	for _, o := range others {
+		if c.Spec.Root != nil && o.Spec.Root != nil {
+			kind, name := layout.Target(c.Spec.Root)
+			if k, n := layout.Target(o.Spec.Root); k == kind && n == name {
+				return fmt.Sprintf("spec.root: %s %s is divided by ShardingConfig %s already: delete that one, or name another workload", kind, name, o.Name)
+			}
+			if c.Spec.Root.Prefix == o.Spec.Root.Prefix {
+				return fmt.Sprintf("spec.root.prefix: the shards of ShardingConfig %s are named %s-... too: choose another prefix", o.Name, o.Spec.Root.Prefix)
+			}
+		}
+		if msg := named(c, &o); msg != "" {
+			return "spec.root.prefix: " + msg + ": choose another prefix"
+		}
+		if msg := named(&o, c); msg != "" {
+			return "metadata.name: " + msg + ": choose another name"
+		}
+		for _, p := range pods {
+			if !compile.Ended(&p) && (chosen(c, &o, &p) || chosen(&o, c, &p)) {
+				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and ShardingConfig %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, o.Name)
+			}
+		}
+	}
+	return ""
+}
+
+// named says that a shard of a root would have the name of another object.
+func named(r, o *v1alpha1.ShardingConfig) string {
+	if r.Spec.Root == nil || o.Labels[v1alpha1.RootLabel] == r.Name {
+		return ""
+	}
+	for _, s := range layout.Shards(r.Spec.Root) {
+		if s.Name == o.Name {
+			return fmt.Sprintf("a shard of ShardingConfig %s is named %s, as is another ShardingConfig", r.Name, s.Name)
+		}
+	}
+	return ""
+}
+
+// chosen tells whether a pod is of a root's workload and selected by a shard that
+// somebody wrote.
+func chosen(r, o *v1alpha1.ShardingConfig, p *corev1.Pod) bool {
+	if r.Spec.Root == nil || o.Spec.Root != nil || derived(o) || !layout.Selects(r.Spec.Root, p) {
+		return false
+	}
+	selector, _ := compile.Members(o)
+	return selector != nil && selector.Matches(labels.Set(p.Labels))
+}
+
+// derived tells whether a ShardingConfig is one that the manager made of a root.
+func derived(c *v1alpha1.ShardingConfig) bool {
+	_, ok := c.Labels[v1alpha1.RootLabel]
+	return ok
+}
+
+// meddling says that what only the manager may write was to be written: a derived
+// shard, or its mark. Finalizers, and what else does not mean anything to the
+// mesh, are anybody's. old is nil for what is created.
+func meddling(old, c *v1alpha1.ShardingConfig) string {
+	if old == nil {
+		if !derived(c) {
+			return ""
+		}
+		return fmt.Sprintf("metadata.labels: %s marks shards that the manager derived: remove the label, or write a ShardingConfig with spec.root", v1alpha1.RootLabel)
+	}
+	was, is := old.Labels[v1alpha1.RootLabel], c.Labels[v1alpha1.RootLabel]
+	if derived(old) == derived(c) && was == is && (!derived(c) || equality.Semantic.DeepEqual(old.Spec, c.Spec)) {
+		return ""
+	}
+	if !derived(old) {
+		was = is
+	}
+	return fmt.Sprintf("ShardingConfig %s is derived from %s, and only the manager writes its spec and its label %s: change spec.root of ShardingConfig %s", c.Name, was, v1alpha1.RootLabel, was)
+}

@@ -1,0 +1,172 @@
+package validate
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const rooting = `
+controller: {leaderElectionName: root-lock}
+root:
+  prefix: op
+  targetStatefulSet: op
+  canary: {replicas: 1, inNamespaces: [a], inShardHash: ["3"]}
+  auto: {shardingSize: 2, everyShardReplicas: 1}
+  resourceSelector: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]
+`
+
+func TestRoot(t *testing.T) {
+	require.Empty(t, Config(config(t, "r", rooting)))
+	for says, change := range map[string][2]string{
+		"spec.root.canary.inShardHash[0]: Invalid":                                     {`["3"]`, `["32"]`},
+		"spec.root.resourceSelector: Required":                                         {`resourceSelector: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]`, ""},
+		`spec.root.resourceSelector[0].relateResources[0].resources[0]: Invalid`:       {"resources: [pods]", `resources: ["*"]`},
+		"spec.controller.leaderElectionName: Invalid":                                  {"root-lock", strings.Repeat("l", 245)},
+		"spec.root.resourceSelector[0].selector.matchLabels: Invalid value: \"app/x/y": {`resources: [pods]}]}`, `resources: [pods]}], selector: {matchLabels: {app/x/y: a}}}`},
+	} {
+		changed := strings.Replace(rooting, change[0], change[1], 1)
+		require.NotEqual(t, rooting, changed)
+		require.ErrorContains(t, Config(config(t, "r", changed)).ToAggregate(), says)
+	}
+}
+
+func TestWhatARootIsKnownByStays(t *testing.T) {
+	old := config(t, "r", rooting)
+	for field, change := range map[string][2]string{
+		"spec.root.prefix":    {"prefix: op", "prefix: other"},
+		"spec.root.targetRef": {"targetStatefulSet: op", "targetStatefulSet: other"},
+		"spec.root.key":       {"canary: {replicas: 1, inNamespaces: [a], inShardHash: [\"3\"]}", "key: Object"},
+	} {
+		r := handle(t, admissionv1.Update, config(t, "r", strings.Replace(rooting, change[0], change[1], 1)), old)
+		require.False(t, r.Allowed, field)
+		require.Contains(t, r.Result.Message, field+": Forbidden")
+	}
+	same := strings.Replace(rooting, "targetStatefulSet: op", "key: Namespace\n  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: op}", 1)
+	require.True(t, handle(t, admissionv1.Update, config(t, "r", same), old).Allowed)
+}
+
+func TestRootsAmongOthers(t *testing.T) {
+	root := config(t, "r", rooting)
+	refused := func(says string, c *v1alpha1.ShardingConfig, existing ...*v1alpha1.ShardingConfig) {
+		t.Helper()
+		for _, e := range existing {
+			r := handle(t, admissionv1.Create, c, nil, e)
+			require.False(t, r.Allowed, says)
+			require.Contains(t, r.Result.Message, says)
+		}
+	}
+	other := strings.NewReplacer("root-lock", "other-lock", "targetStatefulSet: op", "targetStatefulSet: other").Replace(rooting)
+	refused("another prefix", config(t, "r2", other), root)
+	refused("StatefulSet op is divided by ShardingConfig r already", config(t, "r2", strings.NewReplacer("root-lock", "other-lock", "prefix: op", "prefix: other").Replace(rooting)), root)
+	require.True(t, handle(t, admissionv1.Create, config(t, "r2", strings.Replace(other, "prefix: op", "prefix: other", 1)), nil, root).Allowed)
+	refused("is named op-1-normal, as is another", root, config(t, "op-1-normal", good))
+	refused("choose another name", config(t, "op-1-normal", good), root)
+
+	yes := true
+	running := pod("op-0", map[string]string{"shard": "0"})
+	running.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "op", Controller: &yes, UID: "1"}}
+	for c, existing := range map[*v1alpha1.ShardingConfig]*v1alpha1.ShardingConfig{root: config(t, "zero", good), config(t, "zero", good): root} {
+		r := handle(t, admissionv1.Create, c, nil, existing, running)
+		require.False(t, r.Allowed)
+		require.Contains(t, r.Result.Message, "pod op-0 ")
+		ended := running.DeepCopy()
+		ended.Status.Phase = corev1.PodSucceeded
+		require.True(t, handle(t, admissionv1.Create, c, nil, existing, ended).Allowed)
+	}
+}
+
+func TestDerivedShardsAreTheManagers(t *testing.T) {
+	root := config(t, "r", rooting)
+	child := config(t, "op-1-normal", `
+selector: {matchLabels: {ctrlmesh.kusionstack.io/shard: op-1-normal}}
+controller: {leaderElectionName: root-lock}
+limits: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]
+`)
+	child.Labels = map[string]string{v1alpha1.RootLabel: "r"}
+	changed := child.DeepCopy()
+	changed.Spec.Isolation = v1alpha1.IsolationOff
+	unmarked := child.DeepCopy()
+	unmarked.Labels = nil
+	finalized := child.DeepCopy()
+	finalized.Finalizers = []string{"foregroundDeletion"}
+
+	require.True(t, handleAs(t, manager, admissionv1.Create, child, nil, root).Allowed)
+	require.True(t, handleAs(t, manager, admissionv1.Update, changed, child, root).Allowed)
+	require.True(t, handleAs(t, "system:serviceaccount:kube-system:generic-garbage-collector", admissionv1.Update, finalized, child, root).Allowed)
+	require.True(t, handle(t, admissionv1.Update, root, root, child).Allowed, "its own shards are not in its way")
+
+	going := changed.DeepCopy()
+	now := metav1.Now()
+	going.DeletionTimestamp = &now
+	for _, c := range []*v1alpha1.ShardingConfig{changed, unmarked, going} {
+		r := handle(t, admissionv1.Update, c, child, root)
+		require.False(t, r.Allowed)
+		require.Contains(t, r.Result.Message, "change spec.root of ShardingConfig r")
+	}
+	require.False(t, handle(t, admissionv1.Update, child, unmarked, root).Allowed)
+	r := handle(t, admissionv1.Create, child, nil, root)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "remove the label")
+}
+
+func TestTwoOwners(t *testing.T) {
+	shard := func(name, selector string) *v1alpha1.ShardingConfig {
+		return config(t, name, `
+selector: {matchLabels: {shard: "`+name+`"}}
+controller: {leaderElectionName: lock}
+limits: [{relateResources: [{apiGroups: ["", apps], resources: [pods, deployments]}], selector: {`+selector+`}}]
+`)
+	}
+	named := func(op, values string) string {
+		return "matchExpressions: [{key: ctrlmesh.kusionstack.io/namespace, operator: " + op + ", values: [" + values + "]}]"
+	}
+	hashed := func(op, values string) string {
+		return "matchExpressions: [{key: ctrlmesh.kusionstack.io/sharding-hash, operator: " + op + ", values: [" + values + "]}]"
+	}
+	for _, c := range []struct{ a, b, says string }{
+		{named("In", "a, b"), named("In", "c"), ""},
+		{named("In", "a, b"), named("In", "b, c"), "namespace=b"},
+		{named("In", "a, b"), named("NotIn", "a, b"), ""},
+		{named("In", "a, b"), named("NotIn", "a"), "namespace=b"},
+		{named("NotIn", "a"), named("NotIn", "b"), "namespace=example-0"},
+		{hashed("In", `"1", "2"`), hashed("NotIn", `"1", "2"`), ""},
+		{hashed("In", `"1", "2"`), hashed("In", `"2", "3"`), "sharding-hash=2"},
+		{named("In", "default"), hashed("In", `"13"`), "namespace=default"}, // is in 13
+		{named("In", "default"), hashed("NotIn", `"13"`), ""},
+		{"matchLabels: {app: x}", "matchLabels: {app: z}", ""},
+		{"matchLabels: {app: x}", "matchLabels: {tier: z}", "app=x,tier=z"},
+		{named("In", "a") + ", matchLabels: {app: x}", named("In", "a") + ", matchLabels: {app: z}", ""},
+	} {
+		a, b := shard("a", c.a), shard("b", c.b)
+		for _, pair := range [][2]*v1alpha1.ShardingConfig{{a, b}, {b, a}} {
+			r := handle(t, admissionv1.Create, pair[0], nil, pair[1])
+			require.Equal(t, c.says == "", r.Allowed, "%s and %s: %v", c.a, c.b, r.Result)
+			if c.says != "" {
+				require.Contains(t, r.Result.Message, c.says)
+			}
+		}
+	}
+
+	a, b := shard("a", named("In", "a")), shard("b", named("In", "b"))
+	both := shard("b", named("In", "a, b"))
+	require.False(t, handle(t, admissionv1.Update, both, b, a).Allowed, "an update is checked against the others")
+	require.True(t, handle(t, admissionv1.Update, both, both, a).Allowed, "what is so already can be mended")
+	elsewhere := both.DeepCopy()
+	elsewhere.Spec.Controller.LeaderElectionName = "another"
+	require.True(t, handle(t, admissionv1.Create, elsewhere, nil, a).Allowed, "another operator")
+	services := both.DeepCopy()
+	services.Spec.Limits[0].RelateResources[0].Resources = []string{"services"}
+	require.True(t, handle(t, admissionv1.Create, services, nil, a).Allowed, "nothing in common")
+	star := both.DeepCopy()
+	star.Spec.Limits[0].RelateResources[0] = v1alpha1.ResourceGroup{APIGroups: []string{"*"}, Resources: []string{"deployments"}}
+	require.Contains(t, handle(t, admissionv1.Create, star, nil, a).Result.Message, "deployments")
+	root := config(t, "r", strings.Replace(rooting, "root-lock", "lock", 1))
+	require.Contains(t, handle(t, admissionv1.Create, a, nil, root).Result.Message, "would be owned by this and by ShardingConfig r")
+}
