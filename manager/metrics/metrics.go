@@ -105,17 +105,17 @@ func init() {
 	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, StampedObjects, AdmissionRefusals)
 }
 
-// ForgetShards forgets the shards of a root.
-func ForgetShards(namespace, config string) {
-	of := prometheus.Labels{"namespace": namespace, "config": config}
-	ShardNamespaces.DeletePartialMatch(of)
-	ShardWeight.DeletePartialMatch(of)
+// ForgetShard forgets a shard of a root.
+func ForgetShard(namespace, config, shard string) {
+	ShardNamespaces.DeleteLabelValues(namespace, config, shard)
+	ShardWeight.DeleteLabelValues(namespace, config, shard)
 }
 
 // ForgetRoot forgets a root that is no more.
 func ForgetRoot(namespace, config string) {
-	ForgetShards(namespace, config)
 	of := prometheus.Labels{"namespace": namespace, "config": config}
+	ShardNamespaces.DeletePartialMatch(of)
+	ShardWeight.DeletePartialMatch(of)
 	Handovers.DeletePartialMatch(of)
 	HandoverPending.Delete(of)
 	ShardSkew.Delete(of)

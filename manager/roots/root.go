@@ -33,7 +33,8 @@ type root struct {
 
 	plan
 	restarting
-	blocked bool // people were told
+	blocked bool     // people were told
+	counted []string // shards with metrics
 }
 
 // round is a round of one root. config is as watched; what must not be stale is

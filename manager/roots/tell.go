@@ -2,6 +2,7 @@ package roots
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,10 +114,17 @@ func (rt *root) count(config *v1alpha1.ShardingConfig) {
 	if root == nil {
 		return
 	}
-	metrics.ForgetShards(config.Namespace, config.Name)
+	before := rt.counted
+	rt.counted = nil
 	for _, s := range root.Shards {
+		rt.counted = append(rt.counted, s.Name)
 		metrics.ShardNamespaces.WithLabelValues(config.Namespace, config.Name, s.Name).Set(float64(s.Namespaces))
 		metrics.ShardWeight.WithLabelValues(config.Namespace, config.Name, s.Name).Set(float64(s.Weight))
+	}
+	for _, shard := range before {
+		if !slices.Contains(rt.counted, shard) {
+			metrics.ForgetShard(config.Namespace, config.Name, shard)
+		}
 	}
 	var skew float64
 	if _, err := fmt.Sscanf(root.Skew, "%g", &skew); err == nil {
