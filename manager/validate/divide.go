@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
@@ -19,7 +20,7 @@ func divided(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) strin
 		return ""
 	}
 	for _, o := range others {
-		if o.Spec.Controller == nil || derived(&o) || o.Spec.Controller.LeaderElectionName != c.Spec.Controller.LeaderElectionName {
+		if o.Spec.Controller == nil || compile.Derived(&o) || o.Spec.Controller.LeaderElectionName != c.Spec.Controller.LeaderElectionName {
 			continue
 		}
 		for _, resource := range common(divides(c), divides(&o)) {

@@ -93,17 +93,11 @@ func named(r, o *v1alpha1.ShardingConfig) string {
 // chosen tells whether a pod is of a root's workload and selected by a shard that
 // somebody wrote.
 func chosen(r, o *v1alpha1.ShardingConfig, p *corev1.Pod) bool {
-	if r.Spec.Root == nil || o.Spec.Root != nil || derived(o) || !layout.Selects(r.Spec.Root, p) {
+	if r.Spec.Root == nil || o.Spec.Root != nil || !layout.Selects(r.Spec.Root, p) {
 		return false
 	}
 	selector, _ := compile.Members(o)
 	return selector != nil && selector.Matches(labels.Set(p.Labels))
-}
-
-// derived tells whether a ShardingConfig is one that the manager made of a root.
-func derived(c *v1alpha1.ShardingConfig) bool {
-	_, ok := c.Labels[v1alpha1.RootLabel]
-	return ok
 }
 
 // meddling says that what only the manager may write was to be written: a derived
@@ -111,16 +105,16 @@ func derived(c *v1alpha1.ShardingConfig) bool {
 // mesh, are anybody's. old is nil for what is created.
 func meddling(old, c *v1alpha1.ShardingConfig) string {
 	if old == nil {
-		if !derived(c) {
+		if !compile.Derived(c) {
 			return ""
 		}
 		return fmt.Sprintf("metadata.labels: %s marks shards that the manager derived: remove the label, or write a ShardingConfig with spec.root", v1alpha1.RootLabel)
 	}
 	was, is := old.Labels[v1alpha1.RootLabel], c.Labels[v1alpha1.RootLabel]
-	if derived(old) == derived(c) && was == is && (!derived(c) || equality.Semantic.DeepEqual(old.Spec, c.Spec)) {
+	if compile.Derived(old) == compile.Derived(c) && was == is && (!compile.Derived(c) || equality.Semantic.DeepEqual(old.Spec, c.Spec)) {
 		return ""
 	}
-	if !derived(old) {
+	if !compile.Derived(old) {
 		was = is
 	}
 	return fmt.Sprintf("ShardingConfig %s is derived from %s, and only the manager writes its spec and its label %s: change spec.root of ShardingConfig %s", c.Name, was, v1alpha1.RootLabel, was)

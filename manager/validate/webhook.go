@@ -51,7 +51,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 			return refuse("Derived", msg)
 		}
 	}
-	if c.DeletionTimestamp != nil || derived(c) {
+	if c.DeletionTimestamp != nil || compile.Derived(c) {
 		return admission.Allowed("") // let finalizers go; a derived shard is as good as its root
 	}
 	errs := Config(c)
@@ -140,7 +140,7 @@ func overlapping(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, p
 	}
 	for _, o := range others {
 		theirs, _ := compile.Members(&o)
-		if theirs == nil || derived(&o) {
+		if theirs == nil {
 			continue
 		}
 		for _, p := range pods {
