@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"strings"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
@@ -17,40 +16,44 @@ type Handover struct {
 // Took is the time from its beginning to its end.
 func (h Handover) Took() time.Duration { return h.Settled.Sub(h.Began) }
 
-// Handovers are the moves from one shard to another that states tell of. A move that
-// was called off, because its keys are to go elsewhere by now, is none.
+// Handovers are the moves from one shard to another that states tell of. One that was
+// called off, because its keys are to go elsewhere by now, is none. Keys that join a
+// move while it is under way are part of it.
 func Handovers(states []State) []Handover {
 	type move struct {
 		Handover
 		keys scope.Scope
 	}
 	var out []Handover
-	open := map[string]move{}
+	var open []move
 	for _, s := range states {
-		under := map[string]move{}
+		under := map[int]bool{} // of open
 		for _, h := range s.Root.Handovers {
-			if h.From == "" || h.To == "" {
+			keys, err := scope.Parse(h.Keys)
+			if err != nil || h.From == "" || h.To == "" {
 				continue
 			}
-			id := strings.Join(append([]string{h.From, h.To}, h.Keys...), " ")
-			m, ok := open[id]
-			if !ok {
-				keys, err := scope.Parse(h.Keys)
-				if err != nil { // it says nothing that could be counted
-					continue
+			known := false
+			for i, m := range open {
+				if m.From == h.From && m.To == h.To && m.keys.Overlaps(keys) {
+					known, under[i] = true, true
 				}
-				m = move{Handover{From: h.From, To: h.To, Began: s.Received}, keys}
 			}
-			under[id] = m
-		}
-		for id, m := range open {
-			if _, still := under[id]; still || !m.keys.Minus(s.held[m.To]).Empty() {
-				continue
+			if !known {
+				under[len(open)] = true
+				open = append(open, move{Handover{From: h.From, To: h.To, Began: s.Received}, keys})
 			}
-			m.Settled = s.Ended
-			out = append(out, m.Handover)
 		}
-		open = under
+		var still []move
+		for i, m := range open {
+			if under[i] {
+				still = append(still, m)
+			} else if m.keys.Overlaps(s.held[m.To]) {
+				m.Settled = s.Ended
+				out = append(out, m.Handover)
+			}
+		}
+		open = still
 	}
 	return out
 }

@@ -99,7 +99,7 @@ exit 0`
 // inPod is what of the mesh is in a member's network: chains, and sockets that are
 // of no process of the pod.
 func (w *world) inPod(ctx context.Context, m *member) ([]string, error) {
-	rules, err := w.inNetns(ctx, m, "bash", "-c",
+	rules, err := w.inNetns(ctx, m.Pod, "bash", "-c",
 		`for t in iptables-save ip6tables-save iptables-legacy-save ip6tables-legacy-save 'nft list ruleset'; do $t 2>/dev/null | grep -i ctrlmesh | sed 's/^/rule /'; done; exit 0`)
 	if err != nil {
 		return nil, err

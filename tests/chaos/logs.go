@@ -142,16 +142,26 @@ func (w *world) mark() (mark, error) {
 	return mark{time.Now(), info.Size()}, nil
 }
 
-// requests are those of the pods (namespace/name) since m, as the apiserver recorded them.
-func (w *world) requests(m mark, pods ...string) ([]audit.Request, error) {
+// since is the audit log from m on.
+func (w *world) since(m mark) (*os.File, error) {
 	f, err := os.Open(w.AuditLog())
 	if err != nil {
 		return nil, fmt.Errorf("reading the audit log: %w", err)
 	}
-	defer f.Close()
 	if _, err := f.Seek(m.offset, io.SeekStart); err != nil {
+		_ = f.Close()
 		return nil, fmt.Errorf("reading the audit log: %w", err)
 	}
+	return f, nil
+}
+
+// requests are those of the pods (namespace/name) since m, as the apiserver recorded them.
+func (w *world) requests(m mark, pods ...string) ([]audit.Request, error) {
+	f, err := w.since(m)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
 	return audit.Requests(f, audit.Callers{Pods: pods, Since: m.at})
 }
 

@@ -6,6 +6,8 @@ import (
 	"os"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -50,7 +52,7 @@ func inNetns(command ...string) func(context.Context, *world, string) error {
 			if m.Spec.NodeName != node || m.way != "iptables" {
 				continue
 			}
-			if _, err := w.inNetns(ctx, m, command...); err != nil {
+			if _, err := w.inNetns(ctx, m.Pod, command...); err != nil {
 				return err
 			}
 		}
@@ -67,14 +69,14 @@ func (w *world) onNode(ctx context.Context, node string, args ...string) (string
 	return w.NodeExec(ctx, node, append([]string{self, onNodeCommand}, args...)...)
 }
 
-// inNetns runs a node's command in the network of a member.
-func (w *world) inNetns(ctx context.Context, m *member, command ...string) (string, error) {
+// inNetns runs a node's command in the network of a pod.
+func (w *world) inNetns(ctx context.Context, pod *corev1.Pod, command ...string) (string, error) {
 	const enter = `uid=$1; shift
 for p in /proc/[0-9]*; do
   if grep -qs "pod$uid" "$p/cgroup"; then exec nsenter --net="$p/ns/net" "$@"; fi
 done
 echo "no process of pod $uid" >&2; exit 1`
-	return w.NodeExec(ctx, m.Spec.NodeName, append([]string{"bash", "-c", enter, "bash", string(m.UID)}, command...)...)
+	return w.NodeExec(ctx, pod.Spec.NodeName, append([]string{"bash", "-c", enter, "bash", string(pod.UID)}, command...)...)
 }
 
 // losses takes the redirections away, again and again. Each must be noticed and

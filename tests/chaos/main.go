@@ -30,7 +30,8 @@ type part struct {
 	run  func(context.Context, *world, *result) error
 }
 
-// suites by their name. The last part of capture leaves no mesh to test.
+// suites by their name. The last part of capture leaves no mesh to test; those of
+// sharding have an operator of their own each.
 var suites = map[string][]part{
 	"capture": {
 		{"starts", starts},
@@ -40,6 +41,16 @@ var suites = map[string][]part{
 		{"failures", failures},
 		{"hostile", hostile},
 		{"cleanup", cleanup},
+	},
+	shardingSuite: {
+		{"explore", explore},
+		{"scale", scale},
+		{"canary", canary},
+		{"restart", restart},
+		{"storm", storm},
+		{"balance", balance},
+		{"failover", failover},
+		{"unfenced", unfenced},
 	},
 }
 
@@ -104,7 +115,7 @@ func run(ctx context.Context, suite, only string) (bool, error) {
 func choose(suite, only string) ([]part, error) {
 	parts, ok := suites[suite]
 	if !ok {
-		return nil, fmt.Errorf("no suite %q: there is capture", suite)
+		return nil, fmt.Errorf("no suite %q: there are capture and sharding", suite)
 	}
 	if only == "" {
 		return parts, nil

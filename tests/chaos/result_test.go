@@ -9,10 +9,10 @@ import (
 )
 
 func good() *result {
-	r := &result{
+	r := &result{captureCounts: captureCounts{
 		modes: ways, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
 		losses: 20, repaired: 20, openDirect: "ok", looked: true, held: 9, of: 9,
-	}
+	}}
 	for _, p := range suites["capture"] {
 		r.ran = append(r.ran, p.name)
 	}
@@ -59,24 +59,79 @@ func TestResult(t *testing.T) {
 
 // What did not run is not counted, and is not taken for good.
 func TestResultOfSomeParts(t *testing.T) {
-	r := &result{ran: []string{"cleanup"}, modes: ways, looked: true}
+	r := &result{ran: []string{"cleanup"}, captureCounts: captureCounts{modes: ways, looked: true}}
 	require.Empty(t, r.wrong("capture"))
 	require.Contains(t, r.line("capture"), " starts=- leaked=- ")
 	require.Contains(t, r.line("capture"), " cleanup_left=0 ")
 	require.NotEmpty(t, (&result{}).wrong("capture"))
 }
 
-// Every count is taken by a part that there is, and every part takes a count.
+func goodSharding() *result {
+	r := &result{sharding: shardingCounts{
+		handovers: 200, took: []time.Duration{time.Second}, kills: 23, partitions: 4, skew: 1.04,
+		failovers: []time.Duration{2 * time.Second}, explored: 1000,
+	}}
+	for _, p := range suites[shardingSuite] {
+		r.ran = append(r.ran, p.name)
+	}
+	return r
+}
+
+func TestShardingResult(t *testing.T) {
+	r := goodSharding()
+	require.Empty(t, r.wrong(shardingSuite))
+	require.Equal(t, "sharding: handovers=200 double_writes=0 lost_objects=0 orphan_ranges=0 kills=23 partitions=4 handover_p50_ms=1000 "+
+		"handover_p99_ms=1000 skew_max=1.04 failover_p99_ms=2000 states_explored=1000", r.line(shardingSuite))
+
+	for _, c := range []struct {
+		says  string
+		spoil func(*shardingCounts)
+	}{
+		{"handovers=199", func(c *shardingCounts) { c.handovers-- }},
+		{"double_writes=1", func(c *shardingCounts) { c.doubleWrites++ }},
+		{"lost_objects=1", func(c *shardingCounts) { c.lost++ }},
+		{"orphan_ranges=1", func(c *shardingCounts) { c.orphans++ }},
+		{"kills=19", func(c *shardingCounts) { c.kills = 19 }},
+		{"partitions=3", func(c *shardingCounts) { c.partitions-- }},
+		{"handover_p50_ms=0", func(c *shardingCounts) { c.took = nil }},
+		{"handover_p99_ms=30001", func(c *shardingCounts) { c.took = []time.Duration{30001 * time.Millisecond} }},
+		{"skew_max=1.30", func(c *shardingCounts) { c.skew = 1.3 }},
+		{"skew_max=0.00", func(c *shardingCounts) { c.skew = 0 }},
+		{"failover_p99_ms=5001", func(c *shardingCounts) { c.failovers = append(c.failovers, 5001*time.Millisecond) }},
+		{"failover_p99_ms=0", func(c *shardingCounts) { c.failovers = nil }},
+		{"states_explored=0", func(c *shardingCounts) { c.explored = 0 }},
+	} {
+		t.Run(c.says, func(t *testing.T) {
+			r := goodSharding()
+			c.spoil(&r.sharding)
+			require.Contains(t, r.wrong(shardingSuite), c.says)
+		})
+	}
+
+	sum := 0
+	for _, n := range handoversOf {
+		sum += n
+	}
+	require.Equal(t, 200, sum)
+	some := &result{ran: []string{"restart"}, sharding: shardingCounts{handovers: 10, took: []time.Duration{1}}}
+	require.Empty(t, some.wrong(shardingSuite))
+	require.Contains(t, some.line(shardingSuite), " kills=- partitions=- ")
+}
+
+// Every count is taken by a part that there is, and every part takes a count but
+// that which proves the judge.
 func TestCountsHaveParts(t *testing.T) {
-	var counted []string
-	for _, f := range good().fields() {
-		counted = append(counted, f.parts...)
+	for suite, r := range map[string]*result{"capture": good(), shardingSuite: goodSharding()} {
+		counted := []string{"unfenced"}
+		for _, f := range r.fields(suite) {
+			counted = append(counted, f.parts...)
+		}
+		for _, p := range suites[suite] {
+			require.Contains(t, counted, p.name)
+			counted = slices.DeleteFunc(counted, func(part string) bool { return part == p.name })
+		}
+		require.Subset(t, []string{"unfenced"}, counted, "parts that there are not")
 	}
-	for _, p := range suites["capture"] {
-		require.Contains(t, counted, p.name)
-		counted = slices.DeleteFunc(counted, func(part string) bool { return part == p.name })
-	}
-	require.Empty(t, counted, "parts that there are not")
 }
 
 func TestPercentile(t *testing.T) {
@@ -97,6 +152,6 @@ func TestChoose(t *testing.T) {
 	require.Equal(t, "cleanup", parts[1].name)
 	_, err = choose("capture", "kils")
 	require.ErrorContains(t, err, `no part ["kils"]`)
-	_, err = choose("sharding", "")
+	_, err = choose("shading", "")
 	require.ErrorContains(t, err, "no suite")
 }

@@ -17,6 +17,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
 const (
@@ -40,11 +41,12 @@ type world struct {
 	begun time.Time
 
 	members []*member // of the fleet, once there is one
+	tenants []string  // of the operator, once there are some
 	stop    func()    // ends the reading of logs
 }
 
 func newWorld(ctx context.Context) (*world, error) {
-	c, err := kube.Connect()
+	c, err := kube.Connect(tallyv1.AddToScheme)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// waits are how long objects have waited for somebody to reconcile what they became.
+type waits struct {
+	open    map[types.NamespacedName]wait
+	longest map[string]wait // by namespace
+}
+
+// wait is for a generation, since it was written.
+type wait struct {
+	object     types.NamespacedName
+	generation int64
+	since      time.Time
+	took       time.Duration
+}
+
+func newWaits() *waits {
+	return &waits{open: map[types.NamespacedName]wait{}, longest: map[string]wait{}}
+}
+
+// wrote notes that an object has a new generation. Who reconciles it has also
+// reconciled those before, so one that waits already goes on waiting for its own.
+func (w *waits) wrote(object types.NamespacedName, generation int64, at time.Time) {
+	if _, waits := w.open[object]; !waits {
+		w.open[object] = wait{object: object, generation: generation, since: at}
+	}
+}
+
+// saw notes up to which generation an object was reconciled at a time.
+func (w *waits) saw(object types.NamespacedName, reconciled int64, at time.Time) {
+	open, ok := w.open[object]
+	if !ok {
+		return
+	}
+	open.took = at.Sub(open.since)
+	if open.took > w.longest[object.Namespace].took {
+		w.longest[object.Namespace] = open
+	}
+	if reconciled >= open.generation {
+		delete(w.open, object)
+	}
+}
+
+// longer are the namespaces with an object that has waited for longer than a time.
+func (w *waits) longer(than time.Duration) (out []wait) {
+	for _, l := range w.longest {
+		if l.took > than {
+			out = append(out, l)
+		}
+	}
+	slices.SortFunc(out, func(a, b wait) int { return strings.Compare(a.object.String(), b.object.String()) })
+	return out
+}
+
+func (w wait) String() string {
+	return fmt.Sprintf("%s waited %v for a reconcile, from %s on", w.object, w.took.Round(time.Millisecond), w.since.UTC().Format("15:04:05.000"))
+}
