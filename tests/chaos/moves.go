@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -129,8 +130,14 @@ func balance(ctx context.Context, w *world, r *result) error {
 		if err != nil {
 			return err
 		}
+		// The manager counts every some minutes, and whoever leads next at once.
+		if err := killManager(ctx, o, nil, &r.sharding); err != nil {
+			return err
+		}
 		after := uneven
-		err = o.until(ctx, "the shards to be balanced", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, settling)
+		defer cancel()
+		err = kube.Until(ctx, "the shards to be balanced", func(ctx context.Context) error {
 			if after, _, err = o.skew(ctx); err != nil {
 				return err
 			}
