@@ -239,7 +239,7 @@ func (o *operator) settled(ctx context.Context) error {
 			}
 		}
 		if orphans, err := o.orphans(s); err != nil || len(orphans) > 0 {
-			return errors.Join(err, fmt.Errorf("nobody holds %v", orphans))
+			return errors.Join(err, fmt.Errorf("nobody holds %d tenants", len(orphans)))
 		}
 		set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: o.home, Name: operatorName}}
 		return o.RolledOut(ctx, set)
@@ -375,7 +375,7 @@ func (o *operator) judge(ctx context.Context, r *result) error {
 		}
 		c.orphans += len(orphans)
 		if len(orphans) > 0 {
-			o.say("  ! nobody holds %v", orphans)
+			o.say("  ! nobody holds %d tenants: %s, for one", len(orphans), orphans[0])
 		}
 	}
 	states, writes, err := o.evidence()
