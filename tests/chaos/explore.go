@@ -2,29 +2,24 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os/exec"
-	"regexp"
-	"strconv"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/handover/explore"
 )
 
-// exploredStates is how the explorer of manager/handover tells of its work.
-var exploredStates = regexp.MustCompile(`states_explored=(\d+)`)
-
-// explore goes through every state of a small world, without a cluster.
-func explore(ctx context.Context, w *world, r *result) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-run", "Explore", "-v", "./manager/handover")
-	cmd.Dir = w.Root
-	out, err := cmd.CombinedOutput()
+// explored goes through every state of small worlds, without a cluster.
+func explored(_ context.Context, _ *world, r *result) error {
+	report, err := explore.Run(explore.Quick()...)
 	if err != nil {
-		return fmt.Errorf("exploring: %w: %s", err, out)
+		return fmt.Errorf("exploring: %w", err)
 	}
-	for _, found := range exploredStates.FindAllSubmatch(out, -1) {
-		n, err := strconv.Atoi(string(found[1]))
-		if err != nil {
-			return fmt.Errorf("exploring: %w", err)
-		}
-		r.sharding.explored += n
+	r.sharding.explored = report.States
+	if report.Violation != "" {
+		return fmt.Errorf("exploring: %s", report.Violation)
+	}
+	if !report.Whole {
+		return errors.New("exploring: some states were left out")
 	}
 	return nil
 }

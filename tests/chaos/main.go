@@ -43,7 +43,7 @@ var suites = map[string][]part{
 		{"cleanup", cleanup},
 	},
 	shardingSuite: {
-		{"explore", explore},
+		{"explore", explored},
 		{"scale", scale},
 		{"canary", canary},
 		{"restart", restart},
