@@ -138,10 +138,11 @@ func balance(ctx context.Context, w *world, r *result) error {
 		ctx, cancel := context.WithTimeout(ctx, settling)
 		defer cancel()
 		err = kube.Until(ctx, "the shards to be balanced", func(ctx context.Context) error {
-			if after, _, err = o.skew(ctx); err != nil {
+			now, _, err := o.skew(ctx)
+			if err != nil {
 				return err
 			}
-			if after > maxSkew {
+			if after = now; after > maxSkew {
 				return fmt.Errorf("the heaviest is %.2f times the mean", after)
 			}
 			return o.settled(ctx)

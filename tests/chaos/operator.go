@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
@@ -85,6 +86,9 @@ func (w *world) operate(ctx context.Context, part string, spec meshv1alpha1.Shar
 		return nil, err
 	}
 	o := &operator{world: w, part: part, home: home, begun: begun}
+	if err := w.letWeigh(ctx, home); err != nil {
+		return o, err
+	}
 	spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: operatorLock}
 	spec.Root.Prefix = operatorName
 	spec.Root.TargetRef = &meshv1alpha1.TargetRef{Kind: "StatefulSet", Name: operatorName}
@@ -137,6 +141,21 @@ func (w *world) statefulSet(home string, replicas int32) (*appsv1.StatefulSet, e
 	pod.ServiceAccountName = probeAccount
 	pod.Containers[0].Args = append(pod.Containers[0].Args, "-refresh="+refresh)
 	return set, nil
+}
+
+// letWeigh lets the manager count the objects, as long as a namespace is there.
+func (w *world) letWeigh(ctx context.Context, home string) error {
+	var ns corev1.Namespace
+	if err := w.Get(ctx, client.ObjectKey{Name: home}, &ns); err != nil {
+		return fmt.Errorf("reading namespace %s: %w", home, err)
+	}
+	return w.create(ctx, &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: home, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}},
+			Labels: map[string]string{meshv1alpha1.GroupName + "/aggregate-to-stamp": "true"},
+		},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}, Verbs: []string{"list"}}},
+	})
 }
 
 // makeTenants makes what the operator looks after, once in a run.

@@ -50,6 +50,14 @@ func (w *waits) saw(object types.NamespacedName, reconciled int64, at time.Time)
 	}
 }
 
+// away notes that for a time nobody could have reconciled anything.
+func (w *waits) away(d time.Duration) {
+	for object, open := range w.open {
+		open.since = open.since.Add(d)
+		w.open[object] = open
+	}
+}
+
 // longer are the namespaces with an object that has waited for longer than a time.
 func (w *waits) longer(than time.Duration) (out []wait) {
 	for _, l := range w.longest {

@@ -22,7 +22,8 @@ func TestWaits(t *testing.T) {
 	require.Empty(t, w.longer(5*time.Second))
 	w.saw(one, 2, at(10)) // the one that it waited for; the next is another wait
 	w.wrote(one, 4, at(11))
-	w.saw(one, 4, at(12))
+	w.away(20 * time.Second) // no wait of one's own
+	w.saw(one, 4, at(32))
 	require.Empty(t, w.open)
 	long := w.longer(5 * time.Second)
 	require.Len(t, long, 1)

@@ -16,9 +16,10 @@ import (
 const (
 	writeEvery = 100 * time.Millisecond
 	lookEvery  = 500 * time.Millisecond
-	// maxWait is how long an object may wait for its operator. A process that is
-	// killed may hold its lock for 15 s more, and its pod may have to start.
-	maxWait = time.Minute
+	// maxWait is how long an object may wait for its operator. A client whose watches
+	// end again and again waits for up to a minute before it asks anew, and a process
+	// that is killed may hold its lock for 15 s more.
+	maxWait = 90 * time.Second
 )
 
 // writer changes the operator's objects all the time, one after the other, and
@@ -29,12 +30,13 @@ type writer struct {
 
 	mu      sync.Mutex
 	objects []tallyv1.Tally
+	looked  time.Time
 	waits   *waits
 }
 
 func (w *world) startWriter() *writer {
 	ctx, cancel := context.WithCancel(context.Background())
-	wr := &writer{world: w, waits: newWaits()}
+	wr := &writer{world: w, waits: newWaits(), looked: time.Now()}
 	var loops sync.WaitGroup
 	loops.Go(func() { every(ctx, writeEvery, wr.change) })
 	loops.Go(func() { every(ctx, lookEvery, wr.look) })
@@ -77,15 +79,20 @@ func (w *writer) change(ctx context.Context, n int) {
 // look reads all objects.
 func (w *writer) look(ctx context.Context, _ int) {
 	var list tallyv1.TallyList
-	if err := w.List(ctx, &list); err != nil {
-		return
-	}
+	err := w.List(ctx, &list)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	now := time.Now()
+	away := now.Sub(w.looked)
+	w.looked = now
+	if err != nil {
+		w.waits.away(away)
+		return
+	}
 	w.objects = list.Items
 	for i := range list.Items {
 		t := &list.Items[i]
-		w.waits.saw(client.ObjectKeyFromObject(t), t.Status.ObservedGeneration, time.Now())
+		w.waits.saw(client.ObjectKeyFromObject(t), t.Status.ObservedGeneration, now)
 	}
 }
 
