@@ -120,7 +120,7 @@ func (mc *machine) start(t *testing.T) *life {
 		report: func(*meshv1.PodReport) {}, forget: func(string) {}, renew: func() {},
 		events: newRecorder(events.NewFakeRecorder(1000), "node1"), metrics: newMetrics(prometheus.NewRegistry()),
 		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		yielded: make(chan struct{}), drained: make(chan struct{}), members: map[string]*member{},
+		yielded: make(chan struct{}), drained: make(chan struct{}), members: map[string]*member{}, earlier: earlier{},
 	}
 	l.enter(serving)
 	var ctx context.Context
