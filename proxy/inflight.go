@@ -92,7 +92,7 @@ func (b *lastByte) Read(p []byte) (int, error) {
 	if b.left > 0 {
 		b.left -= int64(n)
 	}
-	if (b.left == 0 || err == io.EOF) && !b.x.counted && !b.x.begin() { //nolint:errorlint // a wrapped one is a body cut short
+	if (b.left == 0 || err == io.EOF) && !b.x.counted && !b.x.begin() {
 		return 0, errPolicyChanged
 	}
 	return n, err
