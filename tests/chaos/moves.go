@@ -122,7 +122,7 @@ func balance(ctx context.Context, w *world, r *result) error {
 		r.sharding.skew = before
 		heaviest := slices.Sorted(maps.Keys(holders))[0]
 		for _, t := range holders[heaviest] {
-			if err := o.makeTallies(ctx, t, 3); err != nil {
+			if err := o.makeTallies(ctx, t, 1); err != nil {
 				return err
 			}
 		}
