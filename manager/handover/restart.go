@@ -2,31 +2,40 @@ package handover
 
 import "slices"
 
+// Health of a member, as far as restarts go.
+type Health int
+
+const (
+	// Unknown: it was not heard of, or has not answered yet, or is going already.
+	Unknown Health = iota
+	// Down: it serves nobody, by its own word.
+	Down
+	// Up: it is ready, and applies what it is told.
+	Up
+)
+
 // Restarts says which stale member may be evicted now: "" while none may, because
 // another is not back yet or a shard would be left with none but members that do
-// not serve. It may be one that was evicted already and is not gone yet.
+// not serve. Silence is no reason: a member of Unknown health is not evicted, and
+// no other for its sake.
 //
-// serving tells whether a pod is up and applies what it is told; leads whether it
-// holds its shard's lock: those go last. wanted is the number of members that a
-// shard is to have, as far as there are to be pods for it; it is the sum that must
-// serve, for an outdated member is one too many in its shard and lacks in another.
-func (s State) Restarts(wanted map[string]int, serving, leads func(uid string) bool) (uid string) {
-	missing := 0
-	for _, n := range wanted {
-		missing += n
-	}
+// leads tells whether a member holds its shard's lock: those go last. wanted is the
+// number of members that must be Up, over all shards, for an outdated member is one
+// too many in its shard and lacks in another.
+func (s State) Restarts(wanted int, health func(uid string) Health, leads func(uid string) bool) (uid string) {
+	missing := wanted
 	members, up := map[string]int{}, map[string]int{}
 	var candidates, down []Member
 	for _, m := range s.Members {
 		members[m.Shard]++
-		switch {
-		case serving(m.UID):
+		switch h := health(m.UID); {
+		case h == Up:
 			missing--
 			up[m.Shard]++
 			if m.Stale {
 				candidates = append(candidates, m)
 			}
-		case m.Stale:
+		case h == Down && m.Stale:
 			down = append(down, m)
 		}
 	}

@@ -24,7 +24,7 @@ import (
 //	gone POD
 //	refused POD SERIAL
 //	outdated POD
-//	restarts [wanted=N] [down=(POD,...)] [leads=(POD,...)]   who may be evicted, N members for each shard
+//	restarts [wanted=N] [down=(POD,...)] [silent=(POD,...)] [leads=(POD,...)]   who may be evicted, N members for each shard
 //	show
 //
 // Scopes are written in sixteenths of the key space, 0 to f, and buckets and names
@@ -100,12 +100,16 @@ func restarts(t *testing.T, s State, d *datadriven.TestData) string {
 	if d.HasArg("wanted") {
 		d.ScanArgs(t, "wanted", &n)
 	}
-	wanted := map[string]int{}
-	for name := range s.Shards {
-		wanted[name] = n
-	}
-	uid := s.Restarts(wanted,
-		func(uid string) bool { return !slices.Contains(list(d, "down"), uid) },
+	uid := s.Restarts(n*len(s.Shards),
+		func(uid string) Health {
+			switch {
+			case slices.Contains(list(d, "down"), uid):
+				return Down
+			case slices.Contains(list(d, "silent"), uid):
+				return Unknown
+			}
+			return Up
+		},
 		func(uid string) bool { return slices.Contains(list(d, "leads"), uid) })
 	if uid == "" {
 		return "none may"

@@ -38,7 +38,7 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	}
 	uid := rt.mayRestart(v, now)
 	pod := v.all[uid]
-	if uid == "" || pod == nil || pod.DeletionTimestamp != nil {
+	if uid == "" {
 		if now.After(rt.retry) {
 			rt.why = ""
 		}
@@ -73,12 +73,23 @@ func (rt *root) mayRestart(v view, now time.Time) (uid string) {
 	if now.Sub(rt.at) < backWithin {
 		wanted = max(wanted, rt.members)
 	}
-	return rt.state.Restarts(map[string]int{"": wanted},
-		func(uid string) bool {
-			m := rt.state.Members[uid]
-			return rt.serves(v, m) && rt.Observe(m.Node, uid).Version == v.world.Compiled.Policies[types.UID(uid)].GetVersion()
-		},
+	return rt.state.Restarts(wanted,
+		func(uid string) handover.Health { return rt.health(v, rt.state.Members[uid]) },
 		func(uid string) bool { return rt.Observe(rt.state.Members[uid].Node, uid).LockHolder })
+}
+
+// health of a member. Only the API tells that one is down: its agent may be away,
+// or slow, while it serves.
+func (rt *root) health(v view, m handover.Member) handover.Health {
+	switch {
+	case !isThere(v, m):
+		return handover.Unknown
+	case !isReady(v.all[m.UID]):
+		return handover.Down
+	case rt.serves(v, m) && rt.Observe(m.Node, m.UID).Version == v.world.Compiled.Policies[types.UID(m.UID)].GetVersion():
+		return handover.Up
+	}
+	return handover.Unknown
 }
 
 // living are the members that are there.

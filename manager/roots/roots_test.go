@@ -349,6 +349,62 @@ func TestEvictionsAwaitTheBudget(t *testing.T) {
 	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(a), a)))
 }
 
+// stale is a mesh where op-0 and op-1, of shard 1, are stale. They were not evicted,
+// for a budget kept them; it does no more.
+func stale(t *testing.T) (m *mesh, evicted *[]string) {
+	m, evicted = newMesh(t), &[]string{}
+	m.funcs.SubResourceCreate = func(context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption) error {
+		return apierrors.NewTooManyRequests("the budget does not allow it", 10)
+	}
+	m.root(1, 2)
+	for i := range 4 {
+		m.pod(i)
+	}
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	m.settle()
+	require.Len(t, slices.DeleteFunc(m.get().Status.Root.Assignments, func(a v1alpha1.Assignment) bool { return !a.Stale }), 2)
+	m.now = m.now.Add(time.Minute)
+	m.funcs.SubResourceCreate = func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
+		*evicted = append(*evicted, o.GetName())
+		return c.SubResource(sub).Create(ctx, o, s, opts...)
+	}
+	return m, evicted
+}
+
+// Agents that were not heard of are no reason to evict anybody.
+func TestALeaderThatHeardNobodyEvictsNobody(t *testing.T) {
+	m, evicted := stale(t)
+	m.lead()
+	for i := range 4 {
+		m.away[fmt.Sprintf("node-%d", i)] = true
+	}
+	require.NoError(t, m.round())
+	require.Empty(t, *evicted)
+}
+
+// Nor are agents that have yet to confirm the last change.
+func TestAChangeEvictsNobodyWhileOneIsMissing(t *testing.T) {
+	m, evicted := stale(t)
+	p := &corev1.Pod{}
+	require.NoError(t, m.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-2"}, p))
+	p.Status.Conditions[0].Status = corev1.ConditionFalse
+	require.NoError(t, m.Status().Update(t.Context(), p))
+	m.settle()
+	require.Empty(t, *evicted)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.TokenBinding = v1alpha1.TokenBindingOff })
+	for uid := range m.seen {
+		m.deaf[uid] = true
+	}
+	m.settle()
+	require.Empty(t, *evicted)
+	clear(m.deaf)
+	p.Status.Conditions[0].Status = corev1.ConditionTrue
+	require.NoError(t, m.Status().Update(t.Context(), p))
+	m.settle()
+	require.Len(t, *evicted, 1)
+}
+
 // A leader that ends between a write and its telling, or before the write, leaves
 // nothing behind that the next does not go on from.
 func TestTheNextLeaderGoesOn(t *testing.T) {
