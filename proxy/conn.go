@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -88,8 +89,37 @@ func (l *listener) Accept() (net.Conn, error) {
 			go p.tunnel(raw, pol)
 			continue
 		}
-		return &conn{Conn: raw, pod: p}, nil
+		return p.conns.add(&conn{Conn: raw, pod: p, gone: make(chan struct{})}), nil
 	}
+}
+
+// conns are a pod's open connections but for tunnels.
+type conns struct {
+	mu   sync.Mutex
+	open map[*conn]struct{}
+}
+
+func (s *conns) add(c *conn) *conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == nil {
+		s.open = map[*conn]struct{}{}
+	}
+	s.open[c] = struct{}{}
+	return c
+}
+
+func (s *conns) remove(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, c)
+	close(c.gone)
+}
+
+func (s *conns) list() []*conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.open))
 }
 
 // bound counts and tells that the pod has reached a bound.
@@ -102,7 +132,8 @@ func (p *Pod) bound(what string) {
 // closed.
 type conn struct {
 	net.Conn
-	pod *Pod
+	pod  *Pod
+	gone chan struct{} // closed when nothing comes from it any more
 
 	http2     atomic.Bool // has one of the maxHTTP2
 	computing atomic.Bool // has one of the maxHandshakes
@@ -232,6 +263,7 @@ func (c *conn) Close() error {
 	c.computed()
 	c.forgive()
 	c.leaveHTTP2()
+	c.pod.conns.remove(c)
 	c.pod.left()
 	return err
 }

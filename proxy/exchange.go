@@ -256,6 +256,12 @@ func (x *exchange) forward(client *upstream.Client) {
 		if x.again = !x.depart(); x.again {
 			return
 		}
+		// Nothing of a connection that is closed leaves any more: Pod.Quiet.
+		if gone := x.r.Context().Err(); gone != nil {
+			x.answered(nil, gone)
+			x.failed(gone)
+			return
+		}
 	}
 	resp, err := send(x.ctx, x.upstreamRequest())
 	x.answered(resp, err)

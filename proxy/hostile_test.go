@@ -973,7 +973,7 @@ func TestHostileWritesHaveDeadlines(t *testing.T) {
 	defer b.Close()
 	spy := &deadlines{Conn: a}
 	m := newMesh(t, &recorder{})
-	c := &conn{Conn: spy, pod: m.pod}
+	c := &conn{Conn: spy, pod: m.pod, gone: make(chan struct{})}
 	write := func() {
 		_, err := c.Write([]byte("x"))
 		require.NoError(t, err)

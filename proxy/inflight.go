@@ -92,8 +92,13 @@ func (b *lastByte) Read(p []byte) (int, error) {
 	if b.left > 0 {
 		b.left -= int64(n)
 	}
-	if (b.left == 0 || err == io.EOF) && !b.x.counted && !b.x.begin() {
-		return 0, errPolicyChanged
+	if (b.left == 0 || err == io.EOF) && !b.x.counted {
+		if !b.x.begin() {
+			return 0, errPolicyChanged
+		}
+		if gone := b.x.r.Context().Err(); gone != nil {
+			return 0, gone
+		}
 	}
 	return n, err
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
@@ -54,6 +55,7 @@ type Pod struct {
 
 	mu        sync.Mutex
 	listeners []*listener
+	conns     conns
 
 	// The pod's accounts, within the bounds in conn.go and budget.go.
 	open       account       // connections
@@ -79,6 +81,8 @@ type Pod struct {
 	names    resourceNames
 	methods  methods
 	leader   atomic.Int64 // Unix nanoseconds until when the lock is held
+	holder   atomic.Pointer[Holder]
+	written  chan struct{} // gets a token when holder is
 	tokens   tokens
 	tunnels  tunnels
 	notices  notices
@@ -100,6 +104,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		filtered:   account{pool: s.filtered, own: ownFiltered},
 		stall:      stall,
 		empty:      make(chan struct{}, 1),
+		written:    make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 	}
@@ -182,12 +187,82 @@ func (p *Pod) Version() string {
 // write of it named a holder, no longer ago than the lease lasts.
 func (p *Pod) LockHolder() bool { return time.Now().UnixNano() < p.leader.Load() }
 
-func (p *Pod) holds(holder string, lease time.Duration) {
-	if holder == "" {
-		p.leader.Store(0)
-		return
+// Holder is what a pod wrote into its lock.
+type Holder struct {
+	// Identity of the holder; empty: nobody.
+	Identity string
+	// Version is the Lease's resourceVersion, as written.
+	Version string
+}
+
+// Holder is the last that the pod wrote into its lock, if that is a Lease.
+func (p *Pod) Holder() Holder {
+	if h := p.holder.Load(); h != nil {
+		return *h
 	}
-	p.leader.Store(time.Now().Add(lease).UnixNano())
+	return Holder{}
+}
+
+func (p *Pod) holds(resource string, h lock.Held) {
+	p.leader.Store(0)
+	if h.Holder != "" {
+		p.leader.Store(time.Now().Add(h.For).UnixNano())
+	}
+	if resource == "leases" {
+		p.holder.Store(&Holder{h.Holder, h.Version})
+		select {
+		case p.written <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// HolderWritten gets a token when Holder may have changed. Whoever wrote then waits
+// for his answer yet.
+func (p *Pod) HolderWritten() <-chan struct{} { return p.written }
+
+// Done is closed when nothing of the pod goes on any more.
+func (p *Pod) Done() <-chan struct{} { return p.life.Done() }
+
+// Quiet waits until nothing can take effect any more that was asked on connections
+// which are open now. Those must end by themselves: it is for a pod whose processes
+// have ended.
+func (p *Pod) Quiet(ctx context.Context) error {
+	for _, c := range p.conns.list() {
+		select {
+		case <-c.gone:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	settled, err := p.resettle()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-settled:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// resettle lets the policy in force succeed itself. The answer is closed when no
+// write that it let through before can take effect any more.
+func (p *Pod) resettle() (settled <-chan struct{}, err error) {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	old := p.policy.Load()
+	if old == nil {
+		return nil, errors.New("the pod has no policy")
+	}
+	next, err := compile(p, old.message)
+	if err != nil {
+		return nil, err
+	}
+	p.policy.Store(next)
+	p.succeed(old, next)
+	return next.settled, nil
 }
 
 // Serve accepts connections on l, which it closes. It returns nil after Drain or

@@ -22,6 +22,7 @@ const maxPlans = 1024
 // policy is a compiled PodPolicy. It is immutable but for the plans it remembers.
 type policy struct {
 	pod                      *Pod
+	message                  *meshv1.PodPolicy // that it was compiled from
 	version, workload, shard string
 	refuse                   string
 	limits                   narrow.Limits
@@ -42,6 +43,7 @@ type policy struct {
 func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 	out := &policy{
 		pod:      p,
+		message:  m,
 		version:  m.GetVersion(),
 		workload: m.GetWorkload(),
 		shard:    m.GetSharding().GetShard(),

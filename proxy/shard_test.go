@@ -20,6 +20,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
 func locked(shard string, limits ...*meshv1.Limit) *meshv1.Sharding {
@@ -136,9 +137,11 @@ func TestTheLockIsRenamedForClientGo(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, api.objs, "other")
 
-			m.pod.holds("me", time.Hour)
+			m.pod.holds("leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			require.Equal(t, Holder{"me", "8"}, m.pod.Holder())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
 			require.False(t, m.pod.LockHolder(), "deleted")
+			require.Zero(t, m.pod.Holder())
 			require.NotContains(t, api.objs, "leases---s1")
 		})
 	}

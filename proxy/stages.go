@@ -134,9 +134,9 @@ func (x *exchange) answerLock(resp *http.Response) {
 	if resp.StatusCode/100 == 2 {
 		switch x.info.Verb {
 		case "create", "update", "patch":
-			x.pod.holds(lock.Holder(contentType, body))
+			x.pod.holds(x.info.Resource, lock.Holder(contentType, body))
 		case "delete", "deletecollection":
-			x.pod.holds("", 0)
+			x.pod.holds(x.info.Resource, lock.Held{})
 		}
 	}
 	edited, err := x.lock.Answer(contentType, body)

@@ -14,6 +14,7 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 const (
 	leaseSpec                = 2
 	specHolder, specDuration = 1, 2
+	metaResourceVersion      = 6
 	metaAnnotations          = 12
 	mapKey, mapValue         = 1, 2
 )
@@ -23,39 +24,49 @@ type record struct {
 	Seconds int64  `json:"leaseDurationSeconds"`
 }
 
-// Holder reads who holds the lock, and for how long, from an answer about it.
-// The holder is "" when nobody does or when that cannot be told.
-func Holder(contentType string, body []byte) (holder string, lease time.Duration) {
+// Held is what an answer about the lock tells of it.
+type Held struct {
+	// Holder is "" when nobody holds it or when that cannot be told.
+	Holder string
+	// For is how long he does without another write.
+	For time.Duration
+	// Version is the object's resourceVersion.
+	Version string
+}
+
+// Holder reads who holds the lock from an answer about it.
+func Holder(contentType string, body []byte) Held {
 	media, err := mediaType(contentType)
 	if err != nil {
-		return "", 0
+		return Held{}
 	}
 	var spec record
-	var annotation string
+	var annotation, version string
 	switch media {
 	case typeJSON:
 		var object struct {
 			Metadata struct {
-				Annotations map[string]string `json:"annotations"`
+				ResourceVersion string            `json:"resourceVersion"`
+				Annotations     map[string]string `json:"annotations"`
 			} `json:"metadata"`
 			Spec record `json:"spec"`
 		}
 		if json.Unmarshal(body, &object) != nil {
-			return "", 0
+			return Held{}
 		}
-		spec, annotation = object.Spec, object.Metadata.Annotations[leaderAnnotation]
+		spec, annotation, version = object.Spec, object.Metadata.Annotations[leaderAnnotation], object.Metadata.ResourceVersion
 	case typeProtobuf:
-		spec, annotation = protoRecord(body)
+		spec, annotation, version = protoRecord(body)
 	}
 	if spec.Holder == "" && annotation != "" {
 		if json.Unmarshal([]byte(annotation), &spec) != nil {
-			return "", 0
+			return Held{}
 		}
 	}
-	return spec.Holder, time.Duration(spec.Seconds) * time.Second
+	return Held{Holder: spec.Holder, For: time.Duration(spec.Seconds) * time.Second, Version: version}
 }
 
-func protoRecord(body []byte) (spec record, annotation string) {
+func protoRecord(body []byte) (spec record, annotation, version string) {
 	onSpec := func(b []byte) ([]byte, bool, error) {
 		for len(b) > 0 {
 			num, typ, n := protowire.ConsumeField(b)
@@ -87,14 +98,17 @@ func protoRecord(body []byte) (spec record, annotation string) {
 		return nil, false, err
 	}
 	_, _, err := editProto(body, func(kind string) message {
-		m := message{objectMetadata: message{metaAnnotations: onAnnotation}.edit}
+		m := message{objectMetadata: message{
+			metaResourceVersion: text(func(s string) (string, bool) { version = s; return s, false }),
+			metaAnnotations:     onAnnotation,
+		}.edit}
 		if kind == "Lease" {
 			m[leaseSpec] = onSpec
 		}
 		return m
 	})
 	if err != nil {
-		return record{}, ""
+		return record{}, "", ""
 	}
-	return spec, annotation
+	return spec, annotation, version
 }

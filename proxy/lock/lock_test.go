@@ -199,7 +199,7 @@ func decode(t testing.TB, b []byte) runtime.Object {
 func lease(name string) *coordinationv1.Lease {
 	holder, seconds := "me", int32(15)
 	return &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "op", UID: "u", Labels: map[string]string{"name": "op"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "op", UID: "u", ResourceVersion: "7", Labels: map[string]string{"name": "op"}},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds},
 	}
 }
@@ -314,7 +314,7 @@ func TestHolder(t *testing.T) {
 	leaseJSON, err := json.Marshal(lease("op"))
 	require.NoError(t, err)
 	record := `{"holderIdentity":"me","leaseDurationSeconds":15}`
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "7", Annotations: map[string]string{
 		"x": "y", "control-plane.alpha.kubernetes.io/leader": record,
 	}}}
 	cmJSON, err := json.Marshal(cm)
@@ -334,10 +334,10 @@ func TestHolder(t *testing.T) {
 		{"nonsense", jsonType, []byte("{"), ""},
 		{"nonsense protobuf", protoType, []byte("k8s\x00\xff"), ""},
 	} {
-		holder, lease := lock.Holder(c.contentType, c.body)
-		require.Equal(t, c.holder, holder, c.name)
+		held := lock.Holder(c.contentType, c.body)
+		require.Equal(t, c.holder, held.Holder, c.name)
 		if c.holder != "" {
-			require.Equal(t, 15*time.Second, lease, c.name)
+			require.Equal(t, lock.Held{Holder: c.holder, For: 15 * time.Second, Version: "7"}, held, c.name)
 		}
 	}
 }
@@ -401,7 +401,7 @@ func FuzzProtobuf(f *testing.F) {
 	f.Add(encode(f, &coordinationv1.LeaseList{Items: []coordinationv1.Lease{*lease("op---s1")}}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		l := newLock(t)
-		_, _ = lock.Holder(protoType, in)
+		_ = lock.Holder(protoType, in)
 		_, _ = l.Answer(protoType, in)
 		before, decodeErr := runtime.Decode(protoCodec, in)
 		up, err := l.Request(protoType, in)

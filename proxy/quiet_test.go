@@ -1,0 +1,60 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A process that dies may leave a write upstream. It is over when it is answered.
+func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
+	for name, http2 := range map[string]bool{"http2": true, "http1": false} {
+		t.Run(name, func(t *testing.T) {
+			arrived, answer := make(chan struct{}), make(chan struct{})
+			api := &recorder{then: func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-answer }}
+			m := newMesh(t, api)
+			m.policy(limit("shard=a"))
+
+			ctx, die := context.WithCancel(t.Context())
+			c := m.client(http2)
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				r, _ := http.NewRequestWithContext(ctx, "POST", "https://kubernetes.default.svc/api/v1/namespaces/a/pods", strings.NewReader("{}"))
+				if resp, err := c.Do(r); err == nil {
+					_ = resp.Body.Close()
+				}
+			}()
+			<-arrived
+
+			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			require.ErrorIs(t, m.pod.Quiet(short), context.DeadlineExceeded, "he lives")
+
+			die()
+			<-gone
+			c.CloseIdleConnections()
+			quiet := make(chan error, 1)
+			go func() { quiet <- m.pod.Quiet(t.Context()) }()
+			select {
+			case err := <-quiet:
+				t.Fatalf("a write is under way, and that is quiet (%v)", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			close(answer)
+			require.NoError(t, <-quiet)
+			require.Equal(t, "v", m.pod.Version())
+		})
+	}
+}
+
+func TestQuietAtOnceWhereNothingIsOpen(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	require.Error(t, m.pod.Quiet(t.Context()), "nothing is known before there is a policy")
+	m.policy(limit("shard=a"))
+	require.NoError(t, m.pod.Quiet(t.Context()))
+}
