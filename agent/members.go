@@ -43,6 +43,9 @@ type member struct {
 	unsaved  bool            // the policy is in force, and not known to the next agent
 	problem  string          // why it is not captured
 
+	// dead is the last write of the pod's lock, if whoever wrote it is proven to have
+	// ended and nothing of his is under way.
+	dead     *meshv1.DeadHolder
 	reported *meshv1.PodReport
 }
 

@@ -16,7 +16,7 @@ func (m *mesh) reportChanges() {
 		if mb.pod.UID == "" {
 			continue
 		}
-		r := &meshv1.PodReport{Uid: uid, Message: mb.problem}
+		r := &meshv1.PodReport{Uid: uid, Message: mb.problem, DeadHolder: mb.dead}
 		if mb.captured != nil {
 			r.Capture = string(mb.captured.Mode())
 			r.Version = m.version(mb)

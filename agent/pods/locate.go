@@ -81,11 +81,38 @@ func (l *Locator) All() (map[string]Found, error) {
 	return l.find(func(string) bool { return true })
 }
 
+// Processes are those of a pod's containers; sandbox is the runtime's name of the
+// pod's sandbox, which runs on between them. There are none to be seen where the
+// runtime runs containers in a machine of their own.
+func (l *Locator) Processes(uid, sandbox string) ([]int, error) {
+	var pids []int
+	err := l.walk(func(is string) bool { return is == uid }, func(_, path string) {
+		pids = append(pids, processesBelow(path, func(name string) bool { return strings.Contains(name, sandbox) })...)
+	})
+	return pids, err
+}
+
 func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {
 	found := map[string]Found{}
+	err := l.walk(want, func(uid, path string) {
+		f := Found{PIDs: processesBelow(path, nil)}
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil { // the id of a cgroup is its directory's inode
+			f.Cgroup = st.Ino
+		}
+		found[uid] = f
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// walk calls visit for the cgroups of the pods that are wanted.
+func (l *Locator) walk(want func(uid string) bool, visit func(uid, path string)) error {
 	tops, err := filepath.Glob(filepath.Join(l.cgroupRoot, "kubepods*"))
 	if err != nil {
-		return nil, fmt.Errorf("listing pod cgroups: %w", err)
+		return fmt.Errorf("listing pod cgroups: %w", err)
 	}
 	for _, top := range tops {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
@@ -104,20 +131,15 @@ func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {
 				return nil
 			}
 			if want(uid) {
-				f := Found{PIDs: processesBelow(path)}
-				var st unix.Stat_t
-				if unix.Stat(path, &st) == nil { // the id of a cgroup is its directory's inode
-					f.Cgroup = st.Ino
-				}
-				found[uid] = f
+				visit(uid, path)
 			}
 			return fs.SkipDir
 		})
 		if err != nil {
-			return nil, fmt.Errorf("walking pod cgroups: %w", err)
+			return fmt.Errorf("walking pod cgroups: %w", err)
 		}
 	}
-	return found, nil
+	return nil
 }
 
 // Open returns the network namespace of a pod, given some of its processes: the
@@ -222,11 +244,16 @@ func namesPod(cgroups, uid string) bool {
 		strings.Contains(cgroups, "pod"+strings.ReplaceAll(uid, "-", "_"))
 }
 
-func processesBelow(dir string) []int {
+// processesBelow are those of a cgroup and of all below it but for some. A nil
+// except leaves none out.
+func processesBelow(dir string, except func(name string) bool) []int {
 	var pids []int
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil
+		}
+		if except != nil && path != dir && except(d.Name()) {
+			return fs.SkipDir
 		}
 		procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		if err != nil {

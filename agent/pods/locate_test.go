@@ -44,6 +44,22 @@ func TestProcessesFindsPodsUnderEitherCgroupDriver(t *testing.T) {
 	}
 }
 
+func TestProcessesOfContainersAlone(t *testing.T) {
+	root := t.TempDir()
+	pod := filepath.Join(root, "kubepods/burstable/pod"+uid)
+	writeProcs(t, filepath.Join(pod, "cri-containerd-5a5a.scope"), 40)
+	writeProcs(t, filepath.Join(pod, "cri-containerd-aa.scope"), 41)
+	writeProcs(t, filepath.Join(pod, "cri-containerd-bb.scope/inner"), 42)
+
+	got, err := (&Locator{cgroupRoot: root}).Processes(uid, "5a5a")
+	require.NoError(t, err)
+	assert.Equal(t, []int{41, 42}, got)
+
+	got, err = (&Locator{cgroupRoot: root}).Processes("another", "5a5a")
+	require.NoError(t, err)
+	assert.Empty(t, got)
+}
+
 // A runtime's process is in the pod's cgroup before it is in its namespace.
 func TestOpenTellsTheNodesNetworkFromAPods(t *testing.T) {
 	l := newLocator(t)

@@ -1,0 +1,142 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// writer is a pod whose lock is written by the test.
+type writer struct {
+	holder  atomic.Pointer[proxy.Holder]
+	written chan struct{}
+	quiet   chan error
+	done    chan struct{}
+}
+
+func (w *writer) Holder() proxy.Holder           { return *w.holder.Load() }
+func (w *writer) HolderWritten() <-chan struct{} { return w.written }
+func (w *writer) Done() <-chan struct{}          { return w.done }
+func (w *writer) Quiet(ctx context.Context) error {
+	select {
+	case err := <-w.quiet:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// write returns when the one before was looked at.
+func (w *writer) write(t *testing.T, identity, version string) {
+	t.Helper()
+	w.holder.Store(&proxy.Holder{Identity: identity, Version: version})
+	select {
+	case w.written <- struct{}{}:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody looks at what is written")
+	}
+}
+
+// mourned is a mesh that looks after a pod with a sandbox, whose lock is written.
+func mourned(t *testing.T) (*running, *writer) {
+	t.Helper()
+	r := start(t, 0)
+	r.in(t, func() {
+		r.started = time.Now().Add(-strangersUntil)
+		sandboxes{r.mesh}.enrol(sandbox("5a5a"))
+	})
+	r.runs(t, "cri-5a5a")
+	w := &writer{written: make(chan struct{}), quiet: make(chan error), done: make(chan struct{})}
+	over := make(chan struct{})
+	go func() { defer close(over); (&obituary{mesh: r.mesh, uid: uidA, proxied: w}).run() }()
+	t.Cleanup(func() { close(w.done); <-over })
+	return r, w
+}
+
+// runs starts a process in a container. It returns what kills it.
+func (r *running) runs(t *testing.T, container string) (kill func()) {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	require.NoError(t, cmd.Start())
+	kill = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	t.Cleanup(kill)
+	cgroup := filepath.Join(r.cgroups, "kubepods/pod"+uidA, container)
+	require.NoError(t, os.MkdirAll(cgroup, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Appendln(nil, cmd.Process.Pid), 0o600))
+	return kill
+}
+
+// looked waits until a write was taken note of.
+func (r *running) looked(t *testing.T, w *writer) {
+	t.Helper()
+	h := w.Holder()
+	w.write(t, h.Identity, h.Version) // is taken when the one before is done with
+}
+
+func (r *running) dead(t *testing.T) (dead *meshv1.DeadHolder) {
+	t.Helper()
+	r.in(t, func() { dead = r.members[uidA].dead })
+	return dead
+}
+
+func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
+	r, w := mourned(t)
+	operator, sidecar := r.runs(t, "cri-operator"), r.runs(t, "cri-sidecar")
+	w.write(t, "pod_1", "7")
+	r.looked(t, w)
+	operator()
+	select {
+	case w.quiet <- nil:
+		t.Fatal("the operator may have spoken through the sidecar, or be it")
+	case <-time.After(50 * time.Millisecond):
+	}
+	sidecar()
+	time.AfterFunc(50*time.Millisecond, func() { w.quiet <- nil })
+	require.Nil(t, r.dead(t), "a write of his is under way")
+	r.soon(t, "the report", func() bool { return r.members[uidA].dead != nil })
+	require.Equal(t, "pod_1", r.dead(t).GetIdentity())
+	require.Equal(t, "7", r.dead(t).GetResourceVersion())
+	require.Eventually(t, func() bool { return r.reported(uidA).GetDeadHolder().GetResourceVersion() == "7" }, 10*time.Second, time.Millisecond)
+
+	r.runs(t, "cri-operator-2")
+	w.write(t, "pod_1", "8")
+	r.looked(t, w)
+	require.Nil(t, r.dead(t), "the next one may have his name")
+}
+
+func TestWhatProvesNothing(t *testing.T) {
+	for name, change := range map[string]func(*running, *writer){
+		"a lock that nobody holds":  func(_ *running, w *writer) { w.holder.Store(&proxy.Holder{Version: "7"}) },
+		"an unknown sandbox":        func(r *running, _ *writer) { r.members[uidA].sandbox = "" },
+		"an earlier agent's writes": func(r *running, _ *writer) { r.started = time.Now() },
+		"processes that are not seen": func(r *running, _ *writer) {
+			_ = os.RemoveAll(filepath.Join(r.cgroups, "kubepods/pod"+uidA, "cri-operator"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, w := mourned(t)
+			kill := r.runs(t, "cri-operator")
+			w.holder.Store(&proxy.Holder{Identity: "pod_1", Version: "7"})
+			r.in(t, func() { change(r, w) })
+			h := w.Holder()
+			w.write(t, h.Identity, h.Version)
+			r.looked(t, w)
+			kill()
+			select {
+			case w.quiet <- nil:
+				t.Fatal("it is taken for dead")
+			case <-time.After(50 * time.Millisecond):
+			}
+		})
+	}
+}
