@@ -31,6 +31,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/failover"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -150,6 +151,7 @@ func Run(ctx context.Context, o Options) error {
 		Log:      o.Log,
 	}
 	w.roots = &roots.Roots{Client: live, Observe: w.push.Observe, Stamping: w.sweeper.Status, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
+	w.failover = &failover.Failover{Client: live, Observe: w.push.Observe, Recorder: w.recorder, Log: o.Log}
 	w.bundles = bundles
 	if err := w.add(ctx, mgr); err != nil {
 		return err

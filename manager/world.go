@@ -28,6 +28,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/failover"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -59,6 +60,7 @@ type world struct {
 	push      *push.Server
 	bundles   *inject.Bundles
 	sweeper   *label.Sweeper
+	failover  *failover.Failover
 	roots     *roots.Roots
 	weigher   *roots.Weigher
 
@@ -69,7 +71,7 @@ type world struct {
 	// published is the bundle by which the manager was last told to be verified.
 	published []byte
 
-	policiesLoop, rootsLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
+	policiesLoop, rootsLoop, failoverLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
 }
 
 // listed is what was there when the policies loop looked last.
@@ -89,12 +91,13 @@ type compiled struct {
 func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.policiesLoop = newLoop(w.Log, "policies", settleEvents, 0, w.policies)
 	w.rootsLoop = newLoop(w.Log, "roots", settleAcks, 10*time.Second, w.keepRoots)
+	w.failoverLoop = newLoop(w.Log, "failover", 0, 0, w.keepLocks)
 	w.trustLoop = newLoop(w.Log, "trust", time.Second, time.Minute, w.keepTrust)
 	w.bundlesLoop = newLoop(w.Log, "bundles", settleEvents, 10*time.Minute, w.keepBundles)
 	w.stampLoop = newLoop(w.Log, "stamp", settleEvents, time.Minute, w.keepStamp)
 	w.statusLoop = newLoop(w.Log, "status", 200*time.Millisecond, 10*time.Second, w.keepStatus)
 	w.nodesLoop = newLoop(w.Log, "nodes", time.Second, 15*time.Second, w.keepNodes)
-	w.push.Changed = func() { w.rootsLoop.poke(); w.statusLoop.poke(); w.nodesLoop.poke() }
+	w.push.Changed = func() { w.rootsLoop.poke(); w.failoverLoop.poke(); w.statusLoop.poke(); w.nodesLoop.poke() }
 	w.sweeper.Changed = w.statusLoop.poke
 	w.roots.Written = w.policiesLoop.poke
 	w.weigher.Changed = w.rootsLoop.poke
@@ -114,6 +117,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	for _, r := range []manager.Runnable{
 		w.policiesLoop,
 		w.rootsLoop,
+		w.failoverLoop,
 		w.trustLoop,
 		w.bundlesLoop,
 		w.stampLoop,
@@ -203,6 +207,15 @@ func (w *world) policies(ctx context.Context) error {
 		metrics.Members.WithLabelValues(s.Namespace, s.Name).Set(float64(len(s.Members)))
 	}
 	return err
+}
+
+// keepLocks frees locks of the dead.
+func (w *world) keepLocks(ctx context.Context) error {
+	c := w.compiled.Load()
+	if c == nil {
+		return nil
+	}
+	return w.failover.Round(ctx, c.Result)
 }
 
 func sameSpec(a, b *v1alpha1.ShardingConfig) bool {

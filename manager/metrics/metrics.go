@@ -89,6 +89,11 @@ var (
 		Name: "ctrlmesh_shard_skew",
 		Help: "Weight of the heaviest automatic shard of a root over the mean.",
 	}, []string{"namespace", "config"})
+	// LocksFreed counts the locks of shards that were freed of dead holders.
+	LocksFreed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "ctrlmesh_locks_freed_total",
+		Help: "Leases of shards that were freed because the process that held them had ended.",
+	})
 	// StampedObjects counts objects that were given the mesh's labels.
 	StampedObjects = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "ctrlmesh_stamped_objects_total",
@@ -102,7 +107,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, LocksFreed, StampedObjects, AdmissionRefusals)
 }
 
 // ForgetShard forgets a shard of a root.

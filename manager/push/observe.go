@@ -10,6 +10,7 @@ type observation struct {
 	version      string
 	nacked, nack string
 	holder       bool
+	dead         Holder
 	methods      map[string]string
 }
 
@@ -31,9 +32,20 @@ type Observation struct {
 	Nacked, Nack string
 	// LockHolder: the pod holds its shard's lock.
 	LockHolder bool
+	// Dead is the pod's last write of its lock, once whoever wrote it has ended and
+	// nothing of his is under way; else zero.
+	Dead Holder
 	// Methods are how lists and watches of divided resources, as resource.group, are
 	// narrowed in fact. It is not to be written to.
 	Methods map[string]string
+}
+
+// Holder is what was written into a lock.
+type Holder struct {
+	// Identity is a text of the pod's own.
+	Identity string
+	// Version is the Lease's resourceVersion, as written.
+	Version string
 }
 
 // Observe tells what is known of a pod on a node.
@@ -60,7 +72,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Known = best.reported
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
-	out.Methods = best.methods
+	out.Dead, out.Methods = best.dead, best.methods
 	// Until the older has drained it serves too: a policy is in force when it is
 	// in both.
 	wanted := n.policies[uid].GetVersion()

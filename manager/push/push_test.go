@@ -270,6 +270,15 @@ func TestAcksAndReports(t *testing.T) {
 	o = w.Observe("n1", "a")
 	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true, Methods: methods}, o)
 
+	dead := &meshv1.DeadHolder{Identity: "pod_1", ResourceVersion: "7"}
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolder: dead})
+	<-changed
+	require.Equal(t, Holder{"pod_1", "7"}, w.Observe("n1", "a").Dead)
+	dead.Identity = strings.Repeat("x", maxText+1)
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolder: dead})
+	<-changed
+	require.Zero(t, w.Observe("n1", "a").Dead)
+
 	// An agent has no say about pods of other nodes.
 	a.report(&meshv1.PodReport{Uid: "other", Capture: "ebpf", Version: "1"})
 	<-changed

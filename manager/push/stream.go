@@ -156,9 +156,18 @@ func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 		o.reported = true
 		o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
 		o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
+		o.dead = deadHolder(p.DeadHolder)
 		st.seen[p.Uid] = o
 	}
 	s.changed()
+}
+
+// deadHolder leaves out what is too long: in part it would be another.
+func deadHolder(d *meshv1.DeadHolder) Holder {
+	if len(d.GetIdentity()) > maxText || len(d.GetResourceVersion()) > maxText {
+		return Holder{}
+	}
+	return Holder{d.GetIdentity(), d.GetResourceVersion()}
 }
 
 // maxMethods bounds the resources that an agent tells of for one pod.

@@ -1,0 +1,112 @@
+// Package failover frees the locks of shards whose leader is proven to have ended, so
+// that the next need not wait for the lease to run out.
+package failover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+// within bounds what is done about one lock, so that others have their turn.
+const within = 5 * time.Second
+
+// Failover frees locks. Only Leases: other locks wait for their time.
+type Failover struct {
+	// Client reads and writes past any cache.
+	Client client.Client
+	// Observe tells what the agent of a node said of a pod.
+	Observe  func(node, uid string) push.Observation
+	Recorder events.EventRecorder
+	Log      *slog.Logger
+
+	done map[types.UID]push.Holder // that nothing is left to do about, by pod
+}
+
+// Round frees what can be freed now.
+func (f *Failover) Round(ctx context.Context, c compile.Result) error {
+	done := map[types.UID]push.Holder{}
+	var errs []error
+	for _, shard := range c.Shards {
+		for _, pod := range shard.Members {
+			policy := c.Policies[pod.UID]
+			dead := f.Observe(policy.Node, string(pod.UID)).Dead
+			// The pod's policy names the lock that the pod itself writes.
+			lock := policy.GetSharding().GetLock()
+			if lock == nil || lock.UpstreamName != shard.Lock || dead.Identity == "" || dead.Version == "" {
+				continue
+			}
+			if f.done[pod.UID] != dead {
+				one, cancel := context.WithTimeout(ctx, within)
+				freed, err := f.free(one, client.ObjectKey{Namespace: lock.Namespace, Name: lock.UpstreamName}, dead)
+				cancel()
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				if freed {
+					f.tell(shard, pod, lock.UpstreamName)
+				}
+			}
+			done[pod.UID] = dead
+		}
+	}
+	f.done = done
+	return errors.Join(errs...)
+}
+
+// free does to a Lease what its holder would have done on a graceful way out, unless
+// somebody wrote it after him.
+func (f *Failover) free(ctx context.Context, key client.ObjectKey, dead push.Holder) (bool, error) {
+	lease := &unstructured.Unstructured{} // with what is not known here
+	lease.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("Lease"))
+	err := f.Client.Get(ctx, key, lease)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading Lease %s, whose holder has ended: %w", key, err)
+	}
+	spec, ok := lease.Object["spec"].(map[string]any)
+	if !ok || lease.GetResourceVersion() != dead.Version || spec["holderIdentity"] != dead.Identity {
+		return false, nil
+	}
+	now := metav1.NowMicro().UTC().Format(metav1.RFC3339Micro)
+	spec["holderIdentity"], spec["leaseDurationSeconds"] = "", int64(1)
+	spec["acquireTime"], spec["renewTime"] = now, now
+	err = f.Client.Update(ctx, lease)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("freeing Lease %s, whose holder has ended: %w", key, err)
+	}
+	return true, nil
+}
+
+func (f *Failover) tell(shard compile.Shard, pod *corev1.Pod, lock string) {
+	metrics.LocksFreed.Inc()
+	f.Log.Info("a lock was freed, for its holder has ended", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock)
+	config := shard.Config
+	if config == nil {
+		config = shard.Root
+	}
+	if config != nil {
+		f.Recorder.Eventf(config, pod, corev1.EventTypeNormal, "LockFreed", "Free", "Lease %s was freed: its holder, in pod %s, has ended", lock, pod.Name)
+	}
+}
