@@ -1,0 +1,188 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+const (
+	// failoverWithin is what is promised. Whoever waits for a lock looks at it every
+	// 2 s to 4.4 s, with the defaults of client-go; it would run out after 15 s.
+	failoverWithin = 5 * time.Second
+	// knowing is how old an agent is that has seen all that is under way.
+	knowing = 40 * time.Second
+)
+
+// The next leader of a shard need not wait until the lock of a dead one runs out.
+func TestFailover(t *testing.T) {
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
+		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
+	}
+	ns, owned := namespace(t, "failover"), namespace(t, "owned")
+	probeRights(t, ns)
+	root := &meshv1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "tally"},
+		Spec: meshv1alpha1.ShardingConfigSpec{
+			Controller: &meshv1alpha1.ControllerConfig{LeaderElectionName: tallyLock},
+			Root: &meshv1alpha1.RootConfig{
+				Prefix:    "tally",
+				TargetRef: &meshv1alpha1.TargetRef{Kind: "StatefulSet", Name: "tally"},
+				Auto:      &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 2, Rebalance: meshv1alpha1.RebalanceOff},
+				ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{
+					{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}},
+				}}},
+			},
+		},
+	}
+	create(t, root)
+	until(t, "the manager to see the root", func(ctx context.Context) error { // pods made before are nobody's
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(root), root)
+		if err == nil && root.Status.ObservedGeneration < root.Generation {
+			err = errors.New("it has not")
+		}
+		return err
+	})
+	set := (&tally{namespace: ns}).workload("tally")
+	set.Spec.Replicas = new(int32(4))
+	set.Spec.Template.Spec.Containers = set.Spec.Template.Spec.Containers[1:] // the operator alone
+	create(t, set)
+	t.Cleanup(func() { require.NoError(t, goneWithPods(set)) }) // it works in namespaces of other tests too
+	until(t, "the shards", func(ctx context.Context) error {
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(root), root); err != nil {
+			return err
+		}
+		s := root.Status.Root
+		if s == nil || s.Handover != "Settled" || len(s.Shards) != 2 || s.Shards[0].ReadyMembers != 2 || s.Shards[1].ReadyMembers != 2 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}})
+	shard, members := membersOf(t, ns, working(t, owned, "hello")[0])
+
+	until(t, "agents that know what is under way", func(context.Context) error {
+		for node, agent := range agents(t) {
+			if s := agent.Status.ContainerStatuses[0].State.Running; s == nil || time.Since(s.StartedAt.Time) < knowing {
+				return fmt.Errorf("the one on %s is too young", node)
+			}
+		}
+		return nil
+	})
+	for i := range 3 {
+		lock := lockOnce(t, ns, shard, renewed)
+		before := holder(lock)
+		pod := ready(t, ns, leaderPod(lock))
+		killed := time.Now()
+		killOperator(t, pod)
+		lock = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
+		took := time.Since(killed)
+		t.Logf("%s follows %s after %v", holder(lock), before, took.Round(time.Millisecond))
+		require.Less(t, took, failoverWithin)
+		require.Subset(t, members, working(t, owned, fmt.Sprintf("after %d", i)))
+	}
+}
+
+// goneWithPods deletes a StatefulSet and waits until its pods are gone.
+func goneWithPods(set *appsv1.StatefulSet) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := cluster.Delete(ctx, set); err != nil {
+		return err
+	}
+	return kube.Until(ctx, "the end of the operator", func(ctx context.Context) error {
+		var pods corev1.PodList
+		err := cluster.List(ctx, &pods, client.InNamespace(set.Namespace))
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("%d pods are left", len(pods.Items))
+		}
+		return err
+	})
+}
+
+// working changes the object, waits until it was reconciled, and says by whom so far.
+func working(t *testing.T, owned, say string) (by []string) {
+	t.Helper()
+	obj := &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}}
+	require.NoError(t, cluster.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"say":%q}}`, say))))
+	until(t, "the object to say "+say, func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		if err == nil && (obj.Status.Said != say || obj.Status.ObservedGeneration != obj.Generation) {
+			err = fmt.Errorf("it says %q", obj.Status.Said)
+		}
+		return err
+	})
+	return obj.Status.ReconciledBy
+}
+
+// membersOf is the shard that a pod is of, and all its members.
+func membersOf(t *testing.T, ns, pod string) (shard string, members []string) {
+	t.Helper()
+	until(t, "the shard of "+pod, func(ctx context.Context) error {
+		var configs meshv1alpha1.ShardingConfigList
+		if err := cluster.List(ctx, &configs, client.InNamespace(ns)); err != nil {
+			return err
+		}
+		for _, c := range configs.Items {
+			members = nil
+			for _, m := range c.Status.Pods {
+				members = append(members, m.Name)
+			}
+			if shard = c.Name; c.Spec.Root == nil && len(members) == 2 && slices.Contains(members, pod) {
+				return nil
+			}
+		}
+		return errors.New("it is of none with two members")
+	})
+	return shard, members
+}
+
+// lockOnce is a shard's lock once it is as it should be.
+func lockOnce(t *testing.T, ns, shard string, ok func(*coordinationv1.Lease) bool) *coordinationv1.Lease {
+	t.Helper()
+	lock := &coordinationv1.Lease{}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond) // what is measured must not depend on how it is waited for
+	defer tick.Stop()
+	for {
+		err := cluster.Get(ctx, client.ObjectKey{Namespace: ns, Name: tallyLock + "---" + shard}, lock)
+		if err == nil && ok(lock) {
+			return lock
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("the lock of %s has not come to be as it should: %v (%v)", shard, lock.Spec, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// renewed is a lock that was written a moment ago, so that it is not being written now.
+func renewed(l *coordinationv1.Lease) bool {
+	return holder(l) != "" && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < time.Second
+}
+
+// killOperator ends the operator's process in a pod as the kernel would that is out
+// of memory.
+func killOperator(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	const kill = `for p in $(pidof tally); do grep -qs "pod$1" "/proc/$p/cgroup" && exec kill -KILL "$p"; done; exit 1`
+	_, err := cluster.NodeExec(t.Context(), pod.Spec.NodeName, "bash", "-c", kill, "bash", string(pod.UID))
+	require.NoError(t, err)
+}
