@@ -23,6 +23,9 @@ type Shard struct {
 	Held scope.Scope
 	// Target is what the shard is to hold.
 	Target scope.Scope
+	// Wanted is what the last Want said: Target, but for what waits for a taker to be
+	// Ready. Nothing follows from it but the next plan.
+	Wanted scope.Scope
 }
 
 // Told is what members are told that is theirs.

@@ -108,7 +108,7 @@ func clone(s State) State {
 
 func equal(a, b State) bool {
 	return maps.EqualFunc(a.Shards, b.Shards, func(x, y Shard) bool {
-		return x.Serial == y.Serial && x.Held.Equal(y.Held) && x.Target.Equal(y.Target)
+		return x.Serial == y.Serial && x.Held.Equal(y.Held) && x.Target.Equal(y.Target) && x.Wanted.Equal(y.Wanted)
 	}) && maps.Equal(a.Members, b.Members) && slices.EqualFunc(a.Moves, b.Moves, func(x, y Move) bool {
 		return x.Keys.Equal(y.Keys) && reflect.DeepEqual([]any{x.From, x.To, x.Phase, x.Began}, []any{y.From, y.To, y.Phase, y.Began})
 	})

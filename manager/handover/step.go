@@ -91,7 +91,7 @@ func (n *next) want(e Want) {
 	targets := n.targets(e)
 	for name, shard := range n.Shards {
 		told := shard.Told()
-		shard.Target = targets[name]
+		shard.Target, shard.Wanted = targets[name], e.Scopes[name]
 		n.put(name, shard)
 		if e.Restart && !told.Minus(shard.Told()).Empty() {
 			n.stale(name)

@@ -134,6 +134,9 @@ func show(s State) string {
 		if !shard.Held.Equal(shard.Target) {
 			fmt.Fprintf(&b, ", is to hold %s, told %s", showScope(shard.Target), showScope(shard.Told()))
 		}
+		if !shard.Wanted.Equal(shard.Target) {
+			fmt.Fprintf(&b, ", wanted %s", showScope(shard.Wanted))
+		}
 		sep := ";"
 		for _, m := range slices.SortedFunc(maps.Values(s.Members), byName) {
 			if m.Shard == name {

@@ -323,6 +323,38 @@ func TestHandover(t *testing.T) {
 	require.Len(t, m.get().Status.Root.Assignments, 2, "a is proven gone")
 }
 
+// A new leader goes on with the plan, though one of its shards waits for a pod that
+// is ready: what others hold by now does not move again.
+func TestAPlanSurvivesItsLeader(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
+	m.pod(0)
+	m.pod(1)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 5 })
+	m.pod(2)
+	m.pod(3)
+	m.settle()
+	before, err := Load(m.get().Status.Root)
+	require.NoError(t, err)
+	last := before.Shards["op-5-normal"]
+	require.False(t, last.Wanted.Empty())
+	require.True(t, last.Held.Empty(), "it has no pod")
+
+	m.lead()
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.TokenBinding = v1alpha1.TokenBindingOff })
+	m.settle()
+	after, err := Load(m.get().Status.Root)
+	require.NoError(t, err)
+	require.Equal(t, before.Shards, after.Shards)
+
+	m.pod(4)
+	m.settle()
+	require.True(t, m.held()["op-5-normal"].Equal(last.Wanted))
+}
+
 // A budget keeps a pod from being evicted: that is said, and tried again.
 func TestEvictionsAwaitTheBudget(t *testing.T) {
 	m := newMesh(t)

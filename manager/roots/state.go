@@ -20,7 +20,7 @@ func Save(s handover.State) v1alpha1.RootStatus {
 	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
 		shard := s.Shards[name]
 		out.Shards = append(out.Shards, v1alpha1.ShardStatus{
-			Name: name, Serial: shard.Serial, Held: shard.Held.Strings(), Target: shard.Target.Strings(),
+			Name: name, Serial: shard.Serial, Held: shard.Held.Strings(), Target: shard.Target.Strings(), Wanted: shard.Wanted.Strings(),
 		})
 	}
 	for _, m := range s.Members {
@@ -57,11 +57,15 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 		if err != nil {
 			return s, fmt.Errorf("status.root.shards[%s].target: %w", shard.Name, err)
 		}
+		wanted, err := scope.Parse(shard.Wanted)
+		if err != nil {
+			return s, fmt.Errorf("status.root.shards[%s].wanted: %w", shard.Name, err)
+		}
 		if held.Overlaps(has) {
 			return s, fmt.Errorf("status.root.shards[%s].held: %s is held by another shard too", shard.Name, held.Intersect(has))
 		}
 		held = scope.Union(held, has)
-		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: has, Target: target}
+		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: has, Target: target, Wanted: wanted}
 	}
 	for _, a := range r.Assignments {
 		if _, known := s.Shards[a.Shard]; !known {
@@ -86,7 +90,7 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 		return out
 	}
 	for _, s := range r.Shards {
-		out.Shards = append(out.Shards, v1alpha1.ShardStatus{Name: s.Name, Serial: s.Serial, Held: s.Held, Target: s.Target})
+		out.Shards = append(out.Shards, v1alpha1.ShardStatus{Name: s.Name, Serial: s.Serial, Held: s.Held, Target: s.Target, Wanted: s.Wanted})
 	}
 	out.Assignments = r.Assignments
 	for _, h := range r.Handovers {
@@ -96,12 +100,12 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	return out
 }
 
-// targets are what shards were to hold last.
-func targets(s handover.State) map[string]scope.Scope {
+// wanted is the last plan.
+func wanted(s handover.State) map[string]scope.Scope {
 	out := map[string]scope.Scope{}
 	for name, shard := range s.Shards {
-		if !shard.Target.Empty() {
-			out[name] = shard.Target
+		if !shard.Wanted.Empty() {
+			out[name] = shard.Wanted
 		}
 	}
 	return out

@@ -19,8 +19,8 @@ import (
 // and so between two rounds of handovers because of it.
 const balanceEvery = 30 * time.Second
 
-// plan is what shards are to hold. It is not kept: who leads next makes it anew
-// from what they were to hold last.
+// plan is what shards are to hold. Who leads next goes on from what the state says
+// was wanted last.
 type plan struct {
 	generation int64 // of the spec that it follows from
 	scopes     map[string]scope.Scope
@@ -89,9 +89,9 @@ func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
 	return nil
 }
 
-// plan makes the plan what the configuration asks for now. Not ok: it is not known yet.
+// replan makes the plan what the configuration asks for now. Not ok: it is not known yet.
 func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
-	config, last := v.config, targets(state)
+	config, last := v.config, wanted(state)
 	switch {
 	case compile.Withdrawn(config):
 		rt.plan = plan{}
@@ -104,7 +104,10 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 		}
 		rt.plan = plan{generation: config.Generation, balanced: now, scopes: layout.First(config.Spec.Root, weights)}
 	case rt.generation != config.Generation:
-		weights := rt.Weigher.Weights(rt.uid)
+		weights, ok := rt.Weigher.First(rt.uid)
+		if !ok {
+			return false
+		}
 		rt.plan = plan{generation: config.Generation, balanced: now, scopes: layout.Next(config.Spec.Root, last, weights)}
 	case rebalance(config) == v1alpha1.RebalanceOff:
 		rt.suggestion = ""

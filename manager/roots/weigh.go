@@ -95,8 +95,8 @@ func (w *Weigher) init() {
 	}
 }
 
-// First are the weights to make the first shards by. They are not ok while they
-// are worth waiting for.
+// First are the weights to divide keys by. They are not ok while nothing was
+// weighed yet and that is worth waiting for.
 func (w *Weigher) First(root types.UID) (weights layout.Weights, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -512,6 +512,11 @@ type ShardStatus struct {
 	// +optional
 	// +listType=atomic
 	Target []string `json:"target,omitempty"`
+	// Wanted is the plan: what the shard is to hold once each shard that takes has a
+	// ready pod.
+	// +optional
+	// +listType=atomic
+	Wanted []string `json:"wanted,omitempty"`
 	// Namespaces is the number of existing namespaces that the shard holds.
 	// +optional
 	Namespaces int32 `json:"namespaces"`
