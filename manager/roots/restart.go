@@ -81,12 +81,13 @@ func (rt *root) mayRestart(v view, now time.Time) (uid string) {
 // health of a member. Only the API tells that one is down: its agent may be away,
 // or slow, while it serves.
 func (rt *root) health(v view, m handover.Member) handover.Health {
+	o := rt.Observe(m.Node, m.UID)
 	switch {
 	case !isThere(v, m):
 		return handover.Unknown
 	case !isReady(v.all[m.UID]):
 		return handover.Down
-	case rt.serves(v, m) && rt.Observe(m.Node, m.UID).Version == v.world.Compiled.Policies[types.UID(m.UID)].GetVersion():
+	case serves(v, m, o) && o.Connected && o.Version == v.world.Compiled.Policies[types.UID(m.UID)].GetVersion():
 		return handover.Up
 	}
 	return handover.Unknown

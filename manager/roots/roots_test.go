@@ -40,6 +40,7 @@ type mesh struct {
 	policies map[types.UID]compile.Policy // of compiled
 	seen     map[string]push.Observation  // by pod uid
 	away     map[string]bool              // nodes without agent
+	left     map[string]time.Time         // when the leader heard of a node last
 	nodes    map[string]bool              // that are gone
 	deaf     map[string]bool              // pods of which agents do not answer
 	funcs    interceptor.Funcs
@@ -80,12 +81,18 @@ func (m *mesh) lead() {
 		Client: m.Client, Recorder: m.recorder, Weigher: &Weigher{Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
 		Now: func() time.Time { return m.now },
 		Observe: func(node, uid string) push.Observation {
+			if !m.away[node] {
+				m.left[node] = m.now
+			} else if m.left[node].IsZero() {
+				return push.Observation{}
+			}
 			o := m.seen[uid]
-			o.Connected = !m.away[node]
+			o.Connected, o.Left = !m.away[node], m.left[node]
 			return o
 		},
 	}
 	m.compiled, m.policies = compile.Result{}, nil
+	m.left = map[string]time.Time{}
 }
 
 func (m *mesh) root(shards, replicas int32) *v1alpha1.ShardingConfig {
@@ -353,6 +360,40 @@ func TestAPlanSurvivesItsLeader(t *testing.T) {
 	m.pod(4)
 	m.settle()
 	require.True(t, m.held()["op-5-normal"].Equal(last.Wanted))
+}
+
+// What was begun is not taken back because agents are away for a moment: they come
+// to a new leader one by one, and are replaced.
+func TestAgentsThatAreAwayTakeNothingBack(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	a := m.pod(0)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	b := m.pod(1)
+	m.deaf[string(a.UID)] = true
+	m.settle()
+	before := m.get().Status.Root
+	require.Len(t, before.Handovers, 1)
+	goesOn := func() {
+		m.settle()
+		require.Equal(t, durable(before), durable(m.get().Status.Root))
+	}
+
+	m.lead()
+	m.away[a.Spec.NodeName], m.away[b.Spec.NodeName] = true, true
+	goesOn()
+	clear(m.away)
+	m.now = m.now.Add(status.Grace)
+	goesOn()
+	m.away[b.Spec.NodeName] = true
+	goesOn()
+
+	// For good, it is.
+	m.now = m.now.Add(status.Grace)
+	m.settle()
+	require.Empty(t, m.get().Status.Root.Handovers)
+	require.True(t, m.held()["op-1-normal"].Everything())
 }
 
 // A budget keeps a pod from being evicted: that is said, and tried again.

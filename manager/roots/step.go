@@ -12,6 +12,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
@@ -43,10 +45,10 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 			do(e)
 		}
 	}
-	if rt.replan(v, state, now) {
+	if rt.heardAll(v, state, now) && rt.replan(v, state, now) {
 		do(handover.Want{
 			Scopes:  rt.scopes,
-			Ready:   rt.ready(v, state),
+			Ready:   rt.ready(v, state, now),
 			Restart: v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist,
 			Now:     now,
 		})
@@ -131,26 +133,38 @@ func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
 	return c.Spec.Root.Auto.Rebalance
 }
 
-// ready are the shards with somebody who serves.
-func (rt *root) ready(v view, state handover.State) map[string]bool {
+// heardAll tells whether it is known who is ready: a new leader must not take back
+// what the last began only because no agent has come to it yet.
+func (rt *root) heardAll(v view, state handover.State, now time.Time) bool {
+	if now.Sub(rt.since) >= status.Grace {
+		return true
+	}
+	for _, m := range state.Members {
+		if isThere(v, m) && !rt.Observe(m.Node, m.UID).Known {
+			return false
+		}
+	}
+	return true
+}
+
+// ready are the shards with somebody who serves, or does so again as soon as its
+// agent is back.
+func (rt *root) ready(v view, state handover.State, now time.Time) map[string]bool {
 	out := map[string]bool{}
 	for _, m := range state.Members {
-		if rt.serves(v, m) {
+		o := rt.Observe(m.Node, m.UID)
+		if serves(v, m, o) && (o.Connected || now.Before(o.Left.Add(status.Grace))) {
 			out[m.Shard] = true
 		}
 	}
 	return out
 }
 
-// serves tells whether a member is up and hears what it is told.
-func (rt *root) serves(v view, m handover.Member) bool {
-	pod := v.all[m.UID]
-	if pod == nil || pod.DeletionTimestamp != nil || !isReady(pod) {
-		return false
-	}
-	o := rt.Observe(m.Node, m.UID)
+// serves tells whether a member is up and, when it was heard of last, acted on what
+// it is told.
+func serves(v view, m handover.Member, o push.Observation) bool {
 	_, told := compile.Serial(o.Version)
-	return o.Connected && o.Capture != "" && told
+	return isThere(v, m) && isReady(v.all[m.UID]) && o.Capture != "" && told
 }
 
 func isReady(pod *corev1.Pod) bool {
