@@ -86,8 +86,10 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	case Withdrawn(r.config):
 		p.Refuse = r.refusal(pod, "the shards are being withdrawn: it waits until no pod is a member of one")
 	default:
-		// The words do not change while the pod waits: its agent must confirm them.
-		p.Refuse = r.refusal(pod, "it is in no shard yet: it waits until its agent has confirmed this, or for a shard that lacks a pod")
+		// The words do not change while the pod waits: its agent must confirm them. If
+		// it ran unsharded in between, the configuration changed, and so do they: what
+		// was confirmed before that does not count.
+		p.Refuse = r.refusal(pod, "it is in no shard yet (generation %d): it waits until its agent has confirmed this, or for a shard that lacks a pod", r.config.Generation)
 	}
 }
 

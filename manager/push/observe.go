@@ -1,6 +1,9 @@
 package push
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // observation is what one agent said of a pod.
 type observation struct {
@@ -74,9 +77,9 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
 	out.Dead, out.Methods = best.dead, best.methods
 	// Until the older has drained it serves too: a policy is in force when it is
-	// in both.
+	// in both. What died a moment ago may have left writes behind.
 	wanted := n.policies[uid].GetVersion()
-	for _, st := range streams {
+	for _, st := range slices.Concat(streams, n.lost) {
 		if o := st.seen[uid]; o.capture != "" && o.version != wanted {
 			out.Version = o.version
 			if o.nacked == wanted {

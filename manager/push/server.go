@@ -26,6 +26,9 @@ const (
 	// many; a peer that makes more waits for nobody else.
 	maxCallsPerPeer = 4
 	helloTimeout    = 10 * time.Second
+	// An agent that is gone may have died, with writes under way that still take
+	// effect. It is proxy.LostWrite.
+	lostWrite = 5 * time.Second
 )
 
 // Signer signs agents' certificate requests.
@@ -62,6 +65,8 @@ type node struct {
 	// last is the stream that ended last, while there is no other.
 	last *stream
 	left time.Time
+	// lost are the streams that ended within lostWrite.
+	lost []*stream
 }
 
 // Set replaces the state of the world.
@@ -271,10 +276,24 @@ func (s *Server) leave(name string, st *stream) {
 	if len(n.streams) == 0 {
 		n.last, n.left = st, time.Now()
 	}
+	n.lost = append(n.lost, st)
+	if len(n.lost) > maxStreamsPerNode {
+		n.lost = n.lost[1:]
+	}
 	s.forget(name)
 	s.count()
 	s.mu.Unlock()
+	time.AfterFunc(lostWrite, func() { s.outlived(n, st) })
 	s.log().Info("an agent disconnected", "node", name)
+	s.changed()
+}
+
+// outlived notes that nothing of what an agent let through whose stream ended takes
+// effect any more, if it ended with its stream.
+func (s *Server) outlived(n *node, st *stream) {
+	s.mu.Lock()
+	n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })
+	s.mu.Unlock()
 	s.changed()
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -89,6 +90,7 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	for uid := range st.dirty {
 		delete(st.dirty, uid)
 		if p := s.node(name).policies[uid]; p != nil {
+			st.tell(uid, p.Version)
 			return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Upsert{Upsert: p}}
 		}
 		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Remove{Remove: &meshv1.Remove{Uid: uid}}}
@@ -98,6 +100,17 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Synced{Synced: &meshv1.Synced{}}}
 	}
 	return nil
+}
+
+// tell notes that an agent is told another version of a pod's policy. The one that
+// it had is in force no more, or will not be, so that it must be said anew should it
+// be wanted again. A serial may stay: nothing older comes into force after it.
+func (st *stream) tell(uid, version string) {
+	o, said := st.seen[uid]
+	if _, serial := compile.Serial(o.version); said && o.version != version && !serial {
+		o.version = ""
+		st.seen[uid] = o
+	}
 }
 
 // receive reads until the connection ends.
