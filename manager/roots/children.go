@@ -28,13 +28,16 @@ func (rt *root) keepChildren(ctx context.Context, v view) error {
 		}
 	}
 	wanted := rt.state.Shards
-	if v.config.DeletionTimestamp != nil && !holds(rt.state) {
+	deleting := v.config.DeletionTimestamp != nil
+	if deleting && !holds(rt.state) {
 		wanted = nil // the garbage collector may be slow, or off
 	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		want := child(v.config, name)
 		switch is := have[name]; {
+		case is == nil && deleting:
+			// The garbage collector was faster. It would delete another one too.
 		case is == nil:
 			if err := rt.Client.Create(ctx, want); err != nil && !rt.mine(ctx, v.config, name, err) {
 				errs = append(errs, fmt.Errorf("creating its ShardingConfig %s: %w", name, err))

@@ -669,6 +669,23 @@ func TestDisable(t *testing.T) {
 	require.Len(t, m.held(), 2)
 }
 
+// Under foreground deletion the garbage collector deletes children first.
+func TestChildrenAreNotMadeUnderADeletedRoot(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	a := m.pod(0)
+	m.pod(1)
+	m.settle()
+	m.deaf[string(a.UID)] = true
+	require.NoError(t, m.Delete(t.Context(), m.get()))
+	m.settle()
+	for _, c := range m.children() {
+		require.NoError(t, m.Delete(t.Context(), c))
+	}
+	require.NoError(t, m.round())
+	require.Empty(t, m.children())
+}
+
 // A root that is deleted stays until nobody acts on its shards.
 func TestDelete(t *testing.T) {
 	m := newMesh(t)
