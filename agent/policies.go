@@ -137,13 +137,16 @@ func (m *mesh) keep(mb *member) error {
 	switch {
 	case mb.policy == nil:
 		err = m.store.DeletePolicy(mb.pod.UID)
-	case mb.proxied != nil && mb.applied:
-		saved := mb.policy
+	case mb.proxied == nil || mb.applied:
+		saved, since := mb.policy, mb.inForce
+		if !mb.applied {
+			since = policy.Untold
+		}
 		if saved.GetSerial() < mb.floor { // a refusal, which does not lower it
 			saved = proto.CloneOf(saved)
 			saved.Serial = mb.floor
 		}
-		err = m.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: mb.inForce})
+		err = m.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: since})
 	}
 	mb.unsaved = err != nil
 	return err
@@ -240,6 +243,11 @@ func (m *mesh) removePolicy(uid string) {
 	}
 	if mb.pod.UID == "" {
 		delete(m.members, uid) // never seen on this node
+		if m.phase == serving {
+			if err := m.store.DeletePolicy(uid); err != nil {
+				m.logger.Error("forgetting a policy", "uid", uid, "error", err)
+			}
+		}
 		return
 	}
 	mb.policy = nil

@@ -68,6 +68,34 @@ func TestAfterACrashNothingIsSaidUntilItsWritesAreOver(t *testing.T) {
 	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
 }
 
+// The next agent captures the pod under what is saved.
+func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
+	r := start(t, 0)
+	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: policy.Always}))
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.restore(nil)
+		r.members["a"].told = time.Now()
+		return nil
+	}))
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "3-x", Serial: 3})
+	saved := func() map[string]policy.Saved {
+		_, all, err := r.store.Load()
+		require.NoError(t, err)
+		byUID := map[string]policy.Saved{}
+		for _, p := range all {
+			byUID[p.GetUid()] = p
+		}
+		return byUID
+	}
+	assert.Equal(t, "2-x", saved()["a"].GetVersion())
+	assert.True(t, saved()["a"].Since.After(time.Now()), "its clients were not told")
+	assert.Equal(t, "3-x", saved()["unseen"].GetVersion())
+
+	r.Synced(map[string]bool{"a": true})
+	assert.NotContains(t, saved(), "unseen")
+}
+
 func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")

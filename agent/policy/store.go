@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,6 +45,10 @@ type Saved struct {
 
 // Always is the Since of a policy that is its pod's first.
 var Always = time.Unix(0, 0)
+
+// Untold is the Since of a policy that no proxy has had in force: the pod's clients
+// are still to be told of it. File systems know no later time.
+var Untold = time.Unix(math.MaxInt32, 0)
 
 // Load returns what was saved. Files that cannot be read are reported in the
 // error, and left out.
@@ -125,7 +130,7 @@ func (s *Store) LoadPods() (map[string]pods.Pod, error) {
 func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.writeProto(clusterFile, c, time.Now()) }
 
 // SavePolicy replaces the saved policy of a pod. One that is saved already keeps
-// its Since.
+// its Since, if that is the earlier.
 func (s *Store) SavePolicy(p Saved) error {
 	name, err := fileOf(p.GetUid(), policySuffix)
 	if err != nil {
@@ -181,8 +186,11 @@ func (s *Store) writeProto(name string, m proto.Message, modified time.Time) err
 
 // write replaces a file whole: a crash leaves the old or the new one.
 func (s *Store) write(name string, b []byte, modified time.Time) error {
-	if old, err := os.ReadFile(filepath.Join(s.dir, name)); err == nil && bytes.Equal(old, b) {
-		return nil
+	path := filepath.Join(s.dir, name)
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, b) {
+		if info, err := os.Stat(path); err == nil && !info.ModTime().After(modified) {
+			return nil
+		}
 	}
 	tmp := filepath.Join(s.dir, "."+name+".tmp")
 	if err := writeSynced(tmp, b); err != nil {
@@ -191,10 +199,22 @@ func (s *Store) write(name string, b []byte, modified time.Time) error {
 	if err := os.Chtimes(tmp, time.Time{}, modified); err != nil {
 		return fmt.Errorf("saving a policy: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(s.dir, name)); err != nil {
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("saving a policy: %w", err)
+	}
+	if err := syncDir(s.dir); err != nil {
 		return fmt.Errorf("saving a policy: %w", err)
 	}
 	return nil
+}
+
+// syncDir makes a renaming outlive a loss of power.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 func writeSynced(path string, b []byte) error {

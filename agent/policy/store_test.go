@@ -71,6 +71,8 @@ func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
 	assert.True(t, since().Equal(Always))
 	require.NoError(t, s.SavePolicy(Saved{first, time.Now()}))
 	assert.True(t, since().Equal(Always), "it is still the same")
+	require.NoError(t, s.SavePolicy(Saved{second, Untold}))
+	assert.True(t, since().Equal(Untold))
 	require.NoError(t, s.SavePolicy(Saved{second, time.Now()}))
 	assert.WithinDuration(t, time.Now(), since(), time.Minute)
 }
