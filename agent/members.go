@@ -38,7 +38,7 @@ type member struct {
 	proxied  *proxy.Pod
 	applied  bool            // proxied has had a policy
 	inForce  time.Time       // since when the policy is
-	floor    uint64          // the greatest serial of a policy that it has had
+	floor    uint64          // the least serial of a policy that it may act on
 	settled  <-chan struct{} // closed when what earlier policies let through is over
 	unsaved  bool            // the policy is in force, and not known to the next agent
 	problem  string          // why it is not captured

@@ -85,7 +85,7 @@ func (m *mesh) apply(mb *member) error {
 	case mb.policy == nil && !mb.applied:
 		return nil // it may have yet to come
 	case mb.policy == nil:
-		return refuse("the mesh has no policy for this pod any more")
+		return refuse(noPolicy)
 	}
 	mb.inForce = time.Now()
 	if !mb.applied {
@@ -109,6 +109,8 @@ func (m *mesh) apply(mb *member) error {
 	mb.applied, mb.settled = true, settled
 	return nil
 }
+
+const noPolicy = "the mesh has no policy for this pod any more"
 
 // refusal is a policy that refuses everything, which is within what the pod's own
 // allows, whichever it is.
@@ -135,14 +137,17 @@ func (m *mesh) keep(mb *member) error {
 	}
 	var err error
 	switch {
-	case mb.policy == nil:
+	case mb.policy == nil && mb.floor == 0:
 		err = m.store.DeletePolicy(mb.pod.UID)
 	case mb.proxied == nil || mb.applied:
 		saved, since := mb.policy, mb.inForce
+		if saved == nil {
+			saved = refusal(mb, noPolicy)
+		}
 		if !mb.applied {
 			since = policy.Untold
 		}
-		if saved.GetSerial() < mb.floor { // a refusal, which does not lower it
+		if saved.GetSerial() < mb.floor { // a refusal: on disk its serial is the floor
 			saved = proto.CloneOf(saved)
 			saved.Serial = mb.floor
 		}
@@ -187,8 +192,8 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 			mb = &member{since: time.Now()}
 			h.members[p.GetUid()] = mb
 		}
-		if p.GetSerial() < mb.floor && p.GetRefuse() == "" {
-			return fmt.Errorf("policy %s has serial %d, and the pod has had %d: it comes from a manager that leads no more", p.GetVersion(), p.GetSerial(), mb.floor)
+		if err := mb.bars(p); err != nil {
+			return err
 		}
 		before := mb.policy
 		mb.policy = p
@@ -196,7 +201,7 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 			mb.policy = before
 			return err
 		}
-		mb.floor = max(mb.floor, p.GetSerial())
+		mb.raise(p)
 		if err := h.keep(mb); err != nil {
 			return fmt.Errorf("policy %s is in force, but the next agent would not know: %w", p.GetVersion(), err)
 		}
@@ -204,6 +209,26 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 		return nil
 	})
 	return settled, err
+}
+
+// bars says why a pod that has been told what this one has must not act on p, if so.
+func (mb *member) bars(p *meshv1.PodPolicy) error {
+	switch {
+	case p.GetRefuse() != "" || p.GetSerial() >= mb.floor:
+		return nil
+	case p.GetSerial() == 0:
+		return fmt.Errorf("policy %s: the pod was a member of a root's shard, and is served under no other configuration: delete the pod, so that its controller makes it anew", p.GetVersion())
+	}
+	return fmt.Errorf("policy %s has serial %d, and the pod may act on %d or later: it comes from a manager that leads no more", p.GetVersion(), p.GetSerial(), mb.floor)
+}
+
+// raise notes that the pod has been told p.
+func (mb *member) raise(p *meshv1.PodPolicy) {
+	least := p.GetSerial()
+	if least > 0 && p.GetRefuse() != "" {
+		least++
+	}
+	mb.floor = max(mb.floor, least)
 }
 
 func (h handler) RemovePolicy(uid string) error {

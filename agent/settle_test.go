@@ -30,12 +30,24 @@ func TestALesserSerialIsRefusedAlsoByTheNextAgent(t *testing.T) {
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
 	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
-	require.ErrorContains(t, err, "policy 6-x has serial 6, and the pod has had 7")
+	require.ErrorContains(t, err, "policy 6-x has serial 6, and the pod may act on 7 or later")
 	assert.Equal(t, map[string]string{"a": "7-x"}, r.Versions(), "the last good one")
 
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
 	assert.Equal(t, map[string]string{"a": "none"}, r.Versions())
 
+	next := restarted(t, r)
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
+	require.Error(t, err, "a refusal lowers nothing")
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "7-y", Serial: 7})
+
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "by-hand", Sharding: &meshv1.Sharding{Shard: "by-hand"}})
+	require.ErrorContains(t, err, "delete the pod")
+}
+
+// restarted is the agent after r, on the same node, that knows pod a from disk.
+func restarted(t *testing.T, r *running) *running {
+	t.Helper()
 	next := start(t, 0)
 	require.NoError(t, next.do(t.Context(), func() error {
 		next.store = r.store
@@ -43,9 +55,40 @@ func TestALesserSerialIsRefusedAlsoByTheNextAgent(t *testing.T) {
 		next.members["a"].told = time.Now()
 		return nil
 	}))
-	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
-	require.Error(t, err, "a refusal lowers nothing")
-	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "7-y", Serial: 7})
+	return next
+}
+
+func TestARefusalWithASerialBarsItForever(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	for range 2 {
+		_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+		require.ErrorContains(t, err, "may act on 8 or later")
+		r = restarted(t, r)
+	}
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8})
+}
+
+func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
+	for what, remove := range map[string]func(*running){
+		"removed": func(r *running) { require.NoError(t, r.RemovePolicy("a")) },
+		"untold":  func(r *running) { r.Synced(nil) },
+	} {
+		r := start(t, 0)
+		r.served(t, "a")
+		setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+		remove(r)
+		next := restarted(t, r)
+		for range 2 {
+			_, err := next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "whole"})
+			require.Error(t, err, what)
+			remove(next)
+		}
+		setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "1-y", Serial: 1})
+	}
 }
 
 // Nobody knows what an agent that died had under way.
