@@ -12,6 +12,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -57,25 +58,57 @@ func (k planKey) connects() bool {
 // single tells whether a request is for one object, or for all of one namespace.
 func (k planKey) single() bool { return k.verb == "get" || k.writes() || k.connects() }
 
-// fenceStage returns what decides about requests for single objects; nil when they
-// are all the shard's.
-func (p *policy) fenceStage(key planKey) *fenceStage {
-	if p.fence.off || !key.single() {
-		return nil
-	}
-	s := &fenceStage{resource: key.groupResource, observe: p.fence.observe}
+// border is what is the shard's of what requests may be about.
+type border struct {
+	owned  scope.Scope
+	except string // a namespace that is never foreign
+}
+
+// border returns that of a resource; false where everything is the shard's.
+func (p *policy) border(key planKey) (b border, ok bool) {
 	owned, divided := p.limits.Scope(key.group, key.resource)
 	switch {
 	case divided:
-		s.owned, s.byObject = owned, p.key == meshv1.Key_KEY_OBJECT
-		s.inBody = !s.byObject && key.groupResource == namespaces && key.verb == "create" && key.subresource == ""
+		b.owned = owned
 	case p.fence.widened != nil && (key.writes() || key.connects()):
-		s.owned, s.except = *p.fence.widened, p.pod.info.Namespace
+		b.owned, b.except = *p.fence.widened, p.pod.info.Namespace
 	default:
+		return b, false
+	}
+	return b, !b.owned.Everything()
+}
+
+// foreign tells whether a namespace is another shard's. What is in none is
+// everybody's.
+func (b border) foreign(namespace string) bool {
+	return namespace != "" && namespace != b.except && !b.owned.Owns(namespace)
+}
+
+// sweepStage has a deletecollection in a namespace of another shard delete nothing,
+// as a list finds nothing there.
+type sweepStage struct{ border }
+
+func (s sweepStage) apply(x *exchange) *apierrors.StatusError {
+	if x.lock != nil || !s.foreign(x.info.Namespace) {
 		return nil
 	}
-	if s.owned.Everything() || s.byObject && key.verb == "create" && key.subresource == "" {
+	return (&scopeStage{selector: narrow.Nothing}).apply(x)
+}
+
+// fenceStage returns what decides about requests for single objects; nil when they
+// are all the shard's. Where the uid decides, it decides about deletecollections too.
+func (p *policy) fenceStage(key planKey) *fenceStage {
+	byObject := p.key == meshv1.Key_KEY_OBJECT
+	if p.fence.off || !key.single() || key.verb == "deletecollection" && !byObject {
 		return nil
+	}
+	b, ok := p.border(key)
+	if !ok || byObject && key.verb == "create" && key.subresource == "" {
+		return nil
+	}
+	s := &fenceStage{border: b, resource: key.groupResource, byObject: byObject, observe: p.fence.observe}
+	if _, divided := p.limits.Scope(key.group, key.resource); divided && !byObject {
+		s.inBody = key.groupResource == namespaces && key.verb == "create" && key.subresource == ""
 	}
 	action := "refused"
 	if s.observe {
@@ -96,19 +129,12 @@ var namespaces = groupResource{resource: "namespaces"}
 
 // fenceStage refuses, or counts, requests for objects that are another shard's.
 type fenceStage struct {
+	border
 	resource   groupResource
-	owned      scope.Scope
-	except     string // a namespace that is never foreign
 	byObject   bool
 	inBody     bool // the key is the name in the body
 	observe    bool
 	foreigners prometheus.Counter
-}
-
-// foreign tells whether a namespace is another shard's. What is in none is
-// everybody's.
-func (s *fenceStage) foreign(namespace string) bool {
-	return namespace != "" && namespace != s.except && !s.owned.Owns(namespace)
 }
 
 func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {

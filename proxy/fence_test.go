@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
@@ -44,8 +46,6 @@ func TestFence(t *testing.T) {
 		{"PUT", "/api/v1/namespaces/theirs/pods/a/status", "{}", 403, 403},
 		{"PATCH", "/api/v1/namespaces/theirs/pods/a", "{}", 403, 403},
 		{"DELETE", "/api/v1/namespaces/theirs/pods/a", "", 403, 403},
-		{"DELETE", "/api/v1/namespaces/theirs/pods", "", 403, 403},
-		{"DELETE", "/api/v1/namespaces/mine/pods", "", 200, 200},
 		{"POST", "/api/v1/namespaces/theirs/pods/a/exec", "", 403, 403},
 		{"GET", "/api/v1/namespaces/theirs/pods/a/proxy/x", "", 403, 403},
 		{"GET", "/api/v1/namespaces/theirs", "", 403, 403},
@@ -81,6 +81,39 @@ func TestFence(t *testing.T) {
 	foreign := m.server.metrics.foreign
 	require.EqualValues(t, 2, testutil.ToFloat64(foreign.WithLabelValues("ns", "operator", "s1", "patch", "refused")))
 	require.EqualValues(t, 1, testutil.ToFloat64(foreign.WithLabelValues("ns", "operator", "s1", "patch", "observed")))
+}
+
+// A deletecollection in a namespace of another shard finds nothing, whatever the
+// isolation, as a list would.
+func TestDeleteCollectionOfAnotherShardsDeletesNothing(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	nothing := narrow.Nothing.String()
+	for _, isolation := range []meshv1.Isolation{meshv1.Isolation_ISOLATION_ENFORCE, meshv1.Isolation_ISOLATION_OBSERVE, meshv1.Isolation_ISOLATION_OFF} {
+		for _, q := range []struct{ target, plain, wide string }{
+			{"/api/v1/namespaces/mine/pods", "", ""},
+			{"/api/v1/namespaces/theirs/pods", nothing, nothing},
+			{"/api/v1/namespaces/theirs/pods?labelSelector=a", nothing + ",a", nothing + ",a"},
+			{"/api/v1/namespaces/ns/pods", nothing, nothing}, // the pod's own, but they are divided
+			{"/api/v1/namespaces/theirs/secrets", "", nothing},
+			{"/api/v1/namespaces/ns/secrets", "", ""},
+			{"/api/v1/nodes", "", ""},
+		} {
+			for wide, want := range map[bool]string{false: q.plain, true: q.wide} {
+				s := owning("mine")
+				s.Isolation, s.FenceNamespaces = isolation, wide
+				m.policy(s)
+				a := m.do("DELETE", q.target, "")
+				require.Equal(t, 200, a.StatusCode, "%v %s: %s", isolation, q.target, a.body)
+				sent, err := url.Parse(api.last(t).URI)
+				require.NoError(t, err)
+				got := sent.Query().Get("labelSelector")
+				require.ElementsMatch(t, strings.Split(want, ","), strings.Split(got, ","), "%v, fenced namespaces %t: %s", isolation, wide, q.target)
+			}
+		}
+		m.policy(owning("mine", "theirs"))
+		require.Equal(t, 400, m.do("DELETE", "/api/v1/namespaces/ns/pods?labelSelector=((", "").StatusCode)
+	}
 }
 
 func TestFenceByObject(t *testing.T) {

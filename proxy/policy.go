@@ -182,6 +182,10 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		out.stages = append(out.stages, s)
 	}
 	switch key.verb {
+	case "deletecollection":
+		if b, ok := p.border(key); ok && p.key != meshv1.Key_KEY_OBJECT {
+			out.stages = append(out.stages, sweepStage{b})
+		}
 	case "list", "watch":
 		if narrowing := p.narrowing(key.groupResource, key.verb == "watch"); narrowing != nil {
 			out.stages = append(out.stages, narrowing)

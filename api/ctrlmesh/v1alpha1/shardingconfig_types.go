@@ -87,7 +87,8 @@ type ShardingConfigSpec struct {
 	// Isolation says what becomes of a member's requests for single objects of the
 	// divided resources that are not its shard's: get, create, update, patch, delete
 	// and subresources. Enforce: they are refused with 403. Observe: they pass and
-	// are counted. Off: they pass. Lists and watches are narrowed in any case.
+	// are counted. Off: they pass. Lists, watches and deletecollections are
+	// narrowed in any case.
 	// +optional
 	// +kubebuilder:default=Enforce
 	Isolation Isolation `json:"isolation,omitempty"`
