@@ -122,7 +122,8 @@ func (m *members) testKubectlWatch(t *testing.T) {
 	out := m.script(t, fmt.Sprintf(`
 kubectl get configmaps -A -w -o name >seen &
 await grep -q cm-07 seen
-for ns in %s %s; do kubectl -n $ns create configmap by-kubectl >/dev/null; done
+kubectl exec direct -- kubectl -n %s create configmap by-kubectl >/dev/null
+kubectl -n %s create configmap by-kubectl >/dev/null
 await grep -q by-kubectl seen
 cat seen`, foreign, own))
 	assert.Equal(t, 1, strings.Count(out, "by-kubectl"))

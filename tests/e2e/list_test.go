@@ -255,7 +255,7 @@ func (m *members) testChunks(t *testing.T) {
 	}
 }
 
-// Resources that no limit lists are untouched.
+// Resources that no limit lists are untouched, and single objects of the shard's.
 func (m *members) testUnlisted(t *testing.T) {
 	rv := revision(t)
 	paths := []string{
@@ -270,10 +270,12 @@ func (m *members) testUnlisted(t *testing.T) {
 		assert.Equal(t, http.StatusOK, member[i].Code, path)
 		assert.Equal(t, string(direct[i].Body), string(member[i].Body), path)
 	}
-	// And single objects of the listed ones: a shard limits what is seen at once.
-	foreign := "/api/v1/namespaces/" + m.foreign(0)[0] + "/configmaps/cm-07"
-	got, want := ask(t, m.pods[0], nil, http.MethodGet, foreign), ask(t, m.direct, nil, http.MethodGet, foreign)
+	object := func(ns string) string { return "/api/v1/namespaces/" + ns + "/configmaps/cm-07" }
+	got := ask(t, m.pods[0], nil, http.MethodGet, object(m.owned[0][0]), object(m.foreign(0)[0]))
+	want := ask(t, m.direct, nil, http.MethodGet, object(m.owned[0][0]))
 	assert.Equal(t, string(want[0].Body), string(got[0].Body))
+	assert.Equal(t, http.StatusForbidden, got[1].Code, "%s", got[1].Body)
+	assert.Contains(t, string(got[1].Body), "ShardingConfig "+m.home+"/"+m.shard(0))
 }
 
 // A member deletes at once what it sees, and never what it does not.

@@ -220,7 +220,7 @@ func TestOperator(t *testing.T) {
 		restore()
 		start := time.Now()
 		for _, s := range op.shards {
-			owns(t, op.namespace, s.name, s.owns, "something-new") // only a policy that arrives can settle this
+			owns(t, op.namespace, s.name, s.owns, "new-of-"+s.name) // only a policy that arrives can settle this
 			settled(t, op.namespace, s.name, 2)
 		}
 		took := time.Since(start)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,8 +42,8 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 	pod := netPod(ns, "zero", nodes(t)[0])
 	maps.Copy(pod.Labels, map[string]string{"app": "operator", "shard": "0", "tier": "backend"})
 	create(t, pod)
-	require.NoError(t, apply(t, ns, "zero", `values: ["1"]`, `values: ["0"]`))
-	require.NoError(t, apply(t, ns, "two", `values: ["1"]`, `values: ["2"]`)) // without pods
+	require.NoError(t, apply(t, ns, "zero", `values: ["1"]`, `values: ["0"]`, "values: [a]", "values: [z]"))
+	require.NoError(t, apply(t, ns, "two", `values: ["1"]`, `values: ["2"]`, "values: [a]", "values: [t]")) // without pods
 
 	for _, c := range []struct {
 		what, old, new string
@@ -91,7 +92,7 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 	}
 
 	t.Run("changed selector", func(t *testing.T) {
-		require.NoError(t, apply(t, ns, "good", "", ""))
+		require.NoError(t, apply(t, ns, "good"))
 		err := apply(t, ns, "good", `values: ["1"]`, `values: ["2"]`)
 		require.ErrorContains(t, err, "spec.selector is immutable: delete this ShardingConfig and create another")
 		c := &meshv1alpha1.ShardingConfig{}
@@ -103,13 +104,17 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 	})
 }
 
-// apply applies the good configuration under a name, with one text replaced.
-func apply(t *testing.T, namespace, name, old, new string) error {
+// apply applies the good configuration under a name, with texts replaced: each old
+// one by the new one after it.
+func apply(t *testing.T, namespace, name string, oldnew ...string) error {
 	t.Helper()
 	text := strings.NewReplacer("NAMESPACE", namespace, "NAME", name).Replace(goodConfig)
-	require.Contains(t, text, old)
+	for pair := range slices.Chunk(oldnew, 2) {
+		require.Contains(t, text, pair[0])
+		text = strings.Replace(text, pair[0], pair[1], 1)
+	}
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(text, old, new, 1)), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	_, err := cluster.Kubectl(t.Context(), "apply", "-f", file)
 	return err
 }

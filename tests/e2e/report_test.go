@@ -65,9 +65,9 @@ func (m *members) testStatus(t *testing.T) {
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(table), "\n")
 	require.Len(t, lines, 1+len(m.pods), table)
-	assert.Equal(t, strings.Fields("NAME SHARDS MEMBERS READY METHOD LOCK STATE AGE"), strings.Fields(lines[0]))
+	assert.Equal(t, strings.Fields("NAME SHARDS MEMBERS READY METHOD HANDOVER LOCK STATE AGE"), strings.Fields(lines[0]))
 	for i, line := range lines[1:] {
-		cells := strings.Fields(line) // an empty lock is no field
+		cells := strings.Fields(line) // what is empty is no field
 		assert.Equal(t, []string{m.shard(i), "1", "1", "1", "Labels", "AllMembersReady"}, cells[:len(cells)-1], table)
 	}
 	for i, pod := range m.pods {
