@@ -182,37 +182,30 @@ func (l line) populated(cuts []int) bool {
 	return before < l.keys()
 }
 
-// round is one cut moved towards where it is aimed, by no more than a weight or by
-// one key, so that every run that had a key keeps one: the cut where most is
-// given by a heavy run to a light one. It is -1 if all are there.
-func (l line) round(cuts, aim []int, most int64) (i, to int) {
-	i = -1
-	var best int64
-	for j, k := range cuts {
-		low, high := 1, l.keys()-1
-		if j > 0 {
-			low = cuts[j-1] + 1
-		}
-		if j+1 < len(cuts) {
-			high = cuts[j+1] - 1
-		}
-		end := k
-		switch {
-		case aim[j] > k && high > k:
-			end = max(k+1, min(aim[j], high, l.at(l.before[k]+most)))
-		case aim[j] < k && low < k:
+// round is all cuts moved towards where they are aimed, each by no more than a
+// weight or by one key, so that every run that had a key keeps one. Each cut stays
+// between where it was and its aim, so that the next round aims at the same.
+func (l line) round(cuts, aim []int, most int64) []int {
+	next := slices.Clone(cuts)
+	// Of neighbours that go the same way, the one ahead makes room first.
+	for i, k := range cuts {
+		if aim[i] < k {
+			low := 1
+			if i > 0 {
+				low = next[i-1] + 1
+			}
 			first, _ := slices.BinarySearch(l.before, l.before[k]-most)
-			end = min(k-1, max(aim[j], low, first))
-		default:
-			continue
-		}
-		gain := l.run(cuts, j) - l.run(cuts, j+1)
-		if end > k {
-			gain = -gain
-		}
-		if i < 0 || gain > best {
-			i, to, best = j, end, gain
+			next[i] = min(k, max(aim[i], low, min(first, k-1)))
 		}
 	}
-	return i, to
+	for i, k := range slices.Backward(cuts) {
+		if aim[i] > k {
+			high := l.keys() - 1
+			if i+1 < len(next) {
+				high = next[i+1] - 1
+			}
+			next[i] = max(k, min(aim[i], high, max(l.at(l.before[k]+most), k+1)))
+		}
+	}
+	return next
 }

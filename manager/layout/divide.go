@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
@@ -18,8 +19,10 @@ const (
 	hysteresis = 1.10
 	// goal is the skew that is aimed at when something is moved.
 	goal = 1.05
-	// step is how much of a shard's mean weight one round moves.
-	step = 0.10
+	// step is how much of a shard's mean weight goes over one bound in a round.
+	step = 0.25
+	// maxNamed bounds how many pairs of shards are named to people.
+	maxNamed = 4
 )
 
 // run is a piece of the key space, less the canary's keys, up to the next run.
@@ -90,21 +93,41 @@ func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) 
 		return next, ""
 	}
 	aim := l.cut(n, most, func(i, _ int) int { return cuts[i] })
-	i, to := l.round(cuts, aim, int64(step*mean))
-	if i < 0 {
+	after := l.round(cuts, aim, int64(step*mean))
+	if slices.Equal(after, cuts) {
 		return next, ""
 	}
-	from, taker := i+1, i // the cut goes right: the run before it takes
-	if to < cuts[i] {
-		from, taker = i, i+1
+	what = l.moves(runs, cuts, after)
+	for i, k := range after {
+		if k != cuts[i] {
+			runs[i+1].first = l.bound(k)
+		}
 	}
-	before := l.heaviest(cuts)
-	moved, keys := l.weight(min(cuts[i], to), max(cuts[i], to)), max(cuts[i], to)-min(cuts[i], to)
-	cuts[i] = to
-	what = fmt.Sprintf("%d of %d namespaces, with %d of %d objects, go from %s to %s; the heaviest shard has %d then, of a mean of %.0f (now %d)",
-		keys, l.keys(), moved, l.total(), runs[from].shard, runs[taker].shard, l.heaviest(cuts), mean, before)
-	runs[i+1].first = l.bound(to)
 	return scopes(root, runs), what
+}
+
+// moves says in words what goes from shard to shard when cuts move.
+func (l line) moves(runs []run, before, after []int) string {
+	keys, weight := 0, int64(0)
+	var pairs []string
+	for i, k := range after {
+		low, high := min(before[i], k), max(before[i], k)
+		from, to := runs[i+1].shard, runs[i].shard
+		switch {
+		case low == high:
+			continue
+		case k < before[i]:
+			from, to = to, from
+		}
+		keys += high - low
+		weight += l.weight(low, high)
+		pairs = append(pairs, fmt.Sprintf("from %s to %s", from, to))
+	}
+	if more := len(pairs) - maxNamed; more > 0 {
+		pairs = append(pairs[:maxNamed], fmt.Sprintf("and between %d more pairs", more))
+	}
+	return fmt.Sprintf("%d of %d namespaces, with %d of %d objects, go %s; the heaviest shard has %d then, of a mean of %d (now %d)",
+		keys, l.keys(), weight, l.total(), strings.Join(pairs, ", "), l.heaviest(after), l.total()/int64(len(runs)), l.heaviest(before))
 }
 
 // Skew is the weight of the heaviest automatic shard over the mean; 1 when there
