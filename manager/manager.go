@@ -40,7 +40,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/validate"
 )
 
-// weighRate is how many namespaces are weighed a second at most, per resource.
+// weighRate is how many requests a second are made to weigh, for all roots and resources.
 const weighRate = 100
 
 // LeaseName is the name of the leader's Lease.

@@ -26,8 +26,9 @@ import (
 const (
 	// weighEvery is the time between two weighings, give or take a tenth.
 	weighEvery = 10 * time.Minute
-	// firstWithin bounds how long the first shards of a root wait for weights.
-	firstWithin = 10 * time.Second
+	// firstWithin bounds how long the first shards of a root wait for weights: some
+	// thousand requests take that long, and shards made by less are soon moved again.
+	firstWithin = time.Minute
 	weighers    = 8
 )
 
@@ -208,15 +209,23 @@ func (w *Weigher) due() (root types.UID, one *weighing, namespaces []string, wai
 	return "", nil, nil, wait
 }
 
-// count counts the objects of each namespace. What is counted goes to the weighing
-// as it comes, for who cannot wait for all.
+// count counts the objects of each namespace; one that could not be counted has
+// what it had, if it was before. What is counted goes to the weighing as it comes,
+// for who cannot wait for all.
 func (w *Weigher) count(ctx context.Context, one *weighing, namespaces []string) (map[string]int64, error) {
 	served, err := w.Served()
 	if err != nil && len(served) == 0 {
 		return nil, fmt.Errorf("asking what the apiserver serves: %w", err)
 	}
 	resources, _ := label.Resolve(one.groups, served)
-	counted := map[string]int64{}
+	counted := make(map[string]int64, len(namespaces))
+	w.mu.Lock()
+	for _, ns := range namespaces {
+		if n, ok := one.counted[ns]; ok {
+			counted[ns] = n
+		}
+	}
+	w.mu.Unlock()
 	var mu sync.Mutex
 	var failed []error
 	var forbidden []string
@@ -237,16 +246,20 @@ func (w *Weigher) count(ctx context.Context, one *weighing, namespaces []string)
 					return err
 				}
 				n, err := w.objects(ctx, gvr, ns)
-				if err != nil {
+				switch {
+				case apierrors.IsForbidden(err):
 					mu.Lock()
-					if resource := gvr.GroupResource().String(); !apierrors.IsForbidden(err) {
-						failed = append(failed, fmt.Errorf("%s: %w", resource, err))
-					} else if !refused[gvr] {
-						forbidden = append(forbidden, resource)
+					if !refused[gvr] {
+						forbidden = append(forbidden, gvr.GroupResource().String())
 					}
 					refused[gvr] = true // and would be in the next namespace
 					mu.Unlock()
 					continue
+				case err != nil:
+					mu.Lock()
+					failed = append(failed, fmt.Errorf("%s in namespace %s: %w", gvr.GroupResource(), ns, err))
+					mu.Unlock()
+					return nil // what was counted the last time is nearer than a part
 				}
 				sum += n
 			}
