@@ -40,7 +40,7 @@ type member struct {
 	inForce  time.Time       // since when the policy is
 	floor    uint64          // the least serial of a policy that it may act on
 	settled  <-chan struct{} // closed when what earlier policies let through is over
-	unsaved  bool            // the policy is in force, and not known to the next agent
+	unsaved  chan struct{}   // closed when the next agent knows the policy in force; nil: it does
 	problem  string          // why it is not captured
 
 	// dead is the last write of the pod's lock, if whoever wrote it is proven to have
@@ -131,7 +131,7 @@ func (m *mesh) disown(mb *member, gone bool) {
 // keepUnsaved tries again to save what could not be.
 func (m *mesh) keepUnsaved() {
 	for _, mb := range m.members {
-		if mb.unsaved {
+		if mb.unsaved != nil {
 			_ = m.keep(mb) // which failed before, and was told
 		}
 	}
@@ -149,6 +149,7 @@ func (m *mesh) lateEnds() bool {
 
 func (m *mesh) drop(uid string, mb *member) {
 	m.release(mb)
+	mb.known(true) // nothing acts on it any more
 	delete(m.members, uid)
 	m.forget(uid)
 	m.metrics.forget(mb.pod.Namespace, mb.pod.Name)

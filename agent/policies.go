@@ -121,10 +121,12 @@ func refusal(mb *member, why string) *meshv1.PodPolicy {
 }
 
 // keep sees to what of a member outlives this agent: what becomes of the pod
-// without one, and the policy for the next. While not serving, that is another's. An
-// error says that the policy is not saved.
+// without one, and the policy for the next. While not serving, that is another's:
+// then the policy counts as saved once the other has saved it. An error says that it
+// could not be.
 func (m *mesh) keep(mb *member) error {
 	if m.phase != serving {
+		mb.known(m.savedByAnother(mb))
 		return nil
 	}
 	open := mb.policy.GetFailOpen() && !mb.gone
@@ -153,8 +155,28 @@ func (m *mesh) keep(mb *member) error {
 		}
 		err = m.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: since})
 	}
-	mb.unsaved = err != nil
+	mb.known(err == nil)
 	return err
+}
+
+// savedByAnother says whether the agent that serves knows what this one was told.
+func (m *mesh) savedByAnother(mb *member) bool {
+	if mb.policy == nil {
+		return true
+	}
+	saved, err := m.store.Policy(mb.policy.GetUid())
+	return err == nil && saved.GetVersion() == mb.policy.GetVersion() && saved.GetSerial() >= mb.floor
+}
+
+// known notes whether the agent after this one would know what is in force.
+func (mb *member) known(yes bool) {
+	switch {
+	case yes && mb.unsaved != nil:
+		close(mb.unsaved)
+		mb.unsaved = nil
+	case !yes && mb.unsaved == nil:
+		mb.unsaved = make(chan struct{})
+	}
 }
 
 // keepCluster is keep for what all members share.
@@ -205,7 +227,7 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 		if err := h.keep(mb); err != nil {
 			return fmt.Errorf("policy %s is in force, but the next agent would not know: %w", p.GetVersion(), err)
 		}
-		settled = both(h.earlier[p.GetUid()], mb.settled)
+		settled = both(both(h.earlier[p.GetUid()], mb.settled), mb.unsaved)
 		return nil
 	})
 	return settled, err
@@ -268,6 +290,7 @@ func (m *mesh) removePolicy(uid string) {
 	}
 	if mb.pod.UID == "" {
 		delete(m.members, uid) // never seen on this node
+		mb.known(true)
 		if m.phase == serving {
 			if err := m.store.DeletePolicy(uid); err != nil {
 				m.logger.Error("forgetting a policy", "uid", uid, "error", err)

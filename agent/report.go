@@ -8,7 +8,7 @@ import (
 
 // reportChanges tells the manager, and the metrics, what is new.
 func (m *mesh) reportChanges() {
-	if m.phase >= yielded {
+	if m.phase >= handing {
 		return // the successor reports
 	}
 	counts := map[string]int{}

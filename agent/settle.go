@@ -67,7 +67,7 @@ func done(c <-chan struct{}) bool {
 func (m *mesh) version(mb *member) string {
 	p := mb.policy
 	switch {
-	case mb.unsaved:
+	case mb.unsaved != nil:
 		return ""
 	case !done(m.earlier[mb.pod.UID]) && (p.GetSerial() > 0 || p.GetRefuse() != ""):
 		return "" // else nothing is handed over by it

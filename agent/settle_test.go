@@ -111,6 +111,43 @@ func TestAfterACrashNothingIsSaidUntilItsWritesAreOver(t *testing.T) {
 	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
 }
 
+// The one that serves has the pods from disk, as they were.
+func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T) {
+	old := start(t, 0)
+	old.served(t, "a")
+	setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+	_, err := holder{old.mesh}.Offer(t.Context())
+	require.NoError(t, err)
+	next := restarted(t, old)
+	assert.Nil(t, setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}), "both know it")
+
+	settled := setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	require.NoError(t, holder{old.mesh}.Yield(t.Context()))
+	old.soon(t, "another look", func() bool { old.keepUnsaved(); return true })
+	assert.False(t, done(settled))
+	assert.Empty(t, old.Versions())
+
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	old.soon(t, "the successor's", func() bool { return done(settled) })
+	assert.Equal(t, map[string]string{"a": "2-x"}, old.Versions())
+}
+
+// The successor is lost: what was said meanwhile is saved now.
+func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	_, err := holder{r.mesh}.Offer(t.Context())
+	require.NoError(t, err)
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	assert.False(t, done(settled))
+
+	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	<-settled
+	saved, err := r.store.Policy("a")
+	require.NoError(t, err)
+	assert.Equal(t, "2-x", saved.GetVersion())
+}
+
 // The next agent captures the pod under what is saved.
 func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	r := start(t, 0)

@@ -165,6 +165,16 @@ func fileOf(uid, suffix string) (string, error) {
 	return uid + suffix, nil
 }
 
+// Policy returns the saved policy of a pod.
+func (s *Store) Policy(uid string) (*meshv1.PodPolicy, error) {
+	name, err := fileOf(uid, policySuffix)
+	if err != nil {
+		return nil, err
+	}
+	p := &meshv1.PodPolicy{}
+	return p, s.read(name, p)
+}
+
 func (s *Store) read(name string, m proto.Message) error {
 	b, err := os.ReadFile(filepath.Join(s.dir, name))
 	if err != nil {

@@ -76,11 +76,12 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
 	out.Dead, out.Methods = best.dead, best.methods
-	// Until the older has drained it serves too: a policy is in force when it is
-	// in both. What died a moment ago may have left writes behind.
+	// Until the older has drained it serves too, and the newer may before it reports:
+	// a policy is in force when it is in both. What died a moment ago may have left
+	// writes behind.
 	wanted := n.policies[uid].GetVersion()
 	for _, st := range slices.Concat(streams, n.lost) {
-		if o := st.seen[uid]; o.capture != "" && o.version != wanted {
+		if o, said := st.seen[uid]; said && (o.capture != "" || !o.reported) && o.version != wanted {
 			out.Version = o.version
 			if o.nacked == wanted {
 				out.Nacked, out.Nack = o.nacked, o.nack

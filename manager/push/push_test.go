@@ -251,9 +251,9 @@ func TestAcksAndReports(t *testing.T) {
 	changed := make(chan struct{}, 100)
 	w.Changed = func() { changed <- struct{}{} }
 	w.Set(cluster1, policies("a@n1=1", "other@n2=1"))
-	a := w.connect("n1", map[string]string{"a": "0", "other": "0"})
+	a := w.connect("n1", map[string]string{"a": "1-x", "other": "1-x"})
 	<-changed
-	require.Equal(t, "0", w.Observe("n1", "a").Version, "what it holds since before")
+	require.Equal(t, "1-x", w.Observe("n1", "a").Version, "what it holds since before")
 	a.world()
 
 	a.ack("a", "1", "bad\nselector"+strings.Repeat("!", 10_000))
@@ -331,6 +331,20 @@ func TestTwoAgentsOfOneNode(t *testing.T) {
 }
 
 // seen is what one stream of a node said of a pod.
+// It has its pods from the one before, and serves them before it says so.
+func TestASuccessorThatHasOnlySaidHello(t *testing.T) {
+	s := &Server{}
+	s.Set(cluster1, policies("a@n1=1-x"))
+	before := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
+	s.report("n1", before, &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "1-x"}}})
+	after := s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: map[string]string{"a": "1-x"}}, nil)
+	s.Set(cluster1, policies("a@n1=2-x"))
+	s.ack("n1", before, &meshv1.Ack{Uid: "a", Version: "2-x"})
+	require.Equal(t, "1-x", s.Observe("n1", "a").Version)
+	s.ack("n1", after, &meshv1.Ack{Uid: "a", Version: "2-x"})
+	require.Equal(t, "2-x", s.Observe("n1", "a").Version)
+}
+
 func (w *world) seen(node string, stream int, uid string) (version, nacked string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
