@@ -3,11 +3,14 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // LostWrite is how long a write may still take effect whose connection to the
@@ -15,6 +18,10 @@ import (
 // The apiserver gives up at once what lost its connection or its time; what it had
 // handed to etcd by then is committed, or not, within etcd's own bound on a request.
 const LostWrite = 5 * time.Second
+
+// unseenWrite is the same of a write whose connection broke unseen by the apiserver:
+// it goes on until its own bound on a request (--request-timeout).
+const unseenWrite = time.Minute + LostWrite
 
 // writes counts what a policy let through that may still change something: each
 // write from before its last byte leaves until nothing comes of it any more. The
@@ -71,11 +78,14 @@ func (x *exchange) answered(resp *http.Response, err error) {
 		return
 	}
 	x.counted = false
-	if err != nil && !x.sent.IsZero() || err == nil && resp.StatusCode >= http.StatusInternalServerError {
+	switch {
+	case err != nil && x.sent.IsZero(), err == nil && resp.StatusCode < http.StatusInternalServerError:
+		x.policy.writes.lower()
+	case err == nil, upstream.Parted(err), errors.Is(err, errShutdown):
 		time.AfterFunc(LostWrite, x.policy.writes.lower)
-		return
+	default:
+		time.AfterFunc(unseenWrite, x.policy.writes.lower)
 	}
-	x.policy.writes.lower()
 }
 
 // lastByte is the body of a write that comes while it leaves. The write counts

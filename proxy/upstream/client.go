@@ -37,7 +37,14 @@ type Client struct {
 // NewClient makes a client; it connects when it is used.
 func NewClient(cluster *Cluster, dial Dial) *Client {
 	c := &Client{cluster: cluster, dial: dial, cache: tls.NewLRUClientSessionCache(sessionCacheSize), handshakes: make(chan struct{}, maxHandshakes)}
-	c.short.connect = func(ctx context.Context) (*tls.Conn, error) { return c.connect(ctx, protocolHTTP11) }
+	c.short.connect = func(ctx context.Context) (*tls.Conn, error) {
+		conn, err := c.connect(ctx, protocolHTTP11)
+		if err == nil {
+			// Others may rightly wait for longer: an upgrade's far end need not read.
+			boundUnanswered(conn.NetConn(), unanswered)
+		}
+		return conn, err
+	}
 	c.streams = &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return c.connect(ctx, protocolHTTP2, protocolHTTP11)

@@ -25,6 +25,7 @@ const (
 	protocolHTTP2    = "h2"
 	sessionCacheSize = 4
 	sendBuffer       = 256 << 10
+	unanswered       = 45 * time.Second // as keep-alives take to find a peer gone
 )
 
 // Dial connects from the pod's network namespace.

@@ -10,8 +10,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -376,6 +378,16 @@ func appendHead(b []byte, r *Request) []byte {
 		b = append(b, "\r\n"...)
 	}
 	return append(b, "\r\n"...)
+}
+
+// Parted tells whether the apiserver knows that a request which failed with err has
+// lost its connection: it ended it itself, or was told. From a peer that fell silent
+// nobody knows.
+func Parted(err error) bool {
+	_, ours := errors.AsType[*BodyError](err)
+	return ours || slices.ContainsFunc([]error{
+		context.Canceled, net.ErrClosed, io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE,
+	}, func(known error) bool { return errors.Is(err, known) })
 }
 
 // IsTimeout tells whether the apiserver was too slow to answer or to connect to.

@@ -1,0 +1,57 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
+	broken := func(errno syscall.Errno) error {
+		return fmt.Errorf("handled: %w", &net.OpError{Op: "read", Err: os.NewSyscallError("read", errno)})
+	}
+	for name, c := range map[string]struct {
+		err    error
+		code   int
+		unsent bool
+		want   time.Duration
+	}{
+		"answered":                    {code: http.StatusOK},
+		"refused":                     {code: http.StatusConflict},
+		"failed upstream":             {code: http.StatusGatewayTimeout, want: LostWrite},
+		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
+		"ended by the apiserver":      {err: io.EOF, want: LostWrite},
+		"reset":                       {err: broken(syscall.ECONNRESET), want: LostWrite},
+		"closed here":                 {err: net.ErrClosed, want: LostWrite},
+		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: LostWrite},
+		"the pod ended":               {err: errShutdown, want: LostWrite},
+		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: unseenWrite},
+		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: unseenWrite},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				over := make(chan struct{})
+				x := &exchange{policy: &policy{}, counted: true, sent: time.Now()}
+				if c.unsent {
+					x.sent = time.Time{}
+				}
+				x.policy.writes.over = func() { close(over) }
+				x.policy.writes.raise()
+				began := time.Now()
+				x.answered(&http.Response{StatusCode: c.code}, c.err)
+				<-over
+				require.Equal(t, c.want, time.Since(began))
+			})
+		})
+	}
+}
