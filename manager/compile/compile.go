@@ -93,6 +93,7 @@ type source struct {
 // known. One that is being deleted is as one that is disabled.
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root) Result {
 	res := Result{Policies: make(map[types.UID]Policy, len(pods))}
+	seals := sealer{}
 	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))
 	for _, c := range configs {
 		objects[nameOf(c)] = c
@@ -115,7 +116,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 				derived[d.NamespacedName] = true
 				shards = append(shards, d)
 			}
-			r.refuseLost(pods, res.Policies)
+			r.refuseLost(pods, seals, res.Policies)
 		}
 		shards = append(shards, s.Shard)
 		sources[c.Namespace] = append(sources[c.Namespace], s)
@@ -131,7 +132,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 		if !Labelled(pod) || Ended(pod) {
 			continue
 		}
-		res.Policies[pod.UID] = policy(pod, sources[pod.Namespace])
+		res.Policies[pod.UID] = seals.seal(pod.Spec.NodeName, policy(pod, sources[pod.Namespace]))
 	}
 	slices.SortFunc(shards, func(a, b *Shard) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -144,7 +145,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 }
 
 // policy of a pod, which becomes a member of what selects it.
-func policy(pod *corev1.Pod, sources []source) Policy {
+func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 	p := &meshv1.PodPolicy{
 		Uid:       string(pod.UID),
 		Namespace: pod.Namespace,
@@ -181,7 +182,7 @@ func policy(pod *corev1.Pod, sources []source) Policy {
 			p.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen
 		}
 	}
-	return seal(pod.Spec.NodeName, p)
+	return p
 }
 
 // written makes a source of a configuration that names its shard's pods itself.

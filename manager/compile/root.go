@@ -140,7 +140,7 @@ func (r *root) tell(t tellable) *meshv1.Sharding {
 // refuseLost refuses the assigned pods that are no more, as far as the API
 // tells: they may run still, on a node that nobody hears of. The serial bars what
 // they were told before for good.
-func (r *root) refuseLost(pods []*corev1.Pod, policies map[types.UID]Policy) {
+func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.UID]Policy) {
 	lost := maps.Clone(r.State.Members)
 	for _, pod := range pods {
 		if Labelled(pod) && !Ended(pod) {
@@ -148,7 +148,7 @@ func (r *root) refuseLost(pods []*corev1.Pod, policies map[types.UID]Policy) {
 		}
 	}
 	for uid, m := range lost {
-		policies[types.UID(uid)] = seal(m.Node, &meshv1.PodPolicy{
+		policies[types.UID(uid)] = seals.seal(m.Node, &meshv1.PodPolicy{
 			Uid: uid, Namespace: r.config.Namespace, Name: m.Name, Workload: m.Name,
 			Serial: uint64(r.State.Shards[m.Shard].Serial),
 			Refuse: fmt.Sprintf("pod %s/%s was deleted or has ended", r.config.Namespace, m.Name),

@@ -14,30 +14,54 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// seal gives a policy its version.
-func seal(node string, p *meshv1.PodPolicy) Policy {
+// sealer gives policies their versions. It keeps a digest of what members of a
+// shard are told alike, which may be large and must not change meanwhile.
+type sealer map[*meshv1.Sharding][]byte
+
+func (s sealer) seal(node string, p *meshv1.PodPolicy) Policy {
 	var err error
-	if p.Version, err = version(p); err != nil {
+	if p.Version, err = s.version(p); err != nil {
 		// What no agent could be told must not stop what all others are told.
 		p = &meshv1.PodPolicy{Uid: p.Uid, Namespace: p.Namespace, Name: p.Name, Version: "unsound", Refuse: "the policy of this pod cannot be encoded"}
 	}
 	return Policy{Node: node, PodPolicy: p}
 }
 
-// version hashes a policy's content, after its serial if it has one. The message
-// has no maps, so that its deterministic encoding is the same in every process of
-// one build; another build may at worst push once more.
-func version(p *meshv1.PodPolicy) (string, error) {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(p)
-	if err != nil {
-		return "", fmt.Errorf("encoding a policy: %w", err)
+// version hashes a policy's content, after its serial if it has one.
+func (s sealer) version(p *meshv1.PodPolicy) (string, error) {
+	sharding := p.Sharding
+	shared, ok := s[sharding]
+	if !ok && sharding != nil {
+		var err error
+		if shared, err = digest(sharding); err != nil {
+			return "", err
+		}
+		s[sharding] = shared
 	}
-	sum := sha256.Sum256(b)
+	p.Sharding = nil
+	own, err := digest(p)
+	p.Sharding = sharding
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(append(own, shared...))
 	hash := hex.EncodeToString(sum[:8])
 	if p.GetSerial() == 0 {
 		return hash, nil
 	}
 	return fmt.Sprintf("%d-%s", p.GetSerial(), hash), nil
+}
+
+// digest of a message, which must have no maps, so that its deterministic encoding
+// is the same in every process of one build; another build may at worst push once
+// more.
+func digest(m proto.Message) ([]byte, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a policy: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	return sum[:], nil
 }
 
 // Serial is the serial that the version of a member's policy begins with. It is
