@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
@@ -105,5 +106,5 @@ func (rt *root) living(v view) (n int) {
 
 func isThere(v view, m handover.Member) bool {
 	pod := v.all[m.UID]
-	return pod != nil && pod.DeletionTimestamp == nil
+	return pod != nil && pod.DeletionTimestamp == nil && !compile.Ended(pod)
 }

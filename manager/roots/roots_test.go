@@ -583,7 +583,10 @@ func TestVanishedMembers(t *testing.T) {
 		do   func(m *mesh, p *corev1.Pod)
 	}{
 		{"its agent refuses it", func(m *mesh, p *corev1.Pod) { delete(m.away, p.Spec.NodeName) }},
-		{"its node is gone", func(m *mesh, p *corev1.Pod) { m.nodes[p.Spec.NodeName] = true }},
+		{"its node is gone", func(m *mesh, p *corev1.Pod) {
+			m.nodes[p.Spec.NodeName] = true
+			m.now = m.now.Add(awayFor)
+		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			m := newMesh(t)
@@ -619,16 +622,36 @@ func TestVanishedMembers(t *testing.T) {
 	}
 }
 
-func TestAnEndedMemberIsGone(t *testing.T) {
-	m := newMesh(t)
-	m.root(1, 1)
-	p := m.pod(0)
-	m.settle()
-	p = get(m, p)
-	p.Status.Phase = corev1.PodFailed
-	require.NoError(t, m.Status().Update(t.Context(), p))
-	m.settle()
-	require.Empty(t, m.shardOf(p))
+// A pod may be marked as failed before its containers have ended, as PodGC does.
+func TestMembersThatEnded(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		do   func(m *mesh, p *corev1.Pod)
+	}{
+		{"its agent refuses it", func(m *mesh, p *corev1.Pod) { delete(m.deaf, string(p.UID)) }},
+		{"its agent has been away for long", func(m *mesh, p *corev1.Pod) {
+			m.away[p.Spec.NodeName] = true
+			m.now = m.now.Add(awayFor)
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			m := newMesh(t)
+			m.root(1, 1)
+			p := m.pod(0)
+			m.settle()
+			m.deaf[string(p.UID)], m.nodes[p.Spec.NodeName] = true, true
+			p = get(m, p)
+			p.Status.Phase = corev1.PodFailed
+			require.NoError(t, m.Status().Update(t.Context(), p))
+			m.settle()
+			m.now = m.now.Add(awayFor)
+			m.settle()
+			require.NotEmpty(t, m.shardOf(p), "its agent is connected, and has not confirmed")
+			c.do(m, p)
+			m.settle()
+			require.Empty(t, m.shardOf(p))
+		})
+	}
 }
 
 func get(m *mesh, p *corev1.Pod) *corev1.Pod {

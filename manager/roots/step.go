@@ -21,6 +21,11 @@ import (
 // and so between two rounds of handovers because of it.
 const balanceEvery = 30 * time.Second
 
+// awayFor is how long an agent must have been away before what is said of its pods'
+// end by others counts: what it let through is over by then, for no request of
+// another kind than watches lasts longer at the apiserver.
+const awayFor = time.Minute
+
 // plan is what shards are to hold. Who leads next goes on from what the state says
 // was wanted last.
 type plan struct {
@@ -76,19 +81,30 @@ func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
 	pod := v.all[m.UID]
 	o := rt.Observe(m.Node, m.UID)
 	policy := v.world.Compiled.Policies[types.UID(m.UID)]
+	ended := pod != nil && compile.Ended(pod)
 	switch {
-	case pod != nil && compile.Ended(pod):
+	case (ended || pod == nil && !v.world.Node(m.Node)) && rt.away(o, now) >= awayFor:
+		// A pod may be marked as failed before its containers end. So while its agent
+		// is heard, that will tell.
 		return handover.Gone{UID: m.UID, Now: now}
-	case pod == nil && !o.Connected && !v.world.Node(m.Node):
-		// Whatever ran there runs no more; while its agent is heard, that will tell.
-		return handover.Gone{UID: m.UID, Now: now}
-	case pod == nil && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
+	case (ended || pod == nil) && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
 		return handover.Refused{UID: m.UID, Serial: int64(policy.Serial), Now: now}
 	}
 	if serial, ok := compile.Serial(o.Version); ok && serial > m.Serial {
 		return handover.Applied{UID: m.UID, Serial: serial, Now: now}
 	}
 	return nil
+}
+
+// away is for how long no agent of a node has been heard, as far as is known.
+func (rt *root) away(o push.Observation, now time.Time) time.Duration {
+	switch {
+	case o.Connected:
+		return 0
+	case o.Left.IsZero():
+		return now.Sub(rt.since)
+	}
+	return now.Sub(o.Left)
 }
 
 // replan makes the plan what the configuration asks for now. Not ok: it is not known yet.
