@@ -33,6 +33,7 @@ type root struct {
 
 	plan
 	restarting
+	unsure  []string // whom the first keys wait for, for people
 	blocked bool     // people were told
 	counted []string // shards with metrics
 }
@@ -127,6 +128,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 		Problem:    v.problem,
 		Weighing:   rt.Weigher.Problem(rt.uid),
 		Restarting: rt.why,
+		Unsure:     rt.unsure,
 		Stamping:   stamping,
 		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
 		Observe:    rt.Observe,

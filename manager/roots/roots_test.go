@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -707,6 +708,45 @@ func TestChildrenAreNotMadeUnderADeletedRoot(t *testing.T) {
 	}
 	require.NoError(t, m.round())
 	require.Empty(t, m.children())
+}
+
+// Nobody is given anything while another pod may act on everything: it ran unsharded
+// when it was heard of last, or by a state that was lost.
+func TestNothingIsGivenWhileAPodRunsUnsharded(t *testing.T) {
+	for _, c := range []struct {
+		what        string
+		first, next func(m *mesh)
+	}{
+		{"disabled and enabled again",
+			func(m *mesh) { m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) }) },
+			func(m *mesh) { m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil }) }},
+		{"status lost", func(*mesh) {}, func(m *mesh) {
+			c := m.get()
+			c.Status = v1alpha1.ShardingConfigStatus{}
+			require.NoError(m, m.Status().Update(m.Context(), c))
+			m.lead()
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			m := newMesh(t)
+			m.root(2, 1)
+			c.first(m)
+			a, b := m.pod(0), m.pod(1)
+			m.settle()
+			require.Empty(t, m.policies[b.UID].Refuse)
+			c.next(m)
+			m.away[b.Spec.NodeName] = true // it goes on as it was told last
+			m.settle()
+			require.Empty(t, m.shardOf(a))
+			require.Empty(t, m.get().Status.Root.Shards)
+			ready := apimeta.FindStatusCondition(m.get().Status.Conditions, v1alpha1.ConditionReady)
+			require.Contains(t, ready.Message, b.Name)
+			delete(m.away, b.Spec.NodeName)
+			m.settle()
+			require.NotEmpty(t, m.shardOf(a))
+			require.Len(t, m.held(), 2)
+		})
+	}
 }
 
 // A root that is deleted stays until nobody acts on its shards.

@@ -1,6 +1,7 @@
 package roots
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -48,6 +49,12 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 	for _, uid := range slices.Sorted(maps.Keys(state.Members)) {
 		if e := rt.heard(state.Members[uid], v, now); e != nil {
 			do(e)
+		}
+	}
+	rt.unsure = nil
+	if !holds(state) && !compile.Withdrawn(v.config) {
+		if rt.unsure = rt.unrefused(v, state); len(rt.unsure) > 0 {
+			return state, effects
 		}
 	}
 	if rt.heardAll(v, state, now) && rt.replan(v, state, now) {
@@ -189,17 +196,40 @@ func isReady(pod *corev1.Pod) bool {
 	})
 }
 
+// unrefused are the pods, for people, that may act on anything: while nothing was
+// held they ran unsharded, or by a state that was lost. Nothing is given to anybody
+// before their agents refuse them. Whoever comes later is refused from the start.
+func (rt *root) unrefused(v view, state handover.State) []string {
+	var out []string
+	for _, p := range v.pods {
+		if _, member := state.Members[string(p.UID)]; member || p.Spec.NodeName == "" {
+			continue
+		}
+		captured := rt.Observe(p.Spec.NodeName, string(p.UID)).Capture != ""
+		if !rt.refuses(v, p) || !captured && p.Status.Phase != corev1.PodPending {
+			out = append(out, fmt.Sprintf("pod %s on node %s, whose agent has not confirmed yet that it is refused until it is in a shard", p.Name, p.Spec.NodeName))
+		}
+	}
+	return out
+}
+
+// refuses tells whether a pod's agent refuses it, as it is told to.
+func (rt *root) refuses(v view, p *corev1.Pod) bool {
+	policy := v.world.Compiled.Policies[p.UID]
+	return policy.GetRefuse() != "" && rt.Observe(p.Spec.NodeName, string(p.UID)).Version == policy.Version
+}
+
 // joining are the pods that may be assigned now: their agents refuse them all.
 func (rt *root) joining(v view, placed map[string]string) []handover.Member {
 	var out []handover.Member
 	for _, p := range v.pods {
 		uid, node := string(p.UID), p.Spec.NodeName
-		shard, policy := placed[uid], v.world.Compiled.Policies[p.UID]
+		shard := placed[uid]
 		if shard == "" || node == "" || p.DeletionTimestamp != nil || p.Annotations[v1alpha1.TrustAnnotation] == "" ||
 			slices.ContainsFunc(v.conflicts, func(c compile.Conflict) bool { return c.Pod == p.Name }) {
 			continue
 		}
-		if o := rt.Observe(node, uid); policy.GetRefuse() != "" && o.Capture != "" && o.Version == policy.Version {
+		if rt.refuses(v, p) && rt.Observe(node, uid).Capture != "" {
 			out = append(out, handover.Member{UID: uid, Name: p.Name, Node: node, Shard: shard})
 		}
 	}

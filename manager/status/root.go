@@ -27,6 +27,7 @@ const (
 	Releasing  = string(handover.Releasing)
 	Granting   = string(handover.Granting)
 	Restarting = "Restarting"
+	Waiting    = "Waiting"
 	Blocked    = "Blocked"
 )
 
@@ -34,6 +35,7 @@ const (
 const (
 	ReasonHandingOver     = "HandingOver"
 	ReasonRestarting      = "Restarting"
+	ReasonWaiting         = "Waiting"
 	ReasonBlocked         = "Blocked"
 	ReasonNotEnoughPods   = "NotEnoughPods"
 	ReasonReplicasSurplus = "ReplicasSurplus"
@@ -61,6 +63,8 @@ type RootInput struct {
 	Weighing string
 	// Restarting says which eviction is under way or what keeps it, for people.
 	Restarting string
+	// Unsure names whom must be heard of before any shard is given anything.
+	Unsure []string
 	// Stamping is as in Input, for method Labels.
 	Stamping *v1alpha1.StampingStatus
 	// Wanted is the version of a pod's policy, and Observe tells what the agent of
@@ -129,7 +133,23 @@ func (in RootInput) handover() string {
 			return Restarting
 		}
 	}
+	if len(in.Unsure) > 0 || len(in.unready()) > 0 {
+		return Waiting
+	}
 	return Settled
+}
+
+// unready says of which handovers it is that do not begin, for nobody could take
+// the keys.
+func (in RootInput) unready() []string {
+	var out []string
+	for _, taker := range slices.Sorted(maps.Keys(in.State.Shards)) {
+		s := in.State.Shards[taker]
+		if !s.Wanted.Minus(s.Target).Empty() {
+			out = append(out, "a ready member of shard "+taker+", whose keys stay with others until then")
+		}
+	}
+	return out
 }
 
 // workload is what there is to say of a root's pods.
@@ -291,6 +311,8 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 		c.set(v1alpha1.ConditionReady, false, ReasonNotEnoughPods, members+"; "+few)
 	case word == Releasing || word == Granting:
 		c.set(v1alpha1.ConditionReady, false, ReasonHandingOver, members+"; keys are handed over"+waits)
+	case word == Waiting:
+		c.set(v1alpha1.ConditionReady, false, ReasonWaiting, members+waits)
 	case out.ReadyMembers < out.Members:
 		c.set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(w.verdicts, verdict.unready))
 	case word == Restarting:
@@ -310,6 +332,8 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 		c.set(v1alpha1.ConditionProgressing, true, ReasonHandingOver, "keys are handed over"+waits)
 	case word == Restarting:
 		c.set(v1alpha1.ConditionProgressing, true, ReasonRestarting, cmp.Or(w.Restarting, "members are to be restarted"))
+	case word == Waiting:
+		c.set(v1alpha1.ConditionProgressing, true, ReasonWaiting, members+waits)
 	case slices.ContainsFunc(w.verdicts, verdict.waiting) && w.surplus == 0:
 		c.set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(w.verdicts, verdict.waiting))
 	case stamping:
@@ -355,6 +379,9 @@ func (w *workload) waits(root *v1alpha1.RootStatus) string {
 	}
 	if len(all) == 0 && w.Restarting != "" {
 		all = []string{w.Restarting}
+	}
+	if len(all) == 0 {
+		all = slices.Concat(w.Unsure, w.unready())
 	}
 	if len(all) == 0 {
 		return ""

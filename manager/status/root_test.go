@@ -103,6 +103,11 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 			m.Stale = true
 			in.State.Members["op-0"], in.Restarting = m, "pod op-0 may not be evicted now: budget"
 		}, ReasonRestarting, "", Restarting, progressing, "may not be evicted now: budget"},
+		{"the first keys wait", func(in *RootInput) { in.Unsure = []string{"pod op-7"} },
+			ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
+		{"nobody to take", func(in *RootInput) {
+			in.State.Shards["op-2-normal"] = handover.Shard{Serial: 5, Wanted: scope.Keys("a")}
+		}, ReasonWaiting, "", Waiting, progressing, "waiting for a ready member of shard op-2-normal"},
 		{"invalid", func(in *RootInput) { in.Problem = &compile.Problem{Reason: "Why", Message: "because"} },
 			"Why", "Why", Settled, degraded, "because"},
 		{"broken", func(in *RootInput) { in.Problem = errors.New("because") },

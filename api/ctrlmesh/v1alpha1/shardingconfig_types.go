@@ -485,8 +485,8 @@ type RootStatus struct {
 	// Handovers are the moves of keys under way.
 	// +optional
 	Handovers []HandoverStatus `json:"handovers,omitempty"`
-	// Handover says it all in one word: Settled, Releasing, Granting, Restarting
-	// or Blocked.
+	// Handover says it all in one word: Settled, Releasing, Granting, Restarting,
+	// Waiting or Blocked.
 	// +optional
 	Handover string `json:"handover,omitempty"`
 	// Skew is the weight of the heaviest automatic shard over the mean, as "1.04".
