@@ -52,6 +52,9 @@ func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
 // rooted finds another configuration in the way of a root, or a root in the way of
 // another configuration: names, locks or pods of both.
 func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
+	if named(c, c) != "" {
+		return fmt.Sprintf("metadata.name: a shard of ShardingConfig %s would have its name: choose another name", c.Name)
+	}
 	for _, o := range others {
 		if c.Spec.Root != nil && o.Spec.Root != nil {
 			kind, name := layout.Target(c.Spec.Root)

@@ -68,6 +68,7 @@ func TestRootsAmongOthers(t *testing.T) {
 	require.True(t, handle(t, admissionv1.Create, config(t, "r2", strings.Replace(other, "prefix: op", "prefix: other", 1)), nil, root).Allowed)
 	refused("is named op-1-normal, as is another", root, config(t, "op-1-normal", good))
 	refused("choose another name", config(t, "op-1-normal", good), root)
+	refused("would have its name", config(t, "op-1-normal", rooting), config(t, "zero", good))
 
 	yes := true
 	running := pod("op-0", map[string]string{"shard": "0"})
