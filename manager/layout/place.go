@@ -13,7 +13,7 @@ import (
 
 // Place says which shards pods belong to that have none yet, by uid: those of a
 // StatefulSet by ordinal, from 0; those of a Deployment to the shard that lacks
-// most, the first of them. Pods that are going or have ended are left out, and
+// most, the first of them, those that are scheduled and admitted before others. Pods that are going or have ended are left out, and
 // ordinals beyond the last shard. A Deployment's pods beyond what shards are to
 // have stand by, evenly.
 //
@@ -89,6 +89,7 @@ func (p *placing) byLack() {
 			staying[i] = append(staying[i], pod)
 		}
 	}
+	slices.SortStableFunc(free, func(a, b *corev1.Pod) int { return cmp.Compare(ahead(b), ahead(a)) })
 	for _, pod := range free {
 		i := p.lacksMost(staying, pod.Labels[templateHash])
 		staying[i] = append(staying[i], pod)
@@ -104,6 +105,18 @@ func (p *placing) byLack() {
 		}
 		p.spare(staying)
 	}
+}
+
+// ahead is how far a pod has come: one that waits for a node must not have the
+// shard that one that runs could serve.
+func ahead(pod *corev1.Pod) (n int) {
+	if pod.Spec.NodeName != "" {
+		n++
+		if pod.Annotations[v1alpha1.TrustAnnotation] != "" {
+			n++
+		}
+	}
+	return n
 }
 
 // lacksMost is the shard for a new pod of some template. During a rollout, pods

@@ -147,6 +147,14 @@ func TestPlaceInARollout(t *testing.T) {
 	require.Empty(t, outdated)
 }
 
+func TestAPodWithoutANodeComesLast(t *testing.T) {
+	running, pending := pod("running", 1, "x"), pod("pending", 9, "x")
+	running.Spec.NodeName = "n"
+	placed, _ := Place(deployment(auto(2)), []*corev1.Pod{pod("a", 10, "x"), pending, running}, members(map[string]string{"a": "op-1-normal"}))
+	require.Equal(t, "op-2-normal", placed["running"])
+	require.Equal(t, "op-1-normal", placed["pending"])
+}
+
 func TestPodsAreSparedForShardsWithNobody(t *testing.T) {
 	root := deployment(auto(3))
 	pods := []*corev1.Pod{pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x")}
