@@ -103,7 +103,7 @@ func (p *policy) fenceStage(key planKey) *fenceStage {
 		return nil
 	}
 	b, ok := p.border(key)
-	if !ok || byObject && key.verb == "create" && key.subresource == "" {
+	if !ok || byObject && key.verb == "create" && key.subresource == "" && key.groupResource != bindings {
 		return nil
 	}
 	s := &fenceStage{border: b, resource: key.groupResource, byObject: byObject, observe: p.fence.observe}
@@ -125,7 +125,10 @@ func (p *policy) refuses(key planKey, namespace string) bool {
 	return s != nil && !s.observe && (s.byObject || s.foreign(namespace))
 }
 
-var namespaces = groupResource{resource: "namespaces"}
+var (
+	namespaces = groupResource{resource: "namespaces"}
+	bindings   = groupResource{resource: "bindings"}
+)
 
 // fenceStage refuses, or counts, requests for objects that are another shard's.
 type fenceStage struct {

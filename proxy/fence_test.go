@@ -28,6 +28,14 @@ func owning(keys ...string) *meshv1.Sharding {
 	}}}
 }
 
+// byObject is a shard that owns the objects of resources whose uid is "mine".
+func byObject(resources ...string) *meshv1.Sharding {
+	s := owning("mine")
+	s.Key = meshv1.Key_KEY_OBJECT
+	s.Limits[0].Resources[0].Resources = resources
+	return s
+}
+
 func TestFence(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
@@ -47,6 +55,7 @@ func TestFence(t *testing.T) {
 		{"PATCH", "/api/v1/namespaces/theirs/pods/a", "{}", 403, 403},
 		{"DELETE", "/api/v1/namespaces/theirs/pods/a", "", 403, 403},
 		{"POST", "/api/v1/namespaces/theirs/pods/a/exec", "", 403, 403},
+		{"POST", "/api/v1/namespaces/theirs/bindings", `{"metadata":{"name":"a"}}`, 403, 403}, // of a pod
 		{"GET", "/api/v1/namespaces/theirs/pods/a/proxy/x", "", 403, 403},
 		{"GET", "/api/v1/namespaces/theirs", "", 403, 403},
 		{"PATCH", "/api/v1/namespaces/mine/status", "{}", 200, 200},
@@ -126,10 +135,7 @@ func TestFenceByObject(t *testing.T) {
 		fmt.Fprintf(w, `{"metadata":{"name":%q,"uid":%q}}`, name, name)
 	}}
 	m := newMesh(t, api)
-	s := owning("mine")
-	s.Key = meshv1.Key_KEY_OBJECT
-	s.Limits[0].Resources[0].Resources = []string{"nodes"}
-	m.policy(s)
+	m.policy(byObject("nodes"))
 	for _, q := range []struct {
 		method, target, body string
 		want, asked          int
@@ -155,6 +161,15 @@ func TestFenceByObject(t *testing.T) {
 			require.JSONEq(t, `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"mine"}}`, got[1].Body)
 		}
 	}
+}
+
+func TestBindingsAreRefusedWherePodsAreDividedByObject(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.policy(byObject("pods"))
+	require.Equal(t, 403, m.do("POST", "/api/v1/namespaces/n/bindings", `{"metadata":{"name":"mine"}}`).StatusCode)
+	require.Empty(t, api.requests())
+	require.Equal(t, 200, m.do("POST", "/api/v1/namespaces/n/pods", "{}").StatusCode)
 }
 
 // held is an apiserver that answers writes when it is told to.

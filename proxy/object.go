@@ -63,7 +63,7 @@ func metaOf(contentType string, body []byte) (metav1.ObjectMeta, error) {
 // leave; what it does not know yet is nobody's.
 func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
 	switch {
-	case len(x.info.Parts) < 2: // deletecollection
+	case len(x.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
 		return s.meet(x, "not each of these objects")
 	case x.r.Method == http.MethodGet && len(x.info.Parts) == 2:
 		accept, ok := lock.Accept(x.r.Header.Get("Accept"))

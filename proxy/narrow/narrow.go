@@ -94,12 +94,27 @@ func (l Limits) Owned() (owned scope.Scope, divided bool) {
 	return owned, divided
 }
 
-func (l limit) matches(group, resource string) bool {
-	if len(l.groups) == 0 {
+type resource struct{ group, name string }
+
+// alias is another name under which the apiserver serves the same objects: what
+// limits the one limits the other.
+var alias = map[resource]resource{
+	{"", "events"}:              {"events.k8s.io", "events"},
+	{"events.k8s.io", "events"}: {"", "events"},
+	{"", "bindings"}:            {"", "pods"}, // a create of one writes to the pod
+}
+
+func (l limit) matches(group, name string) bool {
+	if l.names(resource{group, name}) {
 		return true
 	}
-	return slices.ContainsFunc(l.groups, func(g *meshv1.ResourceGroup) bool {
-		return has(g.GetApiGroups(), group) && has(g.GetResources(), resource)
+	other, ok := alias[resource{group, name}]
+	return ok && l.names(other)
+}
+
+func (l limit) names(r resource) bool {
+	return len(l.groups) == 0 || slices.ContainsFunc(l.groups, func(g *meshv1.ResourceGroup) bool {
+		return has(g.GetApiGroups(), r.group) && has(g.GetResources(), r.name)
 	})
 }
 

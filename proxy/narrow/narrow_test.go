@@ -41,6 +41,25 @@ func TestForCombinesWhatMatches(t *testing.T) {
 	require.Empty(t, Limits{}.For("", "pods").String())
 }
 
+func TestOtherNamesOfTheSameObjects(t *testing.T) {
+	for _, c := range []struct{ group, resource, asGroup, as string }{
+		{"", "events", "events.k8s.io", "events"},
+		{"events.k8s.io", "events", "", "events"},
+		{"", "pods", "", "bindings"},
+	} {
+		limits, err := Compile([]*meshv1.Limit{{
+			Selector: "a=b", Scope: scope.Keys("x").Proto(),
+			Resources: []*meshv1.ResourceGroup{resources([]string{c.group}, []string{c.resource})},
+		}})
+		require.NoError(t, err)
+		require.Equal(t, "a=b", limits.For(c.asGroup, c.as).String(), "%s as %s.%s", c.resource, c.as, c.asGroup)
+		_, divided := limits.Scope(c.asGroup, c.as)
+		require.True(t, divided)
+		_, divided = limits.Scope("example.com", c.as)
+		require.False(t, divided)
+	}
+}
+
 func TestCompileRefusesWhatNarrowsNothing(t *testing.T) {
 	for _, s := range []string{"", " ", "a in", "=", "a=b,,"} {
 		_, err := Compile([]*meshv1.Limit{{Selector: s}})
