@@ -398,8 +398,7 @@ func clipped(in []string) []string {
 }
 
 func reasonOf(err error) string {
-	var p *compile.Problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*compile.Problem](err); ok {
 		return p.Reason
 	}
 	return compile.ReasonInvalid
