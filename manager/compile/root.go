@@ -81,10 +81,10 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		p.Refuse = r.refusal(pod, "its shard %s is no more: delete the pod", m.Shard)
 	case !r.known:
 		p.Refuse = r.refusal(pod, "it is not known yet which shard holds what")
-	case Withdrawn(r.config) && r.over():
-		// Nobody is sharded any more, so that this pod need not be.
+	case Withdrawn(r.config) && !r.State.Holds():
+		// Those that are members still act on nothing that is divided.
 	case Withdrawn(r.config):
-		p.Refuse = r.refusal(pod, "the shards are being withdrawn: it waits until no pod is a member of one")
+		p.Refuse = r.refusal(pod, "the shards are being withdrawn: it waits until none holds anything")
 	default:
 		// The words do not change while the pod waits: its agent must confirm them. If
 		// it ran unsharded in between, the configuration changed, and so do they: what
@@ -95,19 +95,6 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 
 func (r *root) refusal(pod *corev1.Pod, format string, args ...any) string {
 	return fmt.Sprintf("pod %s/%s is of ShardingConfig %s: ", pod.Namespace, pod.Name, r.config.Name) + fmt.Sprintf(format, args...)
-}
-
-// over tells whether nobody is a member, and nothing held.
-func (r *root) over() bool {
-	if len(r.State.Members) > 0 {
-		return false
-	}
-	for _, s := range r.State.Shards {
-		if !s.Held.Empty() {
-			return false
-		}
-	}
-	return true
 }
 
 // tell is what members of a shard are told, made once.

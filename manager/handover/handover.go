@@ -14,6 +14,16 @@ type State struct {
 	Moves   []Move            // that are not settled, oldest first
 }
 
+// Holds tells whether any shard holds anything.
+func (s State) Holds() bool {
+	for _, shard := range s.Shards {
+		if !shard.Held.Empty() {
+			return true
+		}
+	}
+	return false
+}
+
 // Shard is what one shard holds.
 type Shard struct {
 	// Serial grows whenever Told changes. It begins with the milliseconds of the

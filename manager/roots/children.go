@@ -29,7 +29,7 @@ func (rt *root) keepChildren(ctx context.Context, v view) error {
 	}
 	wanted := rt.state.Shards
 	deleting := v.config.DeletionTimestamp != nil
-	if deleting && !holds(rt.state) {
+	if deleting && !rt.state.Holds() {
 		wanted = nil // the garbage collector may be slow, or off
 	}
 	var errs []error
@@ -138,7 +138,7 @@ func finalizers(c *v1alpha1.ShardingConfig) []byte {
 
 // release lets go of a root that is being deleted, once nobody acts on its shards.
 func (rt *root) release(ctx context.Context, config *v1alpha1.ShardingConfig) error {
-	if config.DeletionTimestamp == nil || holds(rt.state) || !slices.Contains(rt.object.Finalizers, v1alpha1.HandoverFinalizer) {
+	if config.DeletionTimestamp == nil || rt.state.Holds() || !slices.Contains(rt.object.Finalizers, v1alpha1.HandoverFinalizer) {
 		return nil
 	}
 	rt.object.Finalizers = slices.DeleteFunc(rt.object.Finalizers, func(f string) bool { return f == v1alpha1.HandoverFinalizer })

@@ -3,6 +3,7 @@ package roots
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,23 +14,22 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
-const (
-	// refusedFor is how long a refused eviction is not asked for again.
-	refusedFor = 10 * time.Second
-	// backWithin is how long the successor of an evicted pod is waited for. If none
-	// comes by then, there is to be none: the workload was scaled down.
-	backWithin = 2 * time.Minute
-)
+// askAgain is how long the eviction of a pod is not asked for again.
+const askAgain = 10 * time.Second
 
 // restarting is what is known of the evictions of stale members.
 type restarting struct {
 	evicted string    // uid of the last
-	members int       // there were before it
+	name    string    // of the same
 	at      time.Time // it was asked for
 	retry   time.Time // of a refused one
 	why     string    // what is under way, or keeps it, for people
+
+	owed  int             // pods that were evicted since
+	there map[string]bool // these were the workload's, by uid
 }
 
 // restart evicts the next stale member, if one may go now.
@@ -37,15 +37,18 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	if v.config.DeletionTimestamp != nil || v.problem != nil {
 		return nil
 	}
-	uid := rt.mayRestart(v, now)
+	uid := rt.mayRestart(v)
 	pod := v.all[uid]
 	if uid == "" {
 		if now.After(rt.retry) {
 			rt.why = ""
 		}
+		if rt.lacking(v) > 0 {
+			rt.why = fmt.Sprintf("pod %s was evicted, and its successor is not there yet", rt.name)
+		}
 		return nil
 	}
-	if now.Before(rt.retry) || uid == rt.evicted && now.Sub(rt.at) < backWithin {
+	if now.Before(rt.retry) || uid == rt.evicted && now.Sub(rt.at) < askAgain {
 		return nil
 	}
 	eviction := &policyv1.Eviction{
@@ -57,26 +60,79 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		return nil // it is gone already
 	case apierrors.IsTooManyRequests(err):
-		rt.retry = now.Add(refusedFor)
+		rt.retry = now.Add(askAgain)
 		rt.why = fmt.Sprintf("pod %s is to be restarted, and may not be evicted now: %v", pod.Name, err)
 		return nil
 	case err != nil:
 		return fmt.Errorf("evicting pod %s: %w", pod.Name, err)
 	}
-	rt.evicted, rt.at, rt.members = uid, now, rt.living(v)
+	if rt.lacking(v) == 0 {
+		rt.owed, rt.there = 0, map[string]bool{}
+		for _, p := range v.pods {
+			rt.there[string(p.UID)] = true
+		}
+	}
+	rt.owed++
+	rt.evicted, rt.name, rt.at = uid, pod.Name, now
 	rt.why = fmt.Sprintf("pod %s is being restarted", pod.Name)
 	rt.Recorder.Eventf(v.config, pod, corev1.EventTypeNormal, "Restarting", "Evict", "pod %s is restarted, for it is of another shard now or holds objects in its caches that are", pod.Name)
 	return nil
 }
 
-func (rt *root) mayRestart(v view, now time.Time) (uid string) {
-	wanted := rt.living(v)
-	if now.Sub(rt.at) < backWithin {
-		wanted = max(wanted, rt.members)
+func (rt *root) mayRestart(v view) (uid string) {
+	if compile.Withdrawn(v.config) && rt.state.Holds() {
+		return "" // its successor would be refused
 	}
-	return rt.state.Restarts(wanted,
+	return rt.state.Restarts(rt.wanted(v),
 		func(uid string) handover.Health { return rt.health(v, rt.state.Members[uid]) },
 		func(uid string) bool { return rt.Observe(rt.state.Members[uid].Node, uid).LockHolder })
+}
+
+// wanted is how many members are to be up before another is evicted: all that are
+// there, and those that shards have room for and that are to join, or to come.
+func (rt *root) wanted(v view) int {
+	shards := layout.Shards(v.config.Spec.Root)
+	room, open := 0, len(shards) == 0
+	for _, s := range shards {
+		room += s.Replicas
+		open = open || s.Replicas == 0
+	}
+	members, coming := 0, rt.lacking(v)
+	for _, m := range rt.state.Members {
+		if !isThere(v, m) {
+			continue
+		}
+		members++
+		if slices.ContainsFunc(shards, func(s layout.Shard) bool { return s.Name == m.Shard }) {
+			room--
+		}
+	}
+	for _, p := range v.pods {
+		if _, ok := rt.state.Members[string(p.UID)]; !ok && p.DeletionTimestamp == nil && !rt.unsharded(v, p) {
+			coming++
+		}
+	}
+	if !open {
+		coming = min(coming, max(room, 0))
+	}
+	return members + coming
+}
+
+// lacking is how many evicted pods have no successor yet.
+func (rt *root) lacking(v view) int {
+	n := rt.owed
+	for _, p := range v.pods {
+		if !rt.there[string(p.UID)] {
+			n--
+		}
+	}
+	return max(n, 0)
+}
+
+// unsharded tells whether a pod is up that need not be a member.
+func (rt *root) unsharded(v view, p *corev1.Pod) bool {
+	o, policy := rt.Observe(p.Spec.NodeName, string(p.UID)), v.world.Compiled.Policies[p.UID]
+	return isReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && o.Connected && o.Version == policy.Version
 }
 
 // health of a member. Only the API tells that one is down: its agent may be away,
@@ -92,16 +148,6 @@ func (rt *root) health(v view, m handover.Member) handover.Health {
 		return handover.Up
 	}
 	return handover.Unknown
-}
-
-// living are the members that are there.
-func (rt *root) living(v view) (n int) {
-	for _, m := range rt.state.Members {
-		if isThere(v, m) {
-			n++
-		}
-	}
-	return n
 }
 
 func isThere(v view, m handover.Member) bool {

@@ -417,7 +417,7 @@ func TestEvictionsAwaitTheBudget(t *testing.T) {
 	require.True(t, slices.ContainsFunc(m.get().Status.Conditions, func(c metav1.Condition) bool {
 		return c.Status == metav1.ConditionTrue && len(c.Message) > 0
 	}))
-	m.now = m.now.Add(refusedFor)
+	m.now = m.now.Add(askAgain)
 	m.funcs.SubResourceCreate = nil
 	m.settle()
 	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(a), a)))
@@ -455,6 +455,28 @@ func TestALeaderThatHeardNobodyEvictsNobody(t *testing.T) {
 	}
 	require.NoError(t, m.round())
 	require.Empty(t, *evicted)
+}
+
+// Successors are waited for, however long it takes, and until they are members.
+func TestNoSuccessorNoEviction(t *testing.T) {
+	m, evicted := stale(t)
+	for range 60 {
+		require.NoError(t, m.round())
+		m.push()
+		m.now = m.now.Add(10 * time.Second)
+	}
+	require.Len(t, *evicted, 1)
+	require.Contains(t, fmt.Sprint(m.get().Status.Conditions), "its successor is not there yet")
+	var n int
+	_, err := fmt.Sscanf((*evicted)[0], "op-%d", &n)
+	require.NoError(t, err)
+	p := m.pod(n)
+	m.deaf[string(p.UID)] = true
+	m.settle()
+	require.Len(t, *evicted, 1, "it is in no shard yet")
+	clear(m.deaf)
+	m.settle()
+	require.Len(t, *evicted, 2)
 }
 
 // Nor are agents that have yet to confirm the last change.
@@ -660,29 +682,44 @@ func get(m *mesh, p *corev1.Pod) *corev1.Pod {
 	return p
 }
 
-// Under disable pods are restarted one by one, and run unsharded once nobody is
-// sharded any more.
+// Under disable pods are restarted one by one, within a budget, and run unsharded
+// once nothing is held. They are ready unless they are refused.
 func TestDisable(t *testing.T) {
 	m := newMesh(t)
-	m.root(2, 1)
-	a, b := m.pod(0), m.pod(1)
+	m.funcs.SubResourceCreate = func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
+		var pods corev1.PodList
+		require.NoError(t, m.List(ctx, &pods))
+		if len(pods.Items) < 3 || slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return m.policies[p.UID].GetRefuse() != "" }) {
+			return apierrors.NewTooManyRequests("the budget does not allow it", 10)
+		}
+		return c.SubResource(sub).Create(ctx, o, s, opts...)
+	}
+	m.root(3, 1)
+	b := m.pod(1)
+	m.pod(0)
+	m.pod(2)
 	m.settle()
+	m.deaf[string(b.UID)] = true
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
+	m.settle()
+	m.settle()
+	require.Len(t, m.world().Pods, 3, "b acts on what it held: a successor would be refused")
+	clear(m.deaf)
 	for i := 0; i < 20 && len(m.get().Status.Root.Assignments) > 0; i++ {
 		m.settle()
-		for n, p := range []*corev1.Pod{a, b} {
-			if apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(p), &corev1.Pod{})) {
+		for n := range 3 {
+			if apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: fmt.Sprintf("op-%d", n)}, &corev1.Pod{})) {
 				m.pod(n)
 			}
 		}
-		m.now = m.now.Add(time.Minute)
+		m.now = m.now.Add(askAgain)
 	}
 	m.settle()
 	root := m.get().Status.Root
 	require.Empty(t, root.Assignments)
 	require.Empty(t, root.Shards)
 	require.Empty(t, m.children())
-	require.Len(t, m.policies, 2)
+	require.Len(t, m.policies, 3)
 	for _, p := range m.policies {
 		require.Empty(t, p.Refuse)
 		require.Nil(t, p.Sharding)
@@ -690,7 +727,42 @@ func TestDisable(t *testing.T) {
 
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
 	m.settle()
+	require.Len(t, m.held(), 3)
+}
+
+// Shards are given nothing while a pod may run unsharded, though they have members.
+func TestEnableAgain(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.pod(0)
+	m.pod(1)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
+	m.settle()
+	require.Len(t, m.world().Pods, 1)
+	var p *corev1.Pod
+	for n := range 2 {
+		if apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: fmt.Sprintf("op-%d", n)}, &corev1.Pod{})) {
+			p = m.pod(n)
+		}
+	}
+	m.funcs.SubResourceCreate = func(context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption) error {
+		return apierrors.NewTooManyRequests("the budget does not allow it", 10)
+	}
+	m.settle()
+	require.Empty(t, m.policies[p.UID].Refuse)
+	require.Len(t, m.get().Status.Root.Assignments, 1)
+
+	m.away[p.Spec.NodeName] = true
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
+	m.settle()
+	state, err := Load(m.get().Status.Root)
+	require.NoError(t, err)
+	require.False(t, state.Holds())
+	clear(m.away)
+	m.settle()
 	require.Len(t, m.held(), 2)
+	require.Len(t, m.get().Status.Root.Assignments, 2)
 }
 
 // Under foreground deletion the garbage collector deletes children first.

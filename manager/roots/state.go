@@ -110,13 +110,3 @@ func wanted(s handover.State) map[string]scope.Scope {
 	}
 	return out
 }
-
-// holds tells whether any shard holds anything.
-func holds(s handover.State) bool {
-	for _, shard := range s.Shards {
-		if !shard.Held.Empty() {
-			return true
-		}
-	}
-	return false
-}

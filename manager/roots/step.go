@@ -52,7 +52,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 		}
 	}
 	rt.unsure = nil
-	if !holds(state) && !compile.Withdrawn(v.config) {
+	if !state.Holds() && !compile.Withdrawn(v.config) {
 		if rt.unsure = rt.unrefused(v, state); len(rt.unsure) > 0 {
 			return state, effects
 		}

@@ -170,7 +170,7 @@ func (in RootInput) workload() *workload {
 		Shard:  compile.Shard{Config: in.Config, Conflicts: in.Conflicts},
 		Wanted: in.Wanted, Observe: in.Observe, Now: in.Now, Since: in.Since,
 	}
-	over := compile.Withdrawn(in.Config) && len(in.State.Members) == 0
+	over := compile.Withdrawn(in.Config) && !in.State.Holds()
 	free := 0
 	for _, pod := range in.Pods {
 		uid := string(pod.UID)

@@ -214,8 +214,8 @@ type ResourceGroup struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
 type RootConfig struct {
-	// Disable withdraws the derived shards. Members are restarted one by one, and
-	// run unsharded then.
+	// Disable withdraws the derived shards. Once none holds anything, members are
+	// restarted one by one, and run unsharded then.
 	// +optional
 	Disable *bool `json:"disable,omitempty"`
 	// Prefix of the derived objects' names.
