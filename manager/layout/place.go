@@ -13,13 +13,13 @@ import (
 
 // Place says which shards pods belong to that have none yet, by uid: those of a
 // StatefulSet by ordinal, from 0; those of a Deployment to the shard that lacks
-// most, the first of them, those that are scheduled and admitted before others. Pods that are going or have ended are left out, and
-// ordinals beyond the last shard. A Deployment's pods beyond what shards are to
-// have stand by, evenly.
+// most, the first of them, those that are scheduled and admitted before others.
+// Pods that are going or have ended are left out, and ordinals beyond the last
+// shard. A Deployment's pods beyond what shards are to have stand by, evenly.
 //
 // Outdated are assigned pods that are to be restarted, sorted: their shard is no
-// more, their ordinal means another, or it could spare them while another shard
-// has nobody.
+// more, their ordinal means another, or it could spare them while another lacks
+// some. The last may be so for a moment of any rollout.
 //
 // pods are all of the root's workload; assigned are by uid.
 func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
@@ -95,15 +95,15 @@ func (p *placing) byLack() {
 		staying[i] = append(staying[i], pod)
 		p.placed[string(pod.UID)] = p.shards[i].Name
 	}
-	for _, s := range staying {
-		if len(s) > 0 {
+	for i, s := range p.shards {
+		if len(staying[i]) >= max(s.Replicas, 1) {
 			continue
 		}
 		if going > 0 {
 			going--
 			continue
 		}
-		p.spare(staying)
+		p.spare(staying, len(staying[i]) == 0)
 	}
 }
 
@@ -148,19 +148,24 @@ func filled(s Shard, pods int) float64 {
 	return float64(pods) / float64(s.Replicas)
 }
 
-// spare has the youngest pod of the shard restarted that has most beyond one. Its
-// successor goes where nobody is.
-func (p *placing) spare(staying [][]*corev1.Pod) {
-	most := -1
+// spare has the youngest pod of the shard restarted that has most beyond what it
+// is to have, or beyond one if that is for a shard with nobody. Its successor goes
+// where somebody lacks.
+func (p *placing) spare(staying [][]*corev1.Pod, forNobody bool) {
+	from, most := -1, 0
 	for i, pods := range staying {
-		if len(pods) > 1 && (most < 0 || len(pods) > len(staying[most])) {
-			most = i
+		needs := max(p.shards[i].Replicas, 1)
+		if forNobody {
+			needs = 1
+		}
+		if beyond := len(pods) - needs; beyond > most {
+			from, most = i, beyond
 		}
 	}
-	if most < 0 {
+	if from < 0 {
 		return
 	}
-	last := len(staying[most]) - 1
-	p.outdated = append(p.outdated, string(staying[most][last].UID))
-	staying[most] = staying[most][:last]
+	last := len(staying[from]) - 1
+	p.outdated = append(p.outdated, string(staying[from][last].UID))
+	staying[from] = staying[from][:last]
 }

@@ -178,6 +178,17 @@ func TestPodsAreSparedForShardsWithNobody(t *testing.T) {
 	require.Equal(t, []string{"c"}, outdated, "its shard is no more")
 }
 
+func TestPodsAreSparedForShardsThatLackSome(t *testing.T) {
+	root := deployment(auto(2))
+	root.Auto.EveryShardReplicas = 2
+	pods := []*corev1.Pod{pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x"), pod("d", 6, "x")}
+	_, outdated := Place(root, pods, members(map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-1-normal", "d": "op-2-normal"}))
+	require.Equal(t, []string{"c"}, outdated)
+
+	_, outdated = Place(root, pods[:3], members(map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-2-normal"}))
+	require.Empty(t, outdated, "nobody has one too many")
+}
+
 func TestValidate(t *testing.T) {
 	check := func(change func(*v1alpha1.RootConfig)) string {
 		root := withCanary(auto(2), []string{"a"}, 1, 2)

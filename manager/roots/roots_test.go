@@ -838,3 +838,12 @@ func TestDelete(t *testing.T) {
 	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(root), root)))
 	require.Empty(t, m.world().Configs)
 }
+
+// In a rollout shards lack pods for a moment: nobody is restarted for that.
+func TestOutOfPlaceForAMoment(t *testing.T) {
+	var p plan
+	start := time.Unix(1000, 0)
+	require.Empty(t, p.lasting([]string{"a", "b"}, start))
+	require.Empty(t, p.lasting([]string{"a"}, start.Add(outdatedFor/2)))
+	require.Equal(t, []string{"a"}, p.lasting([]string{"a", "b"}, start.Add(outdatedFor)), "b was in its place for a while")
+}

@@ -34,6 +34,29 @@ type plan struct {
 	scopes     map[string]scope.Scope
 	balanced   time.Time // when it was last looked at whether shards have grown apart
 	suggestion string
+	// outdated are the pods that could be restarted for others to take their
+	// place, and since when.
+	outdated map[string]time.Time
+}
+
+// outdatedFor is how long a pod must be out of place to be restarted: in a rollout
+// shards lack pods for a moment.
+const outdatedFor = 30 * time.Second
+
+// lasting are those that have been out of place for long enough.
+func (p *plan) lasting(outdated []string, now time.Time) (out []string) {
+	since := map[string]time.Time{}
+	for _, uid := range outdated {
+		since[uid] = now
+		if at, ok := p.outdated[uid]; ok {
+			since[uid] = at
+		}
+		if now.Sub(since[uid]) >= outdatedFor {
+			out = append(out, uid)
+		}
+	}
+	p.outdated = since
+	return out
 }
 
 // step is what becomes of the state by all that happened.
@@ -72,7 +95,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 	if join := rt.joining(v, placed); len(join) > 0 {
 		do(handover.Join{Members: join})
 	}
-	for _, uid := range outdated {
+	for _, uid := range rt.lasting(outdated, now) {
 		do(handover.Outdated{UID: uid})
 	}
 	for uid := range state.Members {
