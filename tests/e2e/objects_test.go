@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// TestObjects divides what is in no namespace, ClusterRoles, by their uids.
+func TestObjects(t *testing.T) {
+	r := newRoot(t, "e2e-objects", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		TargetStatefulSet: workload,
+		Key:               meshv1alpha1.KeyObject,
+		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+		ResourceSelector:  listing("clusterroles.rbac.authorization.k8s.io"),
+	}})
+	const n = 16 // that a shard has none of them, happens once in 32768 runs
+	selector := "objects=" + r.home
+	role := func(name string) *rbacv1.ClusterRole {
+		return &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"objects": r.home}}}
+	}
+	t.Cleanup(func() {
+		assert.NoError(t, cluster.DeleteAllOf(context.Background(), role(""), client.MatchingLabels(role("").Labels)))
+	})
+	for i := range n {
+		create(t, role(fmt.Sprintf("%s-%d", r.home, i)))
+	}
+	r.settles(t, 2)
+	pods := r.pods(t, 2)
+	owners := func(t *testing.T) map[string]int {
+		t.Helper()
+		out := map[string]int{}
+		for i, pod := range pods {
+			for _, name := range strings.Fields(in(t, pod, "kubectl", "get", "clusterroles", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}")) {
+				assert.NotContains(t, out, name, "it has another owner")
+				out[name] = i
+			}
+		}
+		return out
+	}
+	before := owners(t)
+	require.Len(t, before, n)
+	for _, method := range []meshv1alpha1.Method{meshv1alpha1.MethodFilter, meshv1alpha1.MethodServerSide} {
+		r.change(t, 2, func(s *meshv1alpha1.ShardingConfigSpec) { s.Root.Method = method })
+		require.Equal(t, before, owners(t), method)
+	}
+
+	held := map[int]int{}
+	for i, pod := range pods {
+		c, err := kubernetes.NewForConfig(from(t, pod))
+		require.NoError(t, err)
+		roles := c.RbacV1().ClusterRoles()
+		for name, owner := range before {
+			patch := func() error {
+				_, err := roles.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"by":"e2e"}}}`), metav1.PatchOptions{})
+				return err
+			}
+			_, err := roles.Get(t.Context(), name, metav1.GetOptions{})
+			if owner == i {
+				held[i]++
+				require.NoError(t, err)
+				require.NoError(t, patch())
+				continue
+			}
+			for verb, err := range map[string]error{
+				"get": err, "patch": patch(), "delete": roles.Delete(t.Context(), name, metav1.DeleteOptions{}),
+			} {
+				require.True(t, apierrors.IsForbidden(err), "%s: %v", verb, err)
+				require.ErrorContains(t, err, "another shard owns it", verb)
+			}
+		}
+		err = roles.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector})
+		require.True(t, apierrors.IsForbidden(err), "%v", err)
+		_, err = roles.Create(t.Context(), role(fmt.Sprintf("%s-by-%d", r.home, i)), metav1.CreateOptions{})
+		require.NoError(t, err, "whose it is to be, its uid will tell")
+	}
+	require.Len(t, held, 2, "each has some")
+	after := owners(t)
+	require.Len(t, after, n+2)
+	for name, i := range after {
+		c, err := kubernetes.NewForConfig(from(t, pods[i]))
+		require.NoError(t, err)
+		if strings.Contains(name, "-by-") {
+			require.NoError(t, c.RbacV1().ClusterRoles().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		}
+	}
+	require.Equal(t, before, owners(t))
+}

@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// TestResize has one shard become three, and two, beside a canary that keeps its
+// namespaces. Who loses some has its informers list again, and is not restarted.
+func TestResize(t *testing.T) {
+	tenants := newTenants(t, 8)
+	tenants.fill(t, "cm")
+	named, bucket := tenants[0], scope.BucketLabel(tenants[1])
+	canary := slices.DeleteFunc(slices.Clone(tenants), func(ns string) bool { return ns != named && scope.BucketLabel(ns) != bucket })
+	r := newRoot(t, "e2e-resize", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		TargetStatefulSet: workload,
+		OnChange:          meshv1alpha1.OnChangeRelist,
+		Canary:            &meshv1alpha1.CanaryConfig{Replicas: new(int32(1)), InNamespaces: []string{named}, InShardHash: []string{bucket}},
+		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1},
+	}})
+	r.settles(t, 2)
+	pods := r.pods(t, 2)
+	var stores []cache.Store
+	for _, pod := range pods {
+		stores = append(stores, storeIn(t, pod, tenants.selector()))
+	}
+	lists := func(pod *corev1.Pod) []string {
+		return strings.Fields(in(t, pod, "kubectl", "get", "configmaps", "-A", "-l", tenants.selector(), "-o",
+			`jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}`))
+	}
+	for _, size := range []int32{1, 3, 2} {
+		workloads := cluster.Clientset.AppsV1().StatefulSets(r.home)
+		scale, err := workloads.GetScale(t.Context(), workload, metav1.GetOptions{})
+		require.NoError(t, err)
+		scale.Spec.Replicas = size + 1
+		_, err = workloads.UpdateScale(t.Context(), workload, scale, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		r.change(t, size+1, func(s *meshv1alpha1.ShardingConfigSpec) { s.Root.Auto.ShardingSize = size })
+
+		owner := tenants.divided(t, 1, r.pods(t, int(size)+1), lists)
+		for _, ns := range tenants {
+			require.Equal(t, slices.Contains(canary, ns), owner[ns] == pods[0].Name, "%s is of %s", ns, owner[ns])
+		}
+		for i, store := range stores {
+			want := lists(pods[i])
+			slices.Sort(want)
+			until(t, "the informer of "+pods[i].Name, func(context.Context) error {
+				got := store.ListKeys()
+				slices.Sort(got)
+				if !slices.Equal(got, want) {
+					return fmt.Errorf("it holds %v, not %v", got, want)
+				}
+				return nil
+			})
+		}
+	}
+	for i, pod := range r.pods(t, len(pods)) {
+		require.Equal(t, pods[i].UID, pod.UID, "it was evicted")
+	}
+}
+
+// storeIn is the store of an informer of ConfigMaps that runs in a pod.
+func storeIn(t *testing.T, pod *corev1.Pod, selector string) cache.Store {
+	t.Helper()
+	clientset, err := kubernetes.NewForConfig(from(t, pod))
+	require.NoError(t, err)
+	factory := informers.NewSharedInformerFactoryWithOptions(clientset, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = selector }))
+	informer := factory.Core().V1().ConfigMaps().Informer()
+	factory.StartWithContext(t.Context())
+	require.True(t, cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced))
+	return informer.GetStore()
+}
+
+// TestDisable has the shards of a Deployment withdrawn: its pods are restarted, and
+// see everything then.
+func TestDisable(t *testing.T) {
+	tenants := newTenants(t, 8)
+	tenants.fill(t, "cm")
+	r := newRoot(t, "e2e-disable", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		TargetRef: &meshv1alpha1.TargetRef{Kind: "Deployment", Name: workload},
+		Auto:      &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+	}})
+	running := func(t *testing.T) (pods []*corev1.Pod) {
+		t.Helper()
+		var list corev1.PodList
+		require.NoError(t, cluster.List(t.Context(), &list, client.InNamespace(r.home), client.MatchingLabels{"app": workload}))
+		for i := range list.Items {
+			if list.Items[i].DeletionTimestamp == nil {
+				pods = append(pods, &list.Items[i])
+			}
+		}
+		return pods
+	}
+	lists := func(pod *corev1.Pod) []string {
+		return strings.Fields(in(t, pod, "kubectl", "get", "configmaps", "-A", "-l", tenants.selector(), "-o",
+			`jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}`))
+	}
+	r.settles(t, 2)
+	sharded := running(t)
+	require.Len(t, sharded, 2)
+	tenants.divided(t, 1, sharded, lists)
+
+	c := r.config(t)
+	before := c.DeepCopy()
+	c.Spec.Root.Disable = new(true)
+	require.NoError(t, cluster.Patch(t.Context(), c, client.MergeFrom(before)))
+	until(t, "the pods to be restarted", func(ctx context.Context) error {
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: r.home, Name: workload}}
+		if err := cluster.RolledOut(ctx, d); err != nil {
+			return err
+		}
+		for _, pod := range running(t) {
+			if slices.ContainsFunc(sharded, func(old *corev1.Pod) bool { return old.UID == pod.UID }) {
+				return fmt.Errorf("%s still runs; root: %+v", pod.Name, r.config(t).Status.Root)
+			}
+		}
+		return nil
+	})
+	for _, pod := range running(t) {
+		until(t, pod.Name+" to see everything", func(ctx context.Context) error {
+			stdout, stderr, err := cluster.Exec(ctx, pod.Namespace, pod.Name, "probe", "kubectl", "get", "configmaps", "-A", "-l", tenants.selector(), "-o", "name")
+			if err == nil && len(strings.Fields(stdout)) != len(tenants) {
+				err = fmt.Errorf("it sees %q", stdout)
+			}
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, stderr)
+			}
+			return err
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// root is a configuration with spec.root, in a namespace of its own with the
+// workload that it divides.
+type root struct{ home string }
+
+// newRoot makes one, of ConfigMaps unless it says of what, and its workload of as
+// many probes.
+func newRoot(t *testing.T, name string, replicas int32, spec meshv1alpha1.ShardingConfigSpec) root {
+	t.Helper()
+	r := root{namespace(t, name)}
+	probeRights(t, r.home)
+	spec.Root.Prefix = "part"
+	if spec.Root.ResourceSelector == nil {
+		spec.Root.ResourceSelector = listing("configmaps")
+	}
+	create(t, &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: r.home, Name: "root"}, Spec: spec})
+	meta := metav1.ObjectMeta{Namespace: r.home, Name: workload}
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": workload}}
+	template := corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": workload, meshv1alpha1.EnableProxyLabel: "true"}},
+		Spec:       probeSpec(),
+	}
+	if ref := spec.Root.TargetRef; ref != nil && ref.Kind == "Deployment" {
+		create(t, &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template}})
+	} else {
+		create(t, &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
+			Replicas: &replicas, Selector: selector, Template: template, PodManagementPolicy: appsv1.ParallelPodManagement,
+		}})
+	}
+	return r
+}
+
+// listing are limits of whole resources (plural.group or plural).
+func listing(resources ...string) []meshv1alpha1.ObjectLimiter {
+	return []meshv1alpha1.ObjectLimiter{{RelateResources: shard("", "", nil, nil, resources...).Spec.Limits[0].RelateResources}}
+}
+
+func (r root) config(t *testing.T) *meshv1alpha1.ShardingConfig {
+	t.Helper()
+	c := &meshv1alpha1.ShardingConfig{}
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: r.home, Name: "root"}, c))
+	return c
+}
+
+// change edits the configuration, and waits until its members have heard of it.
+func (r root) change(t *testing.T, members int32, edit func(*meshv1alpha1.ShardingConfigSpec)) {
+	t.Helper()
+	c := r.config(t)
+	before := c.DeepCopy()
+	edit(&c.Spec)
+	require.NoError(t, cluster.Patch(t.Context(), c, client.MergeFrom(before)))
+	r.settles(t, members)
+}
+
+// settles waits until the shards' members, as many as given, act on what they are to.
+func (r root) settles(t *testing.T, members int32) {
+	t.Helper()
+	until(t, "the root's shards", func(context.Context) error {
+		c := r.config(t)
+		s := c.Status
+		if s.ObservedGeneration < c.Generation || s.ReadyMembers != members || s.Root == nil || s.Root.Handover != "Settled" ||
+			s.Stamping != nil && !s.Stamping.Done {
+			return fmt.Errorf("they are not settled: generation %d, %+v, root %+v", c.Generation, s, s.Root)
+		}
+		return nil
+	})
+}
+
+// pods are the first n of a StatefulSet's.
+func (r root) pods(t *testing.T, n int) (pods []*corev1.Pod) {
+	t.Helper()
+	for i := range n {
+		pods = append(pods, ready(t, r.home, fmt.Sprintf("%s-%d", workload, i)))
+	}
+	return pods
+}
+
+// tenants are namespaces to be divided.
+type tenants []string
+
+func newTenants(t *testing.T, n int) (names tenants) {
+	t.Helper()
+	for range n {
+		names = append(names, namespace(t, "e2e-tenant"))
+	}
+	return names
+}
+
+// selector is of what was filled in.
+func (names tenants) selector() string { return "tenants=" + names[0] }
+
+// fill makes a ConfigMap of that name for each.
+func (names tenants) fill(t *testing.T, name string) {
+	t.Helper()
+	for _, ns := range names {
+		create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"tenants": names[0]}}})
+	}
+}
+
+// divided asks the members for what each has (as namespace/name), and returns whose
+// each namespace is. Between them they have n objects of each, and none is in two.
+func (names tenants) divided(t *testing.T, n int, pods []*corev1.Pod, ask func(*corev1.Pod) []string) map[string]string {
+	t.Helper()
+	seen, owner := map[string]int{}, map[string]string{}
+	for _, pod := range pods {
+		for _, key := range ask(pod) {
+			ns, _, _ := strings.Cut(key, "/")
+			if !slices.Contains(names, ns) {
+				continue
+			}
+			seen[ns]++
+			if owner[ns] == "" {
+				owner[ns] = pod.Name
+			}
+			assert.Equal(t, owner[ns], pod.Name, "of %s", key)
+		}
+	}
+	for _, ns := range names {
+		assert.Equal(t, n, seen[ns], "objects of %s", ns)
+	}
+	return owner
+}
