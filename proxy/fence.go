@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"net/http"
 
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
@@ -110,11 +112,14 @@ func (p *policy) fenceStage(key planKey) *fenceStage {
 	if _, divided := p.limits.Scope(key.group, key.resource); divided && !byObject {
 		s.inBody = key.groupResource == namespaces && key.verb == "create" && key.subresource == ""
 	}
-	action := "refused"
-	if s.observe {
-		action = "observed"
+	count := func(action string) prometheus.Counter {
+		return p.pod.server.metrics.foreign.WithLabelValues(p.pod.info.Namespace, p.workload, p.shard, verbLabel(key.verb), action)
 	}
-	s.foreigners = p.pod.server.metrics.foreign.WithLabelValues(p.pod.info.Namespace, p.workload, p.shard, verbLabel(key.verb), action)
+	if s.observe {
+		s.foreigners, s.unknowns = count("observed"), count("unknown")
+	} else {
+		s.foreigners = count("refused")
+	}
 	return s
 }
 
@@ -138,6 +143,7 @@ type fenceStage struct {
 	inBody     bool // the key is the name in the body
 	observe    bool
 	foreigners prometheus.Counter
+	unknowns   prometheus.Counter // of observe
 }
 
 func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
@@ -170,23 +176,36 @@ func (s *fenceStage) meet(x *exchange, what string) *apierrors.StatusError {
 		x.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard)
 }
 
+// unknown deals with a request of which it cannot be told whose object it is for.
+func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *apierrors.StatusError {
+	if s.observe {
+		s.unknowns.Inc()
+		return nil
+	}
+	x.reason = "unknown"
+	return refused
+}
+
 // born decides on a Namespace that is to be made by the name in the body.
 func (s *fenceStage) born(x *exchange) *apierrors.StatusError {
+	if s.observe && x.r.Header.Get("Content-Encoding") != "" {
+		return s.unknown(x, nil)
+	}
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return refused
 	}
 	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
-	meta, err := metaOf(x.r.Header.Get("Content-Type"), raw)
+	_, name, _, err := filter.KeyOf(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON), raw)
 	switch {
-	case errors.Is(err, errMediaType):
-		return status.UnsupportedMediaType("the name of a namespace must be read: %v", err)
+	case errors.Is(err, filter.ErrType):
+		return s.unknown(x, status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
 	case err != nil:
-		return status.BadRequest("the name of a namespace must be read: %v", err)
-	case meta.Name == "": // generated: nobody knows whose it will be
+		return s.unknown(x, status.BadRequest("the name of a namespace must be read: %v", err))
+	case name == "": // generated: nobody knows whose it will be
 		return s.meet(x, "a namespace whose name is to be generated")
-	case s.foreign(meta.Name):
-		return s.meet(x, "namespace "+meta.Name)
+	case s.foreign(name):
+		return s.meet(x, "namespace "+name)
 	}
 	return nil
 }

@@ -163,6 +163,75 @@ func TestFenceByObject(t *testing.T) {
 	}
 }
 
+// Under observe nothing is refused or altered, also what cannot be told apart.
+func TestObserveByObjectPassesWhatItCannotTell(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.Header.Get("Accept") == partial { // who may patch need not be one who may get
+			w.WriteHeader(403)
+			fmt.Fprint(w, `{"kind":"Status","status":"Failure","code":403,"reason":"Forbidden"}`)
+		}
+	}}
+	m := newMesh(t, api)
+	s := byObject("nodes")
+	s.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
+	m.policy(s)
+	for _, method := range []string{"GET", "PATCH", "DELETE"} {
+		require.Equal(t, 200, m.do(method, "/api/v1/nodes/a?includeObject=None", "", "Accept", "application/cbor").StatusCode, method)
+		got := api.last(t)
+		require.Equal(t, "application/cbor", got.Header.Get("Accept"))
+		require.Equal(t, "/api/v1/nodes/a?includeObject=None", got.URI)
+		require.Empty(t, got.Body)
+		require.EqualValues(t, 1, testutil.ToFloat64(m.server.metrics.foreign.WithLabelValues("ns", "operator", "s1", strings.ToLower(method), "unknown")))
+	}
+	o := owning("mine")
+	o.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
+	m.policy(o)
+	for _, header := range [][]string{{"Content-Type", "application/yaml"}, {"Content-Encoding", "gzip"}} {
+		require.Equal(t, 200, m.do("POST", "/api/v1/namespaces", "metadata: {name: x}", header...).StatusCode)
+		require.Equal(t, "metadata: {name: x}", api.last(t).Body)
+	}
+	m.policy(owning("mine"))
+	require.Equal(t, 415, m.do("POST", "/api/v1/namespaces", "metadata: {name: x}", "Content-Type", "application/yaml").StatusCode)
+}
+
+func TestATableIsItsRowsObject(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		uid := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+		fmt.Fprintf(w, `{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{},"rows":[{"cells":["a"],"object":{"metadata":{"uid":%q}}}]}`, uid)
+	}}
+	m := newMesh(t, api)
+	s := byObject("nodes")
+	s.Limits[0].Scope = scope.Keys("mine", "").Proto() // a Table itself has no uid
+	m.policy(s)
+	for name, want := range map[string]int{"mine": 200, "theirs": 403} {
+		a := m.do("GET", "/api/v1/nodes/"+name+"?includeObject=None", "", "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+		require.Equal(t, want, a.StatusCode, "%s: %s", name, a.body)
+		require.Equal(t, "/api/v1/nodes/"+name+"?includeObject=Metadata", api.last(t).URI)
+	}
+}
+
+func TestAForeignObjectIsNotProxiedToByAPort(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case "/api/v1/namespaces/n/services/mine", "/api/v1/namespaces/n/services/theirs":
+			fmt.Fprintf(w, `{"metadata":{"uid":%q}}`, r.URL.Path[len("/api/v1/namespaces/n/services/"):])
+		default:
+			if !strings.Contains(r.URL.Path, "/proxy/") {
+				w.WriteHeader(404)
+			}
+		}
+	}}
+	m := newMesh(t, api)
+	m.policy(byObject("services"))
+	for _, name := range []string{"%s", "%s:80", "%s:web", "http:%s:80", "https:%s:", "http%%3A%s%%3A80"} {
+		require.Equal(t, 403, m.do("POST", "/api/v1/namespaces/n/services/"+fmt.Sprintf(name, "theirs")+"/proxy/x", "").StatusCode, name)
+		require.Equal(t, 200, m.do("POST", "/api/v1/namespaces/n/services/"+fmt.Sprintf(name, "mine")+"/proxy/x", "").StatusCode, name)
+	}
+}
+
 func TestBindingsAreRefusedWherePodsAreDividedByObject(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)

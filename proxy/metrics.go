@@ -49,7 +49,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		bounds: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ctrlmesh_bounds_reached_total", Help: "Connections and requests of captured pods refused because the pod had reached a bound of the proxy.",
 		}, []string{"namespace", "bound"}),
-		foreign:     counter("foreign_requests_total", "Requests for single objects that are another shard's, by what became of them: refused, or observed and passed on.", "verb", "action"),
+		foreign:     counter("foreign_requests_total", "Requests for single objects that are another shard's, by what became of them: refused, or observed and passed on. Unknown were those passed on of which it could not be told.", "verb", "action"),
 		tunnels:     counter("passthrough_connections_total", "Connections of captured pods tunnelled opaque."),
 		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
 		filtered:    counter("filtered_objects_total", "Objects that the proxy read on their way to captured pods, by what became of them: kept or dropped.", "resource", "result"),

@@ -119,14 +119,9 @@ func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
 // edit has the apiserver leave out what it can, and put in what decides on a row
 // of a table.
 func (s *narrowStage) edit(x *exchange, selector string, nothing bool) error {
-	rows, _, err := query.Get(x.query, includeObject)
-	if err != nil {
+	var err error
+	if x.query, err = withMetadata(x.query); err != nil {
 		return err
-	}
-	if rows == "None" {
-		if x.query, err = query.Set(x.query, includeObject, "Metadata"); err != nil {
-			return err
-		}
 	}
 	if nothing {
 		x.query, err = narrow.Nothing.Narrow(x.query)
@@ -139,6 +134,15 @@ func (s *narrowStage) edit(x *exchange, selector string, nothing bool) error {
 	x.shardSelector = selector
 	x.query, err = query.Set(x.query, shardSelector, selector)
 	return err
+}
+
+// withMetadata has the rows of a table carry what decides on them.
+func withMetadata(raw string) (string, error) {
+	rows, _, err := query.Get(raw, includeObject)
+	if err != nil || rows != "None" {
+		return raw, err
+	}
+	return query.Set(raw, includeObject, "Metadata")
 }
 
 // keep tells whether an object is the shard's.

@@ -1,0 +1,121 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// mine is an apiserver on which every object is the shard's.
+func mine() *recorder {
+	return &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"metadata":{"uid":"mine"}}`)
+	}}
+}
+
+func TestAWriteSaysTheObjectThatWasLookedAt(t *testing.T) {
+	api := mine()
+	m := newMesh(t, api)
+	m.policy(byObject("nodes"))
+	const merge, patch = "application/merge-patch+json", "application/json-patch+json"
+	for _, c := range []struct{ method, path, contentType, body, want string }{
+		{"PUT", "a", jsonType, `{"spec":{},"metadata":{"name":"a"}}`, `{"spec":{},"metadata":{"name":"a","uid":"mine"}}`},
+		{"PUT", "a/status", jsonType, `{}`, `{"metadata":{"uid":"mine"}}`},
+		{"PUT", "a", jsonType, `{"metadata":{"uid":"mine"}}`, `{"metadata":{"uid":"mine"}}`},
+		{"PATCH", "a", merge, `{"metadata":{"uid":null}}`, `{"metadata":{"uid":"mine"}}`},
+		{"PATCH", "a", "application/apply-patch+yaml", `{}`, `{"metadata":{"uid":"mine"}}`},
+		{"PATCH", "a", "application/apply-patch+yaml", `metadata: {}`, `metadata: {}`},
+		{"PATCH", "a/scale", merge, `{}`, `{}`},
+		{"PATCH", "a", patch, `[]`, `[]`},
+		{"PATCH", "a", merge, `{`, `{`},
+		{"DELETE", "a", "", "", `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"mine"}}`},
+		{"DELETE", "a", jsonType, `{"preconditions":{"resourceVersion":"1"}}`, `{"preconditions":{"resourceVersion":"1","uid":"mine"}}`},
+	} {
+		require.Equal(t, 200, m.do(c.method, "/api/v1/nodes/"+c.path, c.body, "Content-Type", c.contentType).StatusCode)
+		got := api.last(t).Body
+		if c.want[0] == '{' && len(c.want) > 1 {
+			require.JSONEq(t, c.want, got, "%+v", c)
+		} else {
+			require.Equal(t, c.want, got, "%+v", c)
+		}
+		seen := len(api.requests())
+		if theirs := strings.ReplaceAll(c.body, "mine", "theirs"); theirs != c.body {
+			require.Equal(t, 403, m.do(c.method, "/api/v1/nodes/"+c.path, theirs, "Content-Type", c.contentType).StatusCode, "%+v", c)
+			require.Len(t, api.requests(), seen+1, "the look")
+		}
+	}
+}
+
+func TestAWriteInProtobufSaysTheObjectToo(t *testing.T) {
+	api := mine()
+	m := newMesh(t, api)
+	m.policy(byObject("nodes"))
+	sent := func(method string, o runtime.Object) runtime.Object {
+		require.Equal(t, 200, m.do(method, "/api/v1/nodes/a", string(wire(protoType, o)), "Content-Type", protoType).StatusCode)
+		got, err := runtime.Decode(serializerOf(protoType).Serializer, []byte(api.last(t).Body))
+		require.NoError(t, err)
+		return got
+	}
+	got := sent("PUT", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.NodeSpec{PodCIDR: "x"}}).(*corev1.Node)
+	require.Equal(t, "x", got.Spec.PodCIDR)
+	accessor, err := meta.Accessor(got)
+	require.NoError(t, err)
+	require.Equal(t, "a mine", accessor.GetName()+" "+string(accessor.GetUID()))
+
+	seconds, version := int64(7), "1"
+	options := sent("DELETE", &metav1.DeleteOptions{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, GracePeriodSeconds: &seconds,
+		Preconditions: &metav1.Preconditions{ResourceVersion: &version},
+	}).(*metav1.DeleteOptions)
+	require.EqualValues(t, 7, *options.GracePeriodSeconds)
+	require.Equal(t, "1", *options.Preconditions.ResourceVersion)
+	require.Equal(t, types.UID("mine"), *options.Preconditions.UID)
+
+	theirs := &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "theirs"}}
+	require.Equal(t, 403, m.do("PUT", "/api/v1/nodes/a", string(wire(protoType, theirs)), "Content-Type", protoType).StatusCode)
+}
+
+// Who lets the body wait does not choose the moment between the look and the write.
+func TestTheLookComesAfterTheBody(t *testing.T) {
+	looked := make(chan struct{}, 2)
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		looked <- struct{}{}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"metadata":{"uid":"theirs"}}`)
+	}))
+	m.policy(byObject("nodes"))
+	body, more := io.Pipe()
+	r, err := http.NewRequest("PATCH", "https://kubernetes.default.svc/api/v1/nodes/a", body)
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/json-patch+json")
+	code := make(chan int, 1)
+	c := m.client(true)
+	go func() {
+		resp, err := c.Do(r)
+		if err != nil {
+			code <- 0
+			return
+		}
+		_ = resp.Body.Close()
+		code <- resp.StatusCode
+	}()
+	_, err = io.WriteString(more, "[")
+	require.NoError(t, err)
+	require.Empty(t, looked)
+	_, err = io.WriteString(more, "]")
+	require.NoError(t, err)
+	require.Empty(t, looked)
+	require.NoError(t, more.Close())
+	require.Equal(t, 403, <-code)
+	require.Len(t, looked, 1)
+}
