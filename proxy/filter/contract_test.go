@@ -231,6 +231,33 @@ type failing struct{ err error }
 
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 
+// The apiserver says a Table's columns in the first event alone.
+func TestAWatchKeepsItsColumns(t *testing.T) {
+	event := func(columns, namespace string) string {
+		return `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions": ` + columns +
+			`,"rows":[{"object":{"metadata":{"namespace":"` + namespace + `"}}}]}}` + "\n"
+	}
+	const first, second = `[{"name":"Name"}]`, `[{"name":"Age"}]`
+	bookmark := `{"type":"BOOKMARK","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":null,"rows":[]}}` + "\n"
+	own := func(columns string) string { return event(columns, "own") }
+	other := func(columns string) string { return event(columns, "other") }
+	for _, c := range []struct{ in, want string }{
+		{other(first) + other("null") + bookmark + own("null") + other("null") + own("null"), bookmark + own(first) + own("null")},
+		{own(first) + other(second) + own("null"), own(first) + own("null")},
+		{other(first) + own(second) + own("null"), own(second) + own("null")},
+		{other("null") + own("null"), own("null")},
+	} {
+		out, err := run(t, filter.Options{ContentType: jsonType, Watch: true}, []byte(c.in))
+		require.NoError(t, err)
+		require.Equal(t, c.want, string(out))
+	}
+	custom := strings.ReplaceAll(other(first)+own("null"), "meta.k8s.io/", "example.com/")
+	custom = strings.ReplaceAll(custom, `"rows"`, `"metadata":{"namespace":"own"},"rows"`)
+	out, err := run(t, filter.Options{ContentType: jsonType, Watch: true}, []byte(custom))
+	require.NoError(t, err)
+	require.Equal(t, custom, string(out), "a custom resource that is called Table")
+}
+
 func TestRefused(t *testing.T) {
 	frame := func(b string) string { return string([]byte{0, 0, byte(len(b) >> 8), byte(len(b))}) + b }
 	list := filter.Options{ContentType: jsonType, MaxObject: 4 << 10}

@@ -174,6 +174,8 @@ func FuzzJSONWatch(f *testing.F) {
 		f.Add(append(event(f, jsonType, watch.Added, seed(namespace)), event(f, jsonType, watch.Deleted, seed(own))...))
 		f.Add(event(f, jsonType, watch.Modified, table(&corev1.PodList{Items: []corev1.Pod{*seed(namespace)}})))
 	}
+	f.Add(append(event(f, jsonType, watch.Added, table(&corev1.PodList{Items: []corev1.Pod{*seed("other")}})),
+		`{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":null,"rows":[{"object":{"metadata":{"namespace":"own"}}}]}}`...))
 	f.Add(append(event(f, jsonType, watch.Bookmark, seed("")), event(f, jsonType, watch.Error, &metav1.Status{Code: 410})...))
 	f.Add([]byte(` {"object":{"metadata":{"namespace":"other"}},"type":"BOOKMARK"} {"type":"ADDED","object":{"kind":"Table","apiVersion":"e.io/v1","metadata":{"namespace":"own"}}}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
@@ -196,9 +198,24 @@ func FuzzJSONWatch(f *testing.F) {
 			}
 		}
 		if err == nil && beforeErr == io.EOF { //nolint:errorlint // as decoders end
-			require.Equal(t, want, after)
+			require.Equal(t, lessColumns(t, want), lessColumns(t, after))
 		}
 	})
+}
+
+// lessColumns leaves out the columns of Tables, which may be an earlier event's.
+func lessColumns(t *testing.T, events []jsonEvent) []jsonEvent {
+	for i := range events {
+		var o map[string]json.RawMessage
+		if utiljson.Unmarshal(events[i].Object, &o) != nil || string(o["kind"]) != `"Table"` {
+			continue
+		}
+		delete(o, "columnDefinitions")
+		var err error
+		events[i].Object, err = json.Marshal(o)
+		require.NoError(t, err)
+	}
+	return events
 }
 
 // ownItems is a list less what is foreign in it; nil if it is no list of objects.

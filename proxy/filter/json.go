@@ -1,6 +1,10 @@
 package filter
 
-import "fmt"
+import (
+	"bytes"
+	"fmt"
+	"slices"
+)
 
 // jsonList is a list or a Table. What is around its array of items is passed as it
 // is; what is before it is held until it begins, for it may not be there at all.
@@ -174,6 +178,10 @@ func trailer(in *input) ([]byte, error) {
 // jsonWatch is a stream of events.
 type jsonWatch struct {
 	dropped bool // the last event, so what separates it from the next goes too
+	// columns are those of a Table, which only the first event says, for the first
+	// that is kept; told: that one has gone by.
+	columns []byte
+	told    bool
 }
 
 func (w *jsonWatch) next(r *Reader) ([]byte, error) {
@@ -208,12 +216,12 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 			s.skip()
 		}
 	})
-	kept, dropped := 0, 0
+	kept, dropped, table := 0, 0, false
 	if !ofTheStream(s.text(kind)) {
 		if !seen.set || seen.from < 0 {
 			s.fail()
 		}
-		s.eachKey(o, func(k Key) {
+		table = s.eachKey(o, func(k Key) {
 			if r.decide(k) {
 				kept++
 			} else {
@@ -225,10 +233,33 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 		s.fail() // an event cannot be halved
 	}
 	out, err := s.taken(r)
+	if err == nil && table && !w.told {
+		out, err = w.carry(r, out, o.columns, dropped == 0)
+	}
 	if w.dropped = dropped > 0; w.dropped {
 		return nil, err
 	}
 	return out, err
+}
+
+// carry takes the columns from the first event to the first that is kept.
+func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, error) {
+	said := event[at.from:at.to]
+	some := at.set && string(said) != "null"
+	switch {
+	case kept:
+		w.told = true
+		if at.set && !some && w.columns != nil {
+			event = slices.Concat(event[:at.from], w.columns, event[at.to:])
+		}
+		w.columns = nil
+	case some && w.columns == nil:
+		if err := r.in.ask(len(said)); err != nil {
+			return nil, err
+		}
+		w.columns = bytes.Clone(said)
+	}
+	return event, nil
 }
 
 // ofTheStream tells whether an event is no object's but of the watch itself.

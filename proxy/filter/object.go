@@ -4,7 +4,7 @@ import "strings"
 
 // object is where in the input an object says what decides on it.
 type object struct {
-	kind, version, metadata, namespace, name, uid, rows span
+	kind, version, metadata, namespace, name, uid, rows, columns span
 }
 
 // object walks over an object.
@@ -37,6 +37,12 @@ func (s *scanner) object() (o object) {
 			s.once(&o.rows)
 			o.rows.from = s.i
 			s.skip()
+		case "columnDefinitions":
+			s.once(&o.columns)
+			s.peek()
+			o.columns.from = s.i
+			s.skip()
+			o.columns.to = s.i
 		default:
 			s.skip()
 		}
@@ -69,20 +75,20 @@ func (s *scanner) keyOf(o object) Key {
 
 // eachKey calls f with the key of the object, or with those of its rows if it is a
 // Table, of which there must be one at least.
-func (s *scanner) eachKey(o object, f func(Key)) {
-	table := string(s.text(o.kind)) == "Table" && strings.HasPrefix(string(s.text(o.version)), "meta.k8s.io/")
+func (s *scanner) eachKey(o object, f func(Key)) (table bool) {
+	table = string(s.text(o.kind)) == "Table" && strings.HasPrefix(string(s.text(o.version)), "meta.k8s.io/")
 	if s.err != nil {
-		return
+		return table
 	}
 	if !table {
 		if k := s.keyOf(o); s.err == nil {
 			f(k)
 		}
-		return
+		return table
 	}
 	if !o.rows.set {
 		s.fail()
-		return
+		return table
 	}
 	behind := s.i
 	s.i = o.rows.from
@@ -96,4 +102,5 @@ func (s *scanner) eachKey(o object, f func(Key)) {
 		}
 	}
 	s.i = behind
+	return table
 }
