@@ -300,6 +300,23 @@ func TestAPolicySettlesWhenTheWritesBeforeItAreOver(t *testing.T) {
 	}
 }
 
+func TestASubresourceOfAnotherGroupThatIsCalledProxyIsWrittenTo(t *testing.T) {
+	api := held{make(chan struct{}), make(chan struct{})}
+	m := newMesh(t, api)
+	m.policy(owning("a"))
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		m.do("PUT", "/apis/things.example.com/v1/namespaces/a/things/x/proxy", "{}")
+	}()
+	<-api.arrived
+	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Sharding: owning("b")})
+	require.NotEqual(t, "2", m.pod.Version(), "settled while a write is under way")
+	close(api.answer)
+	<-settled
+	<-answered
+}
+
 // Whatever writes while policies change: once one settled, nothing of what it took
 // away reaches the apiserver.
 func TestNothingOfALostNamespaceIsWrittenOnceSettled(t *testing.T) {

@@ -54,6 +54,10 @@ func (p *Pod) succeed(old, next *policy) {
 		return
 	}
 	old.writes.over = over
+	if old.passthrough && !next.passthrough { // what went through tunnels was not counted
+		time.AfterFunc(LostWrite, old.writes.lower)
+		return
+	}
 	old.writes.lower()
 }
 

@@ -55,3 +55,25 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		})
 	}
 }
+
+// Nobody sees what goes through a tunnel, so its writes are waited for unseen.
+func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &Pod{}
+		policies := []*policy{{passthrough: true}, {passthrough: true}, {}, {}}
+		var old *policy
+		for i, next := range policies {
+			next.settled = make(chan struct{})
+			next.writes.n.Store(2)
+			began := time.Now()
+			p.succeed(old, next)
+			<-next.settled
+			want := time.Duration(0)
+			if i == 2 {
+				want = LostWrite
+			}
+			require.Equal(t, want, time.Since(began), "policy %d", i)
+			old = next
+		}
+	})
+}

@@ -115,6 +115,9 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 		}
 	}
 	p.connects.cut(next)
+	if !next.passthrough {
+		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
+	}
 	p.succeed(old, next)
 }
 

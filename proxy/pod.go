@@ -169,9 +169,6 @@ func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) (settled <-chan struct{}
 		return nil, err
 	}
 	p.ledger.change(p, next, since)
-	if !next.passthrough {
-		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
-	}
 	return next.settled, nil
 }
 

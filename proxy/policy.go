@@ -200,7 +200,7 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 func routeOf(key planKey) route {
 	switch {
 	case key.verb == "watch", key.verb == "proxy",
-		key.subresource == "proxy",
+		key.group == "" && key.subresource == "proxy", // of other groups it may be anything
 		key.group == "" && key.resource == "pods" && key.subresource == "log":
 		return stream
 	}
