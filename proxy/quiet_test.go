@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -21,6 +22,12 @@ func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
 
 			ctx, die := context.WithCancel(t.Context())
 			c := m.client(http2)
+			var conn net.Conn // of a process that dies the kernel closes it
+			c.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+				var err error
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, m.addr)
+				return conn, err
+			}
 			gone := make(chan struct{})
 			go func() {
 				defer close(gone)
@@ -37,7 +44,7 @@ func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
 
 			die()
 			<-gone
-			c.CloseIdleConnections()
+			_ = conn.Close()
 			quiet := make(chan error, 1)
 			go func() { quiet <- m.pod.Quiet(t.Context()) }()
 			select {
