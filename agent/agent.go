@@ -254,10 +254,10 @@ func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, e
 		if err := socket.Take(); err != nil {
 			return nil, err
 		}
-		m.restore(nil)
+		m.restore(nil, nil)
 		return socket, nil
 	}
-	m.restore(offer.Pods)
+	m.restore(offer.Pods, offer.Drained)
 	if err := m.tookOver(offer.Pods); err != nil {
 		offer.Close()
 		return nil, fmt.Errorf("taking over: the agent before this one goes on: %w", err)

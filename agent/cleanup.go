@@ -32,10 +32,10 @@ func (c *cleaner) Admit(born time.Duration) error {
 }
 
 // The rest of handover.Holder: there is nothing to hand over.
-func (c *cleaner) Offer(context.Context) ([]handover.Pod, error) { return nil, nil }
-func (c *cleaner) Yield(context.Context) error                   { return nil }
-func (c *cleaner) Resume(context.Context) error                  { return nil }
-func (c *cleaner) Stop(context.Context) error                    { return nil }
+func (c *cleaner) Offer(context.Context) ([]handover.Pod, error)  { return nil, nil }
+func (c *cleaner) Yield(context.Context) (<-chan struct{}, error) { return nil, nil }
+func (c *cleaner) Resume(context.Context) error                   { return nil }
+func (c *cleaner) Stop(context.Context) error                     { return nil }
 
 // Cleanup removes from the node what agents leave there on purpose between
 // their lives: redirections, policies, the serving certificate. A running agent

@@ -87,7 +87,7 @@ func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
 			// This process was stopped, and another took its place. To repair
 			// anything now would take the pods away from that.
 			m.logger.Warn("another agent has taken over unasked")
-			_ = holder{m}.Yield(ctx)
+			_, _ = holder{m}.Yield(ctx)
 			continue
 		}
 		m.check(ctx)

@@ -43,6 +43,10 @@ type member struct {
 	unsaved  chan struct{}   // closed when the next agent knows the policy in force; nil: it does
 	problem  string          // why it is not captured
 
+	// What the agent before this one had confirmed, which holds for all that it has
+	// under way.
+	confirmed string
+
 	// dead is the last write of the pod's lock, if whoever wrote it is proven to have
 	// ended and nothing of his is under way.
 	dead     *meshv1.DeadHolder

@@ -85,8 +85,9 @@ func (m *mesh) do(ctx context.Context, f func() error) error {
 }
 
 // restore takes up where the last agent of this node stopped, or what the one
-// that still runs hands over, before the API or the manager have said anything.
-func (m *mesh) restore(handed []handover.Pod) {
+// that still runs hands over, before the API or the manager have said anything. The
+// one before has nothing under way any more when drained is closed; nil: it died.
+func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 	cluster, policies, err := m.store.Load()
 	if err != nil {
 		m.logger.Error("some saved policies cannot be used; those pods wait for the manager", "error", err)
@@ -115,13 +116,13 @@ func (m *mesh) restore(handed []handover.Pod) {
 		mb := add(p.GetUid(), p.GetNamespace(), p.GetName())
 		mb.policy, mb.saved, mb.floor = p.PodPolicy, p, p.GetSerial()
 	}
-	if handed == nil {
-		for uid := range m.members {
-			m.earlier.crashed(uid, m.started)
-		}
-	}
 	for _, p := range handed {
-		add(p.UID, p.Namespace, p.Name).handed = p.Handed
+		mb := add(p.UID, p.Namespace, p.Name)
+		mb.handed, mb.confirmed = p.Handed, p.Version
+	}
+	over := afterAgent(drained)
+	for uid := range m.members {
+		m.earlier.add(uid, over)
 	}
 	// Of a pod without a process just now, the listeners stay open until there is
 	// one: connections wait, rather than be refused.

@@ -28,7 +28,10 @@ func (o offering) Offer(context.Context) (pods []handover.Pod, err error) {
 	}
 	return pods, nil
 }
-func (o offering) Yield(context.Context) error  { o.heard <- "yield"; return nil }
+func (o offering) Yield(context.Context) (<-chan struct{}, error) {
+	o.heard <- "yield"
+	return nil, nil
+}
 func (o offering) Resume(context.Context) error { o.heard <- "resume"; return nil }
 func (o offering) Stop(context.Context) error   { return nil }
 
@@ -162,7 +165,8 @@ func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {
 	ends := make(chan error, 1)
 	go func() { ends <- r.watchSuccessor(t.Context(), path) }()
 
-	require.NoError(t, holder{r.mesh}.Yield(t.Context()))
+	_, err := holder{r.mesh}.Yield(t.Context())
+	require.NoError(t, err)
 	require.NoError(t, socket.Close())
 
 	select {

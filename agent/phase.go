@@ -68,7 +68,7 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 				// The successor captures it as after a crash.
 				h.logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
 			}
-			offered = append(offered, handover.Pod{UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Handed: handed})
+			offered = append(offered, handover.Pod{UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: h.version(mb), Handed: handed})
 		}
 		return nil
 	})
@@ -79,8 +79,8 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 }
 
 // Yield implements handover.Holder.
-func (h holder) Yield(ctx context.Context) error {
-	return h.do(ctx, func() error { h.yield(); return nil })
+func (h holder) Yield(ctx context.Context) (drained <-chan struct{}, err error) {
+	return h.drained, h.do(ctx, func() error { h.yield(); return nil })
 }
 
 // Resume implements handover.Holder.

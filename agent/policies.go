@@ -218,6 +218,9 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 			return err
 		}
 		before := mb.policy
+		if before.GetVersion() != p.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {
+			mb.confirmed = "" // it may be wanted again, after what came between
+		}
 		mb.policy = p
 		if err := h.apply(mb); err != nil {
 			mb.policy = before
@@ -227,7 +230,10 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 		if err := h.keep(mb); err != nil {
 			return fmt.Errorf("policy %s is in force, but the next agent would not know: %w", p.GetVersion(), err)
 		}
-		settled = both(both(h.earlier[p.GetUid()], mb.settled), mb.unsaved)
+		settled = both(mb.settled, mb.unsaved)
+		if p.GetVersion() != mb.confirmed {
+			settled = both(settled, h.earlier[p.GetUid()])
+		}
 		return nil
 	})
 	return settled, err

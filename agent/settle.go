@@ -26,12 +26,19 @@ func (e earlier) tidy() {
 	}
 }
 
-// crashed notes that an agent served a pod and died: nobody knows what it had under
-// way, but that the apiserver has lost its connections by now.
-func (e earlier) crashed(uid string, since time.Time) {
+// afterAgent is closed when nothing takes effect any more that another agent let
+// through. Nobody knows what it had under way, but that the apiserver has lost its
+// connections by the time that drained is closed; nil: by now.
+func afterAgent(drained <-chan struct{}) <-chan struct{} {
 	over := make(chan struct{})
-	time.AfterFunc(proxy.LostWrite-time.Since(since), func() { close(over) })
-	e.add(uid, over)
+	go func() {
+		if drained != nil {
+			<-drained
+		}
+		time.Sleep(proxy.LostWrite)
+		close(over)
+	}()
+	return over
 }
 
 // both is closed when both are, and nil if they are already, or nil.
@@ -70,7 +77,7 @@ func (m *mesh) version(mb *member) string {
 	case mb.unsaved != nil:
 		return ""
 	case !done(m.earlier[mb.pod.UID]) && (p.GetSerial() > 0 || p.GetRefuse() != ""):
-		return "" // else nothing is handed over by it
+		return mb.confirmed // else nothing is handed over by it
 	case mb.proxied != nil:
 		return mb.proxied.Version()
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -51,7 +52,7 @@ func restarted(t *testing.T, r *running) *running {
 	next := start(t, 0)
 	require.NoError(t, next.do(t.Context(), func() error {
 		next.store = r.store
-		next.restore(nil)
+		next.restore(nil, nil)
 		next.members["a"].told = time.Now()
 		return nil
 	}))
@@ -96,8 +97,7 @@ func TestAfterACrashNothingIsSaidUntilItsWritesAreOver(t *testing.T) {
 	r := start(t, 0)
 	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.started = time.Now()
-		r.restore(nil)
+		r.restore(nil, nil)
 		r.members["a"].told = time.Now()
 		return nil
 	}))
@@ -122,7 +122,8 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 	assert.Nil(t, setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}), "both know it")
 
 	settled := setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
-	require.NoError(t, holder{old.mesh}.Yield(t.Context()))
+	_, err = holder{old.mesh}.Yield(t.Context())
+	require.NoError(t, err)
 	old.soon(t, "another look", func() bool { old.keepUnsaved(); return true })
 	assert.False(t, done(settled))
 	assert.Empty(t, old.Versions())
@@ -148,12 +149,34 @@ func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 	assert.Equal(t, "2-x", saved.GetVersion())
 }
 
+// What the old agent has under way is within what it confirmed, and no other.
+func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T) {
+	r := start(t, 0)
+	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2}, Since: time.Now()}))
+	drained := make(chan struct{})
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.restore([]handover.Pod{{UID: "a", Version: "2-x"}}, drained)
+		r.members["a"].told = time.Now()
+		return nil
+	}))
+	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2}))
+
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "3-x", Serial: 3})
+	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+	began := time.Now()
+	close(drained)
+	<-settled
+	assert.GreaterOrEqual(t, time.Since(began), proxy.LostWrite, "it may have died")
+	assert.Equal(t, map[string]string{"a": "3-x"}, r.Versions())
+}
+
 // The next agent captures the pod under what is saved.
 func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	r := start(t, 0)
 	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: policy.Always}))
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.restore(nil)
+		r.restore(nil, nil)
 		r.members["a"].told = time.Now()
 		return nil
 	}))

@@ -15,7 +15,12 @@ import (
 // is told of Serving.
 type Offer struct {
 	Pods []Pod
-	peer peer
+	// Drained is closed when, after Serving, the other agent has nothing under way
+	// any more, or died: then what it lost a moment ago may still take effect.
+	Drained <-chan struct{}
+
+	peer    peer
+	drained chan struct{}
 }
 
 // Knock asks who serves at path, if anybody is there, whether an agent whose pod
@@ -51,18 +56,26 @@ func Ask(ctx context.Context, path string, born time.Duration) (*Offer, error) {
 		p.conn.Close()
 		return nil, fmt.Errorf("asking the agent before this one to hand over: %w", err)
 	}
-	return &Offer{Pods: pods, peer: *p}, nil
+	drained := make(chan struct{})
+	return &Offer{Pods: pods, Drained: drained, peer: *p, drained: drained}, nil
 }
 
 // Serving tells the other agent to let go of what it offered, and returns when
-// it has. The offer is closed.
+// it has. The offer is closed when that agent has drained.
 func (o *Offer) Serving() error {
-	defer o.peer.conn.Close()
 	within(o.peer.conn, 2*answerWithin)
 	err := o.peer.send(message{Ask: serving})
 	if err == nil {
 		err = o.peer.done()
 	}
+	go func() {
+		defer close(o.drained)
+		defer o.peer.conn.Close()
+		_ = o.peer.conn.SetDeadline(time.Time{})
+		for lost := err; lost == nil; {
+			lost = o.peer.done()
+		}
+	}()
 	if err != nil {
 		return fmt.Errorf("telling the agent before this one to let go: %w", err)
 	}

@@ -3,7 +3,8 @@
 //
 // The agent that serves listens on a unix socket in the node's run directory.
 // Its successor asks there, gets each pod's listeners as file descriptors, serves
-// them, and says so: only then does the first let go. A cleaner asks it to stop
+// them, and says so: only then does the first let go. It keeps the connection until
+// it has drained, so that the other knows what may still be under way. A cleaner asks it to stop
 // for good, and then holds its place, so that no agent comes back meanwhile. Of two
 // agents the one of the later pod stays: the other is refused. Whoever's socket is
 // at the path is the one that serves: an agent that finds another's there, or none,

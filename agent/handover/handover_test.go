@@ -24,6 +24,7 @@ type agent struct {
 	listeners []*net.TCPListener
 	fail      error
 	born      time.Duration
+	drained   chan struct{}
 	heard     chan string
 }
 
@@ -58,11 +59,11 @@ func (a *agent) Offer(context.Context) ([]Pod, error) {
 	return pods, nil
 }
 
-func (a *agent) Yield(context.Context) error {
+func (a *agent) Yield(context.Context) (<-chan struct{}, error) {
 	for _, l := range a.listeners {
 		_ = l.Close()
 	}
-	return a.say("yield")
+	return a.drained, a.say("yield")
 }
 func (a *agent) Resume(context.Context) error { return a.say("resume") }
 func (a *agent) Stop(context.Context) error   { return a.say("stop") }
@@ -169,6 +170,27 @@ func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
 
 // A listener that is handed over must not become a blocking one: its agent could
 // not stop accepting any more.
+func TestAnAgentThatHandedOverSaysWhenItHasDrained(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := newAgent()
+	first.drained = make(chan struct{})
+	serve(t, path, first)
+	offer, err := Ask(t.Context(), path, 0)
+	require.NoError(t, err)
+	require.NoError(t, offer.Serving())
+	select {
+	case <-offer.Drained:
+		t.Fatal("it has requests under way")
+	default:
+	}
+	close(first.drained)
+	select {
+	case <-offer.Drained:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it never said so")
+	}
+}
+
 func TestAnAgentThatOfferedCanStillCloseItsListeners(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()

@@ -31,8 +31,9 @@ type Holder interface {
 	// copies, for the caller to close. It goes on serving.
 	Offer(ctx context.Context) ([]Pod, error)
 	// Yield is called when another agent serves what was offered, or has taken
-	// over unasked. It returns when connections are the other's alone.
-	Yield(ctx context.Context) error
+	// over unasked. It returns when connections are the other's alone; nothing is
+	// under way any more when drained is closed, or nil.
+	Yield(ctx context.Context) (drained <-chan struct{}, err error)
 	// Resume is called instead of Yield when the other is gone.
 	Resume(ctx context.Context) error
 	// Stop stops serving and capturing, for good.
@@ -200,7 +201,12 @@ func (s *Socket) handOver(ctx context.Context, p peer, h Holder) error {
 	if err != nil && s.Current() {
 		return errors.Join(fmt.Errorf("the successor is lost: %w", err), h.Resume(ctx))
 	}
-	return p.conclude(h.Yield(ctx))
+	drained, err := h.Yield(ctx)
+	err = p.conclude(err)
+	if drained != nil {
+		<-drained // the connection says so by its end, and so does the end of this process
+	}
+	return err
 }
 
 // conclude answers that what was asked for is done.

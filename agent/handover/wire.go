@@ -26,6 +26,8 @@ const (
 // Pod is a captured pod that changes hands.
 type Pod struct {
 	UID, Namespace, Name string
+	// Version of the policy that the first agent has confirmed to the manager.
+	Version string
 	// Handed is nil if the first agent could not hand over what it had.
 	Handed *capture.Handed
 }
@@ -69,6 +71,7 @@ type podMessage struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	Version   string `json:"version,omitempty"`
 	Handed    bool   `json:"handed"`
 	Listeners int    `json:"listeners"`
 }
@@ -160,7 +163,7 @@ func (p peer) sendPods(pods []Pod) error {
 		m := message{More: len(pods) > 0, Pods: make([]podMessage, 0, len(now))}
 		var files []*os.File
 		for _, pod := range now {
-			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name}
+			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version}
 			if h := pod.Handed; h != nil {
 				pm.Handed, pm.Listeners = true, len(h.Listeners)
 				files = append(files, h.Listeners...)
@@ -193,7 +196,7 @@ func (p peer) receivePods() ([]Pod, error) {
 			return fail(err)
 		}
 		for _, pm := range m.Pods {
-			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name}
+			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version}
 			if pm.Listeners < 0 || pm.Listeners > len(files) {
 				closeAll(files)
 				return fail(errors.New("listeners are missing"))
