@@ -43,7 +43,7 @@ func TestObjects(t *testing.T) {
 		t.Helper()
 		out := map[string]int{}
 		for i, pod := range pods {
-			for _, name := range strings.Fields(in(t, pod, "kubectl", "get", "clusterroles", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}")) {
+			for name := range strings.FieldsSeq(in(t, pod, "kubectl", "get", "clusterroles", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}")) {
 				assert.NotContains(t, out, name, "it has another owner")
 				out[name] = i
 			}

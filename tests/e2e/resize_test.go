@@ -39,10 +39,7 @@ func TestResize(t *testing.T) {
 	for _, pod := range pods {
 		stores = append(stores, storeIn(t, pod, tenants.selector()))
 	}
-	lists := func(pod *corev1.Pod) []string {
-		return strings.Fields(in(t, pod, "kubectl", "get", "configmaps", "-A", "-l", tenants.selector(), "-o",
-			`jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}`))
-	}
+	lists := func(pod *corev1.Pod) []string { return tenants.listed(t, pod) }
 	for _, size := range []int32{1, 3, 2} {
 		workloads := cluster.Clientset.AppsV1().StatefulSets(r.home)
 		scale, err := workloads.GetScale(t.Context(), workload, metav1.GetOptions{})
@@ -106,10 +103,7 @@ func TestDisable(t *testing.T) {
 		}
 		return pods
 	}
-	lists := func(pod *corev1.Pod) []string {
-		return strings.Fields(in(t, pod, "kubectl", "get", "configmaps", "-A", "-l", tenants.selector(), "-o",
-			`jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}`))
-	}
+	lists := func(pod *corev1.Pod) []string { return tenants.listed(t, pod) }
 	r.settles(t, 2)
 	sharded := running(t)
 	require.Len(t, sharded, 2)

@@ -115,6 +115,13 @@ func (names tenants) fill(t *testing.T, name string) {
 	}
 }
 
+// listed is what kubectl in a pod lists of that, as namespace/name.
+func (names tenants) listed(t *testing.T, pod *corev1.Pod) []string {
+	t.Helper()
+	return strings.Fields(in(t, pod, "kubectl", "get", "configmaps", "-A", "-l", names.selector(), "-o",
+		`jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}`))
+}
+
 // divided asks the members for what each has (as namespace/name), and returns whose
 // each namespace is. Between them they have n objects of each, and none is in two.
 func (names tenants) divided(t *testing.T, n int, pods []*corev1.Pod, ask func(*corev1.Pod) []string) map[string]string {

@@ -44,9 +44,9 @@ var singles = []struct {
 		_, err := c.CoreV1().ConfigMaps(ns).Update(ctx, verbsSeed(ns), metav1.UpdateOptions{})
 		return err
 	}},
-	{"merge patch", patches("seed", types.MergePatchType, `{"data":{"by":"merge"}}`)},
-	{"JSON patch", patches("seed", types.JSONPatchType, `[{"op":"add","path":"/data","value":{"by":"json"}}]`)},
-	{"strategic patch", patches("seed", types.StrategicMergePatchType, `{"data":{"by":"strategy"}}`)},
+	{"merge patch", patches(types.MergePatchType, `{"data":{"by":"merge"}}`)},
+	{"JSON patch", patches(types.JSONPatchType, `[{"op":"add","path":"/data","value":{"by":"json"}}]`)},
+	{"strategic patch", patches(types.StrategicMergePatchType, `{"data":{"by":"strategy"}}`)},
 	{"server-side apply", func(ctx context.Context, c kubernetes.Interface, ns string) error {
 		_, err := c.CoreV1().ConfigMaps(ns).Apply(ctx, applyv1.ConfigMap("applied", ns).WithData(map[string]string{"by": "apply"}), metav1.ApplyOptions{FieldManager: "e2e", Force: true})
 		return err
@@ -72,9 +72,9 @@ var singles = []struct {
 	}},
 }
 
-func patches(name string, kind types.PatchType, patch string) func(context.Context, kubernetes.Interface, string) error {
+func patches(kind types.PatchType, patch string) func(context.Context, kubernetes.Interface, string) error {
 	return func(ctx context.Context, c kubernetes.Interface, ns string) error {
-		_, err := c.CoreV1().ConfigMaps(ns).Patch(ctx, name, kind, []byte(patch), metav1.PatchOptions{})
+		_, err := c.CoreV1().ConfigMaps(ns).Patch(ctx, "seed", kind, []byte(patch), metav1.PatchOptions{})
 		return err
 	}
 }
