@@ -31,6 +31,8 @@ func (w *writer) Quiet(ctx context.Context) error {
 	select {
 	case err := <-w.quiet:
 		return err
+	case <-w.done: // the test is over
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
