@@ -39,7 +39,7 @@
 // # Whose an object is
 //
 // Requests for single objects of divided resources are the shard's by the path's
-// namespace, or by the object's uid (fence.go, object.go); those for another
+// namespace, or by the object's uid (fence.go, object.go, pin.go); those for another
 // shard's are refused with 403. The lock is exempt. Writes count until nothing can
 // come of them any more, and do not end with their client (inflight.go): a policy
 // has settled when those of all earlier ones are over.

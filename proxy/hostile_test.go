@@ -35,7 +35,8 @@ import (
 // said to cost has the attacker's own share in it.
 type siege struct {
 	*mesh
-	victim *http.Client
+	victim *http.Client // of the other pod
+	direct *http.Client // of the apiserver, past the proxy
 	before live
 }
 
@@ -68,7 +69,7 @@ func newSiege(t *testing.T, h http.Handler) *siege {
 	require.NoError(t, err)
 	go func() { _ = other.Serve(l) }()
 	t.Cleanup(func() { _ = other.Shutdown(context.Background()) })
-	s := &siege{mesh: m, victim: m.client(true)}
+	s := &siege{mesh: m, victim: m.client(true), direct: clientOf(t, m.ca, m.api.Listener.Addr().String())}
 	s.victim.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, l.Addr().String())
 	}
@@ -86,7 +87,11 @@ func mustNew(t *testing.T, m *mesh) *Server {
 // before.
 func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), figures string)) {
 	s.t.Helper()
-	calm := s.latencies(func() { time.Sleep(200 * time.Millisecond) })
+	var calm, pressed, direct []time.Duration
+	both := func(victim *[]time.Duration, f func()) {
+		*victim = s.latencies(s.victim, func() { direct = s.latencies(s.direct, f) })
+	}
+	both(&calm, func() { time.Sleep(200 * time.Millisecond) })
 	s.before = measure()
 	peak := make(chan int64)
 	stop := make(chan struct{})
@@ -106,7 +111,7 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	}()
 	var during live
 	var figures string
-	pressed := s.latencies(func() {
+	both(&pressed, func() {
 		var lift func()
 		lift, figures = mount()
 		during = measure()
@@ -122,11 +127,12 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 		require.Zero(c, s.pod.refusing.Load())
 	}, 30*time.Second, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
-	s.t.Logf("hostile: attack=%s %s heap_kib=%d peak_kib=%d goroutines=%d after=%+d victim_n=%d victim_p50=%v victim_max=%v calm_p50=%v calm_max=%v",
+	s.t.Logf("hostile: attack=%s %s heap_kib=%d peak_kib=%d goroutines=%d after=%+d victim_n=%d victim_p50=%v victim_max=%v direct_max=%v calm_p50=%v calm_max=%v",
 		name, figures, grown>>10, (<-peak-s.before.heap)>>10, during.goroutines-s.before.goroutines, runtime.NumGoroutine()-s.before.goroutines,
-		len(pressed), middle(pressed), slices.Max(pressed), middle(calm), slices.Max(calm))
+		len(pressed), middle(pressed), slices.Max(pressed), slices.Max(direct), middle(calm), slices.Max(calm))
 	require.LessOrEqual(s.t, grown, maxHeap, "live heap and stacks")
-	require.Less(s.t, slices.Max(pressed), 5*time.Second, "the other pod waits")
+	// A machine that is busy has whoever asks the apiserver itself wait too.
+	require.Less(s.t, slices.Max(pressed), 5*time.Second+slices.Max(direct), "the other pod waits")
 	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.panics))
 }
 
@@ -135,14 +141,14 @@ func middle(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// latencies of the other pod's requests while f runs; each must succeed.
-func (s *siege) latencies(f func()) (all []time.Duration) {
+// latencies of a client's requests while f runs; each must succeed.
+func (s *siege) latencies(c *http.Client, f func()) (all []time.Duration) {
 	s.t.Helper()
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
 			start := time.Now()
-			resp, err := s.victim.Get("https://kubernetes.default.svc/api/v1/namespaces/victim/secrets/a")
+			resp, err := c.Get("https://kubernetes.default.svc/api/v1/namespaces/victim/secrets/a")
 			if err == nil {
 				_, err = io.Copy(io.Discard, resp.Body)
 				_ = resp.Body.Close()
@@ -165,7 +171,7 @@ func (s *siege) latencies(f func()) (all []time.Duration) {
 	}()
 	f()
 	close(stop)
-	require.NoError(s.t, <-stopped, "the other pod")
+	require.NoError(s.t, <-stopped, "not the attacker's")
 	return all
 }
 
@@ -294,6 +300,15 @@ func TestHostileSilence(t *testing.T) {
 // Heads that do not end, of fields that hold many times what they are on the way.
 func TestHostileHeads(t *testing.T) {
 	s := newSiege(t, quick(0))
+	var pieces []string
+	for i := 0; i < 20_000; { // 120 KB of 128 KiB
+		var lines strings.Builder
+		for range 1000 {
+			fmt.Fprintf(&lines, "%04x:\n", i)
+			i++
+		}
+		pieces = append(pieces, lines.String())
+	}
 	s.under("heads", 96<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
@@ -304,13 +319,8 @@ func TestHostileHeads(t *testing.T) {
 		for _, c := range conns {
 			wg.Go(func() {
 				_, _ = io.WriteString(c, "GET /version HTTP/1.1\r\nHost: x\r\n")
-				for i := 0; i < 20_000; { // 120 KB of 128 KiB
-					var lines strings.Builder
-					for range 1000 {
-						fmt.Fprintf(&lines, "%04x:\n", i)
-						i++
-					}
-					n, err := io.WriteString(c, lines.String())
+				for _, lines := range pieces {
+					n, err := io.WriteString(c, lines)
 					sent.Add(int64(n))
 					if err != nil {
 						return
@@ -330,19 +340,18 @@ func TestHostileHeads(t *testing.T) {
 // Answers that no window is open for, to requests with large heads: they wait
 // inside the budget, and not for ever.
 func TestHostileWindows(t *testing.T) {
-	for name, head := range map[string]func(i int) [][2]string{
-		"one large field": func(int) [][2]string { return [][2]string{{"x", strings.Repeat("x", 100<<10)}} },
-		"tiny fields": func(int) (all [][2]string) {
-			for i := range 3000 {
-				all = append(all, [2]string{fmt.Sprintf("%03x", i), ""})
-			}
-			return all
-		},
+	var tiny [][2]string
+	for i := range 3000 {
+		tiny = append(tiny, [2]string{fmt.Sprintf("%03x", i), ""})
+	}
+	for name, head := range map[string][][2]string{
+		"one large field": {{"x", strings.Repeat("~", 100<<10)}}, // which HPACK leaves as it is
+		"tiny fields":     tiny,
 	} {
 		for what, path := range map[string]string{"refused": "/api/v1//secrets", "answered": "/api/v1/namespaces/a/secrets/b"} {
 			t.Run(name+" "+what, func(t *testing.T) {
 				s := newSiege(t, quick(0))
-				s.pod.stall = 3 * time.Second
+				s.pod.stall = 6 * time.Second // more than it takes to get there
 				s.policy(nil)
 				s.under("windows "+name+" "+what, 192<<20, func() (func(), string) {
 					var conns []*tls.Conn
@@ -352,8 +361,8 @@ func TestHostileWindows(t *testing.T) {
 						conns = append(conns, f.conn)
 						require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
 						go func() { _, _ = f.end() }()
-						for i := range streams {
-							if _, err := f.ask("GET", path, true, head(i)...); err != nil {
+						for range streams {
+							if _, err := f.ask("GET", path, true, head...); err != nil {
 								break
 							}
 						}
@@ -486,7 +495,7 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 // Refusals are bounded too: beyond so many the streams are reset.
 func TestHostileRefusals(t *testing.T) {
 	s := newSiege(t, quick(0))
-	s.pod.stall = 3 * time.Second
+	s.pod.stall = 6 * time.Second // more than it takes to get there
 	s.policy(nil)
 	held := s.pod.held.own
 	s.pod.held.own = -1 << 40 // nothing is left
