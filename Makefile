@@ -43,7 +43,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos bench bench-density
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos bench bench-density bench-sharding
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
@@ -68,6 +68,8 @@ bench: deps cluster-ensure images ## Measure the proxy beside others, and what c
 	@tests/bench/costs.sh
 bench-density: images ## Measure an agent with 110 pods, on a cluster of its own: ends the one that runs
 	@tests/bench/density.sh
+bench-sharding: images ## Measure shards beside an unsharded operator, on a cluster of its own: ends the one that runs
+	@tests/bench/sharding.sh
 
 ##@ Cluster
 .PHONY: cluster-up cluster-down cluster-ensure install uninstall

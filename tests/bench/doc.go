@@ -3,6 +3,7 @@
 // and ctrlmesh, in turns within one run. run.sh starts it where the apiserver is.
 //
 //	bench run       measure, print the tables
+//	bench filter    measure lists that ctrlmesh filters beside those that it passes
 //	bench plain     be the ReverseProxy
 //	bench mesh      be ctrlmesh
 //	bench informer  be a client in a pod: an informer of ConfigMaps

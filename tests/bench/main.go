@@ -13,13 +13,13 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: bench run|plain|mesh|informer|watcher [flags]")
+		fmt.Fprintln(os.Stderr, "usage: bench run|filter|plain|mesh|informer|watcher [flags]")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	commands := map[string]func(context.Context, options) error{
-		"run": run, "plain": servePlain, "mesh": serveMesh, "informer": runInformer, "watcher": runWatcher,
+		"run": run, "filter": runFilter, "plain": servePlain, "mesh": serveMesh, "informer": runInformer, "watcher": runWatcher,
 	}
 	name, command := os.Args[1], commands[os.Args[1]]
 	if command == nil {
@@ -40,6 +40,7 @@ func main() {
 type options struct {
 	api, ca, namespace string // the real apiserver and where the objects are
 	cert               string // certificate and key that a proxy serves with
+	owns               string // parts of a scope, for ctrlmesh
 	rows, subjects     string
 	rounds             int
 	haproxyUpstream    string // h2 or http/1.1
@@ -51,6 +52,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.ca, "ca", "", "file with the apiserver's CA")
 	fs.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the objects")
 	fs.StringVar(&o.cert, "cert", "", "file with a proxy's certificate and key")
+	fs.StringVar(&o.owns, "owns", "", "what ctrlmesh's shard owns, by namespace, as parts of a scope between semicolons; lists are filtered then")
 	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
 	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
 	fs.IntVar(&o.rounds, "rounds", 18, "rounds; the result is their median")
@@ -64,7 +66,7 @@ func (o *options) forProxy(command string) []string {
 }
 
 func (o *options) profiled(name string, f func() error) error {
-	if o.profiles == "" || name == "run" {
+	if o.profiles == "" || name == "run" || name == "filter" {
 		return f()
 	}
 	out, err := os.Create(o.profiles + "/" + name + ".pprof")

@@ -42,7 +42,13 @@ func serveMesh(ctx context.Context, o options) error {
 		return err
 	}
 	pod := server.Pod(proxy.PodInfo{UID: "bench", Namespace: o.namespace, Name: "bench-0"}, (&net.Dialer{}).DialContext)
-	if err := pod.Restore(policy(o.namespace), time.Time{}); err != nil {
+	policy := policy(o.namespace)
+	if o.owns != "" {
+		if policy, err = filtering(o.namespace, o.owns); err != nil {
+			return err
+		}
+	}
+	if err := pod.Restore(policy, time.Time{}); err != nil {
 		return err
 	}
 	l, err := inherited()

@@ -37,6 +37,7 @@ func run() error {
 		probes  = flag.String("health-probe-bind-address", ":8081", "where to answer probes; 0 for nowhere")
 		workers = flag.Int("workers", 4, "objects to reconcile at a time")
 		refresh = flag.Duration("refresh", 0, "how often to write onto each object that it is looked after; 0 for never")
+		wait    = flag.Duration("wait", 0, "how long to wait before writing what is new, as operators do that ask somebody outside of the cluster")
 	)
 	flag.Parse()
 	if *pod == "" {
@@ -75,7 +76,7 @@ func run() error {
 	err = ctrl.NewControllerManagedBy(mgr).
 		For(&v1.Tally{}).
 		WithOptions(controller.Options{MaxConcurrentReconciles: *workers}).
-		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod, refresh: *refresh})
+		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod, refresh: *refresh, wait: *wait})
 	if err != nil {
 		return fmt.Errorf("making the controller: %w", err)
 	}

@@ -19,6 +19,7 @@ type reconciler struct {
 	live    client.Reader // past the cache
 	pod     string
 	refresh time.Duration // 0 for never
+	wait    time.Duration // before a generation is recorded
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -26,6 +27,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	tally := &v1.Tally{}
 	if err := r.Get(ctx, req.NamespacedName, tally); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if r.wait > 0 && tally.Status.Generations[r.pod] < tally.Generation {
+		select {
+		case <-ctx.Done():
+			return ctrl.Result{}, ctx.Err()
+		case <-time.After(r.wait):
+		}
 	}
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if !r.record(tally) {

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// mostFilter is how much longer a filtered list may take than one that is passed.
+const mostFilter = 1.5
+
+// filteredNamespaces have a fifth of the objects each.
+var filteredNamespaces = []string{"filtered-0", "filtered-1", "filtered-2", "filtered-3", "filtered-4"}
+
+// filters are a proxy that has nothing to leave out, and so passes lists as they
+// are, and two that read them.
+var filters = []struct {
+	name string
+	owns scope.Scope
+}{
+	{"passed", scope.All()},
+	{"filtered, all stay", scope.Keys(filteredNamespaces...)},
+	{"filtered, a fifth stays", scope.Keys(filteredNamespaces[0])},
+}
+
+// runFilter compares lists of all namespaces. The namespaces are there; the token of
+// who may list all comes on standard input.
+func runFilter(ctx context.Context, o options) error {
+	defer running.Wait()
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	input, err := io.ReadAll(os.Stdin)
+	if err != nil || len(input) == 0 {
+		return errors.New("no token on standard input")
+	}
+	token := strings.TrimSpace(string(input))
+	ca, err := os.ReadFile(o.ca)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "ctrlmesh-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err := seedFiltered(ctx, newClients(o.api, ca, token)); err != nil {
+		return fmt.Errorf("making the objects: %w", err)
+	}
+	o.cert = filepath.Join(dir, "serving.pem")
+	cert, err := writeCertificate(o.cert)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var all []*subject
+	for _, f := range filters {
+		pid, addr, err := start(ctx, append([]string{self}, append(o.forProxy("mesh"), "-owns", strings.Join(f.owns.Strings(), ";"))...))
+		if err != nil {
+			return fmt.Errorf("starting a proxy: %w", err)
+		}
+		all = append(all, &subject{name: f.name, pid: pid, clients: newClients(addr, cert, token)})
+	}
+	var wanted []row
+	for _, of := range []struct{ name, accept string }{{"JSON", jsonType}, {"protobuf", protobufType}} {
+		r := request{path: "/api/v1/configmaps", accept: of.accept}
+		if err := checkFilters(ctx, all, r); err != nil {
+			return fmt.Errorf("%s: %w", of.name, err)
+		}
+		wanted = append(wanted, row{"LIST 5,000, " + of.name, "request", true, loop{request: r, workers: 1, atMost: listTurn}.run})
+	}
+	before := load()
+	results, err := measure(ctx, o.rounds, wanted, all)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, load())
+	return reportFilter(os.Stdout, wanted, all, results)
+}
+
+func seedFiltered(ctx context.Context, clients []*client) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for i := range objects {
+		group.Go(func() error {
+			r := request{method: http.MethodPost, path: collection(filteredNamespaces[i%len(filteredNamespaces)]), accept: jsonType}
+			r.body = configMap(objectName(i), noTime, nil)
+			_, err := clients[i%connections].do(ctx, r)
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// checkFilters opens all connections, and makes sure that what is to be left out is.
+func checkFilters(ctx context.Context, all []*subject, r request) error {
+	var lengths []int64
+	for _, s := range all {
+		var n int64
+		for _, c := range s.clients {
+			var err error
+			if n, err = c.do(ctx, r); err != nil {
+				return err
+			}
+		}
+		lengths = append(lengths, n)
+	}
+	whole, kept, fifth := float64(lengths[0]), float64(lengths[1]), float64(lengths[2])
+	if whole < objects*800 || kept < 0.95*whole || fifth < 0.15*whole || fifth > 0.25*whole {
+		return fmt.Errorf("of %.0f bytes %.0f stay and %.0f: not all and a fifth", whole, kept, fifth)
+	}
+	return nil
+}
+
+// reportFilter prints the table, and fails if the limit does not hold.
+func reportFilter(w io.Writer, rows []row, subjects []*subject, results map[string]map[string][]sample) error {
+	var missed error
+	_, _ = fmt.Fprintf(w, "\n| all namespaces | | p50 ms | of the time of passing | proxy CPU us | RSS MB | limit |\n|---|---|--:|--:|--:|--:|---|\n")
+	for _, r := range rows {
+		for i, s := range subjects {
+			of := results[r.name][s.name]
+			ratio, limit := percentile(50).ratio(of, results[r.name][subjects[0].name]), ""
+			if i > 0 {
+				limit = fmt.Sprintf("<= %.1f ok", mostFilter)
+				if ratio > mostFilter {
+					limit = fmt.Sprintf("<= %.1f MISSED", mostFilter)
+					missed = errors.Join(missed, fmt.Errorf("%s, %s: %.2f times as long, not within %.1f", r.name, s.name, ratio, mostFilter))
+				}
+			}
+			_, _ = fmt.Fprintf(w, "| %s | %s | %.1f | %.2f | %.0f | %s | %s |\n", r.name, s.name,
+				percentile(50).of(of), ratio, metric(cpuEach).of(of), rss(s, of), limit)
+		}
+	}
+	return missed
+}
+
+// filtering is the policy of a member that owns some namespaces' ConfigMaps.
+func filtering(namespace, owns string) (*meshv1.PodPolicy, error) {
+	owned, err := scope.Parse(strings.Split(owns, ";"))
+	if err != nil {
+		return nil, err
+	}
+	p := policy(namespace)
+	p.Sharding.Method = meshv1.Method_METHOD_FILTER
+	p.Sharding.Limits[0].Selector, p.Sharding.Limits[0].Scope = "", owned.Proto()
+	return p, nil
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// longest bounds a whole run.
+const longest = 25 * time.Minute
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	var o options
+	flag.StringVar(&o.parts, "parts", "operator,manager", "what to measure")
+	flag.IntVar(&o.namespaces, "namespaces", 100, "namespaces of the operator's objects")
+	flag.IntVar(&o.each, "each", 40, "objects in each of those")
+	flag.Float64Var(&o.rate, "rate", 100, "changes a second while processor time is measured")
+	flag.DurationVar(&o.lasts, "lasts", 10*time.Second, "how long that is")
+	flag.IntVar(&o.rounds, "rounds", 4, "how often each setting has its turn")
+	flag.IntVar(&o.few, "few", 10_000, "divided objects at first")
+	flag.IntVar(&o.many, "many", 100_000, "and in the end")
+	flag.Parse()
+	missed, err := run(ctx, o)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "sharding: %v\n", err)
+	}
+	if len(missed) > 0 {
+		fmt.Fprintf(os.Stderr, "sharding: over the limit: %s\n", strings.Join(missed, "; "))
+	}
+	if err != nil || len(missed) > 0 {
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	parts            string
+	namespaces, each int
+	rate             float64
+	lasts            time.Duration
+	rounds           int
+	few, many        int
+}
+
+// bench is the cluster, and what is measured on it.
+type bench struct {
+	*kube.Cluster
+	options
+}
+
+func run(ctx context.Context, o options) (missed []string, err error) {
+	cluster, err := kube.Connect(tallyv1.AddToScheme)
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{cluster, o}
+	parts := map[string]func(context.Context) ([]string, error){"operator": b.operator, "manager": b.manager}
+	for part := range strings.SplitSeq(o.parts, ",") {
+		measure := parts[part]
+		if measure == nil {
+			return missed, fmt.Errorf("no such part: %s", part)
+		}
+		over, err := measure(ctx)
+		missed = append(missed, over...)
+		if err != nil {
+			return missed, fmt.Errorf("%s: %w", part, err)
+		}
+	}
+	return missed, nil
+}
+
+// progress goes where it does not disturb the tables.
+func progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
+}
+
+// until waits for as long as a busy machine may take.
+func until(ctx context.Context, what string, cond func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("it has had 5 minutes"))
+	defer cancel()
+	return kube.Until(ctx, what, cond)
+}

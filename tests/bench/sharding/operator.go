@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+const (
+	// padding makes an object worth caching.
+	padding  = 4 << 10
+	creators = 32
+)
+
+// Throughput is what an operator gets done that is bound by how many objects it
+// works at, not by two cores: one at a time, each for a while.
+const (
+	wait    = 100 * time.Millisecond
+	mostP90 = 600 * time.Millisecond // the latency at which throughputs are compared
+	tryFor  = 10 * time.Second
+	tries   = 4
+)
+
+// result is what was measured of a setting.
+type result struct {
+	*setting
+	used       []usage // for a reconcile, in each round
+	took       latencies
+	live       []share
+	throughput float64 // changes a second
+	at         latencies
+}
+
+// share is a pod's part of the objects, and what its cache takes.
+type share struct{ of, bytes float64 }
+
+// operator measures the operator in all settings, which take turns.
+func (b *bench) operator(ctx context.Context) ([]string, error) {
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} { // the last lets the mesh count the objects
+		if err := b.ApplyPath(ctx, operatorDeploy+file); err != nil {
+			return nil, err
+		}
+	}
+	var results []*result
+	for _, shards := range []int32{0, 1, 2, 3, 5} {
+		results = append(results, &result{setting: &setting{b, shards}})
+	}
+	namespaces, err := b.makeNamespaces(ctx, "bench-tenant-%02d", b.namespaces)
+	if err != nil {
+		return nil, err
+	}
+	empty, err := results[0].empty(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("an empty cache: %w", err)
+	}
+	progress("making %d objects", b.namespaces*b.each)
+	if err := b.makeTallies(ctx, namespaces); err != nil {
+		return nil, err
+	}
+	for _, r := range results[1:] { // their first cuts are by the objects that there are
+		if err := r.make(ctx); err != nil {
+			return nil, err
+		}
+	}
+	c, err := b.newChurn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	before := load()
+	for round := range b.rounds {
+		for _, r := range results {
+			progress("round %d: %s", round+1, r)
+			if err := r.turn(ctx, c, namespaces, empty, round == b.rounds-1); err != nil {
+				return nil, fmt.Errorf("%s: %w", r, err)
+			}
+		}
+	}
+	return b.report(results, before), nil
+}
+
+// empty is the live heap of an operator that caches nothing.
+func (r *result) empty(ctx context.Context) (float64, error) {
+	if err := r.make(ctx); err != nil {
+		return 0, err
+	}
+	if err := r.start(ctx); err != nil {
+		return 0, err
+	}
+	bytes, err := r.bench.live(ctx, r.namespace(), operatorName+"-0")
+	if err != nil {
+		return 0, err
+	}
+	return bytes, r.stop(ctx)
+}
+
+// turn is one turn of a setting; only in the last all is measured.
+func (r *result) turn(ctx context.Context, c *churn, namespaces []string, empty float64, last bool) error {
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	if err := c.quiet(ctx); err != nil {
+		return err
+	}
+	before, err := r.bench.used(ctx, r.namespace())
+	if err != nil {
+		return err
+	}
+	took, err := c.run(ctx, r.rate, r.lasts)
+	if err != nil {
+		return err
+	}
+	after, err := r.bench.used(ctx, r.namespace())
+	if err != nil {
+		return err
+	}
+	r.used, r.took = append(r.used, after.minus(before).over(len(took))), append(r.took, took...)
+	if last {
+		if err := r.caches(ctx, namespaces, empty); err != nil {
+			return err
+		}
+		if r.shards > 0 {
+			if err := r.most(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	return r.stop(ctx)
+}
+
+// caches measures what each pod's cache takes.
+func (r *result) caches(ctx context.Context, namespaces []string, empty float64) error {
+	shares, err := r.shares(ctx, namespaces)
+	if err != nil {
+		return err
+	}
+	for pod, of := range shares {
+		bytes, err := r.bench.live(ctx, r.namespace(), pod)
+		if err != nil {
+			return err
+		}
+		r.live = append(r.live, share{of, bytes - empty})
+	}
+	return nil
+}
+
+// most finds the throughput at which latency is still within its limit.
+func (r *result) most(ctx context.Context, c *churn) error {
+	if err := r.start(ctx, "-workers=1", "-wait="+wait.String()); err != nil {
+		return err
+	}
+	if err := c.quiet(ctx); err != nil {
+		return err
+	}
+	low, high := 0.0, float64(r.shards)/wait.Seconds() // if to write took no time
+	for range tries {
+		rate := low + (high-low)*2/3
+		took, err := c.run(ctx, rate, tryFor)
+		if err == nil && took.percentile(90) > mostP90 { // what else the machine does may have been why
+			took, err = c.run(ctx, rate, tryFor)
+		}
+		if err != nil {
+			return err
+		}
+		p90 := took.percentile(90)
+		progress("%s: %.1f changes/s: p90 %v", r, rate, p90.Round(time.Millisecond))
+		if p90 > mostP90 {
+			high = rate
+			continue
+		}
+		low, r.throughput, r.at = rate, rate, took
+	}
+	return nil
+}
+
+// makeNamespaces makes n, and returns their names.
+func (b *bench) makeNamespaces(ctx context.Context, format string, n int) (names []string, err error) {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(creators)
+	for i := range n {
+		name := fmt.Sprintf(format, i)
+		names = append(names, name)
+		group.Go(func() error { return b.create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}) })
+	}
+	return names, group.Wait()
+}
+
+func (b *bench) makeTallies(ctx context.Context, namespaces []string) error {
+	text := strings.Repeat("a benchmark's annotation, 64 bytes at a time, over and over....\n", padding/64)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(creators)
+	for _, ns := range namespaces {
+		for range b.each {
+			group.Go(func() error {
+				return b.create(ctx, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{
+					Namespace: ns, GenerateName: "t-", Annotations: map[string]string{"bench.ctrlmesh.io/padding": text}}})
+			})
+		}
+	}
+	return group.Wait()
+}
+
+// create makes objects.
+func (b *bench) create(ctx context.Context, objects ...client.Object) error {
+	for _, obj := range objects {
+		if err := b.Create(ctx, obj); err != nil {
+			return fmt.Errorf("making %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+var (
+	agentLabels   = client.MatchingLabels{"app.kubernetes.io/name": kube.AgentName}
+	managerLabels = client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}
+)
+
+// usage is processor time, the kernel's part included.
+type usage struct{ operator, agents, manager, apiserver time.Duration }
+
+func (u usage) minus(v usage) usage {
+	return usage{u.operator - v.operator, u.agents - v.agents, u.manager - v.manager, u.apiserver - v.apiserver}
+}
+
+func (u usage) over(n int) usage {
+	each := func(d time.Duration) time.Duration { return d / time.Duration(n) }
+	return usage{each(u.operator), each(u.agents), each(u.manager), each(u.apiserver)}
+}
+
+// used is what all have used so far, in pods that run.
+func (b *bench) used(ctx context.Context, namespace string) (u usage, err error) {
+	for _, of := range []struct {
+		to     *time.Duration
+		in     string
+		labels client.MatchingLabels
+	}{
+		{&u.operator, namespace, operatorLabels},
+		{&u.agents, kube.SystemNamespace, agentLabels},
+		{&u.manager, kube.SystemNamespace, managerLabels},
+	} {
+		var pods corev1.PodList
+		if err := b.List(ctx, &pods, client.InNamespace(of.in), of.labels); err != nil {
+			return u, err
+		}
+		for _, pod := range pods.Items {
+			used, err := ofGroup(string(pod.UID))
+			if err != nil {
+				return u, fmt.Errorf("processor time of %s: %w", pod.Name, err)
+			}
+			*of.to += used
+		}
+	}
+	u.apiserver, err = ofUnit(b.Root, "kube-apiserver")
+	return u, err
+}
+
+// ofGroup is what a pod has used, by its control group, which has its uid in its name.
+func ofGroup(uid string) (used time.Duration, err error) {
+	root := "/sys/fs/cgroup/cpuacct"
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup" // version 2
+	}
+	found := errors.New("no control group")
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() || !strings.Contains(d.Name(), uid) {
+			return nil // others' groups come and go
+		}
+		used, found = ofPath(path)
+		return fs.SkipAll
+	})
+	return used, errors.Join(err, found)
+}
+
+func ofPath(group string) (time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(group, "cpuacct.usage"))
+	unit := time.Nanosecond
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = os.ReadFile(filepath.Join(group, "cpu.stat"))
+		line, _, _ := strings.Cut(string(text), "\n")
+		text, unit = []byte(strings.TrimPrefix(line, "usage_usec ")), time.Microsecond
+	}
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return time.Duration(n) * unit, err
+}
+
+// ofUnit is what a component of tests/cluster has used.
+func ofUnit(root, name string) (time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(root, ".run", "units", name))
+	if err != nil {
+		return 0, fmt.Errorf("only a cluster of tests/cluster can be measured: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, err
+	}
+	var t unix.Timespec // of the process's CPU clock, as clock_getcpuclockid(3) names it
+	if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
+		return 0, fmt.Errorf("processor time of %s: %w", name, err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// What Go's collector of metrics tells.
+const (
+	liveBytes = "go_gc_heap_live_bytes" // what the last collection found in use
+	cycles    = "go_gc_cycles_total_gc_cycles_total"
+)
+
+// live is how much of a pod's heap is in use, by a collection that began after the
+// call: the second that ends. To be asked for metrics makes the garbage for it.
+func (b *bench) live(ctx context.Context, namespace, pod string) (bytes float64, err error) {
+	first := -1.0
+	err = until(ctx, "two collections of "+pod, func(ctx context.Context) error {
+		for range 20 {
+			m, err := b.metrics(ctx, namespace, pod, liveBytes, cycles)
+			if err != nil {
+				return err
+			}
+			if first < 0 {
+				first = m[cycles]
+			}
+			if bytes = m[liveBytes]; m[cycles] >= first+2 {
+				return nil
+			}
+		}
+		return errors.New("not yet")
+	})
+	return bytes, err
+}
+
+// metrics reads some of those without labels.
+func (b *bench) metrics(ctx context.Context, namespace, pod string, names ...string) (map[string]float64, error) {
+	text, err := b.Clientset.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").Name(pod + ":8080").
+		SubResource("proxy").Suffix("metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reading the metrics of %s: %w", pod, err)
+	}
+	out := map[string]float64{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		for _, n := range names {
+			if n != name {
+				continue
+			}
+			if out[n], err = strconv.ParseFloat(value, 64); err != nil {
+				return nil, fmt.Errorf("metric %s of %s: %w", name, pod, err)
+			}
+		}
+	}
+	if len(out) != len(names) {
+		return nil, fmt.Errorf("%s has only %v of %v", pod, out, names)
+	}
+	return out, nil
+}
