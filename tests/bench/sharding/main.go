@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -16,7 +18,7 @@ import (
 )
 
 // longest bounds a whole run.
-const longest = 25 * time.Minute
+const longest = 40 * time.Minute
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -24,11 +26,13 @@ func main() {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	var o options
-	flag.StringVar(&o.parts, "parts", "operator,manager", "what to measure")
+	flag.StringVar(&o.parts, "parts", "operator,throughput,manager", "what to measure; throughput only beside operator")
+	o.shards = []int32{1, 2, 3, 5}
+	flag.Func("shards", "numbers of shards to measure the operator with, besides off the mesh; the first is compared with (default 1,2,3,5)", o.parse)
 	flag.IntVar(&o.namespaces, "namespaces", 100, "namespaces of the operator's objects")
 	flag.IntVar(&o.each, "each", 40, "objects in each of those")
 	flag.Float64Var(&o.rate, "rate", 100, "changes a second while processor time is measured")
-	flag.DurationVar(&o.lasts, "lasts", 10*time.Second, "how long that is")
+	flag.DurationVar(&o.lasts, "lasts", 20*time.Second, "how long that is")
 	flag.IntVar(&o.rounds, "rounds", 4, "how often each setting has its turn")
 	flag.IntVar(&o.few, "few", 10_000, "divided objects at first")
 	flag.IntVar(&o.many, "many", 100_000, "and in the end")
@@ -52,6 +56,21 @@ type options struct {
 	lasts            time.Duration
 	rounds           int
 	few, many        int
+	shards           []int32
+}
+
+func (o *options) has(part string) bool { return slices.Contains(strings.Split(o.parts, ","), part) }
+
+func (o *options) parse(list string) error {
+	o.shards = nil
+	for field := range strings.SplitSeq(list, ",") {
+		n, err := strconv.ParseInt(field, 10, 32)
+		if err != nil || n < 1 {
+			return fmt.Errorf("%q is no number of shards", field)
+		}
+		o.shards = append(o.shards, int32(n))
+	}
+	return nil
 }
 
 // bench is the cluster, and what is measured on it.
@@ -68,6 +87,9 @@ func run(ctx context.Context, o options) (missed []string, err error) {
 	b := &bench{cluster, o}
 	parts := map[string]func(context.Context) ([]string, error){"operator": b.operator, "manager": b.manager}
 	for part := range strings.SplitSeq(o.parts, ",") {
+		if part == "throughput" {
+			continue
+		}
 		measure := parts[part]
 		if measure == nil {
 			return missed, fmt.Errorf("no such part: %s", part)

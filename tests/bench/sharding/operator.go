@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +20,7 @@ const (
 	// padding makes an object worth caching.
 	padding  = 4 << 10
 	creators = 32
+	warmUp   = 3 * time.Second
 )
 
 // Throughput is what an operator gets done that is bound by how many objects it
@@ -33,6 +36,7 @@ const (
 type result struct {
 	*setting
 	used       []usage // for a reconcile, in each round
+	idle       []usage // for a second in which nothing changes
 	took       latencies
 	live       []share
 	throughput float64 // changes a second
@@ -50,7 +54,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 		}
 	}
 	var results []*result
-	for _, shards := range []int32{0, 1, 2, 3, 5} {
+	for _, shards := range append([]int32{0}, b.shards...) {
 		results = append(results, &result{setting: &setting{b, shards}})
 	}
 	namespaces, err := b.makeNamespaces(ctx, "bench-tenant-%02d", b.namespaces)
@@ -76,6 +80,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 	}
 	before := load()
 	for round := range b.rounds {
+		slices.Reverse(results[1:]) // so that no setting always has its turn after another
 		for _, r := range results {
 			progress("round %d: %s", round+1, r)
 			if err := r.turn(ctx, c, namespaces, empty, round == b.rounds-1); err != nil {
@@ -83,6 +88,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 			}
 		}
 	}
+	slices.SortFunc(results, func(x, y *result) int { return cmp.Compare(x.shards, y.shards) })
 	return b.report(results, before), nil
 }
 
@@ -106,7 +112,16 @@ func (r *result) turn(ctx context.Context, c *churn, namespaces []string, empty 
 	if err := r.start(ctx); err != nil {
 		return err
 	}
+	// Changes in all shards are reconciled when all lead; then they have seen to all the
+	// other objects when nobody writes any more.
+	if _, err := c.run(ctx, r.rate, warmUp); err != nil {
+		return err
+	}
 	if err := c.quiet(ctx); err != nil {
+		return err
+	}
+	idle, err := r.bench.idle(ctx, r.namespace())
+	if err != nil {
 		return err
 	}
 	before, err := r.bench.used(ctx, r.namespace())
@@ -121,12 +136,14 @@ func (r *result) turn(ctx context.Context, c *churn, namespaces []string, empty 
 	if err != nil {
 		return err
 	}
-	r.used, r.took = append(r.used, after.minus(before).over(len(took))), append(r.took, took...)
+	used := after.minus(before).over(len(took))
+	progress("%s: %d changes, each %.3f ms of the operator, %.3f of agents, %.3f of the manager", r, len(took), ms(used.operator), ms(used.agents), ms(used.manager))
+	r.used, r.took, r.idle = append(r.used, used), append(r.took, took...), append(r.idle, idle)
 	if last {
 		if err := r.caches(ctx, namespaces, empty); err != nil {
 			return err
 		}
-		if r.shards > 0 {
+		if r.shards > 0 && r.has("throughput") {
 			if err := r.most(ctx, c); err != nil {
 				return err
 			}

@@ -25,6 +25,9 @@ var (
 	managerLabels = client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}
 )
 
+// idleFor is a few renewals of each lock.
+const idleFor = 6 * time.Second
+
 // usage is processor time, the kernel's part included.
 type usage struct{ operator, agents, manager, apiserver time.Duration }
 
@@ -62,6 +65,21 @@ func (b *bench) used(ctx context.Context, namespace string) (u usage, err error)
 	}
 	u.apiserver, err = ofUnit(b.Root, "kube-apiserver")
 	return u, err
+}
+
+// idle is what all use in a second in which nobody changes anything.
+func (b *bench) idle(ctx context.Context, namespace string) (usage, error) {
+	before, err := b.used(ctx, namespace)
+	if err != nil {
+		return usage{}, err
+	}
+	select {
+	case <-ctx.Done():
+		return usage{}, ctx.Err()
+	case <-time.After(idleFor):
+	}
+	after, err := b.used(ctx, namespace)
+	return after.minus(before).over(int(idleFor / time.Second)), err
 }
 
 // ofGroup is what a pod has used, by its control group, which has its uid in its name.
