@@ -23,7 +23,7 @@ if [ "${1:-}" = --check ]; then
 fi
 
 protoc --go_out=. --go_opt=module=github.com/ctrlmesh/ctrlmesh \
-  --go-grpc_out=. --go-grpc_opt=module=github.com/ctrlmesh/ctrlmesh api/mesh/v1/mesh.proto
+  --go-grpc_out=. --go-grpc_opt=module=github.com/ctrlmesh/ctrlmesh api/mesh/v1/mesh.proto api/mesh/v1/traffic.proto
 controller-gen object paths=./api/... crd paths=./api/... output:crd:dir=deploy/crd
 go generate ./bpf/...
 

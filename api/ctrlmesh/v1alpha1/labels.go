@@ -46,6 +46,24 @@ const (
 	// ControlLabel on a sharded object, with value "true", says that the mesh
 	// stamped it.
 	ControlLabel = GroupName + "/control"
+
+	// TrustEgressAnnotation on a pod template, with value "true", lets the pod's clients
+	// trust the egress CA too, so that rules see paths within TLS. It counts when a pod
+	// is created.
+	TrustEgressAnnotation = GroupName + "/trust-egress"
+
+	// NoFaultsLabel on a namespace, whatever its value but "false", forbids fault injection:
+	// to the pods there, and for the objects there.
+	NoFaultsLabel = GroupName + "/no-faults"
+
+	// RecoverAnnotation on a CircuitBreaker closes its opened breakers whenever its
+	// value changes.
+	RecoverAnnotation = GroupName + "/recover"
+
+	// DisableBreakerLabel and DisableFaultsLabel on a CircuitBreaker and on a
+	// FaultInjection take all effect away, whatever their values; so does spec.disabled.
+	DisableBreakerLabel = "circuitbreaker." + GroupName + "/disable"
+	DisableFaultsLabel  = "faultinjection." + GroupName + "/disable"
 )
 
 // Values of CaptureAnnotation.

@@ -21,7 +21,11 @@ var (
 )
 
 func addKnownTypes(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(GroupVersion, &ShardingConfig{}, &ShardingConfigList{})
+	scheme.AddKnownTypes(GroupVersion,
+		&ShardingConfig{}, &ShardingConfigList{},
+		&CircuitBreaker{}, &CircuitBreakerList{},
+		&FaultInjection{}, &FaultInjectionList{},
+	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

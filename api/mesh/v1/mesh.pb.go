@@ -180,6 +180,60 @@ func (Isolation) EnumDescriptor() ([]byte, []int) {
 	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{2}
 }
 
+type SignEgressLeafRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DER of a PKCS #10 request. Only its public key is used.
+	Csr []byte `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
+	// DNS name or literal address.
+	Host          string `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignEgressLeafRequest) Reset() {
+	*x = SignEgressLeafRequest{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignEgressLeafRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignEgressLeafRequest) ProtoMessage() {}
+
+func (x *SignEgressLeafRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignEgressLeafRequest.ProtoReflect.Descriptor instead.
+func (*SignEgressLeafRequest) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *SignEgressLeafRequest) GetCsr() []byte {
+	if x != nil {
+		return x.Csr
+	}
+	return nil
+}
+
+func (x *SignEgressLeafRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
 type SignLeafRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// DER of a PKCS #10 request. Only its public key is used.
@@ -190,7 +244,7 @@ type SignLeafRequest struct {
 
 func (x *SignLeafRequest) Reset() {
 	*x = SignLeafRequest{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[0]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -202,7 +256,7 @@ func (x *SignLeafRequest) String() string {
 func (*SignLeafRequest) ProtoMessage() {}
 
 func (x *SignLeafRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[0]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -215,7 +269,7 @@ func (x *SignLeafRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignLeafRequest.ProtoReflect.Descriptor instead.
 func (*SignLeafRequest) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{0}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *SignLeafRequest) GetCsr() []byte {
@@ -235,7 +289,7 @@ type SignLeafResponse struct {
 
 func (x *SignLeafResponse) Reset() {
 	*x = SignLeafResponse{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[1]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +301,7 @@ func (x *SignLeafResponse) String() string {
 func (*SignLeafResponse) ProtoMessage() {}
 
 func (x *SignLeafResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[1]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +314,7 @@ func (x *SignLeafResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignLeafResponse.ProtoReflect.Descriptor instead.
 func (*SignLeafResponse) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{1}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SignLeafResponse) GetChain() [][]byte {
@@ -284,7 +338,7 @@ type AgentMessage struct {
 
 func (x *AgentMessage) Reset() {
 	*x = AgentMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[2]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +350,7 @@ func (x *AgentMessage) String() string {
 func (*AgentMessage) ProtoMessage() {}
 
 func (x *AgentMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[2]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +363,7 @@ func (x *AgentMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMessage.ProtoReflect.Descriptor instead.
 func (*AgentMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{2}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AgentMessage) GetKind() isAgentMessage_Kind {
@@ -389,7 +443,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[3]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -401,7 +455,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[3]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -414,7 +468,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{3}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Hello) GetNode() string {
@@ -476,7 +530,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[4]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +542,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[4]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +555,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{4}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Ack) GetUid() string {
@@ -535,7 +589,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[5]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +601,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[5]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +614,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{5}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Report) GetPods() []*PodReport {
@@ -588,14 +642,20 @@ type PodReport struct {
 	DeadHolder *DeadHolder `protobuf:"bytes,6,opt,name=dead_holder,json=deadHolder,proto3" json:"dead_holder,omitempty"`
 	// How lists and watches of a divided resource, as resource.group, are narrowed
 	// in fact: "ServerSide", "Labels" or "Filter".
-	Methods       map[string]string `protobuf:"bytes,7,rep,name=methods,proto3" json:"methods,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Methods map[string]string `protobuf:"bytes,7,rep,name=methods,proto3" json:"methods,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// What the rules of the policy in force have done, at most a few seconds ago.
+	Rules  []*RuleState  `protobuf:"bytes,8,rep,name=rules,proto3" json:"rules,omitempty"`
+	Faults []*FaultState `protobuf:"bytes,9,rep,name=faults,proto3" json:"faults,omitempty"`
+	// Why other connections of the pod, which the policy in force would have
+	// redirected, are not, for people.
+	EgressMessage string `protobuf:"bytes,10,opt,name=egress_message,json=egressMessage,proto3" json:"egress_message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PodReport) Reset() {
 	*x = PodReport{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[6]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +667,7 @@ func (x *PodReport) String() string {
 func (*PodReport) ProtoMessage() {}
 
 func (x *PodReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[6]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +680,7 @@ func (x *PodReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodReport.ProtoReflect.Descriptor instead.
 func (*PodReport) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{6}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PodReport) GetUid() string {
@@ -672,6 +732,27 @@ func (x *PodReport) GetMethods() map[string]string {
 	return nil
 }
 
+func (x *PodReport) GetRules() []*RuleState {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *PodReport) GetFaults() []*FaultState {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
+func (x *PodReport) GetEgressMessage() string {
+	if x != nil {
+		return x.EgressMessage
+	}
+	return ""
+}
+
 // DeadHolder is a write of a lock by a process that has ended.
 type DeadHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -685,7 +766,7 @@ type DeadHolder struct {
 
 func (x *DeadHolder) Reset() {
 	*x = DeadHolder{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[7]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +778,7 @@ func (x *DeadHolder) String() string {
 func (*DeadHolder) ProtoMessage() {}
 
 func (x *DeadHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[7]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +791,7 @@ func (x *DeadHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadHolder.ProtoReflect.Descriptor instead.
 func (*DeadHolder) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{7}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeadHolder) GetIdentity() string {
@@ -742,7 +823,7 @@ type ManagerMessage struct {
 
 func (x *ManagerMessage) Reset() {
 	*x = ManagerMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +835,7 @@ func (x *ManagerMessage) String() string {
 func (*ManagerMessage) ProtoMessage() {}
 
 func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +848,7 @@ func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMessage.ProtoReflect.Descriptor instead.
 func (*ManagerMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ManagerMessage) GetKind() isManagerMessage_Kind {
@@ -868,7 +949,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +961,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +974,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -947,7 +1028,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1040,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1053,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Remove) GetUid() string {
@@ -990,7 +1071,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1083,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1096,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 // PodPolicy is all that one pod is held to.
@@ -1048,14 +1129,16 @@ type PodPolicy struct {
 	// serial bars it: such a policy is refused then unless its serial is greater.
 	// What is barred, and what the pod has had, outlives other refusals and the
 	// agent.
-	Serial        uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
+	Serial uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
+	// Unset: no rules.
+	Traffic       *Traffic `protobuf:"bytes,12,opt,name=traffic,proto3" json:"traffic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1150,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1163,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -1160,6 +1243,13 @@ func (x *PodPolicy) GetSerial() uint64 {
 	return 0
 }
 
+func (x *PodPolicy) GetTraffic() *Traffic {
+	if x != nil {
+		return x.Traffic
+	}
+	return nil
+}
+
 // Sharding is the shard of a pod.
 type Sharding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1187,7 +1277,7 @@ type Sharding struct {
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1289,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1302,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Sharding) GetShard() string {
@@ -1286,7 +1376,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1388,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1401,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -1345,7 +1435,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1447,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1460,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -1391,7 +1481,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1493,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1506,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -1444,7 +1534,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1546,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1559,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -1497,7 +1587,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1599,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1612,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -1553,7 +1643,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1655,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1668,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -1606,7 +1696,10 @@ var File_api_mesh_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\n" +
-	"\x16api/mesh/v1/mesh.proto\x12\x10ctrlmesh.mesh.v1\"#\n" +
+	"\x16api/mesh/v1/mesh.proto\x12\x10ctrlmesh.mesh.v1\x1a\x19api/mesh/v1/traffic.proto\"=\n" +
+	"\x15SignEgressLeafRequest\x12\x10\n" +
+	"\x03csr\x18\x01 \x01(\fR\x03csr\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\"#\n" +
 	"\x0fSignLeafRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"(\n" +
 	"\x10SignLeafResponse\x12\x14\n" +
@@ -1631,7 +1724,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xcb\x02\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xdb\x03\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -1641,7 +1734,11 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"lockHolder\x12=\n" +
 	"\vdead_holder\x18\x06 \x01(\v2\x1c.ctrlmesh.mesh.v1.DeadHolderR\n" +
 	"deadHolder\x12B\n" +
-	"\amethods\x18\a \x03(\v2(.ctrlmesh.mesh.v1.PodReport.MethodsEntryR\amethods\x1a:\n" +
+	"\amethods\x18\a \x03(\v2(.ctrlmesh.mesh.v1.PodReport.MethodsEntryR\amethods\x121\n" +
+	"\x05rules\x18\b \x03(\v2\x1b.ctrlmesh.mesh.v1.RuleStateR\x05rules\x124\n" +
+	"\x06faults\x18\t \x03(\v2\x1c.ctrlmesh.mesh.v1.FaultStateR\x06faults\x12%\n" +
+	"\x0eegress_message\x18\n" +
+	" \x01(\tR\regressMessage\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
@@ -1664,7 +1761,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
-	"\x06Synced\"\xc9\x02\n" +
+	"\x06Synced\"\xfe\x02\n" +
 	"\tPodPolicy\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1677,7 +1774,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\tany_token\x18\t \x01(\bR\banyToken\x12 \n" +
 	"\vpassthrough\x18\n" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
-	"\x06serial\x18\v \x01(\x04R\x06serial\"\xdf\x02\n" +
+	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
+	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\"\xdf\x02\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12*\n" +
@@ -1720,10 +1818,11 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\tIsolation\x12\x15\n" +
 	"\x11ISOLATION_ENFORCE\x10\x00\x12\x15\n" +
 	"\x11ISOLATION_OBSERVE\x10\x01\x12\x11\n" +
-	"\rISOLATION_OFF\x10\x022\xaa\x01\n" +
+	"\rISOLATION_OFF\x10\x022\x89\x02\n" +
 	"\x04Mesh\x12O\n" +
 	"\aConnect\x12\x1e.ctrlmesh.mesh.v1.AgentMessage\x1a .ctrlmesh.mesh.v1.ManagerMessage(\x010\x01\x12Q\n" +
-	"\bSignLeaf\x12!.ctrlmesh.mesh.v1.SignLeafRequest\x1a\".ctrlmesh.mesh.v1.SignLeafResponseB1Z/github.com/ctrlmesh/ctrlmesh/api/mesh/v1;meshv1b\x06proto3"
+	"\bSignLeaf\x12!.ctrlmesh.mesh.v1.SignLeafRequest\x1a\".ctrlmesh.mesh.v1.SignLeafResponse\x12]\n" +
+	"\x0eSignEgressLeaf\x12'.ctrlmesh.mesh.v1.SignEgressLeafRequest\x1a\".ctrlmesh.mesh.v1.SignLeafResponseB1Z/github.com/ctrlmesh/ctrlmesh/api/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_api_mesh_v1_mesh_proto_rawDescOnce sync.Once
@@ -1738,65 +1837,74 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
-	(Key)(0),                 // 0: ctrlmesh.mesh.v1.Key
-	(Method)(0),              // 1: ctrlmesh.mesh.v1.Method
-	(Isolation)(0),           // 2: ctrlmesh.mesh.v1.Isolation
-	(*SignLeafRequest)(nil),  // 3: ctrlmesh.mesh.v1.SignLeafRequest
-	(*SignLeafResponse)(nil), // 4: ctrlmesh.mesh.v1.SignLeafResponse
-	(*AgentMessage)(nil),     // 5: ctrlmesh.mesh.v1.AgentMessage
-	(*Hello)(nil),            // 6: ctrlmesh.mesh.v1.Hello
-	(*Ack)(nil),              // 7: ctrlmesh.mesh.v1.Ack
-	(*Report)(nil),           // 8: ctrlmesh.mesh.v1.Report
-	(*PodReport)(nil),        // 9: ctrlmesh.mesh.v1.PodReport
-	(*DeadHolder)(nil),       // 10: ctrlmesh.mesh.v1.DeadHolder
-	(*ManagerMessage)(nil),   // 11: ctrlmesh.mesh.v1.ManagerMessage
-	(*Cluster)(nil),          // 12: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),           // 13: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),           // 14: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),        // 15: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),         // 16: ctrlmesh.mesh.v1.Sharding
-	(*Limit)(nil),            // 17: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),            // 18: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),        // 19: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),         // 20: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),    // 21: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),             // 22: ctrlmesh.mesh.v1.Lock
-	nil,                      // 23: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                      // 24: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
+	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
+	(Isolation)(0),                // 2: ctrlmesh.mesh.v1.Isolation
+	(*SignEgressLeafRequest)(nil), // 3: ctrlmesh.mesh.v1.SignEgressLeafRequest
+	(*SignLeafRequest)(nil),       // 4: ctrlmesh.mesh.v1.SignLeafRequest
+	(*SignLeafResponse)(nil),      // 5: ctrlmesh.mesh.v1.SignLeafResponse
+	(*AgentMessage)(nil),          // 6: ctrlmesh.mesh.v1.AgentMessage
+	(*Hello)(nil),                 // 7: ctrlmesh.mesh.v1.Hello
+	(*Ack)(nil),                   // 8: ctrlmesh.mesh.v1.Ack
+	(*Report)(nil),                // 9: ctrlmesh.mesh.v1.Report
+	(*PodReport)(nil),             // 10: ctrlmesh.mesh.v1.PodReport
+	(*DeadHolder)(nil),            // 11: ctrlmesh.mesh.v1.DeadHolder
+	(*ManagerMessage)(nil),        // 12: ctrlmesh.mesh.v1.ManagerMessage
+	(*Cluster)(nil),               // 13: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 14: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 15: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 16: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 17: ctrlmesh.mesh.v1.Sharding
+	(*Limit)(nil),                 // 18: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 19: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 20: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 21: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 22: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 23: ctrlmesh.mesh.v1.Lock
+	nil,                           // 24: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 25: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	(*RuleState)(nil),             // 26: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 27: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 28: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
-	6,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
-	7,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
-	8,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	23, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	9,  // 4: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	10, // 5: ctrlmesh.mesh.v1.PodReport.dead_holder:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	24, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	12, // 7: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	15, // 8: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	13, // 9: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	14, // 10: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	16, // 11: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	17, // 12: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	22, // 13: ctrlmesh.mesh.v1.Sharding.lock:type_name -> ctrlmesh.mesh.v1.Lock
-	0,  // 14: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
-	1,  // 15: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
-	2,  // 16: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	21, // 17: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	18, // 18: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	19, // 19: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	20, // 20: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	5,  // 21: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	3,  // 22: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	11, // 23: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	4,  // 24: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	23, // [23:25] is the sub-list for method output_type
-	21, // [21:23] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
+	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
+	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
+	24, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	10, // 4: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
+	11, // 5: ctrlmesh.mesh.v1.PodReport.dead_holder:type_name -> ctrlmesh.mesh.v1.DeadHolder
+	25, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	26, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	27, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	13, // 9: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	16, // 10: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	14, // 11: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	15, // 12: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	17, // 13: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	28, // 14: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	18, // 15: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	23, // 16: ctrlmesh.mesh.v1.Sharding.lock:type_name -> ctrlmesh.mesh.v1.Lock
+	0,  // 17: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 18: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 19: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	22, // 20: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	19, // 21: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	20, // 22: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	21, // 23: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 24: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 25: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 26: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	12, // 27: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 28: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 29: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	27, // [27:30] is the sub-list for method output_type
+	24, // [24:27] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -1804,12 +1912,13 @@ func file_api_mesh_v1_mesh_proto_init() {
 	if File_api_mesh_v1_mesh_proto != nil {
 		return
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[2].OneofWrappers = []any{
+	file_api_mesh_v1_traffic_proto_init()
+	file_api_mesh_v1_mesh_proto_msgTypes[3].OneofWrappers = []any{
 		(*AgentMessage_Hello)(nil),
 		(*AgentMessage_Ack)(nil),
 		(*AgentMessage_Report)(nil),
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[8].OneofWrappers = []any{
+	file_api_mesh_v1_mesh_proto_msgTypes[9].OneofWrappers = []any{
 		(*ManagerMessage_Cluster)(nil),
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
@@ -1821,7 +1930,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

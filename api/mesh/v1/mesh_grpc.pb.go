@@ -25,8 +25,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Mesh_Connect_FullMethodName  = "/ctrlmesh.mesh.v1.Mesh/Connect"
-	Mesh_SignLeaf_FullMethodName = "/ctrlmesh.mesh.v1.Mesh/SignLeaf"
+	Mesh_Connect_FullMethodName        = "/ctrlmesh.mesh.v1.Mesh/Connect"
+	Mesh_SignLeaf_FullMethodName       = "/ctrlmesh.mesh.v1.Mesh/SignLeaf"
+	Mesh_SignEgressLeaf_FullMethodName = "/ctrlmesh.mesh.v1.Mesh/SignEgressLeaf"
 )
 
 // MeshClient is the client API for Mesh service.
@@ -40,6 +41,10 @@ type MeshClient interface {
 	// SignLeaf signs an agent's serving certificate for the apiserver's names and
 	// addresses. The request's own names are ignored: the manager decides them.
 	SignLeaf(ctx context.Context, in *SignLeafRequest, opts ...grpc.CallOption) (*SignLeafResponse, error)
+	// SignEgressLeaf signs a certificate for another host, by the CA that pods trust
+	// which opted in (annotation trust-egress). It never signs for what stands for
+	// the apiserver, nor for a node without such a pod.
+	SignEgressLeaf(ctx context.Context, in *SignEgressLeafRequest, opts ...grpc.CallOption) (*SignLeafResponse, error)
 }
 
 type meshClient struct {
@@ -73,6 +78,16 @@ func (c *meshClient) SignLeaf(ctx context.Context, in *SignLeafRequest, opts ...
 	return out, nil
 }
 
+func (c *meshClient) SignEgressLeaf(ctx context.Context, in *SignEgressLeafRequest, opts ...grpc.CallOption) (*SignLeafResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SignLeafResponse)
+	err := c.cc.Invoke(ctx, Mesh_SignEgressLeaf_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MeshServer is the server API for Mesh service.
 // All implementations must embed UnimplementedMeshServer
 // for forward compatibility.
@@ -84,6 +99,10 @@ type MeshServer interface {
 	// SignLeaf signs an agent's serving certificate for the apiserver's names and
 	// addresses. The request's own names are ignored: the manager decides them.
 	SignLeaf(context.Context, *SignLeafRequest) (*SignLeafResponse, error)
+	// SignEgressLeaf signs a certificate for another host, by the CA that pods trust
+	// which opted in (annotation trust-egress). It never signs for what stands for
+	// the apiserver, nor for a node without such a pod.
+	SignEgressLeaf(context.Context, *SignEgressLeafRequest) (*SignLeafResponse, error)
 	mustEmbedUnimplementedMeshServer()
 }
 
@@ -99,6 +118,9 @@ func (UnimplementedMeshServer) Connect(grpc.BidiStreamingServer[AgentMessage, Ma
 }
 func (UnimplementedMeshServer) SignLeaf(context.Context, *SignLeafRequest) (*SignLeafResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SignLeaf not implemented")
+}
+func (UnimplementedMeshServer) SignEgressLeaf(context.Context, *SignEgressLeafRequest) (*SignLeafResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SignEgressLeaf not implemented")
 }
 func (UnimplementedMeshServer) mustEmbedUnimplementedMeshServer() {}
 func (UnimplementedMeshServer) testEmbeddedByValue()              {}
@@ -146,6 +168,24 @@ func _Mesh_SignLeaf_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Mesh_SignEgressLeaf_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SignEgressLeafRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshServer).SignEgressLeaf(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Mesh_SignEgressLeaf_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshServer).SignEgressLeaf(ctx, req.(*SignEgressLeafRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Mesh_ServiceDesc is the grpc.ServiceDesc for Mesh service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -156,6 +196,10 @@ var Mesh_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SignLeaf",
 			Handler:    _Mesh_SignLeaf_Handler,
+		},
+		{
+			MethodName: "SignEgressLeaf",
+			Handler:    _Mesh_SignEgressLeaf_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,166 @@
+package match
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// HTTP is a request to another host than the apiserver, or all that is seen of it.
+type HTTP struct {
+	Scheme string // "http" or "https"
+	// Host in lower case, without a port; empty if it is not seen.
+	Host string
+	Port uint16
+	// Opaque: TLS that is not decrypted, so that what follows is not seen.
+	Opaque bool
+	Method string
+	Path   string
+	Header http.Header
+}
+
+// Verdict tells whether a request is what is asked for.
+type Verdict int
+
+// Verdicts.
+const (
+	No Verdict = iota
+	Yes
+	// Unseen: it may be.
+	Unseen
+)
+
+// URL is a compiled HttpMatch.
+type URL struct {
+	scheme     string
+	host, path *text
+	hostPath   *text
+	port       uint16
+	methods    set
+	headers    Headers
+}
+
+// NewURL compiles a match. Expressions take linear time.
+func NewURL(m *meshv1.HttpMatch) (*URL, error) {
+	out := &URL{scheme: m.GetScheme(), port: uint16(m.GetPort()), methods: newSet(m.GetMethods())}
+	var err error
+	if out.host, err = newText(m.GetHost()); err != nil {
+		return nil, fmt.Errorf("host: %w", err)
+	}
+	if out.path, err = newText(m.GetPath()); err != nil {
+		return nil, fmt.Errorf("path: %w", err)
+	}
+	if out.hostPath, err = newText(m.GetHostPath()); err != nil {
+		return nil, fmt.Errorf("host and path: %w", err)
+	}
+	if out.headers, err = NewHeaders(m.GetHeaders()); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Deep tells whether more is asked for than TLS shows.
+func (u *URL) Deep() bool {
+	return u.path != nil || u.hostPath != nil || u.methods != nil || len(u.headers) > 0
+}
+
+// Wildcards is as of Resource.
+func (u *URL) Wildcards() (n int) {
+	for _, any := range []bool{
+		u.scheme == "", u.host == nil || u.host.kind != exact, u.port == 0,
+		u.path == nil || u.path.kind != exact, u.methods == nil,
+	} {
+		if any {
+			n++
+		}
+	}
+	return n
+}
+
+// Match tells whether r is what is asked for.
+func (u *URL) Match(r *HTTP) Verdict {
+	switch {
+	case u.scheme != "" && u.scheme != r.Scheme, u.port != 0 && u.port != r.Port:
+		return No
+	case (u.host != nil || u.hostPath != nil) && r.Host == "":
+		return Unseen
+	case u.host != nil && !u.host.match(r.Host):
+		return No
+	case !u.Deep():
+		return Yes
+	case r.Opaque:
+		return Unseen
+	case !u.methods.has(r.Method), u.path != nil && !u.path.match(r.Path),
+		u.hostPath != nil && !u.hostPath.match(r.Host+r.Path), !u.headers.Match(r.Header):
+		return No
+	}
+	return Yes
+}
+
+// HostIs tells whether the match may be about a host: whether it is one to decrypt for.
+func (u *URL) HostIs(host string) bool { return u.host == nil || u.host.match(host) }
+
+type kind int
+
+const (
+	exact kind = iota
+	prefix
+	suffix
+	expression
+)
+
+type text struct {
+	kind   kind
+	value  string
+	regexp *regexp.Regexp
+}
+
+func newText(m *meshv1.TextMatch) (*text, error) {
+	switch k := m.GetKind().(type) {
+	case nil:
+		return nil, nil
+	case *meshv1.TextMatch_Exact:
+		return &text{exact, k.Exact, nil}, nil
+	case *meshv1.TextMatch_Prefix:
+		return &text{prefix, k.Prefix, nil}, nil
+	case *meshv1.TextMatch_Suffix:
+		return &text{suffix, k.Suffix, nil}, nil
+	case *meshv1.TextMatch_Regexp:
+		re, err := regexp.Compile(`^(?:` + k.Regexp + `)$`)
+		if err != nil {
+			return nil, err
+		}
+		return &text{expression, "", re}, nil
+	default:
+		return nil, fmt.Errorf("unknown match %T", k)
+	}
+}
+
+func (t *text) match(s string) bool {
+	switch t.kind {
+	case exact:
+		return s == t.value
+	case prefix:
+		return strings.HasPrefix(s, t.value)
+	case suffix:
+		return strings.HasSuffix(s, t.value)
+	}
+	return t.regexp.MatchString(s)
+}
+
+// Patterns are exact texts, or prefixes that end with "*".
+type Patterns []string
+
+// Match tells whether s is one of them; no patterns match anything.
+func (p Patterns) Match(s string) bool {
+	return len(p) == 0 || slices.ContainsFunc(p, func(pattern string) bool {
+		if start, ok := strings.CutSuffix(pattern, "*"); ok {
+			return strings.HasPrefix(s, start)
+		}
+		return s == pattern
+	})
+}

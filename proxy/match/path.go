@@ -1,0 +1,35 @@
+package match
+
+import (
+	"strings"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Path is a compiled PathMatch.
+type Path struct {
+	paths Patterns
+	verbs set
+}
+
+// NewPath compiles a match.
+func NewPath(m *meshv1.PathMatch) *Path {
+	return &Path{m.GetPaths(), newSet(m.GetVerbs())}
+}
+
+// Match tells whether a request to the apiserver, for no resource, is what is asked
+// for. verb is the method in lower case.
+func (p *Path) Match(verb, path string) bool { return p.verbs.has(verb) && p.paths.Match(path) }
+
+// Wildcards is as of Resource.
+func (p *Path) Wildcards() (n int) {
+	if p.verbs == nil {
+		n++
+	}
+	for _, pattern := range p.paths {
+		if strings.HasSuffix(pattern, "*") {
+			return n + 1
+		}
+	}
+	return n
+}

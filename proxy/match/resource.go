@@ -1,0 +1,138 @@
+package match
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Kind is what a plan knows of its requests.
+type Kind struct{ Verb, Group, Resource, Subresource string }
+
+// Object is what only a request for a resource tells.
+type Object struct {
+	Namespace, Name string
+	// Lock: it is about a leader-election lock, which rules must name.
+	Lock   bool
+	Header http.Header
+}
+
+// Resource is a compiled ResourceMatch.
+type Resource struct {
+	groups, verbs     set
+	resources         []resource
+	namespaces, names set
+	headers           Headers
+	wildcards         int
+}
+
+type resource struct{ name, subresource string }
+
+// NewResource compiles a match.
+func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
+	out := &Resource{
+		groups: newSet(m.GetApiGroups()), verbs: newSet(m.GetVerbs()),
+		namespaces: newSet(m.GetNamespaces()), names: newSet(m.GetNames()),
+	}
+	var err error
+	if out.headers, err = NewHeaders(m.GetHeaders()); err != nil {
+		return nil, err
+	}
+	for _, r := range m.GetResources() {
+		if r == "*" {
+			out.resources = nil
+			break
+		}
+		name, sub, _ := strings.Cut(r, "/")
+		if name == "" {
+			return nil, fmt.Errorf("resource %q has no name", r)
+		}
+		out.resources = append(out.resources, resource{name, sub})
+	}
+	for _, any := range []bool{
+		out.groups == nil, out.verbs == nil, out.namespaces == nil, out.names == nil,
+		len(out.resources) == 0 || slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" }),
+	} {
+		if any {
+			out.wildcards++
+		}
+	}
+	return out, nil
+}
+
+// Wildcards is how many things the match does not ask about: the fewer, the more
+// specific it is.
+func (m *Resource) Wildcards() int { return m.wildcards }
+
+// Of tells whether the match may be about requests of a kind.
+func (m *Resource) Of(k Kind) bool {
+	return m.verbs.has(k.Verb) && m.groups.has(k.Group) && m.resource(k)
+}
+
+func (m *Resource) resource(k Kind) bool {
+	if len(m.resources) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(m.resources, func(r resource) bool {
+		return (r.name == "*" || r.name == k.Resource) && (r.subresource == k.Subresource || r.subresource == "*" && k.Subresource != "")
+	})
+}
+
+// Match tells whether the match is about a request of a kind that Of is true of.
+func (m *Resource) Match(o *Object) bool {
+	if o.Lock && !(m.names != nil && m.names.has(o.Name)) {
+		return false
+	}
+	return m.namespaces.has(o.Namespace) && m.names.has(o.Name) && m.headers.Match(o.Header)
+}
+
+// set is of what is asked for; nil has all.
+type set map[string]struct{}
+
+func newSet(values []string) set {
+	if len(values) == 0 || slices.Contains(values, "*") {
+		return nil
+	}
+	out := make(set, len(values))
+	for _, v := range values {
+		out[v] = struct{}{}
+	}
+	return out
+}
+
+func (s set) has(v string) bool {
+	if s == nil {
+		return true
+	}
+	_, ok := s[v]
+	return ok
+}
+
+// Headers are asked for together.
+type Headers []header
+
+type header struct{ name, value string }
+
+// NewHeaders compiles matches.
+func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
+	for _, m := range matches {
+		if m.GetName() == "" {
+			return nil, fmt.Errorf("a header without a name")
+		}
+		out = append(out, header{http.CanonicalHeaderKey(m.GetName()), m.GetValue()})
+	}
+	return out, nil
+}
+
+// Match tells whether all are there.
+func (h Headers) Match(of http.Header) bool {
+	for _, m := range h {
+		if !slices.Contains(of[m.name], m.value) {
+			return false
+		}
+	}
+	return true
+}
