@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,8 +56,9 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 	}
 	var results []*result
 	for _, shards := range append([]int32{0}, b.shards...) {
-		results = append(results, &result{setting: &setting{b, shards}})
+		results = append(results, &result{setting: &setting{bench: b, shards: shards}})
 	}
+	results = append(results, &result{setting: &setting{bench: b, byHand: byHand}})
 	namespaces, err := b.makeNamespaces(ctx, "bench-tenant-%02d", b.namespaces)
 	if err != nil {
 		return nil, err
@@ -88,7 +90,9 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 			}
 		}
 	}
-	slices.SortFunc(results, func(x, y *result) int { return cmp.Compare(x.shards, y.shards) })
+	slices.SortFunc(results, func(x, y *result) int {
+		return cmp.Or(cmp.Compare(x.shards, y.shards), cmp.Compare(x.byHand, y.byHand))
+	})
 	return b.report(results, before), nil
 }
 
@@ -213,11 +217,12 @@ func (b *bench) makeTallies(ctx context.Context, namespaces []string) error {
 	text := strings.Repeat("a benchmark's annotation, 64 bytes at a time, over and over....\n", padding/64)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(creators)
-	for _, ns := range namespaces {
+	for i, ns := range namespaces {
 		for range b.each {
 			group.Go(func() error {
 				return b.create(ctx, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{
-					Namespace: ns, GenerateName: "t-", Annotations: map[string]string{"bench.ctrlmesh.io/padding": text}}})
+					Namespace: ns, GenerateName: "t-", Labels: map[string]string{partLabel: strconv.Itoa(i % byHand)},
+					Annotations: map[string]string{"bench.ctrlmesh.io/padding": text}}})
 			})
 		}
 	}

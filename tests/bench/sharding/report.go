@@ -10,7 +10,7 @@ import (
 
 // What must hold.
 const (
-	mostCPU     = 1.05 // of 5 shards, of that of one
+	mostCPU     = 1.05 // of 5 shards and that of one, of 5 parts by hand and that of the whole
 	mostCache   = 1.15 // of a shard, of its part of the unsharded one
 	mostManager = 1.05 // of its memory, with ten times the objects
 	mostSkew    = 1.10
@@ -27,11 +27,11 @@ func (l *limits) within(what string, value, limit float64) string {
 	return fmt.Sprintf("<= %.2f MISSED", limit)
 }
 
-// report prints what was measured of the operator: first the setting off the mesh,
+// report prints what was measured of the operator: first the settings off the mesh,
 // then that of one shard, then the others.
 func (b *bench) report(results []*result, before string) []string {
 	var missed limits
-	off, one := results[0], results[1]
+	off, hand, one := results[0], results[1], results[2]
 	fmt.Printf("\nload before: %s; after: %s\n", before, load())
 
 	fmt.Printf("\n| operator, %.0f changes/s | reconciles | p50 ms | p99 ms | CPU ms/reconcile: operator | agents | manager | together | of %s | of off the mesh | limit | apiserver | idle, CPU ms/s |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|\n", b.rate, one)
@@ -39,7 +39,9 @@ func (b *bench) report(results []*result, before string) []string {
 		slices.Sort(r.took)
 		limit := ""
 		if r.shards == 5 {
-			limit = missed.within(fmt.Sprintf("CPU of %s", r), r.costBeside(one), mostCPU)
+			// To divide an operator costs, whoever does it. What the mesh adds to that is limited.
+			limit = missed.within(fmt.Sprintf("CPU of %s, less what dividing costs", r), r.costBeside(one)/hand.costBeside(off), mostCPU)
+			limit += fmt.Sprintf(" (%.2f)", r.costBeside(one)/hand.costBeside(off))
 		}
 		fmt.Printf("| %s | %d | %.1f | %.1f | %.3f | %.3f | %.3f | %.3f | %.2f | %.2f | %s | %.3f | %.1f |\n", r, len(r.took),
 			ms(r.took.percentile(50)), ms(r.took.percentile(99)),
@@ -57,7 +59,7 @@ func (b *bench) report(results []*result, before string) []string {
 			each = append(each, fmt.Sprintf("%.1f", s.bytes/1e6))
 		}
 		limit := ""
-		if r != off {
+		if r.shards > 0 {
 			limit = missed.within(fmt.Sprintf("cache with %s", r), worst, mostCache)
 		}
 		fmt.Printf("| %s | %s | %.2f | %s |\n", r, strings.Join(each, ", "), worst, limit)
@@ -67,7 +69,7 @@ func (b *bench) report(results []*result, before string) []string {
 		return missed
 	}
 	fmt.Printf("\n| throughput with p90 <= %v | changes/s | p50 ms | p90 ms | of 1 shard | efficiency |\n|---|--:|--:|--:|--:|--:|\n", mostP90)
-	for _, r := range results[1:] {
+	for _, r := range results[2:] {
 		times := r.throughput / one.throughput
 		fmt.Printf("| %s | %.1f | %.0f | %.0f | %.2f | %.0f %% |\n", r, r.throughput,
 			ms(r.at.percentile(50)), ms(r.at.percentile(90)), times, 100*times/float64(r.shards))

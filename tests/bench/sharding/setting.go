@@ -33,20 +33,35 @@ var operatorLabels = client.MatchingLabels{"app": operatorName}
 type setting struct {
 	*bench
 	shards int32 // 0: one pod that is not on the mesh
+	byHand int32 // pods that are not on the mesh either, of which each is told its part of the objects
 }
 
+// byHand are as many parts as the objects have labels for.
+const (
+	byHand    = 5
+	partLabel = "bench.ctrlmesh.io/part"
+)
+
 func (s *setting) String() string {
-	switch s.shards {
-	case 0:
+	switch {
+	case s.byHand > 0:
+		return fmt.Sprintf("%d parts by hand, off the mesh", s.byHand)
+	case s.shards == 0:
 		return "unsharded, off the mesh"
-	case 1:
+	case s.shards == 1:
 		return "1 shard"
 	}
 	return fmt.Sprintf("%d shards", s.shards)
 }
 
-func (s *setting) namespace() string { return fmt.Sprintf("bench-%d", s.shards) }
-func (s *setting) pods() int32       { return max(1, s.shards) }
+func (s *setting) namespace() string {
+	if s.byHand > 0 {
+		return "bench-by-hand"
+	}
+	return fmt.Sprintf("bench-%d", s.shards)
+}
+
+func (s *setting) pods() int32 { return max(1, s.shards, s.byHand) }
 
 // make makes all but pods.
 func (s *setting) make(ctx context.Context) error {
@@ -97,6 +112,9 @@ func (s *setting) statefulSet(home metav1.ObjectMeta) (*appsv1.StatefulSet, erro
 	if s.shards == 0 {
 		delete(set.Spec.Template.Labels, meshv1alpha1.EnableProxyLabel)
 	}
+	container := &set.Spec.Template.Spec.Containers[0]
+	container.Env = append(container.Env, corev1.EnvVar{Name: "POD_INDEX", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels['" + appsv1.PodIndexLabel + "']"}}})
 	return set, nil
 }
 
@@ -104,7 +122,11 @@ func (s *setting) statefulSet(home metav1.ObjectMeta) (*appsv1.StatefulSet, erro
 func (s *setting) start(ctx context.Context, flags ...string) error {
 	err := s.edit(ctx, func(set *appsv1.StatefulSet) {
 		set.Spec.Replicas = new(s.pods())
-		set.Spec.Template.Spec.Containers[0].Args = append([]string{"-lock=" + operatorLock}, flags...)
+		args := []string{"-lock=" + operatorLock}
+		if s.byHand > 0 {
+			args = []string{"-lock=" + operatorLock + "-$(POD_INDEX)", "-selector=" + partLabel + "=$(POD_INDEX)"}
+		}
+		set.Spec.Template.Spec.Containers[0].Args = append(args, flags...)
 	})
 	if err != nil {
 		return err
@@ -150,7 +172,11 @@ func (s *setting) edit(ctx context.Context, change func(*appsv1.StatefulSet)) er
 // shares is which part of some namespaces is each pod's.
 func (s *setting) shares(ctx context.Context, namespaces []string) (map[string]float64, error) {
 	if s.shards == 0 {
-		return map[string]float64{operatorName + "-0": 1}, nil
+		shares := map[string]float64{}
+		for i := range s.pods() {
+			shares[fmt.Sprintf("%s-%d", operatorName, i)] = 1 / float64(s.pods())
+		}
+		return shares, nil
 	}
 	root, err := s.settled(ctx, s.namespace(), s.shards)
 	if err != nil {

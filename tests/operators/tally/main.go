@@ -10,10 +10,12 @@ import (
 	"os"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -37,6 +39,7 @@ func run() error {
 		probes  = flag.String("health-probe-bind-address", ":8081", "where to answer probes; 0 for nowhere")
 		workers = flag.Int("workers", 4, "objects to reconcile at a time")
 		refresh = flag.Duration("refresh", 0, "how often to write onto each object that it is looked after; 0 for never")
+		selects = flag.String("selector", "", "labels of the objects to look after; empty for all")
 		wait    = flag.Duration("wait", 0, "how long to wait before writing what is new, as operators do that ask somebody outside of the cluster")
 	)
 	flag.Parse()
@@ -59,7 +62,12 @@ func run() error {
 	if err != nil {
 		return fmt.Errorf("finding the apiserver: %w", err)
 	}
+	selector, err := labels.Parse(*selects)
+	if err != nil {
+		return fmt.Errorf("-selector: %w", err)
+	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Cache:                         cache.Options{DefaultLabelSelector: selector},
 		Scheme:                        scheme,
 		LeaderElection:                *elect,
 		LeaderElectionID:              *lock,
