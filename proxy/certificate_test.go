@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
 )
 
 func TestAClientCertificateIsRefusedInWords(t *testing.T) {
@@ -169,7 +170,7 @@ func TestRelay(t *testing.T) {
 		up, server := pair(t)
 		out := make(chan sums, 1)
 		go func() {
-			sent, received := relay(down, up, idle)
+			sent, received := relay.Both(down, up, idle)
 			out <- sums{sent, received}
 		}()
 		return client, server, out

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
 	"sync"
@@ -27,6 +29,11 @@ type Config struct {
 	// Reasons and a message. It is called on a goroutine of its own, at most once
 	// a minute for each pod and reason.
 	Notify func(pod PodInfo, reason, message string)
+	// EgressLeaf returns a certificate that the pods which trust the egress CA take for
+	// host's. Nil, or an error: connections to the host are not decrypted.
+	EgressLeaf func(ctx context.Context, host string) (*tls.Certificate, error)
+	// EgressRoots verify the servers of what is decrypted. Nil: the system's.
+	EgressRoots *x509.CertPool
 }
 
 // Reasons that Notify is called with.

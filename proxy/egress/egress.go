@@ -7,9 +7,10 @@ import (
 	"net/netip"
 )
 
-// Conn is a connection of the pod that was redirected.
-type Conn struct {
+// Conn is a connection of the pod that was redirected. If it has a method NetConn as
+// tls.Conn has, it adds nothing to the connection which that returns.
+type Conn interface {
 	net.Conn
 	// To is where the pod meant to connect.
-	To netip.AddrPort
+	To() netip.AddrPort
 }
