@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+	_ "time/tzdata" // of fault rules; the image has no zones
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"

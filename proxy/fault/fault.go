@@ -1,57 +1,21 @@
 // Package fault decides which requests of a pod are harmed and how. It is pure but
 // for locks: the time is told to it, and chance follows from the rules' seeds.
+//
+// Rules are asked in the order of their policy: injections by name, and rules as they
+// were written. All that match a request apply: delays add up, and of what cannot be
+// done together the first is done (kind.go).
+//
+// The n-th request that a rule matches meets the same faults whenever a run is
+// repeated: each kind of fault is decided about by a hash of the rule's seed, the kind
+// and n, and events of a watch by that of their own number too. What is outside of a
+// rule's time is not counted. What was counted is kept in a [Store] by the rules' keys,
+// so that it outlives policies that do not touch a rule, and the agent.
 package fault
 
 import (
+	"slices"
 	"time"
-
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
-
-// Store is what the rules of one pod have decided so far. It is safe for concurrent use.
-type Store struct{}
-
-// NewStore is of a pod whose rules have decided nothing.
-func NewStore() *Store { return &Store{} }
-
-// States are of the rules in force, sorted by key.
-func (s *Store) States() []*meshv1.FaultState { return nil }
-
-// Export is all that a store knows, for the next agent; Import takes it.
-func (s *Store) Export() ([]byte, error) { return nil, nil }
-
-// Import forgets what the store knew. On an error the store is as new.
-func (s *Store) Import(data []byte) error { return nil }
-
-// Rules are those of one policy. They are immutable, and nil has none.
-type Rules struct{}
-
-// Compile makes rules that count in s.
-func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) { return &Rules{}, nil }
-
-// Enforce makes these the rules that the store tells of, and forgets others.
-func (r *Rules) Enforce() {}
-
-// Resources are the rules that may be about requests of one kind. Nil: none is.
-type Resources struct{}
-
-// OfKind is for a plan to keep.
-func (r *Rules) OfKind(k match.Kind) *Resources { return nil }
-
-// Decide tells what is done to a request for a resource; nil for nothing.
-func (r *Resources) Decide(now time.Time, o *match.Object) *Faults { return nil }
-
-// DecideOther tells what is done to a request to the apiserver for no resource, which
-// only rules without a match are about.
-func (r *Rules) DecideOther(now time.Time) *Faults { return nil }
-
-// DecideHTTP tells what is done to a request to another host, or a connection if no
-// more is seen: rules that would have to see more are left out.
-func (r *Rules) DecideHTTP(now time.Time, req *match.HTTP) *Faults { return nil }
-
-// Deep tells whether a rule must see requests to a host within TLS.
-func (r *Rules) Deep(host string) bool { return false }
 
 // Faults are what is done to one request. Nil fields do nothing.
 type Faults struct {
@@ -68,6 +32,32 @@ type Faults struct {
 	// Stale is how old the list is to be; 0: as it is.
 	Stale time.Duration
 	Watch *Watch
+	// Injected is the same by rule and kind, for metrics, without the events of a watch.
+	Injected []Injected
+}
+
+// Injected is one fault of a rule.
+type Injected struct {
+	Injection, Rule string
+	Kind            Kind
+
+	counts *counts
+}
+
+// Missed says that a fault was not injected after all, for nothing was there to
+// inject it into.
+func (f *Faults) Missed(k Kind) {
+	for i, of := range f.Injected {
+		if of.Kind != k {
+			continue
+		}
+		f.Injected = slices.Delete(f.Injected, i, i+1)
+		if !slices.ContainsFunc(f.Injected, func(other Injected) bool { return other.counts == of.counts }) {
+			of.counts.injected.Add(^uint64(0))
+			f.Rules = slices.DeleteFunc(f.Rules, func(name string) bool { return name == of.Injection+"/"+of.Rule })
+		}
+		return
+	}
 }
 
 // Abort is an answer.
@@ -78,7 +68,9 @@ type Abort struct {
 	Rule string
 }
 
-// Watch is what is done to a watch. Chance decides about each event.
+// Watch is what is done to a watch. Chance decides about each event, by functions
+// that are nil where there is nothing to decide. They are for one goroutine, and each is
+// to be asked about each event once, so that a run repeats.
 type Watch struct {
 	Gone, Cut, Stall bool
 	GoneAfter        time.Duration
@@ -88,4 +80,8 @@ type Watch struct {
 	Delay            func() time.Duration
 	Duplicate, Drop  func() bool
 	MadeUpAfter      time.Duration
+	// Exempt tells whether events of a namespace's objects are left alone; nil: none are.
+	Exempt func(namespace string) bool
+	// Told, if not nil, hears of each event that one of the functions harmed.
+	Told func(Injected)
 }

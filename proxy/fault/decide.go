@@ -1,0 +1,156 @@
+package fault
+
+import (
+	"math"
+	"time"
+)
+
+// maxDelay is of one request, of all rules together.
+const maxDelay = math.MaxInt64
+
+// decision is what becomes of one request, rule by rule.
+type decision struct {
+	now    time.Time
+	rules  *Rules
+	taken  kinds
+	faults *Faults
+}
+
+// add lets a rule decide that matches the request. Of its kinds of fault, may are
+// those that the request can meet.
+func (d *decision) add(r *rule, may kinds) {
+	if may == 0 || r.expires != 0 && d.now.Unix() >= r.expires || !r.when.has(d.now) {
+		return
+	}
+	n := r.counts.matched.Add(1) - 1
+	now := r.decide(may, n).beside(d.taken)
+	if now == 0 || !r.counts.take(r.message.GetCount()) {
+		return
+	}
+	d.taken |= now
+	if d.faults == nil {
+		d.faults = &Faults{Truncate: -1}
+	}
+	d.faults.Rules = append(d.faults.Rules, r.name)
+	for k := range numKinds {
+		if now.has(k) {
+			d.do(r, k, n)
+		}
+	}
+}
+
+// decide returns the kinds of fault that the n-th request meets.
+func (r *rule) decide(may kinds, n uint64) (out kinds) {
+	seed := uint64(r.message.GetSeed())
+	for k := range numKinds {
+		if may.has(k) && (ofEvents.has(k) || chance(r.percent(k), seed, k, n)) {
+			out |= setOf(k)
+		}
+	}
+	return out
+}
+
+func (r *rule) percent(k Kind) float64 {
+	m, w := r.message, r.message.GetWatch()
+	switch k {
+	case Delay:
+		return m.GetDelay().GetPercent()
+	case Aborted:
+		return m.GetAbort().GetPercent()
+	case Reset, ResetAfter:
+		return m.GetReset_().GetPercent()
+	case Truncate:
+		return m.GetTruncate().GetPercent()
+	case SlowBody:
+		return m.GetSlowBody().GetPercent()
+	case StaleList:
+		return m.GetStaleList().GetPercent()
+	case WatchGone:
+		return w.GetGone().GetPercent()
+	case WatchCut:
+		return w.GetCut().GetPercent()
+	case WatchStall:
+		return w.GetStall().GetPercent()
+	case WatchDelay:
+		return w.GetDelay().GetPercent()
+	case WatchDuplicate:
+		return w.GetDuplicate().GetPercent()
+	case WatchDrop:
+		return w.GetDrop().GetPercent()
+	}
+	return 0
+}
+
+// do adds one fault of a rule's n-th request.
+func (d *decision) do(r *rule, k Kind, n uint64) {
+	f, m, w := d.faults, r.message, r.message.GetWatch()
+	injected := Injected{r.injection, r.rule, k, r.counts}
+	if !ofEvents.has(k) {
+		f.Injected = append(f.Injected, injected)
+	}
+	if ofWatches.has(k) && f.Watch == nil {
+		f.Watch = &Watch{}
+		if exempt := d.rules.noFaults; exempt != nil {
+			f.Watch.Exempt = func(namespace string) bool { _, is := exempt[namespace]; return is }
+		}
+	}
+	switch k {
+	case Delay:
+		f.Delay = sum(f.Delay, m.GetDelay().GetFixedNs())
+	case Aborted:
+		f.Abort = &Abort{Status: int(m.GetAbort().GetStatus()), Reason: m.GetAbort().GetReason(), Rule: r.name}
+	case Reset:
+		f.Reset = true
+	case ResetAfter:
+		f.ResetAfter = true
+	case Truncate:
+		f.Truncate = int64(m.GetTruncate().GetAfterBytes())
+	case SlowBody:
+		f.Slow = int64(m.GetSlowBody().GetBytesPerSecond())
+	case StaleList:
+		f.Stale = time.Duration(m.GetStaleList().GetAgeNs())
+	case WatchGone:
+		f.Watch.Gone, f.Watch.GoneAfter = true, time.Duration(w.GetGone().GetAfterNs())
+	case WatchCut:
+		f.Watch.Cut, f.Watch.CutAfter = true, time.Duration(w.GetCut().GetAfterNs())
+	case WatchStall:
+		f.Watch.Stall, f.Watch.StallAfter = true, time.Duration(w.GetStall().GetAfterNs())
+		f.Watch.StallLasts = time.Duration(w.GetStall().GetLastsNs())
+	case WatchDelay:
+		late, earlier := f.Watch.events(r, injected, n), f.Watch.Delay
+		f.Watch.Delay = func() (by time.Duration) {
+			if earlier != nil {
+				by = earlier()
+			}
+			if late() {
+				by = sum(by, w.GetDelay().GetByNs())
+			}
+			return by
+		}
+	case WatchDuplicate:
+		f.Watch.Duplicate = f.Watch.events(r, injected, n)
+	case WatchDrop:
+		f.Watch.Drop, f.Watch.MadeUpAfter = f.Watch.events(r, injected, n), time.Duration(w.GetDrop().GetMadeUpAfterNs())
+	}
+}
+
+// events returns what decides about each event of a rule's n-th watch.
+func (w *Watch) events(r *rule, of Injected, n uint64) func() bool {
+	percent, seed := r.percent(of.Kind), uint64(r.message.GetSeed())
+	event := uint64(0)
+	return func() bool {
+		harmed := chance(percent, seed, of.Kind, n, event)
+		event++
+		if harmed && w.Told != nil {
+			w.Told(of)
+		}
+		return harmed
+	}
+}
+
+func sum(d time.Duration, ns int64) time.Duration {
+	if ns > maxDelay-int64(d) {
+		return maxDelay
+	}
+	return d + time.Duration(ns)
+}

@@ -1,0 +1,420 @@
+package fault
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+var (
+	noon    = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	gets    = match.Kind{Verb: "get", Resource: "pods"}
+	lists   = match.Kind{Verb: "list", Resource: "pods"}
+	watches = match.Kind{Verb: "watch", Resource: "pods"}
+	pod     = &match.Object{Namespace: "ns", Name: "a"}
+)
+
+func one(rules ...*meshv1.FaultRule) *meshv1.Traffic {
+	for i, r := range rules {
+		if r.Name == "" {
+			r.Name = fmt.Sprintf("r%d", i)
+		}
+		if r.Key == "" {
+			r.Key = "key-" + r.Name
+		}
+	}
+	return &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "i", Rules: rules}}}
+}
+
+func compiled(t testing.TB, m *meshv1.Traffic, s *Store) *Rules {
+	t.Helper()
+	r, err := Compile(m, s)
+	require.NoError(t, err)
+	r.Enforce()
+	return r
+}
+
+func aborts(percent float64) *meshv1.FaultRule {
+	return &meshv1.FaultRule{Abort: &meshv1.Abort{Status: 500, Percent: percent}}
+}
+
+// run tells which of n requests were harmed.
+func run(r *Resources, n int) string {
+	var out strings.Builder
+	for range n {
+		if r.Decide(noon, pod) != nil {
+			out.WriteByte('x')
+		} else {
+			out.WriteByte('.')
+		}
+	}
+	return out.String()
+}
+
+func TestPercent(t *testing.T) {
+	for percent, harmed := range map[float64][2]int{0: {0, 0}, 100: {10000, 10000}, 5: {400, 600}, 0.5: {25, 80}, 99.5: {9900, 9980}} {
+		r := compiled(t, one(aborts(percent)), NewStore()).OfKind(gets)
+		n := strings.Count(run(r, 10000), "x")
+		require.GreaterOrEqual(t, n, harmed[0], "%v %%", percent)
+		require.LessOrEqual(t, n, harmed[1], "%v %%", percent)
+	}
+}
+
+func TestARunRepeatsExactly(t *testing.T) {
+	of := func(seed int64) string {
+		rule := aborts(30)
+		rule.Seed, rule.Key = seed, fmt.Sprint("key of ", time.Now())
+		return run(compiled(t, one(rule), NewStore()).OfKind(gets), 200)
+	}
+	require.Equal(t, of(7), of(7))
+	require.NotEqual(t, of(7), of(8))
+	require.Equal(t, ".....", of(0)[:5], "other versions must decide alike")
+}
+
+func TestARunGoesOnAfterAPolicyAndAnAgent(t *testing.T) {
+	rule := aborts(30)
+	whole := run(compiled(t, one(rule), NewStore()).OfKind(gets), 60)
+
+	s := NewStore()
+	begun := run(compiled(t, one(rule), s).OfKind(gets), 20)
+	begun += run(compiled(t, one(aborts(0), rule), s).OfKind(gets), 20)
+	data, err := s.Export()
+	require.NoError(t, err)
+	next := NewStore()
+	require.NoError(t, next.Import(data))
+	begun += run(compiled(t, one(rule), next).OfKind(gets), 20)
+	require.Equal(t, whole, begun)
+	require.Equal(t, uint64(60), next.States()[0].Matched)
+}
+
+func TestKindsOfARuleAreDecidedApart(t *testing.T) {
+	r := compiled(t, one(&meshv1.FaultRule{
+		Delay: &meshv1.Delay{FixedNs: 1, Percent: 50}, Truncate: &meshv1.Truncate{Percent: 50},
+	}), NewStore()).OfKind(gets)
+	seen := map[[2]bool]int{}
+	for range 1000 {
+		f := r.Decide(noon, pod)
+		seen[[2]bool{f != nil && f.Delay > 0, f != nil && f.Truncate >= 0}]++
+	}
+	for what, n := range seen {
+		require.InDelta(t, 250, n, 60, "%v", what)
+	}
+	require.Len(t, seen, 4)
+}
+
+func TestCountBoundsWhatIsHarmed(t *testing.T) {
+	rule := aborts(100)
+	rule.Count = 3
+	s := NewStore()
+	r := compiled(t, one(rule), s).OfKind(gets)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	harmed := 0
+	for range 50 {
+		wg.Go(func() {
+			if r.Decide(noon, pod) != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				harmed++
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, 3, harmed)
+	require.Equal(t, uint64(50), s.States()[0].Matched)
+	require.Equal(t, uint64(3), s.States()[0].Injected)
+}
+
+func TestWhatWasMissedIsNotCounted(t *testing.T) {
+	rule := &meshv1.FaultRule{Count: 1, StaleList: &meshv1.StaleList{AgeNs: 5, Percent: 100}}
+	s := NewStore()
+	r := compiled(t, one(rule), s).OfKind(lists)
+	f := r.Decide(noon, pod)
+	require.Equal(t, time.Duration(5), f.Stale)
+	require.Equal(t, []string{"i/r0"}, f.Rules)
+	f.Missed(StaleList)
+	require.Empty(t, f.Rules)
+	require.Empty(t, f.Injected)
+	require.Zero(t, s.States()[0].Injected)
+	require.NotNil(t, r.Decide(noon, pod), "the one that counts is yet to come")
+	require.Nil(t, r.Decide(noon, pod))
+}
+
+func TestExpiry(t *testing.T) {
+	m := one(aborts(100))
+	m.Injections[0].Expires = noon.Unix()
+	r := compiled(t, m, NewStore()).OfKind(gets)
+	require.NotNil(t, r.Decide(noon.Add(-time.Nanosecond), pod))
+	require.Nil(t, r.Decide(noon, pod))
+}
+
+func TestNamespacesWithoutFaults(t *testing.T) {
+	rule := aborts(100)
+	rule.Watch = &meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100}}
+	m := one(rule)
+	m.NoFaults = []string{"quiet"}
+	r := compiled(t, m, NewStore())
+	require.Nil(t, r.OfKind(gets).Decide(noon, &match.Object{Namespace: "quiet"}))
+	require.NotNil(t, r.OfKind(gets).Decide(noon, &match.Object{Namespace: "loud"}))
+
+	rule.Abort = nil
+	all := compiled(t, m, NewStore()).OfKind(watches).Decide(noon, &match.Object{})
+	require.True(t, all.Watch.Exempt("quiet"))
+	require.False(t, all.Watch.Exempt("loud"))
+}
+
+func TestWhoMatches(t *testing.T) {
+	named := aborts(100)
+	named.Resources = []*meshv1.ResourceMatch{{Names: []string{"leader"}, Verbs: []string{"get"}}}
+	others := aborts(100)
+	others.Http = []*meshv1.HttpMatch{{Host: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: "example.com"}}, Methods: []string{"GET"}}}
+	for _, c := range []struct {
+		what                  string
+		rule                  *meshv1.FaultRule
+		object, lock, other   bool
+		http, connection, dig bool
+	}{
+		{"without matches", aborts(100), true, false, true, false, false, false},
+		{"a name", named, false, true, false, false, false, false},
+		{"another host", others, false, false, false, true, false, true},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := compiled(t, one(c.rule), NewStore())
+			ofGets := r.OfKind(gets)
+			require.Equal(t, c.object, ofGets.Decide(noon, pod) != nil)
+			require.Equal(t, c.lock, ofGets.Decide(noon, &match.Object{Namespace: "ns", Name: "leader", Lock: true}) != nil)
+			require.Equal(t, c.other, r.DecideOther(noon) != nil)
+			request := &match.HTTP{Scheme: "https", Host: "example.com", Method: "GET", Path: "/", Header: http.Header{}}
+			require.Equal(t, c.http, r.DecideHTTP(noon, request) != nil)
+			require.Equal(t, c.connection, r.DecideHTTP(noon, &match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
+			require.Equal(t, c.dig, r.Deep("example.com"))
+			require.False(t, r.Deep("example.org"))
+		})
+	}
+}
+
+func TestNoRuleCostsAPlanNothing(t *testing.T) {
+	rule := aborts(100)
+	rule.Resources = []*meshv1.ResourceMatch{{Verbs: []string{"list"}}}
+	r := compiled(t, one(rule, &meshv1.FaultRule{StaleList: &meshv1.StaleList{Percent: 100}}), NewStore())
+	require.Nil(t, r.OfKind(gets), "a get can meet neither")
+	require.NotNil(t, r.OfKind(lists))
+	require.Nil(t, (*Rules)(nil).OfKind(gets))
+	require.Nil(t, (*Resources)(nil).Decide(noon, pod))
+	require.Nil(t, (*Rules)(nil).DecideOther(noon))
+	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, &match.HTTP{}))
+	require.False(t, (*Rules)(nil).Deep("h"))
+	(*Rules)(nil).Enforce()
+}
+
+func TestRulesThatMatchTogether(t *testing.T) {
+	delay := func(d time.Duration) *meshv1.FaultRule {
+		return &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(d), Percent: 100}}
+	}
+	reset := func(after bool) *meshv1.FaultRule {
+		return &meshv1.FaultRule{Reset_: &meshv1.Reset{Percent: 100, AfterAnswer: after}}
+	}
+	slow := &meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 9, Percent: 100}}
+	teapot := &meshv1.FaultRule{Abort: &meshv1.Abort{Status: 418, Reason: "Teapot", Percent: 100}}
+	truncate := &meshv1.FaultRule{Truncate: &meshv1.Truncate{AfterBytes: 4, Percent: 100}}
+	for _, c := range []struct {
+		what  string
+		rules []*meshv1.FaultRule
+		want  Faults // without Injected
+	}{
+		{"delays add up", []*meshv1.FaultRule{delay(1), delay(2)}, Faults{Rules: []string{"i/r0", "i/r1"}, Delay: 3}},
+		{"and do not run over", []*meshv1.FaultRule{delay(math.MaxInt64), delay(2)}, Faults{Rules: []string{"i/r0", "i/r1"}, Delay: math.MaxInt64}},
+		{"the first abort", []*meshv1.FaultRule{teapot, aborts(100), delay(2)},
+			Faults{Rules: []string{"i/r0", "i/r2"}, Delay: 2, Abort: &Abort{418, "Teapot", "i/r0"}}},
+		{"no reset after an abort", []*meshv1.FaultRule{teapot, reset(false)}, Faults{Rules: []string{"i/r0"}, Abort: &Abort{418, "Teapot", "i/r0"}}},
+		{"no abort after a reset", []*meshv1.FaultRule{reset(false), teapot}, Faults{Rules: []string{"i/r0"}, Reset: true}},
+		{"no answer to be slow", []*meshv1.FaultRule{reset(true), slow}, Faults{Rules: []string{"i/r0"}, ResetAfter: true}},
+		{"no abort of what is to be truncated", []*meshv1.FaultRule{truncate, teapot, slow}, Faults{Rules: []string{"i/r0", "i/r2"}, Truncate: 4, Slow: 9}},
+		{"of one rule", []*meshv1.FaultRule{{Abort: teapot.Abort, Reset_: reset(false).Reset_, Delay: delay(1).Delay}},
+			Faults{Rules: []string{"i/r0"}, Delay: 1, Abort: &Abort{418, "Teapot", "i/r0"}}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			for _, r := range c.rules {
+				r.Name, r.Key = "", ""
+			}
+			s := NewStore()
+			f := compiled(t, one(c.rules...), s).OfKind(gets).Decide(noon, pod)
+			if c.want.Truncate == 0 {
+				c.want.Truncate = -1
+			}
+			injected := uint64(0)
+			for _, state := range s.States() {
+				injected += state.Injected
+			}
+			require.Len(t, c.want.Rules, int(injected), "only what is done counts")
+			f.Injected = nil
+			require.Equal(t, c.want, *f)
+		})
+	}
+}
+
+func TestEventsOfAWatch(t *testing.T) {
+	m := one(&meshv1.FaultRule{Seed: 3, Watch: &meshv1.WatchFault{
+		Gone:  &meshv1.WatchFault_Gone{Percent: 100, AfterNs: 5},
+		Stall: &meshv1.WatchFault_Stall{Percent: 0},
+		Delay: &meshv1.WatchFault_Late{Percent: 50, ByNs: 7},
+		Drop:  &meshv1.WatchFault_Drop{Percent: 20, MadeUpAfterNs: 9},
+	}}, &meshv1.FaultRule{Watch: &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: 1}}})
+	run := func() (drops string, delays []time.Duration, told int) {
+		r := compiled(t, m, NewStore()).OfKind(watches)
+		for range 2 {
+			f := r.Decide(noon, pod)
+			w := f.Watch
+			require.True(t, w.Gone)
+			require.False(t, w.Cut || w.Stall)
+			require.Equal(t, time.Duration(5), w.GoneAfter)
+			require.Equal(t, time.Duration(9), w.MadeUpAfter)
+			require.Nil(t, w.Duplicate)
+			require.Nil(t, w.Exempt)
+			require.Len(t, f.Injected, 1, "events are told of one by one")
+			w.Told = func(Injected) { told++ }
+			for range 100 {
+				drops += fmt.Sprint(w.Drop())[:1]
+				delays = append(delays, w.Delay())
+			}
+		}
+		return drops, delays, told
+	}
+	drops, delays, told := run()
+	require.NotEqual(t, drops[:100], drops[100:], "two watches")
+	dropped, late := strings.Count(drops, "t"), 0
+	for _, d := range delays {
+		require.Contains(t, []time.Duration{1, 8}, d, "delays add up")
+		if d == 8 {
+			late++
+		}
+	}
+	require.InDelta(t, 40, dropped, 20)
+	require.InDelta(t, 100, late, 30)
+	require.Equal(t, dropped+late+200, told)
+	again, delaysAgain, _ := run()
+	require.Equal(t, drops, again)
+	require.Equal(t, delays, delaysAgain)
+}
+
+func TestWhatCannotBeCompiled(t *testing.T) {
+	for what, r := range map[string]*meshv1.FaultRule{
+		"no percentage":    {Delay: &meshv1.Delay{Percent: math.NaN()}},
+		"is no percentage": {Reset_: &meshv1.Reset{Percent: 101}},
+		"negative":         {Delay: &meshv1.Delay{FixedNs: -1}},
+		"no status":        {Abort: &meshv1.Abort{Status: 99}},
+		"0 bytes":          {SlowBody: &meshv1.SlowBody{}},
+		"not possible":     {Truncate: &meshv1.Truncate{AfterBytes: math.MaxUint64}},
+		`"Mars/Base"`:      {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "Mars/Base"}},
+		`"Local"`:          {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "Local"}},
+		"../etc":           {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "../etc/passwd"}},
+		"month 13":         {EffectiveTime: &meshv1.EffectiveTime{Months: []uint32{13}}},
+		"within a day":     {EffectiveTime: &meshv1.EffectiveTime{Start: 86400}},
+		"header":           {Resources: []*meshv1.ResourceMatch{{Headers: []*meshv1.HeaderMatch{{}}}}},
+		"missing":          {Http: []*meshv1.HttpMatch{{Path: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "("}}}}},
+	} {
+		_, err := Compile(one(r), NewStore())
+		require.ErrorContains(t, err, what)
+		require.ErrorContains(t, err, `rule "r0" of FaultInjection "i"`)
+	}
+}
+
+func TestAPolicyForgetsOtherRules(t *testing.T) {
+	s := NewStore()
+	gone, stays := aborts(100), aborts(100)
+	gone.Name, stays.Name = "gone", "stays"
+	run(compiled(t, one(gone, stays), s).OfKind(gets), 3)
+	_, err := Compile(one(stays), s)
+	require.NoError(t, err)
+	require.Len(t, s.States(), 2, "not in force yet")
+	compiled(t, one(stays), s)
+	states := s.States()
+	require.Len(t, states, 1)
+	require.Equal(t, uint64(3), states[0].Matched)
+	compiled(t, one(gone), s)
+	require.Zero(t, s.States()[0].Matched, "forgotten")
+}
+
+func TestAnImportReachesRulesThatWereCompiledBefore(t *testing.T) {
+	rule := aborts(100)
+	rule.Count = 2
+	old := NewStore()
+	run(compiled(t, one(rule), old).OfKind(gets), 2)
+	data, err := old.Export()
+	require.NoError(t, err)
+
+	s := NewStore()
+	r := compiled(t, one(rule), s).OfKind(gets)
+	require.NoError(t, s.Import(data))
+	require.Nil(t, r.Decide(noon, pod))
+	require.Error(t, s.Import([]byte("{")))
+	require.NotNil(t, r.Decide(noon, pod), "as new")
+}
+
+func TestAnImportIsBounded(t *testing.T) {
+	s := NewStore()
+	require.Error(t, s.Import(make([]byte, maxExport+1)))
+	require.Error(t, s.Import([]byte(`{"`+strings.Repeat("k", maxKey+1)+`":{}}`)))
+	var many strings.Builder
+	for i := range maxRules + 1 {
+		fmt.Fprintf(&many, `,"%d":{}`, i)
+	}
+	require.Error(t, s.Import([]byte("{"+many.String()[1:]+"}")))
+	require.NoError(t, s.Import(nil))
+}
+
+func FuzzImport(f *testing.F) {
+	f.Add([]byte(`{"key-r0":{"matched":4,"injected":2}}`))
+	f.Add([]byte(`{"":null}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := NewStore()
+		if s.Import(data) != nil {
+			again, err := s.Export()
+			require.NoError(t, err)
+			require.Equal(t, "{}", string(again))
+			return
+		}
+		compiled(t, one(aborts(50)), s).OfKind(gets).Decide(noon, pod)
+		once, err := s.Export()
+		require.NoError(t, err)
+		require.NoError(t, s.Import(once))
+		twice, err := s.Export()
+		require.NoError(t, err)
+		require.Equal(t, once, twice)
+	})
+}
+
+func BenchmarkHundredRulesNoneMatches(b *testing.B) {
+	rules := make([]*meshv1.FaultRule, 100)
+	for i := range rules {
+		rules[i] = aborts(100)
+		rules[i].Resources = []*meshv1.ResourceMatch{{
+			Resources: []string{"pods"}, Verbs: []string{"get"}, Namespaces: []string{fmt.Sprint("tenant-", i)},
+		}}
+	}
+	r := compiled(b, one(rules...), NewStore()).OfKind(gets)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Decide(noon, pod)
+	}
+}
+
+func BenchmarkAMatch(b *testing.B) {
+	rule := aborts(1)
+	rule.EffectiveTime = &meshv1.EffectiveTime{Start: 3600, TimeZone: "Europe/Berlin"}
+	r := compiled(b, one(rule), NewStore()).OfKind(gets)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Decide(noon, pod)
+	}
+}

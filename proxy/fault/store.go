@@ -1,0 +1,134 @@
+package fault
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Bounds of what is imported.
+const (
+	maxExport = 8 << 20
+	maxRules  = 1 << 14
+	maxKey    = 1 << 10
+)
+
+// Store is what the rules of one pod have decided so far. It is safe for concurrent use.
+type Store struct {
+	mu    sync.Mutex
+	known map[string]*counts // by key
+	// force are the keys of the rules in force, sorted.
+	force []string
+}
+
+// counts are of one rule.
+type counts struct{ matched, injected atomic.Uint64 }
+
+// take takes one of most, of any number if that is 0.
+func (c *counts) take(most uint64) bool {
+	for {
+		n := c.injected.Load()
+		if most > 0 && n >= most {
+			return false
+		}
+		if c.injected.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// NewStore is of a pod whose rules have decided nothing.
+func NewStore() *Store { return &Store{known: map[string]*counts{}} }
+
+// of returns the counts of a key.
+func (s *Store) of(key string) *counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.known[key]
+	if c == nil {
+		c = &counts{}
+		s.known[key] = c
+	}
+	return c
+}
+
+// States are of the rules in force, sorted by key.
+func (s *Store) States() []*meshv1.FaultState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []*meshv1.FaultState
+	for _, key := range s.force {
+		if c := s.known[key]; c != nil {
+			out = append(out, &meshv1.FaultState{Key: key, Matched: c.matched.Load(), Injected: c.injected.Load()})
+		}
+	}
+	return out
+}
+
+// exported is what an agent tells the next of one rule.
+type exported struct {
+	Matched  uint64 `json:"matched"`
+	Injected uint64 `json:"injected"`
+}
+
+// Export is all that a store knows, for the next agent; Import takes it.
+func (s *Store) Export() ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[string]exported, len(s.known))
+	for key, c := range s.known {
+		out[key] = exported{c.matched.Load(), c.injected.Load()}
+	}
+	return json.Marshal(out)
+}
+
+// Import forgets what the store knew. On an error the store is as new.
+func (s *Store) Import(data []byte) error {
+	read, err := parse(data)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Rules that were compiled before hold their counts.
+	maps.DeleteFunc(s.known, func(key string, c *counts) bool {
+		c.matched.Store(0)
+		c.injected.Store(0)
+		_, found := slices.BinarySearch(s.force, key)
+		return !found
+	})
+	for key, of := range read {
+		c := s.known[key]
+		if c == nil {
+			c = &counts{}
+			s.known[key] = c
+		}
+		c.matched.Store(of.Matched)
+		c.injected.Store(of.Injected)
+	}
+	return err
+}
+
+func parse(data []byte) (out map[string]exported, err error) {
+	switch {
+	case len(data) == 0: // of an agent that knew nothing
+		return nil, nil
+	case len(data) > maxExport:
+		return nil, errors.New("what fault rules counted is too large to be read")
+	}
+	if err := json.Unmarshal(data, &out); err != nil {
+		return nil, fmt.Errorf("read what fault rules counted: %w", err)
+	}
+	if len(out) > maxRules {
+		return nil, fmt.Errorf("what fault rules counted is of %d rules, and %d at most are read", len(out), maxRules)
+	}
+	for key := range out {
+		if len(key) > maxKey {
+			return nil, errors.New("read what fault rules counted: a key is too long")
+		}
+	}
+	return out, nil
+}
