@@ -190,7 +190,7 @@ func (w *world) policies(ctx context.Context) error {
 		// Agents keep what they were told last, until it is known who holds what.
 		return err
 	}
-	c := &compiled{compile.Compile(l.configs, l.pods, known), l}
+	c := &compiled{compile.Compile(l.configs, l.pods, known, compile.Rules{}), l}
 	w.push.Set(cluster, c.Policies)
 	before := w.compiled.Swap(c)
 	w.statusLoop.poke()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,8 +74,12 @@ type Conflict struct {
 type Result struct {
 	// Policies are by pod uid.
 	Policies map[types.UID]Policy
-	// Shards are sorted by namespace and name.
-	Shards []Shard
+	// Shards, Breakers and Injections are sorted by namespace and name.
+	Shards     []Shard
+	Breakers   []Breaker
+	Injections []Injection
+	// Until is when the next FaultInjection expires; zero if none does.
+	Until time.Time
 }
 
 // source is a configuration that pods belong to: one written by hand, or a root.
@@ -91,7 +96,7 @@ type source struct {
 //
 // The pods of a root that is not among roots are refused: who owns what is not
 // known. One that is being deleted is as one that is disabled.
-func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root) Result {
+func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
 	res := Result{Policies: make(map[types.UID]Policy, len(pods))}
 	seals := sealer{}
 	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))

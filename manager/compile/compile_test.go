@@ -33,7 +33,8 @@ func TestTranscripts(t *testing.T) {
 	require.NotEmpty(t, files)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml"), func(t *testing.T) {
-			got := transcript(t, Compile(read(t, file)))
+			configs, pods, roots := read(t, file)
+			got := transcript(t, Compile(configs, pods, roots, Rules{}))
 			out := strings.TrimSuffix(file, ".in.yaml") + ".out.yaml"
 			if *update {
 				require.NoError(t, os.WriteFile(out, got, 0o644))
@@ -49,11 +50,11 @@ func TestTranscripts(t *testing.T) {
 func TestOrderDoesNotMatter(t *testing.T) {
 	for _, file := range []string{"testdata/mixed.in.yaml", "testdata/root.in.yaml"} {
 		configs, pods, roots := read(t, file)
-		want := transcript(t, Compile(configs, pods, roots))
+		want := transcript(t, Compile(configs, pods, roots, Rules{}))
 		rapid.Check(t, func(rt *rapid.T) {
 			c := rapid.Permutation(configs).Draw(rt, "configs")
 			p := rapid.Permutation(pods).Draw(rt, "pods")
-			require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, roots))))
+			require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, roots, Rules{}))))
 		})
 	}
 }
@@ -61,14 +62,14 @@ func TestOrderDoesNotMatter(t *testing.T) {
 func TestVersionFollowsContent(t *testing.T) {
 	configs, pods, _ := read(t, "testdata/mixed.in.yaml")
 	uid := types.UID("uid-operator-0")
-	before := Compile(configs, pods, nil).Policies[uid].Version
-	require.Equal(t, before, Compile(configs, pods, nil).Policies[uid].Version)
+	before := Compile(configs, pods, nil, Rules{}).Policies[uid].Version
+	require.Equal(t, before, Compile(configs, pods, nil, Rules{}).Policies[uid].Version)
 	for _, c := range configs {
 		for i := range c.Spec.Limits {
 			c.Spec.Limits[i].Selector = nil
 		}
 	}
-	require.NotEqual(t, before, Compile(configs, pods, nil).Policies[uid].Version)
+	require.NotEqual(t, before, Compile(configs, pods, nil, Rules{}).Policies[uid].Version)
 }
 
 // A pod that trusts the mesh alone was admitted as a member: whatever became of
@@ -83,7 +84,7 @@ func TestAMemberWithoutAConfigurationIsRefused(t *testing.T) {
 	other.Name, other.UID = "other", "2"
 	other.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
 
-	r := Compile(nil, []*corev1.Pod{member, other}, nil)
+	r := Compile(nil, []*corev1.Pod{member, other}, nil, Rules{})
 
 	require.Contains(t, r.Policies["1"].Refuse, "no ShardingConfig selects it")
 	require.Empty(t, r.Policies["2"].Refuse)
@@ -98,7 +99,7 @@ func TestAnOwnersNameMayBeAnything(t *testing.T) {
 		Labels:          map[string]string{v1alpha1.EnableProxyLabel: "true"},
 		OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: "a\xffb", Controller: &yes}},
 	}}
-	r := Compile(nil, []*corev1.Pod{pod}, nil)
+	r := Compile(nil, []*corev1.Pod{pod}, nil, Rules{})
 	require.Equal(t, "a?b", r.Policies["1"].Workload)
 	require.Empty(t, r.Policies["1"].Refuse)
 }
@@ -151,7 +152,7 @@ func TestWhoMayGoPastTheProxy(t *testing.T) {
 			if c.config != nil {
 				configs = append(configs, c.config)
 			}
-			got := Compile(configs, []*corev1.Pod{pod}, nil).Policies["1"]
+			got := Compile(configs, []*corev1.Pod{pod}, nil, Rules{}).Policies["1"]
 			require.Equal(t, c.sharded, got.Sharding != nil)
 			c.want.Uid, c.want.Namespace, c.want.Name, c.want.Workload = "1", "ns", "pod", "pod"
 			c.want.Version, c.want.Sharding = got.Version, got.Sharding

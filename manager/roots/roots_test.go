@@ -168,7 +168,7 @@ func (m *mesh) push() {
 	if !ok {
 		return
 	}
-	m.compiled = compile.Compile(w.Configs, w.Pods, known)
+	m.compiled = compile.Compile(w.Configs, w.Pods, known, compile.Rules{})
 	m.policies = m.compiled.Policies
 	for uid, p := range m.policies {
 		if !m.away[p.Node] && !m.deaf[string(uid)] {
