@@ -3,6 +3,8 @@ package push
 import (
 	"slices"
 	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // observation is what one agent said of a pod.
@@ -15,6 +17,9 @@ type observation struct {
 	holder       bool
 	dead         Holder
 	methods      map[string]string
+	rules        map[string]*meshv1.RuleState
+	faults       map[string]*meshv1.FaultState
+	egress       string
 }
 
 // Observation is what is known of one pod from its node's agent.
@@ -41,6 +46,12 @@ type Observation struct {
 	// Methods are how lists and watches of divided resources, as resource.group, are
 	// narrowed in fact. It is not to be written to.
 	Methods map[string]string
+	// Rules and Faults are what the rules of the pod's policy have done, by their keys.
+	// They are not to be written to.
+	Rules  map[string]*meshv1.RuleState
+	Faults map[string]*meshv1.FaultState
+	// EgressMessage says why connections to other hosts are not redirected.
+	EgressMessage string
 }
 
 // Holder is what was written into a lock.
@@ -76,6 +87,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
 	out.Dead, out.Methods = best.dead, best.methods
+	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
 	// Until the older has drained it serves too, and the newer may before it reports:
 	// a policy is in force when it is in both. What died a moment ago may have left
 	// writes behind.

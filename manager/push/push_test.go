@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -564,4 +565,46 @@ func TestAudienceMustBeEchoed(t *testing.T) {
 	require.Equal(t, "n1", node)
 	_, err = a.Node(t.Context(), "outage")
 	require.NotContains(t, err.Error(), "outage", "an error must not quote the token")
+}
+
+// Of what an agent says of rules only that is kept which can be.
+func TestRuleStates(t *testing.T) {
+	w := start(t)
+	changed, counted := make(chan struct{}, 10), make(chan struct{}, 10)
+	w.Changed, w.Counted = func() { changed <- struct{}{} }, func() { counted <- struct{}{} }
+	p := policies("a@n1=1")
+	p["a"].Traffic = &meshv1.Traffic{
+		Breakers:   []*meshv1.Breaker{{Name: "b", Rules: []*meshv1.LimitRule{{Key: "k1"}, {Key: "k2"}}}},
+		Injections: []*meshv1.Injection{{Name: "i", Rules: []*meshv1.FaultRule{{Key: "f"}}}},
+	}
+	w.Set(cluster1, p)
+	a := w.connect("n1", nil)
+	<-changed
+	a.world()
+	now := time.Now().UnixMilli()
+	say := func(passed uint64) {
+		a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", EgressMessage: "why\nnot",
+			Rules: []*meshv1.RuleState{
+				{Key: "k1", State: meshv1.BreakerState_BREAKER_OPENED, SinceMs: now, Passed: passed, Share: &meshv1.Share{Index: 1, Of: 3}},
+				{Key: "k1", Passed: 9},
+				{Key: "k2", State: 77, SinceMs: 1 << 62, Refused: 4, Share: &meshv1.Share{Index: 3, Of: 3}},
+				{Key: "another's"}, nil,
+			},
+			Faults: []*meshv1.FaultState{{Key: "f", Matched: 2, Injected: 1}, {Key: "f"}, {Key: "k1"}, nil},
+		})
+	}
+	say(7)
+	<-changed
+	o := w.Observe("n1", "a")
+	require.Equal(t, "why not", o.EgressMessage)
+	require.Len(t, o.Rules, 2)
+	require.Len(t, o.Faults, 1)
+	require.True(t, proto.Equal(&meshv1.RuleState{Key: "k1", State: meshv1.BreakerState_BREAKER_OPENED, SinceMs: now, Passed: 7, Share: &meshv1.Share{Index: 1, Of: 3}}, o.Rules["k1"]), o.Rules["k1"])
+	require.True(t, proto.Equal(&meshv1.RuleState{Key: "k2", Refused: 4}, o.Rules["k2"]), o.Rules["k2"])
+	require.True(t, proto.Equal(&meshv1.FaultState{Key: "f", Matched: 2, Injected: 1}, o.Faults["f"]), o.Faults["f"])
+
+	say(8)
+	<-counted
+	require.EqualValues(t, 8, w.Observe("n1", "a").Rules["k1"].Passed)
+	require.Empty(t, changed, "nothing else did")
 }

@@ -46,6 +46,9 @@ type Server struct {
 	// Changed is called, without delay and from any goroutine, when Observe or
 	// the number of connected agents has something new to tell. May be nil.
 	Changed func()
+	// Counted is called instead when all that is new is what rules have done. If it is
+	// nil, Changed is.
+	Counted func()
 	// StreamLife is how long a stream lives before the agent must authenticate
 	// anew; an hour when zero.
 	StreamLife time.Duration

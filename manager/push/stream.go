@@ -161,18 +161,27 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	news := false
 	for _, p := range r.Pods {
-		if s.node(name).policies[p.GetUid()] == nil {
+		policy := s.node(name).policies[p.GetUid()]
+		if policy == nil {
 			continue
 		}
-		o := st.seen[p.Uid]
+		before := st.seen[p.Uid]
+		o := before
 		o.reported = true
 		o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
 		o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
-		o.dead = deadHolder(p.DeadHolder)
+		o.dead, o.egress = deadHolder(p.DeadHolder), clip(p.EgressMessage)
+		o.rules, o.faults = ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
 		st.seen[p.Uid] = o
+		news = news || !o.saysAs(before)
 	}
-	s.changed()
+	if news || s.Counted == nil {
+		s.changed()
+	} else {
+		s.Counted()
+	}
 }
 
 // deadHolder leaves out what is too long: in part it would be another.
