@@ -16,8 +16,9 @@ type Rules struct {
 	Injections []*v1alpha1.FaultInjection
 	// NoFaults are the namespaces that forbid fault injection.
 	NoFaults []string
-	// Shares are by pod uid and key of the rule. A member without one has none yet.
-	Shares map[types.UID]map[string]*meshv1.Share
+	// Share is a pod's of a rule of scope Workload, by the names of the CircuitBreaker, the
+	// rule and the pod. Without it nobody has one yet.
+	Share func(breaker types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share
 	// Now is when FaultInjections that expire before have none of their effect.
 	Now time.Time
 }
