@@ -52,19 +52,19 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 		}
 		out.resources = append(out.resources, resource{name, sub})
 	}
-	for _, any := range []bool{
-		out.groups == nil, out.verbs == nil, out.namespaces == nil, out.names == nil,
-		len(out.resources) == 0 || slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" }),
-	} {
+	for _, any := range []bool{out.groups == nil, out.verbs == nil, out.namespaces == nil, out.names == nil, len(out.resources) == 0} {
 		if any {
-			out.wildcards++
+			out.wildcards += 2
 		}
+	}
+	if slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" }) {
+		out.wildcards++
 	}
 	return out, nil
 }
 
-// Wildcards is how many things the match does not ask about: the fewer, the more
-// specific it is.
+// Wildcards says how much the match does not ask about, two for each thing and one for
+// half of a resource's name: the less, the more specific it is.
 func (m *Resource) Wildcards() int { return m.wildcards }
 
 // Of tells whether the match may be about requests of a kind.
