@@ -3,80 +3,62 @@
 //
 // What was counted is kept in a [Store] by the rules' keys, so that it outlives
 // policies that do not touch a rule, and the agent.
+//
+// # Which rule
+//
+// Of a CircuitBreaker's rules one decides, alone: of the entries that match a request
+// the one with the fewest wildcards, and of those with as few the one written first.
+// All CircuitBreakers must let a request pass; one that is refused counts in the rule
+// that refused it and nowhere else.
+//
+// # Together
+//
+// A member's share of a bucket is an n-th of it with an n-th of its rate; of one
+// that has fewer tokens than members, turns in time (turns.go). Members together never
+// pass more than burst + rate*time. So a share that grows, or comes after there was
+// none, fills with time alone.
 package limit
 
 import (
 	"time"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Store is what the rules of one pod have counted. It is safe for concurrent use.
-type Store struct{}
-
-// NewStore is of a pod whose rules have counted nothing.
-func NewStore() *Store { return &Store{} }
-
-// States are of the rules in force, sorted by key.
-func (s *Store) States() []*meshv1.RuleState { return nil }
-
-// Export is all that a store knows, for the next agent; Import takes it. Wall-clock
-// time, for the processes have none other in common.
-func (s *Store) Export(now time.Time) ([]byte, error) { return nil, nil }
-
-// Import forgets what the store knew. On an error the store is as new.
-func (s *Store) Import(data []byte, now time.Time) error { return nil }
-
-// Rules are those of one policy. They are immutable, and nil has none.
-type Rules struct{}
-
-// Compile makes rules that count in s. What s knows of other keys is forgotten
-// once the rules are put in force by [Rules.Enforce].
-func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) { return &Rules{}, nil }
-
-// Enforce makes these the rules that the store tells of, and forgets others.
-func (r *Rules) Enforce(now time.Time) {}
-
-// Resources are the rules that may be about requests of one kind. Nil: none is.
-type Resources struct{}
-
-// OfKind is for a plan to keep.
-func (r *Rules) OfKind(k match.Kind) *Resources { return nil }
-
-// Take decides about a request for a resource. Without a refusal the ticket must be
-// done with when the answer has come.
-func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Ticket, *Refusal) {
-	return Ticket{}, nil
-}
-
-// TakePath decides about a request to the apiserver for no resource.
-func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *Refusal) {
-	return Ticket{}, nil
-}
-
-// TakeHTTP decides about a request to another host, or a connection if no more is
-// seen: rules that would have to see more are left out.
-func (r *Rules) TakeHTTP(now time.Time, req *match.HTTP, userAgent string) (Ticket, *Refusal) {
-	return Ticket{}, nil
-}
-
-// Deep tells whether a rule must see requests to a host within TLS.
-func (r *Rules) Deep(host string) bool { return false }
-
 // Ticket is of a request that is under way. The zero Ticket counts nowhere.
-type Ticket struct{}
+type Ticket struct {
+	started time.Time
+	first   held
+	rest    []held
+}
+
+// held is what a request holds of one rule.
+type held struct {
+	*state
+	flies bool   // it counts as in flight
+	probe uint64 // 0: it is none
+}
 
 // Outcome is what became of a request.
 type Outcome struct {
 	// Failed: answered 5xx or 429, or not at all though the client still waited.
 	Failed bool
+	// Unknown: nobody will know, for the client is gone. It counts nowhere.
+	Unknown bool
 	// Took is how long the answer was waited for; 0 for one that does not count.
 	Took time.Duration
 }
 
 // Done must be called once.
-func (t Ticket) Done(now time.Time, o Outcome) {}
+func (t Ticket) Done(now time.Time, o Outcome) {
+	if t.first.state == nil {
+		return
+	}
+	t.first.done(t.first, t.started, now, o)
+	for _, h := range t.rest {
+		h.done(h, t.started, now, o)
+	}
+}
 
 // Refusal says which rule refused a request and why.
 type Refusal struct {
@@ -88,4 +70,173 @@ type Refusal struct {
 	Reason string
 	// RetryAfter is when to try again, at least; 0 if nobody knows.
 	RetryAfter time.Duration
+}
+
+// Resources are the rules that may be about requests of one kind. Nil: none is.
+type Resources struct {
+	breakers []candidates[*match.Resource]
+	flies    bool
+}
+
+// candidates are the entries of one CircuitBreaker, the most specific first.
+type candidates[M any] []candidate[M]
+
+type candidate[M any] struct {
+	match M
+	*rule
+}
+
+// Take decides about a request for a resource. Without a refusal the ticket must be
+// done with when the request is over; until then it is in flight.
+func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Ticket, *Refusal) {
+	if r == nil {
+		return Ticket{}, nil
+	}
+	var found found
+	for _, b := range r.breakers {
+		for i := range b {
+			if c := &b[i]; c.match.Match(o) && c.agents.Match(userAgent) {
+				found.add(c.rule)
+				break
+			}
+		}
+	}
+	return found.take(now, r.flies)
+}
+
+// TakePath decides about a request to the apiserver for no resource.
+func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *Refusal) {
+	if r == nil {
+		return Ticket{}, nil
+	}
+	var found found
+	for _, b := range r.paths {
+		for i := range b {
+			if c := &b[i]; c.match.Match(verb, path) && c.agents.Match(userAgent) {
+				found.add(c.rule)
+				break
+			}
+		}
+	}
+	return found.take(now, true)
+}
+
+// TakeHTTP decides about a request to another host, or a connection if no more is
+// seen: rules that would have to see more are left out.
+func (r *Rules) TakeHTTP(now time.Time, req *match.HTTP, userAgent string) (Ticket, *Refusal) {
+	if r == nil {
+		return Ticket{}, nil
+	}
+	var found found
+	for _, b := range r.urls {
+		for i := range b {
+			c := &b[i]
+			if c.match.Match(req) == match.Yes && (len(c.agents) == 0 || !req.Opaque && c.agents.Match(userAgent)) {
+				found.add(c.rule)
+				break
+			}
+		}
+	}
+	return found.take(now, true)
+}
+
+// Deep tells whether a rule must see requests to a host within TLS.
+func (r *Rules) Deep(host string) bool {
+	if r == nil {
+		return false
+	}
+	for _, b := range r.urls {
+		for _, c := range b {
+			if (c.match.Deep() || len(c.agents) > 0) && c.match.HostIs(host) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// found are the rules that decide about a request, as their CircuitBreakers are sorted.
+type found struct {
+	few  [4]*rule // most often that is enough
+	n    int
+	more []*rule
+}
+
+func (f *found) add(r *rule) {
+	if f.n < len(f.few) {
+		f.few[f.n] = r
+	} else {
+		if f.n == len(f.few) {
+			f.more = append(f.more, f.few[:]...)
+		}
+		f.more = append(f.more, r)
+	}
+	f.n++
+}
+
+func (f *found) rules() []*rule {
+	if f.more != nil {
+		return f.more
+	}
+	return f.few[:f.n]
+}
+
+// take takes from all rules or from none.
+func (f *found) take(now time.Time, flies bool) (Ticket, *Refusal) {
+	rules := f.rules()
+	switch len(rules) {
+	case 0:
+		return Ticket{}, nil
+	case 1:
+		r := rules[0]
+		r.state.mu.Lock()
+		defer r.state.mu.Unlock()
+		if refusal := r.check(now, flies); refusal != nil {
+			return Ticket{}, refusal
+		}
+		return Ticket{started: now, first: r.state.take(now, flies)}, nil
+	}
+	var few [4]*state
+	locked := lock(few[:0], rules)
+	defer func() {
+		for _, s := range locked {
+			s.mu.Unlock()
+		}
+	}()
+	for _, r := range rules {
+		if refusal := r.check(now, flies); refusal != nil {
+			return Ticket{}, refusal
+		}
+	}
+	t := Ticket{started: now, first: rules[0].state.take(now, flies), rest: make([]held, 0, len(rules)-1)}
+	for _, r := range rules[1:] {
+		t.rest = append(t.rest, r.state.take(now, flies))
+	}
+	return t, nil
+}
+
+// lock locks the rules' states, always in the same order.
+func lock(states []*state, rules []*rule) []*state {
+	for _, r := range rules {
+		i := len(states)
+		states = append(states, r.state)
+		for ; i > 0 && states[i-1].id > r.state.id; i-- {
+			states[i] = states[i-1]
+		}
+		states[i] = r.state
+	}
+	for _, s := range states {
+		s.mu.Lock()
+	}
+	return states
+}
+
+// check is that of the state, with the rule's name. The state's lock is held.
+func (r *rule) check(now time.Time, flies bool) *Refusal {
+	refusal := r.state.check(now, flies)
+	if refusal != nil {
+		r.state.refused++
+		refusal.Breaker, refusal.Rule = r.breaker, r.name
+	}
+	return refusal
 }

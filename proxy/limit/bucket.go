@@ -1,0 +1,71 @@
+package limit
+
+import (
+	"math"
+	"math/bits"
+	"time"
+)
+
+// bucket is a token bucket in whole numbers, so that it never gives more than burst
+// and limit per interval; golang.org/x/time/rate rounds, and gains when it is told
+// of the past.
+type bucket struct {
+	burst, limit, interval uint64 // interval in nanoseconds, above 0
+
+	tokens uint64
+	frac   uint64 // of the next token, in parts of interval
+	last   time.Time
+}
+
+func newBucket(burst, limit, interval uint64) bucket {
+	return bucket{burst: burst, limit: limit, interval: interval, tokens: burst}
+}
+
+func (b *bucket) advance(now time.Time) {
+	elapsed := now.Sub(b.last)
+	switch {
+	case b.last.IsZero():
+		b.last = now
+		return
+	case elapsed <= 0:
+		return
+	}
+	b.last = now
+	hi, lo := bits.Mul64(uint64(elapsed), b.limit)
+	lo, carry := bits.Add64(lo, b.frac, 0)
+	if hi += carry; hi >= b.interval {
+		b.tokens, b.frac = b.burst, 0
+		return
+	}
+	more, frac := bits.Div64(hi, lo, b.interval)
+	if b.tokens >= b.burst || more >= b.burst-b.tokens {
+		b.tokens, b.frac = b.burst, 0
+		return
+	}
+	b.tokens, b.frac = b.tokens+more, frac
+}
+
+// wait is how long an empty bucket stays empty; 0: for ever.
+func (b *bucket) wait() time.Duration {
+	if b.limit == 0 || b.burst == 0 {
+		return 0
+	}
+	missing := b.interval - b.frac
+	ns := missing / b.limit
+	if missing%b.limit != 0 {
+		ns++
+	}
+	return time.Duration(min(ns, math.MaxInt64))
+}
+
+// become makes it a bucket of other size and rate. It never has more for that.
+func (b *bucket) become(next bucket, now time.Time) {
+	b.advance(now)
+	next.tokens = min(b.tokens, next.burst)
+	if next.tokens < next.burst && next.limit > 0 && b.limit > 0 {
+		hi, lo := bits.Mul64(b.frac, next.interval)
+		next.frac, _ = bits.Div64(hi, lo, b.interval) // frac < interval
+	}
+	next.last = now
+	*b = next
+}

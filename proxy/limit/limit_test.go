@@ -1,0 +1,585 @@
+package limit
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+var start = time.Unix(1_800_000_000, 123)
+
+func bucketOf(burst, limit uint32, interval time.Duration) *meshv1.Bucket {
+	return &meshv1.Bucket{Burst: burst, Limit: limit, IntervalNs: int64(interval)}
+}
+
+func everything() []*meshv1.ResourceMatch { return []*meshv1.ResourceMatch{{}} }
+
+func traffic(rules ...*meshv1.LimitRule) *meshv1.Traffic {
+	for i, r := range rules {
+		if r.Key == "" {
+			r.Key = fmt.Sprintf("key-%d", i)
+		}
+		if r.Name == "" {
+			r.Name = fmt.Sprintf("rule-%d", i)
+		}
+		if r.Resources == nil && r.Paths == nil && r.Http == nil {
+			r.Resources = everything()
+		}
+	}
+	return &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "breaker", Rules: rules}}}
+}
+
+// pod is one that asks for one kind of thing.
+type pod struct {
+	*Store
+	*Resources
+	rules *Rules
+}
+
+func newPod(t testing.TB, rules ...*meshv1.LimitRule) *pod {
+	p := &pod{Store: NewStore()}
+	p.put(t, start, rules...)
+	return p
+}
+
+func (p *pod) put(t testing.TB, now time.Time, rules ...*meshv1.LimitRule) {
+	t.Helper()
+	compiled, err := Compile(traffic(rules...), p.Store)
+	require.NoError(t, err)
+	compiled.Enforce(now)
+	p.rules, p.Resources = compiled, compiled.OfKind(match.Kind{Verb: "get", Resource: "pods"})
+}
+
+func (p *pod) ask(now time.Time) (Ticket, *Refusal) { return p.Take(now, &match.Object{}, "") }
+
+// passes tells whether a request passes that succeeds at once.
+func (p *pod) passes(now time.Time) bool {
+	ticket, refusal := p.ask(now)
+	if refusal == nil {
+		ticket.Done(now, Outcome{})
+	}
+	return refusal == nil
+}
+
+func only() meshv1.Trigger { return meshv1.Trigger_TRIGGER_LIMITER_ONLY }
+
+// atMost fails if more than burst + limit*time/interval passed between any two moments.
+func atMost(t *testing.T, passed []time.Time, burst, limit uint32, interval time.Duration) {
+	t.Helper()
+	slices.SortFunc(passed, time.Time.Compare)
+	for i := range passed {
+		for j := i; j < len(passed); j++ {
+			n, took := int64(j-i+1), passed[j].Sub(passed[i])
+			if (n-int64(burst))*int64(interval) > int64(took)*int64(limit) {
+				t.Fatalf("%d requests within %s, of %d and %d in %s", n, took, burst, limit, interval)
+			}
+		}
+	}
+}
+
+func TestABucketNeverPassesMoreThanItHas(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		burst, limit := 1+random.Uint32N(5), random.Uint32N(7)
+		interval := time.Duration(1 + random.Int64N(int64(3*time.Second)))
+		p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(burst, limit, interval), Trigger: only()})
+		now, latest := start, time.Time{}
+		var passed []time.Time
+		for range 150 {
+			now = now.Add(time.Duration(random.Int64N(int64(interval) / 2 * 3 / int64(limit+1))))
+			asked := now
+			if random.IntN(10) == 0 {
+				asked = now.Add(-interval) // told late of it
+			}
+			if asked.After(latest) {
+				latest = asked
+			}
+			if _, refusal := p.ask(asked); refusal == nil {
+				passed = append(passed, latest)
+			} else if limit > 0 {
+				require.Positive(t, refusal.RetryAfter)
+			}
+		}
+		atMost(t, passed, burst, limit, interval)
+		require.GreaterOrEqual(t, len(passed), int(burst))
+	}
+}
+
+func TestRetryAfterIsWhenTheNextPasses(t *testing.T) {
+	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(1, 3, 10*time.Second), Trigger: only()})
+	require.True(t, p.passes(start))
+	_, refusal := p.ask(start)
+	require.Equal(t, "bucket", refusal.Reason)
+	require.Equal(t, "breaker", refusal.Breaker)
+	require.False(t, refusal.Opened)
+	for range 10 { // and asking takes nothing
+		require.False(t, p.passes(start.Add(refusal.RetryAfter-1)))
+	}
+	require.True(t, p.passes(start.Add(refusal.RetryAfter)))
+}
+
+func TestMembersTogetherNeverPassMoreThanTheBucketHas(t *testing.T) {
+	turns := 0
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		burst, limit := 1+random.Uint32N(6), 1+random.Uint32N(5)
+		interval := time.Duration(1+random.Int64N(20)) * time.Second
+		n := 1 + random.Uint32N(7)
+		if burst < n {
+			turns++
+		}
+		members := make([]*pod, n)
+		for i := range members {
+			members[i] = newPod(t, &meshv1.LimitRule{
+				Bucket: bucketOf(burst, limit, interval), Trigger: only(),
+				Share: &meshv1.Share{Index: uint32(i), Of: n},
+			})
+		}
+		now := start
+		var passed []time.Time
+		for range 600 {
+			now = now.Add(time.Duration(random.Int64N(int64(interval) / int64(limit) / 4)))
+			if members[random.Uint32N(n)].passes(now) {
+				passed = append(passed, now)
+			}
+		}
+		atMost(t, passed, burst, limit, interval)
+		require.NotEmpty(t, passed)
+	}
+	require.Greater(t, turns, 50)
+}
+
+// Members come and go as the manager has it: those who must have less first.
+func TestSharesThatChangeNeverPassMoreThanTheBucketHas(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		const most = 5
+		burst, limit, interval := most+random.Uint32N(6), 1+random.Uint32N(5), time.Duration(1+random.Int64N(10))*time.Second
+		rule := func(i int, of uint32) *meshv1.LimitRule {
+			s := &meshv1.Share{Of: of, Index: uint32(i)}
+			if of == 0 {
+				s.Index = 0
+			}
+			return &meshv1.LimitRule{Bucket: bucketOf(burst, limit, interval), Trigger: only(), Share: s}
+		}
+		n := 1
+		members := []*pod{newPod(t, rule(0, 1))}
+		now := start
+		var passed []time.Time
+		for range 400 {
+			now = now.Add(time.Duration(random.Int64N(int64(interval) / int64(limit))))
+			switch random.IntN(20) {
+			case 0:
+				if n < most {
+					members = append(members, newPod(t, rule(0, 0)))
+					n++
+					for i, m := range members {
+						m.put(t, now, rule(i, uint32(n)))
+					}
+				}
+			case 1:
+				if n > 1 {
+					members = members[:n-1]
+					n--
+					for i, m := range members {
+						m.put(t, now, rule(i, uint32(n)))
+					}
+				}
+			default:
+				if members[random.IntN(n)].passes(now) {
+					passed = append(passed, now)
+				}
+			}
+		}
+		atMost(t, passed, burst, limit, interval)
+	}
+}
+
+func TestWhoWaitsForHisTurnGetsOne(t *testing.T) {
+	for _, c := range []struct {
+		burst, limit, of uint32
+		interval         time.Duration
+	}{{1, 1, 4, 10 * time.Second}, {1, 1, 3, time.Second}, {2, 6, 5, time.Minute}, {3, 1, 4, time.Hour}} {
+		for index := range c.of {
+			p := newPod(t, &meshv1.LimitRule{
+				Bucket: bucketOf(c.burst, c.limit, c.interval), Trigger: only(), Share: &meshv1.Share{Index: index, Of: c.of},
+			})
+			now, passed := start, 0
+			for range 20 {
+				_, refusal := p.ask(now)
+				if refusal == nil {
+					passed++
+					now = now.Add(time.Millisecond)
+					continue
+				}
+				require.Positive(t, refusal.RetryAfter)
+				// As clients do: whole seconds, and some way to go.
+				now = now.Add((refusal.RetryAfter + time.Second - 1).Truncate(time.Second) + 2*time.Millisecond)
+			}
+			require.GreaterOrEqual(t, passed, 9, "%+v", c)
+			spent := now.Sub(start)
+			require.LessOrEqual(t, float64(passed), 1+float64(c.limit)/float64(c.of)*spent.Seconds()/c.interval.Seconds()+1)
+		}
+	}
+}
+
+func TestTurnsOutliveAWallClockThatIsSet(t *testing.T) {
+	// A clock without a monotonic one stands still when it is set back, and goes on.
+	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(1, 1, time.Second), Trigger: only(), Share: &meshv1.Share{Of: 2}})
+	find := func(from time.Time) time.Time {
+		for now := from; now.Before(from.Add(time.Minute)); now = now.Add(100 * time.Millisecond) {
+			if p.passes(now) {
+				return now
+			}
+		}
+		t.Fatal("no turn")
+		return from
+	}
+	find(find(start).Add(time.Second))
+}
+
+func TestNoShareNoRequest(t *testing.T) {
+	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(10, 10, time.Second), Share: &meshv1.Share{}})
+	_, refusal := p.ask(start)
+	require.Equal(t, &Refusal{Breaker: "breaker", Rule: "rule-0", Reason: "bucket", RetryAfter: time.Second}, refusal)
+	require.Equal(t, closed, p.States()[0].GetState(), "it is not the pod that asks too much")
+	require.Zero(t, p.States()[0].GetShare().GetOf())
+}
+
+func TestInFlight(t *testing.T) {
+	p := newPod(t, &meshv1.LimitRule{MaxInFlight: 2})
+	a, refusal := p.ask(start)
+	require.Nil(t, refusal)
+	_, refusal = p.ask(start)
+	require.Nil(t, refusal)
+	_, refusal = p.ask(start)
+	require.Equal(t, "in_flight", refusal.Reason)
+	watch := p.rules.OfKind(match.Kind{Verb: "watch", Resource: "pods"})
+	_, refusal = watch.Take(start, &match.Object{}, "")
+	require.Nil(t, refusal, "watches do not count")
+	a.Done(start, Outcome{})
+	require.True(t, p.passes(start))
+	require.Equal(t, closed, p.States()[0].GetState())
+}
+
+func TestBackoff(t *testing.T) {
+	p := newPod(t, &meshv1.LimitRule{Backoff: &meshv1.Backoff{Failures: 2, BaseNs: int64(time.Second), MaxNs: int64(3 * time.Second)}})
+	now := start
+	fail := func() {
+		ticket, refusal := p.ask(now)
+		require.Nil(t, refusal)
+		now = now.Add(time.Millisecond)
+		ticket.Done(now, Outcome{Failed: true})
+	}
+	fail()
+	others := make([]Ticket, 5)
+	for i := range others {
+		others[i], _ = p.ask(now)
+	}
+	fail()
+	for _, wait := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 3 * time.Second} {
+		for _, o := range others { // of before: they say nothing new
+			o.Done(now, Outcome{Failed: true})
+		}
+		others = nil
+		_, refusal := p.ask(now)
+		require.Equal(t, "backoff", refusal.Reason)
+		require.Equal(t, wait, refusal.RetryAfter)
+		now = now.Add(wait)
+		fail()
+	}
+	now = now.Add(3 * time.Second)
+	require.True(t, p.passes(now))
+	fail()
+	require.True(t, p.passes(now), "one failure alone")
+}
+
+func TestTheMostSpecificRuleDecides(t *testing.T) {
+	one := bucketOf(1, 0, time.Second)
+	rules := []*meshv1.LimitRule{
+		{Name: "any", Bucket: one},
+		{Name: "pods", Bucket: one, Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{""}, Resources: []string{"pods"}}}},
+		{Name: "pods too", Bucket: one, Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{""}, Resources: []string{"pods"}}}},
+		{Name: "here", Bucket: one, Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{""}, Resources: []string{"pods"}, Namespaces: []string{"here"}}}},
+		{Name: "agent", Bucket: one, UserAgents: []string{"kubectl/*"}, Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{""}, Resources: []string{"pods"}, Namespaces: []string{"here"}}}},
+	}
+	for range 50 {
+		// The order matters among equals alone, and so do labels' and maps' never.
+		shuffled := slices.Clone(rules)
+		rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		equals := slices.IndexFunc(shuffled, func(r *meshv1.LimitRule) bool { return r.Name == "pods" || r.Name == "pods too" })
+		for i, r := range shuffled {
+			shuffled[i] = proto.CloneOf(r)
+			shuffled[i].Trigger = meshv1.Trigger_TRIGGER_FORCE_OPENED
+			slices.Reverse(shuffled[i].GetResources())
+		}
+		p := newPod(t, shuffled...)
+		for _, c := range []struct{ namespace, agent, want string }{
+			{"here", "kubectl/v1", "agent"},
+			{"here", "curl", "here"},
+			{"there", "kubectl/v1", shuffled[equals].Name},
+		} {
+			_, refusal := p.Take(start, &match.Object{Namespace: c.namespace}, c.agent)
+			require.Equal(t, c.want, refusal.Rule)
+		}
+		secrets := p.rules.OfKind(match.Kind{Verb: "get", Resource: "secrets"})
+		_, refusal := secrets.Take(start, &match.Object{Namespace: "here"}, "kubectl/v1")
+		require.Equal(t, "any", refusal.Rule)
+	}
+}
+
+func TestAllCircuitBreakersMustAllow(t *testing.T) {
+	store := NewStore()
+	m := &meshv1.Traffic{}
+	for i, burst := range []uint32{5, 2, 9, 4, 7, 3} {
+		name := string(rune('a' + i))
+		m.Breakers = append(m.Breakers, &meshv1.Breaker{Name: name, Rules: []*meshv1.LimitRule{
+			{Name: "r", Key: name, Resources: everything(), Bucket: bucketOf(burst, 0, time.Second), Trigger: only()},
+		}})
+	}
+	rules, err := Compile(m, store)
+	require.NoError(t, err)
+	rules.Enforce(start)
+	pods := rules.OfKind(match.Kind{Verb: "get", Resource: "pods"})
+	for i := range 10 {
+		ticket, refusal := pods.Take(start, &match.Object{}, "")
+		if i < 2 {
+			require.Nil(t, refusal)
+			ticket.Done(start, Outcome{})
+			continue
+		}
+		require.Equal(t, "b", refusal.Breaker)
+	}
+	for _, s := range store.States() {
+		require.EqualValues(t, 2, s.GetPassed(), "who is refused by one takes no token of another")
+	}
+}
+
+func TestAPolicyThatLeavesARuleAloneLeavesItsState(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Key: "kept", Bucket: bucketOf(1, 0, time.Second)}
+	}
+	p := newPod(t, rule())
+	require.True(t, p.passes(start))
+	require.False(t, p.passes(start))
+	p.put(t, start, rule(), &meshv1.LimitRule{Key: "other", Bucket: bucketOf(1, 0, time.Second)})
+	require.False(t, p.passes(start))
+	require.EqualValues(t, 2, p.States()[0].GetRefused())
+	require.Equal(t, opened, p.States()[0].GetState())
+
+	changed := rule()
+	changed.Bucket.Burst, changed.Key = 2, "another"
+	p.put(t, start, changed)
+	require.True(t, p.passes(start))
+	require.Len(t, p.States(), 1)
+	p.put(t, start, rule())
+	require.True(t, p.passes(start), "what is gone is forgotten")
+
+	recovered := rule()
+	require.False(t, p.passes(start))
+	recovered.Recover = "2026-01-01"
+	p.put(t, start, recovered)
+	require.Equal(t, closed, p.States()[0].GetState())
+	_, refusal := p.ask(start)
+	require.False(t, refusal.Opened, "closing fills nothing")
+}
+
+func TestRequestsToOtherHosts(t *testing.T) {
+	exact := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: s}} }
+	p := newPod(t,
+		&meshv1.LimitRule{Name: "path", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Http: []*meshv1.HttpMatch{{Host: exact("a.example"), Path: exact("/x")}}},
+		&meshv1.LimitRule{Name: "host", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Http: []*meshv1.HttpMatch{{Host: exact("b.example")}}},
+		&meshv1.LimitRule{Name: "agent", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, UserAgents: []string{"curl*"}, Http: []*meshv1.HttpMatch{{Host: exact("c.example")}}},
+	)
+	take := func(r match.HTTP) string {
+		r.Header = http.Header{}
+		_, refusal := p.rules.TakeHTTP(start, &r, "curl/8")
+		if refusal == nil {
+			return ""
+		}
+		return refusal.Rule
+	}
+	require.Equal(t, "path", take(match.HTTP{Host: "a.example", Path: "/x"}))
+	require.Empty(t, take(match.HTTP{Host: "a.example", Opaque: true}), "what cannot be seen is left out")
+	require.Equal(t, "host", take(match.HTTP{Host: "b.example", Opaque: true}))
+	require.Empty(t, take(match.HTTP{Host: "c.example", Opaque: true}))
+	require.Equal(t, "agent", take(match.HTTP{Host: "c.example"}))
+	require.True(t, p.rules.Deep("a.example"))
+	require.False(t, p.rules.Deep("b.example"))
+	require.True(t, p.rules.Deep("c.example"))
+	require.Nil(t, p.rules.OfKind(match.Kind{Verb: "get", Resource: "pods"}))
+}
+
+func TestRequestsForNoResource(t *testing.T) {
+	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(1, 0, time.Second), Paths: []*meshv1.PathMatch{{Paths: []string{"/metrics*"}, Verbs: []string{"get"}}}})
+	_, refusal := p.rules.TakePath(start, "get", "/metrics/cadvisor", "")
+	require.Nil(t, refusal)
+	_, refusal = p.rules.TakePath(start, "get", "/metrics", "")
+	require.NotNil(t, refusal)
+	_, refusal = p.rules.TakePath(start, "get", "/healthz", "")
+	require.Nil(t, refusal)
+}
+
+func TestLocksAreExemptUnlessNamed(t *testing.T) {
+	p := newPod(t,
+		&meshv1.LimitRule{Name: "all", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED},
+		&meshv1.LimitRule{Name: "lock", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Resources: []*meshv1.ResourceMatch{{Names: []string{"named"}}}},
+	)
+	_, refusal := p.Take(start, &match.Object{Name: "other", Lock: true}, "")
+	require.Nil(t, refusal)
+	_, refusal = p.Take(start, &match.Object{Name: "named", Lock: true}, "")
+	require.Equal(t, "lock", refusal.Rule)
+}
+
+func TestStateMovesToAnotherStore(t *testing.T) {
+	rules := func() []*meshv1.LimitRule {
+		return []*meshv1.LimitRule{
+			{Key: "bucket", Bucket: bucketOf(5, 1, 10*time.Second), Trigger: only()},
+		}
+	}
+	old := newPod(t, rules()...)
+	for range 3 {
+		require.True(t, old.passes(start))
+	}
+	data, err := old.Export(start.Add(5 * time.Second))
+	require.NoError(t, err)
+
+	count := func(p *pod, now time.Time) (n int) {
+		for p.passes(now) {
+			n++
+		}
+		return n
+	}
+	later := start.Add(10 * time.Second)
+	early := &pod{Store: NewStore()}
+	require.NoError(t, early.Import(data, start.Add(6*time.Second)))
+	early.put(t, start.Add(6*time.Second), rules()...)
+	require.Equal(t, 3, count(early, later), "2 were left and 1 came")
+	require.EqualValues(t, 6, early.States()[0].GetPassed())
+
+	late := newPod(t, rules()...)
+	require.True(t, late.passes(start.Add(5*time.Second)))
+	for range 2 { // the last word counts
+		require.NoError(t, late.Import(data, start.Add(6*time.Second)))
+	}
+	require.Equal(t, 2, count(late, later))
+	require.EqualValues(t, 6, late.States()[0].GetPassed())
+	again, err := late.Export(later)
+	require.NoError(t, err)
+	require.NoError(t, NewStore().Import(again, later))
+}
+
+func TestAnOpenedBreakerMovesToAnotherStore(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Bucket: bucketOf(1, 1, time.Millisecond), Recovery: &meshv1.Recovery{SleepingWindowNs: int64(10 * time.Second)}}
+	}
+	old := newPod(t, rule())
+	require.True(t, old.passes(start))
+	require.False(t, old.passes(start))
+	data, err := old.Export(start.Add(4 * time.Second))
+	require.NoError(t, err)
+	p := newPod(t, rule())
+	require.NoError(t, p.Import(data, start.Add(4*time.Second)))
+	_, refusal := p.ask(start.Add(4 * time.Second))
+	require.Equal(t, "opened", refusal.Reason)
+	require.Equal(t, 6*time.Second, refusal.RetryAfter)
+	require.True(t, p.passes(start.Add(10*time.Second)))
+	require.Equal(t, closed, p.States()[0].GetState())
+}
+
+func TestOutcomesMoveToAnotherStore(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(10 * time.Second), MinRequests: 4, ErrorPercent: 100}}
+	}
+	fail := func(p *pod, now time.Time) {
+		ticket, refusal := p.ask(now)
+		require.Nil(t, refusal)
+		ticket.Done(now, Outcome{Failed: true})
+	}
+	old := newPod(t, rule())
+	for i := range 3 {
+		fail(old, start.Add(time.Duration(i)*time.Second))
+	}
+	data, err := old.Export(start.Add(3 * time.Second))
+	require.NoError(t, err)
+	for after, want := range map[time.Duration]meshv1.BreakerState{4 * time.Second: opened, 14 * time.Second: closed} {
+		p := newPod(t, rule())
+		require.NoError(t, p.Import(data, start.Add(3*time.Second)))
+		fail(p, start.Add(after))
+		require.Equal(t, want, p.States()[0].GetState(), after)
+	}
+}
+
+func TestPoliciesThatCannotBe(t *testing.T) {
+	for name, m := range map[string]*meshv1.LimitRule{
+		"interval": {Bucket: bucketOf(1, 1, 0)},
+		"share":    {Share: &meshv1.Share{Index: 3, Of: 3}},
+		"window":   {Trip: &meshv1.Trip{WindowNs: 0}},
+		"percent":  {Trip: &meshv1.Trip{WindowNs: 1, ErrorPercent: 101}},
+		"backoff":  {Backoff: &meshv1.Backoff{}},
+		"recovery": {Recovery: &meshv1.Recovery{SleepingWindowNs: -1}},
+		"trigger":  {Trigger: 17},
+		"resource": {Resources: []*meshv1.ResourceMatch{{Resources: []string{"/x"}}}},
+		"url":      {Http: []*meshv1.HttpMatch{{Host: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "("}}}}},
+	} {
+		_, err := Compile(traffic(m), NewStore())
+		require.Error(t, err, name)
+	}
+	_, err := Compile(traffic(&meshv1.LimitRule{Key: "same"}, &meshv1.LimitRule{Key: "same"}), NewStore())
+	require.Error(t, err)
+	var none *Rules
+	none.Enforce(start)
+	require.Nil(t, none.OfKind(match.Kind{}))
+	_, refusal := none.TakePath(start, "get", "/", "")
+	require.Nil(t, refusal)
+}
+
+func FuzzImport(f *testing.F) {
+	rules := func() []*meshv1.LimitRule {
+		return []*meshv1.LimitRule{
+			{Bucket: bucketOf(3, 1, time.Second), Trip: &meshv1.Trip{WindowNs: 1e9, ErrorPercent: 50}, Backoff: &meshv1.Backoff{Failures: 1, BaseNs: 1e9, MaxNs: 1e10}},
+			{Bucket: bucketOf(2, 1, time.Second), Share: &meshv1.Share{Index: 1, Of: 3}, Recovery: &meshv1.Recovery{SleepingWindowNs: 1e9}},
+		}
+	}
+	p := newPod(f, rules()...)
+	for range 5 {
+		p.passes(start)
+	}
+	data, err := p.Export(start)
+	require.NoError(f, err)
+	f.Add(data)
+	for _, s := range []saved{
+		{Key: "key-0", Tokens: most, Frac: 1<<64 - 1, Since: 1<<63 - 1, WindowIn: 1<<63 - 1, Window: []counts{{Ended: 5}}},
+		{Key: "key-1", Shared: true, Index: 1, Of: 2, Spent: most, SpentAgo: 1<<63 - 1, Quiet: 1<<63 - 1, Breaker: 2},
+	} {
+		data, err := json.Marshal(export{Version: exportVersion, Wall: 1, States: []saved{s}})
+		require.NoError(f, err)
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := newPod(t, rules()...)
+		if p.Import(data, start) != nil {
+			return
+		}
+		now := start
+		for i := range 20 {
+			if ticket, refusal := p.ask(now); refusal == nil {
+				ticket.Done(now, Outcome{Failed: i%2 == 0, Took: time.Second})
+			}
+			now = now.Add(time.Duration(i) * time.Second)
+		}
+		again, err := p.Export(now)
+		require.NoError(t, err)
+		require.NoError(t, NewStore().Import(again, now), "%s", again)
+	})
+}

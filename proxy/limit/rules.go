@@ -1,0 +1,156 @@
+package limit
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// Rules are those of one policy. They are immutable, and nil has none.
+type Rules struct {
+	store *Store
+	all   []*rule
+
+	// By CircuitBreaker.
+	resources []candidates[*match.Resource]
+	paths     []candidates[*match.Path]
+	urls      []candidates[*match.URL]
+}
+
+// rule is one rule of a policy.
+type rule struct {
+	breaker, name string
+	agents        match.Patterns
+	state         *state
+	share         share
+	recover       string
+}
+
+// Name is of a rule, within the pod's namespace.
+type Name struct{ Breaker, Rule string }
+
+// Names are of all rules.
+func (r *Rules) Names() []Name {
+	if r == nil {
+		return nil
+	}
+	out := make([]Name, 0, len(r.all))
+	for _, rule := range r.all {
+		out = append(out, Name{rule.breaker, rule.name})
+	}
+	return out
+}
+
+// maxRules bounds the rules of a policy.
+const maxRules = 4096
+
+// Compile makes rules that count in s. What s knows of other keys is forgotten
+// once the rules are put in force by [Rules.Enforce].
+func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
+	out := &Rules{store: s}
+	keys := map[string]bool{}
+	for _, b := range m.GetBreakers() {
+		var resources candidates[*match.Resource]
+		var paths candidates[*match.Path]
+		var urls candidates[*match.URL]
+		for _, l := range b.GetRules() {
+			fail := func(err error) (*Rules, error) {
+				return nil, fmt.Errorf("rule %q of CircuitBreaker %q: %w", l.GetName(), b.GetName(), err)
+			}
+			if l.GetKey() == "" || keys[l.GetKey()] {
+				return fail(fmt.Errorf("key %q is another's, or none", l.GetKey()))
+			}
+			if keys[l.GetKey()] = true; len(keys) > maxRules {
+				return fail(fmt.Errorf("there are more than %d", maxRules))
+			}
+			c, err := newConfig(l)
+			if err != nil {
+				return fail(err)
+			}
+			share, err := newShare(l.GetShare())
+			if err != nil {
+				return fail(err)
+			}
+			r := &rule{
+				breaker: b.GetName(), name: l.GetName(), agents: l.GetUserAgents(),
+				state: s.state(l.GetKey(), c, share, l.GetRecover()), share: share, recover: l.GetRecover(),
+			}
+			out.all = append(out.all, r)
+			for _, m := range l.GetResources() {
+				compiled, err := match.NewResource(m)
+				if err != nil {
+					return fail(err)
+				}
+				resources = append(resources, candidate[*match.Resource]{compiled, r})
+			}
+			for _, m := range l.GetPaths() {
+				paths = append(paths, candidate[*match.Path]{match.NewPath(m), r})
+			}
+			for _, m := range l.GetHttp() {
+				compiled, err := match.NewURL(m)
+				if err != nil {
+					return fail(err)
+				}
+				urls = append(urls, candidate[*match.URL]{compiled, r})
+			}
+		}
+		out.resources = appendSorted(out.resources, resources)
+		out.paths = appendSorted(out.paths, paths)
+		out.urls = appendSorted(out.urls, urls)
+	}
+	return out, nil
+}
+
+func appendSorted[M interface{ Wildcards() int }](all []candidates[M], of candidates[M]) []candidates[M] {
+	if len(of) == 0 {
+		return all
+	}
+	slices.SortStableFunc(of, func(a, b candidate[M]) int { return cmp.Compare(a.wildcards(a.match), b.wildcards(b.match)) })
+	return append(all, of)
+}
+
+// wildcards are those of an entry of the rule.
+func (r *rule) wildcards(entry interface{ Wildcards() int }) int {
+	if len(r.agents) == 0 {
+		return entry.Wildcards() + 1
+	}
+	return entry.Wildcards()
+}
+
+// Enforce makes these the rules that the store tells of, and forgets others.
+func (r *Rules) Enforce(now time.Time) {
+	if r == nil {
+		return
+	}
+	r.store.enforce(now, r.all)
+}
+
+// OfKind is for a plan to keep.
+func (r *Rules) OfKind(k match.Kind) *Resources {
+	if r == nil {
+		return nil
+	}
+	out := &Resources{flies: k.Verb != "watch"}
+	for _, b := range r.resources {
+		var of candidates[*match.Resource]
+		for _, c := range b {
+			if c.match.Of(k) {
+				of = append(of, c)
+			}
+		}
+		if len(of) > 0 {
+			out.breakers = append(out.breakers, of)
+		}
+	}
+	if len(out.breakers) == 0 {
+		return nil
+	}
+	return out
+}
+
+// Paths tells whether any rule is about requests for no resource.
+func (r *Rules) Paths() bool { return r != nil && len(r.paths) > 0 }

@@ -1,0 +1,367 @@
+package limit
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// config is what of a rule its counting depends on.
+type config struct {
+	burst, limit, interval uint64 // interval 0: no bucket
+	maxInFlight            uint64 // 0: any number
+	failures               uint64 // 0: no backoff
+	base, most             time.Duration
+	trigger                meshv1.Trigger
+	window                 time.Duration // 0: no trip
+	minRequests            uint64
+	errorPercent           float64
+	slowPercent            float64
+	slow                   time.Duration
+	sleep                  time.Duration // 0: recovered by hand
+}
+
+func newConfig(m *meshv1.LimitRule) (config, error) {
+	c := config{maxInFlight: uint64(m.GetMaxInFlight()), trigger: m.GetTrigger()}
+	if b := m.GetBucket(); b != nil {
+		if b.GetIntervalNs() <= 0 {
+			return c, fmt.Errorf("a bucket with an interval of %d ns", b.GetIntervalNs())
+		}
+		c.burst, c.limit, c.interval = uint64(b.GetBurst()), uint64(b.GetLimit()), uint64(b.GetIntervalNs())
+	}
+	if b := m.GetBackoff(); b != nil {
+		if b.GetBaseNs() <= 0 || b.GetMaxNs() <= 0 {
+			return c, fmt.Errorf("a backoff of %d to %d ns", b.GetBaseNs(), b.GetMaxNs())
+		}
+		c.failures, c.base, c.most = max(uint64(b.GetFailures()), 1), time.Duration(b.GetBaseNs()), time.Duration(b.GetMaxNs())
+	}
+	if t := m.GetTrip(); t != nil {
+		if t.GetWindowNs() <= 0 || !percent(t.GetErrorPercent()) || !percent(t.GetSlowPercent()) || t.GetSlowNs() < 0 {
+			return c, fmt.Errorf("a trip on %v%% failed or %v%% longer than %d ns, in %d ns",
+				t.GetErrorPercent(), t.GetSlowPercent(), t.GetSlowNs(), t.GetWindowNs())
+		}
+		c.window, c.minRequests = time.Duration(t.GetWindowNs()), max(uint64(t.GetMinRequests()), 1)
+		c.errorPercent, c.slowPercent, c.slow = t.GetErrorPercent(), t.GetSlowPercent(), time.Duration(t.GetSlowNs())
+	}
+	if r := m.GetRecovery(); r != nil {
+		if r.GetSleepingWindowNs() <= 0 {
+			return c, fmt.Errorf("a sleeping window of %d ns", r.GetSleepingWindowNs())
+		}
+		c.sleep = time.Duration(r.GetSleepingWindowNs())
+	}
+	switch c.trigger {
+	case meshv1.Trigger_TRIGGER_NORMAL, meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+		meshv1.Trigger_TRIGGER_FORCE_OPENED, meshv1.Trigger_TRIGGER_FORCE_CLOSED:
+		return c, nil
+	}
+	return c, fmt.Errorf("unknown trigger %v", c.trigger)
+}
+
+func percent(p float64) bool { return p >= 0 && p <= 100 } // and a number
+
+// share is a member's part of a rule.
+type share struct {
+	shared    bool
+	index, of uint64
+}
+
+func newShare(m *meshv1.Share) (share, error) {
+	if m == nil {
+		return share{}, nil
+	}
+	s := share{true, uint64(m.GetIndex()), uint64(m.GetOf())}
+	if s.of > 0 && s.index >= s.of {
+		return s, fmt.Errorf("share %d of %d", s.index, s.of)
+	}
+	return s, nil
+}
+
+// part is what the member has of n.
+func (s share) part(n uint64) uint64 {
+	switch {
+	case !s.shared:
+		return n
+	case s.of == 0:
+		return 0
+	case s.index < n%s.of:
+		return n/s.of + 1
+	}
+	return n / s.of
+}
+
+const (
+	closed   = meshv1.BreakerState_BREAKER_CLOSED
+	opened   = meshv1.BreakerState_BREAKER_OPENED
+	halfOpen = meshv1.BreakerState_BREAKER_HALF_OPEN
+)
+
+// state is what one rule has counted.
+type state struct {
+	config
+	key string
+	id  uint64 // states are locked in its order
+
+	mu      sync.Mutex
+	share   share
+	recover string
+
+	bucket  bucket
+	turns   turns
+	inTurns bool
+
+	inFlight uint64
+	failed   uint64    // in a row
+	failedAt time.Time // the last that counted
+	until    time.Time // all is refused, for failures
+
+	breaker meshv1.BreakerState
+	since   time.Time // zero: ever
+	probe   uint64    // the last
+	probing bool      // it is under way
+	probed  time.Time // when it began
+	window  window
+
+	passed, refused uint64
+	taken           uint64 // tokens
+
+	// By the process before.
+	earlierPassed, earlierRefused uint64
+}
+
+var lastID atomic.Uint64
+
+func newState(key string, c config, s share, recover string) *state {
+	out := &state{config: c, key: key, id: lastID.Add(1), share: s, recover: recover}
+	if c.interval > 0 {
+		out.bucket, out.turns, out.inTurns = c.divide(s)
+	}
+	if c.window > 0 {
+		out.window = newWindow(c.window)
+	}
+	return out
+}
+
+// divide is a share of the bucket: one of its own, or turns.
+func (c config) divide(s share) (b bucket, t turns, inTurns bool) {
+	if !s.shared || s.of == 0 {
+		return newBucket(s.part(c.burst), c.limit, c.interval), t, false
+	}
+	b = newBucket(s.part(c.burst), c.limit, c.interval)
+	if c.limit > 0 && c.burst < s.of {
+		return b, newTurns(s.index, s.of, c.burst, c.limit, c.interval), true
+	}
+	if b.interval = mul(c.interval, s.of); b.interval == math.MaxInt64 {
+		b.limit = 0 // not in our time
+	}
+	return b, t, false
+}
+
+// enforce puts in force what may change of a rule. Nobody who gets a larger share
+// has it at once: what it was made of may have been spent.
+func (s *state) enforce(now time.Time, next share, recover string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.recover != recover {
+		s.recover = recover
+		if s.breaker != closed {
+			s.turnTo(closed, now)
+		}
+	}
+	s.reshare(now, next)
+}
+
+func (s *state) reshare(now time.Time, next share) {
+	before := s.share
+	if s.share = next; before == next || s.interval == 0 {
+		return
+	}
+	b, t, inTurns := s.divide(next)
+	if s.inTurns || before.shared && before.of == 0 {
+		b.tokens, b.last = 0, now
+	} else {
+		s.bucket.become(b, now)
+		b = s.bucket
+	}
+	s.bucket, s.turns, s.inTurns = b, t, inTurns
+	if inTurns {
+		s.turns.from = now.Add(duration(mul(s.burst, t.slot)))
+	}
+}
+
+func (s *state) turnTo(b meshv1.BreakerState, now time.Time) {
+	s.breaker, s.since, s.probing = b, now, false
+	s.window.reset()
+	if b == closed {
+		s.failed, s.until = 0, time.Time{}
+	}
+}
+
+// check tells whether a request may pass. flies: it counts as in flight. The lock is held.
+func (s *state) check(now time.Time, flies bool) *Refusal {
+	switch s.trigger {
+	case meshv1.Trigger_TRIGGER_FORCE_OPENED:
+		return &Refusal{Opened: true, Reason: "forced"}
+	case meshv1.Trigger_TRIGGER_FORCE_CLOSED:
+		return nil
+	}
+	switch {
+	case s.breaker == closed:
+	case s.sleep == 0:
+		return &Refusal{Opened: true, Reason: "opened"}
+	case s.breaker == opened && now.Sub(s.since) < s.sleep:
+		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.since), 0)}
+	case s.probing && now.Sub(s.probed) < s.sleep: // one that takes longer is given up
+		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.probed), 0)}
+	}
+	if left := s.until.Sub(now); !s.until.IsZero() && left > 0 {
+		return &Refusal{Reason: "backoff", RetryAfter: left}
+	}
+	if flies && s.maxInFlight > 0 && s.inFlight >= s.share.part(s.maxInFlight) {
+		return &Refusal{Reason: "in_flight", RetryAfter: time.Second}
+	}
+	switch {
+	case s.share.shared && s.share.of == 0:
+		return &Refusal{Reason: "bucket", RetryAfter: time.Second}
+	case s.interval == 0:
+		return nil
+	case s.inTurns:
+		if s.turns.may(now) {
+			return nil
+		}
+		// It is not the members that ask too much, so nothing opens.
+		return &Refusal{Reason: "bucket", RetryAfter: s.turns.wait(now)}
+	}
+	s.bucket.advance(now)
+	if s.bucket.tokens > 0 {
+		return nil
+	}
+	r := &Refusal{Reason: "bucket", RetryAfter: s.bucket.wait()}
+	if s.trigger == meshv1.Trigger_TRIGGER_NORMAL {
+		s.turnTo(opened, now)
+		r.RetryAfter = max(r.RetryAfter, s.sleep)
+	}
+	return r
+}
+
+// take lets a request pass that was checked. The lock is held.
+func (s *state) take(now time.Time, flies bool) held {
+	s.passed++
+	h := held{state: s, flies: flies}
+	if flies {
+		s.inFlight++
+	}
+	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
+		return h
+	}
+	switch {
+	case s.inTurns:
+		s.turns.take(now)
+	case s.interval > 0:
+		s.bucket.tokens--
+		s.taken++
+	}
+	if s.breaker != closed {
+		if s.breaker == opened {
+			s.turnTo(halfOpen, now)
+		}
+		s.probe++
+		s.probing, s.probed = true, now
+		h.probe = s.probe
+	}
+	return h
+}
+
+// done notes what became of a request that began at started.
+func (s *state) done(h held, started, now time.Time, o Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.flies {
+		s.inFlight--
+	}
+	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
+		return
+	}
+	slow := s.slowPercent > 0 && o.Took > s.slow
+	if h.probe != 0 && h.probe == s.probe && s.probing && s.breaker == halfOpen {
+		switch {
+		case o.Unknown:
+			s.probing = false
+			return
+		case o.Failed || slow:
+			s.turnTo(opened, now)
+		default:
+			s.turnTo(closed, now)
+		}
+	}
+	if o.Unknown {
+		return
+	}
+	s.back(started, now, o.Failed)
+	if s.window.part == 0 || s.trigger != meshv1.Trigger_TRIGGER_NORMAL || s.breaker != closed || h.probe != 0 || started.Before(s.since) {
+		return
+	}
+	c := counts{Ended: 1}
+	if o.Failed {
+		c.Failed = 1
+	}
+	if o.Took > 0 {
+		c.Timed = 1
+		if slow {
+			c.Slow = 1
+		}
+	}
+	sum := s.window.add(now, c)
+	if s.errorPercent > 0 && reached(sum.Failed, sum.Ended, s.minRequests, s.errorPercent) ||
+		s.slowPercent > 0 && reached(sum.Slow, sum.Timed, s.minRequests, s.slowPercent) {
+		s.turnTo(opened, now)
+	}
+}
+
+func reached(n, of, least uint64, percent float64) bool {
+	return of >= least && float64(n)*100 >= percent*float64(of)
+}
+
+// back counts failures in a row. Those of requests that were under way together
+// count as one once they refuse.
+func (s *state) back(started, now time.Time, failed bool) {
+	switch {
+	case s.failures == 0:
+	case !failed:
+		if !started.Before(s.failedAt) {
+			s.failed, s.until = 0, time.Time{}
+		}
+	case s.failed >= s.failures && started.Before(s.failedAt):
+	default:
+		s.failed, s.failedAt = s.failed+1, now
+		if s.failed >= s.failures {
+			wait := s.base
+			for n := s.failures; n < s.failed && wait < s.most; n++ {
+				wait += min(wait, s.most-wait)
+			}
+			s.until = now.Add(min(wait, s.most))
+		}
+	}
+}
+
+func (s *state) report() *meshv1.RuleState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := &meshv1.RuleState{Key: s.key, State: s.breaker, Passed: s.earlierPassed + s.passed, Refused: s.earlierRefused + s.refused}
+	switch s.trigger {
+	case meshv1.Trigger_TRIGGER_FORCE_OPENED:
+		out.State = opened
+	case meshv1.Trigger_TRIGGER_FORCE_CLOSED:
+		out.State = closed
+	}
+	if !s.since.IsZero() {
+		out.SinceMs = s.since.UnixMilli()
+	}
+	if s.share.shared {
+		out.Share = &meshv1.Share{Index: uint32(s.share.index), Of: uint32(s.share.of)}
+	}
+	return out
+}

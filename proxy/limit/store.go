@@ -1,0 +1,318 @@
+package limit
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Store is what the rules of one pod have counted. It is safe for concurrent use.
+type Store struct {
+	mu sync.Mutex // of what changes with policies; requests do not take it
+	// In force.
+	states map[string]*state
+	named  []*rule
+	// What was imported of keys that are not in force yet.
+	imported map[string]saved
+	at       time.Time // by this process's clock, when imported was true
+}
+
+// NewStore is of a pod whose rules have counted nothing.
+func NewStore() *Store { return &Store{} }
+
+// state is what is known of a rule's key, or as new. It is the store's once it is
+// in force.
+func (s *Store) state(key string, c config, share share, recover string) *state {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.states[key]; known != nil && known.config == c {
+		return known
+	}
+	out := newState(key, c, share, recover)
+	if was, ok := s.imported[key]; ok {
+		out.restore(was, s.at)
+	}
+	return out
+}
+
+func (s *Store) enforce(now time.Time, rules []*rule) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.states, s.named, s.imported = make(map[string]*state, len(rules)), rules, nil
+	for _, r := range rules {
+		s.states[r.state.key] = r.state
+		r.state.enforce(now, r.share, r.recover)
+	}
+}
+
+func (s *Store) rules() []*rule {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.named
+}
+
+// States are of the rules in force, sorted by key.
+func (s *Store) States() []*meshv1.RuleState {
+	rules := s.rules()
+	out := make([]*meshv1.RuleState, 0, len(rules))
+	for _, r := range rules {
+		out = append(out, r.state.report())
+	}
+	slices.SortFunc(out, func(a, b *meshv1.RuleState) int { return cmp.Compare(a.GetKey(), b.GetKey()) })
+	return out
+}
+
+// Opened are the rules in force whose breakers are not closed.
+func (s *Store) Opened() (names []Name) {
+	for _, r := range s.rules() {
+		if r.state.report().GetState() != closed {
+			names = append(names, Name{r.breaker, r.name})
+		}
+	}
+	return names
+}
+
+// export is what one process tells the next. Lengths of time are in nanoseconds:
+// the processes have none but wall-clock time in common.
+type export struct {
+	Version int     `json:"version"`
+	Wall    int64   `json:"wall"` // Unix
+	States  []saved `json:"states"`
+}
+
+type saved struct {
+	Key     string `json:"key"`
+	Passed  uint64 `json:"passed,omitempty"`
+	Refused uint64 `json:"refused,omitempty"`
+
+	Shared  bool   `json:"shared,omitempty"`
+	Index   uint64 `json:"index,omitempty"`
+	Of      uint64 `json:"of,omitempty"`
+	Recover string `json:"recover,omitempty"`
+
+	Tokens uint64 `json:"tokens,omitempty"`
+	Frac   uint64 `json:"frac,omitempty"`
+	// Spent turn, and how long ago.
+	Spent    uint64 `json:"spent,omitempty"`
+	SpentAgo int64  `json:"spentAgo,omitempty"` // 0: none was
+	Quiet    int64  `json:"quiet,omitempty"`    // how long there is no turn
+
+	Failed uint64 `json:"failed,omitempty"`
+	Wait   int64  `json:"wait,omitempty"` // how long all is refused for that
+
+	Breaker  int32    `json:"breaker,omitempty"`
+	Since    int64    `json:"since,omitempty"` // how long ago; 0: ever
+	Window   []counts `json:"window,omitempty"`
+	WindowIn int64    `json:"windowIn,omitempty"` // how far into the newest part
+}
+
+const (
+	exportVersion = 1
+	// maxExport bounds an export that is taken, in bytes.
+	maxExport = 4 << 20
+	maxKey    = 1 << 10
+)
+
+// Export is all that a store knows, for the next agent; Import takes it. Wall-clock
+// time, for the processes have none other in common.
+func (s *Store) Export(now time.Time) ([]byte, error) {
+	rules := s.rules()
+	out := export{Version: exportVersion, Wall: now.UnixNano(), States: make([]saved, 0, len(rules))}
+	for _, r := range rules {
+		out.States = append(out.States, r.state.save(now))
+	}
+	return json.Marshal(out)
+}
+
+// Import takes what the process before knew, in place of what an earlier Import said.
+// To it is added what the store has counted itself since it was new: both may have
+// served the pod together. On an error the store is as it was.
+func (s *Store) Import(data []byte, now time.Time) error {
+	in, err := parse(data)
+	if err != nil {
+		return fmt.Errorf("reading what rules had counted: %w", err)
+	}
+	// A clock that was set cannot be told from time that passed, unless it was set back.
+	at := now.Add(-max(now.Sub(time.Unix(0, in.Wall)), 0))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.imported, s.at = make(map[string]saved, len(in.States)), at
+	for _, was := range in.States {
+		if st := s.states[was.Key]; st != nil {
+			st.restore(was, at)
+		} else {
+			s.imported[was.Key] = was
+		}
+	}
+	return nil
+}
+
+func parse(data []byte) (in export, err error) {
+	if len(data) > maxExport {
+		return in, errors.New("it is too long")
+	}
+	if err = json.Unmarshal(data, &in); err != nil {
+		return in, err
+	}
+	if in.Version != exportVersion {
+		return in, fmt.Errorf("version %d is not known", in.Version)
+	}
+	if len(in.States) > maxRules || in.Wall < 0 {
+		return in, errors.New("it cannot be")
+	}
+	keys := make(map[string]bool, len(in.States))
+	for _, s := range in.States {
+		if s.Key == "" || len(s.Key) > maxKey || keys[s.Key] || !s.possible() {
+			return in, errors.New("it has a state that cannot be")
+		}
+		keys[s.Key] = true
+	}
+	return in, nil
+}
+
+// most bounds any count, so that sums of a few do not overflow.
+const most = 1 << 60
+
+func (s saved) possible() bool {
+	for _, n := range []uint64{s.Passed, s.Refused, s.Tokens, s.Frac, s.Spent, s.Failed} {
+		if n > most && n != s.Frac {
+			return false
+		}
+	}
+	for _, n := range []int64{s.SpentAgo, s.Quiet, s.Wait, s.Since, s.WindowIn} {
+		if n < 0 {
+			return false
+		}
+	}
+	for _, c := range s.Window {
+		if max(c.Ended, c.Failed, c.Timed, c.Slow) > most/parts {
+			return false
+		}
+	}
+	return len(s.Window) <= parts && meshv1.BreakerState_name[s.Breaker] != "" &&
+		(!s.Shared || s.Of == 0 || s.Index < s.Of) && s.Of <= 1<<32
+}
+
+func (s *state) save(now time.Time) saved {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := saved{
+		Key: s.key, Passed: s.earlierPassed + s.passed, Refused: s.earlierRefused + s.refused,
+		Shared: s.share.shared, Index: s.share.index, Of: s.share.of, Recover: s.recover,
+		Failed: s.failed, Breaker: int32(s.breaker),
+	}
+	if s.interval > 0 {
+		s.bucket.advance(now)
+		out.Tokens, out.Frac = s.bucket.tokens, s.bucket.frac
+	}
+	out.Spent, out.SpentAgo = s.turns.spent, ago(s.turns.at, now)
+	if s.inTurns {
+		out.Quiet = int64(left(s.turns.from, now))
+	}
+	out.Wait = int64(left(s.until, now))
+	out.Since = ago(s.since, now)
+	if !s.window.begin.IsZero() {
+		s.window.advance(now)
+		out.WindowIn = int64(max(now.Sub(s.window.begin), 0))
+		last := parts
+		for last > 0 && s.window.counts[last-1] == (counts{}) {
+			last--
+		}
+		out.Window = slices.Clone(s.window.counts[:last])
+	}
+	return out
+}
+
+// ago is at least 1, but for no time at all.
+func ago(t, now time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return int64(max(now.Sub(t), 1))
+}
+
+func left(t, now time.Time) time.Duration {
+	if t.IsZero() {
+		return 0
+	}
+	return max(t.Sub(now), 0)
+}
+
+// restore makes the state what it was at a time, and what was counted here.
+func (s *state) restore(was saved, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.earlierPassed, s.earlierRefused = was.Passed, was.Refused
+	now, nextRecover := s.share, s.recover
+	s.recover = was.Recover
+	if s.interval > 0 {
+		s.restoreBucket(was, at, now)
+	}
+	if was.Failed > s.failed {
+		s.failed, s.failedAt = was.Failed, at
+		if was.Wait > 0 {
+			s.until = at.Add(time.Duration(was.Wait))
+		}
+	}
+	if s.breaker == closed && !s.probing {
+		s.restoreBreaker(was, at)
+	}
+	if s.recover != nextRecover {
+		s.recover = nextRecover
+		if s.breaker != closed {
+			s.turnTo(closed, at)
+		}
+	}
+}
+
+func (s *state) restoreBucket(was saved, at time.Time, now share) {
+	old := share{was.Shared, was.Index, was.Of}
+	b, t, inTurns := s.divide(old)
+	if was.Frac < b.interval && was.Tokens < b.burst {
+		b.frac = was.Frac
+	}
+	b.tokens, b.last = min(was.Tokens, b.burst), at
+	t.spent = was.Spent
+	if was.SpentAgo > 0 {
+		t.at = at.Add(-time.Duration(was.SpentAgo))
+	}
+	if was.Quiet > 0 {
+		t.from = at.Add(time.Duration(was.Quiet))
+	}
+	if s.inTurns && s.turns.at.After(t.at) {
+		t.spent, t.at = s.turns.spent, s.turns.at
+	}
+	s.bucket, s.turns, s.inTurns, s.share = b, t, inTurns, old
+	if old != now {
+		s.reshare(at, now)
+	}
+	s.bucket.tokens -= min(s.taken, s.bucket.tokens)
+}
+
+func (s *state) restoreBreaker(was saved, at time.Time) {
+	s.breaker = meshv1.BreakerState(was.Breaker)
+	if was.Since > 0 {
+		s.since = at.Add(-time.Duration(was.Since))
+	}
+	if s.breaker == halfOpen {
+		// Its probe is the other's, which tells nobody.
+		s.breaker = opened
+	}
+	if s.window.part == 0 || s.breaker != closed || len(was.Window) == 0 {
+		return
+	}
+	s.window.advance(at) // begins it, if nothing did
+	begin := at.Add(-min(time.Duration(was.WindowIn), s.window.part))
+	if s.window.begin.Equal(at) {
+		s.window.begin = begin
+	}
+	for i, c := range was.Window {
+		s.window.counts[i] = s.window.counts[i].plus(c)
+	}
+}

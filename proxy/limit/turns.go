@@ -1,0 +1,113 @@
+package limit
+
+import (
+	"math"
+	"math/bits"
+	"time"
+)
+
+// turns divide a bucket among more members than it has tokens. Time is cut into
+// slots by the wall clock, slot s is of member s mod of, and its owner may pass one
+// request within the window that begins with it.
+//
+// Of k requests the first and the last are at least (k-1)*slot - window apart, and
+// may be (k-burst)*interval/limit. So a slot is interval/limit, and its window at
+// most burst-1 of those; with a burst of 1 the slot is longer by the window.
+type turns struct {
+	index, of    uint64
+	slot, window uint64 // nanoseconds
+
+	spent uint64    // the last slot that was
+	at    time.Time // when; zero: none was
+	from  time.Time // none before
+}
+
+// landing is how long a window should be for a client that waits for whole seconds.
+const landing = 1100 * time.Millisecond
+
+func newTurns(index, of, burst, limit, interval uint64) turns {
+	slot := interval / limit
+	if interval%limit != 0 {
+		slot++
+	}
+	t := turns{index: index, of: of, slot: slot}
+	if burst == 1 {
+		t.window = max(slot/4, min(slot, uint64(landing)), 1)
+		t.slot = add(slot, t.window)
+		return t
+	}
+	t.window = min(mul(slot, burst-1), max(slot, uint64(landing)))
+	return t
+}
+
+// turn is the last that began of the member's own.
+func (t *turns) turn(now time.Time) (slot, since uint64, ok bool) {
+	unix := now.UnixNano()
+	if unix < 0 {
+		return 0, 0, false
+	}
+	n := uint64(unix) / t.slot
+	if n < t.index {
+		return 0, 0, false
+	}
+	slot = n - (n-t.index)%t.of
+	return slot, uint64(unix) - slot*t.slot, true
+}
+
+func (t *turns) may(now time.Time) bool {
+	slot, since, ok := t.turn(now)
+	if !ok || since >= t.window || now.Before(t.from) {
+		return false
+	}
+	// The wall clock may have been set.
+	return t.at.IsZero() || slot != t.spent && now.Sub(t.at) >= duration(mul(t.slot, t.of)-t.window)
+}
+
+func (t *turns) take(now time.Time) {
+	t.spent, _, _ = t.turn(now)
+	t.at = now
+}
+
+// wait is until a turn that begins, and is not over after whole seconds if there is one.
+func (t *turns) wait(now time.Time) time.Duration {
+	_, since, ok := t.turn(now)
+	round := mul(t.slot, t.of)
+	next := uint64(0)
+	switch {
+	case ok:
+		next = round - min(since, round)
+	case now.UnixNano() >= 0:
+		next = mul(t.index, t.slot) - min(uint64(now.UnixNano()), mul(t.index, t.slot))
+	}
+	if quiet := t.from.Sub(now); quiet > 0 && next < uint64(quiet) {
+		next = add(next, mul((uint64(quiet)-next+round-1)/round, round))
+	}
+	first := next
+	for range 64 {
+		if late := seconds(next) - min(next, seconds(next)); late < t.window {
+			return duration(seconds(next))
+		}
+		next = add(next, round)
+	}
+	return duration(first)
+}
+
+// seconds rounds up.
+func seconds(ns uint64) uint64 {
+	s := uint64(time.Second)
+	return mul(ns/s+min(ns%s, 1), s)
+}
+
+// Sums and products that end at what a Duration holds.
+
+func add(a, b uint64) uint64 { return min(a+min(b, math.MaxInt64), math.MaxInt64) }
+
+func mul(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	if hi > 0 {
+		return math.MaxInt64
+	}
+	return min(lo, math.MaxInt64)
+}
+
+func duration(ns uint64) time.Duration { return time.Duration(min(ns, math.MaxInt64)) }

@@ -1,0 +1,56 @@
+package limit
+
+import "time"
+
+// parts is how many a window is counted in: it slides by one of them.
+const parts = 10
+
+// window counts outcomes of the last so long.
+type window struct {
+	part   time.Duration // above 0
+	begin  time.Time     // of the newest part; zero: of none yet
+	counts [parts]counts // the newest first
+}
+
+type counts struct {
+	Ended  uint64 `json:"e,omitempty"`
+	Failed uint64 `json:"f,omitempty"`
+	Timed  uint64 `json:"t,omitempty"` // those whose time counts
+	Slow   uint64 `json:"s,omitempty"`
+}
+
+func newWindow(length time.Duration) window { return window{part: max(length/parts, 1)} }
+
+func (w *window) advance(now time.Time) {
+	if w.begin.IsZero() {
+		w.begin = now
+		return
+	}
+	by := now.Sub(w.begin) / w.part
+	if by <= 0 {
+		return
+	}
+	if by >= parts {
+		w.counts = [parts]counts{}
+		w.begin = now
+		return
+	}
+	copy(w.counts[by:], w.counts[:])
+	clear(w.counts[:by])
+	w.begin = w.begin.Add(by * w.part)
+}
+
+func (w *window) add(now time.Time, c counts) (sum counts) {
+	w.advance(now)
+	w.counts[0] = w.counts[0].plus(c)
+	for _, part := range w.counts {
+		sum = sum.plus(part)
+	}
+	return sum
+}
+
+func (w *window) reset() { w.begin, w.counts = time.Time{}, [parts]counts{} }
+
+func (c counts) plus(d counts) counts {
+	return counts{c.Ended + d.Ended, c.Failed + d.Failed, c.Timed + d.Timed, c.Slow + d.Slow}
+}
