@@ -98,7 +98,8 @@ type source struct {
 // known. One that is being deleted is as one that is disabled.
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
 	res := Result{Policies: make(map[types.UID]Policy, len(pods))}
-	seals := sealer{}
+	seals := newSealer()
+	traffic := newTrafficRules(rules)
 	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))
 	for _, c := range configs {
 		objects[nameOf(c)] = c
@@ -137,7 +138,13 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 		if !Labelled(pod) || Ended(pod) {
 			continue
 		}
-		res.Policies[pod.UID] = seals.seal(pod.Spec.NodeName, policy(pod, sources[pod.Namespace]))
+		p := policy(pod, sources[pod.Namespace])
+		targets := traffic.judge(pod, p)
+		sealed := seals.seal(pod.Spec.NodeName, p)
+		res.Policies[pod.UID] = sealed
+		for _, t := range targets {
+			t.Version = sealed.Version
+		}
 	}
 	slices.SortFunc(shards, func(a, b *Shard) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -146,6 +153,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 	for i, s := range shards {
 		res.Shards[i] = *s
 	}
+	traffic.result(&res)
 	return res
 }
 

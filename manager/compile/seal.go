@@ -14,9 +14,16 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// sealer gives policies their versions. It keeps a digest of what members of a
-// shard are told alike, which may be large and must not change meanwhile.
-type sealer map[*meshv1.Sharding][]byte
+// sealer gives policies their versions. It keeps digests of what several pods are
+// told alike, which may be large and must not change meanwhile.
+type sealer struct {
+	shardings map[*meshv1.Sharding][]byte
+	traffic   map[*meshv1.Traffic][]byte
+}
+
+func newSealer() sealer {
+	return sealer{map[*meshv1.Sharding][]byte{}, map[*meshv1.Traffic][]byte{}}
+}
 
 func (s sealer) seal(node string, p *meshv1.PodPolicy) Policy {
 	var err error
@@ -29,27 +36,45 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy) Policy {
 
 // version hashes a policy's content, after its serial if it has one.
 func (s sealer) version(p *meshv1.PodPolicy) (string, error) {
-	sharding := p.Sharding
-	shared, ok := s[sharding]
-	if !ok && sharding != nil {
-		var err error
-		if shared, err = digest(sharding); err != nil {
-			return "", err
-		}
-		s[sharding] = shared
-	}
-	p.Sharding = nil
-	own, err := digest(p)
-	p.Sharding = sharding
+	sharding, traffic := p.Sharding, p.Traffic
+	p.Sharding, p.Traffic = nil, nil
+	content, err := digest(p)
+	p.Sharding, p.Traffic = sharding, traffic
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(append(own, shared...))
+	if sharding != nil {
+		if content, err = alike(content, s.shardings, sharding); err != nil {
+			return "", err
+		}
+	}
+	if traffic != nil {
+		if content, err = alike(append(content, "traffic"...), s.traffic, traffic); err != nil {
+			return "", err
+		}
+	}
+	sum := sha256.Sum256(content)
 	hash := hex.EncodeToString(sum[:8])
 	if p.GetSerial() == 0 {
 		return hash, nil
 	}
 	return fmt.Sprintf("%d-%s", p.GetSerial(), hash), nil
+}
+
+// alike appends the digest of m, made once.
+func alike[M interface {
+	comparable
+	proto.Message
+}](content []byte, made map[M][]byte, m M) ([]byte, error) {
+	d, ok := made[m]
+	if !ok {
+		var err error
+		if d, err = digest(m); err != nil {
+			return nil, err
+		}
+		made[m] = d
+	}
+	return append(content, d...), nil
 }
 
 // digest of a message, which must have no maps, so that its deterministic encoding

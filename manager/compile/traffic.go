@@ -1,10 +1,18 @@
 package compile
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -75,4 +83,294 @@ type Target struct {
 	// Shared are the keys of the rules of scope Workload of which the pod has or needs a
 	// share. The members of one workload have the same namespace and PodPolicy.Workload.
 	Shared []string
+}
+
+// maxTraffic bounds what one pod's policy says of traffic, so that agents take it.
+const maxTraffic = 1 << 20
+
+// trafficRules renders what is asked of the traffic of pods.
+type trafficRules struct {
+	Rules
+	noFaults   []string                    // sorted
+	breakers   map[string][]*breakerSource // by namespace, each sorted by name
+	injections map[string][]*injectionSource
+	// made is what pods without shares are told alike.
+	made map[string]*meshv1.Traffic
+	// until is when the next expires.
+	until time.Time
+}
+
+// ruling is a Ruling in the making.
+type ruling struct {
+	Ruling
+	selects labels.Selector // nil: nothing
+	targets []*Target
+	size    int
+}
+
+type breakerSource struct {
+	*v1alpha1.CircuitBreaker
+	ruling
+	*breaker
+}
+
+type injectionSource struct {
+	*v1alpha1.FaultInjection
+	ruling
+	told   *meshv1.Injection
+	egress *egress
+}
+
+func newTrafficRules(rules Rules) *trafficRules {
+	t := &trafficRules{
+		Rules:      rules,
+		noFaults:   slices.Sorted(slices.Values(rules.NoFaults)),
+		breakers:   map[string][]*breakerSource{},
+		injections: map[string][]*injectionSource{},
+		made:       map[string]*meshv1.Traffic{},
+	}
+	for _, c := range slices.SortedFunc(slices.Values(rules.Breakers), byName) {
+		b := &breakerSource{CircuitBreaker: c, breaker: newBreaker(c)}
+		b.ruling = newRuling(c.Spec, c.Spec.Selector, b.errs)
+		b.disabled(c, c.Spec.Disabled, v1alpha1.DisableBreakerLabel)
+		if b.Problem == nil {
+			for _, r := range b.limits {
+				b.Rules = append(b.Rules, Rule{r.Name, r.Key})
+				b.size += proto.Size(r.LimitRule)
+			}
+			for _, r := range b.intercepts {
+				b.size += proto.Size(r)
+			}
+		}
+		t.breakers[c.Namespace] = append(t.breakers[c.Namespace], b)
+	}
+	for _, f := range slices.SortedFunc(slices.Values(rules.Injections), byName) {
+		i := newInjection(f)
+		s := &injectionSource{FaultInjection: f, ruling: newRuling(f.Spec, f.Spec.Selector, i.errs)}
+		s.egress = i.egress
+		s.told = &meshv1.Injection{Name: f.Name, Rules: i.rules}
+		s.disabled(f, f.Spec.Disabled, v1alpha1.DisableFaultsLabel)
+		if s.Problem == nil {
+			if _, forbidden := slices.BinarySearch(t.noFaults, f.Namespace); forbidden {
+				s.Problem = &Problem{ReasonForbidden, fmt.Sprintf("namespace %s has the label %s, which forbids fault injection: remove the label, or try another namespace", f.Namespace, v1alpha1.NoFaultsLabel)}
+			} else if f.Spec.Duration != nil {
+				t.expiry(s)
+			}
+		}
+		if s.Problem == nil {
+			for _, r := range i.rules {
+				s.Rules = append(s.Rules, Rule{r.Name, r.Key})
+			}
+			s.size = proto.Size(s.told)
+		}
+		t.injections[f.Namespace] = append(t.injections[f.Namespace], s)
+	}
+	return t
+}
+
+func newRuling(spec any, selector *metav1.LabelSelector, errs field.ErrorList) ruling {
+	r := ruling{Ruling: Ruling{Hash: specHash(spec)}}
+	for _, e := range errs {
+		r.Problems = append(r.Problems, &Problem{ReasonInvalid, e.Error()})
+	}
+	if selector == nil {
+		r.Problem = &Problem{ReasonInvalid, "spec.selector: say which pods: {} for all of the namespace"}
+		return r
+	}
+	var err error
+	if r.selects, err = metav1.LabelSelectorAsSelector(selector); err != nil {
+		r.Problem = &Problem{ReasonInvalid, "spec.selector: " + err.Error()}
+	}
+	return r
+}
+
+// disabled notes that an object has no effect by its own word.
+func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
+	_, labelled := o.GetLabels()[label]
+	switch {
+	case r.Problem != nil:
+	case o.GetDeletionTimestamp() != nil:
+		r.Problem = &Problem{ReasonDisabled, "it is being deleted"}
+	case spec:
+		r.Problem = &Problem{ReasonDisabled, "spec.disabled takes all effect away"}
+	case labelled:
+		r.Problem = &Problem{ReasonDisabled, fmt.Sprintf("label %s takes all effect away, whatever its value: remove it to have effect", label)}
+	}
+}
+
+// expiry of a FaultInjection with a duration.
+func (t *trafficRules) expiry(s *injectionSource) {
+	at := s.Status.ExpirationTime
+	switch {
+	case at == nil || s.Status.ExpirationGeneration != s.Generation:
+		s.Problem = &Problem{ReasonPending, "it is not written down yet when this spec expires"}
+	case !t.Now.Before(at.Time):
+		s.Problem = &Problem{ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *s.Spec.Duration)}
+	default:
+		s.told.Expires = at.Unix()
+		if t.until.IsZero() || at.Time.Before(t.until) {
+			t.until = at.Time
+		}
+	}
+}
+
+// judge fills in what a pod is told, and returns who it is a target of.
+func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target) {
+	unread := ""
+	switch {
+	case p.Refuse != "":
+		unread = "all requests of the pod are refused: " + p.Refuse
+	case p.Passthrough:
+		unread = "the requests of the pod are left unread, by spec.clientCertificates of the ShardingConfig that selects it: choose Refuse there"
+	}
+	a := &assembly{trafficRules: t, pod: pod, unread: unread}
+	for i, b := range t.breakers[pod.Namespace] {
+		if target := a.target(&b.ruling); target != nil {
+			targets = append(targets, target)
+			a.breaker(i, b, target)
+		}
+	}
+	for i, f := range t.injections[pod.Namespace] {
+		if target := a.target(&f.ruling); target != nil {
+			targets = append(targets, target)
+			a.injection(i, f, target)
+		}
+	}
+	p.Traffic = a.traffic()
+	return targets
+}
+
+// assembly puts together what one pod is told.
+type assembly struct {
+	*trafficRules
+	pod    *corev1.Pod
+	unread string
+	size   int
+	out    meshv1.Traffic
+	own    bool            // something of out is the pod's own
+	alike  strings.Builder // names what out is made of, if not
+}
+
+// target is the pod's entry among those of r; nil if it is not selected.
+func (a *assembly) target(r *ruling) *Target {
+	if r.selects == nil || !r.selects.Matches(labels.Set(a.pod.Labels)) {
+		return nil
+	}
+	target := &Target{Pod: a.pod}
+	r.targets = append(r.targets, target)
+	return target
+}
+
+// takes tells whether r has effect in the pod.
+func (a *assembly) takes(r *ruling, target *Target) bool {
+	switch {
+	case r.Problem != nil:
+		return false
+	case a.unread != "":
+		target.Message = a.unread
+		return false
+	case a.size+r.size > maxTraffic:
+		target.Message = "the rules that select this pod are more than it can be told: select it by fewer, or write shorter ones"
+		return false
+	}
+	a.size += r.size
+	return true
+}
+
+func (a *assembly) breaker(n int, b *breakerSource, target *Target) {
+	if !a.takes(&b.ruling, target) {
+		return
+	}
+	told := &meshv1.Breaker{Name: b.Name, Intercepts: b.intercepts}
+	otherHosts := len(b.intercepts) > 0
+	_, _ = fmt.Fprintf(&a.alike, "b%d:", n)
+	for i, r := range b.limits {
+		if r.selects != nil && !r.selects.Matches(labels.Set(a.pod.Labels)) {
+			continue
+		}
+		_, _ = fmt.Fprintf(&a.alike, "%d,", i)
+		rule := r.LimitRule
+		if r.shared {
+			target.Shared = append(target.Shared, r.Key)
+			if share := a.Shares[a.pod.UID][r.Key]; share != nil {
+				rule = proto.CloneOf(rule)
+				rule.Share = share
+				a.own = true
+			}
+		}
+		told.Rules = append(told.Rules, rule)
+		otherHosts = otherHosts || len(rule.Http) > 0
+	}
+	if otherHosts {
+		a.redirect(b.egress)
+	}
+	if len(told.Rules)+len(told.Intercepts) > 0 {
+		a.out.Breakers = append(a.out.Breakers, told)
+	}
+}
+
+func (a *assembly) injection(n int, f *injectionSource, target *Target) {
+	if a.takes(&f.ruling, target) && len(f.told.Rules) > 0 {
+		_, _ = fmt.Fprintf(&a.alike, "f%d:", n)
+		a.out.Injections = append(a.out.Injections, f.told)
+		a.redirect(f.egress)
+	}
+}
+
+// redirect notes that a rule is about other hosts.
+func (a *assembly) redirect(e *egress) {
+	if e == nil {
+		return
+	}
+	if a.out.Egress == nil {
+		a.out.Egress = &meshv1.Egress{Decrypt: a.pod.Annotations[v1alpha1.TrustEgressAnnotation] == "true"}
+	}
+	out := a.out.Egress
+	for _, p := range e.ports {
+		out.Ports = append(out.Ports, uint32(p))
+	}
+	slices.Sort(out.Ports)
+	out.Ports = slices.Compact(out.Ports)
+	out.RefuseUnseen = out.RefuseUnseen || e.refuseUnseen
+}
+
+// traffic is nil where no rule has effect.
+func (a *assembly) traffic() *meshv1.Traffic {
+	if len(a.out.Breakers)+len(a.out.Injections) == 0 {
+		return nil
+	}
+	if len(a.out.Injections) > 0 {
+		a.out.NoFaults = a.noFaults
+	}
+	if a.own {
+		return &a.out
+	}
+	alike := fmt.Sprintf("%s/%s%v", a.pod.Namespace, a.alike.String(), a.out.Egress.GetDecrypt())
+	if made := a.made[alike]; made != nil {
+		return made
+	}
+	a.made[alike] = &a.out
+	return &a.out
+}
+
+// result tells what became of everything.
+func (t *trafficRules) result(res *Result) {
+	res.Until = t.until
+	for _, namespace := range slices.Sorted(maps.Keys(t.breakers)) {
+		for _, b := range t.breakers[namespace] {
+			res.Breakers = append(res.Breakers, Breaker{b.CircuitBreaker, b.done()})
+		}
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(t.injections)) {
+		for _, f := range t.injections[namespace] {
+			res.Injections = append(res.Injections, Injection{f.FaultInjection, f.done()})
+		}
+	}
+}
+
+func (r *ruling) done() Ruling {
+	for _, target := range r.targets {
+		r.Targets = append(r.Targets, *target)
+	}
+	return r.Ruling
 }

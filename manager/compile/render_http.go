@@ -1,0 +1,210 @@
+package compile
+
+import (
+	"net/netip"
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Bounds on the size of regular expressions, in about the steps that one character of
+// a text may cost: of one, and of all that an object has.
+const (
+	maxExpression  = 2000
+	maxExpressions = 20000
+)
+
+var hostname = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$`)
+
+// url reads [scheme://]host[:port][/path]; nil if it cannot.
+func (r *renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		scheme, rest = "", s
+	} else if scheme = strings.ToLower(scheme); scheme != "http" && scheme != "https" {
+		r.invalid(path, s, "the scheme must be http or https, or left out for both")
+		return nil
+	}
+	out, pattern, ok := r.authority(rest, s, path)
+	if !ok {
+		return nil
+	}
+	out.Scheme = scheme
+	switch start, prefix := strings.CutSuffix(pattern, "*"); {
+	case strings.Contains(start, "*"):
+		r.invalid(path, s, `a path may have "*" at its end alone`)
+		return nil
+	case prefix:
+		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: start}}
+	case pattern != "":
+		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: pattern}}
+	}
+	return out
+}
+
+// content reads one of the contents of an intercept rule; nil if it cannot.
+func (r *renderer) content(kind v1alpha1.ContentType, s string, path *field.Path) *meshv1.HttpMatch {
+	if kind == v1alpha1.ContentRegexp {
+		if !r.expression(s, path) {
+			return nil
+		}
+		match := &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: s}}
+		if strings.Contains(s, "/") {
+			return &meshv1.HttpMatch{HostPath: match}
+		}
+		return &meshv1.HttpMatch{Host: match}
+	}
+	if strings.Contains(s, "://") {
+		r.invalid(path, s, "write host[:port][/path], without a scheme: rules are about http and https alike")
+		return nil
+	}
+	out, text, ok := r.authority(s, s, path)
+	if !ok {
+		return nil
+	}
+	if kind == v1alpha1.ContentPrefix {
+		text = strings.TrimSuffix(text, "*") // as it is meant
+	}
+	switch {
+	case strings.Contains(text, "*"):
+		r.invalid(path, s, `a path is read as it is written: leave out the "*" and choose contentType Prefix, or Regexp`)
+		return nil
+	case text == "":
+	case kind == v1alpha1.ContentPrefix:
+		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: text}}
+	default:
+		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: text}}
+	}
+	return out
+}
+
+// authority reads host[:port] and leaves the path, which begins with "/" or is empty.
+func (r *renderer) authority(rest, whole string, path *field.Path) (out *meshv1.HttpMatch, tail string, ok bool) {
+	out = &meshv1.HttpMatch{}
+	if strings.ContainsAny(rest, "?#") {
+		r.invalid(path, whole, "queries and fragments are not matched: leave them out")
+		return nil, "", false
+	}
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		rest, tail = rest[:i], rest[i:]
+	}
+	host := strings.ToLower(rest)
+	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
+		port, err := strconv.ParseUint(host[i+1:], 10, 16)
+		if err != nil || port == 0 {
+			r.invalid(path, whole, "the port must be a number from 1 to 65535; an IPv6 address stands in brackets")
+			return nil, "", false
+		}
+		host, out.Port = host[:i], uint32(port)
+	}
+	switch domain, wild := strings.CutPrefix(host, "*."); {
+	case host == "*":
+	case wild && isHost(domain):
+		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: "." + domain}}
+	case strings.HasPrefix(host, "["):
+		address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
+		if err != nil || !address.Is6() || address.Zone() != "" || !strings.HasSuffix(host, "]") {
+			r.invalid(path, whole, "what stands in brackets must be an IPv6 address")
+			return nil, "", false
+		}
+		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: address.String()}}
+	case isHost(host):
+		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: host}}
+	default:
+		r.invalid(path, whole, `the host must be a name, an address, "*.domain" or "*"; names of other letters as they are in DNS (xn--...)`)
+		return nil, "", false
+	}
+	return out, tail, true
+}
+
+func isHost(s string) bool { return len(s) <= 253 && hostname.MatchString(s) }
+
+// text is nil where any text is meant.
+func (r *renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *meshv1.TextMatch {
+	if in == nil {
+		return nil
+	}
+	exact, prefix := in.Exact, in.Prefix
+	if host {
+		exact, prefix = strings.ToLower(exact), strings.ToLower(prefix)
+	}
+	switch {
+	case exact != "" && prefix == "" && in.Regex == "":
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: exact}}
+	case exact == "" && prefix != "" && in.Regex == "":
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: prefix}}
+	case exact == "" && prefix == "" && in.Regex != "":
+		if !r.expression(in.Regex, path.Child("regex")) {
+			return nil
+		}
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: in.Regex}}
+	}
+	r.errs = append(r.errs, field.Required(path, "set one of exact, prefix and regex, and not to nothing"))
+	return nil
+}
+
+// expression tells whether a regular expression can be compiled, and is not too large.
+func (r *renderer) expression(s string, path *field.Path) bool {
+	if len(s) > maxExpression {
+		r.invalid(path, "(long)", "must not be longer than %d characters", maxExpression)
+		return false
+	}
+	// By itself, and as agents read it: neither "a)(b" nor "\Qa" is one in both.
+	re, err := syntax.Parse(s, syntax.Perl)
+	if err == nil {
+		_, err = syntax.Parse("^(?:"+s+")$", syntax.Perl)
+	}
+	if err != nil {
+		r.invalid(path, s, "not a regular expression of RE2: %v", err)
+		return false
+	}
+	size := sizeOf(re)
+	if r.expressions += size; size > maxExpression || r.expressions > maxExpressions {
+		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, maxExpression, maxExpressions)
+		return false
+	}
+	return true
+}
+
+// sizeOf is about how many steps an expression has when its repetitions are
+// written out.
+func sizeOf(re *syntax.Regexp) int {
+	size := 1 + len(re.Rune)/2
+	if re.Op == syntax.OpLiteral {
+		size = 1 + len(re.Rune)
+	}
+	for _, sub := range re.Sub {
+		size = min(size+sizeOf(sub), maxExpression+1)
+	}
+	if re.Op == syntax.OpRepeat {
+		size *= max(re.Min, re.Max, 1)
+	}
+	return min(size, maxExpression+1)
+}
+
+// methodsOf is empty where any is meant.
+func methodsOf(in ...string) (out []string) {
+	for _, m := range in {
+		if m == "" || m == "*" {
+			return nil
+		}
+		if m = strings.ToUpper(m); !slices.Contains(out, m) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+func headersOf(in []v1alpha1.HeaderMatch) (out []*meshv1.HeaderMatch) {
+	for _, h := range in {
+		out = append(out, &meshv1.HeaderMatch{Name: h.Name, Value: h.Value})
+	}
+	return out
+}
