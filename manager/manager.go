@@ -200,6 +200,8 @@ func cacheOptions(namespace string) cache.Options {
 				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiserver.Name}),
 			},
 			&v1alpha1.ShardingConfig{}: {},
+			&v1alpha1.CircuitBreaker{}: {},
+			&v1alpha1.FaultInjection{}: {},
 			metadataOf(namespaceKind):  {Transform: slimMetadata},
 			metadataOf(nodeKind):       {Transform: slimMetadata},
 		},
@@ -215,7 +217,7 @@ func slimPod(o any) (any, error) {
 	slim := &corev1.Pod{ObjectMeta: pod.ObjectMeta}
 	slim.ManagedFields = nil
 	slim.Annotations = nil
-	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation} {
+	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation, v1alpha1.TrustEgressAnnotation} {
 		if v, ok := pod.Annotations[key]; ok {
 			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, key, v)
 		}

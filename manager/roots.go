@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
 
@@ -24,15 +25,20 @@ func metadataOf(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 	return o
 }
 
-// slimMetadata keeps what tells that an object exists.
+// slimMetadata keeps what tells that an object exists, and whether it is a namespace
+// that forbids faults.
 func slimMetadata(o any) (any, error) {
 	m, ok := o.(*metav1.PartialObjectMetadata)
 	if !ok {
 		return o, nil
 	}
-	return &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+	slim := &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{
 		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
-	}}, nil
+	}}
+	if v, ok := m.Labels[v1alpha1.NoFaultsLabel]; ok {
+		slim.Labels = map[string]string{v1alpha1.NoFaultsLabel: v}
+	}
+	return slim, nil
 }
 
 // keepRoots hands keys over between the shards of roots.

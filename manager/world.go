@@ -68,6 +68,8 @@ type world struct {
 	listed   atomic.Pointer[listed]
 	compiled atomic.Pointer[compiled]
 	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
+	// expiry wakes the policies loop, which alone sets it.
+	expiry *time.Timer
 	// published is the bundle by which the manager was last told to be verified.
 	published []byte
 
@@ -79,6 +81,7 @@ type listed struct {
 	pods       []*corev1.Pod
 	configs    []*v1alpha1.ShardingConfig
 	namespaces []string // sorted
+	rules      compile.Rules
 }
 
 // compiled is the last outcome of the policies loop.
@@ -103,7 +106,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.weigher.Changed = w.rootsLoop.poke
 
 	for _, o := range []client.Object{
-		&v1alpha1.ShardingConfig{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
+		&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
 		metadataOf(namespaceKind), metadataOf(nodeKind),
 	} {
 		informer, err := w.cache.GetInformer(ctx, o, cache.BlockUntilSynced(false))
@@ -144,15 +147,9 @@ func wake(l *loop) toolscache.ResourceEventHandler {
 		AddFunc:    func(any) { l.poke() },
 		DeleteFunc: func(any) { l.poke() },
 		UpdateFunc: func(before, after any) {
-			if _, ok := after.(*metav1.PartialObjectMetadata); ok {
-				return // all that matters is whether it exists
+			if !sameMeaning(before, after) {
+				l.poke()
 			}
-			a, aok := before.(*v1alpha1.ShardingConfig)
-			b, bok := after.(*v1alpha1.ShardingConfig)
-			if aok && bok && sameSpec(a, b) {
-				return
-			}
-			l.poke()
 		},
 	}
 }
@@ -190,7 +187,8 @@ func (w *world) policies(ctx context.Context) error {
 		// Agents keep what they were told last, until it is known who holds what.
 		return err
 	}
-	c := &compiled{compile.Compile(l.configs, l.pods, known, compile.Rules{}), l}
+	c := &compiled{compile.Compile(l.configs, l.pods, known, l.rules), l}
+	w.wakeAt(c.Until)
 	w.push.Set(cluster, c.Policies)
 	before := w.compiled.Swap(c)
 	w.statusLoop.poke()
@@ -209,6 +207,17 @@ func (w *world) policies(ctx context.Context) error {
 	return err
 }
 
+// wakeAt lets the policies loop look again when the next FaultInjection expires.
+// Agents do not wait for it.
+func (w *world) wakeAt(t time.Time) {
+	if w.expiry != nil {
+		w.expiry.Stop()
+	}
+	if !t.IsZero() {
+		w.expiry = time.AfterFunc(time.Until(t), w.policiesLoop.poke)
+	}
+}
+
 // keepLocks frees locks of the dead.
 func (w *world) keepLocks(ctx context.Context) error {
 	c := w.compiled.Load()
@@ -222,15 +231,47 @@ func sameSpec(a, b *v1alpha1.ShardingConfig) bool {
 	return a.UID == b.UID && a.Generation == b.Generation
 }
 
+// sameMeaning tells whether the policies loop makes the same of two states of an object.
+func sameMeaning(before, after any) bool {
+	switch a := after.(type) {
+	case *metav1.PartialObjectMetadata: // slim: all that matters else is whether it exists
+		b, ok := before.(*metav1.PartialObjectMetadata)
+		return ok && maps.Equal(a.Labels, b.Labels)
+	case *v1alpha1.ShardingConfig:
+		b, ok := before.(*v1alpha1.ShardingConfig)
+		return ok && sameSpec(a, b)
+	case *v1alpha1.CircuitBreaker:
+		b, ok := before.(*v1alpha1.CircuitBreaker)
+		return ok && a.UID == b.UID && a.Generation == b.Generation && maps.Equal(a.Labels, b.Labels) &&
+			a.Annotations[v1alpha1.RecoverAnnotation] == b.Annotations[v1alpha1.RecoverAnnotation]
+	case *v1alpha1.FaultInjection:
+		b, ok := before.(*v1alpha1.FaultInjection)
+		return ok && a.UID == b.UID && a.Generation == b.Generation && maps.Equal(a.Labels, b.Labels) &&
+			a.Status.ExpirationGeneration == b.Status.ExpirationGeneration && a.Status.ExpirationTime.Equal(b.Status.ExpirationTime)
+	}
+	return false
+}
+
 func (w *world) list(ctx context.Context) (*listed, error) {
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	var namespaces metav1.PartialObjectMetadataList
 	namespaces.SetGroupVersionKind(namespaceKind)
-	if err := errors.Join(w.cache.List(ctx, &configs), w.cache.List(ctx, &pods), w.cache.List(ctx, &namespaces)); err != nil {
+	var breakers v1alpha1.CircuitBreakerList
+	var injections v1alpha1.FaultInjectionList
+	if err := errors.Join(
+		w.cache.List(ctx, &configs), w.cache.List(ctx, &pods), w.cache.List(ctx, &namespaces),
+		w.cache.List(ctx, &breakers), w.cache.List(ctx, &injections),
+	); err != nil {
 		return nil, err
 	}
-	out := &listed{}
+	out := &listed{rules: compile.Rules{Now: time.Now()}}
+	for i := range breakers.Items {
+		out.rules.Breakers = append(out.rules.Breakers, &breakers.Items[i])
+	}
+	for i := range injections.Items {
+		out.rules.Injections = append(out.rules.Injections, &injections.Items[i])
+	}
 	for i := range configs.Items {
 		out.configs = append(out.configs, &configs.Items[i])
 	}
@@ -241,6 +282,9 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	}
 	for _, n := range namespaces.Items {
 		out.namespaces = append(out.namespaces, n.Name)
+		if v, ok := n.Labels[v1alpha1.NoFaultsLabel]; ok && v != "false" {
+			out.rules.NoFaults = append(out.rules.NoFaults, n.Name)
+		}
 	}
 	slices.Sort(out.namespaces)
 	return out, nil

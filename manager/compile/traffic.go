@@ -292,7 +292,7 @@ func (a *assembly) breaker(n int, b *breakerSource, target *Target) {
 		rule := r.LimitRule
 		if r.shared {
 			target.Shared = append(target.Shared, r.Key)
-			if share := a.Shares[a.pod.UID][r.Key]; share != nil {
+			if share := a.share(b.CircuitBreaker, r.Name); share != nil {
 				rule = proto.CloneOf(rule)
 				rule.Share = share
 				a.own = true
@@ -307,6 +307,13 @@ func (a *assembly) breaker(n int, b *breakerSource, target *Target) {
 	if len(told.Rules)+len(told.Intercepts) > 0 {
 		a.out.Breakers = append(a.out.Breakers, told)
 	}
+}
+
+func (a *assembly) share(c *v1alpha1.CircuitBreaker, rule string) *meshv1.Share {
+	if a.Share == nil {
+		return nil
+	}
+	return a.Share(nameOf(c), rule, a.pod.Name, a.pod.UID)
 }
 
 func (a *assembly) injection(n int, f *injectionSource, target *Target) {
