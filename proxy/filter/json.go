@@ -199,23 +199,7 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 		return out, nil
 	}
 	s := scanner{in: &r.in}
-	var kind, seen span
-	var o object
-	s.members(func(key []byte) {
-		switch string(key) {
-		case "type":
-			s.stringOrNull(&kind)
-		case "object":
-			if s.once(&seen); s.peek() == 'n' {
-				s.null()
-				seen.from = -1
-				return
-			}
-			o = s.object()
-		default:
-			s.skip()
-		}
-	})
+	kind, seen, o := s.event()
 	kept, dropped, table := 0, 0, false
 	if !ofTheStream(s.text(kind)) {
 		if !seen.set || seen.from < 0 {
@@ -240,6 +224,27 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 		return nil, err
 	}
 	return out, err
+}
+
+// event walks over an event. seen tells where its object is; before the input if it is
+// null.
+func (s *scanner) event() (kind, seen span, o object) {
+	s.members(func(key []byte) {
+		switch string(key) {
+		case "type":
+			s.stringOrNull(&kind)
+		case "object":
+			if s.once(&seen); s.peek() == 'n' {
+				s.null()
+				seen.from = -1
+				return
+			}
+			o = s.object()
+		default:
+			s.skip()
+		}
+	})
+	return kind, seen, o
 }
 
 // carry takes the columns from the first event to the first that is kept.

@@ -4,7 +4,7 @@ import "strings"
 
 // object is where in the input an object says what decides on it.
 type object struct {
-	kind, version, metadata, namespace, name, uid, rows, columns span
+	kind, version, metadata, namespace, name, uid, revision, rows, columns span
 }
 
 // object walks over an object.
@@ -29,6 +29,8 @@ func (s *scanner) object() (o object) {
 					s.stringOrNull(&o.name)
 				case "uid":
 					s.stringOrNull(&o.uid)
+				case "resourceVersion":
+					s.stringOrNull(&o.revision)
 				default:
 					s.skip()
 				}
@@ -76,14 +78,21 @@ func (s *scanner) keyOf(o object) Key {
 // eachKey calls f with the key of the object, or with those of its rows if it is a
 // Table, of which there must be one at least.
 func (s *scanner) eachKey(o object, f func(Key)) (table bool) {
+	return s.each(o, func(o object) {
+		if k := s.keyOf(o); s.err == nil {
+			f(k)
+		}
+	})
+}
+
+// each is eachKey with the objects that have the keys.
+func (s *scanner) each(o object, f func(object)) (table bool) {
 	table = string(s.text(o.kind)) == "Table" && strings.HasPrefix(string(s.text(o.version)), "meta.k8s.io/")
 	if s.err != nil {
 		return table
 	}
 	if !table {
-		if k := s.keyOf(o); s.err == nil {
-			f(k)
-		}
+		f(o)
 		return table
 	}
 	if !o.rows.set {
@@ -94,8 +103,8 @@ func (s *scanner) eachKey(o object, f func(Key)) (table bool) {
 	s.i = o.rows.from
 	s.expect('[')
 	for s.err == nil {
-		if k := s.keyOf(s.row()); s.err == nil {
-			f(k)
+		if o := s.row(); s.err == nil {
+			f(o)
 		}
 		if !s.another(']') {
 			break

@@ -19,6 +19,7 @@ const (
 	typeMetaVersion, typeMetaKind        = 1, 2
 	objectMetadata                       = 1
 	metaName, metaNamespace, metaUID     = 1, 3, 5
+	metaRevision                         = 6
 	listMetadata, listItems              = 1, 2
 	listMetaShardInfo, shardInfoSelector = 5, 1
 	eventType, eventObject, extensionRaw = 1, 2, 1
@@ -72,15 +73,7 @@ func rawKey(raw []byte, k *Key) error {
 
 // protoKey reads the key of one object.
 func protoKey(body []byte) (k Key, err error) {
-	unknown, ok := bytes.CutPrefix(body, []byte(magic))
-	if !ok {
-		return k, ErrForm
-	}
-	var raw []byte
-	err = eachBytes(unknown, 1<<unknownRaw, func(_ protowire.Number, value []byte) error {
-		raw = value
-		return nil
-	})
+	raw, err := rawOf(body)
 	if err == nil {
 		err = rawKey(raw, &k)
 	}
@@ -90,33 +83,39 @@ func protoKey(body []byte) (k Key, err error) {
 	return k, nil
 }
 
+// rawOf is the object in an envelope.
+func rawOf(body []byte) (raw []byte, err error) {
+	unknown, ok := bytes.CutPrefix(body, []byte(magic))
+	if !ok {
+		return nil, ErrForm
+	}
+	err = eachBytes(unknown, 1<<unknownRaw, func(_ protowire.Number, value []byte) error {
+		raw = value
+		return nil
+	})
+	return raw, err
+}
+
+// protoRevision reads the resource version of one object.
+func protoRevision(body []byte) (revision []byte, err error) {
+	raw, err := rawOf(body)
+	if err != nil {
+		return nil, err
+	}
+	err = eachBytes(raw, 1<<objectMetadata, func(_ protowire.Number, metadata []byte) error {
+		return eachBytes(metadata, 1<<metaRevision, func(_ protowire.Number, value []byte) error {
+			revision = value
+			return nil
+		})
+	})
+	return revision, err
+}
+
 // protoWatch is a stream of events, each after its length.
 type protoWatch struct{}
 
 func (protoWatch) next(r *Reader) ([]byte, error) {
-	const head = 4
-	if err := r.in.need(head); err != nil {
-		return nil, err
-	}
-	size := binary.BigEndian.Uint32(r.in.b)
-	if int64(size) > int64(r.in.max-head) {
-		return nil, tooLarge(r.in.max)
-	}
-	if err := r.in.need(head + int(size)); err != nil {
-		return nil, err
-	}
-	var kind, object []byte
-	event := r.in.b[head : head+int(size)]
-	err := eachBytes(event, 1<<eventType|1<<eventObject, func(number protowire.Number, value []byte) error {
-		if number == eventType {
-			kind = value
-			return nil
-		}
-		return eachBytes(value, 1<<extensionRaw, func(_ protowire.Number, raw []byte) error {
-			object = raw
-			return nil
-		})
-	})
+	size, kind, object, err := r.in.event()
 	if err != nil {
 		return nil, err
 	}
@@ -128,10 +127,37 @@ func (protoWatch) next(r *Reader) ([]byte, error) {
 		}
 		keep = r.decide(k)
 	}
-	if out := r.in.take(head + int(size)); keep {
+	if out := r.in.take(size); keep {
 		return out, nil
 	}
 	return nil, nil
+}
+
+// event reads until a whole event is there, size bytes with its length.
+func (in *input) event() (size int, kind, object []byte, err error) {
+	const head = 4
+	if err := in.need(head); err != nil {
+		return 0, nil, nil, err
+	}
+	length := binary.BigEndian.Uint32(in.b)
+	if int64(length) > int64(in.max-head) {
+		return 0, nil, nil, tooLarge(in.max)
+	}
+	size = head + int(length)
+	if err := in.need(size); err != nil {
+		return 0, nil, nil, err
+	}
+	err = eachBytes(in.b[head:size], 1<<eventType|1<<eventObject, func(number protowire.Number, value []byte) error {
+		if number == eventType {
+			kind = value
+			return nil
+		}
+		return eachBytes(value, 1<<extensionRaw, func(_ protowire.Number, raw []byte) error {
+			object = raw
+			return nil
+		})
+	})
+	return size, kind, object, err
 }
 
 // need reads until n bytes are there. It is io.EOF if the source ended before the
