@@ -1,0 +1,55 @@
+package events
+
+import (
+	"math"
+	"strconv"
+	"sync"
+)
+
+// Gap is which resource versions a client read while an event was kept from it: who
+// resumes from one of these has missed something. It is safe for concurrent use.
+type Gap struct {
+	mu       sync.Mutex
+	from, to uint64
+	open     bool
+}
+
+// Covers tells whether a watch must not resume from a version.
+func (g *Gap) Covers(version string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.open {
+		return false
+	}
+	v, err := strconv.ParseUint(version, 10, 64)
+	return err != nil || g.from <= v && v <= g.to
+}
+
+// Empty tells whether it covers nothing.
+func (g *Gap) Empty() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.open
+}
+
+// Forget lets it cover nothing: the client has listed.
+func (g *Gap) Forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = false
+}
+
+// add makes it cover a version. All that is between two is covered too.
+func (g *Gap) add(version string) {
+	from, err := strconv.ParseUint(version, 10, 64)
+	to := from
+	if err != nil {
+		from, to = 0, math.MaxUint64
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open {
+		from, to = min(from, g.from), max(to, g.to)
+	}
+	g.from, g.to, g.open = from, to, true
+}
