@@ -268,6 +268,14 @@ func (c *conn) Close() error {
 	return err
 }
 
+// reset closes the connection in a way that the client cannot take for an end.
+func (c *conn) reset() {
+	if l, ok := c.Conn.(interface{ SetLinger(sec int) error }); ok {
+		_ = l.SetLinger(0)
+	}
+	_ = c.Close()
+}
+
 func (c *conn) leaveHTTP2() {
 	if c.http2.Swap(false) {
 		c.pod.http2.give(1)

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -57,6 +58,10 @@ type exchange struct {
 	early   *upstream.Buf // holds a body, or its beginning, until it is sent
 	counted bool          // in policy.writes
 	reason  string        // of a refusal, if a stage has its own
+
+	faults  *fault.Faults // nil: none
+	decided bool          // on them
+	broke   bool          // the answer was broken off
 
 	ticket *ticket // of a list or watch
 	fills  bool    // the answer fills a client's cache from nothing
@@ -126,6 +131,7 @@ func (x *exchange) finish() {
 			v = nil
 		}
 	}
+	x.countFaults()
 	x.account()
 	if x.plan != nil {
 		x.plan.meters.bytes.Add(float64(x.bytes))
@@ -204,6 +210,9 @@ func (x *exchange) serve() {
 			return
 		}
 	}
+	if !x.inject() {
+		return
+	}
 	if x.plan.key.connects() {
 		if x.again = !x.pod.connects.enter(x); x.again {
 			return
@@ -245,7 +254,7 @@ func (x *exchange) forward(client *upstream.Client) {
 			defer context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })()
 		}
 	}
-	if x.plan.route == short && x.r.ContentLength != 0 && x.body == io.Reader(x.r.Body) { // else it was read by a stage
+	if x.gathers() {
 		if err := x.gather(); err != nil {
 			x.failed(&upstream.BodyError{Err: err})
 			return
@@ -300,6 +309,11 @@ func (x *exchange) forward(client *upstream.Client) {
 	maps.Copy(x.w.Header(), resp.Trailer) // announced in sendHead
 }
 
+// gathers tells whether gather has anything to do: a stage may have read the body.
+func (x *exchange) gathers() bool {
+	return x.plan.route == short && x.r.ContentLength != 0 && x.body == io.Reader(x.r.Body)
+}
+
 // gather waits for the body, or as much of it as a buffer takes, before the apiserver
 // hears of the request: who announces bodies that never come takes room here, and
 // none of what the apiserver shares out among all its clients.
@@ -322,6 +336,7 @@ func (x *exchange) gather() error {
 // sendHead writes the answer's status and headers, and keeps the books that
 // depend on them.
 func (x *exchange) sendHead(resp *http.Response) {
+	x.resetAfter()
 	stripHopByHop(resp.Header)
 	h := x.w.Header()
 	maps.Copy(h, resp.Header)
@@ -430,6 +445,13 @@ func (x *exchange) ended() bool {
 
 // write sends p to the client; false when it is gone.
 func (x *exchange) write(p []byte) bool {
+	if x.faults != nil {
+		return x.spoil(p)
+	}
+	return x.pass(p)
+}
+
+func (x *exchange) pass(p []byte) bool {
 	x.guard.arm()
 	n, err := x.w.Write(p)
 	x.guard.disarm()
@@ -581,6 +603,9 @@ func (x *exchange) log() {
 		slog.Duration("added", x.added),
 		slog.Int64("bytes", x.bytes),
 	)
+	if x.faults != nil {
+		attrs = append(attrs, slog.Any("faults", x.faults.Rules))
+	}
 	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)
 }
 

@@ -53,6 +53,7 @@ func (p *Pod) succeed(old, next *policy) {
 		over()
 		return
 	}
+	close(old.replaced)
 	old.writes.over = over
 	if old.passthrough && !next.passthrough { // what went through tunnels was not counted
 		time.AfterFunc(LostWrite, old.writes.lower)

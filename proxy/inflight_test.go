@@ -63,7 +63,7 @@ func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
 		policies := []*policy{{passthrough: true}, {passthrough: true}, {}, {}}
 		var old *policy
 		for i, next := range policies {
-			next.settled = make(chan struct{})
+			next.settled, next.replaced = make(chan struct{}), make(chan struct{})
 			next.writes.n.Store(2)
 			began := time.Now()
 			p.succeed(old, next)

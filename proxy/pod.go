@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
@@ -86,6 +87,7 @@ type Pod struct {
 	tokens   tokens
 	tunnels  tunnels
 	notices  notices
+	faults   *fault.Store
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -106,6 +108,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		empty:      make(chan struct{}, 1),
 		written:    make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
+		faults:     fault.NewStore(),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())

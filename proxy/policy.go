@@ -11,7 +11,9 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 )
 
@@ -32,9 +34,11 @@ type policy struct {
 	anyToken, passthrough    bool
 	fence                    fence
 	keepCaches               bool
+	faults                   *fault.Rules
 
-	writes  writes
-	settled chan struct{} // closed when all that earlier policies let through is over
+	replaced chan struct{} // closed when another policy is in force
+	writes   writes
+	settled  chan struct{} // closed when all that earlier policies let through is over
 
 	plans sync.Map // planKey -> *plan
 	count atomic.Int32
@@ -55,6 +59,7 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		passthrough: m.GetPassthrough(),
 		keepCaches:  m.GetSharding().GetKeepCaches(),
 		settled:     make(chan struct{}),
+		replaced:    make(chan struct{}),
 	}
 	out.writes.n.Store(2)
 	var err error
@@ -66,6 +71,9 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		if out.lock, err = lock.New(l); err != nil {
 			return nil, err
 		}
+	}
+	if out.faults, err = fault.Compile(m.GetTraffic(), p.faults); err != nil {
+		return nil, err
 	}
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
 		return nil, errors.New("passthrough of a pod that is sharded or refused")
@@ -96,6 +104,10 @@ type planKey struct {
 	groupResource
 }
 
+func (k planKey) kind() match.Kind {
+	return match.Kind{Verb: k.verb, Group: k.group, Resource: k.resource, Subresource: k.subresource}
+}
+
 // clone keeps a key from holding the path that it was cut from.
 func (k planKey) clone() planKey {
 	return planKey{
@@ -116,7 +128,8 @@ type plan struct {
 	// stages edit the request in turn. The first that refuses it ends it.
 	stages []stage
 	route  route
-	lock   *lockStage // one of them, or nil
+	lock   *lockStage       // one of them, or nil
+	faults *fault.Resources // nil: no rule is about such requests
 	// upgrades: the resource is one whose connection may change protocol.
 	upgrades bool
 	meters   *meters
@@ -168,6 +181,7 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	if !isResource {
 		return out
 	}
+	out.faults = p.faults.OfKind(key.kind())
 	if p.lock != nil && key.subresource == "" && lock.Kind(key.group, key.resource) {
 		out.lock = &lockStage{lock: p.lock}
 		out.stages = append(out.stages, out.lock)

@@ -117,6 +117,9 @@ func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
 func (s *Server) remove(p *Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, known := s.pods[p]; known {
+		p.forgetFaults()
+	}
 	delete(s.pods, p)
 	p.setCluster(nil)
 }

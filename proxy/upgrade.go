@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
@@ -54,6 +55,9 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) {
 		return
 	}
 	defer func() { _ = up.Close() }()
+	if x.resetAfter(); x.faults != nil {
+		x.faults.Missed(fault.SlowBody) // what comes now is no body
+	}
 	stripHopByHop(resp.Header)
 	down, buffered, err := http.NewResponseController(x.w).Hijack()
 	if err != nil {

@@ -31,7 +31,7 @@ func (d *decision) add(r *rule, may kinds) {
 	if d.faults == nil {
 		d.faults = &Faults{Truncate: -1}
 	}
-	d.faults.Rules = append(d.faults.Rules, r.name)
+	d.faults.Rules, d.faults.by = append(d.faults.Rules, r.name), append(d.faults.by, r.counts)
 	for k := range numKinds {
 		if now.has(k) {
 			d.do(r, k, n)

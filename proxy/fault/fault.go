@@ -34,6 +34,8 @@ type Faults struct {
 	Watch *Watch
 	// Injected is the same by rule and kind, for metrics, without the events of a watch.
 	Injected []Injected
+
+	by []*counts // of the rules
 }
 
 // Injected is one fault of a rule.
@@ -59,6 +61,9 @@ func (f *Faults) Missed(k Kind) {
 		return
 	}
 }
+
+// Lift leaves of the faults what is told of them.
+func (f *Faults) Lift() { *f = Faults{Rules: f.Rules, Injected: f.Injected, Truncate: -1, by: f.by} }
 
 // Abort is an answer.
 type Abort struct {

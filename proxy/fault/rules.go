@@ -175,6 +175,18 @@ func (r *Rules) Enforce() {
 	r.store.force = slices.Sorted(maps.Keys(r.counts))
 }
 
+// Still tells whether all rules that harm a request are among these.
+func (r *Rules) Still(f *Faults) bool {
+	for _, name := range f.Rules {
+		if r == nil || !slices.ContainsFunc(r.rules, func(of *rule) bool {
+			return of.name == name && slices.Contains(f.by, of.counts)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // Name is a rule's, with that of its injection.
 type Name struct{ Injection, Rule string }
 

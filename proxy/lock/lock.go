@@ -75,6 +75,9 @@ func Kind(group, resource string) bool {
 // Namespace is where the lock lives.
 func (l *Lock) Namespace() string { return l.namespace }
 
+// Name is what clients call the lock.
+func (l *Lock) Name() string { return l.name }
+
 // Named tells whether an object of this namespace and name is the lock.
 func (l *Lock) Named(namespace, name string) bool {
 	return namespace == l.namespace && name == l.name

@@ -1,0 +1,198 @@
+package proxy
+
+import (
+	"cmp"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// object is what rules ask of a request for a resource beside its kind. The lock has
+// the name that the client gives it.
+func (x *exchange) object() match.Object {
+	o := match.Object{Namespace: x.info.Namespace, Name: x.info.Name, Header: x.r.Header}
+	switch {
+	case x.lock != nil:
+		o.Name, o.Lock = x.lock.Name(), true
+	case x.info.APIGroup == "coordination.k8s.io" && x.info.Resource == "leases":
+		o.Lock = x.info.Name != "" || x.info.Verb == "create"
+	}
+	return o
+}
+
+// inject decides on the request's faults, and does what comes before it is sent on. It
+// is false when the client was answered. A request that starts over meets nothing again.
+func (x *exchange) inject() bool {
+	if x.decided {
+		return true
+	}
+	x.decided = true
+	if !x.info.IsResourceRequest {
+		x.faults = x.policy.faults.DecideOther(time.Now())
+	} else if x.plan.faults != nil {
+		o := x.object()
+		x.faults = x.plan.faults.Decide(time.Now(), &o)
+	}
+	f := x.faults
+	if f == nil {
+		return true
+	}
+	if f.Watch != nil {
+		f.Watch.Told = x.harmed
+	}
+	if f.Delay > 0 && !x.delay(f.Delay) {
+		return true
+	}
+	switch {
+	case f.Reset:
+		x.reset()
+	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
+		x.final(x.w.Header())
+		x.wrote, x.code = true, f.Abort.Status
+		x.w.WriteHeader(f.Abort.Status)
+		return false
+	case f.Abort != nil:
+		x.refuse("fault", x.aborted(f.Abort))
+		return false
+	}
+	return true
+}
+
+// delay waits before the request is sent on. It is false when the rules that harm the
+// request are in force no more: then it goes on unharmed.
+func (x *exchange) delay(d time.Duration) bool {
+	// A client over HTTP/1 is only seen to go away when its body was read.
+	if x.gathers() && x.gather() != nil {
+		return true // forward finds out what is wrong
+	}
+	if x.wait(d) || x.pod.policy.Load().faults.Still(x.faults) {
+		return true
+	}
+	x.faults.Lift()
+	return false
+}
+
+// wait waits for a fault's sake. It is false when it was ended before its time: the
+// client or the answer is gone, another proxy takes over, or the rule is gone.
+func (x *exchange) wait(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for pol := x.policy; ; {
+		select {
+		case <-timer.C:
+			return true
+		case <-x.ctx.Done():
+			return false
+		case <-x.r.Context().Done():
+			return false
+		case <-x.pod.draining.Done():
+			return false
+		case <-pol.replaced:
+			if pol = x.pod.policy.Load(); !pol.faults.Still(x.faults) {
+				return false
+			}
+		}
+	}
+}
+
+// reset breaks off what the client gets, without an end: its connection, or its
+// HTTP/2 stream.
+func (x *exchange) reset() {
+	if c := connOf(x.r); c != nil && x.r.ProtoMajor == 1 {
+		c.reset()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// resetAfter breaks off instead of passing on what the apiserver answered, if that is
+// to be so.
+func (x *exchange) resetAfter() {
+	if x.faults != nil && x.faults.ResetAfter {
+		x.broke = true
+		x.reset()
+	}
+}
+
+// aborted is what an apiserver would answer.
+func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
+	usual := apierrors.NewGenericServerResponse(a.Status, x.r.Method, schema.GroupResource{}, "", "", 0, false)
+	reason, retry := usual.ErrStatus.Reason, 0
+	switch a.Status {
+	case http.StatusGone:
+		reason = metav1.StatusReasonExpired
+	case http.StatusRequestEntityTooLarge:
+		reason = metav1.StatusReasonRequestEntityTooLarge
+	case http.StatusTooManyRequests:
+		retry = 1
+	}
+	err := status.New(a.Status, cmp.Or(metav1.StatusReason(a.Reason), reason), retry,
+		"injected by FaultInjection %s/%s, in place of the apiserver's answer", x.pod.info.Namespace, a.Rule)
+	if x.info.IsResourceRequest {
+		if err.ErrStatus.Details == nil {
+			err.ErrStatus.Details = &metav1.StatusDetails{}
+		}
+		d := err.ErrStatus.Details
+		d.Group, d.Kind, d.Name = x.info.APIGroup, x.info.Resource, x.info.Name
+	}
+	return err
+}
+
+// spoil writes p as faults have it.
+func (x *exchange) spoil(p []byte) bool {
+	f := x.faults
+	if f.Truncate < 0 || x.bytes+int64(len(p)) <= f.Truncate {
+		return x.trickle(p)
+	}
+	if !x.trickle(p[:f.Truncate-x.bytes]) {
+		return false
+	}
+	x.broke = true
+	x.flush()
+	if !x.r.ProtoAtLeast(1, 1) { // whose bodies end with the connection
+		x.reset()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// trickle writes p slowly, if it is to be.
+func (x *exchange) trickle(p []byte) bool {
+	for len(p) > 0 && x.faults.Slow > 0 {
+		rate := x.faults.Slow
+		n := int(min(int64(len(p)), max(1, rate/10)))
+		if !x.pass(p[:n]) {
+			return false
+		}
+		x.flush()
+		p = p[n:]
+		if !x.wait(time.Duration(n) * time.Second / time.Duration(rate)) {
+			x.faults.Slow = 0 // what is left goes as it comes
+		}
+	}
+	return len(p) == 0 || x.pass(p)
+}
+
+// harmed counts one fault.
+func (x *exchange) harmed(by fault.Injected) {
+	x.pod.server.metrics.harmed(faultSeries{x.pod.info.Namespace, x.policy.workload, x.policy.shard, by.Injection, by.Rule}, by.Kind)
+}
+
+// countFaults counts what was done to the request, when it is over.
+func (x *exchange) countFaults() {
+	if x.faults == nil {
+		return
+	}
+	if !x.broke { // there was no answer, or not as much of it
+		x.faults.Missed(fault.ResetAfter)
+		x.faults.Missed(fault.Truncate)
+	}
+	for _, by := range x.faults.Injected {
+		x.harmed(by)
+	}
+}
