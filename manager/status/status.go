@@ -1,4 +1,5 @@
-// Package status says how a ShardingConfig fares, in words that tell what to do.
+// Package status says how a ShardingConfig, a CircuitBreaker or a FaultInjection fares,
+// in words that tell what to do.
 // It is pure: what the manager knows in, a status out.
 package status
 
@@ -149,11 +150,9 @@ func (in Input) member(pod *corev1.Pod) verdict {
 		v.reason, v.Message = reason, fmt.Sprintf(format, args...)
 		return v
 	}
-	wait := func(format string, args ...any) verdict { return bad("", format, args...) }
 
 	trust := pod.Annotations[v1alpha1.TrustAnnotation]
 	wanted := in.Wanted(uid)
-	away := !o.Connected && (o.Left.IsZero() || in.Now.After(o.Left.Add(Grace)))
 	switch {
 	case slices.ContainsFunc(in.Shard.Conflicts, func(c compile.Conflict) bool { return c.Pod == pod.Name }):
 		return bad(ReasonConflict, "another ShardingConfig selects it too: all its requests are refused")
@@ -165,30 +164,44 @@ func (in Input) member(pod *corev1.Pod) verdict {
 		return bad(ReasonTrustsMeshAlone, "it was admitted to trust the mesh alone, so its connections can neither go to the apiserver direct nor be passed through: delete it, so that its successor is admitted anew")
 	case trust != compile.Trust(in.Shard.Config):
 		return bad(ReasonOlderThanConfig, "it was admitted before this ShardingConfig said failurePolicy: Closed, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
-	case node == "":
-		return wait("it is not scheduled yet")
-	case pod.Status.Phase != corev1.PodRunning:
-		return wait("it is %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
-	case before != nil:
+	case before != nil && pod.Status.Phase == corev1.PodRunning:
 		v.Message, v.ready = before.Message, before.Message == ""
 		return v
-	case away && (in.Now.Before(in.Since.Add(Grace)) || in.Now.Before(pod.CreationTimestamp.Add(Grace))):
-		return wait("the agent on node %s has not connected yet", node)
-	case away:
-		return bad(ReasonAgentAway, "no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)
-	case o.Nacked != "" && o.Nacked == wanted:
-		return bad(ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: %s", o.Nack)
-	case !o.Known:
-		return wait("the agent on node %s has not reported on it yet", node)
-	case o.Capture == "" && o.Message != "":
-		return bad(ReasonNotCaptured, "it is not captured: %s", o.Message)
-	case o.Capture == "":
-		return wait("it is not captured yet")
-	case o.Version != wanted:
-		return wait("its agent does not apply the current policy yet")
 	}
-	v.ready = true
+	v.reason, v.Message = reach{in.Now, in.Since}.policy(pod, o, wanted)
+	v.ready = v.Message == ""
 	return v
+}
+
+// reach tells how far policies come.
+type reach struct{ now, since time.Time }
+
+// policy says why a pod is not held to a policy, with a reason if it will not be by
+// itself; nothing if it is.
+func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reason, message string) {
+	node := pod.Spec.NodeName
+	away := !o.Connected && (o.Left.IsZero() || r.now.After(o.Left.Add(Grace)))
+	switch {
+	case node == "":
+		return "", "it is not scheduled yet"
+	case pod.Status.Phase != corev1.PodRunning:
+		return "", fmt.Sprintf("it is %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
+	case away && (r.now.Before(r.since.Add(Grace)) || r.now.Before(pod.CreationTimestamp.Add(Grace))):
+		return "", fmt.Sprintf("the agent on node %s has not connected yet", node)
+	case away:
+		return ReasonAgentAway, fmt.Sprintf("no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)
+	case o.Nacked != "" && o.Nacked == wanted:
+		return ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: " + o.Nack
+	case !o.Known:
+		return "", fmt.Sprintf("the agent on node %s has not reported on it yet", node)
+	case o.Capture == "" && o.Message != "":
+		return ReasonNotCaptured, "it is not captured: " + o.Message
+	case o.Capture == "":
+		return "", "it is not captured yet"
+	case o.Version != wanted:
+		return "", "its agent does not apply the current policy yet"
+	}
+	return "", ""
 }
 
 // before is what the last leader wrote of a pod, as long as it stands.

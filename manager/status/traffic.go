@@ -1,0 +1,479 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/quota"
+)
+
+// Reasons of the condition of CircuitBreakers and FaultInjections, besides those of
+// compile and those of pods.
+const (
+	ReasonInForce       = "InForce"
+	ReasonNoPods        = "NoPods"
+	ReasonRollingOut    = "Starting"
+	ReasonNoEffect      = "NoEffect"
+	ReasonNotRedirected = "NotRedirected"
+)
+
+// TrafficInput is what is known of the pods that rules are about.
+type TrafficInput struct {
+	// Policy of a pod, with which the Target's version goes.
+	Policy func(types.UID) *meshv1.PodPolicy
+	// Observe tells what the agent of a node said of a pod.
+	Observe func(node, uid string) push.Observation
+	Now     time.Time
+	// Since is as that of Input.
+	Since time.Time
+}
+
+// target is a verdict on one pod.
+type target struct {
+	v1alpha1.TargetStatus
+	inForce bool
+	reason  string // as that of a verdict
+	why     string // it is not in force
+}
+
+func (t target) broken() bool { return t.reason != "" }
+
+// OfBreaker computes the status of a CircuitBreaker. The record is what may be in
+// force of its shares.
+func OfBreaker(b compile.Breaker, in TrafficInput, record quota.Record) v1alpha1.CircuitBreakerStatus {
+	before := b.Status
+	out := v1alpha1.CircuitBreakerStatus{
+		ObservedGeneration: b.Generation,
+		LastUpdatedTime:    before.LastUpdatedTime,
+		CurrentSpecHash:    b.Hash,
+		Conditions:         slices.Clone(before.Conditions),
+		Pods:               int32(len(b.Targets)),
+	}
+	targets := make([]target, 0, len(b.Targets))
+	for _, selected := range b.Targets {
+		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
+		t, was := in.target(b.Ruling, selected, o, before.TargetStatus)
+		if b.Problem == nil {
+			policy := in.Policy(selected.Pod.UID)
+			told := breakerOf(policy, b.Name)
+			t.seesOthers(o, policy, httpOf(told))
+			t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, record, selected.Pod.Name)
+		}
+		for _, l := range t.LimitingSnapshots {
+			out.Refused = plus(out.Refused, l.Refused)
+		}
+		if t.opened() {
+			out.Opened++
+		}
+		if t.inForce {
+			out.PodsInForce++
+		}
+		targets = append(targets, t)
+	}
+	in.set(&out.Conditions, b.Generation, ready(b.Ruling, b.Namespace, targets, "in force"))
+	out.TargetStatus = show200(targets, leaving(record, targets))
+	if !equality.Semantic.DeepEqual(before, out) {
+		out.LastUpdatedTime = seconds(in.Now)
+	}
+	return out
+}
+
+// OfInjection computes the status of a FaultInjection. It also says when it expires,
+// from when a spec is seen first.
+func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionStatus {
+	before := f.Status
+	out := v1alpha1.FaultInjectionStatus{
+		ObservedGeneration: f.Generation,
+		LastUpdatedTime:    before.LastUpdatedTime,
+		CurrentSpecHash:    f.Hash,
+		Conditions:         slices.Clone(before.Conditions),
+		Pods:               int32(len(f.Targets)),
+	}
+	out.ExpirationTime, out.ExpirationGeneration = expiration(f, in.Now)
+	targets := make([]target, 0, len(f.Targets))
+	for _, selected := range f.Targets {
+		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
+		t, was := in.target(f.Ruling, selected, o, before.TargetStatus)
+		if f.Problem == nil {
+			policy := in.Policy(selected.Pod.UID)
+			told := injectionOf(policy, f.Name)
+			var http []*meshv1.HttpMatch
+			for _, r := range told.GetRules() {
+				http = append(http, r.Http...)
+			}
+			t.seesOthers(o, policy, http)
+			t.FaultSnapshots = faults(told, o, was.FaultSnapshots)
+		} else {
+			t.FaultSnapshots = was.FaultSnapshots // what it did while it lasted
+		}
+		for _, s := range t.FaultSnapshots {
+			out.Injected = plus(out.Injected, s.Injected)
+		}
+		if t.inForce {
+			out.PodsInForce++
+		}
+		targets = append(targets, t)
+	}
+	until := "in force until it is deleted"
+	if out.ExpirationTime != nil {
+		until = "in force until " + out.ExpirationTime.UTC().Format(time.RFC3339)
+	}
+	in.set(&out.Conditions, f.Generation, ready(f.Ruling, f.Namespace, targets, until))
+	out.TargetStatus = show200(targets, nil)
+	if !equality.Semantic.DeepEqual(before, out) {
+		out.LastUpdatedTime = seconds(in.Now)
+	}
+	return out
+}
+
+// expiration is when a spec has lasted as long as it says, if it says so.
+func expiration(f compile.Injection, now time.Time) (*metav1.Time, int64) {
+	if f.Spec.Duration == nil {
+		return nil, 0
+	}
+	if f.Status.ExpirationGeneration == f.Generation && f.Status.ExpirationTime != nil {
+		return f.Status.ExpirationTime, f.Generation
+	}
+	d, err := time.ParseDuration(string(*f.Spec.Duration))
+	if err != nil || d < 0 || f.Problem != nil && f.Problem.Reason == compile.ReasonInvalid {
+		return nil, 0
+	}
+	return seconds(now.Add(d + time.Second - 1)), f.Generation // never too early
+}
+
+// target judges one pod, and tells what was said of it before.
+func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.Observation, before []v1alpha1.TargetStatus) (target, v1alpha1.TargetStatus) {
+	pod := selected.Pod
+	var was v1alpha1.TargetStatus
+	known := false
+	if i := slices.IndexFunc(before, func(t v1alpha1.TargetStatus) bool { return t.PodName == pod.Name }); i >= 0 {
+		was, known = before[i], true
+	}
+	t := target{TargetStatus: v1alpha1.TargetStatus{PodName: pod.Name, PodIP: pod.Status.PodIP, ConfigHash: was.ConfigHash}}
+	if o.Version != "" && o.Version == selected.Version {
+		t.ConfigHash = r.Hash
+	}
+	// For a while what the last leader wrote stands.
+	unheard := !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace))
+	switch {
+	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
+		t.reason, t.why = ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
+	case selected.Message != "":
+		t.reason, t.why = ReasonNoEffect, selected.Message
+	case unheard && known && was.ConfigHash == r.Hash:
+		t.why = was.Message
+	default:
+		t.reason, t.why = reach{in.Now, in.Since}.policy(pod, o, selected.Version)
+	}
+	t.inForce, t.Message = t.why == "" && r.Problem == nil, t.why
+	return t, was
+}
+
+// seesOthers says what rules about other hosts lack.
+func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, http []*meshv1.HttpMatch) {
+	switch {
+	case !t.inForce || len(http) == 0:
+	case o.EgressMessage != "":
+		t.inForce, t.reason = false, ReasonNotRedirected
+		t.why = "its connections to other hosts are not redirected: " + o.EgressMessage
+		t.Message = t.why
+	case !p.GetTraffic().GetEgress().GetDecrypt() && slices.ContainsFunc(http, deep):
+		t.Message = fmt.Sprintf("of https only the host is seen, not what rules say of paths, methods and headers: set annotation %s: \"true\" on its template, if its clients may trust the mesh's CA for other hosts", v1alpha1.TrustEgressAnnotation)
+	}
+}
+
+// deep tells whether a match is about what TLS hides.
+func deep(m *meshv1.HttpMatch) bool {
+	return m.Scheme != "http" && (m.Path != nil || m.HostPath != nil || len(m.Methods) > 0 || len(m.Headers) > 0)
+}
+
+func (t target) opened() bool {
+	return slices.ContainsFunc(t.LimitingSnapshots, func(l v1alpha1.LimitingSnapshot) bool { return l.State != v1alpha1.BreakerClosed })
+}
+
+func breakerOf(p *meshv1.PodPolicy, name string) *meshv1.Breaker {
+	for _, b := range p.GetTraffic().GetBreakers() {
+		if b.Name == name {
+			return b
+		}
+	}
+	return nil
+}
+
+func injectionOf(p *meshv1.PodPolicy, name string) *meshv1.Injection {
+	for _, i := range p.GetTraffic().GetInjections() {
+		if i.Name == name {
+			return i
+		}
+	}
+	return nil
+}
+
+func httpOf(b *meshv1.Breaker) (out []*meshv1.HttpMatch) {
+	for _, r := range b.GetRules() {
+		out = append(out, r.Http...)
+	}
+	for _, i := range b.GetIntercepts() {
+		out = append(out, i.Http...)
+	}
+	return out
+}
+
+var states = map[meshv1.BreakerState]v1alpha1.BreakerState{
+	meshv1.BreakerState_BREAKER_CLOSED:    v1alpha1.BreakerClosed,
+	meshv1.BreakerState_BREAKER_OPENED:    v1alpha1.BreakerOpened,
+	meshv1.BreakerState_BREAKER_HALF_OPEN: v1alpha1.BreakerHalfOpen,
+}
+
+// limiting is what the rules that a pod was told have done. Of what its agent has not
+// reported, what was known before stands.
+func limiting(b *meshv1.Breaker, o push.Observation, before []v1alpha1.LimitingSnapshot, record quota.Record, pod string) (out []v1alpha1.LimitingSnapshot) {
+	for _, r := range b.GetRules() {
+		is := v1alpha1.LimitingSnapshot{State: v1alpha1.BreakerClosed}
+		i := slices.IndexFunc(before, func(s v1alpha1.LimitingSnapshot) bool { return s.Name == r.Name })
+		if s := o.Rules[r.Key]; s != nil {
+			is.State, is.Passed, is.Refused = states[s.State], count(s.Passed), count(s.Refused)
+			if s.SinceMs != 0 {
+				is.LastTransitionTime = seconds(time.UnixMilli(s.SinceMs))
+			}
+		} else if !o.Known && i >= 0 {
+			is = before[i]
+		}
+		is.Name, is.Share = r.Name, ""
+		if r.Share != nil {
+			is.Share = record[r.Name][pod].String()
+		}
+		out = append(out, is)
+	}
+	// What it may still have of other rules.
+	for _, rule := range slices.Sorted(maps.Keys(record)) {
+		if s := record[rule][pod]; !s.None() && !slices.ContainsFunc(out, func(l v1alpha1.LimitingSnapshot) bool { return l.Name == rule }) {
+			out = append(out, v1alpha1.LimitingSnapshot{Name: rule, State: v1alpha1.BreakerClosed, Share: s.String()})
+		}
+	}
+	return out
+}
+
+func faults(f *meshv1.Injection, o push.Observation, before []v1alpha1.FaultSnapshot) (out []v1alpha1.FaultSnapshot) {
+	for _, r := range f.GetRules() {
+		is := v1alpha1.FaultSnapshot{}
+		i := slices.IndexFunc(before, func(s v1alpha1.FaultSnapshot) bool { return s.Name == r.Name })
+		if s := o.Faults[r.Key]; s != nil {
+			is.Matched, is.Injected = count(s.Matched), count(s.Injected)
+		} else if !o.Known && i >= 0 {
+			is = before[i]
+		}
+		is.Name = r.Name
+		out = append(out, is)
+	}
+	return out
+}
+
+// leaving are pods that the record tells of and that are selected no more.
+func leaving(record quota.Record, targets []target) []target {
+	var out []target
+	for _, rule := range slices.Sorted(maps.Keys(record)) {
+		for _, pod := range slices.Sorted(maps.Keys(record[rule])) {
+			s := record[rule][pod]
+			of := func(t target) bool { return t.PodName == pod }
+			if s.None() || slices.ContainsFunc(targets, of) {
+				continue
+			}
+			i := slices.IndexFunc(out, of)
+			if i < 0 {
+				i = len(out)
+				out = append(out, target{TargetStatus: v1alpha1.TargetStatus{PodName: pod,
+					Message: "it is not selected any more, but may have its share until its agent confirms: others wait for that"}})
+			}
+			out[i].LimitingSnapshots = append(out[i].LimitingSnapshots, v1alpha1.LimitingSnapshot{Name: rule, State: v1alpha1.BreakerClosed, Share: s.String()})
+		}
+	}
+	return out
+}
+
+// show200 is as much as a status has room for, by name: those with something to tell first.
+func show200(targets, others []target) (out []v1alpha1.TargetStatus) {
+	all := slices.Concat(targets, others)
+	if len(all) > maxPods {
+		slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
+		all = all[:maxPods]
+	}
+	for _, t := range all {
+		out = append(out, t.TargetStatus)
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.TargetStatus) int { return strings.Compare(a.PodName, b.PodName) })
+	return out
+}
+
+// rank is lower the more a target has to tell.
+func (t target) rank() int {
+	switch {
+	case slices.ContainsFunc(t.LimitingSnapshots, func(l v1alpha1.LimitingSnapshot) bool { return l.Share != "" }):
+		return 0 // the next leader must know
+	case !t.inForce:
+		return 1
+	case t.opened():
+		return 2
+	}
+	return 3
+}
+
+// ready is the condition.
+func ready(r compile.Ruling, namespace string, targets []target, inForce string) metav1.Condition {
+	is := func(status bool, reason, message string) metav1.Condition {
+		c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+		if status {
+			c.Status = metav1.ConditionTrue
+		}
+		return c
+	}
+	n := 0
+	for _, t := range targets {
+		if t.inForce {
+			n++
+		}
+	}
+	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
+	switch {
+	case r.Problem != nil && r.Problem.Reason == compile.ReasonPending:
+		return is(false, ReasonRollingOut, r.Problem.Message)
+	case r.Problem != nil:
+		message := r.Problem.Message
+		if slices.ContainsFunc(targets, target.late) {
+			message += "; what was in force before may be still: " + describeTargets(targets, target.late)
+		}
+		return is(false, r.Problem.Reason, message)
+	case len(r.Problems) > 0:
+		var said []string
+		for _, p := range r.Problems {
+			said = append(said, p.Message)
+		}
+		return is(false, r.Problems[0].Reason, strings.Join(clipped(said), "; ")+"; the rest is "+count)
+	case len(targets) == 0:
+		return is(false, ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel))
+	case n == len(targets):
+		return is(true, ReasonInForce, inForce+fmt.Sprintf(", in %d pods", n))
+	case slices.ContainsFunc(targets, target.broken):
+		t := targets[slices.IndexFunc(targets, target.broken)]
+		return is(false, t.reason, count+"; "+describeTargets(targets, target.notInForce))
+	}
+	return is(false, ReasonRollingOut, count+"; "+describeTargets(targets, target.notInForce))
+}
+
+func (t target) notInForce() bool { return !t.inForce }
+
+// late tells whether what was told last is not in force yet, as far as is known.
+func (t target) late() bool {
+	return t.why != "" && t.reason != ReasonNoEffect && t.reason != ReasonNotAdmitted && t.reason != ReasonNotCaptured
+}
+
+func describeTargets(targets []target, which func(target) bool) string {
+	var said []string
+	for _, t := range targets {
+		if which(t) {
+			said = append(said, fmt.Sprintf("pod %s: %s", t.PodName, t.why))
+		}
+	}
+	return strings.Join(clipped(said), "; ")
+}
+
+// set sets the condition.
+func (in TrafficInput) set(conditions *[]metav1.Condition, generation int64, c metav1.Condition) {
+	c.ObservedGeneration, c.LastTransitionTime = generation, metav1.NewTime(in.Now)
+	c.Message = bounded(c.Message)
+	meta.SetStatusCondition(conditions, c)
+}
+
+// bounded keeps a message within what an object may have.
+func bounded(s string) string {
+	const most = 8 << 10
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "..."
+}
+
+// seconds is a time as objects have it.
+func seconds(t time.Time) *metav1.Time { return new(metav1.NewTime(t.Truncate(time.Second))) }
+
+// count is a number as objects have it.
+func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
+
+// plus adds without turning round.
+func plus(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
+// CountsAlone tells whether two statuses of a CircuitBreaker differ in nothing but
+// numbers of requests.
+func CountsAlone(a, b v1alpha1.CircuitBreakerStatus) bool {
+	a, b = *a.DeepCopy(), *b.DeepCopy()
+	for _, s := range []*v1alpha1.CircuitBreakerStatus{&a, &b} {
+		s.LastUpdatedTime, s.Refused = nil, 0
+		without(s.TargetStatus)
+	}
+	return equality.Semantic.DeepEqual(a, b)
+}
+
+// FaultCountsAlone is the same of FaultInjections.
+func FaultCountsAlone(a, b v1alpha1.FaultInjectionStatus) bool {
+	a, b = *a.DeepCopy(), *b.DeepCopy()
+	for _, s := range []*v1alpha1.FaultInjectionStatus{&a, &b} {
+		s.LastUpdatedTime, s.Injected = nil, 0
+		without(s.TargetStatus)
+	}
+	return equality.Semantic.DeepEqual(a, b)
+}
+
+func without(targets []v1alpha1.TargetStatus) {
+	for _, t := range targets {
+		for i := range t.LimitingSnapshots {
+			t.LimitingSnapshots[i].Passed, t.LimitingSnapshots[i].Refused = 0, 0
+		}
+		for i := range t.FaultSnapshots {
+			t.FaultSnapshots[i].Matched, t.FaultSnapshots[i].Injected = 0, 0
+		}
+	}
+}
+
+// Turn is a breaker of a pod that opened or closed.
+type Turn struct {
+	Pod, Rule string
+	Opened    bool
+}
+
+// Turns are what changed from one status of a CircuitBreaker to the next. Pods that
+// were not there before, or are not any more, are left out unless they opened.
+func Turns(before, after []v1alpha1.TargetStatus) (out []Turn) {
+	was := map[[2]string]bool{}
+	for _, t := range before {
+		for _, l := range t.LimitingSnapshots {
+			was[[2]string{t.PodName, l.Name}] = l.State != v1alpha1.BreakerClosed
+		}
+	}
+	for _, t := range after {
+		for _, l := range t.LimitingSnapshots {
+			if is := l.State != v1alpha1.BreakerClosed; is != was[[2]string{t.PodName, l.Name}] {
+				out = append(out, Turn{t.PodName, l.Name, is})
+			}
+		}
+	}
+	return out
+}
