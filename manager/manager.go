@@ -223,7 +223,7 @@ func slimPod(o any) (any, error) {
 		}
 	}
 	slim.Spec.NodeName = pod.Spec.NodeName
-	slim.Status.Phase = pod.Status.Phase
+	slim.Status.Phase, slim.Status.PodIP = pod.Status.Phase, pod.Status.PodIP
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}

@@ -90,7 +90,7 @@ func TestSlimPod(t *testing.T) {
 	require.Equal(t, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "mesh"}},
 		Spec:       corev1.PodSpec{NodeName: "n"},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}, out)
 }
 
@@ -121,7 +121,7 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ctrlmesh"}, Webhooks: []admissionv1.MutatingWebhook{{Name: "a"}, {Name: "b"}}},
 		&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ctrlmesh"}, Webhooks: []admissionv1.ValidatingWebhook{{Name: "a"}}},
 	)
-	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.ShardingConfig{}).Build()
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}).Build()
 	recorder := events.NewFakeRecorder(100)
 	log := slog.New(slog.DiscardHandler)
 	w := &world{
@@ -140,7 +140,7 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 	w.roots = &roots.Roots{Client: c, Observe: w.push.Observe, Recorder: recorder, Weigher: w.weigher}
 	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
 	idle := func(context.Context) error { return nil }
-	for _, l := range []**loop{&w.policiesLoop, &w.rootsLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop} {
+	for _, l := range []**loop{&w.policiesLoop, &w.rootsLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop, &w.sharesLoop, &w.trafficLoop} {
 		*l = newLoop(log, "", 0, 0, idle)
 	}
 	require.NoError(t, w.bootstrap(t.Context()))

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,6 +34,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -70,10 +72,14 @@ type world struct {
 	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
 	// expiry wakes the policies loop, which alone sets it.
 	expiry *time.Timer
+	book   quota.Book
+	// sharing is held while shares are decided, and until what was is pushed.
+	sharing sync.Mutex
+	traffic traffic
 	// published is the bundle by which the manager was last told to be verified.
 	published []byte
 
-	policiesLoop, rootsLoop, failoverLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop *loop
+	policiesLoop, rootsLoop, failoverLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop, sharesLoop, trafficLoop *loop
 }
 
 // listed is what was there when the policies loop looked last.
@@ -100,7 +106,14 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.stampLoop = newLoop(w.Log, "stamp", settleEvents, time.Minute, w.keepStamp)
 	w.statusLoop = newLoop(w.Log, "status", 200*time.Millisecond, 10*time.Second, w.keepStatus)
 	w.nodesLoop = newLoop(w.Log, "nodes", time.Second, 15*time.Second, w.keepNodes)
-	w.push.Changed = func() { w.rootsLoop.poke(); w.failoverLoop.poke(); w.statusLoop.poke(); w.nodesLoop.poke() }
+	w.sharesLoop = newLoop(w.Log, "shares", settleAcks, 10*time.Second, w.keepShares)
+	w.trafficLoop = newLoop(w.Log, "traffic", 200*time.Millisecond, 10*time.Second, w.keepTraffic)
+	w.push.Changed = func() {
+		for _, l := range []*loop{w.rootsLoop, w.failoverLoop, w.statusLoop, w.nodesLoop, w.sharesLoop, w.trafficLoop} {
+			l.poke()
+		}
+	}
+	w.push.Counted = w.trafficLoop.poke
 	w.sweeper.Changed = w.statusLoop.poke
 	w.roots.Written = w.policiesLoop.poke
 	w.weigher.Changed = w.rootsLoop.poke
@@ -126,6 +139,8 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 		w.stampLoop,
 		w.statusLoop,
 		w.nodesLoop,
+		w.sharesLoop,
+		w.trafficLoop,
 		leader(w.watchBundles),
 		leader(w.sweeper.Run),
 		leader(w.weigher.Run),
@@ -187,11 +202,18 @@ func (w *world) policies(ctx context.Context) error {
 		// Agents keep what they were told last, until it is known who holds what.
 		return err
 	}
+	if openErr := w.openBook(ctx, l.rules.Breakers); openErr != nil {
+		return openErr
+	}
+	w.sharing.Lock()
 	c := &compiled{compile.Compile(l.configs, l.pods, known, l.rules), l}
-	w.wakeAt(c.Until)
 	w.push.Set(cluster, c.Policies)
 	before := w.compiled.Swap(c)
+	w.sharing.Unlock()
+	w.wakeAt(c.Until)
 	w.statusLoop.poke()
+	w.sharesLoop.poke()
+	w.trafficLoop.poke()
 	// The other loops read the apiserver, so not at every pod's every step.
 	if before == nil || !maps.Equal(bundleNeeds(before.pods), bundleNeeds(c.pods)) {
 		w.bundlesLoop.poke()
@@ -265,7 +287,7 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	); err != nil {
 		return nil, err
 	}
-	out := &listed{rules: compile.Rules{Now: time.Now()}}
+	out := &listed{rules: compile.Rules{Now: time.Now(), Share: w.book.Share}}
 	for i := range breakers.Items {
 		out.rules.Breakers = append(out.rules.Breakers, &breakers.Items[i])
 	}

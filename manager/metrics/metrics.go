@@ -58,6 +58,16 @@ var (
 		Name: "ctrlmesh_members",
 		Help: "Pods that a ShardingConfig selects.",
 	}, []string{"namespace", "shardingconfig"})
+	// BreakersOpened is the number of pods of each CircuitBreaker that are cut off.
+	BreakersOpened = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_circuitbreaker_opened_pods",
+		Help: "Pods in which a breaker of a CircuitBreaker is not closed.",
+	}, []string{"namespace", "circuitbreaker"})
+	// FaultsInForce is the number of pods of each FaultInjection that are harmed.
+	FaultsInForce = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_faultinjection_pods",
+		Help: "Pods in which a FaultInjection is in force.",
+	}, []string{"namespace", "faultinjection"})
 	// Handovers counts moves of keys from shard to shard.
 	Handovers = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "ctrlmesh_handovers_total",
@@ -107,7 +117,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, LocksFreed, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpened, FaultsInForce, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, LocksFreed, StampedObjects, AdmissionRefusals)
 }
 
 // ForgetShard forgets a shard of a root.

@@ -67,12 +67,10 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record quota.Record) v1alpha1
 	for _, selected := range b.Targets {
 		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
 		t, was := in.target(b.Ruling, selected, o, before.TargetStatus)
-		if b.Problem == nil {
-			policy := in.Policy(selected.Pod.UID)
-			told := breakerOf(policy, b.Name)
-			t.seesOthers(o, policy, httpOf(told))
-			t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, record, selected.Pod.Name)
-		}
+		policy := in.Policy(selected.Pod.UID)
+		told := breakerOf(policy, b.Name)
+		t.seesOthers(o, policy, httpOf(told))
+		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, record, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
 		}
@@ -85,7 +83,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record quota.Record) v1alpha1
 		targets = append(targets, t)
 	}
 	in.set(&out.Conditions, b.Generation, ready(b.Ruling, b.Namespace, targets, "in force"))
-	out.TargetStatus = show200(targets, leaving(record, targets))
+	out.TargetStatus = roomFor(targets, leaving(record, targets))
 	if !equality.Semantic.DeepEqual(before, out) {
 		out.LastUpdatedTime = seconds(in.Now)
 	}
@@ -133,7 +131,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 		until = "in force until " + out.ExpirationTime.UTC().Format(time.RFC3339)
 	}
 	in.set(&out.Conditions, f.Generation, ready(f.Ruling, f.Namespace, targets, until))
-	out.TargetStatus = show200(targets, nil)
+	out.TargetStatus = roomFor(targets, nil)
 	if !equality.Semantic.DeepEqual(before, out) {
 		out.LastUpdatedTime = seconds(in.Now)
 	}
@@ -174,8 +172,7 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 		t.reason, t.why = ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
 	case selected.Message != "":
 		t.reason, t.why = ReasonNoEffect, selected.Message
-	case unheard && known && was.ConfigHash == r.Hash:
-		t.why = was.Message
+	case unheard && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
 		t.reason, t.why = reach{in.Now, in.Since}.policy(pod, o, selected.Version)
 	}
@@ -192,9 +189,13 @@ func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, http []*mes
 		t.why = "its connections to other hosts are not redirected: " + o.EgressMessage
 		t.Message = t.why
 	case !p.GetTraffic().GetEgress().GetDecrypt() && slices.ContainsFunc(http, deep):
-		t.Message = fmt.Sprintf("of https only the host is seen, not what rules say of paths, methods and headers: set annotation %s: \"true\" on its template, if its clients may trust the mesh's CA for other hosts", v1alpha1.TrustEgressAnnotation)
+		t.Message = hostsAlone
 	}
 }
+
+// hostsAlone is a message about a pod in which a spec is in force, as far as it can be.
+const hostsAlone = "of https only the host is seen, not what rules say of paths, methods and headers: set annotation " + v1alpha1.TrustEgressAnnotation +
+	": \"true\" on its template, if its clients may trust the mesh's CA for other hosts"
 
 // deep tells whether a match is about what TLS hides.
 func deep(m *meshv1.HttpMatch) bool {
@@ -286,11 +287,15 @@ func faults(f *meshv1.Injection, o push.Observation, before []v1alpha1.FaultSnap
 // leaving are pods that the record tells of and that are selected no more.
 func leaving(record quota.Record, targets []target) []target {
 	var out []target
+	selected := map[string]bool{}
+	for _, t := range targets {
+		selected[t.PodName] = true
+	}
 	for _, rule := range slices.Sorted(maps.Keys(record)) {
 		for _, pod := range slices.Sorted(maps.Keys(record[rule])) {
 			s := record[rule][pod]
 			of := func(t target) bool { return t.PodName == pod }
-			if s.None() || slices.ContainsFunc(targets, of) {
+			if s.None() || selected[pod] {
 				continue
 			}
 			i := slices.IndexFunc(out, of)
@@ -305,14 +310,20 @@ func leaving(record quota.Record, targets []target) []target {
 	return out
 }
 
-// show200 is as much as a status has room for, by name: those with something to tell first.
-func show200(targets, others []target) (out []v1alpha1.TargetStatus) {
+// maxSnapshots bounds those of all targets, for the object's size is bounded.
+const maxSnapshots = 4000
+
+// roomFor is as much as a status has room for, by name: those with something to tell
+// first.
+func roomFor(targets, others []target) (out []v1alpha1.TargetStatus) {
 	all := slices.Concat(targets, others)
-	if len(all) > maxPods {
-		slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
-		all = all[:maxPods]
-	}
-	for _, t := range all {
+	slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
+	snapshots := 0
+	for _, t := range all[:min(len(all), maxPods)] {
+		t.Message = bounded(t.Message, 1<<10)
+		if snapshots += len(t.LimitingSnapshots) + len(t.FaultSnapshots); snapshots > maxSnapshots {
+			t.LimitingSnapshots, t.FaultSnapshots = nil, nil
+		}
 		out = append(out, t.TargetStatus)
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.TargetStatus) int { return strings.Compare(a.PodName, b.PodName) })
@@ -349,9 +360,9 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 	}
 	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
 	switch {
-	case r.Problem != nil && r.Problem.Reason == compile.ReasonPending:
+	case r.Problem != nil && r.Problem.Reason == compile.ReasonPending && len(r.Problems) == 0:
 		return is(false, ReasonRollingOut, r.Problem.Message)
-	case r.Problem != nil:
+	case r.Problem != nil && r.Problem.Reason != compile.ReasonPending:
 		message := r.Problem.Message
 		if slices.ContainsFunc(targets, target.late) {
 			message += "; what was in force before may be still: " + describeTargets(targets, target.late)
@@ -394,13 +405,12 @@ func describeTargets(targets []target, which func(target) bool) string {
 // set sets the condition.
 func (in TrafficInput) set(conditions *[]metav1.Condition, generation int64, c metav1.Condition) {
 	c.ObservedGeneration, c.LastTransitionTime = generation, metav1.NewTime(in.Now)
-	c.Message = bounded(c.Message)
+	c.Message = bounded(c.Message, 8<<10)
 	meta.SetStatusCondition(conditions, c)
 }
 
 // bounded keeps a message within what an object may have.
-func bounded(s string) string {
-	const most = 8 << 10
+func bounded(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
@@ -408,7 +418,7 @@ func bounded(s string) string {
 }
 
 // seconds is a time as objects have it.
-func seconds(t time.Time) *metav1.Time { return new(metav1.NewTime(t.Truncate(time.Second))) }
+func seconds(t time.Time) *metav1.Time { return new(metav1.NewTime(t.UTC().Truncate(time.Second))) }
 
 // count is a number as objects have it.
 func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) }

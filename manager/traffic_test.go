@@ -1,0 +1,196 @@
+package manager
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+)
+
+func workloadPod(name string) *corev1.Pod {
+	p := memberPod(name, v1alpha1.TrustBoth)
+	yes := true
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "op", UID: "op", Controller: &yes}}
+	return p
+}
+
+func sharedBreaker() *v1alpha1.CircuitBreaker {
+	return &v1alpha1.CircuitBreaker{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cb", UID: "cb", Generation: 1},
+		Spec: v1alpha1.CircuitBreakerSpec{Selector: &metav1.LabelSelector{}, RateLimitings: []v1alpha1.Limiting{{
+			Name:          "deletes",
+			ResourceRules: []v1alpha1.ResourceRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete"}, Namespaces: []string{"*"}}},
+			Bucket:        &v1alpha1.Bucket{Burst: 4, Interval: "10s", Limit: 4},
+			Scope:         v1alpha1.LimitScopeWorkload,
+		}}},
+	}
+}
+
+// toldShare is what a pod is told of the rule.
+func toldShare(w *world, pod string) *meshv1.Share {
+	return w.compiled.Load().Policies[types.UID(pod)].Traffic.Breakers[0].Rules[0].Share
+}
+
+// Shares are recorded, then told; and the next leader tells what is on record.
+func TestShares(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t, workloadPod("op-0"), workloadPod("op-1"), sharedBreaker())
+	require.NoError(t, w.policies(ctx))
+	require.Zero(t, toldShare(w, "op-0").GetOf())
+	require.NoError(t, w.keepShares(ctx))
+	require.Len(t, w.trafficLoop.poked, 1, "to be recorded")
+	require.Empty(t, w.policiesLoop.poked)
+
+	require.NoError(t, w.keepTraffic(ctx))
+	cb := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
+	require.Equal(t, "2/2", cb.Status.TargetStatus[1].LimitingSnapshots[0].Share)
+	require.Equal(t, status.ReasonRollingOut, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.NoError(t, w.keepShares(ctx))
+	require.Len(t, w.policiesLoop.poked, 1, "to be told")
+	require.NoError(t, w.policies(ctx))
+	require.EqualValues(t, 2, toldShare(w, "op-0").GetOf())
+	require.EqualValues(t, 1, toldShare(w, "op-1").GetIndex())
+
+	// Nothing is written twice, and what can wait does.
+	require.NoError(t, w.keepTraffic(ctx))
+	require.Equal(t, cb.ResourceVersion, get(t, w, "ns", "cb", cb).ResourceVersion)
+	require.NoError(t, w.live.Delete(ctx, workloadPod("op-1")))
+	require.NoError(t, w.policies(ctx))
+	require.NoError(t, w.keepTraffic(ctx))
+	require.Equal(t, cb.ResourceVersion, get(t, w, "ns", "cb", cb).ResourceVersion, "two seconds have not passed")
+	require.NotNil(t, w.traffic.later, "it will be looked at again")
+
+	// What is to be recorded cannot.
+	require.NoError(t, w.keepShares(ctx))
+	require.NoError(t, w.keepTraffic(ctx))
+	require.Equal(t, "1/1", get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{}).Status.TargetStatus[0].LimitingSnapshots[0].Share)
+
+	// The next leader has not seen the pod that came meanwhile.
+	require.NoError(t, w.live.Create(ctx, workloadPod("op-2")))
+	next, _ := newWorld(t)
+	next.live, next.cache = w.live, w.cache
+	require.NoError(t, next.policies(ctx))
+	require.EqualValues(t, 1, toldShare(next, "op-0").GetOf())
+	require.Zero(t, toldShare(next, "op-2").GetOf())
+}
+
+// A FaultInjection that expires has no effect before it is written down when, and
+// people are told when it ends.
+func TestFaultsThatExpire(t *testing.T) {
+	ctx := t.Context()
+	d := v1alpha1.Duration("1h")
+	w, recorder := newWorld(t, workloadPod("op-0"), &v1alpha1.FaultInjection{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fj", UID: "fj", Generation: 1},
+		Spec: v1alpha1.FaultInjectionSpec{Selector: &metav1.LabelSelector{}, Duration: &d, HTTPFaultInjections: []v1alpha1.HTTPFaultInjection{{
+			Name: "slow", Delay: &v1alpha1.FaultDelay{FixedDelay: "1s", Percent: "50"},
+		}}},
+	})
+	told := func() *meshv1.Traffic { return w.compiled.Load().Policies["op-0"].Traffic }
+	require.NoError(t, w.policies(ctx))
+	require.Nil(t, told())
+	require.NoError(t, w.keepTraffic(ctx))
+	fj := get(t, w, "ns", "fj", &v1alpha1.FaultInjection{})
+	require.EqualValues(t, 1, fj.Status.ExpirationGeneration)
+	require.WithinDuration(t, time.Now().Add(time.Hour), fj.Status.ExpirationTime.Time, time.Minute)
+	require.NoError(t, w.policies(ctx))
+	require.Equal(t, fj.Status.ExpirationTime.Unix(), told().Injections[0].Expires)
+
+	past := metav1.NewTime(time.Now().Add(-time.Second))
+	fj.Status.ExpirationTime = &past
+	require.NoError(t, w.live.Status().Update(ctx, fj))
+	require.NoError(t, w.policies(ctx))
+	require.Nil(t, told())
+	w.traffic.paces = nil // time passes
+	require.NoError(t, w.keepTraffic(ctx))
+	require.Equal(t, "Expired", meta.FindStatusCondition(get(t, w, "ns", "fj", fj).Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.Contains(t, <-recorder.Events, "Expired")
+}
+
+// A status that another has written meanwhile is written over what that is.
+func TestAConflictingWrite(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t, workloadPod("op-0"), sharedBreaker())
+	require.NoError(t, w.policies(ctx))
+	stale := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
+	edited := stale.DeepCopy()
+	edited.Annotations = map[string]string{"x": "y"}
+	require.NoError(t, w.live.Update(ctx, edited))
+	fresh := w.cache
+	w.cache = lagging{asCache{Client: w.live}, stale}
+	require.NoError(t, w.keepTraffic(ctx))
+	require.NotNil(t, w.traffic.later, "it will be tried again")
+	require.Empty(t, get(t, w, "ns", "cb", edited).Status.TargetStatus)
+	w.cache = fresh
+	require.NoError(t, w.keepTraffic(ctx))
+	cb := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
+	require.Len(t, cb.Status.TargetStatus, 1)
+	require.Equal(t, "y", cb.Annotations["x"])
+
+	// Our own write is known before the cache has it.
+	w.cache = lagging{asCache{Client: w.live}, edited}
+	require.NoError(t, w.keepTraffic(ctx))
+	require.Equal(t, cb.ResourceVersion, get(t, w, "ns", "cb", cb).ResourceVersion)
+}
+
+// lagging is a cache that has an object as it was.
+type lagging struct {
+	asCache
+	had *v1alpha1.CircuitBreaker
+}
+
+func (l lagging) Get(ctx context.Context, k client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if cb, ok := o.(*v1alpha1.CircuitBreaker); ok {
+		l.had.DeepCopyInto(cb)
+		return nil
+	}
+	return l.asCache.Get(ctx, k, o, opts...)
+}
+
+// When a breaker opens in a pod people are told, and when it closes; not too often.
+func TestEventsOfBreakers(t *testing.T) {
+	w, recorder := newWorld(t)
+	p := &pace{events: rate.NewLimiter(rate.Every(eventGap), eventBurst)}
+	as := func(s v1alpha1.BreakerState) *v1alpha1.CircuitBreaker {
+		c := sharedBreaker()
+		c.Status.TargetStatus = []v1alpha1.TargetStatus{{PodName: "op-0", LimitingSnapshots: []v1alpha1.LimitingSnapshot{{Name: "deletes", State: s}}}}
+		return c
+	}
+	closed, opened, halfOpen := as(v1alpha1.BreakerClosed), as(v1alpha1.BreakerOpened), as(v1alpha1.BreakerHalfOpen)
+	w.tellTurns(p, opened, closed.Status)
+	require.Contains(t, <-recorder.Events, "Warning BreakerOpened rule deletes opened in pod op-0")
+	w.tellTurns(p, halfOpen, opened.Status)
+	w.tellTurns(p, opened, halfOpen.Status)
+	w.tellTurns(p, opened, opened.Status)
+	require.Empty(t, recorder.Events)
+	w.tellTurns(p, closed, opened.Status)
+	require.Contains(t, <-recorder.Events, "Normal BreakerClosed")
+	for range 50 {
+		w.tellTurns(p, opened, closed.Status)
+		w.tellTurns(p, closed, opened.Status)
+	}
+	require.LessOrEqual(t, len(recorder.Events), eventBurst)
+}
+
+func TestEventsOfFaults(t *testing.T) {
+	w, recorder := newWorld(t)
+	p := &pace{events: rate.NewLimiter(rate.Every(eventGap), eventBurst)}
+	as := func(pods int32) *v1alpha1.FaultInjection {
+		return &v1alpha1.FaultInjection{Status: v1alpha1.FaultInjectionStatus{Pods: 3, PodsInForce: pods}}
+	}
+	w.tellFaults(p, as(2), as(0).Status)
+	require.Contains(t, <-recorder.Events, "faults are injected in 2 of 3 pods")
+	w.tellFaults(p, as(3), as(2).Status)
+	w.tellFaults(p, as(0), as(2).Status)
+	require.Empty(t, recorder.Events)
+}
