@@ -116,7 +116,10 @@ func (c *churn) run(ctx context.Context, rate float64, lasts time.Duration) (lat
 			return nil, errors.Join(ctx.Err(), group.Wait())
 		case <-time.After(time.Until(begin.Add(at))):
 		}
-		key, sent := c.choose()
+		key, sent, err := c.choose()
+		if err != nil {
+			return nil, errors.Join(err, group.Wait())
+		}
 		group.Go(func() error {
 			t := &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
 			patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"say":"`+say(sent)+`"}}`))
@@ -142,16 +145,19 @@ func (c *churn) run(ctx context.Context, rate float64, lasts time.Duration) (lat
 }
 
 // choose is the next object, but for those that are still waited for.
-func (c *churn) choose() (types.NamespacedName, time.Time) {
+func (c *churn) choose() (types.NamespacedName, time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(c.waiting) == len(c.objects) {
+		return types.NamespacedName{}, time.Time{}, errors.New("no object is left that is not waited for: the rate is more than this machine can do")
+	}
 	for {
 		key := c.objects[c.next%len(c.objects)]
 		c.next++
 		if _, waits := c.waiting[key]; !waits {
 			sent := time.Now()
 			c.waiting[key] = sent
-			return key, sent
+			return key, sent, nil
 		}
 	}
 }
