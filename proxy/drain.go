@@ -32,6 +32,7 @@ func (p *Pod) Drain(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
 	p.stopAccepting()
+	others := p.drainEgress(ctx)
 	grace, cancel := context.WithTimeout(ctx, idleGrace)
 	_ = p.deserted(grace)
 	cancel()
@@ -42,7 +43,7 @@ func (p *Pod) Drain(ctx context.Context) error {
 	if err != nil {
 		p.cut()
 	}
-	return err
+	return errors.Join(err, <-others)
 }
 
 // Shutdown ends everything of the pod for good: as Drain, but watches, upgrades
@@ -53,6 +54,8 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 	p.stopAccepting()
 	p.end(errShutdown)
 	p.tunnels.cut()
+	p.egress.Stop()
+	p.egress.Cut()
 	err := p.http.Shutdown(ctx)
 	if err != nil {
 		p.cut()

@@ -119,6 +119,7 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	if !next.passthrough {
 		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
 	}
+	p.egress.Changed()
 	p.succeed(old, next)
 }
 

@@ -22,6 +22,7 @@ type metrics struct {
 	panics                                          prometheus.Counter
 	bounds, tunnels, tunnelBytes, filtered, foreign *prometheus.CounterVec
 	faults                                          faultMetrics
+	egress                                          *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -56,10 +57,11 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		filtered:    counter("filtered_objects_total", "Objects that the proxy read on their way to captured pods, by what became of them: kept or dropped.", "resource", "result"),
 	}
 	m.faults.injected = counter("faults_injected_total", "Faults injected into requests of captured pods, by the rule of a FaultInjection.", "injection", "rule", "kind")
+	m.egress = counter("egress_requests_total", "Requests of captured pods to other hosts than the apiserver, or connections where no request is seen, by what became of them.", "protocol", "verdict")
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.faults.injected} {
+	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.faults.injected, m.egress} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -88,11 +89,16 @@ type Pod struct {
 	tunnels  tunnels
 	notices  notices
 	faults   *fault.Store
+	egress   *egress.Server
+	outward  outward
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
 // renewal never waits for anything else.
-type clients struct{ main, lock *upstream.Client }
+type clients struct {
+	main, lock *upstream.Client
+	cluster    *upstream.Cluster
+}
 
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
@@ -142,6 +148,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		},
 		TLSConfig: both,
 	}
+	p.egress = newEgress(p)
 	return p
 }
 
@@ -287,7 +294,7 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 	var next *clients
 	if c != nil {
 		dial := upstream.Dial(p.dial)
-		next = &clients{main: upstream.NewClient(c, dial), lock: upstream.NewClient(c, dial)}
+		next = &clients{main: upstream.NewClient(c, dial), lock: upstream.NewClient(c, dial), cluster: c}
 	}
 	if old := p.clients.Swap(next); old != nil {
 		old.main.Close()

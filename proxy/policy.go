@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -35,6 +36,7 @@ type policy struct {
 	fence                    fence
 	keepCaches               bool
 	faults                   *fault.Rules
+	egress                   *egress.Policy
 
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes
@@ -73,6 +75,9 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		}
 	}
 	if out.faults, err = fault.Compile(m.GetTraffic(), p.faults); err != nil {
+		return nil, err
+	}
+	if out.egress, err = egress.Compile(m.GetTraffic(), nil, out.faults); err != nil {
 		return nil, err
 	}
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {

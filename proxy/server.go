@@ -49,6 +49,9 @@ type Server struct {
 	log     *slog.Logger
 	notify  func(PodInfo, string, string)
 	metrics *metrics
+
+	egressLeaf  func(context.Context, string) (*tls.Certificate, error)
+	egressRoots *x509.CertPool
 	// What the pods share, within their bounds.
 	connections, http2, unserved, held, long, filtered *pool
 
@@ -75,6 +78,7 @@ func New(c Config) (*Server, error) {
 	}
 	return &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
+		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
 		connections: newPool(maxConnections, ownConnections), http2: newPool(maxHTTP2, ownHTTP2),
 		unserved: newPool(maxUnserved, ownUnserved), held: newPool(maxHeld, ownHeld), long: newPool(maxLong, ownLong),
 		filtered: newPool(maxFiltered, ownFiltered),

@@ -1,10 +1,23 @@
-// Package egress serves the connections of a pod to other hosts than the apiserver:
-// it sees who is asked for what, lets rules decide, and passes on the rest.
 package egress
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httputil"
 	"net/netip"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
 // Conn is a connection of the pod that was redirected. If it has a method NetConn as
@@ -13,4 +26,419 @@ type Conn interface {
 	net.Conn
 	// To is where the pod meant to connect.
 	To() netip.AddrPort
+}
+
+// Account is what a pod has taken of something.
+type Account interface {
+	// Take takes n and tells whether that is within bounds; it is taken either way.
+	Take(n int64) bool
+	Give(n int64)
+}
+
+// Bounds are what a pod's connections may take.
+type Bounds struct {
+	// Open connections; those that speak HTTP/2; bytes of handshakes and heads; bytes
+	// of requests under way.
+	Open, HTTP2, Unserved, Held Account
+	// Reached is told what was refused.
+	Reached func(what string)
+}
+
+// Config is what a Server needs from its host. All is required but where said.
+type Config struct {
+	Namespace, Pod, UID string // the pod's; Pod is namespace/name
+
+	// Dial connects from the pod's network namespace. addr is a literal IP and port.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Policy is the one in force. Before ok is true nothing passes.
+	Policy func() (p *Policy, ok bool)
+	// Forbidden tells whether nothing may be passed to an address.
+	Forbidden func(netip.AddrPort) bool
+	// Leaf returns what the pod's clients take for a host's certificate. Nil: there is
+	// none for any.
+	Leaf func(ctx context.Context, host string) (*tls.Certificate, error)
+	// Roots verify the servers of what is decrypted. Nil: the system's.
+	Roots  *x509.CertPool
+	Bounds Bounds
+	Log    *slog.Logger
+
+	// Count is told what became of each request, or of each connection of which no
+	// more is seen: one of the protocols and verdicts.
+	Count func(protocol, verdict string)
+	// Harmed is told of each injected fault.
+	Harmed func(fault.Injected)
+	// Panicked is told of a bug.
+	Panicked func()
+}
+
+// Protocols that Count is told.
+const (
+	ProtocolHTTP    = "http"
+	ProtocolHTTPS   = "https" // decrypted
+	ProtocolTLS     = "tls"
+	ProtocolConnect = "connect"
+	ProtocolOther   = "other"
+)
+
+// Verdicts that Count is told.
+const (
+	VerdictPassed    = "passed"
+	VerdictDenied    = "denied"    // by an intercept rule
+	VerdictUnseen    = "unseen"    // for what cannot be seen
+	VerdictLimited   = "limited"   // beyond a limit
+	VerdictOpened    = "opened"    // by an open breaker
+	VerdictFault     = "fault"     // answered by an injected fault
+	VerdictMalformed = "malformed" // not understood
+	VerdictBound     = "bound"     // beyond the proxy's own bounds
+	VerdictFailed    = "failed"    // the other side did not answer
+	VerdictCut       = "cut"       // under way when the policy changed
+)
+
+const (
+	dialTimeout = 30 * time.Second
+	// delayStep is how often a delayed request looks whether its rule is still there.
+	delayStep = 200 * time.Millisecond
+	// leafTimeout is for a certificate to be signed in.
+	leafTimeout = 5 * time.Second
+	// tunnelIdle is how long a tunnel may say nothing in either direction.
+	tunnelIdle = 5 * time.Hour
+	idle       = 120 * time.Second
+	// idleGrace is how long connections that nothing is asked on stay open while the
+	// server drains.
+	idleGrace = 2 * time.Second
+
+	maxHandshakes  = 4 // computed at once, with the pod and with servers
+	maxHeaderBytes = 128 << 10
+	maxStreams     = 256
+)
+
+// Server serves the redirected connections of one pod. Its methods are safe for
+// concurrent use.
+type Server struct {
+	Config
+
+	http       *http.Server
+	proxy      *httputil.ReverseProxy
+	seen       *handed
+	start      sync.Once
+	draining   atomic.Bool
+	looking    atomic.Int32 // connections of which it does not show yet who serves them
+	handshakes chan struct{}
+
+	mu        sync.Mutex
+	listeners []net.Listener
+	conns     conns
+	flows     flows
+}
+
+// NewServer makes a server that serves nothing yet.
+func NewServer(c Config) *Server {
+	s := &Server{Config: c, seen: newHanded(), handshakes: make(chan struct{}, maxHandshakes)}
+	discard := slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s.http = &http.Server{
+		Handler:                      s,
+		ReadHeaderTimeout:            headTimeout,
+		IdleTimeout:                  idle,
+		MaxHeaderBytes:               maxHeaderBytes,
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     discard,
+		Protocols:                    protocols,
+		ConnContext:                  connContext,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     256 << 10,
+			MaxReceiveBufferPerConnection: 512 << 10,
+		},
+	}
+	s.proxy = &httputil.ReverseProxy{
+		Rewrite:        rewrite,
+		Transport:      roundTripper{},
+		FlushInterval:  -1,
+		ErrorLog:       discard,
+		BufferPool:     buffers{},
+		ModifyResponse: answered,
+		ErrorHandler:   failed,
+	}
+	return s
+}
+
+// Serve accepts connections on l, Conns, and closes it. It returns nil after Stop.
+func (s *Server) Serve(l net.Listener) error {
+	defer func() { _ = l.Close() }()
+	s.start.Do(func() { go func() { _ = s.http.Serve(s.seen) }() })
+	s.mu.Lock()
+	if s.draining.Load() {
+		s.mu.Unlock()
+		return nil
+	}
+	s.listeners = append(s.listeners, l)
+	s.mu.Unlock()
+	for {
+		raw, err := l.Accept()
+		if err != nil {
+			if s.draining.Load() {
+				return nil
+			}
+			return fmt.Errorf("accept egress of pod %s: %w", s.Pod, err)
+		}
+		redirected, ok := raw.(Conn)
+		if !ok {
+			_ = raw.Close()
+			return errors.New("egress: the listener does not tell where connections were meant to go")
+		}
+		if !s.Bounds.Open.Take(1) {
+			s.Bounds.Open.Give(1)
+			_ = raw.Close()
+			s.Count(ProtocolOther, VerdictBound)
+			s.Bounds.Reached("egress connections")
+			continue
+		}
+		c := newConn(s, redirected)
+		s.conns.add(c)
+		go s.serve(c)
+	}
+}
+
+// Changed decides again about all that is under way, after another policy came into
+// force, and cuts what is refused now.
+func (s *Server) Changed() { s.flows.decide(s) }
+
+// Stop accepts no more.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining.Store(true)
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+	s.listeners = nil
+}
+
+// Drain waits, after Stop, until all connections have ended; those on which requests
+// are asked end after the next. What is left when ctx is done is cut, and its error
+// returned.
+func (s *Server) Drain(ctx context.Context) error {
+	grace, cancel := context.WithTimeout(ctx, idleGrace)
+	err := s.conns.deserted(grace)
+	cancel()
+	for err != nil && s.looking.Load() > 0 && sleep(ctx, idleGrace/100) { // what they are shows soon
+	}
+	if err != nil {
+		err = s.http.Shutdown(ctx)
+	}
+	if err == nil {
+		err = s.conns.deserted(ctx)
+	}
+	s.Cut()
+	return err
+}
+
+// Cut ends everything, after Stop.
+func (s *Server) Cut() {
+	_ = s.http.Close()
+	_ = s.seen.Close()
+	s.conns.cut()
+}
+
+// serve serves a connection that was accepted.
+func (s *Server) serve(c *conn) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.panicked(v)
+			_ = c.Close()
+		}
+	}()
+	p, ok := s.Policy()
+	switch to := c.to; {
+	case !ok, !to.IsValid(), to.Addr().IsLoopback(), to.Addr().IsUnspecified(), to.Addr().IsMulticast(), s.itself(c), s.Forbidden(to):
+		s.Count(ProtocolOther, VerdictDenied)
+		_ = c.Close()
+	case p == nil:
+		s.tunnel(c, ProtocolOther, nil) // what it is shows if there are rules again: nobody looked
+	default:
+		s.look(c)
+	}
+}
+
+// itself tells whether c was meant for where it was accepted: nothing redirected it,
+// and to pass it on would go round in circles.
+func (s *Server) itself(c *conn) bool {
+	local, ok := c.LocalAddr().(*net.TCPAddr)
+	if !ok {
+		return false
+	}
+	at := local.AddrPort()
+	return c.to == netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+}
+
+// look serves a connection by what it speaks.
+func (s *Server) look(c *conn) {
+	s.looking.Add(1)
+	settled := sync.OnceFunc(func() { s.looking.Add(-1) })
+	defer settled()
+	k, h := c.sniff()
+	switch k {
+	case speaksHTTP, speaksHTTP2:
+		c.scheme, c.protocol, c.patient = "http", ProtocolHTTP, k == speaksHTTP
+		if k == speaksHTTP2 && !c.takeHTTP2() {
+			s.Count(ProtocolHTTP, VerdictBound)
+			s.Bounds.Reached("egress HTTP/2 connections")
+			_ = c.Close()
+			return
+		}
+		c.transport = c.newTransport(k == speaksHTTP2)
+		s.hand(c, c)
+	case speaksTLS:
+		s.tls(c, h, settled)
+	case speaksNothing:
+		_ = c.Close()
+	default:
+		settled()
+		s.tunnel(c, ProtocolOther, c.opaque(match.HTTP{Port: c.port, Opaque: true}))
+	}
+}
+
+// hand has requests read from a connection, which is c or ends on c.
+func (s *Server) hand(c *conn, served net.Conn) {
+	c.upgraded.Store(false)
+	if !s.seen.put(served) {
+		_ = c.Close()
+	}
+}
+
+// harmed tells what was done in the end. broke: an answer was broken off.
+func (s *Server) harmed(f *fault.Faults, broke bool) {
+	if f == nil {
+		return
+	}
+	if !broke { // there was no answer, or not as much of it
+		f.Missed(fault.ResetAfter)
+		f.Missed(fault.Truncate)
+	}
+	for _, by := range f.Injected {
+		s.Harmed(by)
+	}
+}
+
+// delay waits for a fault's sake. It is false when ctx is done.
+func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
+	for left := f.Delay; left > 0; left -= delayStep {
+		if !sleep(ctx, min(left, delayStep)) {
+			return false
+		}
+		if p, _ := s.Policy(); p == nil || !p.faults.Still(f) { // the rule is gone
+			f.Lift()
+			return true
+		}
+	}
+	return ctx.Err() == nil
+}
+
+func (s *Server) panicked(v any) {
+	s.Panicked()
+	s.Log.Error("panic", "pod", s.Pod, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+}
+
+// handed is a listener of connections that others accepted.
+type handed struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newHanded() *handed { return &handed{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (l *handed) put(c net.Conn) bool {
+	select {
+	case l.conns <- c:
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+func (l *handed) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *handed) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
+
+// flow is something that the rules let through and that is under way.
+type flow struct {
+	asked  []match.HTTP
+	opaque bool // though what is asked could be decrypted
+	cut    func()
+}
+
+// flows are those of a pod.
+type flows struct {
+	mu  sync.Mutex
+	all map[*flow]struct{}
+}
+
+// add must come before the policy is asked about f: later ones are then asked by
+// decide.
+func (f *flows) add(one *flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.all == nil {
+		f.all = map[*flow]struct{}{}
+	}
+	f.all[one] = struct{}{}
+}
+
+func (f *flows) remove(one *flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.all, one)
+}
+
+func (f *flows) decide(s *Server) {
+	p, _ := s.Policy()
+	if p == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for one := range f.all {
+		if p.refuses(one) != nil {
+			go one.cut()
+			delete(f.all, one)
+		}
+	}
+}
+
+// refuses tells what refuses any of what is asked.
+func (p *Policy) refuses(f *flow) *denial {
+	if len(f.asked) == 0 {
+		return &denial{unseen: true}
+	}
+	for i := range f.asked {
+		r := &f.asked[i]
+		d := p.denied
+		if r.Scheme == "" {
+			d = p.blind
+		}
+		if refused := d(r); refused != nil {
+			return refused
+		}
+		if f.opaque && p.decrypts(r.Host) {
+			return &denial{unseen: true}
+		}
+	}
+	return nil
 }

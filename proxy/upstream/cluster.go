@@ -63,6 +63,15 @@ func (c *Cluster) Equal(o *Cluster) bool {
 	return o != nil && slices.Equal(c.addresses, o.addresses) && string(c.ca) == string(o.ca)
 }
 
+// Has tells whether c is at an address.
+func (c *Cluster) Has(addr netip.AddrPort) bool {
+	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	return slices.ContainsFunc(c.addresses, func(s string) bool {
+		own, err := netip.ParseAddrPort(s)
+		return err == nil && netip.AddrPortFrom(own.Addr().Unmap(), own.Port()) == addr
+	})
+}
+
 // connect returns a verified connection that speaks one of protocols.
 func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, handshakes chan struct{}, protocols ...string) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)

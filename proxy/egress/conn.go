@@ -1,0 +1,312 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// stall is how long a client may read nothing of what is sent to it.
+	stall = time.Minute
+	// halfClosed is how long a client that has sent all he wants to waits for an
+	// answer. Whether he is there at all shows only when it is sent.
+	halfClosed = 2 * time.Minute
+	// unservedWeight is what a byte of a handshake or a head can become.
+	unservedWeight = 16
+)
+
+var errTooMuch = errors.New("too much was sent before a request")
+
+// conn is a connection of the pod, in the pod's accounts until it is closed.
+type conn struct {
+	net.Conn
+	s     *Server
+	to    netip.AddrPort
+	early []byte // read, and not given out
+
+	// What its requests are for. Set before it is served.
+	scheme   string
+	port     uint16
+	host     string   // that TLS named: requests must be for it
+	via      []string // hosts that a proxy was asked for it, which count too
+	taken    string   // of them one whose limits were asked
+	protocol string
+	patient  bool // its client may end its side and wait for the answer
+
+	up         way             // to where the requests go
+	transport  *http.Transport // on that way
+	unverified error           // why there is none
+
+	life      context.Context // until it is closed
+	end       context.CancelFunc
+	closed    atomic.Bool
+	upgraded  atomic.Bool // no deadlines hold
+	http2     atomic.Bool // has one of Bounds.HTTP2
+	computing atomic.Bool // has a turn to compute a handshake
+	serving   atomic.Int32
+	unserved  atomic.Int64
+	written   atomic.Int64 // the deadline of writes was set then, Unix nanoseconds
+	reading   atomic.Int64 // the deadline of reads, likewise; 0: there is none
+	moved     chan struct{}
+}
+
+// way connects to where a connection's requests go.
+type way func(context.Context) (net.Conn, error)
+
+func newConn(s *Server, raw Conn) *conn {
+	c := &conn{Conn: raw, s: s, to: raw.To(), moved: make(chan struct{}, 1)}
+	c.to = netip.AddrPortFrom(c.to.Addr().Unmap(), c.to.Port())
+	c.port = c.to.Port()
+	c.life, c.end = context.WithCancel(context.Background())
+	c.up = c.dial
+	return c
+}
+
+// dial connects to where c was meant to go.
+func (c *conn) dial(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return c.s.Dial(ctx, "tcp", c.to.String())
+}
+
+// bare is what can be relayed within the kernel.
+func (c *conn) bare() net.Conn {
+	if u, ok := c.Conn.(interface{ NetConn() net.Conn }); ok {
+		return u.NetConn()
+	}
+	return c.Conn
+}
+
+// receive reads from the network into the accounts.
+func (c *conn) receive(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.serving.Load() == 0 && !c.upgraded.Load() {
+		read := int64(unservedWeight * n)
+		within := c.s.Bounds.Unserved.Take(read)
+		c.unserved.Add(read)
+		if c.closed.Load() {
+			c.forgive()
+		}
+		if !within {
+			c.s.Bounds.Reached("unserved bytes")
+			return 0, errTooMuch
+		}
+	}
+	return n, err
+}
+
+func (c *conn) forgive() {
+	if c.unserved.Load() != 0 {
+		c.s.Bounds.Unserved.Give(c.unserved.Swap(0))
+	}
+}
+
+func (c *conn) Read(b []byte) (int, error) {
+	if len(c.early) > 0 {
+		n := copy(b, c.early)
+		if c.early = c.early[n:]; len(c.early) == 0 {
+			c.early = nil
+		}
+		return n, nil
+	}
+	n, err := c.receive(b)
+	// While a request is served, net/http looks with one byte for a client that is
+	// gone, and takes one that has only ended its side for that.
+	if err == io.EOF && len(b) == 1 && c.patient { //nolint:errorlint // as net/http
+		err = c.wait()
+	}
+	return n, err
+}
+
+// wait lets a client that has ended its side be served to the end.
+func (c *conn) wait() error {
+	timer := time.NewTimer(halfClosed)
+	defer timer.Stop()
+	for {
+		if at := c.reading.Load(); at != 0 && at <= time.Now().UnixNano() {
+			return os.ErrDeadlineExceeded
+		}
+		select {
+		case <-c.moved:
+		case <-c.life.Done():
+			return net.ErrClosed
+		case <-timer.C:
+			return io.EOF
+		}
+	}
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	c.computed()
+	if now := time.Now(); now.UnixNano()-c.written.Load() > int64(stall/4) && !c.upgraded.Load() {
+		c.written.Store(now.UnixNano())
+		_ = c.Conn.SetWriteDeadline(now.Add(stall))
+	}
+	return c.Conn.Write(b)
+}
+
+// The deadlines are noted where others are in force than those set here.
+
+func (c *conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+func (c *conn) SetReadDeadline(t time.Time) error {
+	at := int64(0)
+	if !t.IsZero() {
+		at = max(1, t.UnixNano())
+	}
+	c.reading.Store(at)
+	err := c.Conn.SetReadDeadline(t)
+	select {
+	case c.moved <- struct{}{}:
+	default:
+	}
+	return err
+}
+
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.written.Store(0)
+	if !t.IsZero() {
+		c.written.Store(time.Now().UnixNano())
+	}
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// compute waits for a turn to compute a handshake. What is left of it after the first
+// flight waits for the client.
+func (c *conn) compute(ctx context.Context) error {
+	select {
+	case c.s.handshakes <- struct{}{}:
+		c.computing.Store(true)
+		if c.closed.Load() {
+			c.computed()
+			return net.ErrClosed
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *conn) computed() {
+	if c.computing.Load() && c.computing.CompareAndSwap(true, false) {
+		<-c.s.handshakes
+	}
+}
+
+// enter and leave surround each request.
+func (c *conn) enter() {
+	c.serving.Add(1)
+	c.forgive()
+}
+
+func (c *conn) leave() { c.serving.Add(-1) }
+
+// takeHTTP2 tells whether c may speak HTTP/2.
+func (c *conn) takeHTTP2() bool {
+	if !c.s.Bounds.HTTP2.Take(1) {
+		c.s.Bounds.HTTP2.Give(1)
+		return false
+	}
+	c.http2.Store(true)
+	if c.closed.Load() {
+		c.leaveHTTP2()
+	}
+	return true
+}
+
+func (c *conn) leaveHTTP2() {
+	if c.http2.Swap(false) {
+		c.s.Bounds.HTTP2.Give(1)
+	}
+}
+
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	if c.closed.Swap(true) {
+		return err
+	}
+	c.end()
+	c.computed()
+	c.forgive()
+	c.leaveHTTP2()
+	c.s.conns.remove(c)
+	c.s.Bounds.Open.Give(1)
+	return err
+}
+
+// reset lets Close break the connection off.
+func (c *conn) reset() {
+	if l, ok := c.bare().(interface{ SetLinger(int) error }); ok {
+		_ = l.SetLinger(0)
+	}
+}
+
+// conns are the open connections.
+type conns struct {
+	mu    sync.Mutex
+	open  map[*conn]struct{}
+	empty chan struct{} // closed when the last one goes, if somebody waits
+}
+
+func (s *conns) add(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == nil {
+		s.open = map[*conn]struct{}{}
+	}
+	s.open[c] = struct{}{}
+}
+
+func (s *conns) remove(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, c)
+	if len(s.open) == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
+}
+
+// deserted waits until there is none.
+func (s *conns) deserted(ctx context.Context) error {
+	s.mu.Lock()
+	if len(s.open) == 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	if s.empty == nil {
+		s.empty = make(chan struct{})
+	}
+	empty := s.empty
+	s.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *conns) cut() {
+	s.mu.Lock()
+	var all []*conn
+	for c := range s.open {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		_ = c.Close()
+	}
+}
+
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }

@@ -1,0 +1,144 @@
+package egress
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// tls serves a connection that begins with a ClientHello. settled is called when it shows
+// that requests will not be read from it.
+func (s *Server) tls(c *conn, h *hello, settled func()) {
+	p, _ := s.Policy()
+	if p.decrypts(h.name) && s.decrypt(c, h) {
+		return
+	}
+	settled()
+	s.tunnel(c, ProtocolTLS, c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true}))
+}
+
+// opaque is what is asked on a connection of which one is seen, and the hosts that a
+// proxy was asked for it.
+func (c *conn) opaque(one match.HTTP) []match.HTTP {
+	asked := []match.HTTP{one}
+	for _, host := range c.via {
+		if host != one.Host {
+			asked = append(asked, match.HTTP{Scheme: "https", Host: host, Port: c.port, Opaque: true})
+		}
+	}
+	return asked
+}
+
+// decrypt ends TLS with the client and begins it with the server, in the protocol that
+// both speak. False: nothing was done, for the client would not take it.
+func (s *Server) decrypt(c *conn, h *hello) bool {
+	if s.Leaf == nil {
+		return false
+	}
+	offered := []string{"h2", "http/1.1"}
+	offered = slices.DeleteFunc(offered, func(p string) bool { return !slices.Contains(h.alpn, p) })
+	if len(offered) == 0 && len(h.alpn) > 0 {
+		return false // what is not HTTP
+	}
+	ctx, cancel := context.WithTimeout(c.life, leafTimeout)
+	leaf, err := s.Leaf(ctx, h.name)
+	cancel()
+	if err != nil {
+		s.Log.Warn("no certificate to decrypt by: the connection is passed or refused as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
+		return false
+	}
+	if slices.Contains(offered, "h2") && !c.takeHTTP2() {
+		offered = slices.DeleteFunc(offered, func(p string) bool { return p == "h2" })
+	}
+	c.scheme, c.protocol, c.host = "https", ProtocolHTTPS, h.name
+	up, err := s.verified(c, offered)
+	if err != nil {
+		c.unverified = err
+	} else {
+		offered = offered[:0]
+		if chosen := up.ConnectionState().NegotiatedProtocol; chosen != "" {
+			offered = append(offered, chosen)
+		} else if len(h.alpn) > 0 {
+			offered = append(offered, "http/1.1")
+		}
+		c.transport = c.newTransport(false)
+		first := once(up)
+		c.transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			if up := first(); up != nil {
+				return up, nil
+			}
+			return s.verified(c, offered)
+		}
+		context.AfterFunc(c.life, func() { // before it is anybody's
+			if up := first(); up != nil {
+				_ = up.Close()
+			}
+		})
+	}
+	down := tls.Server(c, &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: offered,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			return nil, c.compute(hello.Context())
+		},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return leaf, nil },
+	})
+	s.hand(c, down)
+	return true
+}
+
+// once gives one thing away once.
+func once[T any](v *T) func() *T {
+	var mu sync.Mutex
+	return func() *T {
+		mu.Lock()
+		defer mu.Unlock()
+		out := v
+		v = nil
+		return out
+	}
+}
+
+// verified connects to the server that c's client asks for.
+func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
+	ctx, cancel := context.WithTimeout(c.life, dialTimeout)
+	defer cancel()
+	raw, err := c.up(ctx)
+	if err != nil {
+		return nil, err
+	}
+	up := tls.Client(raw, &tls.Config{
+		ServerName: c.host, RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: protocols,
+	})
+	if err := up.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("the server of %s: %w", c.host, err)
+	}
+	return up, nil
+}
+
+// newTransport goes c's way, whatever a request says. http2 is without TLS.
+func (c *conn) newTransport(http2 bool) *http.Transport {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(!http2)
+	protocols.SetHTTP2(c.scheme == "https")
+	protocols.SetUnencryptedHTTP2(http2)
+	t := &http.Transport{
+		Proxy:                  forwarded,
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.up(ctx) },
+		Protocols:              protocols,
+		ForceAttemptHTTP2:      c.scheme == "https",
+		DisableCompression:     true,
+		ExpectContinueTimeout:  expectTimeout,
+		MaxResponseHeaderBytes: 2 * maxHeaderBytes,
+		IdleConnTimeout:        idle,
+	}
+	context.AfterFunc(c.life, t.CloseIdleConnections)
+	return t
+}

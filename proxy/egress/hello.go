@@ -1,0 +1,183 @@
+package egress
+
+import (
+	"errors"
+	"io"
+	"strings"
+
+	"golang.org/x/crypto/cryptobyte"
+)
+
+// maxHello is how long a ClientHello may be, with what frames it. crypto/tls takes as
+// much.
+const maxHello = 64 << 10
+
+// hello is what a ClientHello tells.
+type hello struct {
+	// name is the server's, in lower case; empty if none is told, or an outer one
+	// that hides another.
+	name string
+	// alpn are the protocols offered.
+	alpn []string
+}
+
+var errHello = errors.New("malformed ClientHello")
+
+const (
+	recordHandshake    = 22
+	messageClientHello = 1
+	maxRecord          = 1 << 14
+	maxRecords         = 256 // that a ClientHello may be in
+
+	extensionServerName = 0
+	extensionALPN       = 16
+	extensionECH        = 0xfe0d
+)
+
+// parseHello reads the ClientHello that b begins with. io.ErrUnexpectedEOF: it goes on
+// after b, which must have need bytes before more can be told. What two readers could
+// read differently is malformed.
+func parseHello(b []byte) (out *hello, need int, err error) {
+	message, need, err := handshakeMessage(b)
+	if err != nil {
+		return nil, need, err
+	}
+	s := cryptobyte.String(message)
+	var session, suites, compressions, extensions cryptobyte.String
+	if !s.Skip(2+32) || // version and random
+		!s.ReadUint8LengthPrefixed(&session) || len(session) > 32 ||
+		!s.ReadUint16LengthPrefixed(&suites) || len(suites) == 0 || len(suites)%2 != 0 ||
+		!s.ReadUint8LengthPrefixed(&compressions) || len(compressions) == 0 {
+		return nil, 0, errHello
+	}
+	out = &hello{}
+	if s.Empty() {
+		return out, 0, nil
+	}
+	if !s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() {
+		return nil, 0, errHello
+	}
+	encrypted := false
+	seen := map[uint16]bool{}
+	for !extensions.Empty() {
+		var kind uint16
+		var data cryptobyte.String
+		if !extensions.ReadUint16(&kind) || !extensions.ReadUint16LengthPrefixed(&data) || seen[kind] {
+			return nil, 0, errHello
+		}
+		seen[kind] = true
+		ok := true
+		switch kind {
+		case extensionServerName:
+			out.name, ok = serverName(data)
+		case extensionALPN:
+			out.alpn, ok = protocols(data)
+		case extensionECH:
+			encrypted = true
+		}
+		if !ok {
+			return nil, 0, errHello
+		}
+	}
+	if encrypted {
+		out.name = ""
+	}
+	return out, 0, nil
+}
+
+// handshakeMessage joins what the records that b begins with have of the first message,
+// which must be a ClientHello. If it goes on after b, need is how long b must be at
+// least to tell more.
+func handshakeMessage(b []byte) (message []byte, need int, err error) {
+	const head, messageHead = 5, 4
+	var joined []byte
+	for at, records := 0, 0; ; records++ {
+		for i, is := range []byte{recordHandshake, 3} {
+			if at+i < len(b) && b[at+i] != is {
+				return nil, 0, errHello
+			}
+		}
+		if len(b) < at+head {
+			return nil, at + head, io.ErrUnexpectedEOF
+		}
+		length := int(b[at+3])<<8 | int(b[at+4])
+		if length == 0 || length > maxRecord || records == maxRecords {
+			return nil, 0, errHello
+		}
+		at += head
+		joined = append(joined, b[at:min(at+length, len(b))]...)
+		if len(joined) > 0 && joined[0] != messageClientHello {
+			return nil, 0, errHello
+		}
+		if len(joined) >= messageHead {
+			end := messageHead + int(joined[1])<<16 + int(joined[2])<<8 + int(joined[3])
+			if end > maxHello {
+				return nil, 0, errHello
+			}
+			if len(joined) >= end {
+				return joined[messageHead:end], 0, nil
+			}
+		}
+		if at += length; at > len(b) {
+			return nil, min(at, maxHello), io.ErrUnexpectedEOF
+		}
+	}
+}
+
+func serverName(data cryptobyte.String) (string, bool) {
+	var names, name cryptobyte.String
+	var kind uint8
+	if !data.ReadUint16LengthPrefixed(&names) || !data.Empty() ||
+		!names.ReadUint8(&kind) || kind != 0 ||
+		!names.ReadUint16LengthPrefixed(&name) || !names.Empty() {
+		return "", false
+	}
+	if len(name) == 0 || name[len(name)-1] == '.' {
+		return "", false
+	}
+	return domain(string(name))
+}
+
+func protocols(data cryptobyte.String) (out []string, ok bool) {
+	var list cryptobyte.String
+	if !data.ReadUint16LengthPrefixed(&list) || list.Empty() || !data.Empty() {
+		return nil, false
+	}
+	for !list.Empty() {
+		var p cryptobyte.String
+		if !list.ReadUint8LengthPrefixed(&p) || p.Empty() {
+			return nil, false
+		}
+		out = append(out, string(p))
+	}
+	return out, true
+}
+
+// domain returns a host's name in lower case, if it is one.
+func domain(name string) (string, bool) {
+	if len(name) == 0 || len(name) > 253 {
+		return "", false
+	}
+	label := 0
+	for i := range len(name) {
+		switch c := name[i]; {
+		case c == '.':
+			if label == 0 {
+				return "", false
+			}
+			label = 0
+			continue
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_':
+			label++
+		default:
+			return "", false
+		}
+		if label > 63 {
+			return "", false
+		}
+	}
+	return strings.ToLower(name), label > 0
+}
+
+// accessDenied is the fatal alert of that name, in a record.
+var accessDenied = []byte{21, 3, 3, 0, 2, 2, 49}

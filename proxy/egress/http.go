@@ -1,0 +1,445 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+const (
+	// expectTimeout is how long a server is waited for that was asked whether it wants
+	// the body.
+	expectTimeout = time.Second
+	// requestWeight is what any request holds in both of its servers, beside its head.
+	requestWeight = 48<<10 + upstream.BufferSize
+	fieldWeight   = 128
+)
+
+// exchange is one request and its answer.
+type exchange struct {
+	line
+	w      http.ResponseWriter
+	r      *http.Request
+	cancel context.CancelCauseFunc
+	flow   flow
+
+	forward bool // the server is a proxy: it is told whom it is asked for
+	tickets []limit.Ticket
+	harm    *fault.Faults
+	sent    time.Time
+	took    time.Duration
+	held    int64
+	failed  bool
+	broke   bool // the answer was broken off
+}
+
+type (
+	connKey     struct{}
+	exchangeKey struct{}
+)
+
+func connContext(ctx context.Context, served net.Conn) context.Context {
+	if t, ok := served.(interface{ NetConn() net.Conn }); ok {
+		if c, ok := t.NetConn().(*conn); ok {
+			return context.WithValue(ctx, connKey{}, c)
+		}
+	}
+	return context.WithValue(ctx, connKey{}, served)
+}
+
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
+}
+
+var (
+	errCut   = errors.New("the rules refuse it now")
+	errReset = errors.New("an injected reset")
+)
+
+// ServeHTTP serves one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := r.Context().Value(connKey{}).(*conn)
+	c.enter()
+	x := &exchange{line: line{s: s, c: c, protocol: c.protocol}, w: w, r: r}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	x.cancel = cancel
+	x.flow.cut = func() { cancel(errCut) }
+	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
+	x.r = r
+	if s.draining.Load() {
+		w.Header()["Connection"] = []string{"close"}
+	}
+	defer x.finish()
+	if !x.weigh() {
+		s.Bounds.Reached("egress requests")
+		x.verdict = VerdictBound
+		x.answer(http.StatusTooManyRequests, time.Second, "pod "+s.Pod+" has too many requests under way")
+		return
+	}
+	if !x.understand() {
+		return
+	}
+	if r.Method == http.MethodConnect {
+		x.connect()
+		return
+	}
+	s.flows.add(&x.flow)
+	if !x.admit() {
+		return
+	}
+	x.pass()
+}
+
+// finish runs however the request ended.
+func (x *exchange) finish() {
+	v := recover()
+	x.s.flows.remove(&x.flow)
+	x.release()
+	defer x.cancel(nil)
+	defer x.c.leave()
+	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
+		x.s.panicked(v)
+	}
+	if errors.Is(context.Cause(x.r.Context()), errCut) {
+		x.verdict = VerdictCut
+	}
+	x.verdict = cmp.Or(x.verdict, VerdictFailed)
+	x.done()
+	x.s.harmed(x.harm, x.broke)
+	gone := x.code == 0 && x.r.Context().Err() != nil
+	o := limit.Outcome{Took: x.took}
+	o.Failed = x.failed && !gone || (x.code >= 500 || x.code == http.StatusTooManyRequests) && x.verdict != VerdictLimited && x.verdict != VerdictOpened
+	for _, t := range x.tickets {
+		t.Done(time.Now(), o)
+	}
+	if v != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// weigh takes what the request holds.
+func (x *exchange) weigh() bool {
+	n := int64(requestWeight + len(x.r.RequestURI))
+	for k, vv := range x.r.Header {
+		for _, v := range vv {
+			n += fieldWeight + 2*int64(len(k)+len(v))
+		}
+	}
+	x.held = n
+	return x.s.Bounds.Held.Take(n)
+}
+
+func (x *exchange) release() {
+	x.s.Bounds.Held.Give(x.held)
+	x.held = 0
+}
+
+// understand finds out who is asked for what, or refuses what two could understand
+// differently.
+func (x *exchange) understand() bool {
+	r, c := x.r, x.c
+	asked := match.HTTP{Scheme: c.scheme, Port: c.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
+	var port uint16
+	if r.Host != "" {
+		var ok bool
+		if asked.Host, port, ok = authority(r.Host); !ok {
+			return x.malformed(http.StatusBadRequest, "the host is none")
+		}
+	}
+	switch {
+	case r.Method == http.MethodConnect:
+		if r.ProtoMajor != 1 || c.scheme != "http" {
+			return x.malformed(http.StatusNotImplemented, "CONNECT is passed on in HTTP/1.1 without TLS only")
+		}
+		if asked.Host == "" || port == 0 || r.URL.Path != "" {
+			return x.malformed(http.StatusBadRequest, "CONNECT asks for a host and a port")
+		}
+		x.protocol = ProtocolConnect
+		asked.Scheme, asked.Port, asked.Path, asked.Opaque = "https", port, "", true
+	case r.ProtoMajor == 1 && r.URL.Host != "":
+		if r.URL.Scheme != "http" || c.scheme != "http" || asked.Host == "" || r.URL.User != nil {
+			return x.malformed(http.StatusBadRequest, "a target with a host is for http, and names no user")
+		}
+		x.forward, asked.Port = true, cmp.Or(port, 80)
+	case c.host != "" && asked.Host != c.host:
+		return x.malformed(http.StatusMisdirectedRequest, "the request is for another host than TLS is with")
+	}
+	x.asked = append(x.asked, asked)
+	for _, host := range c.via {
+		if host != asked.Host {
+			asked.Host = host
+			x.asked = append(x.asked, asked)
+		}
+	}
+	p, _ := x.s.Policy()
+	raw, _, _ := strings.Cut(r.RequestURI, "?")
+	if r.Method != http.MethodConnect && x.deep(p) && (!unambiguous(raw, r.URL.Path) || strings.Contains(raw, "#")) {
+		return x.malformed(http.StatusBadRequest, "rules are about the path, and servers could read this one in two ways")
+	}
+	return true
+}
+
+func (x *exchange) deep(p *Policy) bool {
+	for i := range x.asked {
+		if p.deep(x.asked[i].Host) {
+			return true
+		}
+	}
+	return false
+}
+
+// malformed refuses, and asks for no more on the connection.
+func (x *exchange) malformed(code int, why string) bool {
+	x.verdict = VerdictMalformed
+	x.w.Header()["Connection"] = []string{"close"}
+	x.answer(code, 0, why)
+	return false
+}
+
+// admit lets the rules decide.
+func (x *exchange) admit() bool {
+	x.flow.asked = x.asked
+	p, _ := x.s.Policy()
+	if p == nil {
+		return true
+	}
+	if d := p.refuses(&x.flow); d != nil {
+		x.verdict, x.by = VerdictDenied, d.breaker+"/"+d.rule
+		if d.unseen {
+			x.verdict = VerdictUnseen
+		}
+		x.answer(http.StatusForbidden, 0, x.s.denial(d))
+		return false
+	}
+	for i := range x.asked {
+		if i > 0 && x.asked[i].Host == x.c.taken {
+			continue
+		}
+		ticket, refusal := p.take(&x.asked[i], x.r.UserAgent())
+		if refusal != nil {
+			x.limited(refusal)
+			return false
+		}
+		x.tickets = append(x.tickets, ticket)
+	}
+	if x.harm = p.harm(&x.asked[0]); x.harm != nil {
+		x.faults = x.harm.Rules
+		return x.meet(x.harm)
+	}
+	return true
+}
+
+func (x *exchange) limited(r *limit.Refusal) {
+	x.verdict, x.by = VerdictLimited, r.Breaker+"/"+r.Rule
+	code, why := http.StatusTooManyRequests, "is beyond its limit"
+	if r.Opened {
+		x.verdict, code, why = VerdictOpened, http.StatusServiceUnavailable, "has opened"
+	}
+	x.answer(code, r.RetryAfter, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
+}
+
+// denial says it in words.
+func (s *Server) denial(d *denial) string {
+	of := fmt.Sprintf("CircuitBreaker %s/%s", s.Namespace, d.breaker)
+	switch {
+	case d.unseen && d.breaker == "":
+		return "a CircuitBreaker refuses what cannot be seen"
+	case d.unseen:
+		return fmt.Sprintf("%s: rule %s asks for what cannot be seen of this", of, d.rule)
+	case d.rule == "":
+		return of + ": none of its rules allows this"
+	}
+	return fmt.Sprintf("%s: rule %s denies this", of, d.rule)
+}
+
+// meet does to the request what is done before it is sent on.
+func (x *exchange) meet(f *fault.Faults) bool {
+	if !x.s.delay(x.r.Context(), f) {
+		panic(http.ErrAbortHandler)
+	}
+	switch {
+	case f.Reset:
+		x.verdict, x.failed = VerdictFault, true
+		x.reset()
+	case f.Abort != nil:
+		x.verdict = VerdictFault
+		x.answer(f.Abort.Status, 0, cmp.Or(f.Abort.Reason, http.StatusText(f.Abort.Status))+": injected by FaultInjection rule "+f.Abort.Rule)
+		return false
+	}
+	return true
+}
+
+// reset breaks the connection or the stream off.
+func (x *exchange) reset() {
+	if x.r.ProtoMajor == 1 {
+		x.c.reset()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// answer is the proxy's own.
+func (x *exchange) answer(code int, retry time.Duration, message string) {
+	x.code = code
+	h := x.w.Header()
+	h["Content-Type"] = []string{"application/json"}
+	if retry > 0 {
+		h["Retry-After"] = []string{strconv.Itoa(int(math.Ceil(retry.Seconds())))}
+	}
+	if code == http.StatusNoContent || code == http.StatusNotModified {
+		x.w.WriteHeader(code)
+		return
+	}
+	body, _ := json.Marshal(map[string]string{"message": message})
+	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	x.w.WriteHeader(code)
+	_, _ = x.w.Write(body)
+}
+
+// pass sends the request on, and the answer back.
+func (x *exchange) pass() {
+	if x.c.unverified != nil {
+		x.failed, x.verdict, x.err = true, VerdictFailed, x.c.unverified
+		x.answer(http.StatusBadGateway, 0, x.c.unverified.Error())
+		return
+	}
+	if x.r.ProtoMajor == 1 {
+		_ = http.NewResponseController(x.w).EnableFullDuplex()
+	}
+	x.plain()
+	x.sent = time.Now()
+	x.s.proxy.ServeHTTP(x.w, x.r)
+}
+
+// plain keeps net/http from adding what the server did not say.
+func (x *exchange) plain() {
+	for _, k := range []string{"Content-Type", "Date"} {
+		x.w.Header()[k] = nil
+	}
+}
+
+// rewrite makes the request that goes to where the connection was meant to go.
+func rewrite(pr *httputil.ProxyRequest) {
+	x := exchangeOf(pr.In.Context())
+	out := pr.Out
+	for _, k := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Proxy-Authorization", "Proxy-Connection"} {
+		if v := pr.In.Header[k]; v != nil {
+			out.Header[k] = v
+		}
+	}
+	if strings.EqualFold(out.Header.Get("Upgrade"), "h2c") { // the requests after it would not be seen
+		for _, k := range []string{"Upgrade", "Connection", "Http2-Settings"} {
+			out.Header.Del(k)
+		}
+	}
+	out.Trailer = pr.In.Trailer // that net/http fills in when the body has ended
+	out.Host = pr.In.Host
+	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
+	if x.forward {
+		return
+	}
+	out.URL.Scheme, out.URL.Host = x.c.scheme, x.c.to.String()
+	if target := pr.In.RequestURI; strings.HasPrefix(target, "/") && !strings.HasPrefix(target, "//") && out.URL.RequestURI() != target {
+		// As it came, though Go would spell it differently.
+		out.URL.Opaque, _, _ = strings.Cut(target, "?")
+	}
+}
+
+// forwarded sends a target with a host as it came.
+func forwarded(r *http.Request) (*url.URL, error) {
+	if x := exchangeOf(r.Context()); x != nil && x.forward {
+		return &url.URL{Scheme: "http", Host: x.c.to.String()}, nil
+	}
+	return nil, nil
+}
+
+// roundTripper takes the way of the request's connection.
+type roundTripper struct{}
+
+func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	return exchangeOf(r.Context()).c.transport.RoundTrip(r)
+}
+
+// answered sees the head of the server's answer.
+func answered(resp *http.Response) error {
+	x := exchangeOf(resp.Request.Context())
+	x.took = time.Since(x.sent)
+	x.code, x.verdict = resp.StatusCode, VerdictPassed
+	x.plain()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		x.c.upgraded.Store(true)
+		_ = x.c.Conn.SetDeadline(time.Time{})
+		return nil
+	}
+	if v := resp.Header["Proxy-Authenticate"]; v != nil {
+		x.w.Header()["Proxy-Authenticate"] = v
+	}
+	if f := x.harm; f != nil {
+		if f.ResetAfter {
+			x.verdict, x.broke = VerdictFault, true
+			return errReset
+		}
+		if f.Truncate >= 0 || f.Slow > 0 {
+			resp.Body = &harmedBody{resp.Body, x, newHarm(f)}
+		}
+	}
+	return nil
+}
+
+// harmedBody is an answer's that meets faults.
+type harmedBody struct {
+	io.ReadCloser
+	x    *exchange
+	harm harm
+}
+
+func (b *harmedBody) Read(p []byte) (int, error) {
+	n, err := b.harm.read(b.x.r.Context(), p, b.ReadCloser.Read)
+	b.x.broke = b.x.broke || errors.Is(err, errInjected)
+	return n, err
+}
+
+// failed answers for a server that did not.
+func failed(w http.ResponseWriter, r *http.Request, err error) {
+	x := exchangeOf(r.Context())
+	if errors.Is(err, errReset) {
+		x.reset()
+	}
+	if r.Context().Err() != nil { // nobody waits for an answer, or is to have one
+		x.failed, x.code = true, 0
+		panic(http.ErrAbortHandler)
+	}
+	x.failed, x.verdict, x.err = true, VerdictFailed, err
+	x.answer(http.StatusBadGateway, 0, "the server did not answer: "+reason(err))
+}
+
+// reason is what a pod may know of an error: what it would have seen itself.
+func reason(err error) string {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
+		return op.Err.Error()
+	}
+	return err.Error()
+}
+
+// buffers are what bodies are copied with.
+type buffers struct{}
+
+func (buffers) Get() []byte { return upstream.Buffer().B }
+
+func (buffers) Put(b []byte) { (&upstream.Buf{B: b}).Free() }

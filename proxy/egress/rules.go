@@ -1,0 +1,184 @@
+package egress
+
+import (
+	"fmt"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// Policy is what the rules of a pod say about its requests to other hosts. It is
+// immutable. Nil, as of a pod that has no such rules, lets everything pass unseen.
+type Policy struct {
+	breakers              []breaker
+	refuseUnseen, decrypt bool
+	limits                *limit.Rules
+	faults                *fault.Rules
+}
+
+// breaker is the intercept rules of one CircuitBreaker.
+type breaker struct {
+	name        string
+	deny, allow []rule
+}
+
+type rule struct {
+	name string
+	urls []*match.URL
+}
+
+// Compile makes the policy of m, nil without Egress. The limits and faults are m's.
+func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Policy, error) {
+	if m.GetEgress() == nil {
+		return nil, nil
+	}
+	out := &Policy{
+		refuseUnseen: m.GetEgress().GetRefuseUnseen(), decrypt: m.GetEgress().GetDecrypt(),
+		limits: limits, faults: faults,
+	}
+	for _, b := range m.GetBreakers() {
+		compiled := breaker{name: b.GetName()}
+		for _, r := range b.GetIntercepts() {
+			c := rule{name: r.GetName()}
+			for _, h := range r.GetHttp() {
+				u, err := match.NewURL(h)
+				if err != nil {
+					return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
+				}
+				c.urls = append(c.urls, u)
+			}
+			if r.GetDeny() {
+				compiled.deny = append(compiled.deny, c)
+			} else {
+				compiled.allow = append(compiled.allow, c)
+			}
+		}
+		if compiled.deny != nil || compiled.allow != nil {
+			out.breakers = append(out.breakers, compiled)
+		}
+	}
+	return out, nil
+}
+
+// denial says which CircuitBreaker does not let a request pass.
+type denial struct {
+	breaker string
+	rule    string // empty: none allows it
+	unseen  bool   // for what would have to be seen
+}
+
+// denied tells what refuses a request; nil if nothing does.
+func (p *Policy) denied(r *match.HTTP) *denial {
+	if p == nil {
+		return nil
+	}
+	for i := range p.breakers {
+		if d := p.breakers[i].denied(r, p.refuseUnseen); d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
+func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
+	verdict, by := decide(b.deny, r)
+	switch {
+	case verdict == match.Yes:
+		return &denial{breaker: b.name, rule: by}
+	case verdict == match.Unseen && refuseUnseen:
+		return &denial{breaker: b.name, rule: by, unseen: true}
+	case len(b.allow) == 0:
+		return nil
+	}
+	switch verdict, by = decide(b.allow, r); {
+	case verdict == match.No:
+		return &denial{breaker: b.name}
+	case verdict == match.Unseen && refuseUnseen:
+		return &denial{breaker: b.name, rule: by, unseen: true}
+	}
+	return nil
+}
+
+// decide is the clearest verdict of the rules, and the first that gives it.
+func decide(rules []rule, r *match.HTTP) (verdict match.Verdict, by string) {
+	for i := range rules {
+		for _, u := range rules[i].urls {
+			switch u.Match(r) {
+			case match.Yes:
+				return match.Yes, rules[i].name
+			case match.Unseen:
+				if verdict == match.No {
+					verdict, by = match.Unseen, rules[i].name
+				}
+			}
+		}
+	}
+	return verdict, by
+}
+
+// blind tells what refuses a connection of something that is neither TLS nor HTTP.
+// Then only rules about any host have a say, and refuseUnseen for all others.
+func (p *Policy) blind(r *match.HTTP) *denial {
+	if p == nil {
+		return nil
+	}
+	allowed := false
+	for i := range p.breakers {
+		b := &p.breakers[i]
+		if verdict, by := decide(b.deny, r); verdict == match.Yes {
+			return &denial{breaker: b.name, rule: by}
+		}
+		verdict, _ := decide(b.allow, r)
+		allowed = verdict == match.Yes
+		if p.refuseUnseen && !allowed {
+			return &denial{breaker: b.name, unseen: true}
+		}
+	}
+	if p.refuseUnseen && !allowed {
+		return &denial{unseen: true}
+	}
+	return nil
+}
+
+// deep tells whether a rule must see more of requests to a host than its name.
+func (p *Policy) deep(host string) bool {
+	if p == nil {
+		return false
+	}
+	for i := range p.breakers {
+		for _, rules := range [][]rule{p.breakers[i].deny, p.breakers[i].allow} {
+			for _, r := range rules {
+				for _, u := range r.urls {
+					if u.Deep() && u.HostIs(host) {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return p.limits.Deep(host) || p.faults.Deep(host)
+}
+
+// decrypts tells whether TLS to a host is to be decrypted.
+func (p *Policy) decrypts(host string) bool {
+	return p != nil && p.decrypt && host != "" && p.deep(host)
+}
+
+// take asks the limits. The refusal is nil if they let r pass.
+func (p *Policy) take(r *match.HTTP, userAgent string) (limit.Ticket, *limit.Refusal) {
+	if p == nil {
+		return limit.Ticket{}, nil
+	}
+	return p.limits.TakeHTTP(time.Now(), r, userAgent)
+}
+
+// harm asks what faults r meets.
+func (p *Policy) harm(r *match.HTTP) *fault.Faults {
+	if p == nil {
+		return nil
+	}
+	return p.faults.DecideHTTP(time.Now(), r)
+}

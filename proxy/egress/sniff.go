@@ -1,0 +1,115 @@
+package egress
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+const (
+	// speakTimeout is how long a client may be silent at first: of some protocols it
+	// waits for the server to speak.
+	speakTimeout = 3 * time.Second
+	// headTimeout is how long it may take until more is known.
+	headTimeout = 10 * time.Second
+	// maxMethod and maxLine are of a line that is to be looked at for HTTP.
+	maxMethod = 64
+	maxLine   = 16 << 10
+)
+
+// kind is what a connection speaks.
+type kind int
+
+const (
+	undecided kind = iota
+	speaksTLS
+	speaksHTTP  // 1.x, or close to it
+	speaksHTTP2 // without TLS
+	speaksOther
+	speaksNothing // and will not
+)
+
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// recognise tells what b begins. need is how long b must be at least to tell more.
+// What a lenient server would take for HTTP is HTTP: it is for its parser to refuse it.
+func recognise(b []byte) (k kind, h *hello, need int) {
+	if len(b) == 0 {
+		return undecided, nil, 1
+	}
+	if b[0] == recordHandshake {
+		h, need, err := parseHello(b)
+		switch {
+		case err == nil:
+			return speaksTLS, h, 0
+		case errors.Is(err, io.ErrUnexpectedEOF) && need <= maxHello:
+			return undecided, nil, need
+		}
+		return speaksOther, nil, 0
+	}
+	line := bytes.TrimLeft(b, "\r\n")
+	if n := min(len(line), len(preface)); string(line[:n]) == preface[:n] && n > 0 {
+		if n == len(preface) {
+			return speaksHTTP2, nil, 0
+		}
+		return undecided, nil, len(b) + 1
+	}
+	line, _, ended := bytes.Cut(line, []byte{'\n'})
+	method, _, spaced := bytes.Cut(line, []byte{' '})
+	if tab := bytes.IndexByte(method, '\t'); tab >= 0 {
+		method, spaced = method[:tab], true
+	}
+	switch {
+	case len(line) == 0 && len(b) < maxMethod:
+		return undecided, nil, len(b) + 1
+	case len(method) == 0 || len(method) > maxMethod || !spaced && ended || !token(method):
+		return speaksOther, nil, 0
+	case !spaced:
+		return undecided, nil, len(b) + 1
+	case slices.Contains([]string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE"}, strings.ToUpper(string(method))):
+		return speaksHTTP, nil, 0
+	case bytes.Contains(line, []byte("HTTP/")) || len(b) > maxLine:
+		return speaksHTTP, nil, 0
+	case ended:
+		return speaksOther, nil, 0
+	}
+	return undecided, nil, len(b) + 1
+}
+
+func token(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return !httpguts.IsTokenRune(rune(c)) })
+}
+
+// sniff reads until it is known what the client speaks. What was read is in c.early.
+func (c *conn) sniff() (kind, *hello) {
+	defer func() { _ = c.Conn.SetReadDeadline(time.Time{}) }()
+	timeout := speakTimeout
+	if len(c.early) > 0 {
+		timeout = headTimeout
+	}
+	_ = c.Conn.SetReadDeadline(time.Now().Add(timeout))
+	k, h, need := recognise(c.early)
+	for k == undecided {
+		free := slices.Grow(c.early, max(need-len(c.early), 512))
+		n, err := c.receive(free[len(c.early):cap(free)])
+		if len(c.early) == 0 && n > 0 {
+			_ = c.Conn.SetReadDeadline(time.Now().Add(headTimeout))
+		}
+		c.early = free[:len(c.early)+n]
+		if err != nil && n == 0 {
+			if len(c.early) > 0 || isTimeout(err) {
+				return speaksOther, nil
+			}
+			return speaksNothing, nil
+		}
+		if len(c.early) >= need {
+			k, h, need = recognise(c.early)
+		}
+	}
+	return k, h
+}

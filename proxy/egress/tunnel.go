@@ -1,0 +1,264 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+)
+
+// tunnel lets the rules decide about a connection of which no more is seen than what
+// is asked, and passes it on.
+func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
+	defer func() { _ = c.Close() }()
+	c.upgraded.Store(true)
+	_ = c.Conn.SetDeadline(time.Time{})
+	p, _ := s.Policy()
+	f := &flow{asked: asked, cut: func() { _ = c.Close() }}
+	f.opaque = protocol == ProtocolTLS && !p.decrypts(hostOf(asked)) // else it was tried
+	s.flows.add(f)
+	defer s.flows.remove(f)
+	p, _ = s.Policy()
+	line := line{s: s, c: c, protocol: protocol, asked: asked}
+	if p != nil {
+		if d := p.refuses(f); d != nil {
+			line.denied(d)
+			c.alert(protocol)
+			return
+		}
+	}
+	for i := range asked {
+		if c.taken != "" && asked[i].Host == c.taken {
+			continue
+		}
+		ticket, refusal := p.take(&asked[i], "")
+		if refusal != nil {
+			line.limited(refusal)
+			c.alert(protocol)
+			return
+		}
+		outcome := limit.Outcome{}
+		defer func() {
+			outcome.Failed = line.verdict == VerdictFailed
+			ticket.Done(time.Now(), outcome)
+		}()
+	}
+	var harm *fault.Faults
+	broke := false
+	if len(asked) > 0 {
+		harm = p.harm(&asked[0])
+	}
+	if harm != nil {
+		line.faults = harm.Rules
+		defer func() { s.harmed(harm, broke) }()
+		if !s.delay(c.life, harm) || harm.Reset || harm.Abort != nil {
+			line.verdict = VerdictFault
+			line.done()
+			c.reset()
+			return
+		}
+	}
+	up, err := c.up(c.life)
+	if err != nil {
+		line.verdict, line.err = VerdictFailed, err
+		line.done()
+		c.reset() // as an address that does not answer
+		return
+	}
+	defer func() { _ = up.Close() }()
+	line.verdict = VerdictPassed
+	line.done()
+	early := c.early
+	c.early = nil
+	if len(early) > 0 {
+		if _, err := up.Write(early); err != nil {
+			return
+		}
+	}
+	c.forgive()
+	if harm != nil && (harm.ResetAfter || harm.Truncate >= 0 || harm.Slow > 0) {
+		up = harmed(c, up, harm)
+	}
+	relay.Both(c.bare(), up, tunnelIdle)
+	if h, ok := up.(*harmedConn); ok {
+		broke = h.broke
+	}
+}
+
+func hostOf(asked []match.HTTP) string {
+	if len(asked) == 0 {
+		return ""
+	}
+	return asked[0].Host
+}
+
+// alert tells the client of TLS that the connection is refused, and lets it read that.
+func (c *conn) alert(protocol string) {
+	if protocol != ProtocolTLS {
+		return
+	}
+	_ = c.Conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := c.Conn.Write(accessDenied); err != nil {
+		return
+	}
+	if half, ok := c.bare().(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+		return
+	}
+	// Closed with something unread, the connection would be reset, and the alert lost.
+	var rest [4 << 10]byte
+	for read := 0; read < maxHello; {
+		n, err := c.Conn.Read(rest[:])
+		if read += n; err != nil {
+			return
+		}
+	}
+}
+
+// sleep tells whether the time passed before ctx was done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+var errInjected = errors.New("an injected fault")
+
+// harmedConn is a server whose answer meets faults.
+type harmedConn struct {
+	net.Conn
+	c     *conn
+	harm  harm
+	broke bool
+}
+
+func harmed(c *conn, up net.Conn, f *fault.Faults) net.Conn {
+	out := &harmedConn{Conn: up, c: c, harm: newHarm(f)}
+	if f.ResetAfter {
+		out.harm.left = 0
+	}
+	return out
+}
+
+func (h *harmedConn) Read(b []byte) (int, error) {
+	n, err := h.harm.read(h.c.life, b, h.Conn.Read)
+	if errors.Is(err, errInjected) {
+		h.broke = true
+		h.c.reset()
+	}
+	return n, err
+}
+
+func (h *harmedConn) CloseWrite() error {
+	if half, ok := h.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// harm is what is done to an answer's bytes.
+type harm struct {
+	left int64 // until it is broken off; below 0: it is not
+	pace *rate.Limiter
+}
+
+func newHarm(f *fault.Faults) harm {
+	out := harm{left: f.Truncate}
+	if f.Slow > 0 {
+		burst := int(min(max(f.Slow/10, 1), 32<<10))
+		out.pace = rate.NewLimiter(rate.Limit(f.Slow), burst)
+	}
+	return out
+}
+
+func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error)) (int, error) {
+	if h.pace != nil {
+		b = b[:min(len(b), h.pace.Burst())]
+	}
+	n, err := read(b)
+	if h.left >= 0 {
+		if int64(n) > h.left || n > 0 && h.left == 0 {
+			n, err = int(h.left), errInjected
+		}
+		h.left -= int64(n)
+	}
+	if h.pace != nil && n > 0 {
+		if h.pace.WaitN(ctx, n) != nil {
+			return n, context.Cause(ctx)
+		}
+	}
+	return n, err
+}
+
+// line is what is counted and logged of a request or a connection.
+type line struct {
+	s        *Server
+	c        *conn
+	protocol string
+	asked    []match.HTTP
+	verdict  string
+	by       string // CircuitBreaker and rule
+	code     int
+	faults   []string
+	err      error
+}
+
+func (l *line) denied(d *denial) {
+	l.verdict = VerdictDenied
+	if d.unseen {
+		l.verdict = VerdictUnseen
+	}
+	l.by = d.breaker + "/" + d.rule
+	l.done()
+}
+
+func (l *line) limited(r *limit.Refusal) {
+	l.verdict = VerdictLimited
+	if r.Opened {
+		l.verdict = VerdictOpened
+	}
+	l.by = r.Breaker + "/" + r.Rule
+	l.done()
+}
+
+// done counts and logs. It never tells a path, a header or a body.
+func (l *line) done() {
+	l.s.Count(l.protocol, l.verdict)
+	if !l.s.Log.Enabled(context.Background(), slog.LevelDebug) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("pod", l.s.Pod), slog.String("uid", l.s.UID),
+		slog.String("protocol", l.protocol),
+		slog.String("host", hostOf(l.asked)), slog.String("to", l.c.to.String()),
+		slog.String("verdict", l.verdict),
+	}
+	if l.by != "" {
+		attrs = append(attrs, slog.String("rule", l.by))
+	}
+	if l.code != 0 {
+		attrs = append(attrs, slog.Int("code", l.code))
+	}
+	if len(l.faults) > 0 {
+		attrs = append(attrs, slog.Any("faults", l.faults))
+	}
+	if l.err != nil {
+		attrs = append(attrs, slog.String("error", l.err.Error()))
+	}
+	l.s.Log.LogAttrs(context.Background(), slog.LevelDebug, "egress", attrs...)
+}
