@@ -126,6 +126,8 @@ func Run(ctx context.Context, o Options) error {
 		Reader: live, Bundles: bundles, Namespace: o.Namespace, Permits: w.permits,
 	}})
 	server.Register(validate.Path, &admission.Webhook{Handler: &validate.Webhook{Reader: live, Manager: self}})
+	server.Register(validate.BreakersPath, &admission.Webhook{Handler: &validate.Breakers{Reader: live}})
+	server.Register(validate.InjectionsPath, &admission.Webhook{Handler: &validate.Injections{Reader: live}})
 	server.Register(label.Path, &admission.Webhook{Handler: admission.HandlerFunc(label.Stamp)})
 
 	w.push = &push.Server{

@@ -24,6 +24,8 @@ import (
 // Path at which Webhook is served.
 const Path = "/validate-shardingconfig"
 
+const kind = "shardingconfig" // in metrics
+
 // Webhook is the admission of ShardingConfigs.
 type Webhook struct {
 	// Reader reads without a cache: what was created a moment ago counts.
@@ -48,7 +50,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	}
 	if req.UserInfo.Username != w.Manager {
 		if msg := meddling(old, c); msg != "" {
-			return refuse("Derived", msg)
+			return refuse(kind, "Derived", msg)
 		}
 	}
 	if c.DeletionTimestamp != nil || compile.Derived(c) {
@@ -59,7 +61,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		errs = append(errs, Update(old, c)...)
 	}
 	if len(errs) > 0 {
-		return refuse("Invalid", errs.ToAggregate().Error())
+		return refuse(kind, "Invalid", errs.ToAggregate().Error())
 	}
 
 	var all v1alpha1.ShardingConfigList
@@ -68,11 +70,11 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	}
 	others := slices.DeleteFunc(all.Items, func(o v1alpha1.ShardingConfig) bool { return o.Name == c.Name })
 	if msg := sameLock(c, others); msg != "" {
-		return refuse("LockCollision", msg)
+		return refuse(kind, "LockCollision", msg)
 	}
 	// What overlapped before can be mended step by step.
 	if msg := divided(c, others); msg != "" && (old == nil || divided(old, others) == "") {
-		return refuse("TwoOwners", msg)
+		return refuse(kind, "TwoOwners", msg)
 	}
 	allowed := admission.Allowed("")
 	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
@@ -86,16 +88,16 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing pods: %w", err))
 	}
 	if msg := rooted(c, others, pods.Items); msg != "" && (old == nil || rooted(old, others, pods.Items) == "") {
-		return refuse("Root", msg)
+		return refuse(kind, "Root", msg)
 	}
 	if msg := overlapping(c, others, pods.Items); msg != "" {
-		return refuse("Overlap", msg)
+		return refuse(kind, "Overlap", msg)
 	}
 	return allowed
 }
 
-func refuse(reason, msg string) admission.Response {
-	metrics.AdmissionRefusals.WithLabelValues("shardingconfig", reason).Inc()
+func refuse(kind, reason, msg string) admission.Response {
+	metrics.AdmissionRefusals.WithLabelValues(kind, reason).Inc()
 	return admission.Denied(msg)
 }
 

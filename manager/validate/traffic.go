@@ -1,0 +1,237 @@
+package validate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+)
+
+// Paths at which Breakers and Injections are served.
+const (
+	BreakersPath   = "/validate-circuitbreaker"
+	InjectionsPath = "/validate-faultinjection"
+)
+
+// Breakers is the admission of CircuitBreakers.
+type Breakers struct{ Reader client.Reader }
+
+// Injections is the admission of FaultInjections.
+type Injections struct{ Reader client.Reader }
+
+// Handle implements admission.Handler.
+func (w *Breakers) Handle(ctx context.Context, req admission.Request) admission.Response {
+	c := &v1alpha1.CircuitBreaker{}
+	if err := json.Unmarshal(req.Object.Raw, c); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if c.DeletionTimestamp != nil {
+		return admission.Allowed("") // let finalizers go
+	}
+	if errs := Breaker(c); len(errs) > 0 {
+		return refuse("circuitbreaker", "Invalid", errs.ToAggregate().Error())
+	}
+	return admission.Allowed("").WithWarnings(breakerWarnings(c, trusting(ctx, w.Reader, req.Namespace, c.Spec.Selector))...)
+}
+
+// Handle implements admission.Handler.
+func (w *Injections) Handle(ctx context.Context, req admission.Request) admission.Response {
+	f := &v1alpha1.FaultInjection{}
+	if err := json.Unmarshal(req.Object.Raw, f); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if f.DeletionTimestamp != nil {
+		return admission.Allowed("")
+	}
+	if errs := Injection(f); len(errs) > 0 {
+		return refuse("faultinjection", "Invalid", errs.ToAggregate().Error())
+	}
+	return admission.Allowed("").WithWarnings(injectionWarnings(f, trusting(ctx, w.Reader, req.Namespace, f.Spec.Selector))...)
+}
+
+// trusting tells, when asked, whether any of the selected pods trusts the egress CA.
+// What cannot be read is not warned of.
+func trusting(ctx context.Context, reader client.Reader, namespace string, s *metav1.LabelSelector) func() bool {
+	return func() bool {
+		selector, err := metav1.LabelSelectorAsSelector(s)
+		if err != nil {
+			return true
+		}
+		onMesh, _ := labels.NewRequirement(v1alpha1.EnableProxyLabel, "in", []string{"true"})
+		var pods corev1.PodList
+		if err := reader.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selector.Add(*onMesh)}); err != nil {
+			return true
+		}
+		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Annotations[v1alpha1.TrustEgressAnnotation] == "true" })
+	}
+}
+
+// Breaker finds what is wrong with a CircuitBreaker beyond what its schema says.
+func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
+	spec := field.NewPath("spec")
+	errs := podSelector(c.Spec.Selector, spec.Child("selector"))
+	for i, l := range c.Spec.RateLimitings {
+		path := spec.Child("rateLimitings").Index(i)
+		errs = append(errs, ruleName(l.Name, path)...)
+		errs = append(errs, selector(l.PodSelector, path.Child("podSelector"))...)
+		for j, m := range l.ResourceRules {
+			errs = append(errs, resourceNames(path.Child("resourceRules").Index(j), m.APIGroups, m.Namespaces, m.Names)...)
+		}
+	}
+	for i, r := range c.Spec.TrafficInterceptRules {
+		errs = append(errs, ruleName(r.Name, spec.Child("trafficInterceptRules").Index(i))...)
+	}
+	return append(errs, compile.BreakerProblems(c)...)
+}
+
+// Injection is the same of a FaultInjection.
+func Injection(f *v1alpha1.FaultInjection) field.ErrorList {
+	spec := field.NewPath("spec")
+	errs := podSelector(f.Spec.Selector, spec.Child("selector"))
+	for i, r := range f.Spec.HTTPFaultInjections {
+		path := spec.Child("httpFault").Index(i)
+		errs = append(errs, ruleName(r.Name, path)...)
+		if r.Match == nil {
+			continue
+		}
+		for j, m := range r.Match.Resources {
+			errs = append(errs, resourceNames(path.Child("match", "resources").Index(j), m.APIGroups, m.Namespaces, m.Names)...)
+		}
+	}
+	return append(errs, compile.InjectionProblems(f)...)
+}
+
+func podSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
+	if s == nil {
+		return field.ErrorList{field.Required(path, "say which pods: {} for all of the namespace that are on the mesh")}
+	}
+	return selector(s, path)
+}
+
+// ruleName is told in answers, logs and metrics.
+func ruleName(name string, path *field.Path) field.ErrorList {
+	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return field.ErrorList{field.Invalid(path.Child("name"), name, "must be printable text")}
+	}
+	return nil
+}
+
+// resourceNames judges what a schema cannot: "*" beside names is what the
+// ancestors' users write, and means all.
+func resourceNames(at *field.Path, groups, namespaces, names []string) (errs field.ErrorList) {
+	each := func(child string, values []string, problems func(string) []string) {
+		for i, v := range values {
+			if v == "*" {
+				continue
+			}
+			if msgs := problems(v); len(msgs) > 0 {
+				errs = append(errs, field.Invalid(at.Child(child).Index(i), v, strings.Join(msgs, "; ")))
+			}
+		}
+	}
+	each("apiGroups", groups, func(v string) []string {
+		if v == "" {
+			return nil // the core group
+		}
+		return validation.IsDNS1123Subdomain(v)
+	})
+	each("namespaces", namespaces, validation.IsDNS1123Label)
+	each("names", names, func(v string) []string {
+		if v == "" || len(v) > 253 {
+			return []string{"must be the name of an object, of 1 to 253 characters"}
+		}
+		return path.IsValidPathSegmentName(v)
+	})
+	return errs
+}
+
+const seenOnly = `what such rules ask of https is seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
+
+func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []string) {
+	deep, ports := false, map[string]bool{}
+	look := func(s string, https bool, methods ...string) {
+		authority, _, path := strings.Cut(s, "/")
+		deep = deep || https && (path || slices.ContainsFunc(methods, func(m string) bool { return m != "" && m != "*" }))
+		if i := strings.LastIndexByte(authority, ':'); i >= 0 && !strings.HasSuffix(authority, "]") {
+			ports[authority[i+1:]] = true
+		}
+	}
+	for _, l := range c.Spec.RateLimitings {
+		for _, r := range l.RestRules {
+			scheme, rest, ok := strings.Cut(r.URL, "://")
+			if !ok {
+				rest = r.URL
+			}
+			look(rest, !ok || strings.EqualFold(scheme, "https"), r.Method)
+		}
+	}
+	for _, r := range c.Spec.TrafficInterceptRules {
+		for _, content := range r.Contents {
+			if r.ContentType == v1alpha1.ContentRegexp {
+				deep = deep || len(r.Methods) > 0 || strings.Contains(content, "/")
+				continue
+			}
+			look(content, true, r.Methods...)
+		}
+	}
+	if deep && !trusting() {
+		out = append(out, "rules are about paths or methods: "+seenOnly)
+	}
+	redirected := []int32{80, 443}
+	if e := c.Spec.Egress; e != nil && len(e.Ports) > 0 {
+		redirected = e.Ports
+	}
+	for _, p := range redirected {
+		delete(ports, fmt.Sprint(p))
+	}
+	for _, p := range slices.Sorted(maps.Keys(ports)) {
+		out = append(out, fmt.Sprintf("a rule is about port %s, which is not redirected, so that nothing is seen of it: list it, and all others that matter, in spec.egress.ports", p))
+	}
+	return out
+}
+
+func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []string) {
+	if f.Spec.Duration == nil && !f.Spec.Disabled {
+		out = append(out, "spec.duration is not set: faults are injected until this is deleted or disabled")
+	}
+	deep := false
+	for i, r := range f.Spec.HTTPFaultInjections {
+		about := func(verb string) bool {
+			m := r.Match
+			return m == nil || len(m.Resources) == 0 && len(m.HTTPMatch) == 0 || slices.ContainsFunc(m.Resources, func(m v1alpha1.FaultResourceMatch) bool {
+				return len(m.Verbs) == 0 || slices.Contains(m.Verbs, "*") || slices.Contains(m.Verbs, verb)
+			})
+		}
+		if r.Watch != nil && !about("watch") {
+			out = append(out, fmt.Sprintf("spec.httpFault[%d].watch has no effect: match.resources has no entry with the verb watch", i))
+		}
+		if r.StaleList != nil && !about("list") {
+			out = append(out, fmt.Sprintf("spec.httpFault[%d].staleList has no effect: match.resources has no entry with the verb list", i))
+		}
+		if r.Match != nil {
+			deep = deep || slices.ContainsFunc(r.Match.HTTPMatch, func(m v1alpha1.FaultHTTPMatch) bool {
+				return m.Path != nil || m.Method != "" && m.Method != "*" || len(m.Headers) > 0
+			})
+		}
+	}
+	if deep && !trusting() {
+		out = append(out, "rules are about paths, methods or headers of other hosts: "+seenOnly)
+	}
+	return out
+}
