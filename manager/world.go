@@ -304,7 +304,7 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	}
 	for _, n := range namespaces.Items {
 		out.namespaces = append(out.namespaces, n.Name)
-		if v, ok := n.Labels[v1alpha1.NoFaultsLabel]; ok && v != "false" {
+		if compile.ForbidsFaults(&n) {
 			out.rules.NoFaults = append(out.rules.NoFaults, n.Name)
 		}
 	}

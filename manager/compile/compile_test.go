@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -25,16 +26,16 @@ import (
 
 var update = flag.Bool("update", false, "write what the transcripts should say")
 
-// A transcript is testdata/NAME.in.yaml, ShardingConfigs and Pods as users write
-// them and what is known of roots, and testdata/NAME.out.yaml, what became of them.
+// A transcript is testdata/NAME.in.yaml, ShardingConfigs, CircuitBreakers,
+// FaultInjections, Namespaces and Pods as users write them at 12:00 on 2030-01-01 and what is known of roots, and testdata/NAME.out.yaml, what became of them.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.in.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml"), func(t *testing.T) {
-			configs, pods, roots := read(t, file)
-			got := transcript(t, Compile(configs, pods, roots, Rules{}))
+			configs, pods, roots, rules := read(t, file)
+			got := transcript(t, Compile(configs, pods, roots, rules))
 			out := strings.TrimSuffix(file, ".in.yaml") + ".out.yaml"
 			if *update {
 				require.NoError(t, os.WriteFile(out, got, 0o644))
@@ -48,19 +49,23 @@ func TestTranscripts(t *testing.T) {
 
 // What comes out does not depend on the order of what goes in.
 func TestOrderDoesNotMatter(t *testing.T) {
-	for _, file := range []string{"testdata/mixed.in.yaml", "testdata/root.in.yaml"} {
-		configs, pods, roots := read(t, file)
-		want := transcript(t, Compile(configs, pods, roots, Rules{}))
+	for _, file := range []string{"testdata/mixed.in.yaml", "testdata/root.in.yaml", "testdata/traffic.in.yaml"} {
+		configs, pods, roots, rules := read(t, file)
+		want := transcript(t, Compile(configs, pods, roots, rules))
 		rapid.Check(t, func(rt *rapid.T) {
 			c := rapid.Permutation(configs).Draw(rt, "configs")
 			p := rapid.Permutation(pods).Draw(rt, "pods")
-			require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, roots, Rules{}))))
+			r := rules
+			r.Breakers = rapid.Permutation(rules.Breakers).Draw(rt, "breakers")
+			r.Injections = rapid.Permutation(rules.Injections).Draw(rt, "injections")
+			r.NoFaults = rapid.Permutation(rules.NoFaults).Draw(rt, "no faults")
+			require.Equal(rt, string(want), string(transcript(rt, Compile(c, p, roots, r))))
 		})
 	}
 }
 
 func TestVersionFollowsContent(t *testing.T) {
-	configs, pods, _ := read(t, "testdata/mixed.in.yaml")
+	configs, pods, _, _ := read(t, "testdata/mixed.in.yaml")
 	uid := types.UID("uid-operator-0")
 	before := Compile(configs, pods, nil, Rules{}).Policies[uid].Version
 	require.Equal(t, before, Compile(configs, pods, nil, Rules{}).Policies[uid].Version)
@@ -161,7 +166,8 @@ func TestWhoMayGoPastTheProxy(t *testing.T) {
 	}
 }
 
-func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root) {
+func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) {
+	rules.Now = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 	roots = map[types.NamespacedName]Root{}
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -178,6 +184,20 @@ func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, 
 			require.NoError(t, yaml.UnmarshalStrict(doc, p))
 			p.UID = types.UID("uid-" + p.Name)
 			pods = append(pods, p)
+		case "CircuitBreaker":
+			c := &v1alpha1.CircuitBreaker{}
+			require.NoError(t, yaml.UnmarshalStrict(doc, c))
+			rules.Breakers = append(rules.Breakers, c)
+		case "FaultInjection":
+			f := &v1alpha1.FaultInjection{}
+			require.NoError(t, yaml.UnmarshalStrict(doc, f))
+			rules.Injections = append(rules.Injections, f)
+		case "Namespace":
+			n := &corev1.Namespace{}
+			require.NoError(t, yaml.UnmarshalStrict(doc, n))
+			if ForbidsFaults(n) {
+				rules.NoFaults = append(rules.NoFaults, n.Name)
+			}
 		case "State":
 			name, root := readState(t, doc)
 			roots[name] = root
@@ -185,7 +205,7 @@ func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, 
 			require.Fail(t, "unknown kind "+kind.Kind)
 		}
 	}
-	return configs, pods, roots
+	return configs, pods, roots, rules
 }
 
 // readState reads what is known of a root, written as in its status.
@@ -213,6 +233,26 @@ func readState(t require.TestingT, doc []byte) (types.NamespacedName, Root) {
 	return in.Root, out
 }
 
+// ruled is a Ruling with the names of the pods.
+func ruled(r Ruling) any {
+	type target struct {
+		Pod, Version string
+		Message      string   `json:",omitempty"`
+		Shared       []string `json:",omitempty"`
+	}
+	out := struct {
+		Hash     string
+		Problem  *Problem   `json:",omitempty"`
+		Problems []*Problem `json:",omitempty"`
+		Rules    []Rule     `json:",omitempty"`
+		Targets  []target   `json:",omitempty"`
+	}{Hash: r.Hash, Problem: r.Problem, Problems: r.Problems, Rules: r.Rules}
+	for _, t := range r.Targets {
+		out.Targets = append(out.Targets, target{t.Pod.Name, t.Version, t.Message, t.Shared})
+	}
+	return out
+}
+
 func transcript(t require.TestingT, r Result) []byte {
 	type shard struct {
 		Config    string     `json:",omitempty"`
@@ -224,9 +264,22 @@ func transcript(t require.TestingT, r Result) []byte {
 		Conflicts []Conflict `json:",omitempty"`
 	}
 	out := struct {
-		Shards   map[string]shard
-		Policies map[string]any
-	}{Shards: map[string]shard{}, Policies: map[string]any{}}
+		Shards     map[string]shard
+		Breakers   map[string]any `json:",omitempty"`
+		Injections map[string]any `json:",omitempty"`
+		Until      *time.Time     `json:",omitempty"`
+		Policies   map[string]any
+	}{Shards: map[string]shard{}, Breakers: map[string]any{}, Injections: map[string]any{}, Policies: map[string]any{}}
+	for _, b := range r.Breakers {
+		out.Breakers[b.Namespace+"/"+b.Name] = ruled(b.Ruling)
+	}
+	for _, i := range r.Injections {
+		out.Injections[i.Namespace+"/"+i.Name] = ruled(i.Ruling)
+	}
+	if !r.Until.IsZero() {
+		until := r.Until.UTC()
+		out.Until = &until
+	}
 	for _, s := range r.Shards {
 		v := shard{Held: s.Held.Strings(), Lock: s.Lock, Problem: s.Problem, Conflicts: s.Conflicts}
 		if s.Config != nil {

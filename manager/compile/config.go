@@ -20,6 +20,12 @@ func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
+// ForbidsFaults tells whether a namespace does.
+func ForbidsFaults(namespace metav1.Object) bool {
+	v, ok := namespace.GetLabels()[v1alpha1.NoFaultsLabel]
+	return ok && v != "false"
+}
+
 // Members is the selector of the pods of a configuration that was written by
 // hand, in its namespace. It is nil for roots and what is derived from them, and
 // with a problem when it selects none whatever their labels.

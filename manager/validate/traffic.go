@@ -165,9 +165,12 @@ const seenOnly = `what such rules ask of https is seen only in pods created with
 
 func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []string) {
 	deep, ports := false, map[string]bool{}
+	one := func(methods []string) bool {
+		return len(methods) > 0 && !slices.Contains(methods, "*") && !slices.Contains(methods, "")
+	}
 	look := func(s string, https bool, methods ...string) {
 		authority, _, path := strings.Cut(s, "/")
-		deep = deep || https && (path || slices.ContainsFunc(methods, func(m string) bool { return m != "" && m != "*" }))
+		deep = deep || https && (path || one(methods))
 		if i := strings.LastIndexByte(authority, ':'); i >= 0 && !strings.HasSuffix(authority, "]") {
 			ports[authority[i+1:]] = true
 		}
@@ -184,7 +187,7 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	for _, r := range c.Spec.TrafficInterceptRules {
 		for _, content := range r.Contents {
 			if r.ContentType == v1alpha1.ContentRegexp {
-				deep = deep || len(r.Methods) > 0 || strings.Contains(content, "/")
+				deep = deep || one(r.Methods) || strings.Contains(content, "/")
 				continue
 			}
 			look(content, true, r.Methods...)
