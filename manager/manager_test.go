@@ -94,6 +94,39 @@ func TestSlimPod(t *testing.T) {
 	}, out)
 }
 
+// Status that the manager writes wakes no loop that would write it again.
+func TestWhatWakesThePoliciesLoop(t *testing.T) {
+	b := &v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
+	f := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
+	n := metadataOf(namespaceKind)
+	for _, c := range []struct {
+		what   string
+		before any
+		change func(any)
+		wakes  bool
+	}{
+		{"status", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Status.Refused++ }, false},
+		{"annotation", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Annotations = map[string]string{"a": "b"} }, false},
+		{"recover", b, func(o any) {
+			o.(*v1alpha1.CircuitBreaker).Annotations = map[string]string{v1alpha1.RecoverAnnotation: "1"}
+		}, true},
+		{"disable", b, func(o any) {
+			o.(*v1alpha1.CircuitBreaker).Labels = map[string]string{v1alpha1.DisableBreakerLabel: ""}
+		}, true},
+		{"spec", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Generation++ }, true},
+		{"status", f, func(o any) { o.(*v1alpha1.FaultInjection).Status.Injected++ }, false},
+		{"expiry", f, func(o any) { o.(*v1alpha1.FaultInjection).Status.ExpirationGeneration++ }, true},
+		{"namespace", n, func(o any) { o.(*metav1.PartialObjectMetadata).ResourceVersion = "2" }, false},
+		{"no faults", n, func(o any) {
+			o.(*metav1.PartialObjectMetadata).Labels = map[string]string{v1alpha1.NoFaultsLabel: ""}
+		}, true},
+	} {
+		after := c.before.(runtime.Object).DeepCopyObject()
+		c.change(after)
+		require.Equal(t, !c.wakes, sameMeaning(c.before, after), "%s of %T", c.what, c.before)
+	}
+}
+
 // asCache lets the loops read from a client as they do from the cache.
 type asCache struct {
 	cache.Cache
