@@ -94,7 +94,7 @@ func TestPassthrough(t *testing.T) {
 	resp, err := c.Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
 	require.NoError(t, err)
 	before := len(api.requests())
-	m.policy(limit("a=b"))
+	m.policy(limitTo("a=b"))
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err)
 	_ = resp.Body.Close()
@@ -127,7 +127,7 @@ func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
 func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for _, p := range []*meshv1.PodPolicy{
-		{Passthrough: true, Sharding: limit("a=b")},
+		{Passthrough: true, Sharding: limitTo("a=b")},
 		{Passthrough: true, Refuse: "two configurations"},
 	} {
 		_, err := m.pod.SetPolicy(p)

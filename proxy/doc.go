@@ -44,6 +44,13 @@
 // come of them any more, and do not end with their client (inflight.go): a policy
 // has settled when those of all earlier ones are over.
 //
+// # Rules
+//
+// What passed all that is asked of rules: first of those that limit (proxy/limit,
+// limiting.go), then of those that harm (proxy/fault, faulting.go). How a request fares
+// that was sent on, or that a fault answered, counts in the rules that limit; what the
+// proxy says of itself does not, and a client that went away tells nothing.
+//
 // # Bounds
 //
 // Everything that a pod can make the proxy hold is bounded for that pod, by

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 )
 
 // outward are the pod's accounts of connections to other hosts, apart from those of
@@ -48,6 +49,11 @@ func newEgress(p *Pod) *egress.Server {
 		Count: func(protocol, verdict string) {
 			workload, shard := p.owner()
 			s.metrics.egress.WithLabelValues(p.info.Namespace, workload, shard, protocol, verdict).Inc()
+		},
+		Limited: func(r *limit.Refusal) {
+			if pol := p.policy.Load(); pol != nil {
+				p.countLimited(pol, r)
+			}
 		},
 		Harmed: func(by fault.Injected) {
 			workload, shard := p.owner()

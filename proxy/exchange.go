@@ -59,6 +59,8 @@ type exchange struct {
 	counted bool          // in policy.writes
 	reason  string        // of a refusal, if a stage has its own
 
+	allowed allowance
+
 	faults  *fault.Faults // nil: none
 	decided bool          // on them
 	broke   bool          // the answer was broken off
@@ -210,7 +212,7 @@ func (x *exchange) serve() {
 			return
 		}
 	}
-	if !x.inject() {
+	if !x.limit() || !x.inject() {
 		return
 	}
 	if x.plan.key.connects() {
@@ -473,12 +475,14 @@ func (x *exchange) flush() {
 func (x *exchange) broken() {
 	if x.r.Context().Err() == nil {
 		x.plan.meters.upstreamErrors.Inc()
+		x.allowed.broken = true
 	}
 	panic(http.ErrAbortHandler)
 }
 
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
+	x.allowed.unknown = reason != "fault"
 	workload, shard := "", ""
 	if x.policy != nil {
 		workload, shard = x.policy.workload, x.policy.shard
@@ -569,6 +573,7 @@ func (x *exchange) account() {
 		return
 	}
 	x.accounted = true
+	x.answeredWithin()
 	if x.plan != nil {
 		x.plan.meters.count(x.code)
 	}
@@ -603,6 +608,9 @@ func (x *exchange) log() {
 		slog.Duration("added", x.added),
 		slog.Int64("bytes", x.bytes),
 	)
+	if x.allowed.refusedBy != "" {
+		attrs = append(attrs, slog.String("limited_by", x.allowed.refusedBy))
+	}
 	if x.faults != nil {
 		attrs = append(attrs, slog.Any("faults", x.faults.Rules))
 	}

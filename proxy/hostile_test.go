@@ -437,7 +437,7 @@ func TestHostileStalledStreams(t *testing.T) {
 // Targets and selectors that become many times what they were when they are read.
 func TestHostileTargetsThatGrow(t *testing.T) {
 	s := newSiege(t, quick(0))
-	s.policy(limit("shard=a"))
+	s.policy(limitTo("shard=a"))
 	s.under("growing targets", 112<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		for i := range 4 {

@@ -102,6 +102,7 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := p.policy.Swap(next)
+	p.enforceLimits(old, next)
 	p.enforceFaults(old, next)
 	if longAgo(l.changed) {
 		l.before = old

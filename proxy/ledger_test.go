@@ -128,7 +128,7 @@ func TestCachesOfAnEarlierProxy(t *testing.T) {
 // Who learned a version by a get or a create has no cache to fill anew.
 func TestAVersionLearnedSinceTheChange(t *testing.T) {
 	m := newMesh(t, &recorder{})
-	m.policy(limit("a=1"))
+	m.policy(limitTo("a=1"))
 	c := m.client(true)
 	const path = "/api/v1/pods?fieldSelector=metadata.name%3Dx"
 	require.Equal(t, 410, m.resume(c, path, "5"))
@@ -137,7 +137,7 @@ func TestAVersionLearnedSinceTheChange(t *testing.T) {
 	require.Equal(t, 200, m.resume(c, path, "9"))
 	require.Equal(t, 410, m.resume(c, path, "5"))
 
-	m.policy(limit("a=2"))
+	m.policy(limitTo("a=2"))
 	require.Equal(t, 410, m.resume(c, path, "9"))
 	m.settle()
 	require.Equal(t, 200, m.resume(c, path, "9"), "nobody is told for ever")
@@ -147,7 +147,7 @@ func TestAVersionLearnedSinceTheChange(t *testing.T) {
 // Each cache whose watch was ended is told, however many ask in the same words.
 func TestTwoCachesOfOneView(t *testing.T) {
 	m := newMesh(t, watches())
-	m.restore(limit("a=1"), time.Time{})
+	m.restore(limitTo("a=1"), time.Time{})
 	c := m.client(true)
 	const path, from = "/api/v1/pods", "/api/v1/pods?watch=1&resourceVersion="
 	told := func(version string) {
@@ -155,18 +155,18 @@ func TestTwoCachesOfOneView(t *testing.T) {
 		require.Equal(t, 410, m.resume(c, path, version))
 	}
 	a, b := m.open(c, from+"5"), m.open(c, from+"6")
-	m.policy(limit("a=2"))
+	m.policy(limitTo("a=2"))
 	require.NoError(t, <-a)
 	require.NoError(t, <-b)
 	told("5")
-	m.policy(limit("a=3")) // the other has not come back yet
+	m.policy(limitTo("a=3")) // the other has not come back yet
 	told("6")
 	told("5")
-	m.policy(limit("a=4"))
+	m.policy(limitTo("a=4"))
 	m.with(c, "GET", path, "")
 	end := m.open(c, from+"7")
 
-	m.policy(limit("a=5"))
+	m.policy(limitTo("a=5"))
 	require.NoError(t, <-end)
 	m.settle()
 	told("8") // a cache that was seen is told however long it took
@@ -179,7 +179,7 @@ func TestTwoCachesOfOneView(t *testing.T) {
 // not for ever.
 func TestMoreViewsThanAreRemembered(t *testing.T) {
 	m := newMesh(t, &recorder{})
-	m.policy(limit("a=1"))
+	m.policy(limitTo("a=1"))
 	m.pod.ledger.debts = maxDebts
 	c := m.client(true)
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5"))
@@ -187,7 +187,7 @@ func TestMoreViewsThanAreRemembered(t *testing.T) {
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "7"))
 	m.settle()
 	require.Equal(t, 200, m.resume(c, "/api/v1/pods", "7"))
-	require.Equal(t, 410, func() int { m.policy(limit("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
+	require.Equal(t, 410, func() int { m.policy(limitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
 	require.Equal(t, maxDebts, m.pod.ledger.debts)
 }
 
@@ -287,7 +287,7 @@ func TestAnInformerHoldsWhatThePolicyGives(t *testing.T) {
 			t.Parallel()
 			api := &store{streams: streams, pods: []*corev1.Pod{pod("a", "1", "1"), pod("b", "2", "2"), pod("c", "3", "2")}}
 			m := newMesh(t, api)
-			m.policy(limit("shard=1"))
+			m.policy(limitTo("shard=1"))
 			config := m.config("v1")
 			client, err := kubernetes.NewForConfig(config)
 			require.NoError(t, err)
@@ -322,7 +322,7 @@ func TestAnInformerHoldsWhatThePolicyGives(t *testing.T) {
 			require.Eventually(t, func() bool { return watching() == 1 }, 10*time.Second, time.Millisecond)
 			time.Sleep(1100 * time.Millisecond) // client-go calls a shorter watch without an event an error
 
-			m.policy(limit("shard=2"))
+			m.policy(limitTo("shard=2"))
 			holds("ns/b", "ns/c")
 
 			mu.Lock()

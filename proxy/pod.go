@@ -16,6 +16,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
@@ -88,6 +89,7 @@ type Pod struct {
 	tokens   tokens
 	tunnels  tunnels
 	notices  notices
+	limits   *limit.Store
 	faults   *fault.Store
 	egress   *egress.Server
 	outward  outward
@@ -114,6 +116,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		empty:      make(chan struct{}, 1),
 		written:    make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
+		limits:     limit.NewStore(),
 		faults:     fault.NewStore(),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 	}

@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
@@ -35,6 +36,7 @@ type policy struct {
 	anyToken, passthrough    bool
 	fence                    fence
 	keepCaches               bool
+	rules                    *limit.Rules
 	faults                   *fault.Rules
 	egress                   *egress.Policy
 
@@ -74,10 +76,13 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 			return nil, err
 		}
 	}
+	if out.rules, err = limit.Compile(m.GetTraffic(), p.limits); err != nil {
+		return nil, err
+	}
 	if out.faults, err = fault.Compile(m.GetTraffic(), p.faults); err != nil {
 		return nil, err
 	}
-	if out.egress, err = egress.Compile(m.GetTraffic(), nil, out.faults); err != nil {
+	if out.egress, err = egress.Compile(m.GetTraffic(), out.rules, out.faults); err != nil {
 		return nil, err
 	}
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
@@ -134,7 +139,8 @@ type plan struct {
 	stages []stage
 	route  route
 	lock   *lockStage       // one of them, or nil
-	faults *fault.Resources // nil: no rule is about such requests
+	limits *limit.Resources // nil: no rule is about such requests
+	faults *fault.Resources // likewise
 	// upgrades: the resource is one whose connection may change protocol.
 	upgrades bool
 	meters   *meters
@@ -186,7 +192,7 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	if !isResource {
 		return out
 	}
-	out.faults = p.faults.OfKind(key.kind())
+	out.limits, out.faults = p.rules.OfKind(key.kind()), p.faults.OfKind(key.kind())
 	if p.lock != nil && key.subresource == "" && lock.Kind(key.group, key.resource) {
 		out.lock = &lockStage{lock: p.lock}
 		out.stages = append(out.stages, out.lock)

@@ -105,7 +105,7 @@ func (m *mesh) set(p *meshv1.PodPolicy) (settled <-chan struct{}) {
 	return settled
 }
 
-func limit(selector string) *meshv1.Sharding {
+func limitTo(selector string) *meshv1.Sharding {
 	return &meshv1.Sharding{Shard: "s1", Limits: []*meshv1.Limit{{Selector: selector}}}
 }
 
@@ -220,7 +220,7 @@ func TestSmoke(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	require.Equal(t, 503, m.do("GET", "/api/v1/pods", "").StatusCode)
-	m.policy(limit("shard=a"))
+	m.policy(limitTo("shard=a"))
 	for _, h2 := range []bool{true, false} {
 		c := m.client(h2)
 		require.Equal(t, 200, m.with(c, "GET", "/api/v1/namespaces/a/pods/x?pretty=1", "").StatusCode)

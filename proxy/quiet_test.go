@@ -18,7 +18,7 @@ func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
 			arrived, answer := make(chan struct{}), make(chan struct{})
 			api := &recorder{then: func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-answer }}
 			m := newMesh(t, api)
-			m.policy(limit("shard=a"))
+			m.policy(limitTo("shard=a"))
 
 			ctx, die := context.WithCancel(t.Context())
 			c := m.client(http2)
@@ -62,6 +62,6 @@ func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
 func TestQuietAtOnceWhereNothingIsOpen(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	require.Error(t, m.pod.Quiet(t.Context()), "nothing is known before there is a policy")
-	m.policy(limit("shard=a"))
+	m.policy(limitTo("shard=a"))
 	require.NoError(t, m.pod.Quiet(t.Context()))
 }

@@ -58,9 +58,9 @@ func TestNothingPassesWithoutAPolicy(t *testing.T) {
 func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	require.Empty(t, m.pod.Version())
-	m.policy(limit("a=b"))
+	m.policy(limitTo("a=b"))
 	for _, bad := range []*meshv1.Sharding{
-		limit("a in"),
+		limitTo("a in"),
 		{Lock: &meshv1.Lock{Name: "x"}},
 	} {
 		_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
@@ -211,7 +211,7 @@ func TestUpstreamErrorsInTheNegotiatedType(t *testing.T) {
 func TestPathsThatTwoServersCouldReadDifferently(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(limit("shard=1"))
+	m.policy(limitTo("shard=1"))
 	const narrowed = "?labelSelector=shard%3D1"
 	for _, c := range []struct{ path, want string }{
 		{"/api/v1/pods", "/api/v1/pods" + narrowed},
@@ -273,7 +273,7 @@ func TestMalformedQueriesAreRefusedWhereTheyCount(t *testing.T) {
 func TestWhatIsNarrowed(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(limit("s=1"))
+	m.policy(limitTo("s=1"))
 	for _, c := range []struct {
 		method, target string
 		narrowed       bool
@@ -323,7 +323,7 @@ func TestBodiesPassUntouched(t *testing.T) {
 		}
 	}}
 	m := newMesh(t, api)
-	m.policy(limit("a=b"))
+	m.policy(limitTo("a=b"))
 	for _, http2 := range []bool{true, false} {
 		c := m.client(http2)
 		a := m.with(c, "GET", "/gzip", "", "Accept-Encoding", "gzip")
@@ -503,7 +503,7 @@ func TestManyStreamsShareAConnection(t *testing.T) {
 func TestTheAccessLineAndTheSeries(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(limit("a=b"))
+	m.policy(limitTo("a=b"))
 	a := m.do("GET", "/api/v1/namespaces/x/pods/y/status?secret=query", "", "Authorization", "Bearer t0ken")
 	require.Equal(t, 200, a.StatusCode)
 	id := api.last(t).Header.Get("Audit-ID")
@@ -617,7 +617,7 @@ func TestShutdownEndsAll(t *testing.T) {
 
 func TestClientGoUnderstandsRefusals(t *testing.T) {
 	m := newMesh(t, &recorder{})
-	m.policy(limit("a=b"))
+	m.policy(limitTo("a=b"))
 	err := m.rest("v1").Get().Resource("pods").Param("labelSelector", "a in").Do(t.Context()).Error()
 	require.True(t, apierrors.IsBadRequest(err), "%v", err)
 }

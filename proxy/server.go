@@ -76,13 +76,19 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{
+	s := &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
 		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
 		connections: newPool(maxConnections, ownConnections), http2: newPool(maxHTTP2, ownHTTP2),
 		unserved: newPool(maxUnserved, ownUnserved), held: newPool(maxHeld, ownHeld), long: newPool(maxLong, ownLong),
 		filtered: newPool(maxFiltered, ownFiltered),
-	}, nil
+	}
+	if c.Registerer != nil {
+		if err := c.Registerer.Register(openBreakers{s}); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // SetCluster says where the apiserver is: literal addresses, and the CA that
@@ -122,6 +128,7 @@ func (s *Server) remove(p *Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.pods[p]; known {
+		p.forgetLimits()
 		p.forgetFaults()
 	}
 	delete(s.pods, p)

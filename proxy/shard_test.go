@@ -305,10 +305,10 @@ func TestAChangeOfLimitsMakesClientsListAgain(t *testing.T) {
 
 func TestNobodyIsToldToListForEver(t *testing.T) {
 	m := newMesh(t, watches())
-	m.policy(limit("a=1"))
+	m.policy(limitTo("a=1"))
 	c := m.client(true)
 	m.with(c, "GET", "/api/v1/pods", "")
-	m.policy(limit("a=2"))
+	m.policy(limitTo("a=2"))
 	// A client that lists all and watches one field of it.
 	const target = "/api/v1/pods?watch=1&resourceVersion=5&fieldSelector=spec.nodeName%3Dn"
 	require.Equal(t, 410, m.with(c, "GET", target, "").StatusCode)
@@ -331,7 +331,7 @@ func TestAListUnderTheOldLimitsIsNoList(t *testing.T) {
 		plain(w, r)
 	}
 	m := newMesh(t, api)
-	m.policy(limit("a=1"))
+	m.policy(limitTo("a=1"))
 	c := m.client(true)
 	done := make(chan struct{})
 	go func() {
@@ -342,7 +342,7 @@ func TestAListUnderTheOldLimitsIsNoList(t *testing.T) {
 		}
 	}()
 	<-arrived
-	m.policy(limit("a=2"))
+	m.policy(limitTo("a=2"))
 	close(release)
 	<-done
 	require.Equal(t, 410, m.with(c, "GET", "/api/v1/pods?watch=1&resourceVersion=5", "").StatusCode)
@@ -350,7 +350,7 @@ func TestAListUnderTheOldLimitsIsNoList(t *testing.T) {
 
 func TestPoliciesChangeUnderTraffic(t *testing.T) {
 	m := newMesh(t, watches())
-	m.policy(limit("a=0"))
+	m.policy(limitTo("a=0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	c := m.client(true)
@@ -358,7 +358,7 @@ func TestPoliciesChangeUnderTraffic(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for i := 0; ctx.Err() == nil; i++ {
-			_, _ = m.pod.SetPolicy(&meshv1.PodPolicy{Sharding: limit("a=" + string(rune('0'+i%10)))})
+			_, _ = m.pod.SetPolicy(&meshv1.PodPolicy{Sharding: limitTo("a=" + string(rune('0'+i%10)))})
 		}
 	}()
 	for ctx.Err() == nil {

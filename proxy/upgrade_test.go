@@ -60,7 +60,7 @@ func (m *mesh) upgrade(path, protocol, more string) upgraded {
 func TestUpgrades(t *testing.T) {
 	api := &recorder{then: echo}
 	m := newMesh(t, api)
-	m.policy(limit("a=b"))
+	m.policy(limitTo("a=b"))
 	for _, path := range []string{
 		"/api/v1/namespaces/a/pods/b/exec?command=ls", "/api/v1/namespaces/a/pods/b/attach", "/api/v1/namespaces/a/pods/b/portforward",
 		"/api/v1/namespaces/a/pods/b/proxy/x", "/api/v1/namespaces/a/services/b/proxy/", "/api/v1/nodes/n/proxy/exec",

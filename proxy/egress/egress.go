@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
@@ -65,6 +66,8 @@ type Config struct {
 	// Count is told what became of each request, or of each connection of which no
 	// more is seen: one of the protocols and verdicts.
 	Count func(protocol, verdict string)
+	// Limited is told of each refusal of a rule that limits.
+	Limited func(*limit.Refusal)
 	// Harmed is told of each injected fault.
 	Harmed func(fault.Injected)
 	// Panicked is told of a bug.

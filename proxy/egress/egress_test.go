@@ -30,6 +30,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 )
 
 const (
@@ -121,6 +122,7 @@ func newWorld(t testing.TB) *world {
 			defer w.mu.Unlock()
 			w.verdicts = append(w.verdicts, protocol+" "+verdict)
 		},
+		Limited:  func(*limit.Refusal) {},
 		Harmed:   func(fault.Injected) {},
 		Panicked: func() { t.Error("panic: " + w.logs.String()) },
 	})

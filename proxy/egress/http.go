@@ -247,6 +247,7 @@ func (x *exchange) admit() bool {
 }
 
 func (x *exchange) limited(r *limit.Refusal) {
+	x.s.Limited(r)
 	x.verdict, x.by = VerdictLimited, r.Breaker+"/"+r.Rule
 	code, why := http.StatusTooManyRequests, "is beyond its limit"
 	if r.Opened {

@@ -228,6 +228,7 @@ func (l *line) denied(d *denial) {
 }
 
 func (l *line) limited(r *limit.Refusal) {
+	l.s.Limited(r)
 	l.verdict = VerdictLimited
 	if r.Opened {
 		l.verdict = VerdictOpened

@@ -1,0 +1,160 @@
+package proxy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// allowance is what a request has of what rules allow.
+type allowance struct {
+	taken  time.Time // zero: not asked yet, or no rule is about the request
+	ticket limit.Ticket
+	// refusedBy is the rule that refused, as breaker/rule.
+	refusedBy string
+	// unknown: how the apiserver fares does not show in the answer.
+	unknown bool
+	// broken: the answer ended half way.
+	broken bool
+}
+
+// limit takes the request from what the rules allow. It is false when the client was
+// refused. A request that starts over has taken already.
+func (x *exchange) limit() bool {
+	if !x.allowed.taken.IsZero() {
+		return true
+	}
+	var refusal *limit.Refusal
+	now := time.Now()
+	switch {
+	case x.plan.limits != nil:
+		o := x.object()
+		x.allowed.ticket, refusal = x.plan.limits.Take(now, &o, x.r.UserAgent())
+	case !x.info.IsResourceRequest && x.policy.rules.Paths():
+		x.allowed.ticket, refusal = x.policy.rules.TakePath(now, x.info.Verb, x.info.Path, x.r.UserAgent())
+	default:
+		return true
+	}
+	x.allowed.taken = now
+	if refusal == nil {
+		return true
+	}
+	x.allowed.refusedBy = refusal.Breaker + "/" + refusal.Rule
+	x.pod.countLimited(x.policy, refusal)
+	reason := "limited"
+	if refusal.Opened {
+		reason = "breaker"
+	}
+	x.refuse(reason, limited(x.pod.info.Namespace, refusal))
+	return false
+}
+
+// limited is what to tell whom a rule refused.
+func limited(namespace string, r *limit.Refusal) *apierrors.StatusError {
+	rule := fmt.Sprintf("rule %q of CircuitBreaker %s/%s", r.Rule, namespace, r.Breaker)
+	retry := wholeSeconds(r.RetryAfter)
+	switch {
+	case r.Reason == "forced":
+		return status.Unavailable(0, "%s refuses all requests: its triggerPolicy is ForceOpened", rule)
+	case r.Opened && retry == 0:
+		return status.Unavailable(0, "%s has opened, and stays so until it is closed by hand", rule)
+	case r.Opened:
+		return status.Unavailable(retry, "%s has opened: try again in %d s", rule, retry)
+	}
+	retry = max(retry, 1)
+	why := map[string]string{
+		"bucket":    "the rate of requests is beyond its bucket",
+		"in_flight": "as many requests are under way as may be",
+		"backoff":   "requests failed, and it waits before the next",
+	}[r.Reason]
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, retry, "%s: %s: try again in %d s", rule, why, retry)
+}
+
+func wholeSeconds(d time.Duration) int {
+	return int(min((d+min(time.Second-1, math.MaxInt64-d))/time.Second, math.MaxInt32))
+}
+
+// answeredWithin gives the ticket back with what became of the request. It is called
+// when the request is accounted.
+func (x *exchange) answeredWithin() {
+	a := &x.allowed
+	if a.taken.IsZero() || a.refusedBy != "" {
+		return
+	}
+	now := time.Now()
+	broken := a.broken || x.broke || x.code == 0 && x.faults != nil && x.faults.Reset
+	o := limit.Outcome{
+		Failed: broken || x.code == 0 || x.code >= http.StatusInternalServerError || x.code == http.StatusTooManyRequests,
+		// Whose client is gone before the answer came whole tells nothing of it.
+		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.r.Context().Err() != nil,
+	}
+	if x.info.Verb != "watch" {
+		end := x.head
+		if end.Before(a.taken) { // nothing came
+			end = now
+		}
+		o.Took = end.Sub(a.taken)
+	}
+	a.ticket.Done(now, o)
+}
+
+// RuleStates are those of the limits in force.
+func (p *Pod) RuleStates() []*meshv1.RuleState { return p.limits.States() }
+
+// FaultStates are those of the faults in force.
+func (p *Pod) FaultStates() []*meshv1.FaultState { return p.faults.States() }
+
+// traffic is what the pod's rules have counted and decided, for another process.
+type traffic struct {
+	Limits json.RawMessage `json:"limits,omitempty"`
+	Faults json.RawMessage `json:"faults,omitempty"`
+}
+
+// ExportTraffic is what the pod's rules have counted, for the next agent.
+func (p *Pod) ExportTraffic() ([]byte, error) {
+	limits, err := p.limits.Export(time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("exporting limits: %w", err)
+	}
+	faults, err := p.faults.Export()
+	if err != nil {
+		return nil, fmt.Errorf("exporting faults: %w", err)
+	}
+	return json.Marshal(traffic{limits, faults})
+}
+
+// maxTraffic bounds an export that is taken, in bytes.
+const maxTraffic = 8 << 20
+
+// ImportTraffic takes what another process exported, before a policy is put in force
+// or after. What of it cannot be read is left out, and told of.
+func (p *Pod) ImportTraffic(data []byte) error {
+	if len(data) > maxTraffic {
+		return errors.New("importing what rules counted: it is too long")
+	}
+	var in traffic
+	if err := json.Unmarshal(data, &in); err != nil {
+		return fmt.Errorf("importing what rules counted: %w", err)
+	}
+	var limits, faults error
+	if in.Limits != nil {
+		limits = p.limits.Import(in.Limits, time.Now())
+	}
+	if in.Faults != nil {
+		faults = p.faults.Import(in.Faults)
+	}
+	if err := errors.Join(limits, faults); err != nil {
+		return fmt.Errorf("importing what rules counted: %w", err)
+	}
+	return nil
+}

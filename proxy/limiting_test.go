@@ -1,0 +1,434 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// limits puts a policy with these rules in force.
+func (m *mesh) limits(rules ...*meshv1.LimitRule) {
+	m.t.Helper()
+	m.traffic(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named(rules)}}})
+}
+
+func (m *mesh) traffic(of *meshv1.Traffic) {
+	m.t.Helper()
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Traffic: of})
+}
+
+func named(rules []*meshv1.LimitRule) []*meshv1.LimitRule {
+	for i, r := range rules {
+		if r.Name == "" {
+			r.Name = fmt.Sprint("r", i)
+		}
+		if r.Resources == nil && r.Paths == nil {
+			r.Resources = []*meshv1.ResourceMatch{{}}
+		}
+		if r.Key == "" {
+			r.Key = fmt.Sprintf("key %v", r)
+		}
+	}
+	return rules
+}
+
+// never fills again.
+func bucket(burst uint32) *meshv1.Bucket {
+	return &meshv1.Bucket{Burst: burst, IntervalNs: int64(time.Hour)}
+}
+
+func onlyLimits() meshv1.Trigger { return meshv1.Trigger_TRIGGER_LIMITER_ONLY }
+
+func statusIn(t testing.TB, a answer) *metav1.Status {
+	t.Helper()
+	s := &metav1.Status{}
+	require.NoError(t, json.Unmarshal([]byte(a.body), s), a.body)
+	require.Equal(t, "Status", s.Kind)
+	return s
+}
+
+// tally is the sum of a metric's series that have the label values.
+func (m *mesh) tally(name string, labels ...string) (sum float64, series int) {
+	m.t.Helper()
+	families, err := m.registry.Gather()
+	require.NoError(m.t, err)
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+	next:
+		for _, s := range f.GetMetric() {
+			has := map[string]string{}
+			for _, l := range s.GetLabel() {
+				has[l.GetName()] = l.GetValue()
+			}
+			for i := 0; i < len(labels); i += 2 {
+				if has[labels[i]] != labels[i+1] {
+					continue next
+				}
+			}
+			series++
+			sum += s.GetCounter().GetValue() + s.GetGauge().GetValue()
+		}
+	}
+	return sum, series
+}
+
+func TestWhatIsBeyondALimitIsToldWhen(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	m.limits(&meshv1.LimitRule{Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(90 * time.Second)}, Trigger: onlyLimits()})
+	for range 2 {
+		require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+	}
+	a := m.do("GET", deployment, "")
+	require.Equal(t, 429, a.StatusCode)
+	require.Equal(t, "90", a.Header.Get("Retry-After"))
+	s := statusIn(t, a)
+	require.Equal(t, metav1.StatusReasonTooManyRequests, s.Reason)
+	require.EqualValues(t, 90, s.Details.RetryAfterSeconds)
+	require.Contains(t, s.Message, `rule "r0" of CircuitBreaker ns/cap`)
+	require.Len(t, api.requests(), 2)
+	require.Contains(t, m.logs.String(), `"limited_by":"cap/r0"`)
+	sum, _ := m.tally("ctrlmesh_limited_requests_total", "breaker", "cap", "rule", "r0", "reason", "bucket", "workload", "operator")
+	require.Equal(t, 1.0, sum)
+	sum, _ = m.tally("ctrlmesh_refusals_total", "reason", "limited")
+	require.Equal(t, 1.0, sum)
+	require.EqualValues(t, 1, m.pod.RuleStates()[0].GetRefused())
+
+	m.limits()
+	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+	_, series := m.tally("ctrlmesh_limited_requests_total")
+	require.Zero(t, series, "of rules that are gone")
+}
+
+func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
+	var code atomic.Int32
+	code.Store(500)
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(code.Load())) }}
+	m := newMesh(t, api)
+	const window = 300 * time.Millisecond
+	m.limits(&meshv1.LimitRule{
+		Trip:     &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 3, ErrorPercent: 100},
+		Recovery: &meshv1.Recovery{SleepingWindowNs: int64(window)},
+	})
+	get := func() answer { return m.do("GET", deployment, "") }
+	for range 3 {
+		require.Equal(t, 500, get().StatusCode)
+	}
+	sum, _ := m.tally("ctrlmesh_breakers_open", "breaker", "cap", "rule", "r0")
+	require.Equal(t, 1.0, sum)
+	a := get()
+	if a.StatusCode != 500 { // unless the machine is so busy that the window is over
+		require.Equal(t, 503, a.StatusCode)
+		require.Equal(t, "1", a.Header.Get("Retry-After"))
+		require.Equal(t, metav1.StatusReasonServiceUnavailable, statusIn(t, a).Reason)
+		require.Contains(t, a.body, "CircuitBreaker ns/cap has opened")
+	}
+	code.Store(200)
+	require.Eventually(t, func() bool { return get().StatusCode == 200 }, 5*time.Second, window/3)
+	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, m.pod.RuleStates()[0].GetState())
+	_, series := m.tally("ctrlmesh_breakers_open")
+	require.Zero(t, series)
+}
+
+// What says nothing of the apiserver's health opens nothing.
+func TestWhatIsNoFailure(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.Contains(r.URL.Path, "hang"):
+			select {
+			case <-hang:
+			case <-r.Context().Done():
+			}
+		case r.URL.Query().Get("watch") != "":
+			w.(http.Flusher).Flush()
+			time.Sleep(20 * time.Millisecond)
+		default:
+			var code int
+			_, _ = fmt.Sscanf(r.URL.Query().Get("code"), "%d", &code)
+			w.WriteHeader(code)
+		}
+	}}
+	m := newMesh(t, api)
+	trip := func(requests uint32) *meshv1.LimitRule {
+		return &meshv1.LimitRule{
+			Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: requests, ErrorPercent: 1, SlowPercent: 1, SlowNs: int64(10 * time.Second)},
+		}
+	}
+	m.limits(trip(1))
+	c := m.client(true)
+	state := func() meshv1.BreakerState { return m.pod.RuleStates()[0].GetState() }
+	for _, code := range []int{200, 201, 400, 401, 403, 404, 409, 410, 422} {
+		require.Equal(t, code, m.with(c, "GET", fmt.Sprintf("%s?code=%d", deployment, code), "").StatusCode)
+		require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, state(), code)
+	}
+	require.Equal(t, 200, m.with(c, "GET", "/apis/apps/v1/deployments?watch=1", "").StatusCode)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := len(api.requests())
+	done := make(chan error, 1)
+	go func() {
+		resp, err := c.Do(asking(t, ctx, "GET", "/apis/apps/v1/namespaces/ns/deployments/hang"))
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		done <- err
+	}()
+	require.Eventually(t, func() bool { return len(api.requests()) > sent }, 5*time.Second, time.Millisecond)
+	cancel()
+	require.Error(t, <-done)
+	require.Eventually(t, func() bool {
+		gone, _ := m.tally("ctrlmesh_requests_total", "code", "499")
+		return gone == 1
+	}, 5*time.Second, time.Millisecond)
+	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, state())
+
+	for _, code := range []int{429, 500, 503} {
+		m.limits(trip(1))
+		next := trip(1)
+		next.Key = fmt.Sprint("for ", code)
+		m.limits(next)
+		require.Equal(t, code, m.with(c, "GET", fmt.Sprintf("%s?code=%d", deployment, code), "").StatusCode)
+		require.Equal(t, meshv1.BreakerState_BREAKER_OPENED, state(), code)
+	}
+}
+
+func TestSlowAnswersOpen(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { time.Sleep(5 * time.Millisecond) }}
+	m := newMesh(t, api)
+	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 2, SlowPercent: 50, SlowNs: int64(time.Millisecond)}})
+	for _, want := range []int{200, 200, 503} {
+		require.Equal(t, want, m.do("GET", deployment, "").StatusCode)
+	}
+}
+
+func TestAnApiserverThatIsGoneAndFaultsCountAsFailures(t *testing.T) {
+	for name, fault := range map[string]*meshv1.FaultRule{
+		"gone":  nil,
+		"abort": {Name: "f", Key: "f", Abort: &meshv1.Abort{Status: 500, Percent: 100}},
+		"reset": {Name: "f", Key: "f", Reset_: &meshv1.Reset{Percent: 100}},
+		"lost":  {Name: "f", Key: "f", Reset_: &meshv1.Reset{Percent: 100, AfterAnswer: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			protocols(t, func(t *testing.T, http2 bool) {
+				m := newMesh(t, &recorder{})
+				of := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{
+					Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, ErrorPercent: 100},
+				}})}}}
+				if fault == nil {
+					m.api.Close()
+				} else {
+					of.Injections = []*meshv1.Injection{{Name: "i", Rules: []*meshv1.FaultRule{fault}}}
+				}
+				m.traffic(of)
+				resp, err := m.client(http2).Do(asking(t, t.Context(), "POST", "/api/v1/namespaces/ns/pods")) // which no client repeats
+				if err == nil {
+					_ = resp.Body.Close()
+				}
+				require.Eventually(t, func() bool {
+					return m.pod.RuleStates()[0].GetState() == meshv1.BreakerState_BREAKER_OPENED
+				}, 5*time.Second, time.Millisecond)
+			})
+		})
+	}
+}
+
+func TestRequestsInFlight(t *testing.T) {
+	hang := make(chan struct{})
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) { <-hang }}
+	m := newMesh(t, api)
+	m.limits(&meshv1.LimitRule{MaxInFlight: 1})
+	c := m.client(true)
+	done := make(chan int, 1)
+	go func() {
+		resp, err := c.Do(asking(t, t.Context(), "GET", deployment))
+		if err != nil {
+			done <- 0
+			return
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		done <- resp.StatusCode
+	}()
+	require.Eventually(t, func() bool { return len(api.requests()) == 1 }, 5*time.Second, time.Millisecond)
+	a := m.with(c, "GET", deployment, "")
+	require.Equal(t, 429, a.StatusCode)
+	require.Equal(t, "1", a.Header.Get("Retry-After"))
+	close(hang)
+	require.Equal(t, 200, <-done)
+	require.Eventually(t, func() bool { return m.with(c, "GET", deployment, "").StatusCode == 200 }, 5*time.Second, time.Millisecond)
+}
+
+func TestFailuresInARowAreWaitedFor(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }}
+	m := newMesh(t, api)
+	m.limits(&meshv1.LimitRule{Backoff: &meshv1.Backoff{Failures: 2, BaseNs: int64(time.Hour), MaxNs: int64(time.Hour)}})
+	for _, want := range []int{500, 500, 429} {
+		require.Equal(t, want, m.do("GET", deployment, "").StatusCode)
+	}
+}
+
+func TestForced(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
+	a := m.do("GET", deployment, "")
+	require.Equal(t, 503, a.StatusCode)
+	require.Empty(t, a.Header.Get("Retry-After"), "nobody knows")
+	require.Contains(t, a.body, "ForceOpened")
+	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: meshv1.Trigger_TRIGGER_FORCE_CLOSED})
+	for range 3 {
+		require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+	}
+}
+
+func TestTheLockIsExemptUnlessItIsNamed(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
+	closedTo := func(names ...string) []*meshv1.LimitRule {
+		return named([]*meshv1.LimitRule{{
+			Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Resources: []*meshv1.ResourceMatch{{Names: names}},
+		}})
+	}
+	shard := &meshv1.Sharding{Shard: "s1", Lock: &meshv1.Lock{Namespace: "ns", Name: "leader", UpstreamName: "leader---s1"}}
+	set := func(s *meshv1.Sharding, names ...string) {
+		m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s, Traffic: &meshv1.Traffic{
+			Breakers: []*meshv1.Breaker{{Name: "cap", Rules: closedTo(names...)}},
+		}})
+	}
+	for _, s := range []*meshv1.Sharding{nil, shard} {
+		set(s)
+		require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)
+		require.NotEqual(t, 503, m.do("GET", leases+"/leader", "").StatusCode)
+		require.Equal(t, 503, m.do("GET", leases, "").StatusCode, "a list is about no lock")
+		set(s, "other", "leader")
+		require.Equal(t, 503, m.do("GET", leases+"/leader", "").StatusCode)
+		require.NotEqual(t, 503, m.do("GET", leases+"/else", "").StatusCode)
+	}
+}
+
+func TestPathsThatAreNoResources(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits(), Paths: []*meshv1.PathMatch{{Paths: []string{"/openapi*"}, Verbs: []string{"get"}}}})
+	require.Equal(t, 200, m.do("GET", "/openapi/v3", "").StatusCode)
+	require.Equal(t, 429, m.do("GET", "/openapi/v2", "").StatusCode)
+	require.Equal(t, 200, m.do("GET", "/version", "").StatusCode)
+	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+}
+
+func TestUserAgents(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, UserAgents: []string{"wild/*"}})
+	require.Equal(t, 503, m.do("GET", deployment, "", "User-Agent", "wild/1").StatusCode)
+	require.Equal(t, 200, m.do("GET", deployment, "", "User-Agent", "tame/1").StatusCode)
+}
+
+func TestWhatIsRefusedBeforeTakesNoToken(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	rules := named([]*meshv1.LimitRule{{Key: "kept", Bucket: bucket(1), Trigger: onlyLimits()}})
+	of := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: rules}}}
+	m.traffic(of)
+	require.Equal(t, 400, m.do("GET", "/api/v1/namespaces/ns/../pods", "").StatusCode)
+	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v2", Traffic: of})
+	require.Equal(t, 429, m.do("GET", deployment, "").StatusCode, "another policy leaves the rule alone")
+}
+
+func TestWhatRulesCountedMovesToAnotherProxy(t *testing.T) {
+	rules := func() []*meshv1.LimitRule { return []*meshv1.LimitRule{{Bucket: bucket(2), Trigger: onlyLimits()}} }
+	old, next := newMesh(t, &recorder{}), newMesh(t, &recorder{})
+	old.limits(rules()...)
+	require.Equal(t, 200, old.do("GET", deployment, "").StatusCode)
+	data, err := old.pod.ExportTraffic()
+	require.NoError(t, err)
+	require.NoError(t, next.pod.ImportTraffic(data))
+	next.limits(rules()...)
+	require.Equal(t, 200, next.do("GET", deployment, "").StatusCode)
+	require.Equal(t, 429, next.do("GET", deployment, "").StatusCode)
+	for _, bad := range []string{"", "{", `{"limits":{"version":99}}`, `{"limits":"x"}`} {
+		require.Error(t, next.pod.ImportTraffic([]byte(bad)), bad)
+	}
+	require.Equal(t, 429, next.do("GET", deployment, "").StatusCode)
+}
+
+func TestMetricsOfRulesAreForgottenWithTheirPod(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
+	require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)
+	require.Equal(t, 1, testutil.CollectAndCount(openBreakers{m.server}))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	require.NoError(t, m.pod.Shutdown(ctx))
+	_, series := m.tally("ctrlmesh_limited_requests_total")
+	require.Zero(t, series)
+	require.Zero(t, testutil.CollectAndCount(openBreakers{m.server}))
+}
+
+// The cost that rules add to a request, beside what it costs to find its plan.
+func BenchmarkLimits(b *testing.B) {
+	pod := &meshv1.ResourceMatch{ApiGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}
+	in := func(namespace string) *meshv1.ResourceMatch {
+		return &meshv1.ResourceMatch{ApiGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}, Namespaces: []string{namespace}}
+	}
+	many := func(last *meshv1.ResourceMatch, others func(i int) *meshv1.ResourceMatch) (rules []*meshv1.LimitRule) {
+		for i := range 100 {
+			of := others(i)
+			if last != nil && i == 99 {
+				of = last
+			}
+			rules = append(rules, &meshv1.LimitRule{
+				Key: fmt.Sprint(i), Name: fmt.Sprint(i), Resources: []*meshv1.ResourceMatch{of}, Trigger: onlyLimits(),
+				Bucket: &meshv1.Bucket{Burst: 1 << 30, Limit: 1 << 30, IntervalNs: 1}, MaxInFlight: 10,
+				Trip: &meshv1.Trip{WindowNs: 1e10, MinRequests: 20, ErrorPercent: 50},
+			})
+		}
+		return rules
+	}
+	kinds := func(i int) *meshv1.ResourceMatch {
+		return &meshv1.ResourceMatch{ApiGroups: []string{""}, Resources: []string{fmt.Sprint("kind", i)}, Verbs: []string{"get"}}
+	}
+	namespaces := func(i int) *meshv1.ResourceMatch { return in(fmt.Sprint("namespace-", i)) }
+	for _, row := range []struct {
+		name  string
+		rules []*meshv1.LimitRule
+	}{
+		{"none", nil},
+		{"100-of-other-kinds", many(nil, kinds)},
+		{"100-of-other-namespaces", many(nil, namespaces)},
+		{"100-and-one-matches", many(pod, namespaces)},
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			m := newMesh(b, &recorder{})
+			m.limits(row.rules...)
+			r, err := http.NewRequest("GET", "https://kubernetes.default.svc/api/v1/namespaces/ns/pods/x", nil)
+			require.NoError(b, err)
+			r.Header.Set("User-Agent", "benchmark/1.0")
+			info := &request.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
+			pol := m.pod.policy.Load()
+			b.ReportAllocs()
+			for b.Loop() {
+				x := exchange{pod: m.pod, policy: pol, info: info, r: r, code: 200}
+				x.plan = pol.plan(info)
+				if !x.limit() {
+					b.Fatal("refused")
+				}
+				x.answeredWithin()
+			}
+		})
+	}
+}
