@@ -3,12 +3,14 @@ package agent
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -108,6 +110,58 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	return nil
 }
 
+// endEgress lets the pod's other connections go, unless the policy has them redirected.
+// That comes before the policy is in force, setEgress after it.
+func (m *mesh) endEgress(mb *member, p *meshv1.PodPolicy) {
+	if len(p.GetTraffic().GetEgress().GetPorts()) == 0 {
+		m.setEgress(mb, p)
+	}
+}
+
+// setEgress redirects the pod's other connections as the policy says. While not
+// serving, that is another's.
+func (m *mesh) setEgress(mb *member, p *meshv1.PodPolicy) {
+	if mb.captured == nil || m.phase != serving {
+		return
+	}
+	var ports []uint16
+	for _, port := range p.GetTraffic().GetEgress().GetPorts() {
+		if port > 0 && port <= math.MaxUint16 {
+			ports = append(ports, uint16(port))
+		}
+	}
+	listeners, err := mb.captured.SetEgress(ports)
+	if err != nil {
+		if why := err.Error(); mb.egressProblem != why {
+			mb.egressProblem = why
+			m.logger.Error("redirecting other connections of a pod", "pod", mb.pod.String(), "error", err)
+		}
+		return
+	}
+	mb.egressProblem = ""
+	if len(listeners) > 0 && !mb.egress {
+		for _, l := range listeners {
+			go m.serveEgress(mb.proxied, l, mb.pod)
+		}
+	}
+	mb.egress = len(listeners) > 0
+}
+
+// retryEgress tries again what failed.
+func (m *mesh) retryEgress() {
+	for _, mb := range m.members {
+		if mb.egressProblem != "" {
+			m.setEgress(mb, mb.egressPolicy())
+		}
+	}
+}
+
+func (m *mesh) serveEgress(p *proxy.Pod, l net.Listener, pod pods.Pod) {
+	if err := p.ServeEgress(l); err != nil && !errors.Is(err, net.ErrClosed) {
+		m.logger.Error("serving other connections of a pod", "pod", pod.String(), "error", err)
+	}
+}
+
 func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	if err := p.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
 		m.logger.Error("serving a pod", "pod", pod.String(), "error", err)
@@ -176,4 +230,5 @@ func (m *mesh) release(mb *member) {
 		_ = p.Shutdown(ctx)
 	}()
 	mb.captured, mb.proxied, mb.netns, mb.cgroup = nil, nil, 0, 0
+	mb.egress, mb.egressProblem = false, ""
 }

@@ -43,6 +43,9 @@ type member struct {
 	unsaved  chan struct{}   // closed when the next agent knows the policy in force; nil: it does
 	problem  string          // why it is not captured
 
+	egress        bool   // its other connections are served
+	egressProblem string // why they are not redirected as they should be
+
 	// What the agent before this one had confirmed, which holds for all that it has
 	// under way.
 	confirmed string
@@ -51,6 +54,14 @@ type member struct {
 	// ended and nothing of his is under way.
 	dead     *meshv1.DeadHolder
 	reported *meshv1.PodReport
+}
+
+// egressPolicy is what says where the pod's other connections go: nil while it is refused.
+func (mb *member) egressPolicy() *meshv1.PodPolicy {
+	if mb.gone {
+		return nil
+	}
+	return mb.policy
 }
 
 // syncPods brings members in step with the pod watch.

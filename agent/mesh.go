@@ -156,6 +156,7 @@ func (m *mesh) run(ctx context.Context) {
 			m.lookAtCaptured()
 			m.captureMissing()
 			m.keepUnsaved()
+			m.retryEgress()
 			m.earlier.tidy()
 			if m.lateEnds() {
 				m.syncPods()

@@ -76,6 +76,7 @@ func (m *mesh) apply(mb *member) error {
 		return nil // applied when the pod is captured
 	}
 	refuse := func(why string) (err error) {
+		m.endEgress(mb, nil)
 		mb.settled, err = mb.proxied.SetPolicy(refusal(mb, why))
 		return err
 	}
@@ -102,11 +103,13 @@ func (m *mesh) apply(mb *member) error {
 			}
 		}
 	}
+	m.endEgress(mb, mb.policy)
 	settled, err := mb.proxied.SetPolicy(mb.policy)
 	if err != nil {
 		return err
 	}
 	mb.applied, mb.settled = true, settled
+	m.setEgress(mb, mb.policy)
 	return nil
 }
 

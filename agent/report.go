@@ -22,6 +22,7 @@ func (m *mesh) reportChanges() {
 			r.Version = m.version(mb)
 			r.LockHolder = mb.proxied.LockHolder()
 			r.Methods = mb.proxied.Methods()
+			r.EgressMessage = mb.egressProblem
 		}
 		counts[r.GetCapture()]++
 		if !proto.Equal(r, mb.reported) {

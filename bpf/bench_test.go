@@ -33,6 +33,8 @@ func BenchmarkConnect(b *testing.B) {
 	loopback := addrPort(at)
 	require.NoError(b, r.SetDestinations([]netip.AddrPort{service4}))
 
+	require.NoError(b, r.SetEgress([16]byte{}, []uint16{elsewhere4.Port()}, nil))
+
 	ways := []struct {
 		name   string
 		cgroup string
@@ -43,13 +45,14 @@ func BenchmarkConnect(b *testing.B) {
 		{"unlisted", hooked, loopback, false},
 		{"redirected", hooked, service4, false},
 		{"redirected-open", hooked, service4, true},
+		{"egress", hooked, elsewhere4, false},
 	}
 	const connects = 200 // of each way in a round
 	took, ratios := make([][]float64, len(ways)), make([][]float64, len(ways))
 	for b.Loop() {
 		for i, way := range ways {
 			join(b, way.cgroup)
-			require.NoError(b, r.SetPod(cookie, bpf.Pod{Port: loopback.Port(), Open: way.open}))
+			require.NoError(b, r.SetPod(cookie, bpf.Pod{Port: loopback.Port(), Open: way.open, Egress: loopback.Port()}))
 			r.Beat()
 			var times []float64
 			for range connects {

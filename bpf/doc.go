@@ -4,7 +4,10 @@
 // The programs run at every connect of the node (cgroup/connect4 and connect6
 // at the root of the unified cgroup hierarchy). They turn a captured pod's
 // connections to an apiserver towards 127.0.0.1 or ::1 in the pod's own network
-// namespace, where the agent listens. They are pinned, so that the redirection
+// namespace, where the agent listens; and, of pods that are told to (egress), those to
+// some ports of all others to a second listener, which learns where they were meant to
+// go. What goes to those ports by UDP is refused (cgroup/sendmsg4 and sendmsg6 see
+// what is not connected). They are pinned, so that the redirection
 // outlives the agent: while no agent listens, the connections are refused, but
 // for the pods that may go direct then.
 //

@@ -17,7 +17,7 @@ import (
 // and what every layout must therefore keep: the maps "pods" and "cgroups" have
 // keys of 8 bytes and values that begin with the pod's uid, all zero if it is no
 // pod's; and "agent_sockets" stays as it is, for all layouts share the one.
-const layout = "v2"
+const layout = "v3"
 
 // layouts is what the directories of layouts are called.
 const layouts = "v[0-9]*"

@@ -16,9 +16,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
-// v1 is what an agent holds whose programs are of the first layout: those that
+// oldLayouts were released, each with the programs in testdata.
+var oldLayouts = []string{"v1", "v2"}
+
+// older is what an agent holds whose programs are of an earlier layout: those that
 // were released with it, and its maps.
-type v1 struct {
+type older struct {
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Pods         *ebpf.Map     `ebpf:"pods"`
@@ -26,14 +29,14 @@ type v1 struct {
 	AgentSockets *ebpf.Map     `ebpf:"agent_sockets"`
 }
 
-// openV1 does what agents of the first layout did.
-func openV1(t *testing.T, cgroup, parent string) *v1 {
+// openOlder does what agents of an earlier layout did.
+func openOlder(t *testing.T, layout, cgroup, parent string) *older {
 	t.Helper()
-	dir := filepath.Join(parent, "v1")
+	dir := filepath.Join(parent, layout)
 	require.NoError(t, os.MkdirAll(dir, 0o700))
-	spec, err := ebpf.LoadCollectionSpec("testdata/redirect_v1.o")
+	spec, err := ebpf.LoadCollectionSpec("testdata/redirect_" + layout + ".o")
 	require.NoError(t, err)
-	a := &v1{}
+	a := &older{}
 	require.NoError(t, spec.LoadAndAssign(a, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}))
 	t.Cleanup(func() {
 		require.NoError(t, errors.Join(a.Pods.Close(), a.Destinations.Close(), a.AgentSockets.Close()))
@@ -51,20 +54,26 @@ func openV1(t *testing.T, cgroup, parent string) *v1 {
 }
 
 // setPod redirects a pod. A value is its uid and its port.
-func (a *v1) setPod(cookie uint64, uid byte, port uint16) error {
+func (a *older) setPod(cookie uint64, uid byte, port uint16) error {
 	return a.Pods.Put(cookie, append([]byte{uid, 15: 0}, byte(port), byte(port>>8), 0, 0))
 }
 
-func (a *v1) setDestination(to netip.AddrPort) error {
+func (a *older) setDestination(to netip.AddrPort) error {
 	address := to.Addr().As16()
 	return a.Destinations.Put(append(address[:], byte(to.Port()), byte(to.Port()>>8), 0, 0), uint8(1))
 }
 
-func (a *v1) markSocket(fd int) error { return a.AgentSockets.Put(int32(fd), uint8(1)) }
+func (a *older) markSocket(fd int) error { return a.AgentSockets.Put(int32(fd), uint8(1)) }
 
 func TestUpgradeFromAnotherLayout(t *testing.T) {
+	for _, layout := range oldLayouts {
+		t.Run(layout, func(t *testing.T) { testUpgrade(t, layout) })
+	}
+}
+
+func testUpgrade(t *testing.T, layout string) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
-	old := openV1(t, cgroup, dir)
+	old := openOlder(t, layout, cgroup, dir)
 	cookie := namespace(t)
 	oldPort, oldStop := listen(t)
 	newPort, newStop := listen(t)
@@ -93,18 +102,23 @@ func TestUpgradeFromAnotherLayout(t *testing.T) {
 	oldStop()
 	requireRedirected(t, "by the new agent")
 	bothPass()
+	egress, _ := listen(t)
+	require.NoError(t, r.SetEgress([16]byte{1}, []uint16{elsewhere4.Port()}, nil))
+	require.NoError(t, r.SetPod(cookie, bpf.Pod{UID: [16]byte{1}, Port: newPort, Egress: egress}))
+	_, err := client{}.connect(elsewhere4)
+	require.NoError(t, err, "the old layout, which knows no egress, is not in the way")
 
 	require.NoError(t, r.Sweep(all))
-	require.DirExists(t, filepath.Join(dir, "v1"), "there is another pod of the old agent's")
+	require.DirExists(t, filepath.Join(dir, layout), "there is another pod of the old agent's")
 	requireAttached(t, cgroup, hooks+2)
 	require.NoError(t, r.Sweep(func(uid [16]byte) bool { return uid == [16]byte{1} }))
-	require.NoDirExists(t, filepath.Join(dir, "v1"))
+	require.NoDirExists(t, filepath.Join(dir, layout))
 	requireAttached(t, cgroup, hooks)
 	requireRedirected(t, "by the new agent alone")
 	bothPass()
 
 	newStop()
-	_, err := client{}.connect(service4)
+	_, err = client{}.connect(service4)
 	require.ErrorIs(t, err, unix.ECONNREFUSED)
 }
 
@@ -112,16 +126,18 @@ func TestUpgradeFromAnotherLayout(t *testing.T) {
 func TestForgetAndRemoveKnowEveryLayout(t *testing.T) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	require.NoError(t, bpf.Forget(dir, 1), "nothing there")
-	old := openV1(t, cgroup, dir)
+	old, first := openOlder(t, "v2", cgroup, dir), openOlder(t, "v1", cgroup, dir)
 	r := open(t, cgroup, dir)
 	require.NoError(t, r.SetPod(1, bpf.Pod{UID: [16]byte{1}}))
 	require.NoError(t, old.setPod(1, 1, 1))
+	require.NoError(t, first.setPod(1, 1, 1))
 
 	require.NoError(t, bpf.Forget(dir, 1))
 	_, ok, err := r.Pod(1)
 	require.NoError(t, err)
 	require.False(t, ok)
 	require.ErrorIs(t, old.Pods.Lookup(uint64(1), make([]byte, 20)), ebpf.ErrKeyNotExist)
+	require.ErrorIs(t, first.Pods.Lookup(uint64(1), make([]byte, 20)), ebpf.ErrKeyNotExist)
 
 	require.NoError(t, bpf.Remove(dir))
 	requireAttached(t, cgroup, 0)

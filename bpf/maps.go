@@ -20,6 +20,10 @@ type Pod struct {
 	Open bool
 	// Stalled means that whoever listens for the pod accepts nothing.
 	Stalled bool
+
+	// Egress is the port of the listener for what the pod sends elsewhere, to the
+	// ports of [Redirect.SetEgress]; 0 if that goes direct.
+	Egress uint16
 }
 
 // The flags of an entry, as redirect.c has them.
@@ -30,7 +34,7 @@ const (
 )
 
 func (p Pod) entry() redirectPod {
-	entry := redirectPod{Uid: p.UID, Port: p.Port}
+	entry := redirectPod{Uid: p.UID, Port: p.Port, Egress: p.Egress}
 	if p.Open {
 		entry.Flags |= flagOpen
 	}
@@ -41,7 +45,7 @@ func (p Pod) entry() redirectPod {
 }
 
 func (e redirectPod) pod() Pod {
-	return Pod{UID: e.Uid, Port: e.Port, Open: e.Flags&flagOpen != 0, Stalled: e.Flags&flagStalled != 0}
+	return Pod{UID: e.Uid, Port: e.Port, Open: e.Flags&flagOpen != 0, Stalled: e.Flags&flagStalled != 0, Egress: e.Egress}
 }
 
 // SetDestinations makes destinations the addresses whose connections are
@@ -183,10 +187,14 @@ func (r *Redirect) MarkSocket(fd int) error {
 
 // destinationKey is d as the programs look it up.
 func destinationKey(d netip.AddrPort) redirectDestination {
-	key := redirectDestination{Port: d.Port()}
-	address := d.Addr().As16()
-	for i := range key.Address {
-		key.Address[i] = binary.NativeEndian.Uint32(address[4*i:])
+	return redirectDestination{Address: words(d.Addr()), Port: d.Port()}
+}
+
+// words is an address as the programs have it.
+func words(a netip.Addr) (w [4]uint32) {
+	address := a.As16()
+	for i := range w {
+		w[i] = binary.NativeEndian.Uint32(address[4*i:])
 	}
-	return key
+	return w
 }

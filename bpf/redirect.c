@@ -1,7 +1,7 @@
 //go:build ignore
 
-// Turns a captured pod's connections to an apiserver towards the agent's
-// listener in that pod's network namespace.
+// Turns a captured pod's connections to an apiserver, and those to the ports that
+// it is told, towards the agent's listeners in that pod's network namespace.
 //
 // For most pods the programs never ask whether the agent lives. Without an agent
 // nobody listens and the connect is refused: better none than one around the
@@ -38,13 +38,38 @@ struct pod {
 	__u8 uid[16];
 	__u16 port; // of the listener on 127.0.0.1 and ::1, host byte order
 	__u16 flags;
+	__u16 egress; // the same for what goes elsewhere; 0 if that is not turned
+	__u16 zero;
+};
+
+// A port, of whatever address, that a pod's connections are turned at.
+struct egress_port {
+	__u8 uid[16];
+	__u16 port; // host byte order
+	__u16 zero;
+};
+
+// An address of the pod itself, at which nothing is turned but what is an apiserver's.
+struct own_address {
+	__u8 uid[16];
+	__u32 address[4]; // network byte order
 };
 
 // What a socket was turned away from, and to which port.
 struct turned {
 	struct destination from;
 	__u16 to; // host byte order
-	__u16 zero;
+	__u16 egress; // whether the listener must be told
+	__u64 netns;
+};
+
+// The end of a turned connection at which it was made, as the listener knows it.
+struct origin {
+	__u64 netns;
+	__u32 address[4]; // network byte order
+	__u16 port;	  // host byte order
+	__u16 to;	  // the listener's, host byte order
+	__u32 zero;
 };
 
 // The captured pods, by the cookie of their network namespace. Cookies are never reused.
@@ -76,6 +101,47 @@ struct {
 	__type(key, struct destination);
 	__type(value, __u8);
 } destinations SEC(".maps");
+
+// Ports that are alike in their low bits share a slot.
+#define SLOTS 4096
+
+// Whether any pod's connections may be turned at one of a slot's ports. This is what
+// spares those of the others a second lookup: an array's is but a load.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SLOTS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u8);
+} egress_slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct egress_port);
+	__type(value, __u8);
+} egress_ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct own_address);
+	__type(value, __u8);
+} own_addresses SEC(".maps");
+
+// Where turned connections were meant to go. Who accepts one takes its entry; those
+// of connections that nobody accepted give way to others.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct origin);
+	__type(value, struct destination);
+} origins SEC(".maps");
 
 // The agent's own sockets. Only who holds this map can enter one, by file
 // descriptor: unlike a mark, an entry cannot be forged inside a pod.
@@ -163,16 +229,51 @@ inline int is_alive(void)
 	return last && (__s64)(bpf_ktime_get_ns() - *last) <= PATIENCE;
 }
 
+inline int is_loopback(const __u32 address[4])
+{
+	if (is_mapped(address))
+		return (address[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000) || !address[3];
+	return !address[0] && !address[1] && !address[2] && (address[3] == bpf_htonl(1) || !address[3]);
+}
+
+// Whether what goes to this port may be turned, of any pod's.
+inline int is_egress(__u16 port)
+{
+	__u32 slot = port % SLOTS;
+	const __u8 *used = bpf_map_lookup_elem(&egress_slots, &slot);
+	return used && *used;
+}
+
+// Whether what this pod sends to `to`, which is no apiserver, is turned.
+inline int is_egress_of(const struct pod *pod, const struct destination *to)
+{
+	if (!pod->egress || is_loopback(to->address))
+		return 0;
+	struct egress_port port = {.port = to->port};
+	__builtin_memcpy(port.uid, pod->uid, sizeof(port.uid));
+	if (!bpf_map_lookup_elem(&egress_ports, &port))
+		return 0;
+	struct own_address own = {
+		.address = {to->address[0], to->address[1], to->address[2], to->address[3]},
+	};
+	__builtin_memcpy(own.uid, pod->uid, sizeof(own.uid));
+	return !bpf_map_lookup_elem(&own_addresses, &own);
+}
+
 enum verdict { REFUSE, PASS, REDIRECT };
 
-// Decides about a connect to `to`; for REDIRECT, `port` is the one to turn it to.
+// Decides about a connect or a datagram to `to`; for REDIRECT, `port` is the one to
+// turn it to. A datagram is never turned: where a connection would be, it is refused,
+// for what speaks HTTP/3 speaks HTTP/2 as well.
 inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *to, __u16 *port)
 {
 	// MPTCP comes by as the TCP subflow it starts with, TCP fast open like any connect.
-	if (ctx->type != SOCK_STREAM)
+	int stream = ctx->type == SOCK_STREAM;
+	if (!stream && ctx->type != SOCK_DGRAM)
 		return PASS;
 	// Nearly all of a node's connections end here, one lookup dear.
-	if (!bpf_map_lookup_elem(&destinations, to))
+	int listed = stream && bpf_map_lookup_elem(&destinations, to);
+	if (!listed && !is_egress(to->port))
 		return PASS;
 	if (bpf_sk_storage_get(&agent_sockets, ctx->sk, 0, 0))
 		return PASS;
@@ -186,15 +287,19 @@ inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *
 		if (!pod)
 			return PASS;
 	}
-	__u16 to_port = pod->port;
+	if (!listed && !is_egress_of(pod, to))
+		return PASS;
+	__u16 to_port = listed ? pod->port : pod->egress;
 	__u16 flags = pod->flags;
 	// Bound to a device (SO_BINDTODEVICE) it could not reach lo, and must not go direct.
 	if (ctx->sk->bound_dev_if)
 		return flags & OPEN ? PASS : REFUSE;
 	if (flags & OPEN && (flags & STALLED || !is_alive() || !is_listening(ctx, to, to_port)))
 		return PASS;
-	if (can_show_peer) {
-		struct turned turned = {.from = *to, .to = to_port};
+	if (!stream)
+		return REFUSE;
+	if (can_show_peer || !listed) {
+		struct turned turned = {.from = *to, .to = to_port, .egress = !listed, .netns = cookie};
 		struct turned *kept = bpf_sk_storage_get(&turned_sockets, ctx->sk, &turned, BPF_SK_STORAGE_GET_F_CREATE);
 		if (kept)
 			*kept = turned; // it may have been there, from an earlier connect
@@ -203,13 +308,28 @@ inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *
 	return REDIRECT;
 }
 
-SEC("cgroup/connect4")
-int connect4(struct bpf_sock_addr *ctx)
+inline struct destination destination4(struct bpf_sock_addr *ctx)
 {
 	struct destination to = {
 		.address = {0, 0, bpf_htonl(0xffff), ctx->user_ip4},
 		.port = bpf_ntohs(ctx->user_port),
 	};
+	return to;
+}
+
+inline struct destination destination6(struct bpf_sock_addr *ctx)
+{
+	struct destination to = {
+		.address = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]},
+		.port = bpf_ntohs(ctx->user_port),
+	};
+	return to;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct destination to = destination4(ctx);
 	__u16 port = 0;
 	enum verdict verdict = decide(ctx, &to, &port);
 	if (verdict == REDIRECT) {
@@ -222,10 +342,7 @@ int connect4(struct bpf_sock_addr *ctx)
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	struct destination to = {
-		.address = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]},
-		.port = bpf_ntohs(ctx->user_port),
-	};
+	struct destination to = destination6(ctx);
 	__u16 port = 0;
 	enum verdict verdict = decide(ctx, &to, &port);
 	if (verdict == REDIRECT) {
@@ -238,6 +355,50 @@ int connect6(struct bpf_sock_addr *ctx)
 		ctx->user_port = bpf_htons(port);
 	}
 	return verdict != REFUSE;
+}
+
+// Datagrams of sockets that are not connected.
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct destination to = destination4(ctx);
+	__u16 port = 0;
+	return decide(ctx, &to, &port) != REFUSE;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct destination to = destination6(ctx);
+	__u16 port = 0;
+	return decide(ctx, &to, &port) != REFUSE;
+}
+
+// Just before a connection's first packet, when it is known where it comes from.
+SEC("sockops")
+int set_out(struct bpf_sock_ops *ctx)
+{
+	if (ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB)
+		return 1;
+	struct bpf_sock *sk = ctx->sk;
+	if (!sk)
+		return 1;
+	struct turned *turned = bpf_sk_storage_get(&turned_sockets, sk, 0, 0);
+	if (!turned || !turned->egress || bpf_ntohl(ctx->remote_port) != turned->to)
+		return 1;
+	struct origin origin = {.netns = turned->netns, .port = ctx->local_port, .to = turned->to};
+	// The verifier wants each field read at its own fixed offset.
+	volatile struct bpf_sock_ops *fixed = ctx;
+	__u32 v4 = fixed->local_ip4;
+	__u32 v6[4] = {fixed->local_ip6[0], fixed->local_ip6[1], fixed->local_ip6[2], fixed->local_ip6[3]};
+	int is4 = fixed->family == AF_INET;
+	origin.address[0] = is4 ? 0 : v6[0];
+	origin.address[1] = is4 ? 0 : v6[1];
+	origin.address[2] = is4 ? bpf_htonl(0xffff) : v6[2];
+	origin.address[3] = is4 ? v4 : v6[3];
+	bpf_map_update_elem(&origins, &origin, &turned->from, BPF_ANY);
+	return 1;
 }
 
 // What a socket was turned away from, if its peer is what it was turned to.

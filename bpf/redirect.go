@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -24,6 +25,12 @@ type Redirect struct {
 	others []*table // of other layouts
 	lacks  map[lack]error
 
+	// sweptSlots is true while there is no slot known to be cleared.
+	sweptSlots atomic.Bool
+
+	taking sync.RWMutex // of origins, against closing their map
+	closed bool         // under taking
+
 	mu    sync.Mutex // of hooks' links
 	hooks []*hook
 }
@@ -35,6 +42,7 @@ const (
 	lackOfLookUp   lack = "whether an agent listens is not asked, only its heartbeat"
 	lackOfCgroups  lack = "pods that use the node's network cannot be told apart"
 	lackOfPeerName lack = "clients see a redirected connection's peer as 127.0.0.1 or ::1"
+	lackOfEgress   lack = "connections to others than the apiserver cannot be redirected"
 )
 
 // Open loads the redirection and attaches it to cgroupRoot, the root of the
@@ -109,6 +117,9 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 			return nil, fmt.Errorf("attach %s to %s: %w", h.name, cgroupRoot, err)
 		}
 	}
+	if err := r.attachEgress(spec, options, pins); err != nil {
+		r.lacks[lackOfEgress] = err
+	}
 	if r.beat, err = newHeartbeat(r.maps.Heartbeat); err != nil {
 		return nil, err
 	}
@@ -124,10 +135,32 @@ func (r *Redirect) attachPeerNames(spec *ebpf.CollectionSpec, options *ebpf.Coll
 	if err := spec.LoadAndAssign(&programs, options); err != nil {
 		return err
 	}
-	hooks := []*hook{
-		{name: redirectProgGetpeername4, attach: ebpf.AttachCgroupInet4GetPeername, program: programs.Getpeername4},
-		{name: redirectProgGetpeername6, attach: ebpf.AttachCgroupInet6GetPeername, program: programs.Getpeername6},
+	return r.attachOptional(pins,
+		&hook{name: redirectProgGetpeername4, attach: ebpf.AttachCgroupInet4GetPeername, program: programs.Getpeername4},
+		&hook{name: redirectProgGetpeername6, attach: ebpf.AttachCgroupInet6GetPeername, program: programs.Getpeername6},
+	)
+}
+
+// attachEgress attaches the programs that redirection to others than the apiserver
+// takes beside those at the connect.
+func (r *Redirect) attachEgress(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
+	var programs struct {
+		SetOut   *ebpf.Program `ebpf:"set_out"`
+		Sendmsg4 *ebpf.Program `ebpf:"sendmsg4"`
+		Sendmsg6 *ebpf.Program `ebpf:"sendmsg6"`
 	}
+	if err := spec.LoadAndAssign(&programs, options); err != nil {
+		return err
+	}
+	return r.attachOptional(pins,
+		&hook{name: redirectProgSetOut, attach: ebpf.AttachCGroupSockOps, program: programs.SetOut},
+		&hook{name: redirectProgSendmsg4, attach: ebpf.AttachCGroupUDP4Sendmsg, program: programs.Sendmsg4},
+		&hook{name: redirectProgSendmsg6, attach: ebpf.AttachCGroupUDP6Sendmsg, program: programs.Sendmsg6},
+	)
+}
+
+// attachOptional attaches all of the hooks or none.
+func (r *Redirect) attachOptional(pins *pins, hooks ...*hook) error {
 	for _, h := range hooks {
 		if err := pins.takeOver(h, r.cgroupRoot); err != nil {
 			for _, h := range hooks {
@@ -167,7 +200,7 @@ func (r *Redirect) adjust(spec *ebpf.CollectionSpec) error {
 // Lacks is what this node does without, and why: nothing on a kernel of today.
 func (r *Redirect) Lacks() []error {
 	var lacks []error
-	for _, l := range []lack{lackOfLookUp, lackOfCgroups, lackOfPeerName} {
+	for _, l := range []lack{lackOfLookUp, lackOfCgroups, lackOfPeerName, lackOfEgress} {
 		if err := r.lacks[l]; err != nil {
 			lacks = append(lacks, fmt.Errorf("%s: %w", l, err))
 		}
@@ -180,6 +213,15 @@ func (r *Redirect) Lacks() []error {
 func (r *Redirect) HostNetwork() error {
 	if err := r.lacks[lackOfCgroups]; err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrUnsupported, lackOfCgroups, err)
+	}
+	return nil
+}
+
+// Egress is nil if connections to others than the apiserver can be redirected, else
+// the reason, which is an [ErrUnsupported].
+func (r *Redirect) Egress() error {
+	if err := r.lacks[lackOfEgress]; err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrUnsupported, lackOfEgress, err)
 	}
 	return nil
 }
@@ -251,6 +293,10 @@ func (r *Redirect) pinned() map[string]object {
 		redirectMapAgentSockets:  r.maps.AgentSockets,
 		redirectMapCgroups:       r.maps.Cgroups,
 		redirectMapDestinations:  r.maps.Destinations,
+		redirectMapEgressPorts:   r.maps.EgressPorts,
+		redirectMapEgressSlots:   r.maps.EgressSlots,
+		redirectMapOrigins:       r.maps.Origins,
+		redirectMapOwnAddresses:  r.maps.OwnAddresses,
 		redirectMapHeartbeat:     r.maps.Heartbeat,
 		redirectMapPods:          r.maps.Pods,
 		redirectMapTurnedSockets: r.maps.TurnedSockets,
@@ -272,7 +318,10 @@ func (r *Redirect) Close() error {
 	for _, t := range r.others {
 		errs = append(errs, t.close())
 	}
+	r.taking.Lock()
+	r.closed = true
 	errs = append(errs, r.beat.close(), r.maps.Close())
+	r.taking.Unlock()
 	r.hooks, r.others = nil, nil
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close redirection: %w", err)
@@ -288,6 +337,9 @@ func (r *Redirect) Sweep(keep func(uid [16]byte) bool) error {
 	defer r.mu.Unlock()
 	own := &table{maps: []*ebpf.Map{r.maps.Pods, r.maps.Cgroups}}
 	if _, err := own.sweep(keep); err != nil {
+		return err
+	}
+	if err := r.sweepEgress(keep); err != nil {
 		return err
 	}
 	var errs []error

@@ -20,18 +20,43 @@ type redirectDestination struct {
 	Zero    uint16
 }
 
+type redirectEgressPort struct {
+	_    structs.HostLayout
+	Uid  [16]uint8
+	Port uint16
+	Zero uint16
+}
+
+type redirectOrigin struct {
+	_       structs.HostLayout
+	Netns   uint64
+	Address [4]uint32
+	Port    uint16
+	To      uint16
+	Zero    uint32
+}
+
+type redirectOwnAddress struct {
+	_       structs.HostLayout
+	Uid     [16]uint8
+	Address [4]uint32
+}
+
 type redirectPod struct {
-	_     structs.HostLayout
-	Uid   [16]uint8
-	Port  uint16
-	Flags uint16
+	_      structs.HostLayout
+	Uid    [16]uint8
+	Port   uint16
+	Flags  uint16
+	Egress uint16
+	Zero   uint16
 }
 
 type redirectTurned struct {
-	_    structs.HostLayout
-	From redirectDestination
-	To   uint16
-	Zero uint16
+	_      structs.HostLayout
+	From   redirectDestination
+	To     uint16
+	Egress uint16
+	Netns  uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -41,13 +66,20 @@ const (
 	redirectMapAgentSockets   = "agent_sockets"
 	redirectMapCgroups        = "cgroups"
 	redirectMapDestinations   = "destinations"
+	redirectMapEgressPorts    = "egress_ports"
+	redirectMapEgressSlots    = "egress_slots"
 	redirectMapHeartbeat      = "heartbeat"
+	redirectMapOrigins        = "origins"
+	redirectMapOwnAddresses   = "own_addresses"
 	redirectMapPods           = "pods"
 	redirectMapTurnedSockets  = "turned_sockets"
 	redirectProgConnect4      = "connect4"
 	redirectProgConnect6      = "connect6"
 	redirectProgGetpeername4  = "getpeername4"
 	redirectProgGetpeername6  = "getpeername6"
+	redirectProgSendmsg4      = "sendmsg4"
+	redirectProgSendmsg6      = "sendmsg6"
+	redirectProgSetOut        = "set_out"
 	redirectVarCanLookUp      = "can_look_up"
 	redirectVarCanShowPeer    = "can_show_peer"
 	redirectVarCanTellCgroups = "can_tell_cgroups"
@@ -99,6 +131,9 @@ type redirectProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
+	SetOut       *ebpf.ProgramSpec `ebpf:"set_out"`
 }
 
 // redirectMapSpecs contains maps before they are loaded into the kernel.
@@ -108,7 +143,11 @@ type redirectMapSpecs struct {
 	AgentSockets  *ebpf.MapSpec `ebpf:"agent_sockets"`
 	Cgroups       *ebpf.MapSpec `ebpf:"cgroups"`
 	Destinations  *ebpf.MapSpec `ebpf:"destinations"`
+	EgressPorts   *ebpf.MapSpec `ebpf:"egress_ports"`
+	EgressSlots   *ebpf.MapSpec `ebpf:"egress_slots"`
 	Heartbeat     *ebpf.MapSpec `ebpf:"heartbeat"`
+	Origins       *ebpf.MapSpec `ebpf:"origins"`
+	OwnAddresses  *ebpf.MapSpec `ebpf:"own_addresses"`
 	Pods          *ebpf.MapSpec `ebpf:"pods"`
 	TurnedSockets *ebpf.MapSpec `ebpf:"turned_sockets"`
 }
@@ -145,7 +184,11 @@ type redirectMaps struct {
 	AgentSockets  *ebpf.Map `ebpf:"agent_sockets"`
 	Cgroups       *ebpf.Map `ebpf:"cgroups"`
 	Destinations  *ebpf.Map `ebpf:"destinations"`
+	EgressPorts   *ebpf.Map `ebpf:"egress_ports"`
+	EgressSlots   *ebpf.Map `ebpf:"egress_slots"`
 	Heartbeat     *ebpf.Map `ebpf:"heartbeat"`
+	Origins       *ebpf.Map `ebpf:"origins"`
+	OwnAddresses  *ebpf.Map `ebpf:"own_addresses"`
 	Pods          *ebpf.Map `ebpf:"pods"`
 	TurnedSockets *ebpf.Map `ebpf:"turned_sockets"`
 }
@@ -155,7 +198,11 @@ func (m *redirectMaps) Close() error {
 		m.AgentSockets,
 		m.Cgroups,
 		m.Destinations,
+		m.EgressPorts,
+		m.EgressSlots,
 		m.Heartbeat,
+		m.Origins,
+		m.OwnAddresses,
 		m.Pods,
 		m.TurnedSockets,
 	)
@@ -178,6 +225,9 @@ type redirectPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
+	SetOut       *ebpf.Program `ebpf:"set_out"`
 }
 
 func (p *redirectPrograms) Close() error {
@@ -186,6 +236,9 @@ func (p *redirectPrograms) Close() error {
 		p.Connect6,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.Sendmsg4,
+		p.Sendmsg6,
+		p.SetOut,
 	)
 }
 

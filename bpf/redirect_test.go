@@ -53,7 +53,7 @@ func TestMapsAreTakenOver(t *testing.T) {
 }
 
 // hooks is how many programs there are.
-const hooks = 4
+const hooks = 7
 
 // attached counts the programs at the hooks of the cgroup.
 func attached(t *testing.T, cgroup string) int {
@@ -65,6 +65,7 @@ func attached(t *testing.T, cgroup string) int {
 	for _, hook := range []ebpf.AttachType{
 		ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect,
 		ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername,
+		ebpf.AttachCGroupSockOps, ebpf.AttachCGroupUDP4Sendmsg, ebpf.AttachCGroupUDP6Sendmsg,
 	} {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: hook})
 		require.NoError(t, err)
@@ -182,6 +183,15 @@ func namespace(t testing.TB) uint64 {
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	require.NoError(t, err)
 	return cookie
+}
+
+// lockInto moves the calling goroutine to a network namespace, for good.
+func lockInto(t *testing.T, netns *os.File) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+		t.Error(err)
+	}
 }
 
 // listen listens on 127.0.0.1 and ::1, on the one port.

@@ -24,25 +24,28 @@ func detach(t *testing.T, path string) {
 	require.NoError(t, l.Close())
 }
 
+// everyHook is what the links are called.
+var everyHook = []string{"connect4", "connect6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "set_out"}
+
 func TestRepair(t *testing.T) {
 	for name, test := range map[string]struct {
 		harm func(t *testing.T, dir string)
 		lost bool // the redirection, until it is repaired
 	}{
 		"links detached": {func(t *testing.T, dir string) {
-			for _, name := range []string{"connect4", "connect6", "getpeername4", "getpeername6"} {
-				detach(t, filepath.Join(dir, "v2", name))
+			for _, name := range everyHook {
+				detach(t, filepath.Join(dir, "v3", name))
 			}
 		}, true},
 		"links detached and unpinned": {func(t *testing.T, dir string) {
-			for _, name := range []string{"connect4", "connect6", "getpeername4", "getpeername6"} {
-				detach(t, filepath.Join(dir, "v2", name))
-				require.NoError(t, os.Remove(filepath.Join(dir, "v2", name)))
+			for _, name := range everyHook {
+				detach(t, filepath.Join(dir, "v3", name))
+				require.NoError(t, os.Remove(filepath.Join(dir, "v3", name)))
 			}
 		}, true},
 		"links unpinned": {func(t *testing.T, dir string) {
-			require.NoError(t, os.Remove(filepath.Join(dir, "v2", "connect4")))
-			require.NoError(t, os.Remove(filepath.Join(dir, "v2", "connect6")))
+			require.NoError(t, os.Remove(filepath.Join(dir, "v3", "connect4")))
+			require.NoError(t, os.Remove(filepath.Join(dir, "v3", "connect6")))
 		}, false},
 		"all unpinned": {func(t *testing.T, dir string) { require.NoError(t, os.RemoveAll(dir)) }, false},
 		"removed":      {func(t *testing.T, dir string) { require.NoError(t, bpf.Remove(dir)) }, true},
@@ -96,7 +99,7 @@ func TestRepairWithoutBPFFS(t *testing.T) {
 	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
 	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
 	for _, name := range []string{"connect4", "connect6"} {
-		detach(t, filepath.Join(dir, "v2", name))
+		detach(t, filepath.Join(dir, "v3", name))
 	}
 	require.NoError(t, unix.Unmount(fs, 0))
 
@@ -117,7 +120,7 @@ func TestRepairWithoutBPFFS(t *testing.T) {
 func TestRepairLeavesTheNextAgentAlone(t *testing.T) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	first, second := open(t, cgroup, dir), open(t, cgroup, dir)
-	detach(t, filepath.Join(dir, "v2", "connect4"))
+	detach(t, filepath.Join(dir, "v3", "connect4"))
 	for _, r := range []*bpf.Redirect{second, first} {
 		require.Error(t, r.Check())
 		require.NoError(t, r.Repair())

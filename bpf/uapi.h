@@ -9,20 +9,25 @@ typedef unsigned long long __u64;
 typedef long long __s64;
 
 #define SOCK_STREAM 1
+#define SOCK_DGRAM 2
+#define AF_INET 2
 #define BPF_TCP_LISTEN 10
 
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_SK_STORAGE = 24,
 };
 
 enum {
+	BPF_ANY = 0,
 	BPF_F_NO_PREALLOC = 1,
 	BPF_F_MMAPABLE = 1024,
 	BPF_SK_STORAGE_GET_F_CREATE = 1,
 };
 
+#define BPF_SOCK_OPS_TCP_CONNECT_CB 3
 #define BPF_F_CURRENT_NETNS (-1LL)
 
 // Addresses and ports are in network byte order, but for src_port.
@@ -60,6 +65,27 @@ struct bpf_sock_addr {
 	} __attribute__((aligned(8)));
 };
 
+// Addresses and remote_port are in network byte order. Fields after sk are left out.
+struct bpf_sock_ops {
+	__u32 op;
+	__u32 args[4];
+	__u32 family;
+	__u32 remote_ip4;
+	__u32 local_ip4;
+	__u32 remote_ip6[4];
+	__u32 local_ip6[4];
+	__u32 remote_port;
+	__u32 local_port;
+	__u32 is_fullsock;
+	__u32 tcp[23];
+	__u64 bytes_received;
+	__u64 bytes_acked;
+	union {
+		struct bpf_sock *sk;
+		__u64 : 64;
+	} __attribute__((aligned(8)));
+};
+
 // In network byte order.
 struct bpf_sock_tuple {
 	union {
@@ -79,6 +105,7 @@ struct bpf_sock_tuple {
 };
 
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
 static __u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
 static __u64 (*const bpf_get_current_cgroup_id)(void) = (void *)80;
 static struct bpf_sock *(*const bpf_sk_lookup_tcp)(void *ctx, struct bpf_sock_tuple *tuple, __u32 size, __u64 netns, __u64 flags) = (void *)84;
@@ -90,6 +117,7 @@ static __u64 (*const bpf_get_current_ancestor_cgroup_id)(int level) = (void *)12
 // Both targets are little endian.
 #define bpf_htons(x) __builtin_bswap16(x)
 #define bpf_ntohs(x) __builtin_bswap16(x)
+#define bpf_ntohl(x) __builtin_bswap32(x)
 #define bpf_htonl(x) __builtin_bswap32(x)
 
 // What follows describes maps and sections to the loader.

@@ -80,7 +80,15 @@ func (a *address) hostNetwork() error {
 	return errors.New("under hostNetwork the pod has the node's address")
 }
 
-func (a *address) lastPort(*Pod) uint16 { return 0 }
+func (a *address) last(*Pod) (uint16, *egress) { return 0, nil }
+
+func (a *address) canEgress() error {
+	return errors.New("the pod is captured by address, which redirects nothing: only what it sends to the apiserver comes to the agent. Let it be captured by eBPF or iptables")
+}
+
+func (a *address) origin(*Pod, *net.TCPConn) (netip.AddrPort, error) {
+	return netip.AddrPort{}, a.canEgress()
+}
 
 // redirect makes the pod known by its addresses.
 func (a *address) redirect(_ context.Context, p *Pod) error {
@@ -135,16 +143,9 @@ func has(p *Pod, at netip.Addr) bool {
 // addressesOf are the first addresses, of either family, in a network namespace
 // by which others can know it.
 func addressesOf(namespace *os.File) ([]netip.Addr, error) {
-	conn, err := namespace.SyscallConn()
+	handle, err := linksOf(namespace)
 	if err != nil {
 		return nil, err
-	}
-	var handle *netlink.Handle
-	if cerr := conn.Control(func(fd uintptr) { handle, err = netlink.NewHandleAt(netns.NsHandle(fd), unix.NETLINK_ROUTE) }); cerr != nil {
-		return nil, os.ErrClosed
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for the pod's addresses: %w", err)
 	}
 	defer handle.Close()
 	var addresses []netip.Addr
@@ -161,6 +162,46 @@ func addressesOf(namespace *os.File) ([]netip.Addr, error) {
 		}
 	}
 	return addresses, nil
+}
+
+// ownAddresses are all addresses in a network namespace at which something there may
+// listen. Those of IPVS, which all Services have on a node, are not its own.
+func ownAddresses(namespace *os.File) ([]netip.Addr, error) {
+	handle, err := linksOf(namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	found, err := handle.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the pod's addresses: %w", err)
+	}
+	services := -1
+	if ipvs, err := handle.LinkByName("kube-ipvs0"); err == nil {
+		services = ipvs.Attrs().Index
+	}
+	var own []netip.Addr
+	for _, f := range found {
+		if at, ok := netip.AddrFromSlice(f.IP); ok && f.LinkIndex != services {
+			own = append(own, at.Unmap())
+		}
+	}
+	return own, nil
+}
+
+// linksOf is for asking about the devices of a network namespace.
+func linksOf(namespace *os.File) (handle *netlink.Handle, err error) {
+	conn, err := namespace.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if cerr := conn.Control(func(fd uintptr) { handle, err = netlink.NewHandleAt(netns.NsHandle(fd), unix.NETLINK_ROUTE) }); cerr != nil {
+		return nil, os.ErrClosed
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for the pod's addresses: %w", err)
+	}
+	return handle, nil
 }
 
 func (a *address) release(p *Pod) error {

@@ -88,6 +88,7 @@ type Request struct {
 // in between.
 type Handed struct {
 	Listeners []*os.File
+	Egress    []*os.File // those of [Pod.SetEgress]
 }
 
 // Loss is a redirection that had no effect when it was looked at.

@@ -49,22 +49,24 @@ func (n *node) endDirect(pods []*Pod, until time.Time) {
 		}
 		// Those under hostNetwork share a namespace, and all it takes to look there.
 		together := []*Pod{p}
-		if p.hostNetwork {
-			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool { return !other.direct || !other.hostNetwork })
+		if p.hostNetwork && p.egress == nil {
+			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool {
+				return !other.direct || !other.hostNetwork || other.egress != nil
+			})
 		}
-		more := n.destroyDirect(together...)
+		more := n.destroyDirect(n.destinations, p.egress.allPorts(), together...)
 		for _, p := range together {
 			p.direct = more
 		}
 	}
 }
 
-// destroyDirect destroys the connections to the destinations that these pods,
-// which share a network namespace, made around the agent, and which are
+// destroyDirect destroys the connections to the destinations, and to the ports anywhere
+// else, that these pods, which share a network namespace, made around the agent, and which are
 // redirected by now: whoever made them connects again. What fails is logged: a
 // pod that must not go around the agent trusts nobody else anyway. It is called
 // under node.mu, and tells whether there may be more of them.
-func (n *node) destroyDirect(pods ...*Pod) (more bool) {
+func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods ...*Pod) (more bool) {
 	log := n.cfg.Logger
 	if len(pods) == 1 {
 		log = log.With("pod", pods[0].uid)
@@ -72,12 +74,30 @@ func (n *node) destroyDirect(pods ...*Pod) (more bool) {
 	known, cgroups := 0, map[uint64]bool{}
 	for _, p := range pods {
 		known += len(p.sockets)
+		if p.egress != nil {
+			known += len(p.egress.sockets)
+		}
 		if p.cgroup != 0 {
 			cgroups[p.cgroup] = true
 		}
 	}
 	shared := pods[0].hostNetwork
-	destroyed, more, err := destroy(pods[0].netns, known, shared, n.destinations, func() (map[uint64]bool, error) {
+	wanted := make(map[netip.AddrPort]bool, len(destinations))
+	for _, d := range destinations {
+		wanted[d] = true
+	}
+	var own []netip.Addr
+	if len(ports) > 0 {
+		own, _ = ownAddresses(pods[0].netns) // without them, more is ended than need be
+	}
+	isDirect := func(to netip.AddrPort) bool {
+		return wanted[to] || slices.Contains(ports, to.Port()) && !slices.Contains(n.destinations, to) && !to.Addr().IsLoopback() && !slices.Contains(own, to.Addr())
+	}
+	protocols := []uint8{unix.IPPROTO_TCP}
+	if len(ports) > 0 {
+		protocols = append(protocols, unix.IPPROTO_UDP)
+	}
+	destroyed, more, err := destroy(pods[0].netns, known, shared, protocols, isDirect, func() (map[uint64]bool, error) {
 		if len(cgroups) == 0 || n.cfg.CgroupRoot == "" {
 			return nil, nil
 		}
@@ -100,17 +120,17 @@ func (n *node) destroyDirect(pods ...*Pod) (more bool) {
 // destroyAtOnce is how many connections are destroyed at a time.
 const destroyAtOnce = 4096
 
-// destroy destroys TCP connections to the destinations in netns: those of the
+// destroy destroys the connections by these protocols in netns that are direct: those of the
 // cgroups, where the kernel says whose they are. Where it does not, or if cgroups
 // are not known, all that are not this process's own, unless netns is shared. One by MPTCP can carry
 // nothing from then on, and ends a minute later. No more sockets than known
 // means none to look for. There may be more of them than are destroyed at once.
-func destroy(netns *os.File, known int, shared bool, destinations []netip.AddrPort, cgroups func() (map[uint64]bool, error)) (destroyed int, more bool, err error) {
+func destroy(netns *os.File, known int, shared bool, protocols []uint8, isDirect func(to netip.AddrPort) bool, cgroups func() (map[uint64]bool, error)) (destroyed int, more bool, err error) {
 	var socket *nl.NetlinkSocket
 	if err := inNetNS(netns, func() error {
 		// To list them, the kernel walks through those of the whole node. A pod that
 		// has only just been made has none.
-		if n, err := countSockets(); err != nil || n <= known {
+		if n, err := countSockets(protocols); err != nil || n <= known {
 			return err
 		}
 		socket, err = nl.Subscribe(unix.NETLINK_INET_DIAG)
@@ -130,29 +150,27 @@ func destroy(netns *os.File, known int, shared bool, destinations []netip.AddrPo
 		})
 	}
 
-	wanted := map[netip.AddrPort]bool{}
-	for _, d := range destinations {
-		wanted[d] = true
-	}
 	only, err := cgroups()
 	if err != nil {
 		return 0, false, err
 	}
 	var found []connection
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+	for i := range 2 * len(protocols) {
+		family, protocol := []uint8{unix.AF_INET, unix.AF_INET6}[i%2], protocols[i/2]
 		request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-		request.AddRawData(diagRequest(family, [sizeofDiagID]byte{}))
+		request.AddRawData(diagRequest(protocol, family, [sizeofDiagID]byte{}))
 		if err := execute(request, func(message []byte) {
 			c, ok := parseConnection(message)
+			c.protocol = protocol
 			switch {
-			case !ok, c.inode == 0, !wanted[c.remote]: // closed by whoever made it, or going elsewhere
+			case !ok, c.inode == 0, !isDirect(c.remote): // closed by whoever made it, or going elsewhere
 			case only != nil && (c.cgroup != 0 || shared) && !only[c.cgroup]: // an agent's, or a stranger's
 			case len(found) == destroyAtOnce:
 				more = true
 			default:
 				found = append(found, c)
 			}
-		}); err != nil {
+		}); err != nil && !(protocol == unix.IPPROTO_UDP && errors.Is(err, unix.ENOENT)) { // a kernel that does not tell
 			return 0, false, fmt.Errorf("list the pod's connections: %w", err)
 		}
 	}
@@ -171,7 +189,7 @@ func destroy(netns *os.File, known int, shared bool, destinations []netip.AddrPo
 			continue
 		}
 		request := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
-		request.AddRawData(diagRequest(c.family, c.id))
+		request.AddRawData(diagRequest(c.protocol, c.family, c.id))
 		switch err := execute(request, func([]byte) {}); {
 		case err == nil:
 			destroyed++
@@ -184,11 +202,15 @@ func destroy(netns *os.File, known int, shared bool, destinations []netip.AddrPo
 	return destroyed, more, errors.Join(errs...)
 }
 
-// countSockets is how many TCP sockets listen, connect or are connected in the
-// calling thread's network namespace.
-func countSockets() (int, error) {
+// countSockets is how many sockets listen, connect or are connected in the calling
+// thread's network namespace.
+func countSockets(protocols []uint8) (int, error) {
+	formats := map[string][]string{"sockstat": {"TCP: inuse %d"}, "sockstat6": {"TCP6: inuse %d"}}
+	if slices.Contains(protocols, unix.IPPROTO_UDP) {
+		formats = map[string][]string{"sockstat": {"TCP: inuse %d", "UDP: inuse %d"}, "sockstat6": {"TCP6: inuse %d", "UDP6: inuse %d"}}
+	}
 	sum := 0
-	for file, format := range map[string]string{"sockstat": "TCP: inuse %d", "sockstat6": "TCP6: inuse %d"} {
+	for file, formats := range formats {
 		stat, err := os.ReadFile("/proc/thread-self/net/" + file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without IPv6
@@ -197,28 +219,31 @@ func countSockets() (int, error) {
 			return 0, err
 		}
 		for line := range strings.Lines(string(stat)) {
-			var n int
-			if _, err := fmt.Sscanf(line, format, &n); err == nil {
-				sum += n
+			for _, format := range formats {
+				var n int
+				if _, err := fmt.Sscanf(line, format, &n); err == nil {
+					sum += n
+				}
 			}
 		}
 	}
 	return sum, nil
 }
 
-// connection is what the kernel says of a TCP socket.
+// connection is what the kernel says of a socket.
 type connection struct {
-	family uint8
-	id     [sizeofDiagID]byte // by which it can be named
-	remote netip.AddrPort
-	inode  uint32 // 0 if no process has it
-	cgroup uint64 // 0 if it is not said
+	family   uint8
+	protocol uint8
+	id       [sizeofDiagID]byte // by which it can be named
+	remote   netip.AddrPort
+	inode    uint32 // 0 if no process has it
+	cgroup   uint64 // 0 if it is not said
 }
 
 // diagRequest is a struct inet_diag_req_v2 for connections that carry data, or may.
-func diagRequest(family uint8, id [sizeofDiagID]byte) []byte {
+func diagRequest(protocol, family uint8, id [sizeofDiagID]byte) []byte {
 	const listen, timeWait, newSynRecv = 10, 6, 12
-	b := []byte{family, unix.IPPROTO_TCP, 0, 0}
+	b := []byte{family, protocol, 0, 0}
 	b = binary.NativeEndian.AppendUint32(b, ^uint32(1<<listen|1<<timeWait|1<<newSynRecv))
 	return append(b, id[:]...)
 }

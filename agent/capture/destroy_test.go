@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,6 +37,8 @@ type quiet struct {
 	mu    sync.Mutex
 	conns []net.Conn
 }
+
+func isQuiet(to netip.AddrPort) bool { return slices.Contains(quiets, to) }
 
 func (w *world) quiet() *quiet {
 	w.t.Helper()
@@ -114,14 +117,16 @@ func strangerMain(what string) {
 }
 
 func strangerConnect(family string, to netip.AddrPort) (int, error) {
-	f, protocol := unix.AF_INET6, 0
+	f, kind, protocol := unix.AF_INET6, unix.SOCK_STREAM, 0
 	switch family {
+	case "udp":
+		f, kind = unix.AF_INET, unix.SOCK_DGRAM
 	case "4":
 		f = unix.AF_INET
 	case "mptcp":
 		f, protocol = unix.AF_INET, unix.IPPROTO_MPTCP
 	}
-	fd, err := unix.Socket(f, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocol)
+	fd, err := unix.Socket(f, kind|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return fd, err
 	}
@@ -222,7 +227,7 @@ func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
 		defer own.Close()
 		p.node.mu.Lock()
 		if cfg.Mode != Address {
-			p.node.destroyDirect(p)
+			p.node.destroyDirect(p.node.destinations, nil, p)
 		}
 		p.node.mu.Unlock()
 		require.Eventually(t, func() bool {
@@ -421,10 +426,10 @@ func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
 		only := func(id uint64) func() (map[uint64]bool, error) {
 			return func() (map[uint64]bool, error) { return cgroupsBelow(root, map[uint64]bool{id: true}) }
 		}
-		destroyed, _, err := destroy(pod.file, 0, true, quiets, only(1<<40))
+		destroyed, _, err := destroy(pod.file, 0, true, []uint8{unix.IPPROTO_TCP}, isQuiet, only(1<<40))
 		require.NoError(t, err)
 		require.Zero(t, destroyed, "of a pod that is gone")
-		destroyed, _, err = destroy(pod.file, 0, true, quiets, only(id))
+		destroyed, _, err = destroy(pod.file, 0, true, []uint8{unix.IPPROTO_TCP}, isQuiet, only(id))
 		require.NoError(t, err)
 		require.Equal(t, 1, destroyed)
 		mine.requireAborted()

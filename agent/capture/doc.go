@@ -9,6 +9,9 @@
 // neither, a pod can be made to look for the apiserver at the agent's own
 // address: then the address that it comes from is its identity.
 //
+// What a pod connects to elsewhere goes its own way, unless [Pod.SetEgress] names
+// ports: then it comes in by listeners of its own, under the same rules.
+//
 // A captured pod stays captured. Listeners come before the redirection, an
 // earlier agent's redirection stays until the new one replaces it at once, and
 // without an agent the connections are refused, but for pods that fail open. An

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -65,20 +66,54 @@ func (e ebpf) entry(p *Pod) (bpf.Pod, bool, error) {
 	return e.bpf.Pod(p.cookie)
 }
 
-func (e ebpf) lastPort(p *Pod) uint16 {
+func (e ebpf) last(p *Pod) (uint16, *egress) {
 	entry, _, _ := e.entry(p)
-	return entry.Port
+	if entry.Egress == 0 || entry.UID != p.uid {
+		return entry.Port, nil
+	}
+	ports, err := e.bpf.EgressPorts(p.uid)
+	if err != nil || len(ports) == 0 {
+		return entry.Port, nil
+	}
+	return entry.Port, &egress{ports: ports, port: entry.Egress}
+}
+
+func (e ebpf) canEgress() error { return e.bpf.Egress() }
+
+func (e ebpf) origin(p *Pod, conn *net.TCPConn) (netip.AddrPort, error) {
+	near, far := ends(conn)
+	to, _, err := e.bpf.TakeOrigin(p.cookie, far, near.Port())
+	return to, err
 }
 
 func wanted(p *Pod) bpf.Pod {
-	return bpf.Pod{UID: p.uid, Port: p.port, Open: p.failOpen, Stalled: p.stalled}
+	pod := bpf.Pod{UID: p.uid, Port: p.port, Open: p.failOpen, Stalled: p.stalled}
+	if p.egress != nil {
+		pod.Egress = p.egress.port
+	}
+	return pod
 }
 
 func (e ebpf) redirect(_ context.Context, p *Pod) error {
-	if !p.hostNetwork {
-		return e.bpf.SetPod(p.cookie, wanted(p))
+	if p.egress != nil {
+		own, err := ownAddresses(p.netns)
+		if err == nil {
+			err = e.bpf.SetEgress(p.uid, p.egress.ports, own)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return errors.Join(e.bpf.SetCgroup(p.cgroup, wanted(p)), e.bpf.SetHost(p.cookie))
+	var err error
+	if p.hostNetwork {
+		err = errors.Join(e.bpf.SetCgroup(p.cgroup, wanted(p)), e.bpf.SetHost(p.cookie))
+	} else {
+		err = e.bpf.SetPod(p.cookie, wanted(p))
+	}
+	if err == nil && p.egress == nil {
+		err = e.bpf.SetEgress(p.uid, nil, nil)
+	}
+	return err
 }
 
 func (e ebpf) release(p *Pod) error {
@@ -87,9 +122,11 @@ func (e ebpf) release(p *Pod) error {
 	case err != nil || !ok || entry.Port != p.port:
 		return err
 	case p.hostNetwork:
-		return e.bpf.DeleteCgroup(p.cgroup)
+		err = e.bpf.DeleteCgroup(p.cgroup)
+	default:
+		err = e.bpf.DeletePod(p.cookie)
 	}
-	return e.bpf.DeletePod(p.cookie)
+	return errors.Join(err, e.bpf.SetEgress(p.uid, nil, nil))
 }
 
 func (e ebpf) setFailOpen(p *Pod) error { return e.redirect(context.Background(), p) }
@@ -107,11 +144,12 @@ func (e ebpf) sweep(keep func(uid uuid.UUID) bool) error {
 func (e ebpf) beat() bool { return e.bpf.Beat() }
 
 // check looks at the entries of pods known by their cgroups too, for a probe is
-// made by a process that is in none of them.
+// made by a process that is in none of them, and at those of pods with egress, which
+// no probe is for.
 func (e ebpf) check(pods []*Pod) error {
 	errs := []error{e.bpf.Check()}
 	for _, p := range pods {
-		if !p.hostNetwork {
+		if !unprobed(p) {
 			continue
 		}
 		switch entry, ok, err := e.entry(p); {
@@ -119,6 +157,10 @@ func (e ebpf) check(pods []*Pod) error {
 			errs = append(errs, err)
 		case !ok || entry != wanted(p):
 			errs = append(errs, fmt.Errorf("the entry of pod %s is gone", p.uid))
+		case p.egress != nil:
+			if ok, err := e.bpf.HasEgress(p.uid, p.egress.ports); err != nil || !ok {
+				errs = append(errs, errors.Join(err, fmt.Errorf("the ports of pod %s are gone", p.uid)))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -127,11 +169,14 @@ func (e ebpf) check(pods []*Pod) error {
 func (e ebpf) repair(destinations []netip.AddrPort, pods []*Pod) error {
 	errs := []error{e.bpf.Repair(), e.bpf.SetDestinations(destinations)}
 	for _, p := range pods {
-		if p.hostNetwork {
+		if unprobed(p) {
 			errs = append(errs, e.redirect(context.Background(), p))
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// unprobed tells whether probes do not show all there is of a pod.
+func unprobed(p *Pod) bool { return p.hostNetwork || p.egress != nil }
 
 func (e ebpf) close([]*Pod) error { return e.bpf.Close() }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,18 +16,22 @@ func (h *Handed) close() {
 	if h == nil {
 		return
 	}
-	for _, f := range h.Listeners {
+	for _, f := range slices.Concat(h.Listeners, h.Egress) {
 		_ = f.Close()
 	}
 }
 
 // listeners are those of the handed files that are what they should be.
-func (h *Handed) listeners(netns *os.File) map[netip.Addr]*net.TCPListener {
+func (h *Handed) listeners(netns *os.File) (listeners, egress map[netip.Addr]*net.TCPListener) {
 	if h == nil {
-		return nil
+		return nil, nil
 	}
+	return handedListeners(h.Listeners, netns), handedListeners(h.Egress, netns)
+}
+
+func handedListeners(files []*os.File, netns *os.File) map[netip.Addr]*net.TCPListener {
 	listeners := map[netip.Addr]*net.TCPListener{}
-	for _, f := range h.Listeners {
+	for _, f := range files {
 		l, err := handedListener(f, netns)
 		if err != nil {
 			continue // the pod gets a listener of this agent's own

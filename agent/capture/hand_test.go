@@ -282,7 +282,7 @@ func TestRulesAreMended(t *testing.T) {
 		for name, harm := range map[string]func(natTable) error{
 			"chain flushed":  harm("-F " + chain),
 			"OUTPUT flushed": harm("-F OUTPUT"),
-			"all removed":    func(table natTable) error { return table.remove(t.Context(), 0) },
+			"all removed":    func(table natTable) error { return table.remove(t.Context(), 0, nil) },
 			"jump not first": harm("-I OUTPUT 1 -p tcp -j ACCEPT"),
 			"jumps doubled":  harm("-I OUTPUT 1 -j " + chain),
 			"a rule added":   harm("-I " + chain + " 1 -p tcp -j ACCEPT"),

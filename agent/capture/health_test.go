@@ -158,7 +158,7 @@ func openFiles(t testing.TB) int {
 func TestLossesAreMended(t *testing.T) {
 	detach := func(t *testing.T, cfg Config) {
 		for _, name := range []string{"connect4", "connect6"} {
-			l, err := link.LoadPinnedLink(filepath.Join(cfg.PinDir, "v2", name), nil)
+			l, err := link.LoadPinnedLink(filepath.Join(cfg.PinDir, "v3", name), nil)
 			require.NoError(t, err)
 			require.NoError(t, l.Detach())
 			require.NoError(t, l.Close())

@@ -3,17 +3,21 @@ package capture
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let
@@ -58,7 +62,7 @@ func (t *iptables) try() error {
 	}
 	defer netns.Close()
 	somewhere := []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 443)}
-	return inNetNS(netns, func() error { return t.tables[0].sync(context.Background(), somewhere, 1, true) })
+	return inNetNS(netns, func() error { return t.tables[0].sync(context.Background(), somewhere, 1, nil, true) })
 }
 
 func (t *iptables) mode() Mode { return IPTables }
@@ -69,18 +73,41 @@ func (t *iptables) hostNetwork() error {
 	return errors.New("rules hold for all of a network namespace, which under hostNetwork is the node's")
 }
 
-// lastPort is the port of an earlier agent's rules: with it they need no change.
-func (t *iptables) lastPort(p *Pod) (port uint16) {
-	ports := make(chan uint16, len(t.tables))
+// last is what an earlier agent's rules say: with the same ports they need no change.
+func (t *iptables) last(p *Pod) (port uint16, elsewhere *egress) {
+	leads := make(chan lead, len(t.tables))
 	_ = t.each(p.netns, func(table natTable) error {
-		port, err := table.port(context.Background())
-		ports <- port
+		l, err := table.leads(context.Background())
+		leads <- l
 		return err
 	})
-	for range len(ports) {
-		port = cmp.Or(port, <-ports)
+	for range len(leads) {
+		l := <-leads
+		port = cmp.Or(port, l.port)
+		if l.egress != 0 {
+			elsewhere = &egress{ports: l.ports, port: l.egress}
+		}
 	}
-	return port
+	return port, elsewhere
+}
+
+func (t *iptables) canEgress() error { return nil }
+
+// origin asks connection tracking.
+func (t *iptables) origin(_ *Pod, conn *net.TCPConn) (netip.AddrPort, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	near, _ := ends(conn)
+	var to netip.AddrPort
+	if cerr := raw.Control(func(fd uintptr) { to, err = originalDestination(fd, near.Addr().Is6()) }); cerr != nil {
+		return netip.AddrPort{}, cerr
+	}
+	if errors.Is(err, unix.ENOENT) || err == nil && to == near {
+		return netip.AddrPort{}, nil // it was made to the listener
+	}
+	return to, err
 }
 
 func (t *iptables) redirect(ctx context.Context, p *Pod) error {
@@ -116,7 +143,7 @@ func (t *iptables) setDestinations(destinations []netip.AddrPort, pods []*Pod) e
 // another agent's: they are replaced if seize, else left as they are.
 func (t *iptables) sync(ctx context.Context, p *Pod, destinations []netip.AddrPort, seize bool) error {
 	return t.each(p.netns, func(table natTable) error {
-		err := table.sync(ctx, destinations, p.port, seize)
+		err := table.sync(ctx, destinations, p.port, p.egress, seize)
 		if err != nil && table.family == 6 && !haveIPv6() {
 			t.log.Debug("no rules for IPv6 where there is none", "pod", p.uid, "reason", err)
 			return nil
@@ -129,7 +156,7 @@ func (t *iptables) release(p *Pod) error {
 	p.stopMending()
 	ctx, cancel := context.WithTimeout(context.Background(), rulesTime)
 	defer cancel()
-	return t.each(p.netns, func(table natTable) error { return table.remove(ctx, p.port) })
+	return t.each(p.netns, func(table natTable) error { return table.remove(ctx, p.port, p.egress) })
 }
 
 // each calls f for both tables in netns, at once: mostly it waits for programs.
@@ -155,8 +182,20 @@ func (t *iptables) sweep(func(uuid.UUID) bool) error { return nil }
 // beat has nothing to do: rules do not ask whether anybody lives.
 func (t *iptables) beat() bool { return false }
 
-// check has nothing to do: a probe shows all there is.
-func (t *iptables) check([]*Pod) error { return nil }
+// check looks whether UDP is refused, of pods with egress. All else a probe shows. What
+// is wrong is mended like all of a pod.
+func (t *iptables) check(pods []*Pod) error {
+	for _, p := range pods {
+		if p.egress == nil || p.vitals.damage != nil {
+			continue
+		}
+		if err := inNetNS(p.netns, func() error { return refusesUDP(p.egress.ports[0]) }); err != nil {
+			v := &p.vitals
+			v.damage, v.found = err, cmp.Or(v.found, err)
+		}
+	}
+	return nil
+}
 
 // repair has nothing to do: pods share nothing.
 func (t *iptables) repair([]netip.AddrPort, []*Pod) error { return nil }
@@ -183,7 +222,7 @@ func (t *iptables) close(pods []*Pod) error {
 // forgetRules removes the rules from a network namespace, whichever agent's they are.
 func forgetRules(cfg Config, netns *os.File) error {
 	return inNetNS(netns, func() error {
-		if !(natTable{family: 4}).mayExist() && !(natTable{family: 6}).mayExist() {
+		if !(natTable{family: 4}).mayExist(nat) && !(natTable{family: 6}).mayExist(nat) {
 			return nil
 		}
 		tables, err := openNATTables(cfg.IPTables)
@@ -195,7 +234,7 @@ func forgetRules(cfg Config, netns *os.File) error {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), rulesTime)
 		defer cancel()
-		return errors.Join(tables[0].remove(ctx, 0), tables[1].remove(ctx, 0))
+		return errors.Join(tables[0].remove(ctx, 0, nil), tables[1].remove(ctx, 0, nil))
 	})
 }
 
@@ -222,4 +261,50 @@ func removeRules(cfg Config, paths []string) error {
 func haveIPv6() bool {
 	addresses, err := os.ReadFile("/proc/thread-self/net/if_inet6")
 	return err == nil && len(addresses) > 0 || err != nil && !errors.Is(err, os.ErrNotExist)
+}
+
+// originalDestination is where an accepted connection went before it was redirected.
+func originalDestination(fd uintptr, v6 bool) (netip.AddrPort, error) {
+	const original = 80 // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST
+	if v6 {
+		var to unix.RawSockaddrInet6
+		err := getsockopt(fd, unix.SOL_IPV6, original, unsafe.Pointer(&to), unsafe.Sizeof(to))
+		return netip.AddrPortFrom(netip.AddrFrom16(to.Addr), networkOrder(to.Port)), err
+	}
+	var to unix.RawSockaddrInet4
+	err := getsockopt(fd, unix.SOL_IP, original, unsafe.Pointer(&to), unsafe.Sizeof(to))
+	return netip.AddrPortFrom(netip.AddrFrom4(to.Addr), networkOrder(to.Port)), err
+}
+
+func getsockopt(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) error {
+	length := uint32(size)
+	if _, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), uintptr(unsafe.Pointer(&length)), 0); code != 0 {
+		return os.NewSyscallError("getsockopt", code)
+	}
+	return nil
+}
+
+// networkOrder is a port as the kernel has it in an address.
+func networkOrder(port uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, port))
+}
+
+// refusesUDP tries, from the calling thread's network namespace, to send to a port of
+// nobody's. Where there is no way to, there is nothing to refuse.
+func refusesUDP(port uint16) error {
+	for family, nobody := range map[int]unix.Sockaddr{
+		unix.AF_INET:  &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}, Port: int(port)},
+		unix.AF_INET6: &unix.SockaddrInet6{Addr: [16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1}, Port: int(port)},
+	} {
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			continue
+		}
+		err = unix.Sendto(fd, nil, 0, nobody)
+		_ = unix.Close(fd)
+		if err == nil {
+			return fmt.Errorf("a datagram to port %d was not refused", port)
+		}
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -20,9 +21,15 @@ type redirector interface {
 	mode() Mode
 	// hostNetwork is nil if a pod can be told from others in its network namespace.
 	hostNetwork() error
-	// lastPort is the port that the pod was redirected to before, 0 if it was not.
-	lastPort(p *Pod) uint16
-	// redirect points the pod at its listeners. What pointed it elsewhere is in
+	// last is the port that the pod was redirected to before, 0 if it was not, and what
+	// was of its other connections.
+	last(p *Pod) (uint16, *egress)
+	// canEgress is nil if a pod's other connections can be redirected.
+	canEgress() error
+	// origin is where a pod meant to connect that came in by its listeners for egress;
+	// invalid of what was not redirected there.
+	origin(p *Pod, conn *net.TCPConn) (netip.AddrPort, error)
+	// redirect points the pod at its listeners, those for egress too or not any more. What pointed it elsewhere is in
 	// force until then. It mends what is broken, and changes nothing else.
 	redirect(ctx context.Context, p *Pod) error
 	// slow tells whether the pod can hold redirect up. Checks do not wait for it then.

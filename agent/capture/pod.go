@@ -28,6 +28,7 @@ type Pod struct {
 	given     bool               // addresses were, by who knows; under node.mu
 	queue     *queue             // of connections to the agent's own address, when captured by Address
 	listeners []net.Listener
+	egress    *egress // under node.mu
 
 	failOpen bool     // under node.mu
 	direct   bool     // it may have connections around the agent; under node.mu
@@ -92,13 +93,25 @@ func (p *Pod) SetFailOpen(open bool) error {
 // caller closes the files once they were sent.
 func (p *Pod) Hand() (*Handed, error) {
 	h := &Handed{}
-	for _, l := range p.sockets {
-		f, err := duplicate(l)
-		if err != nil {
-			h.close()
-			return nil, fmt.Errorf("hand over pod %s: %w", p.uid, err)
+	hand := func(sockets []*net.TCPListener) (files []*os.File, err error) {
+		for _, l := range sockets {
+			f, err := duplicate(l)
+			if err != nil {
+				return files, fmt.Errorf("hand over pod %s: %w", p.uid, err)
+			}
+			files = append(files, f)
 		}
-		h.Listeners = append(h.Listeners, f)
+		return files, nil
+	}
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	var err error
+	if h.Listeners, err = hand(p.sockets); err == nil && p.egress != nil {
+		h.Egress, err = hand(p.egress.sockets)
+	}
+	if err != nil {
+		h.close()
+		return nil, err
 	}
 	return h, nil
 }
@@ -141,7 +154,8 @@ func (p *Pod) open(handed *Handed) error {
 		return a.redirect(context.Background(), p)
 	}
 
-	last, given := p.way.lastPort(p), handed.listeners(p.netns)
+	last, elsewhere := p.way.last(p)
+	given, toElsewhere := handed.listeners(p.netns)
 	if err := inNetNS(p.netns, func() (err error) {
 		p.sockets, err = listen(last, given)
 		return err
@@ -152,11 +166,8 @@ func (p *Pod) open(handed *Handed) error {
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
-	start := time.Now()
-	switch err := p.way.redirect(context.Background(), p); {
-	case err != nil && p.way.slow() && time.Since(start) > slowAfter:
-		p.damaged(err) // not again and again, with all others waiting
-	case err != nil:
+	p.inheritEgress(elsewhere, toElsewhere)
+	if err := p.redirect(); err != nil {
 		return err
 	}
 	if err := p.node.forgetOthers(p); err != nil {
@@ -165,14 +176,33 @@ func (p *Pod) open(handed *Handed) error {
 	// What an agent redirected and handed over, or refused since it died, went
 	// around none.
 	if len(given) == 0 && (last == 0 || p.failOpen) {
-		p.direct = p.node.destroyDirect(p)
+		p.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
 	}
 	return nil
 }
 
+// redirect puts in force what is wanted.
+func (p *Pod) redirect() error {
+	start := time.Now()
+	err := p.way.redirect(context.Background(), p)
+	if err != nil && p.way.slow() && time.Since(start) > slowAfter {
+		p.damaged(err) // not again and again, with all others waiting
+		return nil
+	}
+	return err
+}
+
 func (p *Pod) closeListeners() error {
+	err := closeAll(p.listeners)
+	if p.egress != nil {
+		err = errors.Join(err, closeAll(p.egress.listeners))
+	}
+	return err
+}
+
+func closeAll(listeners []net.Listener) error {
 	var errs []error
-	for _, l := range p.listeners {
+	for _, l := range listeners {
 		// Its user may have closed it.
 		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, fmt.Errorf("close listener: %w", err))

@@ -187,7 +187,7 @@ func (p *Pod) accepted(pr *probe) (found bool) {
 	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // whatever its cookie
 	_ = inNetNS(p.netns, func() error {
 		request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, 0)
-		request.AddRawData(diagRequest(family, id))
+		request.AddRawData(diagRequest(unix.IPPROTO_TCP, family, id))
 		return request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, func(message []byte) bool {
 			c, ok := parseConnection(message) // the listener itself, if there is no such connection
 			found = found || ok && c.remote.Port() == from.Port()

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,10 @@ import (
 const (
 	chain = "CTRLMESH-OUTPUT"
 
+	// The tables that have a chain of ours.
+	nat    = "nat"
+	filter = "filter" // only for egress
+
 	// Whoever holds CAP_NET_ADMIN in a pod can fill its tables, and the programs
 	// read all of them: each has so long, and so much memory, and no more is read
 	// of what it says.
@@ -28,8 +33,8 @@ const (
 	programOutput = 64 << 10
 )
 
-// natTable is the nat table of one address family, in whatever network
-// namespace the calling thread is.
+// natTable are the tables of one address family, in whatever network namespace the
+// calling thread is.
 type natTable struct {
 	family int // 4 or 6
 	// lister shows a chain, restorer changes the table as one.
@@ -102,29 +107,73 @@ func redirectRule(to netip.AddrPort, port uint16) rule {
 		"-j", "REDIRECT", "--to-ports", strconv.Itoa(int(port))}
 }
 
-// port returns where the rule redirects to, 0 if nowhere.
-func (r rule) port() uint16 {
-	i := slices.Index(r, "--to-ports")
+// stayRule leaves alone what does not leave the pod.
+var stayRule = rule{"-o", "lo", "-j", "RETURN"}
+
+// egressRule is for what no redirectRule is for.
+func egressRule(at, port uint16) rule {
+	return rule{"-p", "tcp", "-m", "tcp", "--dport", strconv.Itoa(int(at)), "-j", "REDIRECT", "--to-ports", strconv.Itoa(int(port))}
+}
+
+func refuseRule(at uint16) rule {
+	return rule{"-p", "udp", "-m", "udp", "--dport", strconv.Itoa(int(at)), "-j", "REJECT"}
+}
+
+// value is the number after an option, 0 without.
+func (r rule) value(option string) uint16 {
+	i := slices.Index(r, option)
 	if i < 0 || i+1 == len(r) {
 		return 0
 	}
-	port, _ := strconv.ParseUint(r[i+1], 10, 16)
-	return uint16(port)
+	number, _ := strconv.ParseUint(r[i+1], 10, 16)
+	return uint16(number)
+}
+
+// lead is where rules redirect to.
+type lead struct {
+	port   uint16   // for apiservers, 0 if nowhere
+	egress uint16   // for others, 0 if nowhere
+	ports  []uint16 // of others
+}
+
+func leadsOf(rules []rule) (l lead) {
+	for _, r := range rules {
+		to := r.value("--to-ports")
+		switch {
+		case to == 0:
+		case slices.Contains(r, "-d"):
+			l.port = cmp.Or(l.port, to)
+		case r.value("--dport") != 0:
+			l.egress = cmp.Or(l.egress, to)
+			l.ports = append(l.ports, r.value("--dport"))
+		}
+	}
+	slices.Sort(l.ports)
+	l.ports = slices.Compact(l.ports)
+	return l
+}
+
+// isAnothers tells whether rules lead elsewhere than to port, or to nowhere.
+func (l lead) isAnothers(port uint16, e *egress) bool {
+	if l.port != 0 {
+		return l.port != port
+	}
+	return l.egress != 0 && (e == nil || l.egress != e.port)
 }
 
 // mayExist is false only if the table surely has no chain of ours. It starts no
 // program: of a pod that is captured for the first time, that is all there is to ask.
-func (t natTable) mayExist() bool {
+func (t natTable) mayExist(table string) bool {
 	legacy := map[int]string{4: "ip_tables_names", 6: "ip6_tables_names"}[t.family]
 	names, err := os.ReadFile("/proc/thread-self/net/" + legacy)
-	if err == nil && slices.Contains(strings.Fields(string(names)), "nat") || err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err == nil && slices.Contains(strings.Fields(string(names)), table) || err != nil && !errors.Is(err, os.ErrNotExist) {
 		return true
 	}
 
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
 	request := nl.NewNetlinkRequest(getChain, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: map[int]uint8{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[t.family]})
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated("nat")))
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
 	_, err = request.Execute(unix.NETLINK_NETFILTER, 0)
 	for _, absent := range []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL} {
@@ -136,11 +185,11 @@ func (t natTable) mayExist() bool {
 }
 
 // list returns the rules of our chain, and whether it exists.
-func (t natTable) list(ctx context.Context) (rules []rule, exists bool, err error) {
+func (t natTable) list(ctx context.Context, table string) (rules []rule, exists bool, err error) {
 	if t.err != nil {
 		return nil, false, t.err
 	}
-	said, err := run(ctx, "", t.lister, fmt.Sprintf("--wait=%d", int(programTime.Seconds())), "-t", "nat", "-S", chain)
+	said, err := run(ctx, "", t.lister, fmt.Sprintf("--wait=%d", int(programTime.Seconds())), "-t", table, "-S", chain)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == 1 {
 		return nil, false, nil // what is said of a chain that is not there depends on the variant
@@ -156,57 +205,69 @@ func (t natTable) list(ctx context.Context) (rules []rule, exists bool, err erro
 	return rules, true, nil
 }
 
-// port returns where our chain redirects to, 0 if nowhere.
-func (t natTable) port(ctx context.Context) (uint16, error) {
-	if !t.mayExist() {
-		return 0, nil
+// leads returns where our chain redirects to.
+func (t natTable) leads(ctx context.Context) (lead, error) {
+	if !t.mayExist(nat) {
+		return lead{}, nil
 	}
-	rules, _, err := t.list(ctx)
-	return portOfRules(rules), err
-}
-
-// portOfRules is the first port that a rule redirects to, 0 if none does.
-func portOfRules(rules []rule) uint16 {
-	for _, r := range rules {
-		if port := r.port(); port != 0 {
-			return port
-		}
-	}
-	return 0
+	rules, _, err := t.list(ctx, nat)
+	return leadsOf(rules), err
 }
 
 // deleteJump takes one jump to our chain out of OUTPUT. It fails if there is none.
 var deleteJump = "-D OUTPUT " + strings.Join(jump, " ") + "\n"
 
-// sync makes our chain redirect the table's share of the destinations to port,
-// and OUTPUT go through it first, all at once. If the chain leads to another
-// port, nothing is done unless seize.
-func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port uint16, seize bool) error {
-	wanted := []rule{markRule}
+// sync makes our chain redirect the table's share of the destinations to port, and the
+// ports of egress to its port, and OUTPUT go through it first, all at once. UDP to those
+// ports is refused before, and until after. If the chain leads to another port, nothing
+// is done unless seize.
+func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *egress, seize bool) error {
+	wanted, refused := []rule{markRule}, []rule{markRule, stayRule}
 	for _, d := range destinations {
 		if d.Addr().Is4() == (t.family == 4) {
 			wanted = append(wanted, redirectRule(d, port))
 		}
 	}
+	if e != nil {
+		wanted = append(wanted, stayRule)
+		for _, at := range e.ports {
+			wanted = append(wanted, egressRule(at, e.port))
+			refused = append(refused, refuseRule(at))
+		}
+	}
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
 	}
-	exists := t.mayExist()
+	exists := t.mayExist(nat)
 	if exists && !seize {
 		// What cannot be read is no agent's doing, and is replaced.
-		rules, _, err := t.list(ctx)
-		if at := portOfRules(rules); err == nil && at != 0 && at != port {
+		rules, _, err := t.list(ctx, nat)
+		if err == nil && leadsOf(rules).isAnothers(port, e) {
 			return nil
 		}
 	}
-	if !exists && len(wanted) == 1 {
-		return nil
+	if e != nil {
+		if err := t.put(ctx, filter, refused, t.mayExist(filter)); err != nil {
+			return err
+		}
 	}
+	if exists || len(wanted) > 1 {
+		if err := t.put(ctx, nat, wanted, exists); err != nil {
+			return err
+		}
+	}
+	if e == nil {
+		return t.drop(ctx, filter)
+	}
+	return nil
+}
 
+// put makes the rules those of our chain in the table, and OUTPUT go through it first.
+func (t natTable) put(ctx context.Context, table string, rules []rule, exists bool) error {
 	// Naming a chain empties it; no packet sees it so, for all is committed together.
 	var b strings.Builder
-	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n", chain)
-	for _, r := range wanted {
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, chain)
+	for _, r := range rules {
 		fmt.Fprintf(&b, "-A %s %s\n", chain, strings.Join(r, " "))
 	}
 	insert := fmt.Sprintf("-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
@@ -227,22 +288,38 @@ func (t natTable) restore(ctx context.Context, rules string) error {
 	return err
 }
 
-// remove removes our chain and the jumps to it, at once. It is no error if they
-// are not there. Unless port is 0, a chain that leads elsewhere stays.
-func (t natTable) remove(ctx context.Context, port uint16) error {
-	if t.err != nil || !t.mayExist() {
+// remove removes our chains and the jumps to them, at once. It is no error if they
+// are not there. Unless port is 0, chains that lead elsewhere stay.
+func (t natTable) remove(ctx context.Context, port uint16, e *egress) error {
+	if t.err != nil || !t.mayExist(nat) {
 		return nil // without the program no rules could have been made
 	}
-	rules, exists, err := t.list(ctx)
-	if err == nil && !exists || port != 0 && (err != nil || portOfRules(rules) != port) {
+	rules, exists, err := t.list(ctx, nat)
+	if err == nil && !exists || port != 0 && (err != nil || leadsOf(rules).isAnothers(port, e)) {
 		return err
 	}
+	return errors.Join(t.empty(ctx, nat), t.drop(ctx, filter))
+}
+
+// drop removes our chain from a table that may have it.
+func (t natTable) drop(ctx context.Context, table string) error {
+	if t.err != nil || !t.mayExist(table) {
+		return nil
+	}
+	if _, exists, err := t.list(ctx, table); err == nil && !exists {
+		return nil
+	}
+	return t.empty(ctx, table)
+}
+
+// empty removes our chain from a table that has it.
+func (t natTable) empty(ctx context.Context, table string) error {
 	// Empty, it has no effect. That takes no reading of OUTPUT.
-	if err := t.restore(ctx, fmt.Sprintf("*nat\n:%s - [0:0]\nCOMMIT\n", chain)); err != nil {
+	if err := t.restore(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\nCOMMIT\n", table, chain)); err != nil {
 		return err
 	}
 	for _, jumps := range []int{1, 0, 2} { // more of them, somebody else made
-		if t.restore(ctx, fmt.Sprintf("*nat\n%s-X %s\nCOMMIT\n", strings.Repeat(deleteJump, jumps), chain)) == nil {
+		if t.restore(ctx, fmt.Sprintf("*%s\n%s-X %s\nCOMMIT\n", table, strings.Repeat(deleteJump, jumps), chain)) == nil {
 			break
 		}
 	}

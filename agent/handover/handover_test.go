@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 )
@@ -352,4 +353,59 @@ func TestASocketThatIsNotTakenChangesNothing(t *testing.T) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "nothing is left of it")
+}
+
+// TestListenersForEgressChangeHands, more of them than one message takes.
+func TestListenersForEgressChangeHands(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	var peers [2]peer
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "peer")
+		conn, err := net.FileConn(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		defer conn.Close()
+		peers[i] = peer{conn.(*net.UnixConn)}
+	}
+	const pods = 130
+	var sent []Pod
+	var inodes [][4]string
+	for i := range pods {
+		var files [4]*os.File
+		var inode [4]string
+		for j := range files {
+			r, w, err := os.Pipe()
+			require.NoError(t, err)
+			require.NoError(t, w.Close())
+			files[j] = r
+			inode[j], err = os.Readlink(fmt.Sprint("/proc/self/fd/", r.Fd()))
+			require.NoError(t, err)
+		}
+		inodes = append(inodes, inode)
+		handed := &capture.Handed{Listeners: files[:2], Egress: files[2:]}
+		if i%10 == 0 { // one without
+			closeAll(files[2:])
+			handed.Egress = nil
+		}
+		sent = append(sent, Pod{UID: fmt.Sprint(i), Handed: handed})
+	}
+	done := make(chan error, 1)
+	go func() { done <- peers[0].sendPods(sent) }()
+	got, err := peers[1].receivePods()
+	require.NoError(t, err)
+	require.NoError(t, <-done)
+	Close(sent)
+	defer Close(got)
+	require.Len(t, got, pods)
+	for i, pod := range got {
+		require.Equal(t, fmt.Sprint(i), pod.UID)
+		require.Len(t, pod.Handed.Listeners, 2)
+		require.Len(t, pod.Handed.Egress, map[bool]int{true: 0, false: 2}[i%10 == 0])
+		for j, f := range append(pod.Handed.Listeners, pod.Handed.Egress...) {
+			is, err := os.Readlink(fmt.Sprint("/proc/self/fd/", f.Fd()))
+			require.NoError(t, err)
+			require.Equal(t, inodes[i][j], is)
+		}
+	}
 }

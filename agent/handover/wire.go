@@ -18,8 +18,7 @@ const (
 	maxMessage = 64 << 10
 	maxFiles   = 253 // the kernel's bound for one message
 	maxPods    = 4096
-	// batch is how many pods go in one message: some hundred bytes and two
-	// listeners each.
+	// batch is how many pods go in one message at most: some hundred bytes each.
 	batch = 100
 )
 
@@ -66,7 +65,8 @@ func (m message) err() error {
 	return errors.New(m.Error)
 }
 
-// podMessage is a Pod; its listeners are the message's next files.
+// podMessage is a Pod; its listeners are the message's next files, those for egress
+// last. An agent that does not know of those takes them for too many listeners.
 type podMessage struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -74,6 +74,7 @@ type podMessage struct {
 	Version   string `json:"version,omitempty"`
 	Handed    bool   `json:"handed"`
 	Listeners int    `json:"listeners"`
+	Egress    int    `json:"egress,omitempty"` // of them
 }
 
 // peer is one end of a connection.
@@ -158,18 +159,21 @@ func parseFiles(oob []byte) (files []*os.File, err error) {
 // sendPods sends pods in as many messages as they need.
 func (p peer) sendPods(pods []Pod) error {
 	for {
-		now := pods[:min(batch, len(pods))]
-		pods = pods[len(now):]
-		m := message{More: len(pods) > 0, Pods: make([]podMessage, 0, len(now))}
+		var m message
 		var files []*os.File
-		for _, pod := range now {
+		for len(pods) > 0 && len(m.Pods) < batch {
+			pod := pods[0]
 			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version}
 			if h := pod.Handed; h != nil {
-				pm.Handed, pm.Listeners = true, len(h.Listeners)
-				files = append(files, h.Listeners...)
+				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
+				if len(files)+pm.Listeners > maxFiles {
+					break
+				}
+				files = append(append(files, h.Listeners...), h.Egress...)
 			}
-			m.Pods = append(m.Pods, pm)
+			m.Pods, pods = append(m.Pods, pm), pods[1:]
 		}
+		m.More = len(pods) > 0
 		if err := p.send(m, files...); err != nil {
 			return err
 		}
@@ -197,12 +201,13 @@ func (p peer) receivePods() ([]Pod, error) {
 		}
 		for _, pm := range m.Pods {
 			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version}
-			if pm.Listeners < 0 || pm.Listeners > len(files) {
+			if pm.Egress < 0 || pm.Listeners < pm.Egress || pm.Listeners > len(files) {
 				closeAll(files)
 				return fail(errors.New("listeners are missing"))
 			}
 			if pm.Handed {
-				pod.Handed = &capture.Handed{Listeners: files[:pm.Listeners:pm.Listeners]}
+				first := pm.Listeners - pm.Egress
+				pod.Handed = &capture.Handed{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
 				files = files[pm.Listeners:]
 			}
 			pods = append(pods, pod)
@@ -232,6 +237,7 @@ func Close(pods []Pod) {
 	for _, p := range pods {
 		if p.Handed != nil {
 			closeAll(p.Handed.Listeners)
+			closeAll(p.Handed.Egress)
 		}
 	}
 }

@@ -1,0 +1,228 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// SetEgress makes ports those of the pod with this uid at which its connections to
+// others than the apiserver are redirected, and own the addresses of the pod itself,
+// which are not. It takes effect while the pod's entry has a port for them (see
+// [Pod]). Ports that stay are redirected throughout; without ports, nothing is left.
+func (r *Redirect) SetEgress(uid [16]byte, ports []uint16, own []netip.Addr) error {
+	if len(ports) > 0 {
+		if err := r.Egress(); err != nil {
+			return err
+		}
+	}
+	addresses := make(map[redirectOwnAddress]bool, len(own))
+	for _, a := range own {
+		addresses[redirectOwnAddress{Uid: uid, Address: words(a)}] = true
+	}
+	wanted := make(map[redirectEgressPort]bool, len(ports))
+	for _, port := range ports {
+		wanted[redirectEgressPort{Uid: uid, Port: port}] = true
+	}
+	if err := setOf(r.maps.OwnAddresses, uid, addresses); err != nil {
+		return fmt.Errorf("set the pod's own addresses: %w", err)
+	}
+	if err := setOf(r.maps.EgressPorts, uid, wanted); err != nil {
+		return fmt.Errorf("set the ports to redirect: %w", err)
+	}
+	r.sweptSlots.Store(false)
+	// After the ports themselves: whoever clears slots looks at those again.
+	for _, port := range ports {
+		if err := r.useSlot(port); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HasEgress tells whether the ports are as [Redirect.SetEgress] made them, as far as
+// they are redirected at all.
+func (r *Redirect) HasEgress(uid [16]byte, ports []uint16) (bool, error) {
+	var is uint8
+	for _, port := range ports {
+		err := r.maps.EgressPorts.Lookup(redirectEgressPort{Uid: uid, Port: port}, &is)
+		if err == nil {
+			err = r.maps.EgressSlots.Lookup(slotOf(port), &is)
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && is == 0 {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look up redirected ports: %w", err)
+		}
+	}
+	return true, nil
+}
+
+// EgressPorts are what an earlier [Redirect.SetEgress] set, sorted.
+func (r *Redirect) EgressPorts(uid [16]byte) ([]uint16, error) {
+	var ports []uint16
+	var key redirectEgressPort
+	var one uint8
+	it := r.maps.EgressPorts.Iterate()
+	for it.Next(&key, &one) {
+		if key.Uid == uid {
+			ports = append(ports, key.Port)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list redirected ports: %w", err)
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports), nil
+}
+
+// TakeOrigin returns, once, where a connection was meant to go that came from an
+// address to the listener at a port, in the network namespace with this cookie. It is
+// false of what was not redirected, but made to the listener itself.
+func (r *Redirect) TakeOrigin(cookie uint64, from netip.AddrPort, port uint16) (netip.AddrPort, bool, error) {
+	r.taking.RLock()
+	defer r.taking.RUnlock()
+	if r.closed {
+		return netip.AddrPort{}, false, os.ErrClosed
+	}
+	key := redirectOrigin{Netns: cookie, Address: words(from.Addr()), Port: from.Port(), To: port}
+	var to redirectDestination
+	err := r.maps.Origins.Lookup(key, &to)
+	if err == nil {
+		err = r.maps.Origins.Delete(key)
+	}
+	switch {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return netip.AddrPort{}, false, nil
+	case err != nil:
+		return netip.AddrPort{}, false, fmt.Errorf("look up where a connection was meant to go: %w", err)
+	}
+	var address [16]byte
+	for i, word := range to.Address {
+		binary.NativeEndian.PutUint32(address[4*i:], word)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), to.Port), true, nil
+}
+
+// egressKey is what the pod's uid begins.
+type egressKey interface {
+	redirectEgressPort | redirectOwnAddress
+	uid() [16]byte
+}
+
+func (k redirectEgressPort) uid() [16]byte { return k.Uid }
+func (k redirectOwnAddress) uid() [16]byte { return k.Uid }
+
+// setOf makes wanted the keys of one pod: what is new is added first.
+func setOf[K egressKey](m *ebpf.Map, uid [16]byte, wanted map[K]bool) error {
+	for key := range wanted {
+		if err := m.Put(key, uint8(1)); err != nil {
+			return err
+		}
+	}
+	return deleteKeys(m, func(key K) bool { return key.uid() == uid && !wanted[key] })
+}
+
+// deleteKeys deletes the keys that are gone.
+func deleteKeys[K egressKey](m *ebpf.Map, isGone func(K) bool) error {
+	var key K
+	var one uint8
+	var gone []K
+	it := m.Iterate()
+	for it.Next(&key, &one) {
+		if isGone(key) {
+			gone = append(gone, key)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return err
+	}
+	for _, key := range gone {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// slots is SLOTS of redirect.c.
+const slots = 4096
+
+func slotOf(port uint16) uint32 { return uint32(port) % slots }
+
+func (r *Redirect) useSlot(port uint16) error {
+	if err := r.maps.EgressSlots.Put(slotOf(port), uint8(1)); err != nil {
+		return fmt.Errorf("redirect port %d: %w", port, err)
+	}
+	return nil
+}
+
+// sweepEgress forgets the ports and addresses of pods that keep does not know, and
+// the slots that are nobody's. Another process may set ports meanwhile.
+func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
+	err := errors.Join(
+		deleteKeys(r.maps.EgressPorts, func(k redirectEgressPort) bool { return !keep(k.Uid) }),
+		deleteKeys(r.maps.OwnAddresses, func(k redirectOwnAddress) bool { return !keep(k.Uid) }),
+	)
+	if err != nil {
+		return fmt.Errorf("forget the ports of pods that are gone: %w", err)
+	}
+	if r.sweptSlots.Swap(true) {
+		return nil
+	}
+	used, err := r.usedSlots()
+	if err != nil {
+		return err
+	}
+	var cleared bool
+	for slot := range uint32(slots) {
+		var is uint8
+		if used[slot] {
+			continue
+		}
+		if err := r.maps.EgressSlots.Lookup(slot, &is); err != nil {
+			return fmt.Errorf("look up slot of ports: %w", err)
+		}
+		if is == 0 {
+			continue
+		}
+		cleared = true
+		if err := r.maps.EgressSlots.Put(slot, uint8(0)); err != nil {
+			return fmt.Errorf("clear slot of ports: %w", err)
+		}
+	}
+	if !cleared {
+		return nil
+	}
+	// What was set since it was looked at.
+	if used, err = r.usedSlots(); err != nil {
+		return err
+	}
+	for slot := range used {
+		if err := r.useSlot(uint16(slot)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// usedSlots are those of the ports that are redirected.
+func (r *Redirect) usedSlots() (map[uint32]bool, error) {
+	used := map[uint32]bool{}
+	var key redirectEgressPort
+	var one uint8
+	it := r.maps.EgressPorts.Iterate()
+	for it.Next(&key, &one) {
+		used[slotOf(key.Port)] = true
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list redirected ports: %w", err)
+	}
+	return used, nil
+}
