@@ -64,6 +64,8 @@ type exchange struct {
 	faults  *fault.Faults // nil: none
 	decided bool          // on them
 	broke   bool          // the answer was broken off
+	version string        // that a stale list is asked for at, or empty
+	fresh   string        // the query without it
 
 	ticket *ticket // of a list or watch
 	fills  bool    // the answer fills a client's cache from nothing
@@ -275,6 +277,9 @@ func (x *exchange) forward(client *upstream.Client) {
 		}
 	}
 	resp, err := send(x.ctx, x.upstreamRequest())
+	if err == nil && x.version != "" {
+		resp, err = x.refresh(resp, send)
+	}
 	x.answered(resp, err)
 	if x.early != nil {
 		x.early.Free()
@@ -300,6 +305,9 @@ func (x *exchange) forward(client *upstream.Client) {
 	}
 	if x.narrow != nil && !x.filter(resp) {
 		return
+	}
+	if x.plan.stale != nil {
+		x.remember(resp)
 	}
 	x.sendHead(resp)
 	if x.plan.route == stream {

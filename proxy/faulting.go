@@ -34,6 +34,12 @@ func (x *exchange) inject() bool {
 		return true
 	}
 	x.decided = true
+	if x.plan.stale != nil {
+		if refused := x.prepare(); refused != nil {
+			x.refuse("fault", refused)
+			return false
+		}
+	}
 	if !x.info.IsResourceRequest {
 		x.faults = x.policy.faults.DecideOther(time.Now())
 	} else if x.plan.faults != nil {
@@ -61,6 +67,8 @@ func (x *exchange) inject() bool {
 	case f.Abort != nil:
 		x.refuse("fault", x.aborted(f.Abort))
 		return false
+	case f.Stale > 0:
+		x.stale(f.Stale)
 	}
 	return true
 }

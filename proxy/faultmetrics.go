@@ -69,6 +69,7 @@ func (p *policy) faultSeries() map[faultSeries]struct{} {
 // enforceFaults lets a new policy's rules take the place of those of the old one.
 func (p *Pod) enforceFaults(old, next *policy) {
 	next.faults.Enforce()
+	p.histories.enforce(next)
 	p.server.metrics.faults.exchange(next, old)
 }
 

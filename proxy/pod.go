@@ -93,6 +93,8 @@ type Pod struct {
 	faults   *fault.Store
 	egress   *egress.Server
 	outward  outward
+
+	histories histories
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a

@@ -141,6 +141,7 @@ type plan struct {
 	lock   *lockStage       // one of them, or nil
 	limits *limit.Resources // nil: no rule is about such requests
 	faults *fault.Resources // likewise
+	stale  *staleness       // of lists and watches; nil: lists are never stale
 	// upgrades: the resource is one whose connection may change protocol.
 	upgrades bool
 	meters   *meters
@@ -193,6 +194,7 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		return out
 	}
 	out.limits, out.faults = p.rules.OfKind(key.kind()), p.faults.OfKind(key.kind())
+	out.stale = p.staleness(key)
 	if p.lock != nil && key.subresource == "" && lock.Kind(key.group, key.resource) {
 		out.lock = &lockStage{lock: p.lock}
 		out.stages = append(out.stages, out.lock)

@@ -19,7 +19,7 @@ type decision struct {
 // add lets a rule decide that matches the request. Of its kinds of fault, may are
 // those that the request can meet.
 func (d *decision) add(r *rule, may kinds) {
-	if may == 0 || r.expires != 0 && d.now.Unix() >= r.expires || !r.when.has(d.now) {
+	if may == 0 || !r.inForce(d.now) {
 		return
 	}
 	n := r.counts.matched.Add(1) - 1

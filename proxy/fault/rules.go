@@ -264,6 +264,24 @@ func (r *Resources) Oldest() (age time.Duration) {
 	return age
 }
 
+// MayBeStale tells whether a rule that is in force now may make a list stale.
+func (r *Resources) MayBeStale(now time.Time, o *match.Object) bool {
+	if r == nil {
+		return false
+	}
+	if _, exempt := r.rules.noFaults[o.Namespace]; exempt {
+		return false
+	}
+	return slices.ContainsFunc(r.entries, func(e entry) bool {
+		most := e.message.GetCount()
+		return e.may.has(StaleList) && e.inForce(now) && (most == 0 || e.counts.injected.Load() < most) && e.match(o)
+	})
+}
+
+func (r *rule) inForce(now time.Time) bool {
+	return (r.expires == 0 || now.Unix() < r.expires) && r.when.has(now)
+}
+
 // Decide tells what is done to a request for a resource; nil for nothing.
 func (r *Resources) Decide(now time.Time, o *match.Object) *Faults {
 	if r == nil {

@@ -1,0 +1,341 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/query"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+// A stale list is asked of the apiserver: as it was at a resource version that the pod
+// saw in an earlier list or watch. So it is whole, paged and narrowed as any other, and
+// a watch from there on brings its client to the truth.
+
+const (
+	// kept is into how many parts a history divides its time.
+	kept = 128
+	// maxHead and maxTail are of a list, and have its metadata in them.
+	maxHead = 2 << 10
+	maxTail = 2 << 10
+	// maxVersion is the length of a resource version, which is a number of 64 bits.
+	maxVersion = 20
+)
+
+// staleness is what a plan for lists or watches keeps where lists can be stale.
+type staleness struct {
+	lists *fault.Resources
+	seen  *history
+}
+
+// staleness returns nil where no rule is about lists of a resource.
+func (p *policy) staleness(key planKey) *staleness {
+	if key.verb != "list" && key.verb != "watch" {
+		return nil
+	}
+	lists := p.lists(key)
+	oldest := lists.Oldest()
+	if oldest == 0 {
+		return nil
+	}
+	if seen := p.pod.histories.of(key.groupResource, oldest); seen != nil {
+		return &staleness{lists, seen}
+	}
+	return nil
+}
+
+// lists are the rules about lists of a key's resource.
+func (p *policy) lists(key planKey) *fault.Resources {
+	return p.faults.OfKind(match.Kind{Verb: "list", Group: key.group, Resource: key.resource, Subresource: key.subresource})
+}
+
+// histories are of the resources of one pod whose lists can be stale.
+type histories struct {
+	mu    sync.Mutex
+	known map[groupResource]*history
+}
+
+// of returns the history of a resource, nil if no more can be remembered.
+func (h *histories) of(res groupResource, oldest time.Duration) *history {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	of := h.known[res]
+	if of == nil {
+		if len(h.known) >= maxResources || !memorable(res.group, res.resource) {
+			return nil
+		}
+		if h.known == nil {
+			h.known = map[groupResource]*history{}
+		}
+		of = &history{}
+		h.known[res] = of
+	}
+	of.reach(oldest)
+	return of
+}
+
+// enforce forgets the resources whose lists are never stale under p.
+func (h *histories) enforce(p *policy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for res := range h.known {
+		if p.lists(planKey{groupResource: res}).Oldest() == 0 {
+			delete(h.known, res)
+		}
+	}
+}
+
+// history is what resource versions of a resource were seen when, oldest first.
+type history struct {
+	mu     sync.Mutex
+	oldest time.Duration // that is asked for
+	seen   []sighting
+}
+
+type sighting struct {
+	at      time.Time
+	version string
+}
+
+func (h *history) reach(oldest time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.oldest = oldest
+}
+
+// see adds a version, unless one was seen just before.
+func (h *history) see(now time.Time, version []byte) {
+	if len(version) == 0 || len(version) > maxVersion || bytes.ContainsFunc(version, func(r rune) bool { return r < '0' || r > '9' }) {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := len(h.seen); n > 0 && (now.Sub(h.seen[n-1].at) < h.oldest/kept || h.seen[n-1].version == string(version)) {
+		return
+	}
+	h.seen = append(h.seen, sighting{now, string(version)})
+	old := 0 // of which the last is still of use
+	for old+1 < len(h.seen) && !h.seen[old+1].at.After(now.Add(-h.oldest)) {
+		old++
+	}
+	h.seen = slices.Delete(h.seen, 0, max(old, len(h.seen)-2*kept))
+}
+
+// at returns the last version seen before a time, or else the first; "" if there is none.
+func (h *history) at(t time.Time) (version string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, s := range h.seen {
+		if i > 0 && s.at.After(t) {
+			break
+		}
+		version = s.version
+	}
+	return version
+}
+
+// forget forgets a version that the apiserver has not any more, and all before it.
+func (h *history) forget(version string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i := slices.IndexFunc(h.seen, func(s sighting) bool { return s.version == version }); i >= 0 {
+		h.seen = slices.Delete(h.seen, 0, i+1)
+	}
+}
+
+// prepare readies a list or watch of a resource whose lists can be stale. A watch that
+// would begin with what a list has is refused, as by an apiserver that has no such
+// watches: its client lists then.
+func (x *exchange) prepare() *apierrors.StatusError {
+	if x.info.Verb == "list" {
+		delete(x.r.Header, "Accept-Encoding") // its version must be read
+		return nil
+	}
+	if x.initial == nil {
+		return nil
+	}
+	if o := x.object(); !x.plan.stale.lists.MayBeStale(time.Now(), &o) {
+		return nil
+	}
+	return status.New(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, 0,
+		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.info.Resource)
+}
+
+// stale asks for a list as it was so long ago, if it begins with this request and the
+// pod saw the resource before.
+func (x *exchange) stale(age time.Duration) {
+	if x.plan.stale != nil {
+		more, _, err := query.Get(x.query, "continue")
+		version := x.plan.stale.seen.at(time.Now().Add(-age))
+		if err == nil && more == "" && version != "" {
+			var asked string
+			if asked, err = query.Set(x.query, "resourceVersion", version); err == nil {
+				asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
+			}
+			if err == nil {
+				x.fresh, x.version, x.query = x.query, version, asked
+				return
+			}
+		}
+	}
+	x.faults.Missed(fault.StaleList)
+}
+
+// refresh asks for a list as the client did, if the apiserver has not what it was asked
+// for instead.
+func (x *exchange) refresh(resp *http.Response, send func(context.Context, *upstream.Request) (*http.Response, error)) (*http.Response, error) {
+	switch resp.StatusCode {
+	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
+	default:
+		return resp, nil
+	}
+	_ = resp.Body.Close()
+	x.plan.stale.seen.forget(x.version)
+	x.faults.Missed(fault.StaleList)
+	x.query, x.version = x.fresh, ""
+	return send(x.ctx, x.upstreamRequest())
+}
+
+// remember notes what versions an answer tells of.
+func (x *exchange) remember(resp *http.Response) {
+	if resp.StatusCode != http.StatusOK || x.r.Method != http.MethodGet || resp.Header.Get("Content-Encoding") != "" {
+		return
+	}
+	see := func(version []byte) { x.plan.stale.seen.see(time.Now(), version) }
+	if x.info.Verb == "watch" {
+		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Header.Get("Content-Type"), Hold: x.holdFiltered})
+		if err == nil {
+			resp.Body = filtered{&eventVersions{events: events, see: see}, resp.Body}
+		}
+		return
+	}
+	q := x.r.URL.Query()
+	if x.version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
+		resp.Body = filtered{&listVersion{Reader: resp.Body, see: see}, resp.Body}
+	}
+}
+
+// eventVersions passes a watch on and tells of the versions in it. What it does not
+// understand it passes on as it is.
+type eventVersions struct {
+	events *filter.Events
+	see    func([]byte)
+
+	out  []byte
+	line bool      // behind out
+	rest io.Reader // not nil: all that follows
+}
+
+func (r *eventVersions) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for r.rest == nil {
+		if len(r.out) > 0 {
+			n := copy(p, r.out)
+			if r.out = r.out[n:]; len(r.out) == 0 && r.line && n < len(p) {
+				p[n], r.line = '\n', false
+				n++
+			}
+			return n, nil
+		}
+		if r.line {
+			p[0], r.line = '\n', false
+			return 1, nil
+		}
+		e, err := r.events.Next()
+		if err != nil {
+			r.rest = r.events.Rest()
+			break
+		}
+		r.see(e.Revision)
+		r.out, r.line = e.Bytes, !r.events.Protobuf()
+	}
+	return r.rest.Read(p)
+}
+
+// listVersion passes a list on and tells of its version at the end.
+type listVersion struct {
+	io.Reader
+	see        func([]byte)
+	head, tail []byte
+}
+
+func (r *listVersion) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.head = append(r.head, p[:min(n, maxHead-len(r.head))]...)
+	r.tail = append(r.tail, p[max(0, n-maxTail):n]...)
+	r.tail = slices.Delete(r.tail, 0, max(0, len(r.tail)-maxTail))
+	if err == io.EOF {
+		r.see(versionOf(r.head, r.tail))
+	}
+	return n, err
+}
+
+// The metadata of a list in JSON come first, as of all that is built in, or last, as of
+// custom resources.
+var (
+	first = regexp.MustCompile(`^\{"kind":"[^"]*","apiVersion":"[^"]*","metadata":\{[^{}]*?"resourceVersion":"([0-9]+)"`)
+	last  = regexp.MustCompile(`"metadata":\{[^{}]*"resourceVersion":"([0-9]+)"[^{}]*(?:\{[^{}]*\})?\}\}\s*$`)
+)
+
+// versionOf reads the resource version of a list; nil if it is not found.
+func versionOf(head, tail []byte) []byte {
+	if raw, ok := bytes.CutPrefix(head, []byte("k8s\x00")); ok {
+		return protoVersion(raw)
+	}
+	if m := first.FindSubmatch(head); m != nil {
+		return m[1]
+	}
+	if m := last.FindSubmatch(tail); m != nil {
+		return m[1]
+	}
+	return nil
+}
+
+// protoVersion reads the beginning of a list's envelope: its second field is the list,
+// whose first is its metadata, of which the second is the version.
+func protoVersion(b []byte) []byte {
+	cut := false
+	for _, wanted := range []protowire.Number{2, 1, 2} {
+		for {
+			number, kind, n := protowire.ConsumeTag(b)
+			if n < 0 {
+				return nil
+			}
+			if b = b[n:]; number == wanted && kind == protowire.BytesType {
+				break
+			}
+			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+				return nil
+			}
+			b = b[n:]
+		}
+		size, n := protowire.ConsumeVarint(b)
+		if n < 0 {
+			return nil
+		}
+		b = b[n:]
+		if cut = size > uint64(len(b)); !cut {
+			b = b[:size]
+		}
+	}
+	if cut {
+		return nil
+	}
+	return b
+}

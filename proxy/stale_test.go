@@ -1,0 +1,243 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// past is an apiserver with one ConfigMap more in each version, from 11 on, which
+// knows all versions after compacted.
+type past struct {
+	recorder
+	now, compacted atomic.Int64
+}
+
+func newPast(now int64) *past {
+	p := &past{}
+	p.now.Store(now)
+	p.then = p.serve
+	return p
+}
+
+func configMap(version int64) metav1.PartialObjectMetadata {
+	return metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: fmt.Sprint("c", version), UID: "u", ResourceVersion: fmt.Sprint(version),
+	}}
+}
+
+func (p *past) serve(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	media, _ := negotiate(r.Header.Get("Accept"))
+	w.Header().Set("Content-Type", media)
+	var asked int64
+	_, _ = fmt.Sscan(q.Get("resourceVersion"), &asked)
+	if q.Get("watch") != "" {
+		for sent := asked; ; sent++ {
+			for sent >= p.now.Load() {
+				select {
+				case <-r.Context().Done():
+					return
+				case <-time.After(time.Millisecond):
+				}
+			}
+			o := configMap(sent + 1)
+			_, _ = w.Write(eventOf(media, apiwatch.Added, &corev1.ConfigMap{ObjectMeta: o.ObjectMeta}))
+			w.(http.Flusher).Flush()
+		}
+	}
+	version := p.now.Load()
+	if q.Get("resourceVersionMatch") == "Exact" {
+		if version = asked; version <= p.compacted.Load() {
+			w.WriteHeader(http.StatusGone)
+			return
+		}
+	}
+	var all []metav1.PartialObjectMetadata
+	for v := int64(11); v <= version; v++ {
+		all = append(all, configMap(v))
+	}
+	_, _ = w.Write(wire(media, listOf("", "", metav1.ListMeta{ResourceVersion: fmt.Sprint(version)}, all)))
+}
+
+const configMaps = "/api/v1/namespaces/ns/configmaps"
+
+func staleLists(age time.Duration) *meshv1.FaultRule {
+	return &meshv1.FaultRule{
+		Resources: []*meshv1.ResourceMatch{{Resources: []string{"configmaps"}}},
+		StaleList: &meshv1.StaleList{AgeNs: int64(age), Percent: 100},
+	}
+}
+
+func TestAListIsAsItWas(t *testing.T) {
+	for _, media := range []string{jsonType, protoType} {
+		t.Run(media, func(t *testing.T) {
+			api := newPast(11)
+			m := newMesh(t, api)
+			m.faults(staleLists(time.Hour))
+			list := func(query string) answer {
+				t.Helper()
+				a := m.do("GET", configMaps+query, "", "Accept", media, "Accept-Encoding", "gzip")
+				require.Equal(t, 200, a.StatusCode)
+				return a
+			}
+			list("")
+			require.Empty(t, m.injected(), "nothing was seen before")
+			require.Empty(t, api.last(t).Header.Get("Accept-Encoding"))
+			api.now.Store(13)
+			names, _ := listed(t, media, []byte(list("?resourceVersion=12&labelSelector=a%20in%20(b)&limit=7").body))
+			require.Equal(t, []string{"ns/c11"}, names)
+			require.Equal(t, configMaps+"?resourceVersion=11&labelSelector=a%20in%20(b)&limit=7&resourceVersionMatch=Exact", api.last(t).URI)
+			require.Eventually(t, func() bool { return m.injected()["stale_list"] == 1 }, 5*time.Second, time.Millisecond)
+
+			// What follows a first piece is of the same version as that.
+			list("?limit=7&continue=token")
+			require.Equal(t, configMaps+"?limit=7&continue=token", api.last(t).URI)
+
+			// What the apiserver has not any more is asked for as usual.
+			api.compacted.Store(12)
+			names, _ = listed(t, media, []byte(list("?limit=7").body))
+			require.Len(t, names, 3)
+			require.Equal(t, configMaps+"?limit=7", api.last(t).URI)
+			require.Never(t, func() bool { return m.injected()["stale_list"] != 1 }, 20*time.Millisecond, time.Millisecond)
+
+			m.faults()
+			require.Len(t, func() []string { n, _ := listed(t, media, []byte(list("").body)); return n }(), 3)
+			require.Empty(t, m.pod.histories.known, "what no rule needs")
+		})
+	}
+}
+
+func TestEventsOfAWatchTellOfVersions(t *testing.T) {
+	for _, media := range []string{jsonType, protoType} {
+		t.Run(media, func(t *testing.T) {
+			api := newPast(12)
+			m := newMesh(t, api)
+			m.faults(staleLists(time.Nanosecond))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r := asking(t, ctx, "GET", configMaps+"?watch=1")
+			r.Header.Set("Accept", media)
+			resp, err := m.client(true).Do(r)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			var want []byte
+			for v := int64(1); v <= 12; v++ {
+				o := configMap(v)
+				want = append(want, eventOf(media, apiwatch.Added, &corev1.ConfigMap{ObjectMeta: o.ObjectMeta})...)
+			}
+			got := make([]byte, len(want))
+			_, err = io.ReadFull(resp.Body, got)
+			require.NoError(t, err)
+			require.Equal(t, string(want), string(got), "it passes as it came")
+			m.do("GET", configMaps, "", "Accept", media)
+			require.Equal(t, configMaps+"?resourceVersion=12&resourceVersionMatch=Exact", api.last(t).URI)
+		})
+	}
+}
+
+func TestAStaleListIsFilteredAsAnyOther(t *testing.T) {
+	api := newPast(11)
+	m := newMesh(t, api)
+	traffic := &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{staleLists(time.Hour)}}}}
+	m.set(&meshv1.PodPolicy{Version: "v", Traffic: traffic})
+	m.do("GET", configMaps, "")
+	m.set(&meshv1.PodPolicy{Version: "w", Traffic: traffic, Sharding: limitTo("shard=a")})
+	api.now.Store(12)
+	m.do("GET", configMaps, "")
+	require.Equal(t, configMaps+"?labelSelector=shard%3Da&resourceVersion=11&resourceVersionMatch=Exact", api.last(t).URI)
+}
+
+// An informer lists with a watch first, and is told that it cannot.
+func TestAnInformerComesToTheTruthAfterAStaleList(t *testing.T) {
+	api := newPast(11)
+	m := newMesh(t, api)
+	m.faults(staleLists(time.Hour))
+	m.do("GET", configMaps, "")
+	api.now.Store(13)
+	factory := informers.NewSharedInformerFactoryWithOptions(kubernetes.NewForConfigOrDie(m.config("v1")), 0, informers.WithNamespace("ns"))
+	defer factory.Shutdown()
+	informer := factory.Core().V1().ConfigMaps().Informer()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	factory.StartWithContext(ctx)
+	require.True(t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
+	require.Eventually(t, func() bool { return len(informer.GetStore().ListKeys()) == 3 }, 10*time.Second, 5*time.Millisecond)
+	uris := []string{}
+	for _, r := range api.requests() {
+		uris = append(uris, r.URI)
+	}
+	require.True(t, slices.ContainsFunc(uris, func(u string) bool { return strings.Contains(u, "resourceVersionMatch=Exact") }), "%v", uris)
+	require.True(t, slices.ContainsFunc(uris, func(u string) bool {
+		return strings.Contains(u, "watch=true") && strings.Contains(u, "resourceVersion=11")
+	}), "%v", uris)
+	require.False(t, slices.ContainsFunc(uris, func(u string) bool { return strings.Contains(u, "sendInitialEvents") }), "%v", uris)
+	require.Contains(t, m.logs.String(), `"code":422`, "it asked for such a watch")
+}
+
+func TestAHistory(t *testing.T) {
+	now := time.Unix(1000, 0)
+	h := &history{oldest: 128 * time.Second}
+	require.Empty(t, h.at(now))
+	for i := range 1000 {
+		h.see(now.Add(time.Duration(i)*time.Second/2), fmt.Append(nil, i))
+	}
+	require.LessOrEqual(t, len(h.seen), kept+2)
+	end := now.Add(499 * time.Second)
+	require.Equal(t, fmt.Sprint(2*(499-100)), h.at(end.Add(-100*time.Second)))
+	require.Equal(t, h.seen[0].version, h.at(now), "as old as can be")
+	require.False(t, h.seen[0].at.After(end.Add(-128*time.Second)))
+	version := h.at(end.Add(-10 * time.Second))
+	h.forget(version)
+	require.NotEqual(t, version, h.at(now))
+	for _, odd := range []string{"", "x1", "1&a=b", strings.Repeat("1", maxVersion+1)} {
+		n := len(h.seen)
+		h.see(end.Add(time.Hour), []byte(odd))
+		require.Len(t, h.seen, n)
+	}
+}
+
+func TestVersionOfAList(t *testing.T) {
+	items := strings.Repeat("x", 2*maxHead)
+	for what, c := range map[string]struct{ body, want string }{
+		"built in":         {`{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"12","shardInfo":{"selector":""}},"items":["` + items + `"]}`, "12"},
+		"custom":           {`{"apiVersion":"a/v1","items":["` + items + `"],"kind":"L","metadata":{"continue":"","resourceVersion":"13"}}` + "\n", "13"},
+		"custom, in shard": {`{"apiVersion":"a/v1","items":[],"kind":"L","metadata":{"continue":"","resourceVersion":"13","shardInfo":{"selector":"s"}}}`, "13"},
+		"of an item only":  {`{"kind":"L","apiVersion":"v1","metadata":{},"items":[{"metadata":{"resourceVersion":"9"}}]}`, ""},
+		"none":             {"", ""},
+		"protobuf":         {string(wire(protoType, listOf("", "", metav1.ListMeta{ResourceVersion: "14", Continue: "c"}, []metav1.PartialObjectMetadata{object("a", items)}))), "14"},
+		"cut":              {string(wire(protoType, listOf("", "", metav1.ListMeta{ResourceVersion: "1444"}, nil)))[:28], ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var got string
+			r := &listVersion{Reader: httptest.NewRequest("GET", "/", strings.NewReader(c.body)).Body, see: func(v []byte) { got = string(v) }}
+			out, err := io.ReadAll(r)
+			require.NoError(t, err)
+			require.Equal(t, c.body, string(out))
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+func FuzzVersionOf(f *testing.F) {
+	f.Add([]byte(`{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"12"},"items":[]}`))
+	f.Add(wire(protoType, listOf("", "", metav1.ListMeta{ResourceVersion: "14"}, nil)))
+	f.Fuzz(func(_ *testing.T, b []byte) { versionOf(b, b) })
+}
