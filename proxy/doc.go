@@ -51,6 +51,11 @@
 // that was sent on, or that a fault answered, counts in the rules that limit; what the
 // proxy says of itself does not, and a client that went away tells nothing.
 //
+// # Other hosts
+//
+// ServeEgress serves the pod's redirected connections to other hosts (egressing.go,
+// package egress), with accounts of their own from the same pools.
+//
 // # Bounds
 //
 // Everything that a pod can make the proxy hold is bounded for that pod, by

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -124,8 +125,8 @@ func (x *exchange) finish() {
 	x.done()
 	x.s.harmed(x.harm, x.broke)
 	gone := x.code == 0 && x.r.Context().Err() != nil
-	o := limit.Outcome{Took: x.took}
-	o.Failed = x.failed && !gone || (x.code >= 500 || x.code == http.StatusTooManyRequests) && x.verdict != VerdictLimited && x.verdict != VerdictOpened
+	o := limit.Outcome{Took: x.took, Unknown: gone || slices.Contains([]string{VerdictLimited, VerdictOpened, VerdictCut}, x.verdict)}
+	o.Failed = x.failed || x.code >= 500 || x.code == http.StatusTooManyRequests
 	for _, t := range x.tickets {
 		t.Done(time.Now(), o)
 	}

@@ -45,10 +45,12 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			c.alert(protocol)
 			return
 		}
-		outcome := limit.Outcome{}
 		defer func() {
-			outcome.Failed = line.verdict == VerdictFailed
-			ticket.Done(time.Now(), outcome)
+			gone := line.verdict == VerdictFailed && c.life.Err() != nil
+			ticket.Done(time.Now(), limit.Outcome{
+				Failed:  line.verdict == VerdictFailed || line.verdict == VerdictFault,
+				Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
+			})
 		}()
 	}
 	var harm *fault.Faults

@@ -1,0 +1,223 @@
+package egress
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+)
+
+// whole puts limits and faults in force too.
+func (w *world) whole(m *meshv1.Traffic) {
+	m.Egress = &meshv1.Egress{}
+	limits, err := limit.Compile(m, limit.NewStore())
+	require.NoError(w, err)
+	limits.Enforce(time.Now())
+	faults, err := fault.Compile(m, fault.NewStore())
+	require.NoError(w, err)
+	faults.Enforce()
+	p, err := Compile(m, limits, faults)
+	require.NoError(w, err)
+	w.mu.Lock()
+	w.policy = p
+	w.mu.Unlock()
+	w.server.Changed()
+}
+
+func TestLimitsOfRequestsAndConnections(t *testing.T) {
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(hello200))
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	w.whole(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{{
+		Name: "two", Key: "k", Http: []*meshv1.HttpMatch{host("api.example.com")}, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+		Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(time.Hour)},
+	}, {
+		Name: "shut", Key: "s", Http: []*meshv1.HttpMatch{host("other.example.com")}, Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED,
+	}}}}})
+	c := w.client(plainAt)
+	code, _ := w.get(c, "http://api.example.com/")
+	require.Equal(t, 200, code)
+	_, err := w.client(secureAt).Get("https://api.example.com/")
+	require.NoError(t, err)
+	resp, err := c.Get("http://api.example.com/")
+	require.NoError(t, err)
+	b, _ := io.ReadAll(resp.Body)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, 429, resp.StatusCode)
+	require.NotEmpty(t, resp.Header.Get("Retry-After"))
+	require.JSONEq(t, `{"message":"CircuitBreaker ns/cb: rule two is beyond its limit"}`, string(b))
+	_, err = w.client(secureAt).Get("https://api.example.com/")
+	require.ErrorContains(t, err, "access denied")
+	code, _ = w.get(c, "http://other.example.com/")
+	require.Equal(t, 503, code)
+	code, _ = w.get(c, "http://third.example.com/")
+	require.Equal(t, 200, code)
+	require.Subset(t, w.got(), []string{"http limited", "tls limited", "http opened", "http passed"})
+}
+
+func TestFaultsOfRequestsAndConnections(t *testing.T) {
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(rw, strings.Repeat("x", 1000)) }))
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	rule := func(host, key string, f *meshv1.FaultRule) *meshv1.FaultRule {
+		f.Name, f.Key, f.Http = key, key, []*meshv1.HttpMatch{{Host: exactly(host)}}
+		return f
+	}
+	w.whole(&meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "fi", Rules: []*meshv1.FaultRule{
+		rule("delay", "delay", &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(50 * time.Millisecond), Percent: 100}}),
+		rule("abort", "abort", &meshv1.FaultRule{Abort: &meshv1.Abort{Status: 418, Percent: 100}}),
+		rule("reset.example.com", "reset", &meshv1.FaultRule{Reset_: &meshv1.Reset{Percent: 100}}),
+		rule("late", "late", &meshv1.FaultRule{Reset_: &meshv1.Reset{Percent: 100, AfterAnswer: true}}),
+		rule("cut", "cut", &meshv1.FaultRule{Truncate: &meshv1.Truncate{AfterBytes: 10, Percent: 100}}),
+		rule("slow", "slow", &meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 5000, Percent: 100}}),
+	}}}})
+	c := w.client(plainAt)
+	start := time.Now()
+	code, _ := w.get(c, "http://delay/")
+	require.Equal(t, 200, code)
+	require.Greater(t, time.Since(start), 50*time.Millisecond)
+	code, body := w.get(c, "http://abort/")
+	require.Equal(t, 418, code)
+	require.Contains(t, body, "fi/abort")
+	for _, host := range []string{"reset.example.com", "late"} {
+		_, err := c.Post("http://"+host+"/", "text/plain", nil)
+		require.ErrorIs(t, err, syscall.ECONNRESET, host)
+	}
+	_, err := w.client(secureAt).Get("https://reset.example.com/")
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+	resp, err := c.Get("http://cut/")
+	require.NoError(t, err)
+	b, err := io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.LessOrEqual(t, len(b), 10)
+	start = time.Now()
+	code, body = w.get(c, "http://slow/")
+	require.Equal(t, 200, code)
+	require.Len(t, body, 1000)
+	require.Greater(t, time.Since(start), 80*time.Millisecond)
+}
+
+func TestCurl(t *testing.T) {
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		t.Skip("no curl")
+	}
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, allow(host("api.example.com"))))
+	at := w.redirect(secureAt)
+	run := func(name string) (string, error) {
+		b, err := exec.CommandContext(t.Context(), curl, "-sSk", "--noproxy", "*", "--connect-to", name+":443:"+at, "https://"+name+"/x").CombinedOutput()
+		return string(b), err
+	}
+	out, err := run("api.example.com")
+	require.NoError(t, err, out)
+	require.Contains(t, out, "api.example.com /x")
+	out, err = run("other.example.com")
+	require.Error(t, err)
+	require.Contains(t, strings.ToLower(out), "denied")
+}
+
+// bench compares a tunnel with a plain relay.
+func bench(b *testing.B, run func(b *testing.B, at string)) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(b, err)
+	b.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	b.Run("plain", func(b *testing.B) {
+		front, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(b, err)
+		defer front.Close()
+		go func() {
+			for {
+				down, err := front.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					up, err := net.Dial("tcp", l.Addr().String())
+					if err == nil {
+						relay.Both(down, up, tunnelIdle)
+						up.Close()
+					}
+					down.Close()
+				}()
+			}
+		}()
+		run(b, front.Addr().String())
+	})
+	b.Run("egress", func(b *testing.B) {
+		w := newWorld(b)
+		w.backends[otherAt] = l.Addr().String()
+		var many []*meshv1.HttpMatch
+		for i := range 100 {
+			many = append(many, host(fmt.Sprintf("h%d.example.com", i)))
+		}
+		w.set(rules(&meshv1.Egress{}, deny(many...)))
+		run(b, w.redirect(otherAt))
+	})
+}
+
+func BenchmarkThroughput(b *testing.B) {
+	bench(b, func(b *testing.B, at string) {
+		c, err := net.Dial("tcp", at)
+		require.NoError(b, err)
+		defer c.Close()
+		const piece = 1 << 20
+		b.SetBytes(piece)
+		out, in := make([]byte, piece), make([]byte, piece)
+		for b.Loop() {
+			go func() { _, _ = c.Write(out) }()
+			_, err := io.ReadFull(c, in)
+			require.NoError(b, err)
+		}
+	})
+}
+
+func BenchmarkConnection(b *testing.B) {
+	hello := hellos(b)["ALPN"]
+	bench(b, func(b *testing.B, at string) {
+		in := make([]byte, len(hello))
+		b.ReportAllocs()
+		for b.Loop() {
+			c, err := net.Dial("tcp", at)
+			require.NoError(b, err)
+			_, err = c.Write(hello)
+			require.NoError(b, err)
+			_, err = io.ReadFull(c, in)
+			require.NoError(b, err)
+			c.Close()
+		}
+	})
+}
+
+func BenchmarkParseHello(b *testing.B) {
+	hello := hellos(b)["ALPN"]
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _, _ = parseHello(hello)
+	}
+}
