@@ -262,9 +262,11 @@ func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, e
 		offer.Close()
 		return nil, fmt.Errorf("taking over: the agent before this one goes on: %w", err)
 	}
-	if err := offer.Serving(); err != nil {
+	traffic, err := offer.Serving()
+	if err != nil {
 		m.logger.Error("the agent before this one will find out by itself", "reason", err)
 	}
+	m.recount(traffic)
 	m.logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
 	return socket, socket.Take()
 }

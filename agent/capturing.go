@@ -90,6 +90,8 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 		RequireToken: captured.Mode() == capture.Address,
 	}, captured.DialContext)
 	mb.applied = false
+	m.recount(map[string][]byte{mb.pod.UID: mb.counted})
+	mb.counted = nil
 	if err := m.apply(mb); err != nil {
 		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 	}

@@ -34,6 +34,7 @@ func (c *cleaner) Admit(born time.Duration) error {
 // The rest of handover.Holder: there is nothing to hand over.
 func (c *cleaner) Offer(context.Context) ([]handover.Pod, error)  { return nil, nil }
 func (c *cleaner) Yield(context.Context) (<-chan struct{}, error) { return nil, nil }
+func (c *cleaner) Traffic(context.Context) map[string][]byte      { return nil }
 func (c *cleaner) Resume(context.Context) error                   { return nil }
 func (c *cleaner) Stop(context.Context) error                     { return nil }
 

@@ -33,6 +33,7 @@ type member struct {
 	sandbox  string // the runtime's name of it; "" while that is not known for certain
 	starting bool   // no container of it runs yet
 	handed   *capture.Handed
+	counted  []byte // by rules, under the agent before this one
 	captured *capture.Pod
 	failOpen bool // captured knows
 	proxied  *proxy.Pod
@@ -54,6 +55,7 @@ type member struct {
 	// ended and nothing of his is under way.
 	dead     *meshv1.DeadHolder
 	reported *meshv1.PodReport
+	ruled    time.Time // when the report's rules and faults were looked at
 }
 
 // egressPolicy is what says where the pod's other connections go: nil while it is refused.

@@ -57,7 +57,8 @@ type mesh struct {
 	redirected   bool             // capture knows destinations
 	members      map[string]*member
 	earlier      earlier
-	draining     int // pods whose requests are being waited for
+	left         map[string]*proxy.Pod // to the next agent
+	draining     int                   // pods whose requests are being waited for
 }
 
 // podsChanged wakes the loop after a change of the pod watch. It never blocks.
@@ -118,7 +119,7 @@ func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 	}
 	for _, p := range handed {
 		mb := add(p.UID, p.Namespace, p.Name)
-		mb.handed, mb.confirmed = p.Handed, p.Version
+		mb.handed, mb.confirmed, mb.counted = p.Handed, p.Version, p.Traffic
 	}
 	over := afterAgent(drained)
 	for uid := range m.members {

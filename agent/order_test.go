@@ -32,8 +32,9 @@ func (o offering) Yield(context.Context) (<-chan struct{}, error) {
 	o.heard <- "yield"
 	return nil, nil
 }
-func (o offering) Resume(context.Context) error { o.heard <- "resume"; return nil }
-func (o offering) Stop(context.Context) error   { return nil }
+func (o offering) Traffic(context.Context) map[string][]byte { return nil }
+func (o offering) Resume(context.Context) error              { o.heard <- "resume"; return nil }
+func (o offering) Stop(context.Context) error                { return nil }
 
 // hold makes h the one that is asked at path.
 func hold(t *testing.T, path string, h handover.Holder) *handover.Socket {

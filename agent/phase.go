@@ -68,7 +68,10 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 				// The successor captures it as after a crash.
 				h.logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
 			}
-			offered = append(offered, handover.Pod{UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: h.version(mb), Handed: handed})
+			offered = append(offered, handover.Pod{
+				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: h.version(mb), Handed: handed,
+				Traffic: h.counted(mb.proxied),
+			})
 		}
 		return nil
 	})
@@ -81,6 +84,46 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 // Yield implements handover.Holder.
 func (h holder) Yield(ctx context.Context) (drained <-chan struct{}, err error) {
 	return h.drained, h.do(ctx, func() error { h.yield(); return nil })
+}
+
+// Traffic implements handover.Holder.
+func (h holder) Traffic(ctx context.Context) (traffic map[string][]byte) {
+	_ = h.do(ctx, func() error {
+		traffic = map[string][]byte{}
+		for uid, p := range h.left {
+			traffic[uid] = h.counted(p)
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		traffic = nil // the loop may be at it still
+	}
+	return traffic
+}
+
+// counted is what a pod's rules have counted, for the next agent.
+func (m *mesh) counted(p *proxy.Pod) []byte {
+	if p == nil || len(p.RuleStates()) == 0 && len(p.FaultStates()) == 0 {
+		return nil
+	}
+	data, err := p.ExportTraffic()
+	if err != nil {
+		m.logger.Error("telling the next agent what rules have counted", "error", err)
+	}
+	return data
+}
+
+// recount lets the pods' rules go on from where those of the agent before this one are.
+func (m *mesh) recount(traffic map[string][]byte) {
+	for uid, data := range traffic {
+		mb := m.members[uid]
+		if mb == nil || mb.proxied == nil || len(data) == 0 {
+			continue
+		}
+		if err := mb.proxied.ImportTraffic(data); err != nil {
+			m.logger.Error("rules begin anew", "pod", mb.pod.String(), "reason", err)
+		}
+	}
 }
 
 // Resume implements handover.Holder.
@@ -121,8 +164,10 @@ func (m *mesh) yield() {
 	m.enter(yielded)
 	close(m.yielded)
 	m.logger.Info("another agent serves; ending what is under way", "pods", len(m.members))
-	for _, mb := range m.members {
+	m.left = map[string]*proxy.Pod{}
+	for uid, mb := range m.members {
 		if mb.captured != nil && mb.captured.Mode() != capture.Address {
+			m.left[uid] = mb.proxied
 			m.abandon(mb)
 		}
 	}

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"time"
+
 	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -23,6 +25,7 @@ func (m *mesh) reportChanges() {
 			r.LockHolder = mb.proxied.LockHolder()
 			r.Methods = mb.proxied.Methods()
 			r.EgressMessage = mb.egressProblem
+			mb.addRules(r)
 		}
 		counts[r.GetCapture()]++
 		if !proto.Equal(r, mb.reported) {
@@ -34,4 +37,17 @@ func (m *mesh) reportChanges() {
 		}
 	}
 	m.metrics.setPods(counts)
+}
+
+// rulesInterval is how often counts alone are reported, at most.
+const rulesInterval = 2 * time.Second
+
+// addRules says how rules and faults fare, as of a moment ago.
+func (mb *member) addRules(r *meshv1.PodReport) {
+	if last := mb.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && time.Since(mb.ruled) < rulesInterval {
+		r.Rules, r.Faults = last.GetRules(), last.GetFaults()
+		return
+	}
+	mb.ruled = time.Now()
+	r.Rules, r.Faults = mb.proxied.RuleStates(), mb.proxied.FaultStates()
 }

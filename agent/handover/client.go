@@ -61,25 +61,26 @@ func Ask(ctx context.Context, path string, born time.Duration) (*Offer, error) {
 }
 
 // Serving tells the other agent to let go of what it offered, and returns when
-// it has. The offer is closed when that agent has drained.
-func (o *Offer) Serving() error {
+// it has, with what its rules have counted until then, by pod. The offer is closed when
+// that agent has drained.
+func (o *Offer) Serving() (traffic map[string][]byte, err error) {
 	within(o.peer.conn, 2*answerWithin)
-	err := o.peer.send(message{Ask: serving})
-	if err == nil {
-		err = o.peer.done()
+	if err = o.peer.send(message{Ask: serving}); err == nil {
+		traffic, err = o.peer.receiveTraffic()
 	}
+	lost := err
 	go func() {
 		defer close(o.drained)
 		defer o.peer.conn.Close()
 		_ = o.peer.conn.SetDeadline(time.Time{})
-		for lost := err; lost == nil; {
+		for lost == nil {
 			lost = o.peer.done()
 		}
 	}()
 	if err != nil {
-		return fmt.Errorf("telling the agent before this one to let go: %w", err)
+		return nil, fmt.Errorf("telling the agent before this one to let go: %w", err)
 	}
-	return nil
+	return traffic, nil
 }
 
 // Close is for an offer that is not taken.

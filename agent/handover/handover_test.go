@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ type agent struct {
 	born      time.Duration
 	drained   chan struct{}
 	heard     chan string
+	traffic   map[string][]byte
 }
 
 func newAgent() *agent { return &agent{heard: make(chan string, 16)} }
@@ -66,8 +68,9 @@ func (a *agent) Yield(context.Context) (<-chan struct{}, error) {
 	}
 	return a.drained, a.say("yield")
 }
-func (a *agent) Resume(context.Context) error { return a.say("resume") }
-func (a *agent) Stop(context.Context) error   { return a.say("stop") }
+func (a *agent) Traffic(context.Context) map[string][]byte { return a.traffic }
+func (a *agent) Resume(context.Context) error              { return a.say("resume") }
+func (a *agent) Stop(context.Context) error                { return a.say("stop") }
 
 // serve makes an agent the one that is asked at path.
 func serve(t *testing.T, path string, a *agent) *Socket {
@@ -155,7 +158,8 @@ func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
 		go accept(l)
 	}
 	Close(offer.Pods)
-	require.NoError(t, offer.Serving())
+	_, err = offer.Serving()
+	require.NoError(t, err)
 
 	first.hears(t, "offer")
 	first.hears(t, "yield")
@@ -178,7 +182,8 @@ func TestAnAgentThatHandedOverSaysWhenItHasDrained(t *testing.T) {
 	serve(t, path, first)
 	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
-	require.NoError(t, offer.Serving())
+	_, err = offer.Serving()
+	require.NoError(t, err)
 	select {
 	case <-offer.Drained:
 		t.Fatal("it has requests under way")
@@ -203,7 +208,8 @@ func TestAnAgentThatOfferedCanStillCloseItsListeners(t *testing.T) {
 	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
 	Close(offer.Pods)
-	require.NoError(t, offer.Serving())
+	_, err = offer.Serving()
+	require.NoError(t, err)
 
 	select {
 	case err := <-ended:
@@ -228,7 +234,8 @@ func TestAnAgentResumesWhenItsSuccessorDies(t *testing.T) {
 	again, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err, "another may ask")
 	Close(again.Pods)
-	require.NoError(t, again.Serving())
+	_, err = again.Serving()
+	require.NoError(t, err)
 }
 
 func TestNobodyThereIsNoError(t *testing.T) {
@@ -408,4 +415,83 @@ func TestListenersForEgressChangeHands(t *testing.T) {
 			require.Equal(t, inodes[i][j], is)
 		}
 	}
+}
+
+func TestWhatRulesCountedIsHandedOverAtLast(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	first := newAgent()
+	first.traffic = map[string][]byte{"a": []byte("some"), "b": bytes.Repeat([]byte("much"), piece), "c": nil}
+	serve(t, path, first)
+	offer, err := Ask(t.Context(), path, 0)
+	require.NoError(t, err)
+	traffic, err := offer.Serving()
+	require.NoError(t, err)
+	require.Equal(t, map[string][]byte{"a": first.traffic["a"], "b": first.traffic["b"]}, traffic)
+	<-offer.Drained
+}
+
+// Agents of before rules, on either side.
+func TestAnAgentThatKnowsNoRulesHandsOverAsWell(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	require.NoError(t, err)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		for _, answer := range []string{`{"pods":[{"uid":"a"}]}`, `{}`} {
+			_, _ = conn.Read(make([]byte, maxMessage))
+			_, _ = conn.Write([]byte(answer))
+		}
+		_ = conn.Close()
+	}()
+	offer, err := Ask(t.Context(), path, 0)
+	require.NoError(t, err)
+	traffic, err := offer.Serving()
+	require.NoError(t, err)
+	require.Empty(t, traffic)
+	<-offer.Drained
+	require.NoError(t, l.Close())
+	require.NoError(t, os.RemoveAll(path))
+
+	first := newAgent()
+	first.traffic, first.drained = map[string][]byte{"a": bytes.Repeat([]byte("much"), piece)}, make(chan struct{})
+	serve(t, path, first)
+	p, err := dial(t.Context(), path)
+	require.NoError(t, err)
+	defer p.conn.Close()
+	require.NoError(t, p.send(message{Ask: takeOver}))
+	_, err = p.receivePods()
+	require.NoError(t, err)
+	require.NoError(t, p.send(message{Ask: serving}))
+	require.NoError(t, p.done(), "which is all that it waits for")
+	close(first.drained)
+	require.Eventually(t, func() bool { return p.done() != nil }, 10*time.Second, time.Millisecond)
+}
+
+func TestPodsOfWhichMuchWasCountedAreOfferedAll(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	pair := make([]Pod, 50)
+	for i := range pair {
+		pair[i] = Pod{UID: fmt.Sprint(i), Traffic: bytes.Repeat([]byte("x"), 10_000)}
+	}
+	pair[7].Traffic = bytes.Repeat([]byte("x"), 1<<20)
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		conn, err := l.AcceptUnix()
+		if err == nil {
+			_ = peer{conn}.sendPods(pair)
+			_ = conn.Close()
+		}
+	}()
+	p, err := dial(t.Context(), path)
+	require.NoError(t, err)
+	got, err := p.receivePods()
+	require.NoError(t, err)
+	require.Len(t, got, len(pair))
+	require.Nil(t, got[7].Traffic, "it is told later")
+	require.Len(t, got[8].Traffic, 10_000)
 }

@@ -34,6 +34,8 @@ type Holder interface {
 	// over unasked. It returns when connections are the other's alone; nothing is
 	// under way any more when drained is closed, or nil.
 	Yield(ctx context.Context) (drained <-chan struct{}, err error)
+	// Traffic is asked for after Yield: what the pods' rules have counted until then.
+	Traffic(ctx context.Context) map[string][]byte
 	// Resume is called instead of Yield when the other is gone.
 	Resume(ctx context.Context) error
 	// Stop stops serving and capturing, for good.
@@ -202,7 +204,12 @@ func (s *Socket) handOver(ctx context.Context, p peer, h Holder) error {
 		return errors.Join(fmt.Errorf("the successor is lost: %w", err), h.Resume(ctx))
 	}
 	drained, err := h.Yield(ctx)
-	err = p.conclude(err)
+	if err == nil {
+		within(p.conn, answerWithin)
+		err = p.sendTraffic(h.Traffic(ctx))
+	} else {
+		err = p.conclude(err)
+	}
 	if drained != nil {
 		<-drained // the connection says so by its end, and so does the end of this process
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,10 @@ const (
 	maxPods    = 4096
 	// batch is how many pods go in one message at most: some hundred bytes each.
 	batch = 100
+	// piece is how much of what rules have counted goes in one message, in bytes.
+	piece = 32 << 10
+	// maxTraffic is how much of that is taken of one pod.
+	maxTraffic = 8 << 20
 )
 
 // Pod is a captured pod that changes hands.
@@ -27,6 +32,9 @@ type Pod struct {
 	UID, Namespace, Name string
 	// Version of the policy that the first agent has confirmed to the manager.
 	Version string
+	// Traffic is what its rules have counted; nil if there is none, or too much to say
+	// before Serving.
+	Traffic []byte
 	// Handed is nil if the first agent could not hand over what it had.
 	Handed *capture.Handed
 }
@@ -75,6 +83,7 @@ type podMessage struct {
 	Handed    bool   `json:"handed"`
 	Listeners int    `json:"listeners"`
 	Egress    int    `json:"egress,omitempty"` // of them
+	Traffic   []byte `json:"traffic,omitempty"`
 }
 
 // peer is one end of a connection.
@@ -161,9 +170,16 @@ func (p peer) sendPods(pods []Pod) error {
 	for {
 		var m message
 		var files []*os.File
+		counted := 0
 		for len(pods) > 0 && len(m.Pods) < batch {
 			pod := pods[0]
 			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version}
+			if len(pod.Traffic) <= piece/2 { // else it is told later
+				pm.Traffic = pod.Traffic
+			}
+			if counted += len(pm.Traffic); counted > piece/2 {
+				break
+			}
 			if h := pod.Handed; h != nil {
 				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
 				if len(files)+pm.Listeners > maxFiles {
@@ -200,7 +216,7 @@ func (p peer) receivePods() ([]Pod, error) {
 			return fail(err)
 		}
 		for _, pm := range m.Pods {
-			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version}
+			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version, Traffic: pm.Traffic}
 			if pm.Egress < 0 || pm.Listeners < pm.Egress || pm.Listeners > len(files) {
 				closeAll(files)
 				return fail(errors.New("listeners are missing"))
@@ -218,6 +234,50 @@ func (p peer) receivePods() ([]Pod, error) {
 			return fail(errors.New("no end of pods"))
 		case !m.More:
 			return pods, nil
+		}
+	}
+}
+
+// sendTraffic answers that serving is done, and what rules have counted by then. To an
+// agent that does not ask for it what follows the first message says nothing.
+func (p peer) sendTraffic(traffic map[string][]byte) error {
+	var pieces []podMessage
+	for uid, data := range traffic {
+		for part := range slices.Chunk(data, piece) {
+			pieces = append(pieces, podMessage{UID: uid, Traffic: part})
+		}
+	}
+	err := p.send(message{More: len(pieces) > 0})
+	for i := 0; err == nil && i < len(pieces); i++ {
+		err = p.send(message{Pods: pieces[i : i+1], More: i+1 < len(pieces)})
+	}
+	return err
+}
+
+// receiveTraffic is the other end of sendTraffic. An older agent says no more than
+// that it is done.
+func (p peer) receiveTraffic() (map[string][]byte, error) {
+	traffic := map[string][]byte{}
+	for first := true; ; first = false {
+		m, files, err := p.receive()
+		closeAll(files)
+		if err == nil {
+			err = m.err()
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, pm := range m.Pods {
+			traffic[pm.UID] = append(traffic[pm.UID], pm.Traffic...)
+			if len(traffic) > maxPods || len(traffic[pm.UID]) > maxTraffic {
+				return nil, errors.New("no end of what rules have counted")
+			}
+		}
+		switch {
+		case !m.More:
+			return traffic, nil
+		case !first && len(m.Pods) == 0:
+			return nil, errors.New("no end of what rules have counted")
 		}
 	}
 }
