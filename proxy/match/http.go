@@ -65,14 +65,14 @@ func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 
 // Deep tells whether more is asked for than TLS shows.
 func (u *URL) Deep() bool {
-	return u.path != nil || u.hostPath != nil || u.methods != nil || len(u.headers) > 0
+	return u.path != nil || u.hostPath != nil || !u.methods.all() || len(u.headers) > 0
 }
 
 // Wildcards is as of Resource.
 func (u *URL) Wildcards() (n int) {
 	for _, any := range []bool{
 		u.scheme == "", u.host == nil || u.host.kind != exact, u.port == 0,
-		u.path == nil || u.path.kind != exact, u.methods == nil,
+		u.path == nil || u.path.kind != exact, u.methods.all(),
 	} {
 		if any {
 			n++

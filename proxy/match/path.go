@@ -23,7 +23,7 @@ func (p *Path) Match(verb, path string) bool { return p.verbs.has(verb) && p.pat
 
 // Wildcards is as of Resource.
 func (p *Path) Wildcards() (n int) {
-	if p.verbs == nil {
+	if p.verbs.all() {
 		n++
 	}
 	for _, pattern := range p.paths {

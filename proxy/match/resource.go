@@ -52,7 +52,7 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 		}
 		out.resources = append(out.resources, resource{name, sub})
 	}
-	for _, any := range []bool{out.groups == nil, out.verbs == nil, out.namespaces == nil, out.names == nil, len(out.resources) == 0} {
+	for _, any := range []bool{out.groups.all(), out.verbs.all(), out.namespaces.all(), out.names.all(), len(out.resources) == 0} {
 		if any {
 			out.wildcards += 2
 		}
@@ -83,31 +83,45 @@ func (m *Resource) resource(k Kind) bool {
 
 // Match tells whether the match is about a request of a kind that Of is true of.
 func (m *Resource) Match(o *Object) bool {
-	if o.Lock && !(m.names != nil && m.names.has(o.Name)) {
+	if o.Lock && (m.names.all() || !m.names.has(o.Name)) {
 		return false
 	}
 	return m.namespaces.has(o.Namespace) && m.names.has(o.Name) && m.headers.Match(o.Header)
 }
 
-// set is of what is asked for; nil has all.
-type set map[string]struct{}
+// set is of what is asked for; the zero set has all.
+type set struct {
+	few  []string // faster than a map, as long as they are few
+	many map[string]struct{}
+}
+
+const few = 8
 
 func newSet(values []string) set {
 	if len(values) == 0 || slices.Contains(values, "*") {
-		return nil
+		return set{}
 	}
-	out := make(set, len(values))
+	if len(values) <= few {
+		return set{few: values}
+	}
+	many := make(map[string]struct{}, len(values))
 	for _, v := range values {
-		out[v] = struct{}{}
+		many[v] = struct{}{}
 	}
-	return out
+	return set{many: many}
 }
 
-func (s set) has(v string) bool {
-	if s == nil {
+// all tells whether the set asks for nothing.
+func (s *set) all() bool { return s.few == nil && s.many == nil }
+
+func (s *set) has(v string) bool {
+	if s.few != nil {
+		return slices.Contains(s.few, v)
+	}
+	if s.many == nil {
 		return true
 	}
-	_, ok := s[v]
+	_, ok := s.many[v]
 	return ok
 }
 
