@@ -127,6 +127,10 @@ func Run(told context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	hosts, err := leaf.NewHosts(manager.SignEgressLeaf)
+	if err != nil {
+		return err
+	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: o.Client.EventsV1()})
 	defer broadcaster.Shutdown()
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
@@ -134,7 +138,7 @@ func Run(told context.Context, o Options) error {
 	}
 	recorder := newRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
 	server, err := proxy.New(proxy.Config{
-		Leaf: keeper.Current, Logger: o.Logger, Registerer: registry, Node: o.Node,
+		Leaf: keeper.Current, EgressLeaf: hosts.Get, Logger: o.Logger, Registerer: registry, Node: o.Node,
 		Notify: func(p proxy.PodInfo, reason, message string) {
 			recorder.pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
 		},

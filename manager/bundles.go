@@ -23,7 +23,7 @@ import (
 // no other ConfigMap need be readable.
 func (w *world) watchBundles(ctx context.Context) error {
 	var factories []informers.SharedInformerFactory
-	for _, name := range []string{inject.MeshBundle, inject.BothBundle} {
+	for _, name := range []string{inject.MeshBundle, inject.BothBundle, inject.EgressBundle} {
 		f := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = "metadata.name=" + name
 		}))
@@ -58,7 +58,7 @@ func (w *world) keepBundles(ctx context.Context) error {
 		return nil
 	}
 	needs := bundleNeeds(c.pods)
-	mesh := w.authority.Bundle()
+	mesh, egress := w.authority.Bundle(), w.egress.Bundle()
 	var errs []error
 	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b bundleNeed) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
@@ -75,6 +75,9 @@ func (w *world) keepBundles(ctx context.Context) error {
 	if was := w.bundled.Swap(&mesh); was == nil || !bytes.Equal(*was, mesh) {
 		w.trustLoop.poke() // a rotation waits for it
 	}
+	if was := w.egressBundled.Swap(&egress); was == nil || !bytes.Equal(*was, egress) {
+		w.trustLoop.poke()
+	}
 	return nil
 }
 
@@ -84,8 +87,14 @@ type bundleNeed struct{ namespace, name string }
 func bundleNeeds(pods []*corev1.Pod) map[bundleNeed]bool {
 	needs := map[bundleNeed]bool{}
 	for _, p := range pods {
-		if name := inject.BundleOf(p.Annotations[v1alpha1.TrustAnnotation]); name != "" && !compile.Ended(p) {
+		if compile.Ended(p) {
+			continue
+		}
+		if name := inject.BundleOf(p.Annotations[v1alpha1.TrustAnnotation]); name != "" {
 			needs[bundleNeed{p.Namespace, name}] = true
+		}
+		if inject.TrustsEgress(p) {
+			needs[bundleNeed{p.Namespace, inject.EgressBundle}] = true
 		}
 	}
 	return needs

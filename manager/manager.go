@@ -88,11 +88,12 @@ func Run(ctx context.Context, o Options) error {
 		},
 	}
 	w.authority = &trust.Authority{Client: live, Namespace: o.Namespace, Names: w.apiServerNames, Log: o.Log}
+	w.egress = &trust.Authority{Client: live, Namespace: o.Namespace, Names: w.apiServerNames, Egress: true, Log: o.Log}
 	if err := w.bootstrap(ctx); err != nil {
 		return err
 	}
 	bundles := &inject.Bundles{
-		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Reload: w.authority.Load,
+		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Egress: w.egress.Bundle, Reload: w.loadCAs,
 	}
 
 	grace := 5 * time.Second
@@ -135,8 +136,8 @@ func Run(ctx context.Context, o Options) error {
 			Reviewer: kube.AuthenticationV1().TokenReviews(),
 			User:     fmt.Sprintf("system:serviceaccount:%s:%s", o.Namespace, o.AgentServiceAccount),
 		},
-		Signer: w.authority,
-		Log:    o.Log,
+		Signer: w.authority, EgressSigner: w.egress,
+		Log: o.Log,
 	}
 	w.sweeper = &label.Sweeper{
 		Metadata: meta,

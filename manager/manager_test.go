@@ -169,9 +169,10 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 		sweeper: &label.Sweeper{Limiter: rate.NewLimiter(rate.Inf, 1)},
 	}
 	w.authority = &trust.Authority{Client: c, Namespace: "mesh", Names: w.apiServerNames}
+	w.egress = &trust.Authority{Client: c, Namespace: "mesh", Names: w.apiServerNames, Egress: true}
 	w.weigher = &roots.Weigher{}
 	w.roots = &roots.Roots{Client: c, Observe: w.push.Observe, Recorder: recorder, Weigher: w.weigher}
-	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA}
+	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Egress: w.egress.Bundle}
 	idle := func(context.Context) error { return nil }
 	for _, l := range []**loop{&w.policiesLoop, &w.rootsLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop, &w.sharesLoop, &w.trafficLoop} {
 		*l = newLoop(log, "", 0, 0, idle)
@@ -211,7 +212,9 @@ func shard(name, value string) *v1alpha1.ShardingConfig {
 // From what users wrote to everything that follows from it.
 func TestWorld(t *testing.T) {
 	ctx := t.Context()
-	w, recorder := newWorld(t, memberPod("a", v1alpha1.TrustMesh), memberPod("b", v1alpha1.TrustBoth), shard("one", "a"), shard("two", "b"))
+	a := memberPod("a", v1alpha1.TrustMesh)
+	a.Annotations[v1alpha1.TrustEgressAnnotation] = "true"
+	w, recorder := newWorld(t, a, memberPod("b", v1alpha1.TrustBoth), shard("one", "a"), shard("two", "b"))
 	require.NoError(t, w.policies(ctx))
 	require.Len(t, w.compiled.Load().Policies, 2)
 	require.Equal(t, "one", w.compiled.Load().Policies["a"].Sharding.Shard)
@@ -219,6 +222,11 @@ func TestWorld(t *testing.T) {
 	require.NoError(t, w.keepBundles(ctx))
 	require.Equal(t, string(w.authority.Bundle()), get(t, w, "ns", inject.MeshBundle, &corev1.ConfigMap{}).Data["ca.crt"])
 	require.True(t, strings.HasSuffix(get(t, w, "ns", inject.BothBundle, &corev1.ConfigMap{}).Data["ca.crt"], "cluster\n"))
+
+	egress := get(t, w, "ns", inject.EgressBundle, &corev1.ConfigMap{}).Data
+	require.Len(t, egress, 2)
+	require.Equal(t, string(w.egress.Bundle()), egress["ca.crt"])
+	require.Equal(t, w.egress.Bundle(), *w.egressBundled.Load())
 
 	require.NoError(t, w.keepStamp(ctx))
 	stamp := get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})
@@ -317,7 +325,7 @@ func TestARotationWaitsForPods(t *testing.T) {
 	ended, outsider := memberPod("ended", v1alpha1.TrustMesh), memberPod("outsider", "")
 	ended.Status.Phase = corev1.PodSucceeded
 	w, _ := newWorld(t, memberPod("member", v1alpha1.TrustMesh), memberPod("other", v1alpha1.TrustBoth), ended, outsider)
-	require.Nil(t, w.trusting(), "not known yet")
+	require.Nil(t, w.trusting(func(*corev1.Pod) bool { return true }), "not known yet")
 	ca := get(t, w, "mesh", trust.MeshCASecret, &corev1.Secret{})
 	ca.Annotations = map[string]string{trust.RotateAnnotation: "now"}
 	require.NoError(t, w.live.Update(ctx, ca))

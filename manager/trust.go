@@ -21,13 +21,14 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
 // ManagerCA is the ConfigMap from which agents learn how to verify the manager.
 const ManagerCA = "ctrlmesh-manager-ca"
 
-// bootstrap waits until it knows the apiserver's addresses and has both CAs,
+// bootstrap waits until it knows the apiserver's addresses and has all CAs,
 // without which nothing can be served.
 func (w *world) bootstrap(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 10, Cap: 10 * time.Second}
@@ -54,7 +55,7 @@ func (w *world) loadAll(ctx context.Context) error {
 	}
 	w.cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
-	return errors.Join(w.authority.Load(ctx), w.serving.Maintain(ctx, nil))
+	return errors.Join(w.loadCAs(ctx), w.serving.Maintain(ctx, nil))
 }
 
 // readCluster finds out what agents must know of the apiserver and of each other.
@@ -87,7 +88,7 @@ func (w *world) follow(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if err := errors.Join(w.authority.Load(ctx), w.serving.Load(ctx)); err != nil && ctx.Err() == nil {
+		if err := errors.Join(w.loadCAs(ctx), w.serving.Load(ctx)); err != nil && ctx.Err() == nil {
 			w.Log.Warn("certificates could not be read again", "error", err)
 		}
 		metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
@@ -96,22 +97,38 @@ func (w *world) follow(ctx context.Context) error {
 
 // keepTrust renews what is due and tells those who must know.
 func (w *world) keepTrust(ctx context.Context) error {
-	before := w.authority.Bundle()
-	var bundled []byte
-	if b := w.bundled.Load(); b != nil {
-		bundled = *b
-	}
-	err := errors.Join(w.authority.Maintain(ctx, bundled, w.trusting()), w.serving.Maintain(ctx, w.published))
+	before, egress := w.authority.Bundle(), w.egress.Bundle()
+	mesh := func(p *corev1.Pod) bool { return p.Annotations[v1alpha1.TrustAnnotation] != "" }
+	err := errors.Join(
+		w.authority.Maintain(ctx, dereference(w.bundled.Load()), w.trusting(mesh)),
+		w.egress.Maintain(ctx, dereference(w.egressBundled.Load()), w.trusting(inject.TrustsEgress)),
+		w.serving.Maintain(ctx, w.published),
+	)
 	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
 	if !bytes.Equal(before, w.authority.Bundle()) {
 		w.bundlesLoop.poke()
 		w.policiesLoop.poke() // agents must ask for a new leaf
+	}
+	if !bytes.Equal(egress, w.egress.Bundle()) {
+		w.bundlesLoop.poke()
 	}
 	told := errors.Join(w.publishCA(ctx), w.injectCA(ctx))
 	if told == nil {
 		w.published = w.serving.Bundle()
 	}
 	return errors.Join(err, told)
+}
+
+// loadCAs reads those that pods trust.
+func (w *world) loadCAs(ctx context.Context) error {
+	return errors.Join(w.authority.Load(ctx), w.egress.Load(ctx))
+}
+
+func dereference(b *[]byte) []byte {
+	if b == nil {
+		return nil
+	}
+	return *b
 }
 
 // permits tells whether agents' certificates may name an address. A replica that
@@ -126,16 +143,16 @@ func (w *world) permits(ctx context.Context, ip netip.Addr) bool {
 	return w.authority.Permits(ip)
 }
 
-// trusting are the pods that trust the mesh, and when they were created; nil
-// while they are not known.
-func (w *world) trusting() map[string]time.Time {
+// trusting are the pods that trust a CA, and when they were created; nil while they
+// are not known.
+func (w *world) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
 	c := w.compiled.Load()
 	if c == nil {
 		return nil
 	}
 	pods := map[string]time.Time{}
 	for _, p := range c.pods {
-		if p.Annotations[v1alpha1.TrustAnnotation] != "" && !compile.Ended(p) {
+		if trusts(p) && !compile.Ended(p) {
 			pods[p.Namespace+"/"+p.Name] = p.CreationTimestamp.Time
 		}
 	}

@@ -57,7 +57,8 @@ type world struct {
 	since    time.Time // when this replica began to write status
 	leading  time.Time // when it began to hear of nodes
 
-	authority *trust.Authority
+	authority *trust.Authority // the mesh CA
+	egress    *trust.Authority
 	serving   *trust.Serving
 	push      *push.Server
 	bundles   *inject.Bundles
@@ -69,7 +70,8 @@ type world struct {
 	cluster  atomic.Pointer[meshv1.Cluster]
 	listed   atomic.Pointer[listed]
 	compiled atomic.Pointer[compiled]
-	bundled  atomic.Pointer[[]byte] // the mesh's bundle that all namespaces have
+	// bundled and egressBundled are the bundles that all namespaces have.
+	bundled, egressBundled atomic.Pointer[[]byte]
 	// expiry wakes the policies loop, which alone sets it.
 	expiry *time.Timer
 	book   quota.Book
@@ -324,7 +326,7 @@ func (w *world) serveAgents(ctx context.Context) error {
 
 // ready is a readiness check: whoever is sent here can be served.
 func (w *world) ready(*http.Request) error {
-	if len(w.authority.Bundle()) == 0 || len(w.serving.Bundle()) == 0 {
+	if len(w.authority.Bundle()) == 0 || len(w.egress.Bundle()) == 0 || len(w.serving.Bundle()) == 0 {
 		return errors.New("certificates are not loaded")
 	}
 	return nil

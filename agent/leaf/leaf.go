@@ -1,5 +1,6 @@
-// Package leaf keeps the agent's serving certificate: asks the manager for it,
-// renews it at two thirds of its life, and hands it to each TLS handshake.
+// Package leaf keeps the agent's certificates: the one with which it serves the
+// apiserver's clients, and those for other hosts. It asks the manager for them,
+// renews them at two thirds of their life, and hands them to TLS handshakes.
 package leaf
 
 import (

@@ -60,6 +60,7 @@ type Manager struct {
 	pending map[string]*meshv1.PodReport // latest report of each pod, to be sent
 	all     map[string]*meshv1.PodReport // latest report of each pod
 	wake    chan struct{}
+	conn    *grpc.ClientConn // that of the stream; nil without one
 }
 
 const (
@@ -143,6 +144,28 @@ func (m *Manager) SignLeaf(ctx context.Context, csr []byte) ([][]byte, error) {
 	return resp.GetChain(), nil
 }
 
+// SignEgressLeaf is SignLeaf for another host, on the connection of the stream:
+// without one, the manager is not waited for.
+func (m *Manager) SignEgressLeaf(ctx context.Context, csr []byte, host string) ([][]byte, error) {
+	m.mu.Lock()
+	conn := m.conn
+	m.mu.Unlock()
+	if conn == nil {
+		return nil, errors.New("asking the manager for a certificate: there is no connection to it")
+	}
+	resp, err := meshv1.NewMeshClient(conn).SignEgressLeaf(ctx, &meshv1.SignEgressLeafRequest{Csr: csr, Host: host})
+	if err != nil {
+		return nil, fmt.Errorf("asking the manager for a certificate: %w", err)
+	}
+	return resp.GetChain(), nil
+}
+
+func (m *Manager) use(conn *grpc.ClientConn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.conn = conn
+}
+
 func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 	roots, err := m.Roots(ctx)
 	if err != nil {
@@ -185,6 +208,8 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 		return fmt.Errorf("greeting the manager: %w", err)
 	}
 
+	m.use(conn)
+	defer m.use(nil)
 	m.mu.Lock()
 	maps.Copy(m.pending, m.all) // a new manager knows nothing yet
 	m.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
 const (
@@ -20,6 +21,8 @@ const (
 	MeshBundle = "ctrlmesh-ca.crt"
 	// BothBundle is the ConfigMap with the mesh CA and the cluster's.
 	BothBundle = "ctrlmesh-cluster-ca.crt"
+	// EgressBundle is the ConfigMap with the egress CA, and no other.
+	EgressBundle = "ctrlmesh-egress-ca.crt"
 	// clusterBundle is the one that Kubernetes puts into every namespace.
 	clusterBundle = "kube-root-ca.crt"
 	// BundleLabel marks the mesh's bundles, so that only they are watched.
@@ -33,8 +36,8 @@ type Bundles struct {
 	// Client is uncached.
 	Client client.Client
 	// Mesh and Cluster give the CAs in PEM.
-	Mesh, Cluster func() []byte
-	// Reload reads the mesh CA anew; may be nil.
+	Mesh, Cluster, Egress func() []byte
+	// Reload reads the mesh's CAs anew; may be nil.
 	Reload func(context.Context) error
 }
 
@@ -51,23 +54,40 @@ func BundleOf(trust string) string {
 }
 
 // content of a bundle.
-func (b *Bundles) content(name string) (string, error) {
+func (b *Bundles) content(name string) (map[string]string, error) {
+	if name == EgressBundle {
+		return b.egress()
+	}
 	mesh, cluster := b.Mesh(), b.Cluster()
 	switch {
 	case len(mesh) == 0:
-		return "", errors.New("the mesh CA is not loaded yet")
+		return nil, errors.New("the mesh CA is not loaded yet")
 	case name == MeshBundle:
-		return string(mesh), nil
+		return map[string]string{bundleKey: string(mesh)}, nil
 	case len(cluster) == 0:
-		return "", errors.New("the cluster's CA is not known")
+		return nil, errors.New("the cluster's CA is not known")
 	}
-	return string(mesh) + string(cluster), nil
+	return map[string]string{bundleKey: string(mesh) + string(cluster)}, nil
+}
+
+// egress is all in one file, for Node, and each in one of its own, for the others.
+func (b *Bundles) egress() (map[string]string, error) {
+	bundle := b.Egress()
+	if len(bundle) == 0 {
+		return nil, errors.New("the egress CA is not loaded yet")
+	}
+	files, err := trust.Directory(bundle)
+	if err != nil {
+		return nil, fmt.Errorf("the egress CA: %w", err)
+	}
+	files[bundleKey] = string(bundle)
+	return files, nil
 }
 
 // Right tells whether a ConfigMap is as it must be.
 func (b *Bundles) Right(cm *corev1.ConfigMap) bool {
 	want, err := b.content(cm.Name)
-	return err == nil && cm.Labels[BundleLabel] == "true" && len(cm.Data) == 1 && cm.Data[bundleKey] == want && len(cm.BinaryData) == 0
+	return err == nil && cm.Labels[BundleLabel] == "true" && maps.Equal(cm.Data, want) && len(cm.BinaryData) == 0
 }
 
 // Ensure makes a namespace's bundle right.
@@ -75,7 +95,7 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 	key := types.NamespacedName{Namespace: namespace, Name: name}
 	var err error
 	for attempt := range 4 { // others write it too: the other replica, or whoever broke it
-		var want string
+		var want map[string]string
 		if want, err = b.content(name); err != nil {
 			return err
 		}
@@ -85,7 +105,7 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 		case apierrors.IsNotFound(err):
 			err = b.Client.Create(ctx, &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{BundleLabel: "true"}},
-				Data:       map[string]string{bundleKey: want},
+				Data:       want,
 			})
 		case err != nil:
 		case b.Right(cm):
@@ -106,7 +126,7 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 				cm.Labels = map[string]string{}
 			}
 			cm.Labels[BundleLabel] = "true"
-			cm.Data, cm.BinaryData = map[string]string{bundleKey: want}, nil
+			cm.Data, cm.BinaryData = want, nil
 			err = b.Client.Update(ctx, cm)
 		}
 		if err == nil {

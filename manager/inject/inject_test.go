@@ -39,6 +39,7 @@ func newWebhook(t *testing.T, existing ...client.Object) *Webhook {
 		Client:  c,
 		Mesh:    func() []byte { return []byte("mesh\n") },
 		Cluster: func() []byte { return []byte("cluster\n") },
+		Egress:  func() []byte { return egressCA },
 	}}
 }
 

@@ -92,9 +92,17 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		ops, warnings = append(ops, more...), replaced
 		annotations[v1alpha1.KubeconfigContentAnnotation] = kubeconfig
 	}
+	bundles := []string{bundle}
+	if TrustsEgress(pod) {
+		more, alone := trustEgress(pod, capture == v1alpha1.CaptureAddress)
+		ops, warnings = append(ops, more...), append(warnings, alone...)
+		bundles = append(bundles, EgressBundle)
+	}
 	if req.DryRun == nil || !*req.DryRun {
-		if err := w.Bundles.Ensure(ctx, req.Namespace, bundle); err != nil {
-			return admission.Errored(http.StatusInternalServerError, err)
+		for _, bundle := range bundles {
+			if err := w.Bundles.Ensure(ctx, req.Namespace, bundle); err != nil {
+				return admission.Errored(http.StatusInternalServerError, err)
+			}
 		}
 	}
 	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...).WithWarnings(warnings...)

@@ -554,6 +554,50 @@ func TestWhoMayConnect(t *testing.T) {
 	require.Len(t, r.Chain, 2)
 }
 
+type egressSigner struct{}
+
+func (egressSigner) SignFor(csr []byte, host string) ([][]byte, error) {
+	if host != "example.com" {
+		return nil, errors.New("the host stands for the apiserver")
+	}
+	return [][]byte{csr, []byte("ca")}, nil
+}
+
+func TestWhoIsSignedForOtherHosts(t *testing.T) {
+	w := start(t)
+	w.EgressSigner = egressSigner{}
+	p := policies("a@n1=1", "b@n1=1", "c@n2=1")
+	p["a"].Traffic = &meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: true}}
+	p["c"].Traffic = &meshv1.Traffic{Egress: &meshv1.Egress{}}
+	w.Set(cluster1, p)
+	sign := func(ctx context.Context, host string) codes.Code {
+		r, err := w.client.SignEgressLeaf(ctx, &meshv1.SignEgressLeafRequest{Csr: []byte("x"), Host: host})
+		if err == nil {
+			require.Len(t, r.Chain, 2)
+		}
+		return status.Code(err)
+	}
+	n1 := as(t.Context(), agentUser+"@n1")
+	require.Equal(t, codes.OK, sign(n1, "example.com"))
+	require.Equal(t, codes.InvalidArgument, sign(n1, "kubernetes"))
+	require.Equal(t, codes.InvalidArgument, sign(n1, "\xc3\xa4\n"))
+	require.Equal(t, codes.Unauthenticated, sign(t.Context(), "example.com"))
+	require.Equal(t, codes.Unauthenticated, sign(as(t.Context(), "system:serviceaccount:evil:ctrlmesh-agent@n1"), "example.com"))
+	for _, node := range []string{"n2", "n3"} { // no pod that opted in; no pod
+		require.Equal(t, codes.PermissionDenied, sign(as(t.Context(), agentUser+"@"+node), "example.com"))
+	}
+	last := codes.OK
+	for range 2 * egressBurst {
+		if last = sign(n1, "example.com"); last != codes.OK {
+			break
+		}
+	}
+	require.Equal(t, codes.ResourceExhausted, last)
+
+	w.Set(cluster1, policies("a@n1=2", "b@n1=1"))
+	require.Equal(t, codes.PermissionDenied, sign(n1, "example.com"), "the pod has gone")
+}
+
 // An apiserver that ignores audiences says nothing of them.
 func TestAudienceMustBeEchoed(t *testing.T) {
 	a := &Authenticator{Reviewer: reviewer{}, User: agentUser}

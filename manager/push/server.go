@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,18 +23,25 @@ const (
 	// a broken connection may linger.
 	maxStreamsPerNode = 4
 	maxReviews        = 16
-	// An agent has two calls under way at most, and one that takes its place as
+	// An agent has three calls under way at most, and one that takes its place as
 	// many; a peer that makes more waits for nobody else.
-	maxCallsPerPeer = 4
+	maxCallsPerPeer = 6
 	helloTimeout    = 10 * time.Second
 	// An agent that is gone may have died, with writes under way that still take
 	// effect. It is proxy.LostWrite.
 	lostWrite = 5 * time.Second
+	// An agent asks for a host once a day, unless its pods ask for ever new ones.
+	egressRate, egressBurst = 2, 200
 )
 
 // Signer signs agents' certificate requests.
 type Signer interface {
 	Sign(csr []byte) (chain [][]byte, err error)
+}
+
+// EgressSigner signs agents' certificate requests for other hosts.
+type EgressSigner interface {
+	SignFor(csr []byte, host string) (chain [][]byte, err error)
 }
 
 // Server is the Mesh service. Its zero value with Auth and Signer set is ready
@@ -43,6 +51,8 @@ type Server struct {
 
 	Auth   *Authenticator
 	Signer Signer
+	// EgressSigner may be nil: no certificates for other hosts then.
+	EgressSigner EgressSigner
 	// Changed is called, without delay and from any goroutine, when Observe or
 	// the number of connected agents has something new to tell. May be nil.
 	Changed func()
@@ -70,6 +80,8 @@ type node struct {
 	left time.Time
 	// lost are the streams that ended within lostWrite.
 	lost []*stream
+	// egress bounds the certificates for other hosts; nil before the first.
+	egress *rate.Limiter
 }
 
 // Set replaces the state of the world.
@@ -150,6 +162,47 @@ func (s *Server) SignLeaf(ctx context.Context, req *meshv1.SignLeafRequest) (*me
 	}
 	s.log().Info("signed an agent's certificate", "node", node)
 	return &meshv1.SignLeafResponse{Chain: chain}, nil
+}
+
+// SignEgressLeaf implements meshv1.MeshServer.
+func (s *Server) SignEgressLeaf(ctx context.Context, req *meshv1.SignEgressLeafRequest) (*meshv1.SignLeafResponse, error) {
+	node, err := s.authenticate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.maySignEgress(node); err != nil {
+		return nil, err
+	}
+	chain, err := s.EgressSigner.SignFor(req.Csr, req.Host)
+	if err != nil {
+		s.log().Warn("a certificate for another host was not signed", "node", node, "host", clip(req.Host), "error", err)
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	s.log().Info("signed a certificate for another host", "node", node, "host", clip(req.Host))
+	return &meshv1.SignLeafResponse{Chain: chain}, nil
+}
+
+// maySignEgress refuses nodes where no pod opted in.
+func (s *Server) maySignEgress(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[name]
+	decrypts := false
+	if n != nil && s.EgressSigner != nil {
+		for _, p := range n.policies {
+			decrypts = decrypts || p.GetTraffic().GetEgress().GetDecrypt()
+		}
+	}
+	if !decrypts {
+		return status.Error(codes.PermissionDenied, "no pod of the node trusts the egress CA and has rules for other hosts")
+	}
+	if n.egress == nil {
+		n.egress = rate.NewLimiter(egressRate, egressBurst)
+	}
+	if !n.egress.Allow() {
+		return status.Error(codes.ResourceExhausted, "the node asks for too many certificates")
+	}
+	return nil
 }
 
 // Connect implements meshv1.MeshServer.

@@ -2,6 +2,7 @@ package trust
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,12 +23,18 @@ import (
 // MeshCASecret is the Secret of the mesh CA, in the manager's namespace.
 const MeshCASecret = "ctrlmesh-mesh-ca"
 
-const meshCA = "mesh CA"
+// EgressCASecret is the Secret of the egress CA, in the manager's namespace.
+const EgressCASecret = "ctrlmesh-egress-ca"
+
+const (
+	meshCA   = "mesh CA"
+	egressCA = "egress CA"
+)
 
 // leafLife is how long an agent's certificate lives.
 const leafLife = 24 * time.Hour
 
-// Authority is the mesh CA as its Secret has it. Every replica reads it; the
+// Authority is the mesh CA, or the egress CA, as its Secret has it. Every replica reads it; the
 // leader alone changes it.
 type Authority struct {
 	// Client reads and writes Secrets, uncached.
@@ -36,6 +43,8 @@ type Authority struct {
 	Namespace string
 	// Names are those of the apiserver, as they are now.
 	Names func() Names
+	// Egress makes it the egress CA, which signs for anything but Names.
+	Egress bool
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 	// Log is told of rotations; may be nil.
@@ -65,14 +74,15 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 	if err != nil {
 		return err
 	}
-	f := Facts{Now: a.now(), Name: meshCA, Names: a.Names(), Rotate: secret.Annotations[RotateAnnotation], Bundled: bundled, Pods: pods}
+	f := a.facts()
+	f.Rotate, f.Bundled, f.Pods = secret.Annotations[RotateAnnotation], bundled, pods
 	ring, err := have.Step(f)
 	if err != nil {
 		return err
 	}
 	phase, older, message := ring.Progress(f)
 	if ring == have && message == secret.Annotations[RotationAnnotation] {
-		tell(phase, older)
+		a.tell(phase, older)
 		return nil
 	}
 	if err := ring.encode(secret); err != nil {
@@ -80,17 +90,39 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 	}
 	annotate(secret, RotationAnnotation, message)
 	if err := a.Client.Update(ctx, secret); err != nil {
-		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, MeshCASecret, err)
+		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, a.secret(), err)
 	}
 	a.ring.Store(ring)
-	tell(phase, older)
+	a.tell(phase, older)
 	if a.Log != nil && ring != have {
-		a.Log.Info("rotation of the mesh CA", "phase", phase, "message", message)
+		a.Log.Info("rotation of the "+a.name(), "phase", phase, "message", message)
 	}
 	return nil
 }
 
-func tell(phase string, pods int) {
+func (a *Authority) facts() Facts {
+	return Facts{Now: a.now(), Name: a.name(), Names: a.Names(), Egress: a.Egress}
+}
+
+func (a *Authority) name() string {
+	if a.Egress {
+		return egressCA
+	}
+	return meshCA
+}
+
+func (a *Authority) secret() string {
+	if a.Egress {
+		return EgressCASecret
+	}
+	return MeshCASecret
+}
+
+// tell is of the mesh CA alone: no pod is cut off from the apiserver by the other.
+func (a *Authority) tell(phase string, pods int) {
+	if a.Egress {
+		return
+	}
 	for _, p := range Phases {
 		metrics.MeshCARotation.WithLabelValues(p).Set(0)
 	}
@@ -99,8 +131,8 @@ func tell(phase string, pods int) {
 }
 
 func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
-	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, MeshCASecret, func(s *corev1.Secret) error {
-		ring, err := NewRing(Facts{Now: a.now(), Name: meshCA, Names: a.Names()})
+	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, a.secret(), func(s *corev1.Secret) error {
+		ring, err := NewRing(a.facts())
 		if err != nil {
 			return err
 		}
@@ -111,7 +143,7 @@ func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
 	}
 	ring, err := decodeRing(secret)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, MeshCASecret, err)
+		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, a.secret(), err)
 	}
 	a.ring.Store(ring)
 	return secret, ring, nil
@@ -144,9 +176,27 @@ func (a *Authority) Permits(ip netip.Addr) bool {
 func (a *Authority) Sign(csr []byte) ([][]byte, error) {
 	ring := a.ring.Load()
 	if ring == nil {
-		return nil, errors.New("the mesh CA is not loaded yet")
+		return nil, fmt.Errorf("the %s is not loaded yet", a.name())
 	}
 	return ring.Sign(csr, a.Names(), a.now())
+}
+
+// SignFor signs an agent's request for one other host. It is the egress CA's, which
+// never signs for what stands for the apiserver, or did when the CA was made.
+func (a *Authority) SignFor(csr []byte, host string) ([][]byte, error) {
+	names, err := HostName(host)
+	if err != nil {
+		return nil, err
+	}
+	ring := a.ring.Load()
+	if ring == nil {
+		return nil, fmt.Errorf("the %s is not loaded yet", a.name())
+	}
+	api := &x509.Certificate{}
+	if a.Names().exclude(api); !a.Egress || len(names.DNS) > 0 && !permitsDNS(api, names.DNS[0]) || len(names.IPs) > 0 && !permitsIP(api, names.IPs[0]) {
+		return nil, errors.New("the host stands for the apiserver")
+	}
+	return ring.Sign(csr, names, a.now())
 }
 
 func (a *Authority) now() time.Time {

@@ -13,8 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
-	"net/netip"
 	"slices"
 	"time"
 )
@@ -38,18 +36,27 @@ type CA struct {
 
 // NewCA makes a key and a certificate for it that can sign only for names.
 func NewCA(commonName string, names Names, now time.Time) (*CA, error) {
+	return newCA(commonName, names.permit, now)
+}
+
+// NewEgressCA makes a key and a certificate for it that can sign for all but names.
+func NewEgressCA(commonName string, names Names, now time.Time) (*CA, error) {
+	return newCA(commonName, names.exclude, now)
+}
+
+func newCA(commonName string, constrain func(*x509.Certificate), now time.Time) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := certify(key, commonName, names, now)
+	cert, err := certify(key, commonName, constrain, now)
 	if err != nil {
 		return nil, err
 	}
 	return &CA{key: key, certs: []*x509.Certificate{cert}}, nil
 }
 
-func certify(key *ecdsa.PrivateKey, commonName string, names Names, now time.Time) (*x509.Certificate, error) {
+func certify(key *ecdsa.PrivateKey, commonName string, constrain func(*x509.Certificate), now time.Time) (*x509.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber:          serial(),
 		Subject:               pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: commonName},
@@ -62,24 +69,12 @@ func certify(key *ecdsa.PrivateKey, commonName string, names Names, now time.Tim
 		MaxPathLenZero:        true,
 
 		PermittedDNSDomainsCritical: true, // all constraints, in spite of its name
-		PermittedDNSDomains:         names.DNS,
 		// A constraint binds only names of its own type. Types that the mesh has
 		// no use for are bound to a domain that cannot exist (RFC 2606).
 		PermittedEmailAddresses: []string{"ctrlmesh.invalid"},
 		PermittedURIDomains:     []string{"ctrlmesh.invalid"},
 	}
-	for _, ip := range names.IPs {
-		template.PermittedIPRanges = append(template.PermittedIPRanges, &net.IPNet{
-			IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen()),
-		})
-	}
-	if len(names.IPs) == 0 {
-		// No constraint would permit all.
-		template.ExcludedIPRanges = []*net.IPNet{
-			{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)},
-			{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
-		}
-	}
+	constrain(template)
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, err
@@ -87,12 +82,12 @@ func certify(key *ecdsa.PrivateKey, commonName string, names Names, now time.Tim
 	return x509.ParseCertificate(der)
 }
 
-// Stale tells whether another CA is due: the newest lacks one of names,
+// Stale tells whether another CA is due: the newest is not constrained by one of names,
 // or has lived two thirds of its life. A name that went away is no reason, for
 // apiservers come back.
 func (ca *CA) Stale(names Names, now time.Time) bool {
 	newest := ca.certs[0]
-	return !permitsAll(newest, names) || now.After(renewal(newest))
+	return !boundBy(newest, names) || now.After(renewal(newest))
 }
 
 // Bundle is the certificates in PEM, newest first.
@@ -112,7 +107,7 @@ func (ca *CA) Expiry() time.Time { return ca.certs[0].NotAfter }
 func (ca *CA) Usable(names Names) Names {
 	var out Names
 	for _, d := range names.DNS {
-		if !slices.ContainsFunc(ca.certs, func(c *x509.Certificate) bool { return !slices.Contains(c.PermittedDNSDomains, d) }) {
+		if !slices.ContainsFunc(ca.certs, func(c *x509.Certificate) bool { return !permitsDNS(c, d) }) {
 			out.DNS = append(out.DNS, d)
 		}
 	}
@@ -250,22 +245,21 @@ func renewal(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
 }
 
-func permitsAll(c *x509.Certificate, names Names) bool {
+// boundBy tells whether a certificate permits all of names or, if it is the egress
+// CA's, excludes them all.
+func boundBy(c *x509.Certificate, names Names) bool {
+	bounds := boundsOf(c)
 	for _, d := range names.DNS {
-		if !slices.Contains(c.PermittedDNSDomains, d) {
+		if !slices.Contains(bounds.DNS, d) {
 			return false
 		}
 	}
 	for _, ip := range names.IPs {
-		if !permitsIP(c, ip) {
+		if !slices.Contains(bounds.IPs, ip) {
 			return false
 		}
 	}
 	return true
-}
-
-func permitsIP(c *x509.Certificate, ip netip.Addr) bool {
-	return slices.ContainsFunc(c.PermittedIPRanges, func(n *net.IPNet) bool { return n.IP.Equal(ip.AsSlice()) })
 }
 
 func serial() *big.Int {

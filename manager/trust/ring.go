@@ -60,8 +60,9 @@ type Facts struct {
 	Now time.Time
 	// Name of the CA, for people.
 	Name string
-	// Names that leaves are to have.
-	Names Names
+	// Names that leaves are to have, or must not have if Egress is set.
+	Names  Names
+	Egress bool
 	// Rotate is the value of RotateAnnotation.
 	Rotate string
 	// Bundled is the bundle that every namespace was last known to have.
@@ -82,7 +83,11 @@ func NewRing(f Facts) (*Ring, error) {
 
 // The time makes the subject a CA's own: verifiers find issuers by subject.
 func (f Facts) newCA(names Names) (*CA, error) {
-	return NewCA("ctrlmesh "+f.Name+" "+f.Now.UTC().Format(time.RFC3339), names, f.Now)
+	name := "ctrlmesh " + f.Name + " " + f.Now.UTC().Format(time.RFC3339)
+	if f.Egress {
+		return NewEgressCA(name, names, f.Now)
+	}
+	return NewCA(name, names, f.Now)
 }
 
 // Step takes the next step that the facts allow; the same Ring if there is none.
@@ -259,7 +264,7 @@ func stamp(t time.Time) string {
 func (r *Ring) Sign(csr []byte, names Names, now time.Time) ([][]byte, error) {
 	life := min(leafLife, r.signer.Expiry().Sub(now))
 	if life <= 0 {
-		return nil, errors.New("the mesh CA has expired")
+		return nil, errors.New("the CA has expired")
 	}
 	return r.signer.SignRequest(csr, names, life, now)
 }

@@ -331,7 +331,7 @@ func TestCAOfAnEarlierManager(t *testing.T) {
 	ca, err := NewCA("ctrlmesh mesh CA", apiNames("10.96.0.1"), now.Add(-time.Hour))
 	require.NoError(t, err)
 	older := ca.Bundle()
-	newer, err := certify(ca.key, "ctrlmesh mesh CA", apiNames("10.96.0.1", "10.96.0.9"), now.Add(-time.Minute))
+	newer, err := certify(ca.key, "ctrlmesh mesh CA", apiNames("10.96.0.1", "10.96.0.9").permit, now.Add(-time.Minute))
 	require.NoError(t, err)
 	ca.certs = append([]*x509.Certificate{newer}, ca.certs...)
 	s := &corev1.Secret{Data: map[string][]byte{}}

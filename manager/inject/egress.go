@@ -1,0 +1,82 @@
+package inject
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"gomodules.xyz/jsonpatch/v2"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	// egressVolume has the egress CA. It is not in addressDir, which is a mount.
+	egressVolume = "ctrlmesh-egress-ca"
+	egressDir    = "/var/run/secrets/egress." + v1alpha1.GroupName
+)
+
+// egressEnvironment points clients at the egress CA beside what they trust anyway:
+// Go and OpenSSL at directories, of which the others are those that they and the
+// distributions have built in, and Node at a file.
+var egressEnvironment = []corev1.EnvVar{
+	{Name: "SSL_CERT_DIR", Value: strings.Join([]string{egressDir, "/etc/ssl/certs", "/etc/pki/tls/certs", "/usr/lib/ssl/certs", "/usr/local/ssl/certs"}, ":")},
+	{Name: "NODE_EXTRA_CA_CERTS", Value: egressDir + "/" + bundleKey},
+}
+
+// TrustsEgress tells whether a pod opted in to the egress CA.
+func TrustsEgress(pod *corev1.Pod) bool {
+	return pod.Annotations[v1alpha1.TrustEgressAnnotation] == "true"
+}
+
+// trustEgress lets a pod's clients trust the egress CA, and warns of those that it
+// cannot reach. ByAddress says that toAddress gave all containers an environment.
+func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOperation, warnings []string) {
+	volume := corev1.Volume{Name: egressVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+		LocalObjectReference: corev1.LocalObjectReference{Name: EgressBundle},
+		DefaultMode:          new(corev1.ConfigMapVolumeSourceDefaultMode),
+	}}}
+	switch i := slices.IndexFunc(pod.Spec.Volumes, named(egressVolume)); {
+	case pod.Spec.Volumes == nil:
+		ops = append(ops, jsonpatch.NewOperation("add", "/spec/volumes", []corev1.Volume{volume}))
+	case i < 0:
+		ops = append(ops, jsonpatch.NewOperation("add", "/spec/volumes/-", volume))
+	case !reflect.DeepEqual(pod.Spec.Volumes[i], volume):
+		ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d", i), volume))
+	}
+	for _, group := range []struct {
+		field      string
+		containers []corev1.Container
+	}{{"initContainers", pod.Spec.InitContainers}, {"containers", pod.Spec.Containers}} {
+		for i, c := range group.containers {
+			at := fmt.Sprintf("/spec/%s/%d", group.field, i)
+			if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == egressVolume && m.MountPath == egressDir }) {
+				mount := corev1.VolumeMount{Name: egressVolume, MountPath: egressDir, ReadOnly: true}
+				if c.VolumeMounts == nil {
+					ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts", []corev1.VolumeMount{mount}))
+				} else {
+					ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts/-", mount))
+				}
+			}
+			var missing []corev1.EnvVar
+			for _, e := range egressEnvironment {
+				switch j := slices.IndexFunc(c.Env, func(h corev1.EnvVar) bool { return h.Name == e.Name }); {
+				case j < 0:
+					missing = append(missing, e)
+				case c.Env[j] != e:
+					warnings = append(warnings, fmt.Sprintf("container %s: %s is set, and is left alone: clients that heed it refuse hosts whose requests the mesh must see (add %s to it, or remove annotation %s)", c.Name, e.Name, strings.SplitN(e.Value, ":", 2)[0], v1alpha1.TrustEgressAnnotation))
+				}
+			}
+			if len(missing) > 0 && c.Env == nil && !byAddress {
+				ops = append(ops, jsonpatch.NewOperation("add", at+"/env", missing))
+				continue
+			}
+			for _, e := range missing {
+				ops = append(ops, jsonpatch.NewOperation("add", at+"/env/-", e))
+			}
+		}
+	}
+	return ops, warnings
+}
