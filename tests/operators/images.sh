@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 image() { tests/cluster/image.sh "localhost/ctrlmesh/$1:dev" ".run/images/$1.tar" -entrypoint "/$1" "${@:2}" ".run/images/$1=/$1" >/dev/null; }
 image tally
+image sloppy
 applets=()
 for a in $(busybox --list); do [ "$a" = busybox ] || applets+=("bin/$a@busybox"); done
 shell=("$(command -v busybox)=/bin/busybox" "${applets[@]}")
