@@ -170,7 +170,7 @@ func destroy(netns *os.File, known int, shared bool, protocols []uint8, isDirect
 			default:
 				found = append(found, c)
 			}
-		}); err != nil && !(protocol == unix.IPPROTO_UDP && errors.Is(err, unix.ENOENT)) { // a kernel that does not tell
+		}); err != nil && (protocol != unix.IPPROTO_UDP || !errors.Is(err, unix.ENOENT)) { // a kernel that does not tell
 			return 0, false, fmt.Errorf("list the pod's connections: %w", err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -156,7 +156,7 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 		if v == "" || len(v) > 253 {
 			return []string{"must be the name of an object, of 1 to 253 characters"}
 		}
-		return path.IsValidPathSegmentName(v)
+		return content.IsPathSegmentName(v)
 	})
 	return errs
 }

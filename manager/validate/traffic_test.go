@@ -40,14 +40,14 @@ func newJudges(t testing.TB) *judges {
 }
 
 // admit puts an object through the schema and the webhook.
-func (j *judges) admit(t require.TestingT, o map[string]any) (rules compile.Rules, refused error, warnings []string) {
+func (j *judges) admit(t require.TestingT, o map[string]any) (rules compile.Rules, warnings []string, refused error) {
 	never := func() bool { return false }
 	of, into := j.breakers, any(&v1alpha1.CircuitBreaker{})
 	if o["kind"] == "FaultInjection" {
 		of, into = j.injections, &v1alpha1.FaultInjection{}
 	}
 	if errs := of.admit(o); len(errs) > 0 {
-		return rules, errs.ToAggregate(), nil
+		return rules, nil, errs.ToAggregate()
 	}
 	data, err := json.Marshal(o)
 	require.NoError(t, err)
@@ -65,7 +65,7 @@ func (j *judges) admit(t require.TestingT, o map[string]any) (rules compile.Rule
 	if refused != nil && refused.Error() == "" {
 		refused = nil
 	}
-	return rules, refused, warnings
+	return rules, warnings, refused
 }
 
 // enforced compiles rules as the manager does, and then as an agent.
@@ -118,7 +118,7 @@ func TestManifestsAreTaken(t *testing.T) {
 			if o["kind"] != "CircuitBreaker" && o["kind"] != "FaultInjection" {
 				continue
 			}
-			rules, err, _ := j.admit(t, o)
+			rules, _, err := j.admit(t, o)
 			require.NoError(t, err, file)
 			for _, b := range rules.Breakers {
 				b.Spec.Selector = &metav1.LabelSelector{}
@@ -144,7 +144,7 @@ func TestWhateverValidatesIsEnforced(t *testing.T) {
 					"metadata": map[string]any{"namespace": "ns", "name": "o", "uid": "1"},
 					"spec":     written(rt, "spec", &spec),
 				}
-				rules, err, _ := j.admit(rt, o)
+				rules, _, err := j.admit(rt, o)
 				if len(rules.Breakers)+len(rules.Injections) == 0 {
 					counts["refused by the schema"]++
 					return
@@ -312,7 +312,7 @@ func TestTrafficIsJudged(t *testing.T) {
 		var value map[string]any
 		require.NoError(t, yaml.Unmarshal([]byte(changed), &value))
 		o["spec"] = value
-		_, err, _ := j.admit(t, o)
+		_, _, err := j.admit(t, o)
 		if c.says == "" {
 			require.NoError(t, err)
 		} else {

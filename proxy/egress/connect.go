@@ -66,7 +66,7 @@ func (x *exchange) connect() {
 	}
 	c.port = x.asked[0].Port
 	c.via = []string{host}
-	held, _ := early.Reader.Peek(early.Reader.Buffered())
+	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
 	x.release()
 	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {

@@ -766,7 +766,7 @@ func forwardProxy(w *world) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Proxy-Authorization") != "Basic b" {
 			rw.Header().Set("Proxy-Authenticate", "Basic")
-			http.Error(rw, "who are you", 407)
+			http.Error(rw, "who are you", http.StatusProxyAuthRequired)
 			return
 		}
 		if r.Method != http.MethodConnect {
@@ -894,8 +894,8 @@ func TestDrainLetsConnectionsEnd(t *testing.T) {
 	drained := make(chan error, 1)
 	go func() { drained <- w.server.Drain(t.Context()) }()
 	select {
-	case <-drained:
-		t.Fatal("drained too early")
+	case err := <-drained:
+		t.Fatal("drained too early", err)
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(end)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,7 +94,7 @@ func TestParseHelloSeesWhatCryptoTLSSees(t *testing.T) {
 				require.Greater(t, need, n)
 				require.LessOrEqual(t, need, len(b))
 			}
-			_, _, err = parseHello(append(b[:len(b):len(b)], "more"...))
+			_, _, err = parseHello(append(slices.Clip(b), "more"...))
 			require.NoError(t, err)
 		})
 	}

@@ -148,12 +148,26 @@ func (w *world) since(m mark) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the audit log: %w", err)
 	}
-	if _, err := f.Seek(m.offset, io.SeekStart); err != nil {
+	if err := seekLine(f, m.offset); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("reading the audit log: %w", err)
 	}
 	return f, nil
 }
+
+// seekLine goes to the beginning of the line that has the byte before offset, or
+// that begins at offset: m may have been made while the apiserver wrote one.
+func seekLine(f *os.File, offset int64) error {
+	before := make([]byte, min(offset, longestLine))
+	if _, err := f.ReadAt(before, offset-int64(len(before))); err != nil {
+		return err
+	}
+	_, err := f.Seek(offset-int64(len(before))+int64(bytes.LastIndexByte(before, '\n'))+1, io.SeekStart)
+	return err
+}
+
+// longestLine is more than the audit log has of one request.
+const longestLine = 4 << 20
 
 // requests are those of the pods (namespace/name) since m, as the apiserver recorded them.
 func (w *world) requests(m mark, pods ...string) ([]audit.Request, error) {
