@@ -27,6 +27,7 @@ build: ## Build the programs into bin/
 	@$(STATIC) -o bin/ ./cmd/...
 
 images: build ## Build the images as OCI archives into bin/images/
+	@tests/setup.sh images
 	@CTRLMESH_CACHE=$(CACHE) deploy/images/build.sh
 
 test-images: ## Build the images of the tests' operators into .run/images/

@@ -1,11 +1,12 @@
 #!/bin/bash
-# Installs the Debian packages that a task needs and that are missing: setup.sh test|clients|generate
+# Installs the Debian packages that a task needs and that are missing: setup.sh test|images|clients|generate
 set -euo pipefail
 case ${1:-} in
 test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl) ;;
+images) packages=(iptables ca-certificates) ;;
 clients) packages=(curl openssl nodejs) ;;
 generate) packages=(clang llvm protobuf-compiler) ;;
-*) echo "usage: $0 test|clients|generate" >&2; exit 2 ;;
+*) echo "usage: $0 test|images|clients|generate" >&2; exit 2 ;;
 esac
 missing=()
 for p in "${packages[@]}"; do

@@ -14,5 +14,7 @@ links=()
 for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
   links+=("usr/sbin/$name@xtables-nft-multi")
 done
-image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent \
+# The public CAs verify other hosts whose TLS is decrypted.
+roots=/etc/ssl/certs/ca-certificates.crt
+image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent $roots=$roots \
   -with-libs $nft -with-libs $xtables "${links[@]}" bin/ctrlmesh-agent=/ctrlmesh-agent
