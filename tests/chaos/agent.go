@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
@@ -92,29 +93,50 @@ func (w *world) agentPod(ctx context.Context, node string) (*corev1.Pod, error) 
 	return nil, fmt.Errorf("no agent runs on %s", node)
 }
 
-// metric adds up the series of a name at the agent of a node.
-func (w *world) metric(ctx context.Context, node, name string) (float64, error) {
+// scrape reads the metrics of the agent of a node.
+func (w *world) scrape(ctx context.Context, node string) (map[string]*dto.MetricFamily, error) {
 	agent, err := w.agentPod(ctx, node)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	body, err := w.Clientset.CoreV1().Pods(agent.Namespace).ProxyGet("http", agent.Name, agent.Annotations["prometheus.io/port"], "/metrics", nil).DoRaw(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("reading the metrics of %s: %w", agent.Name, err)
+		return nil, fmt.Errorf("reading the metrics of %s: %w", agent.Name, err)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(body))
 	if err != nil {
-		return 0, fmt.Errorf("reading the metrics of %s: %w", agent.Name, err)
+		return nil, fmt.Errorf("reading the metrics of %s: %w", agent.Name, err)
+	}
+	return families, nil
+}
+
+// metric adds up the series of a name at the agent of a node.
+func (w *world) metric(ctx context.Context, node, name string) (float64, error) {
+	families, err := w.scrape(ctx, node)
+	if err != nil {
+		return 0, err
 	}
 	if families[name] == nil {
-		return 0, fmt.Errorf("%s has no metric %s", agent.Name, name)
+		return 0, fmt.Errorf("the agent on %s has no metric %s", node, name)
 	}
-	total := 0.0
-	for _, series := range families[name].GetMetric() {
-		total += series.GetCounter().GetValue() + series.GetGauge().GetValue()
+	return total(families[name], nil), nil
+}
+
+// total adds up the series of a counter or gauge that have the given labels.
+func total(family *dto.MetricFamily, labels map[string]string) (sum float64) {
+	for _, series := range family.GetMetric() {
+		matching := 0
+		for _, l := range series.GetLabel() {
+			if value, ok := labels[l.GetName()]; ok && value == l.GetValue() {
+				matching++
+			}
+		}
+		if matching == len(labels) {
+			sum += series.GetCounter().GetValue() + series.GetGauge().GetValue()
+		}
 	}
-	return total, nil
+	return sum
 }
 
 // withoutManager takes all managers away, and returns what brings them back.

@@ -31,7 +31,7 @@ type part struct {
 }
 
 // suites by their name. The last part of capture leaves no mesh to test; those of
-// sharding have an operator of their own each.
+// sharding have an operator of their own each, as the first of traffic has.
 var suites = map[string][]part{
 	"capture": {
 		{"starts", starts},
@@ -51,6 +51,10 @@ var suites = map[string][]part{
 		{"balance", balance},
 		{"failover", failover},
 		{"unfenced", unfenced},
+	},
+	trafficSuite: {
+		{"faults", underFaults},
+		{"egress", egress},
 	},
 }
 
@@ -115,7 +119,7 @@ func run(ctx context.Context, suite, only string) (bool, error) {
 func choose(suite, only string) ([]part, error) {
 	parts, ok := suites[suite]
 	if !ok {
-		return nil, fmt.Errorf("no suite %q: there are capture and sharding", suite)
+		return nil, fmt.Errorf("no suite %q: there are capture, sharding and traffic", suite)
 	}
 	if only == "" {
 		return parts, nil

@@ -15,6 +15,7 @@ type result struct {
 
 	captureCounts
 	sharding shardingCounts
+	traffic  trafficCounts
 }
 
 func (r *result) doubt(format string, args ...any) {
@@ -36,8 +37,11 @@ func number(part, name string, got, want int) field {
 
 // fields are the counts of a suite.
 func (r *result) fields(suite string) []field {
-	if suite == shardingSuite {
+	switch suite {
+	case shardingSuite:
 		return r.sharding.fields(r.ran)
+	case trafficSuite:
+		return r.traffic.fields(&r.sharding)
 	}
 	return r.captureCounts.fields()
 }

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"maps"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func good() *result {
@@ -118,10 +120,89 @@ func TestShardingResult(t *testing.T) {
 	require.Contains(t, some.line(shardingSuite), " kills=- partitions=- ")
 }
 
+func goodTraffic() *result {
+	r := &result{traffic: trafficCounts{
+		injected: map[string]int{}, restarts: 2, limited: map[string]int{"cap": 7, "opens": 2}, converged: 80, objects: 80, took: time.Second,
+		more: holding{goroutines: -3, sockets: 1, bytes: 2.5e6}, compares: 3, panics: map[types.UID]int{"a": 0}, handovers: 2,
+		asked: 1000, denied: 300,
+	}}
+	for _, kind := range faultKinds {
+		r.traffic.injected[kind] = 10
+	}
+	for _, p := range suites[trafficSuite] {
+		r.ran = append(r.ran, p.name)
+	}
+	return r
+}
+
+func TestTrafficResult(t *testing.T) {
+	r := goodTraffic()
+	require.Empty(t, r.wrong(trafficSuite))
+	require.Equal(t, "traffic: faults=130 converged=80/80 goroutines_delta=-3 rss_delta_mb=2.5 descriptors_delta=1 kinds=13/13 converged_ms=1000 "+
+		"double_writes=0 lost_objects=0 locks_lost=2 limited=9 agent_handovers=2 egress_asked=1000 egress_denied=300 egress_leaked=0 egress_refused=0 panics=0",
+		r.line(trafficSuite))
+
+	for _, c := range []struct {
+		says  string
+		spoil func(*result)
+	}{
+		{"faults=0", func(r *result) { r.traffic.injected = nil }},
+		{"kinds=12/13", func(r *result) { delete(r.traffic.injected, "watch_drop") }},
+		{"converged=79/80", func(r *result) { r.traffic.converged-- }},
+		{"converged=0/0", func(r *result) { r.traffic.converged, r.traffic.objects = 0, 0 }},
+		{"goroutines_delta=6", func(r *result) { r.traffic.more.goroutines = 6 }},
+		{"rss_delta_mb=99.0", func(r *result) { r.traffic.more.bytes = 99e6 }},
+		{"descriptors_delta=6", func(r *result) { r.traffic.more.sockets = 6 }},
+		{"goroutines_delta=-3", func(r *result) { r.traffic.compares = 0 }},
+		{"double_writes=1", func(r *result) { r.sharding.doubleWrites++ }},
+		{"lost_objects=1", func(r *result) { r.sharding.lost++ }},
+		{"locks_lost=0", func(r *result) { r.traffic.restarts = 0 }},
+		{"limited=7", func(r *result) { delete(r.traffic.limited, "opens") }},
+		{"agent_handovers=0", func(r *result) { r.traffic.handovers = 0 }},
+		{"egress_asked=0", func(r *result) { r.traffic.asked = 0 }},
+		{"egress_denied=0", func(r *result) { r.traffic.denied = 0 }},
+		{"egress_leaked=1", func(r *result) { r.traffic.leaked++ }},
+		{"egress_refused=1", func(r *result) { r.traffic.refused++ }},
+		{"panics=1", func(r *result) { r.traffic.panics["b"]++ }},
+		{"panics=0", func(r *result) { r.traffic.panics = nil }},
+	} {
+		t.Run(c.says, func(t *testing.T) {
+			r := goodTraffic()
+			c.spoil(r)
+			require.Contains(t, r.wrong(trafficSuite), c.says)
+		})
+	}
+}
+
+// All kinds of faults come alone, too.
+func TestBoutsHaveAllKinds(t *testing.T) {
+	alone := map[string]bool{}
+	for _, b := range bouts {
+		for _, kind := range b.kinds {
+			alone[kind] = true
+		}
+	}
+	require.ElementsMatch(t, faultKinds, slices.Collect(maps.Keys(alone)))
+}
+
+func TestTrafficCounts(t *testing.T) {
+	c := &trafficCounts{}
+	c.inject(map[string]int{"delay": 2})
+	c.inject(map[string]int{"delay": 1, "abort": 1})
+	require.Equal(t, map[string]int{"delay": 3, "abort": 1}, c.injected)
+	require.Equal(t, 2, c.met())
+
+	c.compared(holding{goroutines: -9, sockets: -2, bytes: 1})
+	c.compared(holding{goroutines: -1, sockets: -5, bytes: 0})
+	require.Equal(t, holding{goroutines: -1, sockets: -2, bytes: 1}, c.more)
+	require.True(t, c.more.small())
+	require.False(t, holding{sockets: maxSockets + 1}.small())
+}
+
 // Every count is taken by a part that there is, and every part takes a count but
 // that which proves the judge.
 func TestCountsHaveParts(t *testing.T) {
-	for suite, r := range map[string]*result{"capture": good(), shardingSuite: goodSharding()} {
+	for suite, r := range map[string]*result{"capture": good(), shardingSuite: goodSharding(), trafficSuite: goodTraffic()} {
 		counted := []string{"unfenced"}
 		for _, f := range r.fields(suite) {
 			counted = append(counted, f.parts...)

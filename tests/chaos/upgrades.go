@@ -32,13 +32,7 @@ func (w *world) upgrade(ctx context.Context, r *result, members []*member) error
 	if err != nil {
 		return err
 	}
-	workload := "daemonset/" + kube.AgentName
-	for _, args := range [][]string{{"restart", workload}, {"status", workload, "--timeout=120s"}} {
-		if _, err := w.Kubectl(ctx, append([]string{"-n", kube.SystemNamespace, "rollout"}, args...)...); err != nil {
-			return err
-		}
-	}
-	if err := w.until(ctx, "the old agents' end", w.oneAgentEach); err != nil {
+	if err := w.rollOut(ctx); err != nil {
 		return err
 	}
 	// What was under way when the last of them went counts too.
@@ -84,6 +78,17 @@ func (w *world) upgrade(ctx context.Context, r *result, members []*member) error
 	r.leaked += len(leaked)
 	w.say("  rolled out in %v: of %d requests %d failed, %d relists, %d leaked", over.Sub(begun.at).Round(100*time.Millisecond), len(requests), failed, relists, len(leaked))
 	return nil
+}
+
+// rollOut replaces the agents, and waits until the old ones are gone.
+func (w *world) rollOut(ctx context.Context) error {
+	workload := "daemonset/" + kube.AgentName
+	for _, args := range [][]string{{"restart", workload}, {"status", workload, "--timeout=120s"}} {
+		if _, err := w.Kubectl(ctx, append([]string{"-n", kube.SystemNamespace, "rollout"}, args...)...); err != nil {
+			return err
+		}
+	}
+	return w.until(ctx, "the old agents' end", w.oneAgentEach)
 }
 
 // oneAgentEach says where there is not exactly one agent.

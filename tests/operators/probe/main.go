@@ -4,6 +4,8 @@
 //
 //	probe wait                           run, serve HTTP on :8080 and log each request, until SIGTERM
 //	probe pulse [flags]                  ask all the time and keep an informer, until SIGTERM; a line for each answer and change
+//	probe host                           be another host than the apiserver, on :80 and :443; a line for each request
+//	probe visit [flags] HOST...          ask other hosts all the time, until SIGTERM; a line for each answer
 //	probe raw [flags] METHOD PATH...     requests, one after the other; prints status, headers and bodies as they came
 //	probe informer [flags] RESOURCE      a client-go informer; prints what it holds and how it got it
 //
@@ -30,7 +32,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("wait, pulse, raw or informer?")
+		return fmt.Errorf("wait, pulse, host, visit, raw or informer?")
 	}
 	var result any
 	var err error
@@ -39,6 +41,10 @@ func run(ctx context.Context, args []string) error {
 		return wait(ctx)
 	case "pulse":
 		return pulse(ctx, args)
+	case "host":
+		return host(ctx)
+	case "visit":
+		return visitAll(ctx, args)
 	case "raw":
 		result, err = raw(ctx, args)
 	case "informer":

@@ -63,7 +63,7 @@ func pulse(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	p := &pulser{config: config, timeout: *timeout, out: json.NewEncoder(os.Stdout), kinds: map[string]http.RoundTripper{}}
+	p := &pulser{config: config, timeout: *timeout, kinds: map[string]http.RoundTripper{}, printer: printer{out: json.NewEncoder(os.Stdout)}}
 	for _, kind := range rhythm {
 		if p.kinds[kind], err = p.transport(kind); err != nil {
 			return err
@@ -88,15 +88,7 @@ type pulser struct {
 	config  *rest.Config
 	timeout time.Duration
 	kinds   map[string]http.RoundTripper
-
-	mu  sync.Mutex
-	out *json.Encoder
-}
-
-func (p *pulser) print(line any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_ = p.out.Encode(line) // who does not read does not want to know
+	printer
 }
 
 func (p *pulser) transport(kind string) (http.RoundTripper, error) {
