@@ -16,5 +16,5 @@ for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6
 done
 # The public CAs verify other hosts whose TLS is decrypted.
 roots=/etc/ssl/certs/ca-certificates.crt
-image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent $roots=$roots \
-  -with-libs $nft -with-libs $xtables "${links[@]}" bin/ctrlmesh-agent=/ctrlmesh-agent
+image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent \
+  -with-libs $nft -with-libs $xtables "${links[@]}" $roots=$roots bin/ctrlmesh-agent=/ctrlmesh-agent
