@@ -71,7 +71,10 @@
 //	64, 2 MiB      held by short requests under way: 429 beyond
 //	32, 2 MiB      held by watches and other long ones: 429 beyond
 //	512 KiB        that only requests about the lock can use, before the 64 MiB
-//	64, 4 MiB      kept to filter protobuf lists and large objects: 429 beyond
+//	64, 4 MiB      kept to filter protobuf lists and large objects: 429 beyond. Events
+//	               that faults hold back are kept there too: beyond it they pass
+//	1024           watches whose client faults keep something from, or kept it when
+//	               they ended: events of others are not dropped
 //	64             requests told 429; further ones are cut off
 //	128 KiB        the head of one request: 431 beyond. The apiserver takes 1 MiB
 //	4, 8           handshakes computed at once, with the pod and with the apiserver

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -37,10 +38,12 @@ type exchange struct {
 	plan   *plan
 	info   *request.RequestInfo
 
-	w     http.ResponseWriter
-	r     *http.Request
-	ctx   context.Context
-	debug bool
+	w   http.ResponseWriter
+	r   *http.Request
+	ctx context.Context
+	// interrupt ends ctx, of what may last: nothing more of the answer is read.
+	interrupt func()
+	debug     bool
 
 	// What goes upstream, edited by the stages.
 	path, query string
@@ -61,13 +64,15 @@ type exchange struct {
 
 	allowed allowance
 
-	faults  *fault.Faults // nil: none
-	decided bool          // on them
-	broke   bool          // the answer was broken off
-	version string        // that a stale list is asked for at, or empty
-	fresh   string        // the query without it
+	faults   *fault.Faults // nil: none
+	unharmed string        // why the events of a watch were not harmed that were to be
+	decided  bool          // on them
+	broke    bool          // the answer was broken off
+	version  string        // that a stale list is asked for at, or empty
+	fresh    string        // the query without it
 
 	ticket *ticket // of a list or watch
+	gap    *gap    // what faults keep from a watch's client
 	fills  bool    // the answer fills a client's cache from nothing
 	again  bool    // the policy changed under the request: start over
 
@@ -118,6 +123,7 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (x *exchange) finish() {
 	defer x.release()
 	if x.ticket != nil {
+		x.pod.ledger.over(x.ticket, x.gap)
 		x.pod.ledger.leave(x.ticket)
 	}
 	if x.counted { // a panic came first
@@ -252,7 +258,8 @@ func (x *exchange) forward(client *upstream.Client) {
 		send = client.Stream
 		var cancel context.CancelCauseFunc
 		x.ctx, cancel = context.WithCancelCause(x.ctx)
-		defer cancel(nil)
+		x.interrupt = func() { cancel(nil) }
+		defer x.interrupt()
 		defer context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })()
 		if ctx := x.ctx; x.info.Verb == "watch" {
 			defer context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })()
@@ -309,6 +316,7 @@ func (x *exchange) forward(client *upstream.Client) {
 	if x.plan.stale != nil {
 		x.remember(resp)
 	}
+	x.harmWatch(resp)
 	x.sendHead(resp)
 	if x.plan.route == stream {
 		x.copyStream(resp.Body)
@@ -436,6 +444,8 @@ func (x *exchange) copyStream(r io.Reader) {
 		case err != nil && x.ended():
 			x.linger()
 			return // a clean end: the client resumes
+		case errors.Is(err, events.ErrCut):
+			panic(http.ErrAbortHandler)
 		case err != nil:
 			x.broken()
 		case n == len(small) && big == nil:
@@ -621,6 +631,9 @@ func (x *exchange) log() {
 	}
 	if x.faults != nil {
 		attrs = append(attrs, slog.Any("faults", x.faults.Rules))
+		if x.unharmed != "" {
+			attrs = append(attrs, slog.String("unharmed", x.unharmed))
+		}
 	}
 	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)
 }

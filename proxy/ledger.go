@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -21,6 +22,7 @@ import (
 const (
 	maxResources = 512
 	maxDebts     = 1 << 14 // of all resources
+	maxGaps      = 1 << 10 // of all resources: watches that drop events, or did
 )
 
 // settling is how long after a change a cache may turn up that no watch was open
@@ -55,12 +57,24 @@ type ledger struct {
 	before    *policy
 	resources map[groupResource]*resourceState
 	debts     int // of all resources
+	gaps      int // of all resources
 }
 
 type resourceState struct {
 	changed time.Time // when the set of objects changed
 	open    map[*watch]struct{}
 	debts   map[view]*debt // since changed; a view that is not here owes one
+	gaps    []*gap
+}
+
+// gap is what faults kept from a watch's client, for as long as the watch lasts and,
+// if something is missed then, until the client has listed. Unlike a debt it is no
+// matter of policies, so it is told of whether caches are to be kept or not.
+type gap struct {
+	events.Gap
+	view view
+	told bool // one who would have missed it, to list
+	over bool // the watch
 }
 
 // debt is what the caches of one view have to be told yet, and were.
@@ -201,6 +215,52 @@ func (l *ledger) leave(t *ticket) {
 	delete(t.state.open, t.watch)
 }
 
+// gap makes room for what faults will keep from the client of a watch. It is nil if no
+// more can be remembered.
+func (l *ledger) gap(t *ticket) *gap {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gaps >= maxGaps {
+		return nil
+	}
+	l.gaps++
+	g := &gap{view: t.view}
+	t.state.gaps = append(t.state.gaps, g)
+	return g
+}
+
+// over ends the watch that g is about, if any.
+func (l *ledger) over(t *ticket, g *gap) {
+	if g == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.over = true
+	l.mend(t.state)
+}
+
+// mend forgets the gaps of watches that ended and miss nothing.
+func (l *ledger) mend(s *resourceState) {
+	before := len(s.gaps)
+	s.gaps = slices.DeleteFunc(s.gaps, func(g *gap) bool { return g.over && g.Empty() })
+	l.gaps -= before - len(s.gaps)
+}
+
+// missed tells whether one who resumes from a version would miss what faults kept
+// from it.
+func (l *ledger) missed(t *ticket, version string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	missed := false
+	for _, g := range t.state.gaps {
+		if g.view == t.view && g.Covers(version) {
+			g.told, missed = true, true
+		}
+	}
+	return missed
+}
+
 // resumable tells whether a watch may go on from a resource version.
 //
 // A cache that was told comes back with another version, or lost the answer and
@@ -234,6 +294,13 @@ func (l *ledger) resumable(t *ticket, version string) bool {
 func (l *ledger) listed(t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, g := range t.state.gaps {
+		if g.told && g.view.path == t.view.path {
+			g.Forget()
+			g.told = false
+		}
+	}
+	l.mend(t.state)
 	if !t.changed.Equal(t.state.changed) || longAgo(t.changed) && t.state.debts[t.view] == nil {
 		return
 	}
@@ -280,6 +347,10 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	}
 	x.fills = !s.watch && first("continue") == "" || s.watch && initial
 	version := first("resourceVersion")
+	if s.watch && !initial && version != "" && version != "0" && x.pod.ledger.missed(t, version) {
+		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
+			"faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.resource)
+	}
 	if s.watch && !initial && version != "" && version != "0" && !x.policy.keepCaches && !x.pod.ledger.resumable(t, version) {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
 			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)

@@ -118,8 +118,10 @@ func (x *exchange) answerLock(resp *http.Response) {
 		}
 		delete(resp.Header, "Content-Length")
 		resp.ContentLength = -1
+		resp.Body = filtered{events, resp.Body}
+		x.harmWatch(resp)
 		x.sendHead(resp)
-		x.copyStream(events)
+		x.copyStream(resp.Body)
 		return
 	}
 	body, err := x.readAll(resp.Body, maxLockAnswer)

@@ -26,6 +26,8 @@ type Options struct {
 	// ContentType of the stream.
 	ContentType string
 	Faults      *fault.Watch
+	// Interrupt ends the Read of the source that is under way, and all later ones.
+	Interrupt func()
 	// Still tells whether the faults are in force, and is asked again when changed is
 	// closed, and every second. Once they are not, what is held back is read at once,
 	// and all that comes as it comes. A watch that had nothing more to say ends.
@@ -44,7 +46,6 @@ type Options struct {
 type Reader struct {
 	o      Options
 	faults *fault.Watch // nil: they are off
-	source io.Closer
 	events *filter.Events
 
 	arrivals chan arrival
@@ -95,14 +96,14 @@ type arrival struct {
 }
 
 // New harms what src gives. It fails for what cannot be read, with filter.ErrType, and
-// has read nothing then. Close closes src, which must end its Read.
-func New(src io.Reader, closer io.Closer, o Options) (*Reader, error) {
+// has read nothing then.
+func New(src io.Reader, o Options) (*Reader, error) {
 	in, err := filter.NewEvents(src, filter.Options{ContentType: o.ContentType, Watch: true, Hold: o.Hold})
 	if err != nil {
 		return nil, err
 	}
 	r := &Reader{
-		o: o, faults: o.Faults, source: closer, events: in,
+		o: o, faults: o.Faults, events: in,
 		arrivals: make(chan arrival), stop: make(chan struct{}), stopped: make(chan struct{}),
 		start: time.Now(), timer: time.NewTimer(math.MaxInt64),
 		dropped: list.New(), gaps: map[object]*list.Element{},
@@ -149,10 +150,10 @@ func keep(e *filter.Event, protobuf bool) *held {
 	return h
 }
 
-// Close ends the reader and closes the source. Nothing of it goes on then.
+// Close ends the reader, and interrupts the source: it is not read any more.
 func (r *Reader) Close() error {
 	close(r.stop)
-	err := r.source.Close()
+	r.o.Interrupt()
 	<-r.stopped
 	r.timer.Stop()
 	r.forget()
@@ -163,7 +164,7 @@ func (r *Reader) Close() error {
 		r.give(p.taken)
 	}
 	r.out, r.rest, r.err = nil, nil, io.ErrClosedPipe
-	return err
+	return nil
 }
 
 // Read implements io.Reader. It waits until an event is to be read.

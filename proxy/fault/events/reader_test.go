@@ -38,7 +38,8 @@ func harmed(t testing.TB, media string, f *fault.Watch) *stream {
 	from, to := io.Pipe()
 	s.up = to
 	var err error
-	s.Reader, err = events.New(from, from, events.Options{
+	s.Reader, err = events.New(from, events.Options{
+		Interrupt:   func() { _ = from.Close() },
 		ContentType: media + ";stream=watch",
 		Faults:      f,
 		Still: func() (bool, <-chan struct{}) {
@@ -332,7 +333,7 @@ func TestBeyondTheAccountNothingIsHeldBack(t *testing.T) {
 }
 
 func TestWhatCannotBeReadIsLeftAlone(t *testing.T) {
-	_, err := events.New(strings.NewReader(""), io.NopCloser(nil), events.Options{ContentType: "application/cbor-seq"})
+	_, err := events.New(strings.NewReader(""), events.Options{ContentType: "application/cbor-seq"})
 	require.ErrorIs(t, err, filter.ErrType)
 }
 
@@ -342,7 +343,8 @@ func TestTheColumnsOfATableAreNotDropped(t *testing.T) {
 		const first = `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":[{"name":"Name"}],"rows":[{"cells":["a"],"object":{"metadata":{"name":"a"}}}]}}` + "\n"
 		const second = `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":null,"rows":[{"cells":["b"],"object":{"metadata":{"name":"b"}}}]}}` + "\n"
 		from, to := io.Pipe()
-		r, err := events.New(from, from, events.Options{
+		r, err := events.New(from, events.Options{
+			Interrupt:   func() { _ = from.Close() },
 			ContentType: jsonType, Gap: &events.Gap{},
 			Faults: &fault.Watch{Drop: func() bool { return true }, MadeUpAfter: time.Minute},
 			Still:  func() (bool, <-chan struct{}) { return true, nil },

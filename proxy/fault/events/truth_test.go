@@ -196,7 +196,8 @@ func truth(t *testing.T, media string, r *rand.Rand) {
 		if calm {
 			harm = &fault.Watch{}
 		}
-		reader, err := events.New(from, from, events.Options{
+		reader, err := events.New(from, events.Options{
+			Interrupt:   func() { _ = from.Close() },
 			ContentType: media, Faults: harm, Gap: gap,
 			Still: func() (bool, <-chan struct{}) {
 				select {
@@ -337,7 +338,8 @@ func FuzzBytes(f *testing.F) {
 				_ = to.Close()
 			}()
 			gap := &events.Gap{}
-			r, err := events.New(from, from, events.Options{
+			r, err := events.New(from, events.Options{
+				Interrupt:   func() { _ = from.Close() },
 				ContentType: media, Faults: harm, Gap: gap,
 				Still: func() (bool, <-chan struct{}) { return true, nil },
 				Take:  func(int64) bool { return which&16 == 0 }, Give: func(int64) {},

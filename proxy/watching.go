@@ -1,0 +1,88 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+)
+
+// harmWatch lets faults at the events of a watch, where they can be read. The head
+// is not sent yet.
+func (x *exchange) harmWatch(resp *http.Response) {
+	if x.faults == nil || x.faults.Watch == nil || x.ticket == nil || x.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
+		return
+	}
+	if encoding := resp.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+		x.unharmed = "the events are encoded"
+		return
+	}
+	if x.faults.Watch.Drop != nil {
+		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil {
+			x.faults.Watch.Drop = nil
+			x.unharmed = "too many watches miss events"
+		}
+	}
+	o := events.Options{
+		ContentType: resp.Header.Get("Content-Type"),
+		Faults:      x.faults.Watch,
+		Interrupt:   x.interrupt,
+		Still:       x.stillHarmed,
+		Hold:        x.holdRead,
+		Take:        x.pod.withhold,
+		Give:        x.pod.filtered.give,
+	}
+	if x.gap != nil {
+		o.Gap = &x.gap.Gap
+	}
+	harmed, err := events.New(resp.Body, o)
+	if err != nil {
+		x.unharmed = bounded(err.Error())
+		return
+	}
+	x.objects = nil // it is read by another goroutine now
+	resp.Body = &harmedBody{harmed, resp.Body}
+	resp.ContentLength = -1
+	delete(resp.Header, "Content-Length")
+}
+
+// harmedBody closes what faults are let at when they are done with it.
+type harmedBody struct {
+	*events.Reader
+	body io.Closer
+}
+
+func (b *harmedBody) Close() error {
+	_ = b.Reader.Close()
+	return b.body.Close()
+}
+
+// stillHarmed tells whether the rules that harm x are in effect, and what is closed
+// when they may not be any more.
+func (x *exchange) stillHarmed() (still bool, changed <-chan struct{}) {
+	pol := x.pod.policy.Load()
+	return pol.faults.InEffect(time.Now(), x.faults), pol.replaced
+}
+
+var errNoRoom = errors.New("no room to read an event")
+
+// holdRead takes n bytes that an event is read into, until the request is over. An event
+// that there is no room for is passed as it is, and all after it.
+func (x *exchange) holdRead(n int) error {
+	if !x.pod.withhold(int64(n)) {
+		return errNoRoom
+	}
+	x.filtered += int64(n)
+	return nil
+}
+
+// withhold takes n bytes for what is kept from a client, if they are within bounds.
+func (p *Pod) withhold(n int64) bool {
+	if p.filtered.take(n) {
+		return true
+	}
+	p.filtered.give(n)
+	return false
+}

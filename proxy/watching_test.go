@@ -1,0 +1,365 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// chronicle is an apiserver that knows all that ever happened to its config maps: the n-th
+// event has version n.
+type chronicle struct {
+	mu      sync.Mutex
+	log     []happened
+	changed chan struct{}
+	// silent: no watch has anything but these events.
+	silent bool
+}
+
+type happened struct {
+	kind   apiwatch.EventType
+	object metav1.PartialObjectMetadata
+}
+
+func newChronicle() *chronicle { return &chronicle{changed: make(chan struct{})} }
+
+func (h *chronicle) happen(kind apiwatch.EventType, name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := object("own-0", name)
+	o.ResourceVersion = strconv.Itoa(len(h.log) + 1)
+	h.log = append(h.log, happened{kind, o})
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// now is what there is, and what happened; the channel is closed by what happens next.
+func (h *chronicle) now() (state map[string]metav1.PartialObjectMetadata, log []happened, next <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state = map[string]metav1.PartialObjectMetadata{}
+	for _, e := range h.log {
+		if state[e.object.Name] = e.object; e.kind == apiwatch.Deleted {
+			delete(state, e.object.Name)
+		}
+	}
+	return state, h.log, h.changed
+}
+
+// versions are of each object the one it has.
+func (h *chronicle) versions() map[string]string {
+	out := map[string]string{}
+	state, _, _ := h.now()
+	for name, o := range state {
+		out[name] = o.ResourceVersion
+	}
+	return out
+}
+
+func (h *chronicle) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	media, as := negotiate(r.Header.Get("Accept"))
+	w.Header().Set("Content-Type", media)
+	q := r.URL.Query()
+	state, log, _ := h.now()
+	if q.Get("watch") == "" {
+		objects := slices.Collect(maps.Values(state))
+		_, _ = w.Write(wire(media, listOf(as, "", metav1.ListMeta{ResourceVersion: strconv.Itoa(len(log))}, objects)))
+		return
+	}
+	send := func(kind apiwatch.EventType, o metav1.PartialObjectMetadata) {
+		_, _ = w.Write(eventOf(media, kind, one(as, o)))
+		w.(http.Flusher).Flush()
+	}
+	after, _ := strconv.Atoi(q.Get("resourceVersion"))
+	if q.Get("sendInitialEvents") != "" {
+		for _, o := range state {
+			send(apiwatch.Added, o)
+		}
+		after = len(log)
+		send(apiwatch.Bookmark, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: strconv.Itoa(after), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}})
+	}
+	w.(http.Flusher).Flush()
+	end := time.After(3 * time.Second)
+	for {
+		_, log, next := h.now()
+		for ; after < len(log); after++ {
+			send(log[after].kind, log[after].object)
+		}
+		select {
+		case <-next:
+		case <-end:
+			if !h.silent {
+				return
+			}
+			end = nil
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func ofWatches(f *meshv1.WatchFault) *meshv1.FaultRule {
+	return &meshv1.FaultRule{Watch: f, Seed: 7, Resources: []*meshv1.ResourceMatch{{
+		ApiGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"watch"},
+	}}}
+}
+
+const allConfigMaps = "/api/v1/configmaps"
+
+// watching opens a watch and answers what it reads, an event at a time as "KIND name".
+func (m *mesh) watching(c *http.Client, version string) (next func() string, end func()) {
+	m.t.Helper()
+	ctx, cancel := context.WithCancel(m.t.Context())
+	resp, err := c.Do(asking(m.t, ctx, "GET", allConfigMaps+"?watch=true&resourceVersion="+version))
+	require.NoError(m.t, err)
+	require.Equal(m.t, 200, resp.StatusCode)
+	d := json.NewDecoder(resp.Body)
+	return func() string {
+			var e struct {
+				Type   string
+				Object metav1.PartialObjectMetadata
+			}
+			switch err := d.Decode(&e); {
+			case err == io.EOF:
+				return "end"
+			case err != nil:
+				return "cut"
+			}
+			return e.Type + " " + e.Object.Name
+		}, func() {
+			cancel()
+			_ = resp.Body.Close()
+		}
+}
+
+func TestAClientThatGoesWithAGapMustList(t *testing.T) {
+	protocols(t, func(t *testing.T, http2 bool) {
+		api := newChronicle()
+		m := newMesh(t, api)
+		m.faults(ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)}}))
+		m.resume(m.client(true), allConfigMaps, "1")
+		m.settle()
+		c := m.client(http2)
+		next, end := m.watching(c, "0")
+		for i := range 30 {
+			api.happen(apiwatch.Added, fmt.Sprint("o", i))
+		}
+		for range 8 { // the first that is dropped is among the first few
+			next()
+		}
+		// Also while the proxy does not know yet that the client has gone.
+		require.Equal(t, 410, m.resume(c, allConfigMaps, "12"))
+		end()
+		require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+		require.Equal(t, 410, m.resume(c, allConfigMaps, "12"), "and again, if it lost the answer")
+		require.Equal(t, 200, m.do("GET", allConfigMaps, "").StatusCode)
+		m.faults()
+		code := func() int {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			resp, err := c.Do(asking(t, ctx, "GET", allConfigMaps+"?watch=true&resourceVersion=12"))
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			if resp.StatusCode != 200 {
+				b, _ := io.ReadAll(resp.Body)
+				t.Logf("%s", b)
+			}
+			return resp.StatusCode
+		}
+		require.Equal(t, 200, code(), "it has listed")
+	})
+}
+
+// What a policy without the rule flushes, and what a policy with it leaves alone.
+func TestAPolicyEndsFaultsOfOpenWatches(t *testing.T) {
+	api := newChronicle()
+	m := newMesh(t, api)
+	rule := func() *meshv1.FaultRule {
+		return ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: int64(time.Hour)}})
+	}
+	m.faults(rule())
+	next, end := m.watching(m.client(true), "0")
+	defer end()
+	api.happen(apiwatch.Added, "a")
+	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() > 0 }, 10*time.Second, time.Millisecond)
+	m.faults(rule())
+	time.Sleep(50 * time.Millisecond)
+	require.NotZero(t, m.pod.filtered.taken.Load(), "the rule is still there")
+	m.faults()
+	require.Equal(t, "ADDED a", next())
+	api.happen(apiwatch.Modified, "a")
+	require.Equal(t, "MODIFIED a", next(), "the watch goes on")
+	require.Zero(t, m.pod.filtered.taken.Load())
+}
+
+func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
+	api := newChronicle()
+	api.silent = true
+	m := newMesh(t, api)
+	m.faults(ofWatches(&meshv1.WatchFault{
+		Delay: &meshv1.WatchFault_Late{Percent: 50, ByNs: int64(time.Hour)},
+		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
+	}))
+	next, end := m.watching(m.client(false), "0")
+	defer end()
+	want := map[string]bool{}
+	for i := range 20 {
+		api.happen(apiwatch.Added, fmt.Sprint("o", i))
+		want[fmt.Sprint("ADDED o", i)] = true
+	}
+	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() > 0 }, 10*time.Second, time.Millisecond)
+	drained := make(chan error, 1)
+	go func() { drained <- m.pod.Drain(t.Context()) }()
+	got := map[string]bool{}
+	for e := next(); e != "end"; e = next() {
+		require.NotEqual(t, "cut", e)
+		got[e] = true
+	}
+	require.Equal(t, want, got)
+	require.NoError(t, <-drained)
+}
+
+func TestAWatchThatIsCutHasNoEnd(t *testing.T) {
+	protocols(t, func(t *testing.T, http2 bool) {
+		m := newMesh(t, newChronicle())
+		m.faults(ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100, AfterNs: int64(10 * time.Millisecond)}}))
+		next, end := m.watching(m.client(http2), "0")
+		defer end()
+		require.Equal(t, "cut", next())
+	})
+}
+
+func TestAWatchThatCannotBeReadIsLeftAlone(t *testing.T) {
+	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/cbor-seq")
+		_, _ = io.WriteString(w, "whatever")
+	}})
+	m.faults(ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100}}))
+	a := m.do("GET", allConfigMaps+"?watch=true&resourceVersion=0", "")
+	require.Equal(t, 200, a.StatusCode)
+	require.Equal(t, "whatever", a.body)
+	require.Eventually(t, func() bool {
+		return strings.Contains(m.logs.String(), `"unharmed":"content type cannot be filtered`)
+	}, 10*time.Second, time.Millisecond)
+}
+
+// An informer comes to the truth whatever is done to its watches, once it is over.
+func TestInformersRecover(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	for name, f := range map[string]*meshv1.WatchFault{
+		"gone":      {Gone: &meshv1.WatchFault_Gone{Percent: 50, AfterNs: 300 * ms}},
+		"cut":       {Cut: &meshv1.WatchFault_Cut{Percent: 70, AfterNs: 300 * ms}},
+		"stall":     {Stall: &meshv1.WatchFault_Stall{Percent: 100, AfterNs: 100 * ms, LastsNs: 300 * ms}},
+		"no end":    {Stall: &meshv1.WatchFault_Stall{Percent: 100, AfterNs: 100 * ms}},
+		"delay":     {Delay: &meshv1.WatchFault_Late{Percent: 30, ByNs: 50 * ms}},
+		"duplicate": {Duplicate: &meshv1.WatchFault_Duplicate{Percent: 50}},
+		"drop":      {Drop: &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: 200 * ms}},
+		"drop long": {Drop: &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: 3600 * 1000 * ms}, Cut: &meshv1.WatchFault_Cut{Percent: 50, AfterNs: 500 * ms}},
+		"all": {
+			Cut:       &meshv1.WatchFault_Cut{Percent: 50, AfterNs: 700 * ms},
+			Stall:     &meshv1.WatchFault_Stall{Percent: 50, AfterNs: 100 * ms, LastsNs: 300 * ms},
+			Delay:     &meshv1.WatchFault_Late{Percent: 30, ByNs: 50 * ms},
+			Duplicate: &meshv1.WatchFault_Duplicate{Percent: 30},
+			Drop:      &meshv1.WatchFault_Drop{Percent: 30, MadeUpAfterNs: 200 * ms},
+		},
+	} {
+		for _, media := range []string{jsonType, protoType} {
+			t.Run(name+" "+media, func(t *testing.T) {
+				t.Parallel()
+				api := newChronicle()
+				m := newMesh(t, api)
+				m.faults(ofWatches(f))
+				config := m.config("v1")
+				config.ContentType, config.AcceptContentTypes = media, media
+				client, err := kubernetes.NewForConfig(config)
+				require.NoError(t, err)
+				api.happen(apiwatch.Added, "first")
+				factory := informers.NewSharedInformerFactory(client, 0)
+				store := factory.Core().V1().ConfigMaps().Informer().GetStore()
+				stop := make(chan struct{})
+				factory.Start(stop)
+				defer factory.Shutdown()
+				defer close(stop)
+				cached := func() map[string]string {
+					out := map[string]string{}
+					for _, o := range store.List() {
+						c := o.(*corev1.ConfigMap)
+						out[c.Name] = c.ResourceVersion
+					}
+					return out
+				}
+				for i := range 150 {
+					name := fmt.Sprint("o", i%7)
+					kind := apiwatch.Added
+					if _, is := api.versions()[name]; is {
+						kind = []apiwatch.EventType{apiwatch.Modified, apiwatch.Deleted}[i%2]
+					}
+					api.happen(kind, name)
+					time.Sleep(15 * time.Millisecond)
+				}
+				m.faults()
+				require.Eventually(t, func() bool { return maps.Equal(api.versions(), cached()) }, 40*time.Second, 20*time.Millisecond,
+					"the informer never came to the truth")
+				require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+			})
+		}
+	}
+}
+
+func TestHarmedWatchesLeaveNothing(t *testing.T) {
+	m := newMesh(t, newChronicle())
+	c := m.client(true)
+	m.faults()
+	_, end := m.watching(c, "0")
+	end()
+	require.Eventually(t, func() bool { return len(m.openWatches()) == 0 }, 10*time.Second, time.Millisecond)
+	before := runtime.NumGoroutine()
+	m.faults(ofWatches(&meshv1.WatchFault{
+		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
+		Stall: &meshv1.WatchFault_Stall{Percent: 50},
+	}))
+	var ends []func()
+	for range 20 {
+		_, end := m.watching(c, "0")
+		ends = append(ends, end)
+	}
+	for _, end := range ends {
+		end()
+	}
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, 20*time.Second, 10*time.Millisecond)
+	require.Empty(t, m.openWatches())
+	require.Zero(t, m.pod.ledger.gaps)
+}
+
+// openWatches are the watches that are open.
+func (m *mesh) openWatches() (open []*watch) {
+	m.pod.ledger.mu.Lock()
+	defer m.pod.ledger.mu.Unlock()
+	for _, s := range m.pod.ledger.resources {
+		for w := range s.open {
+			open = append(open, w)
+		}
+	}
+	return open
+}
