@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -72,6 +73,8 @@ const (
 	connectTimeout = 3 * time.Second
 	// maxMessage bounds one message in bytes; a policy of a thousand namespaces is some tens of KiB.
 	maxMessage = 4 << 20
+	// maxReport bounds a report in bytes: the manager takes four times as much.
+	maxReport = 1 << 20
 )
 
 // Report notes the state of a pod, to be told to the manager now if it is
@@ -82,6 +85,11 @@ func (m *Manager) Report(r *meshv1.PodReport) {
 	m.init()
 	m.pending[r.GetUid()] = r
 	m.all[r.GetUid()] = r
+	m.poke()
+}
+
+// poke wakes send.
+func (m *Manager) poke() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
@@ -248,6 +256,7 @@ func (m *Manager) send(ctx context.Context, stream meshv1.Mesh_ConnectClient, ac
 	}
 }
 
+// takeReport takes as many of the pending reports as go into one message.
 func (m *Manager) takeReport() *meshv1.Report {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -255,10 +264,21 @@ func (m *Manager) takeReport() *meshv1.Report {
 		return nil
 	}
 	r := &meshv1.Report{}
-	for _, p := range m.pending {
+	size := 0
+	for uid, p := range m.pending {
+		of := proto.Size(p)
+		if of > maxReport { // what its rules have done is not worth the stream
+			p = proto.CloneOf(p)
+			p.Rules, p.Faults = nil, nil
+			of = proto.Size(p)
+		}
+		if size += of; size > maxReport && len(r.Pods) > 0 {
+			m.poke() // for the rest
+			break
+		}
 		r.Pods = append(r.Pods, p)
+		delete(m.pending, uid)
 	}
-	clear(m.pending)
 	return r
 }
 

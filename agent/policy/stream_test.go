@@ -14,6 +14,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +25,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -181,4 +184,37 @@ func TestStreamComesBackAndTellsANewManagerEverything(t *testing.T) {
 	report := next(t, second.got).GetReport()
 	require.Len(t, report.GetPods(), 1)
 	assert.Equal(t, "ebpf", report.GetPods()[0].GetCapture())
+}
+
+// Reports that are too large for one message go in several, and one that no message
+// has room for goes without what rules have done.
+func TestLargeReports(t *testing.T) {
+	m := &Manager{}
+	states := func(n int) (out []*meshv1.FaultState) {
+		for i := range n {
+			out = append(out, &meshv1.FaultState{Key: strings.Repeat("k", 40), Matched: uint64(i)})
+		}
+		return out
+	}
+	for i := range 20 {
+		m.Report(&meshv1.PodReport{Uid: strconv.Itoa(i), Capture: "ebpf", Faults: states(10_000)})
+	}
+	m.Report(&meshv1.PodReport{Uid: "huge", Capture: "ebpf", Faults: states(100_000)})
+	got := map[string]int{}
+	for pieces := 0; ; pieces++ {
+		<-m.wake
+		r := m.takeReport()
+		require.LessOrEqual(t, proto.Size(r), maxReport+maxReport/64)
+		for _, p := range r.GetPods() {
+			require.Equal(t, "ebpf", p.GetCapture())
+			got[p.GetUid()] = len(p.GetFaults())
+		}
+		if len(got) == 21 {
+			require.Greater(t, pieces, 5)
+			break
+		}
+	}
+	require.Zero(t, got["huge"])
+	require.Equal(t, 10_000, got["7"])
+	require.Nil(t, m.takeReport())
 }

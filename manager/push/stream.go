@@ -159,29 +159,49 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 }
 
 func (s *Server) report(name string, st *stream, r *meshv1.Report) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	news := false
 	for _, p := range r.Pods {
-		policy := s.node(name).policies[p.GetUid()]
-		if policy == nil {
-			continue
-		}
-		before := st.seen[p.Uid]
-		o := before
-		o.reported = true
-		o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
-		o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
-		o.dead, o.egress = deadHolder(p.DeadHolder), clip(p.EgressMessage)
-		o.rules, o.faults = ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
-		st.seen[p.Uid] = o
-		news = news || !o.saysAs(before)
+		news = s.reportPod(name, st, p) || news
 	}
 	if news || s.Counted == nil {
 		s.changed()
 	} else {
 		s.Counted()
 	}
+}
+
+// reportPod tells whether a pod's report says more than what rules have done. Those
+// are many: everybody else does not wait for them to be looked through.
+func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news bool) {
+	policy := s.policy(name, p.GetUid())
+	if policy == nil {
+		return false
+	}
+	rules, faults := ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node(name).policies[p.Uid] == nil {
+		return false
+	}
+	before := st.seen[p.Uid]
+	o := before
+	o.reported = true
+	o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
+	o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
+	o.dead, o.egress = deadHolder(p.DeadHolder), clip(p.EgressMessage)
+	o.rules, o.faults = rules, faults
+	st.seen[p.Uid] = o
+	return !o.saysAs(before)
+}
+
+// policy is that of a pod of a node; nil: it has none.
+func (s *Server) policy(node, uid string) *meshv1.PodPolicy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.nodes[node]; n != nil {
+		return n.policies[uid]
+	}
+	return nil
 }
 
 // deadHolder leaves out what is too long: in part it would be another.

@@ -1,11 +1,32 @@
 package push
 
 import (
+	"cmp"
 	"maps"
+	"slices"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
+
+// keyed is a state of a rule. Agents send them sorted by key.
+type keyed interface{ GetKey() string }
+
+// byKey finds what is said first of a key, in what is sorted.
+func byKey[S keyed](said []S, key string) (of S, ok bool) {
+	i, ok := slices.BinarySearchFunc(said, key, func(s S, key string) int { return cmp.Compare(s.GetKey(), key) })
+	if ok {
+		of = said[i]
+	}
+	return of, ok
+}
+
+func sortByKey[S keyed](said []S) {
+	order := func(a, b S) int { return cmp.Compare(a.GetKey(), b.GetKey()) }
+	if !slices.IsSortedFunc(said, order) {
+		slices.SortStableFunc(said, order)
+	}
+}
 
 // ruleStates is what an agent says of a pod's rules, as far as they are its policy's
 // and can be: nothing else is kept.
@@ -13,30 +34,28 @@ func ruleStates(t *meshv1.Traffic, said []*meshv1.RuleState) map[string]*meshv1.
 	if len(said) == 0 {
 		return nil
 	}
+	sortByKey(said)
+	latest := time.Now().Add(time.Hour).UnixMilli() // clocks differ
 	out := map[string]*meshv1.RuleState{}
 	for _, b := range t.GetBreakers() {
 		for _, r := range b.Rules {
-			out[r.Key] = nil
+			s, ok := byKey(said, r.Key)
+			if !ok {
+				continue
+			}
+			is := &meshv1.RuleState{Key: r.Key, State: s.GetState(), Passed: s.GetPassed(), Refused: s.GetRefused()}
+			if _, known := meshv1.BreakerState_name[int32(is.State)]; !known {
+				is.State = meshv1.BreakerState_BREAKER_CLOSED
+			}
+			if since := s.GetSinceMs(); since > 0 && since < latest {
+				is.SinceMs = since
+			}
+			if share := s.GetShare(); share.GetIndex() < share.GetOf() {
+				is.Share = &meshv1.Share{Index: share.Index, Of: share.Of}
+			}
+			out[r.Key] = is
 		}
 	}
-	latest := time.Now().Add(time.Hour).UnixMilli() // clocks differ
-	for _, s := range said {
-		if was, ours := out[s.GetKey()]; !ours || was != nil {
-			continue
-		}
-		is := &meshv1.RuleState{Key: s.Key, State: s.State, Passed: s.Passed, Refused: s.Refused}
-		if _, known := meshv1.BreakerState_name[int32(s.State)]; !known {
-			is.State = meshv1.BreakerState_BREAKER_CLOSED
-		}
-		if s.SinceMs > 0 && s.SinceMs < latest {
-			is.SinceMs = s.SinceMs
-		}
-		if s.Share.GetIndex() < s.Share.GetOf() {
-			is.Share = &meshv1.Share{Index: s.Share.Index, Of: s.Share.Of}
-		}
-		out[s.Key] = is
-	}
-	maps.DeleteFunc(out, func(_ string, s *meshv1.RuleState) bool { return s == nil })
 	return out
 }
 
@@ -44,18 +63,15 @@ func faultStates(t *meshv1.Traffic, said []*meshv1.FaultState) map[string]*meshv
 	if len(said) == 0 {
 		return nil
 	}
+	sortByKey(said)
 	out := map[string]*meshv1.FaultState{}
 	for _, i := range t.GetInjections() {
 		for _, r := range i.Rules {
-			out[r.Key] = nil
+			if s, ok := byKey(said, r.Key); ok {
+				out[r.Key] = &meshv1.FaultState{Key: r.Key, Matched: s.GetMatched(), Injected: s.GetInjected()}
+			}
 		}
 	}
-	for _, s := range said {
-		if was, ours := out[s.GetKey()]; ours && was == nil {
-			out[s.Key] = &meshv1.FaultState{Key: s.Key, Matched: s.Matched, Injected: s.Injected}
-		}
-	}
-	maps.DeleteFunc(out, func(_ string, s *meshv1.FaultState) bool { return s == nil })
 	return out
 }
 
