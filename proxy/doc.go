@@ -90,7 +90,8 @@
 // # Handing over
 //
 // Drain lets another proxy on the same listener take over without a failed
-// request or a list (drain.go).
+// request or a list (drain.go). Only where faults may drop events of watches do
+// clients list once: the next proxy does not know what they missed.
 //
 // # What never happens
 //

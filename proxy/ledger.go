@@ -14,7 +14,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -54,7 +56,12 @@ type ledger struct {
 	changed time.Time // when the policy in force came
 	// before is the policy that caches of resources not seen yet were filled
 	// under; nil: it is not known.
-	before    *policy
+	before *policy
+	// began is when the first policy came, and inherited are its faults. The proxy
+	// before may have ended while these kept events from watches: caches of what they
+	// are about are told once to list.
+	began     time.Time
+	inherited *fault.Rules
 	resources map[groupResource]*resourceState
 	debts     int // of all resources
 	gaps      int // of all resources
@@ -62,10 +69,14 @@ type ledger struct {
 
 type resourceState struct {
 	changed time.Time // when the set of objects changed
+	doubted time.Time // when it was not known any more what its caches miss
 	open    map[*watch]struct{}
 	debts   map[view]*debt // since changed; a view that is not here owes one
 	gaps    []*gap
 }
+
+// kept tells whether its caches are to be left as they are.
+func (s *resourceState) kept(p *policy) bool { return p.keepCaches && longAgo(s.doubted) }
 
 // gap is what faults kept from a watch's client, for as long as the watch lasts and,
 // if something is missed then, until the client has listed. Unlike a debt it is no
@@ -122,12 +133,15 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 		l.before = old
 	}
 	l.changed = time.Now()
-	if old == nil && since.Before(l.changed) {
-		l.changed = since
+	if old == nil {
+		l.began, l.inherited = l.changed, next.faults
+		if since.Before(l.changed) {
+			l.changed = since
+		}
 	}
 	for res, state := range l.resources {
 		if res == overflow || old.affects(next, res) {
-			l.expire(state, !next.keepCaches)
+			l.expire(state, !state.kept(next))
 		}
 	}
 	p.connects.cut(next)
@@ -192,6 +206,12 @@ func (l *ledger) enter(x *exchange, res groupResource, v view, end context.Cance
 		if res == overflow || l.before == nil || l.before.affects(x.policy, res) {
 			state.changed = l.changed
 		}
+		if !longAgo(l.began) && l.inherited.Drops(match.Kind{Verb: "watch", Group: res.group, Resource: res.resource}) {
+			state.doubted = l.began
+			if state.changed.Before(l.began) {
+				state.changed = l.began
+			}
+		}
 		if l.resources == nil {
 			l.resources = map[groupResource]*resourceState{}
 		}
@@ -229,13 +249,21 @@ func (l *ledger) gap(t *ticket) *gap {
 	return g
 }
 
-// over ends the watch that g is about, if any.
+// over ends the watch that g is about, if any. Of one view one gap is kept of all
+// watches that ended.
 func (l *ledger) over(t *ticket, g *gap) {
 	if g == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, other := range t.state.gaps {
+		if other.over && other.view == g.view {
+			other.Join(&g.Gap)
+			other.told = other.told || g.told
+			g.Forget()
+		}
+	}
 	g.over = true
 	l.mend(t.state)
 }
@@ -266,9 +294,12 @@ func (l *ledger) missed(t *ticket, version string) bool {
 // A cache that was told comes back with another version, or lost the answer and
 // comes back with the same. So a version that was not told while none is owed
 // was learned since: by a get, say, or a create.
-func (l *ledger) resumable(t *ticket, version string) bool {
+func (l *ledger) resumable(t *ticket, under *policy, version string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if t.state.kept(under) {
+		return true
+	}
 	old := longAgo(t.state.changed)
 	if old && t.state.debts[t.view] == nil {
 		return true
@@ -351,7 +382,7 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
 			"faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.resource)
 	}
-	if s.watch && !initial && version != "" && version != "0" && !x.policy.keepCaches && !x.pod.ledger.resumable(t, version) {
+	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, x.policy, version) {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
 			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)
 	}

@@ -36,9 +36,9 @@ func (m *mesh) settle() {
 	l := &m.pod.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.changed = l.changed.Add(-settling)
+	l.changed, l.began = l.changed.Add(-settling), l.began.Add(-settling)
 	for _, s := range l.resources {
-		s.changed = s.changed.Add(-settling)
+		s.changed, s.doubted = s.changed.Add(-settling), s.doubted.Add(-settling)
 	}
 }
 

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -43,27 +44,41 @@ func (x *exchange) harmWatch(resp *http.Response) {
 		return
 	}
 	x.objects = nil // it is read by another goroutine now
-	resp.Body = &harmedBody{harmed, resp.Body}
+	resp.Body = &harmedBody{harmed, resp.Body, x.ctx}
 	resp.ContentLength = -1
 	delete(resp.Header, "Content-Length")
 }
 
-// harmedBody closes what faults are let at when they are done with it.
+// harmedBody is a watch that faults are let at, and the answer that it comes from.
 type harmedBody struct {
 	*events.Reader
 	body io.Closer
+	ctx  context.Context
 }
 
+// Read reads nothing more when a policy has ended the watch: what is held back may be
+// none of the client's business now. It misses nothing, as it resumes from before that
+// or lists.
+func (b *harmedBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if cause := context.Cause(b.ctx); errors.Is(cause, errPolicyChanged) {
+		return 0, cause
+	}
+	return n, err
+}
+
+// Close closes what faults are let at when they are done with it.
 func (b *harmedBody) Close() error {
 	_ = b.Reader.Close()
 	return b.body.Close()
 }
 
 // stillHarmed tells whether the rules that harm x are in effect, and what is closed
-// when they may not be any more.
+// when they may not be any more. While another proxy takes over they are not: it would
+// not know what was kept from the client.
 func (x *exchange) stillHarmed() (still bool, changed <-chan struct{}) {
 	pol := x.pod.policy.Load()
-	return pol.faults.InEffect(time.Now(), x.faults), pol.replaced
+	return x.pod.draining.Err() == nil && pol.faults.InEffect(time.Now(), x.faults), pol.replaced
 }
 
 var errNoRoom = errors.New("no room to read an event")

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // chronicle is an apiserver that knows all that ever happened to its config maps: the n-th
@@ -42,10 +43,15 @@ type happened struct {
 
 func newChronicle() *chronicle { return &chronicle{changed: make(chan struct{})} }
 
+// happen has something happen to an object, of namespace own-0 unless it is named with
+// another.
 func (h *chronicle) happen(kind apiwatch.EventType, name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	o := object("own-0", name)
+	if namespace, own, is := strings.Cut(name, "/"); is {
+		o = object(namespace, own)
+	}
 	o.ResourceVersion = strconv.Itoa(len(h.log) + 1)
 	h.log = append(h.log, happened{kind, o})
 	close(h.changed)
@@ -153,42 +159,199 @@ func (m *mesh) watching(c *http.Client, version string) (next func() string, end
 		}
 }
 
+const never = int64(time.Hour)
+
+// dropping is traffic in which all events are dropped but those of namespace free.
+func dropping() *meshv1.Traffic {
+	r := ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}})
+	return injecting(r)
+}
+
+func injecting(r *meshv1.FaultRule) *meshv1.Traffic {
+	r.Name, r.Key = "r", "k"
+	return &meshv1.Traffic{NoFaults: []string{"free"}, Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{r}}}}
+}
+
+// sharded puts a policy in force that divides, and injects.
+func (m *mesh) sharded(s *meshv1.Sharding, of *meshv1.Traffic) {
+	m.t.Helper()
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s, Traffic: of})
+}
+
+// code is that of a watch which resumes.
+func (m *mesh) code(c *http.Client, version string) int {
+	m.t.Helper()
+	ctx, cancel := context.WithCancel(m.t.Context())
+	resp, err := c.Do(asking(m.t, ctx, "GET", allConfigMaps+"?watch=true&resourceVersion="+version))
+	require.NoError(m.t, err)
+	cancel()
+	_ = resp.Body.Close()
+	return resp.StatusCode
+}
+
+// withholds waits until something is kept from a client.
+func (m *mesh) withholds() {
+	m.t.Helper()
+	require.Eventually(m.t, func() bool { return m.pod.filtered.taken.Load() > 0 }, 10*time.Second, time.Millisecond)
+}
+
 func TestAClientThatGoesWithAGapMustList(t *testing.T) {
 	protocols(t, func(t *testing.T, http2 bool) {
 		api := newChronicle()
 		m := newMesh(t, api)
-		m.faults(ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)}}))
-		m.resume(m.client(true), allConfigMaps, "1")
+		m.traffic(dropping())
 		m.settle()
 		c := m.client(http2)
-		next, end := m.watching(c, "0")
-		for i := range 30 {
-			api.happen(apiwatch.Added, fmt.Sprint("o", i))
-		}
-		for range 8 { // the first that is dropped is among the first few
-			next()
-		}
-		// Also while the proxy does not know yet that the client has gone.
-		require.Equal(t, 410, m.resume(c, allConfigMaps, "12"))
-		end()
-		require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
-		require.Equal(t, 410, m.resume(c, allConfigMaps, "12"), "and again, if it lost the answer")
-		require.Equal(t, 200, m.do("GET", allConfigMaps, "").StatusCode)
-		m.faults()
-		code := func() int {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			resp, err := c.Do(asking(t, ctx, "GET", allConfigMaps+"?watch=true&resourceVersion=12"))
-			require.NoError(t, err)
-			defer resp.Body.Close()
-			if resp.StatusCode != 200 {
-				b, _ := io.ReadAll(resp.Body)
-				t.Logf("%s", b)
+		require.Equal(t, 200, m.code(c, "1"))
+		for i := range 3 { // as often as it likes
+			next, end := m.watching(c, "0")
+			for range 3 {
+				api.happen(apiwatch.Modified, "a")
+				api.happen(apiwatch.Modified, "free/b")
 			}
-			return resp.StatusCode
+			for range 3 * (i + 1) { // with those before
+				require.Equal(t, "MODIFIED b", next())
+			}
+			version := api.versions()["b"]
+			// Also while the proxy does not know yet that the client has gone.
+			require.Equal(t, 410, m.code(c, version))
+			end()
+			require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+			require.Equal(t, 410, m.code(c, version), "and again, if it lost the answer")
+			require.Equal(t, 200, m.code(c, "1000"), "one who has read more since")
+			require.Eventually(t, func() bool { return m.gaps() == 1 }, 10*time.Second, time.Millisecond, "of however many watches")
 		}
-		require.Equal(t, 200, code(), "it has listed")
+		version := api.versions()["b"]
+		require.Equal(t, 200, m.do("GET", allConfigMaps, "").StatusCode)
+		require.Equal(t, 200, m.code(c, version), "it has listed")
 	})
+}
+
+// Nobody knows what the proxy before kept from its clients when it ended.
+func TestCachesThatAnEarlierProxyMayHaveHarmed(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		for name, c := range map[string]struct {
+			traffic *meshv1.Traffic
+			code    int
+		}{
+			"drop":  {dropping(), 410},
+			"delay": {injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}})), 200},
+			"none":  {nil, 200},
+		} {
+			t.Run(fmt.Sprint(name, " ", keep), func(t *testing.T) {
+				m := newMesh(t, &recorder{})
+				policy := &meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: c.traffic, Sharding: &meshv1.Sharding{Shard: "s", KeepCaches: keep}}
+				require.NoError(t, m.pod.Restore(policy, time.Time{}))
+				m.sharded(policy.Sharding, nil) // the rule has just been removed
+				client := m.client(true)
+				require.Equal(t, 200, m.resume(client, "/api/v1/pods", "5"), "no rule is about these")
+				require.Equal(t, c.code, m.resume(client, allConfigMaps, "5"))
+				require.Equal(t, 200, m.with(client, "GET", allConfigMaps, "").StatusCode)
+				require.Equal(t, 200, m.resume(client, allConfigMaps, "5"))
+			})
+		}
+	}
+}
+
+// What was held back under a policy is not told under another that divides otherwise.
+func TestWhatIsHeldBackIsOfItsScope(t *testing.T) {
+	late := func() *meshv1.Traffic {
+		return injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}}))
+	}
+	for name, c := range map[string]struct {
+		keep    bool
+		traffic *meshv1.Traffic
+		after   *meshv1.Traffic
+		code    int
+	}{
+		"delayed":               {false, late(), late(), 410},
+		"delayed, and then not": {false, late(), nil, 410},
+		"delayed, caches kept":  {true, late(), late(), 200},
+		"dropped":               {false, dropping(), dropping(), 410},
+		"dropped, and then not": {false, dropping(), nil, 410},
+		"dropped, caches kept":  {true, dropping(), dropping(), 410},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := newChronicle()
+			api.silent = true
+			m := newMesh(t, api)
+			shard := func(namespaces ...string) *meshv1.Sharding {
+				s := divided(scope.Keys(namespaces...), meshv1.Method_METHOD_FILTER)
+				s.KeepCaches = c.keep
+				return s
+			}
+			m.sharded(shard("own-0", "free"), c.traffic)
+			m.settle()
+			client := m.client(true)
+			next, end := m.watching(client, "0")
+			defer end()
+			if c.traffic.GetInjections()[0].GetRules()[0].GetWatch().GetDrop() == nil {
+				api.happen(apiwatch.Added, "free/b")
+				api.happen(apiwatch.Added, "a")
+			} else {
+				api.happen(apiwatch.Added, "a")
+				api.happen(apiwatch.Added, "free/b")
+			}
+			require.Equal(t, "ADDED b", next())
+			m.withholds()
+			m.sharded(shard("free"), c.after)
+			require.Equal(t, "end", next())
+			require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+			require.Equal(t, c.code, m.code(client, api.versions()["b"]))
+		})
+	}
+}
+
+// Faults are let at what filtering leaves of a watch.
+func TestWatchesAreFilteredAndHarmed(t *testing.T) {
+	api := newChronicle()
+	m := newMesh(t, api)
+	m.sharded(divided(scope.Keys("own-0", "free"), meshv1.Method_METHOD_FILTER),
+		injecting(ofWatches(&meshv1.WatchFault{Duplicate: &meshv1.WatchFault_Duplicate{Percent: 100}})))
+	next, end := m.watching(m.client(true), "0")
+	defer end()
+	for _, name := range []string{"a", "others/b", "free/c", "d"} {
+		api.happen(apiwatch.Added, name)
+	}
+	for _, want := range []string{"a", "a", "c", "d", "d"} {
+		require.Equal(t, "ADDED "+want, next())
+	}
+	require.Equal(t, 2, m.injected()["watch_duplicate"])
+}
+
+// The watch of the lock is harmed by rules that name it only.
+func TestTheLocksWatchIsHarmedByName(t *testing.T) {
+	for want, names := range map[int][]string{1: nil, 2: {"leases"}} {
+		m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json;stream=watch")
+			_, _ = io.WriteString(w, `{"type":"ADDED","object":{"kind":"Lease","metadata":{"namespace":"leases","name":"leases---s1","resourceVersion":"5"}}}`+"\n")
+		}})
+		m.sharded(locked("s1"), injecting(&meshv1.FaultRule{
+			Watch:     &meshv1.WatchFault{Duplicate: &meshv1.WatchFault_Duplicate{Percent: 100}},
+			Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"watch"}, Names: names}},
+		}))
+		a := m.do("GET", "/apis/coordination.k8s.io/v1/namespaces/leases/leases?fieldSelector=metadata.name%3Dleases&watch=1", "")
+		require.Equal(t, want, strings.Count(a.body, `"name":"leases"`), a.body)
+		require.NotContains(t, a.body, "---")
+	}
+}
+
+func TestFaultsOfOpenWatchesExpire(t *testing.T) {
+	api := newChronicle()
+	api.silent = true
+	m := newMesh(t, api)
+	of := dropping()
+	of.Injections[0].Expires = time.Now().Add(2 * time.Second).Unix()
+	m.traffic(of)
+	next, end := m.watching(m.client(true), "0")
+	defer end()
+	api.happen(apiwatch.Added, "a")
+	m.withholds()
+	require.Equal(t, "ADDED a", next())
+	require.False(t, time.Now().Before(time.Unix(of.Injections[0].Expires, 0)))
+	api.happen(apiwatch.Modified, "a")
+	require.Equal(t, "MODIFIED a", next(), "the watch goes on")
 }
 
 // What a policy without the rule flushes, and what a policy with it leaves alone.
@@ -214,30 +377,37 @@ func TestAPolicyEndsFaultsOfOpenWatches(t *testing.T) {
 }
 
 func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
-	api := newChronicle()
-	api.silent = true
-	m := newMesh(t, api)
-	m.faults(ofWatches(&meshv1.WatchFault{
-		Delay: &meshv1.WatchFault_Late{Percent: 50, ByNs: int64(time.Hour)},
-		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
-	}))
-	next, end := m.watching(m.client(false), "0")
-	defer end()
-	want := map[string]bool{}
-	for i := range 20 {
-		api.happen(apiwatch.Added, fmt.Sprint("o", i))
-		want[fmt.Sprint("ADDED o", i)] = true
+	for name, f := range map[string]*meshv1.WatchFault{
+		"delayed": {Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}},
+		"dropped": {Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := newChronicle()
+			api.silent = true
+			m := newMesh(t, api)
+			m.traffic(injecting(ofWatches(f)))
+			next, end := m.watching(m.client(false), "0")
+			defer end()
+			want := map[string]bool{}
+			for i := range 20 {
+				api.happen(apiwatch.Added, fmt.Sprint("o", i))
+				want[fmt.Sprint("ADDED o", i)] = true
+			}
+			m.withholds()
+			drained := make(chan error, 1)
+			go func() { drained <- m.pod.Drain(t.Context()) }()
+			got := map[string]bool{}
+			for range want {
+				got[next()] = true
+			}
+			require.Equal(t, want, got)
+			api.happen(apiwatch.Added, "another")
+			require.Equal(t, "ADDED another", next(), "nothing is held back any more")
+			require.Equal(t, "end", next())
+			require.NoError(t, <-drained)
+		})
 	}
-	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() > 0 }, 10*time.Second, time.Millisecond)
-	drained := make(chan error, 1)
-	go func() { drained <- m.pod.Drain(t.Context()) }()
-	got := map[string]bool{}
-	for e := next(); e != "end"; e = next() {
-		require.NotEqual(t, "cut", e)
-		got[e] = true
-	}
-	require.Equal(t, want, got)
-	require.NoError(t, <-drained)
 }
 
 func TestAWatchThatIsCutHasNoEnd(t *testing.T) {
@@ -349,7 +519,7 @@ func TestHarmedWatchesLeaveNothing(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, 20*time.Second, 10*time.Millisecond)
 	require.Empty(t, m.openWatches())
-	require.Zero(t, m.pod.ledger.gaps)
+	require.Zero(t, m.gaps())
 }
 
 // openWatches are the watches that are open.
@@ -362,4 +532,11 @@ func (m *mesh) openWatches() (open []*watch) {
 		}
 	}
 	return open
+}
+
+// gaps are as many as are remembered.
+func (m *mesh) gaps() int {
+	m.pod.ledger.mu.Lock()
+	defer m.pod.ledger.mu.Unlock()
+	return m.pod.ledger.gaps
 }

@@ -46,6 +46,20 @@ func (g *Gap) add(version string) {
 	if err != nil {
 		from, to = 0, math.MaxUint64
 	}
+	g.cover(from, to)
+}
+
+// Join makes it cover what another covers too, and all between.
+func (g *Gap) Join(other *Gap) {
+	other.mu.Lock()
+	from, to, open := other.from, other.to, other.open
+	other.mu.Unlock()
+	if open {
+		g.cover(from, to)
+	}
+}
+
+func (g *Gap) cover(from, to uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.open {
