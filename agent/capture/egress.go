@@ -10,6 +10,10 @@ import (
 	"slices"
 )
 
+// MaxEgressPorts bounds the ports of one pod, for those of all pods of a node must find room
+// together.
+const MaxEgressPorts = 64
+
 // egress is the redirection of a pod's connections to others than the apiserver.
 type egress struct {
 	ports     []uint16 // sorted
@@ -28,9 +32,13 @@ type egress struct {
 // Until it is first said, what an earlier agent redirected stays so: refused, unless
 // its listeners were handed over.
 func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
+	ports = slices.Compact(slices.Sorted(slices.Values(ports)))
+	if len(ports) > MaxEgressPorts {
+		return nil, fmt.Errorf("redirect other connections of pod %s: %d ports are more than the %d that a pod may have: list fewer in spec.egress.ports", p.uid, len(ports), MaxEgressPorts)
+	}
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	listeners, err := p.setEgress(slices.Compact(slices.Sorted(slices.Values(ports))))
+	listeners, err := p.setEgress(ports)
 	if err != nil {
 		return nil, fmt.Errorf("redirect other connections of pod %s: %w", p.uid, err)
 	}

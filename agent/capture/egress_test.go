@@ -495,3 +495,15 @@ func TestEgressUnderHostNetwork(t *testing.T) {
 	setEgress(t, p, "")
 	requireAnswer(t, node, client{}, other6, "direct", "")
 }
+
+// One pod cannot take the room that all pods of a node have.
+func TestTooManyEgressPorts(t *testing.T) {
+	var ports []uint16
+	for port := range MaxEgressPorts + 1 {
+		ports = append(ports, uint16(port+1))
+	}
+	_, err := (&Pod{node: &Node{}}).SetEgress(ports)
+	require.ErrorContains(t, err, "more than the 64")
+	_, err = (&Pod{node: &Node{}}).SetEgress(append(ports[1:], ports[1]))
+	require.ErrorIs(t, err, os.ErrClosed, "it is asked for, were it captured")
+}

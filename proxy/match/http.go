@@ -130,7 +130,7 @@ func newText(m *meshv1.TextMatch) (*text, error) {
 	case *meshv1.TextMatch_Suffix:
 		return &text{suffix, k.Suffix, nil}, nil
 	case *meshv1.TextMatch_Regexp:
-		re, err := regexp.Compile(`^(?:` + k.Regexp + `)$`)
+		re, err := expressionOf(k.Regexp)
 		if err != nil {
 			return nil, err
 		}
