@@ -502,8 +502,8 @@ func TestTooManyEgressPorts(t *testing.T) {
 	for port := range MaxEgressPorts + 1 {
 		ports = append(ports, uint16(port+1))
 	}
-	_, err := (&Pod{node: &Node{}}).SetEgress(ports)
+	_, err := (&Pod{node: &node{}}).SetEgress(ports)
 	require.ErrorContains(t, err, "more than the 64")
-	_, err = (&Pod{node: &Node{}}).SetEgress(append(ports[1:], ports[1]))
+	_, err = (&Pod{node: &node{}}).SetEgress(append(ports[1:], ports[1]))
 	require.ErrorIs(t, err, os.ErrClosed, "it is asked for, were it captured")
 }
