@@ -21,7 +21,10 @@ const (
 	maxExpressions = 20000
 )
 
-var hostname = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$`)
+var (
+	hostname  = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$`)
+	hostStart = regexp.MustCompile(`^([a-z0-9_.-]*|[0-9a-f:]*:[0-9a-f:.]*)$`)
+)
 
 // url reads [scheme://]host[:port][/path]; nil if it cannot.
 func (r *renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
@@ -134,6 +137,16 @@ func (r *renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *
 	exact, prefix := in.Exact, in.Prefix
 	if host {
 		exact, prefix = strings.ToLower(exact), strings.ToLower(prefix)
+	}
+	if host {
+		switch _, err := netip.ParseAddr(exact); {
+		case exact != "" && err != nil && !isHost(exact):
+			r.invalid(path.Child("exact"), in.Exact, "must be the name of a host or an address, without scheme, port, path and brackets")
+			return nil
+		case !hostStart.MatchString(prefix):
+			r.invalid(path.Child("prefix"), in.Prefix, "must be what the name of a host, or an address, begins with: without scheme, port and path")
+			return nil
+		}
 	}
 	switch {
 	case exact != "" && prefix == "" && in.Regex == "":

@@ -234,6 +234,9 @@ func (r *renderer) limit(in *v1alpha1.Limiting, path *field.Path) limitRule {
 	}
 	if in.Trip != nil {
 		out.Trip = r.trip(in.Trip, path.Child("trip"))
+		if in.TriggerPolicy == v1alpha1.TriggerLimiterOnly {
+			r.invalid(path.Child("trip"), "(set)", "has no effect with triggerPolicy LimiterOnly, with which nothing opens: choose Normal, or leave it out")
+		}
 	}
 	out.Recovery = r.recovery(in.RecoverPolicy, path.Child("recoverPolicy"))
 	// What opens on errors opens by the pod's own.
@@ -275,10 +278,10 @@ func (r *renderer) trip(in *v1alpha1.Trip, path *field.Path) *meshv1.Trip {
 		out.MinRequests = uint32(in.MinRequests)
 	}
 	if in.ErrorPercent != "" {
-		out.ErrorPercent = r.percent(in.ErrorPercent, path.Child("errorPercent"))
+		out.ErrorPercent = r.threshold(in.ErrorPercent, path.Child("errorPercent"))
 	}
 	if in.SlowPercent != "" {
-		out.SlowPercent = r.percent(in.SlowPercent, path.Child("slowPercent"))
+		out.SlowPercent = r.threshold(in.SlowPercent, path.Child("slowPercent"))
 		out.SlowNs = int64(r.duration(in.SlowCall, maxWindow, true, path.Child("slowCall")))
 	}
 	return out
@@ -463,6 +466,16 @@ func (r *renderer) duration(in v1alpha1.Duration, most time.Duration, positive b
 		return d
 	}
 	return 0
+}
+
+// threshold is a percentage that something is judged by.
+func (r *renderer) threshold(in v1alpha1.Percent, path *field.Path) float64 {
+	before := len(r.errs)
+	p := r.percent(in, path)
+	if p == 0 && len(r.errs) == before {
+		r.invalid(path, string(in), `must be more than "0", which has no effect: leave it out instead`)
+	}
+	return p
 }
 
 func (r *renderer) percent(in v1alpha1.Percent, path *field.Path) float64 {

@@ -330,7 +330,7 @@ func (a *assembly) redirect(e *egress) {
 		return
 	}
 	if a.out.Egress == nil {
-		a.out.Egress = &meshv1.Egress{Decrypt: a.pod.Annotations[v1alpha1.TrustEgressAnnotation] == "true"}
+		a.out.Egress = &meshv1.Egress{Decrypt: a.pod.Annotations[v1alpha1.EgressTrustAnnotation] == "true"}
 	}
 	out := a.out.Egress
 	for _, p := range e.ports {

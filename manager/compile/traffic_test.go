@@ -130,3 +130,16 @@ func TestEmptySpecs(t *testing.T) {
 	require.Equal(t, ReasonInvalid, r.Injections[0].Problem.Reason)
 	require.NotEmpty(t, r.Injections[1].Problems)
 }
+
+// Of what trusts the egress CA only by its own word, nothing is decrypted.
+func TestOnlyWhatWasGivenTheCAIsDecrypted(t *testing.T) {
+	rules, pods, _ := limits(t, "")
+	decrypts := func() bool {
+		return Compile(nil, pods, nil, rules).Policies["uid-operator-0"].Traffic.Egress.Decrypt
+	}
+	require.True(t, decrypts())
+	for _, p := range pods {
+		delete(p.Annotations, v1alpha1.EgressTrustAnnotation)
+	}
+	require.False(t, decrypts())
+}

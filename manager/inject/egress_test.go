@@ -52,6 +52,9 @@ func TestTrustEgress(t *testing.T) {
 	require.Len(t, r.Warnings, 1)
 	require.Contains(t, r.Warnings[0], "container own: SSL_CERT_DIR is set")
 
+	annotations := m["metadata"].(map[string]any)["annotations"].(map[string]any)
+	require.Equal(t, "true", annotations[v1alpha1.EgressTrustAnnotation])
+
 	cm := bundle(t, w, EgressBundle)
 	require.Len(t, cm.Data, 2)
 	for _, content := range cm.Data {
@@ -69,7 +72,9 @@ func TestTrustEgress(t *testing.T) {
 
 func TestOthersDoNotTrustEgress(t *testing.T) {
 	w := newWebhook(t)
-	_, m := create(t, w, strings.Replace(trusting, `egress": "true"`, `egress": "false"`, 1), false)
+	claims := strings.Replace(trusting, `egress": "true"`, `egress": "false", "ctrlmesh.kusionstack.io/egress-trust": "true"`, 1)
+	_, m := create(t, w, claims, false)
+	require.NotContains(t, m["metadata"].(map[string]any)["annotations"], v1alpha1.EgressTrustAnnotation, "it is not for users to say")
 	require.Len(t, m["spec"].(map[string]any)["volumes"], 1)
 	_, m = create(t, w, trusting, true)
 	require.Len(t, m["spec"].(map[string]any)["volumes"], 2)

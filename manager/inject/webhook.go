@@ -74,7 +74,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	}
 	trusted := compile.Trust(config)
 	bundle := BundleOf(trusted)
-	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: ""}
+	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: "", v1alpha1.EgressTrustAnnotation: ""}
 	var warnings []string
 	volumes, ops := swapBundles(pod.Spec.Volumes, bundle)
 	if capture == v1alpha1.CaptureAddress {
@@ -97,6 +97,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		more, alone := trustEgress(pod, capture == v1alpha1.CaptureAddress)
 		ops, warnings = append(ops, more...), append(warnings, alone...)
 		bundles = append(bundles, EgressBundle)
+		annotations[v1alpha1.EgressTrustAnnotation] = "true"
 	}
 	if req.DryRun == nil || !*req.DryRun {
 		for _, bundle := range bundles {

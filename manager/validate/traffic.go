@@ -78,7 +78,7 @@ func trusting(ctx context.Context, reader client.Reader, namespace string, s *me
 		if err := reader.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selector.Add(*onMesh)}); err != nil {
 			return true
 		}
-		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Annotations[v1alpha1.TrustEgressAnnotation] == "true" })
+		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Annotations[v1alpha1.EgressTrustAnnotation] == "true" })
 	}
 }
 
@@ -175,13 +175,17 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 			ports[authority[i+1:]] = true
 		}
 	}
+	otherHosts := len(c.Spec.TrafficInterceptRules) > 0
 	for _, l := range c.Spec.RateLimitings {
 		for _, r := range l.RestRules {
+			otherHosts = true
 			scheme, rest, ok := strings.Cut(r.URL, "://")
 			if !ok {
 				rest = r.URL
 			}
-			look(rest, !ok || strings.EqualFold(scheme, "https"), r.Method)
+			https := !ok || strings.EqualFold(scheme, "https")
+			look(rest, https, r.Method)
+			deep = deep || https && len(l.UserAgents) > 0
 		}
 	}
 	for _, r := range c.Spec.TrafficInterceptRules {
@@ -194,7 +198,13 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 		}
 	}
 	if deep && !trusting() {
-		out = append(out, "rules are about paths or methods: "+seenOnly)
+		out = append(out, "rules are about paths, methods or user agents: "+seenOnly)
+	}
+	if c.Spec.Egress != nil && !otherHosts {
+		out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
+	}
+	if c.Spec.Egress != nil && slices.Contains(c.Spec.Egress.Ports, 53) {
+		out = append(out, "spec.egress.ports has 53: names are asked for by UDP, which is refused to the ports listed, so that the pods will find no host")
 	}
 	redirected := []int32{80, 443}
 	if e := c.Spec.Egress; e != nil && len(e.Ports) > 0 {

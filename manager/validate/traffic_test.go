@@ -290,6 +290,9 @@ func TestTrafficIsJudged(t *testing.T) {
 		{"CircuitBreaker", `'.*\.example\.com'`, `'('`, "not a regular expression"},
 		{"CircuitBreaker", `'.*\.example\.com'`, `'\Qa'`, "not a regular expression"},
 		{"CircuitBreaker", `'.*\.example\.com'`, `'(abcdefgh){900}'`, "too large"},
+		{"CircuitBreaker", `errorPercent: "50"`, `errorPercent: "0"`, "must be more than"},
+		{"CircuitBreaker", `errorPercent: "50"`, `slowCall: 1s, slowPercent: "0.0"`, "must be more than"},
+		{"CircuitBreaker", "trip:", "triggerPolicy: LimiterOnly\n  trip:", "no effect with triggerPolicy LimiterOnly"},
 		{"CircuitBreaker", "contentType: Regexp", "contentType: Normal", "host must be a name"},
 		{"CircuitBreaker", "contentType: Regexp", "contentType: Glob", "spec.trafficInterceptRules[0].contentType"},
 		{"CircuitBreaker", "name: a", `name: "a\n"`, "printable"},
@@ -303,6 +306,9 @@ func TestTrafficIsJudged(t *testing.T) {
 		{"FaultInjection", `percent: "50"`, `percent: "101"`, "spec.httpFault[0].delay.percent"},
 		{"FaultInjection", "fixedDelay: 1s", "fixedDelay: 2h", "must not be longer than 1h"},
 		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {regex: '('}}], resources", "spec.httpFault[0].match.httpMatch[0].host.regex"},
+		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {exact: 'https://api.example.com:8443'}}], resources", "httpMatch[0].host.exact"},
+		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {exact: '2001:db8::1'}}, {host: {prefix: '2001:db8:'}}, {host: {prefix: 'API.'}}], resources", ""},
+		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {prefix: 'api.example.com:84'}}], resources", "httpMatch[0].host.prefix"},
 		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {exact: ''}}], resources", "set one of exact, prefix and regex"},
 	} {
 		spec := map[string]string{"CircuitBreaker": breakerSpec, "FaultInjection": injectionSpec}[c.kind]
@@ -343,9 +349,22 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	b := &v1alpha1.CircuitBreaker{}
 	require.NoError(t, yaml.UnmarshalStrict([]byte(breakerSpec), &b.Spec))
 	trusts := pod("p", map[string]string{})
-	trusts.Annotations = map[string]string{v1alpha1.TrustEgressAnnotation: "true"}
+	trusts.Annotations = map[string]string{v1alpha1.EgressTrustAnnotation: "true"}
 	require.Contains(t, handle(b, pod("p", map[string]string{}))[0], v1alpha1.TrustEgressAnnotation)
 	require.Empty(t, handle(b, trusts))
+	agents := b.DeepCopy()
+	agents.Spec.TrafficInterceptRules = nil
+	agents.Spec.RateLimitings[0].RestRules = []v1alpha1.RestRule{{URL: "https://api.example.com", Method: "*"}}
+	agents.Spec.RateLimitings = agents.Spec.RateLimitings[:1]
+	require.Empty(t, handle(agents))
+	agents.Spec.RateLimitings[0].UserAgents = []string{"curl*"}
+	require.Contains(t, handle(agents)[0], "user agents")
+	agents.Spec.Egress = &v1alpha1.EgressConfig{Ports: []int32{53, 443}}
+	require.Contains(t, handle(agents, trusts)[0], "53")
+	agents.Spec.Egress.Ports = nil
+	agents.Spec.RateLimitings[0].RestRules = nil
+	agents.Spec.RateLimitings[0].NonResourceRules = []v1alpha1.NonResourceRule{{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}}}
+	require.Contains(t, handle(agents)[0], "spec.egress has no effect")
 	b.Spec.RateLimitings[0].RestRules[0].URL = "http://api.example.com:8080/v1"
 	require.Contains(t, handle(b)[0], "port 8080")
 	b.Spec.Egress = &v1alpha1.EgressConfig{Ports: []int32{8080}}

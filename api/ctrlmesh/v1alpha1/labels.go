@@ -52,6 +52,10 @@ const (
 	// is created.
 	TrustEgressAnnotation = GroupName + "/trust-egress"
 
+	// EgressTrustAnnotation on a pod, with value "true", says that its clients were given
+	// the egress CA. Written at admission, and fixed then.
+	EgressTrustAnnotation = GroupName + "/egress-trust"
+
 	// NoFaultsLabel on a namespace, whatever its value but "false", forbids fault injection:
 	// to the pods there, and for the objects there.
 	NoFaultsLabel = GroupName + "/no-faults"
