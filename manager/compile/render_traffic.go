@@ -49,7 +49,9 @@ type breaker struct {
 	intercepts []*meshv1.InterceptRule
 	// egress is nil where no rule is about other hosts.
 	egress *egress
-	errs   field.ErrorList
+	// expressions is the size of all regular expressions.
+	expressions int
+	errs        field.ErrorList
 }
 
 type limitRule struct {
@@ -68,7 +70,9 @@ type egress struct {
 type injection struct {
 	rules  []*meshv1.FaultRule
 	egress *egress
-	errs   field.ErrorList
+	// expressions is as of a breaker.
+	expressions int
+	errs        field.ErrorList
 }
 
 // newBreaker renders what can be meant.
@@ -110,7 +114,7 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 			}
 		}
 	}
-	b.errs = r.errs
+	b.expressions, b.errs = r.expressions, r.errs
 	return b
 }
 
@@ -134,7 +138,7 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 	if d := f.Spec.Duration; d != nil {
 		r.duration(*d, maxDuration, true, field.NewPath("spec", "duration"))
 	}
-	out.errs = r.errs
+	out.expressions, out.errs = r.expressions, r.errs
 	return out
 }
 

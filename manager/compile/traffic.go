@@ -85,8 +85,20 @@ type Target struct {
 	Shared []string
 }
 
-// maxTraffic bounds what one pod's policy says of traffic, so that agents take it.
-const maxTraffic = 1 << 20
+// Bounds on what one pod's policy says of traffic, so that agents take it: bytes, rules,
+// the size of all regular expressions, and ports.
+const (
+	maxTraffic = 1 << 20
+	maxRules   = 1024
+	maxPorts   = 64
+)
+
+// cost is of what counts against those.
+type cost struct{ size, rules, expressions int }
+
+func (c cost) plus(d cost) cost {
+	return cost{c.size + d.size, c.rules + d.rules, c.expressions + d.expressions}
+}
 
 // trafficRules renders what is asked of the traffic of pods.
 type trafficRules struct {
@@ -105,7 +117,8 @@ type ruling struct {
 	Ruling
 	selects labels.Selector // nil: nothing
 	targets []*Target
-	size    int
+	cost    cost
+	egress  *egress // nil where no rule is about other hosts
 }
 
 type breakerSource struct {
@@ -117,8 +130,7 @@ type breakerSource struct {
 type injectionSource struct {
 	*v1alpha1.FaultInjection
 	ruling
-	told   *meshv1.Injection
-	egress *egress
+	told *meshv1.Injection
 }
 
 func newTrafficRules(rules Rules) *trafficRules {
@@ -133,13 +145,15 @@ func newTrafficRules(rules Rules) *trafficRules {
 		b := &breakerSource{CircuitBreaker: c, breaker: newBreaker(c)}
 		b.ruling = newRuling(c.Spec, c.Spec.Selector, b.errs)
 		b.disabled(c, c.Spec.Disabled, v1alpha1.DisableBreakerLabel)
+		b.ruling.egress = b.breaker.egress
 		if b.Problem == nil {
+			b.cost = cost{0, len(b.limits) + len(b.intercepts), b.expressions}
 			for _, r := range b.limits {
 				b.Rules = append(b.Rules, Rule{r.Name, r.Key})
-				b.size += proto.Size(r.LimitRule)
+				b.cost.size += proto.Size(r.LimitRule)
 			}
 			for _, r := range b.intercepts {
-				b.size += proto.Size(r)
+				b.cost.size += proto.Size(r)
 			}
 		}
 		t.breakers[c.Namespace] = append(t.breakers[c.Namespace], b)
@@ -161,7 +175,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 			for _, r := range i.rules {
 				s.Rules = append(s.Rules, Rule{r.Name, r.Key})
 			}
-			s.size = proto.Size(s.told)
+			s.cost = cost{proto.Size(s.told), len(i.rules), i.expressions}
 		}
 		t.injections[f.Namespace] = append(t.injections[f.Namespace], s)
 	}
@@ -201,12 +215,15 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 // expiry of a FaultInjection with a duration.
 func (t *trafficRules) expiry(s *injectionSource) {
 	at := s.Status.ExpirationTime
+	current := s.Status.ExpirationGeneration == s.Generation
 	switch {
-	case at == nil || s.Status.ExpirationGeneration != s.Generation:
+	case at == nil, !current && !t.Now.Before(at.Time):
 		s.Problem = &Problem{ReasonPending, "it is not written down yet when this spec expires"}
 	case !t.Now.Before(at.Time):
 		s.Problem = &Problem{ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *s.Spec.Duration)}
 	default:
+		// Of a spec that was changed a moment ago what was written for the last one holds, lest
+		// its rules end, and count anew, until the next is.
 		s.told.Expires = at.Unix()
 		if t.until.IsZero() || at.Time.Before(t.until) {
 			t.until = at.Time
@@ -245,7 +262,7 @@ type assembly struct {
 	*trafficRules
 	pod    *corev1.Pod
 	unread string
-	size   int
+	cost   cost
 	out    meshv1.Traffic
 	own    bool            // something of out is the pod's own
 	alike  strings.Builder // names what out is made of, if not
@@ -263,17 +280,27 @@ func (a *assembly) target(r *ruling) *Target {
 
 // takes tells whether r has effect in the pod.
 func (a *assembly) takes(r *ruling, target *Target) bool {
+	sum := a.cost.plus(r.cost)
+	tooMuch := func(format string, args ...any) bool {
+		target.Message = "left out of this pod, for together with what comes before it by name " + fmt.Sprintf(format, args...) + ": select the pod by fewer, or write less in them"
+		return false
+	}
 	switch {
 	case r.Problem != nil:
 		return false
 	case a.unread != "":
 		target.Message = a.unread
 		return false
-	case a.size+r.size > maxTraffic:
-		target.Message = "the rules that select this pod are more than it can be told: select it by fewer, or write shorter ones"
-		return false
+	case sum.rules > maxRules:
+		return tooMuch("it has %d rules, and a pod may have %d", sum.rules, maxRules)
+	case sum.size > maxTraffic:
+		return tooMuch("it is more than the pod can be told")
+	case sum.expressions > maxExpressions:
+		return tooMuch("its regular expressions count as %d, and those of a pod may be %d", sum.expressions, maxExpressions)
+	case r.egress != nil && len(a.ports(r.egress)) > maxPorts:
+		return tooMuch("it redirects %d ports, and a pod may have %d (spec.egress.ports)", len(a.ports(r.egress)), maxPorts)
 	}
-	a.size += r.size
+	a.cost = sum
 	return true
 }
 
@@ -302,7 +329,7 @@ func (a *assembly) breaker(n int, b *breakerSource, target *Target) {
 		otherHosts = otherHosts || len(rule.Http) > 0
 	}
 	if otherHosts {
-		a.redirect(b.egress)
+		a.redirect(b.ruling.egress)
 	}
 	if len(told.Rules)+len(told.Intercepts) > 0 {
 		a.out.Breakers = append(a.out.Breakers, told)
@@ -333,12 +360,18 @@ func (a *assembly) redirect(e *egress) {
 		a.out.Egress = &meshv1.Egress{Decrypt: a.pod.Annotations[v1alpha1.EgressTrustAnnotation] == "true"}
 	}
 	out := a.out.Egress
-	for _, p := range e.ports {
-		out.Ports = append(out.Ports, uint32(p))
-	}
-	slices.Sort(out.Ports)
-	out.Ports = slices.Compact(out.Ports)
+	out.Ports = a.ports(e)
 	out.RefuseUnseen = out.RefuseUnseen || e.refuseUnseen
+}
+
+// ports are those that are redirected for e too.
+func (a *assembly) ports(e *egress) []uint32 {
+	out := slices.Clone(a.out.Egress.GetPorts())
+	for _, p := range e.ports {
+		out = append(out, uint32(p))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // traffic is nil where no rule has effect.

@@ -1,8 +1,11 @@
 package compile
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -102,7 +105,7 @@ func TestMoreThanAPodCanBeTold(t *testing.T) {
 	r := Compile(nil, pods, nil, rules)
 	for _, b := range r.Breakers {
 		for _, target := range b.Targets {
-			require.Equal(t, b.Name == "other", strings.Contains(target.Message, "more than it can be told"), b.Name)
+			require.Equal(t, b.Name == "other", strings.Contains(target.Message, "more than the pod can be told"), b.Name)
 		}
 	}
 	require.Len(t, r.Policies["uid-operator-0"].Traffic.Breakers, 3)
@@ -142,4 +145,68 @@ func TestOnlyWhatWasGivenTheCAIsDecrypted(t *testing.T) {
 		delete(p.Annotations, v1alpha1.EgressTrustAnnotation)
 	}
 	require.False(t, decrypts())
+}
+
+// What many objects ask of one pod is bounded, and said of those that are left out.
+func TestBoundsOfOnePod(t *testing.T) {
+	for name, c := range map[string]struct {
+		object func(i int) v1alpha1.CircuitBreakerSpec
+		fit    int
+		says   string
+	}{
+		"rules": {func(int) (s v1alpha1.CircuitBreakerSpec) {
+			for i := range 256 {
+				s.RateLimitings = append(s.RateLimitings, v1alpha1.Limiting{Name: fmt.Sprint(i), MaxInFlight: new(int32(1)),
+					NonResourceRules: []v1alpha1.NonResourceRule{{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}}}})
+			}
+			return s
+		}, 4, "1280 rules"},
+		"expressions": {func(int) (s v1alpha1.CircuitBreakerSpec) {
+			s.TrafficInterceptRules = []v1alpha1.TrafficInterceptRule{{Name: "r", ContentType: v1alpha1.ContentRegexp, Contents: slices.Repeat([]string{"[a-y]{640}"}, 5)}}
+			return s
+		}, 2, "regular expressions"},
+		"ports": {func(n int) (s v1alpha1.CircuitBreakerSpec) {
+			s.TrafficInterceptRules = []v1alpha1.TrafficInterceptRule{{Name: "r", Contents: []string{"a.example.com"}}}
+			s.Egress = &v1alpha1.EgressConfig{}
+			for i := range 32 {
+				s.Egress.Ports = append(s.Egress.Ports, int32(1+32*n+i))
+			}
+			return s
+		}, 2, "redirects 96 ports"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var rules Rules
+			for i := range c.fit + 1 {
+				b := &v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}, Spec: c.object(i)}
+				b.Spec.Selector = &metav1.LabelSelector{}
+				require.Empty(t, BreakerProblems(b))
+				rules.Breakers = append(rules.Breakers, b)
+			}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"}}}
+			r := Compile(nil, []*corev1.Pod{pod}, nil, rules)
+			require.Len(t, r.Policies["p"].Traffic.Breakers, c.fit)
+			for i, b := range r.Breakers {
+				require.Equal(t, i == c.fit, b.Targets[0].Message != "", b.Targets[0].Message)
+			}
+			require.Contains(t, r.Breakers[c.fit].Targets[0].Message, c.says)
+		})
+	}
+}
+
+// A change of the spec lets faults go on until it is written down when it ends.
+func TestFaultsGoOnWhileTheyAreEdited(t *testing.T) {
+	now := time.Now()
+	f := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "f", UID: "f", Generation: 2}}
+	f.Spec = v1alpha1.FaultInjectionSpec{Selector: &metav1.LabelSelector{}, Duration: new(v1alpha1.Duration("1h")),
+		HTTPFaultInjections: []v1alpha1.HTTPFaultInjection{{Name: "r", Reset: &v1alpha1.FaultReset{Percent: "1"}}}}
+	problem := func() *Problem {
+		return Compile(nil, nil, nil, Rules{Injections: []*v1alpha1.FaultInjection{f}, Now: now}).Injections[0].Problem
+	}
+	require.Equal(t, ReasonPending, problem().Reason)
+	f.Status.ExpirationGeneration, f.Status.ExpirationTime = 1, &metav1.Time{Time: now.Add(time.Minute)}
+	require.Nil(t, problem())
+	f.Status.ExpirationTime = &metav1.Time{Time: now}
+	require.Equal(t, ReasonPending, problem().Reason)
+	f.Status.ExpirationGeneration = 2
+	require.Equal(t, ReasonExpired, problem().Reason)
 }
