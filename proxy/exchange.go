@@ -50,6 +50,7 @@ type exchange struct {
 	body        io.Reader
 	length      int64
 	lock        *lock.Lock // not nil: the request is about the lock
+	protocol    string     // that the connection is to change to, or empty
 
 	narrow        *narrowStage   // not nil: the answer is filtered
 	shardSelector string         // that the apiserver was sent for it
@@ -189,12 +190,15 @@ func (x *exchange) serve() {
 	x.narrow, x.shardSelector = nil, ""
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
-	protocol, refused := upgradeOf(x.r, x.plan)
-	if refused != nil {
-		x.refuse("upgrade", refused)
-		return
+	if x.protocol == "" { // else the request has started over, and its header is stripped
+		protocol, refused := upgradeOf(x.r, x.plan)
+		if refused != nil {
+			x.refuse("upgrade", refused)
+			return
+		}
+		x.protocol = protocol
 	}
-	if refused := x.assign(protocol != ""); refused != nil {
+	if refused := x.assign(x.protocol != ""); refused != nil {
 		x.refuse("bound", refused)
 		return
 	}
@@ -229,8 +233,8 @@ func (x *exchange) serve() {
 		}
 		defer x.pod.connects.leave(x)
 	}
-	if protocol != "" {
-		x.upgrade(client, protocol)
+	if x.protocol != "" {
+		x.upgrade(client, x.protocol)
 		return
 	}
 	x.forward(client)

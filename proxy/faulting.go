@@ -28,33 +28,25 @@ func (x *exchange) object() match.Object {
 }
 
 // inject decides on the request's faults, and does what comes before it is sent on. It
-// is false when the client was answered. A request that starts over meets nothing again.
+// is false when the client was answered, or the request starts over. One that starts
+// over keeps its faults, but waits once.
 func (x *exchange) inject() bool {
-	if x.decided {
-		return true
-	}
-	x.decided = true
-	if x.plan.stale != nil {
-		if refused := x.prepare(); refused != nil {
-			x.refuse("fault", refused)
+	if !x.decided {
+		x.decided = true
+		if !x.decide() {
 			return false
 		}
-	}
-	if !x.info.IsResourceRequest {
-		x.faults = x.policy.faults.DecideOther(time.Now())
-	} else if x.plan.faults != nil {
-		o := x.object()
-		x.faults = x.plan.faults.Decide(time.Now(), &o)
 	}
 	f := x.faults
 	if f == nil {
 		return true
 	}
-	if f.Watch != nil {
-		f.Watch.Told = x.harmed
-	}
-	if f.Delay > 0 && !x.delay(f.Delay) {
-		return true
+	if f.Delay > 0 {
+		d := f.Delay
+		f.Delay = 0
+		if x.delay(d); x.outdated() {
+			return false
+		}
 	}
 	switch {
 	case f.Reset:
@@ -73,18 +65,52 @@ func (x *exchange) inject() bool {
 	return true
 }
 
-// delay waits before the request is sent on. It is false when the rules that harm the
-// request are in force no more: then it goes on unharmed.
-func (x *exchange) delay(d time.Duration) bool {
+// decide decides on the request's faults. It is false when the client was answered.
+func (x *exchange) decide() bool {
+	if x.plan.stale != nil {
+		if refused := x.prepare(); refused != nil {
+			x.refuse("fault", refused)
+			return false
+		}
+	}
+	if !x.info.IsResourceRequest {
+		x.faults = x.policy.faults.DecideOther(time.Now())
+	} else if x.plan.faults != nil {
+		o := x.object()
+		x.faults = x.plan.faults.Decide(time.Now(), &o)
+	}
+	if x.faults != nil && x.faults.Watch != nil {
+		x.faults.Watch.Told = x.harmed
+	}
+	return true
+}
+
+// outdated has a request start over that waited until another policy came.
+func (x *exchange) outdated() bool {
+	pol := x.pod.policy.Load()
+	if x.again = pol != x.policy; !x.again {
+		return false
+	}
+	if !pol.faults.Still(x.faults) {
+		x.faults.Lift()
+	}
+	if x.ticket != nil {
+		x.pod.ledger.leave(x.ticket)
+		x.ticket = nil
+	}
+	return true
+}
+
+// delay waits before the request is sent on. When the rules that harm the request are
+// in force no more, it goes on unharmed.
+func (x *exchange) delay(d time.Duration) {
 	// A client over HTTP/1 is only seen to go away when its body was read.
 	if x.gathers() && x.gather() != nil {
-		return true // forward finds out what is wrong
+		return // forward finds out what is wrong
 	}
-	if x.wait(d) || x.pod.policy.Load().faults.Still(x.faults) {
-		return true
+	if !x.wait(d) && !x.pod.policy.Load().faults.Still(x.faults) {
+		x.faults.Lift()
 	}
-	x.faults.Lift()
-	return false
 }
 
 // wait waits for a fault's sake. It is false when it was ended before its time: the

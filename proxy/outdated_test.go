@@ -1,0 +1,118 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// delayed puts a policy in force that delays requests for ever, asks, and waits until
+// the request is delayed.
+func (m *mesh) delayed(s *meshv1.Sharding, r *http.Request) (code <-chan int) {
+	m.t.Helper()
+	rule := &meshv1.FaultRule{Name: "r", Key: "k", Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}
+	if strings.Contains(r.URL.Path, "/leases/") {
+		rule.Resources = []*meshv1.ResourceMatch{{Names: []string{"leader"}}}
+	}
+	m.set(&meshv1.PodPolicy{Version: "before", Sharding: s, Traffic: &meshv1.Traffic{
+		Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{rule}}},
+	}})
+	out := make(chan int, 1)
+	go func() {
+		resp, err := m.client(true).Do(r)
+		if err != nil {
+			out <- 0
+			return
+		}
+		_ = resp.Body.Close()
+		out <- resp.StatusCode
+	}()
+	require.Eventually(m.t, func() bool { return m.pod.faults.States()[0].Injected == 1 }, 5*time.Second, time.Millisecond)
+	return out
+}
+
+func TestWhatWasDelayedIsRefusedByAPolicyThatCameSince(t *testing.T) {
+	for _, target := range []string{deployment, "/api/v1/pods?watch=1", "/version"} {
+		api := &recorder{}
+		m := newMesh(t, api)
+		code := m.delayed(nil, asking(t, t.Context(), "GET", target))
+		m.set(&meshv1.PodPolicy{Version: "after", Refuse: "no more"})
+		require.Equal(t, 503, <-code)
+		require.Empty(t, api.requests())
+	}
+}
+
+func TestADelayedRenewalIsOfTheLockOfTheShardThatThePodIsOfNow(t *testing.T) {
+	of := func(shard string) *meshv1.Sharding {
+		return &meshv1.Sharding{Shard: shard, Lock: &meshv1.Lock{Namespace: "ns", Name: "leader", UpstreamName: "leader---" + shard}}
+	}
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/"
+	api := &recorder{}
+	m := newMesh(t, api)
+	r := asking(t, t.Context(), "PUT", leases+"leader")
+	body := `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"namespace":"ns","name":"leader"}}`
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
+	r.Header.Set("Content-Type", "application/json")
+	code := m.delayed(of("s1"), r)
+	settled := m.set(&meshv1.PodPolicy{Version: "after", Sharding: of("s2")})
+	<-settled
+	<-code
+	require.Len(t, api.requests(), 1)
+	require.Equal(t, leases+"leader---s2", api.last(t).URI)
+	require.Contains(t, api.last(t).Body, `"leader---s2"`)
+}
+
+func TestADelayedWatchIsNarrowedAsItIsNowAndLeavesNothing(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	code := m.delayed(limitTo("a=1"), asking(t, ctx, "GET", "/api/v1/pods?watch=1"))
+	m.policy(limitTo("a=2"))
+	require.Equal(t, 200, <-code)
+	require.Equal(t, "/api/v1/pods?watch=1&labelSelector=a%3D2", api.last(t).URI)
+	require.Eventually(t, func() bool {
+		m.pod.ledger.mu.Lock()
+		defer m.pod.ledger.mu.Unlock()
+		return len(m.pod.ledger.resources[groupResource{"", "pods"}].open) == 0
+	}, 5*time.Second, time.Millisecond)
+}
+
+// What a rule has in store beside a delay still comes under a policy that has the rule.
+func TestFaultsAfterADelayOutliveAPolicy(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	rule := func() *meshv1.Traffic {
+		return &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{{
+			Name: "r", Key: "k", Count: 1,
+			Delay: &meshv1.Delay{FixedNs: int64(200 * time.Millisecond), Percent: 100},
+			Abort: &meshv1.Abort{Status: 500, Percent: 100},
+		}}}}}
+	}
+	m.set(&meshv1.PodPolicy{Version: "1", Traffic: rule()})
+	code := make(chan int, 1)
+	go func() { code <- m.do("GET", deployment, "").StatusCode }()
+	require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == 1 }, 5*time.Second, time.Millisecond)
+	m.set(&meshv1.PodPolicy{Version: "2", Traffic: rule()})
+	require.Equal(t, 500, <-code)
+	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+}
+
+func TestADelayedUpgradeIsStillOneUnderAnotherPolicy(t *testing.T) {
+	m := newMesh(t, &recorder{then: echo})
+	m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
+	go func() {
+		for len(m.pod.faults.States()) == 0 || m.pod.faults.States()[0].Injected == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		_, _ = m.pod.SetPolicy(&meshv1.PodPolicy{Version: "after"})
+	}()
+	u := m.upgrade("/api/v1/namespaces/a/pods/b/exec?command=ls", "SPDY/3.1", "")
+	require.Equal(t, 101, u.resp.StatusCode)
+}
