@@ -357,7 +357,35 @@ func TestAnImportReachesRulesThatWereCompiledBefore(t *testing.T) {
 	require.NoError(t, s.Import(data))
 	require.Nil(t, r.Decide(noon, pod))
 	require.Error(t, s.Import([]byte("{")))
-	require.NotNil(t, r.Decide(noon, pod), "as new")
+	require.Nil(t, r.Decide(noon, pod), "as it was")
+}
+
+// At a hand-over the agent before tells twice: when the next begins, and when it has ended.
+func TestASecondImportKeepsWhatWasCountedSinceTheFirst(t *testing.T) {
+	rule := aborts(100)
+	rule.Count = 3
+	old := NewStore()
+	before := compiled(t, one(rule), old).OfKind(gets)
+	require.NotNil(t, before.Decide(noon, pod))
+	first, err := old.Export()
+	require.NoError(t, err)
+
+	s := NewStore()
+	r := compiled(t, one(rule), s).OfKind(gets)
+	early := r.Decide(noon, pod) // before anything is imported
+	require.NotNil(t, early)
+	require.NoError(t, s.Import(first))
+	early.Missed(Aborted)
+	require.Equal(t, uint64(1), s.States()[0].Injected, "not less than the other's")
+	require.NotNil(t, r.Decide(noon, pod))
+
+	require.NotNil(t, before.Decide(noon, pod))
+	last, err := old.Export()
+	require.NoError(t, err)
+	require.NoError(t, s.Import(last))
+	require.Equal(t, uint64(4), s.States()[0].Matched)
+	require.Equal(t, uint64(3), s.States()[0].Injected)
+	require.Nil(t, r.Decide(noon, pod), "all are spent")
 }
 
 func TestAnImportIsBounded(t *testing.T) {
@@ -369,6 +397,7 @@ func TestAnImportIsBounded(t *testing.T) {
 		fmt.Fprintf(&many, `,"%d":{}`, i)
 	}
 	require.Error(t, s.Import([]byte("{"+many.String()[1:]+"}")))
+	require.Error(t, s.Import([]byte(`{"k":{"injected":18446744073709551615}}`)))
 	require.NoError(t, s.Import(nil))
 }
 
@@ -387,8 +416,9 @@ func FuzzImport(f *testing.F) {
 		compiled(t, one(aborts(50)), s).OfKind(gets).Decide(noon, pod)
 		once, err := s.Export()
 		require.NoError(t, err)
-		require.NoError(t, s.Import(once))
-		twice, err := s.Export()
+		next := NewStore()
+		require.NoError(t, next.Import(once))
+		twice, err := next.Export()
 		require.NoError(t, err)
 		require.Equal(t, once, twice)
 	})

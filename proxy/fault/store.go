@@ -17,6 +17,7 @@ const (
 	maxExport = 8 << 20
 	maxRules  = 1 << 14
 	maxKey    = 1 << 10
+	most      = 1 << 60 // of any count
 )
 
 // Store is what the rules of one pod have decided so far. It is safe for concurrent use.
@@ -27,8 +28,19 @@ type Store struct {
 	force []string
 }
 
-// counts are of one rule.
-type counts struct{ matched, injected atomic.Uint64 }
+// counts are of one rule: its own, and those of the agent before.
+type counts struct {
+	matched, injected atomic.Uint64
+	earlier           exported // what of them was imported; the store's lock
+}
+
+// carry puts what was imported in place of what was before. What is counted here
+// stays, and whoever counts meanwhile, or takes back what he counted.
+func (c *counts) carry(of exported) {
+	c.matched.Add(of.Matched - c.earlier.Matched)
+	c.injected.Add(of.Injected - c.earlier.Injected)
+	c.earlier = of
+}
 
 // take takes one of most, of any number if that is 0.
 func (c *counts) take(most uint64) bool {
@@ -88,28 +100,30 @@ func (s *Store) Export() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// Import forgets what the store knew. On an error the store is as new.
+// Import takes what the process before counted, in place of what an earlier Import said.
+// To it is added what the store has counted itself: both may have served the pod
+// together. On an error the store is as it was.
 func (s *Store) Import(data []byte) error {
 	read, err := parse(data)
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Rules that were compiled before hold their counts.
 	maps.DeleteFunc(s.known, func(key string, c *counts) bool {
-		c.matched.Store(0)
-		c.injected.Store(0)
+		c.carry(read[key])
+		_, now := read[key]
 		_, found := slices.BinarySearch(s.force, key)
-		return !found
+		return !now && !found && c.matched.Load() == 0
 	})
 	for key, of := range read {
-		c := s.known[key]
-		if c == nil {
-			c = &counts{}
+		if s.known[key] == nil {
+			c := &counts{}
+			c.carry(of)
 			s.known[key] = c
 		}
-		c.matched.Store(of.Matched)
-		c.injected.Store(of.Injected)
 	}
-	return err
+	return nil
 }
 
 func parse(data []byte) (out map[string]exported, err error) {
@@ -125,9 +139,12 @@ func parse(data []byte) (out map[string]exported, err error) {
 	if len(out) > maxRules {
 		return nil, fmt.Errorf("what fault rules counted is of %d rules, and %d at most are read", len(out), maxRules)
 	}
-	for key := range out {
+	for key, of := range out {
 		if len(key) > maxKey {
 			return nil, errors.New("read what fault rules counted: a key is too long")
+		}
+		if max(of.Matched, of.Injected) > most {
+			return nil, errors.New("read what fault rules counted: it has a count that cannot be")
 		}
 	}
 	return out, nil
