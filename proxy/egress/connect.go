@@ -12,33 +12,34 @@ import (
 	"time"
 )
 
+// maxVia is how many proxies a connection may go through, one within the other.
+const maxVia = 4
+
 // connect passes on what a proxy is asked to connect to. What then goes through the
 // proxy is looked at as any other connection, and both the host that the proxy was
 // asked for and the one that shows within must be let through.
 func (x *exchange) connect() {
-	p, _ := x.s.Policy()
-	host := x.asked[0].Host
-	within := p.decrypts(host) // then what goes through decides
-	x.s.flows.add(&x.flow)
-	if !within && !x.admit() {
+	c := x.c
+	if len(c.via) == maxVia {
+		x.malformed(http.StatusBadRequest, "this goes through too many proxies")
 		return
 	}
-	up, resp, err := x.c.ask(x.r.Context(), x.r)
+	p, _ := x.s.Policy()
+	host := x.asked[0].Host
+	x.flow.asked, x.flow.within = x.asked, p.decrypts(host)
+	x.s.flows.add(&x.flow)
+	if !x.admit() {
+		return
+	}
+	to := c.up
+	up, resp, err := c.ask(x.r.Context(), to, x.r)
 	if err != nil {
 		failed(x.w, x.r, err)
 		return
 	}
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
 	if resp.StatusCode/100 != 2 {
-		defer func() { _ = up.Close() }()
-		x.plain()
-		header := x.w.Header()
-		maps.Copy(header, resp.Header)
-		for _, k := range []string{"Connection", "Keep-Alive", "Transfer-Encoding"} {
-			delete(header, k)
-		}
-		x.w.WriteHeader(resp.StatusCode)
-		_, _ = io.Copy(x.w, resp.Body)
+		x.declined(up, resp)
 		return
 	}
 	_, early, err := http.NewResponseController(x.w).Hijack()
@@ -47,25 +48,26 @@ func (x *exchange) connect() {
 		failed(x.w, x.r, fmt.Errorf("hijack: %w", err))
 		return
 	}
-	c := x.c
 	first := once(&up)
 	asked := x.r.Clone(c.life)
 	c.up = func(ctx context.Context) (net.Conn, error) {
 		if up := first(); up != nil {
 			return *up, nil
 		}
-		return c.again(ctx, asked)
+		return c.again(ctx, to, asked)
 	}
 	context.AfterFunc(c.life, func() { // before it is anybody's
 		if up := first(); up != nil {
 			_ = (*up).Close()
 		}
 	})
-	if !within {
-		c.taken = host
+	if !x.flow.within {
+		for i := range x.asked {
+			c.taken = append(c.taken, x.asked[i].Host)
+		}
 	}
 	c.port = x.asked[0].Port
-	c.via = []string{host}
+	c.via = append(c.via, host)
 	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
 	x.release()
@@ -77,9 +79,44 @@ func (x *exchange) connect() {
 	x.s.look(c)
 }
 
-// ask sends a CONNECT to where c was meant to go.
-func (c *conn) ask(ctx context.Context, r *http.Request) (net.Conn, *http.Response, error) {
-	up, err := c.dial(ctx)
+// declined passes on what a proxy answers that does not connect. It ends with the
+// client, and at ask's deadline.
+func (x *exchange) declined(up net.Conn, resp *http.Response) {
+	shut := func() { _ = up.Close() }
+	defer shut()
+	defer context.AfterFunc(x.r.Context(), shut)()
+	defer context.AfterFunc(x.c.life, shut)()
+	x.plain()
+	header := x.w.Header()
+	maps.Copy(header, resp.Header)
+	for _, k := range []string{"Connection", "Keep-Alive", "Transfer-Encoding"} {
+		delete(header, k)
+	}
+	x.w.WriteHeader(resp.StatusCode)
+	w := flushing{x.w, http.NewResponseController(x.w)}
+	_, err := w.Write(nil)
+	if err == nil {
+		_, err = io.Copy(w, resp.Body)
+	}
+	if err != nil { // or half of the body would look like all of it
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// flushing sends at once what is written.
+type flushing struct {
+	io.Writer
+	control *http.ResponseController
+}
+
+func (f flushing) Write(p []byte) (int, error) {
+	n, err := f.Writer.Write(p)
+	return n, errors.Join(err, f.control.Flush())
+}
+
+// ask sends a CONNECT to. The deadline stays where the answer is no connection.
+func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *http.Response, error) {
+	up, err := to(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -100,15 +137,24 @@ func (c *conn) ask(ctx context.Context, r *http.Request) (net.Conn, *http.Respon
 	head := &io.LimitedReader{R: up, N: 2 * maxHeaderBytes}
 	b := bufio.NewReader(head)
 	resp, err := http.ReadResponse(b, out)
-	if err != nil || !stop() {
-		_ = up.Close()
-		return nil, nil, errors.Join(err, ctx.Err())
+	for err == nil && resp.StatusCode/100 == 1 && resp.StatusCode != http.StatusSwitchingProtocols { // the answer comes yet
+		resp, err = http.ReadResponse(b, out)
 	}
-	_ = up.SetDeadline(time.Time{})
+	if err == nil {
+		err = final(resp)
+	}
+	if !stop() {
+		err = errors.Join(err, ctx.Err())
+	}
+	if err != nil {
+		_ = up.Close()
+		return nil, nil, err
+	}
 	if resp.StatusCode/100 != 2 {
 		head.N = 1 << 20 // of a body that says why
 		return up, resp, nil
 	}
+	_ = up.SetDeadline(time.Time{})
 	if n := b.Buffered(); n > 0 {
 		held, _ := b.Peek(n)
 		up = &begun{up, held}
@@ -116,9 +162,17 @@ func (c *conn) ask(ctx context.Context, r *http.Request) (net.Conn, *http.Respon
 	return up, resp, nil
 }
 
+// final tells what is wrong with the status of an answer that is to be the last.
+func final(resp *http.Response) error {
+	if resp.StatusCode < 200 || resp.StatusCode > 999 {
+		return fmt.Errorf("its status %d is none", resp.StatusCode)
+	}
+	return nil
+}
+
 // again is ask for a further connection to the same.
-func (c *conn) again(ctx context.Context, r *http.Request) (net.Conn, error) {
-	up, resp, err := c.ask(ctx, r)
+func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, error) {
+	up, resp, err := c.ask(ctx, to, r)
 	if err == nil && resp.StatusCode/100 != 2 {
 		_ = up.Close()
 		return nil, fmt.Errorf("the proxy answered %d", resp.StatusCode)

@@ -16,11 +16,13 @@ import (
 // that requests will not be read from it.
 func (s *Server) tls(c *conn, h *hello, settled func()) {
 	p, _ := s.Policy()
-	if p.decrypts(h.name) && s.decrypt(c, h) {
+	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
+	// The server hears nothing of what is refused already.
+	if p.decrypts(h.name) && p.refuses(&flow{asked: asked, within: true}) == nil && s.decrypt(c, h) {
 		return
 	}
 	settled()
-	s.tunnel(c, ProtocolTLS, c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true}))
+	s.tunnel(c, ProtocolTLS, asked)
 }
 
 // opaque is what is asked on a connection of which one is seen, and the hosts that a
@@ -33,6 +35,14 @@ func (c *conn) opaque(one match.HTTP) []match.HTTP {
 		}
 	}
 	return asked
+}
+
+// uncounted is what of asked no proxy was asked for whose limits were.
+func (c *conn) uncounted(asked []match.HTTP) []match.HTTP {
+	if len(c.taken) == 0 {
+		return asked
+	}
+	return slices.DeleteFunc(slices.Clone(asked), func(r match.HTTP) bool { return slices.Contains(c.taken, r.Host) })
 }
 
 // decrypt ends TLS with the client and begins it with the server, in the protocol that
@@ -129,9 +139,10 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 	protocols.SetHTTP1(!http2)
 	protocols.SetHTTP2(c.scheme == "https")
 	protocols.SetUnencryptedHTTP2(http2)
+	up := c.up
 	t := &http.Transport{
 		Proxy:                  forwarded,
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.up(ctx) },
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return up(ctx) },
 		Protocols:              protocols,
 		ForceAttemptHTTP2:      c.scheme == "https",
 		DisableCompression:     true,

@@ -384,6 +384,7 @@ func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
 type flow struct {
 	asked  []match.HTTP
 	opaque bool // though what is asked could be decrypted
+	within bool // more will be seen, and decided about then
 	cut    func()
 }
 
@@ -433,7 +434,10 @@ func (p *Policy) refuses(f *flow) *denial {
 	for i := range f.asked {
 		r := &f.asked[i]
 		d := p.denied
-		if r.Scheme == "" {
+		switch {
+		case f.within:
+			d = p.surely
+		case r.Scheme == "":
 			d = p.blind
 		}
 		if refused := d(r); refused != nil {

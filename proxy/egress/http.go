@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -41,7 +43,7 @@ type exchange struct {
 	flow   flow
 
 	forward bool // the server is a proxy: it is told whom it is asked for
-	tickets []limit.Ticket
+	ticket  limit.Ticket
 	harm    *fault.Faults
 	sent    time.Time
 	took    time.Duration
@@ -101,6 +103,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.connect()
 		return
 	}
+	x.flow.asked = x.asked
 	s.flows.add(&x.flow)
 	if !x.admit() {
 		return
@@ -127,9 +130,7 @@ func (x *exchange) finish() {
 	gone := x.code == 0 && x.r.Context().Err() != nil
 	o := limit.Outcome{Took: x.took, Unknown: gone || slices.Contains([]string{VerdictLimited, VerdictOpened, VerdictCut}, x.verdict)}
 	o.Failed = x.failed || x.code >= 500 || x.code == http.StatusTooManyRequests
-	for _, t := range x.tickets {
-		t.Done(time.Now(), o)
-	}
+	x.ticket.Done(time.Now(), o)
 	if v != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -216,7 +217,6 @@ func (x *exchange) malformed(code int, why string) bool {
 
 // admit lets the rules decide.
 func (x *exchange) admit() bool {
-	x.flow.asked = x.asked
 	p, _ := x.s.Policy()
 	if p == nil {
 		return true
@@ -229,17 +229,15 @@ func (x *exchange) admit() bool {
 		x.answer(http.StatusForbidden, 0, x.s.denial(d))
 		return false
 	}
-	for i := range x.asked {
-		if i > 0 && x.asked[i].Host == x.c.taken {
-			continue
-		}
-		ticket, refusal := p.take(&x.asked[i], x.r.UserAgent())
-		if refusal != nil {
-			x.limited(refusal)
-			return false
-		}
-		x.tickets = append(x.tickets, ticket)
+	if x.flow.within {
+		return true
 	}
+	ticket, refusal := p.take(x.r.UserAgent(), append(x.asked[:1:1], x.c.uncounted(x.asked[1:])...)...)
+	if refusal != nil {
+		x.limited(refusal)
+		return false
+	}
+	x.ticket = ticket
 	if x.harm = p.harm(&x.asked[0]); x.harm != nil {
 		x.faults = x.harm.Rules
 		return x.meet(x.harm)
@@ -254,7 +252,11 @@ func (x *exchange) limited(r *limit.Refusal) {
 	if r.Opened {
 		x.verdict, code, why = VerdictOpened, http.StatusServiceUnavailable, "has opened"
 	}
-	x.answer(code, r.RetryAfter, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
+	retry := r.RetryAfter
+	if code == http.StatusTooManyRequests {
+		retry = max(retry, time.Second)
+	}
+	x.answer(code, retry, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
 }
 
 // denial says it in words.
@@ -345,7 +347,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 			out.Header[k] = v
 		}
 	}
-	if strings.EqualFold(out.Header.Get("Upgrade"), "h2c") { // the requests after it would not be seen
+	if httpguts.HeaderValuesContainsToken(out.Header["Upgrade"], "h2c") { // the requests after it would not be seen
 		for _, k := range []string{"Upgrade", "Connection", "Http2-Settings"} {
 			out.Header.Del(k)
 		}
@@ -382,9 +384,13 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 func answered(resp *http.Response) error {
 	x := exchangeOf(resp.Request.Context())
 	x.took = time.Since(x.sent)
+	switched := resp.StatusCode == http.StatusSwitchingProtocols && resp.Request.Header.Get("Upgrade") != ""
+	if err := final(resp); err != nil && !switched {
+		return err
+	}
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
 	x.plain()
-	if resp.StatusCode == http.StatusSwitchingProtocols {
+	if switched {
 		x.c.upgraded.Store(true)
 		_ = x.c.Conn.SetDeadline(time.Time{})
 		return nil
@@ -420,6 +426,7 @@ func (b *harmedBody) Read(p []byte) (int, error) {
 // failed answers for a server that did not.
 func failed(w http.ResponseWriter, r *http.Request, err error) {
 	x := exchangeOf(r.Context())
+	x.c.upgraded.Store(false) // where it was to be, and what the server switched to was not asked for
 	if errors.Is(err, errReset) {
 		x.reset()
 	}

@@ -83,6 +83,19 @@ func (p *Policy) denied(r *match.HTTP) *denial {
 	return nil
 }
 
+// surely tells what refuses a request whatever else will be seen of it.
+func (p *Policy) surely(r *match.HTTP) *denial {
+	if p == nil {
+		return nil
+	}
+	for i := range p.breakers {
+		if d := p.breakers[i].denied(r, false); d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
 func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
 	verdict, by := decide(b.deny, r)
 	switch {
@@ -167,12 +180,12 @@ func (p *Policy) decrypts(host string) bool {
 	return p != nil && p.decrypt && host != "" && p.deep(host)
 }
 
-// take asks the limits. The refusal is nil if they let r pass.
-func (p *Policy) take(r *match.HTTP, userAgent string) (limit.Ticket, *limit.Refusal) {
+// take asks the limits. The refusal is nil if they let pass what is asked.
+func (p *Policy) take(userAgent string, asked ...match.HTTP) (limit.Ticket, *limit.Refusal) {
 	if p == nil {
 		return limit.Ticket{}, nil
 	}
-	return p.limits.TakeHTTP(time.Now(), r, userAgent)
+	return p.limits.TakeHTTP(time.Now(), userAgent, asked...)
 }
 
 // harm asks what faults r meets.

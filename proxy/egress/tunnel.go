@@ -35,24 +35,19 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			return
 		}
 	}
-	for i := range asked {
-		if c.taken != "" && asked[i].Host == c.taken {
-			continue
-		}
-		ticket, refusal := p.take(&asked[i], "")
-		if refusal != nil {
-			line.limited(refusal)
-			c.alert(protocol)
-			return
-		}
-		defer func() {
-			gone := line.verdict == VerdictFailed && c.life.Err() != nil
-			ticket.Done(time.Now(), limit.Outcome{
-				Failed:  line.verdict == VerdictFailed || line.verdict == VerdictFault,
-				Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
-			})
-		}()
+	ticket, refusal := p.take("", c.uncounted(asked)...)
+	if refusal != nil {
+		line.limited(refusal)
+		c.alert(protocol)
+		return
 	}
+	defer func() {
+		gone := line.verdict == VerdictFailed && c.life.Err() != nil
+		ticket.Done(time.Now(), limit.Outcome{
+			Failed:  line.verdict == VerdictFailed || line.verdict == VerdictFault,
+			Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
+		})
+	}()
 	var harm *fault.Faults
 	broke := false
 	if len(asked) > 0 {

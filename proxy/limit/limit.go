@@ -20,6 +20,7 @@
 package limit
 
 import (
+	"slices"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -122,18 +123,23 @@ func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *
 }
 
 // TakeHTTP decides about a request to another host, or a connection if no more is
-// seen: rules that would have to see more are left out.
-func (r *Rules) TakeHTTP(now time.Time, req *match.HTTP, userAgent string) (Ticket, *Refusal) {
+// seen: rules that would have to see more are left out. If asked are several, it is for
+// all of them at once, and a rule about more than one takes it as one.
+func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (Ticket, *Refusal) {
 	if r == nil {
 		return Ticket{}, nil
 	}
 	var found found
 	for _, b := range r.urls {
-		for i := range b {
-			c := &b[i]
-			if c.match.Match(req) == match.Yes && (len(c.agents) == 0 || !req.Opaque && c.agents.Match(userAgent)) {
-				found.add(c.rule)
-				break
+		for j := range asked {
+			for i := range b {
+				c := &b[i]
+				if c.match.Match(&asked[j]) == match.Yes && (len(c.agents) == 0 || !asked[j].Opaque && c.agents.Match(userAgent)) {
+					if j == 0 || !slices.Contains(found.rules(), c.rule) {
+						found.add(c.rule)
+					}
+					break
+				}
 			}
 		}
 	}

@@ -403,7 +403,7 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	)
 	take := func(r match.HTTP) string {
 		r.Header = http.Header{}
-		_, refusal := p.rules.TakeHTTP(start, &r, "curl/8")
+		_, refusal := p.rules.TakeHTTP(start, "curl/8", r)
 		if refusal == nil {
 			return ""
 		}

@@ -1,0 +1,335 @@
+package egress
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// listen serves what is meant for an address connection by connection.
+func (w *world) listen(to string, serve func(c net.Conn, b *bufio.Reader)) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(w, err)
+	w.Cleanup(func() { l.Close() })
+	w.mu.Lock()
+	w.backends[to] = l.Addr().String()
+	w.mu.Unlock()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			w.Cleanup(func() { c.Close() })
+			go serve(c, bufio.NewReader(c))
+		}
+	}()
+}
+
+// dial is a client's connection meant for an address.
+func (w *world) dial(to string) (net.Conn, *bufio.Reader) {
+	c, err := net.Dial("tcp", w.redirect(to))
+	require.NoError(w, err)
+	w.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	return c, bufio.NewReader(c)
+}
+
+// headOf reads a head.
+func headOf(b *bufio.Reader) string {
+	var head strings.Builder
+	for {
+		line, err := b.ReadString('\n')
+		head.WriteString(line)
+		if err != nil || line == "\r\n" {
+			return head.String()
+		}
+	}
+}
+
+func TestWhatAProxyDeclinesEndsWithItsClient(t *testing.T) {
+	for name, end := range map[string]func(*world, net.Conn){
+		"the client leaves": func(_ *world, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() },
+		"the server is cut": func(w *world, _ net.Conn) { w.server.Stop(); w.server.Cut() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			ended := make(chan struct{})
+			w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+				headOf(b)
+				_, _ = io.WriteString(c, "HTTP/1.1 407 Who Are You\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n")
+				_, _ = io.Copy(io.Discard, b)
+				close(ended)
+			})
+			c, b := w.dial(proxyAt)
+			_, err := io.WriteString(c, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
+			require.NoError(t, err)
+			resp, err := http.ReadResponse(b, &http.Request{Method: "CONNECT"})
+			require.NoError(t, err, "the head comes before the body ends")
+			require.Equal(t, 407, resp.StatusCode)
+			some := make([]byte, 2)
+			_, err = io.ReadFull(resp.Body, some)
+			require.NoError(t, err)
+			require.Equal(t, "no", string(some))
+			end(w, c)
+			select {
+			case <-ended:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the proxy is still asked")
+			}
+			require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+		})
+	}
+}
+
+func TestADeclineThatIsBrokenOffIsNotWhole(t *testing.T) {
+	w := newWorld(t)
+	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+		headOf(b)
+		_, _ = io.WriteString(c, "HTTP/1.1 503 Away\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n")
+		c.Close()
+	})
+	c, b := w.dial(proxyAt)
+	_, err := io.WriteString(c, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(b, &http.Request{Method: "CONNECT"})
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+}
+
+func TestAProxyWithinAProxyIsAskedThere(t *testing.T) {
+	w := newWorld(t)
+	w.set(rules(&meshv1.Egress{}, deny(host("denied.example.com"))))
+	got := make(chan string, 16)
+	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+		for depth := 0; ; depth++ {
+			head := headOf(b)
+			target, _, _ := strings.Cut(head, "\r\n")
+			if head == "" {
+				return
+			}
+			got <- fmt.Sprint(depth, " ", target, " ", strings.Contains(head, "secret"))
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n"+map[bool]string{true: "Content-Length: 0\r\n"}[strings.HasPrefix(target, "GET")]+"\r\n")
+		}
+	})
+	c, b := w.dial(proxyAt)
+	ask := func(request string) string {
+		_, err := io.WriteString(c, request+"\r\n\r\n")
+		require.NoError(t, err)
+		return headOf(b)
+	}
+	require.Contains(t, ask("CONNECT inner.example.com:3128 HTTP/1.1\r\nHost: inner.example.com:3128"), " 200 ")
+	require.Contains(t, ask("CONNECT last.example.com:80 HTTP/1.1\r\nHost: last.example.com:80\r\nProxy-Authorization: secret"), " 200 ")
+	require.Contains(t, ask("GET / HTTP/1.1\r\nHost: last.example.com"), " 200 ")
+	require.Equal(t, "0 CONNECT inner.example.com:3128 HTTP/1.1 false", <-got)
+	require.Equal(t, "1 CONNECT last.example.com:80 HTTP/1.1 true", <-got, "the credential goes to the inner one alone")
+	require.Equal(t, "2 GET / HTTP/1.1 false", <-got)
+
+	// All hosts on the way count.
+	w.set(rules(&meshv1.Egress{}, deny(host("inner.example.com"))))
+	require.Contains(t, ask("GET / HTTP/1.1\r\nHost: last.example.com"), " 403 ")
+}
+
+func TestTheWayThroughProxiesIsBounded(t *testing.T) {
+	w := newWorld(t)
+	w.set(rules(&meshv1.Egress{}, deny(host("denied.example.com"))))
+	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+		for headOf(b) != "" {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		}
+	})
+	c, b := w.dial(proxyAt)
+	for i := range maxVia + 1 {
+		_, err := fmt.Fprintf(c, "CONNECT p%d.example.com:80 HTTP/1.1\r\nHost: p%d.example.com:80\r\n\r\n", i, i)
+		require.NoError(t, err)
+		require.Contains(t, headOf(b), map[bool]string{true: " 200 ", false: " 400 "}[i < maxVia])
+	}
+}
+
+func TestAServerHearsNothingOfWhatIsRefusedBeforeItIsDecrypted(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	w.backend(proxyAt, forwardProxy(w))
+	path := &meshv1.HttpMatch{Path: exactly("/x")}
+	w.set(rules(&meshv1.Egress{RefuseUnseen: true, Decrypt: true}, deny(path), deny(host("api.example.com"))))
+	_, err := w.client(secureAt).Get("https://api.example.com/")
+	require.ErrorContains(t, err, "access denied")
+	require.Contains(t, w.raw(w.redirect(proxyAt), "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\nConnection: close\r\n\r\n"), " 403 ")
+	require.Empty(t, w.dials)
+	require.Equal(t, []string{"tls denied", "connect denied"}, w.got())
+}
+
+func TestAStatusThatIsNoneIsA502(t *testing.T) {
+	w := newWorld(t)
+	var answer string
+	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
+		headOf(b)
+		_, _ = io.WriteString(c, answer)
+		_, _ = io.Copy(io.Discard, b)
+	})
+	at := w.redirect(plainAt)
+	for _, request := range []string{
+		"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+		"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nConnection: close\r\n\r\n",
+	} {
+		for _, answer = range []string{"HTTP/1.1 099 x\r\n\r\n", "HTTP/1.1 000 x\r\n\r\n", "HTTP/1.1 101 x\r\n\r\n"} {
+			require.Contains(t, w.raw(at, request), " 502 ", request+answer)
+		}
+	}
+	answer = "HTTP/1.1 103 soon\r\n\r\nHTTP/1.1 100 go on\r\n\r\nHTTP/1.1 407 no\r\nContent-Length: 0\r\n\r\n"
+	require.Contains(t, w.raw(at, "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nConnection: close\r\n\r\n"), " 407 ")
+}
+
+func TestWhatAServerSwitchesToUnaskedEndsTheRequest(t *testing.T) {
+	w := newWorld(t)
+	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
+		head := headOf(b)
+		if strings.Contains(head, "h2c") {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 no\r\nContent-Length: 0\r\n\r\n")
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 x\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\n")
+	})
+	c, b := w.dial(plainAt)
+	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(b, nil)
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, 502, resp.StatusCode)
+	w.server.conns.mu.Lock()
+	for of := range w.server.conns.open {
+		require.False(t, of.upgraded.Load(), "its bounds hold again")
+	}
+	w.server.conns.mu.Unlock()
+}
+
+func TestNoneIsAskedToUpgradeToHTTP2(t *testing.T) {
+	w := newWorld(t)
+	got := make(chan string, 1)
+	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
+		got <- headOf(b)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 no\r\nContent-Length: 0\r\n\r\n")
+	})
+	at := w.redirect(plainAt)
+	for _, upgrade := range []string{"h2c", "H2C", "h2c, x", "x, h2c"} {
+		w.set(rules(&meshv1.Egress{}))
+		require.Contains(t, w.raw(at, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, close\r\nUpgrade: "+upgrade+"\r\n\r\n"), " 200 ")
+		require.NotContains(t, strings.ToLower(<-got), "h2c", upgrade)
+	}
+}
+
+func TestARefusalForTheWayTakesNoToken(t *testing.T) {
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(hello200))
+	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+		headOf(b)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		for headOf(b) != "" {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		}
+	})
+	limited := func(name string, burst uint32, m *meshv1.HttpMatch) *meshv1.LimitRule {
+		return &meshv1.LimitRule{Name: name, Key: name, Http: []*meshv1.HttpMatch{m}, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+			Bucket: &meshv1.Bucket{Burst: burst, Limit: 1, IntervalNs: int64(time.Hour)}}
+	}
+	w.whole(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
+		limited("own", 2, host("own")),
+		limited("way", 1, host("way")),
+		limited("deep", 1, &meshv1.HttpMatch{Host: exactly("way"), Path: exactly("/never")}),
+	}}}})
+	w.mu.Lock()
+	w.policy.decrypt = true // so that what goes through decides
+	w.mu.Unlock()
+	c, b := w.dial(proxyAt)
+	ask := func(request string) string {
+		_, err := io.WriteString(c, request+"\r\n\r\n")
+		require.NoError(t, err)
+		head := headOf(b)
+		if length := strings.Index(head, "Content-Length: "); length >= 0 {
+			var n int
+			_, err = fmt.Sscanf(head[length:], "Content-Length: %d", &n)
+			require.NoError(t, err)
+			_, err = b.Discard(n)
+			require.NoError(t, err)
+		}
+		return head
+	}
+	require.Contains(t, ask("CONNECT way:80 HTTP/1.1\r\nHost: way:80"), " 200 ")
+	require.Contains(t, ask("GET / HTTP/1.1\r\nHost: own"), " 200 ")
+	require.Contains(t, ask("GET / HTTP/1.1\r\nHost: own"), " 429 ")
+	at := w.redirect(plainAt)
+	const direct = "GET / HTTP/1.1\r\nHost: own\r\nConnection: close\r\n\r\n"
+	require.Contains(t, w.raw(at, direct), " 200 ", "the refused one took none")
+	require.Contains(t, w.raw(at, direct), " 429 ")
+}
+
+func TestAPolicyThatChangesWhileARequestBeginsCutsNothingThatItLetsThrough(t *testing.T) {
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(hello200))
+	asked := make(chan struct{}, 1)
+	goOn := make(chan struct{})
+	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+		headOf(b)
+		asked <- struct{}{}
+		<-goOn
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		_, _ = io.Copy(io.Discard, b)
+	})
+	deep := rules(&meshv1.Egress{RefuseUnseen: true, Decrypt: true}, deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")}))
+	w.set(deep)
+	c, b := w.dial(proxyAt)
+	_, err := io.WriteString(c, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
+	require.NoError(t, err)
+	<-asked
+	w.set(deep)
+	close(goOn)
+	require.Contains(t, headOf(b), " 200 ", "what goes through is seen later")
+
+	// The race detector looks on.
+	done := make(chan struct{})
+	client := w.client(plainAt)
+	go func() {
+		defer close(done)
+		for range 200 {
+			w.set(deep)
+		}
+	}()
+	for range 50 {
+		code, _ := w.get(client, "http://a/")
+		require.Equal(t, 200, code)
+	}
+	<-done
+}
+
+func TestAConnectUnderWayIsCutByAPolicyThatRefusesIt(t *testing.T) {
+	w := newWorld(t)
+	asked, ended := make(chan struct{}, 1), make(chan struct{})
+	w.listen(proxyAt, func(_ net.Conn, b *bufio.Reader) {
+		headOf(b)
+		asked <- struct{}{}
+		_, _ = io.Copy(io.Discard, b)
+		close(ended)
+	})
+	deep := deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")})
+	w.set(rules(&meshv1.Egress{Decrypt: true}, deep))
+	c, b := w.dial(proxyAt)
+	_, err := io.WriteString(c, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
+	require.NoError(t, err)
+	<-asked
+	w.set(rules(&meshv1.Egress{Decrypt: true}, deep, deny(host("api.example.com"))))
+	<-ended
+	require.Empty(t, headOf(b))
+	require.Eventually(t, func() bool { return len(w.got()) == 1 && w.got()[0] == "connect cut" }, 5*time.Second, time.Millisecond)
+}
