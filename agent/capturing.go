@@ -116,18 +116,28 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 // That comes before the policy is in force, setEgress after it.
 func (m *mesh) endEgress(mb *member, p *meshv1.PodPolicy) {
 	if len(p.GetTraffic().GetEgress().GetPorts()) == 0 {
-		m.setEgress(mb, p)
+		m.redirectPorts(mb, nil)
 	}
 }
 
-// setEgress redirects the pod's other connections as the policy says. While not
-// serving, that is another's.
+// setEgress redirects the pod's other connections as the policy says, or the last good
+// rules if those of the policy cannot be.
 func (m *mesh) setEgress(mb *member, p *meshv1.PodPolicy) {
+	traffic := p.GetTraffic()
+	if p != nil && mb.trafficProblem() != "" {
+		traffic, _ = mb.proxied.Traffic()
+	}
+	m.redirectPorts(mb, traffic.GetEgress().GetPorts())
+}
+
+// redirectPorts redirects the pod's other connections to these ports. While not
+// serving, that is another's.
+func (m *mesh) redirectPorts(mb *member, wanted []uint32) {
 	if mb.captured == nil || m.phase != serving {
 		return
 	}
 	var ports []uint16
-	for _, port := range p.GetTraffic().GetEgress().GetPorts() {
+	for _, port := range wanted {
 		if port > 0 && port <= math.MaxUint16 {
 			ports = append(ports, uint16(port))
 		}

@@ -109,8 +109,21 @@ func (m *mesh) apply(mb *member) error {
 		return err
 	}
 	mb.applied, mb.settled = true, settled
+	if why := mb.trafficProblem(); why != "" {
+		m.logger.Error("rules of a pod not applied; the last good ones stay", "pod", mb.pod.String(), "error", why)
+	}
 	m.setEgress(mb, mb.policy)
 	return nil
+}
+
+// trafficProblem is why the last good rules are in force, if those of the policy cannot be.
+func (mb *member) trafficProblem() string {
+	if mb.proxied != nil && mb.applied {
+		if _, err := mb.proxied.Traffic(); err != nil {
+			return err.Error()
+		}
+	}
+	return ""
 }
 
 const noPolicy = "the mesh has no policy for this pod any more"
@@ -240,6 +253,16 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 		return nil
 	})
 	return settled, err
+}
+
+func (h handler) TrafficProblem(uid string) (why string) {
+	_ = h.do(h.ctx, func() error {
+		if mb := h.members[uid]; mb != nil {
+			why = mb.trafficProblem()
+		}
+		return nil
+	})
+	return why
 }
 
 // bars says why a pod that has been told what this one has must not act on p, if so.

@@ -25,6 +25,7 @@ func (m *mesh) reportChanges() {
 			r.LockHolder = mb.proxied.LockHolder()
 			r.Methods = mb.proxied.Methods()
 			r.EgressMessage = mb.egressProblem
+			r.TrafficMessage = mb.trafficProblem()
 			mb.addRules(r)
 		}
 		counts[r.GetCapture()]++

@@ -69,7 +69,8 @@ func (w *world) keepShares(context.Context) error {
 		return nil
 	}
 	tell, record := w.book.Round(c.Policies, func(p compile.Policy) bool {
-		return w.push.Observe(p.Node, p.Uid).Version == p.Version
+		o := w.push.Observe(p.Node, p.Uid)
+		return o.Version == p.Version && o.TrafficMessage == ""
 	})
 	if tell {
 		w.policiesLoop.poke()

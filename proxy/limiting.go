@@ -114,8 +114,8 @@ func (p *Pod) RuleStates() []*meshv1.RuleState { return p.limits.States() }
 // FaultStates are those of the faults in force.
 func (p *Pod) FaultStates() []*meshv1.FaultState { return p.faults.States() }
 
-// traffic is what the pod's rules have counted and decided, for another process.
-type traffic struct {
+// counted is what the pod's rules have counted and decided, for another process.
+type counted struct {
 	Limits json.RawMessage `json:"limits,omitempty"`
 	Faults json.RawMessage `json:"faults,omitempty"`
 }
@@ -130,7 +130,7 @@ func (p *Pod) ExportTraffic() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("exporting faults: %w", err)
 	}
-	return json.Marshal(traffic{limits, faults})
+	return json.Marshal(counted{limits, faults})
 }
 
 // maxTraffic bounds an export that is taken, in bytes.
@@ -142,7 +142,7 @@ func (p *Pod) ImportTraffic(data []byte) error {
 	if len(data) > maxTraffic {
 		return errors.New("importing what rules counted: it is too long")
 	}
-	var in traffic
+	var in counted
 	if err := json.Unmarshal(data, &in); err != nil {
 		return fmt.Errorf("importing what rules counted: %w", err)
 	}

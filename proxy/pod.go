@@ -161,7 +161,8 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 // returns. Watches that it would have narrowed otherwise are ended, and the
 // client's caches told to list again, unless the policy leaves them alone. So are
 // they by the first policy: nobody knows what they were filled under. On an error
-// the last good policy stays.
+// the last good policy stays. Rules of its traffic that cannot be are no error:
+// the last good ones stay, see Traffic.
 //
 // Writes that earlier policies let through go on. settled is closed when none of
 // them can take effect any more; of a later policy never before that of an earlier.

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -36,9 +35,7 @@ type policy struct {
 	anyToken, passthrough    bool
 	fence                    fence
 	keepCaches               bool
-	rules                    *limit.Rules
-	faults                   *fault.Rules
-	egress                   *egress.Policy
+	traffic
 
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes
@@ -76,14 +73,12 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 			return nil, err
 		}
 	}
-	if out.rules, err = limit.Compile(m.GetTraffic(), p.limits); err != nil {
-		return nil, err
-	}
-	if out.faults, err = fault.Compile(m.GetTraffic(), p.faults); err != nil {
-		return nil, err
-	}
-	if out.egress, err = egress.Compile(m.GetTraffic(), out.rules, out.faults); err != nil {
-		return nil, err
+	if out.traffic, err = newTraffic(p, m.GetTraffic()); err != nil {
+		// Who may not write what does not wait for rules.
+		if last := p.policy.Load(); last != nil {
+			out.traffic = last.traffic
+		}
+		out.problem = err
 	}
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
 		return nil, errors.New("passthrough of a pod that is sharded or refused")

@@ -30,6 +30,9 @@ type Handler interface {
 	// settled is closed; nil: it is. Only then the manager is told.
 	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
 	RemovePolicy(uid string) error
+	// TrafficProblem tells why the rules of the policy that was set last are not in force
+	// though the rest of it is; "": they are.
+	TrafficProblem(uid string) string
 	// Synced is told the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
 	// Versions are those of the policies that settled, by pod uid.
@@ -73,6 +76,8 @@ const (
 	connectTimeout = 3 * time.Second
 	// maxMessage bounds one message in bytes; a policy of a thousand namespaces is some tens of KiB.
 	maxMessage = 4 << 20
+	// abilityTraffic is that of agents that know of PodPolicy.traffic.
+	abilityTraffic = "traffic"
 	// maxReport bounds a report in bytes: the manager takes four times as much.
 	maxReport = 1 << 20
 )
@@ -207,7 +212,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	}
 	hello := &meshv1.Hello{
 		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(),
-		Captures: m.Captures, HostNetwork: m.HostNetwork == nil,
+		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic},
 	}
 	if m.HostNetwork != nil {
 		hello.HostNetworkReason = m.HostNetwork.Error()
@@ -289,6 +294,8 @@ func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient,
 		if err != nil {
 			a.Error = err.Error()
 			m.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
+		} else if uid != "" {
+			a.TrafficError = h.TrafficProblem(uid)
 		}
 		acks.add(ctx, a, settled)
 	}

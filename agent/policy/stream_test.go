@@ -90,6 +90,12 @@ func (r *recorder) RemovePolicy(uid string) error {
 	delete(r.versions, uid)
 	return nil
 }
+func (r *recorder) TrafficProblem(uid string) string {
+	if uid == "rules" {
+		return "no such rules"
+	}
+	return ""
+}
 func (r *recorder) Synced(uids map[string]bool) { r.synced <- uids }
 func (r *recorder) Versions() map[string]string {
 	r.mu.Lock()
@@ -154,6 +160,7 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	hello := next(t, s.got).GetHello()
 	assert.Equal(t, "node1", hello.GetNode())
 	assert.Equal(t, map[string]string{"held": "7"}, hello.GetVersions())
+	assert.Equal(t, []string{"traffic"}, hello.GetAbilities())
 
 	require.NoError(t, s.Send(upsert("a", "1")))
 	require.NoError(t, s.Send(upsert("b", "bad")))
@@ -163,8 +170,12 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	assert.Equal(t, "1", a.GetVersion())
 	assert.Empty(t, a.GetError())
 	assert.Equal(t, "no good", b.GetError())
+	assert.Empty(t, a.GetTrafficError())
+	require.NoError(t, s.Send(upsert("rules", "1")))
+	rules := next(t, s.got).GetAck()
+	assert.Equal(t, []string{"", "no such rules"}, []string{rules.GetError(), rules.GetTrafficError()})
 	assert.Equal(t, map[string]bool{"a": true, "b": true}, next(t, agent.synced), "pods that the manager knows")
-	assert.Equal(t, map[string]string{"held": "7", "a": "1"}, agent.Versions())
+	assert.Equal(t, map[string]string{"held": "7", "a": "1", "rules": "1"}, agent.Versions())
 }
 
 func TestStreamComesBackAndTellsANewManagerEverything(t *testing.T) {

@@ -1,6 +1,7 @@
 package push
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -20,6 +21,7 @@ type observation struct {
 	rules        map[string]*meshv1.RuleState
 	faults       map[string]*meshv1.FaultState
 	egress       string
+	traffic      string
 }
 
 // Observation is what is known of one pod from its node's agent.
@@ -52,6 +54,11 @@ type Observation struct {
 	Faults map[string]*meshv1.FaultState
 	// EgressMessage says why connections to other hosts are not redirected.
 	EgressMessage string
+	// TrafficMessage says why the rules of the policy are not in force though the rest
+	// of it is.
+	TrafficMessage string
+	// NoTraffic: the agent, or one of two, is too old to know of such rules.
+	NoTraffic bool
 }
 
 // Holder is what was written into a lock.
@@ -79,6 +86,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	// knows best; else the newest that told of it.
 	var best observation
 	for _, st := range streams {
+		out.NoTraffic = out.NoTraffic || !st.can.traffic
 		if o, ok := st.seen[uid]; ok && (o.capture != "" || best.capture == "") {
 			best = o
 		}
@@ -88,12 +96,18 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
 	out.Dead, out.Methods = best.dead, best.methods
 	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
+	out.TrafficMessage = best.traffic
 	// Until the older has drained it serves too, and the newer may before it reports:
 	// a policy is in force when it is in both. What died a moment ago may have left
 	// writes behind.
 	wanted := n.policies[uid].GetVersion()
 	for _, st := range slices.Concat(streams, n.lost) {
-		if o, said := st.seen[uid]; said && (o.capture != "" || !o.reported) && o.version != wanted {
+		o, said := st.seen[uid]
+		if !said || o.capture == "" && o.reported {
+			continue
+		}
+		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.traffic)
+		if o.version != wanted {
 			out.Version = o.version
 			if o.nacked == wanted {
 				out.Nacked, out.Nack = o.nacked, o.nack

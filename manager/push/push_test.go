@@ -115,7 +115,7 @@ type agent struct {
 
 func (w *world) connect(node string, versions map[string]string) *agent {
 	w.t.Helper()
-	return w.hello(&meshv1.Hello{Node: node, Versions: versions})
+	return w.hello(&meshv1.Hello{Node: node, Versions: versions, Abilities: []string{"another", "traffic"}})
 }
 
 func (w *world) hello(h *meshv1.Hello) *agent {
@@ -651,4 +651,35 @@ func TestRuleStates(t *testing.T) {
 	<-counted
 	require.EqualValues(t, 8, w.Observe("n1", "a").Rules["k1"].Passed)
 	require.Empty(t, changed, "nothing else did")
+}
+
+// A policy may be in force without its rules: they cannot be, or the agent does not
+// know of any.
+func TestPoliciesWithoutTheirRules(t *testing.T) {
+	w := start(t)
+	changed := make(chan struct{}, 10)
+	w.Changed = func() { changed <- struct{}{} }
+	w.Set(cluster1, policies("a@n1=1"))
+	a := w.connect("n1", nil)
+	<-changed
+	a.world()
+	require.False(t, w.Observe("n1", "a").NoTraffic)
+	require.NoError(t, a.stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Ack{Ack: &meshv1.Ack{Uid: "a", Version: "1", TrafficError: "bad\nbucket"}}}))
+	<-changed
+	o := w.Observe("n1", "a")
+	require.Equal(t, []string{"1", "", "bad bucket"}, []string{o.Version, o.Nacked, o.TrafficMessage})
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", TrafficMessage: "bad rule"})
+	<-changed
+	require.Equal(t, "bad rule", w.Observe("n1", "a").TrafficMessage)
+
+	old := w.hello(&meshv1.Hello{Node: "n1"})
+	<-changed
+	old.world()
+	require.True(t, w.Observe("n1", "a").NoTraffic)
+	old.ack("a", "1", "")
+	<-changed
+	require.Equal(t, "bad rule", w.Observe("n1", "a").TrafficMessage, "of the other, which serves it too")
+	a.ack("a", "1", "")
+	<-changed
+	require.Empty(t, w.Observe("n1", "a").TrafficMessage)
 }

@@ -39,15 +39,22 @@ type abilities struct {
 	capture     string // the best way
 	hostNetwork bool
 	reason      string // why not
+	traffic     bool   // rules of policies' traffic
 }
 
 func can(h *meshv1.Hello) abilities {
-	a := abilities{hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell")}
+	a := abilities{
+		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell"),
+		traffic: slices.Contains(h.Abilities, abilityTraffic),
+	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
 	}
 	return a
 }
+
+// abilityTraffic is that of agents that know of PodPolicy.traffic.
+const abilityTraffic = "traffic"
 
 var captures = []string{v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress}
 
@@ -150,7 +157,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 	}
 	o := st.seen[a.Uid]
 	if a.Error == "" {
-		o.version, o.nacked, o.nack = clip(a.Version), "", ""
+		o.version, o.nacked, o.nack, o.traffic = clip(a.Version), "", "", clip(a.TrafficError)
 	} else {
 		o.nacked, o.nack = clip(a.Version), clip(a.Error)
 	}
@@ -188,7 +195,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o.reported = true
 	o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
 	o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
-	o.dead, o.egress = deadHolder(p.DeadHolder), clip(p.EgressMessage)
+	o.dead, o.egress, o.traffic = deadHolder(p.DeadHolder), clip(p.EgressMessage), clip(p.TrafficMessage)
 	o.rules, o.faults = rules, faults
 	st.seen[p.Uid] = o
 	return !o.saysAs(before)

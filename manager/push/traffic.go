@@ -79,5 +79,5 @@ func faultStates(t *meshv1.Traffic, said []*meshv1.FaultState) map[string]*meshv
 func (o observation) saysAs(p observation) bool {
 	return o.reported == p.reported && o.capture == p.capture && o.message == p.message && o.version == p.version &&
 		o.nacked == p.nacked && o.nack == p.nack && o.holder == p.holder && o.dead == p.dead &&
-		o.egress == p.egress && maps.Equal(o.methods, p.methods)
+		o.egress == p.egress && o.traffic == p.traffic && maps.Equal(o.methods, p.methods)
 }

@@ -29,6 +29,8 @@ const (
 	ReasonRollingOut    = "Starting"
 	ReasonNoEffect      = "NoEffect"
 	ReasonNotRedirected = "NotRedirected"
+	ReasonAgentTooOld   = "AgentTooOld"
+	ReasonRulesRejected = "RulesRejected"
 )
 
 // TrafficInput is what is known of the pods that rules are about.
@@ -162,7 +164,7 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 		was, known = before[i], true
 	}
 	t := target{TargetStatus: v1alpha1.TargetStatus{PodName: pod.Name, PodIP: pod.Status.PodIP, ConfigHash: was.ConfigHash}}
-	if o.Version != "" && o.Version == selected.Version {
+	if o.Version != "" && o.Version == selected.Version && !o.NoTraffic && o.TrafficMessage == "" {
 		t.ConfigHash = r.Hash
 	}
 	// For a while what the last leader wrote stands.
@@ -175,6 +177,13 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 	case unheard && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
 		t.reason, t.why = reach{in.Now, in.Since}.policy(pod, o, selected.Version)
+		switch {
+		case t.why != "":
+		case o.NoTraffic:
+			t.reason, t.why = ReasonAgentTooOld, fmt.Sprintf("the agent on node %s is too old to know such rules: upgrade DaemonSet ctrlmesh-agent", pod.Spec.NodeName)
+		case o.TrafficMessage != "":
+			t.reason, t.why = ReasonRulesRejected, "its agent could not apply the rules, the last good ones stay in force: "+o.TrafficMessage
+		}
 	}
 	t.inForce, t.Message = t.why == "" && r.Problem == nil, t.why
 	return t, was

@@ -437,8 +437,11 @@ type Hello struct {
 	HostNetwork bool `protobuf:"varint,5,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
 	// Why they cannot, for people; empty if they can.
 	HostNetworkReason string `protobuf:"bytes,6,opt,name=host_network_reason,json=hostNetworkReason,proto3" json:"host_network_reason,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What the agent can do that one of an earlier version cannot: "traffic", the
+	// rules of PodPolicy.traffic.
+	Abilities     []string `protobuf:"bytes,7,rep,name=abilities,proto3" json:"abilities,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -513,6 +516,13 @@ func (x *Hello) GetHostNetworkReason() string {
 	return ""
 }
 
+func (x *Hello) GetAbilities() []string {
+	if x != nil {
+		return x.Abilities
+	}
+	return nil
+}
+
 // Ack answers one Upsert, Remove or Cluster message. Of a policy it comes when
 // the policy is in force, is kept for the next agent, and all writes that it
 // would refuse have ended upstream.
@@ -523,7 +533,10 @@ type Ack struct {
 	// Version that was received.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// Empty: applied. Else why it was not; the last good policy stays in force.
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// Empty: so were its traffic's rules. Else why not; the last good ones stay in
+	// force with the rest of the policy.
+	TrafficError  string `protobuf:"bytes,4,opt,name=traffic_error,json=trafficError,proto3" json:"traffic_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -575,6 +588,13 @@ func (x *Ack) GetVersion() string {
 func (x *Ack) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *Ack) GetTrafficError() string {
+	if x != nil {
+		return x.TrafficError
 	}
 	return ""
 }
@@ -649,8 +669,11 @@ type PodReport struct {
 	// Why other connections of the pod, which the policy in force would have
 	// redirected, are not, for people.
 	EgressMessage string `protobuf:"bytes,10,opt,name=egress_message,json=egressMessage,proto3" json:"egress_message,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Why the rules of the policy that was told last are not in force though the rest
+	// of it is, for people.
+	TrafficMessage string `protobuf:"bytes,11,opt,name=traffic_message,json=trafficMessage,proto3" json:"traffic_message,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PodReport) Reset() {
@@ -749,6 +772,13 @@ func (x *PodReport) GetFaults() []*FaultState {
 func (x *PodReport) GetEgressMessage() string {
 	if x != nil {
 		return x.EgressMessage
+	}
+	return ""
+}
+
+func (x *PodReport) GetTrafficMessage() string {
+	if x != nil {
+		return x.TrafficMessage
 	}
 	return ""
 }
@@ -1708,23 +1738,25 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x17.ctrlmesh.mesh.v1.HelloH\x00R\x05hello\x12)\n" +
 	"\x03ack\x18\x02 \x01(\v2\x15.ctrlmesh.mesh.v1.AckH\x00R\x03ack\x122\n" +
 	"\x06report\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.ReportH\x00R\x06reportB\x06\n" +
-	"\x04kind\"\xaf\x02\n" +
+	"\x04kind\"\xcd\x02\n" +
 	"\x05Hello\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12A\n" +
 	"\bversions\x18\x03 \x03(\v2%.ctrlmesh.mesh.v1.Hello.VersionsEntryR\bversions\x12\x1a\n" +
 	"\bcaptures\x18\x04 \x03(\tR\bcaptures\x12!\n" +
 	"\fhost_network\x18\x05 \x01(\bR\vhostNetwork\x12.\n" +
-	"\x13host_network_reason\x18\x06 \x01(\tR\x11hostNetworkReason\x1a;\n" +
+	"\x13host_network_reason\x18\x06 \x01(\tR\x11hostNetworkReason\x12\x1c\n" +
+	"\tabilities\x18\a \x03(\tR\tabilities\x1a;\n" +
 	"\rVersionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"l\n" +
 	"\x03Ack\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"9\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12#\n" +
+	"\rtraffic_error\x18\x04 \x01(\tR\ftrafficError\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xdb\x03\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\x84\x04\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -1738,7 +1770,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x05rules\x18\b \x03(\v2\x1b.ctrlmesh.mesh.v1.RuleStateR\x05rules\x124\n" +
 	"\x06faults\x18\t \x03(\v2\x1c.ctrlmesh.mesh.v1.FaultStateR\x06faults\x12%\n" +
 	"\x0eegress_message\x18\n" +
-	" \x01(\tR\regressMessage\x1a:\n" +
+	" \x01(\tR\regressMessage\x12'\n" +
+	"\x0ftraffic_message\x18\v \x01(\tR\x0etrafficMessage\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
