@@ -1,9 +1,11 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -11,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,28 +29,80 @@ const (
 	// countGap that while nothing changes but counts of requests.
 	writeGap = 2 * time.Second
 	countGap = 10 * time.Second
+	// countRate and countBurst bound the writes of all objects' mere counts, and calmWrites
+	// those of one round that nobody waits for: what is urgent meanwhile comes after it.
+	countRate, countBurst = 20, 20
+	calmWrites            = 100
+	// sharesPatience is how long policies wait for the shares on record.
+	sharesPatience = 10 * time.Second
+	// pageOfBreakers are read at once; they may be large.
+	pageOfBreakers = 20
 	// eventGap and eventBurst bound the Events of an object.
 	eventGap   = 10 * time.Second
 	eventBurst = 10
 )
 
 // openBook reads what is on record of CircuitBreakers whose members share, before
-// anybody is told anything of them.
+// anybody is told anything of them. For a while everybody waits for that; then none
+// of what cannot be read is shared out, and the rest goes on.
 func (w *world) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreaker) error {
-	there := map[types.NamespacedName]bool{}
+	there, unread := map[types.NamespacedName]bool{}, map[types.NamespacedName]bool{}
 	for _, c := range breakers {
 		name := client.ObjectKeyFromObject(c)
 		there[name] = true
-		if w.book.Has(name) || !shares(c) {
-			continue
+		if !w.book.Has(name) && shares(c) {
+			unread[name] = true
 		}
-		live := &v1alpha1.CircuitBreaker{}
-		if err := w.live.Get(ctx, name, live); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("reading the shares on record of CircuitBreaker %s: %w", name, err)
+	}
+	if err := w.readShares(ctx, unread); err == nil {
+		w.unread = time.Time{}
+	} else {
+		if w.unread.IsZero() {
+			w.unread = time.Now()
 		}
-		w.book.Open(name, live.Status)
+		if err = fmt.Errorf("reading the shares on record of CircuitBreakers: %w", err); time.Since(w.unread) < sharesPatience {
+			return err
+		}
+		w.Log.Warn("rules of scope Workload that are not shared out yet refuse all requests", "error", err)
+		time.AfterFunc(sharesPatience, w.policiesLoop.poke)
 	}
 	w.book.Close(func(name types.NamespacedName) bool { return there[name] })
+	return nil
+}
+
+// readShares opens the book at these CircuitBreakers, by what is in no cache.
+func (w *world) readShares(ctx context.Context, unread map[types.NamespacedName]bool) error {
+	if len(unread) == 0 {
+		return nil
+	}
+	in := map[string]bool{}
+	namespace := metav1.NamespaceAll
+	for name := range unread {
+		in[name.Namespace] = true
+		namespace = name.Namespace
+	}
+	if len(in) > 1 {
+		namespace = metav1.NamespaceAll
+	}
+	var live v1alpha1.CircuitBreakerList
+	for page := ""; ; page = live.Continue {
+		live = v1alpha1.CircuitBreakerList{}
+		if err := w.live.List(ctx, &live, client.InNamespace(namespace), client.Limit(pageOfBreakers), client.Continue(page)); err != nil {
+			return err
+		}
+		for i := range live.Items {
+			if name := client.ObjectKeyFromObject(&live.Items[i]); unread[name] {
+				w.book.Open(name, live.Items[i].Status)
+				delete(unread, name)
+			}
+		}
+		if live.Continue == "" {
+			break
+		}
+	}
+	for name := range unread { // it is gone
+		w.book.Open(name, v1alpha1.CircuitBreakerStatus{})
+	}
 	return nil
 }
 
@@ -85,13 +140,15 @@ func (w *world) keepShares(context.Context) error {
 type traffic struct {
 	since time.Time // when this replica began to write
 	paces map[types.UID]*pace
+	// counts bounds the writes of counts alone.
+	counts *rate.Limiter
 	// later wakes the loop for what was too early.
 	later *time.Timer
 }
 
 // pace of writing about one object.
 type pace struct {
-	written time.Time
+	at time.Time // of the last write
 	// last is what was written then, in the place of what has version base.
 	last   client.Object
 	base   string
@@ -115,23 +172,30 @@ func (w *world) keepTraffic(ctx context.Context) error {
 	now := time.Now()
 	t := &w.traffic
 	if t.since.IsZero() {
-		t.since = now
+		t.since, t.counts = now, rate.NewLimiter(countRate, countBurst)
 	}
-	round := &trafficRound{world: w, ctx: ctx, paces: map[types.UID]*pace{}, in: status.TrafficInput{
-		Policy:  func(uid types.UID) *meshv1.PodPolicy { return c.Policies[uid].PodPolicy },
-		Observe: w.push.Observe,
-		Now:     now,
-		Since:   t.since,
-	}}
-	metrics.BreakersOpened.Reset()
+	round := &trafficRound{world: w, ctx: ctx, paces: map[types.UID]*pace{},
+		opened: map[types.NamespacedName]int32{}, harmed: map[types.NamespacedName]int32{},
+		in: status.TrafficInput{
+			Policy:  func(uid types.UID) *meshv1.PodPolicy { return c.Policies[uid].PodPolicy },
+			Observe: w.push.Observe,
+			Now:     now,
+			Since:   t.since,
+		}}
 	for _, b := range c.Breakers {
 		round.breaker(b)
 	}
-	metrics.FaultsInForce.Reset()
 	for _, f := range c.Injections {
 		round.injection(f)
 	}
+	// What others wait for comes first, counts last.
+	slices.SortStableFunc(round.writes, func(a, b statusWrite) int { return cmp.Compare(a.gap, b.gap) })
+	for _, s := range round.writes {
+		round.write(s)
+	}
 	t.paces = round.paces
+	metrics.BreakersOpened.Set(round.opened)
+	metrics.FaultsInForce.Set(round.harmed)
 	if t.later != nil {
 		t.later.Stop()
 	}
@@ -149,6 +213,19 @@ type trafficRound struct {
 	paces map[types.UID]*pace
 	wait  time.Duration // until there is more to write; 0 for ever
 	errs  []error
+	// writes are to be made, once all objects are looked at.
+	writes []statusWrite
+	calm   int // that were made and nobody waited for
+	// opened and harmed are numbers of pods, by object.
+	opened, harmed map[types.NamespacedName]int32
+}
+
+// statusWrite is one of an object's status.
+type statusWrite struct {
+	*pace
+	current, updated client.Object
+	gap              time.Duration // 0: others wait for it
+	written          func()
 }
 
 func (r *trafficRound) pace(uid types.UID) *pace {
@@ -171,26 +248,32 @@ func (r *trafficRound) current(compiled, into client.Object) bool {
 	return err == nil && into.GetUID() == compiled.GetUID() && into.GetGeneration() == compiled.GetGeneration()
 }
 
-// write writes a status unless it is too early, and tells whether it did.
-func (r *trafficRound) write(p *pace, current, updated client.Object, gap time.Duration) bool {
-	if wait := p.written.Add(gap).Sub(r.in.Now); wait > 0 {
+// write writes a status unless it is too early, or others have their turn.
+func (r *trafficRound) write(s statusWrite) {
+	if wait := s.at.Add(s.gap).Sub(r.in.Now); wait > 0 {
 		r.again(wait)
-		return false
+		return
 	}
-	p.written = r.in.Now
-	err := r.live.Status().Update(r.ctx, updated)
+	if s.gap > 0 {
+		if r.calm == calmWrites || s.gap == countGap && !r.traffic.counts.Allow() {
+			r.again(firstRetry)
+			return
+		}
+		r.calm++
+	}
+	s.at = r.in.Now
+	err := r.live.Status().Update(r.ctx, s.updated)
 	switch {
 	case apierrors.IsNotFound(err):
 	case apierrors.IsConflict(err):
-		p.written, p.last = time.Time{}, nil
+		s.at, s.last = time.Time{}, nil
 		r.again(firstRetry) // the cache will have it
 	case err != nil:
-		r.errs = append(r.errs, fmt.Errorf("status of %T %s: %w", updated, client.ObjectKeyFromObject(updated), err))
+		r.errs = append(r.errs, fmt.Errorf("status of %T %s: %w", s.updated, client.ObjectKeyFromObject(s.updated), err))
 	default:
-		p.base, p.last = current.GetResourceVersion(), updated
-		return true
+		s.base, s.last = s.current.GetResourceVersion(), s.updated
+		s.written()
 	}
-	return false
 }
 
 func (r *trafficRound) again(wait time.Duration) {
@@ -200,17 +283,18 @@ func (r *trafficRound) again(wait time.Duration) {
 }
 
 func (r *trafficRound) breaker(b compile.Breaker) {
+	name := client.ObjectKeyFromObject(b)
+	r.opened[name] = b.Status.Opened
 	cached := &v1alpha1.CircuitBreaker{}
 	if !r.current(b.CircuitBreaker, cached) {
 		return
 	}
 	p := r.pace(b.UID)
 	current := newest(p, cached)
-	name := client.ObjectKeyFromObject(current)
 	b.CircuitBreaker = current
 	record := r.book.Record(name)
 	next := status.OfBreaker(b, r.in, record)
-	metrics.BreakersOpened.WithLabelValues(b.Namespace, b.Name).Set(float64(next.Opened))
+	r.opened[name] = next.Opened
 	before := current.Status
 	if equality.Semantic.DeepEqual(before, next) {
 		r.book.Recorded(name, record)
@@ -225,14 +309,13 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	}
 	updated := current.DeepCopy()
 	updated.Status = next
-	if !r.write(p, current, updated, gap) {
-		return
-	}
-	r.book.Recorded(name, record)
-	if len(record) > 0 {
-		r.sharesLoop.poke()
-	}
-	r.tellTurns(p, updated, before)
+	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() {
+		r.book.Recorded(name, record)
+		if len(record) > 0 {
+			r.sharesLoop.poke()
+		}
+		r.tellTurns(p, updated, before)
+	}})
 }
 
 // tellTurns makes Events of breakers that opened or closed.
@@ -250,6 +333,8 @@ func (w *world) tellTurns(p *pace, c *v1alpha1.CircuitBreaker, before v1alpha1.C
 }
 
 func (r *trafficRound) injection(f compile.Injection) {
+	name := client.ObjectKeyFromObject(f)
+	r.harmed[name] = f.Status.PodsInForce
 	cached := &v1alpha1.FaultInjection{}
 	if !r.current(f.FaultInjection, cached) {
 		return
@@ -258,7 +343,7 @@ func (r *trafficRound) injection(f compile.Injection) {
 	current := newest(p, cached)
 	f.FaultInjection = current
 	next := status.OfInjection(f, r.in)
-	metrics.FaultsInForce.WithLabelValues(f.Namespace, f.Name).Set(float64(next.PodsInForce))
+	r.harmed[name] = next.PodsInForce
 	before := current.Status
 	if equality.Semantic.DeepEqual(before, next) {
 		return
@@ -272,10 +357,7 @@ func (r *trafficRound) injection(f compile.Injection) {
 	}
 	updated := current.DeepCopy()
 	updated.Status = next
-	if !r.write(p, current, updated, gap) {
-		return
-	}
-	r.tellFaults(p, updated, before)
+	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() { r.tellFaults(p, updated, before) }})
 }
 
 // tellFaults makes Events of when faults begin and when they expire.

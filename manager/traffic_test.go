@@ -2,6 +2,9 @@ package manager
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -193,4 +197,81 @@ func TestEventsOfFaults(t *testing.T) {
 	w.tellFaults(p, as(3), as(2).Status)
 	w.tellFaults(p, as(0), as(2).Status)
 	require.Empty(t, recorder.Events)
+}
+
+// What others wait for is written before what nobody does, and not all counts at once.
+func TestUrgentStatusesAreWrittenFirst(t *testing.T) {
+	ctx := t.Context()
+	var objects []client.Object
+	for i := range 2 * countBurst {
+		c := sharedBreaker()
+		c.Name, c.UID = fmt.Sprintf("a%02d", i), types.UID(fmt.Sprintf("a%d", i))
+		c.Spec.RateLimitings[0].Scope = v1alpha1.LimitScopePod
+		objects = append(objects, c)
+	}
+	d := v1alpha1.Duration("1h")
+	w, _ := newWorld(t, append(objects, workloadPod("op-0"), sharedBreaker(), &v1alpha1.FaultInjection{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fj", UID: "fj", Generation: 1},
+		Spec: v1alpha1.FaultInjectionSpec{Selector: &metav1.LabelSelector{}, Duration: &d, HTTPFaultInjections: []v1alpha1.HTTPFaultInjection{{
+			Name: "slow", Delay: &v1alpha1.FaultDelay{FixedDelay: "1s", Percent: "50"},
+		}}},
+	})...)
+	var written []string
+	base := w.live.(client.WithWatch)
+	w.live = interceptor.NewClient(base, interceptor.Funcs{SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+		written = append(written, o.GetName())
+		return c.SubResource(sub).Update(ctx, o, opts...)
+	}})
+	require.NoError(t, w.policies(ctx))
+	require.NoError(t, w.keepShares(ctx))
+	require.NoError(t, w.keepTraffic(ctx))
+	require.ElementsMatch(t, []string{"cb", "fj"}, written[:2], "a share to be recorded, and an end")
+	require.Len(t, written, 2+2*countBurst)
+
+	// A new count in each of them.
+	written = nil
+	for uid, p := range w.traffic.paces {
+		if strings.HasPrefix(string(uid), "a") {
+			p.at = time.Time{}
+			c := p.last.(*v1alpha1.CircuitBreaker)
+			c.Status.Refused = 9
+			require.NoError(t, base.Status().Update(ctx, c))
+		}
+	}
+	require.NoError(t, w.keepTraffic(ctx))
+	require.Len(t, written, countBurst)
+	require.NotNil(t, w.traffic.later, "the others have their turn later")
+}
+
+// A new leader does not let everybody wait for shares that it cannot read, and never
+// shares out what it does not know.
+func TestSharesThatCannotBeRead(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t, workloadPod("op-0"), sharedBreaker())
+	var away error = errors.New("away")
+	lists := 0
+	w.live = interceptor.NewClient(w.live.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
+		if _, ok := l.(*v1alpha1.CircuitBreakerList); ok {
+			if lists++; away != nil {
+				return away
+			}
+		}
+		return c.List(ctx, l, opts...)
+	}})
+	require.ErrorIs(t, w.policies(ctx), away)
+	require.Nil(t, w.compiled.Load())
+	w.unread = time.Now().Add(-sharesPatience)
+	require.NoError(t, w.policies(ctx))
+	require.Zero(t, toldShare(w, "op-0").GetOf())
+	require.NoError(t, w.keepShares(ctx))
+	require.Empty(t, w.book.Record(types.NamespacedName{Namespace: "ns", Name: "cb"}))
+
+	away = nil
+	require.NoError(t, w.policies(ctx))
+	require.True(t, w.unread.IsZero())
+	require.NoError(t, w.keepShares(ctx))
+	require.NotEmpty(t, w.book.Record(types.NamespacedName{Namespace: "ns", Name: "cb"}))
+	asked := lists
+	require.NoError(t, w.policies(ctx))
+	require.Equal(t, asked, lists, "once")
 }

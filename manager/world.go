@@ -75,6 +75,8 @@ type world struct {
 	// expiry wakes the policies loop, which alone sets it.
 	expiry *time.Timer
 	book   quota.Book
+	// unread is since when the policies loop cannot read shares; zero: it can.
+	unread time.Time
 	// sharing is held while shares are decided, and until what was is pushed.
 	sharing sync.Mutex
 	traffic traffic

@@ -59,12 +59,12 @@ var (
 		Help: "Pods that a ShardingConfig selects.",
 	}, []string{"namespace", "shardingconfig"})
 	// BreakersOpened is the number of pods of each CircuitBreaker that are cut off.
-	BreakersOpened = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	BreakersOpened = podsOf(prometheus.GaugeOpts{
 		Name: "ctrlmesh_circuitbreaker_opened_pods",
 		Help: "Pods in which a breaker of a CircuitBreaker is not closed.",
 	}, []string{"namespace", "circuitbreaker"})
 	// FaultsInForce is the number of pods of each FaultInjection that are harmed.
-	FaultsInForce = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	FaultsInForce = podsOf(prometheus.GaugeOpts{
 		Name: "ctrlmesh_faultinjection_pods",
 		Help: "Pods in which a FaultInjection is in force.",
 	}, []string{"namespace", "faultinjection"})

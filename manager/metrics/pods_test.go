@@ -1,0 +1,20 @@
+package metrics
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestPodsOf(t *testing.T) {
+	p := podsOf(prometheus.GaugeOpts{Name: "x"}, []string{"namespace", "name"})
+	a, b := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}
+	p.Set(map[types.NamespacedName]int32{a: 1, b: 2})
+	require.Equal(t, 2, testutil.CollectAndCount(p))
+	p.Set(map[types.NamespacedName]int32{b: 3})
+	require.Equal(t, 1, testutil.CollectAndCount(p))
+	require.Equal(t, 3.0, testutil.ToFloat64(p.WithLabelValues("ns", "b")))
+}
