@@ -352,6 +352,8 @@ func (r *trafficRound) injection(f compile.Injection) {
 	switch {
 	case next.ExpirationGeneration != before.ExpirationGeneration:
 		gap = 0 // it has no effect before
+	case next.ExpirationTime != nil && next.ExpirationTime.Time.Before(r.in.Now.Add(countGap)):
+		// What is not written by then is lost: agents report no counts of what expired.
 	case status.FaultCountsAlone(before, next):
 		gap = countGap
 	}

@@ -4,7 +4,7 @@ set -euo pipefail
 case ${1:-} in
 test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl) ;;
 images) packages=(iptables ca-certificates) ;;
-clients) packages=(curl openssl nodejs) ;;
+clients) packages=(ca-certificates curl openssl nodejs) ;;
 generate) packages=(clang llvm protobuf-compiler) ;;
 *) echo "usage: $0 test|images|clients|generate" >&2; exit 2 ;;
 esac

@@ -12,4 +12,4 @@ shell=("$(command -v busybox)=/bin/busybox" "${applets[@]}")
 image intruder bin/intruder@/intruder "${shell[@]}"
 for client in curl openssl node; do clients+=(-with-libs "/usr/bin/$client"); done
 [ ! -d /usr/share/nodejs ] || clients+=(/usr/share/nodejs=/usr/share/nodejs/)   # where Debian keeps parts of node
-image probe -cmd wait "${clients[@]}" .run/bin/gonet=/bin/gonet .run/bin/kubectl=/bin/kubectl bin/probe@/probe "${shell[@]}"
+image probe -cmd wait "${clients[@]}" /etc/ssl/certs/ca-certificates.crt=/etc/ssl/certs/ca-certificates.crt .run/bin/gonet=/bin/gonet .run/bin/kubectl=/bin/kubectl bin/probe@/probe "${shell[@]}"

@@ -1,0 +1,210 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// A breaker opens, says so, and recovers: by its own, or when somebody says so.
+func testBreakers(t *testing.T) {
+	pod := clientPod(t)
+	ns, caller := pod.Namespace, hastyClient(t, pod)
+	in := "/api/v1/namespaces/" + ns
+	b := breaker(t, ns, "breakers", `
+rateLimitings:
+- name: bucket
+  resourceRules: [{apiGroups: [""], resources: [secrets], verbs: ["*"], namespaces: ["*"]}]
+  bucket: {burst: 2, interval: 500ms, limit: 2}
+  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 3s}
+- name: sleeps
+  resourceRules: [{apiGroups: [""], resources: [services], verbs: ["*"], namespaces: ["*"]}]
+  trip: {window: 20s, minRequests: 3, errorPercent: "60"}
+  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 2s}
+- name: by-hand
+  resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: ["*"], namespaces: ["*"]}]
+  trip: {window: 20s, minRequests: 3, errorPercent: "60"}
+  recoverPolicy: {type: Manual}
+- name: slow
+  resourceRules: [{apiGroups: [""], resources: [endpoints], verbs: ["*"], namespaces: ["*"]}]
+  trip: {window: 20s, minRequests: 2, slowPercent: "50", slowCall: 300ms}
+  recoverPolicy: {type: Manual}
+- name: conflicts # are no errors
+  resourceRules: [{apiGroups: [""], resources: [limitranges], verbs: ["*"], namespaces: ["*"]}]
+  trip: {window: 20s, minRequests: 2, errorPercent: "1"}
+  recoverPolicy: {type: Manual}
+`, 1)
+	faults(t, ns, "failing", `
+httpFault:
+- name: services
+  match: {resources: [{resources: [services]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  count: 4
+- name: configmaps
+  match: {resources: [{resources: [configmaps]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  count: 3
+- name: endpoints
+  match: {resources: [{resources: [endpoints]}]}
+  delay: {fixedDelay: 400ms, percent: "100"}
+- name: limitranges
+  match: {resources: [{resources: [limitranges]}]}
+  abort: {httpStatus: 409, percent: "100"}
+`, 1)
+	opened := func(s meshv1alpha1.LimitingSnapshot) bool {
+		return s.State == meshv1alpha1.BreakerOpened && s.LastTransitionTime != nil
+	}
+	closed := func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerClosed }
+
+	t.Run("an empty bucket opens it", func(t *testing.T) {
+		for range 2 {
+			require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
+		}
+		start := time.Now()
+		var a answered
+		for a = caller.get(t, in+"/secrets"); a.code == http.StatusOK; a = caller.get(t, in+"/secrets") { // slower than tokens come
+			require.Less(t, time.Since(start), 20*time.Second)
+		}
+		a.refused(t, http.StatusTooManyRequests, ns+"/breakers", "bucket")
+		a = caller.get(t, in+"/secrets")
+		a.refused(t, http.StatusServiceUnavailable, ns+"/breakers", "bucket")
+		require.InDelta(t, 2.5, a.retryAfter(), 0.6)
+		require.Greater(t, caller.recovers(t, in+"/secrets", "bucket"), 2*time.Second, "tokens alone close nothing")
+	})
+	t.Run("half open", func(t *testing.T) {
+		for range 3 {
+			require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/services").code)
+		}
+		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "sleeps")
+		start := time.Now()
+		snapshot(t, b, pod.Name, "sleeps", opened)
+		require.Less(t, time.Since(start), 6*time.Second, "the status tells within seconds")
+		until(t, "a probe, that fails", func(ctx context.Context) error {
+			return caller.answers(ctx, in+"/services", http.StatusInternalServerError)
+		})
+		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "sleeps")
+		require.Greater(t, caller.recovers(t, in+"/services", "sleeps"), time.Second)
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/services").code)
+		snapshot(t, b, pod.Name, "sleeps", closed)
+	})
+	t.Run("by hand", func(t *testing.T) {
+		for range 3 {
+			require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/configmaps").code)
+		}
+		a := caller.get(t, in+"/configmaps")
+		a.refused(t, http.StatusServiceUnavailable, ns+"/breakers", "by-hand")
+		require.Contains(t, a.Message, "by hand")
+		require.Empty(t, a.header.Get("Retry-After"))
+		snapshot(t, b, pod.Name, "by-hand", opened)
+
+		b.Spec.RateLimitings[0].Bucket.Burst = 50 // another rule's
+		write(t, b)
+		inForce(t, b, 1)
+		caller.get(t, in+"/configmaps").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "by-hand")
+
+		patch(t, b, fmt.Sprintf(`{"metadata": {"annotations": {%q: "now"}}}`, meshv1alpha1.RecoverAnnotation))
+		until(t, "the breaker to close", func(ctx context.Context) error { return caller.answers(ctx, in+"/configmaps", http.StatusOK) })
+		snapshot(t, b, pod.Name, "by-hand", closed)
+	})
+	t.Run("slow calls", func(t *testing.T) {
+		for range 2 {
+			require.Equal(t, http.StatusOK, caller.get(t, in+"/endpoints").code)
+		}
+		caller.get(t, in+"/endpoints").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "slow")
+	})
+	t.Run("conflicts are no errors", func(t *testing.T) {
+		for range 5 {
+			require.Equal(t, http.StatusConflict, caller.get(t, in+"/limitranges").code)
+		}
+	})
+}
+
+// TestTrafficUpgrade: what rules have counted and decided outlives the agent.
+func TestTrafficUpgrade(t *testing.T) {
+	pod := clientPod(t)
+	ns, caller := pod.Namespace, hastyClient(t, pod)
+	in := "/api/v1/namespaces/" + ns
+	b := breaker(t, ns, "kept", `
+rateLimitings:
+- name: bucket
+  resourceRules: [{apiGroups: [""], resources: [secrets], verbs: ["*"], namespaces: ["*"]}]
+  bucket: {burst: 2, interval: 1h, limit: 1}
+  triggerPolicy: LimiterOnly
+- name: opened
+  resourceRules: [{apiGroups: [""], resources: [services], verbs: ["*"], namespaces: ["*"]}]
+  bucket: {burst: 1, interval: 1h, limit: 1}
+  recoverPolicy: {type: Manual}
+`, 1)
+	f := faults(t, ns, "counted", `
+httpFault:
+- name: twice
+  match: {resources: [{resources: [configmaps]}]}
+  abort: {httpStatus: 409, percent: "100"}
+  count: 2
+`, 1)
+	for range 2 {
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
+	}
+	require.Equal(t, http.StatusOK, caller.get(t, in+"/services").code)
+	require.Equal(t, http.StatusTooManyRequests, caller.get(t, in+"/services").code, "it opens")
+	for range 2 {
+		require.Equal(t, http.StatusConflict, caller.get(t, in+"/configmaps").code)
+	}
+	same := func(caller hasty) {
+		t.Helper()
+		caller.get(t, in+"/secrets").refused(t, http.StatusTooManyRequests, ns+"/kept", "bucket")
+		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/kept", "opened")
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps").code)
+	}
+	same(caller)
+	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerOpened })
+
+	before := agents(t)[pod.Spec.NodeName]
+	restartAgents(t)
+	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
+	same(hastyClient(t, pod))
+	inForce(t, b, 1)
+	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool {
+		return s.State == meshv1alpha1.BreakerOpened && s.Passed == 1 && s.Refused >= 2
+	})
+	injected(t, f, pod.Name, "twice", 2)
+}
+
+// restartAgents puts new agents in the place of all, as an upgrade does.
+func restartAgents(t *testing.T) {
+	t.Helper()
+	_, err := cluster.Kubectl(t.Context(), "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName)
+	require.NoError(t, err)
+	until(t, "the agents' rollout", agentsCurrent)
+}
+
+// answers says whether a request is answered as it should.
+func (p hasty) answers(ctx context.Context, path string, code int) error {
+	a, err := p.try(ctx, http.MethodGet, path)
+	if err == nil && a.code != code {
+		err = fmt.Errorf("it is answered %d: %s", a.code, a.Message)
+	}
+	return err
+}
+
+// recovers waits until a breaker is closed, and says how long that took.
+func (p hasty) recovers(t *testing.T, path, rule string) time.Duration {
+	t.Helper()
+	start := time.Now()
+	until(t, rule+" to recover", func(ctx context.Context) error { return p.answers(ctx, path, http.StatusOK) })
+	return time.Since(start)
+}
+
+// patch changes an object by a merge patch.
+func patch(t *testing.T, obj client.Object, text string) {
+	t.Helper()
+	require.NoError(t, cluster.Patch(t.Context(), obj, client.RawPatch("application/merge-patch+json", []byte(text))))
+}

@@ -1,0 +1,427 @@
+package e2e
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// hosts are other hosts than the apiserver, which all are one pod behind a Service: who
+// asks there is told which name he asked for, by what method, and where.
+type hosts struct {
+	ip   string
+	cert []byte // in PEM, by which they are trusted
+}
+
+// otherHosts are their names.
+var otherHosts = []string{"api.example.com", "hooks.example.com", "paths.example.com", "evil.example.com"}
+
+// hostsScript serves HTTP at 80 and 8080, HTTPS at 443 and 8443, and sends back what comes by
+// UDP at 443 and 4443.
+const hostsScript = `const fs = require("fs"), tls = {key: fs.readFileSync("/hosts/tls.key"), cert: fs.readFileSync("/hosts/tls.crt")}
+const answer = (q, a) => { q.resume(); a.end(JSON.stringify({host: q.headers.host, sni: q.socket.servername || "", method: q.method, path: q.url})) }
+for (const port of [80, 8080]) require("http").createServer(answer).listen(port, "::")
+for (const port of [443, 8443]) require("https").createServer(tls, answer).listen(port, "::")
+for (const port of [443, 4443]) { const s = require("dgram").createSocket("udp4"); s.on("message", (m, from) => s.send(m, from.port, from.address)); s.bind(port) }`
+
+func newHosts(t *testing.T, ns string) hosts {
+	t.Helper()
+	pod := clientPodOf(ns, "hosts")
+	delete(pod.Labels, meshv1alpha1.EnableProxyLabel)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "hosts"}, Data: ownCertificate(t)}
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "hosts", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hosts"}}})
+	c := &pod.Spec.Containers[0]
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "hosts", MountPath: "/hosts"})
+	c.Command = []string{"node", "-e", hostsScript}
+	c.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8443)}}}
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "hosts"}, Spec: corev1.ServiceSpec{Selector: map[string]string{podNameLabel: "hosts"}}}
+	for _, port := range []int32{80, 443, 8080, 8443} {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("tcp-", port), Port: port})
+	}
+	for _, port := range []int32{443, 4443} {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("udp-", port), Port: port, Protocol: corev1.ProtocolUDP})
+	}
+	create(t, secret, pod, svc)
+	return hosts{svc.Spec.ClusterIP, secret.Data[corev1.TLSCertKey]}
+}
+
+// serve waits until a pod reaches them.
+func (h hosts) serve(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	until(t, "the hosts", func(context.Context) error {
+		code, complaint, _ := curls(t, pod, "https://evil.example.com:8443/")
+		return orElse(code == "200", complaint)
+	})
+}
+
+// ownCertificate is one for the names, with its key, that is its own CA.
+func ownCertificate(t *testing.T) map[string][]byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: t.Name()}, DNSNames: otherHosts,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	return map[string][]byte{
+		corev1.TLSCertKey:       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		corev1.TLSPrivateKeyKey: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}
+}
+
+// known lets a pod know the names.
+func (h hosts) known(pod *corev1.Pod) *corev1.Pod {
+	pod.Spec.HostAliases = []corev1.HostAlias{{IP: h.ip, Hostnames: otherHosts}}
+	return pod
+}
+
+// url asks for one with curl in a pod, and returns the status, 000 if there was none, what
+// curl complained of, and the answer.
+func curls(t *testing.T, pod *corev1.Pod, url string, flags ...string) (code, complaint, body string) {
+	t.Helper()
+	out := shell(t, pod, `curl -sSk -m 5 -o body -w '%{http_code}\n%{errormsg}\n' `+strings.Join(flags, " ")+` `+url+` 2>/dev/null || true; cat body 2>/dev/null || true`)
+	lines := append(strings.SplitN(out, "\n", 3), "", "")
+	return lines[0], lines[1], lines[2]
+}
+
+func passes(t *testing.T, pod *corev1.Pod, what string, flags ...string) string {
+	t.Helper()
+	code, complaint, body := curls(t, pod, what, flags...)
+	require.Equal(t, "200", code, "%s %s: %s%s", what, flags, complaint, body)
+	return body
+}
+
+// denied requires that a rule refuses plain HTTP, and says so.
+func denied(t *testing.T, pod *corev1.Pod, code int, breaker, what string, flags ...string) string {
+	t.Helper()
+	got, complaint, body := curls(t, pod, what, flags...)
+	require.Equal(t, fmt.Sprint(code), got, "%s %s: %s%s", what, flags, complaint, body)
+	var said struct{ Message string }
+	require.NoError(t, json.Unmarshal([]byte(body), &said), body)
+	require.Contains(t, said.Message, breaker)
+	return said.Message
+}
+
+// shut requires that TLS that is not decrypted is refused.
+func shut(t *testing.T, pod *corev1.Pod, what string, flags ...string) {
+	t.Helper()
+	code, complaint, body := curls(t, pod, what, flags...)
+	require.Equal(t, "000", code, "%s: %s", what, body)
+	require.Contains(t, complaint, "access denied", what)
+}
+
+// Of other hosts a pod reaches what the rules allow, by the names that its clients say.
+func testEgress(t *testing.T) {
+	ns := namespace(t, "traffic")
+	probeRights(t, ns)
+	h := newHosts(t, ns)
+	pod := h.known(clientPodOf(ns, "client"))
+	create(t, pod)
+	pod = ready(t, ns, "client")
+	h.serve(t, pod)
+	passes(t, pod, "https://evil.example.com/")
+	rules := `
+trafficInterceptRules:
+- name: two-hosts
+  interceptType: Whitelist
+  contentType: Normal
+  contents: [api.example.com, hooks.example.com]
+- name: paths
+  interceptType: Whitelist
+  contentType: Prefix
+  contents: [paths.example.com/open/]
+  methods: [GET]
+- name: limited
+  interceptType: Whitelist
+  contentType: Regexp
+  contents: ['hosts\.` + ns + `\.svc(\.cluster\.local)?']
+rateLimitings:
+- name: few
+  restRules: [{url: "http://api.example.com/few*", method: GET}]
+  bucket: {burst: 2, interval: 1h, limit: 1}
+  triggerPolicy: LimiterOnly
+- name: shut
+  restRules: [{url: "https://hooks.example.com"}]
+  bucket: {burst: 3, interval: 1h, limit: 1}
+  recoverPolicy: {type: Manual}
+`
+	b := breaker(t, ns, "egress", rules, 1)
+	of := ns + "/egress"
+
+	t.Run("by server name", func(t *testing.T) {
+		body := passes(t, pod, "https://api.example.com/x?q=1")
+		require.JSONEq(t, `{"host": "api.example.com", "sni": "api.example.com", "method": "GET", "path": "/x?q=1"}`, body)
+		passes(t, pod, "https://api.example.com/", "--http1.1")
+		passes(t, pod, "https://api.example.com/", "--tlsv1.2 --tls-max 1.2")
+		passes(t, pod, "https://hosts."+ns+".svc/")
+		shut(t, pod, "https://evil.example.com/")
+		shut(t, pod, "https://evil.example.com/", "--tls-max 1.2")
+	})
+	t.Run("by host", func(t *testing.T) {
+		passes(t, pod, "http://api.example.com/")
+		passes(t, pod, "http://hosts."+ns+".svc.cluster.local/")
+		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/")
+		denied(t, pod, http.StatusForbidden, of, "http://"+h.ip+"/")
+	})
+	t.Run("by path and method", func(t *testing.T) {
+		passes(t, pod, "http://paths.example.com/open/x")
+		denied(t, pod, http.StatusForbidden, of, "http://paths.example.com/shut")
+		code, _, body := curls(t, pod, "http://paths.example.com/open/../shut", "--path-as-is")
+		require.Equal(t, "400", code, "servers read it in two ways: %s", body)
+		denied(t, pod, http.StatusForbidden, of, "http://paths.example.com/open/x", "-d data")
+		// On one connection each request for itself.
+		out := shell(t, pod, `curl -s -w '%{http_code} ' -o a http://paths.example.com/open/1 -o b http://paths.example.com/shut -o c http://paths.example.com/open/2`)
+		require.Equal(t, "200 403 200", out)
+		shut(t, pod, "https://paths.example.com/open/x") // who knows what it asks for
+	})
+	t.Run("no server name", func(t *testing.T) {
+		shut(t, pod, "https://"+h.ip+"/")
+	})
+	t.Run("other ports", func(t *testing.T) {
+		passes(t, pod, "http://evil.example.com:8080/")
+		passes(t, pod, "https://evil.example.com:8443/")
+	})
+	t.Run("UDP", func(t *testing.T) {
+		require.Equal(t, "echo", h.echo(t, pod, "4443"))
+		require.Regexp(t, "^E[A-Z]+$", h.echo(t, pod, "443"), "who would speak HTTP/3 learns it at once")
+	})
+	t.Run("Node's fetch and Go", func(t *testing.T) {
+		const fetching = `NODE_TLS_REJECT_UNAUTHORIZED=0 node -e 'for (const u of process.argv.slice(1)) fetch(u).then(r => console.log(u, r.status), e => console.log(u, e.cause.code || e.cause.message))' `
+		require.Regexp(t, "^https://api.example.com/ 200$", in(t, pod, "sh", "-c", fetching+"https://api.example.com/ 2>/dev/null | tr -d '\n'"))
+		require.NotContains(t, in(t, pod, "sh", "-c", fetching+"https://evil.example.com/ 2>/dev/null"), "200")
+		require.Contains(t, in(t, pod, "sh", "-c", fetching+"http://evil.example.com/ 2>/dev/null"), "403")
+
+		goes := goClient(t, pod, h, nil)
+		resp, err := goes.Get("https://api.example.com/")
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		_, err = goes.Get("https://evil.example.com/")
+		require.ErrorContains(t, err, "access denied")
+	})
+	t.Run("limits", func(t *testing.T) {
+		for range 2 {
+			passes(t, pod, "http://api.example.com/few/1")
+		}
+		message := denied(t, pod, http.StatusTooManyRequests, of, "http://api.example.com/few/2")
+		require.Contains(t, message, "few")
+		passes(t, pod, "http://api.example.com/more")
+		for range 3 {
+			passes(t, pod, "https://hooks.example.com/")
+		}
+		code, _, _ := curls(t, pod, "https://hooks.example.com/")
+		require.Equal(t, "000", code)
+		snapshot(t, b, pod.Name, "shut", func(s meshv1alpha1.LimitingSnapshot) bool {
+			return s.State == meshv1alpha1.BreakerOpened && s.Passed == 3 && s.Refused >= 1
+		})
+		snapshot(t, b, pod.Name, "few", func(s meshv1alpha1.LimitingSnapshot) bool { return s.Passed == 2 && s.Refused == 1 })
+	})
+	t.Run("faults", func(t *testing.T) {
+		f := faults(t, ns, "others", `
+httpFault:
+- name: teapot
+  match: {httpMatch: [{host: {exact: api.example.com}, path: {prefix: /brew}, method: GET}]}
+  abort: {httpStatus: 418, percent: "100"}
+`, 1)
+		code, _, body := curls(t, pod, "http://api.example.com/brew/coffee")
+		require.Equal(t, "418", code)
+		require.Contains(t, body, "others/teapot")
+		passes(t, pod, "http://api.example.com/drink")
+		injected(t, f, pod.Name, "teapot", 1)
+		remove(t, f)
+	})
+	t.Run("unseen: Allow", func(t *testing.T) {
+		b = breaker(t, ns, "egress", rules+"egress: {unseen: Allow}\n", 1)
+		passes(t, pod, "https://"+h.ip+"/")
+		passes(t, pod, "https://paths.example.com/open/x")
+		shut(t, pod, "https://evil.example.com/")
+		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/")
+	})
+	t.Run("open connections that are refused now are cut", func(t *testing.T) {
+		conn, err := cluster.DialFrom(t.Context(), pod, net.JoinHostPort(h.ip, "443"))
+		require.NoError(t, err)
+		defer func() { _ = conn.Close() }()
+		c := tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true}) // whom it reaches is no matter
+		require.NoError(t, c.HandshakeContext(t.Context()))
+		breaker(t, ns, "egress", strings.Replace(rules, "api.example.com, hooks", "hooks", 1), 1)
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+		_, err = c.Read(make([]byte, 1))
+		require.Error(t, err)
+		var timeout net.Error
+		require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "it is open: %v", err)
+		shut(t, pod, "https://api.example.com/")
+	})
+	t.Run("removed", func(t *testing.T) {
+		remove(t, b)
+		start := time.Now()
+		until(t, "the way to be open", func(context.Context) error {
+			code, complaint, _ := curls(t, pod, "https://evil.example.com/")
+			return orElse(code == "200", complaint)
+		})
+		require.Less(t, time.Since(start), 5*time.Second)
+		passes(t, pod, "http://evil.example.com/")
+		require.Equal(t, "echo", h.echo(t, pod, "443"))
+	})
+}
+
+// echo sends to a port by UDP, and returns what comes back, or the error that it meets.
+func (h hosts) echo(t *testing.T, pod *corev1.Pod, port string) string {
+	t.Helper()
+	return strings.TrimSpace(in(t, pod, "node", "-e", `const [ip, port] = process.argv.slice(1)
+const end = text => { console.log(text); process.exit() }
+const s = require("dgram").createSocket("udp4").on("error", e => end(e.code)).on("message", m => end(String(m)))
+s.connect(Number(port), ip, e => e ? end(e.code) : s.send("echo"))
+setTimeout(end, 3000, "nothing")`, h.ip, port))
+}
+
+// goClient is Go's own, in a pod that knows the hosts.
+func goClient(t *testing.T, pod *corev1.Pod, h hosts, roots *x509.CertPool) *http.Client {
+	t.Helper()
+	transport := &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: roots, InsecureSkipVerify: roots == nil}, // whom it reaches is no matter then
+		ForceAttemptHTTP2: true,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			_, port, err := net.SplitHostPort(address)
+			if err != nil {
+				return nil, err
+			}
+			return cluster.DialFrom(ctx, pod, net.JoinHostPort(h.ip, port))
+		},
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// Two hosts are reached, and no other.
+func testExampleEgress(t *testing.T) {
+	ns := namespace(t, "operator-demo")
+	probeRights(t, ns)
+	h := newHosts(t, ns)
+	pod := h.known(clientPodOf(ns, "client"))
+	pod.Labels["app"] = "operator-demo"
+	create(t, pod)
+	pod = ready(t, ns, "client")
+	h.serve(t, pod)
+	example[meshv1alpha1.CircuitBreaker](t, "breaker-egress.yaml", ns, "egress", 1)
+	for _, host := range []string{"api.example.com", "hooks.example.com"} {
+		passes(t, pod, "https://"+host+"/")
+		passes(t, pod, "http://"+host+"/any", "-X DELETE")
+	}
+	shut(t, pod, "https://evil.example.com/")
+	shut(t, pod, "https://"+h.ip+"/")
+	denied(t, pod, http.StatusForbidden, ns+"/egress", "http://evil.example.com/")
+	require.Equal(t, http.StatusOK, hastyClient(t, pod).get(t, "/version").code, "the apiserver is another matter")
+}
+
+// TestTrafficDecrypted: paths and methods within HTTPS are seen in a pod that opted in, and
+// its clients trust what they meet. Agents read whom they trust when they start.
+func TestTrafficDecrypted(t *testing.T) {
+	ns := namespace(t, "traffic")
+	probeRights(t, ns)
+	h := newHosts(t, ns)
+	roots := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-egress-roots"},
+		Data:       map[string]string{"hosts.pem": string(h.cert)},
+	}
+	write(t, roots)
+	t.Cleanup(func() {
+		if err := cluster.Delete(context.Background(), roots); err != nil {
+			t.Errorf("ConfigMap %s stays: %v", roots.Name, err)
+		}
+	})
+	restartAgents(t)
+	pod := h.known(clientPodOf(ns, "client"))
+	pod.Annotations = map[string]string{meshv1alpha1.TrustEgressAnnotation: "true"}
+	without := h.known(clientPodOf(ns, "without"))
+	create(t, pod, without)
+	pod, without = ready(t, ns, "client"), ready(t, ns, "without")
+	h.serve(t, pod)
+	b := breaker(t, ns, "paths", `
+trafficInterceptRules:
+- name: paths
+  interceptType: Whitelist
+  contentType: Prefix
+  contents: [paths.example.com/open/]
+  methods: [GET]
+- name: all
+  interceptType: Whitelist
+  contentType: Normal
+  contents: [api.example.com]
+rateLimitings:
+- name: few
+  restRules: [{url: "https://paths.example.com/open/few*"}]
+  bucket: {burst: 1, interval: 1h, limit: 1}
+  triggerPolicy: LimiterOnly
+`, 2)
+	of := ns + "/paths"
+	shell := func(script string) string { return strings.TrimSpace(in(t, pod, "sh", "-c", script)) }
+	const status = `-sS -m 5 -o /dev/null -o /dev/null -w '%{http_code} ' `
+
+	for _, version := range []string{"--http1.1", "--http2"} {
+		out := shell("curl " + version + " " + status + "https://paths.example.com/open/1 https://paths.example.com/shut; curl " + version + " -d data " + status + "https://paths.example.com/open/1")
+		require.Equal(t, "200 403 403", out, "curl, which verifies whom it speaks with")
+	}
+	message := denied(t, pod, http.StatusForbidden, of, "https://paths.example.com/shut")
+	require.NotEmpty(t, message)
+	require.Equal(t, "200 429", shell("curl "+status+"https://paths.example.com/open/few https://paths.example.com/open/few"))
+
+	const fetching = `node -e 'Promise.all(process.argv.slice(1).map(u => fetch(u).then(r => r.status, e => e.cause.code || e.cause.message))).then(all => console.log(all.join(" ")))' `
+	require.Equal(t, "200 403", shell(fetching+"https://paths.example.com/open/1 https://paths.example.com/shut"), "Node's fetch")
+
+	// Go trusts what is in the directories that the pod is told of.
+	trusted := x509.NewCertPool()
+	require.True(t, trusted.AppendCertsFromPEM([]byte(shell("cat ${SSL_CERT_DIR%%:*}/*"))))
+	goes := goClient(t, pod, h, trusted)
+	for path, code := range map[string]int{"open/1": http.StatusOK, "shut": http.StatusForbidden} {
+		resp, err := goes.Get("https://paths.example.com/" + path)
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		require.Equal(t, code, resp.StatusCode, path)
+	}
+	own := x509.NewCertPool()
+	require.True(t, own.AppendCertsFromPEM(h.cert))
+	resp, err := goClient(t, pod, h, own).Get("https://api.example.com/")
+	require.NoError(t, err, "what no rule must see into is not decrypted")
+	_ = resp.Body.Close()
+	shut(t, pod, "https://evil.example.com/")
+
+	shut(t, without, "https://paths.example.com/open/1")
+	until(t, "the status to say what to do", func(ctx context.Context) error {
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(b), b); err != nil {
+			return err
+		}
+		for _, p := range b.Status.TargetStatus {
+			if p.PodName == "without" && strings.Contains(p.Message, meshv1alpha1.TrustEgressAnnotation) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it does not: %+v", b.Status.TargetStatus)
+	})
+}

@@ -1,0 +1,203 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+)
+
+// The examples of deploy/examples do what their comments say. Only their namespace is
+// another, so that they can be tried beside each other.
+
+// example applies one, and waits until it is in force in as many pods.
+func example[T any, P interface {
+	*T
+	client.Object
+}](t *testing.T, file, ns, name string, pods int) P {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(cluster.Root, "deploy", "examples", file))
+	require.NoError(t, err)
+	const theirs = "namespace: operator-demo\n"
+	require.Contains(t, string(text), theirs)
+	require.NoError(t, cluster.Apply(t.Context(), []byte(strings.ReplaceAll(string(text), theirs, "namespace: "+ns+"\n"))))
+	obj := P(new(T))
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, obj))
+	inForce(t, obj, pods)
+	return obj
+}
+
+// examplePods are of the operator that the examples are about.
+func examplePods(t *testing.T, replicas int32, labels ...string) (ns string, pods []*corev1.Pod) {
+	t.Helper()
+	ns = namespace(t, "operator-demo")
+	probeRights(t, ns)
+	all := map[string]string{"app": "operator-demo"}
+	for i := 0; i+1 < len(labels); i += 2 {
+		all[labels[i]] = labels[i+1]
+	}
+	return ns, clientSet(t, ns, "operator-demo", replicas, all)
+}
+
+// An operator gone wild is capped.
+func testExampleCap(t *testing.T) {
+	ns, pods := examplePods(t, 1)
+	caller := hastyClient(t, pods[0])
+	example[meshv1alpha1.CircuitBreaker](t, "breaker-cap.yaml", ns, "cap", 1)
+
+	hammer := func(method, path, body string, workers int, lasts time.Duration) (ok, refused int) {
+		ctx, cancel := context.WithTimeout(t.Context(), lasts)
+		defer cancel()
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for range workers {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					a, err := caller.try(ctx, method, path, body)
+					if err != nil {
+						return
+					}
+					mu.Lock()
+					switch {
+					case a.code == http.StatusTooManyRequests:
+						refused++
+						assert.Positive(t, a.retryAfter())
+						assert.Contains(t, a.Message, "CircuitBreaker "+ns+"/cap")
+					case a.code < http.StatusInternalServerError:
+						ok++
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		return ok, refused
+	}
+	in := "/api/v1/namespaces/" + ns
+	const lasts = 3 * time.Second
+	ok, refused := hammer(http.MethodGet, in+"/configmaps/none", "", 16, lasts)
+	require.Positive(t, refused)
+	require.LessOrEqual(t, ok, 100+50*int(lasts.Seconds())+50)
+	require.Greater(t, ok, 100, "what is below it passes")
+	ok, refused = hammer(http.MethodDelete, in+"/configmaps/none", "", 4, lasts)
+	require.Positive(t, refused)
+	require.LessOrEqual(t, ok, 20+10*int(lasts.Seconds())+10)
+	require.GreaterOrEqual(t, ok, 20)
+
+	// Half of its updates of status fail: here all, for there is no such object's status.
+	faults(t, ns, "fails", `
+httpFault:
+- name: status
+  match: {resources: [{resources: ["*/status"]}]}
+  abort: {httpStatus: 500, percent: "100"}
+`, 1)
+	update := func() answered {
+		return caller.ask(t, http.MethodPatch, in+"/pods/"+pods[0].Name+"/status", `{"status": {}}`)
+	}
+	until(t, "the breaker to open", func(context.Context) error { // there must be some, and they are writes
+		a := update()
+		if a.code != http.StatusServiceUnavailable {
+			return fmt.Errorf("answered %d", a.code)
+		}
+		a.refused(t, http.StatusServiceUnavailable, ns+"/cap", "failing-status")
+		require.LessOrEqual(t, a.retryAfter(), 10)
+		return nil
+	})
+	require.Equal(t, http.StatusOK, caller.get(t, in+"/pods/"+pods[0].Name).code, "no more than that is cut off")
+}
+
+// All pods together delete one object in ten seconds.
+func testExampleDeletes(t *testing.T) {
+	ns, pods := examplePods(t, 3)
+	b := example[meshv1alpha1.CircuitBreaker](t, "breaker-deletes.yaml", ns, "deletes", 3)
+	for _, pod := range pods {
+		snapshot(t, b, pod.Name, "one-in-ten-seconds", func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, "/3") })
+	}
+	for i := range 10 {
+		create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint("victim-", i), Labels: map[string]string{"victim": ""}}})
+	}
+	maps := "/api/v1/namespaces/" + ns + "/configmaps"
+	hastyClient(t, pods[0]).ask(t, http.MethodDelete, maps).refused(t, http.StatusServiceUnavailable, ns+"/deletes", "none-at-once")
+
+	const lasts = 25 * time.Second
+	callers := audit.Callers{Since: time.Now()}
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	var all sync.WaitGroup
+	for n, pod := range pods {
+		callers.Pods = append(callers.Pods, ns+"/"+pod.Name)
+		caller := hastyClient(t, pod)
+		all.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				a, err := caller.try(ctx, http.MethodDelete, maps+"/victim-"+strconv.Itoa((i+n)%10))
+				if err != nil {
+					return
+				}
+				if a.code == http.StatusTooManyRequests {
+					assert.Contains(t, a.Message, "CircuitBreaker "+ns+"/deletes")
+				}
+				select { // as one that asks often, and not all the time
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		})
+	}
+	all.Wait()
+	requests, err := cluster.Requests(callers)
+	require.NoError(t, err)
+	neverMore(t, requests, "configmaps", 1, 0.1)
+	require.NotEmpty(t, of(requests, "configmaps"), "in %v", lasts)
+	var left corev1.ConfigMapList
+	require.NoError(t, cluster.List(t.Context(), &left, client.InNamespace(ns), client.HasLabels{"victim"}))
+	require.GreaterOrEqual(t, len(left.Items), 7)
+}
+
+// A canary meets a conflict on one update in twenty.
+func testExampleConflicts(t *testing.T) {
+	ns := namespace(t, "operator-demo")
+	probeRights(t, ns)
+	labels := func(shard string) map[string]string {
+		return map[string]string{"app": "operator-demo", meshv1alpha1.EnableProxyLabel: "true", "canary": shard}
+	}
+	canary, other := clientPodOf(ns, "canary"), clientPodOf(ns, "other")
+	canary.Labels, other.Labels = labels("yes"), labels("no")
+	create(t, canary, other)
+	canary, other = ready(t, ns, "canary"), ready(t, ns, "other")
+	patch(t, canary, fmt.Sprintf(`{"metadata": {"labels": {%q: "operator-demo-0-canary"}}}`, meshv1alpha1.ShardLabel))
+	f := example[meshv1alpha1.FaultInjection](t, "faults-canary-conflicts.yaml", ns, "canary-conflicts", 1)
+	require.InDelta(t, time.Hour.Seconds(), time.Until(f.Status.ExpirationTime.Time).Seconds(), 60)
+	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "busy"}})
+
+	conflicts := func(pod *corev1.Pod) (n int) {
+		caller := hastyClient(t, pod)
+		for i := range 200 {
+			a := caller.ask(t, http.MethodPatch, "/api/v1/namespaces/"+ns+"/configmaps/busy", fmt.Sprintf(`{"data": {"n": "%d"}}`, i))
+			if a.code != http.StatusOK {
+				require.Equal(t, http.StatusConflict, a.code)
+				require.Equal(t, metav1.StatusReasonConflict, a.Reason)
+				n++
+			}
+		}
+		return n
+	}
+	n := conflicts(canary)
+	require.InDelta(t, 10, n, 8)
+	require.Zero(t, conflicts(other))
+	injected(t, f, canary.Name, "conflicts", int64(n))
+}

@@ -1,0 +1,314 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// Each fault in requests and answers, as clients meet it.
+func testFaults(t *testing.T) {
+	pod := clientPod(t)
+	ns, caller := pod.Namespace, hastyClient(t, pod)
+	clientset, err := kubernetes.NewForConfig(from(t, pod))
+	require.NoError(t, err)
+	maps, in := clientset.CoreV1().ConfigMaps(ns), "/api/v1/namespaces/"+ns
+	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "here"}, Data: map[string]string{"text": strings.Repeat("a", 3000)}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "cut"}})
+	start := time.Now()
+
+	f := faults(t, ns, "faults", `
+httpFault:
+- name: conflict
+  match: {resources: [{resources: [configmaps], verbs: [update, patch], names: [here]}]}
+  abort: {httpStatus: 409, percent: "100"}
+  count: 3
+- name: teapot
+  match: {resources: [{apiGroups: [""], resources: [nodes], verbs: [get], headers: [{name: X-Harm, value: "yes"}]}]}
+  abort: {httpStatus: 429, percent: "100", reason: TooManyRequests}
+- name: delay
+  match: {resources: [{resources: [secrets]}]}
+  delay: {fixedDelay: 1s, percent: "100"}
+- name: reset
+  match: {resources: [{resources: [limitranges]}]}
+  reset: {percent: "100"}
+- name: reset-after
+  match: {resources: [{resources: [configmaps], verbs: [create]}]}
+  reset: {percent: "100", afterAnswer: true}
+  count: 2
+- name: truncate
+  match: {resources: [{resources: [configmaps], verbs: [get], names: [cut]}]}
+  truncate: {percent: "100", afterBytes: 100}
+  count: 2
+- name: slow
+  match: {resources: [{resources: [configmaps], verbs: [list]}]}
+  slowBody: {percent: "100", bytesPerSecond: 2000}
+- name: stale
+  match: {resources: [{resources: [services]}]}
+  staleList: {percent: "100", age: 1h}
+- name: half
+  match: {resources: [{resources: [endpoints]}]}
+  abort: {httpStatus: 500, percent: "50"}
+  seed: 7
+- name: never
+  match: {resources: [{resources: [pods]}]}
+  abort: {httpStatus: 500, percent: "0"}
+- name: not-now
+  match: {resources: [{resources: [pods]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  effectiveTime: {months: [`+fmt.Sprint(int(time.Now().UTC().AddDate(0, 0, -40).Month()))+`], timeZone: Europe/Berlin}
+`, 1)
+
+	t.Run("abort", func(t *testing.T) {
+		cm, err := clientset.CoreV1().ConfigMaps(ns).Patch(t.Context(), "here", "application/merge-patch+json", []byte(`{"data": {"k": "1"}}`), metav1.PatchOptions{})
+		require.True(t, apierrors.IsConflict(err), "%v, %v", cm, err)
+		require.ErrorContains(t, err, "FaultInjection "+ns+"/faults/conflict")
+		cm = &corev1.ConfigMap{}
+		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "here"}, cm))
+		_, err = maps.Update(t.Context(), cm, metav1.UpdateOptions{})
+		require.True(t, apierrors.IsConflict(err), "%v", err)
+		require.Contains(t, shell(t, pod, `kubectl label configmap here a=b 2>&1 || true`), "Error from server (Conflict)")
+		_, err = maps.Update(t.Context(), cm, metav1.UpdateOptions{})
+		require.NoError(t, err, "three are all")
+		injected(t, f, pod.Name, "conflict", 3)
+
+		requests, err := cluster.Requests(audit.Callers{Pods: []string{ns + "/" + pod.Name}, Since: start})
+		require.NoError(t, err)
+		require.Equal(t, 1, writesOf(requests, "configmaps"), "what is aborted does not come to the apiserver")
+	})
+	t.Run("header", func(t *testing.T) {
+		node := "/api/v1/nodes/" + nodes(t)[0]
+		require.Equal(t, "429", shell(t, pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: yes' $api"+node+" || true"))
+		require.Equal(t, "200", shell(t, pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: no' $api"+node))
+	})
+	t.Run("delay", func(t *testing.T) {
+		a := caller.get(t, in+"/secrets")
+		require.Equal(t, http.StatusOK, a.code)
+		require.InDelta(t, 1.5, a.took.Seconds(), 0.5)
+	})
+	t.Run("reset", func(t *testing.T) {
+		for flag, exits := range map[string][]string{"--http1.1": {"35", "52", "56"}, "--http2": {"92"}} {
+			require.Contains(t, exits, shell(t, pod, "curl $curl "+flag+" $api"+in+"/limitranges 2>/dev/null || echo $?"), flag)
+		}
+		_, err := caller.try(t.Context(), http.MethodGet, in+"/limitranges")
+		require.Error(t, err)
+	})
+	t.Run("reset after the answer", func(t *testing.T) {
+		for _, flag := range []string{"--http1.1", "--http2"} {
+			name := "made" + strings.Trim(strings.ReplaceAll(flag, ".", ""), "-")
+			body := fmt.Sprintf(`{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q}}`, name)
+			require.NotEmpty(t, shell(t, pod, "curl $curl "+flag+" -H 'Content-Type: application/json' -d '"+body+"' $api"+in+"/configmaps >/dev/null 2>&1 || echo $?"))
+			require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, &corev1.ConfigMap{}), "it took effect")
+		}
+	})
+	t.Run("truncate", func(t *testing.T) {
+		for _, flag := range []string{"--http1.1", "--http2"} {
+			out := shell(t, pod, "curl $curl "+flag+" -o body $api"+in+"/configmaps/cut 2>/dev/null || echo $? $(wc -c <body)")
+			require.Contains(t, []string{"18 100", "92 100", "56 100"}, out, flag)
+		}
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps/cut").code)
+	})
+	t.Run("slow body", func(t *testing.T) {
+		a := caller.get(t, in+"/configmaps?fieldSelector=metadata.name%3Dhere")
+		require.Equal(t, http.StatusOK, a.code)
+		require.Greater(t, len(a.body), 3000)
+		require.InDelta(t, float64(len(a.body))/2000, a.took.Seconds(), 1)
+	})
+	t.Run("stale list", func(t *testing.T) {
+		_, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{}) // older than that it cannot be
+		require.NoError(t, err)
+		create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "new"}, Spec: corev1.ServiceSpec{
+			Ports: []corev1.ServicePort{{Port: 80}}}})
+		list, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		require.Empty(t, list.Items)
+		_, err = clientset.CoreV1().Services(ns).Get(t.Context(), "new", metav1.GetOptions{})
+		require.NoError(t, err, "a get is no list")
+	})
+	t.Run("percent", func(t *testing.T) {
+		var hit []int
+		for i := range 40 {
+			if caller.get(t, in+"/endpoints").code == http.StatusInternalServerError {
+				hit = append(hit, i)
+			}
+		}
+		require.InDelta(t, 20, len(hit), 10)
+		other := clientPodOf(ns, "other")
+		create(t, other)
+		other = ready(t, ns, other.Name)
+		inForce(t, f, 2)
+		again := hastyClient(t, other)
+		for i := range 40 {
+			require.Equal(t, slices.Contains(hit, i), again.get(t, in+"/endpoints").code == http.StatusInternalServerError, "the same seed, the same faults")
+		}
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/pods").code, "never, and not now")
+	})
+	t.Run("marked in the access line", func(t *testing.T) {
+		until(t, "the access line", func(context.Context) error {
+			return faultLine(ns, pod.Name, "faults/delay")
+		})
+		families := scrape(t, agents(t)[pod.Spec.NodeName])
+		for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
+			require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "injection": "faults", "rule": rule}), rule)
+		}
+	})
+	t.Run("removed", func(t *testing.T) {
+		remove(t, f)
+		until(t, "the faults' end", func(ctx context.Context) error { return caller.answers(ctx, in+"/limitranges", http.StatusOK) })
+		list, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		require.Len(t, list.Items, 1)
+		require.Less(t, caller.get(t, in+"/secrets").took, time.Second)
+	})
+}
+
+func writesOf(requests []audit.Request, resource string) (n int) {
+	for _, r := range requests {
+		if r.Resource == resource && r.Writes() {
+			n++
+		}
+	}
+	return n
+}
+
+// faultLine says whether an access line of a pod tells of a fault.
+func faultLine(ns, pod, rule string) error {
+	found := false
+	err := cluster.MeshLogs(kube.AgentName, func(_ string, log io.Reader) error {
+		text, err := io.ReadAll(log)
+		for line := range strings.SplitSeq(string(text), "\n") {
+			found = found || strings.Contains(line, `"faults"`) && strings.Contains(line, rule) && strings.Contains(line, ns) && strings.Contains(line, pod)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return orElse(found, "there is none")
+}
+
+// Who and what is spared: whoever says so, what is in a namespace that says so, locks,
+// and all when the time has come.
+func testWhoIsSpared(t *testing.T) {
+	pod := clientPod(t)
+	ns, caller := pod.Namespace, hastyClient(t, pod)
+	spared := namespace(t, "spared")
+	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: spared}}, fmt.Sprintf(`{"metadata": {"labels": {%q: "true"}}}`, meshv1alpha1.NoFaultsLabel))
+	here, there := "/api/v1/namespaces/"+ns+"/secrets", "/api/v1/namespaces/"+spared+"/secrets"
+	const all = `
+httpFault:
+- name: all
+  abort: {httpStatus: 500, percent: "100"}
+`
+	harms := func(code int) {
+		t.Helper()
+		until(t, fmt.Sprint("answers of ", code), func(ctx context.Context) error { return caller.answers(ctx, here, code) })
+	}
+	f := faults(t, ns, "all", all, 1)
+	require.Equal(t, http.StatusInternalServerError, caller.get(t, here).code)
+	require.Equal(t, http.StatusOK, caller.get(t, there).code, "objects of a namespace that forbids it")
+	leases := "/apis/coordination.k8s.io/v1/namespaces/" + ns + "/leases"
+	require.Equal(t, http.StatusNotFound, caller.get(t, leases+"/lock").code, "locks")
+
+	f.Spec.Disabled = true
+	write(t, f)
+	notInForce(t, f, "Disabled")
+	harms(http.StatusOK)
+	f.Spec.Disabled = false
+	write(t, f)
+	harms(http.StatusInternalServerError)
+
+	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, fmt.Sprintf(`{"metadata": {"labels": {%q: ""}}}`, meshv1alpha1.NoFaultsLabel))
+	notInForce(t, f, "Forbidden")
+	harms(http.StatusOK)
+	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, fmt.Sprintf(`{"metadata": {"labels": {%q: null}}}`, meshv1alpha1.NoFaultsLabel))
+	harms(http.StatusInternalServerError)
+	remove(t, f)
+	harms(http.StatusOK)
+
+	start := time.Now()
+	f = faults(t, ns, "for-a-while", "duration: 5s"+all, 1)
+	for range 3 {
+		require.Equal(t, http.StatusInternalServerError, caller.get(t, here).code)
+	}
+	harms(http.StatusOK)
+	require.InDelta(t, 6, time.Since(start).Seconds(), 2.5)
+	notInForce(t, f, "Expired")
+	require.NotNil(t, f.Status.ExpirationTime)
+	require.GreaterOrEqual(t, f.Status.Injected, int64(3), "what it did is told when it is over")
+}
+
+// A leader whose renewals are lost is no leader any more, if a rule names its lock.
+func testLockLost(t *testing.T) {
+	pod := clientPod(t)
+	ns := pod.Namespace
+	clientset, err := kubernetes.NewForConfig(from(t, pod))
+	require.NoError(t, err)
+	var leads, lost atomic.Bool
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(func() { cancel(); <-done })
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: ns, Name: "lock"}, Client: clientset.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: "me"}},
+		LeaseDuration: 6 * time.Second, RenewDeadline: 4 * time.Second, RetryPeriod: 500 * time.Millisecond,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { leads.Store(true) },
+			OnStoppedLeading: func() { lost.Store(true) },
+		},
+	})
+	require.NoError(t, err)
+	go func() { elector.Run(ctx); close(done) }()
+	until(t, "the lock", func(context.Context) error { return orElse(leads.Load(), "somebody else has it") })
+
+	const lose = `
+httpFault:
+- name: renewals
+  match: {resources: [{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [update, patch]%s}]}
+  abort: {httpStatus: 500, percent: "100"}
+`
+	faults(t, ns, "lost", fmt.Sprintf(lose, ""), 1)
+	renewed := func() time.Time {
+		lease := &coordinationv1.Lease{}
+		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "lock"}, lease))
+		return lease.Spec.RenewTime.Time
+	}
+	before := renewed()
+	until(t, "renewals", func(context.Context) error {
+		return orElse(renewed().After(before.Add(2*time.Second)), "there are none")
+	})
+	require.False(t, lost.Load(), "locks are exempt")
+
+	faults(t, ns, "lost", fmt.Sprintf(lose, ", names: [lock]"), 1)
+	start := time.Now()
+	until(t, "the loss of the lock", func(context.Context) error { return orElse(lost.Load(), "it leads") })
+	require.Less(t, time.Since(start), 10*time.Second)
+}
+
+func orElse(ok bool, why string) error {
+	if !ok {
+		return errors.New(why)
+	}
+	return nil
+}

@@ -1,0 +1,257 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+)
+
+// A pod is held to its rules, and told which of them and until when.
+func testLimits(t *testing.T) {
+	pod := clientPod(t)
+	ns, caller := pod.Namespace, hastyClient(t, pod)
+	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "big"}, StringData: map[string]string{"a": "b"}})
+	secrets, maps := "/api/v1/namespaces/"+ns+"/secrets", "/api/v1/namespaces/"+ns+"/configmaps"
+
+	b := breaker(t, ns, "limits", `
+rateLimitings:
+- name: general
+  resourceRules: [{apiGroups: ["*"], resources: ["*"], verbs: ["*"], namespaces: ["*"]}]
+  bucket: {burst: 1000, interval: 1s, limit: 1000}
+  triggerPolicy: LimiterOnly
+- name: secrets
+  resourceRules: [{apiGroups: [""], resources: [secrets], verbs: [get, list], namespaces: ["*"]}]
+  bucket: {burst: 2, interval: 60s, limit: 1}
+  triggerPolicy: LimiterOnly
+- name: services
+  resourceRules: [{apiGroups: [""], resources: [services], verbs: [list], namespaces: ["*"]}]
+  bucket: {burst: 1, interval: 2s, limit: 1}
+  triggerPolicy: LimiterOnly
+- name: no-configmaps
+  resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: ["*"], namespaces: ["*"]}]
+  triggerPolicy: ForceOpened
+- name: but-here
+  resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: [get, list], namespaces: [`+ns+`]}]
+  triggerPolicy: ForceClosed
+- name: leases
+  resourceRules: [{apiGroups: [coordination.k8s.io], resources: ["*"], verbs: ["*"], namespaces: ["*"]}]
+  triggerPolicy: ForceOpened
+- name: endpoints
+  resourceRules: [{apiGroups: [""], resources: [endpoints], verbs: ["*"], namespaces: ["*"]}]
+  maxInFlight: 1
+  triggerPolicy: LimiterOnly
+- name: by-kubectl
+  resourceRules: [{apiGroups: [""], resources: [nodes], verbs: ["*"], namespaces: ["*"]}]
+  userAgents: ["kubectl*"]
+  triggerPolicy: ForceOpened
+- name: version
+  nonResourceRules: [{nonResourceURLs: [/version*], verbs: [get]}]
+  bucket: {burst: 1, interval: 60s, limit: 1}
+  triggerPolicy: LimiterOnly
+- name: quotas
+  resourceRules: [{apiGroups: [""], resources: [resourcequotas], verbs: ["*"], namespaces: ["*"]}]
+  exponentialBackoff: {continuouslyFailureTimes: 1, baseDelayInMillisecond: 2000, maxDelayInMillisecond: 60000}
+  triggerPolicy: LimiterOnly
+`, 1)
+
+	t.Run("bucket", func(t *testing.T) {
+		for range 2 {
+			require.Equal(t, http.StatusOK, caller.get(t, secrets).code)
+		}
+		a := caller.get(t, secrets+"/big")
+		a.refused(t, http.StatusTooManyRequests, ns+"/limits", "secrets")
+		require.InDelta(t, 50, a.retryAfter(), 10)
+		require.EqualValues(t, a.retryAfter(), a.Details.RetryAfterSeconds)
+		require.Equal(t, http.StatusOK, caller.get(t, "/api/v1/namespaces/"+ns+"/pods").code, "another rule's")
+
+		out := shell(t, pod, `curl $curl --output body --write-out '%{http_code} %header{retry-after}' $api`+secrets+` || true`)
+		require.Regexp(t, `^429 [1-6]\d$`, out)
+		snapshot(t, b, pod.Name, "secrets", func(s meshv1alpha1.LimitingSnapshot) bool {
+			return s.Passed == 2 && s.Refused >= 2 && s.State == meshv1alpha1.BreakerClosed
+		})
+	})
+	t.Run("client-go obeys Retry-After", func(t *testing.T) {
+		clientset, err := kubernetes.NewForConfig(from(t, pod))
+		require.NoError(t, err)
+		start := time.Now()
+		for range 2 {
+			_, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
+			require.NoError(t, err)
+		}
+		require.GreaterOrEqual(t, time.Since(start), time.Second)
+	})
+	t.Run("specific before general", func(t *testing.T) {
+		require.Equal(t, http.StatusOK, caller.get(t, maps).code)
+		caller.get(t, "/api/v1/configmaps").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-configmaps")
+		caller.ask(t, http.MethodDelete, maps+"/none").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-configmaps")
+	})
+	t.Run("locks are exempt", func(t *testing.T) {
+		leases := "/apis/coordination.k8s.io/v1/namespaces/" + ns + "/leases"
+		require.Equal(t, http.StatusCreated, caller.ask(t, http.MethodPost, leases,
+			`{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "lock"}}`).code)
+		require.Equal(t, http.StatusOK, caller.ask(t, http.MethodPatch, leases+"/lock", `{"spec": {"holderIdentity": "me"}}`).code)
+		caller.get(t, leases).refused(t, http.StatusServiceUnavailable, ns+"/limits", "leases") // lists are of no lock
+	})
+	t.Run("user agents", func(t *testing.T) {
+		require.Contains(t, shell(t, pod, "kubectl get --raw /api/v1/nodes 2>&1 || true"), "by-kubectl")
+		shell(t, pod, "curl $curl --output body $api/api/v1/nodes")
+	})
+	t.Run("not of resources", func(t *testing.T) {
+		require.Equal(t, http.StatusOK, caller.get(t, "/version").code)
+		caller.get(t, "/version/").refused(t, http.StatusTooManyRequests, ns+"/limits", "version")
+		require.Equal(t, http.StatusOK, caller.get(t, "/readyz").code)
+	})
+	// What takes its time, and what fails, is a fault's.
+	faults(t, ns, "slow", `
+httpFault:
+- name: slow
+  match: {resources: [{resources: [endpoints], verbs: [list]}]}
+  delay: {fixedDelay: 3s, percent: "100"}
+- name: fails
+  match: {resources: [{resources: [resourcequotas]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  count: 1
+`, 1)
+	t.Run("in flight", func(t *testing.T) {
+		endpoints := "/api/v1/namespaces/" + ns + "/endpoints"
+		codes := make(chan int, 2)
+		for range 2 {
+			go func() {
+				a, err := caller.try(t.Context(), http.MethodGet, endpoints)
+				assert.NoError(t, err)
+				codes <- a.code
+			}()
+		}
+		require.Equal(t, http.StatusTooManyRequests, <-codes)
+		require.Equal(t, http.StatusOK, <-codes)
+		require.Equal(t, http.StatusNotFound, caller.get(t, endpoints+"/none").code)
+	})
+	t.Run("backoff", func(t *testing.T) {
+		quotas := "/api/v1/namespaces/" + ns + "/resourcequotas"
+		require.Equal(t, http.StatusInternalServerError, caller.get(t, quotas).code)
+		a := caller.get(t, quotas)
+		a.refused(t, http.StatusTooManyRequests, ns+"/limits", "quotas")
+		require.InDelta(t, 1.5, a.retryAfter(), 0.6)
+		until(t, "the end of the backoff", func(ctx context.Context) error {
+			a, err := caller.try(ctx, http.MethodGet, quotas)
+			if err == nil && a.code != http.StatusOK {
+				err = fmt.Errorf("answered %d", a.code)
+			}
+			return err
+		})
+	})
+	t.Run("disabled", func(t *testing.T) {
+		b.Spec.Disabled = true
+		write(t, b)
+		notInForce(t, b, "Disabled")
+		require.Equal(t, http.StatusOK, caller.get(t, "/api/v1/configmaps?limit=1").code)
+		require.Equal(t, http.StatusOK, caller.get(t, secrets).code)
+	})
+}
+
+// Three pods of one workload together never pass more than the rule says, by the
+// apiserver's own record.
+func testWorkloadLimit(t *testing.T) {
+	ns := namespace(t, "traffic")
+	probeRights(t, ns)
+	pods := clientSet(t, ns, "set", 3, map[string]string{"app": "set"})
+	b := breaker(t, ns, "together", `
+rateLimitings:
+- name: secrets
+  resourceRules: [{apiGroups: [""], resources: [secrets], verbs: [get], namespaces: ["*"]}]
+  bucket: {burst: 6, interval: 1s, limit: 3}
+  scope: Workload
+  triggerPolicy: LimiterOnly
+- name: services # fewer than there are pods: they take turns
+  resourceRules: [{apiGroups: [""], resources: [services], verbs: [get], namespaces: ["*"]}]
+  bucket: {burst: 1, interval: 2s, limit: 2}
+  scope: Workload
+  triggerPolicy: LimiterOnly
+`, len(pods))
+	for _, pod := range pods {
+		for _, rule := range []string{"secrets", "services"} {
+			snapshot(t, b, pod.Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, "/3") })
+		}
+	}
+	const lasts = 8 * time.Second
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	var all sync.WaitGroup
+	callers := audit.Callers{Since: start}
+	for _, pod := range pods {
+		caller := hastyClient(t, pod)
+		callers.Pods = append(callers.Pods, ns+"/"+pod.Name)
+		for _, resource := range []string{"secrets", "services"} {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+ns+"/"+resource+"/none") // audited
+				}
+			})
+		}
+	}
+	all.Wait()
+
+	requests, err := cluster.Requests(callers)
+	require.NoError(t, err)
+	neverMore(t, requests, "secrets", 6, 3)
+	neverMore(t, requests, "services", 1, 1)
+	// Nor much less, where all ask all the time.
+	assert.Greater(t, len(of(requests, "secrets")), 6+3*5, "in %v", lasts)
+	assert.GreaterOrEqual(t, len(of(requests, "services")), 3, "in %v", lasts)
+
+	// Who is left has all of it.
+	scaled(t, ns, "set", 1)
+	for _, rule := range []string{"secrets", "services"} {
+		snapshot(t, b, pods[0].Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return s.Share == "1/1" })
+	}
+}
+
+func scaled(t *testing.T, ns, name string, replicas int32) {
+	t.Helper()
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+	require.NoError(t, cluster.SubResource("scale").Update(t.Context(), set,
+		client.WithSubResourceBody(&autoscalingv1.Scale{ObjectMeta: set.ObjectMeta, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}})))
+}
+
+// of is when requests for a resource came.
+func of(requests []audit.Request, resource string) (times []time.Time) {
+	for _, r := range requests {
+		if r.Resource == resource && r.Verb != "list" {
+			times = append(times, r.Received)
+		}
+	}
+	slices.SortFunc(times, time.Time.Compare)
+	return times
+}
+
+// neverMore requires that in no time more than burst + rate*time requests came, but for
+// how much longer the first was on its way than the last.
+func neverMore(t *testing.T, requests []audit.Request, resource string, burst, perSecond float64) {
+	t.Helper()
+	const onItsWay = 0.3 // seconds
+	times := of(requests, resource)
+	for i := range times {
+		for j := i; j < len(times); j++ {
+			took := times[j].Sub(times[i]).Seconds()
+			require.LessOrEqual(t, float64(j-i+1), burst+perSecond*(took+onItsWay), "%s within %.3f s", resource, took)
+		}
+	}
+}
