@@ -12,5 +12,6 @@
 // are made inside of it ([from]), so that any Go client can be the pod's.
 //
 // Some tests change the mesh itself: they take the manager away, kill agents, and roll
-// others out (mesh_test.go). They undo that, and no test runs beside another.
+// others out (mesh_test.go). They undo that, and no test runs beside another, but for the
+// parts of TestTraffic.
 package e2e
