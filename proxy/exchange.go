@@ -144,6 +144,7 @@ func (x *exchange) finish() {
 	}
 	x.countFaults()
 	x.account()
+	x.allowed.ticket.Leave()
 	if x.plan != nil {
 		x.plan.meters.bytes.Add(float64(x.bytes))
 	}
@@ -287,6 +288,7 @@ func (x *exchange) forward(client *upstream.Client) {
 			return
 		}
 	}
+	x.allowed.waits()
 	resp, err := send(x.ctx, x.upstreamRequest())
 	if err == nil && x.version != "" {
 		resp, err = x.refresh(resp, send)

@@ -108,6 +108,7 @@ func (x *exchange) delay(d time.Duration) {
 	if x.gathers() && x.gather() != nil {
 		return // forward finds out what is wrong
 	}
+	x.allowed.waits()
 	if !x.wait(d) && !x.pod.policy.Load().faults.Still(x.faults) {
 		x.faults.Lift()
 	}

@@ -19,6 +19,7 @@ import (
 // allowance is what a request has of what rules allow.
 type allowance struct {
 	taken  time.Time // zero: not asked yet, or no rule is about the request
+	asked  time.Time // when all that the client had to do for an answer was done
 	ticket limit.Ticket
 	// refusedBy is the rule that refused, as breaker/rule.
 	refusedBy string
@@ -84,8 +85,8 @@ func wholeSeconds(d time.Duration) int {
 	return int(min((d+min(time.Second-1, math.MaxInt64-d))/time.Second, math.MaxInt32))
 }
 
-// answeredWithin gives the ticket back with what became of the request. It is called
-// when the request is accounted.
+// answeredWithin tells the rules what became of the request. It is called when the
+// request is accounted, which may go on then.
 func (x *exchange) answeredWithin() {
 	a := &x.allowed
 	if a.taken.IsZero() || a.refusedBy != "" {
@@ -96,16 +97,26 @@ func (x *exchange) answeredWithin() {
 	o := limit.Outcome{
 		Failed: broken || x.code == 0 || x.code >= http.StatusInternalServerError || x.code == http.StatusTooManyRequests,
 		// Whose client is gone before the answer came whole tells nothing of it.
+		// But if it waited for long, that tells how long answers take.
 		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.r.Context().Err() != nil,
 	}
-	if x.info.Verb != "watch" {
-		end := x.head
-		if end.Before(a.taken) { // nothing came
-			end = now
-		}
-		o.Took = end.Sub(a.taken)
+	switch {
+	case x.info.Verb == "watch", a.unknown:
+	case !x.head.Before(a.taken):
+		o.Took = x.head.Sub(a.taken)
+	case !o.Unknown: // nothing came
+		o.Took = now.Sub(a.taken)
+	case !a.asked.IsZero():
+		o.Took = now.Sub(a.asked)
 	}
-	a.ticket.Done(now, o)
+	a.ticket.Answered(now, o)
+}
+
+// waits notes that the answer is due.
+func (a *allowance) waits() {
+	if a.asked.IsZero() {
+		a.asked = time.Now()
+	}
 }
 
 // RuleStates are those of the limits in force.

@@ -275,6 +275,61 @@ func TestRequestsInFlight(t *testing.T) {
 	require.Eventually(t, func() bool { return m.with(c, "GET", deployment, "").StatusCode == 200 }, 5*time.Second, time.Millisecond)
 }
 
+// What lasts after its answer began is in flight until it ends.
+func TestStreamsInFlight(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/exec") {
+			echo(w, r)
+			return
+		}
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}}
+	m := newMesh(t, api)
+	m.limits(&meshv1.LimitRule{MaxInFlight: 1, Resources: []*meshv1.ResourceMatch{{Resources: []string{"pods/*"}}}})
+	const pod = "/api/v1/namespaces/ns/pods/p"
+	c := m.client(true)
+	free := func() bool {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		resp, err := c.Do(asking(t, ctx, "GET", pod+"/log?follow=true"))
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		return resp.StatusCode == 200
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	resp, err := c.Do(asking(t, ctx, "GET", pod+"/log?follow=true"))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, 200, resp.StatusCode)
+	require.False(t, free())
+	cancel()
+	require.Eventually(t, free, 5*time.Second, 10*time.Millisecond)
+
+	var u upgraded
+	require.Eventually(t, func() bool {
+		u = m.upgrade(pod+"/exec", "websocket", "")
+		return u.resp.StatusCode == 101
+	}, 5*time.Second, 10*time.Millisecond)
+	require.False(t, free())
+	_ = u.conn.Close()
+	require.Eventually(t, free, 5*time.Second, 10*time.Millisecond)
+}
+
+func TestAnApiserverThatHangsOpensABreaker(t *testing.T) {
+	api := &recorder{then: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}
+	m := newMesh(t, api)
+	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, SlowPercent: 100, SlowNs: int64(20 * time.Millisecond)}})
+	c := m.client(true)
+	c.Timeout = 200 * time.Millisecond
+	_, err := c.Get("https://kubernetes.default.svc" + deployment)
+	require.Error(t, err)
+	require.Eventually(t, func() bool {
+		return m.pod.RuleStates()[0].GetState() == meshv1.BreakerState_BREAKER_OPENED
+	}, 5*time.Second, time.Millisecond)
+}
+
 func TestFailuresInARowAreWaitedFor(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }}
 	m := newMesh(t, api)

@@ -42,6 +42,7 @@ func upgradeOf(r *http.Request, p *plan) (string, *apierrors.StatusError) {
 
 // upgrade hands the client's connection over to one of its own upstream.
 func (x *exchange) upgrade(client *upstream.Client, protocol string) {
+	x.allowed.waits()
 	resp, up, err := client.Upgrade(x.ctx, x.upstreamRequest(), protocol)
 	if err != nil {
 		x.failed(err)

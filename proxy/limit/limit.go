@@ -36,7 +36,7 @@ type Ticket struct {
 // held is what a request holds of one rule.
 type held struct {
 	*state
-	flies bool   // it counts as in flight
+	flies bool   // it has a place among those in flight
 	probe uint64 // 0: it is none
 }
 
@@ -44,20 +44,44 @@ type held struct {
 type Outcome struct {
 	// Failed: answered 5xx or 429, or not at all though the client still waited.
 	Failed bool
-	// Unknown: nobody will know, for the client is gone. It counts nowhere.
+	// Unknown: the client went away, and nobody will know. It counts nowhere, unless
+	// it was slow by then.
 	Unknown bool
 	// Took is how long the answer was waited for; 0 for one that does not count.
 	Took time.Duration
 }
 
-// Done must be called once.
+// Done says what became of a request that is over. Either it or both Answered and
+// Leave must be called, once.
 func (t Ticket) Done(now time.Time, o Outcome) {
+	t.Answered(now, o)
+	t.Leave()
+}
+
+// Answered says what became of a request, which may go on.
+func (t Ticket) Answered(now time.Time, o Outcome) {
 	if t.first.state == nil {
 		return
 	}
-	t.first.done(t.first, t.started, now, o)
+	t.first.answered(t.first, t.started, now, o)
 	for _, h := range t.rest {
-		h.done(h, t.started, now, o)
+		h.answered(h, t.started, now, o)
+	}
+}
+
+// Leave gives back the place of a request that is over.
+func (t Ticket) Leave() {
+	t.first.leave()
+	for _, h := range t.rest {
+		h.leave()
+	}
+}
+
+func (h held) leave() {
+	if h.flies {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.inFlight--
 	}
 }
 

@@ -267,7 +267,10 @@ func TestInFlight(t *testing.T) {
 	watch := p.rules.OfKind(match.Kind{Verb: "watch", Resource: "pods"})
 	_, refusal = watch.Take(start, &match.Object{}, "")
 	require.Nil(t, refusal, "watches do not count")
-	a.Done(start, Outcome{})
+	a.Answered(start, Outcome{})
+	_, refusal = p.ask(start)
+	require.NotNil(t, refusal, "it goes on")
+	a.Leave()
 	require.True(t, p.passes(start))
 	require.Equal(t, closed, p.States()[0].GetState())
 }
@@ -518,6 +521,85 @@ func TestOutcomesMoveToAnotherStore(t *testing.T) {
 		fail(p, start.Add(after))
 		require.Equal(t, want, p.States()[0].GetState(), after)
 	}
+}
+
+// At a hand-over the process before tells twice: when the next begins, and when it has ended.
+func TestOutcomesAreTakenOver(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(10 * time.Second), MinRequests: 4, ErrorPercent: 100}}
+	}
+	fail := func(p *pod) {
+		ticket, refusal := p.ask(start)
+		require.Nil(t, refusal)
+		ticket.Done(start, Outcome{Failed: true})
+	}
+	old, p := newPod(t, rule()), newPod(t, rule())
+	fail(old)
+	fail(p)
+	for range 2 {
+		data, err := old.Export(start)
+		require.NoError(t, err)
+		require.NoError(t, p.Import(data, start))
+	}
+	fail(p)
+	require.Equal(t, closed, p.States()[0].GetState(), "three failed")
+	again, err := p.Export(start)
+	require.NoError(t, err)
+	next := newPod(t, rule())
+	require.NoError(t, next.Import(again, start))
+	for _, of := range []*pod{p, next} {
+		fail(of)
+		require.Equal(t, opened, of.States()[0].GetState())
+	}
+}
+
+func TestABreakerThatAProbeClosedStaysSo(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Bucket: bucketOf(1, 1, time.Millisecond), Recovery: &meshv1.Recovery{SleepingWindowNs: int64(10 * time.Second)}}
+	}
+	old, p := newPod(t, rule()), newPod(t, rule())
+	require.True(t, old.passes(start))
+	require.False(t, old.passes(start))
+	told := func(now time.Time) {
+		data, err := old.Export(now)
+		require.NoError(t, err)
+		require.NoError(t, p.Import(data, now))
+	}
+	told(start)
+	require.False(t, p.passes(start))
+	require.True(t, p.passes(start.Add(11*time.Second)))
+	told(start.Add(12 * time.Second))
+	require.Equal(t, closed, p.States()[0].GetState())
+
+	require.True(t, old.passes(start.Add(13*time.Second)))
+	require.False(t, old.passes(start.Add(13*time.Second)))
+	told(start.Add(14 * time.Second))
+	require.Equal(t, opened, p.States()[0].GetState(), "it opened anew")
+}
+
+func TestWhoeverLeavesASlowAnswerWasLetWait(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{
+			Trip:     &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 2, ErrorPercent: 1, SlowPercent: 100, SlowNs: int64(time.Second)},
+			Recovery: &meshv1.Recovery{SleepingWindowNs: int64(time.Second)},
+		}
+	}
+	leaves := func(p *pod, now time.Time, after time.Duration) {
+		ticket, refusal := p.ask(now)
+		require.Nil(t, refusal)
+		ticket.Done(now, Outcome{Failed: true, Unknown: true, Took: after})
+	}
+	p := newPod(t, rule())
+	for range 3 {
+		leaves(p, start, time.Second)
+	}
+	require.Equal(t, closed, p.States()[0].GetState(), "so long is not slow")
+	for range 2 {
+		leaves(p, start, time.Second+1)
+	}
+	require.Equal(t, opened, p.States()[0].GetState())
+	leaves(p, start.Add(2*time.Second), time.Minute)
+	require.Equal(t, opened, p.States()[0].GetState(), "a probe that came to nothing")
 }
 
 func TestPoliciesThatCannotBe(t *testing.T) {

@@ -124,12 +124,14 @@ type state struct {
 	probing bool      // it is under way
 	probed  time.Time // when it began
 	window  window
+	changed time.Time // when the breaker last did here; zero: never
 
 	passed, refused uint64
 	taken           uint64 // tokens
 
 	// By the process before.
 	earlierPassed, earlierRefused uint64
+	earlier                       window
 }
 
 var lastID atomic.Uint64
@@ -140,7 +142,7 @@ func newState(key string, c config, s share, recover string) *state {
 		out.bucket, out.turns, out.inTurns = c.divide(s)
 	}
 	if c.window > 0 {
-		out.window = newWindow(c.window)
+		out.window, out.earlier = newWindow(c.window), newWindow(c.window)
 	}
 	return out
 }
@@ -193,8 +195,9 @@ func (s *state) reshare(now time.Time, next share) {
 }
 
 func (s *state) turnTo(b meshv1.BreakerState, now time.Time) {
-	s.breaker, s.since, s.probing = b, now, false
+	s.breaker, s.since, s.changed, s.probing = b, now, now, false
 	s.window.reset()
+	s.earlier.reset()
 	if b == closed {
 		s.failed, s.until = 0, time.Time{}
 	}
@@ -250,8 +253,8 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 // take lets a request pass that was checked. The lock is held.
 func (s *state) take(now time.Time, flies bool) held {
 	s.passed++
-	h := held{state: s, flies: flies}
-	if flies {
+	h := held{state: s, flies: flies && s.maxInFlight > 0}
+	if h.flies {
 		s.inFlight++
 	}
 	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
@@ -275,20 +278,18 @@ func (s *state) take(now time.Time, flies bool) held {
 	return h
 }
 
-// done notes what became of a request that began at started.
-func (s *state) done(h held, started, now time.Time, o Outcome) {
+// answered notes what became of a request that began at started.
+func (s *state) answered(h held, started, now time.Time, o Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h.flies {
-		s.inFlight--
-	}
 	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
 		return
 	}
 	slow := s.slowPercent > 0 && o.Took > s.slow
+	unknown := o.Unknown && !slow
 	if h.probe != 0 && h.probe == s.probe && s.probing && s.breaker == halfOpen {
 		switch {
-		case o.Unknown:
+		case unknown:
 			s.probing = false
 			return
 		case o.Failed || slow:
@@ -297,15 +298,17 @@ func (s *state) done(h held, started, now time.Time, o Outcome) {
 			s.turnTo(closed, now)
 		}
 	}
-	if o.Unknown {
+	if unknown {
 		return
 	}
-	s.back(started, now, o.Failed)
+	if !o.Unknown {
+		s.back(started, now, o.Failed)
+	}
 	if s.window.part == 0 || s.trigger != meshv1.Trigger_TRIGGER_NORMAL || s.breaker != closed || h.probe != 0 || started.Before(s.since) {
 		return
 	}
 	c := counts{Ended: 1}
-	if o.Failed {
+	if o.Failed && !o.Unknown {
 		c.Failed = 1
 	}
 	if o.Took > 0 {
@@ -314,7 +317,7 @@ func (s *state) done(h held, started, now time.Time, o Outcome) {
 			c.Slow = 1
 		}
 	}
-	sum := s.window.add(now, c)
+	sum := s.window.add(now, c).plus(s.earlier.sum(now))
 	if s.errorPercent > 0 && reached(sum.Failed, sum.Ended, s.minRequests, s.errorPercent) ||
 		s.slowPercent > 0 && reached(sum.Slow, sum.Timed, s.minRequests, s.slowPercent) {
 		s.turnTo(opened, now)

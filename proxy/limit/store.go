@@ -217,16 +217,31 @@ func (s *state) save(now time.Time) saved {
 	}
 	out.Wait = int64(left(s.until, now))
 	out.Since = ago(s.since, now)
-	if !s.window.begin.IsZero() {
-		s.window.advance(now)
-		out.WindowIn = int64(max(now.Sub(s.window.begin), 0))
-		last := parts
-		for last > 0 && s.window.counts[last-1] == (counts{}) {
-			last--
-		}
-		out.Window = slices.Clone(s.window.counts[:last])
-	}
+	out.Window, out.WindowIn = s.outcomes(now)
 	return out
+}
+
+// outcomes are those of both processes, and how far into the newest part now is.
+func (s *state) outcomes(now time.Time) (all []counts, in int64) {
+	w := s.window
+	if w.begin.IsZero() {
+		w = s.earlier
+	}
+	if w.begin.IsZero() {
+		return nil, 0
+	}
+	w.advance(now)
+	if !s.window.begin.IsZero() && !s.earlier.begin.IsZero() {
+		s.earlier.advance(now)
+		for i, c := range s.earlier.counts {
+			w.counts[i] = w.counts[i].plus(c)
+		}
+	}
+	last := parts
+	for last > 0 && w.counts[last-1] == (counts{}) {
+		last--
+	}
+	return slices.Clone(w.counts[:last]), int64(max(now.Sub(w.begin), 0))
 }
 
 // ago is at least 1, but for no time at all.
@@ -260,9 +275,7 @@ func (s *state) restore(was saved, at time.Time) {
 			s.until = at.Add(time.Duration(was.Wait))
 		}
 	}
-	if s.breaker == closed && !s.probing {
-		s.restoreBreaker(was, at)
-	}
+	s.restoreBreaker(was, at)
 	if s.recover != nextRecover {
 		s.recover = nextRecover
 		if s.breaker != closed {
@@ -295,24 +308,24 @@ func (s *state) restoreBucket(was saved, at time.Time, now share) {
 	s.bucket.tokens -= min(s.taken, s.bucket.tokens)
 }
 
+// restoreBreaker makes the breaker what it was, unless it changed here since.
 func (s *state) restoreBreaker(was saved, at time.Time) {
-	s.breaker = meshv1.BreakerState(was.Breaker)
+	var since time.Time
 	if was.Since > 0 {
-		s.since = at.Add(-time.Duration(was.Since))
+		since = at.Add(-time.Duration(was.Since))
 	}
+	if !s.changed.IsZero() && (s.breaker != closed || !since.After(s.changed)) {
+		return
+	}
+	s.breaker, s.since = meshv1.BreakerState(was.Breaker), since
 	if s.breaker == halfOpen {
 		// Its probe is the other's, which tells nobody.
 		s.breaker = opened
 	}
-	if s.window.part == 0 || s.breaker != closed || len(was.Window) == 0 {
+	s.earlier.reset()
+	if s.earlier.part == 0 || s.breaker != closed || len(was.Window) == 0 {
 		return
 	}
-	s.window.advance(at) // begins it, if nothing did
-	begin := at.Add(-min(time.Duration(was.WindowIn), s.window.part))
-	if s.window.begin.Equal(at) {
-		s.window.begin = begin
-	}
-	for i, c := range was.Window {
-		s.window.counts[i] = s.window.counts[i].plus(c)
-	}
+	s.earlier.begin = at.Add(-min(time.Duration(was.WindowIn), s.earlier.part))
+	copy(s.earlier.counts[:], was.Window)
 }

@@ -43,6 +43,14 @@ func (w *window) advance(now time.Time) {
 func (w *window) add(now time.Time, c counts) (sum counts) {
 	w.advance(now)
 	w.counts[0] = w.counts[0].plus(c)
+	return w.sum(now)
+}
+
+func (w *window) sum(now time.Time) (sum counts) {
+	if w.begin.IsZero() {
+		return sum
+	}
+	w.advance(now)
 	for _, part := range w.counts {
 		sum = sum.plus(part)
 	}
