@@ -138,7 +138,11 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	assert.False(t, redirected())
 	setPolicy(t, r, with("5", 8080))
 	require.NoError(t, r.RemovePolicy(uid))
-	assert.False(t, redirected(), "no policy, no rules")
+	assert.True(t, redirected(), "the rules last")
+	saved, err := r.store.Policy(uid)
+	require.NoError(t, err)
+	assert.Equal(t, noPolicy, saved.GetRefuse())
+	assert.Equal(t, []uint32{8080}, saved.GetTraffic().GetEgress().GetPorts(), "in the next agent too")
 
 	// An agent that hands over changes nothing of it, until it serves again.
 	setPolicy(t, r, with("6", 8080))

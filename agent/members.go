@@ -38,6 +38,7 @@ type member struct {
 	failOpen bool // captured knows
 	proxied  *proxy.Pod
 	applied  bool            // proxied has had a policy
+	traffic  *meshv1.Traffic // of the last that it had, but for refusals
 	inForce  time.Time       // since when the policy is
 	floor    uint64          // the least serial of a policy that it may act on
 	settled  <-chan struct{} // closed when what earlier policies let through is over
@@ -58,10 +59,10 @@ type member struct {
 	ruled    time.Time // when the report's rules and faults were looked at
 }
 
-// egressPolicy is what says where the pod's other connections go: nil while it is refused.
+// egressPolicy is what says where the pod's other connections go.
 func (mb *member) egressPolicy() *meshv1.PodPolicy {
-	if mb.gone {
-		return nil
+	if mb.gone || mb.policy == nil {
+		return refusal(mb, noPolicy)
 	}
 	return mb.policy
 }

@@ -76,9 +76,13 @@ func (m *mesh) apply(mb *member) error {
 		return nil // applied when the pod is captured
 	}
 	refuse := func(why string) (err error) {
-		m.endEgress(mb, nil)
-		mb.settled, err = mb.proxied.SetPolicy(refusal(mb, why))
-		return err
+		p := refusal(mb, why)
+		m.endEgress(mb, p)
+		if mb.settled, err = mb.proxied.SetPolicy(p); err != nil {
+			return err
+		}
+		m.setEgress(mb, p)
+		return nil
 	}
 	switch {
 	case mb.gone:
@@ -108,7 +112,7 @@ func (m *mesh) apply(mb *member) error {
 	if err != nil {
 		return err
 	}
-	mb.applied, mb.settled = true, settled
+	mb.applied, mb.settled, mb.traffic = true, settled, mb.policy.GetTraffic()
 	if why := mb.trafficProblem(); why != "" {
 		m.logger.Error("rules of a pod not applied; the last good ones stay", "pod", mb.pod.String(), "error", why)
 	}
@@ -129,11 +133,17 @@ func (mb *member) trafficProblem() string {
 const noPolicy = "the mesh has no policy for this pod any more"
 
 // refusal is a policy that refuses everything, which is within what the pod's own
-// allows, whichever it is.
+// allows, whichever it is. Its connections to other hosts are held to the rules that
+// they were held to: without rules they would be free.
 func refusal(mb *member, why string) *meshv1.PodPolicy {
-	return &meshv1.PodPolicy{
+	p := &meshv1.PodPolicy{
 		Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.policy.GetVersion(), Refuse: why,
+		Traffic: mb.traffic,
 	}
+	if !mb.applied {
+		p.Traffic = mb.policy.GetTraffic()
+	}
+	return p
 }
 
 // keep sees to what of a member outlives this agent: what becomes of the pod
@@ -155,7 +165,7 @@ func (m *mesh) keep(mb *member) error {
 	}
 	var err error
 	switch {
-	case mb.policy == nil && mb.floor == 0:
+	case mb.policy == nil && mb.floor == 0 && mb.traffic.GetEgress() == nil:
 		err = m.store.DeletePolicy(mb.pod.UID)
 	case mb.proxied == nil || mb.applied:
 		saved, since := mb.policy, mb.inForce
