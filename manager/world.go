@@ -77,6 +77,8 @@ type world struct {
 	book   quota.Book
 	// unread is since when the policies loop cannot read shares; zero: it can.
 	unread time.Time
+	// rendered is what the policies loop, which alone has it, need not render again.
+	rendered compile.Cache
 	// sharing is held while shares are decided, and until what was is pushed.
 	sharing sync.Mutex
 	traffic traffic
@@ -287,11 +289,12 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	var injections v1alpha1.FaultInjectionList
 	if err := errors.Join(
 		w.cache.List(ctx, &configs), w.cache.List(ctx, &pods), w.cache.List(ctx, &namespaces),
-		w.cache.List(ctx, &breakers), w.cache.List(ctx, &injections),
+		// Nobody changes these, and there may be many that have no effect.
+		w.cache.List(ctx, &breakers, client.UnsafeDisableDeepCopy), w.cache.List(ctx, &injections, client.UnsafeDisableDeepCopy),
 	); err != nil {
 		return nil, err
 	}
-	out := &listed{rules: compile.Rules{Now: time.Now(), Share: w.book.Share}}
+	out := &listed{rules: compile.Rules{Cache: &w.rendered, Now: time.Now(), Share: w.book.Share}}
 	for i := range breakers.Items {
 		out.rules.Breakers = append(out.rules.Breakers, &breakers.Items[i])
 	}

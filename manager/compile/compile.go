@@ -139,8 +139,8 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 			continue
 		}
 		p := policy(pod, sources[pod.Namespace])
-		targets := traffic.judge(pod, p)
-		sealed := seals.seal(pod.Spec.NodeName, p)
+		targets, digest := traffic.judge(pod, p)
+		sealed := seals.seal(pod.Spec.NodeName, p, digest)
 		res.Policies[pod.UID] = sealed
 		for _, t := range targets {
 			t.Version = sealed.Version

@@ -45,6 +45,11 @@ func InjectionProblems(f *v1alpha1.FaultInjection) field.ErrorList { return newI
 
 // breaker is a CircuitBreaker as pods are told of it.
 type breaker struct {
+	rendered
+	recover string
+	// selectors are the different ones of rules.
+	selectors  []labels.Selector
+	portions   map[string]*portion
 	limits     []limitRule
 	intercepts []*meshv1.InterceptRule
 	// egress is nil where no rule is about other hosts.
@@ -56,8 +61,16 @@ type breaker struct {
 
 type limitRule struct {
 	*meshv1.LimitRule
-	selects labels.Selector // of pods
-	shared  bool
+	selects  labels.Selector // of pods
+	selector int             // its index among those of the breaker; -1 for all pods
+	shared   bool
+}
+
+// rendered is what is known of an object before it is known what became of it.
+type rendered struct {
+	generation int64
+	ruling     ruling
+	rules      []Rule
 }
 
 // egress is what one object asks of the connections to other hosts.
@@ -68,17 +81,19 @@ type egress struct {
 
 // injection is a FaultInjection as pods are told of it.
 type injection struct {
-	rules  []*meshv1.FaultRule
+	rendered
+	digest []byte // of the rules
+	told   []*meshv1.FaultRule
+	cost   cost
 	egress *egress
-	// expressions is as of a breaker.
-	expressions int
-	errs        field.ErrorList
+	errs   field.ErrorList
 }
 
 // newBreaker renders what can be meant.
 func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
-	b := &breaker{}
+	b := &breaker{recover: c.Annotations[v1alpha1.RecoverAnnotation], portions: map[string]*portion{}}
 	r := renderer{}
+	selectors := map[string]int{}
 	spec := field.NewPath("spec")
 	otherHosts, whitelist := false, false
 	for i := range c.Spec.RateLimitings {
@@ -92,6 +107,16 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 		rule.Key = key(c.UID, in.Name, rule.LimitRule, func(m proto.Message) {
 			m.(*meshv1.LimitRule).Recover, m.(*meshv1.LimitRule).Share = "", nil
 		})
+		rule.selector = -1
+		if rule.selects != nil {
+			text := rule.selects.String()
+			if _, ok := selectors[text]; !ok {
+				selectors[text] = len(b.selectors)
+				b.selectors = append(b.selectors, rule.selects)
+			}
+			rule.selector = selectors[text]
+		}
+		b.rules = append(b.rules, Rule{rule.Name, rule.Key})
 		b.limits = append(b.limits, rule)
 		otherHosts = otherHosts || len(rule.Http) > 0
 	}
@@ -115,6 +140,14 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 		}
 	}
 	b.expressions, b.errs = r.expressions, r.errs
+	b.generation, b.ruling = c.Generation, newRuling(c.Spec, c.Spec.Selector, b.errs)
+	all := &meshv1.Breaker{Name: c.Name, Intercepts: b.intercepts}
+	for _, r := range b.limits {
+		all.Rules = append(all.Rules, r.LimitRule)
+	}
+	if _, err := digest(all); err != nil {
+		b.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
+	}
 	return b
 }
 
@@ -130,7 +163,8 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 			continue
 		}
 		rule.Key = key(f.UID, in.Name, rule, func(proto.Message) {})
-		out.rules = append(out.rules, rule)
+		out.told = append(out.told, rule)
+		out.rules = append(out.rules, Rule{rule.Name, rule.Key})
 		if len(rule.Http) > 0 {
 			out.egress = &egress{ports: defaultPorts}
 		}
@@ -138,7 +172,14 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 	if d := f.Spec.Duration; d != nil {
 		r.duration(*d, maxDuration, true, field.NewPath("spec", "duration"))
 	}
-	out.expressions, out.errs = r.expressions, r.errs
+	out.errs = r.errs
+	out.generation, out.ruling = f.Generation, newRuling(f.Spec, f.Spec.Selector, out.errs)
+	told := &meshv1.Injection{Name: f.Name, Rules: out.told}
+	out.cost = cost{proto.Size(told), len(out.told), r.expressions}
+	var err error
+	if out.digest, err = digest(told); err != nil {
+		out.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
+	}
 	return out
 }
 

@@ -139,7 +139,7 @@ func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.U
 			Uid: uid, Namespace: r.config.Namespace, Name: m.Name, Workload: m.Name,
 			Serial: uint64(r.State.Shards[m.Shard].Serial),
 			Refuse: fmt.Sprintf("pod %s/%s was deleted or has ended", r.config.Namespace, m.Name),
-		})
+		}, nil)
 	}
 }
 

@@ -18,16 +18,16 @@ import (
 // told alike, which may be large and must not change meanwhile.
 type sealer struct {
 	shardings map[*meshv1.Sharding][]byte
-	traffic   map[*meshv1.Traffic][]byte
 }
 
 func newSealer() sealer {
-	return sealer{map[*meshv1.Sharding][]byte{}, map[*meshv1.Traffic][]byte{}}
+	return sealer{map[*meshv1.Sharding][]byte{}}
 }
 
-func (s sealer) seal(node string, p *meshv1.PodPolicy) Policy {
+// seal gives a policy its version. The digest is that of its Traffic, where it has one.
+func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 	var err error
-	if p.Version, err = s.version(p); err != nil {
+	if p.Version, err = s.version(p, traffic); err != nil {
 		// What no agent could be told must not stop what all others are told.
 		p = &meshv1.PodPolicy{Uid: p.Uid, Namespace: p.Namespace, Name: p.Name, Version: "unsound", Refuse: "the policy of this pod cannot be encoded"}
 	}
@@ -35,11 +35,11 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy) Policy {
 }
 
 // version hashes a policy's content, after its serial if it has one.
-func (s sealer) version(p *meshv1.PodPolicy) (string, error) {
-	sharding, traffic := p.Sharding, p.Traffic
+func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
+	sharding, told := p.Sharding, p.Traffic
 	p.Sharding, p.Traffic = nil, nil
 	content, err := digest(p)
-	p.Sharding, p.Traffic = sharding, traffic
+	p.Sharding, p.Traffic = sharding, told
 	if err != nil {
 		return "", err
 	}
@@ -48,10 +48,8 @@ func (s sealer) version(p *meshv1.PodPolicy) (string, error) {
 			return "", err
 		}
 	}
-	if traffic != nil {
-		if content, err = alike(append(content, "traffic"...), s.traffic, traffic); err != nil {
-			return "", err
-		}
+	if told != nil {
+		content = append(append(content, "traffic"...), traffic...)
 	}
 	sum := sha256.Sum256(content)
 	hash := hex.EncodeToString(sum[:8])

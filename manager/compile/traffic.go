@@ -1,13 +1,13 @@
 package compile
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,6 +27,8 @@ type Rules struct {
 	// Share is a pod's of a rule of scope Workload, by the names of the CircuitBreaker, the
 	// rule and the pod. Without it nobody has one yet.
 	Share func(breaker types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share
+	// Cache is nil where nothing is kept.
+	Cache *Cache
 	// Now is when FaultInjections that expire before have none of their effect.
 	Now time.Time
 }
@@ -106,7 +108,7 @@ type trafficRules struct {
 	noFaults   []string                    // sorted
 	breakers   map[string][]*breakerSource // by namespace, each sorted by name
 	injections map[string][]*injectionSource
-	// made is what pods without shares are told alike.
+	// made is what pods are told, by its digest.
 	made map[string]*meshv1.Traffic
 	// until is when the next expires.
 	until time.Time
@@ -117,18 +119,17 @@ type ruling struct {
 	Ruling
 	selects labels.Selector // nil: nothing
 	targets []*Target
-	cost    cost
-	egress  *egress // nil where no rule is about other hosts
 }
 
 type breakerSource struct {
 	*v1alpha1.CircuitBreaker
-	ruling
 	*breaker
+	ruling // which stands before that of the breaker
 }
 
 type injectionSource struct {
 	*v1alpha1.FaultInjection
+	*injection
 	ruling
 	told *meshv1.Injection
 }
@@ -141,28 +142,22 @@ func newTrafficRules(rules Rules) *trafficRules {
 		injections: map[string][]*injectionSource{},
 		made:       map[string]*meshv1.Traffic{},
 	}
+	breakers, injections := map[types.UID]*breaker{}, map[types.UID]*injection{}
 	for _, c := range slices.SortedFunc(slices.Values(rules.Breakers), byName) {
-		b := &breakerSource{CircuitBreaker: c, breaker: newBreaker(c)}
-		b.ruling = newRuling(c.Spec, c.Spec.Selector, b.errs)
+		known := t.Cache.breaker(c)
+		breakers[c.UID] = known
+		b := &breakerSource{CircuitBreaker: c, breaker: known, ruling: known.ruling}
 		b.disabled(c, c.Spec.Disabled, v1alpha1.DisableBreakerLabel)
-		b.ruling.egress = b.breaker.egress
 		if b.Problem == nil {
-			b.cost = cost{0, len(b.limits) + len(b.intercepts), b.expressions}
-			for _, r := range b.limits {
-				b.Rules = append(b.Rules, Rule{r.Name, r.Key})
-				b.cost.size += proto.Size(r.LimitRule)
-			}
-			for _, r := range b.intercepts {
-				b.cost.size += proto.Size(r)
-			}
+			b.Rules = known.rules
 		}
 		t.breakers[c.Namespace] = append(t.breakers[c.Namespace], b)
 	}
 	for _, f := range slices.SortedFunc(slices.Values(rules.Injections), byName) {
-		i := newInjection(f)
-		s := &injectionSource{FaultInjection: f, ruling: newRuling(f.Spec, f.Spec.Selector, i.errs)}
-		s.egress = i.egress
-		s.told = &meshv1.Injection{Name: f.Name, Rules: i.rules}
+		known := t.Cache.injection(f)
+		injections[f.UID] = known
+		s := &injectionSource{FaultInjection: f, injection: known, ruling: known.ruling}
+		s.told = &meshv1.Injection{Name: f.Name, Rules: known.told}
 		s.disabled(f, f.Spec.Disabled, v1alpha1.DisableFaultsLabel)
 		if s.Problem == nil {
 			if _, forbidden := slices.BinarySearch(t.noFaults, f.Namespace); forbidden {
@@ -172,12 +167,12 @@ func newTrafficRules(rules Rules) *trafficRules {
 			}
 		}
 		if s.Problem == nil {
-			for _, r := range i.rules {
-				s.Rules = append(s.Rules, Rule{r.Name, r.Key})
-			}
-			s.cost = cost{proto.Size(s.told), len(i.rules), i.expressions}
+			s.Rules = known.rules
 		}
 		t.injections[f.Namespace] = append(t.injections[f.Namespace], s)
+	}
+	if t.Cache != nil {
+		t.Cache.breakers, t.Cache.injections = breakers, injections
 	}
 	return t
 }
@@ -232,7 +227,7 @@ func (t *trafficRules) expiry(s *injectionSource) {
 }
 
 // judge fills in what a pod is told, and returns who it is a target of.
-func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target) {
+func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target, digest []byte) {
 	unread := ""
 	switch {
 	case p.Refuse != "":
@@ -241,20 +236,20 @@ func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*T
 		unread = "the requests of the pod are left unread, by spec.clientCertificates of the ShardingConfig that selects it: choose Refuse there"
 	}
 	a := &assembly{trafficRules: t, pod: pod, unread: unread}
-	for i, b := range t.breakers[pod.Namespace] {
+	for _, b := range t.breakers[pod.Namespace] {
 		if target := a.target(&b.ruling); target != nil {
 			targets = append(targets, target)
-			a.breaker(i, b, target)
+			a.breaker(b, target)
 		}
 	}
-	for i, f := range t.injections[pod.Namespace] {
+	for _, f := range t.injections[pod.Namespace] {
 		if target := a.target(&f.ruling); target != nil {
 			targets = append(targets, target)
-			a.injection(i, f, target)
+			a.injection(f, target)
 		}
 	}
-	p.Traffic = a.traffic()
-	return targets
+	p.Traffic, digest = a.traffic()
+	return targets, digest
 }
 
 // assembly puts together what one pod is told.
@@ -264,8 +259,7 @@ type assembly struct {
 	unread string
 	cost   cost
 	out    meshv1.Traffic
-	own    bool            // something of out is the pod's own
-	alike  strings.Builder // names what out is made of, if not
+	parts  []byte // the digests of what out is made of
 }
 
 // target is the pod's entry among those of r; nil if it is not selected.
@@ -279,8 +273,8 @@ func (a *assembly) target(r *ruling) *Target {
 }
 
 // takes tells whether r has effect in the pod.
-func (a *assembly) takes(r *ruling, target *Target) bool {
-	sum := a.cost.plus(r.cost)
+func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
+	sum := a.cost.plus(c)
 	tooMuch := func(format string, args ...any) bool {
 		target.Message = "left out of this pod, for together with what comes before it by name " + fmt.Sprintf(format, args...) + ": select the pod by fewer, or write less in them"
 		return false
@@ -297,55 +291,42 @@ func (a *assembly) takes(r *ruling, target *Target) bool {
 		return tooMuch("it is more than the pod can be told")
 	case sum.expressions > maxExpressions:
 		return tooMuch("its regular expressions count as %d, and those of a pod may be %d", sum.expressions, maxExpressions)
-	case r.egress != nil && len(a.ports(r.egress)) > maxPorts:
-		return tooMuch("it redirects %d ports, and a pod may have %d (spec.egress.ports)", len(a.ports(r.egress)), maxPorts)
+	case e != nil && len(a.ports(e)) > maxPorts:
+		return tooMuch("it redirects %d ports, and a pod may have %d (spec.egress.ports)", len(a.ports(e)), maxPorts)
 	}
 	a.cost = sum
 	return true
 }
 
-func (a *assembly) breaker(n int, b *breakerSource, target *Target) {
-	if !a.takes(&b.ruling, target) {
+func (a *assembly) breaker(b *breakerSource, target *Target) {
+	p := b.portion(b.Name, labels.Set(a.pod.Labels))
+	if !a.takes(&b.ruling, target, p.cost, p.egress) {
 		return
 	}
-	told := &meshv1.Breaker{Name: b.Name, Intercepts: b.intercepts}
-	otherHosts := len(b.intercepts) > 0
-	_, _ = fmt.Fprintf(&a.alike, "b%d:", n)
-	for i, r := range b.limits {
-		if r.selects != nil && !r.selects.Matches(labels.Set(a.pod.Labels)) {
-			continue
+	target.Shared = p.keys
+	told := p.told
+	a.parts = append(append(a.parts, 'b'), p.digest...)
+	if a.Share != nil && len(p.shared) > 0 {
+		shares := make([]*meshv1.Share, len(p.shared))
+		for n, i := range p.shared {
+			shares[n] = a.Share(nameOf(b.CircuitBreaker), p.told.Rules[i].Name, a.pod.Name, a.pod.UID)
 		}
-		_, _ = fmt.Fprintf(&a.alike, "%d,", i)
-		rule := r.LimitRule
-		if r.shared {
-			target.Shared = append(target.Shared, r.Key)
-			if share := a.share(b.CircuitBreaker, r.Name); share != nil {
-				rule = proto.CloneOf(rule)
-				rule.Share = share
-				a.own = true
-			}
-		}
-		told.Rules = append(told.Rules, rule)
-		otherHosts = otherHosts || len(rule.Http) > 0
+		var key string
+		told, key = p.with(shares)
+		a.parts = append(binary.AppendUvarint(a.parts, uint64(len(key))), key...)
 	}
-	if otherHosts {
-		a.redirect(b.ruling.egress)
+	if p.egress != nil {
+		a.redirect(p.egress)
 	}
 	if len(told.Rules)+len(told.Intercepts) > 0 {
 		a.out.Breakers = append(a.out.Breakers, told)
 	}
 }
 
-func (a *assembly) share(c *v1alpha1.CircuitBreaker, rule string) *meshv1.Share {
-	if a.Share == nil {
-		return nil
-	}
-	return a.Share(nameOf(c), rule, a.pod.Name, a.pod.UID)
-}
-
-func (a *assembly) injection(n int, f *injectionSource, target *Target) {
-	if a.takes(&f.ruling, target) && len(f.told.Rules) > 0 {
-		_, _ = fmt.Fprintf(&a.alike, "f%d:", n)
+func (a *assembly) injection(f *injectionSource, target *Target) {
+	if a.takes(&f.ruling, target, f.cost, f.egress) && len(f.told.Rules) > 0 {
+		a.parts = append(append(a.parts, 'f'), f.digest...)
+		a.parts = binary.AppendVarint(a.parts, f.told.Expires)
 		a.out.Injections = append(a.out.Injections, f.told)
 		a.redirect(f.egress)
 	}
@@ -375,22 +356,21 @@ func (a *assembly) ports(e *egress) []uint32 {
 }
 
 // traffic is nil where no rule has effect.
-func (a *assembly) traffic() *meshv1.Traffic {
+func (a *assembly) traffic() (*meshv1.Traffic, []byte) {
 	if len(a.out.Breakers)+len(a.out.Injections) == 0 {
-		return nil
+		return nil, nil
 	}
 	if len(a.out.Injections) > 0 {
 		a.out.NoFaults = a.noFaults
 	}
-	if a.own {
-		return &a.out
+	// The rest is short.
+	rest, _ := digest(&meshv1.Traffic{Egress: a.out.Egress, NoFaults: a.out.NoFaults})
+	sum := sha256.Sum256(append(a.parts, rest...))
+	key := string(sum[:])
+	if a.made[key] == nil {
+		a.made[key] = &a.out
 	}
-	alike := fmt.Sprintf("%s/%s%v", a.pod.Namespace, a.alike.String(), a.out.Egress.GetDecrypt())
-	if made := a.made[alike]; made != nil {
-		return made
-	}
-	a.made[alike] = &a.out
-	return &a.out
+	return a.made[key], sum[:]
 }
 
 // result tells what became of everything.

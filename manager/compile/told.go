@@ -1,0 +1,130 @@
+package compile
+
+import (
+	"encoding/binary"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Cache is what one Compile leaves to the next: the objects as rendered, for most are as
+// they were. It must be used by one at a time. Objects whose UID and generation are the same
+// must be.
+type Cache struct {
+	breakers   map[types.UID]*breaker
+	injections map[types.UID]*injection
+}
+
+// breaker is c rendered, as it was the last time if that is the same.
+func (k *Cache) breaker(c *v1alpha1.CircuitBreaker) *breaker {
+	if k == nil {
+		return newBreaker(c)
+	}
+	b := k.breakers[c.UID]
+	if b == nil || b.generation != c.Generation || b.recover != c.Annotations[v1alpha1.RecoverAnnotation] {
+		return newBreaker(c)
+	}
+	for key, p := range b.portions {
+		if !p.used {
+			delete(b.portions, key)
+		}
+		p.before, p.made, p.used = p.made, map[string]*meshv1.Breaker{}, false
+	}
+	return b
+}
+
+func (k *Cache) injection(f *v1alpha1.FaultInjection) *injection {
+	if k == nil {
+		return newInjection(f)
+	}
+	if i := k.injections[f.UID]; i != nil && i.generation == f.Generation {
+		return i
+	}
+	return newInjection(f)
+}
+
+// portion is what of a CircuitBreaker is about pods that its rules' selectors select alike.
+type portion struct {
+	told   *meshv1.Breaker
+	digest []byte
+	cost   cost
+	egress *egress
+	// shared are the indexes in told of rules of scope Workload.
+	shared []int
+	keys   []string // of those
+	// made is told with shares, by these; before, by the last Compile.
+	made, before map[string]*meshv1.Breaker
+	used         bool // in this Compile
+}
+
+// portion is the one for a pod with these labels.
+func (b *breaker) portion(name string, of labels.Set) *portion {
+	key := make([]byte, len(b.selectors))
+	for i, s := range b.selectors {
+		if s.Matches(of) {
+			key[i] = 1
+		}
+	}
+	if p := b.portions[string(key)]; p != nil {
+		p.used = true
+		return p
+	}
+	p := &portion{
+		told:   &meshv1.Breaker{Name: name, Intercepts: b.intercepts},
+		made:   map[string]*meshv1.Breaker{},
+		egress: b.egress,
+		used:   true,
+	}
+	otherHosts := len(b.intercepts) > 0
+	for _, r := range b.limits {
+		if r.selector >= 0 && key[r.selector] == 0 {
+			continue
+		}
+		if r.shared {
+			p.shared, p.keys = append(p.shared, len(p.told.Rules)), append(p.keys, r.Key)
+		}
+		p.told.Rules = append(p.told.Rules, r.LimitRule)
+		otherHosts = otherHosts || len(r.Http) > 0
+	}
+	if !otherHosts {
+		p.egress = nil
+	}
+	p.cost = cost{proto.Size(p.told), len(p.told.Rules) + len(p.told.Intercepts), b.expressions}
+	p.digest, _ = digest(p.told) // which can be encoded, or nothing of it would have effect
+	b.portions[string(key)] = p
+	return p
+}
+
+// with is what is told with these shares, of the rules that are shared.
+func (p *portion) with(shares []*meshv1.Share) (told *meshv1.Breaker, key string) {
+	var text []byte
+	for _, s := range shares {
+		text = binary.AppendUvarint(binary.AppendUvarint(text, uint64(s.GetIndex())), uint64(s.GetOf()))
+	}
+	key = string(text)
+	if told = p.made[key]; told != nil {
+		return told, key
+	}
+	if told = p.before[key]; told == nil {
+		told = &meshv1.Breaker{Name: p.told.Name, Intercepts: p.told.Intercepts, Rules: append([]*meshv1.LimitRule(nil), p.told.Rules...)}
+		copies := make([]meshv1.LimitRule, len(p.shared))
+		for n, i := range p.shared {
+			told.Rules[i] = &copies[n]
+			shared(told.Rules[i], p.told.Rules[i], shares[n])
+		}
+	}
+	p.made[key] = told
+	return told, key
+}
+
+// shared makes out r with a share. The rest is the same memory.
+func shared(out, r *meshv1.LimitRule, share *meshv1.Share) {
+	out.Name, out.Key, out.Recover = r.Name, r.Key, r.Recover
+	out.Resources, out.Paths, out.Http, out.UserAgents = r.Resources, r.Paths, r.Http, r.UserAgents
+	out.Bucket, out.MaxInFlight, out.Backoff, out.Trip = r.Bucket, r.MaxInFlight, r.Backoff, r.Trip
+	out.Trigger, out.Recovery, out.Share = r.Trigger, r.Recovery, share
+}
