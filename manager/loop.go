@@ -9,6 +9,8 @@ import (
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 30 * time.Second
+	// longestRest is how long at most a loop rests.
+	longestRest = 2 * time.Second
 )
 
 // loop runs a function when poked, when it failed, and every so often. It is a
@@ -17,6 +19,9 @@ type loop struct {
 	name string
 	// wait after a poke, so that what comes together is done together.
 	wait time.Duration
+	// rests: it waits at least as long as its last run took, twice, so that what others
+	// poke it for leaves them time.
+	rests bool
 	// every so often; 0 for never.
 	every time.Duration
 	run   func(context.Context) error
@@ -44,13 +49,16 @@ func (l *loop) NeedLeaderElection() bool { return true }
 func (l *loop) Start(ctx context.Context) error {
 	retry := firstRetry
 	for {
-		next := l.every
+		next, wait, began := l.every, l.wait, time.Now()
 		if err := l.run(ctx); err != nil && ctx.Err() == nil {
 			l.log.Warn("a loop failed and will be run again", "loop", l.name, "after", retry, "error", err)
 			next = retry
 			retry = min(2*retry, lastRetry)
 		} else {
 			retry = firstRetry
+		}
+		if l.rests {
+			wait = max(wait, min(2*time.Since(began), longestRest))
 		}
 		var timer <-chan time.Time
 		if next > 0 {
@@ -66,7 +74,7 @@ func (l *loop) Start(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(l.wait):
+		case <-time.After(wait):
 		}
 		// What came while waiting is done by this run.
 		select {

@@ -114,6 +114,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.nodesLoop = newLoop(w.Log, "nodes", time.Second, 15*time.Second, w.keepNodes)
 	w.sharesLoop = newLoop(w.Log, "shares", settleAcks, 10*time.Second, w.keepShares)
 	w.trafficLoop = newLoop(w.Log, "traffic", 200*time.Millisecond, 10*time.Second, w.keepTraffic)
+	w.sharesLoop.rests = true // every agent's word pokes it, and policies wait for it
 	w.push.Changed = func() {
 		for _, l := range []*loop{w.rootsLoop, w.failoverLoop, w.statusLoop, w.nodesLoop, w.sharesLoop, w.trafficLoop} {
 			l.poke()
