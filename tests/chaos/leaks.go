@@ -89,7 +89,7 @@ func (w *world) atRest(ctx context.Context) (start map[string]holding, err error
 		return nil
 	})
 	for node, h := range start {
-		w.say("  %s holds %v", node, h)
+		w.say("  at the start %s holds %.0f goroutines, %.0f descriptors, %.1f MB", node, h.goroutines, h.sockets, h.bytes/1e6)
 	}
 	return start, err
 }

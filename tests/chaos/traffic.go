@@ -30,12 +30,8 @@ const (
 func underFaults(ctx context.Context, w *world, r *result) error {
 	return w.withOperator(ctx, r, "faults", divided(2, meshv1alpha1.OnChangeRelist), func(ctx context.Context, o *operator) error {
 		c := &r.traffic
-		// What is made once, by the first to need it, counts to the start.
-		if err := o.endure(ctx, c, together); err != nil {
+		if err := o.warmUp(ctx, c); err != nil {
 			return fmt.Errorf("warming up: %w", err)
-		}
-		if err := o.recovered(ctx); err != nil {
-			return err
 		}
 		start, err := w.atRest(ctx)
 		if err != nil {
@@ -61,6 +57,54 @@ func underFaults(ctx context.Context, w *world, r *result) error {
 			return err
 		}
 		return errors.Join(w.backTo(ctx, c, start), w.sound(ctx, c))
+	})
+}
+
+// warmUp has the agents make what is made once, by the first to need it: it counts to
+// the start.
+func (o *operator) warmUp(ctx context.Context, c *trafficCounts) error {
+	begun := time.Now()
+	end, err := o.inject(ctx, together)
+	if err != nil {
+		return err
+	}
+	err = o.renew(ctx)
+	if err == nil {
+		err = o.bears(ctx, together, begun)
+	}
+	if err := errors.Join(err, end(c)); err != nil {
+		return err
+	}
+	return o.recovered(ctx)
+}
+
+// renew has new pods in place of the operator's: faults of watches come only to those
+// that begin under them.
+func (o *operator) renew(ctx context.Context) error {
+	old, err := o.pods(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range old {
+		if err := o.Delete(ctx, &old[i]); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("deleting %s: %w", old[i].Name, err)
+		}
+	}
+	return o.until(ctx, "new pods of the operator", func(ctx context.Context) error {
+		now, err := o.pods(ctx)
+		if err != nil {
+			return err
+		}
+		ready := 0
+		for i := range now {
+			if kube.PodReady(&now[i]) && !slices.ContainsFunc(old, func(p corev1.Pod) bool { return p.UID == now[i].UID }) {
+				ready++
+			}
+		}
+		if ready < len(old) {
+			return fmt.Errorf("%d of %d are ready", ready, len(old))
+		}
+		return nil
 	})
 }
 
@@ -346,10 +390,7 @@ func (o *operator) allTogether(ctx context.Context, c *trafficCounts) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, end(c)) }()
-	if err := o.bears(ctx, together, time.Now()); err != nil {
-		return err
-	}
-	if err := o.refuses(ctx, c); err != nil {
+	if err := errors.Join(o.bears(ctx, bout{together.name, []string{"delay", "abort"}, nil}, time.Now()), o.refuses(ctx, c)); err != nil {
 		return err
 	}
 	// Series end with the process that counts.
@@ -365,9 +406,8 @@ func (o *operator) allTogether(ctx context.Context, c *trafficCounts) (err error
 		return err
 	}
 	o.say("  new agents, and the manager was killed")
-	// All of it is in force in the new agents, too.
-	again := bout{together.name, []string{"delay", "abort", "watch_duplicate"}, nil}
-	return errors.Join(o.bears(ctx, again, time.Now()), o.refuses(ctx, c))
+	// All of it is in force in the new agents, of which all watches are new.
+	return errors.Join(o.bears(ctx, together, time.Now()), o.refuses(ctx, c))
 }
 
 // refuses waits until each CircuitBreaker has refused something, and counts it.
