@@ -22,10 +22,6 @@ var faultKinds = []string{
 	"watch_gone", "watch_cut", "watch_stall", "watch_delay", "watch_duplicate", "watch_drop",
 }
 
-// restless ends each watch after some seconds, for faults of watches come only to those
-// that begin under them.
-var restless = bout{"restless", []string{"watch_cut"}, harm(inWatches(meshv1alpha1.FaultWatch{Cut: &meshv1alpha1.WatchEnd{Percent: "100", After: "4s"}}))}
-
 // lockLost ends the operator's processes: they give up when they cannot renew.
 var lockLost = bout{"lock-lost", []string{"abort"}, harm(meshv1alpha1.HTTPFaultInjection{
 	Match: &meshv1alpha1.FaultMatch{Resources: []meshv1alpha1.FaultResourceMatch{{

@@ -63,58 +63,14 @@ func underFaults(ctx context.Context, w *world, r *result) error {
 // warmUp has the agents make what is made once, by the first to need it: it counts to
 // the start.
 func (o *operator) warmUp(ctx context.Context, c *trafficCounts) error {
-	begun := time.Now()
-	end, err := o.inject(ctx, together)
-	if err != nil {
-		return err
-	}
-	err = o.renew(ctx)
-	if err == nil {
-		err = o.bears(ctx, together, begun)
-	}
-	if err := errors.Join(err, end(c)); err != nil {
+	if err := o.endure(ctx, c, together); err != nil {
 		return err
 	}
 	return o.recovered(ctx)
 }
 
-// renew has new pods in place of the operator's: faults of watches come only to those
-// that begin under them.
-func (o *operator) renew(ctx context.Context) error {
-	old, err := o.pods(ctx)
-	if err != nil {
-		return err
-	}
-	for i := range old {
-		if err := o.Delete(ctx, &old[i]); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("deleting %s: %w", old[i].Name, err)
-		}
-	}
-	return o.until(ctx, "new pods of the operator", func(ctx context.Context) error {
-		now, err := o.pods(ctx)
-		if err != nil {
-			return err
-		}
-		ready := 0
-		for i := range now {
-			if kube.PodReady(&now[i]) && !slices.ContainsFunc(old, func(p corev1.Pod) bool { return p.UID == now[i].UID }) {
-				ready++
-			}
-		}
-		if ready < len(old) {
-			return fmt.Errorf("%d of %d are ready", ready, len(old))
-		}
-		return nil
-	})
-}
-
 // each has the operator bear one fault after the other.
-func (o *operator) each(ctx context.Context, c *trafficCounts) (err error) {
-	end, err := o.inject(ctx, restless)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, end(c)) }()
+func (o *operator) each(ctx context.Context, c *trafficCounts) error {
 	if err := o.loseLocks(ctx, c); err != nil {
 		return fmt.Errorf("%s: %w", lockLost.name, err)
 	}
@@ -134,7 +90,26 @@ func (o *operator) endure(ctx context.Context, c *trafficCounts, b bout) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(o.bears(ctx, b, begun), end(c))
+	err = o.breakOff(ctx)
+	if err == nil {
+		err = o.bears(ctx, b, begun)
+	}
+	return errors.Join(err, end(c))
+}
+
+// breakOff breaks the operator's connections off: faults of watches come only to those
+// that begin under them.
+func (o *operator) breakOff(ctx context.Context) error {
+	pods, err := o.pods(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range pods {
+		if _, err := o.inNetns(ctx, &pods[i], "ss", "-K", "-tH", "state", "established"); err != nil {
+			return fmt.Errorf("breaking connections off: %w", err)
+		}
+	}
+	return nil
 }
 
 func (o *operator) bears(ctx context.Context, b bout, begun time.Time) error {
