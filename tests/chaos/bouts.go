@@ -37,7 +37,7 @@ var bouts = []bout{
 	{"watch-duplicate", []string{"watch_duplicate"}, harm(inWatches(meshv1alpha1.FaultWatch{Duplicate: &meshv1alpha1.WatchDuplicate{Percent: "50"}}))},
 	{"watch-drop", []string{"watch_drop"}, harm(inWatches(meshv1alpha1.FaultWatch{Drop: &meshv1alpha1.WatchDrop{Percent: "30", MadeUpAfter: "1s"}}))},
 	{"watch-stall", []string{"watch_stall"}, harm(inWatches(meshv1alpha1.FaultWatch{Stall: &meshv1alpha1.WatchStall{Percent: "100", After: "500ms", Lasts: "2s"}}))},
-	{"watch-cut", []string{"watch_cut"}, harm(inWatches(meshv1alpha1.FaultWatch{Cut: &meshv1alpha1.WatchEnd{Percent: "50", After: "1500ms"}}))},
+	{"watch-cut", []string{"watch_cut"}, harm(inWatches(meshv1alpha1.FaultWatch{Cut: &meshv1alpha1.WatchEnd{Percent: "100", After: "1500ms"}}))},
 	{"delay", []string{"delay"}, harm(delays("300ms", "50"))},
 	{"conflict", []string{"abort"}, harm(aborts(http.StatusConflict, "30", "update"))},
 	{"too-many", []string{"abort"}, harm(aborts(http.StatusTooManyRequests, "20", "update", "get"))},
@@ -46,15 +46,15 @@ var bouts = []bout{
 	{"reset-after-answer", []string{"reset_after_answer"}, harm(resets(true, "30"))},
 	{"truncate", []string{"truncate"}, harm(truncates("30"))},
 	{"slow-body", []string{"slow_body"}, harm(slows("30"))},
-	{"expired", []string{"abort"}, harm(aborts(http.StatusGone, "50", "watch", "list"))},
-	{"watch-gone", []string{"watch_gone"}, harm(inWatches(meshv1alpha1.FaultWatch{Gone: &meshv1alpha1.WatchEnd{Percent: "50", After: "1500ms"}}))},
+	{"expired", []string{"abort"}, harm(few(2, aborts(http.StatusGone, "100", "watch", "list")))},
+	{"watch-gone", []string{"watch_gone"}, harm(few(2, inWatches(meshv1alpha1.FaultWatch{Gone: &meshv1alpha1.WatchEnd{Percent: "100", After: "1500ms"}})))},
 	{"stale-list", []string{"stale_list"}, stale},
 }
 
 // stale lists come only when clients list again.
 var stale = harm(
 	meshv1alpha1.HTTPFaultInjection{Match: ofTallies("list"), StaleList: &meshv1alpha1.FaultStaleList{Age: "2s", Percent: "100"}},
-	inWatches(meshv1alpha1.FaultWatch{Gone: &meshv1alpha1.WatchEnd{Percent: "100", After: "1500ms"}}),
+	few(2, inWatches(meshv1alpha1.FaultWatch{Gone: &meshv1alpha1.WatchEnd{Percent: "100", After: "2500ms"}})),
 )
 
 // together is some of everything.
@@ -70,7 +70,7 @@ var together = bout{"together", faultKinds, harm(
 	slows("5"),
 	meshv1alpha1.HTTPFaultInjection{Match: ofTallies("list"), StaleList: &meshv1alpha1.FaultStaleList{Age: "1s", Percent: "50"}},
 	inWatches(meshv1alpha1.FaultWatch{
-		Gone:      &meshv1alpha1.WatchEnd{Percent: "30", After: "2s"},
+		Gone:      &meshv1alpha1.WatchEnd{Percent: "50", After: "2s"},
 		Cut:       &meshv1alpha1.WatchEnd{Percent: "100", After: "3s"},
 		Stall:     &meshv1alpha1.WatchStall{Percent: "50", After: "1s", Lasts: "1s"},
 		Delay:     &meshv1alpha1.FaultDelay{FixedDelay: "100ms", Percent: "20"},
@@ -85,6 +85,12 @@ func harm(rules ...meshv1alpha1.HTTPFaultInjection) []meshv1alpha1.HTTPFaultInje
 		rules[i].Name, rules[i].Seed = fmt.Sprintf("rule-%d", i), int64(i+1)
 	}
 	return rules
+}
+
+// few has a rule harm so many requests of each pod, and no more.
+func few(n int64, rule meshv1alpha1.HTTPFaultInjection) meshv1alpha1.HTTPFaultInjection {
+	rule.Count = &n
+	return rule
 }
 
 // ofTallies matches what the operator asks of its objects, by verbs; without any, all.
