@@ -319,7 +319,18 @@ func leaving(record quota.Record, targets []target) []target {
 	return out
 }
 
-// maxSnapshots bounds those of all targets, for the object's size is bounded.
+// shares are the snapshots that the next leader must know.
+func (t target) shares() (out []v1alpha1.LimitingSnapshot) {
+	for _, l := range t.LimitingSnapshots {
+		if !quota.ParseShare(l.Share).None() {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// maxSnapshots bounds those of all targets, for the object's size is bounded: those
+// with a share, which are in any case, and as many others as there is room for.
 const maxSnapshots = 4000
 
 // roomFor is as much as a status has room for, by name: those with something to tell
@@ -327,11 +338,16 @@ const maxSnapshots = 4000
 func roomFor(targets, others []target) (out []v1alpha1.TargetStatus) {
 	all := slices.Concat(targets, others)
 	slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
-	snapshots := 0
-	for _, t := range all[:min(len(all), maxPods)] {
+	all = all[:min(len(all), maxPods)]
+	room := maxSnapshots
+	for _, t := range all {
+		room -= len(t.shares())
+	}
+	for _, t := range all {
 		t.Message = bounded(t.Message, 1<<10)
-		if snapshots += len(t.LimitingSnapshots) + len(t.FaultSnapshots); snapshots > maxSnapshots {
-			t.LimitingSnapshots, t.FaultSnapshots = nil, nil
+		shares := t.shares()
+		if room -= len(t.LimitingSnapshots) - len(shares) + len(t.FaultSnapshots); room < 0 {
+			t.LimitingSnapshots, t.FaultSnapshots = shares, nil
 		}
 		out = append(out, t.TargetStatus)
 	}

@@ -336,3 +336,22 @@ func TestTwoHundredTargets(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, len(text), 1<<20)
 }
+
+// Snapshots that tell nothing to the next leader make room for those that do.
+func TestSharesHaveRoom(t *testing.T) {
+	var targets []target
+	for i := range 100 {
+		one := target{TargetStatus: v1alpha1.TargetStatus{PodName: fmt.Sprintf("p%03d", i), LimitingSnapshots: []v1alpha1.LimitingSnapshot{{Name: "shared", Share: "1/100"}}}}
+		for r := range 99 {
+			one.LimitingSnapshots = append(one.LimitingSnapshots, v1alpha1.LimitingSnapshot{Name: fmt.Sprint("r", r), Share: []string{"", "-"}[r%2]})
+		}
+		targets = append(targets, one)
+	}
+	n := 0
+	for _, is := range roomFor(targets, nil) {
+		require.Equal(t, "1/100", is.LimitingSnapshots[0].Share, is.PodName)
+		n += len(is.LimitingSnapshots)
+	}
+	require.LessOrEqual(t, n, maxSnapshots)
+	require.Greater(t, n, maxSnapshots*9/10)
+}
