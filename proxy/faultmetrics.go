@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -68,7 +69,7 @@ func (p *policy) faultSeries() map[faultSeries]struct{} {
 
 // enforceFaults lets a new policy's rules take the place of those of the old one.
 func (p *Pod) enforceFaults(old, next *policy) {
-	next.faults.Enforce()
+	next.faults.Enforce(time.Now())
 	p.histories.enforce(next)
 	p.server.metrics.faults.exchange(next, old)
 }

@@ -27,7 +27,7 @@ func (w *world) whole(m *meshv1.Traffic) {
 	limits.Enforce(time.Now())
 	faults, err := fault.Compile(m, fault.NewStore())
 	require.NoError(w, err)
-	faults.Enforce()
+	faults.Enforce(time.Now())
 	p, err := Compile(m, limits, faults)
 	require.NoError(w, err)
 	w.mu.Lock()

@@ -39,7 +39,7 @@ func compiled(t testing.TB, m *meshv1.Traffic, s *Store) *Rules {
 	t.Helper()
 	r, err := Compile(m, s)
 	require.NoError(t, err)
-	r.Enforce()
+	r.Enforce(noon)
 	return r
 }
 
@@ -213,7 +213,7 @@ func TestNoRuleCostsAPlanNothing(t *testing.T) {
 	require.Nil(t, (*Rules)(nil).DecideOther(noon))
 	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, &match.HTTP{}))
 	require.False(t, (*Rules)(nil).Deep("h"))
-	(*Rules)(nil).Enforce()
+	(*Rules)(nil).Enforce(noon)
 }
 
 func TestRulesThatMatchTogether(t *testing.T) {
@@ -340,7 +340,9 @@ func TestAPolicyForgetsOtherRules(t *testing.T) {
 	states := s.States()
 	require.Len(t, states, 1)
 	require.Equal(t, uint64(3), states[0].Matched)
-	compiled(t, one(gone), s)
+	later, err := Compile(one(gone), s)
+	require.NoError(t, err)
+	later.Enforce(noon.Add(keepFor))
 	require.Zero(t, s.States()[0].Matched, "forgotten")
 }
 
@@ -447,4 +449,32 @@ func BenchmarkAMatch(b *testing.B) {
 	for b.Loop() {
 		r.Decide(noon, pod)
 	}
+}
+
+// A rule that leaves for a moment goes on where it was.
+func TestRulesThatComeBack(t *testing.T) {
+	s := NewStore()
+	count := aborts(100)
+	count.Count = 2
+	put := func(at time.Time, rules ...*meshv1.FaultRule) *Resources {
+		r, err := Compile(one(rules...), s)
+		require.NoError(t, err)
+		r.Enforce(at)
+		return r.OfKind(gets)
+	}
+	harmed := func(r *Resources) bool { return r.Decide(noon, pod) != nil }
+	r := put(noon, count)
+	require.True(t, harmed(r))
+	put(noon)
+	require.Empty(t, s.States())
+	r = put(noon, count)
+	require.True(t, harmed(r))
+	require.False(t, harmed(r), "two, and not two again")
+	put(noon)
+	r = put(noon.Add(keepFor), count)
+	require.True(t, harmed(r), "it is another run")
+	for i := range 2 * maxLeft {
+		put(noon, &meshv1.FaultRule{Key: fmt.Sprint("passing ", i)})
+	}
+	require.Len(t, s.known, maxLeft+1)
 }

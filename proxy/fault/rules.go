@@ -2,7 +2,6 @@ package fault
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -33,7 +32,7 @@ type rule struct {
 }
 
 // Compile makes rules that count in s. What s knows of other keys is forgotten
-// once the rules are put in force by [Rules.Enforce].
+// some time after the rules are put in force by [Rules.Enforce].
 func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 	out := &Rules{store: s, counts: map[string]*counts{}}
 	for _, injection := range m.GetInjections() {
@@ -164,15 +163,12 @@ func kindsOf(m *meshv1.FaultRule) (can kinds, err error) {
 	return can, err
 }
 
-// Enforce makes these the rules that the store tells of, and forgets others.
-func (r *Rules) Enforce() {
+// Enforce makes these the rules that the store tells of. Others are forgotten later.
+func (r *Rules) Enforce(now time.Time) {
 	if r == nil || r.store == nil {
 		return
 	}
-	r.store.mu.Lock()
-	defer r.store.mu.Unlock()
-	r.store.known = maps.Clone(r.counts)
-	r.store.force = slices.Sorted(maps.Keys(r.counts))
+	r.store.enforce(now, r.counts)
 }
 
 // Still tells whether all rules that harm a request are among these.

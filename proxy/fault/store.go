@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -26,6 +28,49 @@ type Store struct {
 	known map[string]*counts // by key
 	// force are the keys of the rules in force, sorted.
 	force []string
+	// left is since when others of known are not in force. They are kept for a while: a
+	// rule may leave for a moment, as all do while the pod is refused.
+	left map[string]time.Time
+}
+
+const (
+	keepFor = 10 * time.Minute
+	// maxLeft bounds the rules that are kept; of more the oldest are forgotten.
+	maxLeft = 1024
+)
+
+// enforce makes these keys those in force.
+func (s *Store) enforce(now time.Time, counts map[string]*counts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left := map[string]time.Time{}
+	for key, c := range s.known {
+		at, away := s.left[key]
+		if !away {
+			at = now
+		}
+		over := away && now.Sub(at) >= keepFor
+		switch in := counts[key]; {
+		case in == nil && !over:
+			left[key] = at
+		case in == c && over: // kept too long
+			c.matched.Store(0)
+			c.injected.Store(0)
+		}
+	}
+	if over := len(left) - maxLeft; over > 0 {
+		oldest := slices.SortedFunc(maps.Keys(left), func(a, b string) int {
+			return cmp.Or(left[a].Compare(left[b]), cmp.Compare(a, b))
+		})
+		for _, key := range oldest[:over] {
+			delete(left, key)
+		}
+	}
+	known := maps.Clone(counts)
+	for key := range left {
+		known[key] = s.known[key]
+	}
+	s.known, s.left, s.force = known, left, slices.Sorted(maps.Keys(counts))
 }
 
 // counts are of one rule: its own, and those of the agent before.

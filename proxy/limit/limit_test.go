@@ -385,8 +385,22 @@ func TestAPolicyThatLeavesARuleAloneLeavesItsState(t *testing.T) {
 	p.put(t, start, changed)
 	require.True(t, p.passes(start))
 	require.Len(t, p.States(), 1)
+	p.put(t, start)
 	p.put(t, start, rule())
-	require.True(t, p.passes(start), "what is gone is forgotten")
+	require.Equal(t, opened, p.States()[0].GetState(), "it was away for a moment")
+	require.EqualValues(t, 2, p.States()[0].GetRefused())
+	p.put(t, start)
+	p.put(t, start.Add(keepFor), rule())
+	require.Equal(t, closed, p.States()[0].GetState(), "and for long: it is forgotten")
+	require.Zero(t, p.States()[0].GetRefused())
+	p.put(t, start, rule())
+	require.True(t, p.passes(start))
+	for i := range 2 * maxLeft {
+		p.put(t, start.Add(time.Duration(i)), &meshv1.LimitRule{Key: fmt.Sprint("passing ", i)})
+	}
+	require.Len(t, p.left, maxLeft)
+	p.put(t, start, rule())
+	require.True(t, p.passes(start), "others are newer")
 
 	recovered := rule()
 	require.False(t, p.passes(start))

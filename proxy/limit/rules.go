@@ -49,7 +49,7 @@ func (r *Rules) Names() []Name {
 const maxRules = 4096
 
 // Compile makes rules that count in s. What s knows of other keys is forgotten
-// once the rules are put in force by [Rules.Enforce].
+// some time after the rules are put in force by [Rules.Enforce].
 func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 	out := &Rules{store: s}
 	keys := map[string]bool{}
@@ -121,7 +121,7 @@ func (r *rule) wildcards(entry interface{ Wildcards() int }) int {
 	return entry.Wildcards()
 }
 
-// Enforce makes these the rules that the store tells of, and forgets others.
+// Enforce makes these the rules that the store tells of. Others are forgotten later.
 func (r *Rules) Enforce(now time.Time) {
 	if r == nil {
 		return

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,10 +19,24 @@ type Store struct {
 	// In force.
 	states map[string]*state
 	named  []*rule
+	// Not in force for less than keepFor: a rule may leave for a moment, as all do
+	// while the pod is refused.
+	left map[string]leftState
 	// What was imported of keys that are not in force yet.
 	imported map[string]saved
 	at       time.Time // by this process's clock, when imported was true
 }
+
+type leftState struct {
+	*state
+	at time.Time
+}
+
+const (
+	keepFor = 10 * time.Minute
+	// maxLeft bounds the states that are kept; of more the oldest are forgotten.
+	maxLeft = 1024
+)
 
 // NewStore is of a pod whose rules have counted nothing.
 func NewStore() *Store { return &Store{} }
@@ -34,6 +49,9 @@ func (s *Store) state(key string, c config, share share, recover string) *state 
 	if known := s.states[key]; known != nil && known.config == c {
 		return known
 	}
+	if left := s.left[key]; left.state != nil && left.config == c {
+		return left.state
+	}
 	out := newState(key, c, share, recover)
 	if was, ok := s.imported[key]; ok {
 		out.restore(was, s.at)
@@ -44,10 +62,33 @@ func (s *Store) state(key string, c config, share share, recover string) *state 
 func (s *Store) enforce(now time.Time, rules []*rule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	left := s.left
+	s.left = map[string]leftState{}
+	for key, was := range s.states {
+		s.left[key] = leftState{was, now}
+	}
+	for key, was := range left {
+		if s.left[key].state == nil && now.Sub(was.at) < keepFor {
+			s.left[key] = was
+		}
+	}
 	s.states, s.named, s.imported = make(map[string]*state, len(rules)), rules, nil
 	for _, r := range rules {
-		s.states[r.state.key] = r.state
+		key := r.state.key
+		if s.left[key].state == nil && left[key].state == r.state {
+			r.state.renew(r.share, r.recover) // it was kept too long
+		}
+		delete(s.left, key)
+		s.states[key] = r.state
 		r.state.enforce(now, r.share, r.recover)
+	}
+	if over := len(s.left) - maxLeft; over > 0 {
+		oldest := slices.SortedFunc(maps.Keys(s.left), func(a, b string) int {
+			return cmp.Or(s.left[a].at.Compare(s.left[b].at), cmp.Compare(a, b))
+		})
+		for _, key := range oldest[:over] {
+			delete(s.left, key)
+		}
 	}
 }
 
