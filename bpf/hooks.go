@@ -69,6 +69,14 @@ func (h *hook) attachAnew(cgroup string) (link.Link, error) {
 	return l, nil
 }
 
+// detach takes the hook's program from the cgroup, and its pin away.
+func (h *hook) detach() error {
+	if h.link == nil {
+		return nil
+	}
+	return errors.Join(h.link.Unpin(), h.link.Detach())
+}
+
 func (h *hook) close() error {
 	err := h.program.Close()
 	if h.link != nil {

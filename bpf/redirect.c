@@ -291,11 +291,11 @@ inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *
 		return PASS;
 	__u16 to_port = listed ? pod->port : pod->egress;
 	__u16 flags = pod->flags;
-	// Bound to a device (SO_BINDTODEVICE) it could not reach lo, and must not go direct.
-	if (ctx->sk->bound_dev_if)
-		return flags & OPEN ? PASS : REFUSE;
 	if (flags & OPEN && (flags & STALLED || !is_alive() || !is_listening(ctx, to, to_port)))
 		return PASS;
+	// Bound to a device (SO_BINDTODEVICE) it could not reach lo, and must not go direct.
+	if (ctx->sk->bound_dev_if)
+		return REFUSE;
 	if (!stream)
 		return REFUSE;
 	if (can_show_peer || !listed) {

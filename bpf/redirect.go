@@ -164,7 +164,7 @@ func (r *Redirect) attachOptional(pins *pins, hooks ...*hook) error {
 	for _, h := range hooks {
 		if err := pins.takeOver(h, r.cgroupRoot); err != nil {
 			for _, h := range hooks {
-				err = errors.Join(err, h.close())
+				err = errors.Join(err, h.detach(), h.close())
 			}
 			return err
 		}
