@@ -46,9 +46,11 @@ func (c *conn) uncounted(asked []match.HTTP) []match.HTTP {
 }
 
 // decrypt ends TLS with the client and begins it with the server, in the protocol that
-// both speak. False: nothing was done, for the client would not take it.
+// both speak. False: nothing was done, for the client would not take it, or there is
+// nothing to do it with: then what may be denied is.
 func (s *Server) decrypt(c *conn, h *hello) bool {
 	if s.Leaf == nil {
+		c.leafless = true
 		return false
 	}
 	offered := []string{"h2", "http/1.1"}
@@ -60,7 +62,8 @@ func (s *Server) decrypt(c *conn, h *hello) bool {
 	leaf, err := s.Leaf(ctx, h.name)
 	cancel()
 	if err != nil {
-		s.Log.Warn("no certificate to decrypt by: the connection is passed or refused as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
+		c.leafless = true
+		s.Log.Warn("no certificate to decrypt by: the connection is refused if a rule may deny what it asks, else decided as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
 		return false
 	}
 	if slices.Contains(offered, "h2") && !c.takeHTTP2() {
@@ -149,6 +152,13 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 		ExpectContinueTimeout:  expectTimeout,
 		MaxResponseHeaderBytes: 2 * maxHeaderBytes,
 		IdleConnTimeout:        idle,
+		// Of what a client does not read no more is held than the account of HTTP/2
+		// connections counts with, and on one connection.
+		HTTP2: &http.HTTP2Config{
+			StrictMaxConcurrentRequests:   true,
+			MaxReceiveBufferPerStream:     128 << 10,
+			MaxReceiveBufferPerConnection: 512 << 10,
+		},
 	}
 	context.AfterFunc(c.life, t.CloseIdleConnections)
 	return t

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -333,12 +335,18 @@ func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
 		if !sleep(ctx, min(left, delayStep)) {
 			return false
 		}
-		if p, _ := s.Policy(); p == nil || !p.faults.Still(f) { // the rule is gone
+		if !s.harms(f) {
 			f.Lift()
 			return true
 		}
 	}
 	return ctx.Err() == nil
+}
+
+// harms tells whether the rules of f are there still, and their time is not over.
+func (s *Server) harms(f *fault.Faults) bool {
+	p, _ := s.Policy()
+	return p != nil && p.faults.InEffect(time.Now(), f)
 }
 
 func (s *Server) panicked(v any) {
@@ -385,6 +393,7 @@ type flow struct {
 	asked  []match.HTTP
 	opaque bool // though what is asked could be decrypted
 	within bool // more will be seen, and decided about then
+	failed bool // it was to be decrypted, and could not be
 	cut    func()
 }
 
@@ -417,11 +426,18 @@ func (f *flows) decide(s *Server) {
 		return
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	for one := range f.all {
-		if p.refuses(one) != nil {
+	all := slices.Collect(maps.Keys(f.all))
+	f.mu.Unlock()
+	for _, one := range all { // without the lock: expressions take their time
+		if p.refuses(one) == nil {
+			continue
+		}
+		f.mu.Lock()
+		_, under := f.all[one]
+		delete(f.all, one)
+		f.mu.Unlock()
+		if under {
 			go one.cut()
-			delete(f.all, one)
 		}
 	}
 }
@@ -445,6 +461,11 @@ func (p *Policy) refuses(f *flow) *denial {
 		}
 		if f.opaque && p.decrypts(r.Host) {
 			return &denial{unseen: true}
+		}
+		if f.failed {
+			if refused := p.suspects(r); refused != nil {
+				return refused
+			}
 		}
 	}
 	return nil

@@ -399,12 +399,12 @@ func answered(resp *http.Response) error {
 		x.w.Header()["Proxy-Authenticate"] = v
 	}
 	if f := x.harm; f != nil {
-		if f.ResetAfter {
+		if f.ResetAfter && x.s.harms(f) {
 			x.verdict, x.broke = VerdictFault, true
 			return errReset
 		}
 		if f.Truncate >= 0 || f.Slow > 0 {
-			resp.Body = &harmedBody{resp.Body, x, newHarm(f)}
+			resp.Body = &harmedBody{resp.Body, x, newHarm(x.s, f)}
 		}
 	}
 	return nil

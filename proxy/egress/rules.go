@@ -96,6 +96,19 @@ func (p *Policy) surely(r *match.HTTP) *denial {
 	return nil
 }
 
+// suspects tells what may deny a request, but for what cannot be seen.
+func (p *Policy) suspects(r *match.HTTP) *denial {
+	if p == nil {
+		return nil
+	}
+	for i := range p.breakers {
+		if verdict, by := decide(p.breakers[i].deny, r); verdict == match.Unseen {
+			return &denial{breaker: p.breakers[i].name, rule: by, unseen: true}
+		}
+	}
+	return nil
+}
+
 func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
 	verdict, by := decide(b.deny, r)
 	switch {

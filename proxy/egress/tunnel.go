@@ -22,7 +22,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	c.upgraded.Store(true)
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
-	f := &flow{asked: asked, cut: func() { _ = c.Close() }}
+	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
 	f.opaque = protocol == ProtocolTLS && !p.decrypts(hostOf(asked)) // else it was tried
 	s.flows.add(f)
 	defer s.flows.remove(f)
@@ -145,7 +145,7 @@ type harmedConn struct {
 }
 
 func harmed(c *conn, up net.Conn, f *fault.Faults) net.Conn {
-	out := &harmedConn{Conn: up, c: c, harm: newHarm(f)}
+	out := &harmedConn{Conn: up, c: c, harm: newHarm(c.s, f)}
 	if f.ResetAfter {
 		out.harm.left = 0
 	}
@@ -168,16 +168,18 @@ func (h *harmedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// harm is what is done to an answer's bytes.
+// harm is what is done to an answer's bytes, while the rules say so.
 type harm struct {
+	s    *Server
+	by   *fault.Faults
 	left int64 // until it is broken off; below 0: it is not
 	pace *rate.Limiter
 }
 
-func newHarm(f *fault.Faults) harm {
-	out := harm{left: f.Truncate}
+func newHarm(s *Server, f *fault.Faults) harm {
+	out := harm{s: s, by: f, left: f.Truncate}
 	if f.Slow > 0 {
-		burst := int(min(max(f.Slow/10, 1), 32<<10))
+		burst := int(min(max(f.Slow/10, 1), 32<<10)) // so that no wait is longer than a second
 		out.pace = rate.NewLimiter(rate.Limit(f.Slow), burst)
 	}
 	return out
@@ -188,6 +190,9 @@ func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error
 		b = b[:min(len(b), h.pace.Burst())]
 	}
 	n, err := read(b)
+	if (h.left >= 0 || h.pace != nil) && !h.s.harms(h.by) {
+		h.left, h.pace = -1, nil
+	}
 	if h.left >= 0 {
 		if int64(n) > h.left || n > 0 && h.left == 0 {
 			n, err = int(h.left), errInjected
