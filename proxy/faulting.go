@@ -91,7 +91,7 @@ func (x *exchange) outdated() bool {
 	if x.again = pol != x.policy; !x.again {
 		return false
 	}
-	if !pol.faults.Still(x.faults) {
+	if !pol.faults.InEffect(time.Now(), x.faults) {
 		x.faults.Lift()
 	}
 	if x.ticket != nil {
@@ -102,37 +102,48 @@ func (x *exchange) outdated() bool {
 }
 
 // delay waits before the request is sent on. When the rules that harm the request are
-// in force no more, it goes on unharmed.
+// in effect no more, it goes on unharmed.
 func (x *exchange) delay(d time.Duration) {
 	// A client over HTTP/1 is only seen to go away when its body was read.
 	if x.gathers() && x.gather() != nil {
 		return // forward finds out what is wrong
 	}
 	x.allowed.waits()
-	if !x.wait(d) && !x.pod.policy.Load().faults.Still(x.faults) {
+	if !x.wait(d) && !x.pod.policy.Load().faults.InEffect(time.Now(), x.faults) {
 		x.faults.Lift()
 	}
 }
 
+// look is how often those who wait look whether the time of their rules is over.
+const look = time.Second
+
 // wait waits for a fault's sake. It is false when it was ended before its time: the
-// client or the answer is gone, another proxy takes over, or the rule is gone.
+// client or the answer is gone, another proxy takes over, or the rule is in effect no
+// more.
 func (x *exchange) wait(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	for pol := x.policy; ; {
+	for end := time.Now().Add(d); ; {
+		pol := x.pod.policy.Load()
+		if !pol.faults.InEffect(time.Now(), x.faults) {
+			return false
+		}
+		left := time.Until(end)
+		if left <= 0 {
+			return true
+		}
+		timer := time.NewTimer(min(left, look))
+		ended := false
 		select {
 		case <-timer.C:
-			return true
-		case <-x.ctx.Done():
-			return false
-		case <-x.r.Context().Done():
-			return false
-		case <-x.pod.draining.Done():
-			return false
 		case <-pol.replaced:
-			if pol = x.pod.policy.Load(); !pol.faults.Still(x.faults) {
-				return false
-			}
+		case <-x.ctx.Done():
+			ended = true
+		case <-x.r.Context().Done():
+			ended = true
+		case <-x.pod.draining.Done():
+			ended = true
+		}
+		if timer.Stop(); ended {
+			return false
 		}
 	}
 }

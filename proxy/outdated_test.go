@@ -85,6 +85,26 @@ func TestADelayedWatchIsNarrowedAsItIsNowAndLeavesNothing(t *testing.T) {
 	}, 5*time.Second, time.Millisecond)
 }
 
+// An injection that expires, or whose time of day is over, ends what it has under way.
+func TestWhatIsUnderWayEndsWithTheTimeOfItsRule(t *testing.T) {
+	body := strings.Repeat("x", 1000)
+	for what, rule := range map[string]*meshv1.FaultRule{
+		"delay":     {Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}},
+		"slow body": {SlowBody: &meshv1.SlowBody{BytesPerSecond: 1, Percent: 100}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
+			rule.Name, rule.Key = "r", "k"
+			m.set(&meshv1.PodPolicy{Version: "v", Traffic: &meshv1.Traffic{Injections: []*meshv1.Injection{{
+				Name: "chaos", Expires: time.Now().Unix() + 2, Rules: []*meshv1.FaultRule{rule},
+			}}}})
+			require.Equal(t, body, m.do("GET", deployment, "").body)
+			require.EqualValues(t, 1, m.pod.faults.States()[0].Injected, "it had begun")
+		})
+	}
+}
+
 // What a rule has in store beside a delay still comes under a policy that has the rule.
 func TestFaultsAfterADelayOutliveAPolicy(t *testing.T) {
 	m := newMesh(t, &recorder{})

@@ -117,14 +117,14 @@ func (h *history) reach(oldest time.Duration) {
 	h.oldest = oldest
 }
 
-// see adds a version, unless one was seen just before.
+// see adds a version, unless one was seen just before, or a later one.
 func (h *history) see(now time.Time, version []byte) {
 	if len(version) == 0 || len(version) > maxVersion || bytes.ContainsFunc(version, func(r rune) bool { return r < '0' || r > '9' }) {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if n := len(h.seen); n > 0 && (now.Sub(h.seen[n-1].at) < h.oldest/kept || h.seen[n-1].version == string(version)) {
+	if n := len(h.seen); n > 0 && (now.Sub(h.seen[n-1].at) < h.oldest/kept || !later(string(version), h.seen[n-1].version)) {
 		return
 	}
 	h.seen = append(h.seen, sighting{now, string(version)})
@@ -133,6 +133,14 @@ func (h *history) see(now time.Time, version []byte) {
 		old++
 	}
 	h.seen = slices.Delete(h.seen, 0, max(old, len(h.seen)-2*kept))
+}
+
+// later compares two versions, which are numbers.
+func later(a, b string) bool {
+	if len(a) != len(b) {
+		return len(a) > len(b)
+	}
+	return a > b
 }
 
 // at returns the last version seen before a time, or else the first; "" if there is none.
@@ -215,15 +223,17 @@ func (x *exchange) remember(resp *http.Response) {
 	if resp.StatusCode != http.StatusOK || x.r.Method != http.MethodGet || resp.Header.Get("Content-Encoding") != "" {
 		return
 	}
+	q := x.r.URL.Query()
 	see := func(version []byte) { x.plan.stale.seen.see(time.Now(), version) }
 	if x.info.Verb == "watch" {
 		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Header.Get("Content-Type"), Hold: x.holdFiltered})
 		if err == nil {
-			resp.Body = filtered{&eventVersions{events: events, see: see}, resp.Body}
+			from := q.Get("resourceVersion")
+			initial := from == "" || from == "0" || x.initial != nil
+			resp.Body = filtered{&eventVersions{events: events, see: see, initial: initial}, resp.Body}
 		}
 		return
 	}
-	q := x.r.URL.Query()
 	if x.version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
 		resp.Body = filtered{&listVersion{Reader: resp.Body, see: see}, resp.Body}
 	}
@@ -234,6 +244,8 @@ func (x *exchange) remember(resp *http.Response) {
 type eventVersions struct {
 	events *filter.Events
 	see    func([]byte)
+	// initial: what is added was there before, and last changed who knows when.
+	initial bool
 
 	out  []byte
 	line bool      // behind out
@@ -262,7 +274,9 @@ func (r *eventVersions) Read(p []byte) (int, error) {
 			r.rest = r.events.Rest()
 			break
 		}
-		r.see(e.Revision)
+		if r.initial = r.initial && string(e.Kind) == "ADDED"; !r.initial {
+			r.see(e.Revision)
+		}
 		r.out, r.line = e.Bytes, !r.events.Protobuf()
 	}
 	return r.rest.Read(p)

@@ -128,18 +128,20 @@ func TestAListIsAsItWas(t *testing.T) {
 func TestEventsOfAWatchTellOfVersions(t *testing.T) {
 	for _, media := range []string{jsonType, protoType} {
 		t.Run(media, func(t *testing.T) {
-			api := newPast(12)
+			api := newPast(1)
 			m := newMesh(t, api)
 			m.faults(staleLists(time.Nanosecond))
+			m.do("GET", configMaps, "", "Accept", media)
+			api.now.Store(12)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			r := asking(t, ctx, "GET", configMaps+"?watch=1")
+			r := asking(t, ctx, "GET", configMaps+"?watch=1&resourceVersion=1")
 			r.Header.Set("Accept", media)
 			resp, err := m.client(true).Do(r)
 			require.NoError(t, err)
 			defer resp.Body.Close()
 			var want []byte
-			for v := int64(1); v <= 12; v++ {
+			for v := int64(2); v <= 12; v++ {
 				o := configMap(v)
 				want = append(want, eventOf(media, apiwatch.Added, &corev1.ConfigMap{ObjectMeta: o.ObjectMeta})...)
 			}
@@ -150,6 +152,39 @@ func TestEventsOfAWatchTellOfVersions(t *testing.T) {
 			m.do("GET", configMaps, "", "Accept", media)
 			require.Equal(t, configMaps+"?resourceVersion=12&resourceVersionMatch=Exact", api.last(t).URI)
 		})
+	}
+}
+
+// What is there when a watch begins has versions of long ago.
+func TestInitialEventsTellOfNoVersion(t *testing.T) {
+	events := func(kinds ...apiwatch.EventType) (out []byte) {
+		for i, kind := range kinds {
+			o := configMap(int64(i + 1))
+			out = append(out, eventOf(jsonType, kind, &corev1.ConfigMap{ObjectMeta: o.ObjectMeta})...)
+		}
+		return out
+	}
+	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", jsonType)
+		if r.URL.Query().Get("watch") != "" {
+			_, _ = w.Write(events(apiwatch.Added, apiwatch.Added, apiwatch.Bookmark, apiwatch.Added))
+			return
+		}
+		_, _ = w.Write(wire(jsonType, listOf("", "", metav1.ListMeta{}, nil)))
+	}}
+	m := newMesh(t, api)
+	m.faults(staleLists(time.Hour))
+	m.do("GET", configMaps+"?watch=1&resourceVersion=0", "")
+	m.do("GET", configMaps, "")
+	require.Equal(t, configMaps+"?resourceVersion=3&resourceVersionMatch=Exact", api.last(t).URI)
+}
+
+func TestAHistoryGrows(t *testing.T) {
+	now := time.Unix(1000, 0)
+	h := &history{oldest: time.Nanosecond}
+	for i, version := range []string{"9", "10", "7", "10", "100"} {
+		h.see(now.Add(time.Duration(i)*time.Second), []byte(version))
+		require.Equal(t, []string{"9", "10", "10", "10", "100"}[i], h.at(now.Add(time.Hour)))
 	}
 }
 

@@ -17,6 +17,10 @@
 // that has fewer tokens than members, turns in time (turns.go). Members together never
 // pass more than burst + rate*time. So a share that grows, or comes after there was
 // none, fills with time alone.
+//
+// There is one exception: while one agent hands a pod over to the next, each counts
+// what it serves by itself, from the first export until the connections of the former
+// have ended. Meanwhile a pod may pass twice its bucket at most.
 package limit
 
 import (
