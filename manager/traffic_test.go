@@ -249,7 +249,7 @@ func TestUrgentStatusesAreWrittenFirst(t *testing.T) {
 func TestSharesThatCannotBeRead(t *testing.T) {
 	ctx := t.Context()
 	w, _ := newWorld(t, workloadPod("op-0"), sharedBreaker())
-	var away error = errors.New("away")
+	away := errors.New("away")
 	lists := 0
 	w.live = interceptor.NewClient(w.live.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
 		if _, ok := l.(*v1alpha1.CircuitBreakerList); ok {
