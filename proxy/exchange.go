@@ -56,7 +56,7 @@ type exchange struct {
 	shardSelector string         // that the apiserver was sent for it
 	objects       *filter.Reader // the answer
 	filtered      int64          // bytes that it keeps of the pod's account
-	judged        bool           // it had objects that could have been foreign
+	judged        atomic.Bool    // it had objects that could have been foreign
 
 	fence   *fenceStage   // not nil: the answer tells whose the object is
 	early   *upstream.Buf // holds a body, or its beginning, until it is sent

@@ -238,6 +238,7 @@ func (x *exchange) countFaults() {
 		x.faults.Missed(fault.ResetAfter)
 		x.faults.Missed(fault.Truncate)
 	}
+	x.faults.Over()
 	for _, by := range x.faults.Injected {
 		x.harmed(by)
 	}

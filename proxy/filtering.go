@@ -61,7 +61,9 @@ func (x *exchange) filter(resp *http.Response) bool {
 
 // keep tells whether an object of the answer is passed on.
 func (x *exchange) keep(k filter.Key) bool {
-	x.judged = x.judged || x.narrow.by != byNamespace || len(k.Namespace) > 0
+	if x.narrow.by != byNamespace || len(k.Namespace) > 0 {
+		x.judged.Store(true)
+	}
 	return x.narrow.keep(k)
 }
 

@@ -78,6 +78,14 @@ type resourceState struct {
 // kept tells whether its caches are to be left as they are.
 func (s *resourceState) kept(p *policy) bool { return p.keepCaches && longAgo(s.doubted) }
 
+// doubt tells whether a cache is told to list only as it is not known what it misses.
+func (l *ledger) doubt(t *ticket, under *policy) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := t.state
+	return !longAgo(s.doubted) && (under.keepCaches || s.changed.Equal(s.doubted))
+}
+
 // gap is what faults kept from a watch's client, for as long as the watch lasts and,
 // if something is missed then, until the client has listed. Unlike a debt it is no
 // matter of policies, so it is told of whether caches are to be kept or not.
@@ -383,6 +391,10 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 			"faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.resource)
 	}
 	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, x.policy, version) {
+		if x.pod.ledger.doubt(t, x.policy) {
+			return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
+				"faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", s.resource.resource)
+		}
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
 			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)
 	}

@@ -171,11 +171,12 @@ func (s *narrowStage) owns(k filter.Key) bool {
 // something foreign in it and had not.
 func (x *exchange) noteMethod() {
 	s := x.narrow
-	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" || s.watch && !x.judged {
+	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" || s.watch && !x.judged.Load() {
 		return
 	}
 	method := filtering
-	if x.shardSelector != "" && (x.objects.Echoed() || s.watch && x.objects.Dropped() == 0) {
+	// A watch that is harmed is read by another goroutine.
+	if x.shardSelector != "" && (!s.watch && x.objects.Echoed() || s.watch && x.objects.Dropped() == 0) {
 		method = serverSide
 	}
 	x.pod.methods.note(s.resource, method)

@@ -5,25 +5,31 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 )
 
 // harmWatch lets faults at the events of a watch, where they can be read. The head
 // is not sent yet.
 func (x *exchange) harmWatch(resp *http.Response) {
-	if x.faults == nil || x.faults.Watch == nil || x.ticket == nil || x.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
+	if x.faults == nil || x.faults.Watch == nil {
+		return
+	}
+	if x.ticket == nil || x.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
+		x.faults.Over()
 		return
 	}
 	if encoding := resp.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		x.unharmed = "the events are encoded"
+		x.spare("the events are encoded", x.faults.Over)
 		return
 	}
 	if x.faults.Watch.Drop != nil {
 		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil {
 			x.faults.Watch.Drop = nil
-			x.unharmed = "too many watches miss events"
+			x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
 		}
 	}
 	o := events.Options{
@@ -40,13 +46,19 @@ func (x *exchange) harmWatch(resp *http.Response) {
 	}
 	harmed, err := events.New(resp.Body, o)
 	if err != nil {
-		x.unharmed = bounded(err.Error())
+		x.spare(bounded(err.Error()), x.faults.Over)
 		return
 	}
-	x.objects = nil // it is read by another goroutine now
 	resp.Body = &harmedBody{harmed, resp.Body, x.ctx}
 	resp.ContentLength = -1
 	delete(resp.Header, "Content-Length")
+}
+
+// spare says why a watch is not harmed as it was to be, beside the rules that were to.
+func (x *exchange) spare(why string, missed func()) {
+	rules := slices.Clone(x.faults.Rules)
+	missed()
+	x.faults.Rules, x.unharmed = rules, why
 }
 
 // harmedBody is a watch that faults are let at, and the answer that it comes from.

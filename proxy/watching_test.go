@@ -245,7 +245,9 @@ func TestCachesThatAnEarlierProxyMayHaveHarmed(t *testing.T) {
 				m.sharded(policy.Sharding, nil) // the rule has just been removed
 				client := m.client(true)
 				require.Equal(t, 200, m.resume(client, "/api/v1/pods", "5"), "no rule is about these")
-				require.Equal(t, c.code, m.resume(client, allConfigMaps, "5"))
+				told := m.with(client, "GET", allConfigMaps+"?watch=true&resourceVersion=5", "")
+				require.Equal(t, c.code, told.StatusCode)
+				require.Equal(t, c.code == 410, strings.Contains(told.body, "faults may have kept events of configmaps"), told.body)
 				require.Equal(t, 200, m.with(client, "GET", allConfigMaps, "").StatusCode)
 				require.Equal(t, 200, m.resume(client, allConfigMaps, "5"))
 			})
@@ -539,4 +541,62 @@ func (m *mesh) gaps() int {
 	m.pod.ledger.mu.Lock()
 	defer m.pod.ledger.mu.Unlock()
 	return m.pod.ledger.gaps
+}
+
+// A fault of a watch is counted when it is done, and is not spent before.
+func TestWatchFaultsThatDoNotHappenAreNotCounted(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	cut := func(after int64) *meshv1.FaultRule {
+		r := ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100, AfterNs: after}})
+		r.Count = 1
+		return r
+	}
+	var api http.Handler = newChronicle()
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { api.ServeHTTP(w, r) }))
+	c := m.client(true)
+	spent := func(of uint64, why string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == of }, 10*time.Second, time.Millisecond, why)
+	}
+	m.faults(cut(never))
+	for range 2 {
+		_, end := m.watching(c, "0")
+		spent(1, "it may happen yet")
+		end()
+		spent(0, "the client left")
+	}
+	for why, answer := range map[string]http.HandlerFunc{
+		"it was refused":     func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) },
+		"it is encoded":      func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Encoding", "br") },
+		"it cannot be read":  func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/cbor-seq") },
+		"it ended by itself": func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", jsonType) },
+	} {
+		api = answer
+		m.with(c, "GET", allConfigMaps+"?watch=true&resourceVersion=0", "")
+		spent(0, why)
+	}
+	require.Empty(t, m.injected())
+
+	api = newChronicle()
+	m.faults(cut(ms))
+	next, end := m.watching(c, "0")
+	require.Equal(t, "cut", next())
+	end()
+	spent(1, "it happened")
+	require.Eventually(t, func() bool { return m.injected()["watch_cut"] == 1 }, 10*time.Second, time.Millisecond)
+	m.faults(ofWatches(&meshv1.WatchFault{Stall: &meshv1.WatchFault_Stall{Percent: 100, AfterNs: ms}}))
+	_, end = m.watching(c, "0")
+	defer end()
+	require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, 10*time.Second, time.Millisecond, "before the watch is over")
+}
+
+func TestMethodsOfHarmedWatches(t *testing.T) {
+	for sharded, want := range map[bool]string{true: "ServerSide", false: "Filter"} {
+		m := newMesh(t, newFakeAPI(sharded, twenty()...))
+		m.sharded(divided(scope.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO),
+			injecting(&meshv1.FaultRule{Watch: &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: 1}}}))
+		m.watched(m.client(true), "/api/v1/pods?watch=1&sendInitialEvents=true", jsonType)
+		require.Eventually(t, func() bool { return m.pod.Methods()["pods"] == want }, 5*time.Second, time.Millisecond, "%v", want)
+		require.NotZero(t, m.injected()["watch_delay"])
+	}
 }

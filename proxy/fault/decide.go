@@ -84,16 +84,18 @@ func (r *rule) percent(k Kind) float64 {
 // do adds one fault of a rule's n-th request.
 func (d *decision) do(r *rule, k Kind, n uint64) {
 	f, m, w := d.faults, r.message, r.message.GetWatch()
-	injected := Injected{r.injection, r.rule, k, r.counts}
-	if !ofEvents.has(k) {
-		f.Injected = append(f.Injected, injected)
-	}
-	if ofWatches.has(k) && f.Watch == nil {
-		f.Watch = &Watch{}
-		if exempt := d.rules.noFaults; exempt != nil {
-			f.Watch.Exempt = func(namespace string) bool { _, is := exempt[namespace]; return is }
+	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, counts: r.counts}
+	if ofWatches.has(k) {
+		if f.Watch == nil {
+			f.Watch = &Watch{}
+			if exempt := d.rules.noFaults; exempt != nil {
+				f.Watch.Exempt = func(namespace string) bool { _, is := exempt[namespace]; return is }
+			}
 		}
+		injected.done = new(bool)
+		f.Watch.by[k] = &injected
 	}
+	f.Injected = append(f.Injected, injected)
 	switch k {
 	case Delay:
 		f.Delay = sum(f.Delay, m.GetDelay().GetFixedNs())
@@ -117,33 +119,31 @@ func (d *decision) do(r *rule, k Kind, n uint64) {
 		f.Watch.Stall, f.Watch.StallAfter = true, time.Duration(w.GetStall().GetAfterNs())
 		f.Watch.StallLasts = time.Duration(w.GetStall().GetLastsNs())
 	case WatchDelay:
-		late, earlier := f.Watch.events(r, injected, n), f.Watch.Delay
-		f.Watch.Delay = func() (by time.Duration) {
-			if earlier != nil {
+		watch, late, earlier := f.Watch, r.events(k, n), f.Watch.Delay
+		watch.Delay = func() (by time.Duration) {
+			if watch.late = watch.late[:0]; earlier != nil {
 				by = earlier()
 			}
 			if late() {
 				by = sum(by, w.GetDelay().GetByNs())
+				watch.late = append(watch.late, injected)
 			}
 			return by
 		}
 	case WatchDuplicate:
-		f.Watch.Duplicate = f.Watch.events(r, injected, n)
+		f.Watch.Duplicate = r.events(k, n)
 	case WatchDrop:
-		f.Watch.Drop, f.Watch.MadeUpAfter = f.Watch.events(r, injected, n), time.Duration(w.GetDrop().GetMadeUpAfterNs())
+		f.Watch.Drop, f.Watch.MadeUpAfter = r.events(k, n), time.Duration(w.GetDrop().GetMadeUpAfterNs())
 	}
 }
 
 // events returns what decides about each event of a rule's n-th watch.
-func (w *Watch) events(r *rule, of Injected, n uint64) func() bool {
-	percent, seed := r.percent(of.Kind), uint64(r.message.GetSeed())
+func (r *rule) events(k Kind, n uint64) func() bool {
+	percent, seed := r.percent(k), uint64(r.message.GetSeed())
 	event := uint64(0)
 	return func() bool {
-		harmed := chance(percent, seed, of.Kind, n, event)
+		harmed := chance(percent, seed, k, n, event)
 		event++
-		if harmed && w.Told != nil {
-			w.Told(of)
-		}
 		return harmed
 	}
 }

@@ -32,7 +32,8 @@ type Faults struct {
 	// Stale is how old the list is to be; 0: as it is.
 	Stale time.Duration
 	Watch *Watch
-	// Injected is the same by rule and kind, for metrics, without the events of a watch.
+	// Injected is the same by rule and kind, for metrics. What is of a watch may not have
+	// happened yet (Over).
 	Injected []Injected
 
 	by []*counts // of the rules
@@ -44,13 +45,14 @@ type Injected struct {
 	Kind            Kind
 
 	counts *counts
+	done   *bool // of a watch only: it was told to Watch.Told
 }
 
 // Missed says that a fault was not injected after all, for nothing was there to
 // inject it into.
 func (f *Faults) Missed(k Kind) {
 	for i, of := range f.Injected {
-		if of.Kind != k {
+		if of.Kind != k || of.done != nil && *of.done {
 			continue
 		}
 		f.Injected = slices.Delete(f.Injected, i, i+1)
@@ -60,6 +62,17 @@ func (f *Faults) Missed(k Kind) {
 		}
 		return
 	}
+}
+
+// Over says that nothing more is done to a watch: what was to be done and was not, is
+// missed. What was done has been told, and is not in Injected any more.
+func (f *Faults) Over() {
+	for k := range numKinds {
+		for ofWatches.has(k) && slices.ContainsFunc(f.Injected, func(of Injected) bool { return of.Kind == k && !*of.done }) {
+			f.Missed(k)
+		}
+	}
+	f.Injected = slices.DeleteFunc(f.Injected, func(of Injected) bool { return of.done != nil })
 }
 
 // Lift leaves of the faults what is told of them.
@@ -75,7 +88,8 @@ type Abort struct {
 
 // Watch is what is done to a watch. Chance decides about each event, by functions
 // that are nil where there is nothing to decide. They are for one goroutine, and each is
-// to be asked about each event once, so that a run repeats.
+// to be asked about each event once, so that a run repeats. Whoever does what was
+// decided says so (Did).
 type Watch struct {
 	Gone, Cut, Stall bool
 	GoneAfter        time.Duration
@@ -87,6 +101,28 @@ type Watch struct {
 	MadeUpAfter      time.Duration
 	// Exempt tells whether events of a namespace's objects are left alone; nil: none are.
 	Exempt func(namespace string) bool
-	// Told, if not nil, hears of each event that one of the functions harmed.
+	// Told, if not nil, hears of each fault that was done.
 	Told func(Injected)
+
+	by   [numKinds]*Injected
+	late []Injected // that Delay decided on last
+}
+
+// Did says that a fault was done to the watch, or to the event that was decided about
+// last.
+func (w *Watch) Did(k Kind) {
+	if k == WatchDelay {
+		for _, of := range w.late {
+			w.tell(of)
+		}
+	} else if of := w.by[k]; of != nil {
+		w.tell(*of)
+	}
+}
+
+func (w *Watch) tell(of Injected) {
+	*of.done = true
+	if w.Told != nil {
+		w.Told(of)
+	}
 }

@@ -280,11 +280,15 @@ func TestEventsOfAWatch(t *testing.T) {
 			require.Equal(t, time.Duration(9), w.MadeUpAfter)
 			require.Nil(t, w.Duplicate)
 			require.Nil(t, w.Exempt)
-			require.Len(t, f.Injected, 1, "events are told of one by one")
 			w.Told = func(Injected) { told++ }
 			for range 100 {
-				drops += fmt.Sprint(w.Drop())[:1]
+				drop := w.Drop()
+				drops += fmt.Sprint(drop)[:1]
 				delays = append(delays, w.Delay())
+				w.Did(WatchDelay)
+				if drop {
+					w.Did(WatchDrop)
+				}
 			}
 		}
 		return drops, delays, told
@@ -477,4 +481,43 @@ func TestRulesThatComeBack(t *testing.T) {
 		put(noon, &meshv1.FaultRule{Key: fmt.Sprint("passing ", i)})
 	}
 	require.Len(t, s.known, maxLeft+1)
+}
+
+// What was to be done to a watch is not counted before it is done, and does not spend
+// the rule's count if it is not.
+func TestAWatchThatWasNotHarmed(t *testing.T) {
+	once := &meshv1.FaultRule{Count: 1, Watch: &meshv1.WatchFault{
+		Gone: &meshv1.WatchFault_Gone{Percent: 100},
+		Drop: &meshv1.WatchFault_Drop{Percent: 100},
+	}}
+	s := NewStore()
+	r := compiled(t, one(once), s).OfKind(watches)
+	told := []Kind{}
+	decide := func() *Faults {
+		f := r.Decide(noon, pod)
+		if f != nil {
+			f.Watch.Told = func(by Injected) { told = append(told, by.Kind) }
+		}
+		return f
+	}
+	for range 3 {
+		f := decide()
+		require.NotNil(t, f)
+		require.Nil(t, decide(), "it may be done yet")
+		f.Over()
+		require.Empty(t, f.Injected)
+		require.Empty(t, f.Rules)
+		require.Zero(t, s.States()[0].Injected)
+	}
+	lifted := decide()
+	lifted.Lift()
+	lifted.Over()
+	require.Zero(t, s.States()[0].Injected)
+	f := decide()
+	f.Watch.Did(WatchDrop)
+	f.Over()
+	require.Empty(t, f.Injected, "it was told")
+	require.Equal(t, []Kind{WatchDrop}, told)
+	require.Equal(t, []string{"i/r0"}, f.Rules)
+	require.Nil(t, decide())
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"mime"
 	"strings"
+	"sync/atomic"
 )
 
 // Key is what decides on an object. Its bytes are valid during the call only.
@@ -62,7 +63,7 @@ type Reader struct {
 	out     []byte // the rest of what the form returned last
 	plain   bool   // what follows is passed as it is
 	echoed  bool
-	dropped int
+	dropped atomic.Int64
 	err     error
 }
 
@@ -146,15 +147,16 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 // custom resources has it, it tells at the end only; such a list is filtered.
 func (r *Reader) Echoed() bool { return r.echoed }
 
-// Dropped is the number of objects dropped so far.
-func (r *Reader) Dropped() int { return r.dropped }
+// Dropped is the number of objects dropped so far. It may be asked while another
+// goroutine reads.
+func (r *Reader) Dropped() int { return int(r.dropped.Load()) }
 
 // decide asks what Keep says.
 func (r *Reader) decide(k Key) bool {
 	if r.keep(k) {
 		return true
 	}
-	r.dropped++
+	r.dropped.Add(1)
 	return false
 }
 

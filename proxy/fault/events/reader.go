@@ -62,6 +62,8 @@ type Reader struct {
 	gaps    map[object]*list.Element
 	silent  bool // stalled for good
 
+	stalling bool // it was, or is
+
 	out  []piece
 	rest io.Reader // what cannot be read as events, passed as it is
 	err  error
@@ -232,15 +234,21 @@ func (r *Reader) elapse(now time.Time) {
 	age := now.Sub(r.start)
 	switch {
 	case f.Gone && age >= f.GoneAfter:
+		f.Did(fault.WatchGone)
 		r.makeUp()
 		r.out = append(r.out, piece{bytes: expired(r.events.Protobuf())})
 		r.err = io.EOF
 		return
 	case f.Cut && age >= f.CutAfter:
+		f.Did(fault.WatchCut)
 		r.makeUp()
 		r.err = ErrCut
 		return
 	case r.stalled(age):
+		if !r.stalling {
+			r.stalling = true
+			f.Did(fault.WatchStall)
+		}
 		if f.StallLasts == 0 && !r.silent {
 			// What comes is not kept: the client resumes from before it.
 			r.silent = true
@@ -324,6 +332,9 @@ func (r *Reader) arrive(h *held, now time.Time) {
 	}
 	r.last = h.due
 	r.queue = append(r.queue, h)
+	if late > 0 {
+		f.Did(fault.WatchDelay)
+	}
 }
 
 // pass has the client read an event, unless it is to be dropped.
@@ -337,6 +348,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 		}
 		r.makeUp()
 	case h.drop && (h.taken > 0 || r.take(h)):
+		r.faults.Did(fault.WatchDrop)
 		h.due = now.Add(r.faults.MadeUpAfter)
 		if gap == nil {
 			r.gaps[h.object] = r.dropped.PushBack(h)
@@ -351,7 +363,8 @@ func (r *Reader) pass(h *held, now time.Time) {
 	case gap != nil:
 		r.give(r.undrop(gap).taken) // what passes now is enough
 	}
-	if h.twice {
+	if h.twice && r.faults != nil {
+		r.faults.Did(fault.WatchDuplicate)
 		r.deliver(&held{bytes: h.bytes, revision: h.revision})
 	}
 	r.deliver(h)
