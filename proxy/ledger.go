@@ -92,9 +92,11 @@ func (l *ledger) doubt(t *ticket, under *policy) bool {
 type gap struct {
 	events.Gap
 	view view
-	told bool // one who would have missed it, to list
-	over bool // the watch
+	told bool      // one who would have missed it, to list
+	over time.Time // when the watch ended; zero: it has not
 }
+
+func (g *gap) isOver() bool { return !g.over.IsZero() }
 
 // debt is what the caches of one view have to be told yet, and were.
 type debt struct {
@@ -244,10 +246,15 @@ func (l *ledger) leave(t *ticket) {
 }
 
 // gap makes room for what faults will keep from the client of a watch. It is nil if no
-// more can be remembered.
+// more can be remembered; those are forgotten whose clients would have come back by now.
 func (l *ledger) gap(t *ticket) *gap {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.gaps >= maxGaps {
+		for _, s := range l.resources {
+			l.forget(s, func(g *gap) bool { return g.isOver() && longAgo(g.over) })
+		}
+	}
 	if l.gaps >= maxGaps {
 		return nil
 	}
@@ -266,20 +273,24 @@ func (l *ledger) over(t *ticket, g *gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, other := range t.state.gaps {
-		if other.over && other.view == g.view {
+		if other.isOver() && other.view == g.view {
 			other.Join(&g.Gap)
-			other.told = other.told || g.told
+			other.told, other.over = other.told || g.told, time.Now()
 			g.Forget()
 		}
 	}
-	g.over = true
+	g.over = time.Now()
 	l.mend(t.state)
 }
 
 // mend forgets the gaps of watches that ended and miss nothing.
 func (l *ledger) mend(s *resourceState) {
+	l.forget(s, func(g *gap) bool { return g.isOver() && g.Empty() })
+}
+
+func (l *ledger) forget(s *resourceState, which func(*gap) bool) {
 	before := len(s.gaps)
-	s.gaps = slices.DeleteFunc(s.gaps, func(g *gap) bool { return g.over && g.Empty() })
+	s.gaps = slices.DeleteFunc(s.gaps, which)
 	l.gaps -= before - len(s.gaps)
 }
 

@@ -39,6 +39,11 @@ func (m *mesh) settle() {
 	l.changed, l.began = l.changed.Add(-settling), l.began.Add(-settling)
 	for _, s := range l.resources {
 		s.changed, s.doubted = s.changed.Add(-settling), s.doubted.Add(-settling)
+		for _, g := range s.gaps {
+			if g.isOver() {
+				g.over = g.over.Add(-settling)
+			}
+		}
 	}
 }
 

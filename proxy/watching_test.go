@@ -227,6 +227,31 @@ func TestAClientThatGoesWithAGapMustList(t *testing.T) {
 	})
 }
 
+// However many views clients make up, others can miss events after a while.
+func TestGapsAreForgottenWhenThereIsNoRoom(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	l := &m.pod.ledger
+	open := &resourceState{}
+	l.resources = map[groupResource]*resourceState{{"", "configmaps"}: open}
+	missing := func(v uint64) *gap {
+		ticket := &ticket{state: open, view: view{path: v}}
+		g := l.gap(ticket)
+		if g != nil {
+			g.Cover("5")
+			l.over(ticket, g)
+		}
+		return g
+	}
+	for v := range uint64(maxGaps) {
+		require.NotNil(t, missing(v))
+	}
+	require.Nil(t, missing(maxGaps))
+	require.True(t, l.missed(&ticket{state: open, view: view{path: 7}}, "5"))
+	m.settle()
+	require.NotNil(t, missing(maxGaps))
+	require.Equal(t, 1, m.gaps())
+}
+
 // Nobody knows what the proxy before kept from its clients when it ended.
 func TestCachesThatAnEarlierProxyMayHaveHarmed(t *testing.T) {
 	for _, keep := range []bool{false, true} {

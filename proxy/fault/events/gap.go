@@ -39,8 +39,8 @@ func (g *Gap) Forget() {
 	g.open = false
 }
 
-// add makes it cover a version. All that is between two is covered too.
-func (g *Gap) add(version string) {
+// Cover makes it cover a version. All that is between two is covered too.
+func (g *Gap) Cover(version string) {
 	from, err := strconv.ParseUint(version, 10, 64)
 	to := from
 	if err != nil {

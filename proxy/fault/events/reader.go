@@ -380,7 +380,7 @@ func (r *Reader) undrop(e *list.Element) *held {
 // deliver has the client read an event.
 func (r *Reader) deliver(h *held) {
 	if r.dropped.Len() > 0 {
-		r.o.Gap.add(h.revision)
+		r.o.Gap.Cover(h.revision)
 	}
 	r.out = append(r.out, piece{h.bytes, h.taken})
 }
