@@ -52,17 +52,42 @@ func (r *renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
 	return out
 }
 
+// hostAndPath reads an expression of a host or, from its first "/" on, of a path. Each
+// is matched by itself: a path that looks like a host must not pass for one.
+func (r *renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
+	host, path, deep := strings.Cut(s, "/")
+	if deep {
+		path = "/" + path
+		if n := len(host) - len(strings.TrimRight(host, `\`)); n%2 == 1 { // `\/` is a "/"
+			host = host[:len(host)-1]
+		}
+		for _, part := range []string{host, path} {
+			if _, err := syntax.Parse(part, syntax.Perl); err != nil {
+				r.invalid(at, s, `what is before the first "/" is about the host alone, what follows about the path alone, and %q is no expression of RE2 by itself: %v`, part, err)
+				return nil
+			}
+		}
+	}
+	out := &meshv1.HttpMatch{}
+	for _, part := range []struct {
+		to   **meshv1.TextMatch
+		text string
+	}{{&out.Host, host}, {&out.Path, path}} {
+		if part.text == "" {
+			continue
+		}
+		if !r.expression(part.text, at) {
+			return nil
+		}
+		*part.to = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: part.text}}
+	}
+	return out
+}
+
 // content reads one of the contents of an intercept rule; nil if it cannot.
 func (r *renderer) content(kind v1alpha1.ContentType, s string, path *field.Path) *meshv1.HttpMatch {
 	if kind == v1alpha1.ContentRegexp {
-		if !r.expression(s, path) {
-			return nil
-		}
-		match := &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: s}}
-		if strings.Contains(s, "/") {
-			return &meshv1.HttpMatch{HostPath: match}
-		}
-		return &meshv1.HttpMatch{Host: match}
+		return r.hostAndPath(s, path)
 	}
 	if strings.Contains(s, "://") {
 		r.invalid(path, s, "write host[:port][/path], without a scheme: rules are about http and https alike")

@@ -208,7 +208,7 @@ const hostsAlone = "of https only the host is seen, not what rules say of paths,
 
 // deep tells whether a match is about what TLS hides.
 func deep(m *meshv1.HttpMatch) bool {
-	return m.Scheme != "http" && (m.Path != nil || m.HostPath != nil || len(m.Methods) > 0 || len(m.Headers) > 0)
+	return m.Scheme != "http" && (m.Path != nil || len(m.Methods) > 0 || len(m.Headers) > 0)
 }
 
 func (t target) opened() bool {

@@ -205,7 +205,6 @@ func TestHostsAlone(t *testing.T) {
 		{&meshv1.HttpMatch{Methods: []string{"GET"}}, false, true},
 		{&meshv1.HttpMatch{Scheme: "http", Path: exact("/p")}, false, false},
 		{&meshv1.HttpMatch{Host: exact("h")}, false, false},
-		{&meshv1.HttpMatch{HostPath: exact("h/p")}, true, false},
 	} {
 		r := rules()
 		p := r.policies["a"]

@@ -38,7 +38,6 @@ const (
 type URL struct {
 	scheme     string
 	host, path *text
-	hostPath   *text
 	port       uint16
 	methods    set
 	headers    Headers
@@ -54,9 +53,6 @@ func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 	if out.path, err = newText(m.GetPath()); err != nil {
 		return nil, fmt.Errorf("path: %w", err)
 	}
-	if out.hostPath, err = newText(m.GetHostPath()); err != nil {
-		return nil, fmt.Errorf("host and path: %w", err)
-	}
 	if out.headers, err = NewHeaders(m.GetHeaders()); err != nil {
 		return nil, err
 	}
@@ -65,7 +61,7 @@ func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 
 // Deep tells whether more is asked for than TLS shows.
 func (u *URL) Deep() bool {
-	return u.path != nil || u.hostPath != nil || !u.methods.all() || len(u.headers) > 0
+	return u.path != nil || !u.methods.all() || len(u.headers) > 0
 }
 
 // Wildcards is as of Resource.
@@ -86,7 +82,7 @@ func (u *URL) Match(r *HTTP) Verdict {
 	switch {
 	case u.scheme != "" && u.scheme != r.Scheme, u.port != 0 && u.port != r.Port:
 		return No
-	case (u.host != nil || u.hostPath != nil) && r.Host == "":
+	case u.host != nil && r.Host == "":
 		return Unseen
 	case u.host != nil && !u.host.match(r.Host):
 		return No
@@ -94,8 +90,7 @@ func (u *URL) Match(r *HTTP) Verdict {
 		return Yes
 	case r.Opaque:
 		return Unseen
-	case !u.methods.has(r.Method), u.path != nil && !u.path.match(r.Path),
-		u.hostPath != nil && !u.hostPath.match(r.Host+r.Path), !u.headers.Match(r.Header):
+	case !u.methods.has(r.Method), u.path != nil && !u.path.match(r.Path), !u.headers.Match(r.Header):
 		return No
 	}
 	return Yes

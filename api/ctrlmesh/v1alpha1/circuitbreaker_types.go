@@ -309,8 +309,8 @@ type TrafficInterceptRule struct {
 	InterceptType InterceptType `json:"interceptType"`
 	// ContentType says how contents are read. Normal: host[:port][/path], where the host
 	// is exact, "*.domain" or "*", and the path is exact. Prefix: the path is a
-	// prefix. Regexp: an RE2 expression that matches all of the host or, if it has a
-	// "/", all of host/path.
+	// prefix. Regexp: an RE2 expression that matches all of the host and, from its
+	// first "/" on, one that matches all of the path.
 	ContentType ContentType `json:"contentType"`
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256

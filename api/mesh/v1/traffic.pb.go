@@ -487,10 +487,8 @@ type HttpMatch struct {
 	// Unset: any.
 	Path *TextMatch `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
 	// In upper case. Empty: any.
-	Methods []string       `protobuf:"bytes,5,rep,name=methods,proto3" json:"methods,omitempty"`
-	Headers []*HeaderMatch `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
-	// Of the host followed by the path. Unset: any.
-	HostPath      *TextMatch `protobuf:"bytes,7,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
+	Methods       []string       `protobuf:"bytes,5,rep,name=methods,proto3" json:"methods,omitempty"`
+	Headers       []*HeaderMatch `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -563,13 +561,6 @@ func (x *HttpMatch) GetMethods() []string {
 func (x *HttpMatch) GetHeaders() []*HeaderMatch {
 	if x != nil {
 		return x.Headers
-	}
-	return nil
-}
-
-func (x *HttpMatch) GetHostPath() *TextMatch {
-	if x != nil {
-		return x.HostPath
 	}
 	return nil
 }
@@ -2467,15 +2458,14 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\aheaders\x18\x06 \x03(\v2\x1d.ctrlmesh.mesh.v1.HeaderMatchR\aheaders\"7\n" +
 	"\tPathMatch\x12\x14\n" +
 	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x14\n" +
-	"\x05verbs\x18\x02 \x03(\tR\x05verbs\"\xa6\x02\n" +
+	"\x05verbs\x18\x02 \x03(\tR\x05verbs\"\xec\x01\n" +
 	"\tHttpMatch\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12/\n" +
 	"\x04host\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.TextMatchR\x04host\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12/\n" +
 	"\x04path\x18\x04 \x01(\v2\x1b.ctrlmesh.mesh.v1.TextMatchR\x04path\x12\x18\n" +
 	"\amethods\x18\x05 \x03(\tR\amethods\x127\n" +
-	"\aheaders\x18\x06 \x03(\v2\x1d.ctrlmesh.mesh.v1.HeaderMatchR\aheaders\x128\n" +
-	"\thost_path\x18\a \x01(\v2\x1b.ctrlmesh.mesh.v1.TextMatchR\bhostPath\"y\n" +
+	"\aheaders\x18\x06 \x03(\v2\x1d.ctrlmesh.mesh.v1.HeaderMatchR\aheaders\"y\n" +
 	"\tTextMatch\x12\x16\n" +
 	"\x05exact\x18\x01 \x01(\tH\x00R\x05exact\x12\x18\n" +
 	"\x06prefix\x18\x02 \x01(\tH\x00R\x06prefix\x12\x18\n" +
@@ -2684,41 +2674,40 @@ var file_api_mesh_v1_traffic_proto_depIdxs = []int32{
 	8,  // 6: ctrlmesh.mesh.v1.HttpMatch.host:type_name -> ctrlmesh.mesh.v1.TextMatch
 	8,  // 7: ctrlmesh.mesh.v1.HttpMatch.path:type_name -> ctrlmesh.mesh.v1.TextMatch
 	9,  // 8: ctrlmesh.mesh.v1.HttpMatch.headers:type_name -> ctrlmesh.mesh.v1.HeaderMatch
-	8,  // 9: ctrlmesh.mesh.v1.HttpMatch.host_path:type_name -> ctrlmesh.mesh.v1.TextMatch
-	5,  // 10: ctrlmesh.mesh.v1.LimitRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
-	6,  // 11: ctrlmesh.mesh.v1.LimitRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
-	7,  // 12: ctrlmesh.mesh.v1.LimitRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
-	11, // 13: ctrlmesh.mesh.v1.LimitRule.bucket:type_name -> ctrlmesh.mesh.v1.Bucket
-	12, // 14: ctrlmesh.mesh.v1.LimitRule.backoff:type_name -> ctrlmesh.mesh.v1.Backoff
-	0,  // 15: ctrlmesh.mesh.v1.LimitRule.trigger:type_name -> ctrlmesh.mesh.v1.Trigger
-	13, // 16: ctrlmesh.mesh.v1.LimitRule.trip:type_name -> ctrlmesh.mesh.v1.Trip
-	14, // 17: ctrlmesh.mesh.v1.LimitRule.recovery:type_name -> ctrlmesh.mesh.v1.Recovery
-	15, // 18: ctrlmesh.mesh.v1.LimitRule.share:type_name -> ctrlmesh.mesh.v1.Share
-	7,  // 19: ctrlmesh.mesh.v1.InterceptRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
-	18, // 20: ctrlmesh.mesh.v1.Injection.rules:type_name -> ctrlmesh.mesh.v1.FaultRule
-	5,  // 21: ctrlmesh.mesh.v1.FaultRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
-	7,  // 22: ctrlmesh.mesh.v1.FaultRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
-	26, // 23: ctrlmesh.mesh.v1.FaultRule.effective_time:type_name -> ctrlmesh.mesh.v1.EffectiveTime
-	19, // 24: ctrlmesh.mesh.v1.FaultRule.delay:type_name -> ctrlmesh.mesh.v1.Delay
-	20, // 25: ctrlmesh.mesh.v1.FaultRule.abort:type_name -> ctrlmesh.mesh.v1.Abort
-	21, // 26: ctrlmesh.mesh.v1.FaultRule.reset:type_name -> ctrlmesh.mesh.v1.Reset
-	22, // 27: ctrlmesh.mesh.v1.FaultRule.truncate:type_name -> ctrlmesh.mesh.v1.Truncate
-	23, // 28: ctrlmesh.mesh.v1.FaultRule.slow_body:type_name -> ctrlmesh.mesh.v1.SlowBody
-	24, // 29: ctrlmesh.mesh.v1.FaultRule.stale_list:type_name -> ctrlmesh.mesh.v1.StaleList
-	25, // 30: ctrlmesh.mesh.v1.FaultRule.watch:type_name -> ctrlmesh.mesh.v1.WatchFault
-	29, // 31: ctrlmesh.mesh.v1.WatchFault.gone:type_name -> ctrlmesh.mesh.v1.WatchFault.Gone
-	30, // 32: ctrlmesh.mesh.v1.WatchFault.cut:type_name -> ctrlmesh.mesh.v1.WatchFault.Cut
-	31, // 33: ctrlmesh.mesh.v1.WatchFault.stall:type_name -> ctrlmesh.mesh.v1.WatchFault.Stall
-	32, // 34: ctrlmesh.mesh.v1.WatchFault.delay:type_name -> ctrlmesh.mesh.v1.WatchFault.Late
-	33, // 35: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
-	34, // 36: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
-	1,  // 37: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
-	15, // 38: ctrlmesh.mesh.v1.RuleState.share:type_name -> ctrlmesh.mesh.v1.Share
-	39, // [39:39] is the sub-list for method output_type
-	39, // [39:39] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	5,  // 9: ctrlmesh.mesh.v1.LimitRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
+	6,  // 10: ctrlmesh.mesh.v1.LimitRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
+	7,  // 11: ctrlmesh.mesh.v1.LimitRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
+	11, // 12: ctrlmesh.mesh.v1.LimitRule.bucket:type_name -> ctrlmesh.mesh.v1.Bucket
+	12, // 13: ctrlmesh.mesh.v1.LimitRule.backoff:type_name -> ctrlmesh.mesh.v1.Backoff
+	0,  // 14: ctrlmesh.mesh.v1.LimitRule.trigger:type_name -> ctrlmesh.mesh.v1.Trigger
+	13, // 15: ctrlmesh.mesh.v1.LimitRule.trip:type_name -> ctrlmesh.mesh.v1.Trip
+	14, // 16: ctrlmesh.mesh.v1.LimitRule.recovery:type_name -> ctrlmesh.mesh.v1.Recovery
+	15, // 17: ctrlmesh.mesh.v1.LimitRule.share:type_name -> ctrlmesh.mesh.v1.Share
+	7,  // 18: ctrlmesh.mesh.v1.InterceptRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
+	18, // 19: ctrlmesh.mesh.v1.Injection.rules:type_name -> ctrlmesh.mesh.v1.FaultRule
+	5,  // 20: ctrlmesh.mesh.v1.FaultRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
+	7,  // 21: ctrlmesh.mesh.v1.FaultRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
+	26, // 22: ctrlmesh.mesh.v1.FaultRule.effective_time:type_name -> ctrlmesh.mesh.v1.EffectiveTime
+	19, // 23: ctrlmesh.mesh.v1.FaultRule.delay:type_name -> ctrlmesh.mesh.v1.Delay
+	20, // 24: ctrlmesh.mesh.v1.FaultRule.abort:type_name -> ctrlmesh.mesh.v1.Abort
+	21, // 25: ctrlmesh.mesh.v1.FaultRule.reset:type_name -> ctrlmesh.mesh.v1.Reset
+	22, // 26: ctrlmesh.mesh.v1.FaultRule.truncate:type_name -> ctrlmesh.mesh.v1.Truncate
+	23, // 27: ctrlmesh.mesh.v1.FaultRule.slow_body:type_name -> ctrlmesh.mesh.v1.SlowBody
+	24, // 28: ctrlmesh.mesh.v1.FaultRule.stale_list:type_name -> ctrlmesh.mesh.v1.StaleList
+	25, // 29: ctrlmesh.mesh.v1.FaultRule.watch:type_name -> ctrlmesh.mesh.v1.WatchFault
+	29, // 30: ctrlmesh.mesh.v1.WatchFault.gone:type_name -> ctrlmesh.mesh.v1.WatchFault.Gone
+	30, // 31: ctrlmesh.mesh.v1.WatchFault.cut:type_name -> ctrlmesh.mesh.v1.WatchFault.Cut
+	31, // 32: ctrlmesh.mesh.v1.WatchFault.stall:type_name -> ctrlmesh.mesh.v1.WatchFault.Stall
+	32, // 33: ctrlmesh.mesh.v1.WatchFault.delay:type_name -> ctrlmesh.mesh.v1.WatchFault.Late
+	33, // 34: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
+	34, // 35: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
+	1,  // 36: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
+	15, // 37: ctrlmesh.mesh.v1.RuleState.share:type_name -> ctrlmesh.mesh.v1.Share
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_traffic_proto_init() }
