@@ -56,7 +56,8 @@ func (s *Server) decrypt(c *conn, h *hello) bool {
 	offered := []string{"h2", "http/1.1"}
 	offered = slices.DeleteFunc(offered, func(p string) bool { return !slices.Contains(h.alpn, p) })
 	if len(offered) == 0 && len(h.alpn) > 0 {
-		return false // what is not HTTP
+		c.leafless = true // it says that it is not HTTP, to a server that may not care
+		return false
 	}
 	ctx, cancel := context.WithTimeout(c.life, leafTimeout)
 	leaf, err := s.Leaf(ctx, h.name)
