@@ -25,6 +25,19 @@ func TestWhatMayBeDeniedIsNotPassedForWantOfACertificate(t *testing.T) {
 	require.Equal(t, []string{"tls unseen", "tls passed"}, w.got())
 }
 
+// A client may say that it speaks no HTTP, and a server not care.
+func TestWhatMayBeDeniedIsNotPassedAsAnotherProtocol(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	w.set(rules(&meshv1.Egress{Decrypt: true}, deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")})))
+	other := func(t *http.Transport) {
+		t.ForceAttemptHTTP2 = false
+		t.TLSClientConfig.NextProtos = []string{"other"}
+	}
+	_, err := w.client(secureAt, other).Get("https://api.example.com/x")
+	require.ErrorContains(t, err, "access denied")
+}
+
 // TestStreamsThatNobodyReadsHoldLittle counts what the server could send, most of
 // which is in the sockets' buffers.
 func TestStreamsThatNobodyReadsHoldLittle(t *testing.T) {
