@@ -105,7 +105,7 @@ httpFault:
 		if a.code != http.StatusServiceUnavailable {
 			return fmt.Errorf("answered %d", a.code)
 		}
-		a.refused(t, http.StatusServiceUnavailable, ns+"/cap", "failing-status")
+		a.refused(t, http.StatusServiceUnavailable, ns+"/failing-status", "failing-status")
 		require.LessOrEqual(t, a.retryAfter(), 10)
 		return nil
 	})
