@@ -57,7 +57,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Harmed: func(by fault.Injected) {
 			workload, shard := p.owner()
-			s.metrics.harmed(faultSeries{p.info.Namespace, workload, shard, by.Injection, by.Rule}, by.Kind)
+			s.metrics.faults.count(ruleSeries{p.info.Namespace, workload, shard, by.Injection, by.Rule}, by.Kind.String())
 		},
 		Panicked: s.metrics.panics.Inc,
 	})

@@ -21,8 +21,8 @@ type metrics struct {
 	watches                                         *prometheus.GaugeVec
 	panics                                          prometheus.Counter
 	bounds, tunnels, tunnelBytes, filtered, foreign *prometheus.CounterVec
-	limits                                          limitMetrics
-	faults                                          faultMetrics
+	limits                                          ruleMetrics
+	faults                                          ruleMetrics
 	egress                                          *prometheus.CounterVec
 }
 
@@ -57,13 +57,14 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
 		filtered:    counter("filtered_objects_total", "Objects that the proxy read on their way to captured pods, by what became of them: kept or dropped.", "resource", "result"),
 	}
-	m.limits.refused = counter("limited_requests_total", "Requests of captured pods that a rule of a CircuitBreaker refused, by the rule and why.", "breaker", "rule", "reason")
-	m.faults.injected = counter("faults_injected_total", "Faults injected into requests of captured pods, by the rule of a FaultInjection.", "injection", "rule", "kind")
+	m.limits.source, m.faults.source = "breaker", "injection"
+	m.limits.counts = counter("limited_requests_total", "Requests of captured pods that a rule of a CircuitBreaker refused, by the rule and why.", "breaker", "rule", "reason")
+	m.faults.counts = counter("faults_injected_total", "Faults injected into requests of captured pods, by the rule of a FaultInjection.", "injection", "rule", "kind")
 	m.egress = counter("egress_requests_total", "Requests of captured pods to other hosts than the apiserver, or connections where no request is seen, by what became of them.", "protocol", "verdict")
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.limits.refused, m.faults.injected, m.egress} {
+	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.limits.counts, m.faults.counts, m.egress} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
