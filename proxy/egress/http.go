@@ -284,7 +284,8 @@ func (x *exchange) meet(f *fault.Faults) bool {
 		x.reset()
 	case f.Abort != nil:
 		x.verdict = VerdictFault
-		x.answer(f.Abort.Status, 0, cmp.Or(f.Abort.Reason, http.StatusText(f.Abort.Status))+": injected by FaultInjection rule "+f.Abort.Rule)
+		reason := cmp.Or(f.Abort.Reason, http.StatusText(f.Abort.Status))
+		x.answer(f.Abort.Status, 0, fmt.Sprintf("%s: injected by FaultInjection %s/%s", reason, x.s.Namespace, f.Abort.Rule))
 		return false
 	}
 	return true

@@ -90,7 +90,7 @@ func TestFaultsOfRequestsAndConnections(t *testing.T) {
 	require.Greater(t, time.Since(start), 50*time.Millisecond)
 	code, body := w.get(c, "http://abort/")
 	require.Equal(t, 418, code)
-	require.Contains(t, body, "fi/abort")
+	require.Contains(t, body, "FaultInjection ns/fi/abort")
 	for _, host := range []string{"reset.example.com", "late"} {
 		_, err := c.Post("http://"+host+"/", "text/plain", nil)
 		require.ErrorIs(t, err, syscall.ECONNRESET, host)
