@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -41,6 +43,10 @@ rateLimitings:
   resourceRules: [{apiGroups: [""], resources: [limitranges], verbs: ["*"], namespaces: ["*"]}]
   trip: {window: 20s, minRequests: 2, errorPercent: "1"}
   recoverPolicy: {type: Manual}
+- name: watches # are long
+  resourceRules: [{apiGroups: [""], resources: [podtemplates], verbs: ["*"], namespaces: ["*"]}]
+  trip: {window: 20s, minRequests: 1, slowPercent: "1", slowCall: 900ms}
+  recoverPolicy: {type: Manual}
 `, 1)
 	faults(t, ns, "failing", `
 httpFault:
@@ -56,8 +62,11 @@ httpFault:
   match: {resources: [{resources: [endpoints]}]}
   delay: {fixedDelay: 400ms, percent: "100"}
 - name: limitranges
-  match: {resources: [{resources: [limitranges]}]}
+  match: {resources: [{resources: [limitranges], verbs: [list]}]}
   abort: {httpStatus: 409, percent: "100"}
+- name: gone
+  match: {resources: [{resources: [limitranges], names: [gone]}]}
+  abort: {httpStatus: 410, percent: "100"}
 `, 1)
 	opened := func(s meshv1alpha1.LimitingSnapshot) bool {
 		return s.State == meshv1alpha1.BreakerOpened && s.LastTransitionTime != nil
@@ -120,10 +129,16 @@ httpFault:
 		}
 		caller.get(t, in+"/endpoints").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "slow")
 	})
-	t.Run("conflicts are no errors", func(t *testing.T) {
-		for range 5 {
+	t.Run("what is no error", func(t *testing.T) {
+		for range 2 {
 			require.Equal(t, http.StatusConflict, caller.get(t, in+"/limitranges").code)
+			require.Equal(t, http.StatusNotFound, caller.get(t, in+"/limitranges/none").code)
+			require.Equal(t, http.StatusGone, caller.get(t, in+"/limitranges/gone").code)
+			a := caller.get(t, in+"/podtemplates?watch=true&timeoutSeconds=1")
+			require.Equal(t, http.StatusOK, a.code)
+			require.GreaterOrEqual(t, a.took, time.Second)
 		}
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/podtemplates").code)
 	})
 }
 
@@ -167,8 +182,26 @@ httpFault:
 	same(caller)
 	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerOpened })
 
+	// What a watch did not hear of before, it is told when its agent goes.
+	faults(t, ns, "forgetful", `
+httpFault:
+- name: forgets
+  match: {resources: [{resources: [configmaps], verbs: [watch]}]}
+  watch: {drop: {percent: "100", madeUpAfter: 1h}}
+`, 1)
+	i := newWatcher(t, pod)
+	missed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "missed"}}
+	create(t, missed)
+	counted := map[string]string{"namespace": ns, "injection": "forgetful"}
+	until(t, "the event to be dropped", func(context.Context) error {
+		return orElse(sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
+	})
+	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
+
 	before := agents(t)[pod.Spec.NodeName]
 	restartAgents(t)
+	i.holds(t, missed)
+	i.truth(t)
 	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
 	same(hastyClient(t, pod))
 	inForce(t, b, 1)

@@ -39,12 +39,33 @@ type hosts struct {
 // otherHosts are their names.
 var otherHosts = []string{"api.example.com", "hooks.example.com", "paths.example.com", "evil.example.com"}
 
-// hostsScript serves HTTP at 80 and 8080, HTTPS at 443 and 8443, and sends back what comes by
-// UDP at 443 and 4443.
-const hostsScript = `const fs = require("fs"), tls = {key: fs.readFileSync("/hosts/tls.key"), cert: fs.readFileSync("/hosts/tls.crt")}
-const answer = (q, a) => { q.resume(); a.end(JSON.stringify({host: q.headers.host, sni: q.socket.servername || "", method: q.method, path: q.url})) }
-for (const port of [80, 8080]) require("http").createServer(answer).listen(port, "::")
-for (const port of [443, 8443]) require("https").createServer(tls, answer).listen(port, "::")
+// hostsScript serves HTTP at 80 and 8080, HTTPS at 443 and 8443, HTTP/2 without TLS at 8082,
+// and sends back what comes by UDP at 443 and 4443, and in WebSockets at 80 and 443. The
+// proxy at 3128 connects to itself, whom it is asked for.
+const hostsScript = `const fs = require("fs"), net = require("net"), http = require("http"), http2 = require("http2")
+const tls = {key: fs.readFileSync("/hosts/tls.key"), cert: fs.readFileSync("/hosts/tls.crt"), allowHTTP1: true}
+const answer = (q, a) => {
+	let bytes = 0
+	q.on("data", d => bytes += d.length).on("end", () => a.end(JSON.stringify(
+		{version: q.httpVersion, host: q.headers.host || q.authority, sni: q.socket.servername || "", method: q.method, path: q.url, bytes})))
+}
+const socket = (q, s) => {
+	const accept = require("crypto").createHash("sha1").update(q.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest("base64")
+	s.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: " + accept + "\r\n\r\n")
+	s.on("data", d => { // a short frame, which is sent back without its mask
+		const key = d.subarray(2, 6)
+		s.write(Buffer.concat([Buffer.from([d[0], d[1] & 127]), d.subarray(6).map((b, i) => b ^ key[i % 4])]))
+	}).on("error", () => {})
+}
+const proxy = (q, s, head) => {
+	const to = net.connect(q.url.split(":").pop(), "127.0.0.1", () => s.write("HTTP/1.1 200 OK\r\n\r\n")).on("error", () => s.destroy())
+	to.write(head)
+	s.on("error", () => to.destroy()).pipe(to).pipe(s)
+}
+for (const port of [80, 8080]) http.createServer(answer).on("upgrade", socket).listen(port, "::")
+for (const port of [443, 8443]) http2.createSecureServer(tls, answer).on("upgrade", socket).listen(port, "::")
+http2.createServer(answer).listen(8082, "::")
+http.createServer(answer).on("connect", proxy).listen(3128, "::")
 for (const port of [443, 4443]) { const s = require("dgram").createSocket("udp4"); s.on("message", (m, from) => s.send(m, from.port, from.address)); s.bind(port) }`
 
 func newHosts(t *testing.T, ns string) hosts {
@@ -58,7 +79,7 @@ func newHosts(t *testing.T, ns string) hosts {
 	c.Command = []string{"node", "-e", hostsScript}
 	c.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8443)}}}
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "hosts"}, Spec: corev1.ServiceSpec{Selector: map[string]string{podNameLabel: "hosts"}}}
-	for _, port := range []int32{80, 443, 8080, 8443} {
+	for _, port := range []int32{80, 443, 3128, 8080, 8082, 8443} {
 		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("tcp-", port), Port: port})
 	}
 	for _, port := range []int32{443, 4443} {
@@ -178,8 +199,8 @@ rateLimitings:
 
 	t.Run("by server name", func(t *testing.T) {
 		body := passes(t, pod, "https://api.example.com/x?q=1")
-		require.JSONEq(t, `{"host": "api.example.com", "sni": "api.example.com", "method": "GET", "path": "/x?q=1"}`, body)
-		passes(t, pod, "https://api.example.com/", "--http1.1")
+		require.JSONEq(t, `{"version": "2.0", "host": "api.example.com", "sni": "api.example.com", "method": "GET", "path": "/x?q=1", "bytes": 0}`, body)
+		require.Contains(t, passes(t, pod, "https://api.example.com/", "--http1.1"), `"1.1"`)
 		passes(t, pod, "https://api.example.com/", "--tlsv1.2 --tls-max 1.2")
 		passes(t, pod, "https://hosts."+ns+".svc/")
 		shut(t, pod, "https://evil.example.com/")
@@ -374,6 +395,10 @@ trafficInterceptRules:
   interceptType: Whitelist
   contentType: Normal
   contents: [api.example.com]
+- name: open
+  interceptType: Whitelist
+  contentType: Regexp
+  contents: ['hooks\.example\.com/(in|socket)']
 rateLimitings:
 - name: few
   restRules: [{url: "https://paths.example.com/open/few*"}]
@@ -411,6 +436,19 @@ rateLimitings:
 	require.NoError(t, err, "what no rule must see into is not decrypted")
 	_ = resp.Body.Close()
 	shut(t, pod, "https://evil.example.com/")
+
+	out := shell("dd if=/dev/zero of=/tmp/zeros bs=1M count=32 2>/dev/null; curl -sS -m 60 -T /tmp/zeros https://hooks.example.com/in; curl -sS -m 60 --http1.1 -T - https://hooks.example.com/in </tmp/zeros")
+	require.Equal(t, 2, strings.Count(out, fmt.Sprintf(`"bytes":%d`, 32<<20)), "long uploads: %s", out)
+	require.Equal(t, "hello error", shell(speakingWebSocket+"wss://hooks.example.com/socket; echo -n ' '; "+speakingWebSocket+"wss://hooks.example.com/"))
+
+	f := faults(t, ns, "others", `
+httpFault:
+- name: teapot
+  match: {httpMatch: [{host: {exact: paths.example.com}, path: {prefix: /open/brew}, method: GET}]}
+  abort: {httpStatus: 418, percent: "100"}
+`, 2)
+	require.Equal(t, "418 200", shell("curl "+status+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
+	remove(t, f)
 
 	shut(t, without, "https://paths.example.com/open/1")
 	until(t, "the status to say what to do", func(ctx context.Context) error {

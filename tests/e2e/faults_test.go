@@ -37,6 +37,11 @@ func testFaults(t *testing.T) {
 	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "here"}, Data: map[string]string{"text": strings.Repeat("a", 3000)}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "cut"}})
 	start := time.Now()
+	tokyo, err := time.LoadLocation("Asia/Tokyo")
+	require.NoError(t, err)
+	clock := func(zone *time.Location, off time.Duration) string {
+		return start.In(zone).Add(off).Format(time.TimeOnly)
+	}
 
 	f := faults(t, ns, "faults", `
 httpFault:
@@ -78,6 +83,21 @@ httpFault:
   match: {resources: [{resources: [pods]}]}
   abort: {httpStatus: 500, percent: "100"}
   effectiveTime: {months: [`+fmt.Sprint(int(time.Now().UTC().AddDate(0, 0, -40).Month()))+`], timeZone: Europe/Berlin}
+- name: at-noon # the same hours are others elsewhere
+  match: {resources: [{resources: [podtemplates]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  effectiveTime: {startTime: "`+clock(tokyo, -time.Hour)+`", endTime: "`+clock(tokyo, time.Hour)+`", timeZone: America/New_York}
+- name: in-tokyo
+  match: {resources: [{resources: [replicationcontrollers]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  effectiveTime: {startTime: "`+clock(tokyo, -time.Hour)+`", endTime: "`+clock(tokyo, time.Hour)+`", timeZone: Asia/Tokyo}
+- name: over-midnight # it is always midnight within that
+  match: {resources: [{resources: [resourcequotas]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  effectiveTime: {startTime: "`+clock(time.UTC, -time.Hour)+`", endTime: "`+clock(time.UTC, -2*time.Hour)+`"}
+- name: status
+  match: {resources: [{resources: ["*/status"], namespaces: [`+ns+`]}]}
+  abort: {httpStatus: 500, percent: "100"}
 `, 1)
 
 	t.Run("abort", func(t *testing.T) {
@@ -101,6 +121,22 @@ httpFault:
 		node := "/api/v1/nodes/" + nodes(t)[0]
 		require.Equal(t, "429", shell(t, pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: yes' $api"+node+" || true"))
 		require.Equal(t, "200", shell(t, pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: no' $api"+node))
+	})
+	t.Run("subresource and namespace", func(t *testing.T) {
+		of := in + "/pods/" + pod.Name
+		require.Equal(t, http.StatusOK, caller.get(t, of).code)
+		require.Equal(t, http.StatusInternalServerError, caller.get(t, of+"/status").code)
+		require.Equal(t, http.StatusNotFound, caller.get(t, "/api/v1/namespaces/default/pods/none/status").code)
+	})
+	t.Run("effective time", func(t *testing.T) {
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/podtemplates").code)
+		require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/replicationcontrollers").code)
+		require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/resourcequotas").code)
+	})
+	t.Run("Node's fetch", func(t *testing.T) {
+		out := shell(t, pod, `NODE_EXTRA_CA_CERTS=$sa/ca.crt node -e 'const [url, authorization] = process.argv.slice(1)
+fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async r => console.log(r.status, (await r.json()).message))' $api`+in+`/resourcequotas "$auth"`)
+		require.Contains(t, out, "500 ctrlmesh: injected by FaultInjection "+ns+"/faults/over-midnight")
 	})
 	t.Run("delay", func(t *testing.T) {
 		a := caller.get(t, in+"/secrets")
@@ -163,6 +199,27 @@ httpFault:
 			require.Equal(t, slices.Contains(hit, i), again.get(t, in+"/endpoints").code == http.StatusInternalServerError, "the same seed, the same faults")
 		}
 		require.Equal(t, http.StatusOK, caller.get(t, in+"/pods").code, "never, and not now")
+	})
+	t.Run("kubectl", func(t *testing.T) {
+		until(t, "the columns", func(context.Context) error { // that count are seconds old
+			head, row := columns(t, pod, "faultinjections", "faults")
+			require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "INJECTED", "EXPIRES", "STATE", "AGE"}, head)
+			return orElse(slices.Equal(row[:3], []string{"faults", "2", "2"}) && row[3] != "0" && slices.Contains(row, "InForce"), fmt.Sprint(row))
+		})
+		for rule, why := range map[string]string{
+			`{name: a}`: "set a fault",
+			`{name: a, abort: {httpStatus: 99, percent: "1"}}`:                                                        "httpStatus",
+			`{name: a, delay: {fixedDelay: 1s, percent: "101"}}`:                                                      "percent",
+			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, effectiveTime: {startTime: "10:00:00"}}`:                "go together",
+			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, effectiveTime: {timeZone: Mars/Base}}`:                  "Mars/Base", // the webhook
+			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, match: {httpMatch: [{path: {regex: "("}}]}}`:            "regex",
+			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, match: {httpMatch: [{path: {exact: /a, prefix: /a}}]}}`: "path",
+		} {
+			out := shell(t, pod, `kubectl create -f - 2>&1 <<'END' || true
+{apiVersion: ctrlmesh.kusionstack.io/v1alpha1, kind: FaultInjection, metadata: {name: wrong}, spec: {selector: {}, httpFault: [`+rule+`]}}
+END`)
+			require.Contains(t, out, why, rule)
+		}
 	})
 	t.Run("marked in the access line", func(t *testing.T) {
 		until(t, "the access line", func(context.Context) error {
@@ -230,6 +287,7 @@ httpFault:
 	require.Equal(t, http.StatusOK, caller.get(t, there).code, "objects of a namespace that forbids it")
 	leases := "/apis/coordination.k8s.io/v1/namespaces/" + ns + "/leases"
 	require.Equal(t, http.StatusNotFound, caller.get(t, leases+"/lock").code, "locks")
+	require.Equal(t, http.StatusOK, hastyClient(t, outsider(t, ns, "outsider")).get(t, here).code, "pods without the label")
 
 	f.Spec.Disabled = true
 	write(t, f)

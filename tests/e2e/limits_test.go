@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -69,6 +70,20 @@ rateLimitings:
   resourceRules: [{apiGroups: [""], resources: [resourcequotas], verbs: ["*"], namespaces: ["*"]}]
   exponentialBackoff: {continuouslyFailureTimes: 1, baseDelayInMillisecond: 2000, maxDelayInMillisecond: 60000}
   triggerPolicy: LimiterOnly
+- name: of-its-labels
+  resourceRules: [{apiGroups: [""], resources: [podtemplates], verbs: ["*"], namespaces: ["*"]}]
+  podSelector: {matchLabels: {`+podNameLabel+`: client}}
+  triggerPolicy: ForceOpened
+- name: of-others
+  resourceRules: [{apiGroups: [""], resources: [replicationcontrollers], verbs: ["*"], namespaces: ["*"]}]
+  podSelector: {matchExpressions: [{key: `+podNameLabel+`, operator: NotIn, values: [client]}]}
+  triggerPolicy: ForceOpened
+- name: no-logs
+  resourceRules: [{apiGroups: [""], resources: [pods/log], verbs: ["*"], namespaces: ["*"]}]
+  triggerPolicy: ForceOpened
+- name: no-scaling
+  resourceRules: [{apiGroups: ["*"], resources: ["*/scale"], verbs: ["*"], namespaces: ["*"]}]
+  triggerPolicy: ForceOpened
 `, 1)
 
 	t.Run("bucket", func(t *testing.T) {
@@ -112,6 +127,18 @@ rateLimitings:
 	t.Run("user agents", func(t *testing.T) {
 		require.Contains(t, shell(t, pod, "kubectl get --raw /api/v1/nodes 2>&1 || true"), "by-kubectl")
 		shell(t, pod, "curl $curl --output body $api/api/v1/nodes")
+	})
+	t.Run("labels", func(t *testing.T) {
+		caller.get(t, "/api/v1/namespaces/"+ns+"/podtemplates").refused(t, http.StatusServiceUnavailable, ns+"/limits", "of-its-labels")
+		require.Equal(t, http.StatusOK, caller.get(t, "/api/v1/namespaces/"+ns+"/replicationcontrollers").code)
+	})
+	t.Run("subresources", func(t *testing.T) {
+		of := "/api/v1/namespaces/" + ns + "/pods/" + pod.Name
+		require.Equal(t, http.StatusOK, caller.get(t, of).code)
+		require.Equal(t, http.StatusOK, caller.get(t, of+"/status").code)
+		caller.get(t, of+"/log").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-logs")
+		require.Contains(t, shell(t, pod, "kubectl logs "+pod.Name+" 2>&1 || true"), "no-logs")
+		caller.get(t, "/apis/apps/v1/namespaces/"+ns+"/deployments/none/scale").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-scaling")
 	})
 	t.Run("not of resources", func(t *testing.T) {
 		require.Equal(t, http.StatusOK, caller.get(t, "/version").code)
@@ -157,6 +184,31 @@ httpFault:
 			return err
 		})
 	})
+	t.Run("kubectl", func(t *testing.T) {
+		head, row := columns(t, pod, "circuitbreakers", "limits")
+		require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "OPENED", "REFUSED", "STATE", "AGE"}, head)
+		require.Equal(t, []string{"limits", "1", "1", "1"}, row[:4], "what is forced open is open")
+		require.NotEqual(t, "0", row[4])
+		require.Equal(t, "InForce", row[5])
+		require.Contains(t, shell(t, pod, "kubectl wait --for=condition=Ready cbk/limits"), "condition met")
+	})
+	t.Run("what cannot be is refused", func(t *testing.T) {
+		for rule, why := range map[string]string{
+			`rateLimitings: [{name: a, restRules: [{url: x.org}]}]`:                                                     "set a limit",
+			`rateLimitings: [{name: a, maxInFlight: 1}]`:                                                                "list what is limited",
+			`rateLimitings: [{name: a, restRules: [{url: x.org}], triggerPolicy: Often}]`:                               "Often",
+			`rateLimitings: [{name: a, restRules: [{url: x.org}], bucket: {burst: 0, interval: 1s, limit: 1}}]`:         "burst",
+			`rateLimitings: [{name: a, restRules: [{url: "ftp://x.org"}], maxInFlight: 1}]`:                             "http or https", // the webhook
+			`trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Regexp, contents: ["(?=x)"]}]`:    "contents",
+			`trafficInterceptRules: [{name: a, interceptType: Greylist, contentType: Regexp, contents: ["a"]}]`:         "Greylist",
+			`trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Normal, contents: ["http://a"]}]`: "without a scheme",
+		} {
+			out := shell(t, pod, `kubectl create -f - 2>&1 <<'END' || true
+{apiVersion: ctrlmesh.kusionstack.io/v1alpha1, kind: CircuitBreaker, metadata: {name: wrong}, spec: {selector: {}, `+rule+`}}
+END`)
+			require.Contains(t, out, why, rule)
+		}
+	})
 	t.Run("disabled", func(t *testing.T) {
 		b.Spec.Disabled = true
 		write(t, b)
@@ -166,8 +218,8 @@ httpFault:
 	})
 }
 
-// Three pods of one workload together never pass more than the rule says, by the
-// apiserver's own record.
+// Pods of one workload together never pass more than the rule says, by the apiserver's
+// own record, also as there come to be fewer and more of them.
 func testWorkloadLimit(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
@@ -190,38 +242,66 @@ rateLimitings:
 			snapshot(t, b, pod.Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, "/3") })
 		}
 	}
-	const lasts = 8 * time.Second
+	const lasts = 6 * time.Second
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var all sync.WaitGroup
 	callers := audit.Callers{Since: start}
-	for _, pod := range pods {
+	ask := func(pod *corev1.Pod) {
 		caller := hastyClient(t, pod)
-		callers.Pods = append(callers.Pods, ns+"/"+pod.Name)
 		for _, resource := range []string{"secrets", "services"} {
 			all.Go(func() {
 				for ctx.Err() == nil {
-					_, _ = caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+ns+"/"+resource+"/none") // audited
+					if _, err := caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+ns+"/"+resource+"/none"); err != nil { // audited
+						return // the pod is gone
+					}
 				}
 			})
 		}
 	}
-	all.Wait()
-
-	requests, err := cluster.Requests(callers)
-	require.NoError(t, err)
-	neverMore(t, requests, "secrets", 6, 3)
-	neverMore(t, requests, "services", 1, 1)
-	// Nor much less, where all ask all the time.
-	assert.Greater(t, len(of(requests, "secrets")), 6+3*5, "in %v", lasts)
-	assert.GreaterOrEqual(t, len(of(requests, "services")), 3, "in %v", lasts)
-
-	// Who is left has all of it.
-	scaled(t, ns, "set", 1)
-	for _, rule := range []string{"secrets", "services"} {
-		snapshot(t, b, pods[0].Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return s.Share == "1/1" })
+	for _, pod := range pods {
+		callers.Pods = append(callers.Pods, ns+"/"+pod.Name)
+		ask(pod)
 	}
+	requests := func() []audit.Request {
+		requests, err := cluster.Requests(callers)
+		require.NoError(t, err)
+		return requests
+	}
+	until(t, "requests", func(context.Context) error { return orElse(time.Since(start) > lasts, "more are asked") })
+	// Nor much less, where all ask all the time.
+	assert.Greater(t, len(of(requests(), "secrets")), 6+3*3, "in %v", lasts)
+	assert.GreaterOrEqual(t, len(of(requests(), "services")), 2, "in %v", lasts)
+
+	shared := func(n int) {
+		t.Helper()
+		scaled(t, ns, "set", int32(n))
+		for i := range n {
+			pods[i] = ready(t, ns, pods[i].Name)
+			for _, rule := range []string{"secrets", "services"} {
+				snapshot(t, b, pods[i].Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, fmt.Sprint("/", n)) })
+			}
+		}
+	}
+	shared(1) // who is left has all of it
+	shared(2)
+	ask(pods[1])
+	alone := len(of(requests(), "secrets"))
+	until(t, "requests of both", func(context.Context) error { return orElse(len(of(requests(), "secrets")) > alone+6, "more are asked") })
+	cancel()
+	all.Wait()
+	neverMore(t, requests(), "secrets", 6, 3)
+	neverMore(t, requests(), "services", 1, 1)
+}
+
+// columns are what kubectl in a pod says of an object.
+func columns(t *testing.T, pod *corev1.Pod, kind, name string) (head, row []string) {
+	t.Helper()
+	lines := strings.Split(shell(t, pod, "kubectl get "+kind+" "+name), "\n")
+	require.Len(t, lines, 2)
+	apart := regexp.MustCompile(`\s{2,}`)
+	return apart.Split(strings.TrimSpace(lines[0]), -1), apart.Split(strings.TrimSpace(lines[1]), -1)
 }
 
 func scaled(t *testing.T, ns, name string, replicas int32) {

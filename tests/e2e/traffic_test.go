@@ -31,6 +31,7 @@ func TestTraffic(t *testing.T) {
 		run  func(*testing.T)
 	}{
 		{"Egress", testEgress},
+		{"EgressProtocols", testEgressProtocols},
 		{"WorkloadLimit", testWorkloadLimit},
 		{"Limits", testLimits},
 		{"Breakers", testBreakers},
