@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -138,7 +139,8 @@ func Run(told context.Context, o Options) error {
 	}
 	recorder := newRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
 	server, err := proxy.New(proxy.Config{
-		Leaf: keeper.Current, EgressLeaf: hosts.Get, Logger: o.Logger, Registerer: registry, Node: o.Node,
+		Leaf: keeper.Current, Logger: o.Logger, Registerer: registry, Node: o.Node,
+		EgressLeaf: func() func(context.Context, string) (*tls.Certificate, error) { return hosts.Pod().Get },
 		Notify: func(p proxy.PodInfo, reason, message string) {
 			recorder.pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
 		},

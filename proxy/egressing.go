@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/netip"
 
@@ -26,6 +27,10 @@ func newEgress(p *Pod) *egress.Server {
 	p.outward.http2 = account{pool: s.http2, own: ownHTTP2}
 	p.outward.unserved = account{pool: s.unserved, own: ownUnserved}
 	p.outward.held = account{pool: s.long, own: ownLong}
+	var leaf func(context.Context, string) (*tls.Certificate, error)
+	if s.egressLeaf != nil {
+		leaf = s.egressLeaf()
+	}
 	return egress.NewServer(egress.Config{
 		Namespace: p.info.Namespace, Pod: p.id, UID: p.info.UID,
 		Dial: p.dial,
@@ -36,7 +41,7 @@ func newEgress(p *Pod) *egress.Server {
 			return nil, false
 		},
 		Forbidden: p.isAPIServer,
-		Leaf:      s.egressLeaf,
+		Leaf:      leaf,
 		Roots:     s.egressRoots,
 		Bounds: egress.Bounds{
 			Open:     egressAccount{&p.outward.open},

@@ -29,9 +29,10 @@ type Config struct {
 	// Reasons and a message. It is called on a goroutine of its own, at most once
 	// a minute for each pod and reason.
 	Notify func(pod PodInfo, reason, message string)
-	// EgressLeaf returns a certificate that the pods which trust the egress CA take for
-	// host's. Nil, or an error: connections to the host are not decrypted.
-	EgressLeaf func(ctx context.Context, host string) (*tls.Certificate, error)
+	// EgressLeaf makes what returns, for one pod, a certificate that the pods which trust
+	// the egress CA take for host's. Nil, or an error: connections to the host are not
+	// decrypted.
+	EgressLeaf func() func(ctx context.Context, host string) (*tls.Certificate, error)
 	// EgressRoots verify the servers of what is decrypted. Nil: the system's.
 	EgressRoots *x509.CertPool
 }
@@ -50,7 +51,7 @@ type Server struct {
 	notify  func(PodInfo, string, string)
 	metrics *metrics
 
-	egressLeaf  func(context.Context, string) (*tls.Certificate, error)
+	egressLeaf  func() func(context.Context, string) (*tls.Certificate, error)
 	egressRoots *x509.CertPool
 	// What the pods share, within their bounds.
 	connections, http2, unserved, held, long, filtered *pool

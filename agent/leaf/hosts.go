@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
+	"golang.org/x/time/rate"
 	"k8s.io/utils/lru"
 )
 
@@ -26,6 +27,9 @@ const (
 	refusedFor = 5 * time.Second
 	// askFor is how long a handshake may wait for the manager.
 	askFor = 5 * time.Second
+	// askRate and askBurst bound what one pod asks, to a part of what the manager signs
+	// for a node. They bound as well how fast one pod's names push out those of others.
+	askRate, askBurst = 0.25, 50
 )
 
 // SignHostFunc is SignFunc for another host than the apiserver.
@@ -34,12 +38,22 @@ type SignHostFunc func(ctx context.Context, csr []byte, host string) ([][]byte, 
 // Hosts are certificates for other hosts, asked of the manager when they are first
 // needed. The key is in memory alone: an agent that starts asks anew.
 type Hosts struct {
-	sign  SignHostFunc
-	key   *ecdsa.PrivateKey
-	csr   []byte
-	kept  *lru.Cache // *hostLeaf by host
-	calls singleflight.Group
+	sign SignHostFunc
+	key  *ecdsa.PrivateKey
+	csr  []byte
+	kept *lru.Cache // *hostLeaf by host, whichever pod asked for it
 	// turn is had by the one that asks the manager, which takes few calls at a time.
+	turn chan struct{}
+}
+
+// PodHosts are Hosts for one pod, which has a budget: it chooses the names, and what it
+// asks for beyond that it alone does not get.
+type PodHosts struct {
+	hosts *Hosts
+	calls singleflight.Group
+	asks  *rate.Limiter
+	// turn is had by the one that waits for the turn of Hosts, so that pods take turns
+	// however many names each waits for.
 	turn chan struct{}
 }
 
@@ -64,15 +78,20 @@ func NewHosts(sign SignHostFunc) (*Hosts, error) {
 	return &Hosts{sign: sign, key: key, csr: csr, kept: lru.New(maxHosts), turn: make(chan struct{}, 1)}, nil
 }
 
+// Pod makes the Hosts of a pod.
+func (h *Hosts) Pod() *PodHosts {
+	return &PodHosts{hosts: h, asks: rate.NewLimiter(askRate, askBurst), turn: make(chan struct{}, 1)}
+}
+
 // Get returns a certificate for host. It waits for the manager only if there is
 // none: one that is due is renewed beside the requests.
-func (h *Hosts) Get(ctx context.Context, host string) (*tls.Certificate, error) {
+func (p *PodHosts) Get(ctx context.Context, host string) (*tls.Certificate, error) {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if host == "" || len(host) > maxHost {
 		return nil, errors.New("no certificate is signed for a host without a name, or with one so long")
 	}
 	now := time.Now()
-	have := h.have(host)
+	have := p.hosts.have(host)
 	valid := have != nil && have.cert != nil && now.Before(have.cert.Leaf.NotAfter)
 	switch {
 	case have != nil && now.Before(have.next):
@@ -81,11 +100,14 @@ func (h *Hosts) Get(ctx context.Context, host string) (*tls.Certificate, error) 
 		}
 		return nil, have.err
 	case valid:
-		h.ask(host)
+		p.ask(host)
 		return have.cert, nil
 	}
 	select {
-	case r := <-h.ask(host):
+	case r := <-p.ask(host):
+		if r.Err != nil {
+			return nil, r.Err
+		}
 		leaf := r.Val.(*hostLeaf)
 		if leaf.cert == nil {
 			return nil, leaf.err
@@ -103,33 +125,52 @@ func (h *Hosts) have(host string) *hostLeaf {
 	return nil
 }
 
+var (
+	errBudget = errors.New("the pod asks for certificates for too many hosts")
+	errQueue  = errors.New("too many hosts are waiting for a certificate")
+)
+
 // ask asks once for all that wait, and for as long as the one who waits longest.
-func (h *Hosts) ask(host string) <-chan singleflight.Result {
-	return h.calls.DoChan(host, func() (any, error) {
-		leaf := &hostLeaf{}
-		if leaf.cert, leaf.err = h.fetch(host); leaf.err == nil {
-			c := leaf.cert.Leaf
-			leaf.next = c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
-		} else {
-			leaf.next = time.Now().Add(refusedFor)
-			if old := h.have(host); old != nil && old.cert != nil && time.Now().Before(old.cert.Leaf.NotAfter) {
-				leaf.cert = old.cert
+func (p *PodHosts) ask(host string) <-chan singleflight.Result {
+	return p.calls.DoChan(host, func() (any, error) {
+		if !p.asks.Allow() {
+			return nil, errBudget
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), askFor)
+		defer cancel()
+		for _, turn := range []chan struct{}{p.turn, p.hosts.turn} {
+			select {
+			case turn <- struct{}{}:
+				defer func() { <-turn }()
+			case <-ctx.Done():
+				return nil, errQueue
 			}
 		}
-		h.kept.Add(host, leaf)
-		return leaf, nil
+		return p.hosts.renew(ctx, host), nil
 	})
 }
 
-func (h *Hosts) fetch(host string) (*tls.Certificate, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), askFor)
-	defer cancel()
-	select {
-	case h.turn <- struct{}{}:
-		defer func() { <-h.turn }()
-	case <-ctx.Done():
-		return nil, errors.New("too many hosts are waiting for a certificate")
+// renew asks the manager, unless another pod did meanwhile.
+func (h *Hosts) renew(ctx context.Context, host string) *hostLeaf {
+	old := h.have(host)
+	if old != nil && time.Now().Before(old.next) {
+		return old
 	}
+	leaf := &hostLeaf{}
+	if leaf.cert, leaf.err = h.fetch(ctx, host); leaf.err == nil {
+		c := leaf.cert.Leaf
+		leaf.next = c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
+	} else {
+		leaf.next = time.Now().Add(refusedFor)
+		if old != nil && old.cert != nil && time.Now().Before(old.cert.Leaf.NotAfter) {
+			leaf.cert = old.cert
+		}
+	}
+	h.kept.Add(host, leaf)
+	return leaf
+}
+
+func (h *Hosts) fetch(ctx context.Context, host string) (*tls.Certificate, error) {
 	chain, err := h.sign(ctx, h.csr, host)
 	if err != nil {
 		return nil, err

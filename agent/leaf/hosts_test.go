@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 )
 
 // signs counts what a manager is asked.
@@ -75,11 +76,11 @@ func (s *signs) count() int {
 	return len(s.asked)
 }
 
-func newHosts(t *testing.T) (*Hosts, *signs) {
+func newHosts(t *testing.T) (*PodHosts, *signs) {
 	s := newSigns(t)
 	h, err := NewHosts(s.sign)
 	require.NoError(t, err)
-	return h, s
+	return h.Pod(), s
 }
 
 func TestHostsAskOnce(t *testing.T) {
@@ -187,11 +188,56 @@ func TestHostsAreBounded(t *testing.T) {
 	h, s := newHosts(t)
 	s.delay = 0
 	s.fail(errors.New("away"))
+	h.asks.SetLimit(rate.Inf)
 	for i := range 2 * maxHosts {
 		_, err := h.Get(t.Context(), fmt.Sprint("h", i))
 		require.Error(t, err)
 	}
-	require.Equal(t, maxHosts, h.kept.Len())
+	require.Equal(t, maxHosts, h.hosts.kept.Len())
+}
+
+// A pod with ever new names uses up nobody's budget but its own.
+func TestHostsAreAccountedByPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHosts(t)
+		other := h.hosts.Pod()
+		first, err := other.Get(t.Context(), "example.com")
+		require.NoError(t, err)
+		for i := range 10 * askBurst {
+			_, _ = h.Get(t.Context(), fmt.Sprint("h", i))
+		}
+		require.InDelta(t, 1+askBurst, s.count(), 2)
+		asked := s.count()
+		_, err = h.Get(t.Context(), "more")
+		require.ErrorIs(t, err, errBudget)
+		shared, err := h.Get(t.Context(), "example.com")
+		require.NoError(t, err, "what is there is anybody's")
+		require.Same(t, first, shared)
+		require.Equal(t, asked, s.count())
+		_, err = other.Get(t.Context(), "more")
+		require.NoError(t, err)
+		time.Sleep(time.Duration(float64(time.Second) / askRate))
+		_, err = h.Get(t.Context(), "yet more")
+		require.NoError(t, err, "the budget comes back")
+	})
+}
+
+// However many names of one pod wait for a slow manager, another waits for one of them.
+func TestPodsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHosts(t)
+		s.delay = time.Second
+		var all sync.WaitGroup
+		for i := range askBurst {
+			all.Go(func() { _, _ = h.Get(t.Context(), fmt.Sprint("h", i)) })
+		}
+		synctest.Wait()
+		start := time.Now()
+		_, err := h.hosts.Pod().Get(t.Context(), "example.com")
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(start), 3*s.delay)
+		all.Wait()
+	})
 }
 
 // A certificate of a key that is not ours would fail each handshake.
@@ -203,6 +249,6 @@ func TestHostsTakeNoOtherKey(t *testing.T) {
 		return s.sign(ctx, other.csr, host)
 	})
 	require.NoError(t, err)
-	_, err = h.Get(t.Context(), "example.com")
+	_, err = h.Pod().Get(t.Context(), "example.com")
 	require.ErrorContains(t, err, "another key")
 }

@@ -64,7 +64,9 @@ func (s *Server) decrypt(c *conn, h *hello) bool {
 	cancel()
 	if err != nil {
 		c.leafless = true
-		s.Log.Warn("no certificate to decrypt by: the connection is refused if a rule may deny what it asks, else decided as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
+		s.leafless.Do(func() { // the pod chooses how many
+			s.Log.Warn("no certificate to decrypt by: the connection is refused if a rule may deny what it asks, else decided as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
+		})
 		return false
 	}
 	if slices.Contains(offered, "h2") && !c.takeHTTP2() {

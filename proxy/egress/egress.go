@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -129,6 +131,7 @@ type Server struct {
 	draining   atomic.Bool
 	looking    atomic.Int32 // connections of which it does not show yet who serves them
 	handshakes chan struct{}
+	leafless   rate.Sometimes // tells so
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -138,7 +141,7 @@ type Server struct {
 
 // NewServer makes a server that serves nothing yet.
 func NewServer(c Config) *Server {
-	s := &Server{Config: c, seen: newHanded(), handshakes: make(chan struct{}, maxHandshakes)}
+	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, handshakes: make(chan struct{}, maxHandshakes)}
 	discard := slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
