@@ -140,7 +140,7 @@ func refusal(mb *member, why string) *meshv1.PodPolicy {
 		Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.policy.GetVersion(), Refuse: why,
 		Traffic: mb.traffic,
 	}
-	if !mb.applied {
+	if !mb.applied && mb.policy != nil {
 		p.Traffic = mb.policy.GetTraffic()
 	}
 	return p
@@ -242,6 +242,12 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 		}
 		if err := mb.bars(p); err != nil {
 			return err
+		}
+		if p.GetRefuse() != "" && p.GetSerial() > 0 && p.GetTraffic() == nil {
+			// The manager knows no more of the pod than that it is gone. If it runs on,
+			// it is held to what it was held to.
+			p = proto.CloneOf(p)
+			p.Traffic = refusal(mb, "").GetTraffic()
 		}
 		before := mb.policy
 		if before.GetVersion() != p.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {

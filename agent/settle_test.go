@@ -59,6 +59,27 @@ func restarted(t *testing.T, r *running) *running {
 	return next
 }
 
+// Of a pod that is gone the manager knows no rules. If it runs on, they hold, in the next
+// agent too.
+func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	traffic := &meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{443}}}
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
+	told := func() (out *meshv1.Traffic) {
+		r.in(t, func() { out, _ = r.members["a"].proxied.Traffic() })
+		return out
+	}
+	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())
+	saved, err := r.store.Policy("a")
+	require.NoError(t, err)
+	assert.Equal(t, []uint32{443}, saved.GetTraffic().GetEgress().GetPorts())
+
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	assert.Nil(t, told().GetEgress(), "rules of a pod that is known end when they are deleted")
+}
+
 func TestARefusalWithASerialBarsItForever(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
