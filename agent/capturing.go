@@ -112,37 +112,19 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	return nil
 }
 
-// endEgress lets the pod's other connections go, unless the policy has them redirected.
-// That comes before the policy is in force, setEgress after it.
-func (m *mesh) endEgress(mb *member, p *meshv1.PodPolicy) {
-	if len(p.GetTraffic().GetEgress().GetPorts()) == 0 {
-		m.redirectPorts(mb, nil)
-	}
-}
-
 // setEgress redirects the pod's other connections as the policy says, or the last good
-// rules if those of the policy cannot be.
+// rules if those of the policy cannot be. The policy is in force: what still comes in
+// then, though the pod has no such rules any more, passes. While not serving, that is
+// another's.
 func (m *mesh) setEgress(mb *member, p *meshv1.PodPolicy) {
+	if mb.captured == nil || m.phase != serving {
+		return
+	}
 	traffic := p.GetTraffic()
 	if p != nil && mb.trafficProblem() != "" {
 		traffic, _ = mb.proxied.Traffic()
 	}
-	m.redirectPorts(mb, traffic.GetEgress().GetPorts())
-}
-
-// redirectPorts redirects the pod's other connections to these ports. While not
-// serving, that is another's.
-func (m *mesh) redirectPorts(mb *member, wanted []uint32) {
-	if mb.captured == nil || m.phase != serving {
-		return
-	}
-	var ports []uint16
-	for _, port := range wanted {
-		if port > 0 && port <= math.MaxUint16 {
-			ports = append(ports, uint16(port))
-		}
-	}
-	listeners, err := mb.captured.SetEgress(ports)
+	listeners, err := mb.captured.SetEgress(portsOf(traffic))
 	if err != nil {
 		if why := err.Error(); mb.egressProblem != why {
 			mb.egressProblem = why
@@ -157,6 +139,17 @@ func (m *mesh) redirectPorts(mb *member, wanted []uint32) {
 		}
 	}
 	mb.egress = len(listeners) > 0
+}
+
+// portsOf are those of the pod's other connections that are redirected.
+func portsOf(t *meshv1.Traffic) []uint16 {
+	var ports []uint16
+	for _, port := range t.GetEgress().GetPorts() {
+		if port > 0 && port <= math.MaxUint16 {
+			ports = append(ports, uint16(port))
+		}
+	}
+	return ports
 }
 
 // retryEgress tries again what failed.

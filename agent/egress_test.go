@@ -130,6 +130,16 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	}
 	setPolicy(t, r, with("1", 8080, 1<<20))
 	assert.True(t, redirected())
+	bad := with("bad")
+	bad.Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{}}}}}
+	listeners, err := captured.SetEgress([]uint16{8080})
+	require.NoError(t, err)
+	setPolicy(t, r, bad)
+	require.NotEmpty(t, r.TrafficProblem(uid))
+	still, err := captured.SetEgress([]uint16{8080})
+	require.NoError(t, err)
+	assert.Equal(t, listeners, still, "what stays in force was redirected throughout")
+	assert.True(t, redirected())
 	setPolicy(t, r, with("2", 8081))
 	assert.False(t, redirected(), "another port")
 	setPolicy(t, r, with("3", 8080))

@@ -77,7 +77,6 @@ func (m *mesh) apply(mb *member) error {
 	}
 	refuse := func(why string) (err error) {
 		p := refusal(mb, why)
-		m.endEgress(mb, p)
 		if mb.settled, err = mb.proxied.SetPolicy(p); err != nil {
 			return err
 		}
@@ -107,12 +106,12 @@ func (m *mesh) apply(mb *member) error {
 			}
 		}
 	}
-	m.endEgress(mb, mb.policy)
 	settled, err := mb.proxied.SetPolicy(mb.policy)
 	if err != nil {
 		return err
 	}
-	mb.applied, mb.settled, mb.traffic = true, settled, mb.policy.GetTraffic()
+	mb.applied, mb.settled = true, settled
+	mb.traffic, _ = mb.proxied.Traffic()
 	if why := mb.trafficProblem(); why != "" {
 		m.logger.Error("rules of a pod not applied; the last good ones stay", "pod", mb.pod.String(), "error", why)
 	}
