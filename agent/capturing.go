@@ -74,6 +74,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	request := capture.Request{
 		UID: mb.pod.UID, NetNS: ns.Path(), HostNetwork: mb.pod.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(mb.pod.Capture),
 		Addresses: mb.pod.Addresses, FailOpen: mb.policy.GetFailOpen() && !mb.gone, Handed: mb.handed,
+		Egress: portsOf(mb.egressPolicy().GetTraffic()),
 	}
 	start := time.Now()
 	mb.handed = nil // the method's, whatever it returns

@@ -79,6 +79,10 @@ type Request struct {
 	// FailOpen lets the pod go direct while no agent serves it, where the way of
 	// capture can tell.
 	FailOpen bool
+	// Egress are the ports that [Pod.SetEgress] will be told: they are redirected as soon
+	// as the pod is captured, unless an earlier agent redirected in the same way what
+	// stays so until then. If that cannot be, SetEgress will say why.
+	Egress []uint16
 	// Handed is what an agent that hands the pod over had of it; nil without one.
 	// It is taken over, whatever Capture returns.
 	Handed *Handed

@@ -32,7 +32,7 @@ type egress struct {
 // Until it is first said, what an earlier agent redirected stays so: refused, unless
 // its listeners were handed over.
 func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
-	ports = slices.Compact(slices.Sorted(slices.Values(ports)))
+	ports = portSet(ports)
 	if len(ports) > MaxEgressPorts {
 		return nil, fmt.Errorf("redirect other connections of pod %s: %d ports are more than the %d that a pod may have: list fewer in spec.egress.ports", p.uid, len(ports), MaxEgressPorts)
 	}
@@ -44,6 +44,8 @@ func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
 	}
 	return listeners, nil
 }
+
+func portSet(ports []uint16) []uint16 { return slices.Compact(slices.Sorted(slices.Values(ports))) }
 
 func (p *Pod) setEgress(ports []uint16) ([]net.Listener, error) {
 	before := p.egress
@@ -114,14 +116,24 @@ func (p *Pod) endEgress() error {
 	return errors.Join(err, closeAll(before.listeners))
 }
 
-// inheritEgress keeps what an earlier agent redirected as it is.
-func (p *Pod) inheritEgress(earlier *egress, given map[netip.Addr]*net.TCPListener) {
-	if earlier != nil && p.way.canEgress() == nil {
+// inheritEgress keeps what an earlier agent redirected as it is. If that was in another
+// way, or nothing, these ports are redirected at once: connections wait for SetEgress.
+func (p *Pod) inheritEgress(earlier *egress, ports []uint16, given map[netip.Addr]*net.TCPListener) {
+	ports = portSet(ports)
+	switch {
+	case p.way.canEgress() != nil:
+	case earlier != nil:
 		p.egress = earlier
 		if len(given) > 0 && p.listenEgress(earlier, given) == nil {
 			return
 		}
 		earlier.sockets, earlier.listeners = nil, nil
+	case len(ports) > 0 && ports[0] > 0 && len(ports) <= MaxEgressPorts:
+		e := &egress{ports: ports}
+		if p.listenEgress(e, given) == nil {
+			p.egress = e
+			return
+		}
 	}
 	for _, l := range given {
 		l.Close()

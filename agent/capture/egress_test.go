@@ -355,6 +355,35 @@ func TestEgressIsHandedOver(t *testing.T) {
 }
 
 // TestEgressFromBeforeIsDestroyed but for what is none, or the agent's.
+// Between the agents that capture differently nothing goes direct, nor before the second
+// says where it goes.
+func TestEgressOutlivesAChangeOfMode(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod()
+	cfg := methods[0].config(t)
+	cfg.Mode, cfg.IPTables = Auto, "nft"
+	var last Method
+	for i, mode := range []Mode{EBPF, IPTables, EBPF} {
+		if last != nil {
+			require.NoError(t, last.Close())
+		}
+		last = w.agent(cfg)
+		p, err := last.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Egress: []uint16{6443, 443, 443}})
+		require.NoError(t, err)
+		answer(t, "mesh", p.Listeners()...)
+		who, _, err := client{patience: 200 * time.Millisecond}.connect(pod, other4)
+		require.Error(t, err, "%s answered", who)
+		requireDatagrams(t, pod, true, other4, other6)
+		setEgress(t, p, fmt.Sprint("agent", i), egressPorts...)
+		requireAnswer(t, pod, client{}, other4, fmt.Sprint("agent", i), other4.String())
+		requireAnswer(t, pod, client{}, service4, "mesh", "")
+	}
+	p, err := last.Capture(Request{UID: uid, NetNS: pod.path, Mode: EBPF})
+	require.NoError(t, err)
+	setEgress(t, p, "")
+	requireAnswer(t, pod, client{}, other4, "direct", "")
+}
+
 func TestEgressFromBeforeIsDestroyed(t *testing.T) {
 	forEachRedirection(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)

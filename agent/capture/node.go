@@ -252,7 +252,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 	if way.mode() == Address {
 		p.addresses, p.given = r.Addresses, len(r.Addresses) > 0
 	}
-	if err := p.open(r.Handed); err != nil {
+	if err := p.open(r); err != nil {
 		return nil, errors.Join(err, p.closeFiles())
 	}
 	n.pods[r.UID] = p

@@ -37,7 +37,7 @@ func (n *node) makeOwn() error {
 	}
 	p := &Pod{uid: ownPod, node: n, way: n.ways[0], netns: netns}
 	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
-	if err := p.open(nil); err != nil {
+	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
 	}
 	n.health.own = p

@@ -136,7 +136,7 @@ func (p *Pod) Abandon() error {
 }
 
 // open opens the listeners, or takes those that were handed over, and redirects the pod to them.
-func (p *Pod) open(handed *Handed) error {
+func (p *Pod) open(r Request) error {
 	if err := inNetNS(p.netns, func() (err error) {
 		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
 			return err
@@ -155,7 +155,7 @@ func (p *Pod) open(handed *Handed) error {
 	}
 
 	last, elsewhere := p.way.last(p)
-	given, toElsewhere := handed.listeners(p.netns)
+	given, toElsewhere := r.Handed.listeners(p.netns)
 	if err := inNetNS(p.netns, func() (err error) {
 		p.sockets, err = listen(last, given)
 		return err
@@ -166,8 +166,14 @@ func (p *Pod) open(handed *Handed) error {
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
-	p.inheritEgress(elsewhere, toElsewhere)
-	if err := p.redirect(); err != nil {
+	p.inheritEgress(elsewhere, r.Egress, toElsewhere)
+	err := p.redirect()
+	if err != nil && elsewhere == nil && p.egress != nil { // which is no reason to leave all else
+		_ = closeAll(p.egress.listeners)
+		p.egress = nil
+		err = p.redirect()
+	}
+	if err != nil {
 		return err
 	}
 	if err := p.node.forgetOthers(p); err != nil {
