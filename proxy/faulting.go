@@ -42,9 +42,8 @@ func (x *exchange) inject() bool {
 		return true
 	}
 	if f.Delay > 0 {
-		d := f.Delay
-		f.Delay = 0
-		if x.delay(d); x.outdated() {
+		x.delay()
+		if f.Delay = 0; x.outdated() {
 			return false
 		}
 	}
@@ -87,12 +86,8 @@ func (x *exchange) decide() bool {
 
 // outdated has a request start over that waited until another policy came.
 func (x *exchange) outdated() bool {
-	pol := x.pod.policy.Load()
-	if x.again = pol != x.policy; !x.again {
+	if x.again = x.lift() != x.policy; !x.again {
 		return false
-	}
-	if !pol.faults.InEffect(time.Now(), x.faults) {
-		x.faults.Lift()
 	}
 	if x.ticket != nil {
 		x.pod.ledger.leave(x.ticket)
@@ -101,32 +96,34 @@ func (x *exchange) outdated() bool {
 	return true
 }
 
-// delay waits before the request is sent on. When the rules that harm the request are
-// in effect no more, it goes on unharmed.
-func (x *exchange) delay(d time.Duration) {
+// lift takes out of the request's faults what is not in effect any more, under the
+// policy that it returns.
+func (x *exchange) lift() *policy {
+	pol := x.pod.policy.Load()
+	pol.faults.Lift(time.Now(), x.faults)
+	return pol
+}
+
+// delay waits before the request is sent on.
+func (x *exchange) delay() {
 	// A client over HTTP/1 is only seen to go away when its body was read.
 	if x.gathers() && x.gather() != nil {
 		return // forward finds out what is wrong
 	}
 	x.allowed.waits()
-	if !x.wait(d) && !x.pod.policy.Load().faults.InEffect(time.Now(), x.faults) {
-		x.faults.Lift()
-	}
+	x.wait(func() time.Duration { return x.faults.Delay })
 }
 
 // look is how often those who wait look whether the time of their rules is over.
 const look = time.Second
 
-// wait waits for a fault's sake. It is false when it was ended before its time: the
-// client or the answer is gone, another proxy takes over, or the rule is in effect no
-// more.
-func (x *exchange) wait(d time.Duration) bool {
-	for end := time.Now().Add(d); ; {
-		pol := x.pod.policy.Load()
-		if !pol.faults.InEffect(time.Now(), x.faults) {
-			return false
-		}
-		left := time.Until(end)
+// wait waits for a fault's sake, so long as the faults say that are in effect yet. It is
+// false when it was ended before its time: the client or the answer is gone, or another
+// proxy takes over.
+func (x *exchange) wait(d func() time.Duration) bool {
+	for start := time.Now(); ; {
+		pol := x.lift()
+		left := d() - time.Since(start)
 		if left <= 0 {
 			return true
 		}
@@ -160,7 +157,10 @@ func (x *exchange) reset() {
 // resetAfter breaks off instead of passing on what the apiserver answered, if that is
 // to be so.
 func (x *exchange) resetAfter() {
-	if x.faults != nil && x.faults.ResetAfter {
+	if x.faults == nil {
+		return
+	}
+	if x.lift(); x.faults.ResetAfter {
 		x.broke = true
 		x.reset()
 	}
@@ -196,8 +196,12 @@ func (x *exchange) spoil(p []byte) bool {
 	if f.Truncate < 0 || x.bytes+int64(len(p)) <= f.Truncate {
 		return x.trickle(p)
 	}
-	if !x.trickle(p[:f.Truncate-x.bytes]) {
+	n := f.Truncate - x.bytes
+	if !x.trickle(p[:n]) {
 		return false
+	}
+	if x.lift(); f.Truncate < 0 {
+		return x.trickle(p[n:])
 	}
 	x.broke = true
 	x.flush()
@@ -217,7 +221,8 @@ func (x *exchange) trickle(p []byte) bool {
 		}
 		x.flush()
 		p = p[n:]
-		if !x.wait(time.Duration(n) * time.Second / time.Duration(rate)) {
+		pause := time.Duration(n) * time.Second / time.Duration(rate)
+		if !x.wait(func() time.Duration { return pause * time.Duration(min(x.faults.Slow, 1)) }) {
 			x.faults.Slow = 0 // what is left goes as it comes
 		}
 	}
@@ -237,6 +242,9 @@ func (x *exchange) countFaults() {
 	if !x.broke { // there was no answer, or not as much of it
 		x.faults.Missed(fault.ResetAfter)
 		x.faults.Missed(fault.Truncate)
+	}
+	if x.version == "" {
+		x.faults.Missed(fault.StaleList)
 	}
 	x.faults.Over()
 	for _, by := range x.faults.Injected {

@@ -380,6 +380,61 @@ func TestASlowBodyEndsWithItsClientAndItsRule(t *testing.T) {
 	})
 }
 
+// What a rule that is gone would have done to the rest of a long answer is not done, and
+// what another does goes on.
+func TestLongAnswersAreHarmedWhileTheirRulesSaySo(t *testing.T) {
+	protocols(t, func(t *testing.T, http2 bool) {
+		for what, gone := range map[string]*meshv1.FaultRule{
+			"truncated":            {Truncate: &meshv1.Truncate{AfterBytes: 10, Percent: 100}},
+			"reset after the head": {Reset_: &meshv1.Reset{Percent: 100, AfterAnswer: true}},
+		} {
+			t.Run(what, func(t *testing.T) {
+				more, asked := make(chan struct{}), make(chan struct{})
+				m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					close(asked)
+					if gone.Reset_ == nil {
+						_, _ = io.WriteString(w, "12345678")
+						w.(http.Flusher).Flush()
+					}
+					<-more
+					_, _ = io.WriteString(w, strings.Repeat("x", 100))
+				}))
+				slow := func() *meshv1.FaultRule {
+					return &meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 1000, Percent: 100}}
+				}
+				m.faults(slow(), gone)
+				got := make(chan answer, 1)
+				c := m.client(http2)
+				go func() { got <- m.with(c, "GET", "/api/v1/namespaces/ns/pods/p/log?follow=true", "") }()
+				<-asked
+				m.faults(slow())
+				start := time.Now()
+				close(more)
+				a := <-got
+				require.Equal(t, 100, strings.Count(a.body, "x"))
+				if gone.Reset_ == nil {
+					require.GreaterOrEqual(t, time.Since(start), 90*time.Millisecond, "it is slow yet")
+				}
+			})
+		}
+	})
+}
+
+// Of a delay by two rules, what one of them adds is over with it.
+func TestADelayOfOneOfTwoRulesEnds(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	delay := func(d time.Duration) *meshv1.FaultRule {
+		return &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(d), Percent: 100}}
+	}
+	m.faults(delay(500*time.Millisecond), delay(time.Hour))
+	start, done := time.Now(), make(chan answer, 1)
+	go func() { done <- m.do("GET", deployment, "") }()
+	require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == 1 }, 5*time.Second, time.Millisecond)
+	m.faults(delay(500 * time.Millisecond))
+	require.Equal(t, 200, (<-done).StatusCode)
+	require.GreaterOrEqual(t, time.Since(start), 500*time.Millisecond)
+}
+
 func TestClientGoMeetsInjectedConflicts(t *testing.T) {
 	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", jsonType)

@@ -200,7 +200,6 @@ func (x *exchange) stale(age time.Duration) {
 			}
 		}
 	}
-	x.faults.Missed(fault.StaleList)
 }
 
 // refresh asks for a list as the client did, if the apiserver has not what it was asked
@@ -213,7 +212,6 @@ func (x *exchange) refresh(resp *http.Response, send func(context.Context, *upst
 	}
 	_ = resp.Body.Close()
 	x.plan.stale.seen.forget(x.version)
-	x.faults.Missed(fault.StaleList)
 	x.query, x.version = x.fresh, ""
 	return send(x.ctx, x.upstreamRequest())
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
@@ -85,12 +84,12 @@ func (b *harmedBody) Close() error {
 	return b.body.Close()
 }
 
-// stillHarmed tells whether the rules that harm x are in effect, and what is closed
-// when they may not be any more. While another proxy takes over they are not: it would
-// not know what was kept from the client.
+// stillHarmed tells whether rules that harm x are in effect, and what is closed when
+// they may not be any more. While another proxy takes over they are not: it would not
+// know what was kept from the client.
 func (x *exchange) stillHarmed() (still bool, changed <-chan struct{}) {
-	pol := x.pod.policy.Load()
-	return x.pod.draining.Err() == nil && pol.faults.InEffect(time.Now(), x.faults), pol.replaced
+	pol := x.lift()
+	return x.pod.draining.Err() == nil && x.faults.Watch != nil, pol.replaced
 }
 
 var errNoRoom = errors.New("no room to read an event")

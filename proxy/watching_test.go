@@ -403,6 +403,90 @@ func TestAPolicyEndsFaultsOfOpenWatches(t *testing.T) {
 	require.Zero(t, m.pod.filtered.taken.Load())
 }
 
+// Of a watch that two injections harm, each ends by itself.
+func TestOneOfTwoInjectionsEnds(t *testing.T) {
+	rule := func(name string, f *meshv1.WatchFault) *meshv1.Injection {
+		r := ofWatches(f)
+		r.Name, r.Key = name, name
+		return &meshv1.Injection{Name: name, Rules: []*meshv1.FaultRule{r}}
+	}
+	late := func(ns int64) *meshv1.WatchFault {
+		return &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: ns}}
+	}
+	drop := &meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}}
+	stall := &meshv1.WatchFault{Stall: &meshv1.WatchFault_Stall{Percent: 100}}
+	for _, c := range []struct {
+		what         string
+		ends, stays  *meshv1.WatchFault
+		first, later []string // what is read when one has ended, and of an event then
+	}{
+		{
+			"what was dropped is made up for", drop, &meshv1.WatchFault{Duplicate: &meshv1.WatchFault_Duplicate{Percent: 100}},
+			[]string{"ADDED a"}, []string{"MODIFIED a", "MODIFIED a"},
+		},
+		{"what was delayed comes at once", late(never), late(1), []string{"ADDED a"}, []string{"MODIFIED a"}},
+		{"what is dropped yet is not made up for", late(never), drop, nil, nil},
+		{"a stall that is over ends the watch", stall, late(1), []string{"end"}, nil},
+	} {
+		for _, expires := range []bool{false, true} {
+			t.Run(fmt.Sprint(c.what, ", expired: ", expires), func(t *testing.T) {
+				t.Parallel()
+				api := newChronicle()
+				api.silent = true
+				m := newMesh(t, api)
+				ends, stays := rule("ends", c.ends), rule("stays", c.stays)
+				if expires {
+					ends.Expires = time.Now().Add(2 * time.Second).Unix()
+				}
+				m.traffic(&meshv1.Traffic{Injections: []*meshv1.Injection{ends, stays}})
+				next, end := m.watching(m.client(true), "0")
+				defer end()
+				api.happen(apiwatch.Added, "a")
+				if c.ends != stall {
+					m.withholds()
+				}
+				if !expires {
+					m.traffic(&meshv1.Traffic{Injections: []*meshv1.Injection{stays}})
+				}
+				for _, want := range c.first {
+					require.Equal(t, want, next())
+				}
+				if c.later != nil {
+					api.happen(apiwatch.Modified, "a")
+				}
+				for _, want := range c.later {
+					require.Equal(t, want, next())
+				}
+				if c.first == nil {
+					require.Eventually(t, func() bool {
+						return m.pod.faults.States()[len(m.pod.faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
+					},
+						10*time.Second, time.Millisecond)
+					require.NotZero(t, m.pod.filtered.taken.Load())
+				}
+			})
+		}
+	}
+}
+
+// A namespace that forbids faults is left alone from then on.
+func TestANamespaceThatForbidsFaultsEndsThoseOfOpenWatches(t *testing.T) {
+	api := newChronicle()
+	api.silent = true
+	m := newMesh(t, api)
+	of := injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}}))
+	m.traffic(of)
+	next, end := m.watching(m.client(true), "0")
+	defer end()
+	of.NoFaults = []string{"free", "own-0"}
+	m.traffic(of)
+	require.Eventually(t, func() bool {
+		api.happen(apiwatch.Added, "a")
+		return m.pod.filtered.taken.Load() == 0
+	}, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, "ADDED a", next())
+}
+
 func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
 	for name, f := range map[string]*meshv1.WatchFault{
 		"delayed": {Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}},

@@ -334,22 +334,24 @@ func (s *Server) harmed(f *fault.Faults, broke bool) {
 
 // delay waits for a fault's sake. It is false when ctx is done.
 func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
-	for left := f.Delay; left > 0; left -= delayStep {
+	for start := time.Now(); ; s.lift(f) {
+		left := f.Delay - time.Since(start)
+		if left <= 0 {
+			return ctx.Err() == nil
+		}
 		if !sleep(ctx, min(left, delayStep)) {
 			return false
 		}
-		if !s.harms(f) {
-			f.Lift()
-			return true
-		}
 	}
-	return ctx.Err() == nil
 }
 
-// harms tells whether the rules of f are there still, and their time is not over.
-func (s *Server) harms(f *fault.Faults) bool {
-	p, _ := s.Policy()
-	return p != nil && p.faults.InEffect(time.Now(), f)
+// lift takes out of f what is not in effect any more.
+func (s *Server) lift(f *fault.Faults) {
+	var rules *fault.Rules
+	if p, _ := s.Policy(); p != nil {
+		rules = p.faults
+	}
+	rules.Lift(time.Now(), f)
 }
 
 func (s *Server) panicked(v any) {

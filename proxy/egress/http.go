@@ -400,7 +400,7 @@ func answered(resp *http.Response) error {
 		x.w.Header()["Proxy-Authenticate"] = v
 	}
 	if f := x.harm; f != nil {
-		if f.ResetAfter && x.s.harms(f) {
+		if x.s.lift(f); f.ResetAfter {
 			x.verdict, x.broke = VerdictFault, true
 			return errReset
 		}

@@ -190,8 +190,14 @@ func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error
 		b = b[:min(len(b), h.pace.Burst())]
 	}
 	n, err := read(b)
-	if (h.left >= 0 || h.pace != nil) && !h.s.harms(h.by) {
-		h.left, h.pace = -1, nil
+	if h.left >= 0 || h.pace != nil {
+		h.s.lift(h.by)
+	}
+	if !h.by.ResetAfter && h.by.Truncate < 0 {
+		h.left = -1
+	}
+	if h.by.Slow == 0 {
+		h.pace = nil
 	}
 	if h.left >= 0 {
 		if int64(n) > h.left || n > 0 && h.left == 0 {

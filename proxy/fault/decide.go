@@ -10,10 +10,11 @@ const maxDelay = math.MaxInt64
 
 // decision is what becomes of one request, rule by rule.
 type decision struct {
-	now    time.Time
-	rules  *Rules
-	taken  kinds
-	faults *Faults
+	now       time.Time
+	rules     *Rules
+	namespace string
+	taken     kinds
+	faults    *Faults
 }
 
 // add lets a rule decide that matches the request. Of its kinds of fault, may are
@@ -29,9 +30,9 @@ func (d *decision) add(r *rule, may kinds) {
 	}
 	d.taken |= now
 	if d.faults == nil {
-		d.faults = &Faults{Truncate: -1}
+		d.faults = &Faults{Truncate: -1, namespace: d.namespace}
 	}
-	d.faults.Rules, d.faults.by = append(d.faults.Rules, r.name), append(d.faults.by, r.counts)
+	d.faults.Rules = append(d.faults.Rules, r.name)
 	for k := range numKinds {
 		if now.has(k) {
 			d.do(r, k, n)
@@ -84,18 +85,15 @@ func (r *rule) percent(k Kind) float64 {
 // do adds one fault of a rule's n-th request.
 func (d *decision) do(r *rule, k Kind, n uint64) {
 	f, m, w := d.faults, r.message, r.message.GetWatch()
-	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, counts: r.counts}
+	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
 	if ofWatches.has(k) {
 		if f.Watch == nil {
-			f.Watch = &Watch{}
-			if exempt := d.rules.noFaults; exempt != nil {
-				f.Watch.Exempt = func(namespace string) bool { _, is := exempt[namespace]; return is }
-			}
+			f.Watch = &Watch{Exempt: d.rules.exempt}
 		}
 		injected.done = new(bool)
 		f.Watch.by[k] = &injected
 	}
-	f.Injected = append(f.Injected, injected)
+	f.Injected, f.parts = append(f.Injected, injected), append(f.parts, injected)
 	switch k {
 	case Delay:
 		f.Delay = sum(f.Delay, m.GetDelay().GetFixedNs())
@@ -119,17 +117,8 @@ func (d *decision) do(r *rule, k Kind, n uint64) {
 		f.Watch.Stall, f.Watch.StallAfter = true, time.Duration(w.GetStall().GetAfterNs())
 		f.Watch.StallLasts = time.Duration(w.GetStall().GetLastsNs())
 	case WatchDelay:
-		watch, late, earlier := f.Watch, r.events(k, n), f.Watch.Delay
-		watch.Delay = func() (by time.Duration) {
-			if watch.late = watch.late[:0]; earlier != nil {
-				by = earlier()
-			}
-			if late() {
-				by = sum(by, w.GetDelay().GetByNs())
-				watch.late = append(watch.late, injected)
-			}
-			return by
-		}
+		f.Watch.delays = append(f.Watch.delays, delays{injected, r.events(k, n)})
+		f.Watch.Delay = f.Watch.delay
 	case WatchDuplicate:
 		f.Watch.Duplicate = r.events(k, n)
 	case WatchDrop:

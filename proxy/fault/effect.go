@@ -7,12 +7,77 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// InEffect tells whether all rules that harm a request are among these, and their time
-// is not over.
-func (r *Rules) InEffect(now time.Time, f *Faults) bool {
-	return r.Still(f) && !slices.ContainsFunc(r.rules, func(of *rule) bool {
-		return slices.Contains(f.by, of.counts) && !of.inForce(now)
+// Lift takes out of a request's faults those that are not in effect any more: of rules
+// that are not among these, or whose time is over, and all of a namespace that has none.
+// Each ends by itself. What was done stays told of. f may be nil.
+func (r *Rules) Lift(now time.Time, f *Faults) {
+	if f == nil {
+		return
+	}
+	before := len(f.parts)
+	f.parts = slices.DeleteFunc(f.parts, func(part Injected) bool { return !r.inEffect(now, part, f.namespace) })
+	if len(f.parts) < before {
+		f.leave()
+	}
+	if f.Watch != nil {
+		f.Watch.Exempt = r.exempt
+	}
+}
+
+func (r *Rules) inEffect(now time.Time, part Injected, namespace string) bool {
+	return r != nil && (r.exempt == nil || !r.exempt(namespace)) && slices.ContainsFunc(r.rules, func(of *rule) bool {
+		return of.counts == part.of.counts && of.name == part.of.name && of.inForce(now)
 	})
+}
+
+// leave leaves the parts and nothing else.
+func (f *Faults) leave() {
+	var left kinds
+	var delay time.Duration
+	for _, part := range f.parts {
+		if left |= setOf(part.Kind); part.Kind == Delay {
+			delay = sum(delay, part.of.message.GetDelay().GetFixedNs())
+		}
+	}
+	f.Delay = min(f.Delay, delay)
+	if !left.has(Aborted) && f.Abort != nil {
+		f.Abort = nil
+		f.Missed(Aborted)
+	}
+	if !left.has(Reset) && f.Reset {
+		f.Reset = false
+		f.Missed(Reset)
+	}
+	if f.ResetAfter = f.ResetAfter && left.has(ResetAfter); !left.has(Truncate) {
+		f.Truncate = -1
+	}
+	if !left.has(SlowBody) {
+		f.Slow = 0
+	}
+	if !left.has(StaleList) {
+		f.Stale = 0
+	}
+	w := f.Watch
+	if w == nil {
+		return
+	}
+	if left&ofWatches == 0 {
+		f.Watch = nil
+		return
+	}
+	w.Gone, w.Cut, w.Stall = w.Gone && left.has(WatchGone), w.Cut && left.has(WatchCut), w.Stall && left.has(WatchStall)
+	if !left.has(WatchDuplicate) {
+		w.Duplicate = nil
+	}
+	if !left.has(WatchDrop) {
+		w.Drop = nil
+	}
+	w.delays = slices.DeleteFunc(w.delays, func(d delays) bool {
+		return !slices.ContainsFunc(f.parts, func(part Injected) bool { return part.Kind == WatchDelay && part.of == d.by.of })
+	})
+	if !left.has(WatchDelay) {
+		w.Delay = nil
+	}
 }
 
 // Drops tells whether a rule may keep events from the watches of a kind, in effect now

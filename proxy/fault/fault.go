@@ -36,7 +36,9 @@ type Faults struct {
 	// happened yet (Over).
 	Injected []Injected
 
-	by []*counts // of the rules
+	// parts are all that was decided, but for what was lifted.
+	parts     []Injected
+	namespace string // of the request
 }
 
 // Injected is one fault of a rule.
@@ -44,8 +46,8 @@ type Injected struct {
 	Injection, Rule string
 	Kind            Kind
 
-	counts *counts
-	done   *bool // of a watch only: it was told to Watch.Told
+	of   *rule
+	done *bool // of a watch only: it was told to Watch.Told
 }
 
 // Missed says that a fault was not injected after all, for nothing was there to
@@ -56,8 +58,8 @@ func (f *Faults) Missed(k Kind) {
 			continue
 		}
 		f.Injected = slices.Delete(f.Injected, i, i+1)
-		if !slices.ContainsFunc(f.Injected, func(other Injected) bool { return other.counts == of.counts }) {
-			of.counts.injected.Add(^uint64(0))
+		if !slices.ContainsFunc(f.Injected, func(other Injected) bool { return other.of == of.of }) {
+			of.of.counts.injected.Add(^uint64(0))
 			f.Rules = slices.DeleteFunc(f.Rules, func(name string) bool { return name == of.Injection+"/"+of.Rule })
 		}
 		return
@@ -74,9 +76,6 @@ func (f *Faults) Over() {
 	}
 	f.Injected = slices.DeleteFunc(f.Injected, func(of Injected) bool { return of.done != nil })
 }
-
-// Lift leaves of the faults what is told of them.
-func (f *Faults) Lift() { *f = Faults{Rules: f.Rules, Injected: f.Injected, Truncate: -1, by: f.by} }
 
 // Abort is an answer.
 type Abort struct {
@@ -104,9 +103,30 @@ type Watch struct {
 	// Told, if not nil, hears of each fault that was done.
 	Told func(Injected)
 
-	by   [numKinds]*Injected
-	late []Injected // that Delay decided on last
+	by     [numKinds]*Injected
+	delays []delays
+	late   []Injected // that Delay decided on last
 }
+
+// delays are those of one rule.
+type delays struct {
+	by   Injected
+	late func() bool
+}
+
+func (w *Watch) delay() (by time.Duration) {
+	w.late = w.late[:0]
+	for _, d := range w.delays {
+		if d.late() {
+			by = sum(by, d.by.of.message.GetWatch().GetDelay().GetByNs())
+			w.late = append(w.late, d.by)
+		}
+	}
+	return by
+}
+
+// Delays is how many rules delay events.
+func (w *Watch) Delays() int { return len(w.delays) }
 
 // Did says that a fault was done to the watch, or to the event that was decided about
 // last.

@@ -256,7 +256,7 @@ func TestRulesThatMatchTogether(t *testing.T) {
 				injected += state.Injected
 			}
 			require.Len(t, c.want.Rules, int(injected), "only what is done counts")
-			f.Injected, f.by = nil, nil
+			f.Injected, f.parts, f.namespace = nil, nil, ""
 			require.Equal(t, c.want, *f)
 		})
 	}
@@ -510,7 +510,7 @@ func TestAWatchThatWasNotHarmed(t *testing.T) {
 		require.Zero(t, s.States()[0].Injected)
 	}
 	lifted := decide()
-	lifted.Lift()
+	(*Rules)(nil).Lift(noon, lifted)
 	lifted.Over()
 	require.Zero(t, s.States()[0].Injected)
 	f := decide()

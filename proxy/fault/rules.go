@@ -16,6 +16,7 @@ type Rules struct {
 	counts   map[string]*counts // by key
 	rules    []*rule
 	noFaults map[string]struct{}
+	exempt   func(namespace string) bool // nil: none is
 }
 
 // rule is a compiled FaultRule.
@@ -51,6 +52,7 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 		for _, namespace := range m.GetNoFaults() {
 			out.noFaults[namespace] = struct{}{}
 		}
+		out.exempt = func(namespace string) bool { _, is := out.noFaults[namespace]; return is }
 	}
 	return out, nil
 }
@@ -171,18 +173,6 @@ func (r *Rules) Enforce(now time.Time) {
 	r.store.enforce(now, r.counts)
 }
 
-// Still tells whether all rules that harm a request are among these.
-func (r *Rules) Still(f *Faults) bool {
-	for _, name := range f.Rules {
-		if r == nil || !slices.ContainsFunc(r.rules, func(of *rule) bool {
-			return of.name == name && slices.Contains(f.by, of.counts)
-		}) {
-			return false
-		}
-	}
-	return true
-}
-
 // Name is a rule's, with that of its injection.
 type Name struct{ Injection, Rule string }
 
@@ -286,7 +276,7 @@ func (r *Resources) Decide(now time.Time, o *match.Object) *Faults {
 	if _, exempt := r.rules.noFaults[o.Namespace]; exempt {
 		return nil
 	}
-	d := decision{now: now, rules: r.rules}
+	d := decision{now: now, rules: r.rules, namespace: o.Namespace}
 	for i := range r.entries {
 		if e := &r.entries[i]; e.match(o) {
 			d.add(e.rule, e.may)

@@ -28,9 +28,10 @@ type Options struct {
 	Faults      *fault.Watch
 	// Interrupt ends the Read of the source that is under way, and all later ones.
 	Interrupt func()
-	// Still tells whether the faults are in force, and is asked again when changed is
-	// closed, and every second. Once they are not, what is held back is read at once,
-	// and all that comes as it comes. A watch that had nothing more to say ends.
+	// Still tells whether any of the faults are in force, and takes out of Faults those
+	// that are not. It is asked again when changed is closed, and every second. What is
+	// held back for what is not in force any more is read at once, and what comes then
+	// as it comes. A watch that had nothing more to say ends.
 	Still func() (still bool, changed <-chan struct{})
 	// Hold is asked before the buffer grows (filter.Options). May be nil.
 	Hold func(n int) error
@@ -55,6 +56,7 @@ type Reader struct {
 	start   time.Time
 	asked   time.Time       // Still
 	changed <-chan struct{} // what it said
+	delays  int             // rules that delay
 	timer   *time.Timer
 	queue   []*held    // in the order of the source
 	last    time.Time  // when the last of them is due
@@ -108,7 +110,7 @@ func New(src io.Reader, o Options) (*Reader, error) {
 		o: o, faults: o.Faults, events: in,
 		arrivals: make(chan arrival), stop: make(chan struct{}), stopped: make(chan struct{}),
 		start: time.Now(), timer: time.NewTimer(math.MaxInt64),
-		dropped: list.New(), gaps: map[object]*list.Element{},
+		dropped: list.New(), gaps: map[object]*list.Element{}, delays: o.Faults.Delays(),
 	}
 	go r.read()
 	return r, nil
@@ -230,6 +232,10 @@ func (r *Reader) elapse(now time.Time) {
 			return
 		}
 		r.asked = now
+		if n := f.Delays(); n < r.delays {
+			r.delays = n
+			r.hurry(now)
+		}
 	}
 	age := now.Sub(r.start)
 	switch {
@@ -255,6 +261,13 @@ func (r *Reader) elapse(now time.Time) {
 			r.forget()
 		}
 		return
+	case r.silent:
+		r.makeUp()
+		r.err = io.EOF
+		return
+	}
+	if f.Drop == nil {
+		r.makeUp()
 	}
 	for len(r.queue) > 0 && !r.queue[0].due.After(now) {
 		h := r.queue[0]
@@ -347,7 +360,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 			return
 		}
 		r.makeUp()
-	case h.drop && (h.taken > 0 || r.take(h)):
+	case h.drop && r.faults.Drop != nil && (h.taken > 0 || r.take(h)):
 		r.faults.Did(fault.WatchDrop)
 		h.due = now.Add(r.faults.MadeUpAfter)
 		if gap == nil {
@@ -363,7 +376,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 	case gap != nil:
 		r.give(r.undrop(gap).taken) // what passes now is enough
 	}
-	if h.twice && r.faults != nil {
+	if h.twice && r.faults != nil && r.faults.Duplicate != nil {
 		r.faults.Did(fault.WatchDuplicate)
 		r.deliver(&held{bytes: h.bytes, revision: h.revision})
 	}
@@ -401,6 +414,14 @@ func (r *Reader) flush() {
 		r.pass(h, h.due)
 	}
 	r.queue = nil
+}
+
+// hurry has all that is delayed be due.
+func (r *Reader) hurry(now time.Time) {
+	for _, h := range r.queue {
+		h.due = now
+	}
+	r.last = now
 }
 
 // off ends the faults.
