@@ -153,7 +153,7 @@ ctrlmesh_faults_injected_total{injection="chaos",kind="delay",namespace="ns",rul
 func TestARunOfFaultsRepeats(t *testing.T) {
 	run := func() (codes []int) {
 		m := newMesh(t, &recorder{})
-		m.faults(&meshv1.FaultRule{Seed: 42, Abort: &meshv1.Abort{Status: 500, Percent: 40}})
+		m.faults(&meshv1.FaultRule{Seed: new(int64(42)), Abort: &meshv1.Abort{Status: 500, Percent: 40}})
 		c := m.client(true)
 		for range 50 {
 			codes = append(codes, m.with(c, "GET", deployment, "").StatusCode)

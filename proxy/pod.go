@@ -119,7 +119,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		written:    make(chan struct{}, 1),
 		handshakes: make(chan struct{}, maxHandshakes),
 		limits:     limit.NewStore(),
-		faults:     fault.NewStore(),
+		faults:     fault.NewStore(info.UID),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())

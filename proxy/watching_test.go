@@ -126,7 +126,7 @@ func (h *chronicle) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func ofWatches(f *meshv1.WatchFault) *meshv1.FaultRule {
-	return &meshv1.FaultRule{Watch: f, Seed: 7, Resources: []*meshv1.ResourceMatch{{
+	return &meshv1.FaultRule{Watch: f, Seed: new(int64(7)), Resources: []*meshv1.ResourceMatch{{
 		ApiGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"watch"},
 	}}}
 }

@@ -96,7 +96,7 @@ func enforced(t require.TestingT, rules compile.Rules, sound bool) {
 	}
 	_, err := limit.Compile(told, limit.NewStore())
 	require.NoError(t, err)
-	_, err = fault.Compile(told, fault.NewStore())
+	_, err = fault.Compile(told, fault.NewStore("1"))
 	require.NoError(t, err)
 }
 

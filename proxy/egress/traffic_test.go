@@ -25,7 +25,7 @@ func (w *world) whole(m *meshv1.Traffic) {
 	limits, err := limit.Compile(m, limit.NewStore())
 	require.NoError(w, err)
 	limits.Enforce(time.Now())
-	faults, err := fault.Compile(m, fault.NewStore())
+	faults, err := fault.Compile(m, fault.NewStore("pod"))
 	require.NoError(w, err)
 	faults.Enforce(time.Now())
 	p, err := Compile(m, limits, faults)

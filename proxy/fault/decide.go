@@ -42,9 +42,8 @@ func (d *decision) add(r *rule, may kinds) {
 
 // decide returns the kinds of fault that the n-th request meets.
 func (r *rule) decide(may kinds, n uint64) (out kinds) {
-	seed := uint64(r.message.GetSeed())
 	for k := range numKinds {
-		if may.has(k) && (ofEvents.has(k) || chance(r.percent(k), seed, k, n)) {
+		if may.has(k) && (ofEvents.has(k) || chance(r.percent(k), r.seed, k, n)) {
 			out |= setOf(k)
 		}
 	}
@@ -128,10 +127,10 @@ func (d *decision) do(r *rule, k Kind, n uint64) {
 
 // events returns what decides about each event of a rule's n-th watch.
 func (r *rule) events(k Kind, n uint64) func() bool {
-	percent, seed := r.percent(k), uint64(r.message.GetSeed())
+	percent := r.percent(k)
 	event := uint64(0)
 	return func() bool {
-		harmed := chance(percent, seed, k, n, event)
+		harmed := chance(percent, r.seed, k, n, event)
 		event++
 		return harmed
 	}

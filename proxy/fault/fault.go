@@ -6,8 +6,9 @@
 // done together the first is done (kind.go).
 //
 // The n-th request that a rule matches meets the same faults whenever a run is
-// repeated: each kind of fault is decided about by a hash of the rule's seed, the kind
-// and n, and events of a watch by that of their own number too. What is outside of a
+// repeated: each kind of fault is decided about by a hash of the rule's seed, its name,
+// the kind and n, and events of a watch by that of their own number too. Rules without a
+// seed have the pod's uid in its place. What is outside of a
 // rule's time is not counted. What was counted is kept in a [Store] by the rules' keys,
 // so that it outlives policies that do not touch a rule, and the agent.
 package fault

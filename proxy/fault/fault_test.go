@@ -62,7 +62,7 @@ func run(r *Resources, n int) string {
 
 func TestPercent(t *testing.T) {
 	for percent, harmed := range map[float64][2]int{0: {0, 0}, 100: {10000, 10000}, 5: {400, 600}, 0.5: {25, 80}, 99.5: {9900, 9980}} {
-		r := compiled(t, one(aborts(percent)), NewStore()).OfKind(gets)
+		r := compiled(t, one(aborts(percent)), NewStore("pod")).OfKind(gets)
 		n := strings.Count(run(r, 10000), "x")
 		require.GreaterOrEqual(t, n, harmed[0], "%v %%", percent)
 		require.LessOrEqual(t, n, harmed[1], "%v %%", percent)
@@ -72,24 +72,54 @@ func TestPercent(t *testing.T) {
 func TestARunRepeatsExactly(t *testing.T) {
 	of := func(seed int64) string {
 		rule := aborts(30)
-		rule.Seed, rule.Key = seed, fmt.Sprint("key of ", time.Now())
-		return run(compiled(t, one(rule), NewStore()).OfKind(gets), 200)
+		rule.Seed, rule.Key = &seed, fmt.Sprint("key of ", time.Now())
+		return run(compiled(t, one(rule), NewStore("pod")).OfKind(gets), 200)
 	}
 	require.Equal(t, of(7), of(7))
 	require.NotEqual(t, of(7), of(8))
-	require.Equal(t, ".....", of(0)[:5], "other versions must decide alike")
+	require.Equal(t, "xx...", of(0)[:5], "other versions must decide alike")
+}
+
+// The seed is that of a rule by its name: others with the same one are decided about
+// apart.
+func TestRulesAreDecidedApart(t *testing.T) {
+	for _, seed := range []*int64{nil, new(int64(0)), new(int64(7))} {
+		conflicts, errs := aborts(20), aborts(20)
+		conflicts.Abort.Status = 409
+		conflicts.Seed, errs.Seed = seed, seed
+		r := compiled(t, one(conflicts, errs), NewStore("pod")).OfKind(gets)
+		met := map[int]int{}
+		for range 1000 {
+			if f := r.Decide(noon, pod); f != nil {
+				met[f.Abort.Status]++
+			}
+		}
+		require.InDelta(t, 200, met[409], 40)
+		require.InDelta(t, 160, met[500], 40, "of what is left")
+	}
+}
+
+func TestPodsUnderARuleWithoutASeedAreDecidedApart(t *testing.T) {
+	of := func(pod string, seed *int64) string {
+		rule := aborts(30)
+		rule.Seed = seed
+		return run(compiled(t, one(rule), NewStore(pod)).OfKind(gets), 200)
+	}
+	require.Equal(t, of("a", nil), of("a", nil), "also by the next agent")
+	require.NotEqual(t, of("a", nil), of("b", nil))
+	require.Equal(t, of("a", new(int64(0))), of("b", new(int64(0))))
 }
 
 func TestARunGoesOnAfterAPolicyAndAnAgent(t *testing.T) {
 	rule := aborts(30)
-	whole := run(compiled(t, one(rule), NewStore()).OfKind(gets), 60)
+	whole := run(compiled(t, one(rule), NewStore("pod")).OfKind(gets), 60)
 
-	s := NewStore()
+	s := NewStore("pod")
 	begun := run(compiled(t, one(rule), s).OfKind(gets), 20)
 	begun += run(compiled(t, one(aborts(0), rule), s).OfKind(gets), 20)
 	data, err := s.Export()
 	require.NoError(t, err)
-	next := NewStore()
+	next := NewStore("pod")
 	require.NoError(t, next.Import(data))
 	begun += run(compiled(t, one(rule), next).OfKind(gets), 20)
 	require.Equal(t, whole, begun)
@@ -99,7 +129,7 @@ func TestARunGoesOnAfterAPolicyAndAnAgent(t *testing.T) {
 func TestKindsOfARuleAreDecidedApart(t *testing.T) {
 	r := compiled(t, one(&meshv1.FaultRule{
 		Delay: &meshv1.Delay{FixedNs: 1, Percent: 50}, Truncate: &meshv1.Truncate{Percent: 50},
-	}), NewStore()).OfKind(gets)
+	}), NewStore("pod")).OfKind(gets)
 	seen := map[[2]bool]int{}
 	for range 1000 {
 		f := r.Decide(noon, pod)
@@ -114,7 +144,7 @@ func TestKindsOfARuleAreDecidedApart(t *testing.T) {
 func TestCountBoundsWhatIsHarmed(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 3
-	s := NewStore()
+	s := NewStore("pod")
 	r := compiled(t, one(rule), s).OfKind(gets)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -136,7 +166,7 @@ func TestCountBoundsWhatIsHarmed(t *testing.T) {
 
 func TestWhatWasMissedIsNotCounted(t *testing.T) {
 	rule := &meshv1.FaultRule{Count: 1, StaleList: &meshv1.StaleList{AgeNs: 5, Percent: 100}}
-	s := NewStore()
+	s := NewStore("pod")
 	r := compiled(t, one(rule), s).OfKind(lists)
 	f := r.Decide(noon, pod)
 	require.Equal(t, time.Duration(5), f.Stale)
@@ -152,7 +182,7 @@ func TestWhatWasMissedIsNotCounted(t *testing.T) {
 func TestExpiry(t *testing.T) {
 	m := one(aborts(100))
 	m.Injections[0].Expires = noon.Unix()
-	r := compiled(t, m, NewStore()).OfKind(gets)
+	r := compiled(t, m, NewStore("pod")).OfKind(gets)
 	require.NotNil(t, r.Decide(noon.Add(-time.Nanosecond), pod))
 	require.Nil(t, r.Decide(noon, pod))
 }
@@ -162,12 +192,12 @@ func TestNamespacesWithoutFaults(t *testing.T) {
 	rule.Watch = &meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100}}
 	m := one(rule)
 	m.NoFaults = []string{"quiet"}
-	r := compiled(t, m, NewStore())
+	r := compiled(t, m, NewStore("pod"))
 	require.Nil(t, r.OfKind(gets).Decide(noon, &match.Object{Namespace: "quiet"}))
 	require.NotNil(t, r.OfKind(gets).Decide(noon, &match.Object{Namespace: "loud"}))
 
 	rule.Abort = nil
-	all := compiled(t, m, NewStore()).OfKind(watches).Decide(noon, &match.Object{})
+	all := compiled(t, m, NewStore("pod")).OfKind(watches).Decide(noon, &match.Object{})
 	require.True(t, all.Watch.Exempt("quiet"))
 	require.False(t, all.Watch.Exempt("loud"))
 }
@@ -188,7 +218,7 @@ func TestWhoMatches(t *testing.T) {
 		{"another host", others, false, false, false, true, false, true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := compiled(t, one(c.rule), NewStore())
+			r := compiled(t, one(c.rule), NewStore("pod"))
 			ofGets := r.OfKind(gets)
 			require.Equal(t, c.object, ofGets.Decide(noon, pod) != nil)
 			require.Equal(t, c.lock, ofGets.Decide(noon, &match.Object{Namespace: "ns", Name: "leader", Lock: true}) != nil)
@@ -205,7 +235,7 @@ func TestWhoMatches(t *testing.T) {
 func TestNoRuleCostsAPlanNothing(t *testing.T) {
 	rule := aborts(100)
 	rule.Resources = []*meshv1.ResourceMatch{{Verbs: []string{"list"}}}
-	r := compiled(t, one(rule, &meshv1.FaultRule{StaleList: &meshv1.StaleList{Percent: 100}}), NewStore())
+	r := compiled(t, one(rule, &meshv1.FaultRule{StaleList: &meshv1.StaleList{Percent: 100}}), NewStore("pod"))
 	require.Nil(t, r.OfKind(gets), "a get can meet neither")
 	require.NotNil(t, r.OfKind(lists))
 	require.Nil(t, (*Rules)(nil).OfKind(gets))
@@ -246,7 +276,7 @@ func TestRulesThatMatchTogether(t *testing.T) {
 			for _, r := range c.rules {
 				r.Name, r.Key = "", ""
 			}
-			s := NewStore()
+			s := NewStore("pod")
 			f := compiled(t, one(c.rules...), s).OfKind(gets).Decide(noon, pod)
 			if c.want.Truncate == 0 {
 				c.want.Truncate = -1
@@ -263,14 +293,14 @@ func TestRulesThatMatchTogether(t *testing.T) {
 }
 
 func TestEventsOfAWatch(t *testing.T) {
-	m := one(&meshv1.FaultRule{Seed: 3, Watch: &meshv1.WatchFault{
+	m := one(&meshv1.FaultRule{Seed: new(int64(3)), Watch: &meshv1.WatchFault{
 		Gone:  &meshv1.WatchFault_Gone{Percent: 100, AfterNs: 5},
 		Stall: &meshv1.WatchFault_Stall{Percent: 0},
 		Delay: &meshv1.WatchFault_Late{Percent: 50, ByNs: 7},
 		Drop:  &meshv1.WatchFault_Drop{Percent: 20, MadeUpAfterNs: 9},
 	}}, &meshv1.FaultRule{Watch: &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: 1}}})
 	run := func() (drops string, delays []time.Duration, told int) {
-		r := compiled(t, m, NewStore()).OfKind(watches)
+		r := compiled(t, m, NewStore("pod")).OfKind(watches)
 		for range 2 {
 			f := r.Decide(noon, pod)
 			w := f.Watch
@@ -326,14 +356,14 @@ func TestWhatCannotBeCompiled(t *testing.T) {
 		"header":           {Resources: []*meshv1.ResourceMatch{{Headers: []*meshv1.HeaderMatch{{}}}}},
 		"missing":          {Http: []*meshv1.HttpMatch{{Path: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "("}}}}},
 	} {
-		_, err := Compile(one(r), NewStore())
+		_, err := Compile(one(r), NewStore("pod"))
 		require.ErrorContains(t, err, what)
 		require.ErrorContains(t, err, `rule "r0" of FaultInjection "i"`)
 	}
 }
 
 func TestAPolicyForgetsOtherRules(t *testing.T) {
-	s := NewStore()
+	s := NewStore("pod")
 	gone, stays := aborts(100), aborts(100)
 	gone.Name, stays.Name = "gone", "stays"
 	run(compiled(t, one(gone, stays), s).OfKind(gets), 3)
@@ -353,12 +383,12 @@ func TestAPolicyForgetsOtherRules(t *testing.T) {
 func TestAnImportReachesRulesThatWereCompiledBefore(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 2
-	old := NewStore()
+	old := NewStore("pod")
 	run(compiled(t, one(rule), old).OfKind(gets), 2)
 	data, err := old.Export()
 	require.NoError(t, err)
 
-	s := NewStore()
+	s := NewStore("pod")
 	r := compiled(t, one(rule), s).OfKind(gets)
 	require.NoError(t, s.Import(data))
 	require.Nil(t, r.Decide(noon, pod))
@@ -370,13 +400,13 @@ func TestAnImportReachesRulesThatWereCompiledBefore(t *testing.T) {
 func TestASecondImportKeepsWhatWasCountedSinceTheFirst(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 3
-	old := NewStore()
+	old := NewStore("pod")
 	before := compiled(t, one(rule), old).OfKind(gets)
 	require.NotNil(t, before.Decide(noon, pod))
 	first, err := old.Export()
 	require.NoError(t, err)
 
-	s := NewStore()
+	s := NewStore("pod")
 	r := compiled(t, one(rule), s).OfKind(gets)
 	early := r.Decide(noon, pod) // before anything is imported
 	require.NotNil(t, early)
@@ -395,7 +425,7 @@ func TestASecondImportKeepsWhatWasCountedSinceTheFirst(t *testing.T) {
 }
 
 func TestAnImportIsBounded(t *testing.T) {
-	s := NewStore()
+	s := NewStore("pod")
 	require.Error(t, s.Import(make([]byte, maxExport+1)))
 	require.Error(t, s.Import([]byte(`{"`+strings.Repeat("k", maxKey+1)+`":{}}`)))
 	var many strings.Builder
@@ -412,7 +442,7 @@ func FuzzImport(f *testing.F) {
 	f.Add([]byte(`{"":null}`))
 	f.Add([]byte(`[]`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s := NewStore()
+		s := NewStore("pod")
 		if s.Import(data) != nil {
 			again, err := s.Export()
 			require.NoError(t, err)
@@ -422,7 +452,7 @@ func FuzzImport(f *testing.F) {
 		compiled(t, one(aborts(50)), s).OfKind(gets).Decide(noon, pod)
 		once, err := s.Export()
 		require.NoError(t, err)
-		next := NewStore()
+		next := NewStore("pod")
 		require.NoError(t, next.Import(once))
 		twice, err := next.Export()
 		require.NoError(t, err)
@@ -438,7 +468,7 @@ func BenchmarkHundredRulesNoneMatches(b *testing.B) {
 			Resources: []string{"pods"}, Verbs: []string{"get"}, Namespaces: []string{fmt.Sprint("tenant-", i)},
 		}}
 	}
-	r := compiled(b, one(rules...), NewStore()).OfKind(gets)
+	r := compiled(b, one(rules...), NewStore("pod")).OfKind(gets)
 	b.ReportAllocs()
 	for b.Loop() {
 		r.Decide(noon, pod)
@@ -448,7 +478,7 @@ func BenchmarkHundredRulesNoneMatches(b *testing.B) {
 func BenchmarkAMatch(b *testing.B) {
 	rule := aborts(1)
 	rule.EffectiveTime = &meshv1.EffectiveTime{Start: 3600, TimeZone: "Europe/Berlin"}
-	r := compiled(b, one(rule), NewStore()).OfKind(gets)
+	r := compiled(b, one(rule), NewStore("pod")).OfKind(gets)
 	b.ReportAllocs()
 	for b.Loop() {
 		r.Decide(noon, pod)
@@ -457,7 +487,7 @@ func BenchmarkAMatch(b *testing.B) {
 
 // A rule that leaves for a moment goes on where it was.
 func TestRulesThatComeBack(t *testing.T) {
-	s := NewStore()
+	s := NewStore("pod")
 	count := aborts(100)
 	count.Count = 2
 	put := func(at time.Time, rules ...*meshv1.FaultRule) *Resources {
@@ -490,7 +520,7 @@ func TestAWatchThatWasNotHarmed(t *testing.T) {
 		Gone: &meshv1.WatchFault_Gone{Percent: 100},
 		Drop: &meshv1.WatchFault_Drop{Percent: 100},
 	}}
-	s := NewStore()
+	s := NewStore("pod")
 	r := compiled(t, one(once), s).OfKind(watches)
 	told := []Kind{}
 	decide := func() *Faults {

@@ -1,6 +1,12 @@
 package fault
 
-import "math"
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
 
 // Kind is a kind of fault.
 type Kind int
@@ -91,6 +97,19 @@ func chance(percent float64, seed uint64, of Kind, numbers ...uint64) bool {
 		h = mix(h ^ n)
 	}
 	return float64(h>>11)/(1<<53)*100 < percent
+}
+
+// seedOf is a rule's: rules with the same seed are decided about apart, and so are pods
+// under a rule without one.
+func seedOf(injection string, m *meshv1.FaultRule, pod string) uint64 {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%s/%s", injection, m.GetName())
+	seed := h.Sum64()
+	if m.Seed != nil {
+		return mix(seed ^ uint64(m.GetSeed()))
+	}
+	_, _ = fmt.Fprintf(h, "/%s", pod)
+	return h.Sum64()
 }
 
 // mix is the step and the finaliser of SplitMix64.

@@ -30,6 +30,7 @@ type rule struct {
 	resources       []*match.Resource
 	http            []*match.URL
 	counts          *counts
+	seed            uint64
 }
 
 // Compile makes rules that count in s. What s knows of other keys is forgotten
@@ -42,7 +43,7 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 			if err != nil {
 				return nil, fmt.Errorf("rule %q of FaultInjection %q: %w", r.GetName(), injection.GetName(), err)
 			}
-			compiled.counts = s.of(r.GetKey())
+			compiled.counts, compiled.seed = s.of(r.GetKey()), seedOf(injection.GetName(), r, s.pod)
 			out.counts[r.GetKey()] = compiled.counts
 			out.rules = append(out.rules, compiled)
 		}

@@ -24,6 +24,8 @@ const (
 
 // Store is what the rules of one pod have decided so far. It is safe for concurrent use.
 type Store struct {
+	pod string // its uid
+
 	mu    sync.Mutex
 	known map[string]*counts // by key
 	// force are the keys of the rules in force, sorted.
@@ -100,8 +102,8 @@ func (c *counts) take(most uint64) bool {
 	}
 }
 
-// NewStore is of a pod whose rules have decided nothing.
-func NewStore() *Store { return &Store{known: map[string]*counts{}} }
+// NewStore is of the pod with a uid, whose rules have decided nothing.
+func NewStore(pod string) *Store { return &Store{pod: pod, known: map[string]*counts{}} }
 
 // of returns the counts of a key.
 func (s *Store) of(key string) *counts {

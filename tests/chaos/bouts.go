@@ -82,7 +82,7 @@ var together = bout{"together", faultKinds, harm(
 // harm names rules, and gives them seeds of their own.
 func harm(rules ...meshv1alpha1.HTTPFaultInjection) []meshv1alpha1.HTTPFaultInjection {
 	for i := range rules {
-		rules[i].Name, rules[i].Seed = fmt.Sprintf("rule-%d", i), int64(i+1)
+		rules[i].Name, rules[i].Seed = fmt.Sprintf("rule-%d", i), new(int64(i+1))
 	}
 	return rules
 }

@@ -69,9 +69,11 @@ type HTTPFaultInjection struct {
 	// +optional
 	EffectiveTime *EffectiveTimeRange `json:"effectiveTime,omitempty"`
 
-	// Seed makes a run repeat: the same requests in the same order meet the same faults.
+	// Seed makes a run repeat: the same requests in the same order meet the same faults,
+	// in each pod that is selected, as long as this and the rule have the same names.
+	// Without it each pod meets faults of its own.
 	// +optional
-	Seed int64 `json:"seed,omitempty"`
+	Seed *int64 `json:"seed,omitempty"`
 
 	// Count is how many requests of each pod are harmed at most. Without it: any number.
 	// +optional

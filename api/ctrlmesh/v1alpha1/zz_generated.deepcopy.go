@@ -690,6 +690,11 @@ func (in *HTTPFaultInjection) DeepCopyInto(out *HTTPFaultInjection) {
 		*out = new(EffectiveTimeRange)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Seed != nil {
+		in, out := &in.Seed, &out.Seed
+		*out = new(int64)
+		**out = **in
+	}
 	if in.Count != nil {
 		in, out := &in.Count, &out.Count
 		*out = new(int64)

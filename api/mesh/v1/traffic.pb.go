@@ -1323,8 +1323,9 @@ type FaultRule struct {
 	Resources     []*ResourceMatch `protobuf:"bytes,3,rep,name=resources,proto3" json:"resources,omitempty"`
 	Http          []*HttpMatch     `protobuf:"bytes,4,rep,name=http,proto3" json:"http,omitempty"`
 	EffectiveTime *EffectiveTime   `protobuf:"bytes,5,opt,name=effective_time,json=effectiveTime,proto3" json:"effective_time,omitempty"` // unset: always
-	// Decisions follow from seed and from how many requests the rule has matched.
-	Seed int64 `protobuf:"varint,6,opt,name=seed,proto3" json:"seed,omitempty"`
+	// Decisions follow from seed, the names of the injection and the rule, and how many
+	// requests the rule has matched. Unset: from the pod's uid in place of a seed.
+	Seed *int64 `protobuf:"varint,6,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// Requests that it harms at most; 0: any number.
 	Count         uint64      `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
 	Delay         *Delay      `protobuf:"bytes,8,opt,name=delay,proto3" json:"delay,omitempty"`
@@ -1404,8 +1405,8 @@ func (x *FaultRule) GetEffectiveTime() *EffectiveTime {
 }
 
 func (x *FaultRule) GetSeed() int64 {
-	if x != nil {
-		return x.Seed
+	if x != nil && x.Seed != nil {
+		return *x.Seed
 	}
 	return 0
 }
@@ -2519,14 +2520,14 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\tInjection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x05rules\x18\x02 \x03(\v2\x1b.ctrlmesh.mesh.v1.FaultRuleR\x05rules\x12\x18\n" +
-	"\aexpires\x18\x03 \x01(\x03R\aexpires\"\x81\x05\n" +
+	"\aexpires\x18\x03 \x01(\x03R\aexpires\"\x8f\x05\n" +
 	"\tFaultRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12=\n" +
 	"\tresources\x18\x03 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceMatchR\tresources\x12/\n" +
 	"\x04http\x18\x04 \x03(\v2\x1b.ctrlmesh.mesh.v1.HttpMatchR\x04http\x12F\n" +
-	"\x0eeffective_time\x18\x05 \x01(\v2\x1f.ctrlmesh.mesh.v1.EffectiveTimeR\reffectiveTime\x12\x12\n" +
-	"\x04seed\x18\x06 \x01(\x03R\x04seed\x12\x14\n" +
+	"\x0eeffective_time\x18\x05 \x01(\v2\x1f.ctrlmesh.mesh.v1.EffectiveTimeR\reffectiveTime\x12\x17\n" +
+	"\x04seed\x18\x06 \x01(\x03H\x00R\x04seed\x88\x01\x01\x12\x14\n" +
 	"\x05count\x18\a \x01(\x04R\x05count\x12-\n" +
 	"\x05delay\x18\b \x01(\v2\x17.ctrlmesh.mesh.v1.DelayR\x05delay\x12-\n" +
 	"\x05abort\x18\t \x01(\v2\x17.ctrlmesh.mesh.v1.AbortR\x05abort\x12-\n" +
@@ -2536,7 +2537,8 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\tslow_body\x18\f \x01(\v2\x1a.ctrlmesh.mesh.v1.SlowBodyR\bslowBody\x12:\n" +
 	"\n" +
 	"stale_list\x18\r \x01(\v2\x1b.ctrlmesh.mesh.v1.StaleListR\tstaleList\x122\n" +
-	"\x05watch\x18\x0e \x01(\v2\x1c.ctrlmesh.mesh.v1.WatchFaultR\x05watch\"<\n" +
+	"\x05watch\x18\x0e \x01(\v2\x1c.ctrlmesh.mesh.v1.WatchFaultR\x05watchB\a\n" +
+	"\x05_seed\"<\n" +
 	"\x05Delay\x12\x19\n" +
 	"\bfixed_ns\x18\x01 \x01(\x03R\afixedNs\x12\x18\n" +
 	"\apercent\x18\x02 \x01(\x01R\apercent\"Q\n" +
@@ -2721,6 +2723,7 @@ func file_api_mesh_v1_traffic_proto_init() {
 		(*TextMatch_Suffix)(nil),
 		(*TextMatch_Regexp)(nil),
 	}
+	file_api_mesh_v1_traffic_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
