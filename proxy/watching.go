@@ -25,9 +25,11 @@ func (x *exchange) harmWatch(resp *http.Response) {
 		x.spare("the events are encoded", x.faults.Over)
 		return
 	}
-	if x.faults.Watch.Drop != nil {
-		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil {
-			x.faults.Watch.Drop = nil
+	w := x.faults.Watch
+	overtakes := w.Exempt != nil && x.info.Namespace == "" && (w.Stall || w.Delay != nil)
+	if w.Drop != nil || overtakes {
+		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
+			w.Drop = nil
 			x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
 		}
 	}

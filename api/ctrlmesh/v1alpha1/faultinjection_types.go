@@ -9,7 +9,9 @@ import (
 // All rules that match a request apply: delays add up, and of what cannot be done
 // together the first by name and order is. Leader-election locks are exempt unless a
 // rule has the lock's name in names. Objects in namespaces with the label
-// ctrlmesh.kusionstack.io/no-faults are left alone, and so are pods there.
+// ctrlmesh.kusionstack.io/no-faults are left alone, and so are pods there. Lists and
+// watches of all namespaces meet faults as a whole; of the events of such a watch, those
+// of these objects are neither held back, dropped nor sent twice.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -39,7 +39,8 @@ type Options struct {
 	// Give gives them back.
 	Take func(n int64) bool
 	Give func(n int64)
-	// Gap is told what the client reads while something is kept from it.
+	// Gap is told what the client reads while something is kept from it. Without it
+	// nothing may be dropped, and events of exempt objects stay behind what is held back.
 	Gap *Gap
 }
 
@@ -63,8 +64,10 @@ type Reader struct {
 	dropped *list.List // of *held, those to be made up for first in front
 	gaps    map[object]*list.Element
 	silent  bool // stalled for good
+	lost    bool // what came meanwhile is not kept
 
 	stalling bool // it was, or is
+	initial  bool // the bookmark that ends the initial events is or was in queue
 
 	out  []piece
 	rest io.Reader // what cannot be read as events, passed as it is
@@ -257,7 +260,7 @@ func (r *Reader) elapse(now time.Time) {
 		}
 		if f.StallLasts == 0 && !r.silent {
 			// What comes is not kept: the client resumes from before it.
-			r.silent = true
+			r.silent, r.lost = true, len(r.queue) > 0
 			r.forget()
 		}
 		return
@@ -319,11 +322,21 @@ func (r *Reader) next(now time.Time) time.Duration {
 func (r *Reader) arrive(h *held, now time.Time) {
 	f := r.faults
 	stalled := f != nil && r.stalled(now.Sub(r.start))
-	if r.silent || stalled && f.StallLasts == 0 {
+	r.initial = r.initial && len(r.queue) > 0
+	exempt := f != nil && h.one && f.Exempt != nil && f.Exempt(h.object.namespace)
+	switch {
+	case exempt && r.o.Gap != nil && !r.initial: // it waits for nothing
+		if len(r.queue) > 0 || r.lost {
+			r.o.Gap.Cover(h.revision)
+		}
+		r.deliver(h)
+		return
+	case r.silent || stalled && f.StallLasts == 0:
+		r.lost = true
 		return
 	}
 	var late time.Duration
-	if f != nil && h.one && (f.Exempt == nil || !f.Exempt(h.object.namespace)) {
+	if f != nil && h.one && !exempt {
 		if f.Delay != nil {
 			late = f.Delay()
 		}
@@ -345,6 +358,7 @@ func (r *Reader) arrive(h *held, now time.Time) {
 	}
 	r.last = h.due
 	r.queue = append(r.queue, h)
+	r.initial = r.initial || h.final
 	if late > 0 {
 		f.Did(fault.WatchDelay)
 	}

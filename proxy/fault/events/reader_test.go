@@ -288,6 +288,44 @@ func TestExemptEventsAreLeftAlone(t *testing.T) {
 	})
 }
 
+// Events of exempt objects pass what is held back. A client that goes with them in hand
+// must list.
+func TestExemptEventsPassOthers(t *testing.T) {
+	each(t, func(t *testing.T, media string) {
+		for _, harm := range []*fault.Watch{
+			{Delay: func() time.Duration { return time.Minute }},
+			{Stall: true, StallLasts: time.Minute},
+			{Stall: true},
+		} {
+			harm.Exempt = func(namespace string) bool { return namespace == "quiet" }
+			s := harmed(t, media, harm)
+			exempt := func(version string) {
+				o := config("b", version)
+				o.Namespace = "quiet"
+				_, err := s.up.Write(wire(media, watch.Modified, o))
+				require.NoError(t, err)
+				synctest.Wait()
+			}
+			exempt("1")
+			require.Equal(t, []string{"MODIFIED b/1"}, s.got())
+			require.True(t, s.gap.Empty())
+			s.send(watch.Modified, "a", "2")
+			exempt("3")
+			require.Equal(t, []string{"MODIFIED b/3"}, s.got())
+			require.False(t, s.gap.Covers("1"))
+			require.True(t, s.gap.Covers("3"), "it has not heard of a/2")
+			time.Sleep(time.Minute)
+			if harm.Stall && harm.StallLasts == 0 {
+				require.Empty(t, s.got())
+			} else {
+				require.Equal(t, []string{"MODIFIED a/2"}, s.got())
+				require.False(t, s.gap.Covers("2"))
+			}
+			s.finish()
+		}
+	})
+}
+
 // However a watch ends, what was held back is read first.
 func TestWhatIsHeldBackIsReadBeforeTheEnd(t *testing.T) {
 	each(t, func(t *testing.T, media string) {

@@ -74,7 +74,7 @@ func (w *world) watch(media string, after int, to *io.PipeWriter, r *rand.Rand, 
 	if initial {
 		after, _, _ = w.now()
 		for name, version := range w.state(after) {
-			if _, err := to.Write(wire(media, watch.Added, config(name, strconv.Itoa(version)))); err != nil {
+			if _, err := to.Write(wire(media, watch.Added, object(name, version))); err != nil {
 				return
 			}
 		}
@@ -95,7 +95,7 @@ func (w *world) watch(media string, after int, to *io.PipeWriter, r *rand.Rand, 
 		for after < last {
 			c := log[after]
 			after++
-			if _, err := to.Write(wire(media, c.kind, config(c.name, strconv.Itoa(after)))); err != nil {
+			if _, err := to.Write(wire(media, c.kind, object(c.name, after))); err != nil {
 				return
 			}
 		}
@@ -110,6 +110,13 @@ func (w *world) watch(media string, after int, to *io.PipeWriter, r *rand.Rand, 
 			return
 		}
 	}
+}
+
+// object is one of a namespace of its own.
+func object(name string, version int) *corev1.ConfigMap {
+	o := config(name, strconv.Itoa(version))
+	o.Namespace = name
+	return o
 }
 
 // client applies events as a reflector does.
@@ -128,10 +135,12 @@ func randomFaults(r *rand.Rand) *fault.Watch {
 		}
 		return func() bool { return r.IntN(2) == 0 }
 	}
+	quiet := string(rune('a' + r.IntN(8))) // may be of no object
 	f := &fault.Watch{
 		Gone: r.IntN(6) == 0, GoneAfter: some(), Cut: often(), CutAfter: some(),
 		Stall: often(), StallAfter: some(), StallLasts: some(),
 		Duplicate: chance(), Drop: chance(), MadeUpAfter: some(),
+		Exempt: func(namespace string) bool { return namespace == quiet },
 	}
 	if often() {
 		f.Delay = func() time.Duration { return some() * time.Duration(r.IntN(2)) }
