@@ -629,9 +629,9 @@ func TestRuleStates(t *testing.T) {
 	say := func(passed uint64) {
 		a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", EgressMessage: "why\nnot",
 			Rules: []*meshv1.RuleState{
-				{Key: "k1", State: meshv1.BreakerState_BREAKER_OPENED, SinceMs: now, Passed: passed, Share: &meshv1.Share{Index: 1, Of: 3}},
+				{Key: "k1", State: meshv1.BreakerState_BREAKER_OPENED, SinceMs: now, Passed: passed},
 				{Key: "k1", Passed: 9},
-				{Key: "k2", State: 77, SinceMs: 1 << 62, Refused: 4, Share: &meshv1.Share{Index: 3, Of: 3}},
+				{Key: "k2", State: 77, SinceMs: 1 << 62, Refused: 4},
 				{Key: "another's"}, nil,
 			},
 			Faults: []*meshv1.FaultState{{Key: "f", Matched: 2, Injected: 1}, {Key: "f"}, {Key: "k1"}, nil},
@@ -643,7 +643,7 @@ func TestRuleStates(t *testing.T) {
 	require.Equal(t, "why not", o.EgressMessage)
 	require.Len(t, o.Rules, 2)
 	require.Len(t, o.Faults, 1)
-	require.True(t, proto.Equal(&meshv1.RuleState{Key: "k1", State: meshv1.BreakerState_BREAKER_OPENED, SinceMs: now, Passed: 7, Share: &meshv1.Share{Index: 1, Of: 3}}, o.Rules["k1"]), o.Rules["k1"])
+	require.True(t, proto.Equal(&meshv1.RuleState{Key: "k1", State: meshv1.BreakerState_BREAKER_OPENED, SinceMs: now, Passed: 7}, o.Rules["k1"]), o.Rules["k1"])
 	require.True(t, proto.Equal(&meshv1.RuleState{Key: "k2", Refused: 4}, o.Rules["k2"]), o.Rules["k2"])
 	require.True(t, proto.Equal(&meshv1.FaultState{Key: "f", Matched: 2, Injected: 1}, o.Faults["f"]), o.Faults["f"])
 

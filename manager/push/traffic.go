@@ -50,9 +50,6 @@ func ruleStates(t *meshv1.Traffic, said []*meshv1.RuleState) map[string]*meshv1.
 			if since := s.GetSinceMs(); since > 0 && since < latest {
 				is.SinceMs = since
 			}
-			if share := s.GetShare(); share.GetIndex() < share.GetOf() {
-				is.Share = &meshv1.Share{Index: share.Index, Of: share.Of}
-			}
 			out[r.Key] = is
 		}
 	}

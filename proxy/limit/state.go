@@ -375,8 +375,5 @@ func (s *state) report() *meshv1.RuleState {
 	if !s.since.IsZero() {
 		out.SinceMs = s.since.UnixMilli()
 	}
-	if s.share.shared {
-		out.Share = &meshv1.Share{Index: uint32(s.share.index), Of: uint32(s.share.of)}
-	}
 	return out
 }

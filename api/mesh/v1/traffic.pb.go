@@ -1966,14 +1966,12 @@ func (x *EffectiveTime) GetTimeZone() string {
 
 // RuleState is what a LimitRule has done so far.
 type RuleState struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Key     string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	State   BreakerState           `protobuf:"varint,2,opt,name=state,proto3,enum=ctrlmesh.mesh.v1.BreakerState" json:"state,omitempty"`
-	SinceMs int64                  `protobuf:"varint,3,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"` // Unix; 0: ever
-	Passed  uint64                 `protobuf:"varint,4,opt,name=passed,proto3" json:"passed,omitempty"`
-	Refused uint64                 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
-	// In force.
-	Share         *Share `protobuf:"bytes,6,opt,name=share,proto3" json:"share,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	State         BreakerState           `protobuf:"varint,2,opt,name=state,proto3,enum=ctrlmesh.mesh.v1.BreakerState" json:"state,omitempty"`
+	SinceMs       int64                  `protobuf:"varint,3,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"` // Unix; 0: ever
+	Passed        uint64                 `protobuf:"varint,4,opt,name=passed,proto3" json:"passed,omitempty"`
+	Refused       uint64                 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2041,13 +2039,6 @@ func (x *RuleState) GetRefused() uint64 {
 		return x.Refused
 	}
 	return 0
-}
-
-func (x *RuleState) GetShare() *Share {
-	if x != nil {
-		return x.Share
-	}
-	return nil
 }
 
 // FaultState is what a FaultRule has done so far.
@@ -2592,14 +2583,13 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"daysOfWeek\x12\"\n" +
 	"\rdays_of_month\x18\x04 \x03(\rR\vdaysOfMonth\x12\x16\n" +
 	"\x06months\x18\x05 \x03(\rR\x06months\x12\x1b\n" +
-	"\ttime_zone\x18\x06 \x01(\tR\btimeZone\"\xcf\x01\n" +
+	"\ttime_zone\x18\x06 \x01(\tR\btimeZone\"\xa0\x01\n" +
 	"\tRuleState\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x124\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1e.ctrlmesh.mesh.v1.BreakerStateR\x05state\x12\x19\n" +
 	"\bsince_ms\x18\x03 \x01(\x03R\asinceMs\x12\x16\n" +
 	"\x06passed\x18\x04 \x01(\x04R\x06passed\x12\x18\n" +
-	"\arefused\x18\x05 \x01(\x04R\arefused\x12-\n" +
-	"\x05share\x18\x06 \x01(\v2\x17.ctrlmesh.mesh.v1.ShareR\x05share\"T\n" +
+	"\arefused\x18\x05 \x01(\x04R\arefused\"T\n" +
 	"\n" +
 	"FaultState\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
@@ -2704,12 +2694,11 @@ var file_api_mesh_v1_traffic_proto_depIdxs = []int32{
 	33, // 34: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
 	34, // 35: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
 	1,  // 36: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
-	15, // 37: ctrlmesh.mesh.v1.RuleState.share:type_name -> ctrlmesh.mesh.v1.Share
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_traffic_proto_init() }
