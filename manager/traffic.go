@@ -292,17 +292,19 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	p := r.pace(b.UID)
 	current := newest(p, cached)
 	b.CircuitBreaker = current
-	record := r.book.Record(name)
-	next := status.OfBreaker(b, r.in, record)
+	record, fits := r.book.Record(name)
+	next := status.OfBreaker(b, r.in, record, fits)
 	r.opened[name] = next.Opened
 	before := current.Status
-	if equality.Semantic.DeepEqual(before, next) {
-		r.book.Recorded(name, record)
+	// What is to be recorded is written even if it seems to be there: the cache may lag
+	// behind what is.
+	waits := fits && r.book.Unrecorded(name)
+	if !waits && equality.Semantic.DeepEqual(before, next) {
 		return
 	}
 	gap := writeGap
 	switch {
-	case r.book.Unrecorded(name):
+	case waits:
 		gap = 0
 	case status.CountsAlone(before, next):
 		gap = countGap
@@ -310,8 +312,8 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	updated := current.DeepCopy()
 	updated.Status = next
 	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() {
-		r.book.Recorded(name, record)
-		if len(record) > 0 {
+		r.book.Recorded(name, next.Shares)
+		if waits {
 			r.sharesLoop.poke()
 		}
 		r.tellTurns(p, updated, before)

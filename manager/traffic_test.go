@@ -46,6 +46,14 @@ func toldShare(w *world, pod string) *meshv1.Share {
 	return w.compiled.Load().Policies[types.UID(pod)].Traffic.Breakers[0].Rules[0].Share
 }
 
+// recordOf is what is to be recorded.
+func recordOf(t *testing.T, w *world) []v1alpha1.RuleShares {
+	t.Helper()
+	record, ok := w.book.Record(types.NamespacedName{Namespace: "ns", Name: "cb"})
+	require.True(t, ok)
+	return record
+}
+
 // Shares are recorded, then told; and the next leader tells what is on record.
 func TestShares(t *testing.T) {
 	ctx := t.Context()
@@ -87,6 +95,39 @@ func TestShares(t *testing.T) {
 	require.NoError(t, next.policies(ctx))
 	require.EqualValues(t, 1, toldShare(next, "op-0").GetOf())
 	require.Zero(t, toldShare(next, "op-2").GetOf())
+}
+
+// Shares that a status has no room for are not given to anybody, and people are told so,
+// once. When there is room, they are.
+func TestTooManyShares(t *testing.T) {
+	ctx := t.Context()
+	pod := func(i int) *corev1.Pod { return workloadPod(fmt.Sprint(strings.Repeat("op", 40<<10), i)) } // as much as many
+	w, _ := newWorld(t, sharedBreaker())
+	for i := range 8 {
+		require.NoError(t, w.live.Create(ctx, pod(i)))
+	}
+	settle := func() *v1alpha1.CircuitBreaker {
+		for range 4 {
+			require.NoError(t, w.policies(ctx))
+			require.NoError(t, w.keepShares(ctx))
+			require.NoError(t, w.keepTraffic(ctx))
+		}
+		return get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
+	}
+	cb := settle()
+	require.Equal(t, status.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.Empty(t, cb.Status.Shares)
+	require.Zero(t, toldShare(w, pod(0).Name).GetOf())
+	w.traffic.paces = nil // time passes
+	require.Equal(t, cb.ResourceVersion, settle().ResourceVersion, "nothing is new")
+
+	for i := range 4 {
+		require.NoError(t, w.live.Delete(ctx, pod(i)))
+	}
+	cb = settle()
+	require.NotEqual(t, status.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.Len(t, cb.Status.Shares[0].Pods, 4)
+	require.EqualValues(t, 4, toldShare(w, pod(7).Name).GetOf())
 }
 
 // A FaultInjection that expires has no effect before it is written down when, and
@@ -265,13 +306,13 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 	require.NoError(t, w.policies(ctx))
 	require.Zero(t, toldShare(w, "op-0").GetOf())
 	require.NoError(t, w.keepShares(ctx))
-	require.Empty(t, w.book.Record(types.NamespacedName{Namespace: "ns", Name: "cb"}))
+	require.Empty(t, recordOf(t, w))
 
 	away = nil
 	require.NoError(t, w.policies(ctx))
 	require.True(t, w.unread.IsZero())
 	require.NoError(t, w.keepShares(ctx))
-	require.NotEmpty(t, w.book.Record(types.NamespacedName{Namespace: "ns", Name: "cb"}))
+	require.NotEmpty(t, recordOf(t, w))
 	asked := lists
 	require.NoError(t, w.policies(ctx))
 	require.Equal(t, asked, lists, "once")

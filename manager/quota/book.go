@@ -18,49 +18,71 @@ import (
 type Book struct {
 	mu       sync.Mutex
 	breakers map[types.NamespacedName]*breaker
+	pods     map[types.UID]*pod
+	opened   bool // one of breakers was, since the last round
 }
 
 // breaker is a CircuitBreaker.
 type breaker struct {
 	// found is what was on record when the book was opened, until it is known which
 	// pods there are.
-	found   Record
+	found  shares
+	groups map[[2]string]*group // by rule and workload
+	// record is what Record said last, unless a member has changed since: then it is not known.
+	record []v1alpha1.RuleShares
+	known  bool
+}
+
+// group is who shares one rule.
+type group struct {
+	breaker  *breaker
+	members  []*member
+	unsorted bool
+	// changed: a member is not as the last split was given it, so that the next may come
+	// out differently.
+	changed bool
+	// waits: what a member may have is not on record.
+	waits bool
+}
+
+type pod struct {
+	// version of the policy that was read last.
+	version string
+	// settled: it was in force, and no split has changed a member since.
+	settled bool
 	members map[place]*member
 }
 
-// place is where a share may be.
-type place struct {
-	rule string
-	uid  types.UID
-}
+// place is where a pod has a share.
+type place struct{ breaker, rule string }
 
 type member struct {
 	Member
-	workload, pod string
+	group *group
+	pod   *pod
+	name  string
+	uid   types.UID
+	named bool // by the policy that is being read
+	gone  bool
 }
 
-// Record is what may be in force at most, by rule and pod.
-type Record map[string]map[string]Share
-
-// recordOf reads what a status has on record.
-func recordOf(s v1alpha1.CircuitBreakerStatus) Record {
-	out := Record{}
-	for _, t := range s.TargetStatus {
-		for _, l := range t.LimitingSnapshots {
-			if is := ParseShare(l.Share); !is.None() {
-				out.set(l.Name, t.PodName, is)
-			}
-		}
+// set tells whether anything changed.
+func (m *member) set(now Member) bool {
+	if m.Member == now {
+		return false
 	}
-	return out
+	m.Member = now
+	m.group.change()
+	return true
 }
 
-func (r Record) set(rule, pod string, s Share) {
-	if r[rule] == nil {
-		r[rule] = map[string]Share{}
-	}
-	r[rule][pod] = s
+// leave is final.
+func (m *member) leave() {
+	m.gone = true
+	m.group.change()
 }
+
+func (g *group) change() { g.changed, g.breaker.known = true, false }
 
 // Has tells whether the book knows of a CircuitBreaker.
 func (b *Book) Has(name types.NamespacedName) bool {
@@ -75,10 +97,11 @@ func (b *Book) Open(name types.NamespacedName, s v1alpha1.CircuitBreakerStatus) 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.breakers == nil {
-		b.breakers = map[types.NamespacedName]*breaker{}
+		b.breakers, b.pods = map[types.NamespacedName]*breaker{}, map[types.UID]*pod{}
 	}
 	if b.breakers[name] == nil {
-		b.breakers[name] = &breaker{found: recordOf(s), members: map[place]*member{}}
+		b.breakers[name] = &breaker{found: sharesOf(s.Shares), groups: map[[2]string]*group{}}
+		b.opened = true
 	}
 }
 
@@ -92,140 +115,229 @@ func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID)
 		return &meshv1.Share{}
 	}
 	s := br.found[rule][pod]
-	if m := br.members[place{rule, uid}]; m != nil {
-		s = m.Told
+	if p := b.pods[uid]; p != nil {
+		if m := p.members[place{name.Name, rule}]; m != nil {
+			s = m.Told
+		}
 	}
 	return &meshv1.Share{Index: s.Index, Of: s.Of}
 }
 
 // Round splits anew, by the policies that agents are told last and whether those are in
 // force. It tells whether pods are to be told other shares, and whether any wait for
-// their bounds to be recorded.
+// their bounds to be recorded. Policies of the same version must be the same.
 func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (tell, record bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.read(policies, inForce)
+	var s splitter
 	for _, br := range b.breakers {
-		groups := map[[2]string][]place{}
-		for at, m := range br.members {
-			group := [2]string{at.rule, m.workload}
-			groups[group] = append(groups[group], at)
-		}
-		for _, places := range groups {
-			slices.SortFunc(places, func(x, y place) int {
-				return cmp.Or(cmp.Compare(br.members[x].pod, br.members[y].pod), cmp.Compare(x.uid, y.uid))
-			})
-			members := make([]Member, len(places))
-			for i, at := range places {
-				members[i] = br.members[at].Member
+		for at, g := range br.groups {
+			if g.changed {
+				tell = s.split(g) || tell
 			}
-			for i, m := range Split(members) {
-				tell = tell || m.Told != members[i].Told
-				record = record || !m.Recorded.covers(m.May)
-				br.members[places[i]].Member = m
+			record = record || g.waits
+			if len(g.members) == 0 {
+				delete(br.groups, at)
 			}
 		}
 	}
 	return tell, record
 }
 
-// read takes down who is there, who is leaving, and who has confirmed.
-func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) {
-	for _, br := range b.breakers {
-		for at, m := range br.members {
-			if m.Leaving = true; policies[at.uid].PodPolicy == nil {
-				delete(br.members, at)
-			}
+// splitter splits groups. Most are like the one before.
+type splitter struct{ in, before, after []Member }
+
+// split tells whether anybody is to be told another share.
+func (s *splitter) split(g *group) (tell bool) {
+	g.members = slices.DeleteFunc(g.members, func(m *member) bool { return m.gone })
+	if g.unsorted {
+		slices.SortFunc(g.members, func(x, y *member) int { return cmp.Or(cmp.Compare(x.name, y.name), cmp.Compare(x.uid, y.uid)) })
+	}
+	s.in = s.in[:0]
+	for _, m := range g.members {
+		s.in = append(s.in, m.Member)
+	}
+	if !slices.Equal(s.in, s.before) {
+		s.after = Split(s.in)
+		s.in, s.before = s.before, s.in
+	}
+	g.unsorted, g.changed = false, false
+	for i, m := range g.members {
+		told := m.Told
+		if m.set(s.after[i]) {
+			m.pod.settled = false
+			tell = tell || m.Told != told
 		}
 	}
-	opened := map[types.NamespacedName]*breaker{} // since the last round
+	g.look()
+	return tell
+}
+
+// look sees whether a member waits.
+func (g *group) look() {
+	g.waits = slices.ContainsFunc(g.members, func(m *member) bool { return !m.Recorded.covers(m.May) })
+}
+
+// read takes down who is there, who is leaving, and who has confirmed.
+func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) {
+	for uid, p := range b.pods {
+		if policies[uid].PodPolicy == nil {
+			for _, m := range p.members {
+				m.leave()
+			}
+			delete(b.pods, uid)
+		}
+	}
+	if len(b.breakers) == 0 {
+		return
+	}
+	opened := map[types.NamespacedName]*breaker{}
 	for name, br := range b.breakers {
 		if len(br.found) > 0 {
 			opened[name] = br
 		}
 	}
-	for uid, p := range policies {
-		if p.Node == "" {
+	for uid, policy := range policies {
+		if policy.Node == "" {
 			continue // it has been told nothing yet
 		}
-		for _, t := range p.GetTraffic().GetBreakers() {
-			br := b.breakers[types.NamespacedName{Namespace: p.Namespace, Name: t.Name}]
-			for _, r := range t.Rules {
-				if r.Share == nil || br == nil {
-					continue
-				}
-				m := br.enter(place{r.Name, uid}, p)
-				m.Leaving = false
-				if told := (Share{r.Share.Index, r.Share.Of}); told == m.Told && m.May != told && inForce(p) {
-					m.Member = m.Confirm()
-				}
-			}
+		p := b.pods[uid]
+		if p == nil {
+			p = &pod{members: map[place]*member{}}
+			b.pods[uid] = p
+		} else if !b.opened && p.version == policy.Version && (p.settled || !inForce(policy)) {
+			continue // nothing has changed, or nothing that counts
 		}
-		// What is on record counts, whatever the policy says of it now.
-		for name, br := range opened {
-			for rule, pods := range br.found {
-				if _, ok := pods[p.Name]; ok && name.Namespace == p.Namespace {
-					if at := (place{rule, uid}); br.members[at] == nil {
-						br.enter(at, p).Leaving = true
-					}
-				}
+		b.readPod(p, policy, opened, inForce(policy))
+	}
+	for _, br := range opened {
+		br.found = nil
+	}
+	b.opened = false
+}
+
+func (b *Book) readPod(p *pod, policy compile.Policy, opened map[types.NamespacedName]*breaker, inForce bool) {
+	p.version, p.settled = policy.Version, inForce
+	for _, t := range policy.GetTraffic().GetBreakers() {
+		br := b.breakers[types.NamespacedName{Namespace: policy.Namespace, Name: t.Name}]
+		like := p.first(t)
+		for _, r := range t.Rules {
+			if r.Share == nil || br == nil {
+				continue
+			}
+			m := br.enter(p, place{t.Name, r.Name}, policy)
+			m.named = true
+			now := m.Member
+			now.Leaving = false
+			if told := (Share{r.Share.Index, r.Share.Of}); inForce && told == now.Told {
+				now = now.Confirm()
+			}
+			if now.May.None() {
+				now.Like = like
+			}
+			m.set(now)
+		}
+	}
+	// What is on record counts, whatever the policy says of it now.
+	for name, br := range opened {
+		for rule, pods := range br.found {
+			if _, ok := pods[policy.Name]; ok && name.Namespace == policy.Namespace {
+				br.enter(p, place{name.Name, rule}, policy)
 			}
 		}
 	}
-	for _, br := range b.breakers {
-		br.found = nil
-		for at, m := range br.members {
-			if !m.Leaving {
-				continue
-			}
-			// Its policy is without the rule.
-			if m.Told = (Share{}); m.May.None() || inForce(policies[at.uid]) {
-				delete(br.members, at)
-			}
+	for at, m := range p.members {
+		if m.named {
+			m.named = false
+			continue
+		}
+		// The policy is without the rule.
+		now := m.Member
+		now.Leaving, now.Told = true, Share{}
+		if m.set(now); now.May.None() || inForce {
+			m.leave()
+			delete(p.members, at)
 		}
 	}
 }
 
-// enter is what is known of a pod.
-func (br *breaker) enter(at place, p compile.Policy) *member {
-	m := br.members[at]
-	if m == nil {
-		s := br.found[at.rule][p.Name]
-		m = &member{Member: Member{Told: s, May: s, Recorded: s}, workload: p.Workload, pod: p.Name}
-		br.members[at] = m
+// first is what a pod may have of the first rule of which it has any share.
+func (p *pod) first(t *meshv1.Breaker) Share {
+	for _, r := range t.Rules {
+		if m := p.members[place{t.Name, r.Name}]; m != nil && !m.May.None() {
+			return m.May
+		}
 	}
+	return Share{}
+}
+
+// enter is what is known of a pod.
+func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
+	if m := p.members[at]; m != nil {
+		return m
+	}
+	key := [2]string{at.rule, policy.Workload}
+	g := br.groups[key]
+	if g == nil {
+		g = &group{breaker: br}
+		br.groups[key] = g
+	}
+	s := br.found[at.rule][policy.Name]
+	m := &member{Member: Member{Told: s, May: s, Recorded: s}, group: g, pod: p, name: policy.Name, uid: types.UID(policy.Uid)}
+	g.members, g.unsorted = append(g.members, m), true
+	g.change()
+	p.members[at] = m
 	return m
 }
 
 // Record is what is to be recorded now of a CircuitBreaker, of those too that are not
-// among its pods any more. Until it is, nobody is told what it does not have.
-func (b *Book) Record(name types.NamespacedName) Record {
+// among its pods any more. Until it is, nobody is told what it does not have. It is
+// not ok if that is more than a status has room for: then nothing is to be recorded. It
+// is not to be written to.
+func (b *Book) Record(name types.NamespacedName) (record []v1alpha1.RuleShares, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	br := b.breakers[name]
 	if br == nil {
-		return nil
+		return nil, true
 	}
-	out := Record{}
-	for at, m := range br.members {
-		out.set(at.rule, m.pod, m.May)
-		// One of both will be on record.
-		if m.Recorded.None() || m.May.None() {
-			m.Recorded = Share{}
-		} else {
-			m.Recorded = Share{max(m.Recorded.Index, m.May.Index), max(m.Recorded.Of, m.May.Of)}
+	if br.known {
+		return br.record, true
+	}
+	if record, ok = br.write(); !ok {
+		return nil, false
+	}
+	for _, g := range br.groups {
+		for _, m := range g.members {
+			// One of both will be on record.
+			now := m.Member
+			if now.Recorded.None() || now.May.None() {
+				now.Recorded = Share{}
+			} else {
+				now.Recorded = Share{max(now.Recorded.Index, now.May.Index), max(now.Recorded.Of, now.May.Of)}
+			}
+			m.set(now)
 		}
 	}
-	return out
+	br.record, br.known = record, true
+	return record, true
 }
 
-// Recorded notes what was recorded. Pods that the record has no room for count too.
-func (b *Book) Recorded(name types.NamespacedName, r Record) {
+// Recorded notes what was recorded.
+func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if br := b.breakers[name]; br != nil {
-		for at, m := range br.members {
-			m.Recorded = r[at.rule][m.pod]
+		known := sharesOf(record)
+		for at, g := range br.groups {
+			pods := known[at[0]]
+			for _, m := range g.members {
+				now := m.Member
+				now.Recorded = pods[m.name]
+				m.set(now)
+			}
+			g.look()
 		}
 	}
 }
@@ -235,8 +347,8 @@ func (b *Book) Unrecorded(name types.NamespacedName) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if br := b.breakers[name]; br != nil {
-		for _, m := range br.members {
-			if !m.Recorded.covers(m.May) {
+		for _, g := range br.groups {
+			if g.waits {
 				return true
 			}
 		}
@@ -249,7 +361,7 @@ func (b *Book) Close(there func(types.NamespacedName) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for name, br := range b.breakers {
-		if len(br.members) == 0 && !there(name) {
+		if len(br.groups) == 0 && !there(name) {
 			delete(b.breakers, name)
 		}
 	}

@@ -1,10 +1,18 @@
 package quota
 
 import (
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -33,32 +41,52 @@ func (m *mesh) push() {
 	m.told = map[types.UID]compile.Policy{}
 	for pod, selected := range m.pods {
 		uid := types.UID(pod)
-		p := &meshv1.PodPolicy{Namespace: "ns", Name: pod, Workload: "w"}
+		p := &meshv1.PodPolicy{Uid: pod, Namespace: "ns", Name: pod, Workload: "w"}
 		if selected {
 			p.Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
 				{Name: "own"}, {Name: "r", Share: m.Share(cb, "r", pod, uid)},
 			}}}}
 		}
-		m.told[uid] = compile.Policy{Node: "n", PodPolicy: p}
+		m.told[uid] = sealed(p)
 		if !m.away[pod] {
 			m.force[uid] = m.told[uid]
 		}
 	}
 }
 
-// round also records, if it is asked to.
-func (m *mesh) round() bool {
-	inForce := func(p compile.Policy) bool { return m.force[types.UID(p.Name)].PodPolicy == p.PodPolicy }
-	tell, record := m.Round(m.told, inForce)
-	if record {
-		m.Recorded(cb, m.Record(cb))
+// sealed is a policy with its version.
+func sealed(p *meshv1.PodPolicy) compile.Policy {
+	var version []byte
+	for _, b := range p.GetTraffic().GetBreakers() {
+		for _, r := range b.Rules {
+			version = append(version, r.Name...)
+			version = binary.AppendUvarint(binary.AppendUvarint(version, uint64(r.Share.GetIndex())), uint64(r.Share.GetOf()))
+		}
 	}
-	return tell || record
+	p.Version = string(version)
+	return compile.Policy{Node: "n", PodPolicy: p}
+}
+
+// record is what is to be recorded.
+func record(t require.TestingT, b *Book) []v1alpha1.RuleShares {
+	out, ok := b.Record(cb)
+	require.True(t, ok)
+	return out
+}
+
+// round also records, if it is asked to.
+func (m *mesh) round(t *testing.T) bool {
+	inForce := func(p compile.Policy) bool { return m.force[types.UID(p.Name)].PodPolicy == p.PodPolicy }
+	tell, waits := m.Round(m.told, inForce)
+	if waits {
+		m.Recorded(cb, record(t, m.Book))
+	}
+	return tell || waits
 }
 
 func (m *mesh) settle(t *testing.T) map[string]string {
 	for range 20 {
-		if m.push(); !m.round() {
+		if m.push(); !m.round(t) {
 			out := map[string]string{}
 			for pod := range m.pods {
 				if s := m.force[types.UID(pod)].GetTraffic().GetBreakers(); s != nil {
@@ -76,7 +104,7 @@ func TestBook(t *testing.T) {
 	m := newMesh(v1alpha1.CircuitBreakerStatus{})
 	m.pods["a"], m.pods["b"] = true, true
 	require.Equal(t, map[string]string{"a": "1/2", "b": "2/2"}, m.settle(t))
-	require.Equal(t, Record{"r": {"a": {0, 2}, "b": {1, 2}}}, m.Record(cb))
+	require.Equal(t, []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{"a": "1/2", "b": "2/2"}}}, record(t, m.Book))
 
 	// One does not answer: who comes waits.
 	m.away["b"], m.pods["c"] = true, true
@@ -87,8 +115,8 @@ func TestBook(t *testing.T) {
 	// One is selected no more, but its agent does not answer: it keeps its share.
 	m.away["b"], m.pods["b"] = true, false
 	require.Equal(t, map[string]string{"a": "1/3", "b": "2/3", "c": "3/3"}, m.settle(t))
-	require.Equal(t, Share{1, 3}, m.Record(cb)["r"]["b"])
-	m.Recorded(cb, m.Record(cb))
+	require.Equal(t, "2/3", record(t, m.Book)[0].Pods["b"])
+	m.Recorded(cb, record(t, m.Book))
 	delete(m.away, "b")
 	require.Equal(t, map[string]string{"a": "1/2", "c": "2/2"}, m.settle(t))
 
@@ -105,10 +133,9 @@ func TestBook(t *testing.T) {
 
 // A new leader tells what is on record, and goes on from there.
 func TestANewLeader(t *testing.T) {
-	target := func(pod, share string) v1alpha1.TargetStatus {
-		return v1alpha1.TargetStatus{PodName: pod, LimitingSnapshots: []v1alpha1.LimitingSnapshot{{Name: "own"}, {Name: "r", Share: share}}}
-	}
-	m := newMesh(v1alpha1.CircuitBreakerStatus{TargetStatus: []v1alpha1.TargetStatus{target("a", "1/3"), target("b", "2/3"), target("c", "-"), target("d", "3/3"), target("gone", "3/3")}})
+	m := newMesh(v1alpha1.CircuitBreakerStatus{Shares: []v1alpha1.RuleShares{{
+		Rules: []string{"before", "r"}, Pods: map[string]string{"a": "1/3", "b": "2/3", "c": "-", "d": "3/3", "gone": "3/3"},
+	}}})
 	m.pods["a"], m.pods["b"], m.pods["c"], m.pods["d"] = true, true, true, false
 	m.away["b"], m.away["d"] = true, true
 	require.Equal(t, &meshv1.Share{Index: 1, Of: 3}, m.Share(cb, "r", "b", "b"))
@@ -125,21 +152,366 @@ func TestFirstRecordThenTell(t *testing.T) {
 	m.pods["a"] = true
 	for range 3 {
 		m.push()
-		_, record := m.Round(m.told, func(compile.Policy) bool { return true })
-		require.True(t, record)
+		_, waits := m.Round(m.told, func(compile.Policy) bool { return true })
+		require.True(t, waits)
 		require.True(t, m.Unrecorded(cb))
 		require.Zero(t, m.Share(cb, "r", "a", "a").Of)
 	}
-	m.Recorded(cb, m.Record(cb))
+	m.Recorded(cb, record(t, m.Book))
 	require.False(t, m.Unrecorded(cb))
 	require.Equal(t, map[string]string{"a": "1/1"}, m.settle(t))
 
 	// While a lesser one is being recorded, the greater that is on record is not told.
 	m.pods["b"] = true
 	require.Equal(t, map[string]string{"a": "1/2", "b": "2/2"}, m.settle(t))
-	m.Record(cb)
+	record(t, m.Book)
 	delete(m.pods, "b")
 	m.push()
 	m.Round(m.told, func(compile.Policy) bool { return true })
 	require.EqualValues(t, 2, m.Share(cb, "r", "a", "a").Of)
+}
+
+// Rules of the same pods are recorded once, also one that is written when the pods have
+// come and gone.
+func TestRulesAlikeAreRecordedTogether(t *testing.T) {
+	w := &bookWorld{book: &Book{}, rules: 2}
+	w.lead()
+	for i := range 4 {
+		w.join(fmt.Sprint(9-i), []bool{true, true, false})
+		w.settle(t)
+	}
+	w.rules = 3
+	for _, p := range w.pods {
+		p.selected[2] = true
+	}
+	w.settle(t)
+	require.Equal(t, []v1alpha1.RuleShares{{Rules: []string{"r0", "r1", "r2"}, Pods: map[string]string{"9": "1/4", "8": "2/4", "7": "3/4", "6": "4/4"}}}, w.status)
+}
+
+// Who was to have more, and is not any more before he was told, still has what he has, and
+// that is known without his policy being another.
+func TestMoreThatWasNeverTold(t *testing.T) {
+	w := &bookWorld{book: &Book{}, rules: 1}
+	w.lead()
+	w.join("a", []bool{true})
+	w.join("b", []bool{true})
+	w.settle(t)
+	version := w.pods[0].force.Version
+	w.pods[1].selected[0] = false
+	w.compile()
+	w.arrive()
+	_, waits := w.book.Round(w.compiled, w.inForce)
+	require.True(t, waits, "a may have all, once it is recorded")
+	w.pods[1].selected[0] = true
+	w.settle(t)
+	require.Equal(t, version, w.pods[0].force.Version)
+	require.Equal(t, "2/2", w.pods[1].share(0).String())
+}
+
+// A CircuitBreaker of which the pods' policies told before the book was opened with it.
+func TestOpenedLate(t *testing.T) {
+	w := &bookWorld{book: &Book{}, rules: 1}
+	w.book.Open(types.NamespacedName{Namespace: "ns", Name: "another"}, v1alpha1.CircuitBreakerStatus{})
+	w.join("a", []bool{true})
+	for range 2 {
+		w.compile()
+		w.arrive()
+		_, waits := w.book.Round(w.compiled, w.inForce)
+		require.False(t, waits)
+	}
+	w.book.Open(cb, v1alpha1.CircuitBreakerStatus{})
+	_, waits := w.book.Round(w.compiled, w.inForce)
+	require.True(t, waits)
+	w.settle(t)
+	require.Equal(t, "1/1", w.pods[0].share(0).String())
+}
+
+// What a status has no room for is not recorded, and nobody is told it. What was goes on.
+func TestTooManyShares(t *testing.T) {
+	w := &bookWorld{book: &Book{}, rules: 1}
+	w.lead()
+	name := func(i int) string { return fmt.Sprint(strings.Repeat("x", maxRecord/10), i) }
+	for i := range 9 {
+		w.join(name(i), []bool{true})
+	}
+	w.settle(t)
+	text, err := json.Marshal(w.status)
+	require.NoError(t, err)
+	require.Less(t, len(text), maxRecord+maxRecord/50)
+	before := w.status
+
+	w.join(name(9), []bool{true})
+	w.join(name(10), []bool{true})
+	for n := range 6 {
+		w.compile()
+		w.arrive()
+		_, waits := w.book.Round(w.compiled, w.inForce)
+		if n > 1 { // who had all has less
+			require.True(t, waits)
+			_, ok := w.book.Record(cb)
+			require.False(t, ok)
+			w.book.Recorded(cb, before) // the rest of the status was written
+		}
+		w.check(t)
+	}
+	require.Equal(t, "9/11", w.pods[8].share(0).String())
+	require.True(t, w.pods[9].share(0).None())
+
+	w.pods = w.pods[2:]
+	w.settle(t)
+	require.EqualValues(t, 9, w.pods[8].share(0).Of)
+}
+
+// bookWorld is a CircuitBreaker with rules of scope Workload, and the mesh around it.
+// Everything in it may happen in any order, and be late.
+type bookWorld struct {
+	rules    int
+	pods     []*bookPod
+	book     *Book
+	status   []v1alpha1.RuleShares
+	compiled map[types.UID]compile.Policy
+}
+
+type bookPod struct {
+	name, workload string
+	selected       []bool // by rule
+	force          *meshv1.PodPolicy
+	sent           []*meshv1.PodPolicy // which arrive in order
+}
+
+func (p *bookPod) share(rule int) Share {
+	for _, b := range p.force.GetTraffic().GetBreakers() {
+		for _, r := range b.Rules {
+			if r.Name == fmt.Sprint("r", rule) {
+				return Share{r.Share.Index, r.Share.Of}
+			}
+		}
+	}
+	return Share{}
+}
+
+func (w *bookWorld) join(name string, selected []bool) {
+	w.pods = append(w.pods, &bookPod{name: name, workload: "w", selected: selected})
+}
+
+// compile tells all pods what they are to have.
+func (w *bookWorld) compile() {
+	w.compiled = map[types.UID]compile.Policy{}
+	for _, p := range w.pods {
+		b := &meshv1.Breaker{Name: cb.Name}
+		for rule := range w.rules {
+			if name := fmt.Sprint("r", rule); p.selected[rule] {
+				b.Rules = append(b.Rules, &meshv1.LimitRule{Name: name, Share: w.book.Share(cb, name, p.name, types.UID(p.name))})
+			}
+		}
+		policy := sealed(&meshv1.PodPolicy{Uid: p.name, Namespace: cb.Namespace, Name: p.name, Workload: p.workload, Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{b}}})
+		w.compiled[types.UID(p.name)] = policy
+		last := p.force
+		if len(p.sent) > 0 {
+			last = p.sent[len(p.sent)-1]
+		}
+		if last.GetVersion() != policy.Version {
+			p.sent = append(p.sent, policy.PodPolicy)
+		}
+	}
+}
+
+// arrive lets everything that was sent arrive.
+func (w *bookWorld) arrive() {
+	for _, p := range w.pods {
+		for _, policy := range p.sent {
+			p.force = policy
+		}
+		p.sent = nil
+	}
+}
+
+func (w *bookWorld) inForce(policy compile.Policy) bool {
+	i := slices.IndexFunc(w.pods, func(p *bookPod) bool { return p.name == policy.Name })
+	return i >= 0 && len(w.pods[i].sent) == 0 && w.pods[i].force.GetVersion() == policy.Version
+}
+
+// lead lets another take the lead, who knows only what is recorded.
+func (w *bookWorld) lead() {
+	w.book = &Book{}
+	w.book.Open(cb, v1alpha1.CircuitBreakerStatus{Shares: w.status})
+	w.compile()
+}
+
+func (w *bookWorld) settle(t require.TestingT) {
+	for range 30 {
+		w.compile()
+		w.arrive()
+		w.check(t)
+		tell, waits := w.book.Round(w.compiled, w.inForce)
+		if w.status = record(t, w.book); waits {
+			w.book.Recorded(cb, w.status)
+		}
+		if !tell && !waits {
+			return
+		}
+	}
+	require.Fail(t, "it does not end")
+}
+
+func (w *bookWorld) check(t require.TestingT) {
+	for rule := range w.rules {
+		force := map[string][]Share{}
+		for _, p := range w.pods {
+			force[p.workload] = append(force[p.workload], p.share(rule))
+		}
+		for _, all := range force {
+			notMoreThanOne(t, all)
+		}
+	}
+}
+
+// Pods come, go, and change their rules, agents are slow, what is recorded is late or
+// is not known to be, leaders change: no rule is ever had more than once, and in the end
+// all have the same of it, and nothing changes any more.
+func TestInterleavingsOfABook(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &bookWorld{book: &Book{}, rules: 3}
+		w.lead()
+		for n := range rapid.IntRange(1, 150).Draw(t, "steps") {
+			one := func() *bookPod {
+				if len(w.pods) == 0 {
+					return &bookPod{selected: make([]bool, w.rules)}
+				}
+				return w.pods[rapid.IntRange(0, len(w.pods)-1).Draw(t, "pod")]
+			}
+			switch rapid.SampledFrom([]string{"join", "gone", "select", "arrive", "arrive", "arrive", "compile", "compile", "round", "round", "record", "record", "lose", "lead"}).Draw(t, "what") {
+			case "join":
+				if len(w.pods) < 6 {
+					w.pods = append(w.pods, &bookPod{name: fmt.Sprint("p", n), workload: rapid.SampledFrom([]string{"v", "w"}).Draw(t, "workload"),
+						selected: rapid.SliceOfN(rapid.Bool(), w.rules, w.rules).Draw(t, "selected")})
+				}
+			case "gone":
+				p := one()
+				w.pods = slices.DeleteFunc(w.pods, func(q *bookPod) bool { return p == q })
+			case "select":
+				p, rule := one(), rapid.IntRange(0, w.rules-1).Draw(t, "rule")
+				p.selected[rule] = !p.selected[rule]
+			case "arrive":
+				if p := one(); len(p.sent) > 0 {
+					p.force, p.sent = p.sent[0], p.sent[1:]
+				}
+			case "compile":
+				w.compile()
+			case "round":
+				w.book.Round(w.compiled, w.inForce)
+			case "record":
+				w.status = record(t, w.book)
+				w.book.Recorded(cb, w.status)
+			case "lose": // what became of a write
+				if now := record(t, w.book); rapid.Bool().Draw(t, "written") {
+					w.status = now
+				}
+			case "lead":
+				w.lead()
+			}
+			w.check(t)
+		}
+
+		w.settle(t)
+		for rule := range w.rules {
+			have := map[string][]Share{}
+			for _, p := range w.pods {
+				if s := p.share(rule); p.selected[rule] {
+					have[p.workload] = append(have[p.workload], s)
+				} else {
+					require.True(t, s.None())
+				}
+			}
+			for _, all := range have {
+				slices.SortFunc(all, func(a, b Share) int { return cmp.Compare(a.Index, b.Index) })
+				for i, s := range all {
+					require.Equal(t, Share{uint32(i), uint32(len(all))}, s)
+				}
+			}
+		}
+		for _, br := range w.book.breakers {
+			for g := range maps.Values(br.groups) {
+				require.False(t, g.changed)
+			}
+		}
+	})
+}
+
+// BenchmarkRound is of 2000 pods that share 100 rules.
+func BenchmarkRound(b *testing.B) {
+	w := &bookWorld{book: &Book{}, rules: 100}
+	w.lead()
+	all := slices.Repeat([]bool{true}, w.rules)
+	for i := range 2000 {
+		w.join(fmt.Sprintf("a-workload-of-some-length-%04d", i), all)
+	}
+	w.compile()
+	force := w.compiled
+	inForce := func(p compile.Policy) bool { return force[types.UID(p.Uid)].GetVersion() == p.Version }
+	round := func() { w.book.Round(w.compiled, inForce) }
+	settle := func() {
+		for going := true; going; {
+			w.compile()
+			force = w.compiled
+			tell, waits := w.book.Round(w.compiled, inForce)
+			w.book.Recorded(cb, record(b, w.book))
+			going = tell || waits
+		}
+	}
+	settle()
+	b.Run("idle", func(b *testing.B) {
+		for b.Loop() {
+			round()
+		}
+	})
+	b.Run("confirmed", func(b *testing.B) { // by one of those that have less now
+		for b.Loop() {
+			b.StopTimer()
+			w.join(fmt.Sprint("another", b.N), all)
+			w.compile()
+			force = maps.Clone(w.compiled)
+			round()
+			w.book.Recorded(cb, record(b, w.book))
+			round()
+			w.compile()
+			round()
+			one := types.UID(w.pods[0].name)
+			force[one] = w.compiled[one]
+			b.StartTimer()
+			round()
+			b.StopTimer()
+			w.pods = w.pods[:2000]
+			settle()
+			b.StartTimer()
+		}
+	})
+	b.Run("gone", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			gone := w.pods[1000]
+			w.pods = append(slices.Delete(slices.Clone(w.pods), 1000, 1001), gone)
+			delete(w.compiled, types.UID(gone.name))
+			b.StartTimer()
+			round()
+			b.StopTimer()
+			settle()
+			b.StartTimer()
+		}
+	})
+	b.Run("new leader", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			book := &Book{}
+			book.Open(cb, v1alpha1.CircuitBreakerStatus{Shares: record(b, w.book)})
+			b.StartTimer()
+			book.Round(w.compiled, inForce)
+		}
+	})
+	b.Run("record", func(b *testing.B) {
+		for b.Loop() {
+			w.book.breakers[cb].known = false
+			w.book.Recorded(cb, record(b, w.book))
+		}
+	})
 }

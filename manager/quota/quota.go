@@ -10,6 +10,7 @@ package quota
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -68,6 +69,9 @@ type Member struct {
 	Recorded Share
 	// Leaving: it is to have none, and may have one still.
 	Leaving bool
+	// Like is what it has of another rule, as long as it has none of this one: it is given
+	// the same index, if that is free, so that both rules are recorded together.
+	Like Share
 }
 
 // Confirm notes that what the member was told last is in force, and nothing else is.
@@ -77,7 +81,7 @@ func (m Member) Confirm() Member {
 }
 
 // Split decides what each member is to have, and tells it as soon as it is recorded. In
-// the members that it returns only Told and May differ; where Recorded does not cover
+// the members that it returns only Told, May and Like differ; where Recorded does not cover
 // May, it must come to before Split is called again, or the member waits.
 //
 // Nobody is to have more before everybody who must have less has confirmed it. When all
@@ -101,16 +105,19 @@ func Split(members []Member) []Member {
 		next = tell(members, less(members, wanted), func(i int) bool { return !members[i].May.None() })
 	}
 	// Then one by one, where others have left room.
-	for i := range next {
-		if next[i].May.None() && !next[i].Leaving {
-			if with := tell(next, wanted, func(j int) bool { return i == j }); sound(with) {
-				next = with
+	if left, ok := roomLeft(next); ok {
+		for i, m := range next {
+			if m.May.None() && !m.Leaving && left.take(wanted[i]) {
+				next[i].Told, next[i].May = wanted[i], wanted[i]
 			}
 		}
 	}
 	for i, m := range next {
 		if m.Told != members[i].Told && !m.Recorded.covers(m.May) {
 			next[i].Told = members[i].Told // later
+		}
+		if !m.May.None() {
+			next[i].Like = Share{}
 		}
 	}
 	return next
@@ -126,6 +133,12 @@ func wants(members []Member, of uint32) []Share {
 				taken[m.May.Index] = true
 				out[i] = Share{m.May.Index, of}
 			}
+		}
+	}
+	for i, m := range members {
+		if !m.Leaving && out[i].None() && m.Like.Index < min(of, m.Like.Of) && !taken[m.Like.Index] {
+			taken[m.Like.Index] = true
+			out[i] = Share{m.Like.Index, of}
 		}
 	}
 	free := uint32(0)
@@ -171,17 +184,33 @@ func tell(members []Member, wanted []Share, who func(i int) bool) []Member {
 
 // sound tells whether all that may be in force is no more than one.
 func sound(members []Member) bool {
-	taken := make(map[uint32]bool, len(members))
-	least, highest := ^uint32(0), uint32(0)
+	_, ok := roomLeft(members)
+	return ok
+}
+
+// room is where there can be shares beside those that are taken.
+type room struct {
+	taken          map[uint32]bool
+	least, highest uint32 // Of, and Index
+}
+
+// roomLeft is what members leave of one; it is not ok if they may have more.
+func roomLeft(members []Member) (r *room, ok bool) {
+	r = &room{taken: make(map[uint32]bool, len(members)), least: math.MaxUint32}
 	for _, m := range members {
-		if m.May.None() {
-			continue
+		if !m.May.None() && !r.take(m.May) {
+			return nil, false
 		}
-		if taken[m.May.Index] {
-			return false
-		}
-		taken[m.May.Index] = true
-		least, highest = min(least, m.May.Of), max(highest, m.May.Index)
 	}
-	return highest < least
+	return r, true
+}
+
+// take takes a share, if all are no more than one then.
+func (r *room) take(s Share) bool {
+	least, highest := min(r.least, s.Of), max(r.highest, s.Index)
+	if r.taken[s.Index] || highest >= least {
+		return false
+	}
+	r.taken[s.Index], r.least, r.highest = true, least, highest
+	return true
 }

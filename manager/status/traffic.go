@@ -31,6 +31,7 @@ const (
 	ReasonNotRedirected = "NotRedirected"
 	ReasonAgentTooOld   = "AgentTooOld"
 	ReasonRulesRejected = "RulesRejected"
+	ReasonTooManyShares = "TooManyShares"
 )
 
 // TrafficInput is what is known of the pods that rules are about.
@@ -55,24 +56,30 @@ type target struct {
 func (t target) broken() bool { return t.reason != "" }
 
 // OfBreaker computes the status of a CircuitBreaker. The record is what may be in
-// force of its shares.
-func OfBreaker(b compile.Breaker, in TrafficInput, record quota.Record) v1alpha1.CircuitBreakerStatus {
+// force of its shares; it is not ok if there is no room for it, and then what is on record
+// stands.
+func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares, ok bool) v1alpha1.CircuitBreakerStatus {
 	before := b.Status
+	if !ok {
+		record = before.Shares
+	}
 	out := v1alpha1.CircuitBreakerStatus{
 		ObservedGeneration: b.Generation,
 		LastUpdatedTime:    before.LastUpdatedTime,
 		CurrentSpecHash:    b.Hash,
 		Conditions:         slices.Clone(before.Conditions),
 		Pods:               int32(len(b.Targets)),
+		Shares:             record,
 	}
+	known, shares := byPod(before.TargetStatus), byRule(record)
 	targets := make([]target, 0, len(b.Targets))
 	for _, selected := range b.Targets {
 		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
-		t, was := in.target(b.Ruling, selected, o, before.TargetStatus)
+		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
 		told := breakerOf(policy, b.Name)
 		t.seesOthers(o, policy, httpOf(told))
-		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, record, selected.Pod.Name)
+		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
 		}
@@ -84,13 +91,20 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record quota.Record) v1alpha1
 		}
 		targets = append(targets, t)
 	}
-	in.set(&out.Conditions, b.Generation, ready(b.Ruling, b.Namespace, targets, "in force"))
-	out.TargetStatus = roomFor(targets, leaving(record, targets))
+	is := ready(b.Ruling, b.Namespace, targets, "in force")
+	if !ok && b.Problem == nil {
+		is.Status, is.Reason, is.Message = metav1.ConditionFalse, ReasonTooManyShares, tooManyShares+"; "+is.Message
+	}
+	in.set(&out.Conditions, b.Generation, is)
+	out.TargetStatus = roomFor(targets, record)
 	if !equality.Semantic.DeepEqual(before, out) {
 		out.LastUpdatedTime = seconds(in.Now)
 	}
 	return out
 }
+
+const tooManyShares = "rules of scope Workload have so many pods that their shares are more than a status has room for, and those that have none yet are refused all requests that the rules match: " +
+	"divide the rules, or the pods, among several CircuitBreakers"
 
 // OfInjection computes the status of a FaultInjection. It also says when it expires,
 // from when a spec is seen first.
@@ -104,10 +118,11 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 		Pods:               int32(len(f.Targets)),
 	}
 	out.ExpirationTime, out.ExpirationGeneration = expiration(f, in.Now)
+	known := byPod(before.TargetStatus)
 	targets := make([]target, 0, len(f.Targets))
 	for _, selected := range f.Targets {
 		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
-		t, was := in.target(f.Ruling, selected, o, before.TargetStatus)
+		t, was := in.target(f.Ruling, selected, o, known)
 		if f.Problem == nil {
 			policy := in.Policy(selected.Pod.UID)
 			told := injectionOf(policy, f.Name)
@@ -155,14 +170,29 @@ func expiration(f compile.Injection, now time.Time) (*metav1.Time, int64) {
 	return seconds(now.Add(d + time.Second - 1)), f.Generation // never too early
 }
 
-// target judges one pod, and tells what was said of it before.
-func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.Observation, before []v1alpha1.TargetStatus) (target, v1alpha1.TargetStatus) {
-	pod := selected.Pod
-	var was v1alpha1.TargetStatus
-	known := false
-	if i := slices.IndexFunc(before, func(t v1alpha1.TargetStatus) bool { return t.PodName == pod.Name }); i >= 0 {
-		was, known = before[i], true
+func byPod(said []v1alpha1.TargetStatus) map[string]v1alpha1.TargetStatus {
+	out := make(map[string]v1alpha1.TargetStatus, len(said))
+	for _, t := range said {
+		out[t.PodName] = t
 	}
+	return out
+}
+
+// byRule are the shares of pods.
+func byRule(record []v1alpha1.RuleShares) map[string]map[string]string {
+	out := map[string]map[string]string{}
+	for _, s := range record {
+		for _, rule := range s.Rules {
+			out[rule] = s.Pods
+		}
+	}
+	return out
+}
+
+// target judges one pod, and tells what was said of it before.
+func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.Observation, before map[string]v1alpha1.TargetStatus) (target, v1alpha1.TargetStatus) {
+	pod := selected.Pod
+	was, known := before[pod.Name]
 	t := target{TargetStatus: v1alpha1.TargetStatus{PodName: pod.Name, PodIP: pod.Status.PodIP, ConfigHash: was.ConfigHash}}
 	if o.Version != "" && o.Version == selected.Version && !o.NoTraffic && o.TrafficMessage == "" {
 		t.ConfigHash = r.Hash
@@ -251,29 +281,23 @@ var states = map[meshv1.BreakerState]v1alpha1.BreakerState{
 
 // limiting is what the rules that a pod was told have done. Of what its agent has not
 // reported, what was known before stands.
-func limiting(b *meshv1.Breaker, o push.Observation, before []v1alpha1.LimitingSnapshot, record quota.Record, pod string) (out []v1alpha1.LimitingSnapshot) {
+func limiting(b *meshv1.Breaker, o push.Observation, before []v1alpha1.LimitingSnapshot, shares map[string]map[string]string, pod string) []v1alpha1.LimitingSnapshot {
+	out := make([]v1alpha1.LimitingSnapshot, 0, len(b.GetRules()))
 	for _, r := range b.GetRules() {
 		is := v1alpha1.LimitingSnapshot{State: v1alpha1.BreakerClosed}
-		i := slices.IndexFunc(before, func(s v1alpha1.LimitingSnapshot) bool { return s.Name == r.Name })
 		if s := o.Rules[r.Key]; s != nil {
 			is.State, is.Passed, is.Refused = states[s.State], count(s.Passed), count(s.Refused)
 			if s.SinceMs != 0 {
 				is.LastTransitionTime = seconds(time.UnixMilli(s.SinceMs))
 			}
-		} else if !o.Known && i >= 0 {
+		} else if i := slices.IndexFunc(before, func(s v1alpha1.LimitingSnapshot) bool { return s.Name == r.Name }); !o.Known && i >= 0 {
 			is = before[i]
 		}
 		is.Name, is.Share = r.Name, ""
 		if r.Share != nil {
-			is.Share = record[r.Name][pod].String()
+			is.Share = cmp.Or(shares[r.Name][pod], quota.Share{}.String())
 		}
 		out = append(out, is)
-	}
-	// What it may still have of other rules.
-	for _, rule := range slices.Sorted(maps.Keys(record)) {
-		if s := record[rule][pod]; !s.None() && !slices.ContainsFunc(out, func(l v1alpha1.LimitingSnapshot) bool { return l.Name == rule }) {
-			out = append(out, v1alpha1.LimitingSnapshot{Name: rule, State: v1alpha1.BreakerClosed, Share: s.String()})
-		}
 	}
 	return out
 }
@@ -294,60 +318,40 @@ func faults(f *meshv1.Injection, o push.Observation, before []v1alpha1.FaultSnap
 }
 
 // leaving are pods that the record tells of and that are selected no more.
-func leaving(record quota.Record, targets []target) []target {
-	var out []target
-	selected := map[string]bool{}
+func leaving(record []v1alpha1.RuleShares, targets []target) (out []target) {
+	said := map[string]bool{}
 	for _, t := range targets {
-		selected[t.PodName] = true
+		said[t.PodName] = true
 	}
-	for _, rule := range slices.Sorted(maps.Keys(record)) {
-		for _, pod := range slices.Sorted(maps.Keys(record[rule])) {
-			s := record[rule][pod]
-			of := func(t target) bool { return t.PodName == pod }
-			if s.None() || selected[pod] {
-				continue
-			}
-			i := slices.IndexFunc(out, of)
-			if i < 0 {
-				i = len(out)
+	for _, s := range record {
+		for _, pod := range slices.Sorted(maps.Keys(s.Pods)) {
+			if !said[pod] {
+				said[pod] = true
 				out = append(out, target{TargetStatus: v1alpha1.TargetStatus{PodName: pod,
 					Message: "it is not selected any more, but may have its share until its agent confirms: others wait for that"}})
 			}
-			out[i].LimitingSnapshots = append(out[i].LimitingSnapshots, v1alpha1.LimitingSnapshot{Name: rule, State: v1alpha1.BreakerClosed, Share: s.String()})
 		}
 	}
 	return out
 }
 
-// shares are the snapshots that the next leader must know.
-func (t target) shares() (out []v1alpha1.LimitingSnapshot) {
-	for _, l := range t.LimitingSnapshots {
-		if !quota.ParseShare(l.Share).None() {
-			out = append(out, l)
-		}
-	}
-	return out
-}
-
-// maxSnapshots bounds those of all targets, for the object's size is bounded: those
-// with a share, which are in any case, and as many others as there is room for.
+// maxSnapshots bounds those of all targets, for the object's size is bounded. Two shares
+// on record take the place of one.
 const maxSnapshots = 4000
 
 // roomFor is as much as a status has room for, by name: those with something to tell
 // first.
-func roomFor(targets, others []target) (out []v1alpha1.TargetStatus) {
-	all := slices.Concat(targets, others)
+func roomFor(targets []target, record []v1alpha1.RuleShares) (out []v1alpha1.TargetStatus) {
+	all := slices.Concat(targets, leaving(record, targets))
 	slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
-	all = all[:min(len(all), maxPods)]
 	room := maxSnapshots
-	for _, t := range all {
-		room -= len(t.shares())
+	for _, s := range record {
+		room -= len(s.Pods) / 2
 	}
-	for _, t := range all {
+	for _, t := range all[:min(len(all), maxPods)] {
 		t.Message = bounded(t.Message, 1<<10)
-		shares := t.shares()
-		if room -= len(t.LimitingSnapshots) - len(shares) + len(t.FaultSnapshots); room < 0 {
-			t.LimitingSnapshots, t.FaultSnapshots = shares, nil
+		if room -= len(t.LimitingSnapshots) + len(t.FaultSnapshots); room < 0 {
+			t.LimitingSnapshots, t.FaultSnapshots = nil, nil
 		}
 		out = append(out, t.TargetStatus)
 	}
@@ -358,14 +362,12 @@ func roomFor(targets, others []target) (out []v1alpha1.TargetStatus) {
 // rank is lower the more a target has to tell.
 func (t target) rank() int {
 	switch {
-	case slices.ContainsFunc(t.LimitingSnapshots, func(l v1alpha1.LimitingSnapshot) bool { return l.Share != "" }):
-		return 0 // the next leader must know
 	case !t.inForce:
-		return 1
+		return 0
 	case t.opened():
-		return 2
+		return 1
 	}
-	return 3
+	return 2
 }
 
 // ready is the condition.

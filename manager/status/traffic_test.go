@@ -18,7 +18,6 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
 
 // rulesOn is a CircuitBreaker and a FaultInjection that select pods a and b, and what is
@@ -28,7 +27,7 @@ type rulesOn struct {
 	injection compile.Injection
 	policies  map[types.UID]*meshv1.PodPolicy
 	says      map[string]push.Observation
-	record    quota.Record
+	record    []v1alpha1.RuleShares
 	in        TrafficInput
 }
 
@@ -68,7 +67,7 @@ func (r *rulesOn) say(pod string, change func(*push.Observation)) {
 // statuses are those of both kinds, and their Ready.
 func (r *rulesOn) statuses(t *testing.T) (v1alpha1.CircuitBreakerStatus, v1alpha1.FaultInjectionStatus, metav1.Condition, metav1.Condition) {
 	t.Helper()
-	b, i := OfBreaker(r.breaker, r.in, r.record), OfInjection(r.injection, r.in)
+	b, i := OfBreaker(r.breaker, r.in, r.record, true), OfInjection(r.injection, r.in)
 	one, other := meta.FindStatusCondition(b.Conditions, v1alpha1.ConditionReady), meta.FindStatusCondition(i.Conditions, v1alpha1.ConditionReady)
 	require.NotNil(t, one)
 	require.NotNil(t, other)
@@ -264,23 +263,31 @@ func TestSharesOnRecord(t *testing.T) {
 	for _, p := range r.policies {
 		p.Traffic.Breakers[1].Rules[0].Share = &meshv1.Share{}
 	}
-	r.record = quota.Record{"r": {"a": {Index: 1, Of: 3}, "b": {}, "c": {Index: 0, Of: 3}}, "before": {"a": {Index: 0, Of: 1}}}
+	r.record = []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{"a": "2/3", "c": "1/3"}}, {Rules: []string{"before"}, Pods: map[string]string{"a": "1/1"}}}
 	b, _, _, _ := r.statuses(t)
+	require.Equal(t, r.record, b.Shares)
 	require.EqualValues(t, 2, b.Pods)
 	require.Len(t, b.TargetStatus, 3)
+	require.Len(t, b.TargetStatus[0].LimitingSnapshots, 1)
 	require.Equal(t, "2/3", b.TargetStatus[0].LimitingSnapshots[0].Share)
-	require.Equal(t, v1alpha1.LimitingSnapshot{Name: "before", State: v1alpha1.BreakerClosed, Share: "1/1"}, b.TargetStatus[0].LimitingSnapshots[1])
 	require.Equal(t, "-", b.TargetStatus[1].LimitingSnapshots[0].Share)
 	require.Equal(t, "c", b.TargetStatus[2].PodName)
-	require.Equal(t, "1/3", b.TargetStatus[2].LimitingSnapshots[0].Share)
+	require.Contains(t, b.TargetStatus[2].Message, "not selected any more")
 
 	// The more so when the rules are being taken away.
 	r.breaker.Problem = &compile.Problem{Reason: compile.ReasonDisabled, Message: "because"}
 	r.policies["a"].Traffic, r.policies["b"].Traffic = nil, nil
 	b, _, _, _ = r.statuses(t)
-	require.Equal(t, []v1alpha1.LimitingSnapshot{
-		{Name: "before", State: v1alpha1.BreakerClosed, Share: "1/1"}, {Name: "r", State: v1alpha1.BreakerClosed, Share: "2/3"},
-	}, b.TargetStatus[0].LimitingSnapshots)
+	require.Equal(t, r.record, b.Shares)
+
+	// Where there is no room, what was on record stays, and people are told.
+	r.breaker.Problem, r.breaker.Status = nil, b
+	b = OfBreaker(r.breaker, r.in, nil, false)
+	require.Equal(t, r.record, b.Shares)
+	ready := meta.FindStatusCondition(b.Conditions, v1alpha1.ConditionReady)
+	require.Equal(t, metav1.ConditionFalse, ready.Status)
+	require.Equal(t, ReasonTooManyShares, ready.Reason)
+	require.Contains(t, ready.Message, "several CircuitBreakers; in force, in 2 pods")
 }
 
 // A new leader keeps what the last one wrote until agents had the time to connect.
@@ -334,23 +341,47 @@ func TestTwoHundredTargets(t *testing.T) {
 	text, err := json.Marshal(b)
 	require.NoError(t, err)
 	require.Less(t, len(text), 1<<20)
+
+	// Shares, of which all are on record, take the place of snapshots.
+	r.record = []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{}}}
+	for i := range 7000 {
+		r.record[0].Pods[fmt.Sprintf("%063d", i)] = "1/7000"
+	}
+	b, _, _, _ = r.statuses(t)
+	require.Len(t, b.Shares[0].Pods, 7000)
+	require.Len(t, b.TargetStatus, 200)
+	text, err = json.Marshal(b)
+	require.NoError(t, err)
+	require.Less(t, len(text), 1<<20)
 }
 
-// Snapshots that tell nothing to the next leader make room for those that do.
-func TestSharesHaveRoom(t *testing.T) {
-	var targets []target
-	for i := range 100 {
-		one := target{TargetStatus: v1alpha1.TargetStatus{PodName: fmt.Sprintf("p%03d", i), LimitingSnapshots: []v1alpha1.LimitingSnapshot{{Name: "shared", Share: "1/100"}}}}
-		for r := range 99 {
-			one.LimitingSnapshots = append(one.LimitingSnapshots, v1alpha1.LimitingSnapshot{Name: fmt.Sprint("r", r), Share: []string{"", "-"}[r%2]})
+// BenchmarkOfBreaker is of 2000 pods that share 100 rules.
+func BenchmarkOfBreaker(b *testing.B) {
+	r := rules()
+	r.breaker.Targets = nil
+	of := v1alpha1.RuleShares{Pods: map[string]string{}}
+	for n := range 2000 {
+		p := pod(fmt.Sprintf("a-workload-of-some-length-%04d", n))
+		r.breaker.Targets = append(r.breaker.Targets, compile.Target{Pod: p, Version: "v2"})
+		told, o := &meshv1.Breaker{Name: "x"}, fine
+		o.Rules = map[string]*meshv1.RuleState{}
+		for i := range 100 {
+			rule := &meshv1.LimitRule{Name: fmt.Sprint("r", i), Key: fmt.Sprint("k", i), Share: &meshv1.Share{Index: uint32(n), Of: 2000}}
+			told.Rules = append(told.Rules, rule)
+			o.Rules[rule.Key] = &meshv1.RuleState{Key: rule.Key, Passed: 1}
+			if n == 0 {
+				of.Rules = append(of.Rules, rule.Name)
+			}
 		}
-		targets = append(targets, one)
+		r.policies[p.UID] = &meshv1.PodPolicy{Version: "v2", Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{told}}}
+		r.says[p.Name] = o
+		of.Pods[p.Name] = fmt.Sprintf("%d/2000", n+1)
 	}
-	n := 0
-	for _, is := range roomFor(targets, nil) {
-		require.Equal(t, "1/100", is.LimitingSnapshots[0].Share, is.PodName)
-		n += len(is.LimitingSnapshots)
+	record := []v1alpha1.RuleShares{of}
+	for b.Loop() {
+		r.breaker.Status = OfBreaker(r.breaker, r.in, record, true)
 	}
-	require.LessOrEqual(t, n, maxSnapshots)
-	require.Greater(t, n, maxSnapshots*9/10)
+	text, err := json.Marshal(r.breaker.Status)
+	require.NoError(b, err)
+	b.ReportMetric(float64(len(text)), "B/status")
 }

@@ -401,9 +401,23 @@ type CircuitBreakerStatus struct {
 	Refused int64 `json:"refused"`
 	// TargetStatus is by pod, of 200 at most.
 	// +optional
-	// +listType=map
-	// +listMapKey=podName
+	// +listType=atomic
 	TargetStatus []TargetStatus `json:"targetStatus,omitempty"`
+	// Shares are the parts of rules of scope Workload that pods may have, of those too
+	// that are selected no more. They outlive the manager: nobody is given a part that is
+	// not here.
+	// +optional
+	// +listType=atomic
+	Shares []RuleShares `json:"shares,omitempty"`
+}
+
+// RuleShares are the parts that pods may have of each of some rules.
+type RuleShares struct {
+	// +listType=atomic
+	Rules []string `json:"rules"`
+	// Pods are those that may have any, with what LimitingSnapshot.share says.
+	// +mapType=atomic
+	Pods map[string]string `json:"pods"`
 }
 
 // CircuitBreakerList is a list of CircuitBreakers.

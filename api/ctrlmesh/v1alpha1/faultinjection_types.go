@@ -347,8 +347,7 @@ type FaultInjectionStatus struct {
 	Injected int64 `json:"injected"`
 	// TargetStatus is by pod, of 200 at most.
 	// +optional
-	// +listType=map
-	// +listMapKey=podName
+	// +listType=atomic
 	TargetStatus []TargetStatus `json:"targetStatus,omitempty"`
 }
 

@@ -28,7 +28,8 @@ type HeaderMatch struct {
 	Value string `json:"value"`
 }
 
-// TargetStatus is how one pod fares under a CircuitBreaker or a FaultInjection.
+// TargetStatus is how one pod fares under a CircuitBreaker or a FaultInjection. Lists of
+// it are atomic, or metadata.managedFields would be as large again.
 type TargetStatus struct {
 	PodName string `json:"podName"`
 	// +optional
@@ -41,13 +42,11 @@ type TargetStatus struct {
 	Message string `json:"message,omitempty"`
 	// LimitingSnapshots are of the rules that limit, seconds old.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
 	LimitingSnapshots []LimitingSnapshot `json:"limitingSnapshots,omitempty"`
 	// FaultSnapshots are of the rules that inject, seconds old.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
 	FaultSnapshots []FaultSnapshot `json:"faultSnapshots,omitempty"`
 }
 

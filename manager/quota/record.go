@@ -1,0 +1,100 @@
+package quota
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// maxRecord is how much of a status a record may be, in bytes, for an object's size is
+// bounded.
+const maxRecord = 512 << 10
+
+// shares are what may be in force at most, by rule and pod. Rules may have the same map.
+type shares map[string]map[string]Share
+
+// sharesOf reads a record.
+func sharesOf(record []v1alpha1.RuleShares) shares {
+	out := shares{}
+	for _, r := range record {
+		pods := make(map[string]Share, len(r.Pods))
+		for pod, text := range r.Pods {
+			if s := ParseShare(text); !s.None() {
+				pods[pod] = s
+			}
+		}
+		for _, rule := range r.Rules {
+			out[rule] = pods
+		}
+	}
+	return out
+}
+
+// held is what a pod may have.
+type held struct {
+	pod string
+	may Share
+}
+
+// write writes down what members may have, of rules alike once. It is not ok if that is
+// too much.
+func (br *breaker) write() (out []v1alpha1.RuleShares, ok bool) {
+	byRule := map[string][]*group{}
+	var rules []string
+	for at, g := range br.groups {
+		if byRule[at[0]] == nil {
+			rules = append(rules, at[0])
+		}
+		byRule[at[0]] = append(byRule[at[0]], g)
+	}
+	slices.Sort(rules)
+	var written [][]held // what out has, by its index
+	size := 0
+	for _, rule := range rules {
+		now := holders(byRule[rule])
+		if len(now) == 0 {
+			continue
+		}
+		size += len(rule) + len(`"",`)
+		i := slices.IndexFunc(written, func(w []held) bool { return slices.Equal(w, now) })
+		if i < 0 {
+			i = len(out)
+			pods := make(map[string]string, len(now))
+			for _, h := range now {
+				text := h.may.String()
+				size += len(h.pod) + len(text) + len(`"":"",`)
+				pods[h.pod] = text
+			}
+			out, written = append(out, v1alpha1.RuleShares{Pods: pods}), append(written, now)
+		}
+		if size > maxRecord {
+			return nil, false
+		}
+		out[i].Rules = append(out[i].Rules, rule)
+	}
+	return out, true
+}
+
+// holders are those of a rule, by name. What is said of a name holds for all pods of it.
+func holders(groups []*group) []held {
+	var all []held
+	for _, g := range groups {
+		all = slices.Grow(all, len(g.members))
+		for _, m := range g.members {
+			if !m.May.None() {
+				all = append(all, held{m.name, m.May})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b held) int { return cmp.Compare(a.pod, b.pod) })
+	out := all[:0]
+	for _, h := range all {
+		if last := len(out) - 1; last >= 0 && out[last].pod == h.pod {
+			out[last].may = bound(out[last].may, h.may)
+		} else {
+			out = append(out, h)
+		}
+	}
+	return out
+}
