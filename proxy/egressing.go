@@ -57,12 +57,13 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Limited: func(r *limit.Refusal) {
 			if pol := p.policy.Load(); pol != nil {
-				p.countLimited(pol, r)
+				pol.limited.count(r.Breaker, r.Rule, r.Reason)
 			}
 		},
 		Harmed: func(by fault.Injected) {
-			workload, shard := p.owner()
-			s.metrics.faults.count(ruleSeries{p.info.Namespace, workload, shard, by.Injection, by.Rule}, by.Kind.String())
+			if pol := p.policy.Load(); pol != nil {
+				pol.harmed.count(by.Injection, by.Rule, by.Kind.String())
+			}
 		},
 		Panicked: s.metrics.panics.Inc,
 	})

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -507,11 +508,13 @@ func (x *exchange) broken() {
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
 	x.allowed.unknown = reason != "fault"
-	workload, shard := "", ""
+	workload, shard, known := "", "", &x.pod.refusals
 	if x.policy != nil {
-		workload, shard = x.policy.workload, x.policy.shard
+		workload, shard, known = x.policy.workload, x.policy.shard, &x.policy.refusals
 	}
-	x.pod.server.metrics.refusals.WithLabelValues(x.pod.info.Namespace, workload, shard, reason).Inc()
+	known.of(reason, func(string) prometheus.Counter {
+		return x.pod.server.metrics.refusals.WithLabelValues(x.pod.info.Namespace, workload, shard, reason)
+	}).Inc()
 	x.answer(err)
 }
 

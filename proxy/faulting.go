@@ -231,7 +231,7 @@ func (x *exchange) trickle(p []byte) bool {
 
 // harmed counts one fault.
 func (x *exchange) harmed(by fault.Injected) {
-	x.pod.server.metrics.faults.count(x.policy.series(by.Injection, by.Rule), by.Kind.String())
+	x.policy.harmed.count(by.Injection, by.Rule, by.Kind.String())
 }
 
 // countFaults counts what was done to the request, when it is over.

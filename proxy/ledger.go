@@ -136,9 +136,10 @@ type ticket struct {
 func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	next.hold()
 	old := p.policy.Swap(next)
-	p.enforceLimits(old, next)
-	p.enforceFaults(old, next)
+	next.enforce()
+	old.release()
 	if longAgo(l.changed) {
 		l.before = old
 	}

@@ -51,7 +51,7 @@ func (x *exchange) limit() bool {
 		return true
 	}
 	x.allowed.refusedBy = refusal.Breaker + "/" + refusal.Rule
-	x.pod.countLimited(x.policy, refusal)
+	x.policy.limited.count(refusal.Breaker, refusal.Rule, refusal.Reason)
 	reason := "limited"
 	if refusal.Opened {
 		reason = "breaker"

@@ -1,43 +1,6 @@
 package proxy
 
-import (
-	"iter"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
-)
-
-// limitSeries are those of the policy's limits; nil has none.
-func (p *policy) limitSeries() iter.Seq[ruleSeries] {
-	return func(yield func(ruleSeries) bool) {
-		if p == nil {
-			return
-		}
-		for _, n := range p.rules.Names() {
-			if !yield(p.series(n.Breaker, n.Rule)) {
-				return
-			}
-		}
-	}
-}
-
-// countLimited counts a request that a rule refused.
-func (p *Pod) countLimited(under *policy, r *limit.Refusal) {
-	p.server.metrics.limits.count(under.series(r.Breaker, r.Rule), r.Reason)
-}
-
-// enforceLimits lets a new policy's rules take the place of those of the old one.
-func (p *Pod) enforceLimits(old, next *policy) {
-	next.rules.Enforce(time.Now())
-	p.server.metrics.limits.exchange(next.limitSeries(), old.limitSeries())
-}
-
-// forgetLimits lets go of the series of a pod that is gone.
-func (p *Pod) forgetLimits() {
-	p.server.metrics.limits.exchange((*policy)(nil).limitSeries(), p.policy.Load().limitSeries())
-}
+import "github.com/prometheus/client_golang/prometheus"
 
 var breakersOpen = prometheus.NewDesc("ctrlmesh_breakers_open",
 	"Pods of this node in which the breaker of a rule is not closed.",

@@ -80,7 +80,7 @@ type meters struct {
 	watches        prometheus.Gauge
 	upstreamErrors prometheus.Counter
 	requests       *prometheus.CounterVec // code is left to say
-	codes          sync.Map               // int -> prometheus.Counter
+	codes          counters[int]
 }
 
 func (m *metrics) of(p *policy, verb, resource string, isResource bool) *meters {
@@ -107,16 +107,12 @@ func (m *metrics) of(p *policy, verb, resource string, isResource bool) *meters 
 }
 
 func (m *meters) count(code int) {
-	if c, ok := m.codes.Load(code); ok {
-		c.(prometheus.Counter).Inc()
-		return
-	}
-	label := other
-	if code >= 100 && code <= 599 {
-		label = strconv.Itoa(code)
-	}
-	c, _ := m.codes.LoadOrStore(code, m.requests.WithLabelValues(label))
-	c.(prometheus.Counter).Inc()
+	m.codes.of(code, func(code int) prometheus.Counter {
+		if code >= 100 && code <= 599 {
+			return m.requests.WithLabelValues(strconv.Itoa(code))
+		}
+		return m.requests.WithLabelValues(other)
+	}).Inc()
 }
 
 func verbLabel(verb string) string {

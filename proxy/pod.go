@@ -95,6 +95,7 @@ type Pod struct {
 	outward  outward
 
 	histories histories
+	refusals  counters[string] // before there is a policy
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -273,7 +274,9 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	if err != nil {
 		return nil, err
 	}
+	next.hold()
 	p.policy.Store(next)
+	old.release()
 	p.succeed(old, next)
 	return next.settled, nil
 }

@@ -37,6 +37,9 @@ type policy struct {
 	keepCaches               bool
 	traffic
 
+	limited, harmed tallies // of the rules
+	refusals        counters[string]
+
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes
 	settled  chan struct{} // closed when all that earlier policies let through is over

@@ -2,10 +2,39 @@ package proxy
 
 import (
 	"iter"
+	"maps"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
+
+// counters are series that differ in one label, found once each: a vector is all pods'.
+type counters[K comparable] struct {
+	known atomic.Pointer[map[K]prometheus.Counter] // immutable: there are few
+}
+
+// of is the counter of a label; nil if find has none.
+func (c *counters[K]) of(label K, find func(K) prometheus.Counter) prometheus.Counter {
+	known := c.known.Load()
+	if known != nil {
+		if counter, ok := (*known)[label]; ok {
+			return counter
+		}
+	}
+	counter := find(label)
+	for counter != nil {
+		next := map[K]prometheus.Counter{}
+		if known != nil {
+			next = maps.Clone(*known)
+		}
+		if next[label] = counter; c.known.CompareAndSwap(known, &next) {
+			break
+		}
+		known = c.known.Load()
+	}
+	return counter
+}
 
 // ruleMetrics counts what rules do to requests. Rules come and go, and so do their
 // series.
@@ -13,8 +42,8 @@ type ruleMetrics struct {
 	counts *prometheus.CounterVec
 	source string // the label of whatever has the rule; the last label says what was done
 
-	mu   sync.Mutex
-	held map[ruleSeries]int // by the pods whose policy has the rule
+	mu   sync.Mutex // of what changes with policies; requests take it for a series' first time
+	held map[ruleSeries]*ruleCounts
 }
 
 // ruleSeries are those of one rule.
@@ -24,31 +53,103 @@ func (p *policy) series(source, rule string) ruleSeries {
 	return ruleSeries{p.pod.info.Namespace, p.workload, p.shard, source, rule}
 }
 
-// count counts what a rule did, unless it is gone by now.
-func (m *ruleMetrics) count(s ruleSeries, what string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.held[s] > 0 {
-		m.counts.WithLabelValues(s.namespace, s.workload, s.shard, s.source, s.rule, what).Inc()
+// ruleCounts are what one rule did.
+type ruleCounts struct {
+	of     *ruleMetrics
+	series ruleSeries
+	pods   int // whose policy has the rule; 0: it is gone, and so are its series. of.mu
+	by     counters[string]
+}
+
+// count counts what the rule did. Once it is gone that shows nowhere.
+func (c *ruleCounts) count(what string) {
+	if c == nil {
+		return
+	}
+	if counter := c.by.of(what, c.find); counter != nil {
+		counter.Inc()
 	}
 }
 
-// exchange holds the series of a policy's rules, and lets go of another's.
-func (m *ruleMetrics) exchange(hold, release iter.Seq[ruleSeries]) {
+func (c *ruleCounts) find(what string) prometheus.Counter {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if c.pods == 0 {
+		return nil
+	}
+	s := c.series
+	return c.of.counts.WithLabelValues(s.namespace, s.workload, s.shard, s.source, s.rule, what)
+}
+
+// tallies are the counts of a policy's rules.
+type tallies map[ruleName]*ruleCounts
+
+type ruleName struct{ source, rule string }
+
+func (t tallies) count(source, rule, what string) { t[ruleName{source, rule}].count(what) }
+
+// hold is for a policy that comes to be in force.
+func (m *ruleMetrics) hold(all iter.Seq[ruleSeries]) tallies {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held == nil {
-		m.held = map[ruleSeries]int{}
+		m.held = map[ruleSeries]*ruleCounts{}
 	}
-	for s := range hold {
-		m.held[s]++
+	out := tallies{}
+	for s := range all {
+		c := m.held[s]
+		if c == nil {
+			c = &ruleCounts{of: m, series: s}
+			m.held[s] = c
+		}
+		name := ruleName{s.source, s.rule}
+		if out[name] == nil { // else two have the name
+			c.pods++
+		}
+		out[name] = c
 	}
-	for s := range release {
-		if m.held[s]--; m.held[s] == 0 {
+	return out
+}
+
+// release is for a policy that is in force no more.
+func (m *ruleMetrics) release(all tallies) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range all {
+		if c.pods--; c.pods == 0 {
+			s := c.series
 			delete(m.held, s)
 			m.counts.DeletePartialMatch(prometheus.Labels{
 				"namespace": s.namespace, "workload": s.workload, "shard": s.shard, m.source: s.source, "rule": s.rule,
 			})
 		}
+	}
+}
+
+// hold has what the policy's rules do counted, before it is in force.
+func (p *policy) hold() {
+	m := p.pod.server.metrics
+	p.limited = m.limits.hold(func(yield func(ruleSeries) bool) {
+		for _, n := range p.rules.Names() {
+			if !yield(p.series(n.Breaker, n.Rule)) {
+				return
+			}
+		}
+	})
+	p.harmed = m.faults.hold(func(yield func(ruleSeries) bool) {
+		for n := range p.faults.Names() {
+			if !yield(p.series(n.Injection, n.Rule)) {
+				return
+			}
+		}
+	})
+}
+
+// release is for a policy that is in force no more; nil is none.
+func (p *policy) release() {
+	if p != nil {
+		m := p.pod.server.metrics
+		m.limits.release(p.limited)
+		m.faults.release(p.harmed)
 	}
 }

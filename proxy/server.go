@@ -129,8 +129,7 @@ func (s *Server) remove(p *Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.pods[p]; known {
-		p.forgetLimits()
-		p.forgetFaults()
+		p.policy.Load().release()
 	}
 	delete(s.pods, p)
 	p.setCluster(nil)

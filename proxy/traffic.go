@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"time"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -28,6 +30,14 @@ func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
 	}
 	out.told = m
 	return out, nil
+}
+
+// enforce has the rules take the place of those before.
+func (p *policy) enforce() {
+	now := time.Now()
+	p.rules.Enforce(now)
+	p.faults.Enforce(now)
+	p.pod.histories.enforce(p)
 }
 
 // Traffic is what of the pod's rules is in force, and why it is not that of the last
