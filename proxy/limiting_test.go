@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -432,58 +431,4 @@ func TestMetricsOfRulesAreForgottenWithTheirPod(t *testing.T) {
 	_, series := m.tally("ctrlmesh_limited_requests_total")
 	require.Zero(t, series)
 	require.Zero(t, testutil.CollectAndCount(openBreakers{m.server}))
-}
-
-// The cost that rules add to a request, beside what it costs to find its plan.
-func BenchmarkLimits(b *testing.B) {
-	pod := &meshv1.ResourceMatch{ApiGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}
-	in := func(namespace string) *meshv1.ResourceMatch {
-		return &meshv1.ResourceMatch{ApiGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}, Namespaces: []string{namespace}}
-	}
-	many := func(last *meshv1.ResourceMatch, others func(i int) *meshv1.ResourceMatch) (rules []*meshv1.LimitRule) {
-		for i := range 100 {
-			of := others(i)
-			if last != nil && i == 99 {
-				of = last
-			}
-			rules = append(rules, &meshv1.LimitRule{
-				Key: fmt.Sprint(i), Name: fmt.Sprint(i), Resources: []*meshv1.ResourceMatch{of}, Trigger: onlyLimits(),
-				Bucket: &meshv1.Bucket{Burst: 1 << 30, Limit: 1 << 30, IntervalNs: 1}, MaxInFlight: 10,
-				Trip: &meshv1.Trip{WindowNs: 1e10, MinRequests: 20, ErrorPercent: 50},
-			})
-		}
-		return rules
-	}
-	kinds := func(i int) *meshv1.ResourceMatch {
-		return &meshv1.ResourceMatch{ApiGroups: []string{""}, Resources: []string{fmt.Sprint("kind", i)}, Verbs: []string{"get"}}
-	}
-	namespaces := func(i int) *meshv1.ResourceMatch { return in(fmt.Sprint("namespace-", i)) }
-	for _, row := range []struct {
-		name  string
-		rules []*meshv1.LimitRule
-	}{
-		{"none", nil},
-		{"100-of-other-kinds", many(nil, kinds)},
-		{"100-of-other-namespaces", many(nil, namespaces)},
-		{"100-and-one-matches", many(pod, namespaces)},
-	} {
-		b.Run(row.name, func(b *testing.B) {
-			m := newMesh(b, &recorder{})
-			m.limits(row.rules...)
-			r, err := http.NewRequest("GET", "https://kubernetes.default.svc/api/v1/namespaces/ns/pods/x", nil)
-			require.NoError(b, err)
-			r.Header.Set("User-Agent", "benchmark/1.0")
-			info := &request.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
-			pol := m.pod.policy.Load()
-			b.ReportAllocs()
-			for b.Loop() {
-				x := exchange{pod: m.pod, policy: pol, info: info, r: r, code: 200}
-				x.plan = pol.plan(info)
-				if !x.limit() {
-					b.Fatal("refused")
-				}
-				x.answeredWithin()
-			}
-		})
-	}
 }

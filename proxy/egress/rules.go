@@ -22,12 +22,15 @@ type Policy struct {
 // breaker is the intercept rules of one CircuitBreaker.
 type breaker struct {
 	name        string
-	deny, allow []rule
+	deny, allow matches
 }
 
-type rule struct {
-	name string
-	urls []*match.URL
+// matches are those of some rules.
+type matches struct {
+	of    int      // so many rules, with matches or without
+	names []string // of the rule of each
+	urls  []*match.URL
+	hosts *match.Hosts // of urls
 }
 
 // Compile makes the policy of m, nil without Egress. The limits and faults are m's.
@@ -42,21 +45,21 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 	for _, b := range m.GetBreakers() {
 		compiled := breaker{name: b.GetName()}
 		for _, r := range b.GetIntercepts() {
-			c := rule{name: r.GetName()}
+			to := &compiled.allow
+			if r.GetDeny() {
+				to = &compiled.deny
+			}
+			to.of++
 			for _, h := range r.GetHttp() {
 				u, err := match.NewURL(h)
 				if err != nil {
 					return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
 				}
-				c.urls = append(c.urls, u)
-			}
-			if r.GetDeny() {
-				compiled.deny = append(compiled.deny, c)
-			} else {
-				compiled.allow = append(compiled.allow, c)
+				to.names, to.urls = append(to.names, r.GetName()), append(to.urls, u)
 			}
 		}
-		if compiled.deny != nil || compiled.allow != nil {
+		compiled.deny.hosts, compiled.allow.hosts = match.NewHosts(compiled.deny.urls), match.NewHosts(compiled.allow.urls)
+		if compiled.deny.of+compiled.allow.of > 0 {
 			out.breakers = append(out.breakers, compiled)
 		}
 	}
@@ -102,7 +105,7 @@ func (p *Policy) suspects(r *match.HTTP) *denial {
 		return nil
 	}
 	for i := range p.breakers {
-		if verdict, by := decide(p.breakers[i].deny, r); verdict == match.Unseen {
+		if verdict, by := p.breakers[i].deny.decide(r); verdict == match.Unseen {
 			return &denial{breaker: p.breakers[i].name, rule: by, unseen: true}
 		}
 	}
@@ -110,16 +113,16 @@ func (p *Policy) suspects(r *match.HTTP) *denial {
 }
 
 func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
-	verdict, by := decide(b.deny, r)
+	verdict, by := b.deny.decide(r)
 	switch {
 	case verdict == match.Yes:
 		return &denial{breaker: b.name, rule: by}
 	case verdict == match.Unseen && refuseUnseen:
 		return &denial{breaker: b.name, rule: by, unseen: true}
-	case len(b.allow) == 0:
+	case b.allow.of == 0:
 		return nil
 	}
-	switch verdict, by = decide(b.allow, r); {
+	switch verdict, by = b.allow.decide(r); {
 	case verdict == match.No:
 		return &denial{breaker: b.name}
 	case verdict == match.Unseen && refuseUnseen:
@@ -129,16 +132,14 @@ func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
 }
 
 // decide is the clearest verdict of the rules, and the first that gives it.
-func decide(rules []rule, r *match.HTTP) (verdict match.Verdict, by string) {
-	for i := range rules {
-		for _, u := range rules[i].urls {
-			switch u.Match(r) {
-			case match.Yes:
-				return match.Yes, rules[i].name
-			case match.Unseen:
-				if verdict == match.No {
-					verdict, by = match.Unseen, rules[i].name
-				}
+func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
+	for _, n := range of.hosts.Of(r.Host) {
+		switch of.urls[n].Match(r) {
+		case match.Yes:
+			return match.Yes, of.names[n]
+		case match.Unseen:
+			if verdict == match.No {
+				verdict, by = match.Unseen, of.names[n]
 			}
 		}
 	}
@@ -154,10 +155,10 @@ func (p *Policy) blind(r *match.HTTP) *denial {
 	allowed := false
 	for i := range p.breakers {
 		b := &p.breakers[i]
-		if verdict, by := decide(b.deny, r); verdict == match.Yes {
+		if verdict, by := b.deny.decide(r); verdict == match.Yes {
 			return &denial{breaker: b.name, rule: by}
 		}
-		verdict, _ := decide(b.allow, r)
+		verdict, _ := b.allow.decide(r)
 		allowed = verdict == match.Yes
 		if p.refuseUnseen && !allowed {
 			return &denial{breaker: b.name, unseen: true}
@@ -175,12 +176,10 @@ func (p *Policy) deep(host string) bool {
 		return false
 	}
 	for i := range p.breakers {
-		for _, rules := range [][]rule{p.breakers[i].deny, p.breakers[i].allow} {
-			for _, r := range rules {
-				for _, u := range r.urls {
-					if u.Deep() && u.HostIs(host) {
-						return true
-					}
+		for _, of := range []*matches{&p.breakers[i].deny, &p.breakers[i].allow} {
+			for _, u := range of.urls {
+				if u.Deep() && u.HostIs(host) {
+					return true
 				}
 			}
 		}

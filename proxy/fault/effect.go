@@ -84,5 +84,10 @@ func (f *Faults) leave() {
 // or not.
 func (r *Rules) Drops(k match.Kind) bool {
 	of := r.OfKind(k)
-	return of != nil && slices.ContainsFunc(of.entries, func(e entry) bool { return e.may.has(WatchDrop) })
+	for rule := range of.all() {
+		if (rule.can & of.may).has(WatchDrop) {
+			return true
+		}
+	}
+	return false
 }

@@ -460,31 +460,6 @@ func FuzzImport(f *testing.F) {
 	})
 }
 
-func BenchmarkHundredRulesNoneMatches(b *testing.B) {
-	rules := make([]*meshv1.FaultRule, 100)
-	for i := range rules {
-		rules[i] = aborts(100)
-		rules[i].Resources = []*meshv1.ResourceMatch{{
-			Resources: []string{"pods"}, Verbs: []string{"get"}, Namespaces: []string{fmt.Sprint("tenant-", i)},
-		}}
-	}
-	r := compiled(b, one(rules...), NewStore("pod")).OfKind(gets)
-	b.ReportAllocs()
-	for b.Loop() {
-		r.Decide(noon, pod)
-	}
-}
-
-func BenchmarkAMatch(b *testing.B) {
-	rule := aborts(1)
-	rule.EffectiveTime = &meshv1.EffectiveTime{Start: 3600, TimeZone: "Europe/Berlin"}
-	r := compiled(b, one(rule), NewStore("pod")).OfKind(gets)
-	b.ReportAllocs()
-	for b.Loop() {
-		r.Decide(noon, pod)
-	}
-}
-
 // A rule that leaves for a moment goes on where it was.
 func TestRulesThatComeBack(t *testing.T) {
 	s := NewStore("pod")

@@ -2,6 +2,7 @@ package fault
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -17,6 +18,18 @@ type Rules struct {
 	rules    []*rule
 	noFaults map[string]struct{}
 	exempt   func(namespace string) bool // nil: none is
+
+	// Of the rules that can do anything, in their order.
+	resources []entry[*match.Resource]
+	urls      []entry[*match.URL]
+	table     *match.Table // of resources
+	hosts     *match.Hosts // of urls
+}
+
+// entry is a match of a rule.
+type entry[M any] struct {
+	match M
+	*rule
 }
 
 // rule is a compiled FaultRule.
@@ -46,8 +59,21 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 			compiled.counts, compiled.seed = s.of(r.GetKey()), seedOf(injection.GetName(), r, s.pod)
 			out.counts[r.GetKey()] = compiled.counts
 			out.rules = append(out.rules, compiled)
+			if compiled.can == 0 {
+				continue
+			}
+			for _, m := range compiled.resources {
+				out.resources = append(out.resources, entry[*match.Resource]{m, compiled})
+			}
+			for _, m := range compiled.http {
+				out.urls = append(out.urls, entry[*match.URL]{m, compiled})
+			}
+			if compiled.any() {
+				out.resources = append(out.resources, entry[*match.Resource]{&match.Resource{}, compiled})
+			}
 		}
 	}
+	out.table, out.hosts = match.NewTable(matches(out.resources)), match.NewHosts(matches(out.urls))
 	if len(m.GetNoFaults()) > 0 {
 		out.noFaults = map[string]struct{}{}
 		for _, namespace := range m.GetNoFaults() {
@@ -56,6 +82,13 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 		out.exempt = func(namespace string) bool { _, is := out.noFaults[namespace]; return is }
 	}
 	return out, nil
+}
+
+func matches[M any](of []entry[M]) (out []M) {
+	for _, e := range of {
+		out = append(out, e.match)
+	}
+	return out
 }
 
 func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
@@ -190,15 +223,9 @@ func (r *Rules) Names() map[Name]bool {
 
 // Resources are the rules that may be about requests of one kind. Nil: none is.
 type Resources struct {
-	rules   *Rules
-	entries []entry
-}
-
-// entry is a rule, and which of its matches may be about the kind.
-type entry struct {
-	*rule
-	may     kinds
-	matches []*match.Resource
+	rules *Rules
+	may   kinds // that such requests can meet
+	index *match.Index
 }
 
 // OfKind is for a plan to keep.
@@ -206,25 +233,25 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	if r == nil {
 		return nil
 	}
-	out := &Resources{rules: r}
-	for _, of := range r.rules {
-		e := entry{rule: of, may: of.can & possible(k.Verb)}
-		if e.may == 0 || len(of.resources) == 0 && len(of.http) > 0 {
-			continue
-		}
-		for _, m := range of.resources {
-			if m.Of(k) {
-				e.matches = append(e.matches, m)
-			}
-		}
-		if len(of.resources) == 0 || e.matches != nil {
-			out.entries = append(out.entries, e)
-		}
-	}
-	if out.entries == nil {
+	index, may := r.table.OfKind(k), possible(k.Verb)
+	if index == nil || !slices.ContainsFunc(index.All(), func(n int32) bool { return r.resources[n].can&may != 0 }) {
 		return nil
 	}
-	return out
+	return &Resources{r, may, index}
+}
+
+// all are the rules that may be about such requests.
+func (r *Resources) all() iter.Seq[*rule] {
+	return func(yield func(*rule) bool) {
+		if r == nil {
+			return
+		}
+		for _, n := range r.index.All() {
+			if !yield(r.rules.resources[n].rule) {
+				return
+			}
+		}
+	}
 }
 
 // possible are the kinds of fault that requests with a verb can meet.
@@ -241,11 +268,9 @@ func possible(verb string) kinds {
 
 // Oldest is how old a list can be asked to be; 0: none of the rules asks.
 func (r *Resources) Oldest() (age time.Duration) {
-	if r != nil {
-		for _, e := range r.entries {
-			if e.may.has(StaleList) {
-				age = max(age, time.Duration(e.message.GetStaleList().GetAgeNs()))
-			}
+	for of := range r.all() {
+		if (of.can & r.may).has(StaleList) {
+			age = max(age, time.Duration(of.message.GetStaleList().GetAgeNs()))
 		}
 	}
 	return age
@@ -253,16 +278,13 @@ func (r *Resources) Oldest() (age time.Duration) {
 
 // MayBeStale tells whether a rule that is in force now may make a list stale.
 func (r *Resources) MayBeStale(now time.Time, o *match.Object) bool {
-	if r == nil {
-		return false
+	for of := range r.about(o) {
+		most := of.message.GetCount()
+		if (of.can & r.may).has(StaleList) && of.inForce(now) && (most == 0 || of.counts.injected.Load() < most) {
+			return true
+		}
 	}
-	if _, exempt := r.rules.noFaults[o.Namespace]; exempt {
-		return false
-	}
-	return slices.ContainsFunc(r.entries, func(e entry) bool {
-		most := e.message.GetCount()
-		return e.may.has(StaleList) && e.inForce(now) && (most == 0 || e.counts.injected.Load() < most) && e.match(o)
-	})
+	return false
 }
 
 func (r *rule) inForce(now time.Time) bool {
@@ -274,29 +296,40 @@ func (r *Resources) Decide(now time.Time, o *match.Object) *Faults {
 	if r == nil {
 		return nil
 	}
-	if _, exempt := r.rules.noFaults[o.Namespace]; exempt {
-		return nil
-	}
 	d := decision{now: now, rules: r.rules, namespace: o.Namespace}
-	for i := range r.entries {
-		if e := &r.entries[i]; e.match(o) {
-			d.add(e.rule, e.may)
-		}
+	for of := range r.about(o) {
+		d.add(of, of.can&r.may)
 	}
 	return d.faults
 }
 
-func (e *entry) match(o *match.Object) bool {
-	if len(e.resources) == 0 {
-		return !o.Lock // it does not name the lock
-	}
-	for _, m := range e.matches {
-		if m.Match(o) {
-			return true
+// about are the rules that match a request, in their order.
+func (r *Resources) about(o *match.Object) iter.Seq[*rule] {
+	return func(yield func(*rule) bool) {
+		if r == nil {
+			return
+		}
+		if _, exempt := r.rules.noFaults[o.Namespace]; exempt {
+			return
+		}
+		var last *rule
+		of := r.index.Of(o)
+		for numbers := of.Next(); numbers != nil; numbers = of.Next() {
+			for _, n := range numbers {
+				e := &r.rules.resources[n]
+				if !e.match.Match(o) || e.rule == last || e.can&r.may == 0 {
+					continue
+				}
+				if last = e.rule; !yield(e.rule) {
+					return
+				}
+			}
 		}
 	}
-	return false
 }
+
+// any tells whether the rule is about all requests to the apiserver but those for locks.
+func (r *rule) any() bool { return len(r.resources) == 0 && len(r.http) == 0 }
 
 // DecideOther tells what is done to a request to the apiserver for no resource, which
 // only rules without a match are about.
@@ -306,7 +339,7 @@ func (r *Rules) DecideOther(now time.Time) *Faults {
 	}
 	d := decision{now: now, rules: r}
 	for _, of := range r.rules {
-		if len(of.resources) == 0 && len(of.http) == 0 {
+		if of.any() {
 			d.add(of, of.can&possible(""))
 		}
 	}
@@ -320,9 +353,11 @@ func (r *Rules) DecideHTTP(now time.Time, req *match.HTTP) *Faults {
 		return nil
 	}
 	d := decision{now: now, rules: r}
-	for _, of := range r.rules {
-		if slices.ContainsFunc(of.http, func(u *match.URL) bool { return u.Match(req) == match.Yes }) {
-			d.add(of, of.can&possible(""))
+	var last *rule
+	for _, n := range r.hosts.Of(req.Host) {
+		if e := &r.urls[n]; e.rule != last && e.match.Match(req) == match.Yes {
+			last = e.rule
+			d.add(e.rule, e.can&possible(""))
 		}
 	}
 	return d.faults

@@ -103,15 +103,17 @@ type Refusal struct {
 
 // Resources are the rules that may be about requests of one kind. Nil: none is.
 type Resources struct {
-	breakers []candidates[*match.Resource]
-	flies    bool
+	rules *Rules
+	index *match.Index
+	flies bool
 }
 
-// candidates are the entries of one CircuitBreaker, the most specific first.
+// candidates are entries, by CircuitBreaker, and the most specific first.
 type candidates[M any] []candidate[M]
 
 type candidate[M any] struct {
-	match M
+	match  M
+	number int // of the CircuitBreaker
 	*rule
 }
 
@@ -122,11 +124,13 @@ func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Tick
 		return Ticket{}, nil
 	}
 	var found found
-	for _, b := range r.breakers {
-		for i := range b {
-			if c := &b[i]; c.match.Match(o) && c.agents.Match(userAgent) {
+	decided := -1
+	of := r.index.Of(o)
+	for numbers := of.Next(); numbers != nil; numbers = of.Next() {
+		for _, n := range numbers {
+			if c := &r.rules.resources[n]; c.number != decided && c.match.Match(o) && c.agents.Match(userAgent) {
 				found.add(c.rule)
-				break
+				decided = c.number
 			}
 		}
 	}
@@ -139,12 +143,11 @@ func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *
 		return Ticket{}, nil
 	}
 	var found found
-	for _, b := range r.paths {
-		for i := range b {
-			if c := &b[i]; c.match.Match(verb, path) && c.agents.Match(userAgent) {
-				found.add(c.rule)
-				break
-			}
+	decided := -1
+	for i := range r.paths {
+		if c := &r.paths[i]; c.number != decided && c.match.Match(verb, path) && c.agents.Match(userAgent) {
+			found.add(c.rule)
+			decided = c.number
 		}
 	}
 	return found.take(now, true)
@@ -158,16 +161,16 @@ func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (
 		return Ticket{}, nil
 	}
 	var found found
-	for _, b := range r.urls {
-		for j := range asked {
-			for i := range b {
-				c := &b[i]
-				if c.match.Match(&asked[j]) == match.Yes && (len(c.agents) == 0 || !asked[j].Opaque && c.agents.Match(userAgent)) {
-					if j == 0 || !slices.Contains(found.rules(), c.rule) {
-						found.add(c.rule)
-					}
-					break
-				}
+	for j := range asked {
+		decided := -1
+		for _, n := range r.hosts.Of(asked[j].Host) {
+			c := &r.urls[n]
+			if c.number == decided || c.match.Match(&asked[j]) != match.Yes || len(c.agents) > 0 && (asked[j].Opaque || !c.agents.Match(userAgent)) {
+				continue
+			}
+			decided = c.number
+			if j == 0 || !slices.Contains(found.rules(), c.rule) {
+				found.add(c.rule)
 			}
 		}
 	}
@@ -179,17 +182,13 @@ func (r *Rules) Deep(host string) bool {
 	if r == nil {
 		return false
 	}
-	for _, b := range r.urls {
-		for _, c := range b {
-			if (c.match.Deep() || len(c.agents) > 0) && c.match.HostIs(host) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.urls, func(c candidate[*match.URL]) bool {
+		return (c.match.Deep() || len(c.agents) > 0) && c.match.HostIs(host)
+	})
 }
 
-// found are the rules that decide about a request, as their CircuitBreakers are sorted.
+// found are the rules that decide about a request, as it asks and as their CircuitBreakers
+// are sorted.
 type found struct {
 	few  [4]*rule // most often that is enough
 	n    int

@@ -15,10 +15,11 @@ type Rules struct {
 	store *Store
 	all   []*rule
 
-	// By CircuitBreaker.
-	resources []candidates[*match.Resource]
-	paths     []candidates[*match.Path]
-	urls      []candidates[*match.URL]
+	resources candidates[*match.Resource]
+	paths     candidates[*match.Path]
+	urls      candidates[*match.URL]
+	table     *match.Table // of resources
+	hosts     *match.Hosts // of urls
 }
 
 // rule is one rule of a policy.
@@ -53,7 +54,7 @@ const maxRules = 4096
 func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 	out := &Rules{store: s}
 	keys := map[string]bool{}
-	for _, b := range m.GetBreakers() {
+	for number, b := range m.GetBreakers() {
 		var resources candidates[*match.Resource]
 		var paths candidates[*match.Path]
 		var urls candidates[*match.URL]
@@ -85,32 +86,37 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 				if err != nil {
 					return fail(err)
 				}
-				resources = append(resources, candidate[*match.Resource]{compiled, r})
+				resources = append(resources, candidate[*match.Resource]{compiled, number, r})
 			}
 			for _, m := range l.GetPaths() {
-				paths = append(paths, candidate[*match.Path]{match.NewPath(m), r})
+				paths = append(paths, candidate[*match.Path]{match.NewPath(m), number, r})
 			}
 			for _, m := range l.GetHttp() {
 				compiled, err := match.NewURL(m)
 				if err != nil {
 					return fail(err)
 				}
-				urls = append(urls, candidate[*match.URL]{compiled, r})
+				urls = append(urls, candidate[*match.URL]{compiled, number, r})
 			}
 		}
 		out.resources = appendSorted(out.resources, resources)
 		out.paths = appendSorted(out.paths, paths)
 		out.urls = appendSorted(out.urls, urls)
 	}
+	out.table, out.hosts = match.NewTable(out.resources.matches()), match.NewHosts(out.urls.matches())
 	return out, nil
 }
 
-func appendSorted[M interface{ Wildcards() int }](all []candidates[M], of candidates[M]) []candidates[M] {
-	if len(of) == 0 {
-		return all
+func (c candidates[M]) matches() (out []M) {
+	for _, of := range c {
+		out = append(out, of.match)
 	}
+	return out
+}
+
+func appendSorted[M interface{ Wildcards() int }](all, of candidates[M]) candidates[M] {
 	slices.SortStableFunc(of, func(a, b candidate[M]) int { return cmp.Compare(a.wildcards(a.match), b.wildcards(b.match)) })
-	return append(all, of)
+	return append(all, of...)
 }
 
 // wildcards are those of an entry of the rule.
@@ -134,22 +140,11 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	if r == nil {
 		return nil
 	}
-	out := &Resources{flies: k.Verb != "watch"}
-	for _, b := range r.resources {
-		var of candidates[*match.Resource]
-		for _, c := range b {
-			if c.match.Of(k) {
-				of = append(of, c)
-			}
-		}
-		if len(of) > 0 {
-			out.breakers = append(out.breakers, of)
-		}
-	}
-	if len(out.breakers) == 0 {
+	index := r.table.OfKind(k)
+	if index == nil {
 		return nil
 	}
-	return out
+	return &Resources{rules: r, index: index, flies: k.Verb != "watch"}
 }
 
 // Paths tells whether any rule is about requests for no resource.

@@ -18,6 +18,18 @@ type Object struct {
 	// Lock: it is about a leader-election lock, which rules must name.
 	Lock   bool
 	Header http.Header
+
+	field struct { // of the header that was asked for last: rules ask for the same
+		name   string
+		values []string
+	}
+}
+
+func (o *Object) values(name string) []string {
+	if o.field.name != name {
+		o.field.name, o.field.values = name, o.Header[name]
+	}
+	return o.field.values
 }
 
 // Resource is a compiled ResourceMatch.
@@ -86,7 +98,15 @@ func (m *Resource) Match(o *Object) bool {
 	if o.Lock && (m.names.all() || !m.names.has(o.Name)) {
 		return false
 	}
-	return m.namespaces.has(o.Namespace) && m.names.has(o.Name) && m.headers.Match(o.Header)
+	if !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
+		return false
+	}
+	for _, h := range m.headers {
+		if !slices.Contains(o.values(h.name), h.value) {
+			return false
+		}
+	}
+	return true
 }
 
 // set is of what is asked for; the zero set has all.

@@ -1,0 +1,96 @@
+package egress
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// hundred is a policy with 100 rules that intercept, 100 that limit and 100 that harm, about hosts.
+func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
+	t.Helper()
+	cap, chaos := &meshv1.Breaker{Name: "cap"}, &meshv1.Injection{Name: "chaos"}
+	for i := range 100 {
+		if host == nil {
+			break
+		}
+		key, of := fmt.Sprint(i), []*meshv1.HttpMatch{{Host: host(i)}}
+		cap.Intercepts = append(cap.Intercepts, &meshv1.InterceptRule{Name: key, Deny: true, Http: of})
+		cap.Rules = append(cap.Rules, &meshv1.LimitRule{Key: key, Name: key, Http: of, Bucket: &meshv1.Bucket{Burst: 1, IntervalNs: int64(time.Hour)}})
+		chaos.Rules = append(chaos.Rules, &meshv1.FaultRule{Key: key, Name: key, Http: of, Abort: &meshv1.Abort{Status: 500, Percent: 100}})
+	}
+	m := &meshv1.Traffic{Breakers: []*meshv1.Breaker{cap}, Injections: []*meshv1.Injection{chaos}, Egress: &meshv1.Egress{}}
+	limits, err := limit.Compile(m, limit.NewStore())
+	require.NoError(t, err)
+	faults, err := fault.Compile(m, fault.NewStore("pod"))
+	require.NoError(t, err)
+	p, err := Compile(m, limits, faults)
+	require.NoError(t, err)
+	return p
+}
+
+// Rules that are not about what askedOfOthers.
+var otherHosts = []struct {
+	name string
+	host func(i int) *meshv1.TextMatch
+}{
+	{"no rules", nil},
+	{"other hosts", func(i int) *meshv1.TextMatch {
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: fmt.Sprintf("a%02d.example.com", i)}}
+	}},
+	{"other prefixes", func(i int) *meshv1.TextMatch {
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: fmt.Sprintf("api-%d.", i)}}
+	}},
+	{"other suffixes", func(i int) *meshv1.TextMatch {
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: fmt.Sprintf(".%d.com", i)}}
+	}},
+	{"other expressions", func(i int) *meshv1.TextMatch {
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: fmt.Sprintf(`(api|www)\.region-%d\..*\.com`, i)}}
+	}},
+	{"other expressions with an end", func(i int) *meshv1.TextMatch {
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: fmt.Sprintf(`[a-z0-9-]+\.region-%d\.example\.com`, i)}}
+	}},
+}
+
+func decideAbout(p *Policy, asked *match.HTTP) bool {
+	if p.denied(asked) != nil || p.harm(asked) != nil {
+		return false
+	}
+	_, refused := p.take("benchmark/1.0", *asked)
+	return refused == nil
+}
+
+func askedOfOthers() *match.HTTP {
+	return &match.HTTP{Scheme: "http", Host: "api.region-x.services.example.com", Port: 80, Method: "GET", Path: "/v1/things"}
+}
+
+// What rules about other hosts cost a request.
+func BenchmarkRules(b *testing.B) {
+	for _, of := range otherHosts {
+		b.Run(of.name, func(b *testing.B) {
+			p, asked := hundred(b, of.host), askedOfOthers()
+			b.ReportAllocs()
+			for b.Loop() {
+				if !decideAbout(p, asked) {
+					b.Fatal("refused")
+				}
+			}
+		})
+	}
+}
+
+// Deciding about a host that was asked before allocates nothing, whatever rules there are
+// about others.
+func TestRulesAboutOtherHostsAllocateNothing(t *testing.T) {
+	for _, of := range otherHosts {
+		p, asked := hundred(t, of.host), askedOfOthers()
+		require.Zero(t, testing.AllocsPerRun(100, func() { require.True(t, decideAbout(p, asked)) }), of.name)
+	}
+}
