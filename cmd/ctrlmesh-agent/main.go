@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/ctrlmesh/ctrlmesh/agent"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
@@ -85,7 +86,10 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("--capture=%s: say ebpf, iptables, address or auto", mode)
 	}
 	o.Version = version
-	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	// Below debug the Kubernetes client logs bodies of requests.
+	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: max(level, slog.LevelDebug)}))
+	slog.SetDefault(o.Logger)
+	klog.SetSlogLogger(o.Logger)
 	if cleanup {
 		return agent.Cleanup(ctx, o, func() error {
 			if !wait {

@@ -32,7 +32,6 @@ func run() error {
 		o       manager.Options
 		level   slog.Level
 		fs      = flag.CommandLine // controller-runtime adds --kubeconfig to it
-		format  = fs.String("log-format", "text", "text or json")
 		showing = fs.Bool("version", false, "print the version and exit")
 	)
 	fs.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
@@ -47,16 +46,7 @@ func run() error {
 	}
 
 	// Below debug the Kubernetes client logs bodies of requests, tokens among them.
-	level = max(level, slog.LevelDebug)
-	handler := slog.Handler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	switch *format {
-	case "text":
-	case "json":
-		handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
-	default:
-		return fmt.Errorf("--log-format %q is neither text nor json", *format)
-	}
-	o.Log = slog.New(handler)
+	o.Log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: max(level, slog.LevelDebug)}))
 	slog.SetDefault(o.Log)
 	klog.SetSlogLogger(o.Log)
 
