@@ -202,7 +202,7 @@ func (x *exchange) release() {
 	if x.refusing {
 		x.pod.refusing.Add(-1)
 	}
-	x.guard.release()
+	x.guard.Release()
 }
 
 // readAll reads r whole, up to limit bytes. What it read counts twice: it is

@@ -25,6 +25,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/guard"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -91,7 +92,7 @@ type exchange struct {
 	bytes             int64
 	wrote, accounted  bool
 	refusing          bool // one of the maxRefusing
-	guard             *guard
+	guard             *guard.Guard
 }
 
 // ServeHTTP serves one request of the pod.
@@ -108,7 +109,7 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer c.leave()
 	}
 	if r.ProtoMajor == 2 {
-		x.guard = newGuard(w, p.stall)
+		x.guard = guard.New(w, p.stall)
 	}
 	refused := x.admit()
 	defer x.finish()
@@ -479,9 +480,9 @@ func (x *exchange) write(p []byte) bool {
 }
 
 func (x *exchange) pass(p []byte) bool {
-	x.guard.arm()
+	x.guard.Arm()
 	n, err := x.w.Write(p)
-	x.guard.disarm()
+	x.guard.Disarm()
 	x.bytes += int64(n)
 	return err == nil
 }
@@ -489,9 +490,9 @@ func (x *exchange) pass(p []byte) bool {
 // flush sends what was written to the client.
 func (x *exchange) flush() {
 	if f, ok := x.w.(http.Flusher); ok {
-		x.guard.arm()
+		x.guard.Arm()
 		f.Flush()
-		x.guard.disarm()
+		x.guard.Disarm()
 	}
 }
 
@@ -524,9 +525,9 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 	}
 	x.final(x.w.Header())
 	x.wrote, x.code = true, int(err.ErrStatus.Code)
-	x.guard.arm()
+	x.guard.Arm()
 	x.bytes += int64(status.Write(x.w, x.r, err))
-	x.guard.disarm()
+	x.guard.Disarm()
 }
 
 func (x *exchange) refuseCertificate() {

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// stall is how long a client may read nothing of what is sent to it.
+	// stall is how long a client may read nothing of what is sent to it, on a connection
+	// or an HTTP/2 stream.
 	stall = time.Minute
 	// halfClosed is how long a client that has sent all he wants to waits for an
 	// answer. Whether he is there at all shows only when it is sent.

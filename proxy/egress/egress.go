@@ -132,6 +132,7 @@ type Server struct {
 	looking    atomic.Int32 // connections of which it does not show yet who serves them
 	handshakes chan struct{}
 	leafless   rate.Sometimes // tells so
+	stall      time.Duration  // of an HTTP/2 stream
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -141,7 +142,7 @@ type Server struct {
 
 // NewServer makes a server that serves nothing yet.
 func NewServer(c Config) *Server {
-	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, handshakes: make(chan struct{}, maxHandshakes)}
+	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, handshakes: make(chan struct{}, maxHandshakes), stall: stall}
 	discard := slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)

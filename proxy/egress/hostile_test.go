@@ -1,14 +1,19 @@
 package egress
 
 import (
+	"bytes"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -65,6 +70,49 @@ func TestStreamsThatNobodyReadsHoldLittle(t *testing.T) {
 		last = sent.Load()
 	}
 	require.Less(t, sent.Load(), int64(16<<20))
+}
+
+// What the proxy says itself waits for the client like what the server says.
+func TestStreamsThatStallAreGivenUp(t *testing.T) {
+	w := newWorld(t)
+	w.server.stall = 300 * time.Millisecond
+	both := &http.Protocols{}
+	both.SetUnencryptedHTTP2(true)
+	quiet := make(chan struct{})
+	defer close(quiet)
+	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.(http.Flusher).Flush()
+		if r.URL.Path == "/quiet" {
+			<-quiet
+		}
+		_, _ = rw.Write(make([]byte, 64<<10))
+	}), func(s *httptest.Server) { s.Config.Protocols = both })
+	w.set(rules(&meshv1.Egress{}, deny(&meshv1.HttpMatch{Path: exactly("/no")})))
+	conn, err := net.Dial("tcp", w.redirect(plainAt))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, http2.ClientPreface)
+	require.NoError(t, err)
+	f := http2.NewFramer(conn, conn)
+	require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+	for i, path := range []string{"/quiet", "/", "/no"} {
+		var head bytes.Buffer
+		h := hpack.NewEncoder(&head)
+		for _, field := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "a"}, {":path", path}} {
+			require.NoError(t, h.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}))
+		}
+		require.NoError(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}))
+	}
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	reset := map[uint32]bool{}
+	for len(reset) < 2 {
+		frame, err := f.ReadFrame()
+		require.NoError(t, err)
+		if r, ok := frame.(*http2.RSTStreamFrame); ok {
+			reset[r.StreamID] = true
+		}
+	}
+	require.Equal(t, map[uint32]bool{3: true, 5: true}, reset, "none is given up for being quiet")
 }
 
 // harming has the answers to slow.example.com meet a fault for as long as told.

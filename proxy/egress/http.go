@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/guard"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -81,6 +82,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*conn)
 	c.enter()
 	x := &exchange{line: line{s: s, c: c, protocol: c.protocol}, w: w, r: r}
+	if r.ProtoMajor == 2 {
+		x.w = &guarded{ResponseWriter: w, guard: guard.New(w, s.stall)}
+	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
@@ -111,9 +115,37 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.pass()
 }
 
+// guarded ends the stream when its client takes nothing of what is written.
+type guarded struct {
+	http.ResponseWriter
+	guard *guard.Guard
+	wrote bool
+}
+
+func (g *guarded) Write(p []byte) (int, error) {
+	g.wrote = true
+	g.guard.Arm()
+	defer g.guard.Disarm()
+	return g.ResponseWriter.Write(p)
+}
+
+func (g *guarded) FlushError() error {
+	g.guard.Arm()
+	defer g.guard.Disarm()
+	return http.NewResponseController(g.ResponseWriter).Flush()
+}
+
+func (g *guarded) Unwrap() http.ResponseWriter { return g.ResponseWriter }
+
 // finish runs however the request ended.
 func (x *exchange) finish() {
 	v := recover()
+	if g, ok := x.w.(*guarded); ok {
+		if v == nil && g.wrote { // or net/http does, and waits for the client when all was given back
+			_ = g.FlushError()
+		}
+		g.guard.Release()
+	}
 	x.s.flows.remove(&x.flow)
 	x.release()
 	defer x.cancel(nil)

@@ -1,4 +1,5 @@
-package proxy
+// Package guard ends HTTP/2 streams that clients let stall.
+package guard
 
 import (
 	"net/http"
@@ -6,10 +7,10 @@ import (
 	"time"
 )
 
-// guard ends an HTTP/2 stream whose client takes nothing of what is sent on it.
+// Guard ends an HTTP/2 stream whose client takes nothing of what is sent on it.
 // The connection's deadlines do not see that: it may be alive with the others.
-// The zero of *guard guards nothing.
-type guard struct {
+// The zero of *Guard guards nothing.
+type Guard struct {
 	stall time.Duration
 	timer *time.Timer
 	mu    sync.Mutex
@@ -19,33 +20,35 @@ type guard struct {
 
 // guards are kept: each request needs one, and hardly any timer ever ends.
 var guards = sync.Pool{New: func() any {
-	g := &guard{}
+	g := &Guard{}
 	g.timer = time.AfterFunc(time.Hour, g.fire)
 	g.timer.Stop()
 	return g
 }}
 
-func newGuard(w http.ResponseWriter, stall time.Duration) *guard {
-	g := guards.Get().(*guard)
+// New guards the stream of w for one request.
+func New(w http.ResponseWriter, stall time.Duration) *Guard {
+	g := guards.Get().(*Guard)
 	g.w, g.stall = w, stall
 	return g
 }
 
-// arm and disarm surround what may wait for the client.
-func (g *guard) arm() {
+// Arm and Disarm surround what may wait for the client.
+func (g *Guard) Arm() {
 	if g != nil {
 		g.armed = true
 		g.timer.Reset(g.stall)
 	}
 }
 
-func (g *guard) disarm() {
+// Disarm is said when the client took it.
+func (g *Guard) Disarm() {
 	if g != nil {
 		g.armed = !g.timer.Stop()
 	}
 }
 
-func (g *guard) fire() {
+func (g *Guard) fire() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.w != nil {
@@ -53,8 +56,8 @@ func (g *guard) fire() {
 	}
 }
 
-// release ends the guard before net/http takes the writer back.
-func (g *guard) release() {
+// Release ends the guard before net/http takes the writer back.
+func (g *Guard) Release() {
 	if g == nil {
 		return
 	}
