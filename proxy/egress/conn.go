@@ -24,7 +24,7 @@ const (
 	unservedWeight = 16
 )
 
-var errTooMuch = errors.New("too much was sent before a request")
+var errTooMuch = errors.New("too much was sent before a request, or before an answer to it")
 
 // conn is a connection of the pod, in the pod's accounts until it is closed.
 type conn struct {
@@ -54,6 +54,7 @@ type conn struct {
 	http2     atomic.Bool // has one of Bounds.HTTP2
 	computing atomic.Bool // has a turn to compute a handshake
 	serving   atomic.Int32
+	awaiting  atomic.Int32 // heads of answers; no requests at once but in HTTP/2, whose heads are bounded by connection
 	unserved  atomic.Int64
 	written   atomic.Int64 // the deadline of writes was set then, Unix nanoseconds
 	reading   atomic.Int64 // the deadline of reads, likewise; 0: there is none
@@ -90,19 +91,24 @@ func (c *conn) bare() net.Conn {
 // receive reads from the network into the accounts.
 func (c *conn) receive(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 && c.serving.Load() == 0 && !c.upgraded.Load() {
-		read := int64(unservedWeight * n)
-		within := c.s.Bounds.Unserved.Take(read)
-		c.unserved.Add(read)
-		if c.closed.Load() {
-			c.forgive()
-		}
-		if !within {
-			c.s.Bounds.Reached("unserved bytes")
-			return 0, errTooMuch
-		}
+	if n > 0 && c.serving.Load() == 0 && !c.upgraded.Load() && !c.hold(n) {
+		return 0, errTooMuch
 	}
 	return n, err
+}
+
+// hold takes what n bytes can become, and tells whether that is within bounds.
+func (c *conn) hold(n int) bool {
+	read := int64(unservedWeight * n)
+	within := c.s.Bounds.Unserved.Take(read)
+	c.unserved.Add(read)
+	if c.closed.Load() {
+		c.forgive()
+	}
+	if !within {
+		c.s.Bounds.Reached("unserved bytes")
+	}
+	return within
 }
 
 func (c *conn) forgive() {

@@ -37,6 +37,11 @@ func (x *exchange) connect() {
 		failed(x.w, x.r, err)
 		return
 	}
+	if !x.holds(resp.Header) {
+		_ = up.Close()
+		failed(x.w, x.r, errTooMuch)
+		return
+	}
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
 	if resp.StatusCode/100 != 2 {
 		x.declined(up, resp)
@@ -134,7 +139,9 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 		_ = up.Close()
 		return nil, nil, err
 	}
-	head := &io.LimitedReader{R: up, N: 2 * maxHeaderBytes}
+	c.await()
+	defer c.awaited()
+	head := &io.LimitedReader{R: answering{up, c}, N: maxAnswerHead}
 	b := bufio.NewReader(head)
 	resp, err := http.ReadResponse(b, out)
 	for err == nil && resp.StatusCode/100 == 1 && resp.StatusCode != http.StatusSwitchingProtocols { // the answer comes yet

@@ -129,10 +129,10 @@ func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	up := tls.Client(raw, &tls.Config{
+	up, err := s.handshake(ctx, answering{raw, c}, &tls.Config{
 		ServerName: c.host, RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: protocols,
 	})
-	if err := up.HandshakeContext(ctx); err != nil {
+	if err != nil {
 		_ = raw.Close()
 		return nil, fmt.Errorf("the server of %s: %w", c.host, err)
 	}
@@ -147,13 +147,19 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 	protocols.SetUnencryptedHTTP2(http2)
 	up := c.up
 	t := &http.Transport{
-		Proxy:                  forwarded,
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return up(ctx) },
+		Proxy: forwarded,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			raw, err := up(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return answering{raw, c}, nil
+		},
 		Protocols:              protocols,
 		ForceAttemptHTTP2:      c.scheme == "https",
 		DisableCompression:     true,
 		ExpectContinueTimeout:  expectTimeout,
-		MaxResponseHeaderBytes: 2 * maxHeaderBytes,
+		MaxResponseHeaderBytes: maxAnswerHead,
 		IdleConnTimeout:        idle,
 		// Of what a client does not read no more is held than the account of HTTP/2
 		// connections counts with, and on one connection.

@@ -49,6 +49,7 @@ type exchange struct {
 	sent    time.Time
 	took    time.Duration
 	held    int64
+	awaits  bool // the head of the answer
 	failed  bool
 	broke   bool // the answer was broken off
 }
@@ -146,6 +147,7 @@ func (x *exchange) finish() {
 		}
 		g.guard.Release()
 	}
+	x.headed()
 	x.s.flows.remove(&x.flow)
 	x.release()
 	defer x.cancel(nil)
@@ -170,14 +172,8 @@ func (x *exchange) finish() {
 
 // weigh takes what the request holds.
 func (x *exchange) weigh() bool {
-	n := int64(requestWeight + len(x.r.RequestURI))
-	for k, vv := range x.r.Header {
-		for _, v := range vv {
-			n += fieldWeight + 2*int64(len(k)+len(v))
-		}
-	}
-	x.held = n
-	return x.s.Bounds.Held.Take(n)
+	x.held = requestWeight + int64(len(x.r.RequestURI)) + weight(x.r.Header)
+	return x.s.Bounds.Held.Take(x.held)
 }
 
 func (x *exchange) release() {
@@ -360,6 +356,9 @@ func (x *exchange) pass() {
 		_ = http.NewResponseController(x.w).EnableFullDuplex()
 	}
 	x.plain()
+	if x.awaits = x.r.ProtoMajor == 1; x.awaits {
+		x.c.await()
+	}
 	x.sent = time.Now()
 	x.s.proxy.ServeHTTP(x.w, x.r)
 }
@@ -417,6 +416,10 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 func answered(resp *http.Response) error {
 	x := exchangeOf(resp.Request.Context())
 	x.took = time.Since(x.sent)
+	x.headed()
+	if !x.holds(resp.Header) {
+		return errTooMuch
+	}
 	switched := resp.StatusCode == http.StatusSwitchingProtocols && resp.Request.Header.Get("Upgrade") != ""
 	if err := final(resp); err != nil && !switched {
 		return err

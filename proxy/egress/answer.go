@@ -1,0 +1,109 @@
+package egress
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+)
+
+// maxAnswerHead is of one answer, with all that a server says before it.
+const maxAnswerHead = 64 << 10
+
+// answering is a connection to a server. What of it may be the head of an answer is in
+// the accounts like that of a request: the server may be the pod's accomplice.
+type answering struct {
+	net.Conn
+	c *conn
+}
+
+func (a answering) Read(b []byte) (int, error) {
+	n, err := a.Conn.Read(b)
+	if n > 0 && a.c.awaiting.Load() > 0 && !a.c.hold(n) {
+		return 0, errTooMuch
+	}
+	return n, err
+}
+
+// await and awaited surround the wait for the head of an answer.
+func (c *conn) await() { c.awaiting.Add(1) }
+
+func (c *conn) awaited() {
+	c.awaiting.Add(-1)
+	c.forgive()
+}
+
+// headed is said when the head of the answer is there, or will not come.
+func (x *exchange) headed() {
+	if x.awaits {
+		x.awaits = false
+		x.c.awaited()
+	}
+}
+
+// holds takes what the head of an answer holds, with that of the request, and tells
+// whether that is within bounds.
+func (x *exchange) holds(h http.Header) bool {
+	n := weight(h)
+	x.held += n
+	if !x.s.Bounds.Held.Take(n) {
+		x.s.Bounds.Reached("egress requests")
+		return false
+	}
+	return true
+}
+
+// weight is what a head holds.
+func weight(h http.Header) (n int64) {
+	for k, vv := range h {
+		for _, v := range vv {
+			n += fieldWeight + 2*int64(len(k)+len(v))
+		}
+	}
+	return n
+}
+
+// handshaking is a connection to a server with which TLS begins. What is computed of that
+// takes one of the pod's turns, which is given back to wait for the server, and what is
+// read of it is in the accounts.
+type handshaking struct {
+	net.Conn
+	s    *Server
+	read int64
+	over bool
+}
+
+func (h *handshaking) Read(b []byte) (int, error) {
+	if h.over {
+		return h.Conn.Read(b)
+	}
+	<-h.s.handshakes
+	n, err := h.Conn.Read(b)
+	h.s.handshakes <- struct{}{}
+	h.read += int64(n)
+	within := h.s.Bounds.Unserved.Take(unservedWeight * int64(n))
+	if !within {
+		h.s.Bounds.Reached("unserved bytes")
+	}
+	if !within || h.read > maxHello {
+		return 0, errTooMuch
+	}
+	return n, err
+}
+
+// handshake begins TLS with a server.
+func (s *Server) handshake(ctx context.Context, raw net.Conn, config *tls.Config) (*tls.Conn, error) {
+	select {
+	case s.handshakes <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	h := &handshaking{Conn: raw, s: s}
+	defer func() {
+		<-s.handshakes
+		s.Bounds.Unserved.Give(unservedWeight * h.read)
+		h.over = true
+	}()
+	up := tls.Client(h, config)
+	return up, up.HandshakeContext(ctx)
+}
