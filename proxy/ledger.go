@@ -159,7 +159,6 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	if !next.passthrough {
 		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
 	}
-	p.egress.Changed()
 	p.succeed(old, next)
 }
 

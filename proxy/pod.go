@@ -186,6 +186,7 @@ func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) (settled <-chan struct{}
 		return nil, err
 	}
 	p.ledger.change(p, next, since)
+	p.egress.Changed() // not in the ledger: to decide about all that is under way takes its time
 	return next.settled, nil
 }
 
