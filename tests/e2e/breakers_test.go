@@ -142,10 +142,17 @@ httpFault:
 	})
 }
 
-// TestTrafficUpgrade: what rules have counted and decided outlives the agent.
+// TestTrafficUpgrade: what rules have counted and decided outlives the agent, and what is
+// under way comes to its end.
 func TestTrafficUpgrade(t *testing.T) {
-	pod := clientPod(t)
-	ns, caller := pod.Namespace, hastyClient(t, pod)
+	ns := namespace(t, "traffic")
+	probeRights(t, ns)
+	h := newHosts(t, ns)
+	pod := h.known(clientPodOf(ns, "client"))
+	create(t, pod)
+	pod = ready(t, ns, pod.Name)
+	h.serve(t, pod)
+	caller := hastyClient(t, pod)
 	in := "/api/v1/namespaces/" + ns
 	b := breaker(t, ns, "kept", `
 rateLimitings:
@@ -157,6 +164,11 @@ rateLimitings:
   resourceRules: [{apiGroups: [""], resources: [services], verbs: ["*"], namespaces: ["*"]}]
   bucket: {burst: 1, interval: 1h, limit: 1}
   recoverPolicy: {type: Manual}
+trafficInterceptRules:
+- name: one-host
+  interceptType: Whitelist
+  contentType: Normal
+  contents: [api.example.com]
 `, 1)
 	f := faults(t, ns, "counted", `
 httpFault:
@@ -198,8 +210,22 @@ httpFault:
 	})
 	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
 
+	// Eight seconds of uploading, over an agent that goes.
+	uploaded := make(chan string, 2)
+	for _, scheme := range []string{"http", "https"} {
+		go func() {
+			stdout, stderr, err := cluster.Exec(t.Context(), ns, pod.Name, pod.Spec.Containers[0].Name, "sh", "-c",
+				"dd if=/dev/zero bs=1M count=32 2>/dev/null | curl -sSk --limit-rate 4M -m 60 -T - "+scheme+"://api.example.com/")
+			uploaded <- fmt.Sprint(stdout, stderr, err)
+		}()
+	}
 	before := agents(t)[pod.Spec.NodeName]
 	restartAgents(t)
+	for range 2 {
+		require.Contains(t, <-uploaded, fmt.Sprintf(`"bytes":%d`, 32<<20))
+	}
+	passes(t, pod, "https://api.example.com/")
+	shut(t, pod, "https://evil.example.com/")
 	i.holds(t, missed)
 	i.truth(t)
 	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)

@@ -36,6 +36,14 @@ type hosts struct {
 	cert []byte // in PEM, by which they are trusted
 }
 
+// at is their address as it stands in URLs, with no name.
+func (h hosts) at() string {
+	if strings.Contains(h.ip, ":") {
+		return "[" + h.ip + "]"
+	}
+	return h.ip
+}
+
 // otherHosts are their names.
 var otherHosts = []string{"api.example.com", "hooks.example.com", "paths.example.com", "evil.example.com"}
 
@@ -66,7 +74,7 @@ for (const port of [80, 8080]) http.createServer(answer).on("upgrade", socket).l
 for (const port of [443, 8443]) http2.createSecureServer(tls, answer).on("upgrade", socket).listen(port, "::")
 http2.createServer(answer).listen(8082, "::")
 http.createServer(answer).on("connect", proxy).listen(3128, "::")
-for (const port of [443, 4443]) { const s = require("dgram").createSocket("udp4"); s.on("message", (m, from) => s.send(m, from.port, from.address)); s.bind(port) }`
+for (const port of [443, 4443]) { const s = require("dgram").createSocket("udp6"); s.on("message", (m, from) => s.send(m, from.port, from.address)); s.bind(port) }`
 
 func newHosts(t *testing.T, ns string) hosts {
 	t.Helper()
@@ -210,7 +218,7 @@ rateLimitings:
 		passes(t, pod, "http://api.example.com/")
 		passes(t, pod, "http://hosts."+ns+".svc.cluster.local/")
 		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/")
-		denied(t, pod, http.StatusForbidden, of, "http://"+h.ip+"/")
+		denied(t, pod, http.StatusForbidden, of, "http://"+h.at()+"/")
 	})
 	t.Run("by path and method", func(t *testing.T) {
 		passes(t, pod, "http://paths.example.com/open/x")
@@ -224,7 +232,7 @@ rateLimitings:
 		shut(t, pod, "https://paths.example.com/open/x") // who knows what it asks for
 	})
 	t.Run("no server name", func(t *testing.T) {
-		shut(t, pod, "https://"+h.ip+"/")
+		shut(t, pod, "https://"+h.at()+"/")
 	})
 	t.Run("other ports", func(t *testing.T) {
 		passes(t, pod, "http://evil.example.com:8080/")
@@ -280,7 +288,7 @@ httpFault:
 	})
 	t.Run("unseen: Allow", func(t *testing.T) {
 		b = breaker(t, ns, "egress", rules+"egress: {unseen: Allow}\n", 1)
-		passes(t, pod, "https://"+h.ip+"/")
+		passes(t, pod, "https://"+h.at()+"/")
 		passes(t, pod, "https://paths.example.com/open/x")
 		shut(t, pod, "https://evil.example.com/")
 		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/")
@@ -317,7 +325,7 @@ func (h hosts) echo(t *testing.T, pod *corev1.Pod, port string) string {
 	t.Helper()
 	return strings.TrimSpace(in(t, pod, "node", "-e", `const [ip, port] = process.argv.slice(1)
 const end = text => { console.log(text); process.exit() }
-const s = require("dgram").createSocket("udp4").on("error", e => end(e.code)).on("message", m => end(String(m)))
+const s = require("dgram").createSocket(ip.includes(":") ? "udp6" : "udp4").on("error", e => end(e.code)).on("message", m => end(String(m)))
 s.connect(Number(port), ip, e => e ? end(e.code) : s.send("echo"))
 setTimeout(end, 3000, "nothing")`, h.ip, port))
 }
@@ -356,7 +364,7 @@ func testExampleEgress(t *testing.T) {
 		passes(t, pod, "http://"+host+"/any", "-X DELETE")
 	}
 	shut(t, pod, "https://evil.example.com/")
-	shut(t, pod, "https://"+h.ip+"/")
+	shut(t, pod, "https://"+h.at()+"/")
 	denied(t, pod, http.StatusForbidden, ns+"/egress", "http://evil.example.com/")
 	require.Equal(t, http.StatusOK, hastyClient(t, pod).get(t, "/version").code, "the apiserver is another matter")
 }

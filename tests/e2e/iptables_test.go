@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,10 +12,31 @@ import (
 func TestIPTables(t *testing.T) {
 	before := newPair(t)
 	require.Equal(t, "ebpf", before.capture(t))
+	ns := namespace(t, "traffic")
+	probeRights(t, ns)
+	h := newHosts(t, ns)
+	pod := h.known(clientPodOf(ns, "client"))
+	create(t, pod)
+	pod = ready(t, ns, pod.Name)
+	h.serve(t, pod)
+	b := breaker(t, ns, "egress", `
+trafficInterceptRules:
+- {name: not-evil, interceptType: Blacklist, contentType: Normal, contents: [evil.example.com]}
+`, 1)
+	egress := func() {
+		t.Helper()
+		inForce(t, b, 1)
+		passes(t, pod, "https://api.example.com/")
+		denied(t, pod, http.StatusForbidden, ns+"/egress", "http://evil.example.com/")
+		shut(t, pod, "https://evil.example.com/")
+		require.Regexp(t, "^E[A-Z]+$", h.echo(t, pod, "443"))
+	}
+	egress()
 	restore := changedAgents(t, withArgs("--capture=iptables"))
 	before.a.works(t)
 	before.b.works(t)
 	require.Equal(t, "iptables", before.capture(t))
+	egress()
 
 	p := newPair(t)
 	require.Equal(t, "iptables", p.capture(t))
@@ -27,6 +49,7 @@ func TestIPTables(t *testing.T) {
 		p.b.works(t)
 		require.Equal(t, "ebpf", p.capture(t))
 	}
+	egress()
 }
 
 // capture is how the members are captured, by their shards' status.

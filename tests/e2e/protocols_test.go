@@ -55,7 +55,7 @@ egress: {ports: [80, 443, 3128, 8082]`
 		for _, pod := range []*corev1.Pod{pod, iptables} {
 			passes(t, pod, "http://api.example.com/")
 			passes(t, pod, "https://api.example.com/")
-			passes(t, pod, "https://"+h.ip+"/") // no server name: nothing says that it is evil's
+			passes(t, pod, "https://"+h.at()+"/") // no server name: nothing says that it is evil's
 			require.Contains(t, denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/"), "not-evil")
 			shut(t, pod, "https://evil.example.com/")
 			denied(t, pod, http.StatusForbidden, of, "http://evil.example.com:8082/")
@@ -134,7 +134,7 @@ egress: {ports: [80, 443, 3128, 8082]`
 		breaker(t, ns, "blacklist", rules+", unseen: Deny}", 2)
 		require.ErrorContains(t, hello("paths.example.com", "paths.example.com"), "access denied", "the name beside it is not believed")
 		passes(t, pod, "https://paths.example.com/")
-		shut(t, pod, "https://"+h.ip+"/")
+		shut(t, pod, "https://"+h.at()+"/")
 	})
 	t.Run("captured by address", func(t *testing.T) {
 		b := breaker(t, ns, "not-there", "selector: {matchLabels: {"+podNameLabel+": address}}\n"+rules[strings.Index(rules, "trafficInterceptRules"):]+"}", 0)
