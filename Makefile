@@ -59,7 +59,7 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 	@tests/cluster/down.sh
 	@FAMILY=dual6 tests/cluster/up.sh $(NODES)
 	@hack/install.sh
-	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$)'
+	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
 	@tests/cluster/down.sh
 chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, sharding or traffic, PARTS=kills,upgrades for some of it); capture ends by uninstalling
 	@go build -o .run/chaos ./tests/chaos

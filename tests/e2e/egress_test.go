@@ -67,8 +67,8 @@ const socket = (q, s) => {
 }
 const proxy = (q, s, head) => {
 	const to = net.connect(q.url.split(":").pop(), "127.0.0.1", () => s.write("HTTP/1.1 200 OK\r\n\r\n")).on("error", () => s.destroy())
-	to.write(head)
-	s.on("error", () => to.destroy()).pipe(to).pipe(s)
+	to.setNoDelay().write(head)
+	s.setNoDelay().on("error", () => to.destroy()).pipe(to).pipe(s)
 }
 for (const port of [80, 8080]) http.createServer(answer).on("upgrade", socket).listen(port, "::")
 for (const port of [443, 8443]) http2.createSecureServer(tls, answer).on("upgrade", socket).listen(port, "::")
@@ -177,6 +177,11 @@ func testEgress(t *testing.T) {
 	pod = ready(t, ns, "client")
 	h.serve(t, pod)
 	passes(t, pod, "https://evil.example.com/")
+	require.Equal(t, "echo", h.echo(t, pod, "443"))
+	redirected := func(verdict string) float64 {
+		return sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_egress_requests_total", map[string]string{"namespace": ns, "verdict": verdict})
+	}
+	require.Zero(t, redirected("passed"), "nothing is redirected without a rule")
 	rules := `
 trafficInterceptRules:
 - name: two-hosts
@@ -265,12 +270,16 @@ rateLimitings:
 		for range 3 {
 			passes(t, pod, "https://hooks.example.com/")
 		}
-		code, _, _ := curls(t, pod, "https://hooks.example.com/")
-		require.Equal(t, "000", code)
+		for range 2 { // the bucket is empty, the breaker open
+			shut(t, pod, "https://hooks.example.com/")
+		}
 		snapshot(t, b, pod.Name, "shut", func(s meshv1alpha1.LimitingSnapshot) bool {
 			return s.State == meshv1alpha1.BreakerOpened && s.Passed == 3 && s.Refused >= 1
 		})
 		snapshot(t, b, pod.Name, "few", func(s meshv1alpha1.LimitingSnapshot) bool { return s.Passed == 2 && s.Refused == 1 })
+		for _, verdict := range []string{"passed", "denied", "unseen", "limited", "opened"} {
+			require.Positive(t, redirected(verdict), verdict)
+		}
 	})
 	t.Run("faults", func(t *testing.T) {
 		f := faults(t, ns, "others", `
@@ -406,7 +415,7 @@ trafficInterceptRules:
 - name: open
   interceptType: Whitelist
   contentType: Regexp
-  contents: ['hooks\.example\.com/(in|socket)']
+  contents: ['hooks\.example\.com/(in|socket)', 'kubernetes\.default\.svc/x']
 rateLimitings:
 - name: few
   restRules: [{url: "https://paths.example.com/open/few*"}]
@@ -444,6 +453,7 @@ rateLimitings:
 	require.NoError(t, err, "what no rule must see into is not decrypted")
 	_ = resp.Body.Close()
 	shut(t, pod, "https://evil.example.com/")
+	shut(t, pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // for whom nothing is signed
 
 	out := shell("dd if=/dev/zero of=/tmp/zeros bs=1M count=32 2>/dev/null; curl -sS -m 60 -T /tmp/zeros https://hooks.example.com/in; curl -sS -m 60 --http1.1 -T - https://hooks.example.com/in </tmp/zeros")
 	require.Equal(t, 2, strings.Count(out, fmt.Sprintf(`"bytes":%d`, 32<<20)), "long uploads: %s", out)

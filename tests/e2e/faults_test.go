@@ -306,12 +306,13 @@ httpFault:
 	harms(http.StatusOK)
 
 	start := time.Now()
-	f = faults(t, ns, "for-a-while", "duration: 5s"+all, 1)
+	f = faults(t, ns, "for-a-while", "duration: 9s"+all, 1)
 	for range 3 {
 		require.Equal(t, http.StatusInternalServerError, caller.get(t, here).code)
 	}
+	injected(t, f, pod.Name, "all", 3)
 	harms(http.StatusOK)
-	require.InDelta(t, 6, time.Since(start).Seconds(), 2.5)
+	require.InDelta(t, 10, time.Since(start).Seconds(), 2.5)
 	notInForce(t, f, "Expired")
 	require.NotNil(t, f.Status.ExpirationTime)
 	require.GreaterOrEqual(t, f.Status.Injected, int64(3), "what it did is told when it is over")

@@ -54,6 +54,9 @@ rateLimitings:
 - name: leases
   resourceRules: [{apiGroups: [coordination.k8s.io], resources: ["*"], verbs: ["*"], namespaces: ["*"]}]
   triggerPolicy: ForceOpened
+- name: a-lock
+  resourceRules: [{apiGroups: [coordination.k8s.io], resources: [leases], verbs: ["*"], namespaces: ["*"], names: [held]}]
+  triggerPolicy: ForceOpened
 - name: endpoints
   resourceRules: [{apiGroups: [""], resources: [endpoints], verbs: ["*"], namespaces: ["*"]}]
   maxInFlight: 1
@@ -123,6 +126,7 @@ rateLimitings:
 			`{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "lock"}}`).code)
 		require.Equal(t, http.StatusOK, caller.ask(t, http.MethodPatch, leases+"/lock", `{"spec": {"holderIdentity": "me"}}`).code)
 		caller.get(t, leases).refused(t, http.StatusServiceUnavailable, ns+"/limits", "leases") // lists are of no lock
+		caller.ask(t, http.MethodPatch, leases+"/held", `{}`).refused(t, http.StatusServiceUnavailable, ns+"/limits", "a-lock")
 	})
 	t.Run("user agents", func(t *testing.T) {
 		require.Contains(t, shell(t, pod, "kubectl get --raw /api/v1/nodes 2>&1 || true"), "by-kubectl")
