@@ -72,6 +72,9 @@ func (x *exchange) decide() bool {
 			return false
 		}
 	}
+	if x.pod.draining.Err() != nil {
+		return true // what the rules counted, and have left of their counts, is the next proxy's
+	}
 	if !x.info.IsResourceRequest {
 		x.faults = x.policy.faults.DecideOther(time.Now())
 	} else if x.plan.faults != nil {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -433,6 +434,32 @@ func TestADelayOfOneOfTwoRulesEnds(t *testing.T) {
 	m.faults(delay(500 * time.Millisecond))
 	require.Equal(t, 200, (<-done).StatusCode)
 	require.GreaterOrEqual(t, time.Since(start), 500*time.Millisecond)
+}
+
+// A count that the next proxy goes on with is not spent twice.
+func TestAProxyThatDrainsInjectsNothing(t *testing.T) {
+	more := make(chan struct{})
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if w.(http.Flusher).Flush(); strings.HasSuffix(r.URL.Path, "/log") {
+			<-more
+		}
+	}))
+	m.faults(&meshv1.FaultRule{
+		Resources: []*meshv1.ResourceMatch{{Verbs: []string{"get"}, Resources: []string{"deployments"}}},
+		Count:     2, Abort: &meshv1.Abort{Status: 409, Percent: 100},
+	})
+	stop := sync.OnceFunc(func() { close(more) })
+	defer stop()
+	c := m.client(true)
+	m.hang(c) // so that the connection stays
+	require.Equal(t, 409, m.with(c, "GET", deployment, "").StatusCode)
+	drained := make(chan error, 1)
+	go func() { drained <- m.pod.Drain(t.Context()) }()
+	<-m.pod.draining.Done()
+	require.Equal(t, 200, m.with(c, "GET", deployment, "").StatusCode)
+	require.Equal(t, uint64(1), m.pod.faults.States()[0].Injected)
+	stop()
+	require.NoError(t, <-drained)
 }
 
 func TestClientGoMeetsInjectedConflicts(t *testing.T) {
