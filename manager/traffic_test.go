@@ -151,7 +151,7 @@ func TestFaultsThatExpire(t *testing.T) {
 	require.NoError(t, w.policies(ctx))
 	require.Equal(t, fj.Status.ExpirationTime.Unix(), told().Injections[0].Expires)
 
-	past := metav1.NewTime(time.Now().Add(-time.Second))
+	past := metav1.NewTime(time.Now().Add(-time.Minute))
 	fj.Status.ExpirationTime = &past
 	require.NoError(t, w.live.Status().Update(ctx, fj))
 	require.NoError(t, w.policies(ctx))

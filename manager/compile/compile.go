@@ -78,7 +78,7 @@ type Result struct {
 	Shards     []Shard
 	Breakers   []Breaker
 	Injections []Injection
-	// Until is when the next FaultInjection expires; zero if none does.
+	// Until is when the next FaultInjection that expires is left out; zero if none is.
 	Until time.Time
 }
 

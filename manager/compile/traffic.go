@@ -207,6 +207,10 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	}
 }
 
+// lastReport is how long agents have the rules yet of a FaultInjection that expired. They
+// end them on time by themselves, and report in that time what the rules did last.
+const lastReport = 5 * time.Second
+
 // expiry of a FaultInjection with a duration.
 func (t *trafficRules) expiry(s *injectionSource) {
 	at := s.Status.ExpirationTime
@@ -214,14 +218,14 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	switch {
 	case at == nil, !current && !t.Now.Before(at.Time):
 		s.Problem = &Problem{ReasonPending, "it is not written down yet when this spec expires"}
-	case !t.Now.Before(at.Time):
+	case !t.Now.Before(at.Add(lastReport)):
 		s.Problem = &Problem{ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *s.Spec.Duration)}
 	default:
 		// Of a spec that was changed a moment ago what was written for the last one holds, lest
 		// its rules end, and count anew, until the next is.
 		s.told.Expires = at.Unix()
-		if t.until.IsZero() || at.Time.Before(t.until) {
-			t.until = at.Time
+		if end := at.Add(lastReport); t.until.IsZero() || end.Before(t.until) {
+			t.until = end
 		}
 	}
 }

@@ -208,5 +208,26 @@ func TestFaultsGoOnWhileTheyAreEdited(t *testing.T) {
 	f.Status.ExpirationTime = &metav1.Time{Time: now}
 	require.Equal(t, ReasonPending, problem().Reason)
 	f.Status.ExpirationGeneration = 2
+	require.Nil(t, problem(), "what it did last is not reported yet")
+	f.Status.ExpirationTime = &metav1.Time{Time: now.Add(-lastReport)}
 	require.Equal(t, ReasonExpired, problem().Reason)
+}
+
+// Agents have the rules of a FaultInjection for a moment after it expired.
+func TestAgentsCanReportWhatFaultsDidLast(t *testing.T) {
+	end := time.Now().Truncate(time.Second)
+	f := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "f", UID: "f"}}
+	f.Spec = v1alpha1.FaultInjectionSpec{Selector: &metav1.LabelSelector{}, Duration: new(v1alpha1.Duration("1h")),
+		HTTPFaultInjections: []v1alpha1.HTTPFaultInjection{{Name: "r", Reset: &v1alpha1.FaultReset{Percent: "1"}}}}
+	f.Status.ExpirationTime = &metav1.Time{Time: end}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"}}}
+	at := func(now time.Time) Result {
+		return Compile(nil, []*corev1.Pod{pod}, nil, Rules{Injections: []*v1alpha1.FaultInjection{f}, Now: now})
+	}
+	r := at(end.Add(lastReport - 1))
+	require.Equal(t, end.Unix(), r.Policies["p"].Traffic.Injections[0].Expires)
+	require.Equal(t, end.Add(lastReport), r.Until)
+	r = at(r.Until)
+	require.Nil(t, r.Policies["p"].Traffic)
+	require.Zero(t, r.Until)
 }
