@@ -442,7 +442,9 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 				next, end := m.watching(m.client(true), "0")
 				defer end()
 				api.happen(apiwatch.Added, "a")
-				if c.ends != stall {
+				if c.ends == stall {
+					require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, 10*time.Second, time.Millisecond)
+				} else {
 					m.withholds()
 				}
 				if !expires {
