@@ -76,7 +76,7 @@ func (x *exchange) decide() bool {
 		return true // what the rules counted, and have left of their counts, is the next proxy's
 	}
 	if !x.info.IsResourceRequest {
-		x.faults = x.policy.faults.DecideOther(time.Now())
+		x.faults = x.policy.faults.DecidePath(time.Now(), x.info.Verb, x.info.Path)
 	} else if x.plan.faults != nil {
 		o := x.object()
 		x.faults = x.plan.faults.Decide(time.Now(), &o)

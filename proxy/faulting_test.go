@@ -167,6 +167,17 @@ func TestARunOfFaultsRepeats(t *testing.T) {
 	require.Equal(t, first, run())
 }
 
+func TestFaultsOfDiscovery(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.faults(&meshv1.FaultRule{
+		Paths: []*meshv1.PathMatch{{Paths: []string{"/apis*"}, Verbs: []string{"get"}}},
+		Abort: &meshv1.Abort{Status: 503, Percent: 100},
+	})
+	require.Equal(t, 503, m.do("GET", "/apis/apps/v1", "").StatusCode)
+	require.Equal(t, 200, m.do("GET", "/api", "").StatusCode)
+	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+}
+
 func TestFaultsLeaveTheLockAloneUnlessNamed(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	const lease = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/"

@@ -367,6 +367,9 @@ func (r *renderer) fault(in *v1alpha1.HTTPFaultInjection, path *field.Path) *mes
 				Headers: headersOf(m.Headers),
 			})
 		}
+		for _, m := range m.NonResourceRules {
+			out.Paths = append(out.Paths, &meshv1.PathMatch{Paths: m.NonResourceURLs, Verbs: m.Verbs})
+		}
 		for i, m := range m.HTTPMatch {
 			path := path.Child("match", "httpMatch").Index(i)
 			out.Http = append(out.Http, &meshv1.HttpMatch{

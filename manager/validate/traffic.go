@@ -227,7 +227,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 	for i, r := range f.Spec.HTTPFaultInjections {
 		about := func(verb string) bool {
 			m := r.Match
-			return m == nil || len(m.Resources) == 0 && len(m.HTTPMatch) == 0 || slices.ContainsFunc(m.Resources, func(m v1alpha1.FaultResourceMatch) bool {
+			return m == nil || len(m.Resources)+len(m.NonResourceRules)+len(m.HTTPMatch) == 0 || slices.ContainsFunc(m.Resources, func(m v1alpha1.FaultResourceMatch) bool {
 				return len(m.Verbs) == 0 || slices.Contains(m.Verbs, "*") || slices.Contains(m.Verbs, verb)
 			})
 		}

@@ -207,22 +207,27 @@ func TestWhoMatches(t *testing.T) {
 	named.Resources = []*meshv1.ResourceMatch{{Names: []string{"leader"}, Verbs: []string{"get"}}}
 	others := aborts(100)
 	others.Http = []*meshv1.HttpMatch{{Host: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: "example.com"}}, Methods: []string{"GET"}}}
+	paths := aborts(100)
+	paths.Paths = []*meshv1.PathMatch{{Paths: []string{"/openapi/*"}, Verbs: []string{"get"}}}
 	for _, c := range []struct {
 		what                  string
 		rule                  *meshv1.FaultRule
-		object, lock, other   bool
+		object, lock          bool
+		version, openapi      bool
 		http, connection, dig bool
 	}{
-		{"without matches", aborts(100), true, false, true, false, false, false},
-		{"a name", named, false, true, false, false, false, false},
-		{"another host", others, false, false, false, true, false, true},
+		{"without matches", aborts(100), true, false, true, true, false, false, false},
+		{"a name", named, false, true, false, false, false, false, false},
+		{"a path", paths, false, false, false, true, false, false, false},
+		{"another host", others, false, false, false, false, true, false, true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := compiled(t, one(c.rule), NewStore("pod"))
 			ofGets := r.OfKind(gets)
 			require.Equal(t, c.object, ofGets.Decide(noon, pod) != nil)
 			require.Equal(t, c.lock, ofGets.Decide(noon, &match.Object{Namespace: "ns", Name: "leader", Lock: true}) != nil)
-			require.Equal(t, c.other, r.DecideOther(noon) != nil)
+			require.Equal(t, c.version, r.DecidePath(noon, "get", "/version") != nil)
+			require.Equal(t, c.openapi, r.DecidePath(noon, "get", "/openapi/v3") != nil)
 			request := &match.HTTP{Scheme: "https", Host: "example.com", Method: "GET", Path: "/", Header: http.Header{}}
 			require.Equal(t, c.http, r.DecideHTTP(noon, request) != nil)
 			require.Equal(t, c.connection, r.DecideHTTP(noon, &match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
@@ -240,7 +245,7 @@ func TestNoRuleCostsAPlanNothing(t *testing.T) {
 	require.NotNil(t, r.OfKind(lists))
 	require.Nil(t, (*Rules)(nil).OfKind(gets))
 	require.Nil(t, (*Resources)(nil).Decide(noon, pod))
-	require.Nil(t, (*Rules)(nil).DecideOther(noon))
+	require.Nil(t, (*Rules)(nil).DecidePath(noon, "get", "/version"))
 	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, &match.HTTP{}))
 	require.False(t, (*Rules)(nil).Deep("h"))
 	(*Rules)(nil).Enforce(noon)

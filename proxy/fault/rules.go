@@ -41,6 +41,7 @@ type rule struct {
 	expires         int64             // Unix seconds; 0: never
 	when            *schedule
 	resources       []*match.Resource
+	paths           []*match.Path
 	http            []*match.URL
 	counts          *counts
 	seed            uint64
@@ -109,6 +110,9 @@ func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
 			return nil, err
 		}
 		out.resources = append(out.resources, compiled)
+	}
+	for _, p := range m.GetPaths() {
+		out.paths = append(out.paths, match.NewPath(p))
 	}
 	for _, r := range m.GetHttp() {
 		compiled, err := match.NewURL(r)
@@ -329,17 +333,17 @@ func (r *Resources) about(o *match.Object) iter.Seq[*rule] {
 }
 
 // any tells whether the rule is about all requests to the apiserver but those for locks.
-func (r *rule) any() bool { return len(r.resources) == 0 && len(r.http) == 0 }
+func (r *rule) any() bool { return len(r.resources)+len(r.paths)+len(r.http) == 0 }
 
-// DecideOther tells what is done to a request to the apiserver for no resource, which
-// only rules without a match are about.
-func (r *Rules) DecideOther(now time.Time) *Faults {
+// DecidePath tells what is done to a request to the apiserver for no resource. verb is the
+// method in lower case.
+func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 	if r == nil {
 		return nil
 	}
 	d := decision{now: now, rules: r}
 	for _, of := range r.rules {
-		if of.any() {
+		if of.any() || slices.ContainsFunc(of.paths, func(p *match.Path) bool { return p.Match(verb, path) }) {
 			d.add(of, of.can&possible(""))
 		}
 	}

@@ -105,12 +105,17 @@ type HTTPFaultInjection struct {
 	Watch *FaultWatch `json:"watch,omitempty"`
 }
 
-// FaultMatch matches a request if one of resources or one of httpMatch does.
+// FaultMatch matches a request if one of the entries does; without any, all to the
+// apiserver.
 type FaultMatch struct {
-	// Resources match requests to the apiserver.
+	// Resources match requests for resources of the apiserver.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Resources []FaultResourceMatch `json:"resources,omitempty"`
+	// NonResourceRules match other requests to the apiserver, such as those of discovery.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	NonResourceRules []NonResourceRule `json:"nonResourceRules,omitempty"`
 	// HTTPMatch matches requests to other hosts.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64

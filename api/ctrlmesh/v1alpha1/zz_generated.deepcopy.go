@@ -500,6 +500,13 @@ func (in *FaultMatch) DeepCopyInto(out *FaultMatch) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.NonResourceRules != nil {
+		in, out := &in.NonResourceRules, &out.NonResourceRules
+		*out = make([]NonResourceRule, len(*in))
+		for i := range *in {
+			(*in)[i].DeepCopyInto(&(*out)[i])
+		}
+	}
 	if in.HTTPMatch != nil {
 		in, out := &in.HTTPMatch, &out.HTTPMatch
 		*out = make([]FaultHTTPMatch, len(*in))

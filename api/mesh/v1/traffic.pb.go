@@ -1327,14 +1327,15 @@ type FaultRule struct {
 	// requests the rule has matched. Unset: from the pod's uid in place of a seed.
 	Seed *int64 `protobuf:"varint,6,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// Requests that it harms at most; 0: any number.
-	Count         uint64      `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
-	Delay         *Delay      `protobuf:"bytes,8,opt,name=delay,proto3" json:"delay,omitempty"`
-	Abort         *Abort      `protobuf:"bytes,9,opt,name=abort,proto3" json:"abort,omitempty"`
-	Reset_        *Reset      `protobuf:"bytes,10,opt,name=reset,proto3" json:"reset,omitempty"`
-	Truncate      *Truncate   `protobuf:"bytes,11,opt,name=truncate,proto3" json:"truncate,omitempty"`
-	SlowBody      *SlowBody   `protobuf:"bytes,12,opt,name=slow_body,json=slowBody,proto3" json:"slow_body,omitempty"`
-	StaleList     *StaleList  `protobuf:"bytes,13,opt,name=stale_list,json=staleList,proto3" json:"stale_list,omitempty"`
-	Watch         *WatchFault `protobuf:"bytes,14,opt,name=watch,proto3" json:"watch,omitempty"`
+	Count         uint64       `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
+	Delay         *Delay       `protobuf:"bytes,8,opt,name=delay,proto3" json:"delay,omitempty"`
+	Abort         *Abort       `protobuf:"bytes,9,opt,name=abort,proto3" json:"abort,omitempty"`
+	Reset_        *Reset       `protobuf:"bytes,10,opt,name=reset,proto3" json:"reset,omitempty"`
+	Truncate      *Truncate    `protobuf:"bytes,11,opt,name=truncate,proto3" json:"truncate,omitempty"`
+	SlowBody      *SlowBody    `protobuf:"bytes,12,opt,name=slow_body,json=slowBody,proto3" json:"slow_body,omitempty"`
+	StaleList     *StaleList   `protobuf:"bytes,13,opt,name=stale_list,json=staleList,proto3" json:"stale_list,omitempty"`
+	Watch         *WatchFault  `protobuf:"bytes,14,opt,name=watch,proto3" json:"watch,omitempty"`
+	Paths         []*PathMatch `protobuf:"bytes,15,rep,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1463,6 +1464,13 @@ func (x *FaultRule) GetStaleList() *StaleList {
 func (x *FaultRule) GetWatch() *WatchFault {
 	if x != nil {
 		return x.Watch
+	}
+	return nil
+}
+
+func (x *FaultRule) GetPaths() []*PathMatch {
+	if x != nil {
+		return x.Paths
 	}
 	return nil
 }
@@ -2511,7 +2519,7 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\tInjection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x05rules\x18\x02 \x03(\v2\x1b.ctrlmesh.mesh.v1.FaultRuleR\x05rules\x12\x18\n" +
-	"\aexpires\x18\x03 \x01(\x03R\aexpires\"\x8f\x05\n" +
+	"\aexpires\x18\x03 \x01(\x03R\aexpires\"\xc2\x05\n" +
 	"\tFaultRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12=\n" +
@@ -2528,7 +2536,8 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\tslow_body\x18\f \x01(\v2\x1a.ctrlmesh.mesh.v1.SlowBodyR\bslowBody\x12:\n" +
 	"\n" +
 	"stale_list\x18\r \x01(\v2\x1b.ctrlmesh.mesh.v1.StaleListR\tstaleList\x122\n" +
-	"\x05watch\x18\x0e \x01(\v2\x1c.ctrlmesh.mesh.v1.WatchFaultR\x05watchB\a\n" +
+	"\x05watch\x18\x0e \x01(\v2\x1c.ctrlmesh.mesh.v1.WatchFaultR\x05watch\x121\n" +
+	"\x05paths\x18\x0f \x03(\v2\x1b.ctrlmesh.mesh.v1.PathMatchR\x05pathsB\a\n" +
 	"\x05_seed\"<\n" +
 	"\x05Delay\x12\x19\n" +
 	"\bfixed_ns\x18\x01 \x01(\x03R\afixedNs\x12\x18\n" +
@@ -2687,18 +2696,19 @@ var file_api_mesh_v1_traffic_proto_depIdxs = []int32{
 	23, // 27: ctrlmesh.mesh.v1.FaultRule.slow_body:type_name -> ctrlmesh.mesh.v1.SlowBody
 	24, // 28: ctrlmesh.mesh.v1.FaultRule.stale_list:type_name -> ctrlmesh.mesh.v1.StaleList
 	25, // 29: ctrlmesh.mesh.v1.FaultRule.watch:type_name -> ctrlmesh.mesh.v1.WatchFault
-	29, // 30: ctrlmesh.mesh.v1.WatchFault.gone:type_name -> ctrlmesh.mesh.v1.WatchFault.Gone
-	30, // 31: ctrlmesh.mesh.v1.WatchFault.cut:type_name -> ctrlmesh.mesh.v1.WatchFault.Cut
-	31, // 32: ctrlmesh.mesh.v1.WatchFault.stall:type_name -> ctrlmesh.mesh.v1.WatchFault.Stall
-	32, // 33: ctrlmesh.mesh.v1.WatchFault.delay:type_name -> ctrlmesh.mesh.v1.WatchFault.Late
-	33, // 34: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
-	34, // 35: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
-	1,  // 36: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	6,  // 30: ctrlmesh.mesh.v1.FaultRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
+	29, // 31: ctrlmesh.mesh.v1.WatchFault.gone:type_name -> ctrlmesh.mesh.v1.WatchFault.Gone
+	30, // 32: ctrlmesh.mesh.v1.WatchFault.cut:type_name -> ctrlmesh.mesh.v1.WatchFault.Cut
+	31, // 33: ctrlmesh.mesh.v1.WatchFault.stall:type_name -> ctrlmesh.mesh.v1.WatchFault.Stall
+	32, // 34: ctrlmesh.mesh.v1.WatchFault.delay:type_name -> ctrlmesh.mesh.v1.WatchFault.Late
+	33, // 35: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
+	34, // 36: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
+	1,  // 37: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_traffic_proto_init() }
