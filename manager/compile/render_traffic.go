@@ -167,6 +167,9 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 		out.rules = append(out.rules, Rule{rule.Name, rule.Key})
 		if len(rule.Http) > 0 {
 			out.egress = &egress{ports: defaultPorts}
+			if e := f.Spec.Egress; e != nil && len(e.Ports) > 0 {
+				out.egress.ports = e.Ports
+			}
 		}
 	}
 	if d := f.Spec.Duration; d != nil {

@@ -203,8 +203,8 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	if c.Spec.Egress != nil && !otherHosts {
 		out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
 	}
-	if c.Spec.Egress != nil && slices.Contains(c.Spec.Egress.Ports, 53) {
-		out = append(out, "spec.egress.ports has 53: names are asked for by UDP, which is refused to the ports listed, so that the pods will find no host")
+	if c.Spec.Egress != nil {
+		out = append(out, portWarnings(c.Spec.Egress.Ports)...)
 	}
 	redirected := []int32{80, 443}
 	if e := c.Spec.Egress; e != nil && len(e.Ports) > 0 {
@@ -219,11 +219,18 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	return out
 }
 
+func portWarnings(ports []int32) (out []string) {
+	if slices.Contains(ports, 53) {
+		out = append(out, "spec.egress.ports has 53: names are asked for by UDP, which is refused to the ports listed, so that the pods will find no host")
+	}
+	return out
+}
+
 func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []string) {
 	if f.Spec.Duration == nil && !f.Spec.Disabled {
 		out = append(out, "spec.duration is not set: faults are injected until this is deleted or disabled")
 	}
-	deep := false
+	deep, otherHosts := false, false
 	for i, r := range f.Spec.HTTPFaultInjections {
 		about := func(verb string) bool {
 			m := r.Match
@@ -238,6 +245,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 			out = append(out, fmt.Sprintf("spec.httpFault[%d].staleList has no effect: match.resources has no entry with the verb list", i))
 		}
 		if r.Match != nil {
+			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
 			deep = deep || slices.ContainsFunc(r.Match.HTTPMatch, func(m v1alpha1.FaultHTTPMatch) bool {
 				return m.Path != nil || m.Method != "" && m.Method != "*" || len(m.Headers) > 0
 			})
@@ -245,6 +253,12 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 	}
 	if deep && !trusting() {
 		out = append(out, "rules are about paths, methods or headers of other hosts: "+seenOnly)
+	}
+	if e := f.Spec.Egress; e != nil {
+		if !otherHosts {
+			out = append(out, "spec.egress has no effect: it is about what httpMatch is about, and no rule has any")
+		}
+		out = append(out, portWarnings(e.Ports)...)
 	}
 	return out
 }

@@ -375,9 +375,17 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	f := &v1alpha1.FaultInjection{}
 	require.NoError(t, yaml.UnmarshalStrict([]byte(injectionSpec), &f.Spec))
 	require.Empty(t, handle(f))
+	f.Spec.Egress = &v1alpha1.FaultEgress{Ports: []int32{53}}
+	warnings := strings.Join(handle(f), "\n")
+	require.Contains(t, warnings, "spec.egress has no effect")
+	require.Contains(t, warnings, "53")
+	f.Spec.HTTPFaultInjections[0].Match.HTTPMatch = []v1alpha1.FaultHTTPMatch{{}}
+	f.Spec.Egress.Ports = []int32{8080}
+	require.Empty(t, handle(f))
+	f.Spec.HTTPFaultInjections[0].Match.HTTPMatch, f.Spec.Egress = nil, nil
 	f.Spec.HTTPFaultInjections[0].Match.Resources[0].Verbs = []string{"get"}
 	f.Spec.Duration = nil
-	warnings := strings.Join(handle(f), "\n")
+	warnings = strings.Join(handle(f), "\n")
 	require.Contains(t, warnings, "spec.duration is not set")
 	require.Contains(t, warnings, "watch has no effect")
 }

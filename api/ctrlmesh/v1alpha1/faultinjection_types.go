@@ -52,6 +52,24 @@ type FaultInjectionSpec struct {
 	// +listType=map
 	// +listMapKey=name
 	HTTPFaultInjections []HTTPFaultInjection `json:"httpFault,omitempty"`
+
+	// Egress says which connections to other hosts are seen. It counts where a rule has
+	// httpMatch.
+	// +optional
+	Egress *FaultEgress `json:"egress,omitempty"`
+}
+
+// FaultEgress says which connections to other hosts rules see.
+type FaultEgress struct {
+	// Ports are the TCP ports whose connections are redirected; 80 and 443 if none are
+	// given. UDP to the same ports is refused, for HTTP/3 would go around. What a pod is
+	// redirected for by several CircuitBreakers and FaultInjections adds up.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	Ports []int32 `json:"ports,omitempty"`
 }
 
 // HTTPFaultInjection is one rule: what is done to which requests, and when.
@@ -116,7 +134,7 @@ type FaultMatch struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	NonResourceRules []NonResourceRule `json:"nonResourceRules,omitempty"`
-	// HTTPMatch matches requests to other hosts.
+	// HTTPMatch matches requests to other hosts, at the ports of spec.egress.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	HTTPMatch []FaultHTTPMatch `json:"httpMatch,omitempty"`
