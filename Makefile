@@ -50,11 +50,11 @@ deps: ## Install the Debian packages that tests need
 lint: ## gofmt, go vet, golangci-lint
 	@hack/lint.sh
 unit: ## Unit tests and, as root, tests in network namespaces
-	go test -race $$(go list ./... | grep -v /tests/e2e) $(if $(RUN),-run $(RUN))
+	go test -race $$(go list ./... | grep -v /tests/e2e) $(if $(RUN),-run '$(RUN)')
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
 e2e: cluster-ensure images test-images install ## End-to-end tests on the real cluster
-	go test -count=1 -timeout=30m -parallel=8 ./tests/e2e/... $(if $(RUN),-run $(RUN))
+	go test -count=1 -timeout=30m -parallel=8 ./tests/e2e/... $(if $(RUN),-run '$(RUN)')
 e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends the one that runs
 	@tests/cluster/down.sh
 	@FAMILY=dual6 tests/cluster/up.sh $(NODES)
