@@ -103,7 +103,7 @@ func (h holder) Traffic(ctx context.Context) (traffic map[string][]byte) {
 
 // counted is what a pod's rules have counted, for the next agent.
 func (m *mesh) counted(p *proxy.Pod) []byte {
-	if p == nil || len(p.RuleStates()) == 0 && len(p.FaultStates()) == 0 {
+	if p == nil {
 		return nil
 	}
 	data, err := p.ExportTraffic()

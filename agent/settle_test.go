@@ -80,6 +80,17 @@ func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
 	assert.Nil(t, told().GetEgress(), "rules of a pod that is known end when they are deleted")
 }
 
+// A pod that is refused has no rules, and what they counted is not forgotten with the agent.
+func TestWhatRulesOfARefusedPodCountedIsHandedOver(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "x", Traffic: &meshv1.Traffic{
+		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: []*meshv1.LimitRule{{Name: "all", Key: "counted"}}}},
+	}})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	r.in(t, func() { assert.Contains(t, string(r.counted(r.members["a"].proxied)), "counted") })
+}
+
 func TestARefusalWithASerialBarsItForever(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")

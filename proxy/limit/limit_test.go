@@ -513,6 +513,74 @@ func TestAnOpenedBreakerMovesToAnotherStore(t *testing.T) {
 	require.Equal(t, closed, p.States()[0].GetState())
 }
 
+// A pod has no rules while it is refused, and its agent may be replaced meanwhile, once
+// or twice.
+func TestStateOfRulesThatAreAwayMovesToAnotherStore(t *testing.T) {
+	rules := func() []*meshv1.LimitRule {
+		return []*meshv1.LimitRule{
+			{Key: "bucket", Bucket: bucketOf(5, 1, 10*time.Second), Trigger: only()},
+			{Key: "breaker", Bucket: bucketOf(1, 0, time.Second)},
+		}
+	}
+	old := newPod(t, rules()[1])
+	require.True(t, old.passes(start))
+	require.False(t, old.passes(start))
+	old.put(t, start, rules()[0])
+	for range 5 {
+		require.True(t, old.passes(start))
+	}
+	old.put(t, start)
+	for n := range time.Duration(2) {
+		at := start.Add((5 + 5*n) * time.Second)
+		data, err := old.Export(at)
+		require.NoError(t, err)
+		next := &pod{Store: NewStore()}
+		next.put(t, at, rules()...)
+		next.put(t, at) // it is refused still
+		if n == 1 {
+			next.Store = NewStore()
+		}
+		for range 2 {
+			require.NoError(t, next.Import(data, at))
+			next.put(t, at)
+		}
+		old = next
+	}
+	now := start.Add(20 * time.Second)
+	old.put(t, now, rules()...)
+	require.Equal(t, opened, old.States()[0].GetState())
+	require.EqualValues(t, 1, old.States()[0].GetRefused())
+	old.put(t, now, rules()[0])
+	require.True(t, old.passes(now))
+	require.True(t, old.passes(now))
+	require.False(t, old.passes(now), "2 came in 20 s")
+
+	data, err := old.Export(now)
+	require.NoError(t, err)
+	next := &pod{Store: NewStore()}
+	require.NoError(t, next.Import(data, now))
+	next.put(t, now.Add(keepFor))
+	next.put(t, now.Add(keepFor), rules()...)
+	require.True(t, next.passes(now.Add(keepFor)), "what is away for long is forgotten")
+}
+
+func TestAStoreTellsNoMoreThanIsTaken(t *testing.T) {
+	p := newPod(t)
+	rules := make([]*meshv1.LimitRule, maxRules-1)
+	for i := range rules {
+		rules[i] = &meshv1.LimitRule{Bucket: bucketOf(1, 0, time.Second)}
+	}
+	p.put(t, start, &meshv1.LimitRule{Key: "left"}, &meshv1.LimitRule{Key: "too"})
+	p.put(t, start, rules...)
+	data, err := p.Export(start)
+	require.NoError(t, err)
+	next := NewStore()
+	require.NoError(t, next.Import(data, start))
+	require.Equal(t, maxRules, len(next.imported))
+	_, found := next.imported["key-0"]
+	require.True(t, found)
+}
+
 func TestOutcomesMoveToAnotherStore(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(10 * time.Second), MinRequests: 4, ErrorPercent: 100}}

@@ -22,9 +22,13 @@ type Store struct {
 	// Not in force for less than keepFor: a rule may leave for a moment, as all do
 	// while the pod is refused.
 	left map[string]leftState
-	// What was imported of keys that are not in force yet.
-	imported map[string]saved
-	at       time.Time // by this process's clock, when imported was true
+	// What was imported of keys that were not in force since, as long as left.
+	imported map[string]importedState
+}
+
+type importedState struct {
+	saved
+	at time.Time // by this process's clock, when it was true
 }
 
 type leftState struct {
@@ -54,7 +58,7 @@ func (s *Store) state(key string, c config, share share, recover string) *state 
 	}
 	out := newState(key, c, share, recover)
 	if was, ok := s.imported[key]; ok {
-		out.restore(was, s.at)
+		out.restore(was.saved, was.at)
 	}
 	return out
 }
@@ -72,13 +76,15 @@ func (s *Store) enforce(now time.Time, rules []*rule) {
 			s.left[key] = was
 		}
 	}
-	s.states, s.named, s.imported = make(map[string]*state, len(rules)), rules, nil
+	maps.DeleteFunc(s.imported, func(_ string, was importedState) bool { return now.Sub(was.at) >= keepFor })
+	s.states, s.named = make(map[string]*state, len(rules)), rules
 	for _, r := range rules {
 		key := r.state.key
 		if s.left[key].state == nil && left[key].state == r.state {
 			r.state.renew(r.share, r.recover) // it was kept too long
 		}
 		delete(s.left, key)
+		delete(s.imported, key)
 		s.states[key] = r.state
 		r.state.enforce(now, r.share, r.recover)
 	}
@@ -129,6 +135,7 @@ type export struct {
 
 type saved struct {
 	Key     string `json:"key"`
+	Age     int64  `json:"age,omitempty"` // how long before Wall it was true
 	Passed  uint64 `json:"passed,omitempty"`
 	Refused uint64 `json:"refused,omitempty"`
 
@@ -161,13 +168,23 @@ const (
 )
 
 // Export is all that a store knows, for the next agent; Import takes it. Wall-clock
-// time, for the processes have none other in common.
+// time, for the processes have none other in common. Of more than is taken, those that
+// are not in force are left out.
 func (s *Store) Export(now time.Time) ([]byte, error) {
-	rules := s.rules()
-	out := export{Version: exportVersion, Wall: now.UnixNano(), States: make([]saved, 0, len(rules))}
-	for _, r := range rules {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := export{Version: exportVersion, Wall: now.UnixNano(), States: make([]saved, 0, len(s.named)+len(s.left)+len(s.imported))}
+	for _, r := range s.named {
 		out.States = append(out.States, r.state.save(now))
 	}
+	for _, was := range s.left {
+		out.States = append(out.States, was.save(now))
+	}
+	for _, was := range s.imported {
+		was.Age = ago(was.at, now)
+		out.States = append(out.States, was.saved)
+	}
+	out.States = out.States[:min(len(out.States), maxRules)]
 	return json.Marshal(out)
 }
 
@@ -183,12 +200,15 @@ func (s *Store) Import(data []byte, now time.Time) error {
 	at := now.Add(-max(now.Sub(time.Unix(0, in.Wall)), 0))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.imported, s.at = make(map[string]saved, len(in.States)), at
+	s.imported = make(map[string]importedState, len(in.States))
 	for _, was := range in.States {
+		at := at.Add(-time.Duration(was.Age))
 		if st := s.states[was.Key]; st != nil {
 			st.restore(was, at)
+		} else if left := s.left[was.Key]; left.state != nil {
+			left.restore(was, at)
 		} else {
-			s.imported[was.Key] = was
+			s.imported[was.Key] = importedState{was, at}
 		}
 	}
 	return nil
@@ -226,7 +246,7 @@ func (s saved) possible() bool {
 			return false
 		}
 	}
-	for _, n := range []int64{s.SpentAgo, s.Quiet, s.Wait, s.Since, s.WindowIn} {
+	for _, n := range []int64{s.Age, s.SpentAgo, s.Quiet, s.Wait, s.Since, s.WindowIn} {
 		if n < 0 {
 			return false
 		}
