@@ -289,6 +289,9 @@ func (r *renderer) limit(in *v1alpha1.Limiting, path *field.Path) limitRule {
 	out.Recovery = r.recovery(in.RecoverPolicy, path.Child("recoverPolicy"))
 	// What opens on errors opens by the pod's own.
 	out.shared = in.Scope == v1alpha1.LimitScopeWorkload && (in.Bucket != nil || in.MaxInFlight != nil)
+	if out.shared && in.Bucket != nil && in.Bucket.Limit == 0 {
+		r.invalid(path.Child("bucket", "limit"), in.Bucket.Limit, "must be at least 1 with scope Workload: where members are more than burst they take turns in what is added, and there would be none")
+	}
 	if out.shared {
 		out.Share = &meshv1.Share{}
 	}

@@ -284,6 +284,8 @@ func TestTrafficIsJudged(t *testing.T) {
 		{"CircuitBreaker", "interval: 1s", "interval: 0s", "must be longer than 0s"},
 		{"CircuitBreaker", "interval: 1s", "interval: 10000h", "must not be longer than"},
 		{"CircuitBreaker", "interval: 1s, limit: 5", "interval: 1ns, limit: 5", "limit nothing"},
+		{"CircuitBreaker", "interval: 1s, limit: 5}", "interval: 1s, limit: 0}", ""},
+		{"CircuitBreaker", "interval: 1s, limit: 5}", "interval: 1s, limit: 0}\n  scope: Workload", "must be at least 1 with scope Workload"},
 		{"CircuitBreaker", "maxDelayInMillisecond: 100", "maxDelayInMillisecond: 1", "not be less than baseDelay"},
 		{"CircuitBreaker", "sleepingWindowSize: 10s", "sleepingWindowSize: 25h", "must not be longer than 24h"},
 		{"CircuitBreaker", "type: SleepingWindow", "type: Manual", "sleepingWindowSize is for type SleepingWindow"},

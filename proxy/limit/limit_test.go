@@ -274,6 +274,22 @@ func TestInFlight(t *testing.T) {
 	require.Equal(t, closed, p.States()[0].GetState())
 }
 
+func TestEachMemberHasOneInFlight(t *testing.T) {
+	for together, each := range map[uint32][]int{2: {1, 1, 1}, 3: {1, 1, 1}, 5: {2, 2, 1}} {
+		for i, n := range each {
+			p := newPod(t, &meshv1.LimitRule{MaxInFlight: together, Share: &meshv1.Share{Index: uint32(i), Of: 3}})
+			for range n {
+				_, refusal := p.ask(start)
+				require.Nil(t, refusal)
+			}
+			_, refusal := p.ask(start)
+			require.Equal(t, "in_flight", refusal.Reason)
+		}
+	}
+	p := newPod(t, &meshv1.LimitRule{MaxInFlight: 2, Share: &meshv1.Share{}})
+	require.False(t, p.passes(start), "nobody knows yet how many they are")
+}
+
 func TestBackoff(t *testing.T) {
 	p := newPod(t, &meshv1.LimitRule{Backoff: &meshv1.Backoff{Failures: 2, BaseNs: int64(time.Second), MaxNs: int64(3 * time.Second)}})
 	now := start

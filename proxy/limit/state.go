@@ -235,7 +235,7 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 	if left := s.until.Sub(now); !s.until.IsZero() && left > 0 {
 		return &Refusal{Reason: "backoff", RetryAfter: left}
 	}
-	if flies && s.maxInFlight > 0 && s.inFlight >= s.share.part(s.maxInFlight) {
+	if flies && s.maxInFlight > 0 && s.inFlight >= s.places() {
 		return &Refusal{Reason: "in_flight", RetryAfter: time.Second}
 	}
 	switch {
@@ -260,6 +260,16 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 		r.RetryAfter = max(r.RetryAfter, s.sleep)
 	}
 	return r
+}
+
+// places are how many requests may be under way: of members that share fewer than they
+// are, each has one, for what is under way has no turns.
+func (s *state) places() uint64 {
+	n := s.share.part(s.maxInFlight)
+	if s.share.of > 0 {
+		n = max(n, 1)
+	}
+	return n
 }
 
 // take lets a request pass that was checked. The lock is held.

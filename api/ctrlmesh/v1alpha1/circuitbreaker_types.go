@@ -120,7 +120,8 @@ type Limiting struct {
 
 	// Scope says whose bucket and requests in flight are counted together: Pod, or
 	// Workload for all selected members of the pod's workload. Each of n members has one
-	// n-th; of a burst that is less than their number, each has its turn in time.
+	// n-th; of a burst that is less than their number, each has its turn in time, so that
+	// the bucket's limit must not be 0; of maxInFlight each has at least one.
 	// +optional
 	// +kubebuilder:default=Pod
 	Scope LimitScope `json:"scope,omitempty"`
