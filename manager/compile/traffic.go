@@ -328,7 +328,12 @@ func (a *assembly) breaker(b *breakerSource, target *Target) {
 }
 
 func (a *assembly) injection(f *injectionSource, target *Target) {
-	if a.takes(&f.ruling, target, f.cost, f.egress) && len(f.told.Rules) > 0 {
+	if !a.takes(&f.ruling, target, f.cost, f.egress) {
+		return
+	}
+	if len(f.told.Rules) == 0 {
+		target.Message = "no rule of it has effect: list some in spec.httpFault"
+	} else {
 		a.parts = append(append(a.parts, 'f'), f.digest...)
 		a.parts = binary.AppendVarint(a.parts, f.told.Expires)
 		a.out.Injections = append(a.out.Injections, f.told)

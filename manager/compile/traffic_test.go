@@ -231,3 +231,14 @@ func TestAgentsCanReportWhatFaultsDidLast(t *testing.T) {
 	require.Nil(t, r.Policies["p"].Traffic)
 	require.Zero(t, r.Until)
 }
+
+// Who selects pods and tells them nothing is told so.
+func TestAnInjectionWithoutRulesHasNoEffect(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "pod", UID: "1", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"},
+	}}
+	empty := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "empty"}}
+	empty.Spec.Selector = &metav1.LabelSelector{}
+	r := Compile(nil, []*corev1.Pod{pod}, nil, Rules{Injections: []*v1alpha1.FaultInjection{empty}})
+	require.Contains(t, r.Injections[0].Targets[0].Message, "no rule")
+}

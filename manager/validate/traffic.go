@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
@@ -176,7 +177,10 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 		}
 	}
 	otherHosts := len(c.Spec.TrafficInterceptRules) > 0
-	for _, l := range c.Spec.RateLimitings {
+	for i, l := range c.Spec.RateLimitings {
+		for j, m := range l.ResourceRules {
+			out = append(out, resourceWarnings(fmt.Sprintf("spec.rateLimitings[%d].resourceRules[%d]", i, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
+		}
 		for _, r := range l.RestRules {
 			otherHosts = true
 			scheme, rest, ok := strings.Cut(r.URL, "://")
@@ -219,6 +223,40 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	return out
 }
 
+// resourceWarnings are of an entry that matches less than it seems to.
+func resourceWarnings(at string, groups, resources, verbs, names []string) (out []string) {
+	has := func(list []string, v string) bool {
+		return len(list) == 0 || slices.Contains(list, "*") || slices.Contains(list, v)
+	}
+	one := []string{"get", "create", "update", "patch", "delete"}
+	if len(names) == 0 || slices.Contains(names, "*") {
+		leases := len(resources) > 0 && !slices.ContainsFunc(resources, func(r string) bool { return r != "leases" })
+		if leases && has(groups, "coordination.k8s.io") && slices.ContainsFunc(one, func(v string) bool { return has(verbs, v) }) {
+			out = append(out, at+" does not match requests for single leases: locks are exempt unless names has theirs")
+		}
+	} else if slices.Contains(verbs, "create") && slices.ContainsFunc(resources, func(r string) bool { return r != "*" && !strings.Contains(r, "/") }) {
+		out = append(out, at+" does not match what is created, for its name is in the body: leave names out, unless it is a shard's lock")
+	}
+	return out
+}
+
+// dead tells whether a schedule has no day in any year.
+func dead(e *v1alpha1.EffectiveTimeRange) bool {
+	days := []int{31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
+	return len(e.DaysOfMonth) > 0 && len(e.Months) > 0 && !slices.ContainsFunc(e.Months, func(m int) bool {
+		return m >= 1 && m <= 12 && slices.Min(e.DaysOfMonth) <= days[m-1]
+	})
+}
+
+// idle tells whether a delay is of no time.
+func idle(d *v1alpha1.FaultDelay) bool {
+	if d == nil {
+		return false
+	}
+	by, err := time.ParseDuration(string(d.FixedDelay))
+	return err == nil && by == 0
+}
+
 func portWarnings(ports []int32) (out []string) {
 	if slices.Contains(ports, 53) {
 		out = append(out, "spec.egress.ports has 53: names are asked for by UDP, which is refused to the ports listed, so that the pods will find no host")
@@ -229,6 +267,9 @@ func portWarnings(ports []int32) (out []string) {
 func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []string) {
 	if f.Spec.Duration == nil && !f.Spec.Disabled {
 		out = append(out, "spec.duration is not set: faults are injected until this is deleted or disabled")
+	}
+	if len(f.Spec.HTTPFaultInjections) == 0 {
+		out = append(out, "spec.httpFault is empty: nothing is injected")
 	}
 	deep, otherHosts := false, false
 	for i, r := range f.Spec.HTTPFaultInjections {
@@ -244,7 +285,24 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 		if r.StaleList != nil && !about("list") {
 			out = append(out, fmt.Sprintf("spec.httpFault[%d].staleList has no effect: match.resources has no entry with the verb list", i))
 		}
+		if idle(r.Delay) {
+			out = append(out, fmt.Sprintf("spec.httpFault[%d].delay has no effect: fixedDelay is 0s", i))
+		}
+		if r.Watch != nil && idle(r.Watch.Delay) {
+			out = append(out, fmt.Sprintf("spec.httpFault[%d].watch.delay has no effect: fixedDelay is 0s", i))
+		}
+		if r.EffectiveTime != nil && dead(r.EffectiveTime) {
+			out = append(out, fmt.Sprintf("spec.httpFault[%d] has no effect: none of effectiveTime.months has one of daysOfMonth", i))
+		}
 		if r.Match != nil {
+			for j, m := range r.Match.Resources {
+				out = append(out, resourceWarnings(fmt.Sprintf("spec.httpFault[%d].match.resources[%d]", i, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
+			}
+			for j, m := range r.Match.HTTPMatch {
+				if p := m.Path; p != nil && (p.Exact != "" && p.Exact[0] != '/' || p.Prefix != "" && p.Prefix[0] != '/') {
+					out = append(out, fmt.Sprintf("spec.httpFault[%d].match.httpMatch[%d].path matches nothing: paths begin with \"/\"", i, j))
+				}
+			}
 			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
 			deep = deep || slices.ContainsFunc(r.Match.HTTPMatch, func(m v1alpha1.FaultHTTPMatch) bool {
 				return m.Path != nil || m.Method != "" && m.Method != "*" || len(m.Headers) > 0

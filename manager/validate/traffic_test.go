@@ -311,6 +311,7 @@ func TestTrafficIsJudged(t *testing.T) {
 		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {exact: 'https://api.example.com:8443'}}], resources", "httpMatch[0].host.exact"},
 		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {exact: '2001:db8::1'}}, {host: {prefix: '2001:db8:'}}, {host: {prefix: 'API.'}}], resources", ""},
 		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {prefix: 'api.example.com:84'}}], resources", "httpMatch[0].host.prefix"},
+		{"FaultInjection", `watch: {cut: {percent: "1"}}`, "watch: {}", "spec.httpFault[0].watch"},
 		{"FaultInjection", "match: {resources", "match: {httpMatch: [{host: {exact: ''}}], resources", "set one of exact, prefix and regex"},
 	} {
 		spec := map[string]string{"CircuitBreaker": breakerSpec, "FaultInjection": injectionSpec}[c.kind]
@@ -377,6 +378,26 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	f := &v1alpha1.FaultInjection{}
 	require.NoError(t, yaml.UnmarshalStrict([]byte(injectionSpec), &f.Spec))
 	require.Empty(t, handle(f))
+	for spec, says := range map[string]string{
+		`httpFault: []`: "nothing is injected",
+		`httpFault: [{name: a, delay: {fixedDelay: 0s, percent: "1"}}]`:                                                                                       "fixedDelay is 0s",
+		`httpFault: [{name: a, watch: {delay: {fixedDelay: 0s, percent: "1"}}}]`:                                                                              "watch.delay has no effect",
+		`httpFault: [{name: a, reset: {percent: "1"}, effectiveTime: {daysOfMonth: [30, 31], months: [2]}}]`:                                                  "daysOfMonth",
+		`httpFault: [{name: a, reset: {percent: "1"}, effectiveTime: {daysOfMonth: [31], months: [2, 3]}}]`:                                                   "",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {httpMatch: [{path: {exact: v1}}]}}]`:                                                            `begin with "/"`,
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [leases]}]}}]`:                                                          "locks are exempt",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [leases], verbs: [watch]}, {resources: [leases], names: [leader]}]}}]`:  "",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [pods], verbs: [create], names: [x]}]}}]`:                               "in the body",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [pods/eviction], verbs: [create], names: [x]}, {resources: [pods]}]}}]`: "",
+	} {
+		o := &v1alpha1.FaultInjection{}
+		require.NoError(t, yaml.UnmarshalStrict([]byte("selector: {}\nduration: 1h\n"+spec), &o.Spec))
+		if got := strings.Join(handle(o, trusts), "\n"); says == "" {
+			require.Empty(t, got, spec)
+		} else {
+			require.Contains(t, got, says, spec)
+		}
+	}
 	f.Spec.Egress = &v1alpha1.FaultEgress{Ports: []int32{53}}
 	warnings := strings.Join(handle(f), "\n")
 	require.Contains(t, warnings, "spec.egress has no effect")

@@ -163,7 +163,8 @@ type ResourceRule struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
 	Namespaces []string `json:"namespaces"`
-	// Names of the objects. Without it: of any.
+	// Names of the objects. Without it: of any. Requests for single leases, and for a shard's
+	// lock, are matched by theirs alone; what is created, by no name, which is in the body.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	Names []string `json:"names,omitempty"`

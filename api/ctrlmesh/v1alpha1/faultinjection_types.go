@@ -158,7 +158,8 @@ type FaultResourceMatch struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Names of the objects.
+	// Names of the objects. Requests for single leases, and for a shard's lock, are matched
+	// by theirs alone; what is created, by no name, which is in the body.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	Names []string `json:"names,omitempty"`
@@ -284,6 +285,8 @@ type FaultStaleList struct {
 }
 
 // FaultWatch harms watches.
+//
+// +kubebuilder:validation:MinProperties=1
 type FaultWatch struct {
 	// Gone ends watches with 410: the client must list again.
 	// +optional
