@@ -7,16 +7,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
 // Host and path are matched apart, so that rules are about the hosts that they name
 // and no path passes for a host.
 func TestExpressionsOfHostAndPath(t *testing.T) {
 	for _, tt := range []struct{ content, host, path string }{
-		{`.*\.evil\.com`, `.*\.evil\.com`, ``},
-		{`(api|www)\.example\.com/admin/.*`, `(api|www)\.example\.com`, `/admin/.*`},
-		{`api\.example\.com\/v1`, `api\.example\.com`, `/v1`},
-		{`.*/b`, `.*`, `/b`},
+		{`.*\.evil\.com`, `(?i).*\.evil\.com`, ``},
+		{`(api|www)\.example\.com/admin/.*`, `(?i)(api|www)\.example\.com`, `/admin/.*`},
+		{`api\.example\.com\/v1`, `(?i)api\.example\.com`, `/v1`},
+		{`.*/b`, `(?i).*`, `/b`},
+		{`evil\.com/to/http://x`, `(?i)evil\.com`, `/to/http://x`},
 		{`/metrics`, ``, `/metrics`},
 	} {
 		r := &renderer{}
@@ -30,5 +33,41 @@ func TestExpressionsOfHostAndPath(t *testing.T) {
 		require.Nil(t, r.content(v1alpha1.ContentRegexp, content, field.NewPath("contents")), content)
 		require.Len(t, r.errs, 1, content)
 		require.Contains(t, r.errs[0].Error(), "by itself", content)
+	}
+}
+
+// An expression that never matches would deny nothing, and nobody would know.
+func TestExpressionsThatNoHostMatches(t *testing.T) {
+	at := field.NewPath("at")
+	for _, host := range []string{
+		`https?:`, `evil\.com:443`, `evil\.com:\d+`, `.*:(80|443)`, `.*:.*`, `10\.0\.0\.1:443`, `evil\.com(:80|:443)`,
+		`evil\.com\:443`, `good\.com|evil\.com:443`, `[^:]+:443`, `cafe:443`, `(evil\.com:443)+`, `(evil\.com:443){1,2}`,
+	} {
+		r := &renderer{}
+		require.Nil(t, r.content(v1alpha1.ContentRegexp, host, at), host)
+		require.Nil(t, r.content(v1alpha1.ContentRegexp, host+"/x", at), host)
+		require.Nil(t, r.text(&v1alpha1.StringMatch{Regex: host}, at, true), host)
+		require.Len(t, r.errs, 3, host)
+		for _, err := range r.errs {
+			require.Contains(t, err.Error(), "without scheme and port", host)
+		}
+	}
+	r := &renderer{}
+	require.Nil(t, r.content(v1alpha1.ContentRegexp, `https?://evil\.com/.*`, at))
+	require.Nil(t, r.content(v1alpha1.ContentRegexp, `https?:\/\/evil\.com`, at))
+	require.Nil(t, r.text(&v1alpha1.StringMatch{Regex: `https?://evil\.com`}, at, true))
+	require.Nil(t, r.text(&v1alpha1.StringMatch{Regex: `evil\.com/.*`}, at, true))
+	require.Len(t, r.errs, 4)
+
+	for expression, host := range map[string]string{
+		`Evil\.com`: "evil.com", `evil\.com(:443)?`: "evil.com", `(https?://)?evil\.com`: "evil.com", `(?:a|b)[[:digit:]]`: "b7",
+		`fd00::1`: "fd00::1", `::1`: "::1", `FD00:.*`: "fd00::1", `(fd00|fe80):0*:.*`: "fe80::1", `[^:]+`: "evil.com", `a[:.]b`: "a.b",
+	} {
+		r := &renderer{}
+		m := r.text(&v1alpha1.StringMatch{Regex: expression}, at, true)
+		require.Empty(t, r.errs, expression)
+		u, err := match.NewURL(&meshv1.HttpMatch{Host: m})
+		require.NoError(t, err)
+		require.Equal(t, match.Yes, u.Match(&match.HTTP{Host: host}), expression)
 	}
 }

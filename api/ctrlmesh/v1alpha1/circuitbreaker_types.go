@@ -311,8 +311,9 @@ type TrafficInterceptRule struct {
 	InterceptType InterceptType `json:"interceptType"`
 	// ContentType says how contents are read. Normal: host[:port][/path], where the host
 	// is exact, "*.domain" or "*", and the path is exact. Prefix: the path is a
-	// prefix. Regexp: an RE2 expression that matches all of the host and, from its
-	// first "/" on, one that matches all of the path.
+	// prefix. Regexp: an RE2 expression that matches all of the host, in upper or lower
+	// case and without a port, and, from its first "/" on, one that matches all of the
+	// path.
 	ContentType ContentType `json:"contentType"`
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256

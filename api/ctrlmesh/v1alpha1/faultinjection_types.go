@@ -195,7 +195,8 @@ type StringMatch struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Prefix string `json:"prefix,omitempty"`
-	// Regex is an RE2 expression that all of the text must match.
+	// Regex is an RE2 expression that all of the text must match; of a host in upper or
+	// lower case.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Regex string `json:"regex,omitempty"`
