@@ -47,7 +47,7 @@ func (r *renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
 		r.invalid(path, s, `a path may have "*" at its end alone`)
 		return nil
 	case prefix:
-		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: start}}
+		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: start}})
 	case pattern != "":
 		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: pattern}}
 	}
@@ -80,9 +80,17 @@ func (r *renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
 		if !r.expression(path, at) {
 			return nil
 		}
-		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: path}}
+		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: path}})
 	}
 	return out
+}
+
+// pathOf is nil where any path is meant: then that of https need not be seen.
+func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
+	if m.GetPrefix() == "/" || slices.Contains([]string{".*", "/.*", "/(.*)"}, strings.TrimSuffix(m.GetRegexp(), "$")) {
+		return nil
+	}
+	return m
 }
 
 // hostExpression reads an expression of a host, in upper or lower case; nil if it cannot,
@@ -136,7 +144,7 @@ func (r *renderer) content(kind v1alpha1.ContentType, s string, path *field.Path
 		return nil
 	case text == "":
 	case kind == v1alpha1.ContentPrefix:
-		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: text}}
+		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: text}})
 	default:
 		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: text}}
 	}

@@ -71,3 +71,32 @@ func TestExpressionsThatNoHostMatches(t *testing.T) {
 		require.Equal(t, match.Yes, u.Match(&match.HTTP{Host: host}), expression)
 	}
 }
+
+// Any path is no path: such rules are about https too, of which paths are not seen.
+func TestAnyPathIsNone(t *testing.T) {
+	at := field.NewPath("at")
+	r := &renderer{}
+	for _, m := range []*meshv1.HttpMatch{
+		r.url("https://evil.com/*", at),
+		r.content(v1alpha1.ContentPrefix, "evil.com/", at),
+		r.content(v1alpha1.ContentPrefix, "evil.com/*", at),
+		r.content(v1alpha1.ContentRegexp, `evil\.com/.*`, at),
+		r.content(v1alpha1.ContentRegexp, `evil\.com/.*$`, at),
+		{Host: r.text(&v1alpha1.StringMatch{Exact: "evil.com"}, at, true), Path: pathOf(r.text(&v1alpha1.StringMatch{Prefix: "/"}, at, false))},
+		{Host: r.text(&v1alpha1.StringMatch{Exact: "evil.com"}, at, true), Path: pathOf(r.text(&v1alpha1.StringMatch{Regex: ".*"}, at, false))},
+	} {
+		u, err := match.NewURL(m)
+		require.NoError(t, err)
+		require.Equal(t, match.Yes, u.Match(&match.HTTP{Scheme: "https", Host: "evil.com", Opaque: true}), m)
+	}
+	for _, m := range []*meshv1.HttpMatch{
+		r.url("https://evil.com/", at),
+		r.content(v1alpha1.ContentNormal, "evil.com/", at),
+		r.content(v1alpha1.ContentPrefix, "evil.com/a", at),
+		r.content(v1alpha1.ContentRegexp, `evil\.com/.+`, at),
+		r.content(v1alpha1.ContentRegexp, `evil\.com/`, at),
+	} {
+		require.NotNil(t, m.Path)
+	}
+	require.Empty(t, r.errs)
+}

@@ -141,14 +141,19 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 	}
 	b.expressions, b.errs = r.expressions, r.errs
 	b.generation, b.ruling = c.Generation, newRuling(c.Spec, c.Spec.Selector, b.errs)
-	all := &meshv1.Breaker{Name: c.Name, Intercepts: b.intercepts}
-	for _, r := range b.limits {
-		all.Rules = append(all.Rules, r.LimitRule)
-	}
-	if _, err := digest(all); err != nil {
+	if _, err := digest(b.all()); err != nil {
 		b.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
 	}
 	return b
+}
+
+// all is what a pod is told that all rules are about.
+func (b *breaker) all() *meshv1.Breaker {
+	out := &meshv1.Breaker{Intercepts: b.intercepts}
+	for _, r := range b.limits {
+		out.Rules = append(out.Rules, r.LimitRule)
+	}
+	return out
 }
 
 func newInjection(f *v1alpha1.FaultInjection) *injection {
@@ -380,7 +385,7 @@ func (r *renderer) fault(in *v1alpha1.HTTPFaultInjection, path *field.Path) *mes
 			path := path.Child("match", "httpMatch").Index(i)
 			out.Http = append(out.Http, &meshv1.HttpMatch{
 				Host:    r.text(m.Host, path.Child("host"), true),
-				Path:    r.text(m.Path, path.Child("path"), false),
+				Path:    pathOf(r.text(m.Path, path.Child("path"), false)),
 				Methods: methodsOf(m.Method),
 				Headers: headersOf(m.Headers),
 			})

@@ -78,7 +78,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
 		told := breakerOf(policy, b.Name)
-		t.seesOthers(o, policy, httpOf(told))
+		t.seesOthers(o, policy, aboutOthers(told), compile.Hidden(told))
 		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
@@ -126,11 +126,8 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 		if f.Problem == nil {
 			policy := in.Policy(selected.Pod.UID)
 			told := injectionOf(policy, f.Name)
-			var http []*meshv1.HttpMatch
-			for _, r := range told.GetRules() {
-				http = append(http, r.Http...)
-			}
-			t.seesOthers(o, policy, http)
+			others := slices.ContainsFunc(told.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })
+			t.seesOthers(o, policy, others, compile.HiddenOfFaults(told.GetRules()))
 			t.FaultSnapshots = faults(told, o, was.FaultSnapshots)
 		} else {
 			t.FaultSnapshots = was.FaultSnapshots // what it did while it lasted
@@ -219,15 +216,15 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 	return t, was
 }
 
-// seesOthers says what rules about other hosts lack.
-func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, http []*meshv1.HttpMatch) {
+// seesOthers says what rules lack that are about other hosts, and about what https hides.
+func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, others, hidden bool) {
 	switch {
-	case !t.inForce || len(http) == 0:
+	case !t.inForce || !others:
 	case o.EgressMessage != "":
 		t.inForce, t.reason = false, ReasonNotRedirected
 		t.why = "its connections to other hosts are not redirected: " + o.EgressMessage
 		t.Message = t.why
-	case !p.GetTraffic().GetEgress().GetDecrypt() && slices.ContainsFunc(http, deep):
+	case hidden && !p.GetTraffic().GetEgress().GetDecrypt():
 		t.Message = hostsAlone
 	}
 }
@@ -235,11 +232,6 @@ func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, http []*mes
 // hostsAlone is a message about a pod in which a spec is in force, as far as it can be.
 const hostsAlone = "of https only the host is seen, not what rules say of paths, methods and headers: set annotation " + v1alpha1.TrustEgressAnnotation +
 	": \"true\" on its template, if its clients may trust the mesh's CA for other hosts"
-
-// deep tells whether a match is about what TLS hides.
-func deep(m *meshv1.HttpMatch) bool {
-	return m.Scheme != "http" && (m.Path != nil || len(m.Methods) > 0 || len(m.Headers) > 0)
-}
 
 func (t target) opened() bool {
 	return slices.ContainsFunc(t.LimitingSnapshots, func(l v1alpha1.LimitingSnapshot) bool { return l.State != v1alpha1.BreakerClosed })
@@ -263,14 +255,8 @@ func injectionOf(p *meshv1.PodPolicy, name string) *meshv1.Injection {
 	return nil
 }
 
-func httpOf(b *meshv1.Breaker) (out []*meshv1.HttpMatch) {
-	for _, r := range b.GetRules() {
-		out = append(out, r.Http...)
-	}
-	for _, i := range b.GetIntercepts() {
-		out = append(out, i.Http...)
-	}
-	return out
+func aboutOthers(b *meshv1.Breaker) bool {
+	return len(b.GetIntercepts()) > 0 || slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool { return len(r.Http) > 0 })
 }
 
 var states = map[meshv1.BreakerState]v1alpha1.BreakerState{

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
@@ -165,43 +166,26 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 const seenOnly = `what such rules ask of https is seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
 
 func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []string) {
-	deep, ports := false, map[string]bool{}
-	one := func(methods []string) bool {
-		return len(methods) > 0 && !slices.Contains(methods, "*") && !slices.Contains(methods, "")
-	}
-	look := func(s string, https bool, methods ...string) {
-		authority, _, path := strings.Cut(s, "/")
-		deep = deep || https && (path || one(methods))
-		if i := strings.LastIndexByte(authority, ':'); i >= 0 && !strings.HasSuffix(authority, "]") {
-			ports[authority[i+1:]] = true
+	told, ports := compile.ToldBreaker(c), map[int32]bool{}
+	look := func(matches []*meshv1.HttpMatch) {
+		for _, m := range matches {
+			ports[int32(m.Port)] = true
 		}
 	}
-	otherHosts := len(c.Spec.TrafficInterceptRules) > 0
+	otherHosts := len(told.Intercepts) > 0
 	for i, l := range c.Spec.RateLimitings {
 		for j, m := range l.ResourceRules {
 			out = append(out, resourceWarnings(fmt.Sprintf("spec.rateLimitings[%d].resourceRules[%d]", i, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
 		}
-		for _, r := range l.RestRules {
-			otherHosts = true
-			scheme, rest, ok := strings.Cut(r.URL, "://")
-			if !ok {
-				rest = r.URL
-			}
-			https := !ok || strings.EqualFold(scheme, "https")
-			look(rest, https, r.Method)
-			deep = deep || https && len(l.UserAgents) > 0
-		}
 	}
-	for _, r := range c.Spec.TrafficInterceptRules {
-		for _, content := range r.Contents {
-			if r.ContentType == v1alpha1.ContentRegexp {
-				deep = deep || one(r.Methods) || strings.Contains(content, "/")
-				continue
-			}
-			look(content, true, r.Methods...)
-		}
+	for _, r := range told.Rules {
+		look(r.Http)
+		otherHosts = otherHosts || len(r.Http) > 0
 	}
-	if deep && !trusting() {
+	for _, r := range told.Intercepts {
+		look(r.Http)
+	}
+	if compile.Hidden(told) && !trusting() {
 		out = append(out, "rules are about paths, methods or user agents: "+seenOnly)
 	}
 	if c.Spec.Egress != nil && !otherHosts {
@@ -210,15 +194,15 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	if c.Spec.Egress != nil {
 		out = append(out, portWarnings(c.Spec.Egress.Ports)...)
 	}
-	redirected := []int32{80, 443}
+	redirected := []int32{0, 80, 443} // 0: any
 	if e := c.Spec.Egress; e != nil && len(e.Ports) > 0 {
-		redirected = e.Ports
+		redirected = append(redirected[:1], e.Ports...)
 	}
 	for _, p := range redirected {
-		delete(ports, fmt.Sprint(p))
+		delete(ports, p)
 	}
 	for _, p := range slices.Sorted(maps.Keys(ports)) {
-		out = append(out, fmt.Sprintf("a rule is about port %s, which is not redirected, so that nothing is seen of it: list it, and all others that matter, in spec.egress.ports", p))
+		out = append(out, fmt.Sprintf("a rule is about port %d, which is not redirected, so that nothing is seen of it: list it, and all others that matter, in spec.egress.ports", p))
 	}
 	return out
 }
@@ -271,7 +255,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 	if len(f.Spec.HTTPFaultInjections) == 0 {
 		out = append(out, "spec.httpFault is empty: nothing is injected")
 	}
-	deep, otherHosts := false, false
+	otherHosts := false
 	for i, r := range f.Spec.HTTPFaultInjections {
 		about := func(verb string) bool {
 			m := r.Match
@@ -304,12 +288,9 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 				}
 			}
 			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
-			deep = deep || slices.ContainsFunc(r.Match.HTTPMatch, func(m v1alpha1.FaultHTTPMatch) bool {
-				return m.Path != nil || m.Method != "" && m.Method != "*" || len(m.Headers) > 0
-			})
 		}
 	}
-	if deep && !trusting() {
+	if compile.HiddenOfFaults(compile.ToldFaults(f)) && !trusting() {
 		out = append(out, "rules are about paths, methods or headers of other hosts: "+seenOnly)
 	}
 	if e := f.Spec.Egress; e != nil {

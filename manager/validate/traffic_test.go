@@ -355,6 +355,13 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	trusts.Annotations = map[string]string{v1alpha1.EgressTrustAnnotation: "true"}
 	require.Contains(t, handle(b, pod("p", map[string]string{}))[0], v1alpha1.TrustEgressAnnotation)
 	require.Empty(t, handle(b, trusts))
+	anyPath := b.DeepCopy()
+	anyPath.Spec.RateLimitings = nil
+	anyPath.Spec.TrafficInterceptRules = []v1alpha1.TrafficInterceptRule{
+		{Name: "a", InterceptType: v1alpha1.InterceptBlacklist, ContentType: v1alpha1.ContentPrefix, Contents: []string{"evil.com/"}},
+		{Name: "b", InterceptType: v1alpha1.InterceptBlacklist, ContentType: v1alpha1.ContentRegexp, Contents: []string{`evil\.org/.*`}},
+	}
+	require.Empty(t, handle(anyPath), "any path is none")
 	agents := b.DeepCopy()
 	agents.Spec.TrafficInterceptRules = nil
 	agents.Spec.RateLimitings[0].RestRules = []v1alpha1.RestRule{{URL: "https://api.example.com", Method: "*"}}

@@ -187,8 +187,8 @@ type NonResourceRule struct {
 // RestRule matches requests to other hosts.
 type RestRule struct {
 	// URL is [scheme://]host[:port][/path]. The host is exact, "*.domain" or "*"; a path
-	// that ends with "*" is a prefix, and without one all paths match. The paths of
-	// https are seen only in pods that opted in by the annotation trust-egress.
+	// that ends with "*" is a prefix, and without one, or with "/*", all paths match. Other
+	// paths of https are seen only in pods that opted in by the annotation trust-egress.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
 	URL string `json:"url"`
@@ -313,7 +313,7 @@ type TrafficInterceptRule struct {
 	// is exact, "*.domain" or "*", and the path is exact. Prefix: the path is a
 	// prefix. Regexp: an RE2 expression that matches all of the host, in upper or lower
 	// case and without a port, and, from its first "/" on, one that matches all of the
-	// path.
+	// path. A prefix "/" and an expression "/.*" are any path, as none is.
 	ContentType ContentType `json:"contentType"`
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256

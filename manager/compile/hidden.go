@@ -1,0 +1,35 @@
+package compile
+
+import (
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// ToldBreaker is what pods may be told of a CircuitBreaker.
+func ToldBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker(c).all() }
+
+// ToldFaults is the same of a FaultInjection.
+func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).told }
+
+// Hidden tells whether rules ask for what of https is seen only where it is decrypted.
+func Hidden(b *meshv1.Breaker) bool {
+	return slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool {
+		return hidden(r.Http, len(r.UserAgents) > 0)
+	}) || slices.ContainsFunc(b.GetIntercepts(), func(r *meshv1.InterceptRule) bool {
+		return hidden(r.Http, false)
+	})
+}
+
+// HiddenOfFaults is the same of a FaultInjection's.
+func HiddenOfFaults(rules []*meshv1.FaultRule) bool {
+	return slices.ContainsFunc(rules, func(r *meshv1.FaultRule) bool { return hidden(r.Http, false) })
+}
+
+// hidden tells so of matches. requests: they are about those anyway, not connections.
+func hidden(matches []*meshv1.HttpMatch, requests bool) bool {
+	return slices.ContainsFunc(matches, func(m *meshv1.HttpMatch) bool {
+		return m.Scheme != "http" && (requests || m.Path != nil || len(m.Methods) > 0 || len(m.Headers) > 0)
+	})
+}
