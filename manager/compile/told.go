@@ -93,6 +93,7 @@ func (b *breaker) portion(name string, of labels.Set) *portion {
 	if !otherHosts {
 		p.egress = nil
 	}
+	p.told.RefuseUnseen = p.egress != nil && p.egress.refuseUnseen
 	p.cost = cost{proto.Size(p.told), len(p.told.Rules) + len(p.told.Intercepts), b.expressions}
 	p.digest, _ = digest(p.told) // which can be encoded, or nothing of it would have effect
 	b.portions[string(key)] = p
@@ -110,7 +111,7 @@ func (p *portion) with(shares []*meshv1.Share) (told *meshv1.Breaker, key string
 		return told, key
 	}
 	if told = p.before[key]; told == nil {
-		told = &meshv1.Breaker{Name: p.told.Name, Intercepts: p.told.Intercepts, Rules: append([]*meshv1.LimitRule(nil), p.told.Rules...)}
+		told = &meshv1.Breaker{Name: p.told.Name, Intercepts: p.told.Intercepts, RefuseUnseen: p.told.RefuseUnseen, Rules: append([]*meshv1.LimitRule(nil), p.told.Rules...)}
 		copies := make([]meshv1.LimitRule, len(p.shared))
 		for n, i := range p.shared {
 			told.Rules[i] = &copies[n]

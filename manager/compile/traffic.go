@@ -349,9 +349,7 @@ func (a *assembly) redirect(e *egress) {
 	if a.out.Egress == nil {
 		a.out.Egress = &meshv1.Egress{Decrypt: a.pod.Annotations[v1alpha1.EgressTrustAnnotation] == "true"}
 	}
-	out := a.out.Egress
-	out.Ports = a.ports(e)
-	out.RefuseUnseen = out.RefuseUnseen || e.refuseUnseen
+	a.out.Egress.Ports = a.ports(e)
 }
 
 // ports are those that are redirected for e too.

@@ -129,7 +129,7 @@ func TestEmptySpecs(t *testing.T) {
 	told := r.Policies["1"].Traffic
 	require.Len(t, told.Breakers, 1)
 	require.Empty(t, told.Breakers[0].Intercepts[0].Http, "a whitelist that cannot be read allows nothing")
-	require.True(t, told.Egress.RefuseUnseen)
+	require.True(t, told.Breakers[0].RefuseUnseen)
 	require.Equal(t, ReasonInvalid, r.Injections[0].Problem.Reason)
 	require.NotEmpty(t, r.Injections[1].Problems)
 }

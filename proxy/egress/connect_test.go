@@ -161,7 +161,7 @@ func TestAServerHearsNothingOfWhatIsRefusedBeforeItIsDecrypted(t *testing.T) {
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.backend(proxyAt, forwardProxy(w))
 	path := &meshv1.HttpMatch{Path: exactly("/x")}
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true, Decrypt: true}, deny(path), deny(host("api.example.com"))))
+	w.set(strict(&meshv1.Egress{Decrypt: true}, deny(path), deny(host("api.example.com"))))
 	_, err := w.client(secureAt).Get("https://api.example.com/")
 	require.ErrorContains(t, err, "access denied")
 	require.Contains(t, w.raw(w.redirect(proxyAt), "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\nConnection: close\r\n\r\n"), " 403 ")
@@ -286,7 +286,7 @@ func TestAPolicyThatChangesWhileAProxyIsAskedCutsNothingThatItLetsThrough(t *tes
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
 		_, _ = io.Copy(io.Discard, b)
 	})
-	deep := rules(&meshv1.Egress{RefuseUnseen: true, Decrypt: true}, deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")}))
+	deep := strict(&meshv1.Egress{Decrypt: true}, deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")}))
 	w.set(deep)
 	c, b := w.dial(proxyAt)
 	_, err := io.WriteString(c, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")

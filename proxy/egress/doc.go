@@ -9,7 +9,7 @@
 // HTTP/2 without TLS are read request by request (http.go). What speaks something
 // else, or nothing within three seconds, is not seen.
 //
-// A rule that asks for what is not seen is decided by Egress.refuse_unseen. Rules are
+// A rule that asks for what is not seen is decided by refuse_unseen of its Breaker. Rules are
 // about what the client says: who answers at an address is not asked, but where TLS is
 // decrypted.
 //

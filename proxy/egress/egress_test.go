@@ -261,6 +261,13 @@ func rules(egress *meshv1.Egress, intercepts ...*meshv1.InterceptRule) *meshv1.T
 	return &meshv1.Traffic{Egress: egress, Breakers: []*meshv1.Breaker{{Name: "cb", Intercepts: intercepts}}}
 }
 
+// strict is rules that refuse what is unseen.
+func strict(egress *meshv1.Egress, intercepts ...*meshv1.InterceptRule) *meshv1.Traffic {
+	out := rules(egress, intercepts...)
+	out.Breakers[0].RefuseUnseen = true
+	return out
+}
+
 func allow(m ...*meshv1.HttpMatch) *meshv1.InterceptRule {
 	return &meshv1.InterceptRule{Name: "allow", Http: m}
 }
@@ -274,7 +281,7 @@ func host(name string) *meshv1.HttpMatch { return &meshv1.HttpMatch{Host: exactl
 func TestPlainHTTPIsDecidedByRequestAndGoesWhereItWasMeantTo(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true},
+	w.set(strict(&meshv1.Egress{},
 		deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: startsWith("/secret"), Methods: []string{"GET"}}),
 		deny(&meshv1.HttpMatch{Headers: []*meshv1.HeaderMatch{{Name: "x-tenant", Value: "b"}}}),
 		allow(host("api.example.com"))))
@@ -551,7 +558,7 @@ func TestWebsocketsAreRelayed(t *testing.T) {
 func TestTLSIsDecidedByNameAndPassedUnopened(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, allow(host("api.example.com"))))
+	w.set(strict(&meshv1.Egress{}, allow(host("api.example.com"))))
 	for _, http2 := range []bool{true, false} {
 		c := w.client(secureAt, func(t *http.Transport) { t.ForceAttemptHTTP2 = http2 })
 		resp, err := c.Get("https://api.example.com/x")
@@ -585,7 +592,7 @@ func TestDecryptedRequestsAreDecidedOneByOne(t *testing.T) {
 				fmt.Fprintf(rw, "%d %s %s %s", r.ProtoMajor, r.Method, r.RequestURI, b)
 				rw.Header().Set("X-T", r.Trailer.Get("X-Check"))
 			}))
-			w.set(rules(&meshv1.Egress{RefuseUnseen: true, Decrypt: true},
+			w.set(strict(&meshv1.Egress{Decrypt: true},
 				deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: startsWith("/admin")}),
 				allow(host("api.example.com"), host("other.example.com"))))
 			c := w.client(secureAt, func(t *http.Transport) { t.ForceAttemptHTTP2 = http2 })
@@ -672,13 +679,13 @@ func TestWhatIsNeitherTLSNorHTTP(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "220 ready\r\n"+first, got)
 	}
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, deny(host("x"))))
+	w.set(strict(&meshv1.Egress{}, deny(host("x"))))
 	for _, first := range []string{"", "SSH-2.0-x\r\n"} {
 		got, err := talk(first)
 		require.Error(t, err)
 		require.Empty(t, got)
 	}
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, allow(&meshv1.HttpMatch{Port: 443})))
+	w.set(strict(&meshv1.Egress{}, allow(&meshv1.HttpMatch{Port: 443})))
 	got, err := talk("SSH-2.0-x\r\n")
 	require.NoError(t, err, "a port is seen")
 	require.Contains(t, got, "SSH")
@@ -744,7 +751,7 @@ func TestTunnelsAreByteIdenticalAndCutWhenRefused(t *testing.T) {
 	_ = client.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	_, err = client.Read(make([]byte, 1))
 	require.True(t, isTimeout(err))
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, deny(host("x"))))
+	w.set(strict(&meshv1.Egress{}, deny(host("x"))))
 	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_, err = client.Read(make([]byte, 1))
 	require.False(t, isTimeout(err))
@@ -801,7 +808,7 @@ func TestThroughAForwardProxy(t *testing.T) {
 		t.ProxyConnectHeader = http.Header{"Proxy-Authorization": {"Basic b"}}
 		t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy:3128"})
 	}
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, allow(host("api.example.com"), host("plain.example.com"))))
+	w.set(strict(&meshv1.Egress{}, allow(host("api.example.com"), host("plain.example.com"))))
 	c := w.client(proxyAt, through)
 
 	r, err := http.NewRequest("GET", "http://plain.example.com:8080/x?y", nil)
@@ -830,7 +837,7 @@ func TestThroughAForwardProxy(t *testing.T) {
 	_, err = liar.Get("https://api.example.com/")
 	require.ErrorContains(t, err, "access denied")
 
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true, Decrypt: true}, allow(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")})))
+	w.set(strict(&meshv1.Egress{Decrypt: true}, allow(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")})))
 	c = w.client(proxyAt, through)
 	code, body = w.get(c, "https://api.example.com/x")
 	require.Equal(t, 200, code, body)

@@ -38,7 +38,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 1<<20))
 	}))
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, allow(host("good")), deny(&meshv1.HttpMatch{Path: startsWith("/bad")})))
+	w.set(strict(&meshv1.Egress{}, allow(host("good")), deny(&meshv1.HttpMatch{Path: startsWith("/bad")})))
 	at := w.redirect(plainAt)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if k, _, _ := recognise(b); k != speaksHTTP && k != speaksHTTP2 {

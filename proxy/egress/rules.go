@@ -13,16 +13,17 @@ import (
 // Policy is what the rules of a pod say about its requests to other hosts. It is
 // immutable. Nil, as of a pod that has no such rules, lets everything pass unseen.
 type Policy struct {
-	breakers              []breaker
-	refuseUnseen, decrypt bool
-	limits                *limit.Rules
-	faults                *fault.Rules
+	breakers []breaker
+	decrypt  bool
+	limits   *limit.Rules
+	faults   *fault.Rules
 }
 
 // breaker is the intercept rules of one CircuitBreaker.
 type breaker struct {
-	name        string
-	deny, allow matches
+	name         string
+	refuseUnseen bool
+	deny, allow  matches
 }
 
 // matches are those of some rules.
@@ -38,12 +39,9 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 	if m.GetEgress() == nil {
 		return nil, nil
 	}
-	out := &Policy{
-		refuseUnseen: m.GetEgress().GetRefuseUnseen(), decrypt: m.GetEgress().GetDecrypt(),
-		limits: limits, faults: faults,
-	}
+	out := &Policy{decrypt: m.GetEgress().GetDecrypt(), limits: limits, faults: faults}
 	for _, b := range m.GetBreakers() {
-		compiled := breaker{name: b.GetName()}
+		compiled := breaker{name: b.GetName(), refuseUnseen: b.GetRefuseUnseen()}
 		for _, r := range b.GetIntercepts() {
 			to := &compiled.allow
 			if r.GetDeny() {
@@ -59,7 +57,7 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 			}
 		}
 		compiled.deny.hosts, compiled.allow.hosts = match.NewHosts(compiled.deny.urls), match.NewHosts(compiled.allow.urls)
-		if compiled.deny.of+compiled.allow.of > 0 {
+		if compiled.deny.of+compiled.allow.of > 0 || compiled.refuseUnseen {
 			out.breakers = append(out.breakers, compiled)
 		}
 	}
@@ -79,7 +77,7 @@ func (p *Policy) denied(r *match.HTTP) *denial {
 		return nil
 	}
 	for i := range p.breakers {
-		if d := p.breakers[i].denied(r, p.refuseUnseen); d != nil {
+		if d := p.breakers[i].denied(r, p.breakers[i].refuseUnseen); d != nil {
 			return d
 		}
 	}
@@ -147,25 +145,19 @@ func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
 }
 
 // blind tells what refuses a connection of something that is neither TLS nor HTTP.
-// Then only rules about any host have a say, and refuseUnseen for all others.
+// Then only rules about any host have a say, and refuseUnseen of theirs for all others.
 func (p *Policy) blind(r *match.HTTP) *denial {
 	if p == nil {
 		return nil
 	}
-	allowed := false
 	for i := range p.breakers {
 		b := &p.breakers[i]
 		if verdict, by := b.deny.decide(r); verdict == match.Yes {
 			return &denial{breaker: b.name, rule: by}
 		}
-		verdict, _ := b.allow.decide(r)
-		allowed = verdict == match.Yes
-		if p.refuseUnseen && !allowed {
+		if verdict, _ := b.allow.decide(r); b.refuseUnseen && verdict != match.Yes {
 			return &denial{breaker: b.name, unseen: true}
 		}
-	}
-	if p.refuseUnseen && !allowed {
-		return &denial{unseen: true}
 	}
 	return nil
 }

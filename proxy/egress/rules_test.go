@@ -94,3 +94,20 @@ func TestRulesAboutOtherHostsAllocateNothing(t *testing.T) {
 		require.Zero(t, testing.AllocsPerRun(100, func() { require.True(t, decideAbout(p, asked)) }), of.name)
 	}
 }
+
+// What a CircuitBreaker does with what it cannot see is its own, whatever others say.
+func TestTheUnseenIsEachCircuitBreakers(t *testing.T) {
+	m := &meshv1.Traffic{Egress: &meshv1.Egress{}, Breakers: []*meshv1.Breaker{
+		{Name: "lenient", Intercepts: []*meshv1.InterceptRule{deny(&meshv1.HttpMatch{Path: exactly("/x")}), allow(host("a"), host("b"))}},
+		{Name: "strict", RefuseUnseen: true, Intercepts: []*meshv1.InterceptRule{deny(&meshv1.HttpMatch{Host: exactly("b"), Path: exactly("/x")})}},
+	}}
+	p, err := Compile(m, nil, nil)
+	require.NoError(t, err)
+	require.Nil(t, p.denied(&match.HTTP{Scheme: "https", Host: "a", Opaque: true}))
+	require.Equal(t, "strict", p.denied(&match.HTTP{Scheme: "https", Host: "b", Opaque: true}).breaker)
+	require.Equal(t, "strict", p.blind(&match.HTTP{Port: 443, Opaque: true}).breaker)
+	m.Breakers = m.Breakers[:1]
+	p, err = Compile(m, nil, nil)
+	require.NoError(t, err)
+	require.Nil(t, p.blind(&match.HTTP{Port: 443, Opaque: true}))
+}

@@ -116,7 +116,7 @@ func TestCurl(t *testing.T) {
 	}
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
-	w.set(rules(&meshv1.Egress{RefuseUnseen: true}, allow(host("api.example.com"))))
+	w.set(strict(&meshv1.Egress{}, allow(host("api.example.com"))))
 	at := w.redirect(secureAt)
 	run := func(name string) (string, error) {
 		b, err := exec.CommandContext(t.Context(), curl, "-sSk", "--noproxy", "*", "--connect-to", name+":443:"+at, "https://"+name+"/x").CombinedOutput()

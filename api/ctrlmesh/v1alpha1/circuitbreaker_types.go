@@ -353,7 +353,8 @@ const (
 // EgressConfig says which connections to other hosts rules see.
 type EgressConfig struct {
 	// Ports are the TCP ports whose connections are redirected; 80 and 443 if none are
-	// given. UDP to the same ports is refused, for HTTP/3 would go around.
+	// given. UDP to the same ports is refused, for HTTP/3 would go around. Where several
+	// CircuitBreakers select a pod, the ports of all are redirected, and each sees all.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
@@ -363,7 +364,8 @@ type EgressConfig struct {
 	// Unseen says what becomes of connections that a rule would have to decide about by
 	// something that cannot be seen: TLS without a server name or with an encrypted one
 	// (ECH), paths within TLS that is not decrypted, what is not HTTP. Deny if it is
-	// not given and there is a Whitelist, else Allow.
+	// not given and there is a Whitelist, else Allow. It is for the rules of this
+	// CircuitBreaker alone.
 	// +optional
 	Unseen UnseenPolicy `json:"unseen,omitempty"`
 }

@@ -209,10 +209,6 @@ type Egress struct {
 	// TCP ports, sorted. What goes to the same ports by UDP is refused: HTTP/3 would go
 	// around.
 	Ports []uint32 `protobuf:"varint,1,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	// What becomes of a connection that a rule decides about by something that cannot
-	// be seen: TLS without a server name or with an encrypted one, a path within TLS that
-	// is not decrypted, what is not HTTP.
-	RefuseUnseen bool `protobuf:"varint,2,opt,name=refuse_unseen,json=refuseUnseen,proto3" json:"refuse_unseen,omitempty"`
 	// The pod trusts the egress CA: TLS to hosts whose rules ask for more than the
 	// host's name is decrypted.
 	Decrypt       bool `protobuf:"varint,3,opt,name=decrypt,proto3" json:"decrypt,omitempty"`
@@ -257,13 +253,6 @@ func (x *Egress) GetPorts() []uint32 {
 	return nil
 }
 
-func (x *Egress) GetRefuseUnseen() bool {
-	if x != nil {
-		return x.RefuseUnseen
-	}
-	return false
-}
-
 func (x *Egress) GetDecrypt() bool {
 	if x != nil {
 		return x.Decrypt
@@ -273,10 +262,14 @@ func (x *Egress) GetDecrypt() bool {
 
 // Breaker is one CircuitBreaker. Its namespace is the pod's.
 type Breaker struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Rules         []*LimitRule           `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
-	Intercepts    []*InterceptRule       `protobuf:"bytes,3,rep,name=intercepts,proto3" json:"intercepts,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Name       string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Rules      []*LimitRule           `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	Intercepts []*InterceptRule       `protobuf:"bytes,3,rep,name=intercepts,proto3" json:"intercepts,omitempty"`
+	// What becomes of a connection that an intercept rule decides about by something that
+	// cannot be seen: TLS without a server name or with an encrypted one, a path within TLS
+	// that is not decrypted, what is not HTTP.
+	RefuseUnseen  bool `protobuf:"varint,4,opt,name=refuse_unseen,json=refuseUnseen,proto3" json:"refuse_unseen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -330,6 +323,13 @@ func (x *Breaker) GetIntercepts() []*InterceptRule {
 		return x.Intercepts
 	}
 	return nil
+}
+
+func (x *Breaker) GetRefuseUnseen() bool {
+	if x != nil {
+		return x.RefuseUnseen
+	}
+	return false
 }
 
 // ResourceMatch matches requests to the apiserver for resources. An empty list
@@ -2435,17 +2435,17 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"injections\x18\x02 \x03(\v2\x1b.ctrlmesh.mesh.v1.InjectionR\n" +
 	"injections\x12\x1b\n" +
 	"\tno_faults\x18\x03 \x03(\tR\bnoFaults\x120\n" +
-	"\x06egress\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.EgressR\x06egress\"]\n" +
+	"\x06egress\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.EgressR\x06egress\">\n" +
 	"\x06Egress\x12\x14\n" +
-	"\x05ports\x18\x01 \x03(\rR\x05ports\x12#\n" +
-	"\rrefuse_unseen\x18\x02 \x01(\bR\frefuseUnseen\x12\x18\n" +
-	"\adecrypt\x18\x03 \x01(\bR\adecrypt\"\x91\x01\n" +
+	"\x05ports\x18\x01 \x03(\rR\x05ports\x12\x18\n" +
+	"\adecrypt\x18\x03 \x01(\bR\adecryptJ\x04\b\x02\x10\x03\"\xb6\x01\n" +
 	"\aBreaker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x05rules\x18\x02 \x03(\v2\x1b.ctrlmesh.mesh.v1.LimitRuleR\x05rules\x12?\n" +
 	"\n" +
 	"intercepts\x18\x03 \x03(\v2\x1f.ctrlmesh.mesh.v1.InterceptRuleR\n" +
-	"intercepts\"\xd1\x01\n" +
+	"intercepts\x12#\n" +
+	"\rrefuse_unseen\x18\x04 \x01(\bR\frefuseUnseen\"\xd1\x01\n" +
 	"\rResourceMatch\x12\x1d\n" +
 	"\n" +
 	"api_groups\x18\x01 \x03(\tR\tapiGroups\x12\x1c\n" +
