@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -68,17 +69,22 @@ func limited(namespace string, r *limit.Refusal) *apierrors.StatusError {
 	case r.Reason == "forced":
 		return status.Unavailable(0, "%s refuses all requests: its triggerPolicy is ForceOpened", rule)
 	case r.Opened && retry == 0:
-		return status.Unavailable(0, "%s has opened, and stays so until it is closed by hand", rule)
+		return status.Unavailable(0, "%s has opened, and stays so until its annotation %s is set to another value", rule, v1alpha1.RecoverAnnotation)
 	case r.Opened:
 		return status.Unavailable(retry, "%s has opened: try again in %d s", rule, retry)
 	}
-	retry = max(retry, 1)
+	tooMany := func(retry int, format string, args ...any) *apierrors.StatusError {
+		return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, retry, format, args...)
+	}
+	if retry == 0 {
+		return tooMany(0, "%s: its bucket is empty and is not filled again: raise bucket.limit", rule)
+	}
 	why := map[string]string{
 		"bucket":    "the rate of requests is beyond its bucket",
 		"in_flight": "as many requests are under way as may be",
 		"backoff":   "requests failed, and it waits before the next",
 	}[r.Reason]
-	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, retry, "%s: %s: try again in %d s", rule, why, retry)
+	return tooMany(retry, "%s: %s: try again in %d s", rule, why, retry)
 }
 
 func wholeSeconds(d time.Duration) int {

@@ -114,6 +114,26 @@ func TestWhatIsBeyondALimitIsToldWhen(t *testing.T) {
 	require.Zero(t, series, "of rules that are gone")
 }
 
+func TestWhoWaitsInVainIsToldWhatToDo(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	for trigger, says := range map[meshv1.Trigger]string{
+		onlyLimits():                  "raise bucket.limit",
+		meshv1.Trigger_TRIGGER_NORMAL: "ctrlmesh.kusionstack.io/recover",
+	} {
+		m.limits(&meshv1.LimitRule{Key: says, Bucket: bucket(1), Trigger: trigger})
+		require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+		first := m.do("GET", deployment, "")
+		require.Equal(t, 429, first.StatusCode)
+		require.Contains(t, statusIn(t, first).Message, "raise bucket.limit")
+		again := m.do("GET", deployment, "")
+		require.Contains(t, statusIn(t, again).Message, says)
+		for _, a := range []answer{first, again} {
+			require.Empty(t, a.Header.Get("Retry-After"))
+			require.NotContains(t, a.body, "try again")
+		}
+	}
+}
+
 func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
 	var code atomic.Int32
 	code.Store(500)

@@ -280,11 +280,10 @@ func (x *exchange) limited(r *limit.Refusal) {
 	if r.Opened {
 		x.verdict, code, why = VerdictOpened, http.StatusServiceUnavailable, "has opened"
 	}
-	retry := r.RetryAfter
-	if code == http.StatusTooManyRequests {
-		retry = max(retry, time.Second)
+	if !r.Opened && r.RetryAfter == 0 {
+		why = "has a bucket that is empty and is not filled again: raise bucket.limit"
 	}
-	x.answer(code, retry, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
+	x.answer(code, r.RetryAfter, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
 }
 
 // denial says it in words.

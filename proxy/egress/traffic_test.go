@@ -44,6 +44,9 @@ func TestLimitsOfRequestsAndConnections(t *testing.T) {
 		Name: "two", Key: "k", Http: []*meshv1.HttpMatch{host("api.example.com")}, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
 		Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(time.Hour)},
 	}, {
+		Name: "once", Key: "o", Http: []*meshv1.HttpMatch{host("once.example.com")}, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+		Bucket: &meshv1.Bucket{Burst: 1, IntervalNs: int64(time.Hour)},
+	}, {
 		Name: "shut", Key: "s", Http: []*meshv1.HttpMatch{host("other.example.com")}, Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED,
 	}}}}})
 	c := w.client(plainAt)
@@ -64,6 +67,15 @@ func TestLimitsOfRequestsAndConnections(t *testing.T) {
 	require.Equal(t, 503, code)
 	code, _ = w.get(c, "http://third.example.com/")
 	require.Equal(t, 200, code)
+	code, _ = w.get(c, "http://once.example.com/")
+	require.Equal(t, 200, code)
+	resp, err = c.Get("http://once.example.com/")
+	require.NoError(t, err)
+	b, _ = io.ReadAll(resp.Body)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, 429, resp.StatusCode)
+	require.Empty(t, resp.Header.Get("Retry-After"))
+	require.Contains(t, string(b), "raise bucket.limit")
 	require.Subset(t, w.got(), []string{"http limited", "tls limited", "http opened", "http passed"})
 }
 

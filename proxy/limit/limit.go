@@ -97,7 +97,8 @@ type Refusal struct {
 	// Reason is one of a few words, for metrics: "bucket", "in_flight", "backoff",
 	// "opened", "forced".
 	Reason string
-	// RetryAfter is when to try again, at least; 0 if nobody knows.
+	// RetryAfter is when to try again, at least; 0 if nobody knows, or never: a bucket that
+	// is not filled again.
 	RetryAfter time.Duration
 }
 

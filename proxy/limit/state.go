@@ -257,7 +257,9 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 	r := &Refusal{Reason: "bucket", RetryAfter: s.bucket.wait()}
 	if s.trigger == meshv1.Trigger_TRIGGER_NORMAL {
 		s.turnTo(opened, now)
-		r.RetryAfter = max(r.RetryAfter, s.sleep)
+		if r.RetryAfter > 0 { // else no probe will pass
+			r.RetryAfter = max(r.RetryAfter, s.sleep)
+		}
 	}
 	return r
 }

@@ -224,13 +224,19 @@ func parse(data []byte) (in export, err error) {
 	if in.Version != exportVersion {
 		return in, fmt.Errorf("version %d is not known", in.Version)
 	}
-	if len(in.States) > maxRules || in.Wall < 0 {
-		return in, errors.New("it cannot be")
+	if len(in.States) > maxRules {
+		return in, fmt.Errorf("it is of %d rules, and %d at most are read", len(in.States), maxRules)
+	}
+	if in.Wall < 0 {
+		return in, errors.New("it was written before 1970: look at the clock of the node")
 	}
 	keys := make(map[string]bool, len(in.States))
 	for _, s := range in.States {
-		if s.Key == "" || len(s.Key) > maxKey || keys[s.Key] || !s.possible() {
-			return in, errors.New("it has a state that cannot be")
+		if s.Key == "" || len(s.Key) > maxKey || keys[s.Key] {
+			return in, errors.New("a rule in it has no key, one that is too long, or another's")
+		}
+		if !s.possible() {
+			return in, fmt.Errorf("rule %q has counted in it what none can", s.Key)
 		}
 		keys[s.Key] = true
 	}
