@@ -266,6 +266,7 @@ func (r *renderer) limit(in *v1alpha1.Limiting, path *field.Path) limitRule {
 			r.invalid(path.Child("podSelector"), metav1.FormatLabelSelector(in.PodSelector), "%v", err)
 		}
 		out.selects = sel
+		out.SomePods = err == nil && !sel.Empty()
 	}
 	if b := in.Bucket; b != nil {
 		path := path.Child("bucket")

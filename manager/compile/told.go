@@ -127,5 +127,5 @@ func shared(out, r *meshv1.LimitRule, share *meshv1.Share) {
 	out.Name, out.Key, out.Recover = r.Name, r.Key, r.Recover
 	out.Resources, out.Paths, out.Http, out.UserAgents = r.Resources, r.Paths, r.Http, r.UserAgents
 	out.Bucket, out.MaxInFlight, out.Backoff, out.Trip = r.Bucket, r.MaxInFlight, r.Backoff, r.Trip
-	out.Trigger, out.Recovery, out.Share = r.Trigger, r.Recovery, share
+	out.Trigger, out.Recovery, out.Share, out.SomePods = r.Trigger, r.Recovery, share, r.SomePods
 }

@@ -31,6 +31,8 @@ func TestASharedRuleIsWhole(t *testing.T) {
 			rule.ProtoReflect().Set(f, protoreflect.ValueOfString("x"))
 		case f.Kind() == protoreflect.EnumKind:
 			rule.ProtoReflect().Set(f, protoreflect.ValueOfEnum(1))
+		case f.Kind() == protoreflect.BoolKind:
+			rule.ProtoReflect().Set(f, protoreflect.ValueOfBool(true))
 		default:
 			rule.ProtoReflect().Set(f, protoreflect.ValueOfUint32(1))
 		}

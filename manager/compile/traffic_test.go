@@ -80,6 +80,15 @@ func TestKeysFollowRules(t *testing.T) {
 	require.NotEqual(t, changed["limits/together"].Key, told(rules)["limits/together"].Key)
 }
 
+func TestRulesOfSomePodsAreMoreSpecific(t *testing.T) {
+	rules, _, told := limits(t, "uid-operator-0")
+	first := &named(rules, "limits").Spec.RateLimitings[0]
+	first.PodSelector = &metav1.LabelSelector{}
+	require.False(t, told(rules)["limits/"+first.Name].SomePods, "it says nothing")
+	first.PodSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "absent", Operator: metav1.LabelSelectorOpDoesNotExist}}
+	require.True(t, told(rules)["limits/"+first.Name].SomePods)
+}
+
 // Rules that do not select a pod change nothing of its policy.
 func TestPodsWithoutRulesAreToldAsBefore(t *testing.T) {
 	_, pods, _, rules := read(t, "testdata/traffic.in.yaml")

@@ -356,6 +356,18 @@ func TestTheMostSpecificRuleDecides(t *testing.T) {
 	}
 }
 
+func TestARuleOfSomePodsIsMoreSpecific(t *testing.T) {
+	rules := []*meshv1.LimitRule{{Name: "all"}, {Name: "some", SomePods: true}, {Name: "agents", UserAgents: []string{"kubectl/*"}}, {Name: "both", SomePods: true, UserAgents: []string{"curl/*"}}}
+	for _, r := range rules {
+		r.Trigger = meshv1.Trigger_TRIGGER_FORCE_OPENED
+	}
+	p := newPod(t, rules...)
+	for agent, want := range map[string]string{"go": "some", "kubectl/v1": "some", "curl/8": "both"} {
+		_, refusal := p.Take(start, &match.Object{}, agent)
+		require.Equal(t, want, refusal.Rule, agent)
+	}
+}
+
 func TestAllCircuitBreakersMustAllow(t *testing.T) {
 	store := NewStore()
 	m := &meshv1.Traffic{}

@@ -26,6 +26,7 @@ type Rules struct {
 type rule struct {
 	breaker, name string
 	agents        match.Patterns
+	somePods      bool
 	state         *state
 	share         share
 	recover       string
@@ -77,7 +78,7 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 				return fail(err)
 			}
 			r := &rule{
-				breaker: b.GetName(), name: l.GetName(), agents: l.GetUserAgents(),
+				breaker: b.GetName(), name: l.GetName(), agents: l.GetUserAgents(), somePods: l.GetSomePods(),
 				state: s.state(l.GetKey(), c, share, l.GetRecover()), share: share, recover: l.GetRecover(),
 			}
 			out.all = append(out.all, r)
@@ -121,10 +122,14 @@ func appendSorted[M interface{ Wildcards() int }](all, of candidates[M]) candida
 
 // wildcards are those of an entry of the rule.
 func (r *rule) wildcards(entry interface{ Wildcards() int }) int {
+	n := entry.Wildcards()
 	if len(r.agents) == 0 {
-		return entry.Wildcards() + 1
+		n++
 	}
-	return entry.Wildcards()
+	if !r.somePods {
+		n++
+	}
+	return n
 }
 
 // Enforce makes these the rules that the store tells of. Others are forgotten later.

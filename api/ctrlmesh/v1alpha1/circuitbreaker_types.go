@@ -9,6 +9,7 @@ import (
 //
 // Of its rules the one that names a request most specifically decides about it, alone:
 // the one with the fewest wildcards, and of those with as few the one written first.
+// A rule without userAgents has one wildcard for that, and one without podSelector.
 // A request that no rule matches passes. Where several CircuitBreakers select a pod,
 // each decides so, and all must let a request pass.
 //

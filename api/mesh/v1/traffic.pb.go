@@ -756,7 +756,10 @@ type LimitRule struct {
 	// each pod's own.
 	Share *Share `protobuf:"bytes,13,opt,name=share,proto3" json:"share,omitempty"`
 	// When it changes, an open breaker closes.
-	Recover       string `protobuf:"bytes,14,opt,name=recover,proto3" json:"recover,omitempty"`
+	Recover string `protobuf:"bytes,14,opt,name=recover,proto3" json:"recover,omitempty"`
+	// It is about some of the pods only that the Breaker is about, and so the more
+	// specific, as with user_agents.
+	SomePods      bool `protobuf:"varint,15,opt,name=some_pods,json=somePods,proto3" json:"some_pods,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -887,6 +890,13 @@ func (x *LimitRule) GetRecover() string {
 		return x.Recover
 	}
 	return ""
+}
+
+func (x *LimitRule) GetSomePods() bool {
+	if x != nil {
+		return x.SomePods
+	}
+	return false
 }
 
 // Bucket has burst tokens at first, and gets limit more in each interval, never
@@ -2474,7 +2484,7 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\x04kind\"7\n" +
 	"\vHeaderMatch\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xe2\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xff\x04\n" +
 	"\tLimitRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12=\n" +
@@ -2491,7 +2501,8 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\x04trip\x18\v \x01(\v2\x16.ctrlmesh.mesh.v1.TripR\x04trip\x126\n" +
 	"\brecovery\x18\f \x01(\v2\x1a.ctrlmesh.mesh.v1.RecoveryR\brecovery\x12-\n" +
 	"\x05share\x18\r \x01(\v2\x17.ctrlmesh.mesh.v1.ShareR\x05share\x12\x18\n" +
-	"\arecover\x18\x0e \x01(\tR\arecover\"U\n" +
+	"\arecover\x18\x0e \x01(\tR\arecover\x12\x1b\n" +
+	"\tsome_pods\x18\x0f \x01(\bR\bsomePods\"U\n" +
 	"\x06Bucket\x12\x14\n" +
 	"\x05burst\x18\x01 \x01(\rR\x05burst\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x1f\n" +
