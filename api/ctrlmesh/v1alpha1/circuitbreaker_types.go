@@ -122,14 +122,16 @@ type Limiting struct {
 	// Scope says whose bucket and requests in flight are counted together: Pod, or
 	// Workload for all selected members of the pod's workload. Each of n members has one
 	// n-th; of a burst that is less than their number, each has its turn in time, so that
-	// the bucket's limit must not be 0; of maxInFlight each has at least one.
+	// the bucket's limit must not be 0; of maxInFlight each has at least one. The workload
+	// is known by its name: a Deployment and a StatefulSet of one name count together.
 	// +optional
 	// +kubebuilder:default=Pod
 	Scope LimitScope `json:"scope,omitempty"`
 
 	// TriggerPolicy says what happens beyond the limit. Normal: the breaker opens and
 	// refuses all until it recovers. LimiterOnly: what is beyond is refused.
-	// ForceOpened: all is refused. ForceClosed: all passes.
+	// ForceOpened: all is refused. ForceClosed: all passes. Where members take turns in a
+	// bucket, an empty one opens nothing, with Normal too.
 	// +optional
 	// +kubebuilder:default=Normal
 	TriggerPolicy TriggerPolicy `json:"triggerPolicy,omitempty"`
