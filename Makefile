@@ -80,7 +80,7 @@ cluster-down: ## Stop it and remove all it left
 	@tests/cluster/down.sh
 cluster-ensure:
 	@kubectl get --raw=/readyz >/dev/null 2>&1 || tests/cluster/up.sh $(NODES)
-install: ## Install the mesh into the running cluster, as a user would
+install: ## Install the mesh into the running cluster, with an access line for each request
 	@hack/install.sh
 uninstall: ## Remove the mesh from the running cluster, as a user would
 	@hack/uninstall.sh
@@ -88,3 +88,10 @@ uninstall: ## Remove the mesh from the running cluster, as a user would
 .PHONY: help
 help: ## Show this
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nVariables\n'
+	@printf '  %-15s %s\n' \
+	  VERSION 'of the programs (git describe)' \
+	  NODES 'of the cluster: 0 to 9 ($(NODES))' \
+	  RUN 'which tests: an expression, as of go test -run' \
+	  FUZZTIME 'for each fuzz target (20s)' \
+	  CTRLMESH_CACHE 'where what is built for the tests is kept ($(CACHE))' 

@@ -11,9 +11,10 @@
 // outlives the agent: while no agent listens, the connections are refused, but
 // for the pods that may go direct then.
 //
-// The kernel must know cgroup links and netns cookies in sock_addr programs
-// (5.7); what else it lacks is done without (see [Redirect.Lacks]). The process needs CAP_BPF and CAP_NET_ADMIN (before 5.8
-// CAP_SYS_ADMIN), and a bpffs it may write to.
+// The kernel must be 5.14 or later: the programs need cgroup links and netns cookies
+// (5.7), and whoever names a namespace to them reads its cookie from a socket (5.14). What
+// else it lacks is done without (see [Redirect.Lacks]). The process needs CAP_BPF and
+// CAP_NET_ADMIN, and a bpffs it may write to.
 //
 // The bindings are committed. Making them again takes clang and llvm-strip:
 //
