@@ -2,14 +2,21 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
 // cleanup removes the mesh by the commands of the README, while there are still
-// members, and looks for what is left of it: on the nodes, in the networks of the
+// members and a root, and looks for what is left of it: on the nodes, in the networks of the
 // members' pods, and in the cluster.
 func cleanup(ctx context.Context, w *world, r *result) error {
 	members, err := w.fleet(ctx, r)
@@ -34,6 +41,9 @@ func cleanup(ctx context.Context, w *world, r *result) error {
 		if len(there) == 0 {
 			return fmt.Errorf("%s is captured, and nothing of it is in its network", m.Name)
 		}
+	}
+	if err := w.keptRoot(ctx, members[0].Namespace); err != nil {
+		return err
 	}
 	uninstall := exec.CommandContext(ctx, filepath.Join(w.Root, "hack", "uninstall.sh"))
 	if out, err := uninstall.CombinedOutput(); err != nil {
@@ -63,7 +73,7 @@ func cleanup(ctx context.Context, w *world, r *result) error {
 			left = append(left, found...)
 		}
 		found, err := w.Kubectl(ctx, "get", "-A", "-o", "name", "-l", "app.kubernetes.io/part-of=ctrlmesh",
-			"namespaces,customresourcedefinitions,clusterroles,clusterrolebindings,roles,rolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,services,configmaps,secrets,daemonsets,deployments,pods,leases")
+			"namespaces,clusterroles,clusterrolebindings,roles,rolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,services,configmaps,secrets,daemonsets,deployments,pods,leases")
 		if err != nil {
 			return err
 		}
@@ -72,6 +82,14 @@ func cleanup(ctx context.Context, w *world, r *result) error {
 			return err
 		}
 		left = append(left, prefixed("cluster", found)...)
+		if found, err = w.Kubectl(ctx, "get", "customresourcedefinitions", "-o", "name"); err != nil {
+			return err
+		}
+		for _, crd := range prefixed("cluster", found) {
+			if strings.HasSuffix(crd, "."+meshv1alpha1.GroupName) {
+				left = append(left, crd)
+			}
+		}
 		if len(left) > 0 {
 			return fmt.Errorf("%d things are: %s, for one", len(left), left[0])
 		}
@@ -82,6 +100,30 @@ func cleanup(ctx context.Context, w *world, r *result) error {
 		return nil // it is counted
 	}
 	return err
+}
+
+// keptRoot makes a root, and waits until it cannot be deleted without the manager.
+func (w *world) keptRoot(ctx context.Context, home string) error {
+	root := &meshv1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "kept"},
+		Spec: meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+			Prefix: "kept", TargetStatefulSet: "kept",
+			Auto:             &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+			ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"secrets"}}}}},
+		}},
+	}
+	if err := w.create(ctx, root); err != nil {
+		return err
+	}
+	return w.until(ctx, "the root to be the manager's", func(ctx context.Context) error {
+		if err := w.Get(ctx, client.ObjectKeyFromObject(root), root); err != nil {
+			return err
+		}
+		if !controllerutil.ContainsFinalizer(root, meshv1alpha1.HandoverFinalizer) {
+			return errors.New("it has no finalizer")
+		}
+		return nil
+	})
 }
 
 // traces prints what is of the mesh on a node's file systems and in its tables. The

@@ -8,8 +8,8 @@
 // request leaked is decided by the apiserver's audit log and the agents' access
 // lines, never by what a client believes.
 //
-// It takes the mesh apart, and in the end uninstalls it: it is not for a cluster that
-// somebody works with.
+// It takes the mesh apart, and the capture suite in the end uninstalls it: it is not for a
+// cluster that somebody works with.
 package main
 
 import (
