@@ -124,7 +124,8 @@ type ruling struct {
 type breakerSource struct {
 	*v1alpha1.CircuitBreaker
 	*breaker
-	ruling // which stands before that of the breaker
+	ruling      // which stands before that of the breaker
+	told   bool // some pod has a rule of it
 }
 
 type injectionSource struct {
@@ -324,6 +325,7 @@ func (a *assembly) breaker(b *breakerSource, target *Target) {
 	}
 	if len(told.Rules)+len(told.Intercepts) > 0 {
 		a.out.Breakers = append(a.out.Breakers, told)
+		b.told = true
 	}
 }
 
@@ -385,6 +387,11 @@ func (t *trafficRules) result(res *Result) {
 	res.Until = t.until
 	for _, namespace := range slices.Sorted(maps.Keys(t.breakers)) {
 		for _, b := range t.breakers[namespace] {
+			for _, target := range b.targets {
+				if !b.told && b.Problem == nil && target.Message == "" {
+					target.Message = "no rule of it is about any pod: list some in spec.rateLimitings or spec.trafficInterceptRules, with podSelectors that pods match"
+				}
+			}
 			res.Breakers = append(res.Breakers, Breaker{b.CircuitBreaker, b.done()})
 		}
 	}

@@ -241,6 +241,31 @@ func TestAgentsCanReportWhatFaultsDidLast(t *testing.T) {
 	require.Zero(t, r.Until)
 }
 
+// Not every pod needs a rule, but one.
+func TestABreakerThatTellsNoPodHasNoEffect(t *testing.T) {
+	var pods []*corev1.Pod
+	for _, tier := range []string{"one", "two"} {
+		pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: tier, UID: types.UID(tier), Labels: map[string]string{v1alpha1.EnableProxyLabel: "true", "tier": tier},
+		}})
+	}
+	c := &v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+	c.Spec.Selector = &metav1.LabelSelector{}
+	messages := func() string {
+		targets := Compile(nil, pods, nil, Rules{Breakers: []*v1alpha1.CircuitBreaker{c}}).Breakers[0].Targets
+		require.Equal(t, targets[0].Message, targets[1].Message)
+		return targets[0].Message
+	}
+	require.Contains(t, messages(), "no rule")
+	c.Spec.RateLimitings = []v1alpha1.Limiting{{
+		Name: "some", TriggerPolicy: v1alpha1.TriggerForceOpened, RestRules: []v1alpha1.RestRule{{URL: "*"}},
+		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "three"}},
+	}}
+	require.Contains(t, messages(), "no rule")
+	c.Spec.RateLimitings[0].PodSelector.MatchLabels["tier"] = "two"
+	require.Empty(t, messages())
+}
+
 // Who selects pods and tells them nothing is told so.
 func TestAnInjectionWithoutRulesHasNoEffect(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{

@@ -165,6 +165,26 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 
 const seenOnly = `what such rules ask of https is seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
 
+// clusterScoped are resources that all know to be in no namespace. Requests for a
+// namespace count as ones in it.
+var clusterScoped = map[string]bool{
+	"nodes": true, "persistentvolumes": true, "clusterroles": true, "clusterrolebindings": true, "customresourcedefinitions": true,
+	"storageclasses": true, "priorityclasses": true, "ingressclasses": true, "runtimeclasses": true, "csidrivers": true, "csinodes": true,
+	"volumeattachments": true, "certificatesigningrequests": true, "apiservices": true, "tokenreviews": true, "subjectaccessreviews": true,
+	"validatingwebhookconfigurations": true, "mutatingwebhookconfigurations": true,
+}
+
+// ofResources tells whether all that a path matches are resources: what is below
+// /api/VERSION and /apis/GROUP/VERSION.
+func ofResources(path string) bool {
+	path, prefix := strings.CutSuffix(path, "*")
+	if !prefix {
+		path = strings.TrimSuffix(path, "/")
+	}
+	parts := strings.Split(path, "/") // the first is empty
+	return len(parts) > 3 && parts[1] == "api" || len(parts) > 4 && parts[1] == "apis"
+}
+
 func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []string) {
 	told, ports := compile.ToldBreaker(c), map[int32]bool{}
 	look := func(matches []*meshv1.HttpMatch) {
@@ -175,8 +195,32 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	otherHosts := len(told.Intercepts) > 0
 	for i, l := range c.Spec.RateLimitings {
 		for j, m := range l.ResourceRules {
-			out = append(out, resourceWarnings(fmt.Sprintf("spec.rateLimitings[%d].resourceRules[%d]", i, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
+			at := fmt.Sprintf("spec.rateLimitings[%d].resourceRules[%d]", i, j)
+			out = append(out, resourceWarnings(at, m.APIGroups, m.Resources, m.Verbs, m.Names)...)
+			if !slices.Contains(m.Namespaces, "*") {
+				for _, resource := range m.Resources {
+					if clusterScoped[resource] {
+						out = append(out, fmt.Sprintf(`%s has no effect on %s, which are in no namespace: give them an entry with namespaces ["*"]`, at, resource))
+					}
+				}
+			}
 		}
+		for j, m := range l.NonResourceRules {
+			for _, path := range m.NonResourceURLs {
+				if ofResources(path) {
+					out = append(out, fmt.Sprintf("spec.rateLimitings[%d].nonResourceRules[%d] has no effect on %s, where resources are: use resourceRules", i, j, path))
+				}
+			}
+		}
+		if l.Scope == v1alpha1.LimitScopeWorkload && l.Bucket == nil && l.MaxInFlight == nil {
+			out = append(out, fmt.Sprintf("spec.rateLimitings[%d].scope Workload has no effect: bucket and maxInFlight are shared alone, and each pod counts failures by itself", i))
+		}
+		if l.RecoverPolicy != nil && (l.TriggerPolicy != "" && l.TriggerPolicy != v1alpha1.TriggerNormal || l.Bucket == nil && l.Trip == nil) {
+			out = append(out, fmt.Sprintf("spec.rateLimitings[%d].recoverPolicy has no effect: a breaker opens, and then recovers, with triggerPolicy Normal and a bucket or trip", i))
+		}
+	}
+	if len(c.Spec.RateLimitings)+len(c.Spec.TrafficInterceptRules) == 0 {
+		out = append(out, "this has no effect: it has neither spec.rateLimitings nor spec.trafficInterceptRules")
 	}
 	for _, r := range told.Rules {
 		look(r.Http)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -326,6 +327,39 @@ func TestTrafficIsJudged(t *testing.T) {
 			require.NoError(t, err)
 		} else {
 			require.ErrorContains(t, err, c.says, c.new)
+		}
+	}
+}
+
+func TestBreakersWithoutEffectAreWarnedOf(t *testing.T) {
+	j := newJudges(t)
+	const limited = "selector: {}\nrateLimitings: [{name: a, "
+	for spec, says := range map[string]string{
+		`selector: {}`: "neither spec.rateLimitings nor spec.trafficInterceptRules",
+		limited + `nonResourceRules: [{nonResourceURLs: ["/healthz", "/api/v1/pods*"], verbs: ["*"]}], maxInFlight: 1}]`:                                               "on /api/v1/pods*,",
+		limited + `nonResourceRules: [{nonResourceURLs: ["/apis/apps/v1/*"], verbs: ["*"]}], maxInFlight: 1}]`:                                                         "on /apis/apps/v1/*,",
+		limited + `nonResourceRules: [{nonResourceURLs: ["/api/v1", "/api/v1/", "/apis/apps*", "/api*", "*"], verbs: ["*"]}], maxInFlight: 1}]`:                        "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], trip: {errorPercent: "1"}, scope: Workload}]`:                                           "scope Workload has no effect",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], maxInFlight: 1, scope: Workload}]`:                                                      "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], maxInFlight: 1, recoverPolicy: {type: Manual}}]`:                                        "recoverPolicy has no effect",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], trip: {errorPercent: "1"}, recoverPolicy: {type: Manual}}]`:                             "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], triggerPolicy: ForceOpened, trip: {errorPercent: "1"}, recoverPolicy: {type: Manual}}]`: "recoverPolicy has no effect",
+		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: [default]}], maxInFlight: 1}]`:                                "no effect on nodes",
+		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: ["*"]}], maxInFlight: 1}]`:                                    "",
+	} {
+		o := map[string]any{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker", "metadata": map[string]any{"name": "o"}}
+		var value map[string]any
+		data, err := yaml.YAMLToJSON([]byte(spec))
+		require.NoError(t, err)
+		require.NoError(t, utiljson.Unmarshal(data, &value))
+		o["spec"] = value
+		_, warnings, err := j.admit(t, o)
+		require.NoError(t, err, spec)
+		if says == "" {
+			require.Empty(t, warnings, spec)
+		} else {
+			require.Len(t, warnings, 1, spec)
+			require.Contains(t, warnings[0], says)
 		}
 	}
 }
