@@ -390,7 +390,17 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 	case len(targets) == 0:
 		return is(false, ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel))
 	case n == len(targets):
-		return is(true, ReasonInForce, inForce+fmt.Sprintf(", in %d pods", n))
+		message := fmt.Sprintf("%s, in %d pods", inForce, n)
+		alone := 0
+		for _, t := range targets {
+			if t.Message == hostsAlone {
+				alone++
+			}
+		}
+		if alone > 0 {
+			message += fmt.Sprintf("; in %d of them %s", alone, hostsAlone)
+		}
+		return is(true, ReasonInForce, message)
 	case slices.ContainsFunc(targets, target.broken):
 		t := targets[slices.IndexFunc(targets, target.broken)]
 		return is(false, t.reason, count+"; "+describeTargets(targets, target.notInForce))

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -212,8 +213,10 @@ func TestHostsAlone(t *testing.T) {
 		b, _, ready, _ := r.statuses(t)
 		require.Equal(t, metav1.ConditionTrue, ready.Status)
 		require.Equal(t, c.told, b.TargetStatus[0].Message != "", c.match)
+		require.Equal(t, c.told, strings.Contains(ready.Message, "https"), ready.Message)
 		if c.told {
 			require.Contains(t, b.TargetStatus[0].Message, v1alpha1.TrustEgressAnnotation)
+			require.Contains(t, ready.Message, "in 1 of them of https only the host is seen")
 		}
 	}
 }
