@@ -89,6 +89,10 @@ func TestPassthrough(t *testing.T) {
 	require.Equal(t, "admin", m.with(c, "GET", "/version", "").body)
 	require.Equal(t, []string{m.api.Listener.Addr().String()}, m.dialed())
 	require.NotContains(t, m.logs.String(), `"verb":`, "nothing is seen of requests")
+	// The counts are its workload's as long as that has a pod.
+	other := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other"}, m.dial)
+	_, err := other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "operator", Version: "v"})
+	require.NoError(t, err)
 
 	// Whoever takes passthrough away takes what was passed through with it.
 	resp, err := c.Get("https://kubernetes.default.svc/api/v1/pods?watch=1")

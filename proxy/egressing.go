@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
@@ -52,8 +54,10 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Log: s.log,
 		Count: func(protocol, verdict string) {
-			workload, shard := p.owner()
-			s.metrics.egress.WithLabelValues(p.info.Namespace, workload, shard, protocol, verdict).Inc()
+			owner := p.owner()
+			owner.egress.of(egressResult{protocol, verdict}, func(r egressResult) prometheus.Counter {
+				return owner.counter(s.metrics.egress, r.protocol, r.verdict)
+			}).Inc()
 		},
 		Limited: func(r *limit.Refusal) {
 			if pol := p.policy.Load(); pol != nil {
@@ -79,14 +83,6 @@ func (p *Pod) ServeEgress(l net.Listener) error { return p.egress.Serve(l) }
 func (p *Pod) isAPIServer(to netip.AddrPort) bool {
 	c := p.clients.Load()
 	return c == nil || c.cluster.Has(to)
-}
-
-// owner is what the policy in force says of the pod, for metrics.
-func (p *Pod) owner() (workload, shard string) {
-	if pol := p.policy.Load(); pol != nil {
-		return pol.workload, pol.shard
-	}
-	return "", ""
 }
 
 // drainEgress is Drain of the connections to other hosts. It ends when they have.

@@ -509,12 +509,12 @@ func (x *exchange) broken() {
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
 	x.allowed.unknown = reason != "fault"
-	workload, shard, known := "", "", &x.pod.refusals
+	owner := x.pod.nobody
 	if x.policy != nil {
-		workload, shard, known = x.policy.workload, x.policy.shard, &x.policy.refusals
+		owner = x.policy.owner
 	}
-	known.of(reason, func(string) prometheus.Counter {
-		return x.pod.server.metrics.refusals.WithLabelValues(x.pod.info.Namespace, workload, shard, reason)
+	owner.refusals.of(reason, func(string) prometheus.Counter {
+		return owner.counter(x.pod.server.metrics.refusals, reason)
 	}).Inc()
 	x.answer(err)
 }

@@ -113,7 +113,7 @@ func (p *policy) fenceStage(key planKey) *fenceStage {
 		s.inBody = key.groupResource == namespaces && key.verb == "create" && key.subresource == ""
 	}
 	count := func(action string) prometheus.Counter {
-		return p.pod.server.metrics.foreign.WithLabelValues(p.pod.info.Namespace, p.workload, p.shard, verbLabel(key.verb), action)
+		return p.owner.counter(p.pod.server.metrics.foreign, verbLabel(key.verb), action)
 	}
 	if s.observe {
 		s.foreigners, s.unknowns = count("observed"), count("unknown")

@@ -293,7 +293,7 @@ func TestHostileConnections(t *testing.T) {
 		for range maxConnections + extra {
 			conns = append(conns, s.tcp())
 		}
-		closed := s.server.metrics.bounds.WithLabelValues("ns", "connections")
+		closed := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, 10*time.Second, time.Millisecond)
 		require.EqualValues(t, maxConnections, s.pod.open.taken.Load())
 		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), maxConnections)
@@ -351,7 +351,7 @@ func TestHostileHeads(t *testing.T) {
 		}
 		wg.Wait()
 		require.Eventually(t, func() bool {
-			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "unserved bytes")) > 0
+			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, 10*time.Second, time.Millisecond)
 		require.LessOrEqual(t, s.pod.unserved.taken.Load(), int64(maxUnserved))
 		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.unserved.taken.Load()>>10)
@@ -484,7 +484,7 @@ func TestHostileTargetsThatGrow(t *testing.T) {
 			}
 			_ = f.w.Flush()
 		}
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
+		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, 10*time.Second, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("refused=%v", testutil.ToFloat64(refused))
 	})
@@ -661,7 +661,7 @@ func TestHostileReadingNothing(t *testing.T) {
 			}
 			require.NoError(t, f.w.Flush())
 		}
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
+		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, 20*time.Second, time.Millisecond)
 		opened := 0
 		require.Eventually(t, func() bool { // until no more connections are opened
@@ -738,7 +738,7 @@ func TestHostileSlowBodies(t *testing.T) {
 			require.NoError(t, f.w.Flush())
 		}
 		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
+		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, 20*time.Second, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.held()>>10)
 	})
@@ -817,7 +817,7 @@ func TestHostileLockBodies(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "requests")
+		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, 10*time.Second, time.Millisecond)
 		require.LessOrEqual(t, s.held(), int64(maxHeld)+16<<20)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.held()>>10)
@@ -865,7 +865,7 @@ func TestHostileCertificates(t *testing.T) {
 			}
 		}
 		require.Eventually(t, func() bool {
-			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "unserved bytes")) > 0
+			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, 10*time.Second, time.Millisecond)
 		require.LessOrEqual(t, s.pod.unserved.taken.Load(), int64(maxUnserved))
 		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.taken.Load()>>10)

@@ -7,14 +7,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxResourceNames bounds the resource label of one pod; what comes after is
+// maxResourceNames bounds the resource label of one owner; what comes after is
 // "other". Paths can name anything.
 const maxResourceNames = 200
 
 const other = "other"
 
 // metrics are the node's series. Their labels are bounded: verbs are a fixed
-// set, codes are three digits, resources are capped per pod.
+// set, codes are three digits, resources are capped per owner, and owners and rules
+// take their series with them.
 type metrics struct {
 	requests, bytes, refusals, upstreamErrors       *prometheus.CounterVec
 	added                                           *prometheus.HistogramVec
@@ -24,6 +25,8 @@ type metrics struct {
 	limits                                          ruleMetrics
 	faults                                          ruleMetrics
 	egress                                          *prometheus.CounterVec
+
+	owners owners
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -49,9 +52,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "ctrlmesh_panics_total", Help: "Requests that met a bug of the proxy and were answered 500.",
 		}),
-		bounds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ctrlmesh_bounds_reached_total", Help: "Connections and requests of captured pods refused because the pod had reached a bound of the proxy.",
-		}, []string{"namespace", "bound"}),
+		bounds:      counter("bounds_reached_total", "Connections and requests of captured pods refused because the pod had reached a bound of the proxy.", "bound"),
 		foreign:     counter("foreign_requests_total", "Requests for single objects that are another shard's, by what became of them: refused, or observed and passed on. Unknown were those passed on of which it could not be told.", "verb", "action"),
 		tunnels:     counter("passthrough_connections_total", "Connections of captured pods tunnelled opaque."),
 		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
@@ -61,10 +62,15 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m.limits.counts = counter("limited_requests_total", "Requests of captured pods that a rule of a CircuitBreaker refused, by the rule and why.", "breaker", "rule", "reason")
 	m.faults.counts = counter("faults_injected_total", "Faults injected into requests of captured pods, by the rule of a FaultInjection.", "injection", "rule", "kind")
 	m.egress = counter("egress_requests_total", "Requests of captured pods to other hosts than the apiserver, or connections where no request is seen, by what became of them.", "protocol", "verdict")
+	m.owners.vectors = []vector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.egress}
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.panics, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.limits.counts, m.faults.counts, m.egress} {
+	all := []prometheus.Collector{m.panics, m.limits.counts, m.faults.counts}
+	for _, v := range m.owners.vectors {
+		all = append(all, v)
+	}
+	for _, c := range all {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
@@ -74,34 +80,27 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 
 // meters are the series of one plan, looked up once.
 type meters struct {
-	verb, resource string
 	bytes          prometheus.Counter
 	added          prometheus.Observer
-	watches        prometheus.Gauge
+	watches        prometheus.Gauge // nil if it is about none
 	upstreamErrors prometheus.Counter
-	requests       *prometheus.CounterVec // code is left to say
 	codes          counters[int]
+	request        func(code string) prometheus.Counter
 }
 
-func (m *metrics) of(p *policy, verb, resource string, isResource bool) *meters {
-	namespace := p.pod.info.Namespace
+func (m *metrics) of(o *owner, verb, resource string, isResource bool) *meters {
 	if !isResource {
 		resource = ""
 	}
 	verb = verbLabel(verb)
-	owner := []string{namespace, p.workload, p.shard}
 	out := &meters{
-		verb:           verb,
-		resource:       resource,
-		bytes:          m.bytes.WithLabelValues(append(owner[:3:3], verb, resource)...),
-		added:          m.added.WithLabelValues(append(owner[:3:3], verb)...),
-		upstreamErrors: m.upstreamErrors.WithLabelValues(owner...),
-		requests: m.requests.MustCurryWith(prometheus.Labels{
-			"namespace": namespace, "workload": p.workload, "shard": p.shard, "verb": verb, "resource": resource,
-		}),
+		bytes:          o.counter(m.bytes, verb, resource),
+		added:          series(o, m.added, uncounted.added, verb),
+		upstreamErrors: o.counter(m.upstreamErrors),
+		request:        func(code string) prometheus.Counter { return o.counter(m.requests, verb, resource, code) },
 	}
 	if verb == "watch" {
-		out.watches = m.watches.WithLabelValues(append(owner[:3:3], resource)...)
+		out.watches = series(o, m.watches, uncounted.watches, resource)
 	}
 	return out
 }
@@ -109,9 +108,9 @@ func (m *metrics) of(p *policy, verb, resource string, isResource bool) *meters 
 func (m *meters) count(code int) {
 	m.codes.of(code, func(code int) prometheus.Counter {
 		if code >= 100 && code <= 599 {
-			return m.requests.WithLabelValues(strconv.Itoa(code))
+			return m.request(strconv.Itoa(code))
 		}
-		return m.requests.WithLabelValues(other)
+		return m.request(other)
 	}).Inc()
 }
 
@@ -124,7 +123,7 @@ func verbLabel(verb string) string {
 	return other
 }
 
-// resourceNames caps the resource labels of one pod.
+// resourceNames caps the resource labels of one owner.
 type resourceNames struct {
 	mu    sync.Mutex
 	known map[string]bool

@@ -62,13 +62,12 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 	if !ok {
 		return nil
 	}
-	m := p.pod.server.metrics.filtered.MustCurryWith(prometheus.Labels{
-		"namespace": p.pod.info.Namespace, "workload": p.workload, "shard": p.shard,
-		"resource": p.pod.names.label(res.resource),
-	})
+	count := func(result string) prometheus.Counter {
+		return p.owner.counter(p.pod.server.metrics.filtered, p.owner.names.label(res.resource), result)
+	}
 	s := &narrowStage{
 		resource: res, watch: watch, owned: owned, weight: listFilterWeight,
-		kept: m.WithLabelValues("kept"), dropped: m.WithLabelValues("dropped"),
+		kept: count("kept"), dropped: count("dropped"),
 	}
 	if watch {
 		s.weight = watchFilterWeight

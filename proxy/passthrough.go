@@ -62,16 +62,16 @@ func (p *Pod) tunnel(down net.Conn, pol *policy) {
 	start := time.Now()
 	up, err := clients.main.Tunnel(p.done)
 	if err != nil {
-		p.server.metrics.upstreamErrors.WithLabelValues(p.info.Namespace, pol.workload, pol.shard).Inc()
+		pol.owner.counter(p.server.metrics.upstreamErrors).Inc()
 		p.server.log.Debug("upstream", "pod", p.id, "error", err)
 		return
 	}
 	defer func() { _ = up.Close() }()
 	m := p.server.metrics
-	m.tunnels.WithLabelValues(p.info.Namespace, pol.workload, pol.shard).Inc()
+	pol.owner.counter(m.tunnels).Inc()
 	sent, received := relay.Both(down, up, tunnelIdle)
-	m.tunnelBytes.WithLabelValues(p.info.Namespace, pol.workload, pol.shard, "up").Add(float64(sent))
-	m.tunnelBytes.WithLabelValues(p.info.Namespace, pol.workload, pol.shard, "down").Add(float64(received))
+	pol.owner.counter(m.tunnelBytes, "up").Add(float64(sent))
+	pol.owner.counter(m.tunnelBytes, "down").Add(float64(received))
 	p.server.log.LogAttrs(context.Background(), slog.LevelDebug, "passthrough",
 		slog.String("pod", p.id),
 		slog.String("uid", p.info.UID),

@@ -81,7 +81,6 @@ type Pod struct {
 	ledger  ledger
 
 	connects connects
-	names    resourceNames
 	methods  methods
 	leader   atomic.Int64 // Unix nanoseconds until when the lock is held
 	holder   atomic.Pointer[Holder]
@@ -95,7 +94,8 @@ type Pod struct {
 	outward  outward
 
 	histories histories
-	refusals  counters[string] // before there is a policy
+	nobody    *owner // until a policy names another
+	removed   bool   // nothing is counted any more; ledger.mu
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -122,6 +122,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		limits:     limit.NewStore(),
 		faults:     fault.NewStore(info.UID),
 		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
+		nobody:     s.metrics.owners.hold(info.Namespace, "", ""),
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())
 	p.life, p.die = context.WithCancel(context.Background())

@@ -37,8 +37,8 @@ type policy struct {
 	keepCaches               bool
 	traffic
 
+	owner           *owner  // of what is counted
 	limited, harmed tallies // of the rules
-	refusals        counters[string]
 
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes
@@ -186,7 +186,7 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		key:      key,
 		route:    routeOf(key),
 		upgrades: upgrades(key),
-		meters:   p.pod.server.metrics.of(p, key.verb, p.pod.names.label(key.resource), isResource),
+		meters:   p.pod.server.metrics.of(p.owner, key.verb, p.owner.names.label(key.resource), isResource),
 	}
 	if !isResource {
 		return out

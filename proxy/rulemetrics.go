@@ -126,9 +126,15 @@ func (m *ruleMetrics) release(all tallies) {
 	}
 }
 
-// hold has what the policy's rules do counted, before it is in force.
+// hold has what is done under the policy counted, before it is in force. With release
+// it is called under the ledger's lock.
 func (p *policy) hold() {
+	if p.pod.removed {
+		p.owner = p.pod.nobody
+		return
+	}
 	m := p.pod.server.metrics
+	p.owner = m.owners.hold(p.pod.info.Namespace, p.workload, p.shard)
 	p.limited = m.limits.hold(func(yield func(ruleSeries) bool) {
 		for _, n := range p.rules.Names() {
 			if !yield(p.series(n.Breaker, n.Rule)) {
@@ -147,9 +153,11 @@ func (p *policy) hold() {
 
 // release is for a policy that is in force no more; nil is none.
 func (p *policy) release() {
-	if p != nil {
-		m := p.pod.server.metrics
-		m.limits.release(p.limited)
-		m.faults.release(p.harmed)
+	if p == nil || p.pod.removed {
+		return
 	}
+	m := p.pod.server.metrics
+	m.limits.release(p.limited)
+	m.faults.release(p.harmed)
+	m.owners.release(p.owner)
 }

@@ -126,11 +126,9 @@ func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
 }
 
 func (s *Server) remove(p *Pod) {
+	p.uncount()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.pods[p]; known {
-		p.policy.Load().release()
-	}
 	delete(s.pods, p)
 	p.setCluster(nil)
 }

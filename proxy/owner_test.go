@@ -1,0 +1,119 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// jobAPI has no pods.
+var jobAPI http.HandlerFunc = func(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if !r.URL.Query().Has("watch") {
+		_, _ = io.WriteString(w, `{"kind":"PodList","apiVersion":"v1","items":[]}`)
+	}
+}
+
+// job is a pod whose workload no other has, that has done something of every kind.
+func (m *mesh) job(uid, workload string) *Pod {
+	m.t.Helper()
+	p := m.server.Pod(PodInfo{UID: uid, Namespace: "jobs", Name: uid}, m.dial)
+	ask := func(method, target string) {
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, httptest.NewRequest(method, target, http.NoBody))
+	}
+	ask("GET", "/api/v1/pods") // there is no policy
+	sharding := owning("mine")
+	sharding.Method = meshv1.Method_METHOD_FILTER
+	_, err := p.SetPolicy(&meshv1.PodPolicy{Uid: uid, Workload: workload, Version: "v", Sharding: sharding})
+	require.NoError(m.t, err)
+	ask("GET", "/api/v1/namespaces/mine/pods/x")
+	ask("GET", "/api/v1/pods")
+	ask("GET", "/api/v1/pods?watch=1")
+	ask("DELETE", "/api/v1/namespaces/others/pods/x")
+	p.bound("requests")
+	pol := p.policy.Load()
+	pol.owner.counter(m.server.metrics.tunnels).Inc()
+	pol.owner.counter(m.server.metrics.tunnelBytes, "up").Inc()
+	return p
+}
+
+func (m *mesh) series() map[string]int {
+	m.t.Helper()
+	families, err := m.registry.Gather()
+	require.NoError(m.t, err)
+	out := map[string]int{}
+	for _, f := range families {
+		out[f.GetName()] = len(f.GetMetric())
+	}
+	return out
+}
+
+// Jobs and bare pods have ever new names.
+func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
+	m := newMesh(t, jobAPI)
+	before := m.series()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	stays := m.job("stays", "deployment")
+	one := m.series()
+	for _, name := range []string{"requests", "response_bytes", "refusals", "bounds_reached", "foreign_requests", "filtered_objects", "passthrough_connections"} {
+		require.Positive(t, one["ctrlmesh_"+name+"_total"], name)
+	}
+	for i := range 20 {
+		p := m.job(fmt.Sprint("uid-", i), fmt.Sprint("job-", i))
+		_ = p.Shutdown(gone)
+	}
+	require.Equal(t, one, m.series(), "of those that are gone nothing stays")
+
+	other := m.job("other", "deployment")
+	_ = stays.Shutdown(gone)
+	require.Equal(t, one, m.series(), "its workload has a pod yet")
+	other.policy.Load().plan(&request.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
+	sum, _ := m.tally("ctrlmesh_requests_total", "workload", "deployment", "verb", "get", "code", "200")
+	require.Equal(t, 3.0, sum, "of both pods, and the last")
+	late := other.policy.Load()
+	_ = other.Shutdown(gone)
+	require.Equal(t, before, m.series())
+
+	// What goes on all the same shows nowhere.
+	plan := late.plan(&request.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
+	plan.meters.count(418)
+	plan.meters.watches.Inc()
+	late.plan(&request.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.bytes.Add(1)
+	other.bound("connections")
+	_ = other.Quiet(t.Context())
+	require.NotSame(t, late, other.policy.Load())
+	require.Equal(t, before, m.series())
+	require.Len(t, m.server.metrics.owners.held, 1, "that of the pod there is")
+	m.policy(nil)
+	require.Len(t, m.server.metrics.owners.held, 2)
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "another", Version: "v"})
+	require.Len(t, m.server.metrics.owners.held, 2)
+}
+
+// Who counts waits for nobody else.
+func TestCountingOfAWorkloadTakesNoSharedLock(t *testing.T) {
+	m := newMesh(t, jobAPI)
+	p := m.job("uid", "job")
+	m.server.metrics.owners.mu.Lock()
+	defer m.server.metrics.owners.mu.Unlock()
+	owner := p.owner()
+	owner.mu.Lock() // as for a series' first time
+	defer owner.mu.Unlock()
+	w := httptest.NewRecorder()
+	p.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/namespaces/mine/pods/x", http.NoBody))
+	require.Equal(t, 200, w.Code)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		p.policy.Load().plan(&request.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
+	}))
+}
