@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -103,17 +104,13 @@ func Run(told context.Context, o Options) error {
 	if !o.admitted(told, born) {
 		return nil
 	}
-	method, err := capture.Open(capture.Config{
-		Mode: o.Capture, Address: o.AddressListen, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
-		// The node's own view of the hierarchy, which on nodes that are containers
-		// is a part of the machine's. NewLocator saw that pods are below it.
-		CgroupRoot: unified,
-	})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	metrics := newMetrics(registry)
+	method, err := capture.Open(o.capturing(unified, metrics))
 	if err != nil {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	manager := &policy.Manager{
 		Address: o.ManagerAddress, ServerName: hostOf(o.ManagerAddress),
@@ -152,7 +149,7 @@ func Run(told context.Context, o Options) error {
 	m := &mesh{
 		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
-		metrics: newMetrics(registry), work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
+		metrics: metrics, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{}, earlier: earlier{}, born: born,
 	}
@@ -215,6 +212,20 @@ func Run(told context.Context, o Options) error {
 		return nil
 	})
 	return group.Wait()
+}
+
+func (o Options) capturing(unified string, m *metrics) capture.Config {
+	return capture.Config{
+		Mode: o.Capture, Address: o.AddressListen, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
+		// The node's own view of the hierarchy, which on nodes that are containers
+		// is a part of the machine's. NewLocator saw that pods are below it.
+		CgroupRoot: unified,
+		// Anybody in the cluster can connect there: one line of each is too many.
+		Refused: func(peer netip.Addr, why capture.Refusal) {
+			m.refused.WithLabelValues(string(why)).Inc()
+			o.Logger.Debug("a connection was closed", "peer", peer, "reason", string(why))
+		},
+	}
 }
 
 // hearWithin is how long the start waits for the container runtime.

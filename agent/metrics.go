@@ -16,6 +16,7 @@ type metrics struct {
 	lockHolder       *prometheus.GaugeVec
 	losses           *prometheus.CounterVec
 	repaired         *prometheus.CounterVec
+	refused          *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -43,12 +44,19 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		repaired: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ctrlmesh_agent_redirection_repaired_total", Help: "Redirections that were found to have no effect and are in force again.",
 		}, []string{"mode"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_agent_refused_connections_total",
+			Help: "Connections to the address of this agent that were closed: the peer is no captured pod (stranger), or its pod has too many that wait (queue_full).",
+		}, []string{"reason"}),
+	}
+	for _, why := range []capture.Refusal{capture.Stranger, capture.QueueFull} {
+		m.refused.WithLabelValues(string(why))
 	}
 	for _, mode := range modes { // a rate needs the zero before the first
 		m.losses.WithLabelValues(string(mode))
 		m.repaired.WithLabelValues(string(mode))
 	}
-	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.managerSynced, m.lockHolder, m.losses, m.repaired)
+	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.managerSynced, m.lockHolder, m.losses, m.repaired, m.refused)
 	return m
 }
 

@@ -23,7 +23,7 @@ const queueLength = 128
 // told apart by theirs.
 type address struct {
 	listener net.Listener
-	refused  func(netip.Addr)
+	refused  func(netip.Addr, Refusal)
 	done     chan struct{} // closed when nothing is accepted any more
 
 	mu   sync.Mutex
@@ -42,7 +42,7 @@ func openAddress(cfg Config) (redirector, error) {
 	}
 	a := &address{listener: l, refused: cfg.Refused, done: make(chan struct{}), pods: map[netip.Addr]*Pod{}}
 	if a.refused == nil {
-		a.refused = func(netip.Addr) {}
+		a.refused = func(netip.Addr, Refusal) {}
 	}
 	go a.accept()
 	return a, nil
@@ -65,10 +65,15 @@ func (a *address) accept() {
 		a.mu.Lock()
 		p := a.pods[peer]
 		a.mu.Unlock()
-		if p == nil || !p.queue.push(conn) {
-			a.refused(peer)
-			_ = conn.Close()
+		switch {
+		case p == nil:
+			a.refused(peer, Stranger)
+		case !p.queue.push(conn):
+			a.refused(peer, QueueFull)
+		default:
+			continue
 		}
+		_ = conn.Close()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 )
@@ -20,7 +21,10 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	pod, strange := w.pod(), w.pod()
 	cfg := byAddress.config(t)
 	var refused atomic.Value
-	cfg.Refused = func(peer netip.Addr) { refused.Store(peer) }
+	cfg.Refused = func(peer netip.Addr, why Refusal) {
+		assert.Equal(t, Stranger, why)
+		refused.Store(peer)
+	}
 	captured(t, w.agent(cfg), uid, pod, "mesh")
 	for i, to := range agents {
 		who, _, err := client{}.connect(strange, to)
@@ -40,7 +44,10 @@ func TestPodThatIsNotAcceptedFrom(t *testing.T) {
 	greedy, pod := w.pod(), w.pod()
 	cfg := byAddress.config(t)
 	var refused atomic.Int32
-	cfg.Refused = func(netip.Addr) { refused.Add(1) }
+	cfg.Refused = func(_ netip.Addr, why Refusal) {
+		assert.Equal(t, QueueFull, why)
+		refused.Add(1)
+	}
 	m := w.agent(cfg)
 	p, err := m.Capture(request(m, uid, greedy))
 	require.NoError(t, err)

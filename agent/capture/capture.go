@@ -39,10 +39,9 @@ type Config struct {
 	// Address is the host:port to listen on, in the agent's own network namespace,
 	// for the pods captured by Address. If empty, that way is not open.
 	Address string
-	// Refused, if not nil, is told of each connection to Address that was closed
-	// because no captured pod has the peer's address, or because the pod's queue was
-	// full. It must not block.
-	Refused func(peer netip.Addr)
+	// Refused, if not nil, is told of each connection to Address that was closed, and
+	// why. It must not block.
+	Refused func(peer netip.Addr, why Refusal)
 
 	// CgroupRoot is the root of the node's unified cgroup hierarchy, or a part of it
 	// in which all pods are. EBPF needs it, for it redirects what is made below it.
@@ -57,6 +56,15 @@ type Config struct {
 
 	Logger *slog.Logger // slog.Default() if nil
 }
+
+// Refusal is why a connection to [Config.Address] was closed.
+type Refusal string
+
+// Refusals.
+const (
+	Stranger  Refusal = "stranger"   // no captured pod has the peer's address
+	QueueFull Refusal = "queue_full" // nobody accepts what the pod connected before
+)
 
 // Request asks for a pod to be captured.
 type Request struct {
