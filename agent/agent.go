@@ -121,6 +121,7 @@ func Run(told context.Context, o Options) error {
 	for _, mode := range method.Modes() {
 		manager.Captures = append(manager.Captures, string(mode))
 	}
+	registerManager(registry, manager.InStep)
 	keeper, err := leaf.NewKeeper(o.RunDir, manager.SignLeaf, o.Logger)
 	if err != nil {
 		return err

@@ -12,7 +12,6 @@ type metrics struct {
 	pods             *prometheus.GaugeVec
 	captureSeconds   prometheus.Histogram
 	enrolmentSeconds prometheus.Histogram
-	managerSynced    prometheus.Gauge
 	lockHolder       *prometheus.GaugeVec
 	losses           *prometheus.CounterVec
 	repaired         *prometheus.CounterVec
@@ -31,9 +30,6 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		enrolmentSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "ctrlmesh_enrolment_duration_seconds", Help: "Time from the runtime's word that a pod starts until it is captured.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
-		}),
-		managerSynced: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "ctrlmesh_manager_synced", Help: "1 once this agent has been in step with a manager since it started.",
 		}),
 		lockHolder: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "ctrlmesh_lock_holder", Help: "1 while the member holds its shard's lock, by its last renewal.",
@@ -56,17 +52,27 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		m.losses.WithLabelValues(string(mode))
 		m.repaired.WithLabelValues(string(mode))
 	}
-	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.managerSynced, m.lockHolder, m.losses, m.repaired, m.refused)
+	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.lockHolder, m.losses, m.repaired, m.refused)
 	return m
+}
+
+// registerManager has it told whether the agent is in step with a manager.
+func registerManager(r prometheus.Registerer, inStep func() bool) {
+	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "ctrlmesh_agent_manager_connected", Help: "1 while this agent hears a manager that has told it all; pods are served as last told otherwise.",
+	}, func() float64 { return number(inStep()) }))
+}
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // setLockHolder tells of a member of a shard with a lock.
 func (m *metrics) setLockHolder(namespace, pod, shard string, holds bool) {
-	value := 0.0
-	if holds {
-		value = 1
-	}
-	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(value)
+	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(number(holds))
 }
 
 // forget drops what is told of a pod that is gone.

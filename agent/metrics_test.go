@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,4 +36,18 @@ func TestStrangersAreCounted(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 	require.Equal(t, 1.0, testutil.ToFloat64(m.refused.WithLabelValues("stranger")))
 	require.Equal(t, 0.0, testutil.ToFloat64(m.refused.WithLabelValues("queue_full")))
+}
+
+func TestAnAgentThatLostItsManagerShowsIt(t *testing.T) {
+	r := prometheus.NewRegistry()
+	inStep := false
+	registerManager(r, func() bool { return inStep })
+	for _, now := range []bool{false, true, false} {
+		inStep = now
+		require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(fmt.Sprintf(`
+# HELP ctrlmesh_agent_manager_connected 1 while this agent hears a manager that has told it all; pods are served as last told otherwise.
+# TYPE ctrlmesh_agent_manager_connected gauge
+ctrlmesh_agent_manager_connected %v
+`, number(now)))))
+	}
 }

@@ -311,7 +311,6 @@ func (h handler) Synced(uids map[string]bool) {
 				h.removePolicy(uid)
 			}
 		}
-		h.metrics.managerSynced.Set(1)
 		return nil
 	})
 }

@@ -116,5 +116,5 @@ func (w *world) countPolicies(c *compiled) {
 	for s, n := range states {
 		metrics.Policies.WithLabelValues(s).Set(float64(n))
 	}
-	metrics.PolicyLag.Set(float64(states["pending"] + states["rejected"]))
+	metrics.UnappliedPods.Set(float64(states["pending"] + states["rejected"]))
 }

@@ -194,7 +194,7 @@ func (w *world) keepTraffic(ctx context.Context) error {
 		round.write(s)
 	}
 	t.paces = round.paces
-	metrics.BreakersOpened.Set(round.opened)
+	metrics.BreakersOpen.Set(round.opened)
 	metrics.FaultsInForce.Set(round.harmed)
 	if t.later != nil {
 		t.later.Stop()

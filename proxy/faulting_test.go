@@ -142,8 +142,8 @@ func TestEveryFaultIsCountedAndInTheAccessLine(t *testing.T) {
 	require.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(`
 # HELP ctrlmesh_faults_injected_total Faults injected into requests of captured pods, by the rule of a FaultInjection.
 # TYPE ctrlmesh_faults_injected_total counter
-ctrlmesh_faults_injected_total{injection="chaos",kind="abort",namespace="ns",rule="r1",shard="",workload="operator"} 2
-ctrlmesh_faults_injected_total{injection="chaos",kind="delay",namespace="ns",rule="r0",shard="",workload="operator"} 2
+ctrlmesh_faults_injected_total{faultinjection="chaos",kind="abort",namespace="ns",rule="r1",shard="",workload="operator"} 2
+ctrlmesh_faults_injected_total{faultinjection="chaos",kind="delay",namespace="ns",rule="r0",shard="",workload="operator"} 2
 `), "ctrlmesh_faults_injected_total"))
 
 	m.faults()

@@ -102,7 +102,7 @@ func TestWhatIsBeyondALimitIsToldWhen(t *testing.T) {
 	require.Contains(t, s.Message, `rule "r0" of CircuitBreaker ns/cap`)
 	require.Len(t, api.requests(), 2)
 	require.Contains(t, m.logs.String(), `"limited_by":"cap/r0"`)
-	sum, _ := m.tally("ctrlmesh_limited_requests_total", "breaker", "cap", "rule", "r0", "reason", "bucket", "workload", "operator")
+	sum, _ := m.tally("ctrlmesh_limited_requests_total", "circuitbreaker", "cap", "rule", "r0", "reason", "bucket", "workload", "operator")
 	require.Equal(t, 1.0, sum)
 	sum, _ = m.tally("ctrlmesh_refusals_total", "reason", "limited")
 	require.Equal(t, 1.0, sum)
@@ -148,7 +148,7 @@ func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
 	for range 3 {
 		require.Equal(t, 500, get().StatusCode)
 	}
-	sum, _ := m.tally("ctrlmesh_breakers_open", "breaker", "cap", "rule", "r0")
+	sum, _ := m.tally("ctrlmesh_circuitbreaker_rule_open_pods", "circuitbreaker", "cap", "rule", "r0")
 	require.Equal(t, 1.0, sum)
 	a := get()
 	if a.StatusCode != 500 { // unless the machine is so busy that the window is over
@@ -160,7 +160,7 @@ func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
 	code.Store(200)
 	require.Eventually(t, func() bool { return get().StatusCode == 200 }, 5*time.Second, window/3)
 	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, m.pod.RuleStates()[0].GetState())
-	_, series := m.tally("ctrlmesh_breakers_open")
+	_, series := m.tally("ctrlmesh_circuitbreaker_rule_open_pods")
 	require.Zero(t, series)
 }
 

@@ -2,9 +2,9 @@ package proxy
 
 import "github.com/prometheus/client_golang/prometheus"
 
-var breakersOpen = prometheus.NewDesc("ctrlmesh_breakers_open",
+var breakersOpen = prometheus.NewDesc("ctrlmesh_circuitbreaker_rule_open_pods",
 	"Pods of this node in which the breaker of a rule is not closed.",
-	[]string{"namespace", "workload", "shard", "breaker", "rule"}, nil)
+	[]string{"namespace", "workload", "shard", "circuitbreaker", "rule"}, nil)
 
 // openBreakers collects what is open when it is asked.
 type openBreakers struct{ *Server }

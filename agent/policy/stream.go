@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -65,6 +66,8 @@ type Manager struct {
 	all     map[string]*meshv1.PodReport // latest report of each pod
 	wake    chan struct{}
 	conn    *grpc.ClientConn // that of the stream; nil without one
+
+	inStep atomic.Bool
 }
 
 const (
@@ -141,6 +144,9 @@ func (m *Manager) Run(ctx context.Context, h Handler) {
 		wait = min(2*wait, maxBackoff)
 	}
 }
+
+// InStep tells whether the agent hears a manager that has told it all.
+func (m *Manager) InStep() bool { return m.inStep.Load() }
 
 // SignLeaf asks the manager to sign a certificate for the public key of csr
 // (DER of PKCS #10). It returns the DER chain, leaf first.
@@ -223,6 +229,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 
 	m.use(conn)
 	defer m.use(nil)
+	defer m.inStep.Store(false)
 	m.mu.Lock()
 	maps.Copy(m.pending, m.all) // a new manager knows nothing yet
 	m.mu.Unlock()
@@ -322,6 +329,7 @@ func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient,
 			m.Logger.Info("in step with the manager", "pods", len(world))
 			h.Synced(world)
 			world = nil
+			m.inStep.Store(true)
 		}
 	}
 }

@@ -180,8 +180,16 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 
 func TestStreamComesBackAndTellsANewManagerEverything(t *testing.T) {
 	m, client, _ := start(t)
+	inStep := func(want bool) {
+		t.Helper()
+		require.Eventually(t, func() bool { return client.InStep() == want }, wait, time.Millisecond)
+	}
 	first := next(t, m.streams)
 	next(t, first.got) // hello
+	require.False(t, client.InStep(), "nothing was said yet")
+	synced := &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Synced{Synced: &meshv1.Synced{}}}
+	require.NoError(t, first.Send(synced))
+	inStep(true)
 	client.Report(&meshv1.PodReport{Uid: "a", Capture: "ebpf"})
 	client.Report(&meshv1.PodReport{Uid: "gone"})
 	for seen := 0; seen < 2; {
@@ -192,9 +200,14 @@ func TestStreamComesBackAndTellsANewManagerEverything(t *testing.T) {
 
 	second := next(t, m.streams)
 	require.NotNil(t, next(t, second.got).GetHello())
+	require.False(t, client.InStep(), "the manager before it has gone")
 	report := next(t, second.got).GetReport()
 	require.Len(t, report.GetPods(), 1)
 	assert.Equal(t, "ebpf", report.GetPods()[0].GetCapture())
+	require.NoError(t, second.Send(synced))
+	inStep(true)
+	close(second.end)
+	inStep(false)
 }
 
 // Reports that are too large for one message go in several, and one that no message

@@ -17,7 +17,7 @@ var (
 	Nodes = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_manager_nodes",
 		Help: "Nodes of connected agents, by the way of capture that works best there: ebpf, iptables or address.",
-	}, []string{"capture"})
+	}, []string{"mode"})
 	// HostNetworkNodes is the number of nodes where pods under hostNetwork can be captured.
 	HostNetworkNodes = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "ctrlmesh_manager_host_network_nodes",
@@ -28,9 +28,9 @@ var (
 		Name: "ctrlmesh_policies",
 		Help: "Labelled pods by the state of their policy: applied, pending, rejected or unscheduled.",
 	}, []string{"state"})
-	// PolicyLag is the number of scheduled pods that do not hold the wanted version.
-	PolicyLag = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "ctrlmesh_policy_lag",
+	// UnappliedPods is the number of scheduled pods that do not hold the wanted version.
+	UnappliedPods = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "ctrlmesh_policy_unapplied_pods",
 		Help: "Scheduled pods whose agent does not apply the wanted version of their policy.",
 	})
 	// PolicyNacks counts policies that agents could not apply.
@@ -58,47 +58,47 @@ var (
 		Name: "ctrlmesh_members",
 		Help: "Pods that a ShardingConfig selects.",
 	}, []string{"namespace", "shardingconfig"})
-	// BreakersOpened is the number of pods of each CircuitBreaker that are cut off.
-	BreakersOpened = podsOf(prometheus.GaugeOpts{
-		Name: "ctrlmesh_circuitbreaker_opened_pods",
+	// BreakersOpen is the number of pods of each CircuitBreaker that are cut off.
+	BreakersOpen = podsOf(prometheus.GaugeOpts{
+		Name: "ctrlmesh_circuitbreaker_open_pods",
 		Help: "Pods in which a breaker of a CircuitBreaker is not closed.",
 	}, []string{"namespace", "circuitbreaker"})
 	// FaultsInForce is the number of pods of each FaultInjection that are harmed.
 	FaultsInForce = podsOf(prometheus.GaugeOpts{
-		Name: "ctrlmesh_faultinjection_pods",
+		Name: "ctrlmesh_faultinjection_active_pods",
 		Help: "Pods in which a FaultInjection is in force.",
 	}, []string{"namespace", "faultinjection"})
 	// Handovers counts moves of keys from shard to shard.
 	Handovers = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "ctrlmesh_handovers_total",
 		Help: "Moves of keys between shards: settled, or blocked for so long that people were told.",
-	}, []string{"namespace", "config", "result"})
+	}, []string{"namespace", "shardingconfig", "result"})
 	// HandoverDuration is how long moves took.
 	HandoverDuration = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "ctrlmesh_handover_duration_seconds",
 		Help:    "Time that moves of keys took: until released, from then until settled (grant), and in total.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
 	}, []string{"phase"})
-	// HandoverPending is the number of moves under way.
-	HandoverPending = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "ctrlmesh_handover_pending",
+	// HandoversPending is the number of moves under way.
+	HandoversPending = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_handovers_pending",
 		Help: "Moves of keys that are not settled.",
-	}, []string{"namespace", "config"})
+	}, []string{"namespace", "shardingconfig"})
 	// ShardNamespaces is the number of namespaces of each derived shard.
 	ShardNamespaces = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_shard_namespaces",
 		Help: "Existing namespaces that a derived shard holds.",
-	}, []string{"namespace", "config", "shard"})
+	}, []string{"namespace", "shardingconfig", "shard"})
 	// ShardWeight is the number of objects of each derived shard.
 	ShardWeight = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_shard_weight",
 		Help: "Objects of the divided resources that a derived shard holds, as last counted.",
-	}, []string{"namespace", "config", "shard"})
+	}, []string{"namespace", "shardingconfig", "shard"})
 	// ShardSkew is how far the shards of a root have grown apart.
 	ShardSkew = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_shard_skew",
 		Help: "Weight of the heaviest automatic shard of a root over the mean.",
-	}, []string{"namespace", "config"})
+	}, []string{"namespace", "shardingconfig"})
 	// LocksFreed counts the locks of shards that were freed of dead holders.
 	LocksFreed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "ctrlmesh_locks_freed_total",
@@ -117,7 +117,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, PolicyLag, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpened, FaultsInForce, Handovers, HandoverDuration, HandoverPending, ShardNamespaces, ShardWeight, ShardSkew, LocksFreed, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, UnappliedPods, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpen, FaultsInForce, Handovers, HandoverDuration, HandoversPending, ShardNamespaces, ShardWeight, ShardSkew, LocksFreed, StampedObjects, AdmissionRefusals)
 }
 
 // ForgetShard forgets a shard of a root.
@@ -128,10 +128,10 @@ func ForgetShard(namespace, config, shard string) {
 
 // ForgetRoot forgets a root that is no more.
 func ForgetRoot(namespace, config string) {
-	of := prometheus.Labels{"namespace": namespace, "config": config}
+	of := prometheus.Labels{"namespace": namespace, "shardingconfig": config}
 	ShardNamespaces.DeletePartialMatch(of)
 	ShardWeight.DeletePartialMatch(of)
 	Handovers.DeletePartialMatch(of)
-	HandoverPending.Delete(of)
+	HandoversPending.Delete(of)
 	ShardSkew.Delete(of)
 }

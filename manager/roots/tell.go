@@ -109,7 +109,7 @@ func (rt *root) weigh(out *v1alpha1.RootStatus, v view) {
 
 // count keeps the metrics of a root.
 func (rt *root) count(config *v1alpha1.ShardingConfig) {
-	metrics.HandoverPending.WithLabelValues(config.Namespace, config.Name).Set(float64(len(rt.state.Moves)))
+	metrics.HandoversPending.WithLabelValues(config.Namespace, config.Name).Set(float64(len(rt.state.Moves)))
 	root := rt.object.Status.Root
 	if root == nil {
 		return

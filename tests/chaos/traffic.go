@@ -223,7 +223,7 @@ func (o *operator) selector() *metav1.LabelSelector {
 
 // injected are the faults of a FaultInjection, as the agents count them now.
 func (o *operator) injected(ctx context.Context, name string) (map[string]int, error) {
-	return o.counted(ctx, "ctrlmesh_faults_injected_total", "kind", map[string]string{"namespace": o.home, "injection": name})
+	return o.counted(ctx, "ctrlmesh_faults_injected_total", "kind", map[string]string{"namespace": o.home, "faultinjection": name})
 }
 
 // counted adds up series of all agents, by one of their labels.
@@ -395,7 +395,7 @@ func (o *operator) allTogether(ctx context.Context, c *trafficCounts) (err error
 func (o *operator) refuses(ctx context.Context, c *trafficCounts, enough int) error {
 	var by map[string]int
 	err := o.until(ctx, "refusals", func(ctx context.Context) (err error) {
-		if by, err = o.counted(ctx, "ctrlmesh_limited_requests_total", "breaker", map[string]string{"namespace": o.home}); err != nil {
+		if by, err = o.counted(ctx, "ctrlmesh_limited_requests_total", "circuitbreaker", map[string]string{"namespace": o.home}); err != nil {
 			return err
 		}
 		if len(by) < enough {

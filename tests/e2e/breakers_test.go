@@ -204,7 +204,7 @@ httpFault:
 	i := newWatcher(t, pod)
 	missed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "missed"}}
 	create(t, missed)
-	counted := map[string]string{"namespace": ns, "injection": "forgetful"}
+	counted := map[string]string{"namespace": ns, "faultinjection": "forgetful"}
 	until(t, "the event to be dropped", func(context.Context) error {
 		return orElse(sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
 	})

@@ -227,7 +227,7 @@ END`)
 		})
 		families := scrape(t, agents(t)[pod.Spec.NodeName])
 		for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
-			require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "injection": "faults", "rule": rule}), rule)
+			require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "faultinjection": "faults", "rule": rule}), rule)
 		}
 	})
 	t.Run("removed", func(t *testing.T) {
