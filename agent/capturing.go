@@ -38,7 +38,7 @@ func (m *mesh) captureThese(uids map[string]bool) {
 	}
 	found, err := m.locator.Find(uids)
 	if err != nil {
-		m.logger.Error("looking for pods on this node", "error", err)
+		m.logger.Error("pods that start are not captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
 		return
 	}
 	for uid := range uids {
@@ -194,7 +194,7 @@ func (m *mesh) lookAt(captured map[string]bool) {
 	}
 	found, err := m.locator.Find(captured)
 	if err != nil {
-		m.logger.Error("looking for captured pods on this node", "error", err)
+		m.logger.Error("a pod with a new sandbox is not captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
 		return
 	}
 	for uid, f := range found {

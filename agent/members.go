@@ -121,7 +121,7 @@ func (m *mesh) syncPods() {
 func (m *mesh) dropThose(uids map[string]bool) {
 	found, err := m.locator.Find(uids)
 	if err != nil {
-		m.logger.Error("looking for pods that are gone", "error", err)
+		m.logger.Error("pods that are gone stay captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
 		return
 	}
 	for uid := range uids {

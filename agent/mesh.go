@@ -152,7 +152,7 @@ func (m *mesh) run(ctx context.Context) {
 			m.captureMissing()
 		case <-ticker.C:
 			if err := m.redirect(); err != nil {
-				m.logger.Error("trying again in a moment", "error", err)
+				m.logger.Error("the apiserver's addresses are not redirected, and pods that start are not captured: trying again", "error", err)
 			}
 			m.lookAtCaptured()
 			m.captureMissing()

@@ -163,7 +163,7 @@ func (x *exchange) serve() {
 	clients := x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.close = true // the policy may be to see no request at all
-		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet", x.pod.id))
+		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
 		return
 	}
 	x.policy = pol
@@ -581,11 +581,16 @@ func (x *exchange) failed(err error) {
 // silence is what to tell for an apiserver that did not answer.
 func (x *exchange) silence(err error) *apierrors.StatusError {
 	x.plan.meters.upstreamErrors.Inc()
-	x.pod.server.log.Debug("upstream", "pod", x.pod.id, "error", err)
-	if upstream.IsTimeout(err) {
-		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time")
+	level := slog.LevelDebug
+	if x.pod.notices.due("upstream") {
+		level = slog.LevelWarn
 	}
-	return status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver did not answer")
+	x.pod.server.log.Log(context.Background(), level, "the apiserver did not answer", "pod", x.pod.id, "error", err)
+	const toLog = ": the agent of the pod's node logs why"
+	if upstream.IsTimeout(err) {
+		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time"+toLog)
+	}
+	return status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver did not answer"+toLog)
 }
 
 // badAnswer answers for an answer that cannot be passed on.

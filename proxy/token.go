@@ -95,12 +95,12 @@ func (x *exchange) refuseToken() *apierrors.StatusError {
 	enforced := "no ShardingConfig selects the pod, so that none says spec.tokenBinding: Off"
 	switch {
 	case p.info.RequireToken:
-		enforced = "use the pod's own projected token; spec.tokenBinding does not change this for a pod that is known by its address"
+		enforced = "spec.tokenBinding does not change this for a pod that is known by its address"
 	case x.policy.shard != "":
 		enforced = "spec.tokenBinding of ShardingConfig " + p.info.Namespace + "/" + x.policy.shard + " is Enforce"
 	}
 	why := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"the token is not bound to pod %s, which the request came from: %s", p.id, enforced)
+		"the token is not bound to pod %s, which the request came from: use the pod's own projected token (%s)", p.id, enforced)
 	p.notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
 	return why
 }
