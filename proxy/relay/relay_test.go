@@ -1,0 +1,56 @@
+package relay
+
+import (
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// duplex is a connection whose ways end apart.
+type duplex struct {
+	net.Conn          // reads
+	to       net.Conn // writes
+}
+
+func (d duplex) Write(b []byte) (int, error) { return d.to.Write(b) }
+func (d duplex) CloseWrite() error           { return d.to.Close() }
+
+func (d duplex) Close() error {
+	_ = d.to.Close()
+	return d.Conn.Close()
+}
+
+func pair() (near, far duplex) {
+	a, b := net.Pipe()
+	c, d := net.Pipe()
+	return duplex{a, c}, duplex{d, b}
+}
+
+func TestASideThatEndedIsNotWaitedForAsLongAsAQuietOne(t *testing.T) {
+	const idle = 5 * time.Hour
+	for name, want := range map[string]struct {
+		end    bool
+		within time.Duration
+	}{
+		"both are quiet": {false, 3 * idle},
+		"one has ended":  {true, 3 * halfClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, down := pair()
+				up, server := pair()
+				start := time.Now()
+				if want.end {
+					time.AfterFunc(time.Minute, func() { _ = client.CloseWrite() })
+				}
+				Both(down, up, idle)
+				require.Greater(t, time.Since(start), want.within/3)
+				require.LessOrEqual(t, time.Since(start), want.within+time.Minute)
+				_ = server.Close()
+			})
+		})
+	}
+}
