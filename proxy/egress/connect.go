@@ -75,12 +75,17 @@ func (x *exchange) connect() {
 	c.via = append(c.via, host)
 	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
+	heads := x.held - requestWeight // they stay, to ask again with
+	context.AfterFunc(c.life, func() { c.s.Bounds.Held.Give(heads) })
+	x.held = requestWeight
 	x.release()
 	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		_ = c.Close()
 		return
 	}
 	x.s.flows.remove(&x.flow)
+	c.serving.Add(-1) // what comes now is in the accounts again
+	defer c.serving.Add(1)
 	x.s.look(c)
 }
 

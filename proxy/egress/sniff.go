@@ -95,7 +95,8 @@ func (c *conn) sniff() (kind, *hello) {
 	_ = c.Conn.SetReadDeadline(time.Now().Add(timeout))
 	k, h, need := recognise(c.early)
 	for k == undecided {
-		free := slices.Grow(c.early, max(need-len(c.early), 512))
+		// Room is made for as much as has come, for more may only be announced.
+		free := slices.Grow(c.early, max(512, min(need-len(c.early), len(c.early))))
 		n, err := c.receive(free[len(c.early):cap(free)])
 		if len(c.early) == 0 && n > 0 {
 			_ = c.Conn.SetReadDeadline(time.Now().Add(headTimeout))
