@@ -397,9 +397,10 @@ func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
 // flow is something that the rules let through and that is under way.
 type flow struct {
 	asked  []match.HTTP
-	opaque bool // though what is asked could be decrypted
-	within bool // more will be seen, and decided about then
-	failed bool // it was to be decrypted, and could not be
+	direct *match.HTTP // not nil: what it is to a server that is not the proxy it is asked to be
+	opaque bool        // though what is asked could be decrypted
+	within bool        // more will be seen, and decided about then
+	failed bool        // it was to be decrypted, and could not be
 	cut    func()
 }
 
@@ -452,6 +453,11 @@ func (f *flows) decide(s *Server) {
 func (p *Policy) refuses(f *flow) *denial {
 	if len(f.asked) == 0 {
 		return &denial{unseen: true}
+	}
+	if f.direct != nil {
+		if refused := p.forbids(f.direct); refused != nil {
+			return refused
+		}
 	}
 	for i := range f.asked {
 		r := &f.asked[i]

@@ -132,10 +132,7 @@ func serverName(data cryptobyte.String) (string, bool) {
 		!names.ReadUint16LengthPrefixed(&name) || !names.Empty() {
 		return "", false
 	}
-	if len(name) == 0 || name[len(name)-1] == '.' {
-		return "", false
-	}
-	return domain(string(name))
+	return domain(strings.TrimSuffix(string(name), ".")) // as servers read it that take it at all
 }
 
 func protocols(data cryptobyte.String) (out []string, ok bool) {

@@ -116,7 +116,7 @@ func TestParseHelloRefuses(t *testing.T) {
 		"a list too long":      with(at-4, plain[at-4]+1),
 		"a name too short":     with(at-1, plain[at-1]-1),
 		"another kind of name": with(at-3, 1),
-		"a dot at the end":     with(at+15, '.'),
+		"two dots at the end":  bytes.Replace(plain, []byte("example.com"), []byte("example.c.."), 1),
 		"a zero in the name":   with(at+3, 0),
 		"no host":              with(at+4, ':'),
 		"a thousand records":   fragment(clientHello(t, &tls.Config{ServerName: "a.b", NextProtos: make([]string, 0)}), 1),
@@ -128,6 +128,13 @@ func TestParseHelloRefuses(t *testing.T) {
 		}
 		require.ErrorIs(t, err, errHello, name)
 	}
+}
+
+func TestADotAtTheEndOfANameIsNoOtherName(t *testing.T) {
+	b := clientHello(t, &tls.Config{ServerName: "host.example.com1"})
+	h, _, err := parseHello(bytes.Replace(b, []byte("com1"), []byte("COM."), 1))
+	require.NoError(t, err)
+	require.Equal(t, "host.example.com", h.name)
 }
 
 // echConfigs are those of a server that hides its name behind another.

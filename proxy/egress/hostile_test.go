@@ -1,11 +1,15 @@
 package egress
 
 import (
+	"bufio"
 	"bytes"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -176,4 +180,128 @@ func TestAnAnswerIsNotBrokenOffForARuleThatIsGone(t *testing.T) {
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.Equal(t, "whole", string(b))
+}
+
+// What a server understands is read from the bytes that it gets, as strictly as RFC 9112
+// has it: who is asked is in the target, or else in the only Host.
+func TestServersHearOfNoHostButTheOneDecidedAbout(t *testing.T) {
+	w := newWorld(t)
+	heard := make(chan string, 1)
+	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
+		heard <- headOf(b)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+		c.Close()
+	})
+	w.set(strict(&meshv1.Egress{}, allow(host("good"))))
+	at := w.redirect(plainAt)
+	for request, passes := range map[string]bool{
+		"GET x:http://evil/ HTTP/1.1\r\nHost: good":                               false,
+		"GET x:evil HTTP/1.1\r\nHost: good":                                       false,
+		"GET x://good/ HTTP/1.1\r\nHost: good":                                    false,
+		"GET http:///y HTTP/1.1\r\nHost: good":                                    true,
+		"GET http://good?http://evil/ HTTP/1.1\r\nHost: evil":                     true,
+		"GET http://good:8080/ HTTP/1.1\r\nHost: evil":                            true,
+		"OPTIONS http://good HTTP/1.1\r\nHost: evil":                              true,
+		"OPTIONS * HTTP/1.1\r\nHost: good":                                        true,
+		"GET / HTTP/1.1\r\nHost: good\r\nConnection: Host":                        true,
+		"GET / HTTP/1.1\r\nHost: good\r\nX: a\r\n Host: evil":                     true,
+		"GET / HTTP/1.1\nHost: good\nX: a":                                        true,
+		"GET / HTTP/1.1\r\nHost: good\r\nX: a\rHost: evil":                        false,
+		"GET / HTTP/1.1\r\n Host: evil\r\nHost: good":                             false,
+		"GET / HTTP/1.1\r\nHost: good\r\n\tHost: evil":                            false,
+		"GET / HTTP/1.1\r\nHost: good:80@evil":                                    false,
+		"GET / HTTP/1.1\r\nHost: [fe80::1%25good]":                                false,
+		"GET / HTTP/1.1\r\nHost: good,evil":                                       false,
+		"GET / HTTP/1.1\r\nHost: GOOD.":                                           true,
+		"GET / HTTP/1.0":                                                          false,
+		"PRI * HTTP/2.0\r\nHost: good":                                            true,
+		"GET / HTTP/1.0\r\nHost: good\r\nTransfer-Encoding: chunked":              true,
+		"GET / HTTP/1.1\r\nHost: good\r\nUpgrade: websocket\r\nUpgrade: h2c":      true,
+		"CONNECT evil:443@good:443 HTTP/1.1\r\nHost: evil:443":                    true,
+		"CONNECT good:443?evil HTTP/1.1\r\nHost: evil:443\r\nContent-Length: 5":   true,
+		"CONNECT http://evil:443 HTTP/1.1\r\nHost: good:443":                      false,
+		"CONNECT /evil:443 HTTP/1.1\r\nHost: good:443":                            false,
+		"POST / HTTP/1.1\r\nHost: good\r\nConnection: Content-Length, Keep-Alive": true,
+	} {
+		c, err := net.Dial("tcp", at)
+		require.NoError(t, err)
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, err = io.WriteString(c, request+"\r\n\r\n")
+		require.NoError(t, err)
+		answer := headOf(bufio.NewReader(c))
+		require.Equal(t, passes, strings.Contains(answer, " 200 "), "%q: %s", request, answer)
+		c.Close()
+		if !passes {
+			require.Empty(t, heard, request)
+			continue
+		}
+		head := <-heard
+		line, fields, _ := strings.Cut(head, "\r\n")
+		target := strings.Fields(line)[1]
+		hosts := regexp.MustCompile(`(?im)^host:\s*(\S*)\r$`).FindAllStringSubmatch(fields, -1)
+		require.Len(t, hosts, 1, head)
+		asked := hosts[0][1]
+		if u, err := url.Parse(target); err == nil && u.Host != "" {
+			asked = u.Host
+		} else if strings.HasPrefix(line, "CONNECT ") {
+			asked = target
+		} else {
+			require.Regexp(t, `^(/|\*$)`, target)
+		}
+		name, _, ok := authority(asked)
+		require.True(t, ok, head)
+		require.Equal(t, "good", name, head)
+	}
+}
+
+// A target tells a proxy which port to connect to; another server cares nothing for it.
+func TestAPortIsDeniedWhateverTheTargetSays(t *testing.T) {
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(hello200))
+	at := w.redirect(plainAt)
+	const direct, proxied = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "GET http://a:8080/ HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+	w.set(rules(&meshv1.Egress{}, deny(&meshv1.HttpMatch{Port: 80})))
+	require.Contains(t, w.raw(at, direct), " 403 ")
+	require.Contains(t, w.raw(at, proxied), " 403 ")
+	w.set(rules(&meshv1.Egress{}, allow(&meshv1.HttpMatch{Host: exactly("a"), Port: 8080})))
+	require.Contains(t, w.raw(at, direct), " 403 ")
+	require.Contains(t, w.raw(at, proxied), " 200 ", "a proxy is at another port than it is asked for")
+}
+
+func TestWhatIsOnlyAnnouncedTakesNoRoom(t *testing.T) {
+	w := newWorld(t)
+	announced := []byte{recordHandshake, 3, 1, maxRecord >> 8, 0, messageClientHello, 0, 0xf0, 0}
+	c := &conn{Conn: &script{in: bytes.NewReader(announced)}, s: w.server}
+	c.sniff()
+	require.LessOrEqual(t, cap(c.early), 1<<10)
+	c.forgive()
+}
+
+// What goes through a proxy, and what it was asked with, are in the accounts like what
+// goes without.
+func TestWhatGoesThroughAProxyIsInTheAccounts(t *testing.T) {
+	w := newWorld(t)
+	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
+		headOf(b)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		_, _ = io.Copy(io.Discard, b)
+		c.Close()
+	})
+	w.set(strict(&meshv1.Egress{}, allow(host("good"))))
+	hello := clientHello(t, &tls.Config{ServerName: "good"})
+	const fields = 1000
+	c, b := w.dial(proxyAt)
+	_, err := io.WriteString(c, "CONNECT good:443 HTTP/1.1\r\nHost: good:443\r\n"+strings.Repeat("X:\r\n", fields)+"\r\n")
+	require.NoError(t, err)
+	require.Contains(t, headOf(b), " 200 ")
+	_, err = c.Write(hello[:len(hello)-1])
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return w.unserved.n.Load() == int64(unservedWeight*(len(hello)-1)) }, 5*time.Second, time.Millisecond)
+	_, err = c.Write(hello[len(hello)-1:])
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return w.unserved.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Greater(t, w.held.n.Load(), int64(fields*fieldWeight), "the head is there to ask again with")
+	require.Less(t, w.held.n.Load(), int64(requestWeight)+fields*2*fieldWeight)
+	require.NoError(t, c.Close())
+	require.Eventually(t, func() bool { return w.held.n.Load() == 0 }, 5*time.Second, time.Millisecond)
 }

@@ -194,6 +194,8 @@ func (x *exchange) understand() bool {
 		}
 	}
 	switch {
+	case r.URL.Opaque != "": // "x:http://host/" would go on as "http://host/"
+		return x.malformed(http.StatusBadRequest, "the target is neither a path nor a URL of http")
 	case r.Method == http.MethodConnect:
 		if r.ProtoMajor != 1 || c.scheme != "http" {
 			return x.malformed(http.StatusNotImplemented, "CONNECT is passed on in HTTP/1.1 without TLS only")
@@ -212,6 +214,11 @@ func (x *exchange) understand() bool {
 		return x.malformed(http.StatusMisdirectedRequest, "the request is for another host than TLS is with")
 	}
 	x.asked = append(x.asked, asked)
+	if asked.Port != c.port {
+		direct := asked
+		direct.Scheme, direct.Port = c.scheme, c.port
+		x.flow.direct = &direct
+	}
 	for _, host := range c.via {
 		if host != asked.Host {
 			asked.Host = host

@@ -21,6 +21,7 @@ func FuzzRequest(f *testing.F) {
 		"GET / HTTP/1.1\r\nHost: good\r\n\r\n",
 		"POST /x HTTP/1.1\r\nHost: good\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: bad\r\n\r\n",
 		"GET http://good/a HTTP/1.1\r\nHost: bad\r\n\r\n",
+		"GET x:http://bad/ HTTP/1.1\r\nHost: good\r\n\r\n",
 		"CONNECT good:443 HTTP/1.1\r\nHost: bad\r\n\r\n",
 		"GET / HTTP/1.0\r\nUpgrade: x\r\nConnection: upgrade\r\nHost: good\r\n\r\n",
 		"GET /bad/../x HTTP/1.1\r\nHost: good\r\nExpect: 100-continue\r\n\r\n",

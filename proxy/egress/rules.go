@@ -97,6 +97,16 @@ func (p *Policy) surely(r *match.HTTP) *denial {
 	return nil
 }
 
+// forbids tells what denies a request, whether or not another rule allows it.
+func (p *Policy) forbids(r *match.HTTP) *denial {
+	for i := range p.breakers {
+		if verdict, by := p.breakers[i].deny.decide(r); verdict == match.Yes {
+			return &denial{breaker: p.breakers[i].name, rule: by}
+		}
+	}
+	return nil
+}
+
 // suspects tells what may deny a request, but for what cannot be seen.
 func (p *Policy) suspects(r *match.HTTP) *denial {
 	if p == nil {
