@@ -110,7 +110,7 @@ httpFault:
 		}
 		a := caller.get(t, in+"/configmaps")
 		a.refused(t, http.StatusServiceUnavailable, ns+"/breakers", "by-hand")
-		require.Contains(t, a.Message, "by hand")
+		require.Contains(t, a.Message, meshv1alpha1.RecoverAnnotation)
 		require.Empty(t, a.header.Get("Retry-After"))
 		snapshot(t, b, pod.Name, "by-hand", opened)
 
