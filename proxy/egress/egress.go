@@ -130,6 +130,7 @@ type Server struct {
 	start      sync.Once
 	draining   atomic.Bool
 	looking    atomic.Int32 // connections of which it does not show yet who serves them
+	refusing   atomic.Int32 // requests for which there is no room
 	handshakes chan struct{}
 	leafless   rate.Sometimes // tells so
 	stall      time.Duration  // of an HTTP/2 stream

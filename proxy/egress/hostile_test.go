@@ -305,3 +305,39 @@ func TestWhatGoesThroughAProxyIsInTheAccounts(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.Eventually(t, func() bool { return w.held.n.Load() == 0 }, 5*time.Second, time.Millisecond)
 }
+
+// Beyond the bounds it is told to few who do not take the answer: each holds a head.
+func TestFewAreToldThatTheyAreBeyondTheBounds(t *testing.T) {
+	w := newWorld(t)
+	both := &http.Protocols{}
+	both.SetUnencryptedHTTP2(true)
+	w.backend(plainAt, http.HandlerFunc(hello200), func(s *httptest.Server) { s.Config.Protocols = both })
+	w.held.max = 0
+	conn, err := net.Dial("tcp", w.redirect(plainAt))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, http2.ClientPreface)
+	require.NoError(t, err)
+	f := http2.NewFramer(conn, conn)
+	require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+	var head bytes.Buffer
+	h := hpack.NewEncoder(&head)
+	const streams = maxStreams / 2
+	for i := range streams {
+		head.Reset()
+		for _, field := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "a"}, {":path", "/"}} {
+			require.NoError(t, h.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}))
+		}
+		require.NoError(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}))
+	}
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	for reset := 0; reset < streams-maxRefusing; {
+		frame, err := f.ReadFrame()
+		require.NoError(t, err)
+		if _, ok := frame.(*http2.RSTStreamFrame); ok {
+			reset++
+		}
+	}
+	require.NoError(t, conn.Close())
+	require.Eventually(t, func() bool { return w.server.refusing.Load() == 0 }, 5*time.Second, time.Millisecond)
+}

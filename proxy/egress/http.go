@@ -33,6 +33,9 @@ const (
 	// requestWeight is what any request holds in both of its servers, beside its head.
 	requestWeight = 48<<10 + upstream.BufferSize
 	fieldWeight   = 128
+	// maxRefusing is how many requests may hold the answer that they are beyond the
+	// bounds, until their clients take it. Further ones are cut off.
+	maxRefusing = 16
 )
 
 // exchange is one request and its answer.
@@ -43,15 +46,16 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	flow   flow
 
-	forward bool // the server is a proxy: it is told whom it is asked for
-	ticket  limit.Ticket
-	harm    *fault.Faults
-	sent    time.Time
-	took    time.Duration
-	held    int64
-	awaits  bool // the head of the answer
-	failed  bool
-	broke   bool // the answer was broken off
+	forward  bool // the server is a proxy: it is told whom it is asked for
+	ticket   limit.Ticket
+	harm     *fault.Faults
+	sent     time.Time
+	took     time.Duration
+	held     int64
+	refusing bool // one of Server.refusing
+	awaits   bool // the head of the answer
+	failed   bool
+	broke    bool // the answer was broken off
 }
 
 type (
@@ -98,6 +102,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !x.weigh() {
 		s.Bounds.Reached("egress requests")
 		x.verdict = VerdictBound
+		if x.refusing = true; s.refusing.Add(1) > maxRefusing {
+			panic(http.ErrAbortHandler)
+		}
 		x.answer(http.StatusTooManyRequests, time.Second, "pod "+s.Pod+" has too many requests under way")
 		return
 	}
@@ -179,6 +186,10 @@ func (x *exchange) weigh() bool {
 func (x *exchange) release() {
 	x.s.Bounds.Held.Give(x.held)
 	x.held = 0
+	if x.refusing {
+		x.refusing = false
+		x.s.refusing.Add(-1)
+	}
 }
 
 // understand finds out who is asked for what, or refuses what two could understand
