@@ -13,10 +13,12 @@ func ToldBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker
 // ToldFaults is the same of a FaultInjection.
 func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).told }
 
-// Hidden tells whether rules ask for what of https is seen only where it is decrypted.
+// Hidden tells whether rules ask for what of https is seen only where it is decrypted, or
+// count its requests.
 func Hidden(b *meshv1.Breaker) bool {
 	return slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool {
-		return hidden(r.Http, len(r.UserAgents) > 0)
+		forced := r.Trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED || r.Trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED
+		return hidden(r.Http, !forced || len(r.UserAgents) > 0)
 	}) || slices.ContainsFunc(b.GetIntercepts(), func(r *meshv1.InterceptRule) bool {
 		return hidden(r.Http, false)
 	})

@@ -193,22 +193,29 @@ func TestConfigHash(t *testing.T) {
 	require.Equal(t, "new", b.TargetStatus[1].ConfigHash)
 }
 
-// Paths within TLS are seen where they may be, and whoever writes a rule of them is told.
+// Requests within TLS are seen where they may be, and whoever writes a rule of them is told.
 func TestHostsAlone(t *testing.T) {
 	exact := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: s}} }
+	const forced = meshv1.Trigger_TRIGGER_FORCE_OPENED
 	for _, c := range []struct {
 		match   *meshv1.HttpMatch
+		trigger meshv1.Trigger
+		agents  []string
 		decrypt bool
 		told    bool
 	}{
-		{&meshv1.HttpMatch{Host: exact("h"), Path: exact("/p")}, false, true},
-		{&meshv1.HttpMatch{Methods: []string{"GET"}}, false, true},
-		{&meshv1.HttpMatch{Scheme: "http", Path: exact("/p")}, false, false},
-		{&meshv1.HttpMatch{Host: exact("h")}, false, false},
+		{&meshv1.HttpMatch{Host: exact("h"), Path: exact("/p")}, forced, nil, false, true},
+		{&meshv1.HttpMatch{Host: exact("h"), Path: exact("/p")}, forced, nil, true, false},
+		{&meshv1.HttpMatch{Methods: []string{"GET"}}, forced, nil, false, true},
+		{&meshv1.HttpMatch{Scheme: "http", Path: exact("/p")}, 0, nil, false, false},
+		{&meshv1.HttpMatch{Host: exact("h")}, forced, nil, false, false},
+		{&meshv1.HttpMatch{Host: exact("h")}, forced, []string{"curl*"}, false, true},
+		{&meshv1.HttpMatch{Host: exact("h")}, 0, nil, false, true},
 	} {
 		r := rules()
 		p := r.policies["a"]
-		p.Traffic.Breakers[1].Rules[0].Http = []*meshv1.HttpMatch{c.match}
+		rule := p.Traffic.Breakers[1].Rules[0]
+		rule.Http, rule.Trigger, rule.UserAgents = []*meshv1.HttpMatch{c.match}, c.trigger, c.agents
 		p.Traffic.Egress = &meshv1.Egress{Decrypt: c.decrypt}
 		b, _, ready, _ := r.statuses(t)
 		require.Equal(t, metav1.ConditionTrue, ready.Status)
@@ -216,7 +223,7 @@ func TestHostsAlone(t *testing.T) {
 		require.Equal(t, c.told, strings.Contains(ready.Message, "https"), ready.Message)
 		if c.told {
 			require.Contains(t, b.TargetStatus[0].Message, v1alpha1.TrustEgressAnnotation)
-			require.Contains(t, ready.Message, "in 1 of them of https only the host is seen")
+			require.Contains(t, ready.Message, "in 1 of them of https only connections")
 		}
 	}
 }

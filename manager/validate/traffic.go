@@ -163,7 +163,7 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 	return errs
 }
 
-const seenOnly = `what such rules ask of https is seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
+const seenOnly = `requests in https are seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
 
 // clusterScoped are resources that all know to be in no namespace. Requests for a
 // namespace count as ones in it.
@@ -230,7 +230,7 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 		look(r.Http)
 	}
 	if compile.Hidden(told) && !trusting() {
-		out = append(out, "rules are about paths, methods or user agents: "+seenOnly)
+		out = append(out, seenOnly+": paths, methods and user agents match nothing there, limits count connections, and trip.slowPercent sees none")
 	}
 	if c.Spec.Egress != nil && !otherHosts {
 		out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
@@ -335,7 +335,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 		}
 	}
 	if compile.HiddenOfFaults(compile.ToldFaults(f)) && !trusting() {
-		out = append(out, "rules are about paths, methods or headers of other hosts: "+seenOnly)
+		out = append(out, seenOnly+": paths, methods and headers match nothing there")
 	}
 	if e := f.Spec.Egress; e != nil {
 		if !otherHosts {

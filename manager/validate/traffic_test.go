@@ -400,15 +400,18 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	agents.Spec.TrafficInterceptRules = nil
 	agents.Spec.RateLimitings[0].RestRules = []v1alpha1.RestRule{{URL: "https://api.example.com", Method: "*"}}
 	agents.Spec.RateLimitings = agents.Spec.RateLimitings[:1]
-	require.Empty(t, handle(agents))
+	require.Contains(t, handle(agents)[0], "count connections")
+	require.Empty(t, handle(agents, trusts))
+	agents.Spec.RateLimitings[0].TriggerPolicy = v1alpha1.TriggerForceOpened
+	require.NotContains(t, strings.Join(handle(agents), "\n"), "https", "there is nothing to count")
 	agents.Spec.RateLimitings[0].UserAgents = []string{"curl*"}
-	require.Contains(t, handle(agents)[0], "user agents")
+	require.Contains(t, strings.Join(handle(agents), "\n"), "user agents")
 	agents.Spec.Egress = &v1alpha1.EgressConfig{Ports: []int32{53, 443}}
-	require.Contains(t, handle(agents, trusts)[0], "53")
+	require.Contains(t, strings.Join(handle(agents, trusts), "\n"), "53")
 	agents.Spec.Egress.Ports = nil
 	agents.Spec.RateLimitings[0].RestRules = nil
 	agents.Spec.RateLimitings[0].NonResourceRules = []v1alpha1.NonResourceRule{{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}}}
-	require.Contains(t, handle(agents)[0], "spec.egress has no effect")
+	require.Contains(t, strings.Join(handle(agents), "\n"), "spec.egress has no effect")
 	b.Spec.RateLimitings[0].RestRules[0].URL = "http://api.example.com:8080/v1"
 	require.Contains(t, handle(b)[0], "port 8080")
 	b.Spec.Egress = &v1alpha1.EgressConfig{Ports: []int32{8080}}

@@ -25,8 +25,7 @@ func (x *exchange) connect() {
 		return
 	}
 	p, _ := x.s.Policy()
-	host := x.asked[0].Host
-	x.flow.asked, x.flow.within = x.asked, p.decrypts(host)
+	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
 	if !x.admit() {
 		return
@@ -72,7 +71,7 @@ func (x *exchange) connect() {
 		}
 	}
 	c.port = x.asked[0].Port
-	c.via = append(c.via, host)
+	c.via = append(c.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
 	heads := x.held - requestWeight // they stay, to ask again with

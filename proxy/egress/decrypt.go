@@ -18,7 +18,7 @@ func (s *Server) tls(c *conn, h *hello, settled func()) {
 	p, _ := s.Policy()
 	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
 	// The server hears nothing of what is refused already.
-	if p.decrypts(h.name) && p.refuses(&flow{asked: asked, within: true}) == nil && s.decrypt(c, h) {
+	if p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil && s.decrypt(c, h) {
 		return
 	}
 	settled()
@@ -49,7 +49,7 @@ func (c *conn) uncounted(asked []match.HTTP) []match.HTTP {
 // both speak. False: nothing was done, for the client would not take it, or there is
 // nothing to do it with: then what may be denied is.
 func (s *Server) decrypt(c *conn, h *hello) bool {
-	if s.Leaf == nil {
+	if s.Leaf == nil || h.name == "" {
 		c.leafless = true
 		return false
 	}

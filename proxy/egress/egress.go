@@ -472,14 +472,14 @@ func (p *Policy) refuses(f *flow) *denial {
 		if refused := d(r); refused != nil {
 			return refused
 		}
-		if f.opaque && p.decrypts(r.Host) {
-			return &denial{unseen: true}
-		}
-		if f.failed {
+		if f.failed && r.Host != "" { // TLS to a host that a proxy was asked for may have no name
 			if refused := p.suspects(r); refused != nil {
 				return refused
 			}
 		}
+	}
+	if f.opaque && p.decrypts(f.asked...) {
+		return &denial{unseen: true}
 	}
 	return nil
 }

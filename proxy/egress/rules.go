@@ -2,6 +2,7 @@ package egress
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -172,7 +173,7 @@ func (p *Policy) blind(r *match.HTTP) *denial {
 	return nil
 }
 
-// deep tells whether a rule must see more of requests to a host than its name.
+// deep tells whether a rule asks for more of requests to a host than its name.
 func (p *Policy) deep(host string) bool {
 	if p == nil {
 		return false
@@ -189,9 +190,21 @@ func (p *Policy) deep(host string) bool {
 	return p.limits.Deep(host) || p.faults.Deep(host)
 }
 
-// decrypts tells whether TLS to a host is to be decrypted.
-func (p *Policy) decrypts(host string) bool {
-	return p != nil && p.decrypt && host != "" && p.deep(host)
+// decrypts tells whether TLS, of which asked is seen, is to be decrypted: whether a rule
+// is about the requests in it.
+func (p *Policy) decrypts(asked ...match.HTTP) bool {
+	return p != nil && p.decrypt && slices.ContainsFunc(asked, func(r match.HTTP) bool {
+		return r.Host != "" && (p.intercepts(&r) || p.limits.Decrypts(&r) || p.faults.Deep(r.Host))
+	})
+}
+
+// intercepts tells whether intercept rules must see more of a request to decide.
+func (p *Policy) intercepts(r *match.HTTP) bool {
+	return slices.ContainsFunc(p.breakers, func(b breaker) bool {
+		deny, _ := b.deny.decide(r)
+		allow, _ := b.allow.decide(r)
+		return deny == match.Unseen || deny == match.No && allow == match.Unseen
+	})
 }
 
 // take asks the limits. The refusal is nil if they let pass what is asked.

@@ -1,10 +1,14 @@
 package egress
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -21,7 +25,9 @@ import (
 
 // whole puts limits and faults in force too.
 func (w *world) whole(m *meshv1.Traffic) {
-	m.Egress = &meshv1.Egress{}
+	if m.Egress == nil {
+		m.Egress = &meshv1.Egress{}
+	}
 	limits, err := limit.Compile(m, limit.NewStore())
 	require.NoError(w, err)
 	limits.Enforce(time.Now())
@@ -77,6 +83,103 @@ func TestLimitsOfRequestsAndConnections(t *testing.T) {
 	require.Empty(t, resp.Header.Get("Retry-After"))
 	require.Contains(t, string(b), "raise bucket.limit")
 	require.Subset(t, w.got(), []string{"http limited", "tls limited", "http opened", "http passed"})
+}
+
+// In pods that trust the mesh's CA, limits are of requests within TLS too, and it is
+// decrypted for nothing less.
+func TestLimitsCountRequestsThatAreDecrypted(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200), func(s *httptest.Server) {
+		s.TLS.Certificates = []tls.Certificate{*w.serversCA.Leaf("api.example.com", "plain.example.com", "port.example.com", "free.example.com")}
+	})
+	limited := func(name string, m *meshv1.HttpMatch) *meshv1.LimitRule {
+		return &meshv1.LimitRule{Name: name, Key: name, Http: []*meshv1.HttpMatch{m}, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+			Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(time.Hour)}}
+	}
+	forced := func(name string, by meshv1.Trigger, m *meshv1.HttpMatch) *meshv1.LimitRule {
+		return &meshv1.LimitRule{Name: name, Key: name, Http: []*meshv1.HttpMatch{m}, Trigger: by}
+	}
+	w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: true}, Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
+		limited("two", host("api.example.com")),
+		limited("plain", &meshv1.HttpMatch{Scheme: "http", Host: exactly("plain.example.com"), Path: exactly("/x")}),
+		limited("port", &meshv1.HttpMatch{Host: exactly("port.example.com"), Port: 8443}),
+		forced("shut", meshv1.Trigger_TRIGGER_FORCE_OPENED, host("shut.example.com")),
+		forced("free", meshv1.Trigger_TRIGGER_FORCE_CLOSED, host("free.example.com")),
+		limited("any", &meshv1.HttpMatch{Host: startsWith("free.")}), // decides about none
+	}}}})
+	c := w.client(secureAt)
+	for _, expected := range []int{200, 200, 429} {
+		code, _ := w.get(c, "https://api.example.com/")
+		require.Equal(t, expected, code)
+	}
+	for _, name := range []string{"plain", "port", "free"} {
+		resp, err := c.Get("https://" + name + ".example.com/")
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		_, err = resp.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: w.server.Roots})
+		require.NoError(t, err, "%s is not opened", name)
+	}
+	_, err := c.Get("https://shut.example.com/")
+	require.ErrorContains(t, err, "access denied")
+	require.Equal(t, []string{"https passed", "https passed", "https limited", "tls passed", "tls passed", "tls passed", "tls opened"}, w.got())
+}
+
+// A tunnel that was begun before there were requests to count is begun anew.
+func TestALimitThatCountsRequestsCutsTunnels(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	c := w.client(secureAt)
+	w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: true}})
+	for _, name := range []string{"api", "other"} {
+		code, _ := w.get(c, "https://"+name+".example.com/")
+		require.Equal(t, 200, code)
+	}
+	w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: true}, Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
+		{Name: "some", Key: "some", Http: []*meshv1.HttpMatch{host("api.example.com")}, MaxInFlight: 1},
+	}}}})
+	require.Eventually(t, func() bool { return w.open.n.Load() == 1 }, 5*time.Second, time.Millisecond, "the other goes on")
+	code, _ := w.get(c, "https://api.example.com/")
+	require.Equal(t, 200, code)
+	require.Equal(t, []string{"tls passed", "tls passed", "https passed"}, w.got())
+}
+
+// Limits of the host that a proxy is asked for count what is asked within, whatever
+// name TLS has; where it has none, the connection.
+func TestLimitsOfWhomAProxyIsAskedFor(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	w.backend(proxyAt, forwardProxy(w))
+	one := func(name string) *meshv1.LimitRule {
+		return &meshv1.LimitRule{Name: name, Key: name, Http: []*meshv1.HttpMatch{host(name)}, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+			Bucket: &meshv1.Bucket{Burst: 1, Limit: 1, IntervalNs: int64(time.Hour)}}
+	}
+	w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: true}, Breakers: []*meshv1.Breaker{{Name: "cb",
+		Intercepts: []*meshv1.InterceptRule{deny(host("evil.example.com"))},
+		Rules:      []*meshv1.LimitRule{one("api.example.com"), one("192.0.2.7")},
+	}}})
+	client := func(config func(*tls.Config)) *http.Client {
+		return w.client(proxyAt, func(t *http.Transport) {
+			t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy:3128"})
+			t.ProxyConnectHeader = http.Header{"Proxy-Authorization": {"Basic b"}}
+			config(t.TLSClientConfig)
+		})
+	}
+	c := client(func(c *tls.Config) { c.ServerName = "other.example.com" })
+	for _, expected := range []int{200, 429} {
+		r, err := http.NewRequest("GET", "https://api.example.com/", nil)
+		require.NoError(t, err)
+		r.Host = "other.example.com"
+		resp, err := c.Do(r)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, expected, resp.StatusCode)
+	}
+	nameless := func(c *tls.Config) { c.InsecureSkipVerify = true }
+	code, _ := w.get(client(nameless), "https://192.0.2.7/")
+	require.Equal(t, 200, code)
+	_, err := client(nameless).Get("https://192.0.2.7/")
+	require.ErrorContains(t, err, "access denied")
+	require.Contains(t, w.got(), "tls limited")
 }
 
 func TestFaultsOfRequestsAndConnections(t *testing.T) {

@@ -23,7 +23,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
-	f.opaque = protocol == ProtocolTLS && !p.decrypts(hostOf(asked)) // else it was tried
+	f.opaque = protocol == ProtocolTLS && !p.decrypts(asked...) // else it was tried
 	s.flows.add(f)
 	defer s.flows.remove(f)
 	p, _ = s.Policy()

@@ -178,14 +178,36 @@ func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (
 	return found.take(now, true)
 }
 
-// Deep tells whether a rule must see requests to a host within TLS.
+// Deep tells whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool {
+	return r != nil && slices.ContainsFunc(r.urls, func(c candidate[*match.URL]) bool {
+		return c.match.Deep() && c.match.HostIs(host)
+	})
+}
+
+// Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
+// tell whether it matches them, or to count them.
+func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	if r == nil {
 		return false
 	}
-	return slices.ContainsFunc(r.urls, func(c candidate[*match.URL]) bool {
-		return (c.match.Deep() || len(c.agents) > 0) && c.match.HostIs(host)
-	})
+	decided := -1
+	for _, n := range r.hosts.Of(asked.Host) {
+		c := &r.urls[n]
+		if c.number == decided {
+			continue
+		}
+		switch c.match.Match(asked) {
+		case match.Unseen:
+			return true
+		case match.Yes:
+			if len(c.agents) > 0 || !c.state.forced() {
+				return true
+			}
+			decided = c.number
+		}
+	}
+	return false
 }
 
 // found are the rules that decide about a request, as it asks and as their CircuitBreakers

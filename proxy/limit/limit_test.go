@@ -443,6 +443,7 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	p := newPod(t,
 		&meshv1.LimitRule{Name: "path", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Http: []*meshv1.HttpMatch{{Host: exact("a.example"), Path: exact("/x")}}},
 		&meshv1.LimitRule{Name: "host", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Http: []*meshv1.HttpMatch{{Host: exact("b.example")}}},
+		&meshv1.LimitRule{Name: "counts", MaxInFlight: 9, Http: []*meshv1.HttpMatch{{Host: exact("d.example")}}},
 		&meshv1.LimitRule{Name: "agent", Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, UserAgents: []string{"curl*"}, Http: []*meshv1.HttpMatch{{Host: exact("c.example")}}},
 	)
 	take := func(r match.HTTP) string {
@@ -460,7 +461,11 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	require.Equal(t, "agent", take(match.HTTP{Host: "c.example"}))
 	require.True(t, p.rules.Deep("a.example"))
 	require.False(t, p.rules.Deep("b.example"))
-	require.True(t, p.rules.Deep("c.example"))
+	require.False(t, p.rules.Deep("c.example"))
+	for host, decrypted := range map[string]bool{"a.example": true, "b.example": false, "c.example": true, "d.example": true, "e.example": false} {
+		require.Equal(t, decrypted, p.rules.Decrypts(&match.HTTP{Host: host, Opaque: true}), host)
+	}
+	require.False(t, (*Rules)(nil).Decrypts(&match.HTTP{Host: "a.example", Opaque: true}))
 	require.Nil(t, p.rules.OfKind(match.Kind{Verb: "get", Resource: "pods"}))
 }
 

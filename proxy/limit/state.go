@@ -25,6 +25,11 @@ type config struct {
 	sleep                  time.Duration // 0: recovered by hand
 }
 
+// forced tells whether nothing that is counted matters.
+func (c config) forced() bool {
+	return c.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED || c.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED
+}
+
 func newConfig(m *meshv1.LimitRule) (config, error) {
 	c := config{maxInFlight: uint64(m.GetMaxInFlight()), trigger: m.GetTrigger()}
 	if b := m.GetBucket(); b != nil {

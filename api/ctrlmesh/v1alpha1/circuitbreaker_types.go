@@ -85,7 +85,9 @@ type Limiting struct {
 	// +kubebuilder:validation:MaxItems=64
 	NonResourceRules []NonResourceRule `json:"nonResourceRules,omitempty"`
 
-	// RestRules match requests to other hosts.
+	// RestRules match requests to other hosts. Those in https are seen, and counted, only in
+	// pods that opted in by the annotation trust-egress; elsewhere connections are, and
+	// trip.slowPercent sees none.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	RestRules []RestRule `json:"restRules,omitempty"`
@@ -190,8 +192,7 @@ type NonResourceRule struct {
 // RestRule matches requests to other hosts.
 type RestRule struct {
 	// URL is [scheme://]host[:port][/path]. The host is exact, "*.domain" or "*"; a path
-	// that ends with "*" is a prefix, and without one, or with "/*", all paths match. Other
-	// paths of https are seen only in pods that opted in by the annotation trust-egress.
+	// that ends with "*" is a prefix, and without one, or with "/*", all paths match.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
 	URL string `json:"url"`

@@ -209,8 +209,8 @@ type Egress struct {
 	// TCP ports, sorted. What goes to the same ports by UDP is refused: HTTP/3 would go
 	// around.
 	Ports []uint32 `protobuf:"varint,1,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	// The pod trusts the egress CA: TLS to hosts whose rules ask for more than the
-	// host's name is decrypted.
+	// The pod trusts the egress CA: TLS to hosts is decrypted whose rules ask for more than
+	// the host's name, or are about each request.
 	Decrypt       bool `protobuf:"varint,3,opt,name=decrypt,proto3" json:"decrypt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
