@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
 
 func TestStrangersAreCounted(t *testing.T) {
@@ -50,4 +53,14 @@ func TestAnAgentThatLostItsManagerShowsIt(t *testing.T) {
 ctrlmesh_agent_manager_connected %v
 `, number(now)))))
 	}
+}
+
+// docs/metrics.md has what an agent serves, with its labels, and nothing else.
+func TestMetricsAreDocumented(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	newMetrics(registry)
+	registerManager(registry, func() bool { return true })
+	_, err := proxy.New(proxy.Config{Registerer: registry, Leaf: func() (*tls.Certificate, error) { return nil, nil }})
+	require.NoError(t, err)
+	docs.RequireMetrics(t, "../docs/metrics.md", "## Agent", registry)
 }

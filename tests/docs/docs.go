@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 )
 
@@ -56,13 +57,24 @@ func Metrics(t testing.TB, file, heading string) map[string]Metric {
 // description is what a prometheus.Desc prints as.
 var description = regexp.MustCompile(`fqName: "(ctrlmesh_[^"]*)".*variableLabels: \{([^}]*)\}`)
 
-// Described are the metrics of the mesh in descriptions, each with its labels.
-func Described[D interface{ String() string }](descs []D) map[string]string {
-	out := map[string]string{}
-	for _, d := range descs {
+// RequireMetrics holds a section of docs/metrics.md to what the mesh has registered,
+// whether or not there is any of it yet.
+func RequireMetrics(t testing.TB, file, heading string, registry prometheus.Collector) {
+	t.Helper()
+	descs := make(chan *prometheus.Desc)
+	go func() {
+		registry.Describe(descs)
+		close(descs)
+	}()
+	registered, documented := map[string]string{}, map[string]string{}
+	for d := range descs {
 		if m := description.FindStringSubmatch(d.String()); m != nil {
-			out[m[1]] = strings.ReplaceAll(m[2], ",", ", ")
+			registered[m[1]] = strings.ReplaceAll(m[2], ",", ", ")
 		}
 	}
-	return out
+	for _, m := range Metrics(t, file, heading) {
+		documented[m.Name] = m.Labels
+		require.Equal(t, m.Type == "counter", strings.HasSuffix(m.Name, "_total"), m.Name)
+	}
+	require.Equal(t, registered, documented)
 }
