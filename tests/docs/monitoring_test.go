@@ -1,0 +1,133 @@
+package docs
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+)
+
+var (
+	metricName = regexp.MustCompile(`\bctrlmesh_[a-z0-9_]+(\{[^}]*\})?`)
+	grouping   = regexp.MustCompile(`\b(?:by|without) \(([^)]*)\)`)
+	labelled   = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"`)
+	shown      = regexp.MustCompile(`\$labels\.([a-z_]+)`)
+	anchor     = regexp.MustCompile(`[^a-z0-9 -]`)
+)
+
+// asks requires that an expression is about metrics that there are, by labels that they have,
+// and returns those labels. What whoever scrapes adds is known.
+func asks(t *testing.T, known map[string]Metric, expr string) map[string]bool {
+	labels := map[string]bool{"pod": true, "namespace": true}
+	for _, use := range metricName.FindAllString(expr, -1) {
+		name, selector, _ := strings.Cut(use, "{")
+		m, ok := known[name]
+		for _, part := range []string{"_bucket", "_sum", "_count"} {
+			if h, is := strings.CutSuffix(name, part); is && known[h].Type == "histogram" {
+				m, ok = known[h], true
+				labels["le"] = true
+			}
+		}
+		assert.True(t, ok, "%s: there is no metric %s", expr, name)
+		has := map[string]bool{"pod": true}
+		for label := range strings.SplitSeq(m.Labels, ", ") {
+			has[label] = true
+		}
+		for _, label := range labelled.FindAllStringSubmatch(selector, -1) {
+			assert.True(t, has[label[1]], "%s: %s has no label %s", expr, name, label[1])
+		}
+		maps.Copy(labels, has)
+	}
+	for _, g := range grouping.FindAllStringSubmatch(expr, -1) {
+		for label := range strings.SplitSeq(g[1], ", ") {
+			assert.True(t, labels[label], "%s: nothing there has the label %s", expr, label)
+		}
+	}
+	return labels
+}
+
+func metrics(t *testing.T) map[string]Metric {
+	known := Metrics(t, "../../docs/metrics.md", "## Agent")
+	maps.Copy(known, Metrics(t, "../../docs/metrics.md", "## Manager"))
+	return known
+}
+
+// Alerts are about metrics that there are, and lead to a section that says what to do.
+func TestAlerts(t *testing.T) {
+	known := metrics(t)
+	var rules struct {
+		Spec struct {
+			Groups []struct {
+				Name  string
+				Rules []struct {
+					Alert, Expr, For    string
+					Labels, Annotations map[string]string
+				}
+			}
+		}
+	}
+	data, err := os.ReadFile("../../deploy/monitoring/alerts.yaml")
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(data, &rules))
+	text, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	anchors := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && line[0] == '#' {
+			anchors[strings.ReplaceAll(anchor.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-")] = true
+		}
+	}
+	seen := map[string]bool{}
+	for _, g := range rules.Spec.Groups {
+		for _, r := range g.Rules {
+			assert.False(t, seen[r.Alert], "%s is there twice", r.Alert)
+			seen[r.Alert] = true
+			labels := asks(t, known, r.Expr)
+			for _, of := range shown.FindAllStringSubmatch(r.Annotations["summary"], -1) {
+				assert.True(t, labels[of[1]], "%s has no label %s", r.Alert, of[1])
+			}
+			assert.Contains(t, []string{"critical", "warning", "info"}, r.Labels["severity"], r.Alert)
+			assert.NotEmpty(t, r.Annotations["description"], r.Alert)
+			page, section, _ := strings.Cut(r.Annotations["runbook_url"], "#")
+			assert.True(t, strings.HasSuffix(page, "/docs/operations.md"), r.Alert)
+			assert.True(t, anchors[section], "%s leads to a section %q, which there is not", r.Alert, section)
+		}
+	}
+	require.GreaterOrEqual(t, len(seen), 20)
+}
+
+// The dashboard shows metrics that there are, and all but some.
+func TestDashboard(t *testing.T) {
+	known := metrics(t)
+	data, err := os.ReadFile("../../deploy/monitoring/dashboard.json")
+	require.NoError(t, err)
+	var board struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &board))
+	unseen := maps.Clone(known)
+	for _, p := range board.Panels {
+		for _, target := range p.Targets {
+			asks(t, known, target.Expr)
+			for name := range known {
+				if strings.Contains(target.Expr, name) {
+					delete(unseen, name)
+				}
+			}
+		}
+	}
+	require.ElementsMatch(t, []string{
+		"ctrlmesh_manager_host_network_nodes", "ctrlmesh_manager_nodes", "ctrlmesh_mesh_ca_rotation", "ctrlmesh_mesh_ca_rotation_waiting_pods",
+		"ctrlmesh_passthrough_connections_total", "ctrlmesh_stamped_objects_total",
+	}, slices.Collect(maps.Keys(unseen)))
+}
