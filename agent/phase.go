@@ -35,7 +35,8 @@ const (
 	// successorWait is how long an agent that is told to end goes on serving, for
 	// a successor to ask: a DaemonSet that may surge replaces a deleted pod at once.
 	successorWait = 10 * time.Second
-	// drainWithin is how long requests may go on after a hand-over.
+	// drainWithin is how long requests may go on after a hand-over, and connections
+	// stay open that nothing is asked on.
 	drainWithin = 15 * time.Second
 	// addressWait is how long new connections come in at an address after its pod
 	// is told to end: until all nodes' routing knows.
@@ -186,7 +187,7 @@ func (m *mesh) abandon(mb *member) {
 		ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 		defer cancel()
 		if err := proxied.Drain(ctx); err != nil {
-			m.logger.Info("requests were cut after the hand-over", "pod", mb.pod.String(), "error", err)
+			m.logger.Info("connections were cut after the hand-over", "pod", mb.pod.String(), "error", err)
 		}
 		// This agent answers for what was cut until it is over.
 		if over, err := proxied.SetPolicy(&meshv1.PodPolicy{Refuse: "another agent serves this pod"}); err == nil {

@@ -10,36 +10,29 @@ import (
 
 const (
 	// minWatch is the least age of a watch that is ended by draining. client-go
-	// takes one that ends without an event within its first second for broken and
-	// lists again.
-	minWatch = 1500 * time.Millisecond
-	// idleGrace is how long connections that nothing is asked on stay open.
-	// Whoever uses his within that time is told by an answer to open another, and
-	// never meets a connection that closes under his request.
-	idleGrace = 2 * time.Second
-	// cutGrace is for the ends of long answers to be written in.
-	cutGrace = time.Second
+	// takes one that ends without an event within its first second, by its own
+	// clock and when it gets to look, for broken and lists again.
+	minWatch = 3 * time.Second
+	// cutGrace is for the ends of long answers to be written in, and for HTTP/2
+	// connections to end after GOAWAY, which net/http gives a second.
+	cutGrace = 2 * time.Second
 )
 
 // Drain ends everything of the pod so that its clients do not notice, given that
 // another proxy accepts where this one did: it accepts no more, tells the client
 // with each answer to open another connection (HTTP/2: GOAWAY), and ends watches
 // cleanly as soon as clients take that for the end of a usual watch. Everything
-// else goes on until it is over, and requests on open connections are served.
-// Idle connections are closed last. What is left when ctx is done is cut, and
-// its error returned.
+// else goes on until it is over, and requests on open connections are served, also
+// on those that were idle: on HTTP/1 only an answer can say that a connection ends,
+// and a request that meets its end fails, unless it is a GET. What is left when ctx
+// is done is cut, and its error returned.
 func (p *Pod) Drain(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
 	p.stopAccepting()
 	others := p.drainEgress(ctx)
-	grace, cancel := context.WithTimeout(ctx, idleGrace)
-	_ = p.deserted(grace)
-	cancel()
-	err := p.http.Shutdown(ctx)
-	if err == nil {
-		err = p.deserted(ctx) // upgrades and tunnels, which the server does not know
-	}
+	// Not http.Server.Shutdown: that drops what it reads on HTTP/1.
+	err := p.deserted(ctx)
 	if err != nil {
 		p.cut()
 	}

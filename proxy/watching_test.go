@@ -500,7 +500,8 @@ func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
 			api.silent = true
 			m := newMesh(t, api)
 			m.traffic(injecting(ofWatches(f)))
-			next, end := m.watching(m.client(false), "0")
+			c := m.client(false)
+			next, end := m.watching(c, "0")
 			defer end()
 			want := map[string]bool{}
 			for i := range 20 {
@@ -518,6 +519,7 @@ func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
 			api.happen(apiwatch.Added, "another")
 			require.Equal(t, "ADDED another", next(), "nothing is held back any more")
 			require.Equal(t, "end", next())
+			c.CloseIdleConnections()
 			require.NoError(t, <-drained)
 		})
 	}

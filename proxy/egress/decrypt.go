@@ -12,16 +12,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// tls serves a connection that begins with a ClientHello. settled is called when it shows
-// that requests will not be read from it.
-func (s *Server) tls(c *conn, h *hello, settled func()) {
+// tls serves a connection that begins with a ClientHello.
+func (s *Server) tls(c *conn, h *hello) {
 	p, _ := s.Policy()
 	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
 	// The server hears nothing of what is refused already.
 	if p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil && s.decrypt(c, h) {
 		return
 	}
-	settled()
 	s.tunnel(c, ProtocolTLS, asked)
 }
 

@@ -110,9 +110,9 @@ const (
 	// tunnelIdle is how long a tunnel may say nothing in either direction.
 	tunnelIdle = 5 * time.Hour
 	idle       = 120 * time.Second
-	// idleGrace is how long connections that nothing is asked on stay open while the
-	// server drains.
-	idleGrace = 2 * time.Second
+	// cutGrace is for HTTP/2 connections that are cut to end after GOAWAY, which
+	// net/http gives a second.
+	cutGrace = 2 * time.Second
 
 	maxHandshakes  = 4 // computed at once, with the pod and with servers
 	maxHeaderBytes = 128 << 10
@@ -129,7 +129,6 @@ type Server struct {
 	seen       *handed
 	start      sync.Once
 	draining   atomic.Bool
-	looking    atomic.Int32 // connections of which it does not show yet who serves them
 	refusing   atomic.Int32 // requests for which there is no room
 	handshakes chan struct{}
 	leafless   rate.Sometimes // tells so
@@ -232,16 +231,12 @@ func (s *Server) Stop() {
 // are asked end after the next. What is left when ctx is done is cut, and its error
 // returned.
 func (s *Server) Drain(ctx context.Context) error {
-	grace, cancel := context.WithTimeout(ctx, idleGrace)
-	err := s.conns.deserted(grace)
-	cancel()
-	for err != nil && s.looking.Load() > 0 && sleep(ctx, idleGrace/100) { // what they are shows soon
-	}
+	// Not http.Server.Shutdown before that: it drops what it reads on HTTP/1.
+	err := s.conns.deserted(ctx)
 	if err != nil {
-		err = s.http.Shutdown(ctx)
-	}
-	if err == nil {
-		err = s.conns.deserted(ctx)
+		grace, cancel := context.WithTimeout(context.Background(), cutGrace)
+		_ = s.http.Shutdown(grace)
+		cancel()
 	}
 	s.Cut()
 	return err
@@ -287,9 +282,6 @@ func (s *Server) itself(c *conn) bool {
 
 // look serves a connection by what it speaks.
 func (s *Server) look(c *conn) {
-	s.looking.Add(1)
-	settled := sync.OnceFunc(func() { s.looking.Add(-1) })
-	defer settled()
 	k, h := c.sniff()
 	switch k {
 	case speaksHTTP, speaksHTTP2:
@@ -303,11 +295,10 @@ func (s *Server) look(c *conn) {
 		c.transport = c.newTransport(k == speaksHTTP2)
 		s.hand(c, c)
 	case speaksTLS:
-		s.tls(c, h, settled)
+		s.tls(c, h)
 	case speaksNothing:
 		_ = c.Close()
 	default:
-		settled()
 		s.tunnel(c, ProtocolOther, c.opaque(match.HTTP{Port: c.port, Opaque: true}))
 	}
 }

@@ -909,3 +909,23 @@ func TestDrainLetsConnectionsEnd(t *testing.T) {
 	require.Equal(t, "whole", <-got)
 	require.NoError(t, <-drained)
 }
+
+func TestDrainServesConnectionsThatWereIdle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	c := w.client(plainAt)
+	ask := func() (last bool) {
+		resp, err := c.Get("http://a/")
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp.Close
+	}
+	require.False(t, ask())
+	w.server.Stop()
+	drained := make(chan error, 1)
+	go func() { drained <- w.server.Drain(t.Context()) }()
+	time.Sleep(3 * time.Second)
+	require.True(t, ask(), "no answer after it")
+	require.NoError(t, <-drained)
+}

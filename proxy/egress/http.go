@@ -95,9 +95,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.flow.cut = func() { cancel(errCut) }
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
-	if s.draining.Load() {
-		w.Header()["Connection"] = []string{"close"}
-	}
+	x.last()
 	defer x.finish()
 	if !x.weigh() {
 		s.Bounds.Reached("egress requests")
@@ -251,6 +249,13 @@ func (x *exchange) deep(p *Policy) bool {
 		}
 	}
 	return false
+}
+
+// last asks for no more on the connection while the server drains.
+func (x *exchange) last() {
+	if x.s.draining.Load() {
+		x.w.Header()["Connection"] = []string{"close"}
+	}
 }
 
 // malformed refuses, and asks for no more on the connection.
@@ -448,6 +453,7 @@ func answered(resp *http.Response) error {
 		_ = x.c.Conn.SetDeadline(time.Time{})
 		return nil
 	}
+	x.last()
 	if v := resp.Header["Proxy-Authenticate"]; v != nil {
 		x.w.Header()["Proxy-Authenticate"] = v
 	}
