@@ -365,51 +365,52 @@ func TestHostileWindows(t *testing.T) {
 	for i := range 3000 {
 		tiny = append(tiny, [2]string{fmt.Sprintf("%03x", i), ""})
 	}
-	for name, head := range map[string][][2]string{
-		"one large field": {{"x", strings.Repeat("~", 100<<10)}}, // which HPACK leaves as it is
-		"tiny fields":     tiny,
+	for name, of := range map[string]struct {
+		path string
+		head [][2]string
+	}{
+		"one large field answered": {"/api/v1/namespaces/a/secrets/b", [][2]string{{"x", strings.Repeat("~", 100<<10)}}}, // which HPACK leaves as it is
+		"tiny fields refused":      {"/api/v1//secrets", tiny},
 	} {
-		for what, path := range map[string]string{"refused": "/api/v1//secrets", "answered": "/api/v1/namespaces/a/secrets/b"} {
-			t.Run(name+" "+what, func(t *testing.T) {
-				s := newSiege(t, quick(0))
-				s.pod.stall = 6 * time.Second // more than it takes to get there
-				s.policy(nil)
-				s.under("windows "+name+" "+what, 192<<20, func() (func(), string) {
-					var conns []*tls.Conn
-					const connections, streams, ahead = 4, 120, 5 // ahead: 2 MiB in all
-					var most int64
-					for range connections {
-						f := s.frames()
-						conns = append(conns, f.conn)
-						require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
-						served := f.served()
-						for i := range streams {
-							// Heads that are not served yet have a bound of their own, and
-							// end the connection beyond it.
-							if i >= ahead {
-								require.True(t, <-served, "the connection stays")
-							}
-							_, err := f.ask("GET", path, true, head...)
-							require.NoError(t, err)
-							require.NoError(t, f.w.Flush())
-							most = max(most, s.pod.held.taken.Load())
+		t.Run(name, func(t *testing.T) {
+			s := newSiege(t, quick(0))
+			s.pod.stall = 6 * time.Second // more than it takes to get there
+			s.policy(nil)
+			s.under("windows "+name, 192<<20, func() (func(), string) {
+				var conns []*tls.Conn
+				const connections, streams, ahead = 4, 120, 5 // ahead: 2 MiB in all
+				var most int64
+				for range connections {
+					f := s.frames()
+					conns = append(conns, f.conn)
+					require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+					served := f.served()
+					for i := range streams {
+						// Heads that are not served yet have a bound of their own, and
+						// end the connection beyond it.
+						if i >= ahead {
+							require.True(t, <-served, "the connection stays")
 						}
-						go func() {
-							for range served {
-							}
-						}()
+						_, err := f.ask("GET", of.path, true, of.head...)
+						require.NoError(t, err)
+						require.NoError(t, f.w.Flush())
+						most = max(most, s.pod.held.taken.Load())
 					}
-					// On a slow machine the first are given up before the last are sent.
-					require.Eventually(t, func() bool { return max(most, s.pod.held.taken.Load()) > maxHeld/8 }, 20*time.Second, time.Millisecond)
-					grown := measure().heap - s.before.heap
-					held := s.pod.held.taken.Load()
-					// The connections stay, and nothing of the streams.
-					require.Eventually(t, func() bool { return s.pod.held.taken.Load() == 0 }, 30*time.Second, 10*time.Millisecond)
-					s.pod.clients.Load().main.Close() // idle ones are not of the streams
-					return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
-				})
+					go func() {
+						for range served {
+						}
+					}()
+				}
+				// On a slow machine the first are given up before the last are sent.
+				require.Eventually(t, func() bool { return max(most, s.pod.held.taken.Load()) > maxHeld/8 }, 20*time.Second, time.Millisecond)
+				grown := measure().heap - s.before.heap
+				held := s.pod.held.taken.Load()
+				// The connections stay, and nothing of the streams.
+				require.Eventually(t, func() bool { return s.pod.held.taken.Load() == 0 }, 30*time.Second, 10*time.Millisecond)
+				s.pod.clients.Load().main.Close() // idle ones are not of the streams
+				return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
 			})
-		}
+		})
 	}
 }
 
