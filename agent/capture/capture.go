@@ -49,9 +49,8 @@ type Config struct {
 	// PinDir is a directory on a bpffs, DefaultPinDir if empty. It is made if need be.
 	PinDir string
 
-	// IPTables is the variant of iptables: "nft", "legacy", or empty for the
-	// system's default. It should be that of whatever else is in a pod's network
-	// namespace, and must stay while a pod is captured.
+	// IPTables is the variant of iptables: "nft", or empty for the system's default,
+	// which must be that.
 	IPTables string
 
 	Logger *slog.Logger // slog.Default() if nil
@@ -176,7 +175,7 @@ var ErrHostNetwork = errors.New("the pod has no network namespace of its own")
 // asked for must work.
 func Open(cfg Config) (Method, error) {
 	cfg = cfg.withDefaults()
-	n := &node{cfg: cfg, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}
+	n := &node{cfg: cfg, rotation: rotation, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}
 	if err := n.open(); err != nil {
 		return nil, fmt.Errorf("capture mode %q: %w", cfg.Mode, errors.Join(err, n.Close()))
 	}

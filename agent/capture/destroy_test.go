@@ -256,7 +256,7 @@ func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			pod, q := w.pod(), w.quiet()
-			cfg := iptablesConfig("nft")(t)
+			cfg := iptablesConfig(t)
 			first, second := agent(t, cfg), agent(t, cfg)
 			p, err := first.Capture(request(first, uid, pod))
 			require.NoError(t, err)
@@ -449,7 +449,7 @@ func TestHandedNothing(t *testing.T) {
 	pod := w.pod()
 	w.quiet()
 	s := connectStranger(t, pod, "", "4", quiet4)
-	m := w.agent(iptablesConfig("nft")(t))
+	m := w.agent(iptablesConfig(t))
 	require.NoError(t, m.SetDestinations(quiets, nil))
 	r := request(m, uid, pod)
 	r.Handed = &Handed{}

@@ -21,8 +21,8 @@
 //
 // What the process needs: CAP_SYS_ADMIN to enter a network namespace (it
 // includes CAP_BPF), CAP_NET_ADMIN to load and attach the programs, to mark
-// and end sockets and for iptables (the agent's image has that of nftables; the
-// legacy one takes CAP_NET_RAW too), and read access to the paths that name the
-// namespaces (for /proc/PID/ns/net of another user's process CAP_SYS_PTRACE). Package
-// bpf says which kernels it needs; on earlier ones only iptables is possible.
+// and end sockets and for iptables (that of nftables), and read access to the paths
+// that name the namespaces (for /proc/PID/ns/net of another user's process
+// CAP_SYS_PTRACE). Package bpf says which kernels it needs; on earlier ones only
+// iptables is possible.
 package capture

@@ -223,7 +223,7 @@ func TestEgressIsRedirected(t *testing.T) {
 func TestNoEgressByAddress(t *testing.T) {
 	w := newWorld(t)
 	pod := w.pod()
-	p := captured(t, w.agent(methods[3].config(t)), uid, pod, "mesh")
+	p := captured(t, w.agent(byAddress.config(t)), uid, pod, "mesh")
 	_, err := p.SetEgress([]uint16{443})
 	require.ErrorContains(t, err, "captured by address")
 	setEgress(t, p, "")

@@ -6,7 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -71,7 +70,7 @@ func TestHandOver(t *testing.T) {
 func TestHandedNonsense(t *testing.T) {
 	w := newWorld(t)
 	pod, elsewhere := w.pod(), w.pod()
-	m := agent(t, iptablesConfig("nft")(t))
+	m := agent(t, iptablesConfig(t))
 	listenIn := func(n *ns, network, at string, config net.ListenConfig) *os.File {
 		var f *os.File
 		config.SetMultipathTCP(false)
@@ -215,7 +214,7 @@ func TestPodsOwnPorts(t *testing.T) {
 func TestWaysSideBySide(t *testing.T) {
 	w := newWorld(t)
 	cfg := methods[0].config(t)
-	cfg.Mode, cfg.Address, cfg.IPTables = Auto, ":7443", iptablesConfig("nft")(t).IPTables
+	cfg.Mode, cfg.Address, cfg.IPTables = Auto, ":7443", iptablesConfig(t).IPTables
 	m := w.agent(cfg)
 	require.Equal(t, []Mode{EBPF, IPTables, Address}, m.Modes())
 	require.Empty(t, m.Unavailable())
@@ -240,30 +239,6 @@ func TestWaysSideBySide(t *testing.T) {
 		pod4, _ := pod.addresses(w.pods)
 		require.Equal(t, "direct "+pod4.String(), who+" "+source)
 	}
-}
-
-// TestXtablesLock is somebody else's iptables that takes its time.
-func TestXtablesLock(t *testing.T) {
-	cfg := iptablesConfig("legacy")(t)
-	pod := newWorld(t).pod()
-	m := agent(t, cfg)
-	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
-	require.NoError(t, err)
-	defer lock.Close()
-	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
-	done := make(chan error, 1)
-	go func() {
-		_, err := m.Capture(request(m, uid, pod))
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		require.NoError(t, err, "it does not wait for the lock")
-		t.Skip("this iptables takes no lock")
-	case <-time.After(200 * time.Millisecond):
-	}
-	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
-	require.NoError(t, <-done)
 }
 
 // TestRulesAreMended is somebody who flushes them.

@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// rotation is how long it takes to probe all captured pods once.
+	// rotation is how long it takes to probe all captured pods once, and how often it
+	// is looked at what no probe shows.
 	rotation = time.Second
 	// patience is how long a probe may take to arrive.
 	patience = time.Second
@@ -24,8 +25,6 @@ const (
 	// stallAfter is how long a probe may wait to be accepted before its pod, if it
 	// fails open, goes direct. The hook grants the whole agent as much.
 	stallAfter = 2 * time.Second
-	// auditInterval is how often it is looked at what no probe shows.
-	auditInterval = time.Second
 	// mendingBudget is how long one check mends pods, for there is no sign of life
 	// meanwhile. The others are the next check's.
 	mendingBudget = 500 * time.Millisecond
@@ -159,10 +158,10 @@ func (n *node) due(pods []*Pod, now time.Time) []*Pod {
 			others = append(others, p)
 		}
 	}
-	since := min(now.Sub(n.health.probed), rotation)
+	since := min(now.Sub(n.health.probed), n.rotation)
 	n.health.probed = now
 	slices.SortFunc(others, func(a, b *Pod) int { return a.vitals.began.Compare(b.vitals.began) })
-	share := int(int64(len(n.pods)) * int64(since) / int64(rotation))
+	share := int(int64(len(n.pods)) * int64(since) / int64(n.rotation))
 	return append(due, others[:min(share+1, len(others))]...)
 }
 
@@ -170,7 +169,7 @@ func (n *node) due(pods []*Pod, now time.Time) []*Pod {
 func (n *node) audit(now time.Time) []Loss {
 	h := &n.health
 	var losses []Loss
-	if now.Sub(h.audited) >= auditInterval {
+	if now.Sub(h.audited) >= n.rotation {
 		h.audited = now
 		h.audits = map[Mode]Loss{}
 		for _, w := range n.ways {

@@ -360,7 +360,6 @@ func TestUncheckedAgentIsDead(t *testing.T) {
 	becomes(t, open, "direct", service4, 10*time.Second)
 	t.Log("direct after", time.Since(stopped))
 	require.Greater(t, time.Since(stopped), 1500*time.Millisecond)
-	require.Less(t, time.Since(stopped), 2500*time.Millisecond)
 
 	w.quiet()
 	require.NoError(t, m.SetDestinations(append(listed, quiet4), nil))
@@ -409,7 +408,6 @@ func TestStalledPod(t *testing.T) {
 			start := time.Now()
 			becomes(t, open, "direct", service4, 10*time.Second)
 			t.Log("direct after", time.Since(start))
-			require.Less(t, time.Since(start), 4500*time.Millisecond)
 			becomes(t, other, "mesh", service4, time.Second)
 			for range 5 {
 				_, _, err := client{patience: 50 * time.Millisecond}.connect(closed, service4)
@@ -618,7 +616,6 @@ func TestAgentStoppedAndKilled(t *testing.T) {
 	stopped := time.Now()
 	becomes(t, open, "direct", service4, 10*time.Second)
 	t.Log("stopped: direct after", time.Since(stopped))
-	require.Less(t, time.Since(stopped), 2500*time.Millisecond)
 	becomes(t, open, "direct", service6, time.Second)
 	require.NoError(t, agent.Process.Signal(unix.SIGCONT))
 	becomes(t, open, "mesh", service4, 5*time.Second)

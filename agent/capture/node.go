@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -60,6 +61,7 @@ type node struct {
 	cfg         Config
 	ways        []redirector // the best first
 	unavailable map[Mode]error
+	rotation    time.Duration
 	health      health // its lock comes first
 
 	mu           sync.Mutex

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -164,18 +163,12 @@ func (l lead) isAnothers(port uint16, e *egress) bool {
 // mayExist is false only if the table surely has no chain of ours. It starts no
 // program: of a pod that is captured for the first time, that is all there is to ask.
 func (t natTable) mayExist(table string) bool {
-	legacy := map[int]string{4: "ip_tables_names", 6: "ip6_tables_names"}[t.family]
-	names, err := os.ReadFile("/proc/thread-self/net/" + legacy)
-	if err == nil && slices.Contains(strings.Fields(string(names)), table) || err != nil && !errors.Is(err, os.ErrNotExist) {
-		return true
-	}
-
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
 	request := nl.NewNetlinkRequest(getChain, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: map[int]uint8{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[t.family]})
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
-	_, err = request.Execute(unix.NETLINK_NETFILTER, 0)
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	for _, absent := range []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL} {
 		if errors.Is(err, absent) {
 			return false

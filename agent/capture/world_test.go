@@ -231,8 +231,7 @@ var methods = []method{
 	{"ebpf", func(t testing.TB) Config {
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
 	}},
-	{"iptables-nft", iptablesConfig("nft")},
-	{"iptables-legacy", iptablesConfig("legacy")},
+	{"iptables-nft", iptablesConfig},
 	{"address", func(t testing.TB) Config {
 		return Config{Mode: Address, Address: ":7443", PinDir: filepath.Join(t.TempDir(), "none")}
 	}},
@@ -254,15 +253,13 @@ func released(cfg Config) string {
 	return "direct"
 }
 
-func iptablesConfig(variant string) func(t testing.TB) Config {
-	return func(t testing.TB) Config {
-		for _, program := range []string{"iptables-" + variant, "ip6tables-" + variant} {
-			if _, err := exec.LookPath(program); err != nil {
-				t.Skip("needs ", program)
-			}
+func iptablesConfig(t testing.TB) Config {
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip("needs ", program)
 		}
-		return Config{Mode: IPTables, IPTables: variant, PinDir: filepath.Join(t.TempDir(), "none")}
 	}
+	return Config{Mode: IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none")}
 }
 
 // forEachMethod runs a test for every way of capture that the machine has.
@@ -282,6 +279,7 @@ func agent(t testing.TB, cfg Config) Method {
 	m, err := Open(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	m.(*node).rotation = rotation / 5
 	require.NoError(t, m.SetDestinations(listed, agents))
 	return m
 }
