@@ -107,7 +107,7 @@ func (x *exchange) answeredWithin() {
 		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.r.Context().Err() != nil,
 	}
 	switch {
-	case x.info.Verb == "watch", a.unknown:
+	case x.plan.route == stream, a.unknown: // who watches, or follows a log, waits for what comes to pass
 	case !x.head.Before(a.taken):
 		o.Took = x.head.Sub(a.taken)
 	case !o.Unknown: // nothing came

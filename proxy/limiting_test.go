@@ -237,6 +237,25 @@ func TestSlowAnswersOpen(t *testing.T) {
 	}
 }
 
+// The head of a followed log comes with its first line, and what is proxied to is not
+// the apiserver.
+func TestWhatClientsWaitForIsNotSlow(t *testing.T) {
+	for _, path := range []string{
+		"/api/v1/namespaces/ns/pods?watch=true",
+		"/api/v1/namespaces/ns/pods/x/log?follow=true",
+		"/api/v1/namespaces/ns/services/x/proxy/",
+	} {
+		api := &recorder{then: func(http.ResponseWriter, *http.Request) { time.Sleep(5 * time.Millisecond) }}
+		m := newMesh(t, api)
+		m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, SlowPercent: 1, SlowNs: int64(time.Millisecond)}})
+		for range 3 {
+			require.Equal(t, 200, m.do("GET", path, "").StatusCode, path)
+		}
+		require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+		require.Equal(t, 503, m.do("GET", path, "").StatusCode, "that was slow")
+	}
+}
+
 func TestAnApiserverThatIsGoneAndFaultsCountAsFailures(t *testing.T) {
 	for name, fault := range map[string]*meshv1.FaultRule{
 		"gone":  nil,

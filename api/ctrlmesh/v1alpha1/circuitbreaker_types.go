@@ -234,7 +234,8 @@ type ExponentialBackoff struct {
 
 // Trip opens a breaker when of the requests that ended within window a part failed or
 // was slow. Answers 5xx and 429 are failures, and requests that are not answered;
-// 404, 409 and 410 are none. How long watches last does not count.
+// 404, 409 and 410 are none. None is slow of watches, logs, and what goes on through the
+// proxy subresources; exec, attach and port-forward are until they begin.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.errorPercent) || has(self.slowPercent)",message="set errorPercent or slowPercent"
 // +kubebuilder:validation:XValidation:rule="has(self.slowPercent) == has(self.slowCall)",message="slowPercent and slowCall go together"
