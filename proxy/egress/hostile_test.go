@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -159,6 +160,31 @@ func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, b, 4000)
 		})
+	}
+}
+
+func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
+	for name, end := range map[string]func(*world, net.Conn){
+		"the client leaves": func(_ *world, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() },
+		"the server is cut": func(w *world, _ net.Conn) { w.server.Stop(); w.server.Cut() },
+	} {
+		for _, length := range []int{2, 1 << 20} { // of which all is sent, or not
+			if length > 2 && name == "the client leaves" {
+				continue // that is seen when the delay ends
+			}
+			t.Run(fmt.Sprint(name, length), func(t *testing.T) {
+				w := newWorld(t)
+				w.backend(plainAt, http.HandlerFunc(hello200))
+				w.whole(harming(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Hour)))
+				c, _ := w.dial(plainAt)
+				_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: slow.example.com\r\nContent-Length: %d\r\n\r\n{}", length)
+				require.NoError(t, err)
+				require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, 5*time.Second, time.Millisecond)
+				end(w, c)
+				require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+				require.Empty(t, w.dials, "nobody is asked for who is gone")
+			})
+		}
 	}
 }
 

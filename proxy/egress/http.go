@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -93,6 +94,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
+	defer context.AfterFunc(c.life, func() { cancel(nil) })() // net/http tells only where the body was read
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
 	x.last()
@@ -325,6 +327,9 @@ func (s *Server) denial(d *denial) string {
 
 // meet does to the request what is done before it is sent on.
 func (x *exchange) meet(f *fault.Faults) bool {
+	if f.Delay > 0 {
+		x.ahead()
+	}
 	if !x.s.delay(x.r.Context(), f) {
 		panic(http.ErrAbortHandler)
 	}
@@ -339,6 +344,20 @@ func (x *exchange) meet(f *fault.Faults) bool {
 		return false
 	}
 	return true
+}
+
+// ahead reads a short body before the request waits: over HTTP/1 a client is seen to go
+// only then.
+func (x *exchange) ahead() {
+	r := x.r
+	if r.ProtoMajor != 1 || r.ContentLength <= 0 || r.ContentLength > upstream.BufferSize || r.Header["Expect"] != nil {
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
 }
 
 // reset breaks the connection or the stream off.
