@@ -325,11 +325,20 @@ func (s *Server) harmed(f *fault.Faults, broke bool) {
 	}
 }
 
-// delay waits for a fault's sake. It is false when ctx is done.
+// harm decides on faults. While the server drains there are none: what the rules have
+// left of their counts is the next one's.
+func (s *Server) harm(p *Policy, r *match.HTTP) *fault.Faults {
+	if s.draining.Load() {
+		return nil
+	}
+	return p.harm(r)
+}
+
+// delay waits for a fault's sake, until the server drains. It is false when ctx is done.
 func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
 	for start := time.Now(); ; s.lift(f) {
 		left := f.Delay - time.Since(start)
-		if left <= 0 {
+		if left <= 0 || s.draining.Load() {
 			return ctx.Err() == nil
 		}
 		if !sleep(ctx, min(left, delayStep)) {

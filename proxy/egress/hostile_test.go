@@ -188,6 +188,21 @@ func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
 	}
 }
 
+func TestAServerThatDrainsDelaysNothing(t *testing.T) {
+	w := newWorld(t)
+	w.backend(plainAt, http.HandlerFunc(hello200))
+	rule := harming(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Hour))
+	w.whole(rule)
+	c, b := w.dial(plainAt)
+	const request = "GET / HTTP/1.1\r\nHost: slow.example.com\r\n\r\n"
+	_, err := io.WriteString(c, request)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, 5*time.Second, time.Millisecond)
+	w.server.Stop()
+	require.Contains(t, headOf(b), " 200 ")
+	require.NoError(t, w.server.Drain(t.Context()))
+}
+
 func TestAnAnswerIsNotBrokenOffForARuleThatIsGone(t *testing.T) {
 	w := newWorld(t)
 	answer := make(chan struct{})

@@ -291,7 +291,7 @@ func (x *exchange) admit() bool {
 		return false
 	}
 	x.ticket = ticket
-	if x.harm = p.harm(&x.asked[0]); x.harm != nil {
+	if x.harm = x.s.harm(p, &x.asked[0]); x.harm != nil {
 		x.faults = x.harm.Rules
 		return x.meet(x.harm)
 	}

@@ -51,7 +51,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	var harm *fault.Faults
 	broke := false
 	if len(asked) > 0 {
-		harm = p.harm(&asked[0])
+		harm = s.harm(p, &asked[0])
 	}
 	if harm != nil {
 		line.faults = harm.Rules
