@@ -33,7 +33,8 @@ func testEgressProtocols(t *testing.T) {
 	capturedBy(meshv1alpha1.CaptureIPTables)(iptables)
 	capturedBy(meshv1alpha1.CaptureAddress)(address)
 	create(t, pod, iptables, address)
-	pod, iptables, address = ready(t, ns, pod.Name), ready(t, ns, iptables.Name), ready(t, ns, address.Name)
+	pod, iptables = ready(t, ns, pod.Name), ready(t, ns, iptables.Name)
+	ready(t, ns, address.Name)
 	h.serve(t, pod)
 	const rules = `
 selector: {matchExpressions: [{key: ` + podNameLabel + `, operator: In, values: [client, iptables]}]}
