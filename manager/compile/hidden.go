@@ -24,9 +24,11 @@ func Hidden(b *meshv1.Breaker) bool {
 	})
 }
 
-// HiddenOfFaults is the same of a FaultInjection's.
+// HiddenOfFaults is the same of a FaultInjection's, which harm single requests.
 func HiddenOfFaults(rules []*meshv1.FaultRule) bool {
-	return slices.ContainsFunc(rules, func(r *meshv1.FaultRule) bool { return hidden(r.Http, false) })
+	return slices.ContainsFunc(rules, func(r *meshv1.FaultRule) bool {
+		return hidden(r.Http, r.Abort != nil || r.Reset_.GetAfterAnswer() || r.Truncate != nil || r.SlowBody != nil)
+	})
 }
 
 // hidden tells so of matches. requests: they are about those anyway, not connections.

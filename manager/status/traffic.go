@@ -230,7 +230,7 @@ func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, others, hid
 }
 
 // hostsAlone is a message about a pod in which a spec is in force, as far as it can be.
-const hostsAlone = "of https only connections to hosts are seen, not the requests in them, so that paths, methods and headers match nothing and limits count connections: set annotation " + v1alpha1.TrustEgressAnnotation +
+const hostsAlone = "of https only connections to hosts are seen, not the requests in them, so that paths, methods and headers match nothing, limits count connections and faults harm them: set annotation " + v1alpha1.TrustEgressAnnotation +
 	": \"true\" on its template, if its clients may trust the mesh's CA for other hosts"
 
 func (t target) opened() bool {

@@ -226,6 +226,16 @@ func TestHostsAlone(t *testing.T) {
 			require.Contains(t, ready.Message, "in 1 of them of https only connections")
 		}
 	}
+	for told, rule := range map[bool]*meshv1.FaultRule{
+		true:  {Abort: &meshv1.Abort{Status: 500, Percent: 1}},
+		false: {Reset_: &meshv1.Reset{Percent: 1}},
+	} {
+		r := rules()
+		rule.Http = []*meshv1.HttpMatch{{Host: exact("h")}}
+		r.policies["a"].Traffic.Injections[0].Rules = []*meshv1.FaultRule{rule}
+		_, _, _, ready := r.statuses(t)
+		require.Equal(t, told, strings.Contains(ready.Message, "in 1 of them of https only connections"), ready.Message)
+	}
 }
 
 func TestExpiration(t *testing.T) {

@@ -335,7 +335,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 		}
 	}
 	if compile.HiddenOfFaults(compile.ToldFaults(f)) && !trusting() {
-		out = append(out, seenOnly+": paths, methods and headers match nothing there")
+		out = append(out, seenOnly+": paths, methods and headers match nothing there, abort refuses connections, and what harms answers harms all that a server sends")
 	}
 	if e := f.Spec.Egress; e != nil {
 		if !otherHosts {

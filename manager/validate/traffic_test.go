@@ -449,6 +449,9 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	f.Spec.HTTPFaultInjections[0].Match.HTTPMatch = []v1alpha1.FaultHTTPMatch{{}}
 	f.Spec.Egress.Ports = []int32{8080}
 	require.Empty(t, handle(f))
+	f.Spec.HTTPFaultInjections[0].Abort = &v1alpha1.FaultAbort{HTTPStatus: 500, Percent: "1"}
+	require.Contains(t, strings.Join(handle(f), "\n"), "abort refuses connections")
+	require.Empty(t, handle(f, trusts))
 	f.Spec.HTTPFaultInjections[0].Match.HTTPMatch, f.Spec.Egress = nil, nil
 	f.Spec.HTTPFaultInjections[0].Match.Resources[0].Verbs = []string{"get"}
 	f.Spec.Duration = nil

@@ -38,7 +38,7 @@ type conn struct {
 	port     uint16
 	host     string   // that TLS named: requests must be for it
 	via      []string // hosts that a proxy was asked for it, which count too
-	taken    []string // of them those whose limits were asked
+	taken    []string // of them those whose limits and faults were asked
 	leafless bool     // there was no certificate to decrypt it by
 	protocol string
 	patient  bool // its client may end its side and wait for the answer

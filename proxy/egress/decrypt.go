@@ -35,7 +35,7 @@ func (c *conn) opaque(one match.HTTP) []match.HTTP {
 	return asked
 }
 
-// uncounted is what of asked no proxy was asked for whose limits were.
+// uncounted is what of asked no proxy was asked for whose limits and faults were.
 func (c *conn) uncounted(asked []match.HTTP) []match.HTTP {
 	if len(c.taken) == 0 {
 		return asked

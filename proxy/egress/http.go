@@ -285,13 +285,14 @@ func (x *exchange) admit() bool {
 	if x.flow.within {
 		return true
 	}
-	ticket, refusal := p.take(x.r.UserAgent(), append(x.asked[:1:1], x.c.uncounted(x.asked[1:])...)...)
+	asked := append(x.asked[:1:1], x.c.uncounted(x.asked[1:])...)
+	ticket, refusal := p.take(x.r.UserAgent(), asked...)
 	if refusal != nil {
 		x.limited(refusal)
 		return false
 	}
 	x.ticket = ticket
-	if x.harm = x.s.harm(p, &x.asked[0]); x.harm != nil {
+	if x.harm = x.s.harm(p, asked...); x.harm != nil {
 		x.faults = x.harm.Rules
 		return x.meet(x.harm)
 	}

@@ -57,7 +57,7 @@ func FuzzPolicy(f *testing.F) {
 		_, _ = Compile(m, limits, faults)
 		request := &match.HTTP{Scheme: "https", Host: "a.example.com", Port: 443, Method: "GET", Path: "/v1/a", Header: http.Header{}}
 		faults.Enforce(now)
-		faults.DecideHTTP(now, request)
+		faults.DecideHTTP(now, *request)
 		faults.DecidePath(now, "get", "/a")
 		for _, verb := range []string{"get", "watch"} {
 			kind, object := match.Kind{Verb: verb, Resource: "pods"}, &match.Object{Namespace: "ns", Name: "a"}

@@ -194,7 +194,7 @@ func (p *Policy) deep(host string) bool {
 // is about the requests in it.
 func (p *Policy) decrypts(asked ...match.HTTP) bool {
 	return p != nil && p.decrypt && slices.ContainsFunc(asked, func(r match.HTTP) bool {
-		return r.Host != "" && (p.intercepts(&r) || p.limits.Decrypts(&r) || p.faults.Deep(r.Host))
+		return r.Host != "" && (p.intercepts(&r) || p.limits.Decrypts(&r) || p.faults.Decrypts(&r))
 	})
 }
 
@@ -215,10 +215,10 @@ func (p *Policy) take(userAgent string, asked ...match.HTTP) (limit.Ticket, *lim
 	return p.limits.TakeHTTP(time.Now(), userAgent, asked...)
 }
 
-// harm asks what faults r meets.
-func (p *Policy) harm(r *match.HTTP) *fault.Faults {
+// harm asks what faults meet what is asked.
+func (p *Policy) harm(asked ...match.HTTP) *fault.Faults {
 	if p == nil {
 		return nil
 	}
-	return p.faults.DecideHTTP(time.Now(), r)
+	return p.faults.DecideHTTP(time.Now(), asked...)
 }

@@ -60,7 +60,7 @@ var otherHosts = []struct {
 }
 
 func decideAbout(p *Policy, asked *match.HTTP) bool {
-	if p.denied(asked) != nil || p.harm(asked) != nil {
+	if p.denied(asked) != nil || p.harm(*asked) != nil {
 		return false
 	}
 	_, refused := p.take("benchmark/1.0", *asked)

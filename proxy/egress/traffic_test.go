@@ -10,7 +10,9 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -222,6 +224,76 @@ func TestFaultsOfRequestsAndConnections(t *testing.T) {
 	require.Equal(t, 200, code)
 	require.Len(t, body, 1000)
 	require.Greater(t, time.Since(start), 80*time.Millisecond)
+}
+
+// In pods that trust the mesh's CA, faults of one request are that within TLS too.
+func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(rw, strings.Repeat("x", 1000)) }), func(s *httptest.Server) {
+		s.TLS.Certificates = []tls.Certificate{*w.serversCA.Leaf("cut", "other.example.com", "third.example.com")}
+	})
+	w.backend(proxyAt, forwardProxy(w))
+	rule := func(name string, f *meshv1.FaultRule) *meshv1.FaultRule {
+		f.Name, f.Key, f.Http = name, name, []*meshv1.HttpMatch{host(name)}
+		return f
+	}
+	abort := func() *meshv1.FaultRule { return &meshv1.FaultRule{Abort: &meshv1.Abort{Status: 418, Percent: 100}} }
+	faults := func(decrypt bool) {
+		w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: decrypt}, Injections: []*meshv1.Injection{{Name: "fi", Rules: []*meshv1.FaultRule{
+			rule("api.example.com", abort()), rule("192.0.2.7", abort()),
+			rule("cut", &meshv1.FaultRule{Truncate: &meshv1.Truncate{AfterBytes: 10, Percent: 100}}),
+			rule("other.example.com", &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: 1, Percent: 100}}),
+		}}}})
+	}
+	var mu sync.Mutex
+	var harmed []string
+	w.server.Harmed = func(i fault.Injected) {
+		mu.Lock()
+		defer mu.Unlock()
+		harmed = append(harmed, i.Rule+" "+i.Kind.String())
+	}
+	c := w.client(secureAt)
+	through := func(config func(*tls.Config)) *http.Client {
+		return w.client(proxyAt, func(t *http.Transport) {
+			t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy:3128"})
+			t.ProxyConnectHeader = http.Header{"Proxy-Authorization": {"Basic b"}}
+			config(t.TLSClientConfig)
+		})
+	}
+
+	faults(false)
+	_, err := c.Get("https://api.example.com/")
+	require.ErrorContains(t, err, "access denied", "an answer, though not that one")
+	require.Equal(t, []string{"tls fault"}, w.got())
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(harmed, []string{"api.example.com abort"})
+	}, 5*time.Second, time.Millisecond)
+
+	faults(true)
+	code, body := w.get(c, "https://api.example.com/")
+	require.Equal(t, 418, code)
+	require.Contains(t, body, "FaultInjection ns/fi/api.example.com")
+	resp, err := c.Get("https://cut/")
+	require.NoError(t, err)
+	b, err := io.ReadAll(resp.Body)
+	require.Error(t, err)
+	require.Len(t, b, 10)
+	code, _ = w.get(c, "https://other.example.com/")
+	require.Equal(t, 200, code)
+	require.Subset(t, w.got(), []string{"https fault", "tls passed"}, "of what waits no more is seen")
+
+	// Whom a proxy is asked for counts, whatever name TLS has.
+	r, err := http.NewRequest("GET", "https://api.example.com/", nil)
+	require.NoError(t, err)
+	r.Host = "third.example.com"
+	resp, err = through(func(c *tls.Config) { c.ServerName = "third.example.com" }).Do(r)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, 418, resp.StatusCode)
+	_, err = through(func(c *tls.Config) { c.InsecureSkipVerify = true }).Get("https://192.0.2.7/")
+	require.ErrorContains(t, err, "access denied")
 }
 
 func TestCurl(t *testing.T) {

@@ -51,7 +51,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	var harm *fault.Faults
 	broke := false
 	if len(asked) > 0 {
-		harm = s.harm(p, &asked[0])
+		harm = s.harm(p, append(asked[:1:1], c.uncounted(asked[1:])...)...)
 	}
 	if harm != nil {
 		line.faults = harm.Rules
@@ -59,7 +59,11 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 		if !s.delay(c.life, harm) || harm.Reset || harm.Abort != nil {
 			line.verdict = VerdictFault
 			line.done()
-			c.reset()
+			if harm.Abort != nil && protocol == ProtocolTLS {
+				c.alert(protocol)
+			} else {
+				c.reset()
+			}
 			return
 		}
 	}

@@ -229,12 +229,44 @@ func TestWhoMatches(t *testing.T) {
 			require.Equal(t, c.version, r.DecidePath(noon, "get", "/version") != nil)
 			require.Equal(t, c.openapi, r.DecidePath(noon, "get", "/openapi/v3") != nil)
 			request := &match.HTTP{Scheme: "https", Host: "example.com", Method: "GET", Path: "/", Header: http.Header{}}
-			require.Equal(t, c.http, r.DecideHTTP(noon, request) != nil)
-			require.Equal(t, c.connection, r.DecideHTTP(noon, &match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
+			require.Equal(t, c.http, r.DecideHTTP(noon, *request) != nil)
+			require.Equal(t, c.connection, r.DecideHTTP(noon, match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
 			require.Equal(t, c.dig, r.Deep("example.com"))
 			require.False(t, r.Deep("example.org"))
 		})
 	}
+}
+
+// Rules about hosts alone need no more than connections, but where they harm one request.
+func TestWhatIsDecrypted(t *testing.T) {
+	asked := &match.HTTP{Scheme: "https", Host: "example.com", Port: 443, Opaque: true}
+	for _, c := range []struct {
+		rule      *meshv1.FaultRule
+		decrypted bool
+	}{
+		{aborts(100), true},
+		{aborts(0), false},
+		{&meshv1.FaultRule{Truncate: &meshv1.Truncate{Percent: 1}}, true},
+		{&meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 1, Percent: 1}}, true},
+		{&meshv1.FaultRule{Reset_: &meshv1.Reset{Percent: 1, AfterAnswer: true}}, true},
+		{&meshv1.FaultRule{Reset_: &meshv1.Reset{Percent: 1}}, false},
+		{&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: 1, Percent: 1}}, false},
+	} {
+		exact := &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: "example.com"}}
+		for _, m := range []struct {
+			*meshv1.HttpMatch
+			is bool
+		}{
+			{&meshv1.HttpMatch{Host: exact}, c.decrypted},
+			{&meshv1.HttpMatch{Host: exact, Scheme: "http"}, false},
+			{&meshv1.HttpMatch{Host: exact, Port: 8443}, false},
+			{&meshv1.HttpMatch{Host: exact, Methods: []string{"GET"}}, !(c.rule.Abort != nil && c.rule.Abort.Percent == 0)},
+		} {
+			c.rule.Http = []*meshv1.HttpMatch{m.HttpMatch}
+			require.Equal(t, m.is, compiled(t, one(c.rule), NewStore("pod")).Decrypts(asked), c.rule)
+		}
+	}
+	require.False(t, (*Rules)(nil).Decrypts(asked))
 }
 
 func TestNoRuleCostsAPlanNothing(t *testing.T) {
@@ -246,7 +278,7 @@ func TestNoRuleCostsAPlanNothing(t *testing.T) {
 	require.Nil(t, (*Rules)(nil).OfKind(gets))
 	require.Nil(t, (*Resources)(nil).Decide(noon, pod))
 	require.Nil(t, (*Rules)(nil).DecidePath(noon, "get", "/version"))
-	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, &match.HTTP{}))
+	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, match.HTTP{}))
 	require.False(t, (*Rules)(nil).Deep("h"))
 	(*Rules)(nil).Enforce(noon)
 }

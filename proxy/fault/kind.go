@@ -54,6 +54,8 @@ var (
 	unanswered = setOf(Aborted, Reset)
 	ofEvents   = setOf(WatchDelay, WatchDuplicate, WatchDrop)
 	ofWatches  = setOf(WatchGone, WatchCut, WatchStall) | ofEvents
+	// ofRequests are the kinds that are for one request, and not for its connection.
+	ofRequests = setOf(Aborted, ResetAfter, Truncate, SlowBody)
 	// lost are the kinds that need more of an answer than there is after a reset.
 	lost = setOf(Truncate, SlowBody) | ofWatches
 

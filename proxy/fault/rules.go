@@ -351,15 +351,21 @@ func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 }
 
 // DecideHTTP tells what is done to a request to another host, or a connection if no
-// more is seen: rules that would have to see more are left out.
-func (r *Rules) DecideHTTP(now time.Time, req *match.HTTP) *Faults {
+// more is seen: rules that would have to see more are left out. If asked are several, it
+// is for all of them at once, and a rule about more than one harms it as one.
+func (r *Rules) DecideHTTP(now time.Time, asked ...match.HTTP) *Faults {
 	if r == nil {
 		return nil
 	}
 	d := decision{now: now, rules: r}
+	host := "" // any
+	if len(asked) == 1 {
+		host = asked[0].Host
+	}
 	var last *rule
-	for _, n := range r.hosts.Of(req.Host) {
-		if e := &r.urls[n]; e.rule != last && e.match.Match(req) == match.Yes {
+	for _, n := range r.hosts.Of(host) {
+		e := &r.urls[n]
+		if e.rule != last && slices.ContainsFunc(asked, func(one match.HTTP) bool { return e.match.Match(&one) == match.Yes }) {
 			last = e.rule
 			d.add(e.rule, e.can&possible(""))
 		}
@@ -367,7 +373,16 @@ func (r *Rules) DecideHTTP(now time.Time, req *match.HTTP) *Faults {
 	return d.faults
 }
 
-// Deep tells whether a rule must see requests to a host within TLS.
+// Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
+// tell whether it matches them, or to harm one of them.
+func (r *Rules) Decrypts(asked *match.HTTP) bool {
+	return r != nil && slices.ContainsFunc(r.hosts.Of(asked.Host), func(n int32) bool {
+		verdict := r.urls[n].match.Match(asked)
+		return verdict == match.Unseen || verdict == match.Yes && r.urls[n].can&ofRequests != 0
+	})
+}
+
+// Deep tells whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool {
 	return r != nil && slices.ContainsFunc(r.rules, func(of *rule) bool {
 		return slices.ContainsFunc(of.http, func(u *match.URL) bool { return u.Deep() && u.HostIs(host) })

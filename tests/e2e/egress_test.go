@@ -464,8 +464,13 @@ httpFault:
 - name: teapot
   match: {httpMatch: [{host: {exact: paths.example.com}, path: {prefix: /open/brew}, method: GET}]}
   abort: {httpStatus: 418, percent: "100"}
+- name: host
+  match: {httpMatch: [{host: {exact: api.example.com}}]}
+  abort: {httpStatus: 418, percent: "100"}
 `, 2)
 	require.Equal(t, "418 200", shell("curl "+status+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
+	require.Equal(t, "418", shell("curl "+status+"https://api.example.com/"), "an answer is to a request")
+	shut(t, without, "https://api.example.com/")
 	remove(t, f)
 
 	shut(t, without, "https://paths.example.com/open/1")

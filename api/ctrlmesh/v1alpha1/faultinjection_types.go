@@ -134,7 +134,9 @@ type FaultMatch struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	NonResourceRules []NonResourceRule `json:"nonResourceRules,omitempty"`
-	// HTTPMatch matches requests to other hosts, at the ports of spec.egress.
+	// HTTPMatch matches requests to other hosts, at the ports of spec.egress. Those in https
+	// are seen, and harmed one by one, only in pods that opted in by the annotation
+	// trust-egress; elsewhere connections are, and abort refuses those.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	HTTPMatch []FaultHTTPMatch `json:"httpMatch,omitempty"`
