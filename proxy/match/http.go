@@ -2,7 +2,6 @@ package match
 
 import (
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -20,7 +19,7 @@ type HTTP struct {
 	Opaque bool
 	Method string
 	Path   string
-	Header http.Header
+	Header map[string][]string // as in net/http
 }
 
 // Verdict tells whether a request is what is asked for.

@@ -2,7 +2,7 @@ package match
 
 import (
 	"fmt"
-	"net/http"
+	"net/textproto"
 	"slices"
 	"strings"
 
@@ -17,7 +17,7 @@ type Object struct {
 	Namespace, Name string
 	// Lock: it is about a leader-election lock, which rules must name.
 	Lock   bool
-	Header http.Header
+	Header map[string][]string // as in net/http
 
 	field struct { // of the header that was asked for last: rules ask for the same
 		name   string
@@ -156,13 +156,13 @@ func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
 		if m.GetName() == "" {
 			return nil, fmt.Errorf("a header without a name")
 		}
-		out = append(out, header{http.CanonicalHeaderKey(m.GetName()), m.GetValue()})
+		out = append(out, header{textproto.CanonicalMIMEHeaderKey(m.GetName()), m.GetValue()})
 	}
 	return out, nil
 }
 
 // Match tells whether all are there.
-func (h Headers) Match(of http.Header) bool {
+func (h Headers) Match(of map[string][]string) bool {
 	for _, m := range h {
 		if !slices.Contains(of[m.name], m.value) {
 			return false
