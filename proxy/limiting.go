@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -12,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -123,55 +120,4 @@ func (a *allowance) waits() {
 	if a.asked.IsZero() {
 		a.asked = time.Now()
 	}
-}
-
-// RuleStates are those of the limits in force.
-func (p *Pod) RuleStates() []*meshv1.RuleState { return p.limits.States() }
-
-// FaultStates are those of the faults in force.
-func (p *Pod) FaultStates() []*meshv1.FaultState { return p.faults.States() }
-
-// counted is what the pod's rules have counted and decided, for another process.
-type counted struct {
-	Limits json.RawMessage `json:"limits,omitempty"`
-	Faults json.RawMessage `json:"faults,omitempty"`
-}
-
-// ExportTraffic is what the pod's rules have counted, for the next agent.
-func (p *Pod) ExportTraffic() ([]byte, error) {
-	limits, err := p.limits.Export(time.Now())
-	if err != nil {
-		return nil, fmt.Errorf("exporting limits: %w", err)
-	}
-	faults, err := p.faults.Export()
-	if err != nil {
-		return nil, fmt.Errorf("exporting faults: %w", err)
-	}
-	return json.Marshal(counted{limits, faults})
-}
-
-// maxTraffic bounds an export that is taken, in bytes.
-const maxTraffic = 8 << 20
-
-// ImportTraffic takes what another process exported, before a policy is put in force
-// or after. What of it cannot be read is left out, and told of.
-func (p *Pod) ImportTraffic(data []byte) error {
-	if len(data) > maxTraffic {
-		return errors.New("importing what rules counted: it is too long")
-	}
-	var in counted
-	if err := json.Unmarshal(data, &in); err != nil {
-		return fmt.Errorf("importing what rules counted: %w", err)
-	}
-	var limits, faults error
-	if in.Limits != nil {
-		limits = p.limits.Import(in.Limits, time.Now())
-	}
-	if in.Faults != nil {
-		faults = p.faults.Import(in.Faults)
-	}
-	if err := errors.Join(limits, faults); err != nil {
-		return fmt.Errorf("importing what rules counted: %w", err)
-	}
-	return nil
 }

@@ -18,7 +18,7 @@ func (o openBreakers) Collect(to chan<- prometheus.Metric) {
 	o.mu.Lock()
 	for p := range o.pods {
 		if pol := p.policy.Load(); pol != nil {
-			for _, n := range p.limits.Opened() {
+			for _, n := range pol.rules.Opened() {
 				open[pol.series(n.Breaker, n.Rule)]++
 			}
 		}

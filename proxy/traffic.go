@@ -1,11 +1,15 @@
 package proxy
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/keep"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 )
 
@@ -19,10 +23,11 @@ type traffic struct {
 }
 
 func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
-	if out.rules, err = limit.Compile(m, p.limits); err != nil {
+	now := time.Now()
+	if out.rules, err = limit.Compile(m, p.limits, now); err != nil {
 		return traffic{}, err
 	}
-	if out.faults, err = fault.Compile(m, p.faults); err != nil {
+	if out.faults, err = fault.Compile(m, p.faults, now); err != nil {
 		return traffic{}, err
 	}
 	if out.egress, err = egress.Compile(m, out.rules, out.faults); err != nil {
@@ -47,4 +52,54 @@ func (p *Pod) Traffic() (*meshv1.Traffic, error) {
 		return pol.told, pol.problem
 	}
 	return nil, nil
+}
+
+// RuleStates are those of the limits in force.
+func (p *Pod) RuleStates() []*meshv1.RuleState { return p.limits.States() }
+
+// FaultStates are those of the faults in force.
+func (p *Pod) FaultStates() []*meshv1.FaultState { return p.faults.States() }
+
+// counted is what the pod's rules have counted and decided, for another process.
+type counted struct {
+	Limits json.RawMessage `json:"limits,omitempty"`
+	Faults json.RawMessage `json:"faults,omitempty"`
+}
+
+// maxTraffic bounds a counted, in bytes.
+const maxTraffic = 2*keep.MaxExport + 64
+
+// ExportTraffic is what the pod's rules have counted, for the next agent.
+func (p *Pod) ExportTraffic() ([]byte, error) {
+	now := time.Now()
+	limits, err := p.limits.Export(now)
+	if err != nil {
+		return nil, fmt.Errorf("exporting limits: %w", err)
+	}
+	faults, err := p.faults.Export(now)
+	if err != nil {
+		return nil, fmt.Errorf("exporting faults: %w", err)
+	}
+	return json.Marshal(counted{limits, faults})
+}
+
+// ImportTraffic takes what another process exported, before a policy is put in force
+// or after. What of it cannot be read is left out, and told of.
+func (p *Pod) ImportTraffic(data []byte) error {
+	if len(data) > maxTraffic {
+		return errors.New("importing what rules counted: it is too long")
+	}
+	var in counted
+	if err := json.Unmarshal(data, &in); err != nil {
+		return fmt.Errorf("importing what rules counted: %w", err)
+	}
+	now := time.Now()
+	limits, faults := p.limits.Import(in.Limits, now), p.faults.Import(in.Faults, now)
+	if limits != nil {
+		limits = fmt.Errorf("importing limits: %w", limits)
+	}
+	if faults != nil {
+		faults = fmt.Errorf("importing faults: %w", faults)
+	}
+	return errors.Join(limits, faults)
 }

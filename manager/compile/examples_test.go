@@ -30,7 +30,7 @@ func TestTheCapCapsAllWrites(t *testing.T) {
 	}
 	require.Len(t, rules.Breakers, 2)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "operator-demo", Name: "p", UID: "p", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true", "app": "operator-demo"}}}
-	limits, err := limit.Compile(Compile(nil, []*corev1.Pod{pod}, nil, rules).Policies["p"].Traffic, limit.NewStore())
+	limits, err := limit.Compile(Compile(nil, []*corev1.Pod{pod}, nil, rules).Policies["p"].Traffic, limit.NewStore(), time.Now())
 	require.NoError(t, err)
 	now := time.Now()
 	limits.Enforce(now)

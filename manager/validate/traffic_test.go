@@ -95,9 +95,9 @@ func enforced(t require.TestingT, rules compile.Rules, sound bool) {
 			}
 		}
 	}
-	_, err := limit.Compile(told, limit.NewStore())
+	_, err := limit.Compile(told, limit.NewStore(), time.Now())
 	require.NoError(t, err)
-	_, err = fault.Compile(told, fault.NewStore("1"))
+	_, err = fault.Compile(told, fault.NewStore("1"), time.Now())
 	require.NoError(t, err)
 }
 

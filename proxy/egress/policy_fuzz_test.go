@@ -46,11 +46,11 @@ func FuzzPolicy(f *testing.F) {
 			return
 		}
 		now := time.Unix(1e9, 0)
-		limits, err := limit.Compile(m, limit.NewStore())
+		limits, err := limit.Compile(m, limit.NewStore(), now)
 		if err != nil {
 			limits = nil
 		}
-		faults, err := fault.Compile(m, fault.NewStore("pod"))
+		faults, err := fault.Compile(m, fault.NewStore("pod"), now)
 		if err != nil {
 			faults = nil
 		}

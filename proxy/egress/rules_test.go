@@ -27,9 +27,9 @@ func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
 		chaos.Rules = append(chaos.Rules, &meshv1.FaultRule{Key: key, Name: key, Http: of, Abort: &meshv1.Abort{Status: 500, Percent: 100}})
 	}
 	m := &meshv1.Traffic{Breakers: []*meshv1.Breaker{cap}, Injections: []*meshv1.Injection{chaos}, Egress: &meshv1.Egress{}}
-	limits, err := limit.Compile(m, limit.NewStore())
+	limits, err := limit.Compile(m, limit.NewStore(), time.Now())
 	require.NoError(t, err)
-	faults, err := fault.Compile(m, fault.NewStore("pod"))
+	faults, err := fault.Compile(m, fault.NewStore("pod"), time.Now())
 	require.NoError(t, err)
 	p, err := Compile(m, limits, faults)
 	require.NoError(t, err)

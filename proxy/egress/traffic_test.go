@@ -30,10 +30,10 @@ func (w *world) whole(m *meshv1.Traffic) {
 	if m.Egress == nil {
 		m.Egress = &meshv1.Egress{}
 	}
-	limits, err := limit.Compile(m, limit.NewStore())
+	limits, err := limit.Compile(m, limit.NewStore(), time.Now())
 	require.NoError(w, err)
 	limits.Enforce(time.Now())
-	faults, err := fault.Compile(m, fault.NewStore("pod"))
+	faults, err := fault.Compile(m, fault.NewStore("pod"), time.Now())
 	require.NoError(w, err)
 	faults.Enforce(time.Now())
 	p, err := Compile(m, limits, faults)

@@ -49,16 +49,18 @@ type rule struct {
 
 // Compile makes rules that count in s. What s knows of other keys is forgotten
 // some time after the rules are put in force by [Rules.Enforce].
-func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
+func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	out := &Rules{store: s, counts: map[string]*counts{}}
 	for _, injection := range m.GetInjections() {
 		for _, r := range injection.GetRules() {
 			compiled, err := newRule(injection, r)
+			if err == nil {
+				compiled.counts, err = s.Add(out.counts, r.GetKey(), &counts{}, now)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("rule %q of FaultInjection %q: %w", r.GetName(), injection.GetName(), err)
 			}
-			compiled.counts, compiled.seed = s.of(r.GetKey()), seedOf(injection.GetName(), r, s.pod)
-			out.counts[r.GetKey()] = compiled.counts
+			compiled.seed = seedOf(injection.GetName(), r, s.pod)
 			out.rules = append(out.rules, compiled)
 			if compiled.can == 0 {
 				continue
@@ -205,10 +207,10 @@ func kindsOf(m *meshv1.FaultRule) (can kinds, err error) {
 
 // Enforce makes these the rules that the store tells of. Others are forgotten later.
 func (r *Rules) Enforce(now time.Time) {
-	if r == nil || r.store == nil {
+	if r == nil {
 		return
 	}
-	r.store.enforce(now, r.counts)
+	r.store.Enforce(now, r.counts)
 }
 
 // Name is a rule's, with that of its injection.

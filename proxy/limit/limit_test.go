@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/keep"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
@@ -54,7 +55,7 @@ func newPod(t testing.TB, rules ...*meshv1.LimitRule) *pod {
 
 func (p *pod) put(t testing.TB, now time.Time, rules ...*meshv1.LimitRule) {
 	t.Helper()
-	compiled, err := Compile(traffic(rules...), p.Store)
+	compiled, err := Compile(traffic(rules...), p.Store, now)
 	require.NoError(t, err)
 	compiled.Enforce(now)
 	p.rules, p.Resources = compiled, compiled.OfKind(match.Kind{Verb: "get", Resource: "pods"})
@@ -377,7 +378,7 @@ func TestAllCircuitBreakersMustAllow(t *testing.T) {
 			{Name: "r", Key: name, Resources: everything(), Bucket: bucketOf(burst, 0, time.Second), Trigger: only()},
 		}})
 	}
-	rules, err := Compile(m, store)
+	rules, err := Compile(m, store, start)
 	require.NoError(t, err)
 	rules.Enforce(start)
 	pods := rules.OfKind(match.Kind{Verb: "get", Resource: "pods"})
@@ -417,18 +418,11 @@ func TestAPolicyThatLeavesARuleAloneLeavesItsState(t *testing.T) {
 	require.Equal(t, opened, p.States()[0].GetState(), "it was away for a moment")
 	require.EqualValues(t, 2, p.States()[0].GetRefused())
 	p.put(t, start)
-	p.put(t, start.Add(keepFor), rule())
+	p.put(t, start.Add(keep.For), rule())
 	require.Equal(t, closed, p.States()[0].GetState(), "and for long: it is forgotten")
 	require.Zero(t, p.States()[0].GetRefused())
 	p.put(t, start, rule())
 	require.True(t, p.passes(start))
-	for i := range 2 * maxLeft {
-		p.put(t, start.Add(time.Duration(i)), &meshv1.LimitRule{Key: fmt.Sprint("passing ", i)})
-	}
-	require.Len(t, p.left, maxLeft)
-	p.put(t, start, rule())
-	require.True(t, p.passes(start), "others are newer")
-
 	recovered := rule()
 	require.False(t, p.passes(start))
 	recovered.Recover = "2026-01-01"
@@ -592,26 +586,9 @@ func TestStateOfRulesThatAreAwayMovesToAnotherStore(t *testing.T) {
 	require.NoError(t, err)
 	next := &pod{Store: NewStore()}
 	require.NoError(t, next.Import(data, now))
-	next.put(t, now.Add(keepFor))
-	next.put(t, now.Add(keepFor), rules()...)
-	require.True(t, next.passes(now.Add(keepFor)), "what is away for long is forgotten")
-}
-
-func TestAStoreTellsNoMoreThanIsTaken(t *testing.T) {
-	p := newPod(t)
-	rules := make([]*meshv1.LimitRule, maxRules-1)
-	for i := range rules {
-		rules[i] = &meshv1.LimitRule{Bucket: bucketOf(1, 0, time.Second)}
-	}
-	p.put(t, start, &meshv1.LimitRule{Key: "left"}, &meshv1.LimitRule{Key: "too"})
-	p.put(t, start, rules...)
-	data, err := p.Export(start)
-	require.NoError(t, err)
-	next := NewStore()
-	require.NoError(t, next.Import(data, start))
-	require.Equal(t, maxRules, len(next.imported))
-	_, found := next.imported["key-0"]
-	require.True(t, found)
+	next.put(t, now.Add(keep.For))
+	next.put(t, now.Add(keep.For), rules()...)
+	require.True(t, next.passes(now.Add(keep.For)), "what is away for long is forgotten")
 }
 
 func TestOutcomesMoveToAnotherStore(t *testing.T) {
@@ -728,10 +705,10 @@ func TestPoliciesThatCannotBe(t *testing.T) {
 		"resource": {Resources: []*meshv1.ResourceMatch{{Resources: []string{"/x"}}}},
 		"url":      {Http: []*meshv1.HttpMatch{{Host: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "("}}}}},
 	} {
-		_, err := Compile(traffic(m), NewStore())
+		_, err := Compile(traffic(m), NewStore(), start)
 		require.Error(t, err, name)
 	}
-	_, err := Compile(traffic(&meshv1.LimitRule{Key: "same"}, &meshv1.LimitRule{Key: "same"}), NewStore())
+	_, err := Compile(traffic(&meshv1.LimitRule{Key: "same"}, &meshv1.LimitRule{Key: "same"}), NewStore(), start)
 	require.Error(t, err)
 	var none *Rules
 	none.Enforce(start)
@@ -754,13 +731,13 @@ func FuzzImport(f *testing.F) {
 	data, err := p.Export(start)
 	require.NoError(f, err)
 	f.Add(data)
-	for _, s := range []saved{
-		{Key: "key-0", Tokens: most, Frac: 1<<64 - 1, Since: 1<<63 - 1, WindowIn: 1<<63 - 1, Window: []counts{{Ended: 5}}},
-		{Key: "key-1", Shared: true, Index: 1, Of: 2, Spent: most, SpentAgo: 1<<63 - 1, Quiet: 1<<63 - 1, Breaker: 2},
+	for key, s := range map[string]saved{
+		"key-0": {Tokens: keep.MaxCount, Frac: 1<<64 - 1, Since: 1<<63 - 1, WindowIn: 1<<63 - 1, Window: []counts{{Ended: 5}}},
+		"key-1": {Shared: true, Index: 1, Of: 2, Spent: keep.MaxCount, SpentAgo: 1<<63 - 1, Quiet: 1<<63 - 1, Breaker: 2},
 	} {
-		data, err := json.Marshal(export{Version: exportVersion, Wall: 1, States: []saved{s}})
+		of, err := json.Marshal(s)
 		require.NoError(f, err)
-		f.Add(data)
+		f.Add(fmt.Appendf(nil, `{"version":2,"wall":1,"states":[{"key":%q,"of":%s}]}`, key, of))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p := newPod(t, rules()...)

@@ -12,8 +12,9 @@ import (
 
 // Rules are those of one policy. They are immutable, and nil has none.
 type Rules struct {
-	store *Store
-	all   []*rule
+	store  *Store
+	states map[string]*state // by key
+	all    []*rule
 
 	resources candidates[*match.Resource]
 	paths     candidates[*match.Path]
@@ -47,14 +48,23 @@ func (r *Rules) Names() []Name {
 	return out
 }
 
-// maxRules bounds the rules of a policy.
-const maxRules = 4096
+// Opened are the rules whose breakers are not closed.
+func (r *Rules) Opened() (names []Name) {
+	if r == nil {
+		return nil
+	}
+	for _, of := range r.all {
+		if of.state.report().GetState() != closed {
+			names = append(names, Name{of.breaker, of.name})
+		}
+	}
+	return names
+}
 
 // Compile makes rules that count in s. What s knows of other keys is forgotten
 // some time after the rules are put in force by [Rules.Enforce].
-func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
-	out := &Rules{store: s}
-	keys := map[string]bool{}
+func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
+	out := &Rules{store: s, states: map[string]*state{}}
 	for number, b := range m.GetBreakers() {
 		var resources candidates[*match.Resource]
 		var paths candidates[*match.Path]
@@ -62,12 +72,6 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 		for _, l := range b.GetRules() {
 			fail := func(err error) (*Rules, error) {
 				return nil, fmt.Errorf("rule %q of CircuitBreaker %q: %w", l.GetName(), b.GetName(), err)
-			}
-			if l.GetKey() == "" || keys[l.GetKey()] {
-				return fail(fmt.Errorf("key %q is another's, or none", l.GetKey()))
-			}
-			if keys[l.GetKey()] = true; len(keys) > maxRules {
-				return fail(fmt.Errorf("there are more than %d", maxRules))
 			}
 			c, err := newConfig(l)
 			if err != nil {
@@ -77,9 +81,13 @@ func Compile(m *meshv1.Traffic, s *Store) (*Rules, error) {
 			if err != nil {
 				return fail(err)
 			}
+			state, err := s.Add(out.states, l.GetKey(), newState(l.GetKey(), c, share, l.GetRecover()), now)
+			if err != nil {
+				return fail(err)
+			}
 			r := &rule{
 				breaker: b.GetName(), name: l.GetName(), agents: l.GetUserAgents(), somePods: l.GetSomePods(),
-				state: s.state(l.GetKey(), c, share, l.GetRecover()), share: share, recover: l.GetRecover(),
+				state: state, share: share, recover: l.GetRecover(),
 			}
 			out.all = append(out.all, r)
 			for _, m := range l.GetResources() {
@@ -137,7 +145,10 @@ func (r *Rules) Enforce(now time.Time) {
 	if r == nil {
 		return
 	}
-	r.store.enforce(now, r.all)
+	r.store.Enforce(now, r.states)
+	for _, of := range r.all {
+		of.state.enforce(now, of.share, of.recover)
+	}
 }
 
 // OfKind is for a plan to keep.

@@ -152,18 +152,6 @@ func newState(key string, c config, s share, recover string) *state {
 	return out
 }
 
-// renew makes a state that no rule in force has as new, but for what is in flight.
-func (s *state) renew(now share, recover string) {
-	fresh := newState(s.key, s.config, now, recover)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.share, s.recover = now, recover
-	s.bucket, s.turns, s.inTurns = fresh.bucket, fresh.turns, fresh.inTurns
-	s.failed, s.failedAt, s.until = 0, time.Time{}, time.Time{}
-	s.breaker, s.since, s.probing, s.window = closed, time.Time{}, false, fresh.window
-	s.passed, s.refused, s.taken, s.earlierPassed, s.earlierRefused = 0, 0, 0, 0, 0
-}
-
 // divide is a share of the bucket: one of its own, or turns.
 func (c config) divide(s share) (b bucket, t turns, inTurns bool) {
 	if !s.shared || s.of == 0 {

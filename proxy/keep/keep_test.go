@@ -1,0 +1,224 @@
+package keep
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var start = time.Unix(1_800_000_000, 123)
+
+// tally counts with a step, by which one is told from others.
+type tally struct{ step, own, earlier int }
+
+type total struct {
+	Count int    `json:"count"`
+	Blob  string `json:"blob,omitempty"`
+}
+
+func (t *tally) Like(other *tally) bool         { return t.step == other.step }
+func (t *tally) Save(time.Time) total           { return total{Count: t.own + t.earlier} }
+func (t *tally) Restore(was total, _ time.Time) { t.earlier = was.Count }
+func (t total) Possible() bool                  { return t.Count >= 0 && t.Count <= MaxCount }
+
+type store struct{ Store[*tally, total] }
+
+func (s *store) compile(t testing.TB, now time.Time, step int, keys ...string) map[string]*tally {
+	t.Helper()
+	policy := map[string]*tally{}
+	for _, key := range keys {
+		_, err := s.Add(policy, key, &tally{step: step}, now)
+		require.NoError(t, err)
+	}
+	return policy
+}
+
+func (s *store) put(t testing.TB, now time.Time, keys ...string) map[string]*tally {
+	t.Helper()
+	policy := s.compile(t, now, 1, keys...)
+	s.Enforce(now, policy)
+	return policy
+}
+
+func (s *store) export(t testing.TB, now time.Time) []byte {
+	t.Helper()
+	data, err := s.Export(now)
+	require.NoError(t, err)
+	return data
+}
+
+func TestAStateGoesOnWhileItsRuleDoes(t *testing.T) {
+	s := &store{}
+	first := s.put(t, start, "a", "b")
+	require.Same(t, first["a"], s.put(t, start, "a")["a"])
+	require.Same(t, first["b"], s.put(t, start.Add(For-1), "b", "a")["b"], "it was away for a moment")
+	other := s.compile(t, start, 2, "a")
+	require.NotSame(t, first["a"], other["a"], "it counts other things")
+	require.Same(t, first["a"], s.compile(t, start, 1, "a")["a"], "nothing else is in force yet")
+	s.Enforce(start, other)
+	require.Same(t, other["a"], s.compile(t, start, 2, "a")["a"])
+	s.put(t, start)
+	require.NotSame(t, first["b"], s.put(t, start.Add(For), "b")["b"], "it was away for long")
+
+	var keys []string
+	for key := range s.InForce() {
+		keys = append(keys, key)
+	}
+	require.Equal(t, []string{"b"}, keys)
+}
+
+func TestTheOldestAreForgotten(t *testing.T) {
+	s := &store{}
+	old := s.put(t, start, "a", "b")
+	for i := range maxLeft {
+		s.put(t, start.Add(time.Duration(i)), "b", fmt.Sprint("passing ", i))
+	}
+	require.Same(t, old["a"], s.compile(t, start, 1, "a")["a"])
+	s.put(t, start.Add(time.Second), "b")
+	require.Len(t, s.left, maxLeft)
+	require.NotSame(t, old["a"], s.compile(t, start, 1, "a")["a"])
+	require.Same(t, old["b"], s.compile(t, start, 1, "b")["b"])
+}
+
+func TestAPolicyIsBounded(t *testing.T) {
+	s := &store{}
+	add := func(policy map[string]*tally, key string) error {
+		_, err := s.Add(policy, key, &tally{}, start)
+		return err
+	}
+	policy := map[string]*tally{}
+	require.Error(t, add(policy, ""))
+	require.Error(t, add(policy, strings.Repeat("k", maxKey+1)))
+	for i := range MaxRules {
+		require.NoError(t, add(policy, fmt.Sprint(i)))
+	}
+	require.ErrorContains(t, add(policy, "0"), "another's")
+	require.ErrorContains(t, add(policy, "one"), "more than")
+}
+
+// Whatever comes first: the import, the rule, or the rule's being in force.
+func TestAnImportReachesAllRules(t *testing.T) {
+	old := &store{}
+	for _, of := range old.put(t, start, "force", "compiled", "later", "left", "never") {
+		of.own = 2
+	}
+	old.put(t, start, "force", "compiled", "later", "left")
+	s := &store{}
+	away := s.put(t, start, "left", "force")
+	away["left"].own = 1
+	s.put(t, start, "force")
+	policy := s.compile(t, start, 1, "force", "compiled")
+	policy["compiled"].own = 1
+	for range 2 {
+		require.NoError(t, s.Import(old.export(t, start), start))
+	}
+	require.Equal(t, 2, policy["force"].Save(start).Count, "at once")
+	s.Enforce(start, policy)
+	all := s.put(t, start, "force", "compiled", "later", "left", "never", "new")
+	totals := map[string]int{}
+	for key, of := range all {
+		totals[key] = of.Save(start).Count
+	}
+	require.Equal(t, map[string]int{"force": 2, "compiled": 3, "later": 2, "left": 3, "never": 2, "new": 0}, totals)
+}
+
+func TestWhatNoRuleAsksForIsForgotten(t *testing.T) {
+	count := func(now time.Time) int {
+		old := &store{}
+		old.put(t, start, "a")["a"].own = 2
+		for _, at := range []time.Time{start, start.Add(For / 2), now} { // each tells the next how old it is
+			s := &store{}
+			require.NoError(t, s.Import(old.export(t, at), at))
+			s.put(t, at)
+			old = s
+		}
+		return old.put(t, now, "a")["a"].Save(now).Count
+	}
+	require.Equal(t, 2, count(start.Add(For-1)))
+	require.Zero(t, count(start.Add(For)))
+
+	s := &store{}
+	s.put(t, start, "a")
+	s.put(t, start)
+	s.put(t, start.Add(For-1))
+	require.Contains(t, string(s.export(t, start)), `"a"`)
+	s.put(t, start.Add(For))
+	require.NotContains(t, string(s.export(t, start)), `"a"`)
+}
+
+func TestAnExportIsTaken(t *testing.T) {
+	s, next := &store{}, &store{}
+	var keys []string
+	for i := range MaxRules - 1 {
+		keys = append(keys, fmt.Sprint(i))
+	}
+	s.put(t, start, "left", "too")
+	s.put(t, start, keys...)
+	require.NoError(t, next.Import(s.export(t, start), start))
+	require.Len(t, next.imported, MaxRules)
+	for key := range s.force {
+		if _, ok := next.imported[key]; !ok {
+			t.Fatalf("%s is in force and left out", key)
+		}
+	}
+
+	s = &store{}
+	s.put(t, start, "force")
+	s.imported = map[string]dated[total]{}
+	for i := range 8 {
+		s.imported[fmt.Sprint(i)] = dated[total]{total{Blob: strings.Repeat("b", MaxExport/6)}, start}
+	}
+	require.NoError(t, next.Import(s.export(t, start), start))
+	require.Len(t, next.imported, 4)
+	require.Equal(t, start, next.imported["force"].at)
+}
+
+func TestAnImportIsBounded(t *testing.T) {
+	states := func(of ...string) string {
+		return fmt.Sprintf(`{"version":%d,"wall":1,"states":[%s]}`, version, strings.Join(of, ","))
+	}
+	state := func(key string) string { return fmt.Sprintf(`{"key":%q,"of":{"count":1}}`, key) }
+	s := &store{}
+	s.imported = map[string]dated[total]{"a": {}}
+	many := make([]string, MaxRules+1)
+	for i := range many {
+		many[i] = state(fmt.Sprint(i))
+	}
+	for what, data := range map[string]string{
+		"invalid":       "[",
+		"cannot":        "[]",
+		"too long":      strings.Repeat(" ", MaxExport+1),
+		"version 1":     `{"version":1}`,
+		"4097 rules":    states(many...),
+		"before 1970":   fmt.Sprintf(`{"version":%d,"wall":-1}`, version),
+		"no key":        states(state("")),
+		"one that is":   states(state(strings.Repeat("k", maxKey+1))),
+		"or another's":  states(state("k"), state("k")),
+		`rule "k" has`:  states(`{"key":"k","of":{"count":-1}}`),
+		`rule "of old"`: states(`{"key":"of old","age":-1}`),
+	} {
+		err := s.Import([]byte(data), start)
+		if what == "invalid" || what == "cannot" {
+			require.Error(t, err, data)
+		} else {
+			require.ErrorContains(t, err, what)
+		}
+		require.Len(t, s.imported, 1, "as it was")
+	}
+	require.NoError(t, s.Import([]byte(states(many[1:]...)), start))
+	require.Len(t, s.imported, MaxRules)
+	require.NoError(t, s.Import(nil, start))
+	require.Empty(t, s.imported)
+}
+
+func TestAClockThatWasSetBackTakesNoTime(t *testing.T) {
+	s := &store{}
+	data, err := json.Marshal(export[total]{Version: version, Wall: start.Add(time.Hour).UnixNano(), States: []saved[total]{{Key: "a", Age: 5}}})
+	require.NoError(t, err)
+	require.NoError(t, s.Import(data, start))
+	require.Equal(t, start.Add(-5), s.imported["a"].at)
+}
