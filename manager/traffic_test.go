@@ -95,6 +95,9 @@ func TestShares(t *testing.T) {
 	require.NoError(t, next.policies(ctx))
 	require.EqualValues(t, 1, toldShare(next, "op-0").GetOf())
 	require.Zero(t, toldShare(next, "op-2").GetOf())
+	// What it found stays on record, also if that is written before shares are split anew.
+	require.NoError(t, next.keepTraffic(ctx))
+	require.Equal(t, map[string]string{"op-0": "1/1"}, get(t, w, "ns", "cb", cb).Status.Shares[0].Pods)
 }
 
 // Shares that a status has no room for are not given to anybody, and people are told so,

@@ -28,7 +28,8 @@ type breaker struct {
 	// pods there are.
 	found  shares
 	groups map[[2]string]*group // by rule and workload
-	// record is what Record said last, unless a member has changed since: then it is not known.
+	// record is what Record said last, and first what was found, unless a member has
+	// changed since: then it is not known.
 	record []v1alpha1.RuleShares
 	known  bool
 }
@@ -100,7 +101,7 @@ func (b *Book) Open(name types.NamespacedName, s v1alpha1.CircuitBreakerStatus) 
 		b.breakers, b.pods = map[types.NamespacedName]*breaker{}, map[types.UID]*pod{}
 	}
 	if b.breakers[name] == nil {
-		b.breakers[name] = &breaker{found: sharesOf(s.Shares), groups: map[[2]string]*group{}}
+		b.breakers[name] = &breaker{found: sharesOf(s.Shares), groups: map[[2]string]*group{}, record: s.Shares, known: true}
 		b.opened = true
 	}
 }
@@ -212,7 +213,7 @@ func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.
 		b.readPod(p, policy, opened, inForce(policy))
 	}
 	for _, br := range opened {
-		br.found = nil
+		br.found, br.known = nil, false
 	}
 	b.opened = false
 }

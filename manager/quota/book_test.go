@@ -146,6 +146,21 @@ func TestANewLeader(t *testing.T) {
 	require.Equal(t, map[string]string{"a": "1/3", "b": "2/3", "c": "3/3"}, m.settle(t))
 }
 
+// What is on record stays there until it is known which pods there are.
+func TestARecordStandsUntilPodsAreKnown(t *testing.T) {
+	found := []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{"a": "1/2", "gone": "2/2"}}}
+	m := newMesh(v1alpha1.CircuitBreakerStatus{Shares: found})
+	require.Equal(t, found, record(t, m.Book))
+	m.Recorded(cb, found)
+	m.pods["a"] = true
+	require.Equal(t, map[string]string{"a": "1/1"}, m.settle(t))
+	require.Equal(t, map[string]string{"a": "1/1"}, record(t, m.Book)[0].Pods)
+
+	m = newMesh(v1alpha1.CircuitBreakerStatus{Shares: found})
+	m.settle(t)
+	require.Empty(t, record(t, m.Book), "there are none")
+}
+
 // Until it is recorded what a pod may have, it is not told.
 func TestFirstRecordThenTell(t *testing.T) {
 	m := newMesh(v1alpha1.CircuitBreakerStatus{})
