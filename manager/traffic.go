@@ -292,7 +292,10 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	p := r.pace(b.UID)
 	current := newest(p, cached)
 	b.CircuitBreaker = current
-	record, fits := r.book.Record(name)
+	record, fits := current.Status.Shares, true // stands while it could not be read
+	if r.book.Has(name) || !shares(current) {
+		record, fits = r.book.Record(name)
+	}
 	next := status.OfBreaker(b, r.in, record, fits)
 	r.opened[name] = next.Opened
 	before := current.Status

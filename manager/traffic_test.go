@@ -289,10 +289,12 @@ func TestUrgentStatusesAreWrittenFirst(t *testing.T) {
 }
 
 // A new leader does not let everybody wait for shares that it cannot read, and never
-// shares out what it does not know.
+// shares out, or takes from the record, what it does not know.
 func TestSharesThatCannotBeRead(t *testing.T) {
 	ctx := t.Context()
-	w, _ := newWorld(t, workloadPod("op-0"), sharedBreaker())
+	cb := sharedBreaker()
+	cb.Status.Shares = []v1alpha1.RuleShares{{Rules: []string{"deletes"}, Pods: map[string]string{"op-0": "1/2", "gone": "2/2"}}}
+	w, _ := newWorld(t, workloadPod("op-0"), cb)
 	away := errors.New("away")
 	lists := 0
 	w.live = interceptor.NewClient(w.live.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
@@ -309,13 +311,17 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 	require.NoError(t, w.policies(ctx))
 	require.Zero(t, toldShare(w, "op-0").GetOf())
 	require.NoError(t, w.keepShares(ctx))
-	require.Empty(t, recordOf(t, w))
+	require.NoError(t, w.keepTraffic(ctx))
+	written := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{}).Status
+	require.NotEmpty(t, written.TargetStatus)
+	require.Equal(t, cb.Status.Shares, written.Shares)
 
 	away = nil
 	require.NoError(t, w.policies(ctx))
 	require.True(t, w.unread.IsZero())
+	require.EqualValues(t, 2, toldShare(w, "op-0").GetOf())
 	require.NoError(t, w.keepShares(ctx))
-	require.NotEmpty(t, recordOf(t, w))
+	require.Equal(t, map[string]string{"op-0": "1/1"}, recordOf(t, w)[0].Pods)
 	asked := lists
 	require.NoError(t, w.policies(ctx))
 	require.Equal(t, asked, lists, "once")
