@@ -33,7 +33,8 @@ const (
 	// those of one round that nobody waits for: what is urgent meanwhile comes after it.
 	countRate, countBurst = 20, 20
 	calmWrites            = 100
-	// sharesPatience is how long policies wait for the shares on record.
+	// sharesPatience is how long policies wait for the shares on record, and after which
+	// those that go on without ask again.
 	sharesPatience = 10 * time.Second
 	// pageOfBreakers are read at once; they may be large.
 	pageOfBreakers = 20
@@ -64,7 +65,6 @@ func (w *world) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreake
 			return err
 		}
 		w.Log.Warn("rules of scope Workload that are not shared out yet refuse all requests", "error", err)
-		time.AfterFunc(sharesPatience, w.policiesLoop.poke)
 	}
 	w.book.Close(func(name types.NamespacedName) bool { return there[name] })
 	return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -325,4 +326,30 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 	asked := lists
 	require.NoError(t, w.policies(ctx))
 	require.Equal(t, asked, lists, "once")
+}
+
+// However often policies go on without shares that cannot be read, these are asked for
+// again once.
+func TestSharesAreAskedForAgainOnce(t *testing.T) {
+	w, _ := newWorld(t, workloadPod("op-0"), sharedBreaker())
+	w.live = interceptor.NewClient(w.live.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
+		if _, ok := l.(*v1alpha1.CircuitBreakerList); ok {
+			return errors.New("away")
+		}
+		return c.List(ctx, l, opts...)
+	}})
+	synctest.Test(t, func(t *testing.T) {
+		w.policiesLoop.poked = make(chan struct{}, 1)
+		w.unread = time.Now().Add(-sharesPatience)
+		for range 3 {
+			require.NoError(t, w.policies(t.Context()))
+			time.Sleep(sharesPatience / 2)
+		}
+		require.Empty(t, w.policiesLoop.poked)
+		time.Sleep(sharesPatience)
+		require.Len(t, w.policiesLoop.poked, 1)
+		<-w.policiesLoop.poked
+		time.Sleep(2 * sharesPatience)
+		require.Empty(t, w.policiesLoop.poked)
+	})
 }

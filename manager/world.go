@@ -72,9 +72,9 @@ type world struct {
 	compiled atomic.Pointer[compiled]
 	// bundled and egressBundled are the bundles that all namespaces have.
 	bundled, egressBundled atomic.Pointer[[]byte]
-	// expiry wakes the policies loop, which alone sets it.
-	expiry *time.Timer
-	book   quota.Book
+	// later wakes the policies loop, which alone sets it.
+	later *time.Timer
+	book  quota.Book
 	// unread is since when the policies loop cannot read shares; zero: it can.
 	unread time.Time
 	// rendered is what the policies loop, which alone has it, need not render again.
@@ -217,7 +217,11 @@ func (w *world) policies(ctx context.Context) error {
 	w.push.Set(cluster, c.Policies)
 	before := w.compiled.Swap(c)
 	w.sharing.Unlock()
-	w.wakeAt(c.Until)
+	until := c.Until
+	if again := time.Now().Add(sharesPatience); !w.unread.IsZero() && (until.IsZero() || again.Before(until)) {
+		until = again
+	}
+	w.wakeAt(until)
 	w.statusLoop.poke()
 	w.sharesLoop.poke()
 	w.trafficLoop.poke()
@@ -236,14 +240,14 @@ func (w *world) policies(ctx context.Context) error {
 	return err
 }
 
-// wakeAt lets the policies loop look again when the next FaultInjection expires.
-// Agents do not wait for it.
+// wakeAt lets the policies loop look again, as when the next FaultInjection expires:
+// agents do not wait for that.
 func (w *world) wakeAt(t time.Time) {
-	if w.expiry != nil {
-		w.expiry.Stop()
+	if w.later != nil {
+		w.later.Stop()
 	}
 	if !t.IsZero() {
-		w.expiry = time.AfterFunc(time.Until(t), w.policiesLoop.poke)
+		w.later = time.AfterFunc(time.Until(t), w.policiesLoop.poke)
 	}
 }
 
