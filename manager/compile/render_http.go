@@ -24,8 +24,6 @@ const (
 var (
 	hostname  = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$`)
 	hostStart = regexp.MustCompile(`^([a-z0-9_.-]*|[0-9a-f:]*:[0-9a-f:.]*)$`)
-	// addresses are expressions of IPv6 addresses, rather than of a host and a port.
-	addresses = regexp.MustCompile(`^\^?[0-9A-Fa-f()|\[\]-]*:([^0-9]|.*:)`)
 )
 
 // url reads [scheme://]host[:port][/path]; nil if it cannot.
@@ -94,32 +92,16 @@ func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
 }
 
 // hostExpression reads an expression of a host, in upper or lower case; nil if it cannot,
-// or if it asks for what no host has.
+// or if it, or one of its alternatives, asks for what no host has.
 func (r *renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch {
 	if !r.expression(s, path) {
 		return nil
 	}
-	if re, err := syntax.Parse(s, syntax.Perl); err == nil && (asksFor(re, "/") || asksFor(re, ":") && !addresses.MatchString(s)) {
+	if re, err := syntax.Parse(s, syntax.Perl); err == nil && hostless(re) {
 		r.invalid(path, s, "hosts are matched without scheme and port, so that this never matches: leave those out (an IPv6 address stands by itself, without brackets)")
 		return nil
 	}
 	return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "(?i)" + s}}
-}
-
-// asksFor tells whether an expression, or one of its alternatives, matches only what has
-// one of these characters.
-func asksFor(re *syntax.Regexp, chars string) bool {
-	switch re.Op {
-	case syntax.OpLiteral:
-		return strings.ContainsAny(string(re.Rune), chars)
-	case syntax.OpRepeat:
-		if re.Min == 0 {
-			return false
-		}
-	case syntax.OpStar, syntax.OpQuest:
-		return false
-	}
-	return slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return asksFor(sub, chars) })
 }
 
 // content reads one of the contents of an intercept rule; nil if it cannot.

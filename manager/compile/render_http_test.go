@@ -41,7 +41,7 @@ func TestExpressionsThatNoHostMatches(t *testing.T) {
 	at := field.NewPath("at")
 	for _, host := range []string{
 		`https?:`, `evil\.com:443`, `evil\.com:\d+`, `.*:(80|443)`, `.*:.*`, `10\.0\.0\.1:443`, `evil\.com(:80|:443)`,
-		`evil\.com\:443`, `good\.com|evil\.com:443`, `[^:]+:443`, `cafe:443`, `(evil\.com:443)+`, `(evil\.com:443){1,2}`,
+		`evil\.com\:443`, `good\.com|evil\.com:443`, `good\.com|gone\.com:443`, `fd00::1|evil\.com:443`, `[^:]+:443`, `cafe:443`, `cafe:(80|443)`, `cafe:\d+`, `(evil\.com:443)+`, `(evil\.com:443){1,2}`,
 	} {
 		r := &renderer{}
 		require.Nil(t, r.content(v1alpha1.ContentRegexp, host, at), host)
@@ -62,6 +62,8 @@ func TestExpressionsThatNoHostMatches(t *testing.T) {
 	for expression, host := range map[string]string{
 		`Evil\.com`: "evil.com", `evil\.com(:443)?`: "evil.com", `(https?://)?evil\.com`: "evil.com", `(?:a|b)[[:digit:]]`: "b7",
 		`fd00::1`: "fd00::1", `::1`: "::1", `FD00:.*`: "fd00::1", `(fd00|fe80):0*:.*`: "fe80::1", `[^:]+`: "evil.com", `a[:.]b`: "a.b",
+		`(example\.com|fd00::1)`: "example.com", `example\.com|e00::1`: "e00::1", `2001:0?db8.*`: "2001:db8::1", `^2001:db8:.*$`: "2001:db8::1",
+		`([0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}`: "2001:db8::1", `[0-9a-f:]+:1`: "fd00::1", `(evil\.com|fe80::1)(:443)?`: "fe80::1",
 	} {
 		r := &renderer{}
 		m := r.text(&v1alpha1.StringMatch{Regex: expression}, at, true)
