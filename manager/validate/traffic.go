@@ -174,6 +174,11 @@ var clusterScoped = map[string]bool{
 	"validatingwebhookconfigurations": true, "mutatingwebhookconfigurations": true,
 }
 
+// custom tells whether a group may have resources of any name: it is not Kubernetes' own.
+func custom(group string) bool {
+	return strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
+}
+
 // ofResources tells whether all that a path matches are resources: what is below
 // /api/VERSION and /apis/GROUP/VERSION.
 func ofResources(path string) bool {
@@ -197,7 +202,7 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 		for j, m := range l.ResourceRules {
 			at := fmt.Sprintf("spec.rateLimitings[%d].resourceRules[%d]", i, j)
 			out = append(out, resourceWarnings(at, m.APIGroups, m.Resources, m.Verbs, m.Names)...)
-			if !slices.Contains(m.Namespaces, "*") {
+			if !slices.Contains(m.Namespaces, "*") && !slices.ContainsFunc(m.APIGroups, custom) {
 				for _, resource := range m.Resources {
 					if clusterScoped[resource] {
 						out = append(out, fmt.Sprintf(`%s has no effect on %s, which are in no namespace: give them an entry with namespaces ["*"]`, at, resource))

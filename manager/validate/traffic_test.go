@@ -336,16 +336,18 @@ func TestBreakersWithoutEffectAreWarnedOf(t *testing.T) {
 	const limited = "selector: {}\nrateLimitings: [{name: a, "
 	for spec, says := range map[string]string{
 		`selector: {}`: "neither spec.rateLimitings nor spec.trafficInterceptRules",
-		limited + `nonResourceRules: [{nonResourceURLs: ["/healthz", "/api/v1/pods*"], verbs: ["*"]}], maxInFlight: 1}]`:                                               "on /api/v1/pods*,",
-		limited + `nonResourceRules: [{nonResourceURLs: ["/apis/apps/v1/*"], verbs: ["*"]}], maxInFlight: 1}]`:                                                         "on /apis/apps/v1/*,",
-		limited + `nonResourceRules: [{nonResourceURLs: ["/api/v1", "/api/v1/", "/apis/apps*", "/api*", "*"], verbs: ["*"]}], maxInFlight: 1}]`:                        "",
-		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], trip: {errorPercent: "1"}, scope: Workload}]`:                                           "scope Workload has no effect",
-		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], maxInFlight: 1, scope: Workload}]`:                                                      "",
-		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], maxInFlight: 1, recoverPolicy: {type: Manual}}]`:                                        "recoverPolicy has no effect",
-		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], trip: {errorPercent: "1"}, recoverPolicy: {type: Manual}}]`:                             "",
-		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], triggerPolicy: ForceOpened, trip: {errorPercent: "1"}, recoverPolicy: {type: Manual}}]`: "recoverPolicy has no effect",
-		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: [default]}], maxInFlight: 1}]`:                                "no effect on nodes",
-		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: ["*"]}], maxInFlight: 1}]`:                                    "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["/healthz", "/api/v1/pods*"], verbs: ["*"]}], maxInFlight: 1}]`:                                                 "on /api/v1/pods*,",
+		limited + `nonResourceRules: [{nonResourceURLs: ["/apis/apps/v1/*"], verbs: ["*"]}], maxInFlight: 1}]`:                                                           "on /apis/apps/v1/*,",
+		limited + `nonResourceRules: [{nonResourceURLs: ["/api/v1", "/api/v1/", "/apis/apps*", "/api*", "*"], verbs: ["*"]}], maxInFlight: 1}]`:                          "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], trip: {errorPercent: "1"}, scope: Workload}]`:                                             "scope Workload has no effect",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], maxInFlight: 1, scope: Workload}]`:                                                        "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], maxInFlight: 1, recoverPolicy: {type: Manual}}]`:                                          "recoverPolicy has no effect",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], trip: {errorPercent: "1"}, recoverPolicy: {type: Manual}}]`:                               "",
+		limited + `nonResourceRules: [{nonResourceURLs: ["*"], verbs: ["*"]}], triggerPolicy: ForceOpened, trip: {errorPercent: "1"}, recoverPolicy: {type: Manual}}]`:   "recoverPolicy has no effect",
+		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: [default]}], maxInFlight: 1}]`:                                  "no effect on nodes",
+		limited + `resourceRules: [{apiGroups: ["", rbac.authorization.k8s.io, "*"], resources: [clusterroles], verbs: [get], namespaces: [default]}], maxInFlight: 1}]`: "no effect on clusterroles",
+		limited + `resourceRules: [{apiGroups: ["", longhorn.io], resources: [nodes], verbs: [get], namespaces: [default]}], maxInFlight: 1}]`:                           "",
+		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: ["*"]}], maxInFlight: 1}]`:                                      "",
 	} {
 		o := map[string]any{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker", "metadata": map[string]any{"name": "o"}}
 		var value map[string]any
