@@ -210,13 +210,7 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 				}
 			}
 		}
-		for j, m := range l.NonResourceRules {
-			for _, path := range m.NonResourceURLs {
-				if ofResources(path) {
-					out = append(out, fmt.Sprintf("spec.rateLimitings[%d].nonResourceRules[%d] has no effect on %s, where resources are: use resourceRules", i, j, path))
-				}
-			}
-		}
+		out = append(out, pathWarnings(fmt.Sprintf("spec.rateLimitings[%d]", i), "resourceRules", l.NonResourceRules)...)
 		if l.Scope == v1alpha1.LimitScopeWorkload && l.Bucket == nil && l.MaxInFlight == nil {
 			out = append(out, fmt.Sprintf("spec.rateLimitings[%d].scope Workload has no effect: bucket and maxInFlight are shared alone, and each pod counts failures by itself", i))
 		}
@@ -267,8 +261,20 @@ func resourceWarnings(at string, groups, resources, verbs, names []string) (out 
 		if leases && has(groups, "coordination.k8s.io") && slices.ContainsFunc(one, func(v string) bool { return has(verbs, v) }) {
 			out = append(out, at+" does not match requests for single leases: locks are exempt unless names has theirs")
 		}
-	} else if slices.Contains(verbs, "create") && slices.ContainsFunc(resources, func(r string) bool { return r != "*" && !strings.Contains(r, "/") }) {
+	} else if slices.Equal(verbs, []string{"create"}) && slices.ContainsFunc(resources, func(r string) bool { return r != "*" && r != "leases" && !strings.Contains(r, "/") }) {
 		out = append(out, at+" does not match what is created, for its name is in the body: leave names out, unless it is a shard's lock")
+	}
+	return out
+}
+
+// pathWarnings are of paths that are of resources; instead is the field for those.
+func pathWarnings(at, instead string, rules []v1alpha1.NonResourceRule) (out []string) {
+	for i, m := range rules {
+		for _, path := range m.NonResourceURLs {
+			if ofResources(path) {
+				out = append(out, fmt.Sprintf("%s.nonResourceRules[%d] has no effect on %s, where resources are: use %s", at, i, path, instead))
+			}
+		}
 	}
 	return out
 }
@@ -331,6 +337,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 			for j, m := range r.Match.Resources {
 				out = append(out, resourceWarnings(fmt.Sprintf("spec.httpFault[%d].match.resources[%d]", i, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
 			}
+			out = append(out, pathWarnings(fmt.Sprintf("spec.httpFault[%d].match", i), "resources", r.Match.NonResourceRules)...)
 			for j, m := range r.Match.HTTPMatch {
 				if p := m.Path; p != nil && (p.Exact != "" && p.Exact[0] != '/' || p.Prefix != "" && p.Prefix[0] != '/') {
 					out = append(out, fmt.Sprintf("spec.httpFault[%d].match.httpMatch[%d].path matches nothing: paths begin with \"/\"", i, j))

@@ -434,6 +434,11 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [leases]}]}}]`:                                                          "locks are exempt",
 		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [leases], verbs: [watch]}, {resources: [leases], names: [leader]}]}}]`:  "",
 		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [pods], verbs: [create], names: [x]}]}}]`:                               "in the body",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [leases], verbs: [get, create, update], names: [my-lock]}]}}]`:          "",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [leases], verbs: [create], names: [my-lock]}]}}]`:                       "",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [pods], verbs: [create, update], names: [x]}]}}]`:                       "",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {nonResourceRules: [{nonResourceURLs: ["/healthz", "/api/v1/pods"], verbs: ["*"]}]}}]`:           "spec.httpFault[0].match.nonResourceRules[0] has no effect on /api/v1/pods,",
+		`httpFault: [{name: a, reset: {percent: "1"}, match: {nonResourceRules: [{nonResourceURLs: ["/healthz", "/api*"], verbs: ["*"]}]}}]`:                  "",
 		`httpFault: [{name: a, reset: {percent: "1"}, match: {resources: [{resources: [pods/eviction], verbs: [create], names: [x]}, {resources: [pods]}]}}]`: "",
 	} {
 		o := &v1alpha1.FaultInjection{}
