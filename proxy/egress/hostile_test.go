@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -46,6 +47,25 @@ func TestWhatMayBeDeniedIsNotPassedAsAnotherProtocol(t *testing.T) {
 	}
 	_, err := w.client(secureAt, other).Get("https://api.example.com/x")
 	require.ErrorContains(t, err, "access denied")
+}
+
+// What the bounds do not let in is gone, so nothing is passed on without it.
+func TestNoTunnelBeginsWithAHole(t *testing.T) {
+	w := newWorld(t)
+	w.unserved.max = 100
+	conn, err := net.Dial("tcp", w.redirect(plainAt))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "SSH")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return w.unserved.n.Load() == 3*unservedWeight }, 5*time.Second, time.Millisecond)
+	_, err = io.WriteString(conn, "-2.0-client\r\n")
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.Empty(t, w.got())
 }
 
 // TestStreamsThatNobodyReadsHoldLittle counts what the server could send, most of

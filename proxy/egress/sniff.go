@@ -103,10 +103,11 @@ func (c *conn) sniff() (kind, *hello) {
 		}
 		c.early = free[:len(c.early)+n]
 		if err != nil && n == 0 {
-			if len(c.early) > 0 || isTimeout(err) {
-				return speaksOther, nil
+			// Of what was too much nothing is kept, and without it the rest is passed to nobody.
+			if errors.Is(err, errTooMuch) || len(c.early) == 0 && !isTimeout(err) {
+				return speaksNothing, nil
 			}
-			return speaksNothing, nil
+			return speaksOther, nil
 		}
 		if len(c.early) >= need {
 			k, h, need = recognise(c.early)
