@@ -3,6 +3,7 @@ package proxy
 import (
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -39,14 +40,13 @@ func (c *counters[K]) of(label K, find func(K) prometheus.Counter) prometheus.Co
 // ruleMetrics counts what rules do to requests. Rules come and go, and so do their
 // series.
 type ruleMetrics struct {
-	counts *prometheus.CounterVec
-	source string // the label of whatever has the rule; the last label says what was done
+	counts *prometheus.CounterVec // the last label says what was done
 
 	mu   sync.Mutex // of what changes with policies; requests take it for a series' first time
 	held map[ruleSeries]*ruleCounts
 }
 
-// ruleSeries are those of one rule.
+// ruleSeries are those of one rule. source is whatever has it.
 type ruleSeries struct{ namespace, workload, shard, source, rule string }
 
 func (p *policy) series(source, rule string) ruleSeries {
@@ -57,7 +57,8 @@ func (p *policy) series(source, rule string) ruleSeries {
 type ruleCounts struct {
 	of     *ruleMetrics
 	series ruleSeries
-	pods   int // whose policy has the rule; 0: it is gone, and so are its series. of.mu
+	pods   int      // whose policy has the rule; 0: it is gone, and so are its series. of.mu
+	told   []string // what of it there are series of. of.mu
 	by     counters[string]
 }
 
@@ -76,6 +77,9 @@ func (c *ruleCounts) find(what string) prometheus.Counter {
 	defer c.of.mu.Unlock()
 	if c.pods == 0 {
 		return nil
+	}
+	if !slices.Contains(c.told, what) {
+		c.told = append(c.told, what)
 	}
 	s := c.series
 	return c.of.counts.WithLabelValues(s.namespace, s.workload, s.shard, s.source, s.rule, what)
@@ -119,9 +123,9 @@ func (m *ruleMetrics) release(all tallies) {
 		if c.pods--; c.pods == 0 {
 			s := c.series
 			delete(m.held, s)
-			m.counts.DeletePartialMatch(prometheus.Labels{
-				"namespace": s.namespace, "workload": s.workload, "shard": s.shard, m.source: s.source, "rule": s.rule,
-			})
+			for _, what := range c.told { // a partial match would look at all series there are
+				m.counts.DeleteLabelValues(s.namespace, s.workload, s.shard, s.source, s.rule, what)
+			}
 		}
 	}
 }

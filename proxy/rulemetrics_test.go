@@ -5,7 +5,9 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
@@ -52,6 +54,63 @@ func TestSeriesLiveAsLongAsTheirRules(t *testing.T) {
 	series(0)
 	again.count("cap", "r0", "bucket")
 	require.Equal(t, 1.0, value())
+}
+
+// Most rules of most policies never do anything, and leave without a look at the series:
+// there may be many of others, and somebody who reads them.
+func TestRulesThatDidNothingLeaveAtOnce(t *testing.T) {
+	all, err := newMetrics(nil)
+	require.NoError(t, err)
+	m := &all.limits
+	busy := m.hold(slices.Values([]ruleSeries{{"ns", "operator", "s1", "cap", "busy"}}))
+	busy.count("cap", "busy", "bucket")
+	busy.count("cap", "busy", "opened")
+	quiet := m.hold(slices.Values([]ruleSeries{{"ns", "operator", "s1", "cap", "quiet"}}))
+
+	read := make(chan prometheus.Metric)
+	go func() {
+		defer close(read)
+		m.counts.Collect(read)
+	}()
+	<-read // the vector is locked until the rest is
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		m.release(quiet)
+	}()
+	select {
+	case <-released:
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for who reads the series")
+	}
+	for range read {
+	}
+	<-released
+}
+
+func BenchmarkPolicyLeaves(b *testing.B) {
+	all, err := newMetrics(nil)
+	require.NoError(b, err)
+	m := &all.limits
+	rules := func(workload string) tallies {
+		return m.hold(func(yield func(ruleSeries) bool) {
+			for i := range 4096 {
+				if !yield(ruleSeries{"ns", workload, "s1", "cap", fmt.Sprint(i)}) {
+					return
+				}
+			}
+		})
+	}
+	other := rules("other")
+	for i := range 4000 {
+		other.count("cap", fmt.Sprint(i), "bucket")
+	}
+	for b.Loop() {
+		b.StopTimer()
+		held := rules("operator")
+		b.StartTimer()
+		m.release(held)
+	}
 }
 
 // A flood of what a pod's rules refuse keeps nobody else waiting.
