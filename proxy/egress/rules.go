@@ -180,8 +180,8 @@ func (p *Policy) deep(host string) bool {
 	}
 	for i := range p.breakers {
 		for _, of := range []*matches{&p.breakers[i].deny, &p.breakers[i].allow} {
-			for _, u := range of.urls {
-				if u.Deep() && u.HostIs(host) {
+			for _, n := range of.hosts.Of(host) {
+				if u := of.urls[n]; u.Deep() && u.HostIs(host) {
 					return true
 				}
 			}

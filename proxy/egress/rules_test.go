@@ -13,7 +13,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// hundred is a policy with 100 rules that intercept, 100 that limit and 100 that harm, about hosts.
+// hundred is a policy with 100 rules that intercept, 100 that limit and 100 that harm, each
+// about a path of a host.
 func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
 	t.Helper()
 	cap, chaos := &meshv1.Breaker{Name: "cap"}, &meshv1.Injection{Name: "chaos"}
@@ -21,7 +22,7 @@ func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
 		if host == nil {
 			break
 		}
-		key, of := fmt.Sprint(i), []*meshv1.HttpMatch{{Host: host(i)}}
+		key, of := fmt.Sprint(i), []*meshv1.HttpMatch{{Host: host(i), Path: exactly("/x")}}
 		cap.Intercepts = append(cap.Intercepts, &meshv1.InterceptRule{Name: key, Deny: true, Http: of})
 		cap.Rules = append(cap.Rules, &meshv1.LimitRule{Key: key, Name: key, Http: of, Bucket: &meshv1.Bucket{Burst: 1, IntervalNs: int64(time.Hour)}})
 		chaos.Rules = append(chaos.Rules, &meshv1.FaultRule{Key: key, Name: key, Http: of, Abort: &meshv1.Abort{Status: 500, Percent: 100}})
@@ -60,7 +61,7 @@ var otherHosts = []struct {
 }
 
 func decideAbout(p *Policy, asked *match.HTTP) bool {
-	if p.denied(asked) != nil || p.harm(*asked) != nil {
+	if p.deep(asked.Host) || p.denied(asked) != nil || p.harm(*asked) != nil {
 		return false
 	}
 	_, refused := p.take("benchmark/1.0", *asked)
@@ -92,6 +93,23 @@ func TestRulesAboutOtherHostsAllocateNothing(t *testing.T) {
 	for _, of := range otherHosts {
 		p, asked := hundred(t, of.host), askedOfOthers()
 		require.Zero(t, testing.AllocsPerRun(100, func() { require.True(t, decideAbout(p, asked)) }), of.name)
+	}
+}
+
+// A host is looked up once for all that is asked of the rules about it.
+func TestWhatAHostsRulesAskForIsLookedUpOnce(t *testing.T) {
+	for _, of := range otherHosts {
+		var policies []*Policy
+		for range 2 {
+			p := hundred(t, of.host)
+			require.False(t, p.deep(askedOfOthers().Host))
+			policies = append(policies, p)
+		}
+		asked := askedOfOthers()
+		require.Zero(t, testing.AllocsPerRun(1, func() {
+			require.True(t, decideAbout(policies[0], asked))
+			policies = policies[1:]
+		}), of.name)
 	}
 }
 

@@ -386,7 +386,8 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 
 // Deep tells whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool {
-	return r != nil && slices.ContainsFunc(r.rules, func(of *rule) bool {
-		return slices.ContainsFunc(of.http, func(u *match.URL) bool { return u.Deep() && u.HostIs(host) })
+	return r != nil && slices.ContainsFunc(r.hosts.Of(host), func(n int32) bool {
+		u := r.urls[n].match
+		return u.Deep() && u.HostIs(host)
 	})
 }

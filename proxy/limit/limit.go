@@ -180,8 +180,9 @@ func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (
 
 // Deep tells whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool {
-	return r != nil && slices.ContainsFunc(r.urls, func(c candidate[*match.URL]) bool {
-		return c.match.Deep() && c.match.HostIs(host)
+	return r != nil && slices.ContainsFunc(r.hosts.Of(host), func(n int32) bool {
+		u := r.urls[n].match
+		return u.Deep() && u.HostIs(host)
 	})
 }
 
