@@ -321,22 +321,42 @@ func leaving(record []v1alpha1.RuleShares, targets []target) (out []target) {
 	return out
 }
 
-// maxSnapshots bounds those of all targets, for the object's size is bounded. Two shares
-// on record take the place of one.
-const maxSnapshots = 4000
+// maxSize is about how much of a status its record and targets may be, in bytes, for the
+// object's size is bounded. The other sizes are of what is around the names and texts
+// of a snapshot, a target, and a share on record, at most.
+const (
+	maxSize      = 768 << 10
+	snapshotSize = 160
+	targetSize   = 160
+	heldSize     = len(`"":"",`)
+)
+
+// size is about that of a target.
+func (t target) size() int {
+	n := targetSize + len(t.PodName) + len(t.Message)
+	for _, s := range t.LimitingSnapshots {
+		n += snapshotSize + len(s.Name) + len(s.Share)
+	}
+	for _, s := range t.FaultSnapshots {
+		n += snapshotSize + len(s.Name)
+	}
+	return n
+}
 
 // roomFor is as much as a status has room for, by name: those with something to tell
 // first.
 func roomFor(targets []target, record []v1alpha1.RuleShares) (out []v1alpha1.TargetStatus) {
 	all := slices.Concat(targets, leaving(record, targets))
 	slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
-	room := maxSnapshots
+	room := maxSize
 	for _, s := range record {
-		room -= len(s.Pods) / 2
+		for pod, share := range s.Pods {
+			room -= len(pod) + len(share) + heldSize
+		}
 	}
 	for _, t := range all[:min(len(all), maxPods)] {
 		t.Message = bounded(t.Message, 1<<10)
-		if room -= len(t.LimitingSnapshots) + len(t.FaultSnapshots); room < 0 {
+		if room -= t.size(); room < 0 {
 			t.LimitingSnapshots, t.FaultSnapshots = nil, nil
 		}
 		out = append(out, t.TargetStatus)

@@ -375,6 +375,37 @@ func TestTwoHundredTargets(t *testing.T) {
 	require.Less(t, len(text), 1<<20)
 }
 
+// However long names and messages are, the object is no more than can be stored.
+func TestTheLargestStatus(t *testing.T) {
+	r := rules()
+	r.breaker.Targets = nil
+	long := func(n, length int) string { return fmt.Sprintf("%0*d", length, n) }
+	r.record = []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{}}}
+	for n := range 1900 { // as many as the record may have
+		r.record[0].Pods[long(n, 253)] = "1000/1900"
+	}
+	told, states := &meshv1.Breaker{Name: "x"}, map[string]*meshv1.RuleState{}
+	for i := range 256 {
+		rule := &meshv1.LimitRule{Name: long(i, 63), Key: fmt.Sprint(i), Share: &meshv1.Share{}}
+		told.Rules = append(told.Rules, rule)
+		states[rule.Key] = &meshv1.RuleState{State: meshv1.BreakerState_BREAKER_HALF_OPEN, SinceMs: now.UnixMilli(), Passed: math.MaxInt64, Refused: math.MaxInt64}
+	}
+	for n := range 300 {
+		p := pod(long(n, 253))
+		r.breaker.Targets = append(r.breaker.Targets, compile.Target{Pod: p, Version: "v2"})
+		r.policies[p.UID] = &meshv1.PodPolicy{Version: "v2", Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{told}}}
+		o := fine
+		o.Rules, o.TrafficMessage = states, strings.Repeat("because", 1000)
+		r.says[p.Name] = o
+	}
+	b, _, _, _ := r.statuses(t)
+	require.Len(t, b.Shares[0].Pods, 1900)
+	require.Len(t, b.TargetStatus, 200)
+	text, err := json.Marshal(b)
+	require.NoError(t, err)
+	require.Less(t, len(text), 1<<20, "and there is a spec")
+}
+
 // BenchmarkOfBreaker is of 2000 pods that share 100 rules.
 func BenchmarkOfBreaker(b *testing.B) {
 	r := rules()
