@@ -133,16 +133,24 @@ const noPolicy = "the mesh has no policy for this pod any more"
 
 // refusal is a policy that refuses everything, which is within what the pod's own
 // allows, whichever it is. Its connections to other hosts are held to the rules that
-// they were held to: without rules they would be free.
+// they were held to: without rules they would be free. Its shares others have by now.
 func refusal(mb *member, why string) *meshv1.PodPolicy {
-	p := &meshv1.PodPolicy{
-		Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.policy.GetVersion(), Refuse: why,
-		Traffic: mb.traffic,
-	}
+	traffic := mb.traffic
 	if !mb.applied && mb.policy != nil {
-		p.Traffic = mb.policy.GetTraffic()
+		traffic = mb.policy.GetTraffic()
 	}
-	return p
+	traffic = proto.CloneOf(traffic)
+	for _, b := range traffic.GetBreakers() {
+		for _, r := range b.GetRules() {
+			if r.GetShare() != nil {
+				r.Share = &meshv1.Share{}
+			}
+		}
+	}
+	return &meshv1.PodPolicy{
+		Uid: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.policy.GetVersion(), Refuse: why,
+		Traffic: traffic,
+	}
 }
 
 // keep sees to what of a member outlives this agent: what becomes of the pod

@@ -64,7 +64,12 @@ func restarted(t *testing.T, r *running) *running {
 func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
-	traffic := &meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{443}}}
+	traffic := &meshv1.Traffic{
+		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: []*meshv1.LimitRule{{
+			Name: "hosts", Key: "k", Http: []*meshv1.HttpMatch{{}}, MaxInFlight: 1, Share: &meshv1.Share{Of: 1},
+		}}}},
+		Egress: &meshv1.Egress{Ports: []uint32{443}},
+	}
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
 	told := func() (out *meshv1.Traffic) {
@@ -72,15 +77,23 @@ func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
 		return out
 	}
 	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())
+	assert.Zero(t, told().Breakers[0].Rules[0].Share.Of, "its share goes to others once it is told")
 	saved, err := r.store.Policy("a")
 	require.NoError(t, err)
 	assert.Equal(t, []uint32{443}, saved.GetTraffic().GetEgress().GetPorts())
+	assert.EqualValues(t, 1, traffic.Breakers[0].Rules[0].Share.Of, "what the manager said is not written to")
 
-	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
-	assert.Nil(t, told().GetEgress(), "rules of a pod that is known end when they are deleted")
+	traffic.Egress.Ports[0] = 8443
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet", Traffic: traffic})
+	assert.Equal(t, []uint32{8443}, told().GetEgress().GetPorts(), "of a pod that is known they are the manager's")
+	assert.EqualValues(t, 1, told().Breakers[0].Rules[0].Share.Of)
+
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "free", Refuse: "no shard yet"})
+	assert.Nil(t, told(), "and end when they are deleted")
 }
 
-// A pod that is refused has no rules, and what they counted is not forgotten with the agent.
+// A pod that is refused lacks rules of the apiserver's, and what they counted is not forgotten
+// with the agent.
 func TestWhatRulesOfARefusedPodCountedIsHandedOver(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")

@@ -11,7 +11,7 @@ import (
 func ToldBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker(c).all() }
 
 // ToldFaults is the same of a FaultInjection.
-func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).told }
+func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).all.rules }
 
 // Hidden tells whether rules ask for what of https is seen only where it is decrypted, or
 // count its requests.

@@ -82,11 +82,17 @@ type egress struct {
 // injection is a FaultInjection as pods are told of it.
 type injection struct {
 	rendered
-	digest []byte // of the rules
-	told   []*meshv1.FaultRule
+	all, elsewhere faults // elsewhere: those about other hosts alone
+	egress         *egress
+	errs           field.ErrorList
+}
+
+// faults are rules of a FaultInjection.
+type faults struct {
+	rules  []*meshv1.FaultRule
+	digest []byte
 	cost   cost
-	egress *egress
-	errs   field.ErrorList
+	partly bool // some rule is about the apiserver, and has no effect
 }
 
 // newBreaker renders what can be meant.
@@ -168,9 +174,13 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 			continue
 		}
 		rule.Key = key(f.UID, in.Name, rule, func(proto.Message) {})
-		out.told = append(out.told, rule)
+		out.all.rules = append(out.all.rules, rule)
 		out.rules = append(out.rules, Rule{rule.Name, rule.Key})
+		if len(rule.Http) == 0 || len(rule.Resources)+len(rule.Paths) > 0 {
+			out.elsewhere.partly = true
+		}
 		if len(rule.Http) > 0 {
+			out.elsewhere.rules = append(out.elsewhere.rules, rule)
 			out.egress = &egress{ports: defaultPorts}
 			if e := f.Spec.Egress; e != nil && len(e.Ports) > 0 {
 				out.egress.ports = e.Ports
@@ -182,11 +192,13 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 	}
 	out.errs = r.errs
 	out.generation, out.ruling = f.Generation, newRuling(f.Spec, f.Spec.Selector, out.errs)
-	told := &meshv1.Injection{Name: f.Name, Rules: out.told}
-	out.cost = cost{proto.Size(told), len(out.told), r.expressions}
-	var err error
-	if out.digest, err = digest(told); err != nil {
-		out.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
+	for _, told := range []*faults{&out.all, &out.elsewhere} {
+		m := &meshv1.Injection{Name: f.Name, Rules: told.rules}
+		told.cost = cost{proto.Size(m), len(told.rules), r.expressions}
+		var err error
+		if told.digest, err = digest(m); err != nil {
+			out.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
+		}
 	}
 	return out
 }

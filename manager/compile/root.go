@@ -125,8 +125,9 @@ func (r *root) tell(t tellable) *meshv1.Sharding {
 }
 
 // refuseLost refuses the assigned pods that are no more, as far as the API
-// tells: they may run still, on a node that nobody hears of. The serial bars what
-// they were told before for good.
+// tells: they may run still, on a node that nobody hears of. The serial, which is never 0,
+// bars what they were told before for good; and an agent that is told of no rules with it
+// keeps those that it knows.
 func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.UID]Policy) {
 	lost := maps.Clone(r.State.Members)
 	for _, pod := range pods {
@@ -137,7 +138,7 @@ func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.U
 	for uid, m := range lost {
 		policies[types.UID(uid)] = seals.seal(m.Node, &meshv1.PodPolicy{
 			Uid: uid, Namespace: r.config.Namespace, Name: m.Name, Workload: m.Name,
-			Serial: uint64(r.State.Shards[m.Shard].Serial),
+			Serial: uint64(max(1, m.Serial, r.State.Shards[m.Shard].Serial)),
 			Refuse: fmt.Sprintf("pod %s/%s was deleted or has ended", r.config.Namespace, m.Name),
 		}, nil)
 	}

@@ -29,7 +29,10 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 	var err error
 	if p.Version, err = s.version(p, traffic); err != nil {
 		// What no agent could be told must not stop what all others are told.
-		p = &meshv1.PodPolicy{Uid: p.Uid, Namespace: p.Namespace, Name: p.Name, Version: "unsound", Refuse: "the policy of this pod cannot be encoded"}
+		p = &meshv1.PodPolicy{
+			Uid: p.Uid, Namespace: p.Namespace, Name: p.Name, Version: "unsound" + hex.EncodeToString(traffic),
+			Refuse: "the policy of this pod cannot be encoded", Traffic: p.Traffic,
+		}
 	}
 	return Policy{Node: node, PodPolicy: p}
 }

@@ -53,6 +53,7 @@ type portion struct {
 	digest []byte
 	cost   cost
 	egress *egress
+	partly bool // something of it is about the apiserver, and has no effect
 	// shared are the indexes in told of rules of scope Workload.
 	shared []int
 	keys   []string // of those
@@ -61,13 +62,17 @@ type portion struct {
 	used         bool // in this Compile
 }
 
-// portion is the one for a pod with these labels.
-func (b *breaker) portion(name string, of labels.Set) *portion {
-	key := make([]byte, len(b.selectors))
+// portion is the one for a pod with these labels. elsewhere: only what is about other
+// hosts.
+func (b *breaker) portion(name string, of labels.Set, elsewhere bool) *portion {
+	key := make([]byte, len(b.selectors)+1)
 	for i, s := range b.selectors {
 		if s.Matches(of) {
 			key[i] = 1
 		}
+	}
+	if elsewhere {
+		key[len(b.selectors)] = 1
 	}
 	if p := b.portions[string(key)]; p != nil {
 		p.used = true
@@ -83,6 +88,12 @@ func (b *breaker) portion(name string, of labels.Set) *portion {
 	for _, r := range b.limits {
 		if r.selector >= 0 && key[r.selector] == 0 {
 			continue
+		}
+		if elsewhere {
+			p.partly = p.partly || len(r.Resources)+len(r.Paths) > 0
+			if len(r.Http) == 0 {
+				continue
+			}
 		}
 		if r.shared {
 			p.shared, p.keys = append(p.shared, len(p.told.Rules)), append(p.keys, r.Key)

@@ -80,7 +80,8 @@ type Target struct {
 	Pod *corev1.Pod
 	// Version is that of the policy with which the pod has the spec in force.
 	Version string
-	// Message says why nothing of it has effect in this pod, though it has in others.
+	// Message says why nothing of it has effect in this pod, or not all, though it has in
+	// others.
 	Message string
 	// Shared are the keys of the rules of scope Workload of which the pod has or needs a
 	// share. The members of one workload have the same namespace and PodPolicy.Workload.
@@ -132,7 +133,7 @@ type injectionSource struct {
 	*v1alpha1.FaultInjection
 	*injection
 	ruling
-	told *meshv1.Injection
+	expires int64 // as pods are told
 }
 
 func newTrafficRules(rules Rules) *trafficRules {
@@ -158,7 +159,6 @@ func newTrafficRules(rules Rules) *trafficRules {
 		known := t.Cache.injection(f)
 		injections[f.UID] = known
 		s := &injectionSource{FaultInjection: f, injection: known, ruling: known.ruling}
-		s.told = &meshv1.Injection{Name: f.Name, Rules: known.told}
 		s.disabled(f, f.Spec.Disabled, v1alpha1.DisableFaultsLabel)
 		if s.Problem == nil {
 			if _, forbidden := slices.BinarySearch(t.noFaults, f.Namespace); forbidden {
@@ -224,23 +224,25 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	default:
 		// Of a spec that was changed a moment ago what was written for the last one holds, lest
 		// its rules end, and count anew, until the next is.
-		s.told.Expires = at.Unix()
+		s.expires = at.Unix()
 		if end := at.Add(lastReport); t.until.IsZero() || end.Before(t.until) {
 			t.until = end
 		}
 	}
 }
 
-// judge fills in what a pod is told, and returns who it is a target of.
+// judge fills in what a pod is told, and returns who it is a target of. Rules about other
+// hosts hold whatever becomes of its requests to the apiserver. Of the others it is told
+// none where they could do nothing, lest it have a share that others lack.
 func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target, digest []byte) {
-	unread := ""
+	a := &assembly{trafficRules: t, pod: pod}
 	switch {
 	case p.Refuse != "":
-		unread = "all requests of the pod are refused: " + p.Refuse
+		a.unread = "all requests of the pod to the apiserver are refused: " + p.Refuse
 	case p.Passthrough:
-		unread = "the requests of the pod are left unread, by spec.clientCertificates of the ShardingConfig that selects it: choose Refuse there"
+		a.unread = "the requests of the pod to the apiserver are left unread, by spec.clientCertificates of the ShardingConfig that selects it: choose Refuse there"
+		a.passes = true
 	}
-	a := &assembly{trafficRules: t, pod: pod, unread: unread}
 	for _, b := range t.breakers[pod.Namespace] {
 		if target := a.target(&b.ruling); target != nil {
 			targets = append(targets, target)
@@ -260,8 +262,10 @@ func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*T
 // assembly puts together what one pod is told.
 type assembly struct {
 	*trafficRules
-	pod    *corev1.Pod
+	pod *corev1.Pod
+	// unread says why no rule about the apiserver has effect, if so.
 	unread string
+	passes bool // what is unread is not refused
 	cost   cost
 	out    meshv1.Traffic
 	parts  []byte // the digests of what out is made of
@@ -287,7 +291,7 @@ func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 	switch {
 	case r.Problem != nil:
 		return false
-	case a.unread != "":
+	case a.unread != "" && e == nil:
 		target.Message = a.unread
 		return false
 	case sum.rules > maxRules:
@@ -304,10 +308,11 @@ func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 }
 
 func (a *assembly) breaker(b *breakerSource, target *Target) {
-	p := b.portion(b.Name, labels.Set(a.pod.Labels))
+	p := b.portion(b.Name, labels.Set(a.pod.Labels), a.unread != "")
 	if !a.takes(&b.ruling, target, p.cost, p.egress) {
 		return
 	}
+	a.partly(target, p.partly)
 	target.Shared = p.keys
 	told := p.told
 	a.parts = append(append(a.parts, 'b'), p.digest...)
@@ -330,16 +335,29 @@ func (a *assembly) breaker(b *breakerSource, target *Target) {
 }
 
 func (a *assembly) injection(f *injectionSource, target *Target) {
-	if !a.takes(&f.ruling, target, f.cost, f.egress) {
+	told := &f.all
+	if a.unread != "" {
+		told = &f.elsewhere
+	}
+	if !a.takes(&f.ruling, target, told.cost, f.egress) {
 		return
 	}
-	if len(f.told.Rules) == 0 {
+	a.partly(target, told.partly)
+	if len(told.rules) == 0 {
 		target.Message = "no rule of it has effect: list some in spec.httpFault"
 	} else {
-		a.parts = append(append(a.parts, 'f'), f.digest...)
-		a.parts = binary.AppendVarint(a.parts, f.told.Expires)
-		a.out.Injections = append(a.out.Injections, f.told)
+		a.parts = append(append(a.parts, 'f'), told.digest...)
+		a.parts = binary.AppendVarint(a.parts, f.expires)
+		a.out.Injections = append(a.out.Injections, &meshv1.Injection{Name: f.Name, Rules: told.rules, Expires: f.expires})
 		a.redirect(f.egress)
+	}
+}
+
+// partly says so where the pod is held to a part of an object alone. What is refused anyway
+// lacks nothing.
+func (a *assembly) partly(target *Target, partly bool) {
+	if partly && a.passes {
+		target.Message = "of it only what is about other hosts has effect: " + a.unread
 	}
 }
 

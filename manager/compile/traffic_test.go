@@ -276,3 +276,140 @@ func TestAnInjectionWithoutRulesHasNoEffect(t *testing.T) {
 	r := Compile(nil, []*corev1.Pod{pod}, nil, Rules{Injections: []*v1alpha1.FaultInjection{empty}})
 	require.Contains(t, r.Injections[0].Targets[0].Message, "no rule")
 }
+
+// Who is refused at the apiserver, or passes it unread, reaches no more of other hosts than
+// before, and has no share of what it cannot use.
+func TestRulesAboutOtherHostsHoldWhateverBecomesOfThePod(t *testing.T) {
+	all := &metav1.LabelSelector{}
+	deletes := []v1alpha1.ResourceRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete"}, Namespaces: []string{"*"}}}
+	hosts := []v1alpha1.RestRule{{URL: "https://api.example.com"}}
+	rule := func(name string, deletes []v1alpha1.ResourceRule, hosts []v1alpha1.RestRule) v1alpha1.Limiting {
+		return v1alpha1.Limiting{Name: name, ResourceRules: deletes, RestRules: hosts, MaxInFlight: new(int32(1)), Scope: v1alpha1.LimitScopeWorkload}
+	}
+	breaker := func(name string, rules ...v1alpha1.Limiting) *v1alpha1.CircuitBreaker {
+		return &v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)},
+			Spec: v1alpha1.CircuitBreakerSpec{Selector: all, RateLimitings: rules}}
+	}
+	injection := func(name string, matches ...*v1alpha1.FaultMatch) *v1alpha1.FaultInjection {
+		f := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}, Spec: v1alpha1.FaultInjectionSpec{Selector: all}}
+		for i, m := range matches {
+			f.Spec.HTTPFaultInjections = append(f.Spec.HTTPFaultInjections, v1alpha1.HTTPFaultInjection{Name: fmt.Sprint(i), Reset: &v1alpha1.FaultReset{Percent: "1"}, Match: m})
+		}
+		return f
+	}
+	elsewhere := &v1alpha1.FaultMatch{HTTPMatch: []v1alpha1.FaultHTTPMatch{{Host: &v1alpha1.StringMatch{Exact: "api.example.com"}}}}
+	list := breaker("list")
+	list.Spec.TrafficInterceptRules = []v1alpha1.TrafficInterceptRule{{Name: "allowed", InterceptType: v1alpha1.InterceptWhitelist, Contents: []string{"api.example.com"}}}
+	rules := Rules{
+		Breakers: []*v1alpha1.CircuitBreaker{
+			breaker("apiserver", rule("deletes", deletes, nil)), breaker("both", rule("deletes", deletes, nil), rule("hosts", nil, hosts)),
+			list, breaker("one", rule("either", deletes, hosts)),
+		},
+		Injections: []*v1alpha1.FaultInjection{injection("apiserver", nil), injection("both", nil, elsewhere), injection("hosts", elsewhere)},
+		Cache:      &Cache{},
+		Share:      func(types.NamespacedName, string, string, types.UID) *meshv1.Share { return &meshv1.Share{Of: 1} },
+	}
+	pass := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pass"}}
+	pass.Spec.Selector, pass.Spec.ClientCertificates = &metav1.LabelSelector{MatchLabels: map[string]string{"pass": ""}}, v1alpha1.ClientCertificatesPassthrough
+	pods := sharingPods(3)
+	pods[0].Annotations = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh}
+	pods[1].Annotations, pods[1].Labels["pass"] = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustBoth}, ""
+	r := Compile([]*v1alpha1.ShardingConfig{pass}, pods, nil, rules)
+	require.NotEmpty(t, r.Policies["u0"].Refuse)
+	require.True(t, r.Policies["u1"].Passthrough)
+
+	told := func(uid types.UID) (out []string) {
+		for _, b := range r.Policies[uid].Traffic.Breakers {
+			for _, l := range b.Rules {
+				out = append(out, b.Name+"/"+l.Name+"/"+l.Key)
+			}
+			for _, i := range b.Intercepts {
+				out = append(out, b.Name+"/"+i.Name)
+			}
+		}
+		for _, f := range r.Policies[uid].Traffic.Injections {
+			for _, l := range f.Rules {
+				out = append(out, "fault/"+f.Name+"/"+l.Name+"/"+l.Key)
+			}
+		}
+		return out
+	}
+	whole := told("u2")
+	require.Len(t, whole, 9)
+	lacks := slices.DeleteFunc(slices.Clone(whole), func(s string) bool {
+		return strings.Contains(s, "apiserver") || strings.Contains(s, "deletes") || strings.Contains(s, "fault/both/0")
+	})
+	require.Len(t, lacks, 5)
+	for _, uid := range []types.UID{"u0", "u1"} {
+		require.Equal(t, lacks, told(uid), "and counted on where they were")
+		require.Equal(t, r.Policies["u2"].Traffic.Egress.Ports, r.Policies[uid].Traffic.Egress.Ports)
+	}
+
+	message := map[string][3]string{}
+	for _, b := range r.Breakers {
+		for i, target := range b.Targets {
+			m := message[b.Name]
+			m[i] = target.Message
+			message[b.Name] = m
+			shared := map[string]int{"apiserver": 0, "both": 1, "list": 0, "one": 1}[b.Name]
+			if i == 2 {
+				shared = len(b.Rules)
+			}
+			require.Len(t, target.Shared, shared, b.Name)
+		}
+	}
+	for _, f := range r.Injections {
+		var m [3]string
+		for i, target := range f.Targets {
+			m[i] = target.Message
+		}
+		message["fault "+f.Name] = m
+	}
+	refused, unread := "all requests of the pod to the apiserver are refused: "+r.Policies["u0"].Refuse, message["apiserver"][1]
+	require.Contains(t, unread, "to the apiserver are left unread")
+	partly := [3]string{1: "of it only what is about other hosts has effect: " + unread}
+	require.Equal(t, map[string][3]string{
+		"apiserver": {refused, unread}, "both": partly, "list": {}, "one": partly,
+		"fault apiserver": {refused, unread}, "fault both": partly, "fault hosts": {},
+	}, message)
+}
+
+// Of a pod whose policy is unsound nothing is let go.
+func TestAnUnsoundPolicyHasTheRules(t *testing.T) {
+	rules, _, _ := limits(t, "")
+	pod := sharingPods(1)[0]
+	p := &meshv1.PodPolicy{Uid: "u0", Refuse: "\xff"}
+	_, digest := newTrafficRules(rules).judge(pod, p)
+	sealed := newSealer().seal("n", p, digest)
+	require.Contains(t, sealed.Version, "unsound")
+	require.NotNil(t, sealed.Traffic.GetEgress())
+	other := newSealer().seal("n", p, []byte("other"))
+	require.NotEqual(t, sealed.Version, other.Version)
+}
+
+// Its agent would take a refusal without a serial for that of a pod that has no rules.
+func TestALostPodHasASerialThoughItsShardIsNoMore(t *testing.T) {
+	root, known := rootOf(t)
+	m := known.State.Members["uid-vanished"]
+	delete(known.State.Shards, m.Shard)
+	policy := func() Policy {
+		return Compile([]*v1alpha1.ShardingConfig{root}, nil, map[types.NamespacedName]Root{nameOf(root): known}, Rules{}).Policies["uid-vanished"]
+	}
+	require.NotEmpty(t, policy().Refuse)
+	require.EqualValues(t, m.Serial, policy().Serial)
+	m.Serial = 0
+	known.State.Members["uid-vanished"] = m
+	require.EqualValues(t, 1, policy().Serial)
+}
+
+func rootOf(t *testing.T) (*v1alpha1.ShardingConfig, Root) {
+	t.Helper()
+	configs, _, roots, _ := read(t, "testdata/root.in.yaml")
+	for _, c := range configs {
+		if known, ok := roots[nameOf(c)]; ok {
+			return c, known
+		}
+	}
+	require.Fail(t, "no root")
+	return nil, Root{}
+}

@@ -77,7 +77,7 @@ func enforced(t require.TestingT, rules compile.Rules, sound bool) {
 	}}
 	rules.Now = time.Unix(1e9, 0)
 	r := compile.Compile(nil, []*corev1.Pod{pod}, nil, rules)
-	require.NotEqual(t, "unsound", r.Policies["1"].Version)
+	require.NotContains(t, r.Policies["1"].Version, "unsound")
 	if sound {
 		for _, b := range r.Breakers {
 			require.Empty(t, b.Problems)

@@ -78,8 +78,8 @@ type ShardingConfigSpec struct {
 
 	// ClientCertificates says what becomes of clients that authenticate with a
 	// certificate, which cannot pass the proxy. Refuse: they are answered 401.
-	// Passthrough: all connections of the selected pods are tunnelled to the
-	// apiserver unread; only for a configuration that divides nothing.
+	// Passthrough: all connections of the selected pods to the apiserver are
+	// tunnelled unread; only for a configuration that divides nothing.
 	// +optional
 	// +kubebuilder:default=Refuse
 	ClientCertificates ClientCertificates `json:"clientCertificates,omitempty"`

@@ -1141,8 +1141,9 @@ type PodPolicy struct {
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
 	// Unset for a labelled pod that no configuration selects: all passes.
 	Sharding *Sharding `protobuf:"bytes,6,opt,name=sharding,proto3" json:"sharding,omitempty"`
-	// Not empty: every request of the pod is refused with this message, because
-	// what its configurations ask is contradictory.
+	// Not empty: every request of the pod to the apiserver is refused with this
+	// message, because what its configurations ask is contradictory. The rules about
+	// other hosts hold.
 	Refuse string `protobuf:"bytes,7,opt,name=refuse,proto3" json:"refuse,omitempty"`
 	// While no agent of the node serves, the pod's connections go to the apiserver
 	// direct. False: they are refused.
