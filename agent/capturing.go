@@ -125,8 +125,10 @@ func (m *mesh) setEgress(mb *member, p *meshv1.PodPolicy) {
 	if p != nil && mb.trafficProblem() != "" {
 		traffic, _ = mb.proxied.Traffic()
 	}
-	listeners, err := mb.captured.SetEgress(portsOf(traffic))
+	ports := portsOf(traffic)
+	listeners, err := mb.captured.SetEgress(ports)
 	if err != nil {
+		mb.egress = mb.egress && len(ports) > 0 // without ports the listeners are closed all the same
 		if why := err.Error(); mb.egressProblem != why {
 			mb.egressProblem = why
 			m.logger.Error("redirecting other connections of a pod", "pod", mb.pod.String(), "error", err)

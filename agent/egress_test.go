@@ -162,8 +162,11 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
 	assert.False(t, redirected())
 
-	// What cannot be, the manager is told.
+	// What cannot be, the manager is told. Listeners that come later are served.
+	setPolicy(t, r, with("served", 8080))
 	require.NoError(t, captured.Release())
+	setPolicy(t, r, with("ended"))
+	r.in(t, func() { assert.False(t, r.members[uid].egress) })
 	setPolicy(t, r, with("8", 8080))
 	r.soon(t, "the report", func() bool { return r.reported(uid).GetEgressMessage() != "" })
 	assert.Contains(t, r.reported(uid).GetEgressMessage(), "captured no longer")

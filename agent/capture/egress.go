@@ -28,7 +28,8 @@ type egress struct {
 // the same as long as there are ports. What the pod sends to these ports by UDP is
 // refused. What it had connected to a port that is new, it is made to connect again.
 //
-// Without ports all of it goes direct again, at once, and the listeners are closed.
+// Without ports all of it goes direct again, at once, and the listeners are closed. If
+// that fails, they are closed all the same, and it is to be said again.
 // Until it is first said, what an earlier agent redirected stays so: refused, unless
 // its listeners were handed over.
 func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
@@ -113,6 +114,9 @@ func (p *Pod) endEgress() error {
 	p.stopMending()
 	p.egress = nil
 	err := p.redirect()
+	if err != nil {
+		p.egress = &egress{ports: before.ports, port: before.port} // some of it may be redirected still
+	}
 	return errors.Join(err, closeAll(before.listeners))
 }
 

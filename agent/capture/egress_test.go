@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -217,6 +218,49 @@ func TestEgressIsRedirected(t *testing.T) {
 		_, err = p.SetEgress([]uint16{443})
 		require.ErrorIs(t, err, os.ErrClosed)
 		requireHome(t)
+	})
+}
+
+// failing fails to redirect so many times.
+type failing struct {
+	redirector
+	times int
+}
+
+func (f *failing) redirect(ctx context.Context, p *Pod) error {
+	if f.times > 0 {
+		f.times--
+		return errors.New("not now")
+	}
+	return f.redirector.redirect(ctx, p)
+}
+
+// TestEgressIsEndedOnceItCanBe though that failed at first.
+func TestEgressIsEndedOnceItCanBe(t *testing.T) {
+	forEachRedirection(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
+		way := &failing{redirector: p.way}
+		p.way = way
+		fail := func() {
+			t.Helper()
+			way.times = 1
+			_, err := p.SetEgress(nil)
+			require.ErrorContains(t, err, "not now")
+			_, _, err = client{}.connect(pod, other4)
+			require.ErrorIs(t, err, unix.ECONNREFUSED)
+		}
+		setEgress(t, p, "first", egressPorts...)
+		fail()
+		fail()
+		setEgress(t, p, "")
+		requireAnswer(t, pod, client{}, other4, "direct", "")
+
+		setEgress(t, p, "second", egressPorts...)
+		fail()
+		setEgress(t, p, "third", egressPorts...)
+		requireAnswer(t, pod, client{}, other4, "third", other4.String())
 	})
 }
 
