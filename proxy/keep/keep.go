@@ -60,9 +60,13 @@ type Store[S State[S, E], E Saved] struct {
 }
 
 type dated[T any] struct {
-	of T
-	at time.Time
+	of   T
+	at   time.Time
+	away time.Duration // how long its rule was not in force by then
 }
+
+// over tells whether it is to be forgotten.
+func (d dated[T]) over(now time.Time) bool { return now.Sub(d.at.Add(-d.away)) >= For }
 
 // Add adds the state of a rule's key to those of a policy: the one that is known, or
 // else fresh, which is the store's once it is in force.
@@ -88,7 +92,7 @@ func (s *Store[S, E]) known(key string, now time.Time) (S, bool) {
 		return state, true
 	}
 	left, ok := s.left[key]
-	return left.of, ok && now.Sub(left.at) < For
+	return left.of, ok && !left.over(now)
 }
 
 // Enforce makes the states of a policy those in force. The map is the store's then.
@@ -98,11 +102,11 @@ func (s *Store[S, E]) Enforce(now time.Time, policy map[string]S) {
 	left := make(map[string]dated[S], len(s.left))
 	maps.Copy(left, s.left)
 	for key, state := range s.force {
-		left[key] = dated[S]{state, now}
+		left[key] = dated[S]{of: state, at: now}
 	}
 	maps.DeleteFunc(left, func(key string, was dated[S]) bool {
 		_, in := policy[key]
-		return in || now.Sub(was.at) >= For
+		return in || was.over(now)
 	})
 	oldest := slices.SortedFunc(maps.Keys(left), func(a, b string) int {
 		return cmp.Or(left[a].at.Compare(left[b].at), cmp.Compare(a, b))
@@ -112,7 +116,7 @@ func (s *Store[S, E]) Enforce(now time.Time, policy map[string]S) {
 	}
 	for key, was := range s.imported {
 		switch state, in := policy[key]; {
-		case now.Sub(was.at) >= For:
+		case was.over(now):
 		case !in:
 			continue
 		default:
@@ -151,7 +155,9 @@ type export[E any] struct {
 type saved[E any] struct {
 	Key string `json:"key"`
 	Age int64  `json:"age,omitempty"` // how long before Wall it was true
-	Of  E      `json:"of"`
+	// Away is how long its rule was not in force by then.
+	Away int64 `json:"away,omitempty"`
+	Of   E     `json:"of"`
 }
 
 // Export is all that a store knows, for the next agent; Import takes it. Of more than is
@@ -164,10 +170,14 @@ func (s *Store[S, E]) Export(now time.Time) ([]byte, error) {
 		out.States = append(out.States, saved[E]{Key: key, Of: state.Save(now)})
 	}
 	for key, was := range sorted(s.left) {
-		out.States = append(out.States, saved[E]{Key: key, Of: was.of.Save(now)})
+		if !was.over(now) {
+			out.States = append(out.States, saved[E]{Key: key, Away: since(was.at, now), Of: was.of.Save(now)})
+		}
 	}
 	for key, was := range sorted(s.imported) {
-		out.States = append(out.States, saved[E]{key, int64(max(now.Sub(was.at), 0)), was.of})
+		if !was.over(now) {
+			out.States = append(out.States, saved[E]{key, since(was.at, now), int64(was.away), was.of})
+		}
 	}
 	for n := min(len(out.States), MaxRules); ; n /= 2 {
 		out.States = out.States[:n]
@@ -176,6 +186,8 @@ func (s *Store[S, E]) Export(now time.Time) ([]byte, error) {
 		}
 	}
 }
+
+func since(t, now time.Time) int64 { return int64(max(now.Sub(t), 0)) }
 
 // Import takes what the process before knew, in place of what an earlier Import said; no
 // data is of one that knew nothing. To it is added what the store has counted itself
@@ -196,7 +208,7 @@ func (s *Store[S, E]) Import(data []byte, now time.Time) error {
 		if state, ok := s.known(was.Key, now); ok {
 			state.Restore(was.Of, at)
 		} else {
-			s.imported[was.Key] = dated[E]{was.Of, at}
+			s.imported[was.Key] = dated[E]{was.Of, at, time.Duration(was.Away)}
 		}
 	}
 	return nil
@@ -226,7 +238,7 @@ func parse[E Saved](data []byte) (in export[E], err error) {
 		if was.Key == "" || len(was.Key) > maxKey || keys[was.Key] {
 			return in, errors.New("a rule in it has no key, one that is too long, or another's")
 		}
-		if was.Age < 0 || !was.Of.Possible() {
+		if was.Age < 0 || was.Away < 0 || !was.Of.Possible() {
 			return in, fmt.Errorf("rule %q has counted in it what none can", was.Key)
 		}
 		keys[was.Key] = true

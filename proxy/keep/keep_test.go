@@ -141,13 +141,34 @@ func TestWhatNoRuleAsksForIsForgotten(t *testing.T) {
 	require.Equal(t, 2, count(start.Add(For-1)))
 	require.Zero(t, count(start.Add(For)))
 
-	s := &store{}
-	s.put(t, start, "a")
-	s.put(t, start)
-	s.put(t, start.Add(For-1))
-	require.Contains(t, string(s.export(t, start)), `"a"`)
-	s.put(t, start.Add(For))
-	require.NotContains(t, string(s.export(t, start)), `"a"`)
+	for at, kept := range map[time.Time]bool{start.Add(For - 1): true, start.Add(For): false} {
+		left, imported := &store{}, &store{}
+		left.put(t, start, "a")
+		left.put(t, start)
+		require.NoError(t, imported.Import(left.export(t, start), start))
+		for _, s := range []*store{left, imported} {
+			require.Equal(t, kept, strings.Contains(string(s.export(t, at)), `"a"`), "whether or not another policy came")
+			s.put(t, at)
+			require.Equal(t, kept, strings.Contains(string(s.export(t, start)), `"a"`))
+		}
+	}
+}
+
+// How long a rule is away is counted through all processes.
+func TestAHandOverKeepsNothingForLonger(t *testing.T) {
+	count := func(back time.Time) int {
+		s := &store{}
+		s.put(t, start, "a")["a"].own = 2
+		s.put(t, start)
+		for _, at := range []time.Time{start.Add(For / 3), start.Add(For / 2), start.Add(For - 1)} {
+			next := &store{}
+			require.NoError(t, next.Import(s.export(t, at), at))
+			s = next
+		}
+		return s.put(t, back, "a")["a"].Save(back).Count
+	}
+	require.Equal(t, 2, count(start.Add(For-1)))
+	require.Zero(t, count(start.Add(For)))
 }
 
 func TestAnExportIsTaken(t *testing.T) {
@@ -170,7 +191,7 @@ func TestAnExportIsTaken(t *testing.T) {
 	s.put(t, start, "force")
 	s.imported = map[string]dated[total]{}
 	for i := range 8 {
-		s.imported[fmt.Sprint(i)] = dated[total]{total{Blob: strings.Repeat("b", MaxExport/6)}, start}
+		s.imported[fmt.Sprint(i)] = dated[total]{of: total{Blob: strings.Repeat("b", MaxExport/6)}, at: start}
 	}
 	require.NoError(t, next.Import(s.export(t, start), start))
 	require.Len(t, next.imported, 4)
@@ -200,6 +221,7 @@ func TestAnImportIsBounded(t *testing.T) {
 		"or another's":  states(state("k"), state("k")),
 		`rule "k" has`:  states(`{"key":"k","of":{"count":-1}}`),
 		`rule "of old"`: states(`{"key":"of old","age":-1}`),
+		`rule "gone"`:   states(`{"key":"gone","away":-1}`),
 	} {
 		err := s.Import([]byte(data), start)
 		if what == "invalid" || what == "cannot" {
