@@ -26,6 +26,8 @@ const (
 	maxKey   = 1 << 10
 	// MaxExport bounds an export, in bytes: two are handed over in one piece of 8 MiB.
 	MaxExport = 4<<20 - 64
+	// envelope is what of an export is not states, at most.
+	envelope = 64
 	// MaxCount bounds any count that is imported, so that sums of a few do not overflow.
 	MaxCount = 1 << 60
 	// version is of exports; 1 was of limits alone.
@@ -146,10 +148,10 @@ func sorted[T any](m map[string]T) iter.Seq2[string, T] {
 
 // export is what one process tells the next. Lengths of time are in nanoseconds: the
 // processes have none but wall-clock time in common.
-type export[E any] struct {
-	Version int        `json:"version"`
-	Wall    int64      `json:"wall"` // Unix
-	States  []saved[E] `json:"states"`
+type export[S any] struct {
+	Version int   `json:"version"`
+	Wall    int64 `json:"wall"` // Unix
+	States  []S   `json:"states"`
 }
 
 type saved[E any] struct {
@@ -165,24 +167,38 @@ type saved[E any] struct {
 func (s *Store[S, E]) Export(now time.Time) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := export[E]{Version: version, Wall: now.UnixNano()}
-	for key, state := range sorted(s.force) {
-		out.States = append(out.States, saved[E]{Key: key, Of: state.Save(now)})
-	}
-	for key, was := range sorted(s.left) {
-		if !was.over(now) {
-			out.States = append(out.States, saved[E]{Key: key, Away: since(was.at, now), Of: was.of.Save(now)})
+	out := export[json.RawMessage]{Version: version, Wall: now.UnixNano()}
+	room := MaxExport - envelope
+	for state := range s.saved(now) {
+		data, err := json.Marshal(state)
+		if err != nil {
+			return nil, err
 		}
-	}
-	for key, was := range sorted(s.imported) {
-		if !was.over(now) {
-			out.States = append(out.States, saved[E]{key, since(was.at, now), int64(was.away), was.of})
+		if room -= len(data) + len(","); room < 0 || len(out.States) == MaxRules {
+			break
 		}
+		out.States = append(out.States, data)
 	}
-	for n := min(len(out.States), MaxRules); ; n /= 2 {
-		out.States = out.States[:n]
-		if data, err := json.Marshal(out); err != nil || len(data) <= MaxExport {
-			return data, err
+	return json.Marshal(out)
+}
+
+// saved are all states, those in force first. The lock is held.
+func (s *Store[S, E]) saved(now time.Time) iter.Seq[saved[E]] {
+	return func(yield func(saved[E]) bool) {
+		for key, state := range sorted(s.force) {
+			if !yield(saved[E]{Key: key, Of: state.Save(now)}) {
+				return
+			}
+		}
+		for key, was := range sorted(s.left) {
+			if !was.over(now) && !yield(saved[E]{Key: key, Away: since(was.at, now), Of: was.of.Save(now)}) {
+				return
+			}
+		}
+		for key, was := range sorted(s.imported) {
+			if !was.over(now) && !yield(saved[E]{key, since(was.at, now), int64(was.away), was.of}) {
+				return
+			}
 		}
 	}
 }
@@ -214,7 +230,7 @@ func (s *Store[S, E]) Import(data []byte, now time.Time) error {
 	return nil
 }
 
-func parse[E Saved](data []byte) (in export[E], err error) {
+func parse[E Saved](data []byte) (in export[saved[E]], err error) {
 	if len(data) == 0 {
 		return in, nil
 	}
