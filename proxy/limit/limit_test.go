@@ -696,6 +696,7 @@ func TestWhoeverLeavesASlowAnswerWasLetWait(t *testing.T) {
 func TestPoliciesThatCannotBe(t *testing.T) {
 	for name, m := range map[string]*meshv1.LimitRule{
 		"interval": {Bucket: bucketOf(1, 1, 0)},
+		"burst":    {Bucket: bucketOf(0, 1, time.Second), Share: &meshv1.Share{Index: 1, Of: 3}},
 		"share":    {Share: &meshv1.Share{Index: 3, Of: 3}},
 		"window":   {Trip: &meshv1.Trip{WindowNs: 0}},
 		"percent":  {Trip: &meshv1.Trip{WindowNs: 1, ErrorPercent: 101}},

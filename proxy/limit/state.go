@@ -33,8 +33,8 @@ func (c config) forced() bool {
 func newConfig(m *meshv1.LimitRule) (config, error) {
 	c := config{maxInFlight: uint64(m.GetMaxInFlight()), trigger: m.GetTrigger()}
 	if b := m.GetBucket(); b != nil {
-		if b.GetIntervalNs() <= 0 {
-			return c, fmt.Errorf("a bucket with an interval of %d ns", b.GetIntervalNs())
+		if b.GetBurst() == 0 || b.GetIntervalNs() <= 0 {
+			return c, fmt.Errorf("a bucket of %d with an interval of %d ns", b.GetBurst(), b.GetIntervalNs())
 		}
 		c.burst, c.limit, c.interval = uint64(b.GetBurst()), uint64(b.GetLimit()), uint64(b.GetIntervalNs())
 	}
