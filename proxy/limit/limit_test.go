@@ -591,6 +591,23 @@ func TestStateOfRulesThatAreAwayMovesToAnotherStore(t *testing.T) {
 	require.True(t, next.passes(now.Add(keep.For)), "what is away for long is forgotten")
 }
 
+// Whose slots are as short as can be has had more of them since 1970 than there are counts.
+func TestTurnsMoveToAnotherStore(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Bucket: bucketOf(2, 1, 1), Trigger: only(), Share: &meshv1.Share{Of: 3}}
+	}
+	old, now := newPod(t, rule()), start
+	for !old.passes(now) {
+		now = now.Add(1)
+	}
+	data, err := old.Export(now)
+	require.NoError(t, err)
+	p := newPod(t, rule())
+	require.NoError(t, p.Import(data, now))
+	require.False(t, p.passes(now), "the turn is spent")
+	require.True(t, p.passes(now.Add(3)))
+}
+
 func TestOutcomesMoveToAnotherStore(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(10 * time.Second), MinRequests: 4, ErrorPercent: 100}}

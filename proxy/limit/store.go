@@ -52,10 +52,8 @@ type saved struct {
 
 // Possible implements keep.Saved.
 func (s saved) Possible() bool {
-	for _, n := range []uint64{s.Passed, s.Refused, s.Tokens, s.Frac, s.Spent, s.Failed} {
-		if n > keep.MaxCount && n != s.Frac {
-			return false
-		}
+	if max(s.Passed, s.Refused, s.Tokens, s.Failed) > keep.MaxCount {
+		return false
 	}
 	for _, n := range []int64{s.SpentAgo, s.Quiet, s.Wait, s.Since, s.WindowIn} {
 		if n < 0 {
