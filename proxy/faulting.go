@@ -218,6 +218,7 @@ func (x *exchange) spoil(p []byte) bool {
 func (x *exchange) trickle(p []byte) bool {
 	for len(p) > 0 && x.faults.Slow > 0 {
 		rate := x.faults.Slow
+		x.faults.Slowed = true
 		n := int(min(int64(len(p)), max(1, rate/10)))
 		if !x.pass(p[:n]) {
 			return false
@@ -245,6 +246,9 @@ func (x *exchange) countFaults() {
 	if !x.broke { // there was no answer, or not as much of it
 		x.faults.Missed(fault.ResetAfter)
 		x.faults.Missed(fault.Truncate)
+	}
+	if !x.faults.Slowed {
+		x.faults.Missed(fault.SlowBody)
 	}
 	if x.version == "" {
 		x.faults.Missed(fault.StaleList)

@@ -432,6 +432,29 @@ func TestLongAnswersAreHarmedWhileTheirRulesSaySo(t *testing.T) {
 	})
 }
 
+// What did not happen is not told of, and leaves the rule's count as it was.
+func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
+	more, asked := make(chan struct{}), make(chan struct{})
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(asked)
+		<-more
+		_, _ = io.WriteString(w, "done")
+	}))
+	slow := func() *meshv1.FaultRule {
+		return &meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 1, Percent: 100}}
+	}
+	m.faults(slow())
+	got := make(chan answer, 1)
+	go func() { got <- m.do("GET", deployment, "") }()
+	<-asked
+	m.faults()
+	close(more)
+	require.Equal(t, "done", (<-got).body)
+	m.faults(slow())
+	require.Eventually(t, func() bool { return m.pod.FaultStates()[0].Injected == 0 }, 5*time.Second, time.Millisecond)
+	require.Zero(t, m.injected()["slow_body"])
+}
+
 // Of a delay by two rules, what one of them adds is over with it.
 func TestADelayOfOneOfTwoRulesEnds(t *testing.T) {
 	m := newMesh(t, &recorder{})

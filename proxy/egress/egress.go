@@ -320,6 +320,9 @@ func (s *Server) harmed(f *fault.Faults, broke bool) {
 		f.Missed(fault.ResetAfter)
 		f.Missed(fault.Truncate)
 	}
+	if !f.Slowed {
+		f.Missed(fault.SlowBody)
+	}
 	for _, by := range f.Injected {
 		s.Harmed(by)
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 )
 
 func TestWhatMayBeDeniedIsNotPassedForWantOfACertificate(t *testing.T) {
@@ -181,6 +182,28 @@ func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
 			require.Len(t, b, 4000)
 		})
 	}
+}
+
+// What did not happen is not told of.
+func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
+	w := newWorld(t)
+	harmed := make(chan string, 2)
+	w.server.Harmed = func(of fault.Injected) { harmed <- of.Injection }
+	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/lifted" {
+			w.whole(&meshv1.Traffic{})
+		}
+		_, _ = io.WriteString(rw, "done")
+	}))
+	c := w.client(plainAt)
+	for _, name := range []string{"lifted", "stays"} {
+		m := harming(&meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 1000, Percent: 100}}, time.Now().Add(time.Hour))
+		m.Injections[0].Name = name
+		w.whole(m)
+		_, body := w.get(c, "http://slow.example.com/"+name)
+		require.Equal(t, "done", body)
+	}
+	require.Equal(t, "stays", <-harmed)
 }
 
 func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {

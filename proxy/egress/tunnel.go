@@ -210,6 +210,7 @@ func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error
 		h.left -= int64(n)
 	}
 	if h.pace != nil && n > 0 {
+		h.by.Slowed = true
 		if h.pace.WaitN(ctx, n) != nil {
 			return n, context.Cause(ctx)
 		}
