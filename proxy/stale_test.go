@@ -191,7 +191,9 @@ func TestAHistoryGrows(t *testing.T) {
 func TestAStaleListIsFilteredAsAnyOther(t *testing.T) {
 	api := newPast(11)
 	m := newMesh(t, api)
-	traffic := &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{staleLists(time.Hour)}}}}
+	rule := staleLists(time.Hour)
+	rule.Key = "k"
+	traffic := &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{rule}}}}
 	m.set(&meshv1.PodPolicy{Version: "v", Traffic: traffic})
 	m.do("GET", configMaps, "")
 	m.set(&meshv1.PodPolicy{Version: "w", Traffic: traffic, Sharding: limitTo("shard=a")})
