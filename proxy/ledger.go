@@ -137,8 +137,8 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	next.hold()
+	next.enforce() // before it is asked: its rules may not know yet what was imported
 	old := p.policy.Swap(next)
-	next.enforce()
 	old.release()
 	if longAgo(l.changed) {
 		l.before = old

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -36,4 +37,36 @@ func TestRulesThatCannotBeDoNotHoldBackTheRest(t *testing.T) {
 	_, problem = m.pod.Traffic()
 	require.NoError(t, problem)
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+}
+
+// No request is decided about by rules that do not know yet what another proxy told.
+func TestRulesKnowWhatWasCountedBeforeTheyAreAsked(t *testing.T) {
+	rules := func() *meshv1.Traffic {
+		return &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{Bucket: bucket(1)}})}}}
+	}
+	old := newMesh(t, &recorder{})
+	old.traffic(rules())
+	require.Equal(t, 200, old.do("GET", deployment, "").StatusCode)
+	require.Equal(t, 429, old.do("GET", deployment, "").StatusCode)
+	data, err := old.pod.ExportTraffic()
+	require.NoError(t, err)
+
+	next := newMesh(t, &recorder{}).pod
+	require.NoError(t, next.ImportTraffic(data))
+	before := next.policy.Load()
+	next.histories.mu.Lock() // what is enforced last
+	done := make(chan error, 1)
+	go func() {
+		_, err := next.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: rules()})
+		done <- err
+	}()
+	require.Eventually(t, func() bool {
+		states := next.RuleStates()
+		return len(states) == 1 && states[0].State == meshv1.BreakerState_BREAKER_OPENED
+	}, 5*time.Second, time.Millisecond)
+	during := next.policy.Load()
+	next.histories.mu.Unlock()
+	require.NoError(t, <-done)
+	require.Same(t, before, during)
+	require.NotSame(t, before, next.policy.Load())
 }
