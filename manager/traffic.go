@@ -348,6 +348,9 @@ func (r *trafficRound) injection(f compile.Injection) {
 	current := newest(p, cached)
 	f.FaultInjection = current
 	next := status.OfInjection(f, r.in)
+	if next.ExpirationTime != nil && next.ExpirationTime.After(r.in.Now) {
+		r.again(next.ExpirationTime.Sub(r.in.Now))
+	}
 	r.harmed[name] = next.PodsInForce
 	before := current.Status
 	if equality.Semantic.DeepEqual(before, next) {

@@ -212,6 +212,11 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 // end them on time by themselves, and report in that time what the rules did last.
 const lastReport = 5 * time.Second
 
+// Expired is the problem of a FaultInjection whose duration has passed.
+func Expired(f *v1alpha1.FaultInjection) *Problem {
+	return &Problem{ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *f.Spec.Duration)}
+}
+
 // expiry of a FaultInjection with a duration.
 func (t *trafficRules) expiry(s *injectionSource) {
 	at := s.Status.ExpirationTime
@@ -220,7 +225,7 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	case at == nil, !current && !t.Now.Before(at.Time):
 		s.Problem = &Problem{ReasonPending, "it is not written down yet when this spec expires"}
 	case !t.Now.Before(at.Add(lastReport)):
-		s.Problem = &Problem{ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *s.Spec.Duration)}
+		s.Problem = Expired(s.FaultInjection)
 	default:
 		// Of a spec that was changed a moment ago what was written for the last one holds, lest
 		// its rules end, and count anew, until the next is.

@@ -119,11 +119,16 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 	}
 	out.ExpirationTime, out.ExpirationGeneration = expiration(f, in.Now)
 	known := byPod(before.TargetStatus)
+	reported := f.Problem == nil
+	if reported && out.ExpirationTime != nil && !in.Now.Before(out.ExpirationTime.Time) {
+		// Agents have ended it, and have its rules yet to report what they did last.
+		f.Problem = compile.Expired(f.FaultInjection)
+	}
 	targets := make([]target, 0, len(f.Targets))
 	for _, selected := range f.Targets {
 		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
 		t, was := in.target(f.Ruling, selected, o, known)
-		if f.Problem == nil {
+		if reported {
 			policy := in.Policy(selected.Pod.UID)
 			told := injectionOf(policy, f.Name)
 			others := slices.ContainsFunc(told.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })

@@ -257,6 +257,20 @@ func TestExpiration(t *testing.T) {
 	require.Equal(t, ReasonInForce, ready.Reason)
 	require.Contains(t, ready.Message, "until 2030-01-01T12:01:31Z")
 
+	// When that has come it is in force in no pod, though agents have yet to report what it
+	// did last.
+	r.injection.Status = i
+	over := r.in
+	over.Now = i.ExpirationTime.Time
+	r.say("a", func(o *push.Observation) {
+		o.Faults = map[string]*meshv1.FaultState{"kf": {Key: "kf", Matched: 6, Injected: 4}}
+	})
+	last := OfInjection(r.injection, over)
+	require.Zero(t, last.PodsInForce)
+	require.EqualValues(t, 7, last.Injected)
+	require.Equal(t, compile.ReasonExpired, meta.FindStatusCondition(last.Conditions, v1alpha1.ConditionReady).Reason)
+	r.say("a", func(o *push.Observation) { o.Faults["kf"].Injected = 3 })
+
 	// What it did is still told when it has expired.
 	r.injection.Status, r.injection.Problem = i, &compile.Problem{Reason: compile.ReasonExpired, Message: "over"}
 	r.policies["a"].Traffic, r.policies["b"].Traffic = nil, nil
