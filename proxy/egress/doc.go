@@ -32,7 +32,7 @@
 //
 // What intercept rules refuse is not counted by limits, and what these refuse meets no
 // fault. Of a connection that is not seen into, this is so once, when it begins; another
-// policy asks the intercept rules again about all that is under way, and cuts it.
-// Refused is by 403, 429 or 503 with a message in JSON, or in TLS by the alert
-// access_denied.
+// policy asks the intercept rules again about all that is under way, and the limits that
+// are ForceOpened, and cuts it. Refused is by 403, 429 or 503 with a message in JSON, or
+// in TLS by the alert access_denied.
 package egress

@@ -440,7 +440,7 @@ func (f *flows) decide(s *Server) {
 	all := slices.Collect(maps.Keys(f.all))
 	f.mu.Unlock()
 	for _, one := range all { // without the lock: expressions take their time
-		if p.refuses(one) == nil {
+		if p.refuses(one) == nil && !p.shuts(one) {
 			continue
 		}
 		f.mu.Lock()
@@ -451,6 +451,11 @@ func (f *flows) decide(s *Server) {
 			go one.cut()
 		}
 	}
+}
+
+// shuts tells whether limits refuse what is asked, whatever they count.
+func (p *Policy) shuts(f *flow) bool {
+	return !f.within && len(f.asked) > 0 && p.limits.Shut(http.Header(f.asked[0].Header).Get("User-Agent"), f.asked...)
 }
 
 // refuses tells what refuses any of what is asked.

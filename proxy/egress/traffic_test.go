@@ -145,6 +145,43 @@ func TestALimitThatCountsRequestsCutsTunnels(t *testing.T) {
 	require.Equal(t, []string{"tls passed", "tls passed", "https passed"}, w.got())
 }
 
+// What is under way is cut when it is refused by force, as by an intercept rule, and not
+// for anything that was counted.
+func TestForceOpenedCutsWhatIsUnderWay(t *testing.T) {
+	w := newWorld(t)
+	w.backend(secureAt, http.HandlerFunc(hello200))
+	waiting := make(chan struct{})
+	w.backend(plainAt, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		waiting <- struct{}{}
+		<-r.Context().Done()
+	}))
+	force := func(by meshv1.Trigger) {
+		w.whole(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
+			{Name: "host", Key: "host", Trigger: by, Http: []*meshv1.HttpMatch{host("api.example.com")}},
+			{Name: "agent", Key: "agent", Trigger: by, UserAgents: []string{"go*"}, Http: []*meshv1.HttpMatch{host("plain.example.com")}},
+			{Name: "none", Key: "none", MaxInFlight: 1, Http: []*meshv1.HttpMatch{host("other.example.com")}},
+		}}}})
+	}
+	force(meshv1.Trigger_TRIGGER_FORCE_CLOSED)
+	for _, name := range []string{"api", "other"} {
+		code, _ := w.get(w.client(secureAt), "https://"+name+".example.com/")
+		require.Equal(t, 200, code)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		r, _ := http.NewRequest("GET", "http://plain.example.com/", nil)
+		r.Header.Set("User-Agent", "go")
+		_, err := w.client(plainAt).Do(r)
+		ended <- err
+	}()
+	<-waiting
+	require.EqualValues(t, 3, w.open.n.Load())
+	force(meshv1.Trigger_TRIGGER_FORCE_OPENED)
+	require.Eventually(t, func() bool { return w.open.n.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Error(t, <-ended)
+	require.Contains(t, w.got(), "http cut")
+}
+
 // Limits of the host that a proxy is asked for count what is asked within, whatever
 // name TLS has; where it has none, the connection.
 func TestLimitsOfWhomAProxyIsAskedFor(t *testing.T) {

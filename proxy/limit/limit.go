@@ -27,6 +27,7 @@ import (
 	"slices"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
@@ -161,7 +162,24 @@ func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (
 	if r == nil {
 		return Ticket{}, nil
 	}
-	var found found
+	found := r.deciding(userAgent, asked)
+	return found.take(now, true)
+}
+
+// Shut tells whether a rule that is ForceOpened refuses what is asked, which counts
+// nowhere.
+func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
+	if r == nil {
+		return false
+	}
+	found := r.deciding(userAgent, asked)
+	return slices.ContainsFunc(found.rules(), func(r *rule) bool {
+		return r.state.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED
+	})
+}
+
+// deciding are the rules that decide about what is asked of other hosts.
+func (r *Rules) deciding(userAgent string, asked []match.HTTP) (found found) {
 	for j := range asked {
 		decided := -1
 		for _, n := range r.hosts.Of(asked[j].Host) {
@@ -175,7 +193,7 @@ func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (
 			}
 		}
 	}
-	return found.take(now, true)
+	return found
 }
 
 // Deep tells whether a rule asks for more of requests to a host than its name.

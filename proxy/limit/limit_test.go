@@ -459,6 +459,11 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	for host, decrypted := range map[string]bool{"a.example": true, "b.example": false, "c.example": true, "d.example": true, "e.example": false} {
 		require.Equal(t, decrypted, p.rules.Decrypts(&match.HTTP{Host: host, Opaque: true}), host)
 	}
+	for host, shut := range map[string]bool{"a.example": false, "b.example": true, "c.example": false, "d.example": false} {
+		require.Equal(t, shut, p.rules.Shut("curl/8", match.HTTP{Host: host, Opaque: true}), host)
+	}
+	require.True(t, p.rules.Shut("curl/8", match.HTTP{Host: "c.example"}))
+	require.False(t, (*Rules)(nil).Shut("", match.HTTP{Host: "b.example"}))
 	require.False(t, (*Rules)(nil).Decrypts(&match.HTTP{Host: "a.example", Opaque: true}))
 	require.Nil(t, p.rules.OfKind(match.Kind{Verb: "get", Resource: "pods"}))
 }

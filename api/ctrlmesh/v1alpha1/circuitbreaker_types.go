@@ -132,8 +132,9 @@ type Limiting struct {
 
 	// TriggerPolicy says what happens beyond the limit. Normal: the breaker opens and
 	// refuses all until it recovers. LimiterOnly: what is beyond is refused.
-	// ForceOpened: all is refused. ForceClosed: all passes. Where members take turns in a
-	// bucket, an empty one opens nothing, with Normal too.
+	// ForceOpened: all is refused, and what is under way to other hosts is cut.
+	// ForceClosed: all passes. Where members take turns in a bucket, an empty one opens
+	// nothing, with Normal too.
 	// +optional
 	// +kubebuilder:default=Normal
 	TriggerPolicy TriggerPolicy `json:"triggerPolicy,omitempty"`
