@@ -45,8 +45,9 @@ func FuzzPolicy(f *testing.F) {
 		if proto.Unmarshal(data, m) != nil {
 			return
 		}
-		now := time.Unix(1e9, 0)
-		limits, err := limit.Compile(m, limit.NewStore(), now)
+		now := time.Unix(4e9, 0)
+		store := limit.NewStore()
+		limits, err := limit.Compile(m, store, now)
 		if err != nil {
 			limits = nil
 		}
@@ -54,10 +55,30 @@ func FuzzPolicy(f *testing.F) {
 		if err != nil {
 			faults = nil
 		}
-		_, _ = Compile(m, limits, faults)
+		p, err := Compile(m, limits, faults)
+		if err != nil {
+			p = nil
+		}
 		request := &match.HTTP{Scheme: "https", Host: "a.example.com", Port: 443, Method: "GET", Path: "/v1/a", Header: http.Header{}}
+		opaque := &match.HTTP{Scheme: "https", Host: "a.example.com", Port: 443, Opaque: true}
+		limits.Enforce(now)
 		faults.Enforce(now)
-		faults.DecideHTTP(now, *request)
+		for _, asked := range []*match.HTTP{request, opaque, {Port: 443, Opaque: true}} {
+			p.denied(asked)
+			p.surely(asked)
+			p.suspects(asked)
+			p.blind(asked)
+			p.deep(asked.Host)
+			p.decrypts(*asked)
+			p.harm(*asked)
+			p.take("curl", *asked)
+			for i := range 8 { // turns come and go
+				ticket, _ := limits.TakeHTTP(now.Add(time.Duration(i)), "curl", *asked)
+				ticket.Done(now.Add(time.Duration(i)), limit.Outcome{Failed: i%2 == 0, Took: time.Second})
+			}
+			faults.DecideHTTP(now, *asked)
+		}
+		limits.TakePath(now, "get", "/a", "curl")
 		faults.DecidePath(now, "get", "/a")
 		for _, verb := range []string{"get", "watch"} {
 			kind, object := match.Kind{Verb: verb, Resource: "pods"}, &match.Object{Namespace: "ns", Name: "a"}
@@ -65,6 +86,13 @@ func FuzzPolicy(f *testing.F) {
 			if of := limits.OfKind(kind); of != nil {
 				of.Take(now, object, "curl")
 			}
+		}
+		exported, err := store.Export(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := limit.NewStore().Import(exported, now); err != nil {
+			t.Fatalf("what is exported is not imported: %v", err)
 		}
 	})
 }
