@@ -42,6 +42,9 @@ type health struct {
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
 	audits  map[Mode]Loss // what is wrong, and not mended
+	// repaired is when what pods share was put in force again. What earlier probes
+	// ran into says nothing of it, and was told of.
+	repaired time.Time
 }
 
 // vitals is what is known of one pod's redirection.
@@ -49,11 +52,12 @@ type vitals struct {
 	awaited atomic.Pointer[probe] // by who accepts
 
 	// The rest is health.mu's.
-	probe  *probe // under way
-	began  time.Time
-	failed int   // probes in a row
-	found  error // why they did, once it was tried to mend it
-	lost   *Loss // it was not mended by that
+	probe   *probe // under way
+	began   time.Time
+	failed  int   // probes in a row
+	excused bool  // one of them was, for it began before a repair
+	found   error // why they did, once it was tried to mend it
+	lost    *Loss // it was not mended by that
 
 	// Of a pod that is mended apart from the checks:
 	damage error     // what there is to mend
@@ -181,6 +185,7 @@ func (n *node) audit(now time.Time) []Loss {
 			loss := Loss{Mode: w.mode(), Reason: reason, Repair: errors.Join(w.repair(n.destinations, pods), w.check(pods))}
 			if loss.Repair == nil {
 				losses = append(losses, loss)
+				h.repaired = time.Now()
 				for _, p := range pods {
 					p.recaptured()
 				}
@@ -223,7 +228,7 @@ func (n *node) examine(p *Pod) (mended *Loss) {
 			}
 		}
 		v.end()
-		v.failed, v.found, v.lost = 0, nil, nil
+		v.failed, v.excused, v.found, v.lost = 0, false, nil, nil
 		n.setStalled(p, false)
 	case waits:
 		if time.Since(pr.began) > stallAfter {
@@ -252,8 +257,9 @@ func (n *node) failed(p *Pod) {
 		reason = fmt.Errorf("a connection to %s did not arrive at the agent: %w", n.target(p), reason)
 	}
 	outdated := v.damage != nil || v.probe.began.Before(v.mended)
+	excused := !v.excused && v.probe.began.Before(n.health.repaired)
 	v.end()
-	if outdated {
+	if v.excused = v.excused || excused; outdated || excused {
 		return
 	}
 	if v.failed++; v.failed < attempts {
@@ -270,6 +276,8 @@ func (n *node) failed(p *Pod) {
 	}
 	if err := errors.Join(p.way.repair(n.destinations, nil), p.way.redirect(context.Background(), p)); err != nil {
 		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: err}
+	} else if p == n.health.own {
+		n.health.repaired = time.Now()
 	}
 }
 

@@ -155,15 +155,18 @@ func openFiles(t testing.TB) int {
 	return len(files)
 }
 
-func TestLossesAreMended(t *testing.T) {
-	detach := func(t *testing.T, cfg Config) {
-		for _, name := range []string{"connect4", "connect6"} {
-			l, err := link.LoadPinnedLink(filepath.Join(cfg.PinDir, "v3", name), nil)
-			require.NoError(t, err)
-			require.NoError(t, l.Detach())
-			require.NoError(t, l.Close())
-		}
+// detach ends what pinned links of these names do.
+func detach(t testing.TB, cfg Config, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		l, err := link.LoadPinnedLink(filepath.Join(cfg.PinDir, "v3", name), nil)
+		require.NoError(t, err)
+		require.NoError(t, l.Detach())
+		require.NoError(t, l.Close())
 	}
+}
+
+func TestLossesAreMended(t *testing.T) {
 	// by another process, which shares the maps
 	byOther := func(harm func(t *testing.T, r *bpf.Redirect, p *Pod)) func(*testing.T, Config, *Pod, *ns) {
 		return func(t *testing.T, cfg Config, p *Pod, _ *ns) {
@@ -185,7 +188,9 @@ func TestLossesAreMended(t *testing.T) {
 		ofNode bool
 		harm   func(*testing.T, Config, *Pod, *ns)
 	}{
-		{"links detached", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) { detach(t, cfg) }},
+		{"links detached", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
+			detach(t, cfg, "connect4", "connect6")
+		}},
 		{"pins removed", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
 			require.NoError(t, os.RemoveAll(cfg.PinDir))
 		}},
@@ -241,6 +246,56 @@ func TestLossesAreMended(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestProbesBeforeARepairAreNoLoss of their own: what they ran into was mended meanwhile.
+func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	agent := w.agent(cfg)
+	captured(t, agent, uid, w.pod(), "mesh")
+	n := agent.(*node)
+	n.rotation = time.Hour // audits are when the test wants one
+	own := func() *vitals { return &n.health.own.vitals }
+	until := func(done func() bool) (losses []Loss) {
+		t.Helper()
+		for start := time.Now(); !done(); time.Sleep(time.Millisecond) {
+			require.Less(t, time.Since(start), 10*time.Second)
+			losses = append(losses, agent.Check(true)...)
+		}
+		return losses
+	}
+	require.Empty(t, until(func() bool {
+		return n.health.own != nil && own().probe == nil && own().failed == 0 && !own().began.IsZero()
+	}))
+	n.health.audited = time.Now()
+
+	detach(t, cfg, "connect4")
+	require.Empty(t, until(func() bool { return own().failed == attempts-1 }))
+	n.health.audited = time.Time{} // before the next probe is examined, but after it began
+	losses := agent.Check(true)
+	losses = append(losses, until(func() bool { return own().probe == nil && own().failed == 0 })...)
+	require.Len(t, losses, 1, "found once, mended once")
+}
+
+// TestRepairsHideNoLoss of a pod, however often what pods share has to be repaired.
+func TestRepairsHideNoLoss(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	pod := w.pod()
+	agent := w.agent(cfg)
+	p := captured(t, agent, uid, pod, "mesh")
+	n := agent.(*node)
+	require.NoError(t, n.ways[0].(ebpf).bpf.DeletePod(p.cookie))
+	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
+		require.Less(t, time.Since(start), 10*time.Second)
+		detach(t, cfg, "connect4")
+		n.health.audited = time.Time{}
+		agent.Check(true)
+		var err error
+		_, found, err = n.ways[0].(ebpf).entry(p)
+		require.NoError(t, err)
 	}
 }
 
