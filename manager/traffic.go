@@ -43,7 +43,7 @@ const (
 	eventBurst = 10
 )
 
-// openBook reads what is on record of CircuitBreakers whose members share, before
+// openBook reads what is on record of CircuitBreakers whose members share, or did, before
 // anybody is told anything of them. For a while everybody waits for that; then none
 // of what cannot be read is shared out, and the rest goes on.
 func (w *world) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreaker) error {
@@ -51,7 +51,7 @@ func (w *world) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreake
 	for _, c := range breakers {
 		name := client.ObjectKeyFromObject(c)
 		there[name] = true
-		if !w.book.Has(name) && shares(c) {
+		if w.book.Lacks(c) {
 			unread[name] = true
 		}
 	}
@@ -104,15 +104,6 @@ func (w *world) readShares(ctx context.Context, unread map[types.NamespacedName]
 		w.book.Open(name, v1alpha1.CircuitBreakerStatus{})
 	}
 	return nil
-}
-
-func shares(c *v1alpha1.CircuitBreaker) bool {
-	for _, l := range c.Spec.RateLimitings {
-		if l.Scope == v1alpha1.LimitScopeWorkload {
-			return true
-		}
-	}
-	return false
 }
 
 // keepShares splits rules of scope Workload anew as members come, go and confirm.
@@ -292,10 +283,7 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	p := r.pace(b.UID)
 	current := newest(p, cached)
 	b.CircuitBreaker = current
-	record, fits := current.Status.Shares, true // stands while it could not be read
-	if r.book.Has(name) || !shares(current) {
-		record, fits = r.book.Record(name)
-	}
+	record, fits := r.book.Record(current)
 	next := status.OfBreaker(b, r.in, record, fits)
 	r.opened[name] = next.Opened
 	before := current.Status

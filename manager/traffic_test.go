@@ -50,7 +50,7 @@ func toldShare(w *world, pod string) *meshv1.Share {
 // recordOf is what is to be recorded.
 func recordOf(t *testing.T, w *world) []v1alpha1.RuleShares {
 	t.Helper()
-	record, ok := w.book.Record(types.NamespacedName{Namespace: "ns", Name: "cb"})
+	record, ok := w.book.Record(get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{}))
 	require.True(t, ok)
 	return record
 }
@@ -326,6 +326,53 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 	asked := lists
 	require.NoError(t, w.policies(ctx))
 	require.Equal(t, asked, lists, "once")
+}
+
+// What pods may still have of when a rule was of scope Workload stays on record, whoever
+// leads, so that nobody else has it when the rule is again. It ends with the pods.
+func TestSharesOutliveTheScope(t *testing.T) {
+	ctx := t.Context()
+	cb := sharedBreaker()
+	cb.Spec.RateLimitings[0].Scope = v1alpha1.LimitScopePod
+	cb.Status.Shares = []v1alpha1.RuleShares{{Rules: []string{"deletes"}, Pods: map[string]string{"op-0": "1/2", "op-1": "2/2"}}, {Rules: []string{"before"}, Pods: map[string]string{"gone": "1/1"}}}
+	w, _ := newWorld(t, workloadPod("op-0"), workloadPod("op-1"), workloadPod("op-2"), cb)
+	base := w.live
+	round := func() []v1alpha1.RuleShares {
+		for range 4 {
+			require.NoError(t, w.policies(ctx))
+			require.NoError(t, w.keepShares(ctx))
+			w.traffic.paces = nil // time passes
+			require.NoError(t, w.keepTraffic(ctx))
+		}
+		return get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{}).Status.Shares
+	}
+	w.live = interceptor.NewClient(base.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
+		if _, ok := l.(*v1alpha1.CircuitBreakerList); ok {
+			return errors.New("away")
+		}
+		return c.List(ctx, l, opts...)
+	}})
+	w.unread = time.Now().Add(-sharesPatience)
+	require.Equal(t, cb.Status.Shares, round(), "it could not be read")
+	w.live = base
+	require.Equal(t, cb.Status.Shares[:1], round(), "no agent has confirmed that it has none")
+
+	scope := func(s v1alpha1.LimitScope) {
+		c := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
+		c.Generation++
+		c.Spec.RateLimitings[0].Scope = s
+		require.NoError(t, w.live.Update(ctx, c))
+	}
+	scope(v1alpha1.LimitScopeWorkload)
+	require.Equal(t, map[string]string{"op-0": "1/2", "op-1": "2/2"}, round()[0].Pods)
+	require.EqualValues(t, 3, toldShare(w, "op-0").GetOf())
+	require.Zero(t, toldShare(w, "op-2").GetOf())
+
+	scope(v1alpha1.LimitScopePod)
+	require.NoError(t, w.live.Delete(ctx, workloadPod("op-1")))
+	require.Equal(t, map[string]string{"op-0": "1/2"}, round()[0].Pods)
+	require.NoError(t, w.live.Delete(ctx, workloadPod("op-0")))
+	require.Empty(t, round())
 }
 
 // However often policies go on without shares that cannot be read, these are asked for

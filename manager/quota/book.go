@@ -85,11 +85,17 @@ func (m *member) leave() {
 
 func (g *group) change() { g.changed, g.breaker.known = true, false }
 
-// Has tells whether the book knows of a CircuitBreaker.
-func (b *Book) Has(name types.NamespacedName) bool {
+// Lacks tells whether the book is to be opened with a CircuitBreaker before anybody is told
+// anything of it: its members are to share, or may have what they had when they were.
+func (b *Book) Lacks(c *v1alpha1.CircuitBreaker) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.breakers[name] != nil
+	return b.breakers[nameOf(c)] == nil && (len(c.Status.Shares) > 0 ||
+		slices.ContainsFunc(c.Spec.RateLimitings, func(l v1alpha1.Limiting) bool { return l.Scope == v1alpha1.LimitScopeWorkload }))
+}
+
+func nameOf(c *v1alpha1.CircuitBreaker) types.NamespacedName {
+	return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 }
 
 // Open begins with a CircuitBreaker by what its status has on record, which must not
@@ -293,15 +299,15 @@ func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 }
 
 // Record is what is to be recorded now of a CircuitBreaker, of those too that are not
-// among its pods any more. Until it is, nobody is told what it does not have. It is
-// not ok if that is more than a status has room for: then nothing is to be recorded. It
-// is not to be written to.
-func (b *Book) Record(name types.NamespacedName) (record []v1alpha1.RuleShares, ok bool) {
+// among its pods any more. Until it is, nobody is told what it does not have. What is
+// on record stands as long as the book was not opened with it. It is not ok if that is more
+// than a status has room for: then nothing is to be recorded. It is not to be written to.
+func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	br := b.breakers[name]
+	br := b.breakers[nameOf(c)]
 	if br == nil {
-		return nil, true
+		return c.Status.Shares, true
 	}
 	if br.known {
 		return br.record, true

@@ -60,6 +60,9 @@ func sealed(p *meshv1.PodPolicy) compile.Policy {
 	for _, b := range p.GetTraffic().GetBreakers() {
 		for _, r := range b.Rules {
 			version = append(version, r.Name...)
+			if r.Share == nil {
+				continue
+			}
 			version = binary.AppendUvarint(binary.AppendUvarint(version, uint64(r.Share.GetIndex())), uint64(r.Share.GetOf()))
 		}
 	}
@@ -69,7 +72,7 @@ func sealed(p *meshv1.PodPolicy) compile.Policy {
 
 // record is what is to be recorded.
 func record(t require.TestingT, b *Book) []v1alpha1.RuleShares {
-	out, ok := b.Record(cb)
+	out, ok := b.Record((&bookWorld{}).breaker())
 	require.True(t, ok)
 	return out
 }
@@ -126,9 +129,9 @@ func TestBook(t *testing.T) {
 	delete(m.pods, "c")
 	m.settle(t)
 	m.Close(func(types.NamespacedName) bool { return true })
-	require.True(t, m.Has(cb))
+	require.Contains(t, m.breakers, cb)
 	m.Close(func(types.NamespacedName) bool { return false })
-	require.False(t, m.Has(cb))
+	require.Empty(t, m.breakers)
 }
 
 // A new leader tells what is on record, and goes on from there.
@@ -263,7 +266,7 @@ func TestTooManyShares(t *testing.T) {
 		_, waits := w.book.Round(w.compiled, w.inForce)
 		if n > 1 { // who had all has less
 			require.True(t, waits)
-			_, ok := w.book.Record(cb)
+			_, ok := w.book.Record(w.breaker())
 			require.False(t, ok)
 			w.book.Recorded(cb, before) // the rest of the status was written
 		}
@@ -277,10 +280,11 @@ func TestTooManyShares(t *testing.T) {
 	require.EqualValues(t, 9, w.pods[8].share(0).Of)
 }
 
-// bookWorld is a CircuitBreaker with rules of scope Workload, and the mesh around it.
+// bookWorld is a CircuitBreaker with rules, of scope Workload at times, and the mesh around it.
 // Everything in it may happen in any order, and be late.
 type bookWorld struct {
 	rules    int
+	apart    bool // its rules are of scope Pod
 	pods     []*bookPod
 	book     *Book
 	status   []v1alpha1.RuleShares
@@ -298,7 +302,7 @@ func (p *bookPod) share(rule int) Share {
 	for _, b := range p.force.GetTraffic().GetBreakers() {
 		for _, r := range b.Rules {
 			if r.Name == fmt.Sprint("r", rule) {
-				return Share{r.Share.Index, r.Share.Of}
+				return Share{r.Share.GetIndex(), r.Share.GetOf()}
 			}
 		}
 	}
@@ -309,6 +313,34 @@ func (w *bookWorld) join(name string, selected []bool) {
 	w.pods = append(w.pods, &bookPod{name: name, workload: "w", selected: selected})
 }
 
+// breaker is the CircuitBreaker as it is now.
+func (w *bookWorld) breaker() *v1alpha1.CircuitBreaker {
+	c := &v1alpha1.CircuitBreaker{Status: v1alpha1.CircuitBreakerStatus{Shares: w.status}}
+	c.Namespace, c.Name = cb.Namespace, cb.Name
+	scope := v1alpha1.LimitScopeWorkload
+	if w.apart {
+		scope = v1alpha1.LimitScopePod
+	}
+	for rule := range w.rules {
+		c.Spec.RateLimitings = append(c.Spec.RateLimitings, v1alpha1.Limiting{Name: fmt.Sprint("r", rule), Scope: scope})
+	}
+	return c
+}
+
+// open opens the book if that is needed.
+func (w *bookWorld) open() {
+	if c := w.breaker(); w.book.Lacks(c) {
+		w.book.Open(cb, c.Status)
+	}
+}
+
+// record is what is to be recorded.
+func (w *bookWorld) record(t require.TestingT) []v1alpha1.RuleShares {
+	out, ok := w.book.Record(w.breaker())
+	require.True(t, ok)
+	return out
+}
+
 // compile tells all pods what they are to have.
 func (w *bookWorld) compile() {
 	w.compiled = map[types.UID]compile.Policy{}
@@ -316,7 +348,11 @@ func (w *bookWorld) compile() {
 		b := &meshv1.Breaker{Name: cb.Name}
 		for rule := range w.rules {
 			if name := fmt.Sprint("r", rule); p.selected[rule] {
-				b.Rules = append(b.Rules, &meshv1.LimitRule{Name: name, Share: w.book.Share(cb, name, p.name, types.UID(p.name))})
+				r := &meshv1.LimitRule{Name: name}
+				if !w.apart {
+					r.Share = w.book.Share(cb, name, p.name, types.UID(p.name))
+				}
+				b.Rules = append(b.Rules, r)
 			}
 		}
 		policy := sealed(&meshv1.PodPolicy{Uid: p.name, Namespace: cb.Namespace, Name: p.name, Workload: p.workload, Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{b}}})
@@ -334,11 +370,15 @@ func (w *bookWorld) compile() {
 // arrive lets everything that was sent arrive.
 func (w *bookWorld) arrive() {
 	for _, p := range w.pods {
-		for _, policy := range p.sent {
-			p.force = policy
-		}
-		p.sent = nil
+		p.arrive()
 	}
+}
+
+func (p *bookPod) arrive() {
+	for _, policy := range p.sent {
+		p.force = policy
+	}
+	p.sent = nil
 }
 
 func (w *bookWorld) inForce(policy compile.Policy) bool {
@@ -349,20 +389,28 @@ func (w *bookWorld) inForce(policy compile.Policy) bool {
 // lead lets another take the lead, who knows only what is recorded.
 func (w *bookWorld) lead() {
 	w.book = &Book{}
-	w.book.Open(cb, v1alpha1.CircuitBreakerStatus{Shares: w.status})
+	w.open()
 	w.compile()
 }
 
+// turn is one of each of the manager's loops. It tells whether there is more to do.
+func (w *bookWorld) turn(t require.TestingT) bool {
+	tell, waits := w.book.Round(w.compiled, w.inForce)
+	if w.status = w.record(t); waits {
+		w.book.Recorded(cb, w.status)
+	}
+	w.open()
+	w.compile()
+	return tell || waits
+}
+
 func (w *bookWorld) settle(t require.TestingT) {
+	w.open()
+	w.compile()
 	for range 30 {
-		w.compile()
 		w.arrive()
 		w.check(t)
-		tell, waits := w.book.Round(w.compiled, w.inForce)
-		if w.status = record(t, w.book); waits {
-			w.book.Recorded(cb, w.status)
-		}
-		if !tell && !waits {
+		if !w.turn(t) {
 			return
 		}
 	}
@@ -381,6 +429,23 @@ func (w *bookWorld) check(t require.TestingT) {
 	}
 }
 
+// checkRecord checks that what is in force is on record, and nothing else.
+func (w *bookWorld) checkRecord(t require.TestingT) {
+	have := shares{}
+	for rule := range w.rules {
+		for _, p := range w.pods {
+			if s := p.share(rule); !s.None() {
+				name := fmt.Sprint("r", rule)
+				if have[name] == nil {
+					have[name] = map[string]Share{}
+				}
+				have[name][p.name] = s
+			}
+		}
+	}
+	require.Equal(t, have, sharesOf(w.status))
+}
+
 // Pods come, go, and change their rules, agents are slow, what is recorded is late or
 // is not known to be, leaders change: no rule is ever had more than once, and in the end
 // all have the same of it, and nothing changes any more.
@@ -395,7 +460,7 @@ func TestInterleavingsOfABook(t *testing.T) {
 				}
 				return w.pods[rapid.IntRange(0, len(w.pods)-1).Draw(t, "pod")]
 			}
-			switch rapid.SampledFrom([]string{"join", "gone", "select", "arrive", "arrive", "arrive", "compile", "compile", "round", "round", "record", "record", "lose", "lead"}).Draw(t, "what") {
+			switch rapid.SampledFrom([]string{"join", "gone", "select", "arrive", "arrive", "arrive", "compile", "compile", "round", "round", "record", "record", "lose", "lead", "scope"}).Draw(t, "what") {
 			case "join":
 				if len(w.pods) < 6 {
 					w.pods = append(w.pods, &bookPod{name: fmt.Sprint("p", n), workload: rapid.SampledFrom([]string{"v", "w"}).Draw(t, "workload"),
@@ -412,27 +477,31 @@ func TestInterleavingsOfABook(t *testing.T) {
 					p.force, p.sent = p.sent[0], p.sent[1:]
 				}
 			case "compile":
+				w.open()
 				w.compile()
 			case "round":
 				w.book.Round(w.compiled, w.inForce)
 			case "record":
-				w.status = record(t, w.book)
+				w.status = w.record(t)
 				w.book.Recorded(cb, w.status)
 			case "lose": // what became of a write
-				if now := record(t, w.book); rapid.Bool().Draw(t, "written") {
+				if now := w.record(t); rapid.Bool().Draw(t, "written") {
 					w.status = now
 				}
 			case "lead":
 				w.lead()
+			case "scope":
+				w.apart = !w.apart
 			}
 			w.check(t)
 		}
 
 		w.settle(t)
+		w.checkRecord(t)
 		for rule := range w.rules {
 			have := map[string][]Share{}
 			for _, p := range w.pods {
-				if s := p.share(rule); p.selected[rule] {
+				if s := p.share(rule); p.selected[rule] && !w.apart {
 					have[p.workload] = append(have[p.workload], s)
 				} else {
 					require.True(t, s.None())
@@ -450,6 +519,44 @@ func TestInterleavingsOfABook(t *testing.T) {
 				require.False(t, g.changed)
 			}
 		}
+	})
+}
+
+// Rules change their scope and change it back, with agents that are slow and leaders that
+// come between: what pods may still have of when they shared, they have on record, and
+// nothing stays there that they have no more.
+func TestScopesThatChange(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &bookWorld{book: &Book{}, rules: 1}
+		w.lead()
+		w.join("p", []bool{true})
+		w.settle(t)
+		for n := range 50 {
+			switch rapid.SampledFrom([]string{"join", "gone", "scope", "lead", "arrive", "arrive", "turn", "turn", "turn"}).Draw(t, "what") {
+			case "join":
+				if len(w.pods) < 3 {
+					w.join(fmt.Sprint("p", n), []bool{true})
+				}
+			case "gone":
+				if len(w.pods) > 0 {
+					i := rapid.IntRange(0, len(w.pods)-1).Draw(t, "pod")
+					w.pods = slices.Delete(w.pods, i, i+1)
+				}
+			case "scope":
+				w.apart = !w.apart
+			case "lead":
+				w.lead()
+			case "arrive":
+				if len(w.pods) > 0 {
+					w.pods[rapid.IntRange(0, len(w.pods)-1).Draw(t, "pod")].arrive()
+				}
+			case "turn":
+				w.turn(t)
+			}
+			w.check(t)
+		}
+		w.settle(t)
+		w.checkRecord(t)
 	})
 }
 
