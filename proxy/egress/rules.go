@@ -179,12 +179,8 @@ func (p *Policy) deep(host string) bool {
 		return false
 	}
 	for i := range p.breakers {
-		for _, of := range []*matches{&p.breakers[i].deny, &p.breakers[i].allow} {
-			for _, n := range of.hosts.Of(host) {
-				if u := of.urls[n]; u.Deep() && u.HostIs(host) {
-					return true
-				}
-			}
+		if p.breakers[i].deny.hosts.Deep(host) || p.breakers[i].allow.hosts.Deep(host) {
+			return true
 		}
 	}
 	return p.limits.Deep(host) || p.faults.Deep(host)

@@ -385,9 +385,4 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 }
 
 // Deep tells whether a rule asks for more of requests to a host than its name.
-func (r *Rules) Deep(host string) bool {
-	return r != nil && slices.ContainsFunc(r.hosts.Of(host), func(n int32) bool {
-		u := r.urls[n].match
-		return u.Deep() && u.HostIs(host)
-	})
-}
+func (r *Rules) Deep(host string) bool { return r != nil && r.hosts.Deep(host) }

@@ -197,12 +197,7 @@ func (r *Rules) deciding(userAgent string, asked []match.HTTP) (found found) {
 }
 
 // Deep tells whether a rule asks for more of requests to a host than its name.
-func (r *Rules) Deep(host string) bool {
-	return r != nil && slices.ContainsFunc(r.hosts.Of(host), func(n int32) bool {
-		u := r.urls[n].match
-		return u.Deep() && u.HostIs(host)
-	})
-}
+func (r *Rules) Deep(host string) bool { return r != nil && r.hosts.Deep(host) }
 
 // Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
 // tell whether it matches them, or to count them.
