@@ -110,15 +110,6 @@ type Resources struct {
 	flies bool
 }
 
-// candidates are entries, by CircuitBreaker, and the most specific first.
-type candidates[M any] []candidate[M]
-
-type candidate[M any] struct {
-	match  M
-	number int // of the CircuitBreaker
-	*rule
-}
-
 // Take decides about a request for a resource. Without a refusal the ticket must be
 // done with when the request is over; until then it is in flight.
 func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Ticket, *Refusal) {
@@ -130,9 +121,9 @@ func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Tick
 	of := r.index.Of(o)
 	for numbers := of.Next(); numbers != nil; numbers = of.Next() {
 		for _, n := range numbers {
-			if c := &r.rules.resources[n]; c.number != decided && c.match.Match(o) && c.agents.Match(userAgent) {
-				found.add(c.rule)
-				decided = c.number
+			if e := &r.rules.entries.Resources[n]; e.Rule.number != decided && e.Match.Match(o) && e.Rule.agents.Match(userAgent) {
+				found.add(e.Rule.rule)
+				decided = e.Rule.number
 			}
 		}
 	}
@@ -146,10 +137,10 @@ func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *
 	}
 	var found found
 	decided := -1
-	for i := range r.paths {
-		if c := &r.paths[i]; c.number != decided && c.match.Match(verb, path) && c.agents.Match(userAgent) {
-			found.add(c.rule)
-			decided = c.number
+	for i := range r.entries.Paths {
+		if e := &r.entries.Paths[i]; e.Rule.number != decided && e.Match.Match(verb, path) && e.Rule.agents.Match(userAgent) {
+			found.add(e.Rule.rule)
+			decided = e.Rule.number
 		}
 	}
 	return found.take(now, true)
@@ -182,14 +173,14 @@ func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 func (r *Rules) deciding(userAgent string, asked []match.HTTP) (found found) {
 	for j := range asked {
 		decided := -1
-		for _, n := range r.hosts.Of(asked[j].Host) {
-			c := &r.urls[n]
-			if c.number == decided || c.match.Match(&asked[j]) != match.Yes || len(c.agents) > 0 && (asked[j].Opaque || !c.agents.Match(userAgent)) {
+		for _, n := range r.entries.Hosts.Of(asked[j].Host) {
+			e := &r.entries.URLs[n]
+			if e.Rule.number == decided || e.Match.Match(&asked[j]) != match.Yes || len(e.Rule.agents) > 0 && (asked[j].Opaque || !e.Rule.agents.Match(userAgent)) {
 				continue
 			}
-			decided = c.number
-			if j == 0 || !slices.Contains(found.rules(), c.rule) {
-				found.add(c.rule)
+			decided = e.Rule.number
+			if j == 0 || !slices.Contains(found.rules(), e.Rule.rule) {
+				found.add(e.Rule.rule)
 			}
 		}
 	}
@@ -197,7 +188,7 @@ func (r *Rules) deciding(userAgent string, asked []match.HTTP) (found found) {
 }
 
 // Deep tells whether a rule asks for more of requests to a host than its name.
-func (r *Rules) Deep(host string) bool { return r != nil && r.hosts.Deep(host) }
+func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
 
 // Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
 // tell whether it matches them, or to count them.
@@ -206,19 +197,19 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 		return false
 	}
 	decided := -1
-	for _, n := range r.hosts.Of(asked.Host) {
-		c := &r.urls[n]
-		if c.number == decided {
+	for _, n := range r.entries.Hosts.Of(asked.Host) {
+		e := &r.entries.URLs[n]
+		if e.Rule.number == decided {
 			continue
 		}
-		switch c.match.Match(asked) {
+		switch e.Match.Match(asked) {
 		case match.Unseen:
 			return true
 		case match.Yes:
-			if len(c.agents) > 0 || !c.state.forced() {
+			if len(e.Rule.agents) > 0 || !e.Rule.state.forced() {
 				return true
 			}
-			decided = c.number
+			decided = e.Rule.number
 		}
 	}
 	return false

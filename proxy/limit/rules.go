@@ -16,11 +16,14 @@ type Rules struct {
 	states map[string]*state // by key
 	all    []*rule
 
-	resources candidates[*match.Resource]
-	paths     candidates[*match.Path]
-	urls      candidates[*match.URL]
-	table     *match.Table // of resources
-	hosts     *match.Hosts // of urls
+	entries match.Entries[numbered] // by CircuitBreaker, and the most specific first
+}
+
+// numbered is a rule with the number of its CircuitBreaker beside it: each entry is asked
+// for the number, few for more.
+type numbered struct {
+	number int
+	*rule
 }
 
 // rule is one rule of a policy.
@@ -66,9 +69,6 @@ func (r *Rules) Opened() (names []Name) {
 func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	out := &Rules{store: s, states: map[string]*state{}}
 	for number, b := range m.GetBreakers() {
-		var resources candidates[*match.Resource]
-		var paths candidates[*match.Path]
-		var urls candidates[*match.URL]
 		for _, l := range b.GetRules() {
 			fail := func(err error) (*Rules, error) {
 				return nil, fmt.Errorf("rule %q of CircuitBreaker %q: %w", l.GetName(), b.GetName(), err)
@@ -90,42 +90,20 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 				state: state, share: share, recover: l.GetRecover(),
 			}
 			out.all = append(out.all, r)
-			for _, m := range l.GetResources() {
-				compiled, err := match.NewResource(m)
-				if err != nil {
-					return fail(err)
-				}
-				resources = append(resources, candidate[*match.Resource]{compiled, number, r})
-			}
-			for _, m := range l.GetPaths() {
-				paths = append(paths, candidate[*match.Path]{match.NewPath(m), number, r})
-			}
-			for _, m := range l.GetHttp() {
-				compiled, err := match.NewURL(m)
-				if err != nil {
-					return fail(err)
-				}
-				urls = append(urls, candidate[*match.URL]{compiled, number, r})
+			if err := out.entries.Add(numbered{number, r}, l.GetResources(), l.GetPaths(), l.GetHttp()); err != nil {
+				return fail(err)
 			}
 		}
-		out.resources = appendSorted(out.resources, resources)
-		out.paths = appendSorted(out.paths, paths)
-		out.urls = appendSorted(out.urls, urls)
 	}
-	out.table, out.hosts = match.NewTable(out.resources.matches()), match.NewHosts(out.urls.matches())
+	slices.SortStableFunc(out.entries.Resources, inOrder)
+	slices.SortStableFunc(out.entries.Paths, inOrder)
+	slices.SortStableFunc(out.entries.URLs, inOrder)
+	out.entries.Index()
 	return out, nil
 }
 
-func (c candidates[M]) matches() (out []M) {
-	for _, of := range c {
-		out = append(out, of.match)
-	}
-	return out
-}
-
-func appendSorted[M interface{ Wildcards() int }](all, of candidates[M]) candidates[M] {
-	slices.SortStableFunc(of, func(a, b candidate[M]) int { return cmp.Compare(a.wildcards(a.match), b.wildcards(b.match)) })
-	return append(all, of...)
+func inOrder[M interface{ Wildcards() int }](a, b match.Entry[M, numbered]) int {
+	return cmp.Or(cmp.Compare(a.Rule.number, b.Rule.number), cmp.Compare(a.Rule.wildcards(a.Match), b.Rule.wildcards(b.Match)))
 }
 
 // wildcards are those of an entry of the rule.
@@ -156,7 +134,7 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	if r == nil {
 		return nil
 	}
-	index := r.table.OfKind(k)
+	index := r.entries.Table.OfKind(k)
 	if index == nil {
 		return nil
 	}
@@ -164,4 +142,4 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 }
 
 // Paths tells whether any rule is about requests for no resource.
-func (r *Rules) Paths() bool { return r != nil && len(r.paths) > 0 }
+func (r *Rules) Paths() bool { return r != nil && len(r.entries.Paths) > 0 }
