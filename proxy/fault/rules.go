@@ -19,17 +19,7 @@ type Rules struct {
 	noFaults map[string]struct{}
 	exempt   func(namespace string) bool // nil: none is
 
-	// Of the rules that can do anything, in their order.
-	resources []entry[*match.Resource]
-	urls      []entry[*match.URL]
-	table     *match.Table // of resources
-	hosts     *match.Hosts // of urls
-}
-
-// entry is a match of a rule.
-type entry[M any] struct {
-	match M
-	*rule
+	entries match.Entries[*rule] // of those that can do anything, in their order
 }
 
 // rule is a compiled FaultRule.
@@ -40,9 +30,6 @@ type rule struct {
 	can             kinds             // that it has, and not in vain
 	expires         int64             // Unix seconds; 0: never
 	when            *schedule
-	resources       []*match.Resource
-	paths           []*match.Path
-	http            []*match.URL
 	counts          *counts
 	seed            uint64
 }
@@ -55,6 +42,9 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 		for _, r := range injection.GetRules() {
 			compiled, err := newRule(injection, r)
 			if err == nil {
+				err = out.add(compiled)
+			}
+			if err == nil {
 				compiled.counts, err = s.Add(out.counts, r.GetKey(), &counts{}, now)
 			}
 			if err != nil {
@@ -62,21 +52,9 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 			}
 			compiled.seed = seedOf(injection.GetName(), r, s.pod)
 			out.rules = append(out.rules, compiled)
-			if compiled.can == 0 {
-				continue
-			}
-			for _, m := range compiled.resources {
-				out.resources = append(out.resources, entry[*match.Resource]{m, compiled})
-			}
-			for _, m := range compiled.http {
-				out.urls = append(out.urls, entry[*match.URL]{m, compiled})
-			}
-			if compiled.any() {
-				out.resources = append(out.resources, entry[*match.Resource]{&match.Resource{}, compiled})
-			}
 		}
 	}
-	out.table, out.hosts = match.NewTable(matches(out.resources)), match.NewHosts(matches(out.urls))
+	out.entries.Index()
 	if len(m.GetNoFaults()) > 0 {
 		out.noFaults = map[string]struct{}{}
 		for _, namespace := range m.GetNoFaults() {
@@ -87,11 +65,17 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	return out, nil
 }
 
-func matches[M any](of []entry[M]) (out []M) {
-	for _, e := range of {
-		out = append(out, e.match)
+// add adds the entries of a rule; those of one that can do nothing are checked alone.
+func (r *Rules) add(of *rule) error {
+	to, m := &r.entries, of.message
+	if of.can == 0 {
+		to = &match.Entries[*rule]{}
 	}
-	return out
+	resources, paths := m.GetResources(), m.GetPaths()
+	if len(resources)+len(paths)+len(m.GetHttp()) == 0 { // all to the apiserver, but for locks
+		resources, paths = []*meshv1.ResourceMatch{{}}, []*meshv1.PathMatch{{}}
+	}
+	return to.Add(of, resources, paths, m.GetHttp())
 }
 
 func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
@@ -103,27 +87,8 @@ func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
 	if out.can, err = kindsOf(m); err != nil {
 		return nil, err
 	}
-	if out.when, err = newSchedule(m.GetEffectiveTime()); err != nil {
-		return nil, err
-	}
-	for _, r := range m.GetResources() {
-		compiled, err := match.NewResource(r)
-		if err != nil {
-			return nil, err
-		}
-		out.resources = append(out.resources, compiled)
-	}
-	for _, p := range m.GetPaths() {
-		out.paths = append(out.paths, match.NewPath(p))
-	}
-	for _, r := range m.GetHttp() {
-		compiled, err := match.NewURL(r)
-		if err != nil {
-			return nil, err
-		}
-		out.http = append(out.http, compiled)
-	}
-	return out, nil
+	out.when, err = newSchedule(m.GetEffectiveTime())
+	return out, err
 }
 
 // kindsOf returns the kinds of fault that a rule may do, and checks what it says of
@@ -239,8 +204,8 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	if r == nil {
 		return nil
 	}
-	index, may := r.table.OfKind(k), possible(k.Verb)
-	if index == nil || !slices.ContainsFunc(index.All(), func(n int32) bool { return r.resources[n].can&may != 0 }) {
+	index, may := r.entries.Table.OfKind(k), possible(k.Verb)
+	if index == nil || !slices.ContainsFunc(index.All(), func(n int32) bool { return r.entries.Resources[n].Rule.can&may != 0 }) {
 		return nil
 	}
 	return &Resources{r, may, index}
@@ -253,7 +218,7 @@ func (r *Resources) all() iter.Seq[*rule] {
 			return
 		}
 		for _, n := range r.index.All() {
-			if !yield(r.rules.resources[n].rule) {
+			if !yield(r.rules.entries.Resources[n].Rule) {
 				return
 			}
 		}
@@ -322,20 +287,17 @@ func (r *Resources) about(o *match.Object) iter.Seq[*rule] {
 		of := r.index.Of(o)
 		for numbers := of.Next(); numbers != nil; numbers = of.Next() {
 			for _, n := range numbers {
-				e := &r.rules.resources[n]
-				if !e.match.Match(o) || e.rule == last || e.can&r.may == 0 {
+				e := &r.rules.entries.Resources[n]
+				if !e.Match.Match(o) || e.Rule == last || e.Rule.can&r.may == 0 {
 					continue
 				}
-				if last = e.rule; !yield(e.rule) {
+				if last = e.Rule; !yield(last) {
 					return
 				}
 			}
 		}
 	}
 }
-
-// any tells whether the rule is about all requests to the apiserver but those for locks.
-func (r *rule) any() bool { return len(r.resources)+len(r.paths)+len(r.http) == 0 }
 
 // DecidePath tells what is done to a request to the apiserver for no resource. verb is the
 // method in lower case.
@@ -344,9 +306,11 @@ func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 		return nil
 	}
 	d := decision{now: now, rules: r}
-	for _, of := range r.rules {
-		if of.any() || slices.ContainsFunc(of.paths, func(p *match.Path) bool { return p.Match(verb, path) }) {
-			d.add(of, of.can&possible(""))
+	var last *rule
+	for _, e := range r.entries.Paths {
+		if e.Rule != last && e.Match.Match(verb, path) {
+			last = e.Rule
+			d.add(last, last.can&possible(""))
 		}
 	}
 	return d.faults
@@ -365,11 +329,11 @@ func (r *Rules) DecideHTTP(now time.Time, asked ...match.HTTP) *Faults {
 		host = asked[0].Host
 	}
 	var last *rule
-	for _, n := range r.hosts.Of(host) {
-		e := &r.urls[n]
-		if e.rule != last && slices.ContainsFunc(asked, func(one match.HTTP) bool { return e.match.Match(&one) == match.Yes }) {
-			last = e.rule
-			d.add(e.rule, e.can&possible(""))
+	for _, n := range r.entries.Hosts.Of(host) {
+		e := &r.entries.URLs[n]
+		if e.Rule != last && slices.ContainsFunc(asked, func(one match.HTTP) bool { return e.Match.Match(&one) == match.Yes }) {
+			last = e.Rule
+			d.add(last, last.can&possible(""))
 		}
 	}
 	return d.faults
@@ -378,11 +342,12 @@ func (r *Rules) DecideHTTP(now time.Time, asked ...match.HTTP) *Faults {
 // Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
 // tell whether it matches them, or to harm one of them.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
-	return r != nil && slices.ContainsFunc(r.hosts.Of(asked.Host), func(n int32) bool {
-		verdict := r.urls[n].match.Match(asked)
-		return verdict == match.Unseen || verdict == match.Yes && r.urls[n].can&ofRequests != 0
+	return r != nil && slices.ContainsFunc(r.entries.Hosts.Of(asked.Host), func(n int32) bool {
+		e := &r.entries.URLs[n]
+		verdict := e.Match.Match(asked)
+		return verdict == match.Unseen || verdict == match.Yes && e.Rule.can&ofRequests != 0
 	})
 }
 
 // Deep tells whether a rule asks for more of requests to a host than its name.
-func (r *Rules) Deep(host string) bool { return r != nil && r.hosts.Deep(host) }
+func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
