@@ -29,10 +29,8 @@ type breaker struct {
 
 // matches are those of some rules.
 type matches struct {
-	of    int      // so many rules, with matches or without
-	names []string // of the rule of each
-	urls  []*match.URL
-	hosts *match.Hosts // of urls
+	of      int                   // so many rules, with entries or without
+	entries match.Entries[string] // by the rules' names
 }
 
 // Compile makes the policy of m, nil without Egress. The limits and faults are m's.
@@ -49,15 +47,12 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 				to = &compiled.deny
 			}
 			to.of++
-			for _, h := range r.GetHttp() {
-				u, err := match.NewURL(h)
-				if err != nil {
-					return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
-				}
-				to.names, to.urls = append(to.names, r.GetName()), append(to.urls, u)
+			if err := to.entries.Add(r.GetName(), nil, nil, r.GetHttp()); err != nil {
+				return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
 			}
 		}
-		compiled.deny.hosts, compiled.allow.hosts = match.NewHosts(compiled.deny.urls), match.NewHosts(compiled.allow.urls)
+		compiled.deny.entries.Index()
+		compiled.allow.entries.Index()
 		if compiled.deny.of+compiled.allow.of > 0 || compiled.refuseUnseen {
 			out.breakers = append(out.breakers, compiled)
 		}
@@ -142,13 +137,13 @@ func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
 
 // decide is the clearest verdict of the rules, and the first that gives it.
 func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
-	for _, n := range of.hosts.Of(r.Host) {
-		switch of.urls[n].Match(r) {
+	for _, n := range of.entries.Hosts.Of(r.Host) {
+		switch e := &of.entries.URLs[n]; e.Match.Match(r) {
 		case match.Yes:
-			return match.Yes, of.names[n]
+			return match.Yes, e.Rule
 		case match.Unseen:
 			if verdict == match.No {
-				verdict, by = match.Unseen, of.names[n]
+				verdict, by = match.Unseen, e.Rule
 			}
 		}
 	}
@@ -179,7 +174,7 @@ func (p *Policy) deep(host string) bool {
 		return false
 	}
 	for i := range p.breakers {
-		if p.breakers[i].deny.hosts.Deep(host) || p.breakers[i].allow.hosts.Deep(host) {
+		if p.breakers[i].deny.entries.Hosts.Deep(host) || p.breakers[i].allow.entries.Hosts.Deep(host) {
 			return true
 		}
 	}
