@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 )
 
 const (
@@ -36,10 +38,11 @@ type conn struct {
 	// What its requests are for. Set before it is served.
 	scheme   string
 	port     uint16
-	host     string   // that TLS named: requests must be for it
-	via      []string // hosts that a proxy was asked for it, which count too
-	taken    []string // of them those whose limits and faults were asked
-	leafless bool     // there was no certificate to decrypt it by
+	host     string        // that TLS named: requests must be for it
+	via      []string      // hosts that a proxy was asked for it, which count too
+	taken    []string      // of them those whose limits and faults were asked
+	harm     *fault.Faults // of the last CONNECT: what is for an answer is to be done yet
+	leafless bool          // there was no certificate to decrypt it by
 	protocol string
 	patient  bool // its client may end its side and wait for the answer
 

@@ -70,6 +70,7 @@ func (x *exchange) connect() {
 			c.taken = append(c.taken, x.asked[i].Host)
 		}
 	}
+	c.harm = x.harm
 	c.port = x.asked[0].Port
 	c.via = append(c.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())

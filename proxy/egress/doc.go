@@ -26,7 +26,8 @@
 // paths: 400.
 //
 // A client may ask a proxy: then the host in the target counts, and of CONNECT also
-// what shows within (connect.go).
+// what shows within (connect.go). If that is tunnelled, limits and faults of that
+// host take both as one: faults of an answer are done to what comes through.
 //
 // # In what order
 //

@@ -311,12 +311,12 @@ func (s *Server) hand(c *conn, served net.Conn) {
 	}
 }
 
-// harmed tells what was done in the end. broke: an answer was broken off.
-func (s *Server) harmed(f *fault.Faults, broke bool) {
+// harmed tells what was done in the end.
+func (s *Server) harmed(f *fault.Faults) {
 	if f == nil {
 		return
 	}
-	if !broke { // there was no answer, or not as much of it
+	if !f.Broke { // there was no answer, or not as much of it
 		f.Missed(fault.ResetAfter)
 		f.Missed(fault.Truncate)
 	}

@@ -56,7 +56,6 @@ type exchange struct {
 	refusing bool // one of Server.refusing
 	awaits   bool // the head of the answer
 	failed   bool
-	broke    bool // the answer was broken off
 }
 
 type (
@@ -167,7 +166,7 @@ func (x *exchange) finish() {
 	}
 	x.verdict = cmp.Or(x.verdict, VerdictFailed)
 	x.done()
-	x.s.harmed(x.harm, x.broke)
+	x.s.harmed(x.harm)
 	gone := x.code == 0 && x.r.Context().Err() != nil
 	o := limit.Outcome{Took: x.took, Unknown: gone || slices.Contains([]string{VerdictLimited, VerdictOpened, VerdictCut}, x.verdict)}
 	o.Failed = x.failed || x.code >= 500 || x.code == http.StatusTooManyRequests
@@ -479,7 +478,7 @@ func answered(resp *http.Response) error {
 	}
 	if f := x.harm; f != nil {
 		if x.s.lift(f); f.ResetAfter {
-			x.verdict, x.broke = VerdictFault, true
+			x.verdict, f.Broke = VerdictFault, true
 			return errReset
 		}
 		if f.Truncate >= 0 || f.Slow > 0 {
@@ -497,9 +496,7 @@ type harmedBody struct {
 }
 
 func (b *harmedBody) Read(p []byte) (int, error) {
-	n, err := b.harm.read(b.x.r.Context(), p, b.ReadCloser.Read)
-	b.x.broke = b.x.broke || errors.Is(err, errInjected)
-	return n, err
+	return b.harm.read(b.x.r.Context(), p, b.ReadCloser.Read)
 }
 
 // failed answers for a server that did not.

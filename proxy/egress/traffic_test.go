@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -25,15 +26,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
 )
 
-// whole puts limits and faults in force too.
-func (w *world) whole(m *meshv1.Traffic) {
+// whole puts limits and faults in force too, and returns what the faults count in.
+func (w *world) whole(m *meshv1.Traffic) *fault.Store {
 	if m.Egress == nil {
 		m.Egress = &meshv1.Egress{}
 	}
 	limits, err := limit.Compile(m, limit.NewStore(), time.Now())
 	require.NoError(w, err)
 	limits.Enforce(time.Now())
-	faults, err := fault.Compile(m, fault.NewStore("pod"), time.Now())
+	store := fault.NewStore("pod")
+	faults, err := fault.Compile(m, store, time.Now())
 	require.NoError(w, err)
 	faults.Enforce(time.Now())
 	p, err := Compile(m, limits, faults)
@@ -42,6 +44,7 @@ func (w *world) whole(m *meshv1.Traffic) {
 	w.policy = p
 	w.mu.Unlock()
 	w.server.Changed()
+	return store
 }
 
 func TestLimitsOfRequestsAndConnections(t *testing.T) {
@@ -331,6 +334,75 @@ func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
 	require.Equal(t, 418, resp.StatusCode)
 	_, err = through(func(c *tls.Config) { c.InsecureSkipVerify = true }).Get("https://192.0.2.7/")
 	require.ErrorContains(t, err, "access denied")
+}
+
+// What goes through a CONNECT and is not decrypted is one with it: a rule about its host
+// harms the CONNECT, or what is answered through it, and counts both as one.
+func TestFaultsMeetATunnelOnce(t *testing.T) {
+	delay := &meshv1.Delay{FixedNs: 1, Percent: 100}
+	cut := &meshv1.Truncate{AfterBytes: 10, Percent: 100}
+	for name, test := range map[string]struct {
+		rule    *meshv1.FaultRule
+		within  string // the name of TLS
+		decrypt bool
+		state   string // matched and injected, after two connections
+		fails   bool   // the first of them
+	}{
+		"delay":                       {rule: &meshv1.FaultRule{Delay: delay}, within: "api.example.com", state: "2 2"},
+		"delay, without a name":       {rule: &meshv1.FaultRule{Delay: delay}, state: "2 2"},
+		"delay, by another name":      {rule: &meshv1.FaultRule{Delay: delay}, within: "other.example.com", state: "2 2"},
+		"delay, of a pod that trusts": {rule: &meshv1.FaultRule{Delay: delay}, within: "api.example.com", decrypt: true, state: "2 2"},
+		"delay of what is decrypted":  {rule: &meshv1.FaultRule{Delay: delay, SlowBody: &meshv1.SlowBody{BytesPerSecond: 1 << 30, Percent: 100}}, within: "api.example.com", decrypt: true, state: "2 2"},
+		"abort":                       {rule: &meshv1.FaultRule{Abort: &meshv1.Abort{Status: 418, Percent: 100}, Count: 1}, within: "api.example.com", state: "2 1", fails: true},
+		"truncate":                    {rule: &meshv1.FaultRule{Truncate: cut, Count: 1}, within: "api.example.com", state: "2 1", fails: true},
+		"truncate, too late":          {rule: &meshv1.FaultRule{Truncate: &meshv1.Truncate{AfterBytes: 1 << 30, Percent: 100}, Count: 1}, within: "api.example.com", state: "2 0"},
+		"delay and truncate":          {rule: &meshv1.FaultRule{Delay: delay, Truncate: cut, Count: 1}, within: "api.example.com", state: "2 1", fails: true},
+		"reset after the answer":      {rule: &meshv1.FaultRule{Reset_: &meshv1.Reset{AfterAnswer: true, Percent: 100}, Count: 1}, state: "2 1", fails: true},
+		"what is about more than CONNECT shows": {rule: &meshv1.FaultRule{Delay: delay, Http: []*meshv1.HttpMatch{
+			{Host: exactly("api.example.com"), Path: exactly("/")}, {Host: exactly("api.example.com"), Methods: []string{"CONNECT"}},
+		}}, within: "api.example.com", state: "0 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.backend(secureAt, http.HandlerFunc(hello200))
+			w.backend(proxyAt, forwardProxy(w))
+			traffic := &meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: test.decrypt}, Injections: []*meshv1.Injection{{Name: "fi", Rules: []*meshv1.FaultRule{test.rule}}}}
+			test.rule.Name, test.rule.Key = "rule", "rule"
+			switch {
+			case test.within == "": // that is about any host
+				test.rule.Http = []*meshv1.HttpMatch{{}}
+				traffic.Breakers = []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{{
+					Name: "two", Key: "two", Http: test.rule.Http, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+					Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(time.Hour)},
+				}}}}
+			case test.rule.Http == nil:
+				test.rule.Http = []*meshv1.HttpMatch{host("api.example.com")}
+			}
+			store := w.whole(traffic)
+			c := w.client(proxyAt, func(t *http.Transport) {
+				t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy:3128"})
+				t.ProxyConnectHeader = http.Header{"Proxy-Authorization": {"Basic b"}}
+				t.DisableKeepAlives = true
+				name := cmp.Or(test.within, "192.0.2.7") // no address is told as a name
+				t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true, ServerName: name}
+			})
+			for i := range 2 {
+				resp, err := c.Get("https://api.example.com/")
+				require.Equal(t, test.fails && i == 0, err != nil, "%v", err)
+				if err == nil {
+					_, err = io.Copy(io.Discard, resp.Body)
+					require.NoError(t, err)
+					require.NoError(t, resp.Body.Close())
+				}
+			}
+			state := func() string {
+				s := store.States()[0]
+				return fmt.Sprint(s.GetMatched(), " ", s.GetInjected())
+			}
+			// What was missed is given back when all is over.
+			require.Eventually(t, func() bool { return state() == test.state }, 5*time.Second, time.Millisecond, state())
+		})
+	}
 }
 
 func TestCurl(t *testing.T) {

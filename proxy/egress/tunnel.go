@@ -35,7 +35,8 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			return
 		}
 	}
-	ticket, refusal := p.take("", c.uncounted(asked)...)
+	uncounted := c.uncounted(asked)
+	ticket, refusal := p.take("", uncounted...)
 	if refusal != nil {
 		line.limited(refusal)
 		c.alert(protocol)
@@ -48,14 +49,10 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
 		})
 	}()
-	var harm *fault.Faults
-	broke := false
-	if len(asked) > 0 {
-		harm = s.harm(p, append(asked[:1:1], c.uncounted(asked[1:])...)...)
-	}
+	harm := s.harm(p, uncounted...)
 	if harm != nil {
 		line.faults = harm.Rules
-		defer func() { s.harmed(harm, broke) }()
+		defer func() { s.harmed(harm) }()
 		if !s.delay(c.life, harm) || harm.Reset || harm.Abort != nil {
 			line.verdict = VerdictFault
 			line.done()
@@ -85,13 +82,12 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 		}
 	}
 	c.forgive()
-	if harm != nil && (harm.ResetAfter || harm.Truncate >= 0 || harm.Slow > 0) {
-		up = harmed(c, up, harm)
+	for _, f := range []*fault.Faults{c.harm, harm} {
+		if f != nil && (f.ResetAfter || f.Truncate >= 0 || f.Slow > 0) {
+			up = harmed(c, up, f)
+		}
 	}
 	relay.Both(c.bare(), up, tunnelIdle)
-	if h, ok := up.(*harmedConn); ok {
-		broke = h.broke
-	}
 }
 
 func hostOf(asked []match.HTTP) string {
@@ -143,9 +139,8 @@ var errInjected = errors.New("an injected fault")
 // harmedConn is a server whose answer meets faults.
 type harmedConn struct {
 	net.Conn
-	c     *conn
-	harm  harm
-	broke bool
+	c    *conn
+	harm harm
 }
 
 func harmed(c *conn, up net.Conn, f *fault.Faults) net.Conn {
@@ -159,7 +154,6 @@ func harmed(c *conn, up net.Conn, f *fault.Faults) net.Conn {
 func (h *harmedConn) Read(b []byte) (int, error) {
 	n, err := h.harm.read(h.c.life, b, h.Conn.Read)
 	if errors.Is(err, errInjected) {
-		h.broke = true
 		h.c.reset()
 	}
 	return n, err
@@ -206,6 +200,7 @@ func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error
 	if h.left >= 0 {
 		if int64(n) > h.left || n > 0 && h.left == 0 {
 			n, err = int(h.left), errInjected
+			h.by.Broke = true
 		}
 		h.left -= int64(n)
 	}

@@ -28,10 +28,11 @@ type Faults struct {
 	Reset, ResetAfter bool
 	// Truncate breaks the answer off after so many bytes; below 0: does not.
 	Truncate int64
-	// Slow is bytes a second of the answer; 0: as they come. Slowed is set by whoever
-	// holds bytes back for that.
-	Slow   int64
-	Slowed bool
+	// Slow is bytes a second of the answer; 0: as they come.
+	Slow int64
+	// Broke is set by whoever breaks the answer off, and Slowed by whoever holds bytes of it
+	// back.
+	Broke, Slowed bool
 	// Stale is how old the list is to be; 0: as it is.
 	Stale time.Duration
 	Watch *Watch
