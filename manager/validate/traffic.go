@@ -165,6 +165,11 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 
 const seenOnly = `requests in https are seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
 
+const connectUnmatched = "the method CONNECT matches nothing: CONNECT is decided by the host that it asks for, as what it tunnels is; leave the method out"
+
+// connects tells whether requests are asked for by the method CONNECT.
+func connects(m *meshv1.HttpMatch) bool { return slices.Contains(m.GetMethods(), http.MethodConnect) }
+
 // clusterScoped are resources that all know to be in no namespace. Requests for a
 // namespace count as ones in it.
 var clusterScoped = map[string]bool{
@@ -191,10 +196,11 @@ func ofResources(path string) bool {
 }
 
 func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []string) {
-	told, ports := compile.ToldBreaker(c), map[int32]bool{}
+	told, ports, connect := compile.ToldBreaker(c), map[int32]bool{}, false
 	look := func(matches []*meshv1.HttpMatch) {
 		for _, m := range matches {
 			ports[int32(m.Port)] = true
+			connect = connect || connects(m)
 		}
 	}
 	otherHosts := len(told.Intercepts) > 0
@@ -227,6 +233,9 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	}
 	for _, r := range told.Intercepts {
 		look(r.Http)
+	}
+	if connect {
+		out = append(out, connectUnmatched)
 	}
 	if compile.Hidden(told) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and user agents match nothing there, limits count connections, and trip.slowPercent sees none")
@@ -346,7 +355,11 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
 		}
 	}
-	if compile.HiddenOfFaults(compile.ToldFaults(f)) && !trusting() {
+	told := compile.ToldFaults(f)
+	if slices.ContainsFunc(told, func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.Http, connects) }) {
+		out = append(out, connectUnmatched)
+	}
+	if compile.HiddenOfFaults(told) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and headers match nothing there, abort refuses connections, and what harms answers harms all that a server sends")
 	}
 	if e := f.Spec.Egress; e != nil {

@@ -331,6 +331,31 @@ func TestTrafficIsJudged(t *testing.T) {
 	}
 }
 
+func TestRulesAboutConnectAreWarnedOf(t *testing.T) {
+	j := newJudges(t)
+	for spec, warned := range map[string]bool{
+		"{selector: {}, trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Normal, contents: [a.example], methods: [GET, connect]}]}": true,
+		"{selector: {}, trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Normal, contents: [a.example]}]}":                          false,
+		"{selector: {}, rateLimitings: [{name: a, restRules: [{url: a.example, method: CONNECT}], maxInFlight: 1}]}":                                        true,
+		"{selector: {}, rateLimitings: [{name: a, restRules: [{url: a.example, method: GET}], maxInFlight: 1}]}":                                            false,
+		"{selector: {}, duration: 1h, httpFault: [{name: a, match: {httpMatch: [{method: CONNECT}]}, delay: {fixedDelay: 1s, percent: '1'}}]}":              true,
+		"{selector: {}, duration: 1h, httpFault: [{name: a, match: {httpMatch: [{host: {exact: a.example}}]}, delay: {fixedDelay: 1s, percent: '1'}}]}":     false,
+	} {
+		o := map[string]any{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker", "metadata": map[string]any{"name": "o"}}
+		if strings.Contains(spec, "httpFault") {
+			o["kind"] = "FaultInjection"
+		}
+		var value map[string]any
+		data, err := yaml.YAMLToJSON([]byte(spec))
+		require.NoError(t, err)
+		require.NoError(t, utiljson.Unmarshal(data, &value))
+		o["spec"] = value
+		_, warnings, err := j.admit(t, o)
+		require.NoError(t, err, spec)
+		require.Equal(t, warned, slices.Contains(warnings, connectUnmatched), spec)
+	}
+}
+
 func TestBreakersWithoutEffectAreWarnedOf(t *testing.T) {
 	j := newJudges(t)
 	const limited = "selector: {}\nrateLimitings: [{name: a, "
