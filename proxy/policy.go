@@ -78,10 +78,11 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 	}
 	if out.traffic, err = newTraffic(p, m.GetTraffic()); err != nil {
 		// Who may not write what does not wait for rules.
-		if last := p.policy.Load(); last != nil {
-			out.traffic = last.traffic
+		if last := p.policy.Load(); last != nil && last.good {
+			out.traffic, out.problem = last.traffic, err
+		} else {
+			out.traffic = unknown(m.GetTraffic(), err)
 		}
-		out.problem = err
 	}
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
 		return nil, errors.New("passthrough of a pod that is sharded or refused")

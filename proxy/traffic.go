@@ -13,8 +13,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 )
 
-// traffic is the compiled Traffic of a policy, or of the last one whose compiles.
+// traffic is the compiled Traffic of a policy, or of the last one whose compiles; not good,
+// if none did.
 type traffic struct {
+	good    bool
 	rules   *limit.Rules
 	faults  *fault.Rules
 	egress  *egress.Policy
@@ -33,8 +35,19 @@ func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
 	if out.egress, err = egress.Compile(m, out.rules, out.faults); err != nil {
 		return traffic{}, err
 	}
-	out.told = m
+	out.told, out.good = m, true
 	return out, nil
+}
+
+// unknown is in force when rules cannot be, and it is not known which were before: what
+// they would have seen of connections to other hosts is refused.
+func unknown(m *meshv1.Traffic, problem error) traffic {
+	out := traffic{told: m, problem: problem}
+	if m.GetEgress() != nil {
+		out.egress = egress.Refuse()
+		out.problem = fmt.Errorf("there are none, and connections to other hosts are refused: %w", problem)
+	}
+	return out
 }
 
 // enforce has the rules take the place of those before.
@@ -46,7 +59,8 @@ func (p *policy) enforce() {
 }
 
 // Traffic is what of the pod's rules is in force, and why it is not that of the last
-// policy, if so.
+// policy, if so. If there were none that could be, it is all the same, and connections to
+// other hosts that it is about are refused.
 func (p *Pod) Traffic() (*meshv1.Traffic, error) {
 	if pol := p.policy.Load(); pol != nil {
 		return pol.told, pol.problem

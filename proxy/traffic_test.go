@@ -1,6 +1,11 @@
 package proxy
 
 import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -37,6 +42,68 @@ func TestRulesThatCannotBeDoNotHoldBackTheRest(t *testing.T) {
 	_, problem = m.pod.Traffic()
 	require.NoError(t, problem)
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
+}
+
+// When the first rules cannot be, nobody knows which held before: what they are about of
+// other hosts is refused.
+func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	breakers := []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}
+	bad := func(ports ...uint32) *meshv1.Traffic {
+		return &meshv1.Traffic{Breakers: breakers, Egress: &meshv1.Egress{Ports: ports}}
+	}
+	dialed := make(chan string, 10)
+	pod := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other"}, func(_ context.Context, _, addr string) (net.Conn, error) {
+		dialed <- addr
+		return nil, errors.New("nobody there")
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = pod.ServeEgress(redirecting{l, netip.MustParseAddrPort("192.0.2.1:80")}) }()
+	ask := func(what string) string {
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, err = io.WriteString(c, what)
+		require.NoError(t, err)
+		b, _ := io.ReadAll(c)
+		return string(b)
+	}
+	const request = "GET / HTTP/1.1\r\nHost: a.example.com\r\nConnection: close\r\n\r\n"
+	set := func(traffic *meshv1.Traffic) (*meshv1.Traffic, error) {
+		_, err := pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Version: "v", Traffic: traffic})
+		require.NoError(t, err)
+		return pod.Traffic()
+	}
+	for _, ports := range [][]uint32{{80}, {80, 81}} {
+		told, problem := set(bad(ports...))
+		require.ErrorContains(t, problem, "there are none")
+		require.ErrorContains(t, problem, `CircuitBreaker "bad"`)
+		require.Equal(t, ports, told.GetEgress().GetPorts(), "they are redirected, lest connections go around")
+		said := ask(request)
+		require.Contains(t, said, "403 Forbidden")
+		require.Contains(t, said, "could not be applied")
+		require.Empty(t, ask("SSH-2.0-client\r\n"))
+	}
+	_, err = pod.resettle()
+	require.NoError(t, err)
+	require.Contains(t, ask(request), "403 Forbidden")
+	require.Empty(t, dialed)
+
+	told, problem := set(&meshv1.Traffic{Breakers: breakers})
+	require.Error(t, problem)
+	require.Nil(t, told.GetEgress(), "these are about no other host")
+	if c, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be reset by then
+		defer c.Close()
+	}
+	require.Equal(t, "192.0.2.1:80", <-dialed, "so that what comes passes")
+
+	set(&meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{80}}})
+	told, problem = set(bad(81))
+	require.Error(t, problem)
+	require.Equal(t, []uint32{80}, told.GetEgress().GetPorts(), "now there are good ones")
+	require.Contains(t, ask(request), "502")
 }
 
 // No request is decided about by rules that do not know yet what another proxy told.

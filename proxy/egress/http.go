@@ -317,6 +317,8 @@ func (s *Server) denial(d *denial) string {
 	switch {
 	case d.unseen && d.breaker == "":
 		return "a CircuitBreaker refuses what cannot be seen"
+	case d.breaker == "":
+		return "the mesh has rules for what this pod asks of other hosts that could not be applied, and refuses all of it until they can be: the status of its CircuitBreakers and FaultInjections says why"
 	case d.unseen:
 		return fmt.Sprintf("%s: rule %s asks for what cannot be seen of this", of, d.rule)
 	case d.rule == "":

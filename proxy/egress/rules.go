@@ -60,9 +60,19 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 	return out, nil
 }
 
+// Refuse makes the policy of a pod whose rules are not known: nothing passes.
+func Refuse() *Policy {
+	all := &meshv1.Breaker{Intercepts: []*meshv1.InterceptRule{{Deny: true, Http: []*meshv1.HttpMatch{{}}}}}
+	p, err := Compile(&meshv1.Traffic{Egress: &meshv1.Egress{}, Breakers: []*meshv1.Breaker{all}}, nil, nil)
+	if err != nil {
+		panic(err) // there is nothing in it that could be wrong
+	}
+	return p
+}
+
 // denial says which CircuitBreaker does not let a request pass.
 type denial struct {
-	breaker string
+	breaker string // empty: the rules are not known
 	rule    string // empty: none allows it
 	unseen  bool   // for what would have to be seen
 }
