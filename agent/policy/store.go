@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"math"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
@@ -70,8 +72,8 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 			}
 			cluster = c
 		case strings.HasSuffix(e.Name(), policySuffix):
-			p := &meshv1.PodPolicy{}
-			if err := s.read(e.Name(), p); err != nil {
+			p, err := s.Policy(strings.TrimSuffix(e.Name(), policySuffix))
+			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -172,7 +174,13 @@ func (s *Store) Policy(uid string) (*meshv1.PodPolicy, error) {
 		return nil, err
 	}
 	p := &meshv1.PodPolicy{}
-	return p, s.read(name, p)
+	if err := s.read(name, p); err != nil {
+		return nil, err
+	}
+	if p.GetUid() != uid {
+		return nil, fmt.Errorf("reading saved policy %s: it is that of pod %q", name, p.GetUid())
+	}
+	return p, nil
 }
 
 func (s *Store) read(name string, m proto.Message) error {
@@ -180,7 +188,10 @@ func (s *Store) read(name string, m proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("reading a saved policy: %w", err)
 	}
-	if err := proto.Unmarshal(b, m); err != nil {
+	if b, err = checked(b); err == nil {
+		err = proto.Unmarshal(b, m)
+	}
+	if err != nil {
 		return fmt.Errorf("reading saved policy %s: %w", name, err)
 	}
 	return nil
@@ -191,7 +202,27 @@ func (s *Store) writeProto(name string, m proto.Message, modified time.Time) err
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", name, err)
 	}
-	return s.write(name, b, modified)
+	return s.write(name, append(checksum(b), b...), modified)
+}
+
+// sumField is the number of a field that no message has: a checksum of all that follows
+// it. What a file lost at its end would look like a policy that restricts less.
+const sumField protowire.Number = 1000
+
+func checksum(b []byte) []byte {
+	return protowire.AppendFixed32(protowire.AppendTag(nil, sumField, protowire.Fixed32Type), crc32.ChecksumIEEE(b))
+}
+
+// checked is what follows the checksum. Files of earlier versions have none.
+func checked(b []byte) ([]byte, error) {
+	n := len(checksum(nil))
+	if tag := protowire.AppendTag(nil, sumField, protowire.Fixed32Type); !bytes.HasPrefix(b, tag) {
+		return b, nil
+	}
+	if len(b) < n || !bytes.Equal(b[:n], checksum(b[n:])) {
+		return nil, errors.New("it is damaged")
+	}
+	return b[n:], nil
 }
 
 // write replaces a file whole: a crash leaves the old or the new one.

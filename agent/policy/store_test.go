@@ -50,6 +50,35 @@ func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
 	assert.Equal(t, "good", policies[0].GetUid())
 }
 
+// Without its end, a policy would restrict less.
+func TestStoreLeavesOutWhatIsNotWhole(t *testing.T) {
+	dir := t.TempDir()
+	s, err := OpenStore(dir)
+	require.NoError(t, err)
+	p := &meshv1.PodPolicy{Uid: "a", Version: "1", Sharding: &meshv1.Sharding{Shard: "s"}, Traffic: &meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{443}}}}
+	require.NoError(t, s.SavePolicy(Saved{p, time.Now()}))
+	path := filepath.Join(dir, "a.policy.pb")
+	whole, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for n := range whole {
+		require.NoError(t, os.WriteFile(path, whole[:n], 0o600))
+		_, policies, err := s.Load()
+		require.ErrorContains(t, err, "a.policy.pb", "%d bytes", n)
+		require.Empty(t, policies)
+		_, err = s.Policy("a")
+		require.Error(t, err, "%d bytes", n)
+	}
+	// As earlier versions wrote it.
+	b, err := proto.Marshal(p)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, b, 0o600))
+	_, policies, err := s.Load()
+	require.NoError(t, err)
+	require.True(t, proto.Equal(p, policies[0].PodPolicy))
+	// As they will read it.
+	require.NoError(t, proto.Unmarshal(whole, &meshv1.PodPolicy{}))
+}
+
 func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
 	s, err := OpenStore(t.TempDir())
 	require.NoError(t, err)
