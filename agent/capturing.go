@@ -121,6 +121,9 @@ func (m *mesh) setEgress(mb *member, p *meshv1.PodPolicy) {
 	if mb.captured == nil || m.phase != serving {
 		return
 	}
+	if mb.policy == nil && !mb.applied {
+		return // nobody knows what is to be redirected: it stays as the agent before this one left it
+	}
 	traffic := p.GetTraffic()
 	if p != nil && mb.trafficProblem() != "" {
 		traffic, _ = mb.proxied.Traffic()

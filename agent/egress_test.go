@@ -14,9 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -25,11 +28,22 @@ import (
 func inNamespace(t *testing.T) (path string, do func(f func() error) error) {
 	t.Helper()
 	calls, results := make(chan func() error), make(chan error)
-	go func() {
+	serve := func() {
 		runtime.LockOSThread() // and never unlock: the thread goes with the goroutine
 		for f := range calls {
 			results <- f()
 		}
+	}
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			serve()
+			return
+		}
+		defer runtime.UnlockOSThread()
+		done := make(chan struct{}) // on another thread: /proc/self shows this one's namespace
+		go func() { defer close(done); serve() }()
+		<-done
 	}()
 	t.Cleanup(func() { close(calls) })
 	do = func(f func() error) error {
@@ -170,4 +184,152 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	setPolicy(t, r, with("8", 8080))
 	r.soon(t, "the report", func() bool { return r.reported(uid).GetEgressMessage() != "" })
 	assert.Contains(t, r.reported(uid).GetEgressMessage(), "captured no longer")
+}
+
+// What an agent that died had redirected goes nowhere else before its rules are known again.
+func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	if _, err := exec.LookPath("iptables-nft"); err != nil {
+		t.Skip("needs iptables-nft")
+	}
+	const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
+	egress := &meshv1.Egress{Ports: []uint32{8080}}
+	good := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "good", Intercepts: []*meshv1.InterceptRule{{Name: "none", Deny: true, Http: []*meshv1.HttpMatch{{}}}}}}, Egress: egress}
+	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{}}}}, Egress: egress}
+	policyOf := func(version string, traffic *meshv1.Traffic) *meshv1.PodPolicy {
+		return &meshv1.PodPolicy{Uid: uid, Namespace: "ns", Name: "a", Version: version, Traffic: traffic}
+	}
+	file := uid + ".policy.pb"
+	for name, tc := range map[string]struct {
+		saved func(t *testing.T, r *running, dir string)
+		says  string // who connects is told; "": he is refused, or waits
+	}{
+		"rules that cannot be": {func(t *testing.T, r *running, _ string) {
+			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
+		}, "could not be applied"},
+		"rules that cannot be, of a pod that is gone": {func(t *testing.T, r *running, _ string) {
+			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
+			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
+		}, "could not be applied"},
+		"no file": {func(t *testing.T, _ *running, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, file))) }, ""},
+		"no file, of a pod that is gone": {func(t *testing.T, r *running, dir string) {
+			require.NoError(t, os.Remove(filepath.Join(dir, file)))
+			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
+		}, ""},
+		"a file that ends early": {func(t *testing.T, _ *running, dir string) {
+			info, err := os.Stat(filepath.Join(dir, file))
+			require.NoError(t, err)
+			// To its end, it is the policy of a pod without rules.
+			require.NoError(t, os.Truncate(filepath.Join(dir, file), info.Size()-int64(proto.Size(&meshv1.PodPolicy{Traffic: good}))))
+		}, ""},
+		"an empty file": {func(t *testing.T, _ *running, dir string) {
+			require.NoError(t, os.Truncate(filepath.Join(dir, file), 0))
+		}, ""},
+		"a file of others": {func(t *testing.T, _ *running, dir string) {
+			require.NoError(t, os.Mkdir(filepath.Join(dir, "x"), 0o700))
+			require.NoError(t, os.Remove(filepath.Join(dir, file)))
+			require.NoError(t, os.Rename(filepath.Join(dir, "x"), filepath.Join(dir, file)))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, do := inNamespace(t)
+			dir := t.TempDir()
+			cluster := somewhere(t)
+			// ask connects from the pod; what it is told.
+			ask := func() (said string, err error) {
+				err = do(func() error {
+					fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+					if err != nil {
+						return err
+					}
+					defer unix.Close(fd)
+					timeout := &unix.Timeval{Sec: 5}
+					_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeout)
+					_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeout)
+					if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{198, 18, 7, 7}, Port: 8080}); err != nil {
+						return err
+					}
+					if _, err := unix.Write(fd, []byte("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")); err != nil {
+						return err
+					}
+					for b := make([]byte, 4096); ; {
+						n, err := unix.Read(fd, b)
+						if n <= 0 {
+							return err
+						}
+						said += string(b[:n])
+					}
+				})
+				return said, err
+			}
+			begin := func() (*running, capture.Method) {
+				r := start(t, 0)
+				method, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
+				require.NoError(t, err)
+				t.Cleanup(func() { method.Close() })
+				cgroup, process := filepath.Join(r.cgroups, "kubepods/pod"+uid), filepath.Join(r.proc, "7")
+				require.NoError(t, os.MkdirAll(cgroup, 0o755))
+				require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("7\n"), 0o600))
+				require.NoError(t, os.MkdirAll(filepath.Join(process, "ns"), 0o755))
+				require.NoError(t, os.Symlink(path, filepath.Join(process, "ns/net")))
+				require.NoError(t, os.WriteFile(filepath.Join(process, "cgroup"), []byte("0::/kubepods/pod"+uid+"\n"), 0o600))
+				require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(process, "stat")))
+				store, err := policy.OpenStore(dir)
+				require.NoError(t, err)
+				require.NoError(t, r.do(t.Context(), func() error { r.capture, r.store = method, store; return nil }))
+				return r, method
+			}
+			restore := func(r *running) {
+				require.NoError(t, r.do(t.Context(), func() error {
+					r.restore(nil, nil)
+					mb := r.members[uid]
+					if mb.told = time.Now(); mb.captured == nil {
+						return fmt.Errorf("not captured: %s %s", mb.problem, r.log)
+					}
+					return nil
+				}))
+			}
+
+			r, method := begin()
+			require.NoError(t, r.store.SavePod(pods.Pod{UID: uid, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
+			require.NoError(t, r.store.SaveCluster(cluster))
+			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("1", good), Since: time.Now()}))
+			restore(r)
+			said, err := ask()
+			require.NoError(t, err)
+			require.Contains(t, said, "CircuitBreaker ns/good")
+			require.NoError(t, r.do(t.Context(), func() error { r.stop(); return nil }))
+			_ = method.Close()
+			_, err = ask()
+			require.ErrorIs(t, err, unix.ECONNREFUSED)
+
+			next, _ := begin()
+			tc.saved(t, next, dir)
+			restore(next)
+			check := func() {
+				t.Helper()
+				said, err := ask()
+				if tc.says == "" {
+					require.ErrorIs(t, err, unix.ECONNREFUSED)
+					return
+				}
+				require.NoError(t, err)
+				require.Contains(t, said, "403 Forbidden")
+				require.Contains(t, said, tc.says)
+			}
+			check()
+			_, err = holder{next.mesh}.Offer(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, holder{next.mesh}.Resume(t.Context()))
+			check()
+
+			require.NoError(t, next.do(t.Context(), func() error { next.members[uid].gone = false; return nil }))
+			setPolicy(t, next, policyOf("2", good))
+			said, err = ask()
+			require.NoError(t, err)
+			require.Contains(t, said, "CircuitBreaker ns/good")
+		})
+	}
 }
