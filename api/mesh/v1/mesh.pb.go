@@ -535,7 +535,7 @@ type Ack struct {
 	// Empty: applied. Else why it was not; the last good policy stays in force.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	// Empty: so were its traffic's rules. Else why not; the last good ones stay in
-	// force with the rest of the policy.
+	// force with the rest of the policy. If none are known, other hosts are refused.
 	TrafficError  string `protobuf:"bytes,4,opt,name=traffic_error,json=trafficError,proto3" json:"traffic_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
