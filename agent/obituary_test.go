@@ -103,8 +103,8 @@ func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	sidecar()
-	time.AfterFunc(50*time.Millisecond, func() { w.quiet <- nil })
 	require.Nil(t, r.dead(t), "a write of his is under way")
+	w.quiet <- nil
 	r.soon(t, "the report", func() bool { return r.members[uidA].dead != nil })
 	require.Equal(t, "pod_1", r.dead(t).GetIdentity())
 	require.Equal(t, "7", r.dead(t).GetResourceVersion())
