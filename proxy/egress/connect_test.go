@@ -40,7 +40,7 @@ func (w *world) dial(to string) (net.Conn, *bufio.Reader) {
 	c, err := net.Dial("tcp", w.redirect(to))
 	require.NoError(w, err)
 	w.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(soon))
 	return c, bufio.NewReader(c)
 }
 
@@ -83,10 +83,10 @@ func TestWhatAProxyDeclinesEndsWithItsClient(t *testing.T) {
 			end(w, c)
 			select {
 			case <-ended:
-			case <-time.After(10 * time.Second):
+			case <-time.After(soon):
 				t.Fatal("the proxy is still asked")
 			}
-			require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, soon, time.Millisecond)
 		})
 	}
 }
@@ -318,5 +318,5 @@ func TestAConnectUnderWayIsCutByAPolicyThatRefusesIt(t *testing.T) {
 	w.set(rules(&meshv1.Egress{Decrypt: true}, deep, deny(host("api.example.com"))))
 	<-ended
 	require.Empty(t, headOf(b))
-	require.Eventually(t, func() bool { return len(w.got()) == 1 && w.got()[0] == "connect cut" }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.got()) == 1 && w.got()[0] == "connect cut" }, soon, time.Millisecond)
 }

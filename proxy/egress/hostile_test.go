@@ -59,10 +59,10 @@ func TestNoTunnelBeginsWithAHole(t *testing.T) {
 	defer conn.Close()
 	_, err = io.WriteString(conn, "SSH")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.unserved.n.Load() == 3*unservedWeight }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.unserved.n.Load() == 3*unservedWeight }, soon, time.Millisecond)
 	_, err = io.WriteString(conn, "-2.0-client\r\n")
 	require.NoError(t, err)
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
 	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
@@ -129,7 +129,7 @@ func TestStreamsThatStallAreGivenUp(t *testing.T) {
 		}
 		require.NoError(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}))
 	}
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
 	reset := map[uint32]bool{}
 	for len(reset) < 2 {
 		frame, err := f.ReadFrame()
@@ -172,7 +172,7 @@ func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
 			}))
 			end := begin(w)
 			c := w.client(plainAt)
-			c.Timeout = 10 * time.Second
+			c.Timeout = soon
 			resp, err := c.Get("http://slow.example.com/")
 			require.NoError(t, err)
 			defer resp.Body.Close()
@@ -222,9 +222,9 @@ func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
 				c, _ := w.dial(plainAt)
 				_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: slow.example.com\r\nContent-Length: %d\r\n\r\n{}", length)
 				require.NoError(t, err)
-				require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, soon, time.Millisecond)
 				end(w, c)
-				require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, soon, time.Millisecond)
 				require.Empty(t, w.dials, "nobody is asked for who is gone")
 			})
 		}
@@ -240,7 +240,7 @@ func TestAServerThatDrainsDelaysNothing(t *testing.T) {
 	const request = "GET / HTTP/1.1\r\nHost: slow.example.com\r\n\r\n"
 	_, err := io.WriteString(c, request)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, soon, time.Millisecond)
 	w.server.Stop()
 	require.Contains(t, headOf(b), " 200 ")
 	require.NoError(t, w.server.Drain(t.Context()))
@@ -309,7 +309,7 @@ func TestServersHearOfNoHostButTheOneDecidedAbout(t *testing.T) {
 	} {
 		c, err := net.Dial("tcp", at)
 		require.NoError(t, err)
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(soon))
 		_, err = io.WriteString(c, request+"\r\n\r\n")
 		require.NoError(t, err)
 		answer := headOf(bufio.NewReader(c))
@@ -380,14 +380,14 @@ func TestWhatGoesThroughAProxyIsInTheAccounts(t *testing.T) {
 	require.Contains(t, headOf(b), " 200 ")
 	_, err = c.Write(hello[:len(hello)-1])
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.unserved.n.Load() == int64(unservedWeight*(len(hello)-1)) }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.unserved.n.Load() == int64(unservedWeight*(len(hello)-1)) }, soon, time.Millisecond)
 	_, err = c.Write(hello[len(hello)-1:])
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.unserved.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.unserved.n.Load() == 0 }, soon, time.Millisecond)
 	require.Greater(t, w.held.n.Load(), int64(fields*fieldWeight), "the head is there to ask again with")
 	require.Less(t, w.held.n.Load(), int64(requestWeight)+fields*2*fieldWeight)
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return w.held.n.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.held.n.Load() == 0 }, soon, time.Millisecond)
 }
 
 // Beyond the bounds it is told to few who do not take the answer: each holds a head.
@@ -414,7 +414,7 @@ func TestFewAreToldThatTheyAreBeyondTheBounds(t *testing.T) {
 		}
 		require.NoError(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}))
 	}
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
 	for reset := 0; reset < streams-maxRefusing; {
 		frame, err := f.ReadFrame()
 		require.NoError(t, err)
@@ -423,5 +423,5 @@ func TestFewAreToldThatTheyAreBeyondTheBounds(t *testing.T) {
 		}
 	}
 	require.NoError(t, conn.Close())
-	require.Eventually(t, func() bool { return w.server.refusing.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.server.refusing.Load() == 0 }, soon, time.Millisecond)
 }
