@@ -50,7 +50,7 @@ func TestAClientCertificateIsRefusedInWords(t *testing.T) {
 	select {
 	case got := <-told:
 		require.Contains(t, got, "ClientCertificateRefused a client certificate was refused: TLS ends at the mesh")
-	case <-time.After(5 * time.Second):
+	case <-time.After(soon):
 		t.Fatal("nothing was told")
 	}
 	require.Empty(t, told)
@@ -105,13 +105,13 @@ func TestPassthrough(t *testing.T) {
 	require.Equal(t, 401, m.with(c, "GET", "/version", "").StatusCode)
 	require.Len(t, api.requests(), before)
 
-	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"msg":"passthrough"`) }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"msg":"passthrough"`) }, soon, time.Millisecond)
 	require.Contains(t, m.logs.String(), `"bytes_down"`)
 	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")), 0)
 	for _, way := range []string{"up", "down"} {
 		require.Greater(t, testutil.ToFloat64(m.server.metrics.tunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
 	}
-	require.Eventually(t, func() bool { return m.pod.open.taken.Load() <= 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.open.taken.Load() <= 1 }, soon, time.Millisecond)
 }
 
 func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
@@ -125,7 +125,7 @@ func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
 	require.Eventually(t, func() bool { // and told to open another
 		require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
 		return testutil.ToFloat64(tunnels) > 0
-	}, 5*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 }
 
 func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
@@ -151,7 +151,7 @@ func TestTunnelsAreCutWithThePod(t *testing.T) {
 	require.ErrorIs(t, m.pod.Drain(ctx), context.DeadlineExceeded)
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return m.pod.open.taken.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.open.taken.Load() == 0 }, soon, time.Millisecond)
 }
 
 // pair is a TCP connection, both ends.

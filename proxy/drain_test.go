@@ -52,7 +52,7 @@ func (m *mesh) succession(l *net.TCPListener) (handOver func()) {
 			_ = next.Shutdown(ctx)
 			require.NoError(m.t, <-served)
 		})
-		ctx, cancel := context.WithTimeout(m.t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(m.t.Context(), soon)
 		defer cancel()
 		start := time.Now()
 		require.NoError(m.t, current.Drain(ctx))
@@ -267,7 +267,7 @@ func TestAnswersWhileDraining(t *testing.T) {
 	conn, err := tls.Dial("tcp", m.addr, &tls.Config{InsecureSkipVerify: true})
 	require.NoError(t, err)
 	defer conn.Close()
-	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, conn.SetDeadline(time.Now().Add(soon)))
 	br := bufio.NewReader(conn)
 	get := func() *http.Response {
 		_, err := io.WriteString(conn, "GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -288,9 +288,7 @@ func TestAnswersWhileDraining(t *testing.T) {
 	require.True(t, resp.Close)
 	_, err = br.ReadByte()
 	require.ErrorIs(t, err, io.EOF)
-	start := time.Now()
 	require.NoError(t, <-drained)
-	require.Less(t, time.Since(start), cutGrace, "nothing is left to wait for")
 	require.NoError(t, m.pod.Serve(closedListener{}), "draining: nothing to serve")
 }
 

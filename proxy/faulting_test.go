@@ -137,7 +137,7 @@ func TestEveryFaultIsCountedAndInTheAccessLine(t *testing.T) {
 	)
 	m.do("GET", deployment, "")
 	m.do("GET", "/version", "") // rules without a match are about it too
-	require.Eventually(t, func() bool { return m.injected()["abort"] == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.injected()["abort"] == 2 }, soon, time.Millisecond)
 	require.Contains(t, m.logs.String(), `"faults":["chaos/r0","chaos/r1"]`)
 	require.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(`
 # HELP ctrlmesh_faults_injected_total Faults injected into requests of captured pods, by the rule of a FaultInjection.
@@ -221,13 +221,13 @@ func TestADelayEnds(t *testing.T) {
 					_ = resp.Body.Close()
 					code <- resp.StatusCode
 				}()
-				require.Eventually(t, func() bool { return held(m) > 0 && m.pod.faults.States()[0].Injected == 1 }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return held(m) > 0 && m.pod.faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 				// A policy that keeps the rule changes nothing.
 				m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
 				require.Never(t, func() bool { return len(code) > 0 }, 20*time.Millisecond, time.Millisecond)
 				c.end(m, cancel)
 				require.Equal(t, c.code, <-code)
-				require.Eventually(t, func() bool { return held(m) == 0 }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return held(m) == 0 }, soon, time.Millisecond)
 			})
 		}
 	})
@@ -269,14 +269,14 @@ func TestAResetBreaksOneRequestOff(t *testing.T) {
 			require.Equal(t, after, updates == 1, "whether it was sent on")
 			require.LessOrEqual(t, updates, 1)
 			kind := map[bool]string{false: "reset", true: "reset_after_answer"}[after]
-			require.Eventually(t, func() bool { return m.injected()[kind] == 1 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return m.injected()[kind] == 1 }, soon, time.Millisecond)
 			close(more)
 			require.NoError(t, begun(), "another request, on the same HTTP/2 connection")
 
 			// What was reset does not count as under way any more.
 			select {
 			case <-m.set(&meshv1.PodPolicy{Version: "next"}):
-			case <-time.After(5 * time.Second):
+			case <-time.After(soon):
 				require.Fail(t, "the policy does not settle")
 			}
 		}
@@ -321,7 +321,7 @@ func TestATruncatedAnswerNeverEndsCleanly(t *testing.T) {
 					require.Len(t, got, min(after, len(body)))
 					if after >= len(body) {
 						require.NoError(t, err)
-						require.Eventually(t, func() bool { return m.pod.held.taken.Load() == 0 }, 5*time.Second, time.Millisecond)
+						require.Eventually(t, func() bool { return m.pod.held.taken.Load() == 0 }, soon, time.Millisecond)
 						require.Zero(t, m.injected()["truncate"], "nothing was left out")
 						return
 					}
@@ -329,7 +329,7 @@ func TestATruncatedAnswerNeverEndsCleanly(t *testing.T) {
 					if !http2 {
 						require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 					}
-					require.Eventually(t, func() bool { return m.injected()["truncate"] == 1 }, 5*time.Second, time.Millisecond)
+					require.Eventually(t, func() bool { return m.injected()["truncate"] == 1 }, soon, time.Millisecond)
 				})
 			}
 		})
@@ -360,7 +360,7 @@ func TestASlowBody(t *testing.T) {
 		a := m.with(m.client(http2), "GET", deployment, "")
 		require.Equal(t, body, a.body)
 		require.GreaterOrEqual(t, time.Since(start), 100*time.Millisecond)
-		require.Eventually(t, func() bool { return m.injected()["slow_body"] == 1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return m.injected()["slow_body"] == 1 }, soon, time.Millisecond)
 	})
 }
 
@@ -382,7 +382,7 @@ func TestASlowBodyEndsWithItsClientAndItsRule(t *testing.T) {
 				underWay := func() int64 { return m.pod.held.taken.Load() + m.pod.long.taken.Load() }
 				two := underWay()
 				cancel()
-				require.Eventually(t, func() bool { return underWay() < two }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return underWay() < two }, soon, time.Millisecond)
 				m.faults()
 				b, err := io.ReadAll(bufio.NewReader(stays.Body))
 				require.NoError(t, err)
@@ -451,7 +451,7 @@ func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
 	close(more)
 	require.Equal(t, "done", (<-got).body)
 	m.faults(slow())
-	require.Eventually(t, func() bool { return m.pod.FaultStates()[0].Injected == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.FaultStates()[0].Injected == 0 }, soon, time.Millisecond)
 	require.Zero(t, m.injected()["slow_body"])
 }
 
@@ -464,7 +464,7 @@ func TestADelayOfOneOfTwoRulesEnds(t *testing.T) {
 	m.faults(delay(500*time.Millisecond), delay(time.Hour))
 	start, done := time.Now(), make(chan answer, 1)
 	go func() { done <- m.do("GET", deployment, "") }()
-	require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 	m.faults(delay(500 * time.Millisecond))
 	require.Equal(t, 200, (<-done).StatusCode)
 	require.GreaterOrEqual(t, time.Since(start), 500*time.Millisecond)

@@ -226,7 +226,7 @@ func TestLongWordsAreNotKept(t *testing.T) {
 		require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5", "User-Agent", fmt.Sprint(i, long)))
 		require.Equal(t, 410, m.resume(c, "/api/v1/pods", fmt.Sprint(i, long), "User-Agent", fmt.Sprint(i)))
 	}
-	require.Eventually(t, func() bool { return heap() < before+turns*size/2 }, 2*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return heap() < before+turns*size/2 }, soon, 50*time.Millisecond)
 }
 
 // store is an apiserver with pods.
@@ -312,7 +312,7 @@ func TestAnInformerHoldsWhatThePolicyGives(t *testing.T) {
 				t.Helper()
 				require.EventuallyWithT(t, func(c *assert.CollectT) {
 					require.ElementsMatch(c, want, informer.GetStore().ListKeys())
-				}, 20*time.Second, 10*time.Millisecond)
+				}, soon, 10*time.Millisecond)
 			}
 			watching := func() int {
 				m.pod.ledger.mu.Lock()
@@ -324,8 +324,8 @@ func TestAnInformerHoldsWhatThePolicyGives(t *testing.T) {
 				return n
 			}
 			holds("ns/a")
-			require.Eventually(t, func() bool { return watching() == 1 }, 10*time.Second, time.Millisecond)
-			time.Sleep(1100 * time.Millisecond) // client-go calls a shorter watch without an event an error
+			require.Eventually(t, func() bool { return watching() == 1 }, soon, time.Millisecond)
+			time.Sleep(2 * time.Second) // client-go calls a shorter watch without an event an error
 
 			m.policy(limitTo("shard=2"))
 			holds("ns/b", "ns/c")

@@ -158,7 +158,7 @@ func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
 		require.Contains(t, a.body, "CircuitBreaker ns/cap has opened")
 	}
 	code.Store(200)
-	require.Eventually(t, func() bool { return get().StatusCode == 200 }, 5*time.Second, window/3)
+	require.Eventually(t, func() bool { return get().StatusCode == 200 }, soon, window/3)
 	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, m.pod.RuleStates()[0].GetState())
 	_, series := m.tally("ctrlmesh_circuitbreaker_rule_open_pods")
 	require.Zero(t, series)
@@ -209,13 +209,13 @@ func TestWhatIsNoFailure(t *testing.T) {
 		}
 		done <- err
 	}()
-	require.Eventually(t, func() bool { return len(api.requests()) > sent }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(api.requests()) > sent }, soon, time.Millisecond)
 	cancel()
 	require.Error(t, <-done)
 	require.Eventually(t, func() bool {
 		gone, _ := m.tally("ctrlmesh_requests_total", "code", "499")
 		return gone == 1
-	}, 5*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, state())
 
 	for _, code := range []int{429, 500, 503} {
@@ -281,7 +281,7 @@ func TestAnApiserverThatIsGoneAndFaultsCountAsFailures(t *testing.T) {
 				}
 				require.Eventually(t, func() bool {
 					return m.pod.RuleStates()[0].GetState() == meshv1.BreakerState_BREAKER_OPENED
-				}, 5*time.Second, time.Millisecond)
+				}, soon, time.Millisecond)
 			})
 		})
 	}
@@ -304,13 +304,13 @@ func TestRequestsInFlight(t *testing.T) {
 		_ = resp.Body.Close()
 		done <- resp.StatusCode
 	}()
-	require.Eventually(t, func() bool { return len(api.requests()) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(api.requests()) == 1 }, soon, time.Millisecond)
 	a := m.with(c, "GET", deployment, "")
 	require.Equal(t, 429, a.StatusCode)
 	require.Equal(t, "1", a.Header.Get("Retry-After"))
 	close(hang)
 	require.Equal(t, 200, <-done)
-	require.Eventually(t, func() bool { return m.with(c, "GET", deployment, "").StatusCode == 200 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.with(c, "GET", deployment, "").StatusCode == 200 }, soon, time.Millisecond)
 }
 
 // What lasts after its answer began is in flight until it ends.
@@ -343,16 +343,16 @@ func TestStreamsInFlight(t *testing.T) {
 	require.Equal(t, 200, resp.StatusCode)
 	require.False(t, free())
 	cancel()
-	require.Eventually(t, free, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, free, soon, 10*time.Millisecond)
 
 	var u upgraded
 	require.Eventually(t, func() bool {
 		u = m.upgrade(pod+"/exec", "websocket", "")
 		return u.resp.StatusCode == 101
-	}, 5*time.Second, 10*time.Millisecond)
+	}, soon, 10*time.Millisecond)
 	require.False(t, free())
 	_ = u.conn.Close()
-	require.Eventually(t, free, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, free, soon, 10*time.Millisecond)
 }
 
 func TestAnApiserverThatHangsOpensABreaker(t *testing.T) {
@@ -365,7 +365,7 @@ func TestAnApiserverThatHangsOpensABreaker(t *testing.T) {
 	require.Error(t, err)
 	require.Eventually(t, func() bool {
 		return m.pod.RuleStates()[0].GetState() == meshv1.BreakerState_BREAKER_OPENED
-	}, 5*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 }
 
 func TestFailuresInARowAreWaitedFor(t *testing.T) {
@@ -464,7 +464,7 @@ func TestMetricsOfRulesAreForgottenWithTheirPod(t *testing.T) {
 	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
 	require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)
 	require.Equal(t, 1, testutil.CollectAndCount(openBreakers{m.server}))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	require.NoError(t, m.pod.Shutdown(ctx))
 	_, series := m.tally("ctrlmesh_limited_requests_total")

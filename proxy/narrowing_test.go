@@ -211,7 +211,7 @@ func TestMethods(t *testing.T) {
 		m.all(c, list, protoType, 0)
 		m.watched(c, initial, jsonType)
 		want := map[string]string{"deployments.apps": row.want, "pods": row.want}
-		require.Eventually(t, func() bool { return maps.Equal(want, m.pod.Methods()) }, 5*time.Second, time.Millisecond, "%v", row)
+		require.Eventually(t, func() bool { return maps.Equal(want, m.pod.Methods()) }, soon, time.Millisecond, "%v", row)
 
 		dropped := testutil.ToFloat64(m.server.metrics.filtered.WithLabelValues("ns", "operator", "s1", "pods", "dropped"))
 		require.Equal(t, row.want == "Filter", dropped > 0)
@@ -319,7 +319,7 @@ func TestWhatFiltersKeepIsBounded(t *testing.T) {
 	c := m.client(true)
 	m.policy(divided(scope.Keys("own"), meshv1.Method_METHOD_AUTO))
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
-	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
 
 	m.pod.filtered.take(maxFiltered)
 	a := m.do("GET", "/api/v1/configmaps", "", "Accept", protoType+","+jsonType)
@@ -328,5 +328,5 @@ func TestWhatFiltersKeepIsBounded(t *testing.T) {
 	require.Len(t, m.all(c, "/api/v1/configmaps", jsonType, 0), 1000, "which is not kept")
 	m.pod.filtered.give(maxFiltered)
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
-	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
 }

@@ -38,6 +38,9 @@ type mesh struct {
 	dials []string
 }
 
+// soon is when what must happen has happened, however busy the machine is.
+const soon = 30 * time.Second
+
 // newMesh starts all; h is the apiserver.
 func newMesh(t testing.TB, h http.Handler) *mesh {
 	t.Helper()

@@ -80,7 +80,7 @@ func TestRulesThatDidNothingLeaveAtOnce(t *testing.T) {
 	}()
 	select {
 	case <-released:
-	case <-time.After(10 * time.Second):
+	case <-time.After(soon):
 		t.Error("it waits for who reads the series")
 	}
 	for range read {

@@ -108,7 +108,7 @@ func (m *mesh) raw(request string) answer {
 	conn, err := tls.Dial("tcp", m.addr, &tls.Config{InsecureSkipVerify: true, ServerName: "evil.example.com"})
 	require.NoError(m.t, err)
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(soon))
 	_, err = io.WriteString(conn, request)
 	require.NoError(m.t, err)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -431,7 +431,7 @@ func TestACancelledRequestEndsUpstream(t *testing.T) {
 	_, err = m.client(true).Do(req)
 	require.ErrorIs(t, err, context.Canceled)
 	<-gone
-	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"code":499`) }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"code":499`) }, soon, time.Millisecond)
 }
 
 func TestAWriteIsNeverSentTwice(t *testing.T) {
@@ -508,7 +508,7 @@ func TestTheAccessLineAndTheSeries(t *testing.T) {
 	require.Equal(t, 200, a.StatusCode)
 	id := api.last(t).Header.Get("Audit-ID")
 	require.Len(t, id, 36)
-	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), id) }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), id) }, soon, time.Millisecond)
 	line := m.logs.String()
 	for _, want := range []string{
 		`"msg":"request"`, `"pod":"ns/pod"`, `"uid":"uid-1"`, `"shard":"s1"`, `"verb":"get"`, `"resource":"pods"`,
@@ -537,7 +537,7 @@ func TestABodyIsAskedForBeforeItIsSent(t *testing.T) {
 	conn, err := tls.Dial("tcp", m.addr, &tls.Config{InsecureSkipVerify: true})
 	require.NoError(t, err)
 	defer conn.Close()
-	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, conn.SetDeadline(time.Now().Add(soon)))
 	br := bufio.NewReader(conn)
 	_, err = io.WriteString(conn, "PUT /api/v1/namespaces/a/pods/b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
 	require.NoError(t, err)
@@ -580,10 +580,10 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 	gauge := m.server.metrics.watches.WithLabelValues("ns", "operator", "", "pods")
 	resp, err := m.client(true).Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return testutil.ToFloat64(gauge) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return testutil.ToFloat64(gauge) == 1 }, soon, time.Millisecond)
 	require.Contains(t, m.logs.String(), `"verb":"watch"`, "the line comes when the watch starts")
 	_ = resp.Body.Close()
-	require.Eventually(t, func() bool { return testutil.ToFloat64(gauge) == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return testutil.ToFloat64(gauge) == 0 }, soon, time.Millisecond)
 }
 
 func TestABugIsAnswered500(t *testing.T) {

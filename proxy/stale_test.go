@@ -105,7 +105,7 @@ func TestAListIsAsItWas(t *testing.T) {
 			names, _ := listed(t, media, []byte(list("?resourceVersion=12&labelSelector=a%20in%20(b)&limit=7").body))
 			require.Equal(t, []string{"ns/c11"}, names)
 			require.Equal(t, configMaps+"?resourceVersion=11&labelSelector=a%20in%20(b)&limit=7&resourceVersionMatch=Exact", api.last(t).URI)
-			require.Eventually(t, func() bool { return m.injected()["stale_list"] == 1 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return m.injected()["stale_list"] == 1 }, soon, time.Millisecond)
 
 			// What follows a first piece is of the same version as that.
 			list("?limit=7&continue=token")
@@ -216,7 +216,7 @@ func TestAnInformerComesToTheTruthAfterAStaleList(t *testing.T) {
 	defer cancel()
 	factory.StartWithContext(ctx)
 	require.True(t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
-	require.Eventually(t, func() bool { return len(informer.GetStore().ListKeys()) == 3 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(informer.GetStore().ListKeys()) == 3 }, soon, 5*time.Millisecond)
 	uris := []string{}
 	for _, r := range api.requests() {
 		uris = append(uris, r.URI)

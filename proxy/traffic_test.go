@@ -130,7 +130,7 @@ func TestRulesKnowWhatWasCountedBeforeTheyAreAsked(t *testing.T) {
 	require.Eventually(t, func() bool {
 		states := next.RuleStates()
 		return len(states) == 1 && states[0].State == meshv1.BreakerState_BREAKER_OPENED
-	}, 5*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	during := next.policy.Load()
 	next.histories.mu.Unlock()
 	require.NoError(t, <-done)

@@ -48,7 +48,7 @@ func (m *mesh) upgrade(path, protocol, more string) upgraded {
 	conn, err := tls.Dial("tcp", m.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}})
 	require.NoError(m.t, err)
 	m.t.Cleanup(func() { _ = conn.Close() })
-	require.NoError(m.t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(m.t, conn.SetDeadline(time.Now().Add(soon)))
 	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: kubernetes\r\nX-Stream: v4\r\nAuthorization: Bearer t\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s\r\n", path, protocol, more)
 	require.NoError(m.t, err)
 	br := bufio.NewReader(conn)

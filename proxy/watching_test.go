@@ -192,7 +192,7 @@ func (m *mesh) code(c *http.Client, version string) int {
 // withholds waits until something is kept from a client.
 func (m *mesh) withholds() {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return m.pod.filtered.taken.Load() > 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(m.t, func() bool { return m.pod.filtered.taken.Load() > 0 }, soon, time.Millisecond)
 }
 
 func TestAClientThatGoesWithAGapMustList(t *testing.T) {
@@ -216,10 +216,10 @@ func TestAClientThatGoesWithAGapMustList(t *testing.T) {
 			// Also while the proxy does not know yet that the client has gone.
 			require.Equal(t, 410, m.code(c, version))
 			end()
-			require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
 			require.Equal(t, 410, m.code(c, version), "and again, if it lost the answer")
 			require.Equal(t, 200, m.code(c, "1000"), "one who has read more since")
-			require.Eventually(t, func() bool { return m.gaps() == 1 }, 10*time.Second, time.Millisecond, "of however many watches")
+			require.Eventually(t, func() bool { return m.gaps() == 1 }, soon, time.Millisecond, "of however many watches")
 		}
 		version := api.versions()["b"]
 		require.Equal(t, 200, m.do("GET", allConfigMaps, "").StatusCode)
@@ -324,7 +324,7 @@ func TestWhatIsHeldBackIsOfItsScope(t *testing.T) {
 			m.withholds()
 			m.sharded(shard("free"), c.after)
 			require.Equal(t, "end", next())
-			require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
 			require.Equal(t, c.code, m.code(client, api.versions()["b"]))
 		})
 	}
@@ -369,12 +369,13 @@ func TestFaultsOfOpenWatchesExpire(t *testing.T) {
 	api.silent = true
 	m := newMesh(t, api)
 	of := dropping()
-	of.Injections[0].Expires = time.Now().Add(2 * time.Second).Unix()
 	m.traffic(of)
 	next, end := m.watching(m.client(true), "0")
 	defer end()
 	api.happen(apiwatch.Added, "a")
 	m.withholds()
+	of.Injections[0].Expires = time.Now().Add(2 * time.Second).Unix()
+	m.traffic(of)
 	require.Equal(t, "ADDED a", next())
 	require.False(t, time.Now().Before(time.Unix(of.Injections[0].Expires, 0)))
 	api.happen(apiwatch.Modified, "a")
@@ -392,7 +393,7 @@ func TestAPolicyEndsFaultsOfOpenWatches(t *testing.T) {
 	next, end := m.watching(m.client(true), "0")
 	defer end()
 	api.happen(apiwatch.Added, "a")
-	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() > 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() > 0 }, soon, time.Millisecond)
 	m.faults(rule())
 	time.Sleep(50 * time.Millisecond)
 	require.NotZero(t, m.pod.filtered.taken.Load(), "the rule is still there")
@@ -435,19 +436,20 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 				api.silent = true
 				m := newMesh(t, api)
 				ends, stays := rule("ends", c.ends), rule("stays", c.stays)
-				if expires {
-					ends.Expires = time.Now().Add(2 * time.Second).Unix()
-				}
-				m.traffic(&meshv1.Traffic{Injections: []*meshv1.Injection{ends, stays}})
+				both := &meshv1.Traffic{Injections: []*meshv1.Injection{ends, stays}}
+				m.traffic(both)
 				next, end := m.watching(m.client(true), "0")
 				defer end()
 				api.happen(apiwatch.Added, "a")
 				if c.ends == stall {
-					require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, 10*time.Second, time.Millisecond)
+					require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, soon, time.Millisecond)
 				} else {
 					m.withholds()
 				}
-				if !expires {
+				if expires {
+					ends.Expires = time.Now().Add(2 * time.Second).Unix()
+					m.traffic(both)
+				} else {
 					m.traffic(&meshv1.Traffic{Injections: []*meshv1.Injection{stays}})
 				}
 				for _, want := range c.first {
@@ -463,7 +465,7 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 					require.Eventually(t, func() bool {
 						return m.pod.faults.States()[len(m.pod.faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
 					},
-						10*time.Second, time.Millisecond)
+						soon, time.Millisecond)
 					require.NotZero(t, m.pod.filtered.taken.Load())
 				}
 			})
@@ -485,7 +487,7 @@ func TestANamespaceThatForbidsFaultsEndsThoseOfOpenWatches(t *testing.T) {
 	require.Eventually(t, func() bool {
 		api.happen(apiwatch.Added, "a")
 		return m.pod.filtered.taken.Load() == 0
-	}, 10*time.Second, 10*time.Millisecond)
+	}, soon, 10*time.Millisecond)
 	require.Equal(t, "ADDED a", next())
 }
 
@@ -546,7 +548,7 @@ func TestAWatchThatCannotBeReadIsLeftAlone(t *testing.T) {
 	require.Equal(t, "whatever", a.body)
 	require.Eventually(t, func() bool {
 		return strings.Contains(m.logs.String(), `"unharmed":"content type cannot be filtered`)
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 }
 
 // An informer comes to the truth whatever is done to its watches, once it is over.
@@ -606,7 +608,7 @@ func TestInformersRecover(t *testing.T) {
 				m.faults()
 				require.Eventually(t, func() bool { return maps.Equal(api.versions(), cached()) }, 40*time.Second, 20*time.Millisecond,
 					"the informer never came to the truth")
-				require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
 			})
 		}
 	}
@@ -618,7 +620,7 @@ func TestHarmedWatchesLeaveNothing(t *testing.T) {
 	m.faults()
 	_, end := m.watching(c, "0")
 	end()
-	require.Eventually(t, func() bool { return len(m.openWatches()) == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.openWatches()) == 0 }, soon, time.Millisecond)
 	before := runtime.NumGoroutine()
 	m.faults(ofWatches(&meshv1.WatchFault{
 		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
@@ -632,7 +634,7 @@ func TestHarmedWatchesLeaveNothing(t *testing.T) {
 	for _, end := range ends {
 		end()
 	}
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, soon, 10*time.Millisecond)
 	require.Empty(t, m.openWatches())
 	require.Zero(t, m.gaps())
 }
@@ -669,7 +671,7 @@ func TestWatchFaultsThatDoNotHappenAreNotCounted(t *testing.T) {
 	c := m.client(true)
 	spent := func(of uint64, why string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == of }, 10*time.Second, time.Millisecond, why)
+		require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == of }, soon, time.Millisecond, why)
 	}
 	m.faults(cut(never))
 	for range 2 {
@@ -696,11 +698,11 @@ func TestWatchFaultsThatDoNotHappenAreNotCounted(t *testing.T) {
 	require.Equal(t, "cut", next())
 	end()
 	spent(1, "it happened")
-	require.Eventually(t, func() bool { return m.injected()["watch_cut"] == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.injected()["watch_cut"] == 1 }, soon, time.Millisecond)
 	m.faults(ofWatches(&meshv1.WatchFault{Stall: &meshv1.WatchFault_Stall{Percent: 100, AfterNs: ms}}))
 	_, end = m.watching(c, "0")
 	defer end()
-	require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, 10*time.Second, time.Millisecond, "before the watch is over")
+	require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, soon, time.Millisecond, "before the watch is over")
 }
 
 func TestMethodsOfHarmedWatches(t *testing.T) {
@@ -709,7 +711,7 @@ func TestMethodsOfHarmedWatches(t *testing.T) {
 		m.sharded(divided(scope.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO),
 			injecting(&meshv1.FaultRule{Watch: &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: 1}}}))
 		m.watched(m.client(true), "/api/v1/pods?watch=1&sendInitialEvents=true", jsonType)
-		require.Eventually(t, func() bool { return m.pod.Methods()["pods"] == want }, 5*time.Second, time.Millisecond, "%v", want)
+		require.Eventually(t, func() bool { return m.pod.Methods()["pods"] == want }, soon, time.Millisecond, "%v", want)
 		require.NotZero(t, m.injected()["watch_delay"])
 	}
 }
