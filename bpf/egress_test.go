@@ -209,12 +209,9 @@ func TestEgressOfPodsOfTheNode(t *testing.T) {
 	require.NoError(t, r.SetHost(cookie))
 	for _, name := range []string{"one", "two"} {
 		dir := filepath.Join(cgroup, name)
-		require.NoError(t, os.Mkdir(dir, 0o755))
-		t.Cleanup(func() {
-			join(t, cgroup)
-			require.NoError(t, os.Remove(dir))
-		})
+		bpftest.MakeCgroup(t, dir)
 	}
+	t.Cleanup(func() { join(t, cgroup) })
 	pod := bpf.Pod{UID: [16]byte{1}, Port: main, Egress: port}
 	require.NoError(t, r.SetEgress(pod.UID, []uint16{8443}, nil))
 	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "one")), pod))

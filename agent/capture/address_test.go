@@ -66,7 +66,7 @@ func TestPodThatIsNotAcceptedFrom(t *testing.T) {
 			c.Close()
 		}
 	}()
-	require.Eventually(t, func() bool { return refused.Load() == 10 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return refused.Load() == 10 }, soon, time.Millisecond)
 	who, _, err := client{}.connect(pod, agent4)
 	require.NoError(t, err)
 	require.Equal(t, "mesh", who)
@@ -74,7 +74,7 @@ func TestPodThatIsNotAcceptedFrom(t *testing.T) {
 	// What waits is closed with the pod's listener.
 	require.NoError(t, p.Release())
 	for _, c := range held {
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(soon)))
 		_, err := c.Read(make([]byte, 1))
 		require.Error(t, err)
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)

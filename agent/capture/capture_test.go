@@ -324,7 +324,7 @@ func requireGone(t *testing.T, w *world, pod *ns) {
 	require.Eventually(t, func() bool {
 		_, err := w.server.link.LinkByName("pod1")
 		return err != nil
-	}, 10*time.Second, 10*time.Millisecond, "the network namespace lives on")
+	}, soon, 10*time.Millisecond, "the network namespace lives on")
 }
 
 func TestCloseLetsGo(t *testing.T) {
@@ -551,7 +551,7 @@ func TestModeChanges(t *testing.T) {
 					who, _, err := client{}.connect(pod, to)
 					require.NoError(t, err)
 					return who == name
-				}, 10*time.Second, time.Millisecond)
+				}, soon, time.Millisecond)
 				if mode == Address {
 					// The earlier agent's redirection would turn it away.
 					who, _, err := client{}.connect(pod, service4)

@@ -173,7 +173,7 @@ func (s *stranger) said() string {
 	select {
 	case line := <-s.lines:
 		return line
-	case <-time.After(30 * time.Second):
+	case <-time.After(soon):
 		s.t.Fatal("a client is silent")
 		return ""
 	}
@@ -197,7 +197,7 @@ func (s *stranger) requireOpen(q *quiet) {
 		case <-time.After(10 * time.Millisecond):
 			return false
 		}
-	}, 30*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 }
 
 // TestConnectionsFromBeforeAreDestroyed are clients that were there before the agent.
@@ -238,7 +238,7 @@ func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
 				require.NoError(t, err)
 			}
 			return err == nil
-		}, 30*time.Second, time.Millisecond)
+		}, soon, time.Millisecond)
 		for _, s := range stay {
 			s.requireOpen(q)
 		}
@@ -300,7 +300,7 @@ func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
 				got, _, err := client{}.connect(pod, service4)
 				require.NoError(t, err)
 				return got == who
-			}, 30*time.Second, 20*time.Millisecond)
+			}, soon, 20*time.Millisecond)
 		}
 		check := func() { m.Check(true) }
 		reaches("mesh", check)
@@ -312,16 +312,13 @@ func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
 	})
 }
 
-// podCgroup makes a pod's cgroup with a container's in it. Nobody may be left in there after the test.
+// podCgroup makes a pod's cgroup with a container's in it.
 func podCgroup(t *testing.T, root string) (id uint64, container string) {
 	t.Helper()
 	inside := filepath.Join(root, "pod")
 	container = filepath.Join(inside, "container")
 	for _, dir := range []string{inside, container} {
-		require.NoError(t, os.Mkdir(dir, 0o755))
-		t.Cleanup(func() {
-			require.Eventually(t, func() bool { return os.Remove(dir) == nil }, 10*time.Second, time.Millisecond)
-		})
+		bpftest.MakeCgroup(t, dir)
 	}
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(inside, &st))
@@ -367,11 +364,11 @@ func TestGapInAHandOver(t *testing.T) {
 			require.NoError(t, err)
 			answer(t, "mesh", p.Listeners()...)
 			beating := check(t, first)
-			becomes(t, pod, "mesh", service4, time.Second)
+			becomes(t, pod, "mesh", service4)
 			mine, agents := connectStranger(t, pod, container, "4", quiet4), connectStranger(t, pod, "", "4", quiet4)
 			if gap {
 				beating.stop()
-				becomes(t, pod, "direct", service4, 10*time.Second)
+				becomes(t, pod, "direct", service4)
 			}
 			second := w.agent(cfg)
 			require.NoError(t, second.SetDestinations(append(quiets, listed...), nil))

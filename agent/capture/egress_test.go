@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/bpf"
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 	proxied "github.com/ctrlmesh/ctrlmesh/proxy/egress"
 )
 
@@ -449,7 +450,7 @@ func TestEgressFromBeforeIsDestroyed(t *testing.T) {
 			s.requireAborted()
 		}
 		stays.requireOpen(q)
-		require.NoError(t, own.SetReadDeadline(time.Now().Add(10*time.Second)))
+		require.NoError(t, own.SetReadDeadline(time.Now().Add(soon)))
 		_, err = own.Read(make([]byte, 1))
 		require.NoError(t, err, "what the agent connects for the pod lives")
 
@@ -499,15 +500,15 @@ func TestLostEgressIsMended(t *testing.T) {
 				probesOf(t, p, 2)
 				require.Empty(t, c.losses())
 				test.harm(t, cfg, p, pod)
-				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, 20*time.Second, time.Millisecond)
-				becomes(t, pod, "egress", other4, 20*time.Second)
+				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
+				becomes(t, pod, "egress", other4)
 				require.Eventually(t, func() bool {
 					return errors.Is(datagram(pod, other4, false), unix.EPERM)
-				}, 20*time.Second, time.Millisecond)
+				}, soon, time.Millisecond)
 				require.Eventually(t, func() bool {
 					losses := c.losses()
 					return losses[len(losses)-1].Repair == nil
-				}, 20*time.Second, time.Millisecond, "it is told that it was mended")
+				}, soon, time.Millisecond, "it is told that it was mended")
 			})
 		})
 	}
@@ -523,10 +524,7 @@ func TestEgressUnderHostNetwork(t *testing.T) {
 	one, two := filepath.Join(pods, "pod1"), filepath.Join(pods, "pod2")
 	ids := map[string]uint64{}
 	for _, dir := range []string{pods, one, two} {
-		require.NoError(t, os.Mkdir(dir, 0o755))
-		t.Cleanup(func() {
-			require.Eventually(t, func() bool { return os.Remove(dir) == nil }, 10*time.Second, time.Millisecond)
-		})
+		bpftest.MakeCgroup(t, dir)
 		var st unix.Stat_t
 		require.NoError(t, unix.Stat(dir, &st))
 		ids[dir] = st.Ino

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -74,8 +75,30 @@ func enter() (leave func() error, err error) {
 		if err := join(root); err != nil {
 			return err
 		}
-		return os.Remove(cgroup)
+		return remove(cgroup)
 	}, nil
+}
+
+// MakeCgroup makes one for the length of the test. Nobody may be left in there then.
+func MakeCgroup(t testing.TB, dir string) {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// remove removes a cgroup once those have gone who ended in there, which takes a moment.
+func remove(cgroup string) error {
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		if err := os.Remove(cgroup); !errors.Is(err, unix.EBUSY) || time.Since(start) > 30*time.Second {
+			return err
+		}
+	}
 }
 
 // findCgroupRoot returns where the unified cgroup hierarchy is mounted:
