@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -40,28 +41,30 @@ import (
 )
 
 func TestLoop(t *testing.T) {
-	ran := make(chan struct{})
-	var fail atomic.Int32
-	fail.Store(2)
-	l := newLoop(slog.New(slog.DiscardHandler), "test", time.Millisecond, 0, func(context.Context) error {
-		ran <- struct{}{}
-		if fail.Add(-1) >= 0 {
-			return errors.New("not yet")
+	synctest.Test(t, func(t *testing.T) {
+		ran := make(chan struct{})
+		var fail atomic.Int32
+		fail.Store(2)
+		l := newLoop(slog.New(slog.DiscardHandler), "test", time.Millisecond, 0, func(context.Context) error {
+			ran <- struct{}{}
+			if fail.Add(-1) >= 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- l.Start(ctx) }()
+		for range 3 { // at once, and twice more because it failed
+			<-ran
 		}
-		return nil
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- l.Start(ctx) }()
-	for range 3 { // at once, and twice more because it failed
+		l.poke()
+		l.poke()
 		<-ran
-	}
-	l.poke()
-	l.poke()
-	<-ran
-	cancel()
-	require.NoError(t, <-ended)
-	require.True(t, l.NeedLeaderElection())
+		cancel()
+		require.NoError(t, <-ended)
+		require.True(t, l.NeedLeaderElection())
+	})
 }
 
 func TestOptions(t *testing.T) {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"io"
 	"net"
 	"testing"
 	"testing/synctest"
@@ -53,4 +54,27 @@ func TestASideThatEndedIsNotWaitedForAsLongAsAQuietOne(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestASideThatSpeaksKeepsBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const idle, words = 5 * time.Hour, 200
+		client, down := pair()
+		up, server := pair()
+		received := make(chan int64, 1)
+		go func() {
+			_, n := Both(down, up, idle)
+			received <- n
+		}()
+		go func() { _, _ = io.Copy(io.Discard, client) }()
+		for range words {
+			_, err := io.WriteString(server, "x")
+			require.NoError(t, err)
+			time.Sleep(idle / 20)
+		}
+		require.Empty(t, received, "cut")
+		began := time.Now()
+		require.EqualValues(t, words, <-received) // silence ends it
+		require.LessOrEqual(t, time.Since(began), 3*idle)
+	})
 }
