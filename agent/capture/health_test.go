@@ -251,32 +251,46 @@ func TestLossesAreMended(t *testing.T) {
 
 // TestProbesBeforeARepairAreNoLoss of their own: what they ran into was mended meanwhile.
 func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
-	cfg := ebpfConfig(t)
-	w := newWorld(t)
-	agent := w.agent(cfg)
-	captured(t, agent, uid, w.pod(), "mesh")
-	n := agent.(*node)
-	n.rotation = time.Hour // audits are when the test wants one
-	own := func() *vitals { return &n.health.own.vitals }
-	until := func(done func() bool) (losses []Loss) {
-		t.Helper()
-		for start := time.Now(); !done(); time.Sleep(time.Millisecond) {
-			require.Less(t, time.Since(start), soon)
-			losses = append(losses, agent.Check(true)...)
-		}
-		return losses
-	}
-	require.Empty(t, until(func() bool {
-		return n.health.own != nil && own().probe == nil && own().failed == 0 && !own().began.IsZero()
-	}))
-	n.health.audited = time.Now()
+	for _, by := range []string{"the audit", "the agent's own pod"} {
+		t.Run(by, func(t *testing.T) {
+			cfg := ebpfConfig(t)
+			w := newWorld(t)
+			agent := w.agent(cfg)
+			p := &captured(t, agent, uid, w.pod(), "mesh").vitals
+			n := agent.(*node)
+			n.rotation = time.Hour // audits are when the test wants one
+			own := func() *vitals { return &n.health.own.vitals }
+			healthy := func() bool { return own().probe == nil && own().failed == 0 && p.failed == 0 }
+			until := func(done func() bool) (losses []Loss) {
+				t.Helper()
+				for start := time.Now(); !done(); time.Sleep(time.Millisecond) {
+					require.Less(t, time.Since(start), soon)
+					losses = append(losses, agent.Check(true)...)
+				}
+				return losses
+			}
+			require.Empty(t, until(func() bool { return n.health.own != nil && !p.began.IsZero() && healthy() }))
+			n.health.audited = time.Now()
 
-	detach(t, cfg, "connect4")
-	require.Empty(t, until(func() bool { return own().failed == attempts-1 }))
-	n.health.audited = time.Time{} // before the next probe is examined, but after it began
-	losses := agent.Check(true)
-	losses = append(losses, until(func() bool { return own().probe == nil && own().failed == 0 })...)
-	require.Len(t, losses, 1, "found once, mended once")
+			detach(t, cfg, "connect4")
+			harmed := time.Now()
+			losses := until(func() bool {
+				if own().failed == attempts-1 && p.began.After(harmed) {
+					return true
+				}
+				own().failed = 0 // it has not found out yet
+				return false
+			})
+			if by == "the audit" {
+				n.health.audited = time.Time{} // before the own pod's next probe is examined, but after it began
+			}
+			p.failed = attempts - 1 // as if its last probe had failed; this one waits for an answer yet
+			losses = append(losses, agent.Check(true)...)
+			losses = append(losses, until(healthy)...)
+			require.Len(t, losses, 1, "found once, mended once")
+			require.Empty(t, losses[0].UID)
+		})
+	}
 }
 
 // TestRepairsHideNoLoss of a pod, however often what pods share has to be repaired.

@@ -165,7 +165,7 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 
 const seenOnly = `requests in https are seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
 
-const connectUnmatched = "the method CONNECT matches nothing: CONNECT is decided by the host that it asks for, as what it tunnels is; leave the method out"
+const connectUnmatched = "the method CONNECT matches nothing that is seen: CONNECT is decided by the host that it asks for, and rules with methods are about the requests in its tunnel; without methods, a rule is about both"
 
 // connects tells whether requests are asked for by the method CONNECT.
 func connects(m *meshv1.HttpMatch) bool { return slices.Contains(m.GetMethods(), http.MethodConnect) }
