@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 )
 
 const (
@@ -40,8 +41,9 @@ type conn struct {
 	port     uint16
 	host     string        // that TLS named: requests must be for it
 	via      []string      // hosts that a proxy was asked for it, which count too
-	taken    []string      // of them those whose limits and faults were asked
-	harm     *fault.Faults // of the last CONNECT: what is for an answer is to be done yet
+	ticket   limit.Ticket  // of the last CONNECT, which what is tunnelled is part of
+	met      fault.Met     // by that
+	harm     *fault.Faults // of that: what is for an answer is to be done yet
 	leafless bool          // there was no certificate to decrypt it by
 	protocol string
 	patient  bool // its client may end its side and wait for the answer

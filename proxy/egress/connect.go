@@ -27,7 +27,8 @@ func (x *exchange) connect() {
 	p, _ := x.s.Policy()
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
-	if !x.admit() {
+	c.met = nil
+	if !x.admit(&c.met) {
 		return
 	}
 	to := c.up
@@ -65,12 +66,7 @@ func (x *exchange) connect() {
 			_ = (*up).Close()
 		}
 	})
-	if !x.flow.within {
-		for i := range x.asked {
-			c.taken = append(c.taken, x.asked[i].Host)
-		}
-	}
-	c.harm = x.harm
+	c.ticket, c.harm = x.ticket, x.harm
 	c.port = x.asked[0].Port
 	c.via = append(c.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())

@@ -2,10 +2,12 @@ package egress
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -319,4 +321,170 @@ func TestAConnectUnderWayIsCutByAPolicyThatRefusesIt(t *testing.T) {
 	<-ended
 	require.Empty(t, headOf(b))
 	require.Eventually(t, func() bool { return len(w.got()) == 1 && w.got()[0] == "connect cut" }, soon, time.Millisecond)
+}
+
+// asAProxy lets through what it is asked to, and answers requests itself.
+func asAProxy(c net.Conn, b *bufio.Reader) {
+	defer c.Close()
+	for {
+		target, _, _ := strings.Cut(headOf(b), " ")
+		switch target {
+		case "CONNECT":
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		case "GET":
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		default:
+			_, _ = io.Copy(io.Discard, b)
+			return
+		}
+	}
+}
+
+// connect asks for a CONNECT, which is let through.
+func (w *world) connect(c net.Conn, b *bufio.Reader, to string) {
+	w.Helper()
+	_, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", to)
+	require.NoError(w, err)
+	require.Contains(w, headOf(b), " 200 ")
+}
+
+// Nothing is under way between a CONNECT and what goes through: it is refused when it comes.
+func TestForceOpenedHoldsForWhatGoesThroughAConnect(t *testing.T) {
+	get := []byte("GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n")
+	for name, m := range map[string]*meshv1.HttpMatch{"any host": {}, "the host of the CONNECT": host("api.example.com")} {
+		for what, first := range map[string][]byte{
+			"tls":             clientHello(t, &tls.Config{InsecureSkipVerify: true}),
+			"tls by the name": clientHello(t, &tls.Config{ServerName: "api.example.com"}),
+			"tls by another":  clientHello(t, &tls.Config{ServerName: "other.example.com"}),
+			"other":           []byte("SSH-2.0-x\r\n"),
+			"http":            get,
+		} {
+			t.Run(name+" "+what, func(t *testing.T) {
+				w := newWorld(t)
+				w.listen(proxyAt, asAProxy)
+				force := func(by meshv1.Trigger) {
+					w.whole(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
+						{Name: "rule", Key: "rule", Trigger: by, Http: []*meshv1.HttpMatch{m}},
+					}}}})
+				}
+				force(meshv1.Trigger_TRIGGER_FORCE_CLOSED)
+				c, b := w.dial(proxyAt)
+				w.connect(c, b, "api.example.com:443")
+				force(meshv1.Trigger_TRIGGER_FORCE_OPENED)
+				protocol, _, _ := strings.Cut(what, " ")
+				switch _, err := c.Write(first); protocol {
+				case "http":
+					require.NoError(t, err)
+					resp, err := http.ReadResponse(b, nil)
+					require.NoError(t, err)
+					_, err = io.Copy(io.Discard, resp.Body)
+					require.NoError(t, err)
+					require.Equal(t, 503, resp.StatusCode)
+					_, err = c.Write(get)
+					require.NoError(t, err)
+					require.Contains(t, headOf(b), " 503 ")
+				default:
+					require.NoError(t, err)
+					got, _ := io.ReadAll(b)
+					require.Equal(t, map[string]string{"tls": string(accessDenied)}[protocol], string(got))
+				}
+				require.Eventually(t, func() bool { return slices.Contains(w.got(), protocol+" opened") }, soon, time.Millisecond)
+			})
+		}
+	}
+}
+
+func oneOf(name string, m ...*meshv1.HttpMatch) *meshv1.LimitRule {
+	return &meshv1.LimitRule{Name: name, Key: name, Http: m, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+		Bucket: &meshv1.Bucket{Burst: 1, Limit: 1, IntervalNs: int64(time.Hour)}}
+}
+
+// A rule takes a CONNECT and what is tunnelled within as one, whatever hosts it is about,
+// and only if it took the CONNECT.
+func TestALimitTakesAConnectAndItsTunnelAsOne(t *testing.T) {
+	for name, test := range map[string]struct {
+		rules   []*meshv1.LimitRule
+		decrypt bool
+		through []string // CONNECTs, one within the other
+		within  string   // the name of TLS
+		first   string   // what becomes of the tunnel
+		second  string   // and of another one, or of its CONNECT
+	}{
+		"any host": {
+			rules: []*meshv1.LimitRule{oneOf("any", &meshv1.HttpMatch{})}, through: []string{"api.example.com:443"}, within: "other.example.com",
+			first: "tls passed", second: "connect limited",
+		},
+		"hosts of a rule": {
+			rules: []*meshv1.LimitRule{oneOf("two", host("other.example.com"), host("api.example.com"))}, through: []string{"api.example.com:443"}, within: "other.example.com",
+			first: "tls passed", second: "connect limited",
+		},
+		"a rule for each": {
+			rules: []*meshv1.LimitRule{oneOf("api", host("api.example.com")), oneOf("any", &meshv1.HttpMatch{})}, through: []string{"api.example.com:443"}, within: "other.example.com",
+			first: "tls passed", second: "connect limited",
+		},
+		"a rule for the name": {
+			rules: []*meshv1.LimitRule{oneOf("other", host("other.example.com"))}, through: []string{"api.example.com:443"}, within: "other.example.com",
+			first: "tls passed", second: "tls limited",
+		},
+		"another port before": {
+			rules: []*meshv1.LimitRule{oneOf("any", &meshv1.HttpMatch{Port: 443})}, decrypt: true, through: []string{"api.example.com:80", "api.example.com:443"},
+			first: "tls passed", second: "tls limited",
+		},
+		"another port before, of the host": {
+			rules: []*meshv1.LimitRule{oneOf("api", &meshv1.HttpMatch{Host: exactly("api.example.com"), Port: 443})}, decrypt: true, through: []string{"api.example.com:80", "api.example.com:443"},
+			first: "tls passed", second: "tls limited",
+		},
+		"another port before, of a pod that does not trust": {
+			rules: []*meshv1.LimitRule{oneOf("any", &meshv1.HttpMatch{Port: 443})}, through: []string{"api.example.com:80", "api.example.com:443"},
+			first: "tls passed", second: "connect limited",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.listen(proxyAt, asAProxy)
+			w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: test.decrypt}, Breakers: []*meshv1.Breaker{{Name: "cb", Rules: test.rules}}})
+			for _, expected := range []string{test.first, test.second} {
+				c, b := w.dial(proxyAt)
+				for i, to := range test.through {
+					if i == len(test.through)-1 && expected == "connect limited" {
+						_, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", to)
+						require.NoError(t, err)
+						require.Contains(t, headOf(b), " 429 ")
+					} else {
+						w.connect(c, b, to)
+					}
+				}
+				if expected != "connect limited" {
+					_, err := c.Write(clientHello(t, &tls.Config{ServerName: test.within, InsecureSkipVerify: true}))
+					require.NoError(t, err)
+				}
+				tunnels := func() []string {
+					return slices.DeleteFunc(w.got(), func(v string) bool { return v == "connect passed" })
+				}
+				require.Eventually(t, func() bool { return len(tunnels()) > 0 }, soon, time.Millisecond)
+				require.Equal(t, []string{expected}, tunnels())
+				c.Close()
+				require.Eventually(t, func() bool { return w.open.n.Load() == 0 }, soon, time.Millisecond)
+				w.mu.Lock()
+				w.verdicts = nil
+				w.mu.Unlock()
+			}
+		})
+	}
+}
+
+// Requests that are seen within a CONNECT are no part of it.
+func TestEachRequestThroughAConnectIsLimitedByItsHost(t *testing.T) {
+	w := newWorld(t)
+	w.listen(proxyAt, asAProxy)
+	rule := oneOf("two", host("api.example.com"))
+	rule.Bucket.Burst = 2
+	w.whole(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{rule}}}})
+	c, b := w.dial(proxyAt)
+	w.connect(c, b, "api.example.com:80")
+	for _, expected := range []string{" 200 ", " 429 "} {
+		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n")
+		require.NoError(t, err)
+		require.Contains(t, headOf(b), expected)
+	}
 }

@@ -35,15 +35,6 @@ func (c *conn) opaque(one match.HTTP) []match.HTTP {
 	return asked
 }
 
-// uncounted is what of asked no proxy was asked for whose limits and faults were. What has
-// no name is about any host, as that was.
-func (c *conn) uncounted(asked []match.HTTP) []match.HTTP {
-	if len(c.taken) == 0 {
-		return asked
-	}
-	return slices.DeleteFunc(slices.Clone(asked), func(r match.HTTP) bool { return r.Host == "" || slices.Contains(c.taken, r.Host) })
-}
-
 // decrypt ends TLS with the client and begins it with the server, in the protocol that
 // both speak. False: nothing was done, for the client would not take it, or there is
 // nothing to do it with: then what may be denied is.

@@ -26,8 +26,9 @@
 // paths: 400.
 //
 // A client may ask a proxy: then the host in the target counts, and of CONNECT also
-// what shows within (connect.go). If that is tunnelled, limits and faults of that
-// host take both as one: faults of an answer are done to what comes through.
+// what shows within (connect.go). If that is tunnelled, a rule that limits or harms
+// takes both as one: faults of an answer are done to what comes through. Requests
+// that are seen within, a further CONNECT too, are no part of it.
 //
 // # In what order
 //

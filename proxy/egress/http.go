@@ -116,7 +116,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.flow.asked = x.asked
 	s.flows.add(&x.flow)
-	if !x.admit() {
+	if !x.admit(nil) {
 		return
 	}
 	x.pass()
@@ -267,8 +267,8 @@ func (x *exchange) malformed(code int, why string) bool {
 	return false
 }
 
-// admit lets the rules decide.
-func (x *exchange) admit() bool {
+// admit lets the rules decide. Those of faults are added to met, if it is not nil.
+func (x *exchange) admit(met *fault.Met) bool {
 	p, _ := x.s.Policy()
 	if p == nil {
 		return true
@@ -284,14 +284,13 @@ func (x *exchange) admit() bool {
 	if x.flow.within {
 		return true
 	}
-	asked := append(x.asked[:1:1], x.c.uncounted(x.asked[1:])...)
-	ticket, refusal := p.take(x.r.UserAgent(), asked...)
+	ticket, refusal := p.take(limit.Ticket{}, x.r.UserAgent(), x.asked...)
 	if refusal != nil {
 		x.limited(refusal)
 		return false
 	}
 	x.ticket = ticket
-	if x.harm = x.s.harm(p, asked...); x.harm != nil {
+	if x.harm = x.s.harm(p, met, x.asked...); x.harm != nil {
 		x.faults = x.harm.Rules
 		return x.meet(x.harm)
 	}

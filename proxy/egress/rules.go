@@ -208,18 +208,19 @@ func (p *Policy) intercepts(r *match.HTTP) bool {
 	})
 }
 
-// take asks the limits. The refusal is nil if they let pass what is asked.
-func (p *Policy) take(userAgent string, asked ...match.HTTP) (limit.Ticket, *limit.Refusal) {
+// take asks the limits, but for those that gave a ticket for what this is part of. The
+// refusal is nil if they let pass what is asked.
+func (p *Policy) take(partOf limit.Ticket, userAgent string, asked ...match.HTTP) (limit.Ticket, *limit.Refusal) {
 	if p == nil {
 		return limit.Ticket{}, nil
 	}
-	return p.limits.TakeHTTP(time.Now(), userAgent, asked...)
+	return p.limits.TakeHTTP(time.Now(), partOf, userAgent, asked...)
 }
 
-// harm asks what faults meet what is asked.
-func (p *Policy) harm(asked ...match.HTTP) *fault.Faults {
+// harm asks what faults meet what is asked, but for those of the rules in met.
+func (p *Policy) harm(met *fault.Met, asked ...match.HTTP) *fault.Faults {
 	if p == nil {
 		return nil
 	}
-	return p.faults.DecideHTTP(time.Now(), asked...)
+	return p.faults.DecideHTTP(time.Now(), met, asked...)
 }

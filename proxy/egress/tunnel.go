@@ -35,8 +35,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			return
 		}
 	}
-	uncounted := c.uncounted(asked)
-	ticket, refusal := p.take("", uncounted...)
+	ticket, refusal := p.take(c.ticket, "", asked...)
 	if refusal != nil {
 		line.limited(refusal)
 		c.alert(protocol)
@@ -49,7 +48,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
 		})
 	}()
-	harm := s.harm(p, uncounted...)
+	harm := s.harm(p, &c.met, asked...)
 	if harm != nil {
 		line.faults = harm.Rules
 		defer func() { s.harmed(harm) }()

@@ -232,8 +232,8 @@ func TestWhoMatches(t *testing.T) {
 			require.Equal(t, c.version, r.DecidePath(noon, "get", "/version") != nil)
 			require.Equal(t, c.openapi, r.DecidePath(noon, "get", "/openapi/v3") != nil)
 			request := &match.HTTP{Scheme: "https", Host: "example.com", Method: "GET", Path: "/", Header: http.Header{}}
-			require.Equal(t, c.http, r.DecideHTTP(noon, *request) != nil)
-			require.Equal(t, c.connection, r.DecideHTTP(noon, match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
+			require.Equal(t, c.http, r.DecideHTTP(noon, nil, *request) != nil)
+			require.Equal(t, c.connection, r.DecideHTTP(noon, nil, match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
 			require.Equal(t, c.dig, r.Deep("example.com"))
 			require.False(t, r.Deep("example.org"))
 		})
@@ -281,7 +281,7 @@ func TestNoRuleCostsAPlanNothing(t *testing.T) {
 	require.Nil(t, (*Rules)(nil).OfKind(gets))
 	require.Nil(t, (*Resources)(nil).Decide(noon, pod))
 	require.Nil(t, (*Rules)(nil).DecidePath(noon, "get", "/version"))
-	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, match.HTTP{}))
+	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, nil, match.HTTP{}))
 	require.False(t, (*Rules)(nil).Deep("h"))
 	(*Rules)(nil).Enforce(noon)
 }

@@ -318,8 +318,9 @@ func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 
 // DecideHTTP tells what is done to a request to another host, or a connection if no
 // more is seen: rules that would have to see more are left out. If asked are several, it
-// is for all of them at once, and a rule about more than one harms it as one.
-func (r *Rules) DecideHTTP(now time.Time, asked ...match.HTTP) *Faults {
+// is for all of them at once, and a rule about more than one harms it as one. Rules in
+// met are left out, and the others that match are added to it, but if it is nil.
+func (r *Rules) DecideHTTP(now time.Time, met *Met, asked ...match.HTTP) *Faults {
 	if r == nil {
 		return nil
 	}
@@ -333,10 +334,27 @@ func (r *Rules) DecideHTTP(now time.Time, asked ...match.HTTP) *Faults {
 		e := &r.entries.URLs[n]
 		if e.Rule != last && slices.ContainsFunc(asked, func(one match.HTTP) bool { return e.Match.Match(&one) == match.Yes }) {
 			last = e.Rule
-			d.add(last, last.can&possible(""))
+			if met.add(last) {
+				d.add(last, last.can&possible(""))
+			}
 		}
 	}
 	return d.faults
+}
+
+// Met are rules that were asked about something, whatever they did.
+type Met []*counts
+
+// add tells whether the rule was not in it.
+func (m *Met) add(r *rule) bool {
+	switch {
+	case m == nil:
+		return true
+	case slices.Contains(*m, r.counts):
+		return false
+	}
+	*m = append(*m, r.counts)
+	return true
 }
 
 // Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to

@@ -74,6 +74,11 @@ func (t Ticket) Answered(now time.Time, o Outcome) {
 	}
 }
 
+// of tells whether a rule with that state gave the ticket.
+func (t Ticket) of(s *state) bool {
+	return t.first.state == s || slices.ContainsFunc(t.rest, func(h held) bool { return h.state == s })
+}
+
 // Leave gives back the place of a request that is over.
 func (t Ticket) Leave() {
 	t.first.leave()
@@ -148,12 +153,13 @@ func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *
 
 // TakeHTTP decides about a request to another host, or a connection if no more is
 // seen: rules that would have to see more are left out. If asked are several, it is for
-// all of them at once, and a rule about more than one takes it as one.
-func (r *Rules) TakeHTTP(now time.Time, userAgent string, asked ...match.HTTP) (Ticket, *Refusal) {
+// all of them at once, and a rule about more than one takes it as one. What is part of
+// something else is left to those rules that gave no ticket for that.
+func (r *Rules) TakeHTTP(now time.Time, partOf Ticket, userAgent string, asked ...match.HTTP) (Ticket, *Refusal) {
 	if r == nil {
 		return Ticket{}, nil
 	}
-	found := r.deciding(userAgent, asked)
+	found := r.deciding(partOf, userAgent, asked)
 	return found.take(now, true)
 }
 
@@ -163,14 +169,16 @@ func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 	if r == nil {
 		return false
 	}
-	found := r.deciding(userAgent, asked)
+	found := r.deciding(Ticket{}, userAgent, asked)
 	return slices.ContainsFunc(found.rules(), func(r *rule) bool {
 		return r.state.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED
 	})
 }
 
-// deciding are the rules that decide about what is asked of other hosts.
-func (r *Rules) deciding(userAgent string, asked []match.HTTP) (found found) {
+// deciding are the rules that decide about what is asked of other hosts, but for those
+// that gave a ticket for what it is part of. None did that is ForceOpened: a state has
+// one trigger.
+func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (found found) {
 	for j := range asked {
 		decided := -1
 		for _, n := range r.entries.Hosts.Of(asked[j].Host) {
@@ -179,7 +187,7 @@ func (r *Rules) deciding(userAgent string, asked []match.HTTP) (found found) {
 				continue
 			}
 			decided = e.Rule.number
-			if j == 0 || !slices.Contains(found.rules(), e.Rule.rule) {
+			if !partOf.of(e.Rule.state) && (j == 0 || !slices.Contains(found.rules(), e.Rule.rule)) {
 				found.add(e.Rule.rule)
 			}
 		}

@@ -442,7 +442,7 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	)
 	take := func(r match.HTTP) string {
 		r.Header = http.Header{}
-		_, refusal := p.rules.TakeHTTP(start, "curl/8", r)
+		_, refusal := p.rules.TakeHTTP(start, Ticket{}, "curl/8", r)
 		if refusal == nil {
 			return ""
 		}
