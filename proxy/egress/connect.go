@@ -82,7 +82,7 @@ func (x *exchange) connect() {
 	x.s.flows.remove(&x.flow)
 	c.serving.Add(-1) // what comes now is in the accounts again
 	defer c.serving.Add(1)
-	x.s.look(c)
+	x.then = x.s.look(c)
 }
 
 // declined passes on what a proxy answers that does not connect. It ends with the

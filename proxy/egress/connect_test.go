@@ -488,3 +488,45 @@ func TestEachRequestThroughAConnectIsLimitedByItsHost(t *testing.T) {
 		require.Contains(t, headOf(b), expected)
 	}
 }
+
+// A CONNECT leaves its place in flight to the requests that are seen within, and keeps it
+// while something is tunnelled.
+func TestAConnectIsInFlightWithWhatIsTunnelled(t *testing.T) {
+	w := newWorld(t)
+	w.listen(proxyAt, asAProxy)
+	served, count := make(chan struct{}, 8), w.server.Count
+	w.server.Count = func(protocol, verdict string) {
+		count(protocol, verdict)
+		if protocol == ProtocolHTTP {
+			served <- struct{}{}
+			return
+		}
+		select { // whether or not requests within are served before the CONNECT is over
+		case <-served:
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	w.whole(&meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
+		{Name: "one", Key: "one", Http: []*meshv1.HttpMatch{host("api.example.com")}, MaxInFlight: 1},
+	}}}})
+	c, b := w.dial(proxyAt)
+	w.connect(c, b, "api.example.com:80")
+	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n")
+	require.NoError(t, err)
+	require.Contains(t, headOf(b), " 200 ")
+
+	w.connect(c, b, "other.example.com:443")
+	_, err = c.Write(clientHello(t, &tls.Config{InsecureSkipVerify: true}))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return slices.Contains(w.got(), "tls passed") }, soon, time.Millisecond)
+	another, b := w.dial(proxyAt)
+	_, err = io.WriteString(another, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
+	require.NoError(t, err)
+	require.Contains(t, headOf(b), " 429 ")
+	c.Close()
+	require.Eventually(t, func() bool {
+		_, err = io.WriteString(another, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
+		require.NoError(t, err)
+		return strings.Contains(headOf(b), " 200 ")
+	}, soon, time.Millisecond)
+}

@@ -12,15 +12,18 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// tls serves a connection that begins with a ClientHello.
-func (s *Server) tls(c *conn, h *hello) {
+// tls is look at a connection that begins with a ClientHello.
+func (s *Server) tls(c *conn, h *hello) net.Conn {
 	p, _ := s.Policy()
 	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
 	// The server hears nothing of what is refused already.
-	if p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil && s.decrypt(c, h) {
-		return
+	if p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil {
+		if down := s.decrypt(c, h); down != nil {
+			return down
+		}
 	}
 	s.tunnel(c, ProtocolTLS, asked)
+	return nil
 }
 
 // opaque is what is asked on a connection of which one is seen, and the hosts that a
@@ -36,18 +39,18 @@ func (c *conn) opaque(one match.HTTP) []match.HTTP {
 }
 
 // decrypt ends TLS with the client and begins it with the server, in the protocol that
-// both speak. False: nothing was done, for the client would not take it, or there is
+// both speak. Nil: nothing was done, for the client would not take it, or there is
 // nothing to do it with: then what may be denied is.
-func (s *Server) decrypt(c *conn, h *hello) bool {
+func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	if s.Leaf == nil || h.name == "" {
 		c.leafless = true
-		return false
+		return nil
 	}
 	offered := []string{"h2", "http/1.1"}
 	offered = slices.DeleteFunc(offered, func(p string) bool { return !slices.Contains(h.alpn, p) })
 	if len(offered) == 0 && len(h.alpn) > 0 {
 		c.leafless = true // it says that it is not HTTP, to a server that may not care
-		return false
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(c.life, leafTimeout)
 	leaf, err := s.Leaf(ctx, h.name)
@@ -57,7 +60,7 @@ func (s *Server) decrypt(c *conn, h *hello) bool {
 		s.leafless.Do(func() { // the pod chooses how many
 			s.Log.Warn("no certificate to decrypt by: the connection is refused if a rule may deny what it asks, else decided as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
 		})
-		return false
+		return nil
 	}
 	if slices.Contains(offered, "h2") && !c.takeHTTP2() {
 		offered = slices.DeleteFunc(offered, func(p string) bool { return p == "h2" })
@@ -87,7 +90,7 @@ func (s *Server) decrypt(c *conn, h *hello) bool {
 			}
 		})
 	}
-	down := tls.Server(c, &tls.Config{
+	return tls.Server(c, &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: offered,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -95,8 +98,6 @@ func (s *Server) decrypt(c *conn, h *hello) bool {
 		},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return leaf, nil },
 	})
-	s.hand(c, down)
-	return true
 }
 
 // once gives one thing away once.

@@ -265,7 +265,7 @@ func (s *Server) serve(c *conn) {
 	case p == nil:
 		s.tunnel(c, ProtocolOther, nil) // what it is shows if there are rules again: nobody looked
 	default:
-		s.look(c)
+		s.hand(c, s.look(c))
 	}
 }
 
@@ -280,8 +280,9 @@ func (s *Server) itself(c *conn) bool {
 	return c.to == netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
-// look serves a connection by what it speaks.
-func (s *Server) look(c *conn) {
+// look serves a connection by what it speaks, or returns what requests are to be read
+// from: c, or what ends on c.
+func (s *Server) look(c *conn) net.Conn {
 	k, h := c.sniff()
 	switch k {
 	case speaksHTTP, speaksHTTP2:
@@ -290,21 +291,25 @@ func (s *Server) look(c *conn) {
 			s.Count(ProtocolHTTP, VerdictBound)
 			s.Bounds.Reached("egress HTTP/2 connections")
 			_ = c.Close()
-			return
+			return nil
 		}
 		c.transport = c.newTransport(k == speaksHTTP2)
-		s.hand(c, c)
+		return c
 	case speaksTLS:
-		s.tls(c, h)
+		return s.tls(c, h)
 	case speaksNothing:
 		_ = c.Close()
 	default:
 		s.tunnel(c, ProtocolOther, c.opaque(match.HTTP{Port: c.port, Opaque: true}))
 	}
+	return nil
 }
 
-// hand has requests read from a connection, which is c or ends on c.
+// hand has requests read from what look returned.
 func (s *Server) hand(c *conn, served net.Conn) {
+	if served == nil {
+		return
+	}
 	c.upgraded.Store(false)
 	if !s.seen.put(served) {
 		_ = c.Close()

@@ -56,6 +56,7 @@ type exchange struct {
 	refusing bool // one of Server.refusing
 	awaits   bool // the head of the answer
 	failed   bool
+	then     net.Conn // requests are read from it when this one is over, and has no place in flight
 }
 
 type (
@@ -156,6 +157,7 @@ func (x *exchange) finish() {
 	x.headed()
 	x.s.flows.remove(&x.flow)
 	x.release()
+	defer func() { x.s.hand(x.c, x.then) }()
 	defer x.cancel(nil)
 	defer x.c.leave()
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
