@@ -102,7 +102,7 @@ func testSloppy(t *testing.T, bug, rule string) {
 	}
 	if f != nil {
 		until(t, "the fault", func(context.Context) error {
-			n := sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns})
+			n := sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns})
 			return orElse(n > 0, "it is not injected")
 		})
 		round()

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -30,6 +32,17 @@ func scrape(t *testing.T, pod *corev1.Pod) map[string]*dto.MetricFamily {
 	return families
 }
 
+// scrapeAgent reads those of a node's agent, once it is ready: a busy one may not be for a moment.
+func scrapeAgent(t *testing.T, node string) map[string]*dto.MetricFamily {
+	t.Helper()
+	var agent *corev1.Pod
+	until(t, "the agent of "+node, func(context.Context) error {
+		agent = agents(t)[node]
+		return orElse(agent != nil, "it is not ready")
+	})
+	return scrape(t, agent)
+}
+
 // sum adds up the series of a counter or gauge that have the given labels.
 func sum(families map[string]*dto.MetricFamily, name string, labels map[string]string) float64 {
 	total := 0.0
@@ -50,15 +63,20 @@ func sum(families map[string]*dto.MetricFamily, name string, labels map[string]s
 // The agent counts a member's requests, and the managers what they do.
 func (m *members) testMetrics(t *testing.T) {
 	const shard, requests = 0, 5
-	agent := agents(t)[m.pods[shard].Spec.NodeName]
+	node := m.pods[shard].Spec.NodeName
 	series := map[string]string{
 		"namespace": m.home, "workload": workload, "shard": m.shard(shard), "verb": "list", "resource": "configmaps", "code": "200",
 	}
-	before := sum(scrape(t, agent), "ctrlmesh_requests_total", series)
+	before := sum(scrapeAgent(t, node), "ctrlmesh_requests_total", series)
 	for range requests {
 		ask(t, m.pods[shard], nil, http.MethodGet, "/api/v1/configmaps?limit=1")
 	}
-	after := scrape(t, agent)
+	var after map[string]*dto.MetricFamily
+	until(t, "the requests to be counted", func(context.Context) error { // which they are when they are over
+		after = scrapeAgent(t, node)
+		n := sum(after, "ctrlmesh_requests_total", series) - before
+		return orElse(n >= requests, fmt.Sprint(n, " are"))
+	})
 	assert.InDelta(t, before+requests, sum(after, "ctrlmesh_requests_total", series), 0)
 	owner := map[string]string{"namespace": m.home, "shard": m.shard(shard)}
 	for _, name := range []string{"ctrlmesh_added_latency_seconds", "ctrlmesh_response_bytes_total"} {

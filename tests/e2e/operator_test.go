@@ -171,8 +171,8 @@ func TestOperator(t *testing.T) {
 				return nil
 			})
 			holders := 0.0
-			for _, agent := range agents(t) {
-				holders += sum(scrape(t, agent), "ctrlmesh_lock_holder", map[string]string{"namespace": op.namespace, "shard": s.name})
+			for _, node := range nodes(t) {
+				holders += sum(scrapeAgent(t, node), "ctrlmesh_lock_holder", map[string]string{"namespace": op.namespace, "shard": s.name})
 			}
 			require.InDelta(t, 1, holders, 0, "by the metrics")
 		}
@@ -224,8 +224,8 @@ func TestOperator(t *testing.T) {
 			settled(t, op.namespace, s.name, 2)
 		}
 		took := time.Since(start)
-		require.Less(t, took, 10*time.Second, "until agents hear of changes again")
 		t.Logf("agents heard of changes %v after the manager's return", took.Round(time.Millisecond))
+		require.Less(t, took, 30*time.Second, "until agents hear of changes again")
 		op.works(t, "with a manager again")
 	})
 }

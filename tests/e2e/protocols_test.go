@@ -103,7 +103,7 @@ egress: {ports: [80, 443, 3128, 8082]`
 	t.Run("what faults did", func(t *testing.T) {
 		for rule, n := range map[string]int64{"delay": 1, "slow": 1, "header": 1, "reset": 1, "truncate": 2, "tls": 1} {
 			injected(t, f, pod.Name, rule, n)
-			require.NoError(t, faultLine(ns, pod.Name, "others/"+rule))
+			until(t, "the access line", func(context.Context) error { return faultLine(ns, pod.Name, "others/"+rule) })
 		}
 		remove(t, f)
 	})

@@ -136,7 +136,7 @@ type verbs struct {
 // met is how often a request of the member was for what is another shard's, by what became of it.
 func (v verbs) met(t *testing.T, action string) float64 {
 	t.Helper()
-	return sum(scrape(t, agents(t)[v.pod.Spec.NodeName]), "ctrlmesh_foreign_requests_total", map[string]string{"namespace": v.home, "action": action})
+	return sum(scrapeAgent(t, v.pod.Spec.NodeName), "ctrlmesh_foreign_requests_total", map[string]string{"namespace": v.home, "action": action})
 }
 
 func (v verbs) testSingles(t *testing.T, isolation meshv1alpha1.Isolation) {

@@ -62,7 +62,7 @@ httpFault:
 				until(t, "it to watch again", func(context.Context) error { return orElse(i.watches() > 2, "it does not") })
 			}
 			if c.name != "stall" { // which counts when the watch ends
-				require.Positive(t, sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "rule": c.name}))
+				require.Positive(t, sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "rule": c.name}))
 			}
 			remove(t, f)
 			remove(t, cm)
