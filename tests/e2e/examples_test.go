@@ -81,14 +81,19 @@ grep -l 'CircuitBreaker %s/cap' body* | wc -l`, method, in, n, ns)))
 		require.Equal(t, fmt.Sprint(refused), said, "each refusal names the CircuitBreaker")
 		return ok, refused, took
 	}
-	ok, refused, took := hammer(http.MethodGet, 600)
-	require.Positive(t, refused)
-	require.LessOrEqual(t, float64(ok), 100+50*took.Seconds())
-	require.GreaterOrEqual(t, ok, 100, "what is below it passes")
-	ok, refused, took = hammer(http.MethodDelete, 100)
-	require.Positive(t, refused)
-	require.LessOrEqual(t, float64(ok), 20+10*took.Seconds())
-	require.GreaterOrEqual(t, ok, 20)
+	capped := func(method string, n int, burst, perSecond float64) {
+		t.Helper()
+		passed := 0
+		until(t, "more than the cap to be asked for", func(context.Context) error { // a busy machine may ask for less at first
+			ok, refused, took := hammer(method, n)
+			passed += ok
+			require.LessOrEqual(t, float64(ok), burst+perSecond*took.Seconds())
+			return orElse(refused > 0, fmt.Sprintf("%d passed in %v", ok, took))
+		})
+		require.GreaterOrEqual(t, float64(passed), burst, "what is below it passes")
+	}
+	capped(http.MethodGet, 600, 100, 50)
+	capped(http.MethodDelete, 100, 20, 10)
 
 	// Half of its updates of status fail: here all, for there is no such object's status.
 	faults(t, ns, "fails", `
@@ -100,8 +105,11 @@ httpFault:
 	update := func() answered {
 		return caller.ask(t, http.MethodPatch, in+"/pods/"+pods[0].Name+"/status", `{"status": {}}`)
 	}
-	until(t, "the breaker to open", func(context.Context) error { // there must be some, and they are writes
-		a := update()
+	until(t, "the breaker to open", func(context.Context) error {
+		var a answered
+		for range 20 { // so many there must be in ten seconds, and they are writes
+			a = update()
+		}
 		if a.code != http.StatusServiceUnavailable {
 			return fmt.Errorf("answered %d", a.code)
 		}
