@@ -25,12 +25,12 @@ func testBreakers(t *testing.T) {
 rateLimitings:
 - name: bucket
   resourceRules: [{apiGroups: [""], resources: [secrets], verbs: ["*"], namespaces: ["*"]}]
-  bucket: {burst: 2, interval: 500ms, limit: 2}
-  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 3s}
+  bucket: {burst: 2, interval: 4s, limit: 2}
+  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 10s}
 - name: sleeps
   resourceRules: [{apiGroups: [""], resources: [services], verbs: ["*"], namespaces: ["*"]}]
   trip: {window: 20s, minRequests: 3, errorPercent: "60"}
-  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 2s}
+  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 5s}
 - name: by-hand
   resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: ["*"], namespaces: ["*"]}]
   trip: {window: 20s, minRequests: 3, errorPercent: "60"}
@@ -77,16 +77,21 @@ httpFault:
 		for range 2 {
 			require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
 		}
-		start := time.Now()
+		var start time.Time // of the request that opens it
 		var a answered
-		for a = caller.get(t, in+"/secrets"); a.code == http.StatusOK; a = caller.get(t, in+"/secrets") { // slower than tokens come
-			require.Less(t, time.Since(start), 20*time.Second)
+		for begun := time.Now(); ; require.Less(t, time.Since(begun), patience) { // tokens come meanwhile
+			start = time.Now()
+			if a = caller.get(t, in+"/secrets"); a.code != http.StatusOK {
+				break
+			}
 		}
 		a.refused(t, http.StatusTooManyRequests, ns+"/breakers", "bucket")
 		a = caller.get(t, in+"/secrets")
 		a.refused(t, http.StatusServiceUnavailable, ns+"/breakers", "bucket")
-		require.InDelta(t, 2.5, a.retryAfter(), 0.6)
-		require.Greater(t, caller.recovers(t, in+"/secrets", "bucket"), 2*time.Second, "tokens alone close nothing")
+		require.Greater(t, a.retryAfter(), 2, "longer than a token takes")
+		require.LessOrEqual(t, a.retryAfter(), 10)
+		caller.recovers(t, in+"/secrets", "bucket")
+		require.GreaterOrEqual(t, time.Since(start), 10*time.Second, "tokens alone close nothing")
 	})
 	t.Run("half open", func(t *testing.T) {
 		for range 3 {
@@ -95,12 +100,16 @@ httpFault:
 		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "sleeps")
 		start := time.Now()
 		snapshot(t, b, pod.Name, "sleeps", opened)
-		require.Less(t, time.Since(start), 6*time.Second, "the status tells within seconds")
+		took := time.Since(start)
+		t.Logf("the status told of it after %v", took.Round(time.Millisecond))
+		require.Less(t, took, 18*time.Second, "the status tells within seconds")
 		until(t, "a probe, that fails", func(ctx context.Context) error {
+			start = time.Now()
 			return caller.answers(ctx, in+"/services", http.StatusInternalServerError)
 		})
 		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "sleeps")
-		require.Greater(t, caller.recovers(t, in+"/services", "sleeps"), time.Second)
+		caller.recovers(t, in+"/services", "sleeps")
+		require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
 		require.Equal(t, http.StatusOK, caller.get(t, in+"/services").code)
 		snapshot(t, b, pod.Name, "sleeps", closed)
 	})
@@ -206,7 +215,7 @@ httpFault:
 	create(t, missed)
 	counted := map[string]string{"namespace": ns, "faultinjection": "forgetful"}
 	until(t, "the event to be dropped", func(context.Context) error {
-		return orElse(sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
+		return orElse(sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
 	})
 	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
 
@@ -254,12 +263,10 @@ func (p hasty) answers(ctx context.Context, path string, code int) error {
 	return err
 }
 
-// recovers waits until a breaker is closed, and says how long that took.
-func (p hasty) recovers(t *testing.T, path, rule string) time.Duration {
+// recovers waits until a breaker is closed.
+func (p hasty) recovers(t *testing.T, path, rule string) {
 	t.Helper()
-	start := time.Now()
 	until(t, rule+" to recover", func(ctx context.Context) error { return p.answers(ctx, path, http.StatusOK) })
-	return time.Since(start)
 }
 
 // patch changes an object by a merge patch.
