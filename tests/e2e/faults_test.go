@@ -141,7 +141,7 @@ fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async 
 	t.Run("delay", func(t *testing.T) {
 		a := caller.get(t, in+"/secrets")
 		require.Equal(t, http.StatusOK, a.code)
-		require.InDelta(t, 1.5, a.took.Seconds(), 0.5)
+		require.GreaterOrEqual(t, a.took, time.Second)
 	})
 	t.Run("reset", func(t *testing.T) {
 		for flag, exits := range map[string][]string{"--http1.1": {"35", "52", "56"}, "--http2": {"92"}} {
@@ -169,7 +169,7 @@ fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async 
 		a := caller.get(t, in+"/configmaps?fieldSelector=metadata.name%3Dhere")
 		require.Equal(t, http.StatusOK, a.code)
 		require.Greater(t, len(a.body), 3000)
-		require.InDelta(t, float64(len(a.body))/2000, a.took.Seconds(), 1)
+		require.GreaterOrEqual(t, a.took.Seconds(), float64(len(a.body)-200)/2000, "all but what comes in the first tenth of a second")
 	})
 	t.Run("stale list", func(t *testing.T) {
 		_, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{}) // older than that it cannot be
@@ -225,7 +225,7 @@ END`)
 		until(t, "the access line", func(context.Context) error {
 			return faultLine(ns, pod.Name, "faults/delay")
 		})
-		families := scrape(t, agents(t)[pod.Spec.NodeName])
+		families := scrapeAgent(t, pod.Spec.NodeName)
 		for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
 			require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "faultinjection": "faults", "rule": rule}), rule)
 		}
@@ -236,7 +236,9 @@ END`)
 		list, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
 		require.Len(t, list.Items, 1)
-		require.Less(t, caller.get(t, in+"/secrets").took, time.Second)
+		until(t, "an answer without delay", func(context.Context) error {
+			return orElse(caller.get(t, in+"/secrets").took < time.Second, "it is late")
+		})
 	})
 }
 
@@ -306,13 +308,14 @@ httpFault:
 	harms(http.StatusOK)
 
 	start := time.Now()
-	f = faults(t, ns, "for-a-while", "duration: 9s"+all, 1)
+	const lasts = 30 * time.Second
+	f = faults(t, ns, "for-a-while", fmt.Sprint("duration: ", lasts)+all, 1)
 	for range 3 {
 		require.Equal(t, http.StatusInternalServerError, caller.get(t, here).code)
 	}
 	injected(t, f, pod.Name, "all", 3)
 	harms(http.StatusOK)
-	require.InDelta(t, 10, time.Since(start).Seconds(), 2.5)
+	require.GreaterOrEqual(t, time.Since(start), lasts-time.Second, "from its creation on, which is told in whole seconds")
 	notInForce(t, f, "Expired")
 	require.NotNil(t, f.Status.ExpirationTime)
 	require.GreaterOrEqual(t, f.Status.Injected, int64(3), "what it did is told when it is over")
@@ -362,7 +365,9 @@ httpFault:
 	faults(t, ns, "lost", fmt.Sprintf(lose, ", names: [lock]"), 1)
 	start := time.Now()
 	until(t, "the loss of the lock", func(context.Context) error { return orElse(lost.Load(), "it leads") })
-	require.Less(t, time.Since(start), 10*time.Second)
+	took := time.Since(start)
+	t.Logf("lost after %v", took.Round(time.Millisecond))
+	require.Less(t, took, 30*time.Second)
 }
 
 func orElse(ok bool, why string) error {
