@@ -47,8 +47,8 @@ func TestChangedLimits(t *testing.T) {
 		owns(t, p.namespace, "a", step...)
 		until(t, "the informer after the change", holds(step...))
 		took := time.Since(start)
-		require.Less(t, took, 10*time.Second)
 		t.Logf("held after %v", took.Round(time.Millisecond))
+		require.Less(t, took, 30*time.Second)
 	}
 	require.Zero(t, restarts(t, p.a.Pod))
 	p.b.works(t)

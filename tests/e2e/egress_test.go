@@ -136,7 +136,7 @@ func (h hosts) known(pod *corev1.Pod) *corev1.Pod {
 // curl complained of, and the answer.
 func curls(t *testing.T, pod *corev1.Pod, url string, flags ...string) (code, complaint, body string) {
 	t.Helper()
-	out := shell(t, pod, `curl -sSk -m 5 -o body -w '%{http_code}\n%{errormsg}\n' `+strings.Join(flags, " ")+` `+url+` 2>/dev/null || true; cat body 2>/dev/null || true`)
+	out := shell(t, pod, `curl -sSk -m 30 -o body -w '%{http_code}\n%{errormsg}\n' `+strings.Join(flags, " ")+` `+url+` 2>/dev/null || true; cat body 2>/dev/null || true`)
 	lines := append(strings.SplitN(out, "\n", 3), "", "")
 	return lines[0], lines[1], lines[2]
 }
@@ -179,7 +179,7 @@ func testEgress(t *testing.T) {
 	passes(t, pod, "https://evil.example.com/")
 	require.Equal(t, "echo", h.echo(t, pod, "443"))
 	redirected := func(verdict string) float64 {
-		return sum(scrape(t, agents(t)[pod.Spec.NodeName]), "ctrlmesh_egress_requests_total", map[string]string{"namespace": ns, "verdict": verdict})
+		return sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_egress_requests_total", map[string]string{"namespace": ns, "verdict": verdict})
 	}
 	require.Zero(t, redirected("passed"), "nothing is redirected without a rule")
 	rules := `
@@ -309,7 +309,7 @@ httpFault:
 		c := tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true}) // whom it reaches is no matter
 		require.NoError(t, c.HandshakeContext(t.Context()))
 		breaker(t, ns, "egress", strings.Replace(rules, "api.example.com, hooks", "hooks", 1), 1)
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
 		_, err = c.Read(make([]byte, 1))
 		require.Error(t, err)
 		var timeout net.Error
@@ -323,7 +323,9 @@ httpFault:
 			code, complaint, _ := curls(t, pod, "https://evil.example.com/")
 			return orElse(code == "200", complaint)
 		})
-		require.Less(t, time.Since(start), 5*time.Second)
+		took := time.Since(start)
+		t.Logf("it was after %v", took.Round(time.Millisecond))
+		require.Less(t, took, 15*time.Second)
 		passes(t, pod, "http://evil.example.com/")
 		require.Equal(t, "echo", h.echo(t, pod, "443"))
 	})
@@ -336,7 +338,7 @@ func (h hosts) echo(t *testing.T, pod *corev1.Pod, port string) string {
 const end = text => { console.log(text); process.exit() }
 const s = require("dgram").createSocket(ip.includes(":") ? "udp6" : "udp4").on("error", e => end(e.code)).on("message", m => end(String(m)))
 s.connect(Number(port), ip, e => e ? end(e.code) : s.send("echo"))
-setTimeout(end, 3000, "nothing")`, h.ip, port))
+setTimeout(end, 10000, "nothing")`, h.ip, port))
 }
 
 // goClient is Go's own, in a pod that knows the hosts.
@@ -424,7 +426,7 @@ rateLimitings:
 `, 2)
 	of := ns + "/paths"
 	shell := func(script string) string { return strings.TrimSpace(in(t, pod, "sh", "-c", script)) }
-	const status = `-sS -m 5 -o /dev/null -o /dev/null -w '%{http_code} ' `
+	const status = `-sS -m 30 -o /dev/null -o /dev/null -w '%{http_code} ' `
 
 	for _, version := range []string{"--http1.1", "--http2"} {
 		out := shell("curl " + version + " " + status + "https://paths.example.com/open/1 https://paths.example.com/shut; curl " + version + " -d data " + status + "https://paths.example.com/open/1")

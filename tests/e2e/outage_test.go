@@ -10,9 +10,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-// recovery is how soon after an agent's return its members must work again. Those
-// captured by address wait for a Service besides: for a readiness probe and kube-proxy.
-const recovery, serviceRecovery = 2 * time.Second, 5 * time.Second
+// recovery is how soon after an agent's return its members must work again, on a machine
+// that is busy: an idle one needs less than a fifth of it. Those captured by address wait for a Service
+// besides: for a readiness probe and kube-proxy.
+const recovery, serviceRecovery = 10 * time.Second, 25 * time.Second
 
 // An agent is killed: until it is back its members are refused, none of their
 // requests goes around it, and then they work again.
@@ -39,6 +40,7 @@ func (p *pair) agentKilled(t *testing.T) {
 	if p.a.Annotations[meshv1alpha1.CaptureAnnotation] == meshv1alpha1.CaptureAddress {
 		within = serviceRecovery
 	}
+	t.Logf("the agent was gone for %v, its member worked %v after its start", started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
 	require.LessOrEqual(t, took, within, "from the agent's start to its member's first reply")
 	other.await(t, "a reply", back.at, isGood)
 
@@ -49,6 +51,5 @@ func (p *pair) agentKilled(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, traffic.Requests)
 	require.Empty(t, traffic.Leaked)
-	t.Logf("%d replies, %d refusals (%q); the agent was gone for %v, its member worked %v after its start",
-		answered, unanswered, first.refused, started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
+	t.Logf("%d replies, %d refusals (%q)", answered, unanswered, first.refused)
 }

@@ -28,7 +28,7 @@ type reply struct {
 const askScript = `set -f; sa=` + account + `
 host=$KUBERNETES_SERVICE_HOST; case $host in *:*) host="[$host]"; esac
 while :; do
-	out=$(gonet get -t 2s -token $sa/token -ca $sa/ca.crt \
+	out=$(gonet get -t 5s -token $sa/token -ca $sa/ca.crt \
 		-H "Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" \
 		https://$host:$KUBERNETES_SERVICE_PORT/api/v1/configmaps 2>&1)
 	echo $? $out
