@@ -179,8 +179,9 @@ func (w *world) requests(m mark, pods ...string) ([]audit.Request, error) {
 	return audit.Requests(f, audit.Callers{Pods: pods, Since: m.at})
 }
 
-// settle is how long an access line may come after the apiserver's record.
-const settle = 5 * time.Second
+// settle is how long an access line may come after the apiserver's record, on a machine
+// that is busy.
+const settle = 30 * time.Second
 
 // leaks are those requests that no access line tells of, given some seconds to do
 // so. What an agent had in hand when it was killed is none.

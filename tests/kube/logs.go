@@ -110,8 +110,9 @@ func visitLog(file string, visit func(string, io.Reader) error) error {
 	return visit(file, log)
 }
 
-// settle is how long an access line may come after the apiserver's record.
-const settle = 5 * time.Second
+// settle is how long an access line may come after the apiserver's record, on a machine
+// that is busy.
+const settle = 30 * time.Second
 
 // Traffic is what callers sent, and what of it went around the mesh.
 type Traffic struct {
@@ -121,7 +122,7 @@ type Traffic struct {
 }
 
 // Traffic compares the callers' requests up to now with the agents' access lines.
-// It reads those again for some seconds before it believes in a leak.
+// It reads those again for a while before it believes in a leak.
 func (c *Cluster) Traffic(ctx context.Context, of audit.Callers) (*Traffic, error) {
 	requests, err := c.Requests(of)
 	if err != nil {
