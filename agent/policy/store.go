@@ -41,7 +41,9 @@ func OpenStore(dir string) (*Store, error) {
 // Saved is a policy from disk.
 type Saved struct {
 	*meshv1.PodPolicy
-	// Since is when it took the place of another.
+	// InForce are the rules in force, if those of the policy are not.
+	InForce *meshv1.Traffic
+	// Since is when the policy took the place of another.
 	Since time.Time
 }
 
@@ -66,7 +68,7 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 		switch {
 		case e.Name() == clusterFile:
 			c := &meshv1.Cluster{}
-			if err := s.read(e.Name(), c); err != nil {
+			if err := s.read(e.Name(), func(b []byte) error { return proto.Unmarshal(b, c) }); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -82,7 +84,8 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 				errs = append(errs, fmt.Errorf("reading a saved policy: %w", err))
 				continue
 			}
-			policies = append(policies, Saved{p, info.ModTime()})
+			p.Since = info.ModTime()
+			policies = append(policies, p)
 		}
 	}
 	return cluster, policies, errors.Join(errs...)
@@ -129,7 +132,13 @@ func (s *Store) LoadPods() (map[string]pods.Pod, error) {
 }
 
 // SaveCluster replaces the saved cluster.
-func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.writeProto(clusterFile, c, time.Now()) }
+func (s *Store) SaveCluster(c *meshv1.Cluster) error {
+	b, err := deterministic.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", clusterFile, err)
+	}
+	return s.writeSummed(clusterFile, b, time.Now())
+}
 
 // SavePolicy replaces the saved policy of a pod. One that is saved already keeps
 // its Since, if that is the earlier.
@@ -138,7 +147,11 @@ func (s *Store) SavePolicy(p Saved) error {
 	if err != nil {
 		return err
 	}
-	return s.writeProto(name, p.PodPolicy, p.Since)
+	b, err := p.marshal()
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	return s.writeSummed(name, b, p.Since)
 }
 
 // DeletePolicy forgets the policy of a pod.
@@ -167,29 +180,30 @@ func fileOf(uid, suffix string) (string, error) {
 	return uid + suffix, nil
 }
 
-// Policy returns the saved policy of a pod.
-func (s *Store) Policy(uid string) (*meshv1.PodPolicy, error) {
+// Policy returns the saved policy of a pod, but for its Since.
+func (s *Store) Policy(uid string) (Saved, error) {
 	name, err := fileOf(uid, policySuffix)
 	if err != nil {
-		return nil, err
+		return Saved{}, err
 	}
-	p := &meshv1.PodPolicy{}
-	if err := s.read(name, p); err != nil {
-		return nil, err
-	}
-	if p.GetUid() != uid {
-		return nil, fmt.Errorf("reading saved policy %s: it is that of pod %q", name, p.GetUid())
-	}
-	return p, nil
+	var p Saved
+	err = s.read(name, func(b []byte) error {
+		err := p.unmarshal(b)
+		if err == nil && p.GetUid() != uid {
+			err = fmt.Errorf("it is that of pod %q", p.GetUid())
+		}
+		return err
+	})
+	return p, err
 }
 
-func (s *Store) read(name string, m proto.Message) error {
+func (s *Store) read(name string, decode func([]byte) error) error {
 	b, err := os.ReadFile(filepath.Join(s.dir, name))
 	if err != nil {
 		return fmt.Errorf("reading a saved policy: %w", err)
 	}
 	if b, err = checked(b); err == nil {
-		err = proto.Unmarshal(b, m)
+		err = decode(b)
 	}
 	if err != nil {
 		return fmt.Errorf("reading saved policy %s: %w", name, err)
@@ -197,17 +211,49 @@ func (s *Store) read(name string, m proto.Message) error {
 	return nil
 }
 
-func (s *Store) writeProto(name string, m proto.Message, modified time.Time) error {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("encoding %s: %w", name, err)
+var deterministic = proto.MarshalOptions{Deterministic: true}
+
+// Numbers of fields that no message has. They come before its own, and earlier versions
+// pass over them.
+const (
+	// sumField is a checksum of all that follows it. What a file lost at its end would
+	// look like a policy that restricts less.
+	sumField protowire.Number = 1000
+	// inForceField is a policy's InForce.
+	inForceField protowire.Number = 1001
+)
+
+func (p Saved) marshal() ([]byte, error) {
+	var b []byte
+	if p.InForce != nil {
+		rules, err := deterministic.Marshal(p.InForce)
+		if err != nil {
+			return nil, err
+		}
+		b = protowire.AppendBytes(protowire.AppendTag(nil, inForceField, protowire.BytesType), rules)
 	}
-	return s.write(name, append(checksum(b), b...), modified)
+	return deterministic.MarshalAppend(b, p.PodPolicy)
 }
 
-// sumField is the number of a field that no message has: a checksum of all that follows
-// it. What a file lost at its end would look like a policy that restricts less.
-const sumField protowire.Number = 1000
+func (p *Saved) unmarshal(b []byte) error {
+	if field, is := bytes.CutPrefix(b, protowire.AppendTag(nil, inForceField, protowire.BytesType)); is {
+		rules, n := protowire.ConsumeBytes(field)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		p.InForce = &meshv1.Traffic{}
+		if err := proto.Unmarshal(rules, p.InForce); err != nil {
+			return err
+		}
+		b = field[n:]
+	}
+	p.PodPolicy = &meshv1.PodPolicy{}
+	return proto.Unmarshal(b, p.PodPolicy)
+}
+
+func (s *Store) writeSummed(name string, b []byte, modified time.Time) error {
+	return s.write(name, append(checksum(b), b...), modified)
+}
 
 func checksum(b []byte) []byte {
 	return protowire.AppendFixed32(protowire.AppendTag(nil, sumField, protowire.Fixed32Type), crc32.ChecksumIEEE(b))

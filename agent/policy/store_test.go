@@ -56,7 +56,8 @@ func TestStoreLeavesOutWhatIsNotWhole(t *testing.T) {
 	s, err := OpenStore(dir)
 	require.NoError(t, err)
 	p := &meshv1.PodPolicy{Uid: "a", Version: "1", Sharding: &meshv1.Sharding{Shard: "s"}, Traffic: &meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{443}}}}
-	require.NoError(t, s.SavePolicy(Saved{p, time.Now()}))
+	good := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "good"}}}
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: p, InForce: good, Since: time.Now()}))
 	path := filepath.Join(dir, "a.policy.pb")
 	whole, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -68,13 +69,19 @@ func TestStoreLeavesOutWhatIsNotWhole(t *testing.T) {
 		_, err = s.Policy("a")
 		require.Error(t, err, "%d bytes", n)
 	}
+	require.NoError(t, os.WriteFile(path, whole, 0o600))
+	_, policies, err := s.Load()
+	require.NoError(t, err)
+	require.True(t, proto.Equal(p, policies[0].PodPolicy))
+	require.True(t, proto.Equal(good, policies[0].InForce))
 	// As earlier versions wrote it.
 	b, err := proto.Marshal(p)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, b, 0o600))
-	_, policies, err := s.Load()
+	_, policies, err = s.Load()
 	require.NoError(t, err)
 	require.True(t, proto.Equal(p, policies[0].PodPolicy))
+	require.Nil(t, policies[0].InForce)
 	// As they will read it.
 	require.NoError(t, proto.Unmarshal(whole, &meshv1.PodPolicy{}))
 }
@@ -96,12 +103,12 @@ func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
 		require.NoError(t, err)
 		return saved[0].Since
 	}
-	require.NoError(t, s.SavePolicy(Saved{first, Always}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: first, Since: Always}))
 	assert.True(t, since().Equal(Always))
-	require.NoError(t, s.SavePolicy(Saved{first, time.Now()}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: first, Since: time.Now()}))
 	assert.True(t, since().Equal(Always), "it is still the same")
-	require.NoError(t, s.SavePolicy(Saved{second, Untold}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: second, Since: Untold}))
 	assert.True(t, since().Equal(Untold))
-	require.NoError(t, s.SavePolicy(Saved{second, time.Now()}))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: second, Since: time.Now()}))
 	assert.WithinDuration(t, time.Now(), since(), time.Minute)
 }

@@ -32,7 +32,7 @@ type Handler interface {
 	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
 	RemovePolicy(uid string) error
 	// TrafficProblem tells why the rules of the policy that was set last are not in force
-	// though the rest of it is; "": they are.
+	// though the rest of it is, and what holds instead; "": they are.
 	TrafficProblem(uid string) string
 	// Synced is told the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
