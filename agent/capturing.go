@@ -88,7 +88,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	}
 	mb.proxied = m.proxy.Pod(proxy.PodInfo{
 		UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
-		RequireToken: captured.Mode() == capture.Address,
+		RequireToken: captured.Mode() == capture.Address, Traffic: mb.traffic,
 	}, captured.DialContext)
 	mb.applied = false
 	m.recount(map[string][]byte{mb.pod.UID: mb.counted})
@@ -113,20 +113,16 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	return nil
 }
 
-// setEgress redirects the pod's other connections as the policy says, or the last good
-// rules if those of the policy cannot be. The policy is in force: what still comes in
-// then, though the pod has no such rules any more, passes. While not serving, that is
+// setEgress redirects the pod's other connections as the rules in force say: what still
+// comes in, though the pod has no such rules any more, passes. While not serving, that is
 // another's.
-func (m *mesh) setEgress(mb *member, p *meshv1.PodPolicy) {
+func (m *mesh) setEgress(mb *member) {
 	if mb.captured == nil || m.phase != serving {
 		return
 	}
-	if mb.policy == nil && !mb.applied {
+	traffic, _ := mb.proxied.Traffic()
+	if traffic == nil {
 		return // nobody knows what is to be redirected: it stays as the agent before this one left it
-	}
-	traffic := p.GetTraffic()
-	if p != nil && mb.trafficProblem() != "" {
-		traffic, _ = mb.proxied.Traffic()
 	}
 	ports := portsOf(traffic)
 	listeners, err := mb.captured.SetEgress(ports)
@@ -162,7 +158,7 @@ func portsOf(t *meshv1.Traffic) []uint16 {
 func (m *mesh) retryEgress() {
 	for _, mb := range m.members {
 		if mb.egressProblem != "" {
-			m.setEgress(mb, mb.egressPolicy())
+			m.setEgress(mb)
 		}
 	}
 }

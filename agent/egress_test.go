@@ -199,39 +199,49 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 	good := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "good", Intercepts: []*meshv1.InterceptRule{{Name: "none", Deny: true, Http: []*meshv1.HttpMatch{{}}}}}}, Egress: egress}
 	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{}}}}, Egress: egress}
 	policyOf := func(version string, traffic *meshv1.Traffic) *meshv1.PodPolicy {
-		return &meshv1.PodPolicy{Uid: uid, Namespace: "ns", Name: "a", Version: version, Traffic: traffic}
+		return &meshv1.PodPolicy{Uid: uid, Namespace: "ns", Name: "a", Version: version, Serial: 3, Traffic: traffic}
 	}
+	lost := &meshv1.PodPolicy{Uid: uid, Version: "2-lost", Serial: 2, Refuse: "it was deleted"}
 	file := uid + ".policy.pb"
 	for name, tc := range map[string]struct {
 		saved func(t *testing.T, r *running, dir string)
 		says  string // who connects is told; "": he is refused, or waits
+		told  []*meshv1.PodPolicy
 	}{
 		"rules that cannot be": {func(t *testing.T, r *running, _ string) {
 			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
-		}, "could not be applied"},
+		}, "could not be applied", nil},
 		"rules that cannot be, of a pod that is gone": {func(t *testing.T, r *running, _ string) {
 			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
 			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
-		}, "could not be applied"},
-		"no file": {func(t *testing.T, _ *running, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, file))) }, ""},
+		}, "could not be applied", nil},
+		"rules that cannot be, after those that are saved": {func(*testing.T, *running, string) {}, "CircuitBreaker ns/good",
+			[]*meshv1.PodPolicy{policyOf("bad", bad)}},
+		"others that cannot be either": {func(*testing.T, *running, string) {}, "CircuitBreaker ns/good",
+			[]*meshv1.PodPolicy{policyOf("bad", bad), policyOf("worse", &meshv1.Traffic{Breakers: bad.Breakers})}},
+		"no file": {func(t *testing.T, _ *running, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, file))) }, "", nil},
+		"no file, of a pod that the manager has lost": {func(t *testing.T, _ *running, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, file))) }, "",
+			[]*meshv1.PodPolicy{lost}},
+		"no file, of a pod that was lost and has rules that cannot be": {func(t *testing.T, _ *running, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, file))) },
+			"could not be applied", []*meshv1.PodPolicy{lost, policyOf("3-bad", bad)}},
 		"no file, of a pod that is gone": {func(t *testing.T, r *running, dir string) {
 			require.NoError(t, os.Remove(filepath.Join(dir, file)))
 			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
-		}, ""},
+		}, "", nil},
 		"a file that ends early": {func(t *testing.T, _ *running, dir string) {
 			info, err := os.Stat(filepath.Join(dir, file))
 			require.NoError(t, err)
 			// To its end, it is the policy of a pod without rules.
 			require.NoError(t, os.Truncate(filepath.Join(dir, file), info.Size()-int64(proto.Size(&meshv1.PodPolicy{Traffic: good}))))
-		}, ""},
+		}, "", nil},
 		"an empty file": {func(t *testing.T, _ *running, dir string) {
 			require.NoError(t, os.Truncate(filepath.Join(dir, file), 0))
-		}, ""},
+		}, "", nil},
 		"a file of others": {func(t *testing.T, _ *running, dir string) {
 			require.NoError(t, os.Mkdir(filepath.Join(dir, "x"), 0o700))
 			require.NoError(t, os.Remove(filepath.Join(dir, file)))
 			require.NoError(t, os.Rename(filepath.Join(dir, "x"), filepath.Join(dir, file)))
-		}, ""},
+		}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path, do := inNamespace(t)
@@ -305,9 +315,12 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			_, err = ask()
 			require.ErrorIs(t, err, unix.ECONNREFUSED)
 
-			next, _ := begin()
+			next, method := begin()
 			tc.saved(t, next, dir)
 			restore(next)
+			for _, p := range tc.told {
+				setPolicy(t, next, p)
+			}
 			check := func() {
 				t.Helper()
 				said, err := ask()
@@ -325,6 +338,11 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			require.NoError(t, holder{next.mesh}.Resume(t.Context()))
 			check()
 
+			require.NoError(t, next.do(t.Context(), func() error { next.stop(); return nil }))
+			_ = method.Close()
+			next, _ = begin()
+			restore(next)
+			check()
 			require.NoError(t, next.do(t.Context(), func() error { next.members[uid].gone = false; return nil }))
 			setPolicy(t, next, policyOf("2", good))
 			said, err = ask()

@@ -38,7 +38,7 @@ type member struct {
 	failOpen bool // captured knows
 	proxied  *proxy.Pod
 	applied  bool            // proxied has had a policy
-	traffic  *meshv1.Traffic // of the last that it had, but for refusals
+	traffic  *meshv1.Traffic // in force, here or under the agent before; nil: nobody knows
 	inForce  time.Time       // since when the policy is
 	floor    uint64          // the least serial of a policy that it may act on
 	settled  <-chan struct{} // closed when what earlier policies let through is over

@@ -116,6 +116,9 @@ func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 	for _, p := range policies {
 		mb := add(p.GetUid(), p.GetNamespace(), p.GetName())
 		mb.policy, mb.saved, mb.floor = p.PodPolicy, p, p.GetSerial()
+		if mb.traffic = p.InForce; mb.traffic == nil {
+			mb.traffic = p.GetTraffic()
+		}
 	}
 	for _, p := range handed {
 		mb := add(p.UID, p.Namespace, p.Name)

@@ -138,7 +138,7 @@ func (h holder) Resume(ctx context.Context) error {
 		// What was said meanwhile is in force in this agent only.
 		for _, mb := range h.members {
 			if mb.pod.UID != "" {
-				h.setEgress(mb, mb.egressPolicy())
+				h.setEgress(mb)
 				if err := h.keep(mb); err != nil {
 					h.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
 				}

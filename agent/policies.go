@@ -80,7 +80,7 @@ func (m *mesh) apply(mb *member) error {
 		if mb.settled, err = mb.proxied.SetPolicy(p); err != nil {
 			return err
 		}
-		m.setEgress(mb, p)
+		m.setEgress(mb)
 		return nil
 	}
 	switch {
@@ -113,13 +113,13 @@ func (m *mesh) apply(mb *member) error {
 	mb.applied, mb.settled = true, settled
 	mb.traffic, _ = mb.proxied.Traffic()
 	if why := mb.trafficProblem(); why != "" {
-		m.logger.Error("rules of a pod not applied; the last good ones stay", "pod", mb.pod.String(), "error", why)
+		m.logger.Error("rules of a pod not applied", "pod", mb.pod.String(), "error", why)
 	}
-	m.setEgress(mb, mb.policy)
+	m.setEgress(mb)
 	return nil
 }
 
-// trafficProblem is why the last good rules are in force, if those of the policy cannot be.
+// trafficProblem is why the rules of the policy cannot be, if so, and what holds instead.
 func (mb *member) trafficProblem() string {
 	if mb.proxied != nil && mb.applied {
 		if _, err := mb.proxied.Traffic(); err != nil {
@@ -175,18 +175,20 @@ func (m *mesh) keep(mb *member) error {
 	case mb.policy == nil && mb.floor == 0 && mb.traffic.GetEgress() == nil:
 		err = m.store.DeletePolicy(mb.pod.UID)
 	case mb.proxied == nil || mb.applied:
-		saved, since := mb.policy, mb.inForce
-		if saved == nil {
-			saved = refusal(mb, noPolicy)
+		saved := policy.Saved{PodPolicy: mb.policy, Since: mb.inForce}
+		if mb.policy == nil {
+			saved.PodPolicy = refusal(mb, noPolicy)
+		} else if t := mb.policy.GetTraffic(); t != nil && t != mb.traffic {
+			saved.InForce = mb.traffic
 		}
 		if !mb.applied {
-			since = policy.Untold
+			saved.Since = policy.Untold
 		}
 		if saved.GetSerial() < mb.floor { // a refusal: on disk its serial is the floor
-			saved = proto.CloneOf(saved)
+			saved.PodPolicy = proto.CloneOf(saved.PodPolicy)
 			saved.Serial = mb.floor
 		}
-		err = m.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: since})
+		err = m.store.SavePolicy(saved)
 	}
 	mb.known(err == nil)
 	return err
@@ -250,11 +252,13 @@ func (h handler) SetPolicy(p *meshv1.PodPolicy) (settled <-chan struct{}, err er
 		if err := mb.bars(p); err != nil {
 			return err
 		}
-		if p.GetRefuse() != "" && p.GetSerial() > 0 && p.GetTraffic() == nil {
-			// The manager knows no more of the pod than that it is gone. If it runs on,
-			// it is held to what it was held to.
+		if p.GetRefuse() != "" && p.GetTraffic() == nil {
 			p = proto.CloneOf(p)
-			p.Traffic = refusal(mb, "").GetTraffic()
+			if p.Traffic = new(meshv1.Traffic); p.GetSerial() > 0 {
+				// The manager knows no more of the pod than that it is gone. If it runs
+				// on, it is held to what it was held to, or nobody knows to what.
+				p.Traffic = refusal(mb, "").GetTraffic()
+			}
 		}
 		before := mb.policy
 		if before.GetVersion() != p.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {

@@ -26,12 +26,14 @@ var (
 	errDraining = errors.New("another proxy takes over")
 )
 
-// PodInfo names a pod.
+// PodInfo is what is known of a pod before its first policy.
 type PodInfo struct {
 	UID, Namespace, Name string
 	// RequireToken refuses requests without a token that is bound to this pod,
 	// whatever the policy: the pod is known by its address alone otherwise.
 	RequireToken bool
+	// Traffic is what an earlier proxy of this pod had in force last; nil: it is not known.
+	Traffic *meshv1.Traffic
 }
 
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
@@ -163,8 +165,9 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 // returns. Watches that it would have narrowed otherwise are ended, and the
 // client's caches told to list again, unless the policy leaves them alone. So are
 // they by the first policy: nobody knows what they were filled under. On an error
-// the last good policy stays. Rules of its traffic that cannot be are no error:
-// the last good ones stay, see Traffic.
+// the last good policy stays. Rules of its traffic that cannot be are no error: what
+// holds then, Traffic tells. A refusal without Traffic does not say that there are none,
+// where nobody knows.
 //
 // Writes that earlier policies let through go on. settled is closed when none of
 // them can take effect any more; of a later policy never before that of an earlier.

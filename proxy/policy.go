@@ -76,14 +76,7 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 			return nil, err
 		}
 	}
-	if out.traffic, err = newTraffic(p, m.GetTraffic()); err != nil {
-		// Who may not write what does not wait for rules.
-		if last := p.policy.Load(); last != nil && last.good {
-			out.traffic, out.problem = last.traffic, err
-		} else {
-			out.traffic = unknown(m.GetTraffic(), err)
-		}
-	}
+	out.traffic = trafficOf(p, m) // who may not write what does not wait for rules
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
 		return nil, errors.New("passthrough of a pod that is sharded or refused")
 	}

@@ -14,14 +14,42 @@ import (
 )
 
 // traffic is the compiled Traffic of a policy, or of the last one whose compiles; not good,
-// if none did.
+// if none is known that did.
 type traffic struct {
 	good    bool
 	rules   *limit.Rules
 	faults  *fault.Rules
 	egress  *egress.Policy
-	told    *meshv1.Traffic // that it was compiled from
-	problem error           // why it is not the policy's own
+	told    *meshv1.Traffic // that it was compiled from; nil: nobody told of rules, nor that there are none
+	problem error           // why it is not the policy's own, and what holds instead
+}
+
+// trafficOf is what of rules is in force under a policy.
+func trafficOf(p *Pod, m *meshv1.PodPolicy) traffic {
+	last := lastTraffic(p)
+	if m.GetRefuse() != "" && m.GetTraffic() == nil && !last.good {
+		return last // whoever refuses the pod may not know its rules either
+	}
+	out, err := newTraffic(p, m.GetTraffic())
+	if err == nil {
+		return out
+	}
+	if last.good {
+		last.problem = fmt.Errorf("the last good ones stay in force: %w", err)
+		return last
+	}
+	return unknown(m.GetTraffic(), err)
+}
+
+// lastTraffic is that of the policy in force; before the first, that of the proxy before.
+func lastTraffic(p *Pod) (out traffic) {
+	if pol := p.policy.Load(); pol != nil {
+		return pol.traffic
+	}
+	if p.info.Traffic != nil {
+		out, _ = newTraffic(p, p.info.Traffic) // if it cannot be, it is not known which was
+	}
+	return out
 }
 
 func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
@@ -35,19 +63,19 @@ func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
 	if out.egress, err = egress.Compile(m, out.rules, out.faults); err != nil {
 		return traffic{}, err
 	}
-	out.told, out.good = m, true
+	if out.told, out.good = m, true; m == nil {
+		out.told = &meshv1.Traffic{}
+	}
 	return out, nil
 }
 
 // unknown is in force when rules cannot be, and it is not known which were before: what
 // they would have seen of connections to other hosts is refused.
 func unknown(m *meshv1.Traffic, problem error) traffic {
-	out := traffic{told: m, problem: problem}
-	if m.GetEgress() != nil {
-		out.egress = egress.Refuse()
-		out.problem = fmt.Errorf("there are none, and connections to other hosts are refused: %w", problem)
+	if m.GetEgress() == nil {
+		return traffic{told: m, problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
 	}
-	return out
+	return traffic{told: m, egress: egress.Refuse(), problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
 }
 
 // enforce has the rules take the place of those before.
@@ -58,9 +86,9 @@ func (p *policy) enforce() {
 	p.pod.histories.enforce(p)
 }
 
-// Traffic is what of the pod's rules is in force, and why it is not that of the last
-// policy, if so. If there were none that could be, it is all the same, and connections to
-// other hosts that it is about are refused.
+// Traffic is what of the pod's rules is in force, nil while nobody knows, and why it is not
+// that of the last policy, if so. If none are known that could be, it is all the same, and
+// connections to other hosts that it is about are refused.
 func (p *Pod) Traffic() (*meshv1.Traffic, error) {
 	if pol := p.policy.Load(); pol != nil {
 		return pol.told, pol.problem

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -78,7 +79,7 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 	}
 	for _, ports := range [][]uint32{{80}, {80, 81}} {
 		told, problem := set(bad(ports...))
-		require.ErrorContains(t, problem, "there are none")
+		require.ErrorContains(t, problem, "connections to other hosts are refused")
 		require.ErrorContains(t, problem, `CircuitBreaker "bad"`)
 		require.Equal(t, ports, told.GetEgress().GetPorts(), "they are redirected, lest connections go around")
 		said := ask(request)
@@ -89,10 +90,13 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 	_, err = pod.resettle()
 	require.NoError(t, err)
 	require.Contains(t, ask(request), "403 Forbidden")
+	_, err = pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Version: "v", Refuse: "for a test"})
+	require.NoError(t, err)
+	require.Contains(t, ask(request), "403 Forbidden", "it says nothing of rules")
 	require.Empty(t, dialed)
 
 	told, problem := set(&meshv1.Traffic{Breakers: breakers})
-	require.Error(t, problem)
+	require.ErrorContains(t, problem, "none are in force")
 	require.Nil(t, told.GetEgress(), "these are about no other host")
 	if c, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be reset by then
 		defer c.Close()
@@ -101,9 +105,56 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 
 	set(&meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{80}}})
 	told, problem = set(bad(81))
-	require.Error(t, problem)
+	require.ErrorContains(t, problem, "the last good ones stay in force")
 	require.Equal(t, []uint32{80}, told.GetEgress().GetPorts(), "now there are good ones")
 	require.Contains(t, ask(request), "502")
+}
+
+// What held under an earlier proxy of the pod holds until it is told of rules that can be.
+// Where none are known, a refusal without any does not say that there are none.
+func TestRulesOfAnEarlierProxyStay(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	rules := func(name string, bucket *meshv1.Bucket) *meshv1.Traffic {
+		return &meshv1.Traffic{
+			Breakers: []*meshv1.Breaker{{Name: name, Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: bucket}}}},
+			Egress:   &meshv1.Egress{Ports: []uint32{80}},
+		}
+	}
+	good, bad := rules("good", bucket(1)), rules("bad", &meshv1.Bucket{})
+	refusal := &meshv1.PodPolicy{Uid: "uid-2", Refuse: "for a test"}
+	for _, c := range []struct {
+		earlier *meshv1.Traffic
+		told    []*meshv1.PodPolicy
+		holds   *meshv1.Traffic
+		says    string // why it is not what was told last; "": it is
+	}{
+		{nil, nil, nil, ""},
+		{nil, []*meshv1.PodPolicy{refusal}, nil, ""},
+		{nil, []*meshv1.PodPolicy{{}}, &meshv1.Traffic{}, ""},
+		{nil, []*meshv1.PodPolicy{{}, {Traffic: bad}}, &meshv1.Traffic{}, "the last good ones"},
+		{nil, []*meshv1.PodPolicy{{}, refusal, {Traffic: bad}}, &meshv1.Traffic{}, "the last good ones"},
+		{nil, []*meshv1.PodPolicy{refusal, {Traffic: bad}}, bad, "it is not known"},
+		{good, []*meshv1.PodPolicy{refusal}, &meshv1.Traffic{}, ""},
+		{good, []*meshv1.PodPolicy{{Traffic: bad}}, good, "the last good ones"},
+		{bad, []*meshv1.PodPolicy{{Traffic: bad}, refusal}, bad, "it is not known"},
+		{good, []*meshv1.PodPolicy{{}, {Traffic: bad}}, &meshv1.Traffic{}, "the last good ones"},
+		{bad, []*meshv1.PodPolicy{{Traffic: bad}}, bad, "it is not known"},
+		{bad, []*meshv1.PodPolicy{refusal, {Traffic: good}}, good, ""},
+	} {
+		pod := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other", Traffic: c.earlier}, m.dial)
+		for _, p := range c.told {
+			_, err := pod.SetPolicy(p)
+			require.NoError(t, err)
+		}
+		holds, problem := pod.Traffic()
+		require.Equal(t, c.holds == nil, holds == nil, "%v", c)
+		require.True(t, proto.Equal(c.holds, holds), "%v: %v", c, holds)
+		if c.says == "" {
+			require.NoError(t, problem, "%v", c)
+		} else {
+			require.ErrorContains(t, problem, c.says, "%v", c)
+		}
+	}
 }
 
 // No request is decided about by rules that do not know yet what another proxy told.
