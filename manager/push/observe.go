@@ -55,7 +55,7 @@ type Observation struct {
 	// EgressMessage says why connections to other hosts are not redirected.
 	EgressMessage string
 	// TrafficMessage says why the rules of the policy are not in force though the rest
-	// of it is.
+	// of it is, and what holds instead.
 	TrafficMessage string
 	// NoTraffic: the agent, or one of two, is too old to know of such rules.
 	NoTraffic bool

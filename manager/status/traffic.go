@@ -214,7 +214,7 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 		case o.NoTraffic:
 			t.reason, t.why = ReasonAgentTooOld, fmt.Sprintf("the agent on node %s is too old to know such rules: upgrade DaemonSet ctrlmesh-agent", pod.Spec.NodeName)
 		case o.TrafficMessage != "":
-			t.reason, t.why = ReasonRulesRejected, "its agent could not apply the rules, the last good ones stay in force: "+o.TrafficMessage
+			t.reason, t.why = ReasonRulesRejected, "its agent could not apply the rules: "+o.TrafficMessage
 		}
 	}
 	t.inForce, t.Message = t.why == "" && r.Problem == nil, t.why

@@ -142,7 +142,7 @@ func TestRulesThatAreNotInForce(t *testing.T) {
 		{"an agent that cannot have them", func(r *rulesOn) {
 			r.say("a", func(o *push.Observation) { o.TrafficMessage = "a bucket of 0 ns" })
 		},
-			ReasonRulesRejected, "a bucket of 0 ns", 1},
+			ReasonRulesRejected, "its agent could not apply the rules: a bucket of 0 ns", 1},
 		{"partly invalid", func(r *rulesOn) {
 			r.breaker.Problems = []*compile.Problem{{Reason: compile.ReasonInvalid, Message: "because"}}
 		}, compile.ReasonInvalid, "because; the rest is in force in 2 of 2 pods", 2},

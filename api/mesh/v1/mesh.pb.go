@@ -534,8 +534,8 @@ type Ack struct {
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// Empty: applied. Else why it was not; the last good policy stays in force.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Empty: so were its traffic's rules. Else why not; the last good ones stay in
-	// force with the rest of the policy. If none are known, other hosts are refused.
+	// Empty: so were its traffic's rules. Else why not, and what holds instead: the last
+	// good ones or, if none are known, none: what they are about of other hosts is refused.
 	TrafficError  string `protobuf:"bytes,4,opt,name=traffic_error,json=trafficError,proto3" json:"traffic_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -670,7 +670,7 @@ type PodReport struct {
 	// redirected, are not, for people.
 	EgressMessage string `protobuf:"bytes,10,opt,name=egress_message,json=egressMessage,proto3" json:"egress_message,omitempty"`
 	// Why the rules of the policy that was told last are not in force though the rest
-	// of it is, for people.
+	// of it is, and what holds instead, for people.
 	TrafficMessage string `protobuf:"bytes,11,opt,name=traffic_message,json=trafficMessage,proto3" json:"traffic_message,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1161,7 +1161,7 @@ type PodPolicy struct {
 	// What is barred, and what the pod has had, outlives other refusals and the
 	// agent.
 	Serial uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
-	// Unset: no rules.
+	// Unset: no rules; of a refusal with a serial, those that the pod was held to.
 	Traffic       *Traffic `protobuf:"bytes,12,opt,name=traffic,proto3" json:"traffic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
