@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
@@ -74,7 +75,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	request := capture.Request{
 		UID: mb.pod.UID, NetNS: ns.Path(), HostNetwork: mb.pod.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(mb.pod.Capture),
 		Addresses: mb.pod.Addresses, FailOpen: mb.policy.GetFailOpen() && !mb.gone, Handed: mb.handed,
-		Egress: portsOf(mb.egressPolicy().GetTraffic()),
+		Egress: portsOf(mb.egressPolicy().GetTraffic(), mb.traffic), // these stay in force if the policy's cannot be
 	}
 	start := time.Now()
 	mb.handed = nil // the method's, whatever it returns
@@ -143,12 +144,14 @@ func (m *mesh) setEgress(mb *member) {
 	mb.egress = len(listeners) > 0
 }
 
-// portsOf are those of the pod's other connections that are redirected.
-func portsOf(t *meshv1.Traffic) []uint16 {
+// portsOf are those of the pod's other connections that are redirected, by any of these rules.
+func portsOf(rules ...*meshv1.Traffic) []uint16 {
 	var ports []uint16
-	for _, port := range t.GetEgress().GetPorts() {
-		if port > 0 && port <= math.MaxUint16 {
-			ports = append(ports, uint16(port))
+	for _, t := range rules {
+		for _, port := range t.GetEgress().GetPorts() {
+			if port > 0 && port <= math.MaxUint16 && !slices.Contains(ports, uint16(port)) {
+				ports = append(ports, uint16(port))
+			}
 		}
 	}
 	return ports

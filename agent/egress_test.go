@@ -186,6 +186,14 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	assert.Contains(t, r.reported(uid).GetEgressMessage(), "captured no longer")
 }
 
+func TestPortsOfRulesThatMayHold(t *testing.T) {
+	rules := func(ports ...uint32) *meshv1.Traffic { return &meshv1.Traffic{Egress: &meshv1.Egress{Ports: ports}} }
+	require.Empty(t, portsOf(nil, &meshv1.Traffic{}))
+	require.Equal(t, []uint16{443, 80}, portsOf(rules(443, 80), rules(443, 80)), "in one order, which a kernel's entry is compared by")
+	require.Equal(t, []uint16{8080, 443}, portsOf(rules(8080, 0, 65536), rules(443, 8080)))
+	require.Equal(t, []uint16{443}, portsOf(nil, rules(443)))
+}
+
 // What an agent that died had redirected goes nowhere else before its rules are known again.
 func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 	if os.Getuid() != 0 {

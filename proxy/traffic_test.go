@@ -103,7 +103,8 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 	}
 	require.Equal(t, "192.0.2.1:80", <-dialed, "so that what comes passes")
 
-	set(&meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{80}}})
+	_, problem = set(&meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{80}}})
+	require.NoError(t, problem)
 	told, problem = set(bad(81))
 	require.ErrorContains(t, problem, "the last good ones stay in force")
 	require.Equal(t, []uint32{80}, told.GetEgress().GetPorts(), "now there are good ones")

@@ -86,7 +86,7 @@ type Request struct {
 	// FailOpen lets the pod go direct while no agent serves it, where the way of
 	// capture can tell.
 	FailOpen bool
-	// Egress are the ports that [Pod.SetEgress] will be told: they are redirected as soon
+	// Egress are the ports that [Pod.SetEgress] may be told: they are redirected as soon
 	// as the pod is captured, unless an earlier agent redirected in the same way what
 	// stays so until then. If that cannot be, SetEgress will say why.
 	Egress []uint16

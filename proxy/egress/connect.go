@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 )
 
 // maxVia is how many proxies a connection may go through, one within the other.
@@ -27,8 +29,8 @@ func (x *exchange) connect() {
 	p, _ := x.s.Policy()
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
-	c.met = nil
-	if !x.admit(&c.met) {
+	c.met = fault.Met{}
+	if !x.admit(c.met) {
 		return
 	}
 	to := c.up

@@ -335,7 +335,7 @@ func (s *Server) harmed(f *fault.Faults) {
 
 // harm decides on faults. While the server drains there are none: what the rules have
 // left of their counts is the next one's.
-func (s *Server) harm(p *Policy, met *fault.Met, asked ...match.HTTP) *fault.Faults {
+func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
 	if s.draining.Load() {
 		return nil
 	}

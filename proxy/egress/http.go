@@ -270,7 +270,7 @@ func (x *exchange) malformed(code int, why string) bool {
 }
 
 // admit lets the rules decide. Those of faults are added to met, if it is not nil.
-func (x *exchange) admit(met *fault.Met) bool {
+func (x *exchange) admit(met fault.Met) bool {
 	p, _ := x.s.Policy()
 	if p == nil {
 		return true

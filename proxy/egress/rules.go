@@ -218,7 +218,7 @@ func (p *Policy) take(partOf limit.Ticket, userAgent string, asked ...match.HTTP
 }
 
 // harm asks what faults meet what is asked, but for those of the rules in met.
-func (p *Policy) harm(met *fault.Met, asked ...match.HTTP) *fault.Faults {
+func (p *Policy) harm(met fault.Met, asked ...match.HTTP) *fault.Faults {
 	if p == nil {
 		return nil
 	}

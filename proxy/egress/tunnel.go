@@ -48,7 +48,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
 		})
 	}()
-	harm := s.harm(p, &c.met, asked...)
+	harm := s.harm(p, c.met, asked...)
 	if harm != nil {
 		line.faults = harm.Rules
 		defer func() { s.harmed(harm) }()

@@ -320,7 +320,7 @@ func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 // more is seen: rules that would have to see more are left out. If asked are several, it
 // is for all of them at once, and a rule about more than one harms it as one. Rules in
 // met are left out, and the others that match are added to it, but if it is nil.
-func (r *Rules) DecideHTTP(now time.Time, met *Met, asked ...match.HTTP) *Faults {
+func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults {
 	if r == nil {
 		return nil
 	}
@@ -343,17 +343,16 @@ func (r *Rules) DecideHTTP(now time.Time, met *Met, asked ...match.HTTP) *Faults
 }
 
 // Met are rules that were asked about something, whatever they did.
-type Met []*counts
+type Met map[*counts]struct{}
 
 // add tells whether the rule was not in it.
-func (m *Met) add(r *rule) bool {
-	switch {
-	case m == nil:
-		return true
-	case slices.Contains(*m, r.counts):
+func (m Met) add(r *rule) bool {
+	if _, ok := m[r.counts]; ok {
 		return false
 	}
-	*m = append(*m, r.counts)
+	if m != nil {
+		m[r.counts] = struct{}{}
+	}
 	return true
 }
 

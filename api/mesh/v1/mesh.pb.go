@@ -535,7 +535,7 @@ type Ack struct {
 	// Empty: applied. Else why it was not; the last good policy stays in force.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	// Empty: so were its traffic's rules. Else why not, and what holds instead: the last
-	// good ones or, if none are known, none: what they are about of other hosts is refused.
+	// good ones or, if none are known, none: other hosts are refused at the ports redirected.
 	TrafficError  string `protobuf:"bytes,4,opt,name=traffic_error,json=trafficError,proto3" json:"traffic_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
