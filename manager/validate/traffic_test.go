@@ -331,6 +331,16 @@ func TestTrafficIsJudged(t *testing.T) {
 	}
 }
 
+// object is one with the spec, as it comes from a client: its numbers are whole.
+func object(t *testing.T, kind, spec string) map[string]any {
+	t.Helper()
+	data, err := yaml.YAMLToJSON([]byte(spec))
+	require.NoError(t, err)
+	var value map[string]any
+	require.NoError(t, utiljson.Unmarshal(data, &value))
+	return map[string]any{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": kind, "metadata": map[string]any{"name": "o"}, "spec": value}
+}
+
 func TestRulesAboutConnectAreWarnedOf(t *testing.T) {
 	j := newJudges(t)
 	for spec, warned := range map[string]bool{
@@ -341,16 +351,11 @@ func TestRulesAboutConnectAreWarnedOf(t *testing.T) {
 		"{selector: {}, duration: 1h, httpFault: [{name: a, match: {httpMatch: [{method: CONNECT}]}, delay: {fixedDelay: 1s, percent: '1'}}]}":              true,
 		"{selector: {}, duration: 1h, httpFault: [{name: a, match: {httpMatch: [{host: {exact: a.example}}]}, delay: {fixedDelay: 1s, percent: '1'}}]}":     false,
 	} {
-		o := map[string]any{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker", "metadata": map[string]any{"name": "o"}}
+		kind := "CircuitBreaker"
 		if strings.Contains(spec, "httpFault") {
-			o["kind"] = "FaultInjection"
+			kind = "FaultInjection"
 		}
-		var value map[string]any
-		data, err := yaml.YAMLToJSON([]byte(spec))
-		require.NoError(t, err)
-		require.NoError(t, utiljson.Unmarshal(data, &value))
-		o["spec"] = value
-		_, warnings, err := j.admit(t, o)
+		_, warnings, err := j.admit(t, object(t, kind, spec))
 		require.NoError(t, err, spec)
 		require.Equal(t, warned, slices.Contains(warnings, connectUnmatched), spec)
 	}
@@ -374,13 +379,7 @@ func TestBreakersWithoutEffectAreWarnedOf(t *testing.T) {
 		limited + `resourceRules: [{apiGroups: ["", longhorn.io], resources: [nodes], verbs: [get], namespaces: [default]}], maxInFlight: 1}]`:                           "",
 		limited + `resourceRules: [{apiGroups: [""], resources: [pods, nodes], verbs: [get], namespaces: ["*"]}], maxInFlight: 1}]`:                                      "",
 	} {
-		o := map[string]any{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker", "metadata": map[string]any{"name": "o"}}
-		var value map[string]any
-		data, err := yaml.YAMLToJSON([]byte(spec))
-		require.NoError(t, err)
-		require.NoError(t, utiljson.Unmarshal(data, &value))
-		o["spec"] = value
-		_, warnings, err := j.admit(t, o)
+		_, warnings, err := j.admit(t, object(t, "CircuitBreaker", spec))
 		require.NoError(t, err, spec)
 		if says == "" {
 			require.Empty(t, warnings, spec)
