@@ -179,10 +179,6 @@ func (w *world) requests(m mark, pods ...string) ([]audit.Request, error) {
 	return audit.Requests(f, audit.Callers{Pods: pods, Since: m.at})
 }
 
-// settle is how long an access line may come after the apiserver's record, on a machine
-// that is busy.
-const settle = 30 * time.Second
-
 // leaks are those requests that no access line tells of, given some seconds to do
 // so. What an agent had in hand when it was killed is none.
 func (w *world) leaks(ctx context.Context, requests []audit.Request, kills []time.Time) ([]audit.Request, error) {
@@ -191,7 +187,7 @@ func (w *world) leaks(ctx context.Context, requests []audit.Request, kills []tim
 		return nil, failed
 	}
 	var leaked, cut []audit.Request
-	ctx, cancel := context.WithTimeout(ctx, settle)
+	ctx, cancel := context.WithTimeout(ctx, kube.Settle)
 	defer cancel()
 	_ = kube.Until(ctx, "access lines", func(context.Context) error {
 		missing, err := w.lines.missing(requests)

@@ -110,9 +110,9 @@ func visitLog(file string, visit func(string, io.Reader) error) error {
 	return visit(file, log)
 }
 
-// settle is how long an access line may come after the apiserver's record, on a machine
+// Settle is how long an access line may come after the apiserver's record, on a machine
 // that is busy.
-const settle = 30 * time.Second
+const Settle = 30 * time.Second
 
 // Traffic is what callers sent, and what of it went around the mesh.
 type Traffic struct {
@@ -129,7 +129,7 @@ func (c *Cluster) Traffic(ctx context.Context, of audit.Callers) (*Traffic, erro
 		return nil, err
 	}
 	t := &Traffic{Requests: requests}
-	ctx, cancel := context.WithTimeout(ctx, settle)
+	ctx, cancel := context.WithTimeout(ctx, Settle)
 	defer cancel()
 	var failed error
 	_ = Until(ctx, "access lines", func(context.Context) error {
