@@ -26,15 +26,16 @@ type traffic struct {
 
 // trafficOf is what of rules is in force under a policy.
 func trafficOf(p *Pod, m *meshv1.PodPolicy) traffic {
-	last := lastTraffic(p)
-	if m.GetRefuse() != "" && m.GetTraffic() == nil && !last.good {
-		return last // whoever refuses the pod may not know its rules either
+	if m.GetRefuse() != "" && m.GetTraffic() == nil {
+		if last := lastTraffic(p); !last.good {
+			return last // whoever refuses the pod may not know its rules either
+		}
 	}
 	out, err := newTraffic(p, m.GetTraffic())
 	if err == nil {
 		return out
 	}
-	if last.good {
+	if last := lastTraffic(p); last.good {
 		last.problem = fmt.Errorf("the last good ones stay in force: %w", err)
 		return last
 	}
