@@ -18,13 +18,14 @@ export PATH=$tools:$PATH
 if [ "${1:-}" = --check ]; then
   tree=$PWD copy=$(mktemp -d)
   trap 'rm -rf "$copy"' EXIT
-  cp -a go.mod go.sum api bpf deploy "$copy"
+  cp -a go.mod go.sum api bpf deploy hack "$copy"
   cd "$copy"
 fi
 
 protoc --go_out=. --go_opt=module=github.com/ctrlmesh/ctrlmesh \
   --go-grpc_out=. --go-grpc_opt=module=github.com/ctrlmesh/ctrlmesh api/mesh/v1/mesh.proto api/mesh/v1/traffic.proto
 controller-gen object paths=./api/... crd paths=./api/... output:crd:dir=deploy/crd
+go run ./hack/crdbounds deploy/crd/*_*.yaml
 go generate ./bpf/...
 
 if [ "${1:-}" = --check ]; then

@@ -4,14 +4,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shopt -s nullglob
-tests/cluster/load.sh bin/images/*.tar .run/images/*.tar
+# shellcheck source=progress.sh
+. hack/progress.sh
+progress "loading the images" tests/cluster/load.sh bin/images/*.tar .run/images/*.tar
 mesh="kubectl -n ctrlmesh-system"
 built=$(cat bin/images/*.tar | sha256sum | cut -c1-16)
 running=$($mesh get daemonset ctrlmesh-agent --ignore-not-found -o jsonpath='{.metadata.name} {.metadata.annotations.built}' 2>/dev/null || true)
-kubectl apply -k deploy/debug >/dev/null
+progress "applying the manifests" kubectl apply -k deploy/debug >/dev/null
 $mesh annotate --overwrite daemonset/ctrlmesh-agent built="$built" >/dev/null
 if [ -n "$running" ] && [ "$running" != "ctrlmesh-agent $built" ]; then
   $mesh rollout restart deployment/ctrlmesh-manager daemonset/ctrlmesh-agent
 fi
-$mesh rollout status deployment/ctrlmesh-manager --timeout=120s
-$mesh rollout status daemonset/ctrlmesh-agent --timeout=120s
+# shellcheck disable=SC2086
+progress "waiting for the manager" $mesh rollout status deployment/ctrlmesh-manager --timeout=120s
+# shellcheck disable=SC2086
+progress "waiting for the agents" $mesh rollout status daemonset/ctrlmesh-agent --timeout=120s

@@ -43,6 +43,15 @@ const (
 	// acts on its shards any more.
 	HandoverFinalizer = GroupName + "/handover"
 
+	// LockHeldLabel on a leader-election lock (Lease, ConfigMap or Endpoints), with
+	// value "true", means that the mesh holds it. An admission policy rejects writes
+	// by anybody but the manager.
+	LockHeldLabel = GroupName + "/lock-held"
+
+	// LockHolderAnnotation on a lock that the mesh holds names the ShardingConfig that
+	// it is held for, as namespace/name.
+	LockHolderAnnotation = GroupName + "/lock-held-for"
+
 	// ControlLabel on a sharded object, with value "true", says that the mesh
 	// stamped it.
 	ControlLabel = GroupName + "/control"
@@ -79,6 +88,10 @@ const (
 
 // KubeconfigNone is the value of KubeconfigAnnotation by which none is replaced.
 const KubeconfigNone = "none"
+
+// LockIdentityPrefix begins the holder identity of locks that the mesh holds. The
+// namespace and name of the ShardingConfig follow, as namespace/name.
+const LockIdentityPrefix = "ctrlmesh:"
 
 // Values of TrustAnnotation.
 const (

@@ -84,14 +84,28 @@ type ShardingConfigSpec struct {
 	// +kubebuilder:default=Refuse
 	ClientCertificates ClientCertificates `json:"clientCertificates,omitempty"`
 
-	// Isolation says what becomes of a member's requests for single objects of the
-	// divided resources that are not its shard's: get, create, update, patch, delete
-	// and subresources. Enforce: they are refused with 403. Observe: they pass and
-	// are counted. Off: they pass. Lists, watches and deletecollections are
-	// narrowed in any case.
+	// Isolation says what becomes of a member's writes of single objects of the
+	// divided resources that another shard owns: create, update, patch, delete and
+	// subresources that write. Enforce: they are refused with 403. Observe: they pass
+	// and are counted. Off: they pass. It also applies to the reads that reads: Own
+	// refuses. Lists, watches and deletecollections are narrowed in any case.
 	// +optional
 	// +kubebuilder:default=Enforce
 	Isolation Isolation `json:"isolation,omitempty"`
+
+	// Reads says which single objects of the divided resources a member may read. All:
+	// those of every shard. Own: its shard's, and others are refused with 403. Lists
+	// and watches are narrowed in both cases, except those of one object by
+	// metadata.name under All.
+	// +optional
+	// +kubebuilder:default=All
+	Reads Reads `json:"reads,omitempty"`
+
+	// DryRun evaluates every decision without enforcing it: nothing is narrowed or
+	// refused, locks keep their names, and the members' requests are counted by what
+	// would have been done (metric ctrlmesh_dry_run_requests_total).
+	// +optional
+	DryRun bool `json:"dryRun,omitempty"`
 
 	// Fence says which writes count as foreign. Resources: those to the divided
 	// resources. Namespace: those to any resource in a namespace that is not the
@@ -139,6 +153,17 @@ const (
 	ClientCertificatesPassthrough ClientCertificates = "Passthrough"
 )
 
+// Reads says which single objects of the divided resources a member may read.
+//
+// +kubebuilder:validation:Enum=All;Own
+type Reads string
+
+// Values of Reads.
+const (
+	ReadsAll Reads = "All"
+	ReadsOwn Reads = "Own"
+)
+
 // Isolation says what becomes of requests for objects of other shards.
 //
 // +kubebuilder:validation:Enum=Enforce;Observe;Off
@@ -162,13 +187,35 @@ const (
 	FenceNamespace Fence = "Namespace"
 )
 
-// ControllerConfig says how the operator elects its leader.
+// ControllerConfig says how the operator elects its leader. If it names no lock, the
+// mesh discovers the locks that members try to write.
 type ControllerConfig struct {
 	// LeaderElectionName is the name of the operator's lock (Lease, ConfigMap or
-	// Endpoints) in this object's namespace.
+	// Endpoints) in this object's namespace. It is short for an entry of locks.
+	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=189
-	LeaderElectionName string `json:"leaderElectionName"`
+	LeaderElectionName string `json:"leaderElectionName,omitempty"`
+	// Locks are the operator's locks, in any namespace: many operators keep theirs
+	// in kube-system, and some have several.
+	// +optional
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=map
+	// +listMapKey=namespace
+	// +listMapKey=name
+	Locks []LockReference `json:"locks,omitempty"`
+}
+
+// LockReference names a leader-election lock: a Lease, ConfigMap or Endpoints.
+type LockReference struct {
+	// Namespace of the lock.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// Name of the lock.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=189
+	Name string `json:"name"`
 }
 
 // WebhookConfig says where the operator serves its own webhooks.
@@ -201,7 +248,8 @@ type ResourceGroup struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	APIGroups []string `json:"apiGroups"`
-	// Resources are plural resource names.
+	// Resources are plural resource names, or "*" alone for all of groups that are
+	// named, in a root whose method is not Labels and without a selector.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Resources []string `json:"resources"`
@@ -245,6 +293,13 @@ type RootConfig struct {
 	// +kubebuilder:validation:MaxItems=64
 	ResourceSelector []ObjectLimiter `json:"resourceSelector,omitempty"`
 
+	// Shared names objects of the divided resources that every shard reads, such as
+	// configuration that all members need. Objects in the operator's own namespace
+	// are shared for reading without being listed.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	Shared []SharedObjects `json:"shared,omitempty"`
+
 	// Key is what objects are assigned by. Namespace: all objects of a namespace
 	// are one shard's, and cluster-scoped ones everybody's. Object: each object by
 	// its uid.
@@ -264,6 +319,42 @@ type RootConfig struct {
 	// +kubebuilder:default=Restart
 	OnChange OnChange `json:"onChange,omitempty"`
 }
+
+// SharedObjects names objects of divided resources that every shard reads.
+type SharedObjects struct {
+	// APIGroups are group names, "" for the core group, or "*" alone for all.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	APIGroups []string `json:"apiGroups"`
+	// Resources are plural resource names, or "*" alone for all.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Resources []string `json:"resources"`
+	// Namespaces of the objects. Empty: all.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	Namespaces []string `json:"namespaces,omitempty"`
+	// Names of the objects. Empty: all.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	Names []string `json:"names,omitempty"`
+	// Writes says who may write them. Owner: the shard that owns the key. Everyone:
+	// every shard, so that the operator itself must avoid conflicts.
+	// +optional
+	// +kubebuilder:default=Owner
+	Writes SharedWrites `json:"writes,omitempty"`
+}
+
+// SharedWrites says who may write shared objects.
+//
+// +kubebuilder:validation:Enum=Owner;Everyone
+type SharedWrites string
+
+// Values of SharedWrites.
+const (
+	SharedWritesOwner    SharedWrites = "Owner"
+	SharedWritesEveryone SharedWrites = "Everyone"
+)
 
 // TargetRef names a workload.
 type TargetRef struct {
@@ -355,12 +446,15 @@ type AutoConfig struct {
 	// EveryShardReplicas is the number of pods of each shard.
 	// +kubebuilder:validation:Minimum=1
 	EveryShardReplicas int32 `json:"everyShardReplicas"`
-	// Rebalance says what becomes of shards whose weights, the objects of the
-	// divided resources in their namespaces, have grown apart. Automatic: namespaces
-	// are handed over, a few at a time. Suggest: the status says what would be done.
-	// Off: nothing is weighed after the shards were made.
+	// Rebalance says what happens when the weights of shards, the objects of the
+	// divided resources in their namespaces, have grown apart: when the heaviest
+	// shard has more than 1.25 times the mean. Automatic: namespaces are handed
+	// over within a minute, one batch at a time. Under onChange Restart each
+	// correction is one batch, evicts the pods of the shards that give, and the next
+	// correction waits a minute, then two, up to an hour. Suggest: the status says
+	// what Automatic would do. Off: nothing is weighed after the shards were created.
 	// +optional
-	// +kubebuilder:default=Suggest
+	// +kubebuilder:default=Automatic
 	Rebalance Rebalance `json:"rebalance,omitempty"`
 }
 
@@ -373,6 +467,21 @@ const (
 	ConditionProgressing = "Progressing"
 	// ConditionDegraded: something needs a user's hand; the message says what.
 	ConditionDegraded = "Degraded"
+	// ConditionLeaderMissing: a shard with ready members has had no leader for a
+	// while; the message names the shard and what its pods wait for.
+	ConditionLeaderMissing = "LeaderMissing"
+)
+
+// Reasons of the Ready condition that concern locks.
+const (
+	// ReasonHeldOutside: a pod outside the mesh holds the operator's lock, and the
+	// members are in standby.
+	ReasonHeldOutside = "HeldOutside"
+	// ReasonUnknownLock: members contend for a lock that the mesh does not manage.
+	ReasonUnknownLock = "UnknownLock"
+	// ReasonOutsidePods: the operator has no lock, and pods of its workload outside
+	// the mesh may act.
+	ReasonOutsidePods = "OutsidePods"
 )
 
 // ShardingConfigStatus is what the mesh sees of a shard.
@@ -413,9 +522,39 @@ type ShardingConfigStatus struct {
 	// Stamping tells how far the labels of existing objects have come.
 	// +optional
 	Stamping *StampingStatus `json:"stamping,omitempty"`
+	// Locks are the operator's locks, named and discovered.
+	// +optional
+	// +listType=map
+	// +listMapKey=namespace
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	Locks []LockStatus `json:"locks,omitempty"`
 	// Root tells of the derived shards.
 	// +optional
 	Root *RootStatus `json:"root,omitempty"`
+}
+
+// LockStatus describes one lock of the operator.
+type LockStatus struct {
+	// Namespace of the lock.
+	Namespace string `json:"namespace"`
+	// Name of the lock.
+	Name string `json:"name"`
+	// Resources that the lock is known to consist of: leases, configmaps or endpoints.
+	// +optional
+	// +listType=set
+	Resources []string `json:"resources,omitempty"`
+	// Discovered is true if the lock was seen in a member's requests and is not named
+	// in spec.controller.
+	// +optional
+	Discovered bool `json:"discovered,omitempty"`
+	// Holder is the identity that holds the lock outside the mesh; empty if none does.
+	// +optional
+	Holder string `json:"holder,omitempty"`
+	// HeldByMesh is true while the manager holds the lock, so that no pod outside the
+	// mesh can lead.
+	// +optional
+	HeldByMesh bool `json:"heldByMesh,omitempty"`
 }
 
 // MemberStatus tells of one member.
@@ -495,6 +634,10 @@ type RootStatus struct {
 	// Suggestion says what rebalancing would do.
 	// +optional
 	Suggestion string `json:"suggestion,omitempty"`
+	// Weighing says what keeps the manager from counting objects, and how to permit
+	// it. Shards work without: namespaces weigh equally then.
+	// +optional
+	Weighing string `json:"weighing,omitempty"`
 }
 
 // ShardStatus tells of one derived shard.
@@ -529,6 +672,10 @@ type ShardStatus struct {
 	Members int32 `json:"members"`
 	// +optional
 	ReadyMembers int32 `json:"readyMembers"`
+	// Leader is the pod that holds the shard's locks; empty if none does or the
+	// operator has no lock.
+	// +optional
+	Leader string `json:"leader,omitempty"`
 }
 
 // Assignment is a pod's place in a shard, for its life.

@@ -654,12 +654,8 @@ type PodReport struct {
 	// Version of the policy in force, of which everything that an earlier one let
 	// through and it would not is over; empty before the first.
 	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
-	// True while the pod holds its shard's lock, by its last renewal seen.
+	// True while the pod holds all of its shard's locks, by its last renewals seen.
 	LockHolder bool `protobuf:"varint,5,opt,name=lock_holder,json=lockHolder,proto3" json:"lock_holder,omitempty"`
-	// The pod's last write of its lock, if whoever in the pod wrote it has ended and
-	// nothing that he asked for can take effect any more: unless the lock was written
-	// since, it may be freed at once.
-	DeadHolder *DeadHolder `protobuf:"bytes,6,opt,name=dead_holder,json=deadHolder,proto3" json:"dead_holder,omitempty"`
 	// How lists and watches of a divided resource, as resource.group, are narrowed
 	// in fact: "ServerSide", "Labels" or "Filter".
 	Methods map[string]string `protobuf:"bytes,7,rep,name=methods,proto3" json:"methods,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -672,8 +668,18 @@ type PodReport struct {
 	// Why the rules of the policy that was told last are not in force though the rest
 	// of it is, and what holds instead, for people.
 	TrafficMessage string `protobuf:"bytes,11,opt,name=traffic_message,json=trafficMessage,proto3" json:"traffic_message,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Leader-election locks, other than those of its policy, that the pod has tried to
+	// acquire or polls. At most 8.
+	ObservedLocks []*ObservedLock `protobuf:"bytes,12,rep,name=observed_locks,json=observedLocks,proto3" json:"observed_locks,omitempty"`
+	// The pod's last writes of its locks, if the process that wrote them has ended and
+	// nothing that it asked for can take effect any more: unless a lock was written
+	// since, it may be freed at once. Sorted by lock.
+	DeadHolders []*DeadHolder `protobuf:"bytes,13,rep,name=dead_holders,json=deadHolders,proto3" json:"dead_holders,omitempty"`
+	// Names of the policy's locks that the pod holds, as namespace/name, by its last
+	// renewals seen.
+	HeldLocks     []string `protobuf:"bytes,14,rep,name=held_locks,json=heldLocks,proto3" json:"held_locks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PodReport) Reset() {
@@ -741,13 +747,6 @@ func (x *PodReport) GetLockHolder() bool {
 	return false
 }
 
-func (x *PodReport) GetDeadHolder() *DeadHolder {
-	if x != nil {
-		return x.DeadHolder
-	}
-	return nil
-}
-
 func (x *PodReport) GetMethods() map[string]string {
 	if x != nil {
 		return x.Methods
@@ -783,6 +782,107 @@ func (x *PodReport) GetTrafficMessage() string {
 	return ""
 }
 
+func (x *PodReport) GetObservedLocks() []*ObservedLock {
+	if x != nil {
+		return x.ObservedLocks
+	}
+	return nil
+}
+
+func (x *PodReport) GetDeadHolders() []*DeadHolder {
+	if x != nil {
+		return x.DeadHolders
+	}
+	return nil
+}
+
+func (x *PodReport) GetHeldLocks() []string {
+	if x != nil {
+		return x.HeldLocks
+	}
+	return nil
+}
+
+// ObservedLock is a leader-election lock seen in a pod's requests.
+type ObservedLock struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// "leases", "configmaps" or "endpoints".
+	Resource string `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Holder by the last answer seen; empty if it is not known.
+	Holder string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
+	// The pod tried to write a leader-election record; false: it only reads.
+	Written       bool `protobuf:"varint,5,opt,name=written,proto3" json:"written,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedLock) Reset() {
+	*x = ObservedLock{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedLock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedLock) ProtoMessage() {}
+
+func (x *ObservedLock) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedLock.ProtoReflect.Descriptor instead.
+func (*ObservedLock) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ObservedLock) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ObservedLock) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ObservedLock) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *ObservedLock) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
+func (x *ObservedLock) GetWritten() bool {
+	if x != nil {
+		return x.Written
+	}
+	return false
+}
+
 // DeadHolder is a write of a lock by a process that has ended.
 type DeadHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -790,13 +890,16 @@ type DeadHolder struct {
 	Identity string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// The Lease's, as written.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The lock, by the operator's own name.
+	Namespace     string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeadHolder) Reset() {
 	*x = DeadHolder{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +911,7 @@ func (x *DeadHolder) String() string {
 func (*DeadHolder) ProtoMessage() {}
 
 func (x *DeadHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +924,7 @@ func (x *DeadHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadHolder.ProtoReflect.Descriptor instead.
 func (*DeadHolder) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeadHolder) GetIdentity() string {
@@ -834,6 +937,20 @@ func (x *DeadHolder) GetIdentity() string {
 func (x *DeadHolder) GetResourceVersion() string {
 	if x != nil {
 		return x.ResourceVersion
+	}
+	return ""
+}
+
+func (x *DeadHolder) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeadHolder) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -853,7 +970,7 @@ type ManagerMessage struct {
 
 func (x *ManagerMessage) Reset() {
 	*x = ManagerMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +982,7 @@ func (x *ManagerMessage) String() string {
 func (*ManagerMessage) ProtoMessage() {}
 
 func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +995,7 @@ func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMessage.ProtoReflect.Descriptor instead.
 func (*ManagerMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ManagerMessage) GetKind() isManagerMessage_Kind {
@@ -973,13 +1090,16 @@ type Cluster struct {
 	// host:port of the agents' own Service, literal addresses, where pods captured
 	// by address find the agent of their node. Empty where there is none.
 	AgentAddresses []string `protobuf:"bytes,6,rep,name=agent_addresses,json=agentAddresses,proto3" json:"agent_addresses,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The apiserver's --request-timeout: how long a request may go on taking effect
+	// after its connection was lost. 0: 60 s.
+	RequestTimeoutNs int64 `protobuf:"varint,7,opt,name=request_timeout_ns,json=requestTimeoutNs,proto3" json:"request_timeout_ns,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1111,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1124,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -1049,6 +1169,13 @@ func (x *Cluster) GetAgentAddresses() []string {
 	return nil
 }
 
+func (x *Cluster) GetRequestTimeoutNs() int64 {
+	if x != nil {
+		return x.RequestTimeoutNs
+	}
+	return 0
+}
+
 type Remove struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
@@ -1058,7 +1185,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1197,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1210,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Remove) GetUid() string {
@@ -1101,7 +1228,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1240,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1253,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 // PodPolicy is all that one pod is held to.
@@ -1169,7 +1296,7 @@ type PodPolicy struct {
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1308,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1321,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -1287,8 +1414,6 @@ type Sharding struct {
 	// Name of the shard: of its ShardingConfig. Its namespace is the pod's.
 	Shard  string   `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Limits []*Limit `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`
-	// Unset without leader election.
-	Lock *Lock `protobuf:"bytes,3,opt,name=lock,proto3" json:"lock,omitempty"`
 	// What objects of the limits' scopes are assigned by.
 	Key Key `protobuf:"varint,4,opt,name=key,proto3,enum=ctrlmesh.mesh.v1.Key" json:"key,omitempty"`
 	// How scopes are imposed on list and watch.
@@ -1301,14 +1426,36 @@ type Sharding struct {
 	// The pod is to be restarted, for it holds objects in its caches that are not
 	// its shard's any more. Until then they are left alone: its watches resume
 	// under this policy and are not answered 410.
-	KeepCaches    bool `protobuf:"varint,8,opt,name=keep_caches,json=keepCaches,proto3" json:"keep_caches,omitempty"`
+	KeepCaches bool `protobuf:"varint,8,opt,name=keep_caches,json=keepCaches,proto3" json:"keep_caches,omitempty"`
+	// The operator's locks, each renamed upstream.
+	Locks []*Lock `protobuf:"bytes,9,rep,name=locks,proto3" json:"locks,omitempty"`
+	// The pod owns nothing yet and must stay healthy: reads of divided resources find
+	// nothing, locks keep their names and read as they are, and writes of divided
+	// resources and of leader-election records are answered 503 with Retry-After.
+	// The scopes of limits are empty.
+	Standby bool `protobuf:"varint,10,opt,name=standby,proto3" json:"standby,omitempty"`
+	// Single objects of other shards may be read, and watched by name.
+	ReadAll bool `protobuf:"varint,11,opt,name=read_all,json=readAll,proto3" json:"read_all,omitempty"`
+	// Objects of divided resources that every shard reads.
+	Shared []*SharedObjects `protobuf:"bytes,12,rep,name=shared,proto3" json:"shared,omitempty"`
+	// Nothing is narrowed, renamed or refused; what would have been is counted. Locks
+	// keep their names and their holders: the manager holds none of them for such a pod,
+	// waits for no holder outside, and never puts the pod in standby. Invalid with
+	// standby.
+	DryRun bool `protobuf:"varint,13,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// All shards of the root and what they own, so that a refusal can name the owner.
+	// Sorted by name. Empty for hand-written shards.
+	Owners []*Owner `protobuf:"bytes,14,rep,name=owners,proto3" json:"owners,omitempty"`
+	// Why the pod is in standby, for people: refusals of its writes say so. It changes
+	// whenever an earlier acknowledgement of standby does not count any more.
+	StandbyReason string `protobuf:"bytes,15,opt,name=standby_reason,json=standbyReason,proto3" json:"standby_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1467,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1480,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Sharding) GetShard() string {
@@ -1346,13 +1493,6 @@ func (x *Sharding) GetShard() string {
 func (x *Sharding) GetLimits() []*Limit {
 	if x != nil {
 		return x.Limits
-	}
-	return nil
-}
-
-func (x *Sharding) GetLock() *Lock {
-	if x != nil {
-		return x.Lock
 	}
 	return nil
 }
@@ -1392,6 +1532,179 @@ func (x *Sharding) GetKeepCaches() bool {
 	return false
 }
 
+func (x *Sharding) GetLocks() []*Lock {
+	if x != nil {
+		return x.Locks
+	}
+	return nil
+}
+
+func (x *Sharding) GetStandby() bool {
+	if x != nil {
+		return x.Standby
+	}
+	return false
+}
+
+func (x *Sharding) GetReadAll() bool {
+	if x != nil {
+		return x.ReadAll
+	}
+	return false
+}
+
+func (x *Sharding) GetShared() []*SharedObjects {
+	if x != nil {
+		return x.Shared
+	}
+	return nil
+}
+
+func (x *Sharding) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *Sharding) GetOwners() []*Owner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *Sharding) GetStandbyReason() string {
+	if x != nil {
+		return x.StandbyReason
+	}
+	return ""
+}
+
+// Owner is a shard and the keys that it owns.
+type Owner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         string                 `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Scope         *Scope                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Owner) Reset() {
+	*x = Owner{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Owner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Owner) ProtoMessage() {}
+
+func (x *Owner) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Owner.ProtoReflect.Descriptor instead.
+func (*Owner) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Owner) GetShard() string {
+	if x != nil {
+		return x.Shard
+	}
+	return ""
+}
+
+func (x *Owner) GetScope() *Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return nil
+}
+
+// SharedObjects names objects of divided resources that every shard reads. An empty
+// list of namespaces or names matches any.
+type SharedObjects struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Resources  []*ResourceGroup       `protobuf:"bytes,1,rep,name=resources,proto3" json:"resources,omitempty"`
+	Namespaces []string               `protobuf:"bytes,2,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	Names      []string               `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
+	// Every shard may write them. False: the shard that owns the key.
+	WriteAll      bool `protobuf:"varint,4,opt,name=write_all,json=writeAll,proto3" json:"write_all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SharedObjects) Reset() {
+	*x = SharedObjects{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SharedObjects) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SharedObjects) ProtoMessage() {}
+
+func (x *SharedObjects) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
+func (*SharedObjects) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SharedObjects) GetResources() []*ResourceGroup {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+func (x *SharedObjects) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *SharedObjects) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *SharedObjects) GetWriteAll() bool {
+	if x != nil {
+		return x.WriteAll
+	}
+	return false
+}
+
 // Limit divides resources. Of several that name a resource all hold.
 type Limit struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1407,7 +1720,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1732,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1745,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -1466,7 +1779,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1791,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1804,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -1512,7 +1825,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1837,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1850,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -1565,7 +1878,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1890,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1903,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -1618,7 +1931,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1943,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1956,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -1674,7 +1987,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1999,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +2012,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -1757,42 +2070,53 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12#\n" +
 	"\rtraffic_error\x18\x04 \x01(\tR\ftrafficError\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\x84\x04\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xf2\x04\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x12\x1f\n" +
 	"\vlock_holder\x18\x05 \x01(\bR\n" +
-	"lockHolder\x12=\n" +
-	"\vdead_holder\x18\x06 \x01(\v2\x1c.ctrlmesh.mesh.v1.DeadHolderR\n" +
-	"deadHolder\x12B\n" +
+	"lockHolder\x12B\n" +
 	"\amethods\x18\a \x03(\v2(.ctrlmesh.mesh.v1.PodReport.MethodsEntryR\amethods\x121\n" +
 	"\x05rules\x18\b \x03(\v2\x1b.ctrlmesh.mesh.v1.RuleStateR\x05rules\x124\n" +
 	"\x06faults\x18\t \x03(\v2\x1c.ctrlmesh.mesh.v1.FaultStateR\x06faults\x12%\n" +
 	"\x0eegress_message\x18\n" +
 	" \x01(\tR\regressMessage\x12'\n" +
-	"\x0ftraffic_message\x18\v \x01(\tR\x0etrafficMessage\x1a:\n" +
+	"\x0ftraffic_message\x18\v \x01(\tR\x0etrafficMessage\x12E\n" +
+	"\x0eobserved_locks\x18\f \x03(\v2\x1e.ctrlmesh.mesh.v1.ObservedLockR\robservedLocks\x12?\n" +
+	"\fdead_holders\x18\r \x03(\v2\x1c.ctrlmesh.mesh.v1.DeadHolderR\vdeadHolders\x12\x1d\n" +
+	"\n" +
+	"held_locks\x18\x0e \x03(\tR\theldLocks\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\x8e\x01\n" +
+	"\fObservedLock\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\x12\x16\n" +
+	"\x06holder\x18\x04 \x01(\tR\x06holder\x12\x18\n" +
+	"\awritten\x18\x05 \x01(\bR\awritten\"\x85\x01\n" +
 	"\n" +
 	"DeadHolder\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\tR\bidentity\x12)\n" +
-	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\"\xee\x01\n" +
+	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\"\xee\x01\n" +
 	"\x0eManagerMessage\x125\n" +
 	"\acluster\x18\x01 \x01(\v2\x19.ctrlmesh.mesh.v1.ClusterH\x00R\acluster\x125\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
 	"\x06remove\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.RemoveH\x00R\x06remove\x122\n" +
 	"\x06synced\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.SyncedH\x00R\x06syncedB\x06\n" +
-	"\x04kind\"\xd1\x01\n" +
+	"\x04kind\"\xff\x01\n" +
 	"\aCluster\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12+\n" +
 	"\x11service_addresses\x18\x02 \x03(\tR\x10serviceAddresses\x12-\n" +
 	"\x12endpoint_addresses\x18\x03 \x03(\tR\x11endpointAddresses\x12\x0e\n" +
 	"\x02ca\x18\x04 \x01(\fR\x02ca\x12\x17\n" +
 	"\amesh_ca\x18\x05 \x01(\tR\x06meshCa\x12'\n" +
-	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\"\x1a\n" +
+	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\x12,\n" +
+	"\x12request_timeout_ns\x18\a \x01(\x03R\x10requestTimeoutNs\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
 	"\x06Synced\"\xfe\x02\n" +
@@ -1809,17 +2133,34 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\vpassthrough\x18\n" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
-	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\"\xdf\x02\n" +
+	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\"\xc6\x04\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
-	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12*\n" +
-	"\x04lock\x18\x03 \x01(\v2\x16.ctrlmesh.mesh.v1.LockR\x04lock\x12'\n" +
+	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
 	"\x03key\x18\x04 \x01(\x0e2\x15.ctrlmesh.mesh.v1.KeyR\x03key\x120\n" +
 	"\x06method\x18\x05 \x01(\x0e2\x18.ctrlmesh.mesh.v1.MethodR\x06method\x129\n" +
 	"\tisolation\x18\x06 \x01(\x0e2\x1b.ctrlmesh.mesh.v1.IsolationR\tisolation\x12)\n" +
 	"\x10fence_namespaces\x18\a \x01(\bR\x0ffenceNamespaces\x12\x1f\n" +
 	"\vkeep_caches\x18\b \x01(\bR\n" +
-	"keepCaches\"\x91\x01\n" +
+	"keepCaches\x12,\n" +
+	"\x05locks\x18\t \x03(\v2\x16.ctrlmesh.mesh.v1.LockR\x05locks\x12\x18\n" +
+	"\astandby\x18\n" +
+	" \x01(\bR\astandby\x12\x19\n" +
+	"\bread_all\x18\v \x01(\bR\areadAll\x127\n" +
+	"\x06shared\x18\f \x03(\v2\x1f.ctrlmesh.mesh.v1.SharedObjectsR\x06shared\x12\x17\n" +
+	"\adry_run\x18\r \x01(\bR\x06dryRun\x12/\n" +
+	"\x06owners\x18\x0e \x03(\v2\x17.ctrlmesh.mesh.v1.OwnerR\x06owners\x12%\n" +
+	"\x0estandby_reason\x18\x0f \x01(\tR\rstandbyReasonJ\x04\b\x03\x10\x04\"L\n" +
+	"\x05Owner\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\tR\x05shard\x12-\n" +
+	"\x05scope\x18\x02 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\"\xa1\x01\n" +
+	"\rSharedObjects\x12=\n" +
+	"\tresources\x18\x01 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceGroupR\tresources\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x02 \x03(\tR\n" +
+	"namespaces\x12\x14\n" +
+	"\x05names\x18\x03 \x03(\tR\x05names\x12\x1b\n" +
+	"\twrite_all\x18\x04 \x01(\bR\bwriteAll\"\x91\x01\n" +
 	"\x05Limit\x12=\n" +
 	"\tresources\x18\x01 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceGroupR\tresources\x12\x1a\n" +
 	"\bselector\x18\x02 \x01(\tR\bselector\x12-\n" +
@@ -1871,7 +2212,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -1884,61 +2225,69 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*Ack)(nil),                   // 8: ctrlmesh.mesh.v1.Ack
 	(*Report)(nil),                // 9: ctrlmesh.mesh.v1.Report
 	(*PodReport)(nil),             // 10: ctrlmesh.mesh.v1.PodReport
-	(*DeadHolder)(nil),            // 11: ctrlmesh.mesh.v1.DeadHolder
-	(*ManagerMessage)(nil),        // 12: ctrlmesh.mesh.v1.ManagerMessage
-	(*Cluster)(nil),               // 13: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),                // 14: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),                // 15: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),             // 16: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),              // 17: ctrlmesh.mesh.v1.Sharding
-	(*Limit)(nil),                 // 18: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 19: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 20: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 21: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 22: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 23: ctrlmesh.mesh.v1.Lock
-	nil,                           // 24: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 25: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	(*RuleState)(nil),             // 26: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 27: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 28: ctrlmesh.mesh.v1.Traffic
+	(*ObservedLock)(nil),          // 11: ctrlmesh.mesh.v1.ObservedLock
+	(*DeadHolder)(nil),            // 12: ctrlmesh.mesh.v1.DeadHolder
+	(*ManagerMessage)(nil),        // 13: ctrlmesh.mesh.v1.ManagerMessage
+	(*Cluster)(nil),               // 14: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 15: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 16: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 17: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 18: ctrlmesh.mesh.v1.Sharding
+	(*Owner)(nil),                 // 19: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 20: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 21: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 22: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 23: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 24: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 25: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 26: ctrlmesh.mesh.v1.Lock
+	nil,                           // 27: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 28: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	(*RuleState)(nil),             // 29: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 30: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 31: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	24, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	27, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
 	10, // 4: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	11, // 5: ctrlmesh.mesh.v1.PodReport.dead_holder:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	25, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	26, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	27, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
-	13, // 9: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	16, // 10: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	14, // 11: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	15, // 12: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	17, // 13: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	28, // 14: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	18, // 15: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	23, // 16: ctrlmesh.mesh.v1.Sharding.lock:type_name -> ctrlmesh.mesh.v1.Lock
+	28, // 5: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	29, // 6: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	30, // 7: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	11, // 8: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
+	12, // 9: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
+	14, // 10: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	17, // 11: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	15, // 12: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	16, // 13: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	18, // 14: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	31, // 15: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	21, // 16: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
 	0,  // 17: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
 	1,  // 18: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
 	2,  // 19: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	22, // 20: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	19, // 21: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	20, // 22: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	21, // 23: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 24: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 25: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 26: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	12, // 27: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 28: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 29: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	27, // [27:30] is the sub-list for method output_type
-	24, // [24:27] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	26, // 20: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	20, // 21: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	19, // 22: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	22, // 23: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	25, // 24: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	25, // 25: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	22, // 26: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	23, // 27: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	24, // 28: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 29: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 30: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 31: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	13, // 32: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 33: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 34: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	32, // [32:35] is the sub-list for method output_type
+	29, // [29:32] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -1952,7 +2301,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 		(*AgentMessage_Ack)(nil),
 		(*AgentMessage_Report)(nil),
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[9].OneofWrappers = []any{
+	file_api_mesh_v1_mesh_proto_msgTypes[10].OneofWrappers = []any{
 		(*ManagerMessage_Cluster)(nil),
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
@@ -1964,7 +2313,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   23,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

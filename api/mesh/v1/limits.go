@@ -1,0 +1,19 @@
+package meshv1
+
+const (
+	// MaxPolicyBytes bounds the policy of one pod, encoded. The manager replaces a larger
+	// one by a refusal of that pod.
+	MaxPolicyBytes = 8 << 20
+	// MaxMessageBytes bounds a message from the manager to an agent: a policy, and what
+	// is around it.
+	MaxMessageBytes = 16 << 20
+	// MaxSmallPolicyBytes bounds the policies that agents without AbilityLargePolicies
+	// receive.
+	MaxSmallPolicyBytes = 4<<20 - 1<<10
+)
+
+// Abilities of agents, in their Hello.
+const (
+	// AbilityLargePolicies is that of agents that receive messages of MaxMessageBytes.
+	AbilityLargePolicies = "large-policies"
+)
