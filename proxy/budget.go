@@ -116,7 +116,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 // urgent tells whether x is about the lock when there is no room to look closer.
 func (x *exchange) urgent() bool {
 	pol := x.pod.policy.Load()
-	if pol == nil || pol.lock == nil || x.held > ownLock/4 {
+	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
 		return false
 	}
 	info, refused := classify(x.r)

@@ -51,7 +51,8 @@ type exchange struct {
 	path, query string
 	body        io.Reader
 	length      int64
-	lock        *lock.Lock // not nil: the request is about the lock
+	lock        *lock.Lock // not nil: the request is about this lock
+	exempt      bool       // neither narrowed nor fenced: a lock, or readable by every shard
 	protocol    string     // that the connection is to change to, or empty
 
 	narrow        *narrowStage   // not nil: the answer is filtered
@@ -63,7 +64,9 @@ type exchange struct {
 	fence   *fenceStage   // not nil: the answer tells whose the object is
 	early   *upstream.Buf // holds a body, or its beginning, until it is sent
 	counted bool          // in policy.writes
+	polls   bool          // the answer may tell who holds a lock
 	reason  string        // of a refusal, if a stage has its own
+	would   string        // what a policy that is no dry run would have done, or empty
 
 	allowed allowance
 
@@ -189,7 +192,7 @@ func (x *exchange) serve() {
 		return
 	}
 	x.plan = pol.plan(info)
-	x.ctx, x.lock, x.fence = x.r.Context(), nil, nil
+	x.ctx, x.lock, x.exempt, x.fence, x.polls = x.r.Context(), nil, false, nil, false
 	x.narrow, x.shardSelector = nil, ""
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
@@ -235,6 +238,11 @@ func (x *exchange) serve() {
 			return
 		}
 		defer x.pod.connects.leave(x)
+	}
+	if x.debug && (x.protocol != "" || x.plan.route == stream) {
+		// Its access line comes with the answer, which may take long. This line
+		// shows that the request passed here, even if the agent is killed before.
+		x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)
 	}
 	if x.protocol != "" {
 		x.upgrade(client, x.protocol)
@@ -318,6 +326,9 @@ func (x *exchange) forward(client *upstream.Client) {
 		x.answerLock(resp)
 		return
 	}
+	if x.polls && resp.StatusCode == http.StatusOK {
+		x.observePoll(resp)
+	}
 	if x.narrow != nil && !x.filter(resp) {
 		return
 	}
@@ -349,7 +360,8 @@ func (x *exchange) gather() error {
 	}
 	x.early = upstream.Buffer()
 	n, err := fill(x.body, x.early.B)
-	whole := bytes.NewReader(x.early.B[:n])
+	x.early.B = x.early.B[:n]
+	whole := bytes.NewReader(x.early.B)
 	if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
 		x.body, x.r.Body = whole, io.NopCloser(whole)
 		return nil
@@ -615,10 +627,10 @@ func (x *exchange) account() {
 	}
 }
 
-// log writes the access line. It never holds a header but the audit id, nor a
-// query, nor a body.
-func (x *exchange) log() {
-	attrs := make([]slog.Attr, 0, 12)
+// accessAttrs are what an access line says of the request: no header but the audit
+// id, nor a query, nor a body.
+func (x *exchange) accessAttrs() []slog.Attr {
+	attrs := make([]slog.Attr, 0, 15)
 	attrs = append(attrs,
 		slog.String("audit_id", bounded(x.r.Header.Get(auditHeader))),
 		slog.String("pod", x.pod.id),
@@ -636,11 +648,19 @@ func (x *exchange) log() {
 			slog.String("name", i.Name),
 		)
 	}
-	attrs = append(attrs,
+	return attrs
+}
+
+// log writes the access line.
+func (x *exchange) log() {
+	attrs := append(x.accessAttrs(),
 		slog.Int("code", x.code),
 		slog.Duration("added", x.added),
 		slog.Int64("bytes", x.bytes),
 	)
+	if x.would != "" {
+		attrs = append(attrs, slog.String("dry_run", x.would))
+	}
 	if x.allowed.refusedBy != "" {
 		attrs = append(attrs, slog.String("limited_by", x.allowed.refusedBy))
 	}

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
-	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -22,6 +20,8 @@ import (
 // fence is what a policy says of requests for single objects.
 type fence struct {
 	off, observe bool
+	// readAll: objects of other shards may be read.
+	readAll bool
 	// widened, if not nil: writes to any resource are foreign in namespaces that it
 	// does not own.
 	widened *scope.Scope
@@ -31,6 +31,7 @@ func fenceOf(p *policy, s *meshv1.Sharding) fence {
 	f := fence{
 		off:     s.GetIsolation() == meshv1.Isolation_ISOLATION_OFF,
 		observe: s.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
+		readAll: s.GetReadAll(),
 	}
 	if owned, divided := p.limits.Owned(); divided && s.GetFenceNamespaces() && p.key == meshv1.Key_KEY_NAMESPACE {
 		f.widened = &owned
@@ -91,7 +92,7 @@ func (b border) foreign(namespace string) bool {
 type sweepStage struct{ border }
 
 func (s sweepStage) apply(x *exchange) *apierrors.StatusError {
-	if x.lock != nil || !s.foreign(x.info.Namespace) {
+	if x.exempt || !s.foreign(x.info.Namespace) {
 		return nil
 	}
 	return (&scopeStage{selector: narrow.Nothing}).apply(x)
@@ -102,6 +103,9 @@ func (s sweepStage) apply(x *exchange) *apierrors.StatusError {
 func (p *policy) fenceStage(key planKey) *fenceStage {
 	byObject := p.key == meshv1.Key_KEY_OBJECT
 	if p.fence.off || !key.single() || key.verb == "deletecollection" && !byObject {
+		return nil
+	}
+	if p.fence.readAll && key.verb == "get" && !key.connects() {
 		return nil
 	}
 	b, ok := p.border(key)
@@ -126,6 +130,9 @@ func (p *policy) fenceStage(key planKey) *fenceStage {
 // refuses tells whether a request with this key and namespace is refused as it
 // stands. One that would have to be asked about is.
 func (p *policy) refuses(key planKey, namespace string) bool {
+	if s := p.standbyStage(key); s != nil {
+		return s.refuses(namespace)
+	}
 	s := p.fenceStage(key)
 	return s != nil && !s.observe && (s.byObject || s.foreign(namespace))
 }
@@ -144,36 +151,35 @@ type fenceStage struct {
 	observe    bool
 	foreigners prometheus.Counter
 	unknowns   prometheus.Counter // of observe
+	dryRun     *dryRun            // not nil: observed for this alone
 }
 
 func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
 	switch {
-	case x.lock != nil:
+	case x.exempt:
 		return nil
 	case s.byObject:
 		return s.object(x)
 	case s.inBody:
 		return s.born(x)
 	case s.foreign(x.info.Namespace):
-		return s.meet(x, "namespace "+x.info.Namespace)
+		return s.meet(x, "namespace "+x.info.Namespace, x.info.Namespace)
 	}
 	return nil
 }
 
-// meet deals with a request for what is another shard's.
-func (s *fenceStage) meet(x *exchange, what string) *apierrors.StatusError {
+// meet deals with a request for what is another shard's; the key is empty if it is not
+// known.
+func (s *fenceStage) meet(x *exchange, what, key string) *apierrors.StatusError {
+	if s.dryRun != nil {
+		s.dryRun.note(x)
+		return nil
+	}
 	s.foreigners.Inc()
 	if s.observe {
 		return nil
 	}
-	x.reason = "foreign"
-	resource := x.info.Resource
-	if x.info.Subresource != "" {
-		resource += "/" + x.info.Subresource
-	}
-	return status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: another shard owns it",
-		x.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard)
+	return x.forbidden(what, key)
 }
 
 // unknown deals with a request of which it cannot be told whose object it is for.
@@ -203,9 +209,9 @@ func (s *fenceStage) born(x *exchange) *apierrors.StatusError {
 	case err != nil:
 		return s.unknown(x, status.BadRequest("the name of a namespace must be read: %v", err))
 	case name == "": // generated: nobody knows whose it will be
-		return s.meet(x, "a namespace whose name is to be generated")
+		return s.meet(x, "a namespace whose name is to be generated", "")
 	case s.foreign(name):
-		return s.meet(x, "namespace "+name)
+		return s.meet(x, "namespace "+name, name)
 	}
 	return nil
 }

@@ -40,8 +40,8 @@ func TestFence(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	c := m.client(true)
-	own, lockOf := owning("mine"), locked("s1").Lock
-	own.Lock = lockOf
+	own, lockOf := owning("mine"), locked("s1").Locks
+	own.Locks = lockOf
 	wide := owning("mine")
 	wide.FenceNamespaces = true
 	for _, q := range []struct {

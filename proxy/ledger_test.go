@@ -86,7 +86,7 @@ func TestCachesOfAnEarlierProxy(t *testing.T) {
 		{"the lock changed before a watch came", func(m *mesh) {
 			m.restore(only("a=1"), time.Time{})
 			next := only("a=1")
-			next.Lock = locked("s").Lock
+			next.Locks = locked("s").Locks
 			m.policy(next)
 		}, 200, 200, 410},
 		{"changed to and fro", func(m *mesh) {

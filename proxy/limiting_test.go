@@ -398,7 +398,7 @@ func TestTheLockIsExemptUnlessItIsNamed(t *testing.T) {
 			Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Resources: []*meshv1.ResourceMatch{{Names: names}},
 		}})
 	}
-	shard := &meshv1.Sharding{Shard: "s1", Lock: &meshv1.Lock{Namespace: "ns", Name: "leader", UpstreamName: "leader---s1"}}
+	shard := &meshv1.Sharding{Shard: "s1", Locks: []*meshv1.Lock{{Namespace: "ns", Name: "leader", UpstreamName: "leader---s1"}}}
 	set := func(s *meshv1.Sharding, names ...string) {
 		m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s, Traffic: &meshv1.Traffic{
 			Breakers: []*meshv1.Breaker{{Name: "cap", Rules: closedTo(names...)}},
@@ -453,7 +453,7 @@ func TestWhatRulesCountedMovesToAnotherProxy(t *testing.T) {
 	next.limits(rules()...)
 	require.Equal(t, 200, next.do("GET", deployment, "").StatusCode)
 	require.Equal(t, 429, next.do("GET", deployment, "").StatusCode)
-	for _, bad := range []string{"", "{", `{"limits":{"version":99}}`, `{"limits":"x"}`} {
+	for _, bad := range []string{"", "{", `{"limits":{"version":99,"oldest":99}}`, `{"limits":"x"}`} {
 		require.Error(t, next.pod.ImportTraffic([]byte(bad)), bad)
 	}
 	require.Equal(t, 429, next.do("GET", deployment, "").StatusCode)

@@ -21,6 +21,7 @@ type metrics struct {
 	added                                           *prometheus.HistogramVec
 	watches                                         *prometheus.GaugeVec
 	panics                                          prometheus.Counter
+	dryRun                                          *prometheus.CounterVec
 	bounds, tunnels, tunnelBytes, filtered, foreign *prometheus.CounterVec
 	limits                                          ruleMetrics
 	faults                                          ruleMetrics
@@ -58,10 +59,11 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		tunnelBytes: counter("passthrough_bytes_total", "Bytes of connections tunnelled opaque, to the apiserver (up) and to the pod (down).", "direction"),
 		filtered:    counter("filtered_objects_total", "Objects that the proxy read on their way to captured pods, by what became of them: kept or dropped.", "resource", "result"),
 	}
+	m.dryRun = counter("dry_run_requests_total", "Requests of members under spec.dryRun, by what would have been done: narrowed, refused or renamed.", "verb", "action")
 	m.limits.counts = counter("limited_requests_total", "Requests of captured pods that a rule of a CircuitBreaker refused, by the rule and why.", "circuitbreaker", "rule", "reason")
 	m.faults.counts = counter("faults_injected_total", "Faults injected into requests of captured pods, by the rule of a FaultInjection.", "faultinjection", "rule", "kind")
 	m.egress = counter("egress_requests_total", "Requests of captured pods to other hosts than the apiserver, or connections where no request is seen, by what became of them.", "protocol", "verdict")
-	m.owners.vectors = []vector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.egress}
+	m.owners.vectors = []vector{m.requests, m.bytes, m.refusals, m.upstreamErrors, m.added, m.watches, m.bounds, m.tunnels, m.tunnelBytes, m.filtered, m.foreign, m.egress, m.dryRun}
 	if r == nil {
 		return m, nil
 	}

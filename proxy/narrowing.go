@@ -26,6 +26,7 @@ type narrowStage struct {
 	resource groupResource
 	watch    bool
 	owned    scope.Scope
+	shared   shared // objects that stay although another shard owns them
 	by       assignment
 	// selector is sent as shardSelector; "": none says what is owned.
 	selector string
@@ -66,7 +67,7 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 		return p.owner.counter(p.pod.server.metrics.filtered, p.owner.names.label(res.resource), result)
 	}
 	s := &narrowStage{
-		resource: res, watch: watch, owned: owned, weight: listFilterWeight,
+		resource: res, watch: watch, owned: owned, shared: p.shared(res, false), weight: listFilterWeight,
 		kept: count("kept"), dropped: count("dropped"),
 	}
 	if watch {
@@ -81,7 +82,9 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 	default:
 		// Objects without a namespace are everybody's. A path does not tell whether
 		// a resource has such, and needs not: they are those of the namespace "".
-		s.selector, _ = scope.Union(owned, scope.Keys("")).ShardSelector("object.metadata.namespace")
+		if others, ok := s.shared.namespaces(); ok {
+			s.selector, _ = scope.Union(owned, others, scope.Keys("")).ShardSelector("object.metadata.namespace")
+		}
 	}
 	if p.method == meshv1.Method_METHOD_FILTER {
 		s.selector = ""
@@ -90,15 +93,19 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 }
 
 func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
-	if x.lock != nil {
+	if x.exempt {
 		return nil
 	}
-	selector, nothing := s.selector, s.owned.Empty() && s.by != byNamespace
-	if s.by != byUID && x.info.Namespace != "" {
-		if s.owned.Owns(x.info.Namespace) {
-			return nil
-		}
-		selector, nothing = "", true
+	namespace := x.info.Namespace
+	if !s.narrows(namespace) {
+		return nil
+	}
+	selector, nothing := s.selector, s.owned.Empty() && s.by != byNamespace && len(s.shared) == 0
+	switch {
+	case s.by != byUID && namespace != "":
+		selector, nothing = "", !s.shared.some(namespace)
+	case s.by == byUID && (namespace == "" && len(s.shared) > 0 || s.shared.some(namespace)):
+		selector = "" // which says nothing of namespaces
 	}
 	accept, ok := filter.Accept(x.r.Header["Accept"])
 	if !ok {
@@ -113,6 +120,11 @@ func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
 	delete(x.r.Header, "Accept-Encoding")
 	x.narrow = s
 	return x.hold(s.weight)
+}
+
+// narrows reports whether a list or watch of a namespace is narrowed; "" is all.
+func (s *narrowStage) narrows(namespace string) bool {
+	return s.by == byUID || namespace == "" || !s.owned.Owns(namespace)
 }
 
 // edit has the apiserver leave out what it can, and put in what decides on a row
@@ -144,7 +156,7 @@ func withMetadata(raw string) (string, error) {
 	return query.Set(raw, includeObject, "Metadata")
 }
 
-// keep tells whether an object is the shard's.
+// keep reports whether an object is passed on.
 func (s *narrowStage) keep(k filter.Key) bool {
 	owned := s.owns(k)
 	if owned {
@@ -156,6 +168,13 @@ func (s *narrowStage) keep(k filter.Key) bool {
 }
 
 func (s *narrowStage) owns(k filter.Key) bool {
+	namespace := k.Namespace
+	if s.by == byName {
+		namespace = k.Name
+	}
+	if s.shared.hasKey(namespace, k.Name) {
+		return true
+	}
 	switch s.by {
 	case byUID:
 		return s.owned.OwnsHash(scope.Hash(k.UID))

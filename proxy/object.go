@@ -37,7 +37,7 @@ const (
 func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
 	switch {
 	case len(x.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
-		return s.meet(x, "not each of these objects")
+		return s.meet(x, "not each of these objects", "")
 	case x.r.Method == http.MethodGet && len(x.info.Parts) == 2 && !s.observe:
 		return s.get(x)
 	}
@@ -56,7 +56,7 @@ func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
 	case refused != nil:
 		return s.unknown(x, refused)
 	case !s.owned.Owns(uid):
-		return s.meet(x, "object "+x.info.Name)
+		return s.meet(x, "object "+x.info.Name, uid)
 	case s.observe:
 		return nil
 	}
@@ -97,7 +97,7 @@ func (x *exchange) answerObject(resp *http.Response) {
 		return
 	}
 	if !x.fence.owned.Owns(uid) {
-		if refused := x.fence.meet(x, "object "+x.info.Name); refused != nil {
+		if refused := x.fence.meet(x, "object "+x.info.Name, uid); refused != nil {
 			x.refuse(x.reason, refused)
 			return
 		}

@@ -51,7 +51,7 @@ func TestWhatWasDelayedIsRefusedByAPolicyThatCameSince(t *testing.T) {
 
 func TestADelayedRenewalIsOfTheLockOfTheShardThatThePodIsOfNow(t *testing.T) {
 	of := func(shard string) *meshv1.Sharding {
-		return &meshv1.Sharding{Shard: shard, Lock: &meshv1.Lock{Namespace: "ns", Name: "leader", UpstreamName: "leader---" + shard}}
+		return &meshv1.Sharding{Shard: shard, Locks: []*meshv1.Lock{{Namespace: "ns", Name: "leader", UpstreamName: "leader---" + shard}}}
 	}
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/"
 	api := &recorder{}

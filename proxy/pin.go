@@ -58,7 +58,7 @@ func (s *fenceStage) pin(x *exchange, body []byte, uid string) *apierrors.Status
 	}
 	switch {
 	case said != "" && !s.owned.Owns(said):
-		return s.meet(x, "object "+x.info.Name)
+		return s.meet(x, "object "+x.info.Name, said)
 	case pinned != nil:
 		x.body, x.length = bytes.NewReader(pinned), int64(len(pinned))
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
-	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
@@ -84,9 +83,8 @@ type Pod struct {
 
 	connects connects
 	methods  methods
-	leader   atomic.Int64 // Unix nanoseconds until when the lock is held
-	holder   atomic.Pointer[Holder]
-	written  chan struct{} // gets a token when holder is
+	records  lockRecords
+	observed observedLocks
 	tokens   tokens
 	tunnels  tunnels
 	notices  notices
@@ -119,7 +117,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		filtered:   account{pool: s.filtered, own: ownFiltered},
 		stall:      stall,
 		empty:      make(chan struct{}, 1),
-		written:    make(chan struct{}, 1),
+		records:    lockRecords{written: make(chan struct{}, 1)},
 		handshakes: make(chan struct{}, maxHandshakes),
 		limits:     limit.NewStore(),
 		faults:     fault.NewStore(info.UID),
@@ -201,44 +199,6 @@ func (p *Pod) Version() string {
 	}
 	return ""
 }
-
-// LockHolder tells whether the pod holds its shard's lock: its last successful
-// write of it named a holder, no longer ago than the lease lasts.
-func (p *Pod) LockHolder() bool { return time.Now().UnixNano() < p.leader.Load() }
-
-// Holder is what a pod wrote into its lock.
-type Holder struct {
-	// Identity of the holder; empty: nobody.
-	Identity string
-	// Version is the Lease's resourceVersion, as written.
-	Version string
-}
-
-// Holder is the last that the pod wrote into its lock, if that is a Lease.
-func (p *Pod) Holder() Holder {
-	if h := p.holder.Load(); h != nil {
-		return *h
-	}
-	return Holder{}
-}
-
-func (p *Pod) holds(resource string, h lock.Held) {
-	p.leader.Store(0)
-	if h.Holder != "" {
-		p.leader.Store(time.Now().Add(h.For).UnixNano())
-	}
-	if resource == "leases" {
-		p.holder.Store(&Holder{h.Holder, h.Version})
-		select {
-		case p.written <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// HolderWritten gets a token when Holder may have changed. Whoever wrote then waits
-// for his answer yet.
-func (p *Pod) HolderWritten() <-chan struct{} { return p.written }
 
 // Done is closed when nothing of the pod goes on any more.
 func (p *Pod) Done() <-chan struct{} { return p.life.Done() }

@@ -29,13 +29,16 @@ type policy struct {
 	version, workload, shard string
 	refuse                   string
 	limits                   narrow.Limits
-	lock                     *lock.Lock
+	locks                    locks
+	standby                  bool
 	key                      meshv1.Key
 	method                   meshv1.Method
 	anyToken, passthrough    bool
 	fence                    fence
 	keepCaches               bool
+	ownership                ownership
 	traffic
+	would *policy // not nil: a dry run of this one, which holds nothing else
 
 	owner           *owner  // of what is counted
 	limited, harmed tallies // of the rules
@@ -56,8 +59,6 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		workload: m.GetWorkload(),
 		shard:    m.GetSharding().GetShard(),
 		refuse:   m.GetRefuse(),
-		key:      m.GetSharding().GetKey(),
-		method:   m.GetSharding().GetMethod(),
 
 		anyToken:    m.GetAnyToken(),
 		passthrough: m.GetPassthrough(),
@@ -66,15 +67,8 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		replaced:    make(chan struct{}),
 	}
 	out.writes.n.Store(2)
-	var err error
-	if out.limits, err = narrow.Compile(m.GetSharding().GetLimits()); err != nil {
+	if err := out.divide(m.GetSharding()); err != nil {
 		return nil, err
-	}
-	out.fence = fenceOf(out, m.GetSharding())
-	if l := m.GetSharding().GetLock(); l != nil {
-		if out.lock, err = lock.New(l); err != nil {
-			return nil, err
-		}
 	}
 	out.traffic = trafficOf(p, m) // who may not write what does not wait for rules
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
@@ -83,17 +77,41 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 	return out, nil
 }
 
+// divide compiles what a policy says of the shard.
+func (p *policy) divide(s *meshv1.Sharding) (err error) {
+	if s.GetDryRun() {
+		if s.GetStandby() { // it would write
+			return errors.New("a dry run of a pod in standby")
+		}
+		real := enforced(s)
+		p.would = &policy{pod: p.pod, message: &meshv1.PodPolicy{Sharding: real}, shard: p.shard}
+		return p.would.divide(real)
+	}
+	p.key, p.method, p.standby = s.GetKey(), s.GetMethod(), s.GetStandby()
+	if p.limits, err = narrow.Compile(s.GetLimits()); err != nil {
+		return err
+	}
+	if p.standby {
+		p.limits = p.limits.Emptied()
+	}
+	p.fence = fenceOf(p, s)
+	p.locks, err = locksOf(s)
+	return err
+}
+
 // affects tells whether clients see another set of objects of a resource under
 // next than under p, or must be rid now of what they might keep under p.
 func (p *policy) affects(next *policy, res groupResource) bool {
 	before, filtered := p.filters(res)
 	after, filters := next.filters(res)
 	_, divided := p.limits.Scope(res.group, res.resource)
+	selector := p.limits.For(res.group, res.resource)
 	return p.refuse != next.refuse ||
-		p.limits.For(res.group, res.resource).String() != next.limits.For(res.group, res.resource).String() ||
+		selector.String() != next.limits.For(res.group, res.resource).String() ||
 		filtered != filters || filtered && (p.key != next.key || !before.Equal(after)) ||
 		divided && p.keepCaches && !next.keepCaches ||
-		lock.Kind(res.group, res.resource) && !p.lock.Equal(next.lock)
+		(divided || selector != nil) && !p.exemptsAs(next) ||
+		lock.Kind(res.group, res.resource) && !p.locks.equal(next.locks)
 }
 
 type groupResource struct{ group, resource string }
@@ -130,7 +148,7 @@ type plan struct {
 	// stages edit the request in turn. The first that refuses it ends it.
 	stages []stage
 	route  route
-	lock   *lockStage       // one of them, or nil
+	locks  *lockStage       // one of them, or nil
 	limits *limit.Resources // nil: no rule is about such requests
 	faults *fault.Resources // likewise
 	stale  *staleness       // of lists and watches; nil: lists are never stale
@@ -139,9 +157,9 @@ type plan struct {
 	meters   *meters
 }
 
-// urgent tells whether a request is about the lock, as far as its head says.
+// urgent reports whether a request is about a lock, as far as its head says.
 func (p *plan) urgent(info *request.RequestInfo) bool {
-	return p.lock != nil && p.route == short && p.lock.concerns(info)
+	return p.locks != nil && p.route == short && p.locks.concerns(info)
 }
 
 // stage edits one request on its way up, or refuses it.
@@ -187,17 +205,27 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	}
 	out.limits, out.faults = p.rules.OfKind(key.kind()), p.faults.OfKind(key.kind())
 	out.stale = p.staleness(key)
-	if p.lock != nil && key.subresource == "" && lock.Kind(key.group, key.resource) {
-		out.lock = &lockStage{lock: p.lock}
-		out.stages = append(out.stages, out.lock)
+	if p.would != nil {
+		out.stages = p.dryRunStages(key)
+	}
+	if out.locks = p.lockStage(key); out.locks != nil {
+		out.stages = append(out.stages, out.locks)
+	}
+	if s := p.electionStage(key); s != nil && p.would == nil {
+		out.stages = append(out.stages, s)
+	}
+	if s := p.exemptStage(key); s != nil {
+		out.stages = append(out.stages, s)
 	}
 	switch key.verb {
 	case "list", "watch", "deletecollection":
 		if selector := p.limits.For(key.group, key.resource); selector != nil {
-			out.stages = append(out.stages, &scopeStage{selector: selector})
+			out.stages = append(out.stages, &scopeStage{selector, p.standby || p.method != meshv1.Method_METHOD_LABELS})
 		}
 	}
-	if s := p.fenceStage(key); s != nil {
+	if s := p.standbyStage(key); s != nil {
+		out.stages = append(out.stages, s)
+	} else if s := p.fenceStage(key); s != nil {
 		out.stages = append(out.stages, s)
 	}
 	switch key.verb {

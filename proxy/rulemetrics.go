@@ -134,11 +134,11 @@ func (m *ruleMetrics) release(all tallies) {
 // it is called under the ledger's lock.
 func (p *policy) hold() {
 	if p.pod.removed {
-		p.owner = p.pod.nobody
+		p.countFor(p.pod.nobody)
 		return
 	}
 	m := p.pod.server.metrics
-	p.owner = m.owners.hold(p.pod.info.Namespace, p.workload, p.shard)
+	p.countFor(m.owners.hold(p.pod.info.Namespace, p.workload, p.shard))
 	p.limited = m.limits.hold(func(yield func(ruleSeries) bool) {
 		for _, n := range p.rules.Names() {
 			if !yield(p.series(n.Breaker, n.Rule)) {
@@ -153,6 +153,14 @@ func (p *policy) hold() {
 			}
 		}
 	})
+}
+
+// countFor has the policy's series be those of an owner.
+func (p *policy) countFor(o *owner) {
+	p.owner = o
+	if p.would != nil {
+		p.would.owner = o
+	}
 }
 
 // release is for a policy that is in force no more; nil is none.

@@ -61,7 +61,7 @@ func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
 	m.policy(limitTo("a=b"))
 	for _, bad := range []*meshv1.Sharding{
 		limitTo("a in"),
-		{Lock: &meshv1.Lock{Name: "x"}},
+		{Locks: []*meshv1.Lock{{Name: "x"}}},
 	} {
 		_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
 		require.Error(t, err)
@@ -528,6 +528,40 @@ func TestTheAccessLineAndTheSeries(t *testing.T) {
 ctrlmesh_requests_total{code="200",namespace="ns",resource="",shard="s1",verb="get",workload="operator"} 1
 ctrlmesh_requests_total{code="200",namespace="ns",resource="pods",shard="s1",verb="get",workload="operator"} 1
 `), "ctrlmesh_requests_total"))
+}
+
+// An agent that is killed must not take the only trace of a stream along.
+func TestStreamIsLoggedBeforeItIsSent(t *testing.T) {
+	var m *mesh
+	logged := make(chan string, 1)
+	m = newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		logged <- m.logs.String()
+		if r.Header.Get("Upgrade") == "" {
+			w.WriteHeader(http.StatusOK)
+		} else {
+			w.WriteHeader(http.StatusForbidden)
+		}
+	}))
+	m.policy(nil)
+	for _, test := range []struct {
+		name, method, path string
+		header             []string
+	}{
+		{"watch", "GET", "/api/v1/pods?watch=1&secret=query", nil},
+		{"log", "GET", "/api/v1/namespaces/a/pods/b/log?follow=true&secret=query", nil},
+		{"exec", "POST", "/api/v1/namespaces/a/pods/b/exec?secret=query", []string{"Connection", "Upgrade", "Upgrade", "SPDY/3.1"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			id := "id-of-" + test.name
+			m.with(m.client(false), test.method, test.path, "", append(test.header, "Audit-ID", id)...)
+			line := <-logged
+			require.Contains(t, line, `"msg":"stream begins","audit_id":"`+id+`","pod":"ns/pod"`)
+			require.NotContains(t, line, "secret")
+			require.Eventually(t, func() bool {
+				return strings.Contains(m.logs.String(), `"msg":"request","audit_id":"`+id+`"`)
+			}, soon, time.Millisecond, "and when it is answered")
+		})
+	}
 }
 
 func TestABodyIsAskedForBeforeItIsSent(t *testing.T) {

@@ -28,7 +28,7 @@ func locked(shard string, limits ...*meshv1.Limit) *meshv1.Sharding {
 		Shard:  shard,
 		Limits: limits,
 		// As hard as it gets: namespace, resource and lock share a name.
-		Lock: &meshv1.Lock{Namespace: "leases", Name: "leases", UpstreamName: "leases---" + shard},
+		Locks: []*meshv1.Lock{{Namespace: "leases", Name: "leases", UpstreamName: "leases---" + shard}},
 	}
 }
 
@@ -137,11 +137,14 @@ func TestTheLockIsRenamedForClientGo(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, api.objs, "other")
 
-			m.pod.holds("leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
-			require.Equal(t, Holder{"me", "8"}, m.pod.Holder())
+			pol := m.pod.policy.Load()
+			m.pod.records.write(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			require.Equal(t, []Holder{{"leases", "leases", "me", "8"}}, m.pod.Holders())
+			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
 			require.False(t, m.pod.LockHolder(), "deleted")
-			require.Zero(t, m.pod.Holder())
+			require.Empty(t, m.pod.Holders()[0].Identity)
+			require.Empty(t, m.pod.HeldLocks())
 			require.NotContains(t, api.objs, "leases---s1")
 		})
 	}

@@ -126,7 +126,7 @@ func (p *Pod) ExportTraffic() ([]byte, error) {
 	return json.Marshal(counted{limits, faults})
 }
 
-// ImportTraffic takes what another process exported, before a policy is put in force
+// ImportTraffic takes what another process exported, of whatever version, before a policy is put in force
 // or after. What of it cannot be read is left out, and told of.
 func (p *Pod) ImportTraffic(data []byte) error {
 	if len(data) > maxTraffic {

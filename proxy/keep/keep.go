@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -30,7 +31,9 @@ const (
 	envelope = 64
 	// MaxCount bounds any count that is imported, so that sums of a few do not overflow.
 	MaxCount = 1 << 60
-	// version is of exports; 1 was of limits alone.
+	// version is of exports. 1 was of limits alone and had counts beside keys; faults had
+	// no version then, and counts by key. What is added later gets a field that earlier
+	// versions do without, so that they still read it.
 	version = 2
 )
 
@@ -149,12 +152,14 @@ func sorted[T any](m map[string]T) iter.Seq2[string, T] {
 // export is what one process tells the next. Lengths of time are in nanoseconds: the
 // processes have none but wall-clock time in common.
 type export[S any] struct {
-	Version int   `json:"version"`
-	Wall    int64 `json:"wall"` // Unix
-	States  []S   `json:"states"`
+	Version int `json:"version"`
+	// Oldest is the oldest version that may read it; 0: any.
+	Oldest int   `json:"oldest,omitempty"`
+	Wall   int64 `json:"wall"` // Unix
+	States []S   `json:"states"`
 }
 
-type saved[E any] struct {
+type saved[E Saved] struct {
 	Key string `json:"key"`
 	Age int64  `json:"age,omitempty"` // how long before Wall it was true
 	// Away is how long its rule was not in force by then.
@@ -167,7 +172,7 @@ type saved[E any] struct {
 func (s *Store[S, E]) Export(now time.Time) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := export[json.RawMessage]{Version: version, Wall: now.UnixNano()}
+	out := export[json.RawMessage]{Version: version, Oldest: version, Wall: now.UnixNano()}
 	room := MaxExport - envelope
 	for state := range s.saved(now) {
 		data, err := json.Marshal(state)
@@ -207,11 +212,12 @@ func since(t, now time.Time) int64 { return int64(max(now.Sub(t), 0)) }
 
 // Import takes what the process before knew, in place of what an earlier Import said; no
 // data is of one that knew nothing. To it is added what the store has counted itself
-// since it was new: both may have served the pod together. On an error the store is as it
-// was.
+// since it was new: both may have served the pod together. Other versions may have
+// exported it. It leaves out rules that it cannot read; the error says so. If nothing can
+// be read, the store is as it was.
 func (s *Store[S, E]) Import(data []byte, now time.Time) error {
 	in, err := parse[E](data)
-	if err != nil {
+	if in == nil {
 		return err
 	}
 	// A clock that was set cannot be told from time that passed, unless it was set back.
@@ -227,37 +233,106 @@ func (s *Store[S, E]) Import(data []byte, now time.Time) error {
 			s.imported[was.Key] = dated[E]{was.Of, at, time.Duration(was.Away)}
 		}
 	}
+	return err
+}
+
+// parse reads an export. Without one it returns why; with one, which rules are left out.
+func parse[E Saved](data []byte) (*export[saved[E]], error) {
+	if len(data) == 0 {
+		return &export[saved[E]]{}, nil
+	}
+	if len(data) > MaxExport {
+		return nil, errors.New("it is too long")
+	}
+	var in export[json.RawMessage]
+	if err := json.Unmarshal(data, &in); err != nil {
+		return nil, err
+	}
+	if in.Version == 0 {
+		return parseUnversioned[E](data)
+	}
+	if in.Oldest > version {
+		return nil, fmt.Errorf("it is of version %d, which takes version %d to read, and this is version %d", in.Version, in.Oldest, version)
+	}
+	if in.Wall < 0 {
+		return nil, errors.New("it was written before 1970: look at the clock of the node")
+	}
+	out := reading[E]{wall: in.Wall}
+	for _, state := range in.States {
+		out.add(parseState[E](state, in.Version))
+	}
+	return out.result()
+}
+
+func parseState[E Saved](data []byte, of int) (was saved[E], err error) {
+	if err := json.Unmarshal(data, &was); err != nil {
+		return was, err
+	}
+	if of == 1 {
+		if err := json.Unmarshal(data, &was.Of); err != nil {
+			return was, err
+		}
+	}
+	return was, was.check()
+}
+
+// parseUnversioned reads what fault rules counted before there were versions.
+func parseUnversioned[E Saved](data []byte) (*export[saved[E]], error) {
+	var in map[string]E
+	if err := json.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("it has no version: %w", err)
+	}
+	out := reading[E]{wall: math.MaxInt64} // it is as of now
+	for key, of := range sorted(in) {
+		was := saved[E]{Key: key, Of: of}
+		out.add(was, was.check())
+	}
+	return out.result()
+}
+
+func (was saved[E]) check() error {
+	if was.Key == "" || len(was.Key) > maxKey {
+		return errors.New("a rule has no key, or one that is too long")
+	}
+	if was.Age < 0 || was.Away < 0 || !was.Of.Possible() {
+		return fmt.Errorf("rule %q has counted what none can", was.Key)
+	}
 	return nil
 }
 
-func parse[E Saved](data []byte) (in export[saved[E]], err error) {
-	if len(data) == 0 {
-		return in, nil
-	}
-	if len(data) > MaxExport {
-		return in, errors.New("it is too long")
-	}
-	if err = json.Unmarshal(data, &in); err != nil {
-		return in, err
-	}
-	if in.Version != version {
-		return in, fmt.Errorf("version %d is not known", in.Version)
-	}
-	if len(in.States) > MaxRules {
-		return in, fmt.Errorf("it is of %d rules, and %d at most are read", len(in.States), MaxRules)
-	}
-	if in.Wall < 0 {
-		return in, errors.New("it was written before 1970: look at the clock of the node")
-	}
-	keys := make(map[string]bool, len(in.States))
-	for _, was := range in.States {
-		if was.Key == "" || len(was.Key) > maxKey || keys[was.Key] {
-			return in, errors.New("a rule in it has no key, one that is too long, or another's")
+// reading is what of an export was read, and left out.
+type reading[E Saved] struct {
+	wall    int64
+	states  []saved[E]
+	keys    map[string]bool
+	leftOut int
+	why     error // the first was
+}
+
+func (r *reading[E]) add(was saved[E], err error) {
+	switch {
+	case err != nil:
+	case r.keys[was.Key]:
+		err = fmt.Errorf("key %.40q is another's", was.Key)
+	case len(r.states) == MaxRules:
+		err = fmt.Errorf("%d rules at most are read", MaxRules)
+	default:
+		if r.keys == nil {
+			r.keys = map[string]bool{}
 		}
-		if was.Age < 0 || was.Away < 0 || !was.Of.Possible() {
-			return in, fmt.Errorf("rule %q has counted in it what none can", was.Key)
-		}
-		keys[was.Key] = true
+		r.keys[was.Key] = true
+		r.states = append(r.states, was)
+		return
 	}
-	return in, nil
+	if r.leftOut++; r.why == nil {
+		r.why = err
+	}
+}
+
+func (r *reading[E]) result() (*export[saved[E]], error) {
+	var err error
+	if r.leftOut > 0 {
+		err = fmt.Errorf("rules left out: %d, the first because: %w", r.leftOut, r.why)
+	}
+	return &export[saved[E]]{Wall: r.wall, States: r.states}, err
 }

@@ -205,23 +205,13 @@ func TestAnImportIsBounded(t *testing.T) {
 	state := func(key string) string { return fmt.Sprintf(`{"key":%q,"of":{"count":1}}`, key) }
 	s := &store{}
 	s.imported = map[string]dated[total]{"a": {}}
-	many := make([]string, MaxRules+1)
-	for i := range many {
-		many[i] = state(fmt.Sprint(i))
-	}
 	for what, data := range map[string]string{
-		"invalid":       "[",
-		"cannot":        "[]",
-		"too long":      strings.Repeat(" ", MaxExport+1),
-		"version 1":     `{"version":1}`,
-		"4097 rules":    states(many...),
-		"before 1970":   fmt.Sprintf(`{"version":%d,"wall":-1}`, version),
-		"no key":        states(state("")),
-		"one that is":   states(state(strings.Repeat("k", maxKey+1))),
-		"or another's":  states(state("k"), state("k")),
-		`rule "k" has`:  states(`{"key":"k","of":{"count":-1}}`),
-		`rule "of old"`: states(`{"key":"of old","age":-1}`),
-		`rule "gone"`:   states(`{"key":"gone","away":-1}`),
+		"invalid":                 "[",
+		"cannot":                  "[]",
+		"too long":                strings.Repeat(" ", MaxExport+1),
+		"no version":              `{"states":[]}`,
+		"takes version 3 to read": `{"version":4,"oldest":3}`,
+		"before 1970":             fmt.Sprintf(`{"version":%d,"wall":-1}`, version),
 	} {
 		err := s.Import([]byte(data), start)
 		if what == "invalid" || what == "cannot" {
@@ -231,10 +221,69 @@ func TestAnImportIsBounded(t *testing.T) {
 		}
 		require.Len(t, s.imported, 1, "as it was")
 	}
+	for what, data := range map[string]string{
+		"no key":           state(""),
+		"one that is":      state(strings.Repeat("k", maxKey+1)),
+		"another's":        state("good"),
+		`rule "k" has`:     `{"key":"k","of":{"count":-1}}`,
+		`rule "of old"`:    `{"key":"of old","age":-1}`,
+		`rule "gone"`:      `{"key":"gone","away":-1}`,
+		"cannot unmarshal": `{"key":"k","of":{"count":"many"}}`,
+	} {
+		require.ErrorContains(t, s.Import([]byte(states(state("good"), data, state("too"))), start), what)
+		require.Len(t, s.imported, 2, "the others are read")
+		require.Equal(t, 1, s.imported["good"].of.Count)
+	}
+	many := make([]string, MaxRules+1)
+	for i := range many {
+		many[i] = state(fmt.Sprint(i))
+	}
+	require.ErrorContains(t, s.Import([]byte(states(many...)), start), "4096 rules at most")
+	require.Len(t, s.imported, MaxRules)
 	require.NoError(t, s.Import([]byte(states(many[1:]...)), start))
 	require.Len(t, s.imported, MaxRules)
 	require.NoError(t, s.Import(nil, start))
 	require.Empty(t, s.imported)
+}
+
+func TestImportReadsOtherVersions(t *testing.T) {
+	wall := start.Add(-time.Second).UnixNano()
+	for _, test := range []struct {
+		name, data string
+		at         time.Time
+	}{
+		{"older, of faults", `{"rule":{"count":3}}`, start},
+		{"older, of limits", fmt.Sprintf(`{"version":1,"wall":%d,"states":[{"key":"rule","age":5,"count":3}]}`, wall), start.Add(-time.Second - 5)},
+		{"without an oldest version", fmt.Sprintf(`{"version":2,"wall":%d,"states":[{"key":"rule","age":5,"of":{"count":3}}]}`, wall), start.Add(-time.Second - 5)},
+		{"newer", fmt.Sprintf(`{"version":7,"oldest":2,"wall":%d,"zone":[1],"states":[{"key":"rule","age":5,"new":{"a":1},"of":{"count":3,"newer":[true]}}],"more":"x"}`, wall), start.Add(-time.Second - 5)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := &store{}
+			require.NoError(t, s.Import([]byte(test.data), start))
+			require.Equal(t, map[string]dated[total]{"rule": {of: total{Count: 3}, at: test.at}}, s.imported)
+			require.Equal(t, 3, s.put(t, start, "rule")["rule"].Save(start).Count)
+		})
+	}
+}
+
+// Agents that require version 2 read what this one exports.
+func TestExportIsOfVersion2(t *testing.T) {
+	s := &store{}
+	s.put(t, start, "a")["a"].own = 2
+	var v2 struct {
+		Version int
+		Wall    int64
+		States  []struct {
+			Key string
+			Of  total
+		}
+	}
+	require.NoError(t, json.Unmarshal(s.export(t, start), &v2))
+	require.Equal(t, 2, v2.Version)
+	require.Equal(t, start.UnixNano(), v2.Wall)
+	require.Len(t, v2.States, 1)
+	require.Equal(t, "a", v2.States[0].Key)
+	require.Equal(t, 2, v2.States[0].Of.Count)
 }
 
 func TestAClockThatWasSetBackTakesNoTime(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -543,6 +544,38 @@ func TestAnOpenedBreakerMovesToAnotherStore(t *testing.T) {
 	require.Equal(t, 6*time.Second, refusal.RetryAfter)
 	require.True(t, p.passes(start.Add(10*time.Second)))
 	require.Equal(t, closed, p.States()[0].GetState())
+}
+
+// An upgrade, and a downgrade, must not close what is open.
+func TestAnOpenedBreakerOutlivesAnotherVersion(t *testing.T) {
+	rule := func() *meshv1.LimitRule {
+		return &meshv1.LimitRule{Key: "k", Bucket: bucketOf(1, 1, time.Millisecond), Recovery: &meshv1.Recovery{SleepingWindowNs: int64(10 * time.Second)}}
+	}
+	opened := int(opened)
+	since := int64(4 * time.Second)
+	for name, data := range map[string]string{
+		"version 1": fmt.Sprintf(`{"version":1,"wall":%d,"states":[{"key":"k","passed":1,"refused":1,"breaker":%d,"since":%d}]}`,
+			start.UnixNano(), opened, since),
+		"newer": fmt.Sprintf(`{"version":3,"oldest":2,"wall":%d,"states":[{"key":"k","of":{"passed":1,"refused":1,"breaker":%d,"since":%d,"probes":[1,2]},"new":1}],"new":{}}`,
+			start.UnixNano(), opened, since),
+		"beside a rule of another that is new": fmt.Sprintf(`{"version":3,"oldest":2,"wall":%d,"states":[{"key":"other","of":{"breaker":99}},{"key":"k","of":{"passed":1,"refused":1,"breaker":%d,"since":%d}}]}`,
+			start.UnixNano(), opened, since),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPod(t, rule())
+			err := p.Import([]byte(data), start)
+			if strings.Contains(data, "other") {
+				require.ErrorContains(t, err, `"other"`)
+			} else {
+				require.NoError(t, err)
+			}
+			_, refusal := p.ask(start)
+			require.NotNil(t, refusal)
+			require.Equal(t, "opened", refusal.Reason)
+			require.Equal(t, 6*time.Second, refusal.RetryAfter)
+			require.EqualValues(t, 1, p.States()[0].GetPassed())
+		})
+	}
 }
 
 // A pod has no rules while it is refused, and its agent may be replaced meanwhile, once

@@ -14,14 +14,44 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 const (
 	leaseSpec                = 2
 	specHolder, specDuration = 1, 2
+	specAcquired             = 3
+	specTransitions          = 5
 	metaResourceVersion      = 6
 	metaAnnotations          = 12
 	mapKey, mapValue         = 1, 2
 )
 
+// record is a leader-election record: a Lease's spec, or the annotation's text.
 type record struct {
-	Holder  string `json:"holderIdentity"`
-	Seconds int64  `json:"leaseDurationSeconds"`
+	Holder string `json:"holderIdentity"`
+	// Nil if absent.
+	Seconds     *int64  `json:"leaseDurationSeconds"`
+	Acquired    *string `json:"acquireTime"`
+	Transitions *int64  `json:"leaseTransitions"`
+}
+
+// seconds is how long the lease lasts; 0 if that is not said.
+func (r record) seconds() int64 {
+	if r.Seconds == nil {
+		return 0
+	}
+	return *r.Seconds
+}
+
+// object is what is read of a lock.
+type object struct {
+	Metadata struct {
+		Name            string            `json:"name"`
+		ResourceVersion string            `json:"resourceVersion"`
+		Annotations     map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec record `json:"spec"`
+}
+
+// annotated returns the record of the annotation; false if there is none.
+func (o *object) annotated() (r record, ok bool) {
+	text := o.Metadata.Annotations[leaderAnnotation]
+	return r, text != "" && json.Unmarshal([]byte(text), &r) == nil
 }
 
 // Held is what an answer about the lock tells of it.
@@ -40,75 +70,82 @@ func Holder(contentType string, body []byte) Held {
 	if err != nil {
 		return Held{}
 	}
-	var spec record
-	var annotation, version string
+	var o object
 	switch media {
 	case typeJSON:
-		var object struct {
-			Metadata struct {
-				ResourceVersion string            `json:"resourceVersion"`
-				Annotations     map[string]string `json:"annotations"`
-			} `json:"metadata"`
-			Spec record `json:"spec"`
-		}
-		if json.Unmarshal(body, &object) != nil {
+		if json.Unmarshal(body, &o) != nil {
 			return Held{}
 		}
-		spec, annotation, version = object.Spec, object.Metadata.Annotations[leaderAnnotation], object.Metadata.ResourceVersion
 	case typeProtobuf:
-		spec, annotation, version = protoRecord(body)
+		o = protoObject(body)
 	}
-	if spec.Holder == "" && annotation != "" {
-		if json.Unmarshal([]byte(annotation), &spec) != nil {
-			return Held{}
+	spec := o.Spec
+	if spec.Holder == "" {
+		if annotated, ok := o.annotated(); ok {
+			spec = annotated
 		}
 	}
-	return Held{Holder: spec.Holder, For: time.Duration(spec.Seconds) * time.Second, Version: version}
+	return Held{Holder: spec.Holder, For: time.Duration(spec.seconds()) * time.Second, Version: o.Metadata.ResourceVersion}
 }
 
-func protoRecord(body []byte) (spec record, annotation, version string) {
-	onSpec := func(b []byte) ([]byte, bool, error) {
-		for len(b) > 0 {
-			num, typ, n := protowire.ConsumeField(b)
-			if n < 0 {
-				return nil, false, errProto
-			}
-			_, _, tag := protowire.ConsumeTag(b)
-			switch {
-			case num == specHolder && typ == protowire.BytesType:
-				v, _ := protowire.ConsumeBytes(b[tag:n])
-				spec.Holder = string(v)
-			case num == specDuration && typ == protowire.VarintType:
-				v, _ := protowire.ConsumeVarint(b[tag:n])
-				spec.Seconds = int64(int32(v))
-			}
-			b = b[n:]
-		}
-		return nil, false, nil
-	}
-	onAnnotation := func(b []byte) ([]byte, bool, error) {
-		var key, value string
-		_, _, err := message{
-			mapKey:   text(func(s string) (string, bool) { key = s; return s, false }),
-			mapValue: text(func(s string) (string, bool) { value = s; return s, false }),
-		}.edit(b)
-		if key == leaderAnnotation {
-			annotation = value
-		}
-		return nil, false, err
-	}
+// protoObject reads an enveloped object; the zero object if it is none.
+func protoObject(body []byte) (o object) {
+	name := text(func(s string) (string, bool) { o.Metadata.Name = s; return s, false })
+	version := text(func(s string) (string, bool) { o.Metadata.ResourceVersion = s; return s, false })
 	_, _, err := editProto(body, func(kind string) message {
 		m := message{objectMetadata: message{
-			metaResourceVersion: text(func(s string) (string, bool) { version = s; return s, false }),
-			metaAnnotations:     onAnnotation,
+			metaName: name, metaResourceVersion: version, metaAnnotations: o.protoAnnotation,
 		}.edit}
 		if kind == "Lease" {
-			m[leaseSpec] = onSpec
+			m[leaseSpec] = o.Spec.protoSpec
 		}
 		return m
 	})
 	if err != nil {
-		return record{}, "", ""
+		return object{}
 	}
-	return spec, annotation, version
+	return o
+}
+
+// protoAnnotation is a field that reads one entry of the annotations.
+func (o *object) protoAnnotation(b []byte) ([]byte, bool, error) {
+	var key, value string
+	_, _, err := message{
+		mapKey:   text(func(s string) (string, bool) { key = s; return s, false }),
+		mapValue: text(func(s string) (string, bool) { value = s; return s, false }),
+	}.edit(b)
+	if key == leaderAnnotation {
+		o.Metadata.Annotations = map[string]string{key: value}
+	}
+	return nil, false, err
+}
+
+// protoSpec is a field that reads a Lease's spec.
+func (r *record) protoSpec(b []byte) ([]byte, bool, error) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeField(b)
+		if n < 0 {
+			return nil, false, errProto
+		}
+		_, _, tag := protowire.ConsumeTag(b)
+		switch {
+		case num == specHolder && typ == protowire.BytesType:
+			v, _ := protowire.ConsumeBytes(b[tag:n])
+			r.Holder = string(v)
+		case num == specDuration && typ == protowire.VarintType:
+			r.Seconds = int32Field(b[tag:n])
+		case num == specAcquired && typ == protowire.BytesType:
+			r.Acquired = new(string) // when does not matter
+		case num == specTransitions && typ == protowire.VarintType:
+			r.Transitions = int32Field(b[tag:n])
+		}
+		b = b[n:]
+	}
+	return nil, false, nil
+}
+
+func int32Field(b []byte) *int64 {
+	v, _ := protowire.ConsumeVarint(b)
+	n := int64(int32(v))
+	return &n
 }

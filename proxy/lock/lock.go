@@ -40,8 +40,18 @@ func (n names) swap(s string) (string, bool) {
 	return s, false
 }
 
-// New checks the names of l.
+// New returns the Lock that has its upstream name on the way up.
 func New(l *meshv1.Lock) (*Lock, error) {
+	if l.GetName() == l.GetUpstreamName() {
+		return nil, fmt.Errorf("lock: name and upstream name are both %q", l.GetName())
+	}
+	return newLock(l, l.GetUpstreamName())
+}
+
+// NewUnrenamed returns a Lock that has its own name upstream, too.
+func NewUnrenamed(l *meshv1.Lock) (*Lock, error) { return newLock(l, l.GetName()) }
+
+func newLock(l *meshv1.Lock, upstream string) (*Lock, error) {
 	for _, f := range []struct{ field, value string }{
 		{"namespace", l.GetNamespace()}, {"name", l.GetName()}, {"upstream name", l.GetUpstreamName()},
 	} {
@@ -49,15 +59,12 @@ func New(l *meshv1.Lock) (*Lock, error) {
 			return nil, fmt.Errorf("lock: %s %q: %s", f.field, f.value, errs[0])
 		}
 	}
-	if l.GetName() == l.GetUpstreamName() {
-		return nil, fmt.Errorf("lock: name and upstream name are both %q", l.GetName())
-	}
 	return &Lock{
 		namespace: l.GetNamespace(),
 		name:      l.GetName(),
-		upstream:  l.GetUpstreamName(),
-		up:        names{from: l.GetName(), to: l.GetUpstreamName()},
-		down:      names{from: l.GetUpstreamName(), to: l.GetName()},
+		upstream:  upstream,
+		up:        names{from: l.GetName(), to: upstream},
+		down:      names{from: upstream, to: l.GetName()},
 	}, nil
 }
 

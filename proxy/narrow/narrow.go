@@ -94,6 +94,15 @@ func (l Limits) Owned() (owned scope.Scope, divided bool) {
 	return owned, divided
 }
 
+// Emptied returns limits of the same resources that leave nothing of them.
+func (l Limits) Emptied() Limits {
+	out := make(Limits, len(l))
+	for i, x := range l {
+		out[i] = limit{groups: x.groups, requirements: Nothing.requirements, divides: true}
+	}
+	return out
+}
+
 type resource struct{ group, name string }
 
 // alias is another name under which the apiserver serves the same objects: what
@@ -110,6 +119,11 @@ func (l limit) matches(group, name string) bool {
 	}
 	other, ok := alias[resource{group, name}]
 	return ok && l.names(other)
+}
+
+// Matches reports whether groups name a resource, or another name of it.
+func Matches(groups []*meshv1.ResourceGroup, group, name string) bool {
+	return len(groups) > 0 && limit{groups: groups}.matches(group, name)
 }
 
 func (l limit) names(r resource) bool {

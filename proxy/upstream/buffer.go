@@ -5,7 +5,7 @@ import "sync"
 // BufferSize is what large bodies are copied with, in bytes.
 const BufferSize = 64 << 10
 
-// Buf is a pooled copy buffer.
+// Buf is a pooled copy buffer. B may be cut short.
 type Buf struct{ B []byte }
 
 var buffers = sync.Pool{New: func() any { return &Buf{B: make([]byte, BufferSize)} }}
@@ -14,4 +14,7 @@ var buffers = sync.Pool{New: func() any { return &Buf{B: make([]byte, BufferSize
 func Buffer() *Buf { return buffers.Get().(*Buf) }
 
 // Free gives b back. It must not be used after.
-func (b *Buf) Free() { buffers.Put(b) }
+func (b *Buf) Free() {
+	b.B = b.B[:cap(b.B)]
+	buffers.Put(b)
+}

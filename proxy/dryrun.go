@@ -1,0 +1,130 @@
+package proxy
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+)
+
+// What a policy that is no dry run would do to a request.
+const (
+	wouldNarrow = "narrowed"
+	wouldRefuse = "refused"
+	wouldRename = "renamed"
+)
+
+// enforced returns a policy's sharding as it were without the dry run.
+func enforced(s *meshv1.Sharding) *meshv1.Sharding {
+	s = proto.CloneOf(s)
+	s.DryRun = false
+	return s
+}
+
+// dryRun counts what the policy would do, and does none of it.
+type dryRun struct {
+	action string
+	count  prometheus.Counter
+}
+
+func (p *policy) dryRun(key planKey, action string) dryRun {
+	return dryRun{action, p.owner.counter(p.pod.server.metrics.dryRun, verbLabel(key.verb), action)}
+}
+
+func (d dryRun) note(x *exchange) {
+	d.count.Inc()
+	x.would = d.action
+}
+
+// dryRunStages returns the stages of a dry run, which edit and refuse nothing.
+func (p *policy) dryRunStages(key planKey) (out []stage) {
+	would := p.would
+	if len(would.locks) > 0 && key.subresource == "" && lock.Kind(key.group, key.resource) {
+		out = append(out, &dryLockStage{would.locks, p.dryRun(key, wouldRename)})
+	}
+	if s := p.electionStage(key); s != nil {
+		out = append(out, s)
+	}
+	if s := would.exemptStage(key); s != nil && !s.inBody { // a body is not waited for
+		out = append(out, s)
+	}
+	if s := would.dryNarrowStage(key, p.dryRun(key, wouldNarrow)); s != nil {
+		out = append(out, s)
+	}
+	if s := would.fenceStage(key); s != nil && !s.observe {
+		refused := p.dryRun(key, wouldRefuse)
+		s.observe, s.dryRun, s.unknowns = true, &refused, uncounted.count
+		out = append(out, s)
+	}
+	return out
+}
+
+// dryLockStage counts requests about locks.
+type dryLockStage struct {
+	locks locks
+	dryRun
+}
+
+func (s *dryLockStage) apply(x *exchange) *apierrors.StatusError {
+	if x.exempt = s.concerned(x); x.exempt {
+		s.note(x)
+	}
+	return nil
+}
+
+func (s *dryLockStage) concerned(x *exchange) bool {
+	if x.info.Name != "" {
+		return s.locks.named(x.info.Namespace, x.info.Name) != nil
+	}
+	candidates := s.locks.in(x.info.Namespace)
+	if len(candidates) == 0 || x.info.Verb != "create" {
+		return false
+	}
+	body, whole := x.peek()
+	if !whole {
+		return false
+	}
+	for _, l := range candidates {
+		if out, err := l.Request(x.r.Header.Get("Content-Type"), body); err == nil && out.Lock {
+			return true
+		}
+	}
+	return false
+}
+
+// dryNarrowStage counts lists, watches and deletecollections that would be narrowed.
+type dryNarrowStage struct {
+	all       bool         // by a selector
+	narrowing *narrowStage // or not nil: in fact, as it says
+	sweep     *border      // or not nil: in namespaces of other shards
+	dryRun
+}
+
+func (p *policy) dryNarrowStage(key planKey, d dryRun) *dryNarrowStage {
+	s := &dryNarrowStage{dryRun: d}
+	switch key.verb {
+	case "list", "watch":
+		s.narrowing = p.narrowing(key.groupResource, key.verb == "watch")
+	case "deletecollection":
+		if b, ok := p.border(key); ok && p.key != meshv1.Key_KEY_OBJECT {
+			s.sweep = &b
+		}
+	default:
+		return nil
+	}
+	s.all = p.limits.For(key.group, key.resource) != nil
+	if !s.all && s.narrowing == nil && s.sweep == nil {
+		return nil
+	}
+	return s
+}
+
+func (s *dryNarrowStage) apply(x *exchange) *apierrors.StatusError {
+	namespace := x.info.Namespace
+	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.narrows(namespace) || s.sweep != nil && s.sweep.foreign(namespace)) {
+		s.note(x)
+	}
+	return nil
+}

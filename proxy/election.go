@@ -1,0 +1,215 @@
+package proxy
+
+import (
+	"bytes"
+	"cmp"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+)
+
+const (
+	// maxObserved is how many locks that no policy names are remembered of one pod.
+	maxObserved = 8
+	// observedFor is how long after its last request such a lock is remembered.
+	observedFor = 10 * time.Minute
+	// unknownRetry is the Retry-After of a write of such a lock, in seconds. By then the
+	// policy may name it.
+	unknownRetry = 1
+)
+
+// ObservedLock is a leader-election lock, other than those of the policy, that a pod
+// writes or polls.
+type ObservedLock struct {
+	// Namespace and Name of the lock; Resource is leases, configmaps or endpoints.
+	Namespace, Name, Resource string
+	// Holder by the last answer seen; empty if it is not known.
+	Holder string
+	// Written: the pod tried to write a leader-election record. False: it only reads.
+	Written bool
+}
+
+// observedLocks are bounded. It is safe for concurrent use.
+type observedLocks struct {
+	mu    sync.Mutex
+	known []observedLock
+}
+
+type observedLock struct {
+	ObservedLock
+	seen time.Time
+}
+
+// note remembers a lock. If there is no room, one that is only read makes way for one
+// that is written.
+func (o *observedLocks) note(l ObservedLock, now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.known = slices.DeleteFunc(o.known, func(k observedLock) bool { return now.Sub(k.seen) > observedFor })
+	same := func(k observedLock) bool {
+		return k.Namespace == l.Namespace && k.Name == l.Name && k.Resource == l.Resource
+	}
+	i := slices.IndexFunc(o.known, same)
+	if i < 0 && len(o.known) == maxObserved && l.Written {
+		i = slices.IndexFunc(o.known, func(k observedLock) bool { return !k.Written })
+	} else if i >= 0 {
+		l.Holder = cmp.Or(l.Holder, o.known[i].Holder)
+		l.Written = l.Written || o.known[i].Written
+	}
+	switch {
+	case i >= 0:
+		o.known[i] = observedLock{l, now}
+	case len(o.known) < maxObserved:
+		l.Namespace, l.Name = strings.Clone(l.Namespace), strings.Clone(l.Name)
+		o.known = append(o.known, observedLock{l, now})
+	}
+}
+
+// ObservedLocks returns the locks, other than those of the policy in force, that the
+// pod wrote or polled lately, sorted.
+func (p *Pod) ObservedLocks() (out []ObservedLock) {
+	pol := p.policy.Load()
+	if pol == nil {
+		return nil
+	}
+	named := pol.locks
+	if pol.would != nil {
+		named = pol.would.locks
+	}
+	p.observed.mu.Lock()
+	defer p.observed.mu.Unlock()
+	for _, l := range p.observed.known {
+		if named.named(l.Namespace, l.Name) == nil && time.Since(l.seen) <= observedFor {
+			out = append(out, l.ObservedLock)
+		}
+	}
+	slices.SortFunc(out, func(a, b ObservedLock) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Resource, b.Resource))
+	})
+	return out
+}
+
+// electionStage looks for leader-election records in a member's writes of what locks
+// are made of. One for a lock that the policy does not name is refused: without a name
+// of its own for each shard, the shards would contend for the lock, and one alone work.
+type electionStage struct {
+	resource string
+	suffix   string // of the shard's own locks
+	// dryRun, if not nil: nothing is refused. The lock would be renamed once it is
+	// discovered.
+	dryRun *dryRun
+}
+
+// electionStage returns nil where a request writes no lock.
+func (p *policy) electionStage(key planKey) stage {
+	s := p.message.GetSharding()
+	if s == nil || key.subresource != "" || !lock.Kind(key.group, key.resource) {
+		return nil
+	}
+	switch key.verb {
+	case "create", "update", "patch":
+		out := &electionStage{resource: strings.Clone(key.resource), suffix: "---" + p.shard}
+		if s.GetDryRun() {
+			d := p.dryRun(key, wouldRename)
+			out.dryRun = &d
+		}
+		return out
+	case "get":
+		if key.resource == "leases" {
+			return pollStage{}
+		}
+	}
+	return nil
+}
+
+func (s *electionStage) apply(x *exchange) *apierrors.StatusError {
+	if x.exempt || x.info.Namespace == "" { // a lock that the policy names
+		return nil
+	}
+	body, whole := x.peek()
+	if !whole {
+		return nil
+	}
+	record, ok := lock.FindRecord(s.resource, x.r.Header.Get("Content-Type"), body)
+	name := cmp.Or(x.info.Name, record.Name)
+	if !ok || name == "" || !memorable(x.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
+		return nil
+	}
+	x.pod.observed.note(ObservedLock{Namespace: x.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	if s.dryRun != nil {
+		s.dryRun.note(x)
+		x.exempt = true
+		return nil
+	}
+	x.reason = "unknown_lock"
+	return status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+		s.resource, x.info.Namespace, name, x.pod.info.Namespace, x.policy.shard)
+}
+
+// peek returns the request's body if all of it fits into a buffer. It is sent on as it
+// came.
+func (x *exchange) peek() (body []byte, whole bool) {
+	if x.r.Header.Get("Content-Encoding") != "" {
+		return nil, false
+	}
+	if r, read := x.body.(*bytes.Reader); read { // by a stage
+		body = make([]byte, min(r.Len(), upstream.BufferSize))
+		_, err := r.ReadAt(body, r.Size()-int64(r.Len()))
+		return body, err == nil && r.Len() == len(body)
+	}
+	if !x.gathers() || x.gather() != nil {
+		return nil, false
+	}
+	return x.early.B, len(x.early.B) < cap(x.early.B)
+}
+
+// pollStage looks for leader-election records in the Leases that a member reads by
+// name: one that waits for another to release a lock never writes it.
+type pollStage struct{}
+
+func (pollStage) apply(x *exchange) *apierrors.StatusError {
+	x.polls = !x.exempt && x.info.Namespace != "" && len(x.info.Parts) == 2
+	return nil
+}
+
+// observePoll looks at the answer of a poll and passes it on as it came.
+func (x *exchange) observePoll(resp *http.Response) {
+	buf := upstream.Buffer()
+	defer buf.Free()
+	n, err := fill(resp.Body, buf.B)
+	body := append(make([]byte, 0, n), buf.B[:n]...)
+	rest := io.Reader(resp.Body)
+	if err != nil {
+		rest = failing{err}
+	}
+	resp.Body = filtered{io.MultiReader(bytes.NewReader(body), rest), resp.Body}
+	if err != io.EOF || resp.Header.Get("Content-Encoding") != "" { //nolint:errorlint // a wrapped one is a body cut short
+		return
+	}
+	record, ok := lock.FindRecord("leases", resp.Header.Get("Content-Type"), body)
+	if !ok || x.pod.identifiesAs(record.Holder) || !memorable(x.info.Namespace, x.info.Name) || strings.HasSuffix(x.info.Name, "---"+x.policy.shard) {
+		return
+	}
+	x.pod.observed.note(ObservedLock{Namespace: x.info.Namespace, Name: x.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+}
+
+// failing is the end of a body.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// identifiesAs reports whether a holder's identity is the pod's own, as client-go and
+// controller-runtime form it: the host name, alone or before an underscore.
+func (p *Pod) identifiesAs(holder string) bool {
+	host, _, _ := strings.Cut(holder, "_")
+	return host == p.info.Name
+}

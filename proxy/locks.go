@@ -1,0 +1,186 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// locks are the operator's locks that a policy names.
+type locks []*lock.Lock
+
+// locksOf returns the locks of a policy: with their own names where the shard has
+// none of its own.
+func locksOf(s *meshv1.Sharding) (locks, error) {
+	make := lock.New
+	if s.GetStandby() {
+		make = lock.NewUnrenamed
+	}
+	var out locks
+	for _, l := range s.GetLocks() {
+		one, err := make(l)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+func (ls locks) equal(others locks) bool { return slices.EqualFunc(ls, others, (*lock.Lock).Equal) }
+
+// named returns the lock of this namespace and name, nil if there is none.
+func (ls locks) named(namespace, name string) *lock.Lock {
+	for _, l := range ls {
+		if l.Named(namespace, name) {
+			return l
+		}
+	}
+	return nil
+}
+
+// in returns the locks of a namespace.
+func (ls locks) in(namespace string) (out locks) {
+	for _, l := range ls {
+		if l.Namespace() == namespace {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// lockStage exchanges the names of the locks in requests about them.
+type lockStage struct {
+	locks locks
+	// standby: they have their own names, and are not written.
+	standby bool
+}
+
+// lockStage returns nil where requests cannot be about a lock.
+func (p *policy) lockStage(key planKey) *lockStage {
+	if len(p.locks) == 0 || key.subresource != "" || !lock.Kind(key.group, key.resource) {
+		return nil
+	}
+	return &lockStage{locks: p.locks, standby: p.standby}
+}
+
+// concerns reports whether a request for one object is about a lock, or may be.
+func (s *lockStage) concerns(info *request.RequestInfo) bool {
+	for _, l := range s.locks {
+		if l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace() {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *lockStage) apply(x *exchange) *apierrors.StatusError {
+	switch {
+	case len(x.info.Parts) == 2:
+		return s.object(x)
+	case x.info.Verb == "create":
+		return s.create(x)
+	}
+	return s.collection(x)
+}
+
+// object handles a request whose path names the object.
+func (s *lockStage) object(x *exchange) *apierrors.StatusError {
+	l := s.locks.named(x.info.Namespace, x.info.Name)
+	if l == nil {
+		return nil
+	}
+	if s.standby && x.plan.key.writes() {
+		return x.inStandby()
+	}
+	x.path = l.Path(x.path, 0)
+	if x.info.Verb == "update" || x.info.Verb == "patch" {
+		if _, refused := s.body(x, locks{l}); refused != nil {
+			return refused
+		}
+	}
+	return s.claim(x, l)
+}
+
+// create looks whether the object to be created is a lock. If not, the bytes go on
+// as they came.
+func (s *lockStage) create(x *exchange) *apierrors.StatusError {
+	candidates := s.locks.in(x.info.Namespace)
+	if len(candidates) == 0 {
+		return nil
+	}
+	l, refused := s.body(x, candidates)
+	if refused != nil || l == nil {
+		return refused
+	}
+	if s.standby {
+		return x.inStandby()
+	}
+	return s.claim(x, l)
+}
+
+// collection handles a list, watch or deletecollection: of a lock if a field
+// selector names it.
+func (s *lockStage) collection(x *exchange) *apierrors.StatusError {
+	for _, l := range s.locks {
+		if l.Namespace() != x.info.Namespace {
+			continue
+		}
+		edited, byName, err := l.Query(x.query)
+		if err != nil {
+			return status.BadRequest("%v", err)
+		}
+		if !byName {
+			continue
+		}
+		if s.standby && x.plan.key.writes() {
+			return x.inStandby()
+		}
+		x.query = edited
+		return s.claim(x, l)
+	}
+	return nil
+}
+
+// body reads the request's body, bounded, and exchanges the name of the lock that it
+// names in it; nil if it names none.
+func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.StatusError) {
+	raw, refused := x.readBody(lock.MaxObject)
+	if refused != nil {
+		return nil, refused
+	}
+	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
+	for _, l := range candidates {
+		out, err := l.Request(x.r.Header.Get("Content-Type"), raw)
+		switch {
+		case errors.Is(err, lock.ErrUnsupported):
+			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.info.Resource, x.info.Namespace)
+		case err != nil:
+			return nil, status.BadRequest("%v", err)
+		case out.Lock:
+			x.body, x.length = bytes.NewReader(out.Bytes), int64(len(out.Bytes))
+			return l, nil
+		}
+	}
+	return nil, nil
+}
+
+// claim makes x a request about a lock: on the locks' own connection, exempt from
+// what is said of other objects, with an answer whose names can be exchanged back.
+func (s *lockStage) claim(x *exchange, l *lock.Lock) *apierrors.StatusError {
+	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
+	if !ok {
+		return status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only")
+	}
+	x.r.Header["Accept"] = []string{accept}
+	delete(x.r.Header, "Accept-Encoding")
+	x.lock, x.exempt = l, true
+	return nil
+}
