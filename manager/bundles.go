@@ -50,14 +50,15 @@ func (w *world) bundleChanged(o any) {
 	}
 }
 
-// keepBundles keeps the bundles right wherever pods use them. Those that nobody
-// uses any more stay: a pod may be on its way in.
+// keepBundles keeps the bundles right wherever pods use them, or will by a
+// configuration. Admission writes none: anybody who reaches its port could make it.
+// Those that nobody uses any more stay: a pod may be on its way in.
 func (w *world) keepBundles(ctx context.Context) error {
 	c := w.compiled.Load()
 	if c == nil {
 		return nil
 	}
-	needs := bundleNeeds(c.pods)
+	needs := bundleNeeds(c.pods, c.configs)
 	mesh, egress := w.authority.Bundle(), w.egress.Bundle()
 	var errs []error
 	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b bundleNeed) int {
@@ -84,8 +85,12 @@ func (w *world) keepBundles(ctx context.Context) error {
 // bundleNeed is a bundle that some pod of a namespace uses.
 type bundleNeed struct{ namespace, name string }
 
-func bundleNeeds(pods []*corev1.Pod) map[bundleNeed]bool {
+func bundleNeeds(pods []*corev1.Pod, configs []*v1alpha1.ShardingConfig) map[bundleNeed]bool {
 	needs := map[bundleNeed]bool{}
+	for _, c := range configs {
+		// Before its first pod, whose kubelet would have to try again.
+		needs[bundleNeed{c.Namespace, inject.BundleOf(compile.Trust(c))}] = true
+	}
 	for _, p := range pods {
 		if compile.Ended(p) {
 			continue

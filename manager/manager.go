@@ -2,10 +2,8 @@ package manager
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -26,18 +24,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/webhook"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/failover"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
-	"github.com/ctrlmesh/ctrlmesh/manager/validate"
 )
 
 // weighRate is how many requests a second are made to weigh, for all roots and resources.
@@ -92,7 +88,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := w.bootstrap(ctx); err != nil {
 		return err
 	}
-	bundles := &inject.Bundles{
+	w.bundles = &inject.Bundles{
 		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Egress: w.egress.Bundle, Reload: w.loadCAs,
 	}
 
@@ -106,14 +102,9 @@ func Run(ctx context.Context, o Options) error {
 		LeaderElection:                true,
 		LeaderElectionID:              LeaseName,
 		LeaderElectionNamespace:       o.Namespace,
-		LeaderElectionReleaseOnCancel: true, // main ends when Run does
-		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
-		HealthProbeBindAddress:        o.HealthAddress,
+		LeaderElectionReleaseOnCancel: true,                                    // main ends when Run does
+		Metrics:                       metricsserver.Options{BindAddress: "0"}, // served within bounds below
 		GracefulShutdownTimeout:       &grace,
-		WebhookServer: webhook.NewServer(webhook.Options{
-			Port:    o.WebhookPort,
-			TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = w.serving.GetCertificate }},
-		}),
 	})
 	if err != nil {
 		return err
@@ -122,14 +113,9 @@ func Run(ctx context.Context, o Options) error {
 	w.recorder = mgr.GetEventRecorder("ctrlmesh-manager")
 	w.elected = mgr.Elected()
 
-	server := mgr.GetWebhookServer()
-	server.Register(inject.Path, &admission.Webhook{Handler: &inject.Webhook{
-		Reader: live, Bundles: bundles, Namespace: o.Namespace, Permits: w.permits,
-	}})
-	server.Register(validate.Path, &admission.Webhook{Handler: &validate.Webhook{Reader: live, Manager: self}})
-	server.Register(validate.BreakersPath, &admission.Webhook{Handler: &validate.Breakers{Reader: live}})
-	server.Register(validate.InjectionsPath, &admission.Webhook{Handler: &validate.Injections{Reader: live}})
-	server.Register(label.Path, &admission.Webhook{Handler: admission.HandlerFunc(label.Stamp)})
+	if err := w.serveHTTP(ctx, mgr, w.webhooks(self), grace); err != nil {
+		return err
+	}
 
 	w.push = &push.Server{
 		Auth: &push.Authenticator{
@@ -144,6 +130,7 @@ func Run(ctx context.Context, o Options) error {
 		Served:   kube.Discovery().ServerPreferredResources,
 		Limiter:  rate.NewLimiter(rate.Limit(o.StampRate), o.StampBurst),
 		Skip:     o.Namespace,
+		Settings: w.settings.Load,
 		Every:    o.StampEvery,
 		Log:      o.Log,
 	}
@@ -153,17 +140,10 @@ func Run(ctx context.Context, o Options) error {
 		Limiter:  rate.NewLimiter(weighRate, weighRate),
 		Log:      o.Log,
 	}
-	w.roots = &roots.Roots{Client: live, Observe: w.push.Observe, Stamping: w.sweeper.Status, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
+	w.locks = &locks.Keeper{Client: live, May: w.mayUpdate, Log: o.Log}
+	w.roots = &roots.Roots{Client: live, Locks: w.locks.State, Observe: w.push.Observe, Stamping: w.sweeper.Status, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
 	w.failover = &failover.Failover{Client: live, Observe: w.push.Observe, Recorder: w.recorder, Log: o.Log}
-	w.bundles = bundles
 	if err := w.add(ctx, mgr); err != nil {
-		return err
-	}
-	if err := errors.Join(
-		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
-		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
-		mgr.AddReadyzCheck("certificates", w.ready),
-	); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -225,7 +205,7 @@ func slimPod(o any) (any, error) {
 			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, key, v)
 		}
 	}
-	slim.Spec.NodeName = pod.Spec.NodeName
+	slim.Spec.NodeName, slim.Spec.ServiceAccountName = pod.Spec.NodeName, pod.Spec.ServiceAccountName
 	slim.Status.Phase, slim.Status.PodIP = pod.Status.Phase, pod.Status.PodIP
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {

@@ -231,6 +231,8 @@ func TestWorld(t *testing.T) {
 	require.Equal(t, string(w.egress.Bundle()), egress["ca.crt"])
 	require.Equal(t, w.egress.Bundle(), *w.egressBundled.Load())
 
+	require.ErrorContains(t, w.keepStamp(ctx), "apply the manifests of the mesh again")
+	require.NoError(t, w.live.Create(ctx, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}}))
 	require.NoError(t, w.keepStamp(ctx))
 	stamp := get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})
 	require.Equal(t, []string{"pods"}, stamp.Webhooks[0].Rules[0].Resources)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -39,6 +40,11 @@ type Options struct {
 	WebhookPort    int
 	MetricsAddress string
 	HealthAddress  string
+	// WebhookClientCA is a file with the CAs of the apiserver's client certificate for
+	// webhooks; empty if it presents none. WebhookClientNames are the common names that
+	// it may have; empty for any.
+	WebhookClientCA    string
+	WebhookClientNames []string
 
 	// StampRate and StampBurst bound the objects labelled a second.
 	StampRate  float64
@@ -62,6 +68,11 @@ func (o *Options) AddFlags(fs *flag.FlagSet, getenv func(string) string) {
 	fs.IntVar(&o.WebhookPort, "webhook-port", 9443, "port of the webhooks")
 	fs.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where metrics are served; 0 for nowhere")
 	fs.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served; 0 for nowhere")
+	fs.StringVar(&o.WebhookClientCA, "webhook-client-ca", "", "file with the CAs, in PEM, of the certificate that the apiserver presents to webhooks; requests without one are refused then (default: none is asked for)")
+	fs.Func("webhook-client-names", "common names, separated by commas, of which the apiserver's certificate has one (default: any)", func(names string) error {
+		o.WebhookClientNames = strings.Split(names, ",")
+		return nil
+	})
 	fs.Float64Var(&o.StampRate, "stamp-rate", 200, "existing objects labelled per second at most")
 	fs.IntVar(&o.StampBurst, "stamp-burst", 400, "existing objects labelled at once at most")
 	fs.DurationVar(&o.StampEvery, "stamp-every", 10*time.Minute, "time between searches for objects without labels")
@@ -77,6 +88,9 @@ func (o *Options) validate() error {
 	}
 	if _, err := netip.ParseAddr(o.PodIP); err != nil {
 		return errors.New("no address for agents: set --pod-ip or POD_IP")
+	}
+	if len(o.WebhookClientNames) > 0 && o.WebhookClientCA == "" {
+		return errors.New("--webhook-client-names needs --webhook-client-ca")
 	}
 	if o.StampRate <= 0 || o.StampBurst < 1 || o.StampEvery <= 0 {
 		return errors.New("--stamp-rate, --stamp-burst and --stamp-every must be positive")

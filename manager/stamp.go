@@ -7,7 +7,6 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -20,16 +19,15 @@ func (w *world) keepStamp(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
-	want := label.Webhooks(label.Listed(c.configs...), label.Service{Namespace: w.Namespace, Name: w.WebhookService, CA: w.serving.Bundle()})
+	want := label.Webhooks(label.Listed(c.configs...), label.Service{Namespace: w.Namespace, Name: w.WebhookService, CA: w.serving.Bundle()}, w.settings.Load())
 	have := &admissionv1.MutatingWebhookConfiguration{}
 	err := w.live.Get(ctx, types.NamespacedName{Name: label.Configuration}, have)
 	switch {
 	case apierrors.IsNotFound(err) && len(want) == 0:
 		err = nil
 	case apierrors.IsNotFound(err):
-		err = w.live.Create(ctx, &admissionv1.MutatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}, Webhooks: want,
-		})
+		// The manager may not create any: that would be the right to change everything.
+		err = fmt.Errorf("new objects are not labelled at their creation, apply the manifests of the mesh again: %w", err)
 	case err == nil && !equality.Semantic.DeepEqual(have.Webhooks, want):
 		have.Webhooks = want
 		err = w.live.Update(ctx, have)

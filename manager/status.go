@@ -29,6 +29,7 @@ func (w *world) keepStatus(ctx context.Context) error {
 		w.since = time.Now()
 	}
 	w.countPolicies(c)
+	leaders := w.lead(ctx, c)
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
 	for _, shard := range c.Shards {
@@ -46,8 +47,12 @@ func (w *world) keepStatus(ctx context.Context) error {
 			continue
 		}
 		shard.Config = current
+		known, obstacle := w.surveyHandWritten(shard, c.configs)
 		next := status.Of(status.Input{
 			Shard:    shard,
+			Locks:    known,
+			Obstacle: obstacle,
+			Leader:   leaders[shard.String()],
 			Wanted:   wanted,
 			Observe:  w.push.Observe,
 			Stamping: w.sweeper.Status(current),
@@ -80,6 +85,9 @@ func (w *world) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.Sharding
 			return metav1.Condition{}, false
 		}
 		return *is, was == nil || was.Status != is.Status || was.Reason != is.Reason || was.Message != is.Message
+	}
+	if is, new := news(v1alpha1.ConditionLeaderMissing); new {
+		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", clip(is.Message))
 	}
 	if is, new := news(v1alpha1.ConditionDegraded); new {
 		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", clip(is.Message))

@@ -28,8 +28,8 @@ import (
 // ManagerCA is the ConfigMap from which agents learn how to verify the manager.
 const ManagerCA = "ctrlmesh-manager-ca"
 
-// bootstrap waits until it knows the apiserver's addresses and has all CAs,
-// without which nothing can be served.
+// bootstrap waits until it knows the apiserver's addresses and the administrator's
+// settings and has all CAs, without which nothing can be served.
 func (w *world) bootstrap(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 10, Cap: 10 * time.Second}
 	for {
@@ -55,7 +55,7 @@ func (w *world) loadAll(ctx context.Context) error {
 	}
 	w.cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
-	return errors.Join(w.loadCAs(ctx), w.serving.Maintain(ctx, nil))
+	return errors.Join(w.loadCAs(ctx), w.serving.Maintain(ctx, nil), w.loadPlatform(ctx))
 }
 
 // readCluster finds out what agents must know of the apiserver and of each other.

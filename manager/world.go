@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -32,10 +33,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/failover"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
@@ -65,9 +69,11 @@ type world struct {
 	sweeper   *label.Sweeper
 	failover  *failover.Failover
 	roots     *roots.Roots
+	locks     *locks.Keeper
 	weigher   *roots.Weigher
 
 	cluster  atomic.Pointer[meshv1.Cluster]
+	settings atomic.Pointer[platform.Settings] // the administrator's; never nil once loaded
 	listed   atomic.Pointer[listed]
 	compiled atomic.Pointer[compiled]
 	// bundled and egressBundled are the bundles that all namespaces have.
@@ -79,13 +85,22 @@ type world struct {
 	unread time.Time
 	// rendered is what the policies loop, which alone has it, need not render again.
 	rendered compile.Cache
+	// locksKnown: the operators' locks were looked at.
+	locksKnown atomic.Bool
+	// emptySince is since when hand-written configurations, by uid, have no members. The
+	// locks loop alone has it.
+	emptySince map[types.UID]time.Time
+	// leaders are those of hand-written shards, which led names. The status loop alone
+	// has them.
+	leaders status.Leaders
+	led     map[string]types.NamespacedName
 	// sharing is held while shares are decided, and until what was is pushed.
 	sharing sync.Mutex
 	traffic traffic
 	// published is the bundle by which the manager was last told to be verified.
 	published []byte
 
-	policiesLoop, rootsLoop, failoverLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop, sharesLoop, trafficLoop *loop
+	policiesLoop, rootsLoop, locksLoop, failoverLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop, sharesLoop, trafficLoop *loop
 }
 
 // listed is what was there when the policies loop looked last.
@@ -106,6 +121,7 @@ type compiled struct {
 func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	w.policiesLoop = newLoop(w.Log, "policies", settleEvents, 0, w.policies)
 	w.rootsLoop = newLoop(w.Log, "roots", settleAcks, 10*time.Second, w.keepRoots)
+	w.locksLoop = newLoop(w.Log, "locks", settleAcks, locks.Every, w.keepOperatorLocks)
 	w.failoverLoop = newLoop(w.Log, "failover", 0, 0, w.keepLocks)
 	w.trustLoop = newLoop(w.Log, "trust", time.Second, time.Minute, w.keepTrust)
 	w.bundlesLoop = newLoop(w.Log, "bundles", settleEvents, 10*time.Minute, w.keepBundles)
@@ -122,7 +138,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	}
 	w.push.Counted = w.trafficLoop.poke
 	w.sweeper.Changed = w.statusLoop.poke
-	w.roots.Written = w.policiesLoop.poke
+	w.roots.Written, w.roots.Asked = w.policiesLoop.poke, w.locksLoop.poke
 	w.weigher.Changed = w.rootsLoop.poke
 
 	for _, o := range []client.Object{
@@ -140,6 +156,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	for _, r := range []manager.Runnable{
 		w.policiesLoop,
 		w.rootsLoop,
+		w.locksLoop,
 		w.failoverLoop,
 		w.trustLoop,
 		w.bundlesLoop,
@@ -154,6 +171,7 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 		leader(w.serveAgents),
 		newLoop(w.Log, "endpoint", 0, 15*time.Second, w.keepEndpoint),
 		follower(w.follow),
+		follower(w.watchPlatform),
 	} {
 		if err := mgr.Add(r); err != nil {
 			return err
@@ -205,7 +223,7 @@ func (w *world) policies(ctx context.Context) error {
 	w.listed.Store(l)
 	w.rootsLoop.poke()
 	known, ok := w.roots.Known(l.configs, l.namespaces)
-	if !ok {
+	if !ok || !w.withHandWritten(known, l.configs) {
 		// Agents keep what they were told last, until it is known who holds what.
 		return err
 	}
@@ -226,7 +244,7 @@ func (w *world) policies(ctx context.Context) error {
 	w.sharesLoop.poke()
 	w.trafficLoop.poke()
 	// The other loops read the apiserver, so not at every pod's every step.
-	if before == nil || !maps.Equal(bundleNeeds(before.pods), bundleNeeds(c.pods)) {
+	if before == nil || !maps.Equal(bundleNeeds(before.pods, before.configs), bundleNeeds(c.pods, c.configs)) {
 		w.bundlesLoop.poke()
 	}
 	if before == nil || !slices.EqualFunc(before.configs, c.configs, sameSpec) {
@@ -272,7 +290,7 @@ func sameMeaning(before, after any) bool {
 		return ok && maps.Equal(a.Labels, b.Labels)
 	case *v1alpha1.ShardingConfig:
 		b, ok := before.(*v1alpha1.ShardingConfig)
-		return ok && sameSpec(a, b)
+		return ok && sameSpec(a, b) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
 	case *v1alpha1.CircuitBreaker:
 		b, ok := before.(*v1alpha1.CircuitBreaker)
 		return ok && a.UID == b.UID && a.Generation == b.Generation && maps.Equal(a.Labels, b.Labels) &&

@@ -24,12 +24,16 @@ type Policy struct {
 	*meshv1.PodPolicy
 }
 
-// Root is what is known of a configuration with spec.root, as it is written:
-// nobody may be told of what is not.
+// Root is what is known of a configuration, as it is written: nobody may be told of
+// what is not. Of those without spec.root it is Locks and Standby alone.
 type Root struct {
 	State handover.State
 	// Namespaces are those that exist, for method Labels.
 	Namespaces []string
+	// Locks are the operator's locks, as status.locks lists them.
+	Locks []v1alpha1.LockStatus
+	// Standby is why all members are in standby; empty if they are not.
+	Standby string
 }
 
 // Shard is what became of one configuration.
@@ -43,12 +47,17 @@ type Shard struct {
 	Held scope.Scope
 	// Members are its pods, by name; of a root, all of its workload.
 	Members []*corev1.Pod
-	// Lock is the upstream name of its lock, empty without leader election.
+	// Lock is the upstream name of its first lock, empty without leader election.
 	Lock string
+	// Locks are the operator's locks under the shard's names.
+	Locks []*meshv1.Lock
 	// Problem says why the configuration has no effect, for people.
 	Problem *Problem
 	// Conflicts are the members that another configuration selects too.
 	Conflicts []Conflict
+	// TooLarge are the names of members that are refused because their policy exceeds
+	// what an agent receives.
+	TooLarge []string
 }
 
 // Problem is something about a configuration that only its author can mend.
@@ -95,7 +104,8 @@ type source struct {
 // that a root's State tells of: they are refused until it forgets them.
 //
 // The pods of a root that is not among roots are refused: who owns what is not
-// known. One that is being deleted is as one that is disabled.
+// known. One that is being deleted is as one that is disabled. Pods of a root that
+// wait for a shard, or that were withdrawn from theirs, are in standby.
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
 	res := Result{Policies: make(map[types.UID]Policy, len(pods))}
 	seals := newSealer()
@@ -113,10 +123,13 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 		}
 		s := source{Shard: &Shard{NamespacedName: nameOf(c), Config: c}}
 		if c.Spec.Root == nil {
-			s.written()
+			s.written(roots[s.NamespacedName])
 		} else {
 			known, ok := roots[s.NamespacedName]
 			r := newRoot(s.Shard, known, ok, objects)
+			if c.Spec.DryRun && s.Problem == nil && !Withdrawn(c) {
+				r.dryRun = planDryRun(r, pods)
+			}
 			s.selects, s.judge = r.selects, r.judge
 			for _, d := range r.derived {
 				derived[d.NamespacedName] = true
@@ -134,12 +147,18 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 		}
 	}
 
+	sizes, tooLarge := sizer{}, map[types.UID]bool{}
 	for _, pod := range slices.SortedFunc(slices.Values(pods), byName) {
 		if !Labelled(pod) || Ended(pod) {
 			continue
 		}
 		p := policy(pod, sources[pod.Namespace])
 		targets, digest := traffic.judge(pod, p)
+		if sizes.exceeded(p) {
+			refuseTooLarge(p)
+			tooLarge[pod.UID] = true
+			digest = nil
+		}
 		sealed := seals.seal(pod.Spec.NodeName, p, digest)
 		res.Policies[pod.UID] = sealed
 		for _, t := range targets {
@@ -151,6 +170,11 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 	})
 	res.Shards = make([]Shard, len(shards))
 	for i, s := range shards {
+		for _, m := range s.Members {
+			if tooLarge[m.UID] {
+				s.TooLarge = append(s.TooLarge, m.Name)
+			}
+		}
 		res.Shards[i] = *s
 	}
 	traffic.result(&res)
@@ -192,20 +216,24 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 		s := selecting[0]
 		if s.judge(pod, p); p.Refuse == "" {
 			p.AnyToken = s.Config.Spec.TokenBinding == v1alpha1.TokenBindingOff
-			p.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen
+			// A pod in standby would act on everything while its agent is away.
+			p.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen && !p.GetSharding().GetStandby()
 		}
 	}
 	return p
 }
 
 // written makes a source of a configuration that names its shard's pods itself.
-func (s *source) written() {
+func (s *source) written(known Root) {
 	c := s.Config
 	if s.selects, s.Problem = Selects(c); s.Problem != nil {
 		return
 	}
-	sharding, problem := render(c)
-	s.Problem, s.Lock = problem, sharding.GetLock().GetUpstreamName()
+	sharding, problem := render(c, known)
+	s.Problem = problem
+	if !sharding.GetStandby() {
+		s.Lock, s.Locks = firstLock(sharding.GetLocks()), sharding.GetLocks()
+	}
 	s.judge = func(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		p.Sharding = sharding
 		p.Passthrough = CanPassThrough(pod) && PassesThrough(c)

@@ -3,6 +3,7 @@ package compile
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -219,6 +220,8 @@ func readState(t require.TestingT, doc []byte) (types.NamespacedName, Root) {
 			Held, Target []string
 		}
 		Members map[string]handover.Member
+		Locks   []v1alpha1.LockStatus
+		Standby string
 	}
 	require.NoError(t, yaml.UnmarshalStrict(doc, &in))
 	parse := func(text []string) scope.Scope {
@@ -226,7 +229,7 @@ func readState(t require.TestingT, doc []byte) (types.NamespacedName, Root) {
 		require.NoError(t, err)
 		return s
 	}
-	out := Root{Namespaces: in.Namespaces, State: handover.State{Shards: map[string]handover.Shard{}, Members: in.Members}}
+	out := Root{Namespaces: in.Namespaces, Locks: in.Locks, Standby: in.Standby, State: handover.State{Shards: map[string]handover.Shard{}, Members: in.Members}}
 	for name, s := range in.Shards {
 		out.State.Shards[name] = handover.Shard{Serial: s.Serial, Held: parse(s.Held), Target: parse(s.Target)}
 	}
@@ -260,6 +263,7 @@ func transcript(t require.TestingT, r Result) []byte {
 		Held      []string   `json:",omitempty"`
 		Members   []string   `json:",omitempty"`
 		Lock      string     `json:",omitempty"`
+		Locks     []string   `json:",omitempty"`
 		Problem   *Problem   `json:",omitempty"`
 		Conflicts []Conflict `json:",omitempty"`
 	}
@@ -282,6 +286,9 @@ func transcript(t require.TestingT, r Result) []byte {
 	}
 	for _, s := range r.Shards {
 		v := shard{Held: s.Held.Strings(), Lock: s.Lock, Problem: s.Problem, Conflicts: s.Conflicts}
+		for _, l := range s.Locks {
+			v.Locks = append(v.Locks, l.Namespace+"/"+l.UpstreamName)
+		}
 		if s.Config != nil {
 			v.Config = s.Config.Namespace + "/" + s.Config.Name
 		}
@@ -304,4 +311,33 @@ func transcript(t require.TestingT, r Result) []byte {
 	data, err := yaml.Marshal(out)
 	require.NoError(t, err)
 	return data
+}
+
+func TestPolicyAboveTheBoundRefusesItsPodAlone(t *testing.T) {
+	long := strings.Repeat("n", 63)
+	config := func(name string, namespaces int) *v1alpha1.ShardingConfig {
+		c := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		c.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
+		values := make([]string, namespaces)
+		for i := range values {
+			values[i] = fmt.Sprintf("%s%07d", long[7:], i)
+		}
+		c.Spec.Limits = []v1alpha1.ObjectLimiter{{
+			RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"pods"}}},
+			Selector:        &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: v1alpha1.NamespaceLabel, Operator: metav1.LabelSelectorOpIn, Values: values}}},
+		}}
+		return c
+	}
+	pod := func(name string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), Labels: map[string]string{"app": name, v1alpha1.EnableProxyLabel: "true"}}}
+	}
+	r := Compile([]*v1alpha1.ShardingConfig{config("large", 120_000), config("small", 10)}, []*corev1.Pod{pod("large"), pod("small")}, nil, Rules{})
+	large, small := r.Policies["large"], r.Policies["small"]
+	require.Contains(t, large.Refuse, "exceeds 8 MiB")
+	require.Less(t, proto.Size(large.PodPolicy), maxRest)
+	require.NotEmpty(t, large.Version)
+	require.Empty(t, small.Refuse)
+	require.NotNil(t, small.Sharding)
+	require.Equal(t, []string{"large"}, r.Shards[0].TooLarge)
+	require.Empty(t, r.Shards[1].TooLarge)
 }

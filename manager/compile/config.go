@@ -70,10 +70,11 @@ func Withdrawn(root *v1alpha1.ShardingConfig) bool {
 }
 
 // Trust is the value of the trust annotation of pods admitted while the
-// configuration selects them; nil for pods that none selects. Whoever may be let
-// go past the proxy must be able to verify the apiserver.
+// configuration selects them; nil for pods that none selects. Pods that may be let
+// go past the proxy must be able to verify the apiserver: so must those of a root that
+// is withdrawn, which run unsharded and outlive it.
 func Trust(c *v1alpha1.ShardingConfig) string {
-	if c == nil || c.Spec.FailurePolicy == v1alpha1.FailOpen || PassesThrough(c) {
+	if c == nil || c.Spec.FailurePolicy == v1alpha1.FailOpen || PassesThrough(c) || c.Spec.Root != nil && Withdrawn(c) {
 		return v1alpha1.TrustBoth
 	}
 	return v1alpha1.TrustMesh

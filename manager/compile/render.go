@@ -4,9 +4,11 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // What is not among the keys is the default, which is the zero.
@@ -30,18 +32,9 @@ func UpstreamLock(leaderElectionName, shard string) string {
 	return leaderElectionName + "---" + shard
 }
 
-// lockOf is the lock of a shard of a configuration; nil without leader election.
-func lockOf(c *v1alpha1.ShardingConfig, shard string) *meshv1.Lock {
-	ctl := c.Spec.Controller
-	if ctl == nil || ctl.LeaderElectionName == "" {
-		return nil
-	}
-	return &meshv1.Lock{Namespace: c.Namespace, Name: ctl.LeaderElectionName, UpstreamName: UpstreamLock(ctl.LeaderElectionName, shard)}
-}
-
 // render is what members of a configuration that was written by hand are told:
 // nil if it divides nothing.
-func render(c *v1alpha1.ShardingConfig) (*meshv1.Sharding, *Problem) {
+func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem) {
 	if PassesThrough(c) {
 		if len(c.Spec.Limits) > 0 || c.Spec.Controller != nil {
 			return nil, &Problem{ReasonInvalid, "spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}
@@ -52,19 +45,38 @@ func render(c *v1alpha1.ShardingConfig) (*meshv1.Sharding, *Problem) {
 	if problem != nil {
 		return nil, problem
 	}
+	out := &meshv1.Sharding{
+		Shard:  c.Name,
+		Limits: limits,
+		Method: meshv1.Method_METHOD_LABELS,
+	}
+	if known.Standby != "" && !c.Spec.DryRun {
+		standby(out, OperatorLocks(c, known.Locks), known.Standby)
+		isolate(out, c)
+		return out, nil
+	}
+	locks := renamedLocks(c, known.Locks)
+	if c.Spec.DryRun { // which contends for all of them as they are
+		locks = OperatorLocks(c, known.Locks)
+	}
+	out.Locks = shardLocks(locks, c.Name)
 	for i, l := range limits {
 		if s, ok := selectorScope(c.Spec.Limits[i].Selector); ok {
 			l.Scope = s.Proto()
 		}
 	}
-	return &meshv1.Sharding{
-		Shard:           c.Name,
-		Limits:          limits,
-		Lock:            lockOf(c, c.Name),
-		Method:          meshv1.Method_METHOD_LABELS,
-		Isolation:       isolations[c.Spec.Isolation],
-		FenceNamespaces: c.Spec.Fence == v1alpha1.FenceNamespace,
-	}, nil
+	isolate(out, c)
+	return out, nil
+}
+
+// standby makes a pod own nothing and lead nothing.
+func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
+	s.Standby, s.StandbyReason = true, reason
+	s.Locks = ownLocks(locks)
+	nothing := scope.Scope{}.Proto()
+	for _, l := range s.Limits {
+		l.Scope = nothing
+	}
 }
 
 // limitsOf renders resources and selectors.

@@ -12,6 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // root renders the policies of a root's pods.
@@ -23,7 +24,11 @@ type root struct {
 	derived map[string]*Shard
 	// limits without what is the shard's own.
 	limits []*meshv1.Limit
+	owners []*meshv1.Owner
 	told   map[tellable]*meshv1.Sharding
+	// waiting are the policies of pods in standby, by the reason.
+	waiting map[string]*meshv1.Sharding
+	dryRun  *dryRun // nil: none
 }
 
 // tellable is what members are told alike by.
@@ -35,7 +40,10 @@ type tellable struct {
 // newRoot writes its problem, if it has one, into its own entry.
 func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) *root {
 	c := own.Config
-	out := &root{Root: r, known: known, config: c, derived: map[string]*Shard{}, told: map[tellable]*meshv1.Sharding{}}
+	out := &root{
+		Root: r, known: known, config: c, derived: map[string]*Shard{}, owners: ownersOf(heldBy(r.State)),
+		told: map[tellable]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
+	}
 	if errs := layout.Validate(c.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
 		own.Problem = &Problem{ReasonInvalid, errs.ToAggregate().Error()}
 	} else {
@@ -46,7 +54,8 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 		if o := objects[d.NamespacedName]; o != nil && Derived(o) && o.Labels[v1alpha1.RootLabel] == c.Name {
 			d.Config = o
 		}
-		d.Lock = lockOf(c, name).GetUpstreamName()
+		d.Locks = shardLocks(renamedLocks(c, r.Locks), name)
+		d.Lock = firstLock(d.Locks)
 		out.derived[name] = d
 	}
 	return out
@@ -70,26 +79,64 @@ func (r *root) selects(pod metav1.Object) bool {
 }
 
 func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
+	if r.dryRun != nil {
+		r.judgeDryRun(pod, p)
+		return
+	}
 	m, assigned := r.State.Members[string(pod.UID)]
 	d := r.derived[m.Shard]
 	switch {
 	case assigned && d != nil:
 		d.Members = append(d.Members, pod)
-		p.Sharding = r.tell(tellable{m.Shard, m.Stale})
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
+		switch {
+		case r.State.Holds():
+			p.Sharding = r.tell(tellable{m.Shard, m.Stale})
+		case Withdrawn(r.config): // it must not lead any more once the mesh releases the locks
+			p.Sharding = r.standby("the shards were withdrawn: it waits to be replaced by a pod that runs unsharded")
+		default:
+			p.Sharding = r.standby("no shard owns anything yet: it waits until the operator's locks are free")
+		}
 	case assigned:
 		p.Refuse = r.refusal(pod, "its shard %s is no more: delete the pod", m.Shard)
 	case !r.known:
 		p.Refuse = r.refusal(pod, "it is not known yet which shard holds what")
 	case Withdrawn(r.config) && !r.State.Holds():
 		// Those that are members still act on nothing that is divided.
+	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
+		p.Refuse = r.refusal(pod, "it was created while the mesh did not admit pods: delete it, so that its successor is admitted")
 	case Withdrawn(r.config):
-		p.Refuse = r.refusal(pod, "the shards are being withdrawn: it waits until none holds anything")
+		p.Sharding = r.standby("the shards are being withdrawn: it waits until none owns anything")
 	default:
 		// The words do not change while the pod waits: its agent must confirm them. If
 		// it ran unsharded in between, the configuration changed, and so do they: what
 		// was confirmed before that does not count.
-		p.Refuse = r.refusal(pod, "it is in no shard yet (generation %d): it waits until its agent has confirmed this, or for a shard that lacks a pod", r.config.Generation)
+		p.Sharding = r.standby(fmt.Sprintf("it is in no shard yet (generation %d): it waits until the operator's locks are free and a shard lacks a pod", r.config.Generation))
+	}
+}
+
+// standby is the policy of pods that wait, made once for each reason.
+func (r *root) standby(reason string) *meshv1.Sharding {
+	if s := r.waiting[reason]; s != nil {
+		return s
+	}
+	s := r.sharding(r.config.Name)
+	for _, l := range r.limits {
+		s.Limits = append(s.Limits, &meshv1.Limit{Resources: l.Resources, Selector: l.Selector})
+	}
+	standby(s, OperatorLocks(r.config, r.Locks), fmt.Sprintf("ShardingConfig %s: %s", r.config.Name, reason))
+	isolate(s, r.config)
+	r.waiting[reason] = s
+	return s
+}
+
+// sharding is what members of all shards are told alike.
+func (r *root) sharding(shard string) *meshv1.Sharding {
+	spec := r.config.Spec
+	return &meshv1.Sharding{
+		Shard:  shard,
+		Key:    keys[spec.Root.Key],
+		Method: methods[spec.Root.Method],
 	}
 }
 
@@ -102,26 +149,24 @@ func (r *root) tell(t tellable) *meshv1.Sharding {
 	if s := r.told[t]; s != nil {
 		return s
 	}
-	spec := r.config.Spec
-	s := &meshv1.Sharding{
-		Shard:           t.shard,
-		Lock:            lockOf(r.config, t.shard),
-		Isolation:       isolations[spec.Isolation],
-		FenceNamespaces: spec.Fence == v1alpha1.FenceNamespace,
-		Key:             keys[spec.Root.Key],
-		Method:          methods[spec.Root.Method],
-		KeepCaches:      t.stale,
-	}
-	told := r.State.Shards[t.shard].Told()
+	s := r.sharding(t.shard)
+	s.KeepCaches, s.Owners = t.stale, r.owners
+	s.Locks = r.derived[t.shard].Locks
+	r.limit(s, r.State.Shards[t.shard].Told())
+	isolate(s, r.config)
+	r.told[t] = s
+	return s
+}
+
+// limit limits a shard to what it owns.
+func (r *root) limit(s *meshv1.Sharding, owned scope.Scope) {
 	for _, l := range r.limits {
-		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: told.Proto()}
+		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: owned.Proto()}
 		if s.Method == meshv1.Method_METHOD_LABELS {
-			limit.Selector = both(l.Selector, labelSelector(told, r.Namespaces))
+			limit.Selector = both(l.Selector, labelSelector(owned, r.Namespaces))
 		}
 		s.Limits = append(s.Limits, limit)
 	}
-	r.told[t] = s
-	return s
 }
 
 // refuseLost refuses the assigned pods that are no more, as far as the API

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -35,39 +36,71 @@ type Failover struct {
 	Recorder events.EventRecorder
 	Log      *slog.Logger
 
-	done map[types.UID]push.Holder // that nothing is left to do about, by pod
+	done map[write]struct{} // that nothing is left to do about
+}
+
+// write is a pod's last write of a lock.
+type write struct {
+	pod  types.UID
+	dead push.Holder
 }
 
 // Round frees what can be freed now.
 func (f *Failover) Round(ctx context.Context, c compile.Result) error {
-	done := map[types.UID]push.Holder{}
+	done := map[write]struct{}{}
 	var errs []error
 	for _, shard := range c.Shards {
 		for _, pod := range shard.Members {
 			policy := c.Policies[pod.UID]
-			dead := f.Observe(policy.Node, string(pod.UID)).Dead
-			// The pod's policy names the lock that the pod itself writes.
-			lock := policy.GetSharding().GetLock()
-			if lock == nil || lock.UpstreamName != shard.Lock || dead.Identity == "" || dead.Version == "" {
+			if !leads(policy.GetSharding(), shard) {
 				continue
 			}
-			if f.done[pod.UID] != dead {
-				one, cancel := context.WithTimeout(ctx, within)
-				freed, err := f.free(one, client.ObjectKey{Namespace: lock.Namespace, Name: lock.UpstreamName}, dead)
-				cancel()
-				if err != nil {
+			for _, dead := range f.Observe(policy.Node, string(pod.UID)).Dead {
+				lock := named(policy.GetSharding(), dead)
+				if lock == nil || dead.Identity == "" || dead.Version == "" {
+					continue
+				}
+				w := write{pod.UID, dead}
+				if err := f.succeed(ctx, shard, pod, lock, w); err != nil {
 					errs = append(errs, err)
 					continue
 				}
-				if freed {
-					f.tell(shard, pod, lock.UpstreamName)
-				}
+				done[w] = struct{}{}
 			}
-			done[pod.UID] = dead
 		}
 	}
 	f.done = done
 	return errors.Join(errs...)
+}
+
+// leads reports whether members under this policy write the locks of a shard.
+func leads(s *meshv1.Sharding, shard compile.Shard) bool {
+	return s != nil && s.GetShard() == shard.Name && !s.GetStandby() && !s.GetDryRun()
+}
+
+// named returns the lock of a policy that a pod wrote, nil if the policy does not name
+// it any more.
+func named(s *meshv1.Sharding, dead push.Holder) *meshv1.Lock {
+	for _, l := range s.GetLocks() {
+		if l.GetNamespace() == dead.Namespace && l.GetName() == dead.Name {
+			return l
+		}
+	}
+	return nil
+}
+
+// succeed frees a lock once.
+func (f *Failover) succeed(ctx context.Context, shard compile.Shard, pod *corev1.Pod, lock *meshv1.Lock, w write) error {
+	if _, ok := f.done[w]; ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	freed, err := f.free(ctx, client.ObjectKey{Namespace: lock.GetNamespace(), Name: lock.GetUpstreamName()}, w.dead)
+	if freed {
+		f.tell(shard, pod, lock.GetUpstreamName())
+	}
+	return err
 }
 
 // free does to a Lease what its holder would have done on a graceful way out, unless

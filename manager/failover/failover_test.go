@@ -34,7 +34,7 @@ type world struct {
 	*Failover
 	compile.Result
 	client.Client
-	dead   push.Holder
+	dead   []push.Holder
 	get    error // of the next
 	update error // of the next
 	gets   int
@@ -72,11 +72,15 @@ func newWorld(t *testing.T) *world {
 	root := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"}}
 	w.Result = compile.Result{
 		Policies: map[types.UID]compile.Policy{"uid": {Node: "n1", PodPolicy: &meshv1.PodPolicy{Sharding: &meshv1.Sharding{
-			Lock: &meshv1.Lock{Namespace: "ns", Name: "lock", UpstreamName: "lock---s1"},
+			Shard: "s1",
+			Locks: []*meshv1.Lock{
+				{Namespace: "kube-system", Name: "second", UpstreamName: "second---s1"},
+				{Namespace: "ns", Name: "lock", UpstreamName: "lock---s1"},
+			},
 		}}}},
 		Shards: []compile.Shard{
-			{Config: root, Members: []*corev1.Pod{pod}}, // a root has no lock of its own
-			{Root: root, Members: []*corev1.Pod{pod}, Lock: "lock---s1"},
+			{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "op"}, Config: root, Members: []*corev1.Pod{pod}}, // a root has no lock of its own
+			{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "s1"}, Root: root, Members: []*corev1.Pod{pod}},
 		},
 	}
 	w.Failover = &Failover{
@@ -86,7 +90,7 @@ func newWorld(t *testing.T) *world {
 			return push.Observation{Dead: w.dead}
 		},
 	}
-	w.dead = push.Holder{Identity: holder, Version: w.lease().ResourceVersion}
+	w.dead = []push.Holder{{Namespace: "ns", Name: "lock", Identity: holder, Version: w.lease().ResourceVersion}}
 	return w
 }
 
@@ -119,18 +123,32 @@ func TestTheDeadHoldersLockIsFree(t *testing.T) {
 	require.Empty(t, w.events.Events)
 }
 
+func TestEachLockOfADeadHolderIsFree(t *testing.T) {
+	w := newWorld(t)
+	second := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "second---s1"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new(holder)}}
+	require.NoError(t, w.Create(t.Context(), second))
+	w.dead = append(w.dead, push.Holder{Namespace: "kube-system", Name: "second", Identity: holder, Version: second.ResourceVersion})
+	require.NoError(t, w.Round(t.Context(), w.Result))
+	require.True(t, w.free())
+	require.NoError(t, w.Get(t.Context(), client.ObjectKeyFromObject(second), second))
+	require.Empty(t, *second.Spec.HolderIdentity)
+}
+
 func TestWhoMayBeAliveKeepsTheLock(t *testing.T) {
 	for name, change := range map[string]func(*world){
-		"nobody has died":  func(w *world) { w.dead = push.Holder{} },
-		"another identity": func(w *world) { w.dead.Identity = "op-1_1" },
-		"no identity":      func(w *world) { w.dead.Identity = "" },
-		"no version":       func(w *world) { w.dead.Version = "" },
-		"a write since":    func(w *world) { v, _ := strconv.Atoi(w.dead.Version); w.dead.Version = strconv.Itoa(v - 1) },
+		"nobody has died":  func(w *world) { w.dead = nil },
+		"another identity": func(w *world) { w.dead[0].Identity = "op-1_1" },
+		"no identity":      func(w *world) { w.dead[0].Identity = "" },
+		"no version":       func(w *world) { w.dead[0].Version = "" },
+		"a write since":    func(w *world) { v, _ := strconv.Atoi(w.dead[0].Version); w.dead[0].Version = strconv.Itoa(v - 1) },
 		"a write meanwhile": func(w *world) {
 			w.update = apierrors.NewConflict(coordinationv1.Resource("leases"), "lock---s1", errors.New("written"))
 		},
-		"no lock":                func(w *world) { w.Policies["uid"].Sharding.Lock = nil },
-		"another shard's policy": func(w *world) { w.Policies["uid"].Sharding.Lock.UpstreamName = "lock---s2" },
+		"no lock":                         func(w *world) { w.Policies["uid"].Sharding.Locks = nil },
+		"another shard's policy":          func(w *world) { w.Policies["uid"].Sharding.Shard = "s2" },
+		"a lock that is not the policy's": func(w *world) { w.dead[0].Name = "other" },
+		"standby":                         func(w *world) { w.Policies["uid"].Sharding.Standby = true },
+		"a dry run":                       func(w *world) { w.Policies["uid"].Sharding.DryRun = true },
 		"a lock that is no Lease": func(w *world) {
 			w.get = apierrors.NewNotFound(coordinationv1.Resource("leases"), "lock---s1")
 		},

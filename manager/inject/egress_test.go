@@ -55,13 +55,13 @@ func TestTrustEgress(t *testing.T) {
 	annotations := m["metadata"].(map[string]any)["annotations"].(map[string]any)
 	require.Equal(t, "true", annotations[v1alpha1.EgressTrustAnnotation])
 
-	cm := bundle(t, w, EgressBundle)
+	cm := ensured(t, w, EgressBundle)
 	require.Len(t, cm.Data, 2)
 	for _, content := range cm.Data {
 		require.Equal(t, string(egressCA), content)
 	}
 	require.True(t, w.Bundles.Right(cm))
-	require.NotContains(t, bundle(t, w, BothBundle).Data["ca.crt"], string(egressCA), "never trusted for the apiserver")
+	require.NotContains(t, ensured(t, w, BothBundle).Data["ca.crt"], string(egressCA), "never trusted for the apiserver")
 
 	again, err := json.Marshal(m)
 	require.NoError(t, err)

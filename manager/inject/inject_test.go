@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -98,7 +97,7 @@ func TestMemberTrustsTheMeshAlone(t *testing.T) {
 	require.Equal(t, []string{MeshBundle, MeshBundle, "users", MeshBundle}, names)
 	require.Equal(t, v1alpha1.TrustMesh, trust)
 	require.Contains(t, m["spec"], "fieldOfTheFuture")
-	require.Equal(t, "mesh\n", bundle(t, w, MeshBundle).Data["ca.crt"])
+	require.Equal(t, "mesh\n", ensured(t, w, MeshBundle).Data["ca.crt"])
 
 	// Once more, as the apiserver does when another webhook changed the pod.
 	again, err := json.Marshal(m)
@@ -133,7 +132,7 @@ func TestOthersTrustBoth(t *testing.T) {
 	names, trust := sources(m)
 	require.Equal(t, []string{BothBundle, BothBundle, "users", BothBundle}, names)
 	require.Equal(t, v1alpha1.TrustBoth, trust)
-	require.Equal(t, "mesh\ncluster\n", bundle(t, w, BothBundle).Data["ca.crt"])
+	require.Equal(t, "mesh\ncluster\n", ensured(t, w, BothBundle).Data["ca.crt"])
 }
 
 // Who may be let go past the proxy must be able to verify the apiserver.
@@ -160,13 +159,17 @@ func TestForgedAnnotationIsOverwritten(t *testing.T) {
 	require.Equal(t, "y", m["metadata"].(map[string]any)["annotations"].(map[string]any)["x"])
 }
 
-func TestDryRunWritesNothing(t *testing.T) {
-	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
-	_, m := create(t, w, pod, true)
-	_, trust := sources(m)
-	require.Equal(t, v1alpha1.TrustMesh, trust)
-	err := w.Bundles.Client.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: MeshBundle}, &corev1.ConfigMap{})
-	require.True(t, apierrors.IsNotFound(err))
+// Anybody who reaches the port can send a review, of a pod that never was.
+func TestAdmissionWritesNothing(t *testing.T) {
+	for _, dryRun := range []bool{false, true} {
+		w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
+		_, m := create(t, w, pod, dryRun)
+		_, trust := sources(m)
+		require.Equal(t, v1alpha1.TrustMesh, trust)
+		var all corev1.ConfigMapList
+		require.NoError(t, w.Bundles.Client.List(t.Context(), &all))
+		require.Empty(t, all.Items)
+	}
 }
 
 func TestRefusals(t *testing.T) {
@@ -191,6 +194,13 @@ func TestRefusals(t *testing.T) {
 	w.Bundles.Mesh = func() []byte { return nil }
 	r, _ = create(t, w, pod, false)
 	require.False(t, r.Allowed)
+}
+
+// ensured is a bundle as the leader writes it.
+func ensured(t *testing.T, w *Webhook, name string) *corev1.ConfigMap {
+	t.Helper()
+	require.NoError(t, w.Bundles.Ensure(t.Context(), "ns", name))
+	return bundle(t, w, name)
 }
 
 func bundle(t *testing.T, w *Webhook, name string) *corev1.ConfigMap {

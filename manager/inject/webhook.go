@@ -99,11 +99,10 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		bundles = append(bundles, EgressBundle)
 		annotations[v1alpha1.EgressTrustAnnotation] = "true"
 	}
-	if req.DryRun == nil || !*req.DryRun {
-		for _, bundle := range bundles {
-			if err := w.Bundles.Ensure(ctx, req.Namespace, bundle); err != nil {
-				return admission.Errored(http.StatusInternalServerError, err)
-			}
+	for _, name := range bundles {
+		// The leader writes it into the namespace once it sees the pod there.
+		if _, err := w.Bundles.content(name); err != nil {
+			return admission.Errored(http.StatusInternalServerError, err)
 		}
 	}
 	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...).WithWarnings(warnings...)

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
@@ -52,16 +55,57 @@ func byLabels(c *v1alpha1.ShardingConfig) bool {
 	return c.Spec.Root == nil || c.Spec.Root.Method == v1alpha1.MethodLabels
 }
 
+// Needed reports whether a limit of a configuration works only on objects that are
+// stamped: those of a root that divides by labels do, and others if their selector has a
+// label of the mesh.
+func Needed(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter) bool {
+	if c.Spec.Root != nil {
+		return byLabels(c)
+	}
+	if l.Selector == nil {
+		return false
+	}
+	for key := range Of("") {
+		if _, ok := l.Selector.MatchLabels[key]; ok {
+			return true
+		}
+		if slices.ContainsFunc(l.Selector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool { return r.Key == key }) {
+			return true
+		}
+	}
+	return false
+}
+
+// Permitted leaves out of groups what the administrator excludes from stamping. A group
+// "*" stays, for resources that are excluded in some groups: Webhooks and Resolve leave
+// those out.
+func Permitted(groups []v1alpha1.ResourceGroup, s *platform.Settings) (out []v1alpha1.ResourceGroup) {
+	for _, g := range groups {
+		for _, group := range g.APIGroups {
+			resources := slices.DeleteFunc(slices.Clone(g.Resources), func(r string) bool {
+				return !s.Stamps(schema.GroupResource{Group: group, Resource: r})
+			})
+			if len(resources) > 0 {
+				out = append(out, v1alpha1.ResourceGroup{APIGroups: []string{group}, Resources: resources})
+			}
+		}
+	}
+	return out
+}
+
 // Divided are the resources that a configuration divides.
 func Divided(c *v1alpha1.ShardingConfig) (out []v1alpha1.ResourceGroup) {
-	limits := c.Spec.Limits
-	if c.Spec.Root != nil {
-		limits = slices.Concat(c.Spec.Root.ResourceSelector, limits)
-	}
-	for _, l := range limits {
+	for _, l := range limits(c) {
 		out = append(out, l.RelateResources...)
 	}
 	return out
+}
+
+func limits(c *v1alpha1.ShardingConfig) []v1alpha1.ObjectLimiter {
+	if c.Spec.Root == nil {
+		return c.Spec.Limits
+	}
+	return slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits)
 }
 
 func canonical(names []string) []string {
@@ -78,8 +122,9 @@ type Service struct {
 }
 
 // Webhooks are the entries of the MutatingWebhookConfiguration that stamp the
-// given resources: none if there are none.
-func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.MutatingWebhook {
+// given resources, but for what the administrator excludes: none if there are none.
+func Webhooks(groups []v1alpha1.ResourceGroup, s Service, settings *platform.Settings) []admissionv1.MutatingWebhook {
+	groups = Permitted(groups, settings)
 	if len(groups) == 0 {
 		return nil
 	}
@@ -97,12 +142,15 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.Mutating
 		ReinvocationPolicy: new(admissionv1.NeverReinvocationPolicy),
 		ObjectSelector:     &metav1.LabelSelector{},
 		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{s.Namespace}},
+			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: append([]string{s.Namespace}, settings.Stamping.ExcludedNamespaces...)},
 		}},
 		SideEffects:             new(admissionv1.SideEffectClassNone),
 		TimeoutSeconds:          new(int32(2)),
 		AdmissionReviewVersions: []string{"v1"},
-		MatchConditions:         []admissionv1.MatchCondition{{Name: "labels-missing-or-wrong", Expression: needed}},
+		MatchConditions: []admissionv1.MatchCondition{
+			{Name: "not-excluded", Expression: permitted(settings)},
+			{Name: "labels-missing-or-wrong", Expression: needed},
+		},
 	}
 	for _, g := range groups {
 		w.Rules = append(w.Rules, admissionv1.RuleWithOperations{
@@ -113,6 +161,20 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service) []admissionv1.Mutating
 		})
 	}
 	return []admissionv1.MutatingWebhook{w}
+}
+
+// permitted is the CEL for: the administrator does not exclude the resource. Rules for
+// all groups match more than those who wrote them may know.
+func permitted(s *platform.Settings) string {
+	var excluded []string
+	for _, gr := range s.NeverStamped() {
+		is := fmt.Sprintf("request.resource.group == %q", gr.Group)
+		if gr.Resource != "*" {
+			is += fmt.Sprintf(" && request.resource.resource == %q", gr.Resource)
+		}
+		excluded = append(excluded, "("+is+")")
+	}
+	return "!(" + strings.Join(excluded, " || ") + ")"
 }
 
 // needed is the CEL for: some label is not what it must be, as far as CEL can

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
 func group(groups, resources []string) v1alpha1.ResourceGroup {
@@ -39,15 +40,27 @@ func TestListed(t *testing.T) {
 	require.ElementsMatch(t, []v1alpha1.ResourceGroup{group([]string{""}, []string{"configmaps", "pods"}), group([]string{"batch"}, []string{"jobs"})}, Listed(root), "both lists")
 	a.Labels = map[string]string{v1alpha1.RootLabel: "root"}
 	require.Empty(t, Listed(a), "derived")
-	require.Empty(t, Webhooks(Listed(), Service{}))
+	require.Empty(t, Webhooks(Listed(), Service{}, platform.Default()))
 }
 
 func TestWebhooks(t *testing.T) {
-	w := Webhooks(Listed(config("a", group([]string{""}, []string{"pods"}))), Service{Namespace: "mesh", Name: "svc"})
+	w := Webhooks(Listed(config("a", group([]string{""}, []string{"pods"}))), Service{Namespace: "mesh", Name: "svc"}, platform.Default())
 	require.Len(t, w, 1)
 	require.Len(t, w[0].Rules, 1)
-	require.Len(t, w[0].MatchConditions, 1)
-	require.Equal(t, []string{"mesh"}, w[0].NamespaceSelector.MatchExpressions[0].Values)
+	require.Len(t, w[0].MatchConditions, 2)
+	require.Equal(t, []string{"mesh", "kube-system", "kube-node-lease"}, w[0].NamespaceSelector.MatchExpressions[0].Values)
+}
+
+func TestExcludedResourcesAreNotInTheWebhook(t *testing.T) {
+	listed := Listed(config("a", group([]string{""}, []string{"secrets", "pods"}), group([]string{"*"}, []string{"leases"})))
+	w := Webhooks(listed, Service{Namespace: "mesh"}, platform.Default())
+	require.Len(t, w, 1)
+	require.Len(t, w[0].Rules, 1)
+	require.Equal(t, []string{"pods"}, w[0].Rules[0].Resources)
+	require.Empty(t, Webhooks(Listed(config("b", group([]string{""}, []string{"secrets"}))), Service{}, platform.Default()))
+	require.Equal(t,
+		`!((request.resource.group == "ctrlmesh.kusionstack.io") || (request.resource.group == "" && request.resource.resource == "secrets") || (request.resource.group == "coordination.k8s.io" && request.resource.resource == "leases"))`,
+		w[0].MatchConditions[0].Expression)
 }
 
 func TestStamp(t *testing.T) {
@@ -113,7 +126,11 @@ func TestResolve(t *testing.T) {
 	found, _ = names(group([]string{"events.k8s.io"}, []string{"events"}))
 	require.Equal(t, []string{"events.events.k8s.io"}, found)
 
-	found, missing := names(group([]string{"", "apps"}, []string{"pods", "deployments", "namespaces"}), group([]string{"example.com"}, []string{"foos"}))
+	found, missing := names(group([]string{"apps", "metrics.k8s.io"}, []string{"*"}))
+	require.Equal(t, []string{"deployments.apps"}, found, "all of a group that can be listed and patched")
+	require.Empty(t, missing)
+
+	found, missing = names(group([]string{"", "apps"}, []string{"pods", "deployments", "namespaces"}), group([]string{"example.com"}, []string{"foos"}))
 	require.Equal(t, []string{"deployments.apps", "pods"}, found)
 	require.Contains(t, missing, "foos.example.com")
 	require.Contains(t, missing, "namespaces")

@@ -41,14 +41,14 @@ func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) 
 			if !slices.Contains(g.APIGroups, "*") && !slices.Contains(g.APIGroups, gr.Group) {
 				continue
 			}
-			if slices.Contains(g.Resources, gr.Resource) {
+			if slices.Contains(g.Resources, "*") || slices.Contains(g.Resources, gr.Resource) {
 				wanted[gvr] = true
 			}
 		}
 		for _, group := range g.APIGroups {
 			for _, resource := range g.Resources {
 				gr := schema.GroupResource{Group: group, Resource: resource}
-				if _, ok := available[gr]; !ok && group != "*" {
+				if _, ok := available[gr]; !ok && group != "*" && resource != "*" {
 					missing = append(missing, gr.String())
 				}
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
 const (
@@ -50,6 +52,8 @@ type Sweeper struct {
 	Limiter *rate.Limiter
 	// Skip is a namespace whose objects are left alone: the mesh's own.
 	Skip string
+	// Settings returns the administrator's; the defaults if nil.
+	Settings func() *platform.Settings
 	// Every is the time between repeats.
 	Every time.Duration
 	// Changed is called, from any goroutine, when Status has something new.
@@ -59,6 +63,7 @@ type Sweeper struct {
 	mu       sync.Mutex
 	poke     chan struct{}
 	configs  []*v1alpha1.ShardingConfig
+	allowed  *platform.Settings // that Set was called with last
 	resumed  map[types.UID]v1alpha1.StampingStatus
 	served   []*metav1.APIResourceList
 	failing  error // of discovery
@@ -93,7 +98,15 @@ func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 		}
 	}
 	first := s.configs == nil
-	s.configs, s.resumed = configs, resumed
+	settings := s.settings()
+	if !first && !reflect.DeepEqual(s.allowed, settings) {
+		// What the administrator allows now may have been excluded when it was walked.
+		for _, p := range s.progress {
+			p.done = false
+		}
+		first = true
+	}
+	s.configs, s.resumed, s.allowed = configs, resumed, settings
 	if first || fmt.Sprint(Listed(configs...)) != before {
 		select {
 		case s.poke <- struct{}{}:
@@ -167,7 +180,7 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 		s.served = served
 	}
 	s.failing = err
-	found, _ := Resolve(Listed(configs...), s.served)
+	found, _ := s.resolve(Listed(configs...))
 	if err == nil {
 		// What nobody lists any more was not stamped since: forget it was done.
 		for gr := range s.progress {
@@ -205,6 +218,37 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	return ok
 }
 
+// resolve is Resolve for what the administrator does not exclude.
+func (s *Sweeper) resolve(groups []v1alpha1.ResourceGroup) (found []schema.GroupVersionResource, missing []string) {
+	settings := s.settings()
+	found, missing = Resolve(Permitted(groups, settings), s.served)
+	return slices.DeleteFunc(found, func(gvr schema.GroupVersionResource) bool { return !settings.Stamps(gvr.GroupResource()) }), missing
+}
+
+func (s *Sweeper) settings() *platform.Settings {
+	if s.Settings == nil {
+		return platform.Default()
+	}
+	return s.Settings()
+}
+
+// excluded says which resources the administrator excludes.
+func (s *Sweeper) excluded(c *v1alpha1.ShardingConfig) (problems []string) {
+	settings := s.settings()
+	for _, l := range limits(c) {
+		for _, g := range l.RelateResources {
+			for _, group := range g.APIGroups {
+				for _, name := range g.Resources {
+					if gr := (schema.GroupResource{Group: group, Resource: name}); Needed(c, l) && !settings.Stamps(gr) {
+						problems = append(problems, fmt.Sprintf("%s is not labelled: %s of ConfigMap %s excludes it", gr, platform.StampingExcludedResources, platform.ConfigMap))
+					}
+				}
+			}
+		}
+	}
+	return problems
+}
+
 func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *progress) error {
 	s.mu.Lock()
 	token := p.next
@@ -221,9 +265,9 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 			if err != nil {
 				return explain(gvr, err)
 			}
-			// What is on its way out, or the mesh's own, is left alone.
+			// What is on its way out, the mesh's own, or excluded, is left alone.
 			items := slices.DeleteFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
-				return o.Namespace == s.Skip || o.DeletionTimestamp != nil
+				return o.Namespace == s.Skip || o.DeletionTimestamp != nil || !s.settings().StampsIn(o.Namespace)
 			})
 			stamped, err := s.stamp(ctx, gvr, items)
 			token = list.Continue
@@ -322,9 +366,10 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 		// Nothing is known yet: what the last leader said stands.
 		return was.DeepCopy()
 	}
-	found, missing := Resolve(groups, s.served)
+	found, missing := s.resolve(groups)
 	out.Done = true
-	var problems, forbidden []string
+	problems := s.excluded(c)
+	var forbidden []string
 	for _, gvr := range found {
 		gr := gvr.GroupResource()
 		p := s.progress[gr]

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
 // fakeAPI serves ConfigMaps' and Pods' metadata, in pages.
@@ -135,6 +136,27 @@ func newSweep(t *testing.T, n int) (*fakeAPI, *Sweeper) {
 		Skip:     "mesh",
 		Every:    time.Hour,
 	}
+}
+
+func TestSweepLeavesOutWhatTheAdministratorExcludes(t *testing.T) {
+	f, s := newSweep(t, 9)
+	settings, err := platform.Parse(map[string]string{platform.Key: "stamping: {excludedResources: [pods], excludedNamespaces: [ns-1]}"})
+	require.NoError(t, err)
+	s.Settings = func() *platform.Settings { return settings }
+	one := config("one", group([]string{""}, []string{"configmaps", "pods"}))
+	one.Spec.Limits[0].Selector = &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.NamespaceLabel: "ns-0"}}
+	s.Set([]*v1alpha1.ShardingConfig{one})
+	require.True(t, s.Pass(t.Context(), false))
+	status := s.Status(one)
+	require.Equal(t, []string{"configmaps"}, status.Completed)
+	require.EqualValues(t, 6, status.Stamped)
+	require.Contains(t, status.Message, "pods is not labelled: stamping.excludedResources of ConfigMap ctrlmesh-platform excludes it")
+	require.Equal(t, 4, f.unstamped(), "three of the namespace, and the pod")
+
+	settings = platform.Default()
+	s.Set([]*v1alpha1.ShardingConfig{one})
+	require.True(t, s.Pass(t.Context(), false))
+	require.Zero(t, f.unstamped(), "once it is allowed")
 }
 
 func TestSweep(t *testing.T) {

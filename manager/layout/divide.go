@@ -15,8 +15,10 @@ import (
 type Weights map[string]int64
 
 const (
-	// hysteresis is the skew up to which nothing is moved.
-	hysteresis = 1.10
+	// Threshold is the skew above which a correction begins.
+	Threshold = 1.25
+	// Hysteresis is the skew at which a correction that has begun ends.
+	Hysteresis = 1.10
 	// goal is the skew that is aimed at when something is moved.
 	goal = 1.05
 	// step is how much of a shard's mean weight goes over one bound in a round.
@@ -66,11 +68,21 @@ func Next(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) map
 	return scopes(root, l.runs(order, l.cut(len(order), l.even(len(order)), wish), was))
 }
 
+// Pace says when Balance moves keys, and how many at once.
+type Pace struct {
+	// Above is the skew above which keys move: Threshold, or Hysteresis to finish
+	// a correction that has begun.
+	Above float64
+	// AtOnce moves all keys in one round, because each round restarts pods.
+	// Otherwise at most a quarter of a shard's mean weight crosses each bound.
+	AtOnce bool
+}
+
 // Balance is Next, with weights a reason: as much of the way to even shards as one
-// round of handovers goes, or last itself when the skew is within the hysteresis.
+// round of handovers goes, or last itself when the skew is not above pace.Above.
 // It says in words what it moves. Rounds end: while weights stay, each goes
 // nearer to one and the same division.
-func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) (next map[string]scope.Scope, what string) {
+func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights, pace Pace) (next map[string]scope.Scope, what string) {
 	next = Next(root, last, w)
 	runs := runsOf(normals(root), next)
 	n := len(runs)
@@ -85,15 +97,19 @@ func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) 
 	most := l.even(n)
 	mean := float64(l.total()) / float64(n)
 	// Where even cannot be had, a little more is not worth a handover.
-	bearable := max(hysteresis*mean, float64(most))
-	if float64(most) > hysteresis*mean {
+	bearable := max(pace.Above*mean, float64(most))
+	if float64(most) > pace.Above*mean {
 		bearable = float64(most) * goal
 	}
 	if float64(l.heaviest(cuts)) <= bearable && l.populated(cuts) {
 		return next, ""
 	}
 	aim := l.cut(n, most, func(i, _ int) int { return cuts[i] })
-	after := l.round(cuts, aim, int64(step*mean))
+	limit := int64(step * mean)
+	if pace.AtOnce {
+		limit = l.total()
+	}
+	after := l.round(cuts, aim, limit)
 	if slices.Equal(after, cuts) {
 		return next, ""
 	}

@@ -158,7 +158,7 @@ func TestNothingToWeigh(t *testing.T) {
 			require.InDelta(t, 1/float64(n), float64(hull.Last-hull.First)/math.MaxUint64, 1e-9, name)
 		}
 		require.InDelta(t, 1, Skew(first, root, nil), 0)
-		next, what := Balance(root, first, nil)
+		next, what := Balance(root, first, nil, gradual)
 		require.Empty(t, what)
 		require.Equal(t, first, next)
 	}
@@ -242,7 +242,7 @@ func rounds(t require.TestingT, root *v1alpha1.RootConfig, last map[string]scope
 	n := len(normals(root))
 	for i := range 10000 {
 		seen[fmt.Sprint(last)] = true
-		next, what := Balance(root, last, w)
+		next, what := Balance(root, last, w, gradual)
 		whole(t, root, next)
 		if what == "" {
 			require.Equal(t, last, next)
@@ -272,7 +272,7 @@ func TestBalanceGetsThereAndStops(t *testing.T) {
 			w := thousand(name, weight)
 			last, n := rounds(t, root, first, w)
 			t.Logf("%s, %s: skew %.2f, %d rounds, then %.3f", called, like, Skew(first, root, w), n, Skew(last, root, w))
-			require.LessOrEqual(t, Skew(last, root, w), hysteresis, "%s, %s", called, like)
+			require.LessOrEqual(t, Skew(last, root, w), Hysteresis, "%s, %s", called, like)
 			// One that has nearly everything cannot be rid of it sooner, a step a round.
 			require.LessOrEqual(t, n, max(10, int((Skew(first, root, w)-1)/step)+2), "%s, %s", called, like)
 		}
@@ -287,7 +287,7 @@ func TestALayoutMadeByWeightsIsBalanced(t *testing.T) {
 			scopes := map[string]scope.Scope(nil)
 			for _, n := range []int{3, 5, 2, 7} {
 				scopes = Next(auto(n), scopes, w)
-				_, what := Balance(auto(n), scopes, w)
+				_, what := Balance(auto(n), scopes, w, gradual)
 				require.Empty(t, what, "%s, %d shards", like, n)
 			}
 		}
@@ -296,8 +296,78 @@ func TestALayoutMadeByWeightsIsBalanced(t *testing.T) {
 
 func TestBalanceSaysWhatItMoves(t *testing.T) {
 	w := thousand(names["tenant-0000"], weights["equal"])
-	_, what := Balance(auto(4), First(auto(4), nil), w)
+	_, what := Balance(auto(4), First(auto(4), nil), w, gradual)
 	require.Regexp(t, `^\d+ of 1000 namespaces, with \d+ of 50000 objects, go from op-\d-normal to op-\d-normal(, from op-\d-normal to op-\d-normal)*; the heaviest shard has \d+ then, of a mean of 12500 \(now \d+\)$`, what)
+}
+
+// Each round restarts pods there, so that one must do.
+func TestBalanceAtOnceTakesOneRound(t *testing.T) {
+	for called, name := range names {
+		for like, weight := range weights {
+			root := auto(5)
+			first := First(root, nil)
+			w := thousand(name, weight)
+			if Skew(first, root, w) <= Threshold {
+				continue
+			}
+			next, what := Balance(root, first, w, Pace{Above: Threshold, AtOnce: true})
+			require.NotEmpty(t, what, "%s, %s", called, like)
+			whole(t, root, next)
+			require.LessOrEqual(t, Skew(next, root, w), Hysteresis, "%s, %s", called, like)
+			again, what := Balance(root, next, w, Pace{Above: Hysteresis, AtOnce: true})
+			require.Empty(t, what, "%s, %s", called, like)
+			require.Equal(t, next, again, "%s, %s", called, like)
+		}
+	}
+}
+
+func TestBalanceBeginsAboveItsThreshold(t *testing.T) {
+	root := auto(2)
+	w := thousand(names["tenant-0000"], weights["equal"])
+	first := First(root, w)
+	grow := func(by int64) {
+		for key, owner := range owners(t, first, w) {
+			if owner == "op-1-normal" {
+				w[key] = 50 * by / 100
+			}
+		}
+	}
+	grow(150) // a skew of 1.2
+	_, what := Balance(root, first, w, Pace{Above: Threshold})
+	require.Empty(t, what)
+	_, what = Balance(root, first, w, Pace{Above: Hysteresis})
+	require.NotEmpty(t, what, "a correction that has begun goes on")
+	grow(200) // of 1.33
+	_, what = Balance(root, first, w, Pace{Above: Threshold})
+	require.NotEmpty(t, what)
+}
+
+// Namespaces whose names differ in the last character are neighbours in the key
+// space, and yet are divided exactly as their weights demand.
+func TestNeighboursAreDividedByWeight(t *testing.T) {
+	w := Weights{}
+	for i := range 8 {
+		w[fmt.Sprintf("kcm-s%d", i)] = 10
+	}
+	for n := 2; n <= 8; n *= 2 {
+		first := First(auto(n), w)
+		whole(t, auto(n), first)
+		require.InDelta(t, 1, Skew(first, auto(n), w), 0, "%d shards", n)
+	}
+	w["kcm-s3"] = 70
+	require.InDelta(t, 1, Skew(First(auto(2), w), auto(2), w), 0.15)
+}
+
+func TestACutLiesBetweenAnyTwoHashes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		low := rapid.Uint64Range(0, math.MaxUint64-1).Draw(t, "low")
+		high := rapid.OneOf(rapid.Just(low+1), rapid.Uint64Range(low+1, math.MaxUint64)).Draw(t, "high")
+		l := line{hashes: []uint64{low, high}}
+		bound := l.bound(1)
+		require.Greater(t, bound, low)
+		require.LessOrEqual(t, bound, high)
+		require.Equal(t, 1, l.index(bound))
+	})
 }
 
 func TestOneHeavyKeyIsNoReasonToMoveForEver(t *testing.T) {
@@ -308,6 +378,9 @@ func TestOneHeavyKeyIsNoReasonToMoveForEver(t *testing.T) {
 	l := newLine(w, scope.Scope{}, 5)
 	require.LessOrEqual(t, Skew(last, root, w), goal*float64(l.lightest(5))*5/float64(l.total())+1e-9)
 }
+
+// gradual is the pace at which a correction that has begun goes on, if pods keep running.
+var gradual = Pace{Above: Hysteresis}
 
 var (
 	genWeights = rapid.Custom(func(t *rapid.T) Weights {
@@ -353,7 +426,7 @@ func TestAlwaysWhole(t *testing.T) {
 				if n := len(normals(root)); total > 0 && len(keys) >= n {
 					require.Len(t, busy(root, last, keys), n, "a shard has no key")
 					least := float64(newLine(w, canary(root), n).lightest(n)) * float64(n) / float64(total)
-					require.LessOrEqual(t, Skew(last, root, w), max(hysteresis, least*goal)+1e-9)
+					require.LessOrEqual(t, Skew(last, root, w), max(Hysteresis, least*goal)+1e-9)
 				}
 			}
 		}

@@ -99,6 +99,16 @@ var (
 		Name: "ctrlmesh_shard_skew",
 		Help: "Weight of the heaviest automatic shard of a root over the mean.",
 	}, []string{"namespace", "shardingconfig"})
+	// ShardLeader tells whether a shard has a leader.
+	ShardLeader = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_shard_leader",
+		Help: "1 if a ready member holds the locks of a shard that is to act, 0 if none does. No series for operators without leader election.",
+	}, []string{"namespace", "shardingconfig", "shard"})
+	// ShardReadyMembers is the number of pods that could do a shard's work.
+	ShardReadyMembers = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_shard_ready_members",
+		Help: "Ready members of a shard that is to act.",
+	}, []string{"namespace", "shardingconfig", "shard"})
 	// LocksFreed counts the locks of shards that were freed of dead holders.
 	LocksFreed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "ctrlmesh_locks_freed_total",
@@ -114,16 +124,52 @@ var (
 		Name: "ctrlmesh_admission_refusals_total",
 		Help: "Requests that a webhook of the mesh refused.",
 	}, []string{"webhook", "reason"})
+	// PlatformInvalid is whether the administrator's settings cannot be read.
+	PlatformInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "ctrlmesh_manager_platform_settings_invalid",
+		Help: "1 while ConfigMap ctrlmesh-platform is invalid, so that the former settings apply.",
+	})
+	// ConnectionsRefused counts connections that the manager closed because of a bound.
+	ConnectionsRefused = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "ctrlmesh_manager_connections_refused_total",
+		Help: "Connections to a port of the manager (push, webhook, metrics or health) that were closed, and the bound that they exceeded: per-peer or total.",
+	}, []string{"port", "bound"})
+	// RequestsRefused counts requests that the manager refused because of a bound.
+	RequestsRefused = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "ctrlmesh_manager_requests_refused_total",
+		Help: "Requests to a port of the manager that were refused, and the bound that they exceeded: size, memory, concurrency or rate.",
+	}, []string{"port", "bound"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, UnappliedPods, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpen, FaultsInForce, Handovers, HandoverDuration, HandoversPending, ShardNamespaces, ShardWeight, ShardSkew, LocksFreed, StampedObjects, AdmissionRefusals)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, UnappliedPods, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpen, FaultsInForce, Handovers, HandoverDuration, HandoversPending, ShardNamespaces, ShardWeight, ShardSkew, ShardLeader, ShardReadyMembers, LocksFreed, StampedObjects, AdmissionRefusals, PlatformInvalid, ConnectionsRefused, RequestsRefused)
 }
 
 // ForgetShard forgets a shard of a root.
 func ForgetShard(namespace, config, shard string) {
 	ShardNamespaces.DeleteLabelValues(namespace, config, shard)
 	ShardWeight.DeleteLabelValues(namespace, config, shard)
+	ForgetLeader(namespace, config, shard)
+}
+
+// ForgetLeader forgets who leads a shard that is not to act any more.
+func ForgetLeader(namespace, config, shard string) {
+	ShardLeader.DeleteLabelValues(namespace, config, shard)
+	ShardReadyMembers.DeleteLabelValues(namespace, config, shard)
+}
+
+// CountLeader counts a shard's leader and ready members.
+func CountLeader(namespace, config, shard string, elects, led bool, ready int) {
+	ShardReadyMembers.WithLabelValues(namespace, config, shard).Set(float64(ready))
+	if !elects {
+		ShardLeader.DeleteLabelValues(namespace, config, shard)
+		return
+	}
+	value := 0.0
+	if led {
+		value = 1
+	}
+	ShardLeader.WithLabelValues(namespace, config, shard).Set(value)
 }
 
 // ForgetRoot forgets a root that is no more.
@@ -131,6 +177,8 @@ func ForgetRoot(namespace, config string) {
 	of := prometheus.Labels{"namespace": namespace, "shardingconfig": config}
 	ShardNamespaces.DeletePartialMatch(of)
 	ShardWeight.DeletePartialMatch(of)
+	ShardLeader.DeletePartialMatch(of)
+	ShardReadyMembers.DeletePartialMatch(of)
 	Handovers.DeletePartialMatch(of)
 	HandoversPending.Delete(of)
 	ShardSkew.Delete(of)

@@ -16,7 +16,9 @@ type observation struct {
 	version      string
 	nacked, nack string
 	holder       bool
-	dead         Holder
+	held         []string
+	locks        []ObservedLock
+	dead         []Holder
 	methods      map[string]string
 	rules        map[string]*meshv1.RuleState
 	faults       map[string]*meshv1.FaultState
@@ -42,9 +44,13 @@ type Observation struct {
 	Nacked, Nack string
 	// LockHolder: the pod holds its shard's lock.
 	LockHolder bool
-	// Dead is the pod's last write of its lock, once whoever wrote it has ended and
-	// nothing of his is under way; else zero.
-	Dead Holder
+	// HeldLocks are the locks of its policy that the pod holds, as namespace/name, sorted.
+	HeldLocks []string
+	// ObservedLocks are other leader-election locks that the pod writes or polls, sorted.
+	ObservedLocks []ObservedLock
+	// Dead are the pod's last writes of its locks, once the processes that wrote them have ended and
+	// nothing of theirs is under way. Sorted by lock.
+	Dead []Holder
 	// Methods are how lists and watches of divided resources, as resource.group, are
 	// narrowed in fact. It is not to be written to.
 	Methods map[string]string
@@ -61,8 +67,20 @@ type Observation struct {
 	NoTraffic bool
 }
 
+// ObservedLock is a leader-election lock seen in a pod's requests.
+type ObservedLock struct {
+	// Namespace and Name of the lock; Resource is leases, configmaps or endpoints.
+	Namespace, Name, Resource string
+	// Holder by the last answer that the pod got; empty if it is not known.
+	Holder string
+	// Written: the pod tried to write a leader-election record. False: it only reads.
+	Written bool
+}
+
 // Holder is what was written into a lock.
 type Holder struct {
+	// Namespace and Name of the lock, by the operator's own name.
+	Namespace, Name string
 	// Identity is a text of the pod's own.
 	Identity string
 	// Version is the Lease's resourceVersion, as written.
@@ -94,6 +112,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Known = best.reported
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
 	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
+	out.HeldLocks, out.ObservedLocks = best.held, best.locks
 	out.Dead, out.Methods = best.dead, best.methods
 	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
 	out.TrafficMessage = best.traffic

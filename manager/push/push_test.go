@@ -65,10 +65,11 @@ func (signer) Sign(csr []byte) ([][]byte, error) {
 
 type world struct {
 	*Server
-	t      *testing.T
-	client meshv1.MeshClient
-	stop   context.CancelFunc
-	ended  chan error
+	t       *testing.T
+	client  meshv1.MeshClient
+	address string
+	stop    context.CancelFunc
+	ended   chan error
 }
 
 // start serves on loopback, over TLS.
@@ -89,7 +90,7 @@ func start(t *testing.T) *world {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	w.stop = cancel
+	w.stop, w.address = cancel, l.Addr().String()
 	go func() { w.ended <- w.Serve(ctx, l, serving.TLSConfig()) }()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(serving.Bundle())
@@ -275,12 +276,12 @@ func TestAcksAndReports(t *testing.T) {
 	o = w.Observe("n1", "a")
 	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true, Methods: methods}, o)
 
-	dead := &meshv1.DeadHolder{Identity: "pod_1", ResourceVersion: "7"}
-	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolder: dead})
+	dead := &meshv1.DeadHolder{Namespace: "ns", Name: "lock", Identity: "pod_1", ResourceVersion: "7"}
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
 	<-changed
-	require.Equal(t, Holder{"pod_1", "7"}, w.Observe("n1", "a").Dead)
+	require.Equal(t, []Holder{{"ns", "lock", "pod_1", "7"}}, w.Observe("n1", "a").Dead)
 	dead.Identity = strings.Repeat("x", maxText+1)
-	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolder: dead})
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
 	<-changed
 	require.Zero(t, w.Observe("n1", "a").Dead)
 
@@ -683,4 +684,44 @@ func TestPoliciesWithoutTheirRules(t *testing.T) {
 	a.ack("a", "1", "")
 	<-changed
 	require.Empty(t, w.Observe("n1", "a").TrafficMessage)
+}
+
+// TestObservedLocksAreBounded checks what one agent's report can make the manager keep.
+func TestObservedLocksAreBounded(t *testing.T) {
+	lock := func(namespace, name, resource string) *meshv1.ObservedLock {
+		return &meshv1.ObservedLock{Namespace: namespace, Name: name, Resource: resource, Holder: "a\nb", Written: true}
+	}
+	require.Equal(t, []ObservedLock{{"a", "b", "leases", "a b", true}, {"kube-system", "op", "leases", "a b", true}},
+		observedLocks([]*meshv1.ObservedLock{
+			lock("kube-system", "op", "leases"), lock("kube-system", "op", "secrets"), lock("", "op", "leases"), lock("a", "B/c", "leases"), lock("a", "b", "leases"),
+		}))
+	var many []*meshv1.ObservedLock
+	for range 100 {
+		many = append(many, lock("a", "b", "leases"))
+	}
+	require.Len(t, observedLocks(many), maxLocks)
+	require.Equal(t, []string{"a/b", "c/d"}, heldLocks([]string{"c/d", "a/b"}))
+}
+
+// A policy that an agent does not receive once kept its whole node out of step.
+func TestPolicyTooLargeForAnAgentIsHeldBackAlone(t *testing.T) {
+	w := start(t)
+	p := policies("small@n1=1", "large@n1=1")
+	p["large"].Refuse = strings.Repeat("x", meshv1.MaxSmallPolicyBytes)
+	w.Set(cluster1, p)
+	_, told := w.connect("n1", nil).world()
+	require.Equal(t, map[string]string{"small": "1"}, told)
+	o := w.Observe("n1", "large")
+	require.Equal(t, "1", o.Nacked)
+	require.Contains(t, o.Nack, "upgrade the DaemonSet")
+
+	t.Run("and pushed to one that receives it", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		s, err := w.client.Connect(as(ctx, agentUser+"@n1"), grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes))
+		require.NoError(t, err)
+		require.NoError(t, s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityLargePolicies}}}}))
+		_, told := (&agent{t: t, stream: s, cancel: cancel}).world()
+		require.Equal(t, map[string]string{"small": "1", "large": "1"}, told)
+	})
 }

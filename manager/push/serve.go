@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -23,11 +22,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, config *tls.Config) 
 	config.MinVersion = tls.VersionTLS13
 	config.NextProtos = []string{"h2"}
 	server := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(config)),
+		grpc.Creds(newGuardedTLS(config)),
 		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(8),
 		grpc.ConnectionTimeout(helloTimeout),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle, Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
 	meshv1.RegisterMeshServer(server, s)
@@ -36,7 +36,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, config *tls.Config) 
 		server.Stop()
 	})
 	defer stop()
-	err := server.Serve(l)
+	err := server.Serve(guard(l))
 	if ctx.Err() != nil {
 		return nil
 	}

@@ -291,6 +291,7 @@ func (s *Server) authenticate(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", status.Error(codes.Unavailable, err.Error())
 	}
+	trustPeer(ctx)
 	return node, nil
 }
 

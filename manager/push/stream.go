@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -40,12 +42,13 @@ type abilities struct {
 	hostNetwork bool
 	reason      string // why not
 	traffic     bool   // rules of policies' traffic
+	large       bool   // policies above MaxSmallPolicyBytes
 }
 
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell"),
-		traffic: slices.Contains(h.Abilities, abilityTraffic),
+		traffic: slices.Contains(h.Abilities, abilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
@@ -97,6 +100,12 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	for uid := range st.dirty {
 		delete(st.dirty, uid)
 		if p := s.node(name).policies[uid]; p != nil {
+			if !st.receives(p) {
+				o := st.seen[uid]
+				o.nacked, o.nack = p.Version, "it is larger than its agent receives: upgrade the DaemonSet"
+				st.seen[uid] = o
+				continue
+			}
 			st.tell(uid, p.Version)
 			return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Upsert{Upsert: p}}
 		}
@@ -107,6 +116,12 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Synced{Synced: &meshv1.Synced{}}}
 	}
 	return nil
+}
+
+// receives reports whether an agent can receive a policy. One that it cannot would end
+// the stream, and with it the service of all other pods of the node.
+func (st *stream) receives(p *meshv1.PodPolicy) bool {
+	return st.can.large || proto.Size(p) <= meshv1.MaxSmallPolicyBytes
 }
 
 // tell notes that an agent is told another version of a pod's policy. The one that
@@ -194,8 +209,9 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o := before
 	o.reported = true
 	o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
+	o.held, o.locks = heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks)
 	o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
-	o.dead, o.egress, o.traffic = deadHolder(p.DeadHolder), clip(p.EgressMessage), clip(p.TrafficMessage)
+	o.dead, o.egress, o.traffic = deadHolders(p.DeadHolders), clip(p.EgressMessage), clip(p.TrafficMessage)
 	o.rules, o.faults = rules, faults
 	st.seen[p.Uid] = o
 	return !o.saysAs(before)
@@ -211,12 +227,49 @@ func (s *Server) policy(node, uid string) *meshv1.PodPolicy {
 	return nil
 }
 
-// deadHolder leaves out what is too long: in part it would be another.
-func deadHolder(d *meshv1.DeadHolder) Holder {
-	if len(d.GetIdentity()) > maxText || len(d.GetResourceVersion()) > maxText {
-		return Holder{}
+// deadHolders returns the reported holders, bounded. It leaves out what is too long: in
+// part it would be another.
+func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
+	for _, d := range dead[:min(len(dead), maxLocks)] {
+		h := Holder{d.GetNamespace(), d.GetName(), d.GetIdentity(), d.GetResourceVersion()}
+		if max(len(h.Namespace), len(h.Name), len(h.Identity), len(h.Version)) <= maxText {
+			out = append(out, h)
+		}
 	}
-	return Holder{d.GetIdentity(), d.GetResourceVersion()}
+	return out
+}
+
+// maxLocks bounds the locks that an agent reports for one pod.
+const maxLocks = 8
+
+// heldLocks returns the reported names, bounded and sorted.
+func heldLocks(names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	out := make([]string, 0, min(len(names), maxLocks))
+	for _, name := range names[:min(len(names), maxLocks)] {
+		out = append(out, clip(name))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// observedLocks returns the reported locks, bounded and sorted. Locks whose names
+// cannot be an object's, or whose resource cannot hold a lock, are left out.
+func observedLocks(locks []*meshv1.ObservedLock) []ObservedLock {
+	var out []ObservedLock
+	for _, l := range locks[:min(len(locks), maxLocks)] {
+		if len(validation.IsDNS1123Label(l.GetNamespace()))+len(validation.IsDNS1123Subdomain(l.GetName())) > 0 ||
+			!slices.Contains([]string{"leases", "configmaps", "endpoints"}, l.GetResource()) {
+			continue
+		}
+		out = append(out, ObservedLock{l.GetNamespace(), l.GetName(), l.GetResource(), clip(l.GetHolder()), l.GetWritten()})
+	}
+	slices.SortFunc(out, func(a, b ObservedLock) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Resource, b.Resource))
+	})
+	return out
 }
 
 // maxMethods bounds the resources that an agent tells of for one pod.

@@ -75,6 +75,6 @@ func faultStates(t *meshv1.Traffic, said []*meshv1.FaultState) map[string]*meshv
 // saysAs tells whether two observations differ in nothing but what rules have done.
 func (o observation) saysAs(p observation) bool {
 	return o.reported == p.reported && o.capture == p.capture && o.message == p.message && o.version == p.version &&
-		o.nacked == p.nacked && o.nack == p.nack && o.holder == p.holder && o.dead == p.dead &&
-		o.egress == p.egress && o.traffic == p.traffic && maps.Equal(o.methods, p.methods)
+		o.nacked == p.nacked && o.nack == p.nack && o.holder == p.holder && slices.Equal(o.dead, p.dead) &&
+		slices.Equal(o.held, p.held) && slices.Equal(o.locks, p.locks) && o.egress == p.egress && o.traffic == p.traffic && maps.Equal(o.methods, p.methods)
 }

@@ -136,10 +136,17 @@ func finalizers(c *v1alpha1.ShardingConfig) []byte {
 	return patch
 }
 
-// release lets go of a root that is being deleted, once nobody acts on its shards.
-func (rt *root) release(ctx context.Context, config *v1alpha1.ShardingConfig) error {
-	if config.DeletionTimestamp == nil || rt.state.Holds() || !slices.Contains(rt.object.Finalizers, v1alpha1.HandoverFinalizer) {
+// release lets go of a root that is being deleted, once no pod acts on its shards or
+// leads under their locks, and all that cannot run unsharded are replaced.
+func (rt *root) release(ctx context.Context, v view) error {
+	if v.config.DeletionTimestamp == nil || rt.state.Holds() || !slices.Contains(rt.object.Finalizers, v1alpha1.HandoverFinalizer) ||
+		!rt.quiet(v, rt.state) || rt.unreleased(v) || len(misfits(v, rt.state.Members)) > 0 {
 		return nil
+	}
+	for _, m := range rt.state.Members {
+		if isThere(v, m) {
+			return nil
+		}
 	}
 	rt.object.Finalizers = slices.DeleteFunc(rt.object.Finalizers, func(f string) bool { return f == v1alpha1.HandoverFinalizer })
 	return rt.finalizer(ctx)

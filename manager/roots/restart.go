@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -19,6 +21,10 @@ import (
 
 // askAgain is how long the eviction of a pod is not asked for again.
 const askAgain = 10 * time.Second
+
+// successorWithin is how long the shards of a root that is withdrawn wait for the
+// successor of an evicted pod.
+const successorWithin = 2 * time.Minute
 
 // restarting is what is known of the evictions of stale members.
 type restarting struct {
@@ -32,12 +38,15 @@ type restarting struct {
 	there map[string]bool // these were the workload's, by uid
 }
 
-// restart evicts the next stale member, if one may go now.
+// restart evicts the next pod that is to be replaced, if one may go now.
 func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
-	if v.config.DeletionTimestamp != nil || v.problem != nil {
+	if v.problem != nil && !compile.Withdrawn(v.config) {
 		return nil
 	}
-	uid := rt.mayRestart(v)
+	if compile.Withdrawn(v.config) && now.Sub(rt.at) > successorWithin {
+		rt.owed = 0 // the workload may be smaller now, and the shards are to go
+	}
+	uid, why := rt.mayRestart(v)
 	pod := v.all[uid]
 	if uid == "" {
 		if now.After(rt.retry) {
@@ -75,17 +84,59 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	rt.owed++
 	rt.evicted, rt.name, rt.at = uid, pod.Name, now
 	rt.why = fmt.Sprintf("pod %s is being restarted", pod.Name)
-	rt.Recorder.Eventf(v.config, pod, corev1.EventTypeNormal, "Restarting", "Evict", "pod %s is restarted, for it is of another shard now or holds objects in its caches that are", pod.Name)
+	rt.Recorder.Eventf(v.config, pod, corev1.EventTypeNormal, "Restarting", "Evict", "pod %s is restarted: %s", pod.Name, why)
 	return nil
 }
 
-func (rt *root) mayRestart(v view) (uid string) {
-	if compile.Withdrawn(v.config) && rt.state.Holds() {
-		return "" // its successor would be refused
+// mayRestart says which pod may be evicted now, and why it is to be replaced.
+func (rt *root) mayRestart(v view) (uid, why string) {
+	if compile.Withdrawn(v.config) && (rt.state.Holds() || rt.unreleased(v)) {
+		return "", "" // its successor could not lead yet
+	}
+	if p := rt.misfit(v); p != nil {
+		return string(p.UID), "its clients do not trust what they must: the mesh CA alone in a shard, the cluster's CA too once there are no shards"
 	}
 	return rt.state.Restarts(rt.wanted(v),
 		func(uid string) handover.Health { return rt.health(v, rt.state.Members[uid]) },
-		func(uid string) bool { return rt.Observe(rt.state.Members[uid].Node, uid).LockHolder })
+		func(uid string) bool { return rt.Observe(rt.state.Members[uid].Node, uid).LockHolder }), "it is of another shard now, or holds objects in its caches that are"
+}
+
+// misfits are the pods that act on nothing and cannot become what they are to be: members,
+// or, when the root is deleted, pods that run unsharded.
+func misfits(v view, members map[string]handover.Member) (out []*corev1.Pod) {
+	deleted := v.config.DeletionTimestamp != nil
+	for _, p := range v.pods {
+		_, member := members[string(p.UID)]
+		if member || p.DeletionTimestamp != nil || p.Spec.NodeName == "" {
+			continue
+		}
+		if deleted && p.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustMesh || !deleted && !compile.Withdrawn(v.config) && !admitted(v, p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// misfit is the next of them to be evicted: one after the other, and while all others are
+// ready.
+func (rt *root) misfit(v view) *corev1.Pod {
+	candidates := misfits(v, rt.state.Members)
+	if len(candidates) == 0 || rt.lacking(v) > 0 {
+		return nil
+	}
+	var unready []*corev1.Pod
+	for _, p := range v.pods {
+		if !isReady(p) {
+			unready = append(unready, p)
+		}
+	}
+	switch {
+	case len(unready) == 0:
+		return slices.MinFunc(candidates, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	case len(unready) == 1 && slices.Contains(candidates, unready[0]):
+		return unready[0]
+	}
+	return nil
 }
 
 // wanted is how many members are to be up before another is evicted: all that are
@@ -132,7 +183,7 @@ func (rt *root) lacking(v view) int {
 // unsharded tells whether a pod is up that need not be a member.
 func (rt *root) unsharded(v view, p *corev1.Pod) bool {
 	o, policy := rt.Observe(p.Spec.NodeName, string(p.UID)), v.world.Compiled.Policies[p.UID]
-	return isReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && o.Connected && o.Version == policy.Version
+	return isReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && policy.Sharding == nil && o.Connected && o.Version == policy.Version
 }
 
 // health of a member. Only the API tells that one is down: its agent may be away,

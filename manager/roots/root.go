@@ -32,10 +32,14 @@ type root struct {
 	broken error // why the state cannot be read
 
 	plan
+	gate
 	restarting
 	unsure  []string // whom the first keys wait for, for people
 	blocked bool     // people were told
+	leading
 	counted []string // shards with metrics
+	// published are the locks that the rest of the manager knows of.
+	published []v1alpha1.LockStatus
 }
 
 // round is a round of one root. config is as watched; what must not be stale is
@@ -57,19 +61,23 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 
 	now := rt.now()
 	v := rt.look(config, w)
+	rt.survey(ctx, v, now)
 	state, effects := rt.step(v, now)
+	rt.lead(ctx, v, state, now)
 	next := rt.status(v, state, now)
 	if err := rt.write(ctx, state, next); err != nil || rt.object == nil {
 		return err
 	}
+	rt.ask(v, state)
 	rt.tell(config, effects, now)
 	rt.warn(config, now)
+	rt.warnLeaderless(config)
 	rt.count(config)
 	return errors.Join(
 		rt.label(ctx, v),
 		rt.keepChildren(ctx, v),
 		rt.restart(ctx, v, now),
-		rt.release(ctx, config),
+		rt.release(ctx, v),
 	)
 }
 
@@ -89,12 +97,12 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 
 // take goes on from what an object says.
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
-	rt.object, rt.plan = object, plan{}
+	rt.object, rt.plan, rt.gate = object, plan{}, gate{demand: rt.demand}
 	rt.state, rt.broken = Load(object.Status.Root)
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
 	}
-	rt.publish(rt.uid, known{Root: compile.Root{State: rt.state}, err: rt.broken})
+	rt.publish(rt.uid, known{Root: compile.Root{State: rt.state, Locks: object.Status.Locks}, err: rt.broken})
 }
 
 // finalizer writes the finalizers of the object.
@@ -125,10 +133,13 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 		Root:       out,
 		Pods:       v.pods,
 		Conflicts:  v.conflicts,
+		TooLarge:   v.tooLarge,
 		Problem:    v.problem,
-		Weighing:   rt.Weigher.Problem(rt.uid),
 		Restarting: rt.why,
 		Unsure:     rt.unsure,
+		Locks:      rt.locks,
+		Obstacle:   rt.obstacle(v, state),
+		Leaders:    rt.leaders,
 		Stamping:   stamping,
 		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
 		Observe:    rt.Observe,
@@ -160,17 +171,17 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		if err := rt.Client.Get(ctx, client.ObjectKeyFromObject(rt.object), fresh); err != nil {
 			return fmt.Errorf("reading it again: %w", err)
 		}
-		was := durable(rt.object.Status.Root)
-		if fresh.UID != rt.uid || !equality.Semantic.DeepEqual(durable(fresh.Status.Root), was) {
+		was, locksBefore := durable(rt.object.Status.Root), rt.object.Status.Locks
+		if fresh.UID != rt.uid || !equality.Semantic.DeepEqual(durable(fresh.Status.Root), was) || !equality.Semantic.DeepEqual(fresh.Status.Locks, locksBefore) {
 			rt.object = nil
 			return errors.New("its status was written by somebody else: reading it again")
 		}
 		rt.object = fresh
 	}
-	changed := !reflect.DeepEqual(state, rt.state)
-	rt.state = state
+	changed := !reflect.DeepEqual(state, rt.state) || !equality.Semantic.DeepEqual(rt.published, next.Locks)
+	rt.state, rt.published = state, next.Locks
 	if changed {
-		rt.publish(rt.uid, known{Root: compile.Root{State: state}})
+		rt.publish(rt.uid, known{Root: compile.Root{State: state, Locks: next.Locks}})
 	}
 	return nil
 }
@@ -182,6 +193,7 @@ type view struct {
 	// problem says why the plan is not to be changed.
 	problem   error
 	conflicts []compile.Conflict
+	tooLarge  []string // members whose policy exceeds what an agent receives
 	// pods of the workload that are on the mesh and have not ended.
 	pods []*corev1.Pod
 	// all labelled pods of the namespace, by uid.
@@ -197,7 +209,7 @@ func (rt *root) look(config *v1alpha1.ShardingConfig, w World) view {
 		if s.NamespacedName != client.ObjectKeyFromObject(config) {
 			continue
 		}
-		v.conflicts = s.Conflicts
+		v.conflicts, v.tooLarge = s.Conflicts, s.TooLarge
 		if v.problem == nil && s.Problem != nil && s.Config.Generation == config.Generation {
 			v.problem = errors.New(s.Problem.Message)
 		}

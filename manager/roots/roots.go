@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -42,19 +43,23 @@ type Roots struct {
 	Client client.Client
 	// Observe tells what the agent of a node said of a pod.
 	Observe func(node, uid string) push.Observation
+	// Locks tells what is known of an operator's lock.
+	Locks func(types.NamespacedName) (locks.State, bool)
 	// Stamping tells how far the labels of a configuration's objects have come.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
 	Recorder events.EventRecorder
 	Weigher  *Weigher
-	// Written is called when Known has something new.
-	Written func()
-	Log     *slog.Logger
+	// Written is called when Known has something new, Asked when Demands has. They may
+	// be nil.
+	Written, Asked func()
+	Log            *slog.Logger
 	// Now is the clock; time.Now if nil.
 	Now func() time.Time
 
 	since   time.Time // of the first round
 	roots   map[types.NamespacedName]*root
 	written atomic.Pointer[map[types.UID]known]
+	demands atomic.Pointer[[]locks.Demand]
 }
 
 // known is what the rest of the manager may know of a root.
@@ -123,6 +128,7 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 		}
 		cancel()
 	}
+	r.publishDemands()
 	return errors.Join(errs...)
 }
 

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +27,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
@@ -35,17 +38,23 @@ type mesh struct {
 	*testing.T
 	client.Client
 	*Roots
+	keeper   *locks.Keeper
 	recorder *events.FakeRecorder
 	now      time.Time
 	compiled compile.Result
-	policies map[types.UID]compile.Policy // of compiled
-	seen     map[string]push.Observation  // by pod uid
-	away     map[string]bool              // nodes without agent
-	left     map[string]time.Time         // when the leader heard of a node last
-	nodes    map[string]bool              // that are gone
-	deaf     map[string]bool              // pods of which agents do not answer
+	policies map[types.UID]compile.Policy   // of compiled
+	seen     map[string]push.Observation    // by pod uid
+	observed map[string][]push.ObservedLock // likewise
+	away     map[string]bool                // nodes without agent
+	left     map[string]time.Time           // when the leader heard of a node last
+	nodes    map[string]bool                // that are gone
+	deaf     map[string]bool                // pods of which agents do not answer
 	funcs    interceptor.Funcs
 	pods     int // made
+	// leaders are the pods, by uid, that hold locks, each with its name upstream.
+	leaders map[[2]string]string
+	// idle pods contend for no lock.
+	idle map[string]bool
 }
 
 var namespaces = []string{"blue", "green", "red", "white"}
@@ -56,7 +65,7 @@ func newMesh(t *testing.T) *mesh {
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	m := &mesh{
 		T: t, recorder: events.NewFakeRecorder(1000), now: time.Unix(1e9, 0),
-		seen: map[string]push.Observation{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{},
+		seen: map[string]push.Observation{}, observed: map[string][]push.ObservedLock{}, idle: map[string]bool{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{},
 	}
 	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.ShardingConfig{}).WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
@@ -78,8 +87,9 @@ func newMesh(t *testing.T) *mesh {
 
 // lead makes another manager the leader.
 func (m *mesh) lead() {
+	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
-		Client: m.Client, Recorder: m.recorder, Weigher: &Weigher{Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
+		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &Weigher{Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
 		Now: func() time.Time { return m.now },
 		Observe: func(node, uid string) push.Observation {
 			if !m.away[node] {
@@ -89,6 +99,12 @@ func (m *mesh) lead() {
 			}
 			o := m.seen[uid]
 			o.Connected, o.Left = !m.away[node], m.left[node]
+			o.ObservedLocks = m.observed[uid]
+			for lock, leader := range m.leaders {
+				if leader == uid {
+					o.HeldLocks = append(o.HeldLocks, lock[0])
+				}
+			}
 			return o
 		},
 	}
@@ -156,7 +172,9 @@ func (m *mesh) world() World {
 		w.Configs = append(w.Configs, &configs.Items[i])
 	}
 	for i := range pods.Items {
-		w.Pods = append(w.Pods, &pods.Items[i])
+		if compile.Labelled(&pods.Items[i]) { // no others are watched
+			w.Pods = append(w.Pods, &pods.Items[i])
+		}
 	}
 	return w
 }
@@ -175,7 +193,23 @@ func (m *mesh) push() {
 			m.seen[string(uid)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version}
 		}
 	}
+	m.elect()
 	m.disjoint()
+}
+
+// elect lets members lead under the locks of their policies.
+func (m *mesh) elect() {
+	before := m.leaders
+	m.leaders = map[[2]string]string{}
+	for uid, p := range m.policies {
+		for _, l := range p.GetSharding().GetLocks() {
+			lock := [2]string{l.Namespace + "/" + l.Name, l.UpstreamName}
+			if id := string(uid); !p.GetSharding().GetStandby() && !m.idle[id] && m.seen[id].Version == p.Version &&
+				(before[lock] == id || m.leaders[lock] == "") {
+				m.leaders[lock] = id
+			}
+		}
+	}
 }
 
 // disjoint asserts that nobody is told of what another may still act on.
@@ -192,10 +226,20 @@ func (m *mesh) round() error {
 	for _, c := range w.Configs {
 		if c.Spec.Root != nil {
 			m.Weigher.Set([]*v1alpha1.ShardingConfig{c}, namespaces)
-			m.Weigher.weighings[c.UID].done = true
+			m.Weigher.weighings[c.UID].since = time.Time{} // nothing is awaited
 		}
 	}
-	return m.Round(m.Context(), w)
+	err := m.Round(m.Context(), w)
+	m.keepLocks()
+	return err
+}
+
+// keepLocks does what roots ask of the keeper of locks.
+func (m *mesh) keepLocks() {
+	if demands, ok := m.Demands(); ok {
+		_, err := m.keeper.Round(m.Context(), demands, func(types.NamespacedName) bool { return false })
+		require.NoError(m, err)
+	}
 }
 
 // settle goes on until nothing changes any more.
@@ -293,7 +337,7 @@ func TestAPodJoinsOnceItIsRefused(t *testing.T) {
 	m.deaf[string(p.UID)] = true
 	m.settle()
 	require.Empty(t, m.shardOf(p))
-	require.NotEmpty(t, m.policies[p.UID].Refuse)
+	require.True(t, m.policies[p.UID].GetSharding().GetStandby())
 	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "what it was told before"}
 	m.settle()
 	require.Empty(t, m.shardOf(p))
@@ -630,7 +674,7 @@ func TestVanishedMembers(t *testing.T) {
 			require.NoError(t, m.round())
 			blocked := 0
 			for len(m.recorder.Events) > 0 {
-				if e := <-m.recorder.Events; e[:7] == "Warning" {
+				if e := <-m.recorder.Events; strings.HasPrefix(e, "Warning HandoverBlocked") {
 					blocked++
 					require.Contains(t, e, p.Name)
 				}
@@ -835,8 +879,35 @@ func TestDelete(t *testing.T) {
 	require.Contains(t, m.get().Status.Root.Handovers[0].WaitsFor[0], p.Spec.NodeName)
 	delete(m.away, p.Spec.NodeName)
 	m.settle()
+	require.Len(t, m.world().Pods, 1, "members are replaced one by one")
+	require.NoError(t, m.Get(t.Context(), client.ObjectKeyFromObject(root), root))
+	require.Empty(t, m.holder("lock"), "successors can lead")
+	m.replace(2)
+	m.settle()
 	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(root), root)))
 	require.Empty(t, m.world().Configs)
+	for _, p := range m.world().Pods {
+		require.Equal(t, v1alpha1.TrustBoth, p.Annotations[v1alpha1.TrustAnnotation])
+	}
+}
+
+// replace makes the pods that were evicted anew, admitted as they are now.
+func (m *mesh) replace(replicas int) {
+	for n := range replicas {
+		if apierrors.IsNotFound(m.Get(m.Context(), client.ObjectKey{Namespace: "ns", Name: fmt.Sprintf("op-%d", n)}, &corev1.Pod{})) {
+			p := m.pod(n)
+			p.Annotations[v1alpha1.TrustAnnotation] = compile.Trust(m.get())
+			require.NoError(m, m.Update(m.Context(), p))
+		}
+	}
+	m.now = m.now.Add(askAgain)
+}
+
+// holder is who holds a lock.
+func (m *mesh) holder(name string) string {
+	lease := &coordinationv1.Lease{}
+	require.NoError(m, m.Get(m.Context(), client.ObjectKey{Namespace: "ns", Name: name}, lease))
+	return *lease.Spec.HolderIdentity
 }
 
 // In a rollout shards lack pods for a moment: nobody is restarted for that.

@@ -18,10 +18,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
-// balanceEvery is the time between two looks at whether shards have grown apart,
-// and so between two rounds of handovers because of it.
-const balanceEvery = 30 * time.Second
-
 // awayFor is how long an agent must have been away before what is said of its pods'
 // end by others counts: what it let through is over by then, for no request of
 // another kind than watches lasts longer at the apiserver.
@@ -32,8 +28,7 @@ const awayFor = time.Minute
 type plan struct {
 	generation int64 // of the spec that it follows from
 	scopes     map[string]scope.Scope
-	balanced   time.Time // when it was last looked at whether shards have grown apart
-	suggestion string
+	balancing
 	// outdated are the pods that could be restarted for others to take their
 	// place, and since when.
 	outdated map[string]time.Time
@@ -74,24 +69,33 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 			do(e)
 		}
 	}
-	rt.unsure = nil
-	if !state.Holds() && !compile.Withdrawn(v.config) {
-		if rt.unsure = rt.unrefused(v, state); len(rt.unsure) > 0 {
+	rt.unsure, rt.closed, rt.ripe = nil, nil, false
+	first := !state.Holds() && !grantsNothing(v.config)
+	if first {
+		if rt.unsure = rt.unrefused(v); len(rt.unsure) > 0 {
 			return state, effects
 		}
 	}
 	if rt.heardAll(v, state, now) && rt.replan(v, state, now) {
+		if first && v.problem == nil && !rt.mayGrant(v) {
+			return state, effects
+		}
 		do(handover.Want{
 			Scopes:  rt.scopes,
 			Ready:   rt.ready(v, state, now),
-			Restart: v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist,
+			Restart: v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist && !v.config.Spec.DryRun,
 			Now:     now,
 		})
 	}
-	if v.problem != nil || v.config.DeletionTimestamp != nil {
+	if v.problem != nil && !compile.Withdrawn(v.config) {
 		return state, effects
 	}
-	placed, outdated := layout.Place(v.config.Spec.Root, v.pods, state.Members)
+	spec := v.config.Spec.Root
+	if compile.Withdrawn(v.config) { // deleted or disabled: all members are to be replaced
+		spec = spec.DeepCopy()
+		spec.Disable = new(true)
+	}
+	placed, outdated := layout.Place(spec, v.pods, state.Members)
 	if join := rt.joining(v, placed); len(join) > 0 {
 		do(handover.Join{Members: join})
 	}
@@ -137,11 +141,15 @@ func (rt *root) away(o push.Observation, now time.Time) time.Duration {
 	return now.Sub(o.Left)
 }
 
+// grantsNothing reports whether the shards of a root are to own nothing. Under a dry run
+// each pod acts on everything, so that what comes after it is a first grant.
+func grantsNothing(c *v1alpha1.ShardingConfig) bool { return compile.Withdrawn(c) || c.Spec.DryRun }
+
 // replan makes the plan what the configuration asks for now. Not ok: it is not known yet.
 func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 	config, last := v.config, wanted(state)
 	switch {
-	case compile.Withdrawn(config):
+	case grantsNothing(config):
 		rt.plan = plan{}
 	case v.problem != nil:
 		rt.plan = plan{scopes: last}
@@ -150,33 +158,19 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 		if !ok {
 			return false
 		}
-		rt.plan = plan{generation: config.Generation, balanced: now, scopes: layout.First(config.Spec.Root, weights)}
+		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.First(config.Spec.Root, weights)}
 	case rt.generation != config.Generation:
 		weights, ok := rt.Weigher.First(rt.uid)
 		if !ok {
 			return false
 		}
-		rt.plan = plan{generation: config.Generation, balanced: now, scopes: layout.Next(config.Spec.Root, last, weights)}
+		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.Next(config.Spec.Root, last, weights)}
 	case rebalance(config) == v1alpha1.RebalanceOff:
 		rt.suggestion = ""
-	case len(state.Moves) == 0 && now.Sub(rt.balanced) >= balanceEvery:
-		rt.balanced = now
-		next, what := layout.Balance(config.Spec.Root, rt.scopes, rt.Weigher.Weights(rt.uid))
-		if rebalance(config) == v1alpha1.RebalanceAutomatic {
-			rt.scopes = next
-		} else {
-			rt.suggestion = what
-		}
+	default:
+		rt.balance(config, state, now)
 	}
 	return true
-}
-
-// rebalance is what becomes of shards that have grown apart.
-func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
-	if c.Spec.Root.Auto == nil || c.Spec.Root.Auto.Rebalance == v1alpha1.RebalanceOff {
-		return v1alpha1.RebalanceOff
-	}
-	return c.Spec.Root.Auto.Rebalance
 }
 
 // heardAll tells whether it is known who is ready: a new leader must not take back
@@ -222,24 +216,25 @@ func isReady(pod *corev1.Pod) bool {
 // unrefused are the pods, for people, that may act on anything: while nothing was
 // held they ran unsharded, or by a state that was lost. Nothing is given to anybody
 // before their agents refuse them. Whoever comes later is refused from the start.
-func (rt *root) unrefused(v view, state handover.State) []string {
+func (rt *root) unrefused(v view) []string {
 	var out []string
 	for _, p := range v.pods {
-		if _, member := state.Members[string(p.UID)]; member || p.Spec.NodeName == "" {
+		if p.Spec.NodeName == "" {
 			continue
 		}
 		captured := rt.Observe(p.Spec.NodeName, string(p.UID)).Capture != ""
 		if !rt.refuses(v, p) || !captured && p.Status.Phase != corev1.PodPending {
-			out = append(out, fmt.Sprintf("pod %s on node %s, whose agent has not confirmed yet that it is refused until it is in a shard", p.Name, p.Spec.NodeName))
+			out = append(out, fmt.Sprintf("pod %s on node %s, whose agent has not confirmed yet that it acts on nothing until it is in a shard", p.Name, p.Spec.NodeName))
 		}
 	}
 	return out
 }
 
-// refuses tells whether a pod's agent refuses it, as it is told to.
+// refuses reports whether a pod acts on nothing, as its agent has confirmed: it is
+// refused, or in standby.
 func (rt *root) refuses(v view, p *corev1.Pod) bool {
 	policy := v.world.Compiled.Policies[p.UID]
-	return policy.GetRefuse() != "" && rt.Observe(p.Spec.NodeName, string(p.UID)).Version == policy.Version
+	return standsBy(policy.PodPolicy) && rt.Observe(p.Spec.NodeName, string(p.UID)).Version == policy.Version
 }
 
 // joining are the pods that may be assigned now: their agents refuse them all.
@@ -248,7 +243,7 @@ func (rt *root) joining(v view, placed map[string]string) []handover.Member {
 	for _, p := range v.pods {
 		uid, node := string(p.UID), p.Spec.NodeName
 		shard := placed[uid]
-		if shard == "" || node == "" || p.DeletionTimestamp != nil || p.Annotations[v1alpha1.TrustAnnotation] == "" ||
+		if shard == "" || node == "" || p.DeletionTimestamp != nil || !admitted(v, p) ||
 			slices.ContainsFunc(v.conflicts, func(c compile.Conflict) bool { return c.Pod == p.Name }) {
 			continue
 		}

@@ -101,7 +101,7 @@ func (rt *root) weigh(out *v1alpha1.RootStatus, v view) {
 			}
 		}
 	}
-	out.Suggestion = rt.suggestion
+	out.Suggestion, out.Weighing = rt.suggestion, rt.Weigher.Problem(rt.uid)
 	if len(weights) > 0 && len(out.Shards) > 0 {
 		out.Skew = fmt.Sprintf("%.2f", layout.Skew(held, v.config.Spec.Root, weights))
 	}

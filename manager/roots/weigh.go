@@ -2,11 +2,11 @@ package roots
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,17 +24,33 @@ import (
 )
 
 const (
-	// weighEvery is the time between two weighings, give or take a tenth.
+	// weighEvery is the longest time between two counts of a namespace, give or take a tenth.
 	weighEvery = 10 * time.Minute
+	// weighAgain is the time between the first two counts of a namespace. It doubles
+	// with each count up to weighEvery: namespaces are created before their objects.
+	weighAgain = 15 * time.Second
+	// queueShare bounds the requests of a large root: a namespace that had to wait for
+	// its count is counted again after queueShare times as long, at the earliest.
+	queueShare = 10
+	// newWithin is how long the count of a new namespace is awaited before shards are
+	// balanced without it.
+	newWithin = 30 * time.Second
 	// firstWithin bounds how long the first shards of a root wait for weights: some
 	// thousand requests take that long, and shards made by less are soon moved again.
 	firstWithin = time.Minute
-	weighers    = 8
+	// discoverEvery is how old may be what is known of the apiserver's resources.
+	discoverEvery = time.Minute
+	// permissionEvery is the time between two attempts to list what the manager may not.
+	permissionEvery = 15 * time.Second
+	weighers        = 8
+	// maxFailures bounds how many failed counts a status names.
+	maxFailures = 3
 )
 
-// Weigher counts the objects that there are in namespaces. It asks for one object
-// of each resource in each namespace and is told how many more there are, so that
-// it costs the apiserver little, and itself no memory for objects.
+// Weigher counts the objects in namespaces. It asks for one object of each resource
+// in each namespace, and the answer says how many more there are. So it costs the
+// apiserver little, and itself no memory for objects. New namespaces are counted
+// first and by themselves.
 type Weigher struct {
 	// Metadata must not limit the rate by itself.
 	Metadata metadata.Interface
@@ -42,52 +58,43 @@ type Weigher struct {
 	Served func() ([]*metav1.APIResourceList, error)
 	// Limiter bounds the requests.
 	Limiter *rate.Limiter
-	// Changed is called when First may have something new.
+	// Changed is called when weights may have changed.
 	Changed func()
 	Log     *slog.Logger
 
 	mu         sync.Mutex
-	namespaces []string
 	weighings  map[types.UID]*weighing // by root
+	served     []*metav1.APIResourceList
+	discovered time.Time // when served was read
+	failing    error     // of discovery, while served is empty
+	news       bool      // Changed is to be called
 	poke       chan struct{}
 }
 
-// weighing is of one root.
-type weighing struct {
-	groups  []v1alpha1.ResourceGroup
-	again   bool      // weigh every so often
-	objects bool      // keys are objects, so that namespaces weigh nothing
-	since   time.Time // when it was asked for
-	next    time.Time // when it is due
-	counted map[string]int64
-	done    bool   // once
-	problem string // of the last time
-}
-
-// Set tells which roots there are, and which namespaces.
+// Set says which roots there are, and which namespaces.
 func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.init()
-	w.namespaces = namespaces
+	now := time.Now()
 	next := make(map[types.UID]*weighing, len(roots))
+	fresh := false
 	for _, c := range roots {
 		one := w.weighings[c.UID]
 		if one == nil {
-			now := time.Now()
-			one = &weighing{since: now, next: now, counted: map[string]int64{}}
-			time.AfterFunc(firstWithin, w.Changed)
-			select {
-			case w.poke <- struct{}{}:
-			default:
-			}
+			one = &weighing{since: now, counts: map[string]*count{}}
+			time.AfterFunc(firstWithin, w.changed)
 		}
-		one.groups = label.Divided(c)
 		one.again = rebalance(c) != v1alpha1.RebalanceOff
 		one.objects = c.Spec.Root.Key == v1alpha1.KeyObject
+		fresh = one.of(label.Divided(c), now) || fresh
+		fresh = one.in(namespaces, now) || fresh
 		next[c.UID] = one
 	}
 	w.weighings = next
+	if fresh {
+		w.wake()
+	}
 }
 
 func (w *Weigher) init() {
@@ -96,54 +103,113 @@ func (w *Weigher) init() {
 	}
 }
 
-// First are the weights to divide keys by. They are not ok while nothing was
-// weighed yet and that is worth waiting for.
+// wake has Run look for what is due.
+func (w *Weigher) wake() {
+	select {
+	case w.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (w *Weigher) changed() {
+	if w.Changed != nil {
+		w.Changed()
+	}
+}
+
+// First returns the weights to divide keys by. They are not ok while some namespace
+// is still to be counted for the first time and that is worth waiting for.
 func (w *Weigher) First(root types.UID) (weights layout.Weights, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	one := w.weighings[root]
-	if one == nil || !one.done && !one.objects && time.Since(one.since) < firstWithin {
+	if one == nil || !one.objects && !one.complete() && time.Since(one.since) < firstWithin {
 		return nil, false
 	}
 	return w.weights(one), true
 }
 
-// Weights are those of the namespaces that exist. One that was not counted weighs
-// as much as the others do on average.
+// Weights returns those of the namespaces that exist. One that was not counted
+// weighs as much as the others do on average.
 func (w *Weigher) Weights(root types.UID) layout.Weights {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.weights(w.weighings[root])
 }
 
-// Problem says what kept objects from being counted; empty if nothing did.
+// Current reports whether Weights are worth balancing by: no attempt to count is
+// awaited, but for new namespaces that waited too long.
+func (w *Weigher) Current(root types.UID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	one := w.weighings[root]
+	if one == nil {
+		return false
+	}
+	for _, c := range one.counts {
+		fresh := c.seen.After(one.since)
+		if !one.objects && !c.awaited.IsZero() && (!fresh || time.Since(c.awaited) < newWithin) {
+			return false
+		}
+	}
+	return true
+}
+
+// Problem says what keeps objects from being counted; empty if nothing does.
 func (w *Weigher) Problem(root types.UID) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if one := w.weighings[root]; one != nil {
-		return one.problem
+	one := w.weighings[root]
+	if one == nil {
+		return ""
 	}
-	return ""
+	var out, forbidden []string
+	if w.failing != nil {
+		out = append(out, w.failing.Error())
+	}
+	for _, ns := range slices.Sorted(maps.Keys(one.counts)) {
+		if err := one.counts[ns].err; err != nil && len(out) < maxFailures {
+			out = append(out, err.Error())
+		}
+	}
+	for _, set := range []map[schema.GroupVersionResource]bool{one.forbidden, one.retried} {
+		for gvr := range set {
+			forbidden = append(forbidden, gvr.GroupResource().String())
+		}
+	}
+	if len(forbidden) > 0 {
+		slices.Sort(forbidden)
+		effect := "some objects do not count: "
+		if w.blind(one) {
+			effect = "namespaces weigh equally: "
+		}
+		out = append(out, effect+label.Allow("list", slices.Compact(forbidden)))
+	}
+	return strings.Join(out, "; ")
 }
 
 func (w *Weigher) weights(one *weighing) layout.Weights {
 	if one == nil || one.objects {
 		return nil
 	}
-	out := make(layout.Weights, len(w.namespaces))
+	out := make(layout.Weights, len(one.counts))
+	equal := w.blind(one)
 	var sum, n int64
-	for _, ns := range w.namespaces {
-		if weight, ok := one.counted[ns]; ok {
-			sum += weight
+	for ns, c := range one.counts {
+		switch {
+		case equal:
+			out[ns] = 1
+		case c.known:
+			sum += c.objects
 			n++
-			out[ns] = weight
+			out[ns] = c.objects
 		}
 	}
 	mean := int64(1)
 	if n > 0 {
 		mean = max(1, sum/n)
 	}
-	for _, ns := range w.namespaces {
+	for ns := range one.counts {
 		if _, ok := out[ns]; !ok {
 			out[ns] = mean
 		}
@@ -151,140 +217,191 @@ func (w *Weigher) weights(one *weighing) layout.Weights {
 	return out
 }
 
-// Run weighs until the context ends.
+// blind reports whether the manager may list none of the resources, so that
+// namespaces weigh equally.
+func (w *Weigher) blind(one *weighing) bool {
+	resources, _ := label.Resolve(one.groups, w.served)
+	return len(resources) > 0 && !slices.ContainsFunc(resources, func(gvr schema.GroupVersionResource) bool {
+		return !one.forbidden[gvr] && !one.retried[gvr]
+	})
+}
+
+// countable are the resources that the manager may list, as far as is known.
+func (w *Weigher) countable(one *weighing) []schema.GroupVersionResource {
+	resources, _ := label.Resolve(one.groups, w.served)
+	return slices.DeleteFunc(resources, func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
+}
+
+// Run counts until the context ends.
 func (w *Weigher) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.init()
 	w.mu.Unlock()
-	for {
-		root, one, namespaces, wait := w.due()
-		if one == nil {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-w.poke:
-			case <-time.After(wait):
-			}
-			continue
-		}
-		counted, err := w.count(ctx, one, namespaces)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			w.Log.Warn("not everything could be weighed", "error", err)
-		}
-		w.mu.Lock()
-		if is := w.weighings[root]; is != nil {
-			is.done, is.problem = true, ""
-			if err != nil {
-				is.problem = err.Error()
-			}
-			is.next = time.Now().Add(weighEvery - weighEvery/10 + rand.N(weighEvery/5))
-			if counted != nil {
-				is.counted = counted
-			}
-		}
-		w.mu.Unlock()
-		w.Changed()
-	}
-}
-
-// due is what to weigh now, or how long to wait.
-func (w *Weigher) due() (root types.UID, one *weighing, namespaces []string, wait time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	wait = weighEvery
-	for uid, is := range w.weighings {
-		if is.objects || is.done && !is.again {
-			continue
-		}
-		if left := time.Until(is.next); left > 0 {
-			wait = min(wait, left)
-			continue
-		}
-		copied := *is
-		return uid, &copied, w.namespaces, 0
-	}
-	return "", nil, nil, wait
-}
-
-// count counts the objects of each namespace; one that could not be counted has
-// what it had, if it was before. What is counted goes to the weighing as it comes,
-// for who cannot wait for all.
-func (w *Weigher) count(ctx context.Context, one *weighing, namespaces []string) (map[string]int64, error) {
-	served, err := w.Served()
-	if err != nil && len(served) == 0 {
-		return nil, fmt.Errorf("asking what the apiserver serves: %w", err)
-	}
-	resources, _ := label.Resolve(one.groups, served)
-	counted := make(map[string]int64, len(namespaces))
-	w.mu.Lock()
-	for _, ns := range namespaces {
-		if n, ok := one.counted[ns]; ok {
-			counted[ns] = n
-		}
-	}
-	w.mu.Unlock()
-	var mu sync.Mutex
-	var failed []error
-	var forbidden []string
-	g, ctx := errgroup.WithContext(ctx)
+	var g errgroup.Group
 	g.SetLimit(weighers)
-	refused := map[schema.GroupVersionResource]bool{}
-	for _, ns := range namespaces {
+	defer func() { _ = g.Wait() }() // they return no errors
+	for ctx.Err() == nil {
+		one, namespace, wait := w.next(time.Now())
+		if one == nil {
+			w.report()
+			w.sleep(ctx, wait)
+			continue
+		}
+		if err := w.discover(time.Now()); err != nil {
+			w.Log.Warn("weighing failed and will be tried again", "error", err)
+			w.report()
+			w.sleep(ctx, weighAgain)
+			continue
+		}
+		resources := w.begin(one, namespace)
 		g.Go(func() error {
-			sum := int64(0)
-			for _, gvr := range resources {
-				mu.Lock()
-				skip := refused[gvr]
-				mu.Unlock()
-				if skip {
-					continue
-				}
-				if err := w.Limiter.Wait(ctx); err != nil {
-					return err
-				}
-				n, err := w.objects(ctx, gvr, ns)
-				switch {
-				case apierrors.IsForbidden(err):
-					mu.Lock()
-					if !refused[gvr] {
-						forbidden = append(forbidden, gvr.GroupResource().String())
-					}
-					refused[gvr] = true // and would be in the next namespace
-					mu.Unlock()
-					continue
-				case err != nil:
-					mu.Lock()
-					failed = append(failed, fmt.Errorf("%s in namespace %s: %w", gvr.GroupResource(), ns, err))
-					mu.Unlock()
-					return nil // what was counted the last time is nearer than a part
-				}
-				sum += n
-			}
-			mu.Lock()
-			counted[ns] = sum
-			mu.Unlock()
-			w.mu.Lock()
-			one.counted[ns] = sum
-			w.mu.Unlock()
+			w.weigh(ctx, one, resources, namespace)
 			return nil
 		})
 	}
-	err = g.Wait()
-	if len(failed) > 3 {
-		failed = failed[:3]
-	}
-	if len(forbidden) > 0 {
-		slices.Sort(forbidden)
-		failed = append(failed, errors.New(label.Allow("list", forbidden)))
-	}
-	return counted, errors.Join(append(failed, err)...)
+	return nil
 }
 
-// objects is the number of objects of a resource in a namespace.
-func (w *Weigher) objects(ctx context.Context, gvr schema.GroupVersionResource, namespace string) (int64, error) {
+func (w *Weigher) sleep(ctx context.Context, wait time.Duration) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-w.poke:
+	case <-timer.C:
+	}
+}
+
+// report calls Changed if there is something new.
+func (w *Weigher) report() {
+	w.mu.Lock()
+	news := w.news
+	w.news = false
+	w.mu.Unlock()
+	if news {
+		w.changed()
+	}
+}
+
+// next is what to count now, or how long it is until something is due. Roots take turns.
+func (w *Weigher) next(now time.Time) (one *weighing, namespace string, wait time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	wait = weighEvery
+	for _, o := range w.weighings {
+		if o.active() && len(o.forbidden) > 0 {
+			o.tryForbidden(now)
+			wait = min(wait, o.retry.Sub(now))
+		}
+		ns, c := o.urgent(now)
+		switch {
+		case c == nil:
+		case c.due.After(now):
+			wait = min(wait, c.due.Sub(now))
+		case one == nil || o.turn.Before(one.turn):
+			one, namespace = o, ns
+		}
+	}
+	if one != nil {
+		one.turn = now
+	}
+	return one, namespace, wait
+}
+
+// discover reads what the apiserver serves, if that is not known or long ago. Part
+// of it, where an aggregated API fails, is better than nothing.
+func (w *Weigher) discover(now time.Time) error {
+	w.mu.Lock()
+	fresh := len(w.served) > 0 && now.Sub(w.discovered) < discoverEvery
+	w.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	served, err := w.Served()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.discovered, w.failing, w.news = now, nil, true
+	if len(served) > 0 {
+		w.served = served
+	}
+	if len(w.served) == 0 {
+		w.failing = fmt.Errorf("discovering the resources that the apiserver serves: %w", err)
+	}
+	return w.failing
+}
+
+// begin marks a namespace as being counted, and returns what to count.
+func (w *Weigher) begin(one *weighing, namespace string) []schema.GroupVersionResource {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c := one.counts[namespace]; c != nil {
+		c.busy = true
+	}
+	return w.countable(one)
+}
+
+// weigh counts the objects of a namespace. If that fails, it has what it had.
+func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) {
+	objects, err := w.count(ctx, one, resources, namespace)
+	if ctx.Err() != nil {
+		return
+	}
+	now := time.Now()
+	w.mu.Lock()
+	c := one.counts[namespace]
+	if c == nil { // it was deleted
+		w.mu.Unlock()
+		return
+	}
+	report := err != nil && c.err == nil
+	c.busy, c.err, c.awaited = false, err, time.Time{}
+	if err == nil {
+		c.objects, c.known = objects, true
+	}
+	c.schedule(now)
+	w.news = true
+	w.mu.Unlock()
+	w.wake()
+	if report {
+		w.Log.Warn("weighing failed and will be tried again", "error", err)
+	}
+}
+
+// count is the number of objects of some resources in a namespace. Resources that
+// the manager may not list do not count.
+func (w *Weigher) count(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) (int64, error) {
+	sum := int64(0)
+	for _, gvr := range resources {
+		if err := w.Limiter.Wait(ctx); err != nil {
+			return 0, err
+		}
+		n, err := w.list(ctx, gvr, namespace)
+		if err != nil && !apierrors.IsForbidden(err) {
+			return 0, fmt.Errorf("counting %s in namespace %s: %w", gvr.GroupResource(), namespace, err)
+		}
+		w.permitted(one, gvr, err == nil)
+		sum += n
+	}
+	return sum, nil
+}
+
+// permitted notes whether the manager may list a resource. One that it may list by
+// now is to be counted in all namespaces.
+func (w *Weigher) permitted(one *weighing, gvr schema.GroupVersionResource, yes bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case !yes && !one.forbidden[gvr]:
+		one.forbidden[gvr] = true
+		one.retry = time.Now().Add(permissionEvery)
+	case yes && one.retried[gvr]:
+		one.dueNow(time.Now())
+	}
+	delete(one.retried, gvr)
+}
+
+// list returns the number of objects of a resource in a namespace.
+func (w *Weigher) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) (int64, error) {
 	list, err := w.Metadata.Resource(gvr).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 1})
 	if apierrors.IsNotFound(err) {
 		return 0, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -42,7 +43,6 @@ const (
 	ReasonTargetNotFound  = "TargetNotFound"
 	ReasonDisabled        = "Disabled"
 	ReasonWithdrawing     = "Withdrawing"
-	ReasonCannotWeigh     = "CannotWeigh"
 )
 
 // RootInput is what is known of one configuration with spec.root.
@@ -57,14 +57,21 @@ type RootInput struct {
 	Pods []*corev1.Pod
 	// Conflicts are those of them that another configuration selects too.
 	Conflicts []compile.Conflict
+	// TooLarge are those whose policy exceeds what an agent receives.
+	TooLarge []string
 	// Problem says why nothing can be done for the configuration; nil if there is none.
 	Problem error
-	// Weighing says what keeps objects from being counted, for people.
-	Weighing string
 	// Restarting says which eviction is under way or what keeps it, for people.
 	Restarting string
 	// Unsure names whom must be heard of before any shard is given anything.
 	Unsure []string
+	// Locks are the operator's locks, as they are to be written.
+	Locks []v1alpha1.LockStatus
+	// Obstacle keeps shards from being given anything, or from working as a whole; nil
+	// if nothing does.
+	Obstacle *locks.Obstacle
+	// Leaders are those of the shards that are to act, by the shard's name.
+	Leaders map[string]Leader
 	// Stamping is as in Input, for method Labels.
 	Stamping *v1alpha1.StampingStatus
 	// Wanted is the version of a pod's policy, and Observe tells what the agent of
@@ -87,6 +94,7 @@ func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 		s := &root.Shards[i]
 		root.ChildShardingConfigs = append(root.ChildShardingConfigs, s.Name)
 		s.Members, s.ReadyMembers = w.members[s.Name], w.ready[s.Name]
+		s.Leader = in.Leaders[s.Name].Pod
 	}
 	for i := range root.Handovers {
 		if i < len(in.State.Moves) {
@@ -102,6 +110,7 @@ func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 		Members:            int32(len(in.Pods) - w.surplus),
 		Method:             w.method(),
 		Stamping:           in.Stamping,
+		Locks:              in.Locks,
 		Root:               &root,
 	}
 	for _, n := range w.ready {
@@ -133,7 +142,7 @@ func (in RootInput) handover() string {
 			return Restarting
 		}
 	}
-	if len(in.Unsure) > 0 || len(in.unready()) > 0 {
+	if len(in.Unsure) > 0 || len(in.unready()) > 0 || in.Obstacle != nil && !in.State.Holds() {
 		return Waiting
 	}
 	return Settled
@@ -164,10 +173,18 @@ type workload struct {
 	surplus  int      // pods that no shard wants
 }
 
+// sharded reports whether a member's policy is one of its shard, which alone has a
+// serial. The policies were compiled before the state that is reported on, so a member
+// that was just assigned is still in standby. Dry runs give nobody a shard.
+func (in RootInput) sharded(uid string) bool {
+	_, ok := compile.Serial(in.Wanted(uid))
+	return ok || in.Config.Spec.DryRun
+}
+
 func (in RootInput) workload() *workload {
 	w := &workload{RootInput: in, byUID: map[string]verdict{}, members: map[string]int32{}, ready: map[string]int32{}}
 	each := Input{
-		Shard:  compile.Shard{Config: in.Config, Conflicts: in.Conflicts},
+		Shard:  compile.Shard{Config: in.Config, Conflicts: in.Conflicts, TooLarge: in.TooLarge},
 		Wanted: in.Wanted, Observe: in.Observe, Now: in.Now, Since: in.Since,
 	}
 	over := compile.Withdrawn(in.Config) && !in.State.Holds()
@@ -180,7 +197,10 @@ func (in RootInput) workload() *workload {
 			free++
 		}
 		if !assigned && !over && v.ready {
-			v.ready, v.Message = false, "it is in no shard yet, and refused until it is"
+			v.ready, v.Message = false, "it is in standby until a shard takes it"
+		}
+		if assigned && !over && v.ready && !in.sharded(uid) {
+			v.ready, v.Message = false, "it is in standby until its agent receives the policy of its shard"
 		}
 		if assigned {
 			w.members[m.Shard]++
@@ -289,6 +309,8 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	}
 	word := out.Root.Handover
 	broken := slices.IndexFunc(w.verdicts, verdict.broken)
+	leaderless := MissingLeaders(w.Leaders)
+	c.leading(leaderless)
 	waits := w.waits(out.Root)
 	few := fmt.Sprintf("%s %s lacks %d pods: shard %s has not as many as it is to have; scale the %s up, or the shards down",
 		kind, name, w.missing, strings.Join(clipped(w.lacking), ", "), kind)
@@ -303,8 +325,12 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	case len(w.Pods) == 0:
 		c.set(v1alpha1.ConditionReady, false, ReasonTargetNotFound,
 			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, w.Config.Namespace, v1alpha1.EnableProxyLabel))
+	case w.Obstacle != nil && !w.State.Holds():
+		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
 	case broken >= 0:
 		c.set(v1alpha1.ConditionReady, false, w.verdicts[broken].reason, members+"; "+describe(w.verdicts, verdict.unready))
+	case w.Obstacle != nil:
+		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
 	case word == Blocked:
 		c.set(v1alpha1.ConditionReady, false, ReasonBlocked, members+"; a handover has waited for more than "+BlockedAfter.String()+waits)
 	case w.missing > 0:
@@ -313,13 +339,15 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 		c.set(v1alpha1.ConditionReady, false, ReasonHandingOver, members+"; keys are handed over"+waits)
 	case word == Waiting:
 		c.set(v1alpha1.ConditionReady, false, ReasonWaiting, members+waits)
+	case leaderless != nil:
+		c.set(v1alpha1.ConditionReady, false, leaderless.Reason, members+"; "+leaderless.Message)
 	case out.ReadyMembers < out.Members:
 		c.set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(w.verdicts, verdict.unready))
 	case word == Restarting:
 		c.set(v1alpha1.ConditionReady, false, ReasonRestarting, members+"; members that hold keys of others in their caches are restarted"+waits)
 	case w.surplus > 0:
 		c.set(v1alpha1.ConditionReady, true, ReasonReplicasSurplus,
-			fmt.Sprintf("%s; %d more pods of %s %s are in no shard and refused: raise spec.root.auto, or scale down", members, w.surplus, kind, name))
+			fmt.Sprintf("%s; %d more pods of %s %s are in no shard, in standby: raise spec.root.auto, or scale down", members, w.surplus, kind, name))
 	default:
 		c.set(v1alpha1.ConditionReady, true, ReasonSettled, members)
 	}
@@ -358,8 +386,6 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, stuckMessage+describe(w.verdicts, w.stuck))
 	case w.Stamping != nil && w.Stamping.Message != "":
 		c.set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, w.Stamping.Message)
-	case w.Weighing != "":
-		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotWeigh, w.Weighing)
 	default:
 		c.set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
 	}
@@ -382,6 +408,9 @@ func (w *workload) waits(root *v1alpha1.RootStatus) string {
 	}
 	if len(all) == 0 {
 		all = slices.Concat(w.Unsure, w.unready())
+	}
+	if len(all) == 0 && w.Obstacle != nil {
+		all = []string{w.Obstacle.Message}
 	}
 	if len(all) == 0 {
 		return ""

@@ -125,15 +125,15 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 			in.Config.Status.Conditions = []metav1.Condition{{Type: ready, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-2 * Grace))}}
 		}, ReasonNotEnoughPods, ReasonNotEnoughPods, Settled, degraded, "op-2-normal"},
 		{"a pod without a place yet", func(in *RootInput) { delete(in.State.Members, "op-1") },
-			ReasonStarting, "", Settled, progressing, "pod op-1: it is in no shard yet"},
+			ReasonStarting, "", Settled, progressing, "pod op-1: it is in standby until a shard takes it"},
 		{"surplus", func(in *RootInput) { in.Pods = append(in.Pods, pod("op-2")) },
 			ReasonReplicasSurplus, "", Settled, ready, "1 more pods"},
 		{"withdrawing", func(in *RootInput) { in.Config.Spec.Root.Disable = &yes },
 			ReasonWithdrawing, "", Settled, ready, "withdrawn"},
 		{"disabled", func(in *RootInput) { in.Config.Spec.Root.Disable = &yes; clear(in.State.Members) },
 			ReasonDisabled, "", Settled, ready, "unsharded"},
-		{"cannot weigh", func(in *RootInput) { in.Weighing = "may not list foos" },
-			ReasonSettled, ReasonCannotWeigh, Settled, degraded, "may not list foos"},
+		{"cannot weigh", func(in *RootInput) { in.Root.Weighing = "may not list foos" },
+			ReasonSettled, "", Settled, degraded, ""},
 		{"no agent", func(in *RootInput) { in.Observe = func(_, _ string) push.Observation { return push.Observation{} } },
 			ReasonAgentAway, ReasonAgentAway, Settled, degraded, "ctrlmesh-agent"},
 	} {

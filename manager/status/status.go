@@ -16,6 +16,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -59,7 +60,12 @@ type Input struct {
 	// Observe tells what the agent of a node said of a pod.
 	Observe  func(node, uid string) push.Observation
 	Stamping *v1alpha1.StampingStatus
-	Now      time.Time
+	// Locks and Obstacle are as of RootInput.
+	Locks    []v1alpha1.LockStatus
+	Obstacle *locks.Obstacle
+	// Leader is that of a hand-written shard that is to act.
+	Leader Leader
+	Now    time.Time
 	// Since is when this manager became the leader. For as long as Grace after
 	// it, what the last leader wrote of pods stands until their agent connects.
 	Since time.Time
@@ -86,6 +92,7 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 		Members:            int32(len(in.Shard.Members)),
 		Lock:               in.Shard.Lock,
 		Stamping:           in.Stamping,
+		Locks:              in.Locks,
 	}
 	if !compile.PassesThrough(config) {
 		out.Shards = 1
@@ -96,6 +103,9 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 	verdicts := make([]verdict, len(in.Shard.Members))
 	for i, pod := range in.Shard.Members {
 		verdicts[i] = in.member(pod)
+		if verdicts[i].ready && in.standby() {
+			verdicts[i].ready, verdicts[i].Message = false, "it is in standby until the mesh holds the operator's locks"
+		}
 		if verdicts[i].ready {
 			out.ReadyMembers++
 		}
@@ -105,6 +115,11 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 	out.Pods = show(verdicts)
 	out.Method = in.method()
 	return out
+}
+
+// standby reports whether members wait for a lock that the configuration names.
+func (in Input) standby() bool {
+	return slices.ContainsFunc(in.Locks, func(l v1alpha1.LockStatus) bool { return !l.Discovered && !l.HeldByMesh })
 }
 
 // show is as much as a status has room for, those that are not ready first.
@@ -156,15 +171,19 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	switch {
 	case slices.ContainsFunc(in.Shard.Conflicts, func(c compile.Conflict) bool { return c.Pod == pod.Name }):
 		return bad(ReasonConflict, "another ShardingConfig selects it too: all its requests are refused")
+	case slices.Contains(in.Shard.TooLarge, pod.Name):
+		return bad(compile.ReasonTooLarge, "its policy exceeds what an agent receives, so that all its requests are refused: name fewer namespaces in selectors, choose another method than Labels, or write fewer rules")
 	case trust == "":
 		return bad(ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted")
 	case compile.PassesThrough(in.Shard.Config) && trust == v1alpha1.TrustBoth && !compile.CanPassThrough(pod):
 		return bad(ReasonCannotPass, "it is captured by address, so its connections cannot be passed through: take annotation %s off its template and delete it", v1alpha1.CaptureAnnotation)
+	case withdrawn(in.Shard.Config): // its pods are replaced, or run unsharded
 	case trust != compile.Trust(in.Shard.Config) && trust == v1alpha1.TrustMesh:
 		return bad(ReasonTrustsMeshAlone, "it was admitted to trust the mesh alone, so its connections can neither go to the apiserver direct nor be passed through: delete it, so that its successor is admitted anew")
 	case trust != compile.Trust(in.Shard.Config):
 		return bad(ReasonOlderThanConfig, "it was admitted before this ShardingConfig said failurePolicy: Closed, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
-	case before != nil && pod.Status.Phase == corev1.PodRunning:
+	}
+	if before != nil && pod.Status.Phase == corev1.PodRunning {
 		v.Message, v.ready = before.Message, before.Message == ""
 		return v
 	}
@@ -172,6 +191,8 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	v.ready = v.Message == ""
 	return v
 }
+
+func withdrawn(c *v1alpha1.ShardingConfig) bool { return c.Spec.Root != nil && compile.Withdrawn(c) }
 
 // reach tells how far policies come.
 type reach struct{ now, since time.Time }
@@ -221,6 +242,9 @@ func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict
 	c := conditionsOf{out, in.Shard.Config.Generation, in.Now}
 	open := in.Shard.Config.Spec.FailurePolicy == v1alpha1.FailOpen
 	stuck := func(v verdict) bool { return stuck(in.Shard.Config, v) }
+	if in.Shard.Root == nil { // of derived shards their root tells
+		c.leading(in.Leader.Missing)
+	}
 
 	members := fmt.Sprintf("%d of %d members ready", out.ReadyMembers, out.Members)
 	if open && !compile.PassesThrough(in.Shard.Config) {
@@ -232,6 +256,10 @@ func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict
 	case out.Members == 0:
 		c.set(v1alpha1.ConditionReady, false, ReasonNoMembers,
 			fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", in.Shard.Config.Namespace, v1alpha1.EnableProxyLabel))
+	case in.Obstacle != nil:
+		c.set(v1alpha1.ConditionReady, false, in.Obstacle.Reason, members+"; "+in.Obstacle.Message)
+	case in.Leader.Missing != nil:
+		c.set(v1alpha1.ConditionReady, false, in.Leader.Missing.Reason, members+"; "+in.Leader.Missing.Message)
 	case out.ReadyMembers == out.Members:
 		c.set(v1alpha1.ConditionReady, true, ReasonAllReady, members)
 	case slices.ContainsFunc(verdicts, verdict.broken):

@@ -98,6 +98,9 @@ func TestMembersThatAreNotReady(t *testing.T) {
 			in.Shard.Config.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
 			p.Annotations = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustBoth, v1alpha1.CaptureAnnotation: v1alpha1.CaptureAddress}
 		}, "off its template", ReasonCannotPass},
+		{"policy too large", func(in *Input, p *corev1.Pod, _ *push.Observation) {
+			in.Shard.TooLarge = []string{p.Name}
+		}, "fewer namespaces", compile.ReasonTooLarge},
 		{"conflict", func(in *Input, p *corev1.Pod, _ *push.Observation) {
 			in.Shard.Conflicts = []compile.Conflict{{Pod: p.Name, Configs: []string{"one", "shard"}}}
 		}, "refused", ReasonConflict},

@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -13,10 +14,17 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
+// maxSpec bounds the spec of a configuration, in bytes of JSON. A policy of a pod is a
+// small multiple of it, within what an agent receives.
+const maxSpec = 768 << 10
+
 // Config finds what is wrong with a configuration by itself.
 func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
+	if text, err := json.Marshal(c.Spec); err != nil || len(text) > maxSpec {
+		return append(errs, field.TooLong(spec, "", maxSpec))
+	}
 	passes := compile.PassesThrough(c)
 	if passes && (c.Spec.Root != nil || c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {
 		errs = append(errs, field.Forbidden(spec.Child("clientCertificates"), "Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"))
@@ -38,9 +46,9 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	} else {
 		errs = append(errs, root(c, spec.Child("root"))...)
 	}
-	errs = append(errs, limits(c.Spec.Limits, spec.Child("limits"))...)
-	if ctl := c.Spec.Controller; ctl != nil && c.Spec.Root == nil {
-		errs = append(errs, lock(ctl.LeaderElectionName, c.Name, spec.Child("controller", "leaderElectionName"))...)
+	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
+	if c.Spec.Root == nil {
+		errs = append(errs, lockNames(c, c.Name)...)
 	}
 	return errs
 }
@@ -72,41 +80,42 @@ func selector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	return metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, path)
 }
 
-func limits(in []v1alpha1.ObjectLimiter, path *field.Path) field.ErrorList {
+func limits(c *v1alpha1.ShardingConfig, in []v1alpha1.ObjectLimiter, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, l := range in {
 		path := path.Index(i)
 		errs = append(errs, selector(l.Selector, path.Child("selector"))...)
 		if len(l.RelateResources) == 0 {
-			errs = append(errs, field.Required(path.Child("relateResources"), "name the resources"+notAll))
+			errs = append(errs, field.Required(path.Child("relateResources"), "name the resources"))
 		}
 		for j, r := range l.RelateResources {
 			path := path.Child("relateResources").Index(j)
-			errs = append(errs, names(r.APIGroups, path.Child("apiGroups"), func(v string) string {
-				if v == "" {
-					return "" // the core group
-				}
-				if v == "*" {
-					return ""
-				}
-				return strings.Join(validation.IsDNS1123Subdomain(v), "; ")
-			})...)
+			errs = append(errs, names(r.APIGroups, path.Child("apiGroups"), apiGroup)...)
 			errs = append(errs, names(r.Resources, path.Child("resources"), func(v string) string {
 				if v == "*" {
-					return "name the resources" + notAll
+					return notAll(c, l, r)
 				}
-				if base, _, sub := strings.Cut(v, "/"); sub {
-					return "subresources follow their resource: write " + base
-				}
-				return strings.Join(validation.IsDNS1035Label(v), "; ")
+				return resourceName(v)
 			})...)
 		}
 	}
 	return errs
 }
 
-// notAll says why a limit on all resources is refused.
-const notAll = `: all would hide from the shard what cannot carry its labels, such as namespaces, nodes and events`
+// notAll says why a limit must not be on all resources of its groups; empty if it may.
+func notAll(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter, g v1alpha1.ResourceGroup) string {
+	byLabels := c.Spec.Root == nil || c.Spec.Root.Method == v1alpha1.MethodLabels ||
+		l.Selector != nil && len(l.Selector.MatchLabels)+len(l.Selector.MatchExpressions) > 0
+	switch {
+	case byLabels:
+		return "name the resources: all would hide from the shard what cannot carry its labels, such as namespaces, nodes and events"
+	case slices.Contains(g.APIGroups, "*"):
+		return "name the groups or the resources: all would divide what each shard needs, such as events and access reviews"
+	case slices.Contains(g.APIGroups, ""):
+		return "name the resources of the core group: all would divide what each shard needs, such as events and service accounts"
+	}
+	return ""
+}
 
 func names(values []string, path *field.Path, check func(string) string) field.ErrorList {
 	var errs field.ErrorList
@@ -121,6 +130,27 @@ func names(values []string, path *field.Path, check func(string) string) field.E
 		}
 		if msg := check(v); msg != "" {
 			errs = append(errs, field.Invalid(path.Index(i), v, msg))
+		}
+	}
+	return errs
+}
+
+// lockNames finds locks that the API server would not store under a shard's names.
+func lockNames(c *v1alpha1.ShardingConfig, shard string) field.ErrorList {
+	ctl := c.Spec.Controller
+	if ctl == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	path := field.NewPath("spec", "controller")
+	if ctl.LeaderElectionName != "" {
+		errs = append(errs, lock(ctl.LeaderElectionName, shard, path.Child("leaderElectionName"))...)
+	}
+	for i, l := range ctl.Locks {
+		at := path.Child("locks").Index(i)
+		errs = append(errs, lock(l.Name, shard, at.Child("name"))...)
+		if problems := validation.IsDNS1123Label(l.Namespace); len(problems) > 0 {
+			errs = append(errs, field.Invalid(at.Child("namespace"), l.Namespace, strings.Join(problems, "; ")))
 		}
 	}
 	return errs

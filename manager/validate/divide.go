@@ -1,12 +1,17 @@
 package validate
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -14,28 +19,26 @@ import (
 )
 
 // divided finds another shard of the same operator, by its lock, that would own an
-// object which this one owns, and gives the labels of such an object.
-func divided(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
-	if c.Spec.Controller == nil {
-		return ""
-	}
+// object which this one owns, and gives the labels of such an object. The work is
+// linear in the values that selectors name, and ends with the context.
+func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) (string, error) {
+	locks := compile.NamedLocks(c)
+	mine := newOwnership(divides(c))
 	for _, o := range others {
-		if o.Spec.Controller == nil || compile.Derived(&o) || o.Spec.Controller.LeaderElectionName != c.Spec.Controller.LeaderElectionName {
+		shared := slices.IndexFunc(locks, func(l types.NamespacedName) bool { return slices.Contains(compile.NamedLocks(&o), l) })
+		if shared < 0 || compile.Derived(&o) {
 			continue
 		}
-		for _, resource := range common(divides(c), divides(&o)) {
-			mine, ok1 := owned(divides(c), resource)
-			theirs, ok2 := owned(divides(&o), resource)
-			if !ok1 || !ok2 {
-				continue // others say that
-			}
-			if example, ok := bothOwn(mine, theirs); ok {
-				return fmt.Sprintf("spec.limits: %s with labels {%s} would be owned by this and by ShardingConfig %s, which shares the lock %s: make the selectors exclude each other, or take the object from the other one first",
-					resource.name, example, o.Name, o.Spec.Controller.LeaderElectionName)
-			}
+		example, resource, err := mine.shares(ctx, newOwnership(divides(&o)))
+		if err != nil {
+			return "", err
+		}
+		if example != nil {
+			return fmt.Sprintf("spec.limits: %s with labels {%s} would be owned by this and by ShardingConfig %s, which shares the lock %s: make the selectors exclude each other, or take the object from the other one first",
+				resource, example, o.Name, locks[shared].Name), nil
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // divides are the limits of a configuration, or of the shards that it derives.
@@ -46,123 +49,192 @@ func divides(c *v1alpha1.ShardingConfig) []v1alpha1.ObjectLimiter {
 	return slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits)
 }
 
-type resource struct{ group, name string } // group may be "*"
+// resource is a resource of a group. Either may be "*".
+type resource struct{ group, name string }
 
-// common are the resources that both limits name.
-func common(a, b []v1alpha1.ObjectLimiter) (out []resource) {
-	for _, l := range a {
-		for _, r := range l.RelateResources {
-			for _, g := range r.APIGroups {
-				for _, name := range r.Resources {
-					out = append(out, inBoth(resource{g, name}, b)...)
+// ownership says what limits leave of resources.
+type ownership struct {
+	limits []v1alpha1.ObjectLimiter
+	naming map[resource][]int // the limits that name a resource so, in order
+	// owned are the conditions of limits that apply together, by their numbers; nil
+	// where a selector is invalid.
+	owned map[string]conditions
+}
+
+func newOwnership(limits []v1alpha1.ObjectLimiter) *ownership {
+	o := &ownership{limits: limits, naming: map[resource][]int{}, owned: map[string]conditions{}}
+	for i, l := range limits {
+		for _, g := range l.RelateResources {
+			for _, group := range g.APIGroups {
+				for _, name := range g.Resources {
+					o.add(resource{group, name}, i)
 				}
 			}
 		}
 	}
-	return out
+	return o
 }
 
-// inBoth is a resource as it is named in limits too: the narrower of the groups.
-func inBoth(r resource, limits []v1alpha1.ObjectLimiter) (out []resource) {
-	for _, l := range limits {
-		for _, other := range l.RelateResources {
-			if !slices.Contains(other.Resources, r.name) {
-				continue
-			}
-			for _, g := range other.APIGroups {
-				switch {
-				case g == r.group || g == "*":
-					out = append(out, r)
-				case r.group == "*":
-					out = append(out, resource{g, r.name})
-				}
-			}
-		}
+func (o *ownership) add(r resource, limit int) {
+	if naming := o.naming[r]; !slices.Contains(naming, limit) {
+		o.naming[r] = append(naming, limit)
 	}
-	return out
 }
 
-// owned is what limits leave of a resource: all that name it apply together. Not
-// ok if a selector is none.
-func owned(limits []v1alpha1.ObjectLimiter, r resource) (selector labels.Selector, ok bool) {
-	selector = labels.NewSelector()
-	for _, l := range limits {
-		names := slices.ContainsFunc(l.RelateResources, func(g v1alpha1.ResourceGroup) bool {
-			return slices.Contains(g.Resources, r.name) && (slices.Contains(g.APIGroups, r.group) || slices.Contains(g.APIGroups, "*"))
-		})
-		if !names || l.Selector == nil {
+// of returns the limits that apply to a resource: all that name it apply together.
+func (o *ownership) of(r resource) (key string, limits []int) {
+	for _, w := range r.wider() {
+		limits = append(limits, o.naming[w]...)
+	}
+	slices.Sort(limits)
+	limits = slices.Compact(limits)
+	return fmt.Sprint(limits), limits
+}
+
+// conditions are what limits leave of a resource; nil if a selector is invalid.
+func (o *ownership) conditions(key string, limits []int) conditions {
+	if owned, known := o.owned[key]; known {
+		return owned
+	}
+	owned := conditions{}
+	for _, i := range limits {
+		if o.limits[i].Selector == nil {
 			continue
 		}
-		s, err := metav1.LabelSelectorAsSelector(l.Selector)
+		s, err := metav1.LabelSelectorAsSelector(o.limits[i].Selector)
 		if err != nil {
-			return nil, false
+			owned = nil // others say that
+			break
 		}
-		if _, selectable := s.Requirements(); !selectable {
-			return nil, false
+		more, ok := conditionsOf(s)
+		if !ok {
+			owned = nil
+			break
 		}
-		selector = selector.Add(requirements(s)...)
+		owned.merge(more)
 	}
-	return selector, true
+	o.owned[key] = owned
+	return owned
 }
 
-// bothOwn is Overlap for objects that bear the mesh's labels: the bucket follows
-// from the namespace.
-func bothOwn(a, b labels.Selector) (example labels.Set, overlap bool) {
-	ours, aRest := split(a)
-	theirs, bRest := split(b)
-	if example, overlap = Overlap(aRest, bRest); !overlap {
-		return nil, false
-	}
-	both := ours.Add(requirements(theirs)...)
-	if both.Empty() {
-		return example, true
-	}
-	for _, namespace := range namespaces(both) {
-		set := labels.Set{v1alpha1.NamespaceLabel: namespace, v1alpha1.ShardingHashLabel: scope.BucketLabel(namespace)}
-		if both.Matches(set) {
-			return labels.Merge(example, set), true
+// shares finds a resource of which both own an object, and gives that object's labels.
+func (o *ownership) shares(ctx context.Context, other *ownership) (example labels.Set, name string, err error) {
+	tried := map[[2]string]bool{}
+	for _, r := range o.common(other) {
+		mineKey, mineLimits := o.of(r)
+		theirsKey, theirsLimits := other.of(r)
+		pair := [2]string{mineKey, theirsKey}
+		if tried[pair] {
+			continue
+		}
+		tried[pair] = true
+		if err := ctx.Err(); err != nil {
+			return nil, "", err
+		}
+		mine, theirs := o.conditions(mineKey, mineLimits), other.conditions(theirsKey, theirsLimits)
+		if mine == nil || theirs == nil {
+			continue
+		}
+		if example, ok := bothOwn(mine, theirs); ok {
+			return example, r.name, nil
 		}
 	}
-	return nil, false
+	return nil, "", nil
 }
 
-// split is the requirements on the labels that the mesh stamps, and the others.
-func split(s labels.Selector) (stamped, rest labels.Selector) {
-	stamped, rest = labels.NewSelector(), labels.NewSelector()
-	for _, r := range requirements(s) {
-		if r.Key() == v1alpha1.NamespaceLabel || r.Key() == v1alpha1.ShardingHashLabel {
-			stamped = stamped.Add(r)
-		} else {
-			rest = rest.Add(r)
+// common are the resources that both name, sorted: of a name and "*", the name.
+func (o *ownership) common(other *ownership) (out []resource) {
+	seen := map[resource]bool{}
+	add := func(r resource) {
+		if !seen[r] && o.names(r) && other.names(r) {
+			seen[r] = true
+			out = append(out, r)
 		}
 	}
-	return stamped, rest
-}
-
-func requirements(s labels.Selector) labels.Requirements {
-	r, _ := s.Requirements() // all are selectable here
-	return r
-}
-
-// namespaces are some of which one matches if any does: those that are named, and
-// for each bucket more than are named.
-func namespaces(s labels.Selector) (out []string) {
-	for _, r := range requirements(s) {
-		if r.Key() == v1alpha1.NamespaceLabel {
-			out = append(out, r.ValuesUnsorted()...)
-		}
-	}
-	named := len(out)
-	var perBucket [scope.Buckets]int
-	for i, full := 0, 0; full < scope.Buckets; i++ {
-		name := fmt.Sprintf("example-%d", i)
-		if b := scope.Bucket(name); perBucket[b] <= named {
-			out = append(out, name)
-			if perBucket[b]++; perBucket[b] > named {
-				full++
+	for _, pair := range [][2]*ownership{{o, other}, {other, o}} {
+		for r := range pair[0].naming {
+			add(r)
+			if r.name != "*" {
+				continue
+			}
+			for theirs := range pair[1].naming {
+				if theirs.group == "*" {
+					add(resource{r.group, theirs.name})
+				}
 			}
 		}
 	}
-	slices.SortStableFunc(out[:named], strings.Compare)
+	slices.SortFunc(out, func(a, b resource) int {
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.group, b.group))
+	})
 	return out
+}
+
+func (o *ownership) names(r resource) bool {
+	return slices.ContainsFunc(r.wider(), func(w resource) bool { return o.naming[w] != nil })
+}
+
+// wider are the ways in which a limit can name a resource.
+func (r resource) wider() []resource {
+	return []resource{r, {"*", r.name}, {r.group, "*"}, {"*", "*"}}
+}
+
+// bothOwn finds labels that meet the conditions of both, of an object that has the
+// mesh's labels: the bucket follows from the namespace.
+func bothOwn(mine, theirs conditions) (example labels.Set, overlap bool) {
+	both := maps.Clone(mine)
+	both.merge(theirs)
+	stamped := conditions{}
+	for _, key := range []string{v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel} {
+		if on := both[key]; on != nil {
+			stamped[key] = on
+			delete(both, key)
+		}
+	}
+	if example, overlap = both.satisfy(); !overlap || len(stamped) == 0 {
+		return example, overlap
+	}
+	namespace, overlap := stampedWith(stamped)
+	return labels.Merge(example, namespace), overlap
+}
+
+// stampedWith finds the labels of a namespace's objects that meet conditions.
+func stampedWith(stamped conditions) (labels.Set, bool) {
+	of := func(namespace string) labels.Set {
+		return labels.Set{v1alpha1.NamespaceLabel: namespace, v1alpha1.ShardingHashLabel: scope.BucketLabel(namespace)}
+	}
+	if named := stamped[v1alpha1.NamespaceLabel]; named != nil && named.in != nil {
+		for _, namespace := range slices.Sorted(maps.Keys(named.in)) {
+			if set := of(namespace); stamped.matches(set) {
+				return set, true
+			}
+		}
+		return nil, false
+	}
+	if !anyBucket(stamped) {
+		return nil, false
+	}
+	for i := 0; ; i++ { // ends: each bucket has examples without end, and few are excluded
+		if set := of(example(i)); stamped.matches(set) {
+			return set, true
+		}
+	}
+}
+
+// anyBucket reports whether objects of some bucket can meet conditions, if not
+// those of named namespaces.
+func anyBucket(stamped conditions) bool {
+	if named := stamped[v1alpha1.NamespaceLabel]; named != nil && named.absent {
+		return false
+	}
+	on := stamped[v1alpha1.ShardingHashLabel]
+	if on == nil {
+		return true
+	}
+	for bucket := range scope.Buckets {
+		if on.allows(strconv.Itoa(bucket)) {
+			return true
+		}
+	}
+	return false
 }

@@ -2,33 +2,131 @@ package validate
 
 import (
 	"fmt"
+	"maps"
 	"slices"
-	"strconv"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Overlap tells whether some labels match both selectors, and gives such labels.
-//
-// Requirements on different keys do not touch each other, so both hold together
-// if on each key some value, or the key's absence, satisfies all that is asked
-// of it.
-func Overlap(a, b labels.Selector) (example labels.Set, overlap bool) {
-	byKey := map[string][]labels.Requirement{}
-	for _, s := range []labels.Selector{a, b} {
+// conditions are what selectors require, by label key. To match labels costs the same
+// however many values are named, and to combine or overlap selectors a step for each
+// value. They have the operators of metav1.LabelSelector: In, NotIn, Exists and
+// DoesNotExist.
+type conditions map[string]*condition
+
+// condition is what is required of one key.
+type condition struct {
+	in      sets.Set[string] // nil if any value will do
+	notIn   sets.Set[string]
+	present bool // the key must exist
+	absent  bool // the key must not exist
+}
+
+// conditionsOf returns what selectors require together. It is not ok if one of them
+// selects nothing.
+func conditionsOf(selectors ...labels.Selector) (out conditions, ok bool) {
+	out = conditions{}
+	for _, s := range selectors {
 		requirements, selectable := s.Requirements()
 		if !selectable {
-			return nil, false // it selects nothing
+			return nil, false
 		}
 		for _, r := range requirements {
-			byKey[r.Key()] = append(byKey[r.Key()], r)
+			out.require(r)
 		}
 	}
+	return out, true
+}
+
+func (c conditions) require(r labels.Requirement) {
+	on := c[r.Key()]
+	if on == nil {
+		on = &condition{notIn: sets.New[string]()}
+		c[r.Key()] = on
+	}
+	switch r.Operator() {
+	case selection.In, selection.Equals, selection.DoubleEquals:
+		values := sets.New(r.ValuesUnsorted()...)
+		if on.in != nil {
+			values = values.Intersection(on.in)
+		}
+		on.in = values
+	case selection.NotIn, selection.NotEquals:
+		on.notIn.Insert(r.ValuesUnsorted()...)
+	case selection.Exists:
+		on.present = true
+	case selection.DoesNotExist:
+		on.absent = true
+	}
+}
+
+// merge adds what others require.
+func (c conditions) merge(others conditions) {
+	for key, o := range others {
+		on := c[key]
+		if on == nil {
+			c[key] = o
+			continue
+		}
+		both := &condition{in: on.in, notIn: on.notIn.Union(o.notIn), present: on.present || o.present, absent: on.absent || o.absent}
+		switch {
+		case on.in == nil:
+			both.in = o.in
+		case o.in != nil:
+			both.in = on.in.Intersection(o.in)
+		}
+		c[key] = both
+	}
+}
+
+// matches reports whether labels meet all conditions.
+func (c conditions) matches(set map[string]string) bool {
+	for key, on := range c {
+		value, has := set[key]
+		if has && !on.allows(value) || !has && !on.allowsAbsence() {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *condition) allows(value string) bool {
+	return !c.absent && (c.in == nil || c.in.Has(value)) && !c.notIn.Has(value)
+}
+
+func (c *condition) allowsAbsence() bool { return !c.present && c.in == nil }
+
+// satisfy returns a value that is allowed, or reports that the key must be absent.
+func (c *condition) satisfy() (value string, present, ok bool) {
+	switch {
+	case c.absent:
+		return "", false, c.allowsAbsence()
+	case c.in != nil:
+		for _, v := range slices.Sorted(maps.Keys(c.in)) {
+			if c.allows(v) {
+				return v, true, true
+			}
+		}
+		return "", false, false
+	}
+	for i := 0; ; i++ { // ends: one more value than are excluded is tried at most
+		if v := example(i); c.allows(v) {
+			return v, true, true
+		}
+	}
+}
+
+// example is a value that nobody named, as far as that can be.
+func example(i int) string { return fmt.Sprintf("example-%d", i) }
+
+// satisfy returns labels that meet all conditions. Conditions on different keys do not
+// affect each other.
+func (c conditions) satisfy() (example labels.Set, ok bool) {
 	example = labels.Set{}
-	for key, requirements := range byKey {
-		value, present, ok := satisfy(requirements)
+	for key, on := range c {
+		value, present, ok := on.satisfy()
 		if !ok {
 			return nil, false
 		}
@@ -39,64 +137,13 @@ func Overlap(a, b labels.Selector) (example labels.Set, overlap bool) {
 	return example, true
 }
 
-// SharedKeys are the label keys that both selectors speak of.
-func SharedKeys(a, b labels.Selector) []string {
-	keys := func(s labels.Selector) sets.Set[string] {
-		out := sets.New[string]()
-		requirements, _ := s.Requirements()
-		for _, r := range requirements {
-			out.Insert(r.Key())
-		}
-		return out
-	}
-	return sets.List(keys(a).Intersection(keys(b)))
-}
-
-// satisfy looks for a value of one key that meets all requirements on it, or
-// finds that the key must be, or may well be, absent.
-func satisfy(requirements []labels.Requirement) (value string, present, ok bool) {
-	try := func(set labels.Set) bool {
-		return !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return !r.Matches(set) })
-	}
-	key := requirements[0].Key()
-	for _, v := range candidates(requirements) {
-		if try(labels.Set{key: v}) {
-			return v, true, true
+// sharedKeys are the label keys that both have conditions on, sorted.
+func sharedKeys(a, b conditions) (shared []string) {
+	for key := range a {
+		if b[key] != nil {
+			shared = append(shared, key)
 		}
 	}
-	return "", false, try(labels.Set{})
-}
-
-// candidates are values of which one satisfies the requirements if any does.
-// If values are listed it is among those. If numbers are bounded, one next to a
-// bound or to an excluded number will do. Else any value that is not excluded
-// will: one more than are named.
-func candidates(requirements []labels.Requirement) []string {
-	named := sets.New[string]()
-	bounds := sets.New[int64]()
-	for _, r := range requirements {
-		named = named.Union(sets.New(r.ValuesUnsorted()...))
-		if op := r.Operator(); op == selection.GreaterThan || op == selection.LessThan {
-			for _, v := range r.ValuesUnsorted() {
-				if n, err := strconv.ParseInt(v, 10, 64); err == nil {
-					bounds.Insert(n)
-				}
-			}
-		}
-	}
-	out := sets.List(named)
-	for b := range bounds {
-		for d := int64(1); d <= int64(named.Len())+1; d++ {
-			for _, n := range []int64{b + d, b - d} {
-				digits := len(strconv.FormatInt(n, 10))
-				for pad := range named.Len() + 1 { // 5 and 05 are different values
-					out = append(out, fmt.Sprintf("%0*d", digits+pad, n))
-				}
-			}
-		}
-	}
-	for i := range named.Len() + 1 {
-		out = append(out, fmt.Sprintf("example-%d", i))
-	}
-	return out
+	slices.Sort(shared)
+	return shared
 }

@@ -5,7 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -16,16 +15,15 @@ import (
 // root finds what is wrong with a configuration that derives shards.
 func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	errs := layout.Validate(c.Spec.Root, path)
-	errs = append(errs, limits(c.Spec.Root.ResourceSelector, path.Child("resourceSelector"))...)
+	errs = append(errs, limits(c, c.Spec.Root.ResourceSelector, path.Child("resourceSelector"))...)
+	errs = append(errs, sharedObjects(c.Spec.Root.Shared, path.Child("shared"))...)
 	if len(c.Spec.Root.ResourceSelector)+len(c.Spec.Limits) == 0 {
 		errs = append(errs, field.Required(path.Child("resourceSelector"), "list the resources that the shards divide"))
 	}
-	if ctl := c.Spec.Controller; ctl != nil {
-		for _, s := range layout.Shards(c.Spec.Root) {
-			if problems := lock(ctl.LeaderElectionName, s.Name, field.NewPath("spec", "controller", "leaderElectionName")); len(problems) > 0 {
-				errs = append(errs, problems...)
-				break // the others' names are alike
-			}
+	for _, s := range layout.Shards(c.Spec.Root) {
+		if problems := lockNames(c, s.Name); len(problems) > 0 {
+			errs = append(errs, problems...)
+			break // the others' names are alike
 		}
 	}
 	return errs
@@ -55,7 +53,9 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 	if named(c, c) != "" {
 		return fmt.Sprintf("metadata.name: a shard of ShardingConfig %s would have its name: choose another name", c.Name)
 	}
+	mine, _ := members(c)
 	for _, o := range others {
+		theirs, _ := members(&o)
 		if c.Spec.Root != nil && o.Spec.Root != nil {
 			kind, name := layout.Target(c.Spec.Root)
 			if k, n := layout.Target(o.Spec.Root); k == kind && n == name {
@@ -72,7 +72,7 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 			return "metadata.name: " + msg + ": choose another name"
 		}
 		for _, p := range pods {
-			if !compile.Ended(&p) && (chosen(c, &o, &p) || chosen(&o, c, &p)) {
+			if !compile.Ended(&p) && (chosen(c, &p, theirs) || chosen(&o, &p, mine)) {
 				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and ShardingConfig %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, o.Name)
 			}
 		}
@@ -93,14 +93,10 @@ func named(r, o *v1alpha1.ShardingConfig) string {
 	return ""
 }
 
-// chosen tells whether a pod is of a root's workload and selected by a shard that
-// somebody wrote.
-func chosen(r, o *v1alpha1.ShardingConfig, p *corev1.Pod) bool {
-	if r.Spec.Root == nil || o.Spec.Root != nil || !layout.Selects(r.Spec.Root, p) {
-		return false
-	}
-	selector, _ := compile.Members(o)
-	return selector != nil && selector.Matches(labels.Set(p.Labels))
+// chosen reports whether a pod is of a root's workload and selected by a shard that
+// somebody wrote; nil conditions select none.
+func chosen(r *v1alpha1.ShardingConfig, p *corev1.Pod, selected conditions) bool {
+	return r.Spec.Root != nil && selected != nil && layout.Selects(r.Spec.Root, p) && selected.matches(p.Labels)
 }
 
 // meddling says that what only the manager may write was to be written: a derived

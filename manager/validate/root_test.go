@@ -27,13 +27,45 @@ func TestRoot(t *testing.T) {
 	for says, change := range map[string][2]string{
 		"spec.root.canary.inShardHash[0]: Invalid":                                     {`["3"]`, `["32"]`},
 		"spec.root.resourceSelector: Required":                                         {`resourceSelector: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]`, ""},
-		`spec.root.resourceSelector[0].relateResources[0].resources[0]: Invalid`:       {"resources: [pods]", `resources: ["*"]`},
 		"spec.controller.leaderElectionName: Invalid":                                  {"root-lock", strings.Repeat("l", 245)},
 		"spec.root.resourceSelector[0].selector.matchLabels: Invalid value: \"app/x/y": {`resources: [pods]}]}`, `resources: [pods]}], selector: {matchLabels: {app/x/y: a}}}`},
 	} {
 		changed := strings.Replace(rooting, change[0], change[1], 1)
 		require.NotEqual(t, rooting, changed)
 		require.ErrorContains(t, Config(config(t, "r", changed)).ToAggregate(), says)
+	}
+}
+
+// All resources of a group can be divided where objects need no labels for it.
+func TestAllResourcesOfAGroup(t *testing.T) {
+	all := strings.NewReplacer(`apiGroups: [""]`, `apiGroups: [example.com, example.org]`, "resources: [pods]", `resources: ["*"]`).Replace(rooting)
+	for _, method := range []string{"Auto", "Filter", "ServerSide"} {
+		spec := strings.Replace(all, "prefix: op", "prefix: op\n  method: "+method, 1)
+		spec = strings.Replace(spec, `, inShardHash: ["3"]`, "", 1) // which no shardSelector knows
+		require.Empty(t, Config(config(t, "r", spec)), method)
+	}
+	for what, c := range map[string]struct{ old, new, says string }{
+		"Labels":      {"prefix: op", "prefix: op\n  method: Labels", "cannot carry its labels"},
+		"selector":    {`resources: ["*"]}]`, `resources: ["*"]}], selector: {matchLabels: {a: b}}`, "cannot carry its labels"},
+		"core group":  {"[example.com, example.org]", `[example.com, ""]`, "name the resources of the core group"},
+		"all groups":  {"[example.com, example.org]", `["*"]`, "name the groups"},
+		"not alone":   {`resources: ["*"]`, `resources: ["*", foos]`, "must be alone"},
+		"subresource": {`resources: ["*"]`, `resources: ["*/status"]`, "write *"},
+	} {
+		changed := strings.Replace(all, c.old, c.new, 1)
+		require.NotEqual(t, all, changed, what)
+		require.ErrorContains(t, Config(config(t, "r", changed)).ToAggregate(), "spec.root.resourceSelector[0].relateResources[0].resources[0]", what)
+		require.ErrorContains(t, Config(config(t, "r", changed)).ToAggregate(), c.says, what)
+	}
+	byHand := strings.Replace(good, `["", apps], resources: [pods]`, `[example.com], resources: ["*"]`, 1)
+	require.ErrorContains(t, Config(config(t, "c", byHand)).ToAggregate(), "cannot carry its labels")
+
+	named := strings.Replace(good, `["", apps], resources: [pods]`, `[example.com], resources: [foos]`, 1)
+	root := config(t, "r", strings.Replace(all, "root-lock", "lock", 1))
+	for a, b := range map[*v1alpha1.ShardingConfig]*v1alpha1.ShardingConfig{root: config(t, "a", named), config(t, "a", named): root} {
+		r := handle(t, admissionv1.Create, a, nil, b)
+		require.False(t, r.Allowed)
+		require.Contains(t, r.Result.Message, "foos with labels {a=b} would be owned by this and by")
 	}
 }
 

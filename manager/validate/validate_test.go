@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
 func config(t *testing.T, name, spec string) *v1alpha1.ShardingConfig {
@@ -50,7 +51,7 @@ func TestConfig(t *testing.T) {
 		"group":         {`["", apps]`, `[Apps]`, "spec.limits[0].relateResources[0].apiGroups[0]"},
 		"subresource":   {`[pods]`, `[pods/status]`, "write pods"},
 		"no resources":  {`resources: [pods]`, "resources: []", "spec.limits[0].relateResources[0].resources: Required"},
-		"all resources": {`resources: [pods]`, `resources: ["*"]`, "name the resources"},
+		"all resources": {`resources: [pods]`, `resources: ["*"]`, "cannot carry its labels"},
 		"of nothing":    {`- relateResources: [{apiGroups: ["", apps], resources: [pods]}]`, "- relateResources: []", "spec.limits[0].relateResources: Required"},
 		"lock name":     {"leaderElectionName: lock", "leaderElectionName: Lock_1", "spec.controller.leaderElectionName"},
 		"lock too long": {"leaderElectionName: lock", "leaderElectionName: " + strings.Repeat("l", 250), "253"},
@@ -92,7 +93,7 @@ func handleAs(t *testing.T, user string, op admissionv1.Operation, c, old *v1alp
 	scheme := runtime.NewScheme()
 	require.NoError(t, corev1.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	w := &Webhook{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build(), Manager: manager}
+	w := &Webhook{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build(), Manager: manager, Namespace: "mesh", Settings: platform.Default}
 	req := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Operation: op, Namespace: "ns", Name: c.Name}}
 	req.UserInfo.Username = user
 	var err error

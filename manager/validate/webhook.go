@@ -4,13 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -19,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
 // Path at which Webhook is served.
@@ -32,6 +34,10 @@ type Webhook struct {
 	Reader client.Reader
 	// Manager is the manager's user name: the one that may write derived shards.
 	Manager string
+	// Namespace of the mesh.
+	Namespace string
+	// Settings returns the administrator's.
+	Settings func() *platform.Settings
 }
 
 // Handle implements admission.Handler.
@@ -63,37 +69,72 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if len(errs) > 0 {
 		return refuse(kind, "Invalid", errs.ToAggregate().Error())
 	}
-
-	var all v1alpha1.ShardingConfigList
-	if err := w.Reader.List(ctx, &all, client.InNamespace(c.Namespace)); err != nil {
-		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing ShardingConfigs: %w", err))
+	// One that exceeds settings which are newer can be labelled, and finalizers go.
+	if old == nil || !equality.Semantic.DeepEqual(old.Spec, c.Spec) {
+		if msg := permitted(c, w.Settings(), w.Namespace); msg != "" {
+			return refuse(kind, "Platform", msg)
+		}
 	}
-	others := slices.DeleteFunc(all.Items, func(o v1alpha1.ShardingConfig) bool { return o.Name == c.Name })
-	if msg := sameLock(c, others); msg != "" {
-		return refuse(kind, "LockCollision", msg)
-	}
-	// What overlapped before can be mended step by step.
-	if msg := divided(c, others); msg != "" && (old == nil || divided(old, others) == "") {
-		return refuse(kind, "TwoOwners", msg)
+	if refused := w.among(ctx, old, c); refused != nil {
+		return *refused
 	}
 	allowed := admission.Allowed("")
 	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
 		allowed = allowed.WithWarnings("spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
 	}
+	return allowed
+}
+
+// among refuses a configuration that does not go with the others of its namespace.
+func (w *Webhook) among(ctx context.Context, old, c *v1alpha1.ShardingConfig) *admission.Response {
+	var all v1alpha1.ShardingConfigList
+	if err := w.Reader.List(ctx, &all, client.InNamespace(c.Namespace)); err != nil {
+		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing ShardingConfigs: %w", err)))
+	}
+	others := slices.DeleteFunc(all.Items, func(o v1alpha1.ShardingConfig) bool { return o.Name == c.Name })
+	if msg := sameLock(c, others); msg != "" {
+		return new(refuse(kind, "LockCollision", msg))
+	}
+	// What overlapped before can be fixed step by step.
+	msg, err := newly(old, c, func(c *v1alpha1.ShardingConfig) (string, error) { return divided(ctx, c, others) })
+	if refused := compared("TwoOwners", msg, err); refused != nil {
+		return refused
+	}
 	if old != nil && old.Spec.Root == nil && old.Spec.Selector != nil {
-		return allowed // it selects what it did
+		return nil // it selects what it did
 	}
 	var pods corev1.PodList
 	if err := w.Reader.List(ctx, &pods, client.InNamespace(c.Namespace), client.MatchingLabels{v1alpha1.EnableProxyLabel: "true"}); err != nil {
-		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing pods: %w", err))
+		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing pods: %w", err)))
 	}
 	if msg := rooted(c, others, pods.Items); msg != "" && (old == nil || rooted(old, others, pods.Items) == "") {
-		return refuse(kind, "Root", msg)
+		return new(refuse(kind, "Root", msg))
 	}
-	if msg := overlapping(c, others, pods.Items); msg != "" {
-		return refuse(kind, "Overlap", msg)
+	msg, err = overlapping(ctx, c, others, pods.Items)
+	return compared("Overlap", msg, err)
+}
+
+// compared is the answer to what a comparison found; nil if that is nothing.
+func compared(reason, msg string, err error) *admission.Response {
+	switch {
+	case err != nil:
+		return new(admission.Errored(http.StatusServiceUnavailable, fmt.Errorf("comparing with other ShardingConfigs: %w", err)))
+	case msg != "":
+		return new(refuse(kind, reason, msg))
 	}
-	return allowed
+	return nil
+}
+
+// newly returns what a check finds, unless it finds something of the old object, too.
+func newly(old, c *v1alpha1.ShardingConfig, check func(*v1alpha1.ShardingConfig) (string, error)) (string, error) {
+	msg, err := check(c)
+	if msg == "" || err != nil || old == nil {
+		return msg, err
+	}
+	if before, err := check(old); before != "" || err != nil {
+		return "", err
+	}
+	return msg, nil
 }
 
 func refuse(kind, reason, msg string) admission.Response {
@@ -120,13 +161,16 @@ func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) stri
 
 // locks are the names under which the shards of a configuration hold theirs.
 func locks(c *v1alpha1.ShardingConfig) (names []string) {
-	switch ctl := c.Spec.Controller; {
-	case ctl == nil:
-	case c.Spec.Root == nil:
-		names = append(names, compile.UpstreamLock(ctl.LeaderElectionName, c.Name))
-	default:
+	shards := []string{c.Name}
+	if c.Spec.Root != nil {
+		shards = nil
 		for _, s := range layout.Shards(c.Spec.Root) {
-			names = append(names, compile.UpstreamLock(ctl.LeaderElectionName, s.Name))
+			shards = append(shards, s.Name)
+		}
+	}
+	for _, l := range compile.NamedLocks(c) {
+		for _, shard := range shards {
+			names = append(names, l.Namespace+"/"+compile.UpstreamLock(l.Name, shard))
 		}
 	}
 	return names
@@ -135,30 +179,45 @@ func locks(c *v1alpha1.ShardingConfig) (names []string) {
 // overlapping finds another shard that selects a pod which this one selects:
 // one that runs, or one that might, judging by a label key that both speak of.
 // Selectors without a common key are let pass until a pod matches both.
-func overlapping(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
-	mine, _ := compile.Members(c)
-	if mine == nil {
-		return ""
+func overlapping(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) (string, error) {
+	mine, ok := members(c)
+	if !ok {
+		return "", nil
 	}
+	selected := slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool { return compile.Ended(&p) || !mine.matches(p.Labels) })
 	for _, o := range others {
-		theirs, _ := compile.Members(&o)
-		if theirs == nil {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		theirs, ok := members(&o)
+		if !ok {
 			continue
 		}
-		for _, p := range pods {
-			if set := labels.Set(p.Labels); !compile.Ended(&p) && mine.Matches(set) && theirs.Matches(set) {
+		for _, p := range selected {
+			if theirs.matches(p.Labels) {
 				return fmt.Sprintf("spec.selector: pod %s is selected by this and by ShardingConfig %s, but a pod belongs to one shard: narrow this selector so that it leaves the pod out",
-					p.Name, o.Name)
+					p.Name, o.Name), nil
 			}
 		}
-		shared := SharedKeys(mine, theirs)
+		shared := sharedKeys(mine, theirs)
 		if len(shared) == 0 {
 			continue
 		}
-		if example, ok := Overlap(mine, theirs); ok {
-			return fmt.Sprintf("spec.selector: a pod with labels {%s} would be selected by this and by ShardingConfig %s (%s), but a pod belongs to one shard: make the selectors exclude each other, for instance by different values of %s",
-				example, o.Name, theirs, strings.Join(shared, " or "))
+		both := maps.Clone(theirs)
+		both.merge(mine)
+		if example, ok := both.satisfy(); ok {
+			return fmt.Sprintf("spec.selector: a pod with labels {%s} would be selected by this and by ShardingConfig %s, but a pod belongs to one shard: make the selectors exclude each other, for instance by different values of %s",
+				example, o.Name, strings.Join(shared, " or ")), nil
 		}
 	}
-	return ""
+	return "", nil
+}
+
+// members are the conditions on pods of a configuration that names them itself.
+func members(c *v1alpha1.ShardingConfig) (conditions, bool) {
+	selector, _ := compile.Members(c)
+	if selector == nil {
+		return nil, false
+	}
+	return conditionsOf(selector)
 }

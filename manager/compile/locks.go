@@ -1,0 +1,83 @@
+package compile
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// NamedLocks returns the operator locks that a configuration names: the one of
+// leaderElectionName first, then those of locks that differ from it.
+func NamedLocks(c *v1alpha1.ShardingConfig) []types.NamespacedName {
+	ctl := c.Spec.Controller
+	if ctl == nil {
+		return nil
+	}
+	var out []types.NamespacedName
+	if ctl.LeaderElectionName != "" {
+		out = append(out, types.NamespacedName{Namespace: c.Namespace, Name: ctl.LeaderElectionName})
+	}
+	for _, l := range ctl.Locks {
+		if name := (types.NamespacedName{Namespace: l.Namespace, Name: l.Name}); !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// OperatorLocks returns the locks that a configuration names, then those that were
+// discovered, as its status lists them.
+func OperatorLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []types.NamespacedName {
+	out := NamedLocks(c)
+	for _, l := range known {
+		if name := (types.NamespacedName{Namespace: l.Namespace, Name: l.Name}); l.Discovered && !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// renamedLocks returns the locks that members may acquire under their shards' names.
+// A lock that the mesh does not hold is not among them, because a pod outside the mesh
+// may hold it: members must not lead beside that pod. Configurations of which no lock
+// was looked at yet are as an earlier version of the manager left them: all that they
+// name was renamed.
+func renamedLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []types.NamespacedName {
+	if len(known) == 0 {
+		return NamedLocks(c)
+	}
+	return slices.DeleteFunc(OperatorLocks(c, known), func(name types.NamespacedName) bool {
+		return !slices.ContainsFunc(known, func(l v1alpha1.LockStatus) bool {
+			return l.HeldByMesh && l.Namespace == name.Namespace && l.Name == name.Name
+		})
+	})
+}
+
+// shardLocks renders the locks of a shard.
+func shardLocks(locks []types.NamespacedName, shard string) []*meshv1.Lock {
+	var out []*meshv1.Lock
+	for _, l := range locks {
+		out = append(out, &meshv1.Lock{Namespace: l.Namespace, Name: l.Name, UpstreamName: UpstreamLock(l.Name, shard)})
+	}
+	return out
+}
+
+// ownLocks renders the locks of pods in standby, which see them by their own names.
+func ownLocks(locks []types.NamespacedName) []*meshv1.Lock {
+	var out []*meshv1.Lock
+	for _, l := range locks {
+		out = append(out, &meshv1.Lock{Namespace: l.Namespace, Name: l.Name, UpstreamName: l.Name})
+	}
+	return out
+}
+
+// firstLock returns the upstream name of the first lock; empty without one.
+func firstLock(locks []*meshv1.Lock) string {
+	if len(locks) == 0 {
+		return ""
+	}
+	return locks[0].GetUpstreamName()
+}

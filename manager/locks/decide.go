@@ -1,0 +1,144 @@
+package locks
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Mode is what a configuration asks for about its locks.
+type Mode int
+
+const (
+	// Release: no pod of the configuration acts, so the mesh need not hold the locks.
+	Release Mode = iota
+	// Watch: the locks stay as they are.
+	Watch
+	// Acquire: the mesh acquires all of the locks once all of them are free, and none
+	// of them before.
+	Acquire
+	// Keep: shards act, so the mesh holds each lock, and acquires each that is free.
+	Keep
+)
+
+// Demand is what one configuration asks for.
+type Demand struct {
+	Config types.NamespacedName
+	Mode   Mode
+	Locks  []Lock
+	// Accounts are the ServiceAccounts of the configuration's pods. The mesh acquires a
+	// lock in another namespace than the configuration's only if one of them may.
+	Accounts []string
+}
+
+// Lock is an operator's lock.
+type Lock struct {
+	types.NamespacedName
+	// Resources that the lock was seen to consist of, besides those that exist.
+	Resources []string
+}
+
+// State is what is known of a lock.
+type State struct {
+	// Held: the mesh holds all objects of the lock.
+	Held bool
+	// Holder is the identity that holds the lock outside the mesh; empty if it is free.
+	Holder string
+	// Since is when the record of Holder changed last.
+	Since time.Time
+	// Resources that the lock consists of, sorted.
+	Resources []string
+	// Problem is why the lock could not be read or acquired, for people.
+	Problem string
+}
+
+func (s State) equal(t State) bool {
+	return s.Held == t.Held && s.Holder == t.Holder && s.Problem == t.Problem && slices.Equal(s.Resources, t.Resources)
+}
+
+// free reports whether the mesh holds the lock or may acquire it now.
+func (s State) free() bool { return s.Problem == "" && s.Holder == "" }
+
+// wish is what all configurations together ask for about one lock.
+type wish struct {
+	mode      Mode
+	config    types.NamespacedName // that asks for most
+	accounts  []string
+	resources []string
+}
+
+// wishes joins demands. A demand to acquire several locks counts for each of them only
+// if all of them are free, by what was seen last; until then those that the mesh holds
+// are released again, so that a pod outside the mesh that holds the others may have all.
+func wishes(demands []Demand, seen func(types.NamespacedName) State) map[types.NamespacedName]wish {
+	out := map[types.NamespacedName]wish{}
+	for _, d := range slices.SortedFunc(slices.Values(demands), func(a, b Demand) int { return strings.Compare(a.Config.String(), b.Config.String()) }) {
+		mode := d.Mode
+		if mode == Acquire && !slices.ContainsFunc(d.Locks, func(l Lock) bool { return !seen(l.NamespacedName).free() }) {
+			mode = Keep
+		} else if mode == Acquire {
+			mode = Release
+		}
+		for _, l := range d.Locks {
+			w, known := out[l.NamespacedName]
+			if !known || mode > w.mode {
+				w.mode, w.config, w.accounts = mode, d.Config, d.Accounts
+			}
+			for _, r := range l.Resources {
+				if !slices.Contains(w.resources, r) {
+					w.resources = append(w.resources, r)
+				}
+			}
+			out[l.NamespacedName] = w
+		}
+	}
+	return out
+}
+
+// sight is what was seen of one object of a lock.
+type sight struct {
+	exists bool
+	record
+	// age is for how long the record has not changed.
+	age time.Duration
+}
+
+// free reports whether the ordinary protocol lets another acquire the lock.
+func (s sight) free() bool {
+	return !s.exists || s.holder == "" || s.identified() || s.age >= s.duration
+}
+
+// steps says what to do about the objects of one lock: nothing, if it cannot be done to
+// all of them.
+func steps(mode Mode, objects map[string]sight) map[string]action {
+	out := map[string]action{}
+	for resource, s := range objects {
+		switch {
+		case s.exists && s.marked && !s.identified() && (mode != Keep || !s.free()):
+			out[resource] = unmark
+		case mode == Release && s.exists && s.ours():
+			out[resource] = release
+		case mode == Release:
+		case s.exists && s.ours():
+			out[resource] = renew
+		case mode == Keep && s.free():
+			out[resource] = acquire
+		case mode == Keep:
+			return onlyRenewals(objects)
+		}
+	}
+	return out
+}
+
+// onlyRenewals are the steps for a lock of which another holds some object.
+func onlyRenewals(objects map[string]sight) map[string]action {
+	out := map[string]action{}
+	for resource, s := range objects {
+		if s.exists && s.ours() {
+			out[resource] = renew
+		}
+	}
+	return out
+}

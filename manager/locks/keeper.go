@@ -1,0 +1,206 @@
+package locks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	// Every is how often rounds must be: locks are renewed as often as clients do.
+	Every = 2 * time.Second
+	// perLock bounds what is done about one lock in a round, so that others have
+	// their turn.
+	perLock = 3 * time.Second
+	// parallel bounds the locks that are worked on together.
+	parallel = 16
+	// searchEvery is how often the keeper looks for locks that no configuration names
+	// any more, and for other objects of a lock than its Lease.
+	searchEvery = 30 * time.Second
+)
+
+// Keeper acquires, renews and releases locks. Its rounds must not overlap.
+type Keeper struct {
+	// Client reads and writes past any cache.
+	Client client.Client
+	// May reports whether a ServiceAccount may update a lock's Lease.
+	May func(ctx context.Context, account, lock types.NamespacedName) (bool, error)
+	Log *slog.Logger
+	// Now is the clock; time.Now if nil.
+	Now func() time.Time
+
+	locks    map[types.NamespacedName]*lock
+	searched time.Time
+	// marked are the locks with the mesh's label, and the configurations that they
+	// were acquired for, by the last search.
+	marked map[types.NamespacedName]types.NamespacedName
+
+	mu     sync.Mutex
+	states map[types.NamespacedName]State
+}
+
+// State is what is known of a lock; not ok before the first round with it.
+func (k *Keeper) State(lock types.NamespacedName) (s State, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s, ok = k.states[lock]
+	return s, ok
+}
+
+// Round does what can be done now. Demands must be those of all configurations. A lock
+// that the mesh holds and that none of them names is released once orphan reports that
+// no pod acts for the configuration that it was acquired for, which may not exist any
+// more. changed reports whether State has something new to say.
+func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config types.NamespacedName) bool) (changed bool, err error) {
+	now := k.now()
+	demands, err = k.withOrphans(ctx, demands, orphan, now)
+	k.follow(demands)
+	resources := map[types.NamespacedName][]string{}
+	asking := map[types.NamespacedName]Demand{}
+	for _, d := range demands {
+		for _, l := range d.Locks {
+			resources[l.NamespacedName] = append(resources[l.NamespacedName], l.Resources...)
+			if was, ok := asking[l.NamespacedName]; !ok || d.Mode > was.Mode {
+				asking[l.NamespacedName] = d
+			}
+		}
+	}
+	k.each(func(l *lock) {
+		one, cancel := context.WithTimeout(ctx, perLock)
+		defer cancel()
+		l.look(one, k.Client, resources[l.NamespacedName], now)
+		l.authorize(one, k.May, asking[l.NamespacedName], now)
+	})
+	wanted := wishes(demands, func(name types.NamespacedName) State { return k.locks[name].state(now) })
+	k.each(func(l *lock) {
+		one, cancel := context.WithTimeout(ctx, perLock)
+		defer cancel()
+		for _, did := range l.do(one, k.Client, wanted[l.NamespacedName], now) {
+			k.Log.Info(did, "lock", l.String(), "config", wanted[l.NamespacedName].config.String())
+		}
+	})
+	return k.publish(now), err
+}
+
+// follow makes the keeper's locks those of the demands.
+func (k *Keeper) follow(demands []Demand) {
+	next := map[types.NamespacedName]*lock{}
+	for _, d := range demands {
+		for _, l := range d.Locks {
+			if next[l.NamespacedName] = k.locks[l.NamespacedName]; next[l.NamespacedName] == nil {
+				next[l.NamespacedName] = newLock(l.NamespacedName)
+			}
+		}
+	}
+	k.locks = next
+}
+
+// each works on all locks, a few at a time.
+func (k *Keeper) each(f func(*lock)) {
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for _, l := range k.locks {
+		g.Go(func() error {
+			f(l)
+			return nil
+		})
+	}
+	_ = g.Wait() // no function fails
+}
+
+// withOrphans adds demands for the locks that the mesh holds and no demand names.
+func (k *Keeper) withOrphans(ctx context.Context, demands []Demand, orphan func(types.NamespacedName) bool, now time.Time) ([]Demand, error) {
+	var failed error
+	if now.Sub(k.searched) >= searchEvery {
+		k.searched = now
+		if marked, err := k.search(ctx); err != nil {
+			failed = err
+		} else {
+			k.marked = marked
+		}
+	}
+	named := map[types.NamespacedName]bool{}
+	for _, d := range demands {
+		for _, l := range d.Locks {
+			named[l.NamespacedName] = true
+		}
+	}
+	demands = slices.Clone(demands)
+	for name, config := range k.unnamed(named) {
+		mode := Watch
+		if orphan(config) {
+			mode = Release
+		}
+		demands = append(demands, Demand{Config: config, Mode: mode, Locks: []Lock{{NamespacedName: name}}})
+	}
+	return demands, failed
+}
+
+// unnamed are the locks that the mesh holds beside the named ones.
+func (k *Keeper) unnamed(named map[types.NamespacedName]bool) map[types.NamespacedName]types.NamespacedName {
+	out := maps.Clone(k.marked)
+	if out == nil {
+		out = map[types.NamespacedName]types.NamespacedName{}
+	}
+	for name, l := range k.locks {
+		if config, held := l.heldFor(); held {
+			out[name] = config
+		} else {
+			delete(out, name)
+		}
+	}
+	maps.DeleteFunc(out, func(name, _ types.NamespacedName) bool { return named[name] })
+	return out
+}
+
+// search finds the locks with the mesh's label.
+func (k *Keeper) search(ctx context.Context) (map[types.NamespacedName]types.NamespacedName, error) {
+	found := map[types.NamespacedName]types.NamespacedName{}
+	var errs []error
+	for _, resource := range resources {
+		var list metav1.PartialObjectMetadataList
+		list.SetGroupVersionKind(kinds[resource])
+		if err := k.Client.List(ctx, &list, client.MatchingLabels{v1alpha1.LockHeldLabel: "true"}); err != nil {
+			errs = append(errs, fmt.Errorf("listing the %s that the mesh holds: %w", resource, err))
+			continue
+		}
+		for _, o := range list.Items {
+			namespace, name, _ := strings.Cut(o.Annotations[v1alpha1.LockHolderAnnotation], "/")
+			found[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = types.NamespacedName{Namespace: namespace, Name: name}
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// publish lets State know of a round.
+func (k *Keeper) publish(now time.Time) (changed bool) {
+	states := make(map[types.NamespacedName]State, len(k.locks))
+	for name, l := range k.locks {
+		states[name] = l.state(now)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	changed = !maps.EqualFunc(k.states, states, State.equal)
+	k.states = states
+	return changed
+}
+
+func (k *Keeper) now() time.Time {
+	if k.Now != nil {
+		return k.Now()
+	}
+	return time.Now()
+}

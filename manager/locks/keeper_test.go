@@ -1,0 +1,312 @@
+package locks
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+var (
+	leader  = types.NamespacedName{Namespace: "ns", Name: "leader"}
+	webhook = types.NamespacedName{Namespace: "kube-system", Name: "webhook"}
+	config  = types.NamespacedName{Namespace: "ns", Name: "op"}
+)
+
+// cluster is an API server with one keeper after another.
+type cluster struct {
+	*testing.T
+	client.Client
+	*Keeper
+	now     time.Time
+	funcs   interceptor.Funcs
+	orphans bool
+}
+
+func newCluster(t *testing.T, objects ...client.Object) *cluster {
+	scheme := runtime.NewScheme()
+	require.NoError(t, clientgoscheme.AddToScheme(scheme))
+	c := &cluster{T: t, now: time.Unix(1e9, 0)}
+	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
+		Patch: func(ctx context.Context, w client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			if f := c.funcs.Patch; f != nil {
+				return f(ctx, w, o, p, opts...)
+			}
+			return w.Patch(ctx, o, p, opts...)
+		},
+		Get: func(ctx context.Context, w client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if f := c.funcs.Get; f != nil {
+				return f(ctx, w, key, o, opts...)
+			}
+			return w.Get(ctx, key, o, opts...)
+		},
+	}).Build()
+	c.lead()
+	return c
+}
+
+// lead makes another manager the leader.
+func (c *cluster) lead() {
+	c.Keeper = &Keeper{Client: c.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return c.now }}
+}
+
+// round is what a keeper does every two seconds.
+func (c *cluster) round(demands ...Demand) State {
+	c.Helper()
+	c.now = c.now.Add(Every)
+	_, err := c.Round(c.Context(), demands, func(types.NamespacedName) bool { return c.orphans })
+	require.NoError(c, err)
+	s, _ := c.State(leader)
+	return s
+}
+
+func demand(mode Mode, locks ...types.NamespacedName) Demand {
+	d := Demand{Config: config, Mode: mode}
+	for _, l := range locks {
+		d.Locks = append(d.Locks, Lock{NamespacedName: l})
+	}
+	return d
+}
+
+func lease(name types.NamespacedName, holder string, seconds int32) *coordinationv1.Lease {
+	at := metav1.NewMicroTime(time.Unix(5e8, 0))
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &at, AcquireTime: &at},
+	}
+}
+
+func (c *cluster) lease(name types.NamespacedName) *coordinationv1.Lease {
+	l := &coordinationv1.Lease{}
+	require.NoError(c, c.Get(c.Context(), name, l))
+	return l
+}
+
+// renew is what a holder outside the mesh does.
+func (c *cluster) renew(name types.NamespacedName) {
+	l := c.lease(name)
+	at := metav1.NewMicroTime(c.now)
+	l.Spec.RenewTime = &at
+	require.NoError(c, c.Update(c.Context(), l))
+}
+
+func TestFreeLockIsAcquiredAndRenewed(t *testing.T) {
+	for name, objects := range map[string][]client.Object{
+		"no lock":       nil,
+		"released lock": {lease(leader, "", 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, objects...)
+			require.True(t, c.round(demand(Acquire, leader)).Held)
+			l := c.lease(leader)
+			require.Equal(t, "ctrlmesh:ns/op", *l.Spec.HolderIdentity)
+			require.Equal(t, "true", l.Labels[v1alpha1.LockHeldLabel])
+			require.Equal(t, "ns/op", l.Annotations[v1alpha1.LockHolderAnnotation])
+			require.True(t, c.round(demand(Keep, leader)).Held)
+			require.True(t, c.lease(leader).Spec.RenewTime.After(l.Spec.RenewTime.Time))
+			require.Equal(t, l.Spec.AcquireTime, c.lease(leader).Spec.AcquireTime)
+
+			c.lead()
+			require.True(t, c.round(demand(Watch, leader)).Held, "the record says so")
+		})
+	}
+}
+
+// A lock is acquired when its record has not changed for its own duration, by the
+// keeper's clock alone: the time in the record may be wrong.
+func TestForeignLockIsAcquiredWhenItExpires(t *testing.T) {
+	c := newCluster(t, lease(leader, "outside_1", 15))
+	for range 10 {
+		s := c.round(demand(Acquire, leader))
+		require.False(t, s.Held)
+		require.Equal(t, "outside_1", s.Holder)
+		c.renew(leader)
+	}
+	died := c.now
+	for !c.round(demand(Acquire, leader)).Held {
+		require.Less(t, c.now.Sub(died), 20*time.Second)
+	}
+	require.GreaterOrEqual(t, c.now.Sub(died), 15*time.Second)
+	require.EqualValues(t, 1, *c.lease(leader).Spec.LeaseTransitions)
+}
+
+func TestRecordThatIsWrittenMeanwhileIsNotOverwritten(t *testing.T) {
+	c := newCluster(t, lease(leader, "", 1))
+	c.funcs.Patch = func(ctx context.Context, w client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+		c.funcs.Patch = nil
+		l := c.lease(leader)
+		other := "outside_2"
+		l.Spec.HolderIdentity = &other
+		require.NoError(t, w.Update(ctx, l))
+		return w.Patch(ctx, o, p, opts...)
+	}
+	require.False(t, c.round(demand(Acquire, leader)).Held)
+	require.Equal(t, "outside_2", *c.lease(leader).Spec.HolderIdentity)
+	require.Equal(t, "outside_2", c.round(demand(Acquire, leader)).Holder)
+}
+
+// A pod outside the mesh that holds one of the locks may still want the others.
+func TestLocksAreAcquiredTogetherOrNotAtAll(t *testing.T) {
+	c := newCluster(t, lease(webhook, "outside_1", 15))
+	require.False(t, c.round(demand(Acquire, leader, webhook)).Held)
+	l := c.lease(webhook)
+	*l.Spec.HolderIdentity = ""
+	require.NoError(t, c.Update(t.Context(), l))
+	require.True(t, c.round(demand(Acquire, leader, webhook)).Held)
+	both, _ := c.State(webhook)
+	require.True(t, both.Held)
+}
+
+func TestLockIsAcquiredByItselfWhileShardsAct(t *testing.T) {
+	c := newCluster(t, lease(webhook, "outside_1", 15))
+	require.True(t, c.round(demand(Keep, leader, webhook)).Held)
+	other, _ := c.State(webhook)
+	require.Equal(t, "outside_1", other.Holder)
+}
+
+func TestLockIsReleasedOnceNobodyNeedsIt(t *testing.T) {
+	c := newCluster(t)
+	other := demand(Acquire, leader)
+	other.Config.Name = "another"
+	require.True(t, c.round(demand(Acquire, leader), other).Held)
+	require.True(t, c.round(demand(Release, leader), other).Held, "another configuration needs it")
+	require.True(t, c.round(demand(Watch, leader)).Held, "it is not known that no pod acts")
+	require.False(t, c.round(demand(Release, leader)).Held)
+	l := c.lease(leader)
+	require.Empty(t, *l.Spec.HolderIdentity)
+	require.NotContains(t, l.Labels, v1alpha1.LockHeldLabel)
+	require.NotContains(t, l.Annotations, v1alpha1.LockHolderAnnotation)
+}
+
+// The mesh was removed and installed again: a label that it left would keep the holder
+// from renewing.
+func TestLabelThatWasLeftIsRemoved(t *testing.T) {
+	left := lease(leader, "outside_1", 15)
+	left.Labels = map[string]string{v1alpha1.LockHeldLabel: "true", "other": "kept"}
+	for name, demands := range map[string][]Demand{"no configuration": nil, "one that waits": {demand(Acquire, leader)}, "one that acts": {demand(Keep, leader)}} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, left.DeepCopy())
+			c.round(demands...)
+			l := c.lease(leader)
+			require.Equal(t, map[string]string{"other": "kept"}, l.Labels)
+			require.Equal(t, left.Spec.HolderIdentity, l.Spec.HolderIdentity)
+		})
+	}
+}
+
+// Another manager may lead by now, for which shards act.
+func TestLockThatAnotherManagerRenewedIsNotReleased(t *testing.T) {
+	c := newCluster(t)
+	require.True(t, c.round(demand(Acquire, leader)).Held)
+	old := c.Keeper
+	c.lead()
+	require.True(t, c.round(demand(Keep, leader)).Held)
+	c.Keeper = old
+	for range 3 {
+		c.round(demand(Release, leader))
+		require.Equal(t, "ctrlmesh:ns/op", *c.lease(leader).Spec.HolderIdentity)
+	}
+}
+
+// Configurations may be deleted while no manager runs.
+func TestLockThatNobodyNamesIsReleased(t *testing.T) {
+	for name, restarted := range map[string]bool{"same manager": false, "another manager": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			c.round(demand(Keep, leader))
+			if restarted {
+				c.lead()
+			}
+			require.True(t, c.round().Held, "its members may still act")
+			c.orphans = true
+			c.round()
+			require.Empty(t, *c.lease(leader).Spec.HolderIdentity)
+		})
+	}
+}
+
+func TestLocksOfOlderKindsAreHeldAsWell(t *testing.T) {
+	old := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: leader.Namespace, Name: leader.Name, Annotations: map[string]string{
+		resourcelock.LeaderElectionRecordAnnotationKey: `{"holderIdentity":"outside_1","leaseDurationSeconds":15,"renewTime":"2026-01-01T00:00:00Z","strategy":"S"}`,
+	}}, Data: map[string]string{"kept": "as it is"}}
+	c := newCluster(t, old)
+	require.Equal(t, "outside_1", c.round(demand(Acquire, leader)).Holder)
+	c.now = c.now.Add(20 * time.Second)
+	s := c.round(demand(Acquire, leader))
+	require.True(t, s.Held)
+	require.Equal(t, []string{ConfigMaps, Leases}, s.Resources)
+	require.NoError(t, c.Get(t.Context(), leader, old))
+	require.Contains(t, old.Annotations[resourcelock.LeaderElectionRecordAnnotationKey], `"holderIdentity":"ctrlmesh:ns/op"`)
+	require.Contains(t, old.Annotations[resourcelock.LeaderElectionRecordAnnotationKey], `"strategy":"S"`)
+	require.Equal(t, "true", old.Labels[v1alpha1.LockHeldLabel])
+	require.Equal(t, map[string]string{"kept": "as it is"}, old.Data)
+	require.Error(t, c.Get(t.Context(), leader, &corev1.Endpoints{}), "nobody uses one") //nolint:staticcheck // old clients do
+
+	observed := demand(Keep, leader)
+	observed.Locks[0].Resources = []string{Endpoints}
+	require.True(t, c.round(observed).Held)
+	require.NoError(t, c.Get(t.Context(), leader, &corev1.Endpoints{})) //nolint:staticcheck // old clients do
+}
+
+func TestFailuresDoNotLoseALock(t *testing.T) {
+	c := newCluster(t)
+	require.True(t, c.round(demand(Acquire, leader)).Held)
+	c.funcs.Patch = func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+		return errors.New("the apiserver is away")
+	}
+	c.funcs.Get = func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+		return errors.New("the apiserver is away")
+	}
+	for range 3 {
+		require.True(t, c.round(demand(Keep, leader)).Held)
+	}
+	c.lead()
+	s := c.round(demand(Acquire, leader))
+	require.False(t, s.Held)
+	require.Contains(t, s.Problem, "the apiserver is away")
+}
+
+// An administrator releases a lock by removing its label. As long as nobody has acquired
+// it, the mesh may take it back.
+func TestLockWithoutLabelIsTakenBack(t *testing.T) {
+	c := newCluster(t, lease(leader, "ctrlmesh:ns/op", 15))
+	require.False(t, c.round(demand(Watch, leader)).Held)
+	require.True(t, c.round(demand(Keep, leader)).Held)
+	require.Equal(t, "true", c.lease(leader).Labels[v1alpha1.LockHeldLabel])
+}
+
+// By naming a lock elsewhere, nobody gets more than the pods may do anyway.
+func TestLockOfAnotherNamespaceNeedsRightsOfThePods(t *testing.T) {
+	c := newCluster(t)
+	c.May = func(_ context.Context, account, lock types.NamespacedName) (bool, error) {
+		return account == types.NamespacedName{Namespace: "ns", Name: "allowed"} && lock == webhook, nil
+	}
+	d := demand(Acquire, webhook)
+	c.round(d)
+	s, _ := c.State(webhook)
+	require.Contains(t, s.Problem, "no pod of ShardingConfig ns/op may update Lease kube-system/webhook")
+	d.Accounts = []string{"other"}
+	c.round(d)
+	s, _ = c.State(webhook)
+	require.False(t, s.Held)
+	d.Accounts = append(d.Accounts, "allowed")
+	c.now = c.now.Add(authorizedFor)
+	c.round(d)
+	s, _ = c.State(webhook)
+	require.True(t, s.Held)
+}

@@ -1,0 +1,304 @@
+package locks
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// resources that a lock may consist of, the Lease first.
+var resources = []string{Leases, ConfigMaps, Endpoints}
+
+var kinds = map[string]schema.GroupVersionKind{
+	Leases:     coordinationv1.SchemeGroupVersion.WithKind("Lease"),
+	ConfigMaps: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+	Endpoints:  corev1.SchemeGroupVersion.WithKind("Endpoints"),
+}
+
+// authorizedFor is how long it is not asked again whether the pods may update a lock.
+const authorizedFor = time.Minute
+
+// contestedFor is how long a lock is not released after somebody else wrote it. It may
+// have been another manager: then this one leads no more, and is about to end.
+const contestedFor = 30 * time.Second
+
+// Rounds may follow each other closely. Objects are not read again within readEvery, nor
+// renewed within renewEvery.
+const (
+	readEvery  = 500 * time.Millisecond
+	renewEvery = 3 * Every / 4
+)
+
+// lock is what the keeper knows of one lock.
+type lock struct {
+	types.NamespacedName
+	objects map[string]*object // by resource
+	// wanted are the resources of objects that are created if they do not exist.
+	wanted []string
+	// problem is why the lock could not be read in this round.
+	problem error
+	// denied is why the mesh may not acquire the lock, and asked when that was found out.
+	denied error
+	asked  time.Time
+	// contested is when a write of the mesh conflicted with another last.
+	contested time.Time
+}
+
+// object is one of those that make up a lock, as it was read last.
+type object struct {
+	client.Object // nil: it does not exist
+	record
+	isLock bool      // it has a record
+	since  time.Time // when the record was first seen as it is
+	looked time.Time // when the object was read last
+	wrote  time.Time // when the mesh wrote the record last
+	stale  bool      // it must be read before it is written
+}
+
+func newLock(name types.NamespacedName) *lock {
+	l := &lock{NamespacedName: name, objects: map[string]*object{}}
+	for _, resource := range resources {
+		l.objects[resource] = &object{stale: true}
+	}
+	return l
+}
+
+// look reads the objects that may have changed. Nobody else writes those that the mesh
+// holds, and a renewal fails if somebody did.
+func (l *lock) look(ctx context.Context, c client.Client, observed []string, now time.Time) {
+	l.wanted = append([]string{Leases}, observed...)
+	var errs []error
+	for _, resource := range resources {
+		o := l.objects[resource]
+		optional := !slices.Contains(l.wanted, resource) && !o.isLock
+		if !o.stale && (now.Sub(o.looked) < readEvery || o.isLock && o.ours() || optional && now.Sub(o.looked) < searchEvery) {
+			continue
+		}
+		if err := o.read(ctx, c, resource, l.NamespacedName, now); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	l.problem = errors.Join(errs...)
+}
+
+func (o *object) read(ctx context.Context, c client.Client, resource string, name types.NamespacedName, now time.Time) error {
+	is := empty(resource)
+	err := c.Get(ctx, name, is)
+	if apierrors.IsNotFound(err) {
+		*o = object{looked: now}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading %s %s: %w", resource, name, err)
+	}
+	return o.take(resource, is, now)
+}
+
+// take makes the object what was read or written.
+func (o *object) take(resource string, is client.Object, now time.Time) error {
+	r, isLock, err := recordOf(resource, is)
+	if err != nil {
+		return err
+	}
+	next := object{Object: is, record: r, isLock: isLock, since: now, looked: now}
+	// Only what is known by the keeper's own clock counts: clocks differ.
+	if o.Object != nil && o.isLock && o.content == r.content && o.GetUID() == is.GetUID() {
+		next.since = o.since
+	}
+	*o = next
+	return nil
+}
+
+// empty is an object to read into. Only the metadata is read of those that may have
+// other content.
+func empty(resource string) client.Object {
+	if resource == Leases {
+		u := &unstructured.Unstructured{}
+		u.SetGroupVersionKind(kinds[resource])
+		return u
+	}
+	m := &metav1.PartialObjectMetadata{}
+	m.SetGroupVersionKind(kinds[resource])
+	return m
+}
+
+// authorize finds out whether the mesh may acquire a lock for a configuration: in another
+// namespace, a user could otherwise take any operator's lock by naming it.
+func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, account, lock types.NamespacedName) (bool, error), d Demand, now time.Time) {
+	switch {
+	case d.Mode < Acquire || l.Namespace == d.Config.Namespace || may == nil || l.held():
+		l.denied = nil
+		return
+	case now.Sub(l.asked) < authorizedFor:
+		return
+	}
+	l.denied = fmt.Errorf("no pod of ShardingConfig %s may update Lease %s, so the mesh does not acquire it: check the RBAC of their ServiceAccounts", d.Config, l)
+	for _, account := range d.Accounts {
+		allowed, err := may(ctx, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, l.NamespacedName)
+		if err != nil {
+			l.denied = err
+			return
+		}
+		if allowed {
+			l.denied, l.asked = nil, now
+			return
+		}
+	}
+	if len(d.Accounts) > 0 {
+		l.asked = now
+	}
+}
+
+// held reports whether the mesh holds all objects of the lock.
+func (l *lock) held() bool {
+	for resource, o := range l.objects {
+		if (resource == Leases || o.isLock) && !o.ours() {
+			return false
+		}
+	}
+	return true
+}
+
+// heldFor is the configuration that the lock was acquired for; held: the mesh holds some
+// object of it.
+func (l *lock) heldFor() (config types.NamespacedName, held bool) {
+	for _, resource := range resources {
+		if o := l.objects[resource]; o.isLock && o.ours() {
+			namespace, name, _ := strings.Cut(o.heldFor(), "/")
+			return types.NamespacedName{Namespace: namespace, Name: name}, true
+		}
+	}
+	return types.NamespacedName{}, false
+}
+
+// sights are what decides about the lock.
+func (l *lock) sights(now time.Time) map[string]sight {
+	out := map[string]sight{}
+	for resource, o := range l.objects {
+		if o.isLock || slices.Contains(l.wanted, resource) {
+			out[resource] = sight{exists: o.isLock, record: o.record, age: now.Sub(o.since)}
+		}
+	}
+	return out
+}
+
+func (l *lock) state(now time.Time) State {
+	s := State{Held: l.held()}
+	for _, resource := range resources {
+		o := l.objects[resource]
+		if !o.isLock {
+			continue
+		}
+		s.Resources = append(s.Resources, resource)
+		if is := (sight{true, o.record, now.Sub(o.since)}); s.Holder == "" && !o.ours() && !is.free() {
+			s.Holder, s.Since = o.holder, o.since
+		}
+	}
+	slices.Sort(s.Resources)
+	if err := cmp.Or(l.problem, l.denied); err != nil && !s.Held {
+		s.Problem = err.Error()
+	}
+	return s
+}
+
+// do carries out what is wished, and says what it did but for renewals.
+func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (did []string) {
+	if l.problem != nil {
+		return nil
+	}
+	todo := steps(w.mode, l.sights(now))
+	var errs []error
+	for _, resource := range resources {
+		what, ok := todo[resource]
+		if !ok || what == acquire && l.denied != nil || what == renew && now.Sub(l.objects[resource].wrote) < renewEvery ||
+			what == release && now.Sub(l.contested) < contestedFor {
+			continue
+		}
+		err := l.objects[resource].do(ctx, c, resource, l.NamespacedName, what, w.config.String(), now)
+		if apierrors.IsConflict(err) {
+			l.contested = now
+			break // it is read in the next round
+		}
+		if err != nil {
+			errs = append(errs, err)
+			break // a lock is acquired in the order in which clients do
+		}
+		switch what {
+		case acquire:
+			did = append(did, "acquired a lock")
+		case release:
+			did = append(did, "released a lock")
+		case unmark:
+			did = append(did, "removed the label from a lock that another holds")
+		case renew:
+		}
+	}
+	l.problem = errors.Join(errs...)
+	return did
+}
+
+// do writes the record of an object. Somebody else may have written it meanwhile: then
+// it is read in the next round.
+func (o *object) do(ctx context.Context, c client.Client, resource string, name types.NamespacedName, what action, heldFor string, now time.Time) error {
+	target := empty(resource)
+	target.SetNamespace(name.Namespace)
+	target.SetName(name.Name)
+	if o.Object == nil {
+		if err := create(ctx, c, resource, target); err != nil {
+			o.stale = true
+			return client.IgnoreAlreadyExists(err)
+		}
+		if err := o.take(resource, target, now); err != nil {
+			return err
+		}
+	}
+	patch, err := write(resource, o.Object, o.record, what, heldFor, now)
+	if err != nil {
+		return err
+	}
+	written := empty(resource)
+	written.SetNamespace(name.Namespace)
+	written.SetName(name.Name)
+	err = c.Patch(ctx, written, client.RawPatch(types.MergePatchType, patch))
+	if err != nil {
+		o.stale = true // it may be written for all that is known
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("writing %s %s: %w", resource, name, err)
+	}
+	err = o.take(resource, written, now)
+	o.wrote = now
+	return err
+}
+
+// create makes an empty lock, which anybody may acquire.
+func create(ctx context.Context, c client.Client, resource string, target client.Object) error {
+	full := &unstructured.Unstructured{Object: map[string]any{}}
+	full.SetGroupVersionKind(kinds[resource])
+	full.SetNamespace(target.GetNamespace())
+	full.SetName(target.GetName())
+	if err := c.Create(ctx, full); err != nil {
+		return fmt.Errorf("creating %s %s: %w", resource, client.ObjectKeyFromObject(target), err)
+	}
+	if u, ok := target.(*unstructured.Unstructured); ok {
+		u.Object = full.Object
+		return nil
+	}
+	target.SetUID(full.GetUID())
+	target.SetResourceVersion(full.GetResourceVersion())
+	return nil
+}

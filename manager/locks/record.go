@@ -1,0 +1,180 @@
+package locks
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// Resources that a lock may consist of.
+const (
+	Leases     = "leases"
+	ConfigMaps = "configmaps"
+	Endpoints  = "endpoints"
+)
+
+const (
+	// leaseDuration of locks that the mesh holds. Clients that find the record
+	// unchanged for so long try to acquire the lock, in vain.
+	leaseDuration = time.Minute
+	// defaultDuration is that of records that do not say.
+	defaultDuration = 15 * time.Second
+)
+
+// record is what is read of a leader-election record.
+type record struct {
+	holder      string
+	duration    time.Duration
+	transitions int64
+	// content changes with every renewal.
+	content string
+	// marked: the object has the mesh's label.
+	marked bool
+}
+
+// ours reports whether the mesh holds the lock, and the label protects it.
+func (r record) ours() bool { return r.marked && r.identified() }
+
+// identified reports whether the holder is the mesh by its identity. If the label is
+// missing, an administrator removed it to release the lock.
+func (r record) identified() bool { return strings.HasPrefix(r.holder, v1alpha1.LockIdentityPrefix) }
+
+// heldFor returns the configuration that the mesh holds the lock for.
+func (r record) heldFor() string { return strings.TrimPrefix(r.holder, v1alpha1.LockIdentityPrefix) }
+
+// lockSpec are the fields of a Lease that make up the record.
+type lockSpec struct {
+	HolderIdentity       string `json:"holderIdentity"`
+	LeaseDurationSeconds int64  `json:"leaseDurationSeconds"`
+	RenewTime            string `json:"renewTime"`
+	LeaseTransitions     int64  `json:"leaseTransitions"`
+	LeaderTransitions    int64  `json:"leaderTransitions"`
+}
+
+// recordOf reads the record of an object. It is not ok if the object has none, as a
+// ConfigMap that is no lock.
+func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
+	var content []byte
+	if resource == Leases {
+		u, isUnstructured := o.(*unstructured.Unstructured)
+		if !isUnstructured {
+			return record{}, false, fmt.Errorf("reading the record of %T", o)
+		}
+		if content, err = json.Marshal(u.Object["spec"]); err != nil {
+			return record{}, false, fmt.Errorf("reading the record: %w", err)
+		}
+	} else {
+		text, has := o.GetAnnotations()[resourcelock.LeaderElectionRecordAnnotationKey]
+		if !has {
+			return record{}, false, nil
+		}
+		content = []byte(text)
+	}
+	var spec lockSpec
+	if err := json.Unmarshal(content, &spec); err != nil && resource == Leases {
+		return record{}, false, fmt.Errorf("reading the record: %w", err)
+	} // a broken annotation is an empty record, as for clients
+	r = record{
+		holder:      spec.HolderIdentity,
+		duration:    time.Duration(spec.LeaseDurationSeconds) * time.Second,
+		transitions: max(spec.LeaseTransitions, spec.LeaderTransitions),
+		content:     string(content),
+		marked:      o.GetLabels()[v1alpha1.LockHeldLabel] == "true",
+	}
+	if r.duration <= 0 {
+		r.duration = defaultDuration
+	}
+	return r, true, nil
+}
+
+// action is what is written into a record.
+type action int
+
+const (
+	acquire action = iota
+	renew
+	release
+	// unmark removes the label from an object that another holds: it was left by a mesh
+	// that was removed, and would keep the holder from renewing.
+	unmark
+)
+
+// write is the merge patch that does it to an object as it was read: it fails if the
+// object was written since. Fields that are unknown here stay.
+func write(resource string, o client.Object, before record, do action, heldFor string, now time.Time) ([]byte, error) {
+	meta := map[string]any{"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID()}
+	annotations := map[string]any{}
+	switch do {
+	case acquire:
+		meta["labels"] = map[string]any{v1alpha1.LockHeldLabel: "true"}
+		annotations[v1alpha1.LockHolderAnnotation] = heldFor
+	case release, unmark:
+		meta["labels"] = map[string]any{v1alpha1.LockHeldLabel: nil}
+		annotations[v1alpha1.LockHolderAnnotation] = nil
+	case renew:
+	}
+	patch := map[string]any{"metadata": meta}
+	fields := recordFields(resource, before, do, heldFor, now)
+	switch {
+	case do == unmark:
+	case resource == Leases:
+		patch["spec"] = fields
+	default:
+		text, err := annotated(before.content, fields)
+		if err != nil {
+			return nil, err
+		}
+		annotations[resourcelock.LeaderElectionRecordAnnotationKey] = text
+	}
+	if len(annotations) > 0 {
+		meta["annotations"] = annotations
+	}
+	return json.Marshal(patch)
+}
+
+// annotated is a record in an annotation with some fields changed. A broken record is
+// written anew.
+func annotated(content string, fields map[string]any) (string, error) {
+	record := map[string]any{}
+	if err := json.Unmarshal([]byte(content), &record); err != nil {
+		record = map[string]any{}
+	}
+	maps.Copy(record, fields)
+	text, err := json.Marshal(record)
+	if err != nil {
+		return "", fmt.Errorf("writing the record: %w", err)
+	}
+	return string(text), nil
+}
+
+// recordFields are the fields of a record that change.
+func recordFields(resource string, before record, do action, heldFor string, now time.Time) map[string]any {
+	at, transitions := now.UTC().Format(metav1.RFC3339Micro), "leaseTransitions"
+	if resource != Leases {
+		at, transitions = now.UTC().Format(time.RFC3339), "leaderTransitions"
+	}
+	switch do {
+	case acquire:
+		return map[string]any{
+			"holderIdentity":       v1alpha1.LockIdentityPrefix + heldFor,
+			"leaseDurationSeconds": int64(leaseDuration.Seconds()),
+			"acquireTime":          at,
+			"renewTime":            at,
+			transitions:            before.transitions + 1,
+		}
+	case release:
+		// As clients do on a graceful way out: others may acquire it at once.
+		return map[string]any{"holderIdentity": "", "leaseDurationSeconds": int64(1), "acquireTime": at, "renewTime": at}
+	case renew, unmark:
+	}
+	return map[string]any{"renewTime": at}
+}

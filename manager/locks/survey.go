@@ -1,0 +1,146 @@
+package locks
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+const (
+	// maxDiscovered and maxLocks bound the locks of a configuration: those that its
+	// members showed, and all.
+	maxDiscovered = 8
+	maxLocks      = 16
+)
+
+// Obstacle is what keeps shards from acting, or from acting as a whole.
+type Obstacle struct {
+	// Reason is a condition's reason.
+	Reason  string
+	Message string
+}
+
+// Sighting is a lock that a pod of a configuration tried to acquire or polls.
+type Sighting struct {
+	Pod string
+	push.ObservedLock
+}
+
+func (s Sighting) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+}
+
+// Survey finds out which locks the operator of a configuration has, and who holds them.
+// before is what status.locks says. A lock that a pod tried to acquire and that is not
+// named is discovered, unless another configuration has it, or too many were; undiscovered
+// says so.
+func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sightings []Sighting,
+	others []*v1alpha1.ShardingConfig, state func(types.NamespacedName) (State, bool)) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
+	known := slices.Clone(before)
+	for _, s := range sightings {
+		if !s.Written {
+			continue
+		}
+		var obstacle *Obstacle
+		if known, obstacle = discover(config, known, s, others); obstacle != nil {
+			undiscovered = obstacle
+		}
+	}
+	named := compile.NamedLocks(config)
+	for _, name := range compile.OperatorLocks(config, known) {
+		l := v1alpha1.LockStatus{Namespace: name.Namespace, Name: name.Name}
+		if i := slices.IndexFunc(known, is(name)); i >= 0 {
+			l = *known[i].DeepCopy()
+		}
+		l.Discovered = !slices.Contains(named, name)
+		if s, ok := state(name); ok { // else what was written stands
+			l.Holder, l.HeldByMesh = s.Holder, s.Held
+			l.Resources = append(l.Resources, s.Resources...)
+		}
+		slices.Sort(l.Resources)
+		l.Resources = slices.Compact(l.Resources)
+		out = append(out, l)
+	}
+	return out, undiscovered
+}
+
+func is(name types.NamespacedName) func(v1alpha1.LockStatus) bool {
+	return func(l v1alpha1.LockStatus) bool { return l.Namespace == name.Namespace && l.Name == name.Name }
+}
+
+// discover adds a lock that a pod tried to acquire.
+func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig) ([]v1alpha1.LockStatus, *Obstacle) {
+	if s.Namespace == corev1.NamespaceNodeLease {
+		return known, nil // heartbeats of nodes
+	}
+	if i := slices.IndexFunc(known, is(s.name())); i >= 0 {
+		if !slices.Contains(known[i].Resources, s.Resource) {
+			known[i].Resources = append(slices.Clone(known[i].Resources), s.Resource)
+		}
+		return known, nil
+	}
+	named := compile.NamedLocks(config)
+	l := v1alpha1.LockStatus{Namespace: s.Namespace, Name: s.Name, Resources: []string{s.Resource}}
+	if slices.Contains(named, s.name()) {
+		return append(known, l), nil
+	}
+	discovered := 0
+	for _, k := range known {
+		if k.Discovered {
+			discovered++
+		}
+	}
+	if other := Claimed(config, s.name(), others); other != "" {
+		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
+			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod, s.name(), other)}
+	}
+	if discovered >= min(maxDiscovered, maxLocks-len(named)) {
+		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
+			fmt.Sprintf("pod %s contends for lock %s, and %d locks were discovered already: name the operator's locks in spec.controller.locks", s.Pod, s.name(), discovered)}
+	}
+	l.Discovered = true
+	return append(known, l), nil
+}
+
+// Claimed is another configuration that has a lock; "" if none has. Hand-written shards of one namespace
+// are commonly of one operator, so they share what they discover.
+func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others []*v1alpha1.ShardingConfig) string {
+	for _, o := range others {
+		if o.UID == config.UID || compile.Derived(o) || !slices.Contains(compile.OperatorLocks(o, o.Status.Locks), name) {
+			continue
+		}
+		if o.Namespace != config.Namespace || o.Spec.Root != nil || config.Spec.Root != nil {
+			return o.Namespace + "/" + o.Name
+		}
+	}
+	return ""
+}
+
+// Unheld is the first obstacle among locks: one that is held outside the mesh, else one
+// that the mesh does not hold yet; nil if it holds all. holder describes an identity.
+func Unheld(locks []v1alpha1.LockStatus, state func(types.NamespacedName) (State, bool), holder func(string) string) *Obstacle {
+	var out *Obstacle
+	for _, l := range locks {
+		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
+		switch s, _ := state(name); {
+		case l.HeldByMesh:
+		case l.Holder != "":
+			return &Obstacle{v1alpha1.ReasonHeldOutside, fmt.Sprintf("lock %s is held outside the mesh by %s", name, holder(l.Holder))}
+		case out != nil:
+		case s.Problem != "":
+			out = &Obstacle{ReasonWaiting, fmt.Sprintf("lock %s: %s", name, s.Problem)}
+		default:
+			out = &Obstacle{ReasonWaiting, fmt.Sprintf("lock %s is not acquired yet", name)}
+		}
+	}
+	return out
+}
+
+// ReasonWaiting is the reason of obstacles that go away by themselves.
+const ReasonWaiting = "Waiting"

@@ -1,0 +1,174 @@
+// Package platform has the administrator's settings: what ShardingConfigs, which the
+// users of a namespace write, may divide and have stamped.
+package platform
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const (
+	// ConfigMap is the name, in the mesh's namespace, of the one with the settings.
+	ConfigMap = "ctrlmesh-platform"
+	// Key is the key of its data that has them, in YAML.
+	Key = "platform.yaml"
+)
+
+// Names of settings, as messages and documents spell them.
+const (
+	StampingExcludedResources  = "stamping.excludedResources"
+	StampingExcludedNamespaces = "stamping.excludedNamespaces"
+	ShardingExcludedResources  = "sharding.excludedResources"
+	ShardingNamespaces         = "sharding.namespaces"
+)
+
+// Settings of the administrator. A list that is absent has its default; one that is
+// empty is empty.
+type Settings struct {
+	Stamping Stamping `json:"stamping"`
+	Sharding Sharding `json:"sharding"`
+}
+
+// Stamping limits which objects get the mesh's labels.
+type Stamping struct {
+	// ExcludedResources are never stamped. Each is RESOURCE for the core group,
+	// RESOURCE.GROUP, or *.GROUP.
+	ExcludedResources []string `json:"excludedResources"`
+	// ExcludedNamespaces are those whose objects are never stamped.
+	ExcludedNamespaces []string `json:"excludedNamespaces"`
+}
+
+// Sharding limits what ShardingConfigs divide.
+type Sharding struct {
+	// ExcludedResources are never divided.
+	ExcludedResources []string `json:"excludedResources"`
+	// Namespaces are those in which there may be ShardingConfigs, with "*" for any
+	// characters.
+	Namespaces []string `json:"namespaces"`
+}
+
+// Default returns the settings of a mesh whose administrator wrote none.
+func Default() *Settings {
+	return &Settings{
+		Stamping: Stamping{
+			ExcludedResources:  []string{"secrets", "leases.coordination.k8s.io"},
+			ExcludedNamespaces: []string{"kube-system", "kube-node-lease"},
+		},
+		Sharding: Sharding{ExcludedResources: []string{}, Namespaces: []string{"*"}},
+	}
+}
+
+// own is what no settings allow to divide or stamp: the mesh's own kinds.
+var own = schema.GroupResource{Group: v1alpha1.GroupName, Resource: "*"}
+
+// Parse reads the data of the ConfigMap, strictly: a field that it does not know could
+// be meant to forbid something.
+func Parse(data map[string]string) (*Settings, error) {
+	for key := range data {
+		if key != Key {
+			return nil, fmt.Errorf("unknown key %q: the settings are in %s", key, Key)
+		}
+	}
+	s := &Settings{}
+	if err := yaml.UnmarshalStrict([]byte(data[Key]), s); err != nil {
+		return nil, fmt.Errorf("parsing %s: %w", Key, err)
+	}
+	defaults := Default()
+	orDefault(&s.Stamping.ExcludedResources, defaults.Stamping.ExcludedResources)
+	orDefault(&s.Stamping.ExcludedNamespaces, defaults.Stamping.ExcludedNamespaces)
+	orDefault(&s.Sharding.ExcludedResources, defaults.Sharding.ExcludedResources)
+	orDefault(&s.Sharding.Namespaces, defaults.Sharding.Namespaces)
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func orDefault(list *[]string, absent []string) {
+	if *list == nil {
+		*list = absent
+	}
+}
+
+func (s *Settings) validate() error {
+	var errs []error
+	for name, list := range map[string][]string{StampingExcludedResources: s.Stamping.ExcludedResources, ShardingExcludedResources: s.Sharding.ExcludedResources} {
+		for _, r := range list {
+			if gr := schema.ParseGroupResource(r); !isResource(gr) {
+				errs = append(errs, fmt.Errorf("%s: invalid resource %q: write RESOURCE, RESOURCE.GROUP or *.GROUP", name, r))
+			}
+		}
+	}
+	for _, n := range s.Stamping.ExcludedNamespaces {
+		if len(validation.IsDNS1123Label(n)) > 0 {
+			errs = append(errs, fmt.Errorf("%s: invalid namespace %q", StampingExcludedNamespaces, n))
+		}
+	}
+	for _, n := range s.Sharding.Namespaces {
+		if strings.ReplaceAll(n, "*", "x") == "" || len(validation.IsDNS1123Label(strings.ReplaceAll(n, "*", "x"))) > 0 {
+			errs = append(errs, fmt.Errorf("%s: invalid pattern %q: write a namespace, with * for any characters", ShardingNamespaces, n))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isResource(gr schema.GroupResource) bool {
+	if gr.Group != "" && len(validation.IsDNS1123Subdomain(gr.Group)) > 0 {
+		return false
+	}
+	return gr.Resource == "*" && gr.Group != "" || len(validation.IsDNS1035Label(gr.Resource)) == 0
+}
+
+// Stamps reports whether objects of a resource may be stamped.
+func (s *Settings) Stamps(gr schema.GroupResource) bool {
+	return !excludes(s.Stamping.ExcludedResources, gr)
+}
+
+// StampsIn reports whether objects of a namespace may be stamped.
+func (s *Settings) StampsIn(namespace string) bool {
+	return !slices.Contains(s.Stamping.ExcludedNamespaces, namespace)
+}
+
+// Divides reports whether a resource may be divided.
+func (s *Settings) Divides(gr schema.GroupResource) bool {
+	return !excludes(s.Sharding.ExcludedResources, gr)
+}
+
+// ConfigsIn reports whether a namespace may have ShardingConfigs.
+func (s *Settings) ConfigsIn(namespace string) bool {
+	return slices.ContainsFunc(s.Sharding.Namespaces, func(pattern string) bool {
+		ok, err := path.Match(pattern, namespace)
+		return ok && err == nil
+	})
+}
+
+// NeverStamped are the resources that are not stamped; "*" stands for all of a group.
+func (s *Settings) NeverStamped() []schema.GroupResource {
+	out := []schema.GroupResource{own}
+	for _, r := range s.Stamping.ExcludedResources {
+		out = append(out, schema.ParseGroupResource(r))
+	}
+	return out
+}
+
+// excludes reports whether a list, or the mesh itself, excludes a resource. A group "*"
+// stands for any group that is not excluded as a whole, a resource "*" for all of its
+// group.
+func excludes(list []string, gr schema.GroupResource) bool {
+	matches := func(x schema.GroupResource) bool {
+		if gr.Group == "*" {
+			return gr.Resource == "*" || x.Resource == gr.Resource
+		}
+		return x.Group == gr.Group && (x.Resource == "*" || gr.Resource == "*" || x.Resource == gr.Resource)
+	}
+	return matches(own) || slices.ContainsFunc(list, func(r string) bool { return matches(schema.ParseGroupResource(r)) })
+}

@@ -1,0 +1,92 @@
+package roots
+
+import (
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+)
+
+const (
+	// balanceEvery is the time between two looks at whether shards have grown apart,
+	// and so between two rounds of handovers because of it.
+	balanceEvery = 15 * time.Second
+	// pauseFirst is the time between the first two corrections that restart pods. It
+	// doubles up to pauseMost: where weights change all the time, evenness is not worth
+	// a restart each time. It starts anew after nothing was moved for pauseMost.
+	pauseFirst = time.Minute
+	pauseMost  = time.Hour
+)
+
+// balancing is how far the balancing of a root has come.
+type balancing struct {
+	looked     time.Time // when it was last looked at whether shards have grown apart
+	suggestion string
+	// correcting: a correction has begun, and goes on until the skew is within the hysteresis.
+	correcting bool
+	// moved is when keys were last moved, and pause how long after that the next
+	// correction may begin.
+	moved time.Time
+	pause time.Duration
+}
+
+// rebalance is what becomes of shards that have grown apart.
+func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
+	switch auto := c.Spec.Root.Auto; {
+	case auto == nil:
+		return v1alpha1.RebalanceOff
+	case auto.Rebalance == "":
+		return v1alpha1.RebalanceAutomatic
+	default:
+		return auto.Rebalance
+	}
+}
+
+// balance moves keys, or suggests it, if shards have grown apart.
+func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, now time.Time) {
+	if now.Sub(rt.looked) < balanceEvery || !rt.Weigher.Current(rt.uid) {
+		return
+	}
+	restarts := config.Spec.Root.OnChange != v1alpha1.OnChangeRelist
+	automatic := rebalance(config) == v1alpha1.RebalanceAutomatic
+	if automatic && !settled(state, restarts) {
+		return
+	}
+	rt.looked = now
+	pace := layout.Pace{Above: layout.Threshold, AtOnce: restarts}
+	if rt.correcting {
+		pace.Above = layout.Hysteresis
+	}
+	next, what := layout.Balance(config.Spec.Root, rt.scopes, rt.Weigher.Weights(rt.uid), pace)
+	if paused := restarts && now.Sub(rt.moved) < rt.pause; !automatic || paused {
+		rt.suggestion = what
+		return
+	}
+	rt.suggestion = ""
+	rt.scopes, rt.correcting = next, what != ""
+	if what == "" {
+		return
+	}
+	if now.Sub(rt.moved) > rt.pause+pauseMost {
+		rt.pause = 0
+	}
+	rt.moved, rt.pause = now, min(max(2*rt.pause, pauseFirst), pauseMost)
+	rt.Log.Info("moving keys for balance", "namespace", config.Namespace, "shardingConfig", config.Name, "move", what)
+}
+
+// settled reports whether shards hold what they are to hold. Where keys that move
+// restart members, none may be left to restart: batches come one at a time.
+func settled(state handover.State, restarts bool) bool {
+	for _, s := range state.Shards {
+		if !s.Wanted.Equal(s.Held) {
+			return false
+		}
+	}
+	for _, m := range state.Members {
+		if m.Stale && restarts {
+			return false
+		}
+	}
+	return len(state.Moves) == 0
+}

@@ -1,0 +1,152 @@
+package roots
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+)
+
+// growing is a mesh with a root of two shards, whose clock is that of the bubble.
+type growing struct {
+	*mesh
+	*apiserver
+	evicted int
+}
+
+func grow(t *testing.T, change func(*v1alpha1.RootConfig), fail func(namespace string) error) *growing {
+	g := &growing{mesh: newMesh(t), apiserver: &apiserver{
+		objects: map[string]int64{"default": 1, "kube-node-lease": 1, "kube-public": 2, "kube-system": 12},
+		lists:   map[string]int{}, fail: fail,
+	}}
+	g.now = time.Now()
+	g.Weigher = g.weigher(func() {})
+	g.funcs.SubResourceCreate = func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
+		g.evicted++
+		if err := c.SubResource(sub).Create(ctx, o, s, opts...); err != nil {
+			return err
+		}
+		var n int
+		_, err := fmt.Sscanf(o.GetName(), "op-%d", &n)
+		g.pod(n)
+		return err
+	}
+	g.root(2, 1)
+	g.change(func(c *v1alpha1.ShardingConfig) { change(c.Spec.Root) })
+	g.pod(0)
+	g.pod(1)
+	go func() { _ = g.Weigher.Run(t.Context()) }()
+	g.pass(2 * time.Minute)
+	require.Empty(t, g.get().Status.Root.Handovers)
+	return g
+}
+
+// pass lets time pass, with a round every five seconds.
+func (g *growing) pass(long time.Duration) {
+	g.rounds(long, 5*time.Second, func() bool { return false })
+}
+
+// until is how long it takes until something holds, at most, with a round every second.
+func (g *growing) until(most time.Duration, holds func() bool) time.Duration {
+	return g.rounds(most, time.Second, holds)
+}
+
+func (g *growing) rounds(most, every time.Duration, holds func() bool) time.Duration {
+	begin := time.Now()
+	for time.Since(begin) < most && !holds() {
+		g.now = time.Now()
+		w := g.world()
+		w.Namespaces = g.names()
+		require.NoError(g, g.Round(g.Context(), w))
+		g.keepLocks()
+		g.push()
+		time.Sleep(every)
+		synctest.Wait()
+	}
+	return time.Since(begin)
+}
+
+// neighbours makes eight namespaces that are next to each other in the key space, and
+// fills them a few seconds later.
+func (g *growing) neighbours(prefix string) {
+	for i := range 8 {
+		g.add(fmt.Sprintf("%s%d", prefix, i), 0)
+	}
+	g.pass(5 * time.Second)
+	for i := range 8 {
+		g.add(fmt.Sprintf("%s%d", prefix, i), 20)
+	}
+}
+
+func (g *growing) skew() float64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return layout.Skew(g.held(), g.get().Spec.Root, layout.Weights(g.objects))
+}
+
+func automatic(root *v1alpha1.RootConfig) { root.Auto.Rebalance = v1alpha1.RebalanceAutomatic }
+
+func TestNewNamespacesAreDivided(t *testing.T) {
+	t.Parallel()
+	for method, onChange := range map[string]v1alpha1.OnChange{"restarts": v1alpha1.OnChangeRestart, "lists anew": v1alpha1.OnChangeRelist} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := grow(t, func(root *v1alpha1.RootConfig) {
+					automatic(root)
+					root.OnChange = onChange
+				}, nil)
+				g.neighbours("kcm-s")
+				require.InDelta(t, 2, g.skew(), 0.2, "all are one shard's")
+				begins := g.until(2*time.Minute, func() bool { return g.skew() < 1.7 })
+				require.LessOrEqual(t, begins, time.Minute)
+				ends := begins + g.until(2*time.Minute, func() bool { return g.skew() <= layout.Threshold && len(g.get().Status.Root.Handovers) == 0 })
+				t.Logf("keys move after %s, and the skew is %.2f after %s; %d pods were restarted", begins, g.skew(), ends, g.evicted)
+				require.LessOrEqual(t, ends, 90*time.Second)
+				g.pass(10 * time.Minute)
+				require.LessOrEqual(t, g.skew(), layout.Threshold)
+				require.LessOrEqual(t, g.evicted, 2, "each pod restarts once at most")
+			})
+		})
+	}
+}
+
+func TestASkewIsSuggested(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := grow(t, func(root *v1alpha1.RootConfig) { root.Auto.Rebalance = v1alpha1.RebalanceSuggest }, nil)
+		before := g.held()
+		g.neighbours("kcm-s")
+		took := g.until(2*time.Minute, func() bool { return g.get().Status.Root.Suggestion != "" })
+		require.LessOrEqual(t, took, time.Minute)
+		require.Equal(t, before, g.held())
+	})
+}
+
+// Where weights never stay, pods are not restarted for each change.
+func TestRestartsForBalanceBecomeRare(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := grow(t, automatic, nil)
+		g.neighbours("kcm-s")
+		perHour := func() float64 {
+			before := g.evicted
+			for i := range 20 {
+				for j := range 8 {
+					g.add(fmt.Sprintf("kcm-s%d", j), []int64{400, -400}[(i+j/4)%2]*int64(min(1, i+j/4)))
+				}
+				g.pass(90 * time.Second)
+			}
+			return float64(g.evicted-before) * 2
+		}
+		first, second := perHour(), perHour()
+		t.Logf("%.0f restarts an hour, then %.0f", first, second)
+		require.LessOrEqual(t, second, 4.0)
+	})
+}

@@ -1,0 +1,319 @@
+package roots
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+// outside makes a pod of the workload without the label of the mesh.
+func (m *mesh) outside(ordinal int) *corev1.Pod {
+	p := m.pod(ordinal)
+	delete(p.Labels, v1alpha1.EnableProxyLabel)
+	delete(p.Annotations, v1alpha1.TrustAnnotation)
+	require.NoError(m, m.Update(m.Context(), p))
+	return p
+}
+
+// lead makes a pod outside the mesh the holder of a lock, or lets it renew.
+func (m *mesh) acquires(identity, name string) {
+	seconds, at := int32(15), metav1.NewMicroTime(m.now)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+	err := m.Get(m.Context(), client.ObjectKeyFromObject(lease), lease)
+	require.NoError(m, client.IgnoreNotFound(err))
+	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &identity, &seconds, &at
+	if err != nil {
+		require.NoError(m, m.Create(m.Context(), lease))
+		return
+	}
+	require.NoError(m, m.Update(m.Context(), lease))
+}
+
+// goOn lets time pass while pods outside the mesh renew what they hold.
+func (m *mesh) goOn(d time.Duration, renew func()) {
+	m.Helper()
+	for end := m.now.Add(d); m.now.Before(end); m.now = m.now.Add(time.Second) {
+		if renew != nil {
+			renew()
+		}
+		require.NoError(m, m.round())
+		m.push()
+	}
+}
+
+func (m *mesh) ready() metav1.Condition {
+	return *apimeta.FindStatusCondition(m.get().Status.Conditions, v1alpha1.ConditionReady)
+}
+
+func (m *mesh) shardsOwnNothing() {
+	m.Helper()
+	state, err := Load(m.get().Status.Root)
+	require.NoError(m, err)
+	require.False(m, state.Holds())
+}
+
+// tally-1 is replaced by a labelled pod while tally-0 leads outside the mesh: a rolling
+// update that is left half way.
+func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	old := m.outside(0)
+	m.pod(1)
+	renew := func() { m.acquires("op-0_4711", "lock") }
+	m.goOn(2*time.Minute, renew)
+	m.shardsOwnNothing()
+	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.Contains(t, m.ready().Message, `lock ns/lock is held outside the mesh by "op-0_4711" (pod op-0)`)
+	require.Equal(t, "op-0_4711", m.get().Status.Locks[0].Holder)
+	for _, p := range m.policies {
+		require.True(t, p.GetSharding().GetStandby())
+	}
+
+	// It crashes, and starts again: nobody else could do its shard's work.
+	m.goOn(time.Minute, nil)
+	m.shardsOwnNothing()
+	require.Equal(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+	require.Contains(t, m.ready().Message, "op-0, and shard op-1-normal has no ready pod in standby")
+	require.Equal(t, "op-0_4711", m.holder("lock"), "an outside pod may lead again")
+
+	// The rolling update goes on.
+	m.goOn(10*time.Second, renew)
+	require.NoError(t, m.Delete(t.Context(), old))
+	m.pod(0)
+	m.goOn(10*time.Second, nil)
+	m.shardsOwnNothing()
+	m.goOn(10*time.Second, nil)
+	require.Len(t, m.held(), 2)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
+	require.True(t, m.get().Status.Locks[0].HeldByMesh)
+	m.goOn(time.Minute, nil)
+	require.Equal(t, metav1.ConditionTrue, m.ready().Status, m.ready().Message)
+}
+
+// The label first, the root afterwards: pods were admitted to trust both CAs, and one
+// of them leads unsharded.
+func TestPodsThatWereLabelledFirstAreReplaced(t *testing.T) {
+	m := newMesh(t)
+	for n := range 2 {
+		p := m.pod(n)
+		p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
+		require.NoError(t, m.Update(t.Context(), p))
+	}
+	m.push()
+	m.acquires("op-0_4711", "lock")
+	m.root(2, 1)
+	for range 3 {
+		m.goOn(30*time.Second, nil)
+		m.replace(2)
+	}
+	m.settle()
+	require.Len(t, m.held(), 2)
+	for _, p := range m.world().Pods {
+		require.Equal(t, v1alpha1.TrustMesh, p.Annotations[v1alpha1.TrustAnnotation])
+		require.NotEmpty(t, m.shardOf(p))
+	}
+}
+
+// An operator without locks acts wherever it runs.
+func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
+	old := m.outside(0)
+	m.pod(1)
+	m.goOn(time.Minute, nil)
+	m.shardsOwnNothing()
+	require.Equal(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+	require.Contains(t, m.ready().Message, "op-0")
+
+	old.Status.Phase = corev1.PodFailed
+	require.NoError(t, m.Status().Update(t.Context(), old))
+	m.goOn(10*time.Second, nil)
+	require.Len(t, m.held(), 2)
+	require.NoError(t, m.Delete(t.Context(), old))
+
+	// One that comes later is said.
+	m.outside(0)
+	m.goOn(outsideRarely+time.Second, nil)
+	require.Equal(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+}
+
+// A lock in another namespace is not named: pods show it when they contend for it.
+func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
+	m.acquires("elsewhere_1", "found")
+	p := m.pod(0)
+	m.observed[string(p.UID)] = []push.ObservedLock{{Namespace: "ns", Name: "found", Resource: "leases", Holder: "elsewhere_1", Written: true}}
+	renew := func() { m.acquires("elsewhere_1", "found") }
+	// It is seen in standby already, before anything is granted.
+	m.deaf[string(p.UID)] = true
+	m.goOn(time.Second, renew)
+	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "older", ObservedLocks: m.observed[string(p.UID)]}
+	m.goOn(2*time.Second, renew)
+	delete(m.deaf, string(p.UID))
+	m.goOn(time.Minute, renew)
+	m.shardsOwnNothing()
+	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.True(t, m.get().Status.Locks[0].Discovered)
+	require.Equal(t, "found", m.policies[p.UID].Sharding.Locks[0].UpstreamName, "it is read as it is")
+
+	m.lead() // it is not forgotten
+	m.observed = map[string][]push.ObservedLock{}
+	m.goOn(time.Minute, nil)
+	require.Len(t, m.held(), 1)
+	require.Equal(t, "found---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
+}
+
+// A lock that shows later may be held outside: members do not lead under it before the
+// mesh holds it, and keep what they own.
+func TestLockThatIsDiscoveredLate(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	m.settle()
+	m.held()
+	renew := func() { m.acquires("elsewhere_1", "late") }
+	renew()
+	m.observed[string(p.UID)] = []push.ObservedLock{{Namespace: "ns", Name: "late", Resource: "leases", Written: true}}
+	m.goOn(time.Minute, renew)
+	m.held()
+	require.Len(t, m.policies[p.UID].Sharding.Locks, 1)
+	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.Contains(t, m.ready().Message, "elsewhere_1")
+	m.goOn(30*time.Second, nil)
+	require.Len(t, m.policies[p.UID].Sharding.Locks, 2)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("late"))
+	require.Equal(t, metav1.ConditionTrue, m.ready().Status, m.ready().Message)
+}
+
+func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	for i := range 9 {
+		m.observed[string(p.UID)] = append(m.observed[string(p.UID)], push.ObservedLock{Namespace: "ns", Name: fmt.Sprintf("lock-%d", i), Resource: "leases", Written: true})
+	}
+	m.goOn(10*time.Second, nil)
+	require.Len(t, m.get().Status.Locks, 9, "the named one and eight others")
+	require.Equal(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
+	require.Contains(t, m.ready().Message, "lock-8")
+}
+
+// Under disable the lock is released once no member acts, and acquired again before
+// anything is granted anew.
+func TestLockIsReleasedUnderDisable(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	a := m.pod(0)
+	m.pod(1)
+	m.settle()
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
+	m.deaf[string(a.UID)] = true
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
+	m.goOn(time.Minute, nil)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"), "a may act on what it owned")
+	delete(m.deaf, string(a.UID))
+	m.goOn(5*time.Second, nil)
+	require.Empty(t, m.holder("lock"))
+
+	m.acquires("op-1_4711", "lock")
+	renew := func() { m.acquires("op-1_4711", "lock") }
+	m.goOn(time.Minute, renew)
+	m.replace(2)
+	m.goOn(time.Minute, renew)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
+	m.goOn(time.Minute, renew)
+	m.shardsOwnNothing()
+	for range 4 {
+		m.goOn(30*time.Second, nil)
+		m.replace(2)
+	}
+	require.Len(t, m.held(), 2)
+}
+
+// An earlier version granted shards without holding the lock: members keep theirs.
+func TestUpgradeKeepsLocksOfMembers(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	m.settle()
+	c := m.get()
+	c.Status.Locks = nil
+	require.NoError(t, m.Status().Update(t.Context(), c))
+	m.lead()
+	require.NoError(t, m.Delete(context.Background(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lock"}}))
+	renew := func() { m.acquires("outside_1", "lock") }
+	m.goOn(time.Minute, renew)
+	m.held()
+	require.Equal(t, "lock---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
+	m.goOn(time.Minute, nil)
+	require.True(t, m.get().Status.Locks[0].HeldByMesh)
+	require.Equal(t, "lock---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
+}
+
+// A shard whose pods are ready and do not lead does nothing. That is said within a minute.
+func TestShardWithoutLeaderIsReported(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	a := m.pod(0)
+	b := m.pod(1)
+	m.settle()
+	m.goOn(time.Minute, nil)
+	require.Equal(t, metav1.ConditionTrue, m.ready().Status, m.ready().Message)
+	require.Equal(t, a.Name, m.get().Status.Root.Shards[0].Leader)
+	require.False(t, apimeta.IsStatusConditionTrue(m.get().Status.Conditions, v1alpha1.ConditionLeaderMissing))
+
+	m.idle[string(b.UID)] = true
+	m.goOn(20*time.Second, nil)
+	require.Equal(t, metav1.ConditionTrue, m.ready().Status, "others may just take over")
+	m.acquires("op-1_before", "lock---op-2-normal")
+	m.goOn(20*time.Second, nil)
+	missing := apimeta.FindStatusCondition(m.get().Status.Conditions, v1alpha1.ConditionLeaderMissing)
+	require.Equal(t, metav1.ConditionTrue, missing.Status)
+	require.Equal(t, metav1.ConditionFalse, m.ready().Status)
+	require.Equal(t, "shard op-2-normal has no leader: none of its 1 ready pods holds lock ns/lock---op-2-normal, which op-1_before holds", missing.Message)
+	require.Contains(t, <-warnings(m), missing.Message)
+
+	// They wait for another lock.
+	m.observed[string(b.UID)] = []push.ObservedLock{{Namespace: "kube-system", Name: "real", Resource: "leases", Holder: "somebody"}}
+	m.goOn(2*time.Second, nil)
+	require.Equal(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
+	require.Contains(t, m.ready().Message, `wait for lock kube-system/real, which "somebody" holds`)
+
+	delete(m.idle, string(b.UID))
+	m.goOn(2*time.Second, nil)
+	require.Equal(t, metav1.ConditionTrue, m.ready().Status, m.ready().Message)
+
+	// Keys without a working owner are said as well.
+	p := get(m, b)
+	p.Status.Conditions[0].Status = corev1.ConditionFalse
+	require.NoError(t, m.Status().Update(t.Context(), p))
+	m.goOn(40*time.Second, nil)
+	require.Equal(t, "NoReadyMember", m.ready().Reason)
+}
+
+// warnings are the Events that warn of shards without leader.
+func warnings(m *mesh) <-chan string {
+	out := make(chan string, 100)
+	for len(m.recorder.Events) > 0 {
+		if e := <-m.recorder.Events; strings.HasPrefix(e, "Warning LeaderMissing") {
+			out <- e
+		}
+	}
+	require.Len(m, out, 1)
+	return out
+}

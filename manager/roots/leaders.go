@@ -1,0 +1,79 @@
+package roots
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+)
+
+// leading is what is known of the leaders of a root's shards.
+type leading struct {
+	tracker status.Leaders
+	leaders map[string]status.Leader
+	elects  map[string]bool // shards with locks
+	warned  bool            // people were told of shards without leader
+}
+
+// lead finds out who leads the shards that own keys.
+func (rt *root) lead(ctx context.Context, v view, state handover.State, now time.Time) {
+	var shards []status.Led
+	before := rt.leaders
+	rt.elects = map[string]bool{}
+	for _, s := range v.world.Compiled.Shards {
+		if s.Root == nil || s.Root.UID != rt.uid || state.Shards[s.Name].Held.Empty() || compile.Withdrawn(v.config) || v.config.Spec.DryRun {
+			continue
+		}
+		led := status.Led{Name: s.Name, Locks: s.Locks}
+		for _, m := range state.Members {
+			if m.Shard != s.Name || !isThere(v, m) {
+				continue
+			}
+			o := rt.Observe(m.Node, m.UID)
+			led.Members = append(led.Members, status.LedMember{Name: m.Name, Ready: serves(v, m, o), Observation: o})
+		}
+		slices.SortFunc(led.Members, func(a, b status.LedMember) int { return strings.Compare(a.Name, b.Name) })
+		shards = append(shards, led)
+		rt.elects[s.Name] = len(s.Locks) > 0
+	}
+	rt.leaders = rt.tracker.Round(shards, func(namespace, name string) string { return HolderOf(ctx, rt.Client, namespace, name) }, now)
+	for _, name := range slices.Sorted(maps.Keys(rt.leaders)) {
+		l := rt.leaders[name]
+		metrics.CountLeader(v.config.Namespace, v.config.Name, name, rt.elects[name], l.Pod != "" && l.Working, l.Ready)
+	}
+	for name := range before {
+		if _, still := rt.leaders[name]; !still {
+			metrics.ForgetLeader(v.config.Namespace, v.config.Name, name)
+		}
+	}
+}
+
+// HolderOf reads who holds a Lease, for people; empty if nobody does, or if that cannot
+// be read.
+func HolderOf(ctx context.Context, c client.Reader, namespace, name string) string {
+	lease := &coordinationv1.Lease{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, lease); err != nil || lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+// warnLeaderless tells people, once, of shards that nobody works for.
+func (rt *root) warnLeaderless(config *v1alpha1.ShardingConfig) {
+	missing := status.MissingLeaders(rt.leaders)
+	if missing != nil && !rt.warned {
+		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", clip(missing.Message))
+	}
+	rt.warned = missing != nil
+}

@@ -1,0 +1,183 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+// LeaderlessAfter is how long a shard must have had no leader before people are told: as
+// long as leases last, twice.
+const LeaderlessAfter = 30 * time.Second
+
+// Reasons of the LeaderMissing condition, besides those of locks.
+const (
+	ReasonNoLeader      = "NoLeader"
+	ReasonNoReadyMember = "NoReadyMember"
+	ReasonLed           = "Led"
+)
+
+// Serves reports whether a pod is ready, captured, and held to a policy.
+func Serves(pod *corev1.Pod, o push.Observation) bool {
+	return o.Capture != "" && o.Version != "" && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// Led is what is known of a shard that is to act.
+type Led struct {
+	// Name of the shard.
+	Name string
+	// Locks are those that its members lead under; none without leader election.
+	Locks   []*meshv1.Lock
+	Members []LedMember
+}
+
+// LedMember is a pod of a shard.
+type LedMember struct {
+	Name  string
+	Ready bool
+	push.Observation
+}
+
+// Leader is who leads a shard.
+type Leader struct {
+	// Pod that holds the shard's locks, or the pods, if each holds others; empty if none
+	// does or the operator has no lock.
+	Pod string
+	// Ready members.
+	Ready int
+	// Working: some member does the shard's work, as far as is known.
+	Working bool
+	// Missing is why nobody has worked for LeaderlessAfter; nil if somebody did.
+	Missing *locks.Obstacle
+}
+
+// Leaders remembers since when shards have had no leader. Its zero value is ready to use.
+type Leaders struct{ since map[string]time.Time }
+
+// Round says who leads. Shards that are not to act now must be left out. holder reads who
+// holds a lock at present.
+func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string, now time.Time) map[string]Leader {
+	since := map[string]time.Time{}
+	out := map[string]Leader{}
+	for _, s := range shards {
+		leader, unled := s.leader()
+		if !leader.Working {
+			since[s.Name] = now
+			if at, known := l.since[s.Name]; known {
+				since[s.Name] = at
+			}
+			if now.Sub(since[s.Name]) >= LeaderlessAfter {
+				leader.Missing = s.missing(leader, unled, holder)
+			}
+		}
+		out[s.Name] = leader
+	}
+	l.since = since
+	return out
+}
+
+// leader finds the holders of the shard's locks. unled is a lock without holder.
+func (s Led) leader() (out Leader, unled *meshv1.Lock) {
+	var pods []string
+	for _, m := range s.Members {
+		if m.Ready {
+			out.Ready++
+		}
+	}
+	for _, l := range s.Locks {
+		i := slices.IndexFunc(s.Members, func(m LedMember) bool {
+			return m.Ready && (slices.Contains(m.HeldLocks, l.GetNamespace()+"/"+l.GetName()) || len(s.Locks) == 1 && m.LockHolder)
+		})
+		switch {
+		case i < 0 && unled == nil:
+			unled = l
+		case i >= 0 && !slices.Contains(pods, s.Members[i].Name):
+			pods = append(pods, s.Members[i].Name)
+		}
+	}
+	out.Pod = strings.Join(pods, ",")
+	out.Working = out.Ready > 0 && unled == nil && (len(s.Locks) > 0 || s.unmanaged() == nil)
+	return out, unled
+}
+
+// unmanaged is a lock that all ready members wait for and that the mesh does not manage.
+func (s Led) unmanaged() *push.ObservedLock {
+	seen := map[string]int{}
+	locks := map[string]push.ObservedLock{}
+	ready := 0
+	for _, m := range s.Members {
+		if !m.Ready {
+			continue
+		}
+		ready++
+		for _, o := range m.ObservedLocks {
+			if o.Holder != "" && !strings.HasPrefix(o.Holder, v1alpha1.LockIdentityPrefix) {
+				seen[o.Namespace+"/"+o.Name]++
+				locks[o.Namespace+"/"+o.Name] = o
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(locks)) {
+		if seen[name] >= ready {
+			return new(locks[name])
+		}
+	}
+	return nil
+}
+
+// missing says what a shard's pods wait for.
+func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, name string) string) *locks.Obstacle {
+	if leader.Ready == 0 {
+		return &locks.Obstacle{Reason: ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so nobody works on what it owns", s.Name)}
+	}
+	if l := s.unmanaged(); l != nil {
+		return &locks.Obstacle{Reason: v1alpha1.ReasonUnknownLock,
+			Message: fmt.Sprintf("shard %s has no leader: its pods wait for lock %s/%s, which %q holds and the mesh does not manage; name it in spec.controller.locks", s.Name, l.Namespace, l.Name, l.Holder)}
+	}
+	is := cmp.Or(holder(unled.GetNamespace(), unled.GetUpstreamName()), "nobody")
+	return &locks.Obstacle{Reason: ReasonNoLeader,
+		Message: fmt.Sprintf("shard %s has no leader: none of its %d ready pods holds lock %s/%s, which %s holds", s.Name, leader.Ready, unled.GetNamespace(), unled.GetUpstreamName(), is)}
+}
+
+// MissingLeaders joins what is missing, by the name of the shard; nil if nothing is.
+func MissingLeaders(leaders map[string]Leader) *locks.Obstacle {
+	var out *locks.Obstacle
+	more := 0
+	for i, name := range slices.Sorted(maps.Keys(leaders)) {
+		switch missing := leaders[name].Missing; {
+		case missing == nil:
+		case out == nil:
+			copied := *missing
+			out = &copied
+		case i < maxNamed:
+			out.Message += "; " + missing.Message
+		default:
+			more++
+		}
+	}
+	if more > 0 {
+		out.Message += fmt.Sprintf("; and %d more shards", more)
+	}
+	return out
+}
+
+// leading sets the LeaderMissing condition.
+func (c conditionsOf) leading(missing *locks.Obstacle) {
+	if missing != nil {
+		c.set(v1alpha1.ConditionLeaderMissing, true, missing.Reason, missing.Message)
+		return
+	}
+	c.set(v1alpha1.ConditionLeaderMissing, false, ReasonLed, "")
+}

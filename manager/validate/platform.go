@@ -1,0 +1,68 @@
+package validate
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+)
+
+// permitted says which setting of the administrator a configuration exceeds. The mesh's
+// namespace is that of the settings.
+func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace string) string {
+	exceeds := func(setting, format string, args ...any) string {
+		return fmt.Sprintf(format, args...) + fmt.Sprintf(": %s of ConfigMap %s/%s excludes it; ask the administrator of the mesh", setting, meshNamespace, platform.ConfigMap)
+	}
+	if !s.ConfigsIn(c.Namespace) {
+		return exceeds(platform.ShardingNamespaces, "metadata.namespace: namespace %s may have no ShardingConfig", c.Namespace)
+	}
+	for _, l := range divides(c) {
+		for _, gr := range resourcesOf(l.RelateResources) {
+			if !s.Divides(gr) {
+				return exceeds(platform.ShardingExcludedResources, "%s may not be divided", gr)
+			}
+			if label.Needed(c, l) && !s.Stamps(gr) {
+				return exceeds(platform.StampingExcludedResources, "%s may not be divided by the mesh's labels, because its objects are not stamped", gr)
+			}
+		}
+		for _, namespace := range namespacesOf(l.Selector) {
+			if namespace == meshNamespace || !s.StampsIn(namespace) {
+				return exceeds(platform.StampingExcludedNamespaces, "objects of namespace %s may not be selected by label %s, because they are not stamped", namespace, v1alpha1.NamespaceLabel)
+			}
+		}
+	}
+	return ""
+}
+
+// resourcesOf are the resources that groups name.
+func resourcesOf(groups []v1alpha1.ResourceGroup) (out []schema.GroupResource) {
+	for _, g := range groups {
+		for _, group := range g.APIGroups {
+			for _, r := range g.Resources {
+				out = append(out, schema.GroupResource{Group: group, Resource: r})
+			}
+		}
+	}
+	return out
+}
+
+// namespacesOf are those that a selector requires objects to be of, by their label.
+func namespacesOf(s *metav1.LabelSelector) (out []string) {
+	if s == nil {
+		return nil
+	}
+	if namespace, ok := s.MatchLabels[v1alpha1.NamespaceLabel]; ok {
+		out = append(out, namespace)
+	}
+	for _, e := range s.MatchExpressions {
+		if e.Key == v1alpha1.NamespaceLabel && e.Operator == metav1.LabelSelectorOpIn {
+			out = slices.Concat(out, e.Values)
+		}
+	}
+	return out
+}
