@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -182,8 +180,6 @@ func Run(told context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	httpServer := &http.Server{Handler: endpoints(m, keeper, registry), ReadHeaderTimeout: 5 * time.Second}
-
 	o.Logger.Info("agent started", "node", o.Node, "captures", manager.Captures, "version", o.Version)
 	group.Go(func() error { m.run(ctx); return nil })
 	group.Go(func() error { m.watchHealth(until(ctx, m.yielded), socket); return nil })
@@ -203,14 +199,7 @@ func Run(told context.Context, o Options) error {
 		return nil
 	})
 	group.Go(func() error {
-		<-ctx.Done()
-		return httpServer.Close()
-	})
-	group.Go(func() error {
-		if err := httpServer.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serving health and metrics: %w", err)
-		}
-		return nil
+		return serveEndpoints(ctx, listener, endpoints(m, keeper, registry), metrics.countRefusal)
 	})
 	return group.Wait()
 }
@@ -310,51 +299,6 @@ func (m *mesh) tookOver(offered []handover.Pod) error {
 		}
 	}
 	return nil
-}
-
-// endpoints are what kubelet and Prometheus ask for.
-func endpoints(m *mesh, keeper *leaf.Keeper, registry *prometheus.Registry) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		// A loop that takes no work is not alive.
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-		defer cancel()
-		if err := m.do(ctx, func() error { return nil }); err != nil {
-			http.Error(w, "the agent's loop is stuck", http.StatusServiceUnavailable)
-		}
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-		defer cancel()
-		if err := m.do(ctx, m.ready); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		if _, err := keeper.Current(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		}
-	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return mux
-}
-
-// ready says what is missing before pods can be served.
-func (m *mesh) ready() error {
-	switch {
-	case m.phase == stopped:
-		return errors.New("told to stop")
-	case m.phase >= yielded:
-		return errors.New("handed over to another agent")
-	case m.cluster == nil:
-		return errors.New("waiting for the manager to name the apiserver's addresses")
-	case !m.redirected:
-		return errors.New("the apiserver's addresses are not redirected yet")
-	case !m.watcher.Synced():
-		return errors.New("waiting for the list of this node's pods")
-	case m.phase == handing:
-		return nil
-	}
-	return m.health.ready()
 }
 
 // managerRoots reads the CA of the manager's certificate where the manager

@@ -52,9 +52,9 @@ type member struct {
 	// under way.
 	confirmed string
 
-	// dead is the last write of the pod's lock, if whoever wrote it is proven to have
+	// dead are the last writes of the pod's locks, if the processes that wrote them are proven to have
 	// ended and nothing of his is under way.
-	dead     *meshv1.DeadHolder
+	dead     []*meshv1.DeadHolder
 	reported *meshv1.PodReport
 	ruled    time.Time // when the report's rules and faults were looked at
 }

@@ -48,6 +48,7 @@ type mesh struct {
 	yielded chan struct{} // closed when no pod is captured anew any more
 	drained chan struct{} // closed when nothing of the pods is under way any more
 	now     atomic.Int32  // phase, for others than run
+	turn    atomic.Pointer[turn]
 
 	// The rest belongs to run.
 	phase        phase
@@ -137,6 +138,7 @@ func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 func (m *mesh) run(ctx context.Context) {
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
+	m.noteTurn()
 	for {
 		var eager <-chan time.Time
 		if m.waiting() {
@@ -167,5 +169,6 @@ func (m *mesh) run(ctx context.Context) {
 			}
 		}
 		m.reportChanges()
+		m.noteTurn()
 	}
 }

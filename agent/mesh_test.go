@@ -232,7 +232,7 @@ func TestAProblemIsLoggedOnce(t *testing.T) {
 func TestWhatFailedToRedirectIsTriedAgain(t *testing.T) {
 	r := start(t, 1)
 	assert.Error(t, r.SetCluster(somewhere(t)), "the manager is told")
-	assert.Error(t, r.do(t.Context(), r.ready))
+	assert.Error(t, r.ready())
 
 	r.soon(t, "the redirection", func() bool { return r.redirected })
 	assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.node.destinations)

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 )
 
 var modes = []capture.Mode{capture.EBPF, capture.IPTables, capture.Address}
@@ -42,11 +43,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		}, []string{"mode"}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ctrlmesh_agent_refused_connections_total",
-			Help: "Connections to the address of this agent that were closed: the peer is no captured pod (stranger), or its pod has too many that wait (queue_full).",
+			Help: "Connections to this agent that were closed: by address, the peer is no captured pod (stranger), or its pod has too many that wait (queue_full); under hostNetwork, no process of the pod made it (foreign_process); for health and metrics, the peer has too many (per_peer), or all have (total).",
 		}, []string{"reason"}),
 	}
-	for _, why := range []capture.Refusal{capture.Stranger, capture.QueueFull} {
-		m.refused.WithLabelValues(string(why))
+	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedPerPeer, refusedTotal} {
+		m.refused.WithLabelValues(why)
 	}
 	for _, mode := range modes { // a rate needs the zero before the first
 		m.losses.WithLabelValues(string(mode))
@@ -54,6 +55,21 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.lockHolder, m.losses, m.repaired, m.refused)
 	return m
+}
+
+// Reasons for which connections for health and metrics are refused.
+const (
+	refusedPerPeer = "per_peer"
+	refusedTotal   = "total"
+)
+
+// countRefusal counts a connection for health and metrics that a bound closed.
+func (m *metrics) countRefusal(r listen.Refusal) {
+	reason := refusedTotal
+	if r.Bound == listen.PerPeer {
+		reason = refusedPerPeer
+	}
+	m.refused.WithLabelValues(reason).Inc()
 }
 
 // registerManager has it told whether the agent is in step with a manager.

@@ -2,7 +2,10 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/process"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -17,9 +20,9 @@ const strangersUntil = endWithin + proxy.LostWrite
 // loopWithin is how long the loop may take to do something else first.
 const loopWithin = 5 * time.Second
 
-// obituary tells that whoever wrote a pod's lock last has ended.
+// obituary reports that the processes which wrote a pod's locks last have ended.
 //
-// The proof: each time the lock was written, and so by somebody who ran then, it
+// The proof: each time one of the locks was written, and so by somebody who ran then, it
 // takes note of all processes of the pod's containers; when these have all ended, so
 // has he. All, because whose connection it was does not tell who wrote: one container
 // may speak for another. So a pod has not ended of which a container lives on.
@@ -31,7 +34,7 @@ type obituary struct {
 
 // lockWriter is a *proxy.Pod.
 type lockWriter interface {
-	Holder() proxy.Holder
+	Holders() []proxy.Holder
 	HolderWritten() <-chan struct{}
 	Quiet(context.Context) error
 	Done() <-chan struct{}
@@ -48,13 +51,13 @@ func (o *obituary) run() {
 	}
 }
 
-// await is called when the lock was written. It is true when it was written again.
+// await is called when a lock was written. It is true when it was written again.
 func (o *obituary) await() bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	holder := o.proxied.Holder()
+	holders := o.proxied.Holders()
 	var ended <-chan struct{} // nil: it will never be known
-	if watch := o.processes(holder); watch != nil {
+	if watch := o.processes(holders); watch != nil {
 		defer watch.Close()
 		ended = watch.Ended()
 	}
@@ -71,7 +74,7 @@ func (o *obituary) await() bool {
 			if err != nil {
 				o.logger.Error("nobody is told that the holder of a lock has ended", "uid", o.uid, "error", err)
 			} else {
-				o.tell(&meshv1.DeadHolder{Identity: holder.Identity, ResourceVersion: holder.Version})
+				o.tell(holders)
 			}
 			done = o.proxied.Done()
 		case <-done:
@@ -80,11 +83,18 @@ func (o *obituary) await() bool {
 	}
 }
 
-// processes watches all that may have written the lock; nil if they cannot be told.
-func (o *obituary) processes(h proxy.Holder) *process.Watch {
+// processes watches all that may have written the locks; nil if they cannot be told.
+// Locks that were not written since keep the holder that has ended.
+func (o *obituary) processes(holders []proxy.Holder) *process.Watch {
 	sandbox := ""
-	o.in(func(mb *member) { mb.dead, sandbox = nil, mb.sandbox })
-	if h.Identity == "" || sandbox == "" || time.Since(o.started) < strangersUntil {
+	o.in(func(mb *member) {
+		sandbox = mb.sandbox
+		mb.dead = slices.DeleteFunc(mb.dead, func(d *meshv1.DeadHolder) bool {
+			return !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return proto.Equal(d, deadHolder(h)) })
+		})
+	})
+	nobody := !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return h.Identity != "" })
+	if nobody || sandbox == "" || time.Since(o.started) < strangersUntil {
 		return nil
 	}
 	pids, err := o.locator.Processes(o.uid, sandbox)
@@ -102,7 +112,17 @@ func (o *obituary) processes(h proxy.Holder) *process.Watch {
 	return watch
 }
 
-func (o *obituary) tell(dead *meshv1.DeadHolder) {
+func deadHolder(h proxy.Holder) *meshv1.DeadHolder {
+	return &meshv1.DeadHolder{Namespace: h.Namespace, Name: h.Name, Identity: h.Identity, ResourceVersion: h.Version}
+}
+
+func (o *obituary) tell(holders []proxy.Holder) {
+	var dead []*meshv1.DeadHolder
+	for _, h := range holders {
+		if h.Identity != "" {
+			dead = append(dead, deadHolder(h))
+		}
+	}
 	o.in(func(mb *member) {
 		mb.dead = dead
 		o.logger.Info("the holder of a lock has ended", "pod", mb.pod.String())

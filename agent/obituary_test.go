@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -18,13 +19,13 @@ import (
 
 // writer is a pod whose lock is written by the test.
 type writer struct {
-	holder  atomic.Pointer[proxy.Holder]
+	holders atomic.Pointer[[]proxy.Holder]
 	written chan struct{}
 	quiet   chan error
 	done    chan struct{}
 }
 
-func (w *writer) Holder() proxy.Holder           { return *w.holder.Load() }
+func (w *writer) Holders() []proxy.Holder        { return *w.holders.Load() }
 func (w *writer) HolderWritten() <-chan struct{} { return w.written }
 func (w *writer) Done() <-chan struct{}          { return w.done }
 func (w *writer) Quiet(ctx context.Context) error {
@@ -41,7 +42,16 @@ func (w *writer) Quiet(ctx context.Context) error {
 // write returns when the one before was looked at.
 func (w *writer) write(t *testing.T, identity, version string) {
 	t.Helper()
-	w.holder.Store(&proxy.Holder{Identity: identity, Version: version})
+	w.writeAll(t, lease("lock", identity, version))
+}
+
+func lease(name, identity, version string) proxy.Holder {
+	return proxy.Holder{Namespace: "ns", Name: name, Identity: identity, Version: version}
+}
+
+func (w *writer) writeAll(t *testing.T, holders ...proxy.Holder) {
+	t.Helper()
+	w.holders.Store(&holders)
 	select {
 	case w.written <- struct{}{}:
 	case <-time.After(10 * time.Second):
@@ -81,11 +91,10 @@ func (r *running) runs(t *testing.T, container string) (kill func()) {
 // looked waits until a write was taken note of.
 func (r *running) looked(t *testing.T, w *writer) {
 	t.Helper()
-	h := w.Holder()
-	w.write(t, h.Identity, h.Version) // is taken when the one before is done with
+	w.writeAll(t, w.Holders()...) // is taken when the one before is done with
 }
 
-func (r *running) dead(t *testing.T) (dead *meshv1.DeadHolder) {
+func (r *running) dead(t *testing.T) (dead []*meshv1.DeadHolder) {
 	t.Helper()
 	r.in(t, func() { dead = r.members[uidA].dead })
 	return dead
@@ -103,22 +112,40 @@ func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	sidecar()
-	require.Nil(t, r.dead(t), "a write of his is under way")
+	require.Empty(t, r.dead(t), "a write of his is under way")
 	w.quiet <- nil
-	r.soon(t, "the report", func() bool { return r.members[uidA].dead != nil })
-	require.Equal(t, "pod_1", r.dead(t).GetIdentity())
-	require.Equal(t, "7", r.dead(t).GetResourceVersion())
-	require.Eventually(t, func() bool { return r.reported(uidA).GetDeadHolder().GetResourceVersion() == "7" }, 10*time.Second, time.Millisecond)
+	r.soon(t, "the report", func() bool { return len(r.members[uidA].dead) == 1 })
+	require.True(t, proto.Equal(deadHolder(lease("lock", "pod_1", "7")), r.dead(t)[0]))
+	require.Eventually(t, func() bool { return len(r.reported(uidA).GetDeadHolders()) == 1 }, 10*time.Second, time.Millisecond)
 
 	r.runs(t, "cri-operator-2")
 	w.write(t, "pod_1", "8")
 	r.looked(t, w)
-	require.Nil(t, r.dead(t), "the next one may have his name")
+	require.Empty(t, r.dead(t), "the next one may have his name")
+}
+
+// TestEachLockHasItsOwnHolder checks that a lock which a new process has not written yet
+// keeps the holder that has ended.
+func TestEachLockHasItsOwnHolder(t *testing.T) {
+	r, w := mourned(t)
+	operator := r.runs(t, "cri-operator")
+	w.writeAll(t, lease("a", "pod_1", "7"), lease("b", "pod_1", "8"), lease("c", "", "9"))
+	r.looked(t, w)
+	operator()
+	w.quiet <- nil
+	r.soon(t, "both locks", func() bool { return len(r.members[uidA].dead) == 2 })
+
+	r.runs(t, "cri-operator-2")
+	w.writeAll(t, lease("a", "pod_2", "10"), lease("b", "pod_1", "8"), lease("c", "", "9"))
+	r.looked(t, w)
+	dead := r.dead(t)
+	require.Len(t, dead, 1)
+	require.Equal(t, "b", dead[0].GetName())
 }
 
 func TestWhatProvesNothing(t *testing.T) {
 	for name, change := range map[string]func(*running, *writer){
-		"a lock that nobody holds":  func(_ *running, w *writer) { w.holder.Store(&proxy.Holder{Version: "7"}) },
+		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]proxy.Holder{lease("lock", "", "7")}) },
 		"an unknown sandbox":        func(r *running, _ *writer) { r.members[uidA].sandbox = "" },
 		"an earlier agent's writes": func(r *running, _ *writer) { r.started = time.Now() },
 		"processes that are not seen": func(r *running, _ *writer) {
@@ -128,10 +155,9 @@ func TestWhatProvesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, w := mourned(t)
 			kill := r.runs(t, "cri-operator")
-			w.holder.Store(&proxy.Holder{Identity: "pod_1", Version: "7"})
+			w.holders.Store(&[]proxy.Holder{lease("lock", "pod_1", "7")})
 			r.in(t, func() { change(r, w) })
-			h := w.Holder()
-			w.write(t, h.Identity, h.Version)
+			w.writeAll(t, w.Holders()...)
 			r.looked(t, w)
 			kill()
 			select {

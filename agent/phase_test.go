@@ -238,7 +238,8 @@ func TestAnUpgradeRefusesNoConnection(t *testing.T) {
 			}
 		}
 		mc.servedBy(t, agents[len(agents)-1])
-		assert.ErrorContains(t, old.do(t.Context(), old.ready), "handed over")
+		require.NoError(t, old.do(t.Context(), func() error { return nil }), "the turn before this one has ended")
+		assert.ErrorContains(t, old.ready(), "handed over")
 		old.end()
 		<-old.done
 		mc.servedBy(t, agents[len(agents)-1])

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
 // reportChanges tells the manager, and the metrics, what is new.
@@ -18,11 +19,12 @@ func (m *mesh) reportChanges() {
 		if mb.pod.UID == "" {
 			continue
 		}
-		r := &meshv1.PodReport{Uid: uid, Message: mb.problem, DeadHolder: mb.dead}
+		r := &meshv1.PodReport{Uid: uid, Message: mb.problem, DeadHolders: mb.dead}
 		if mb.captured != nil {
 			r.Capture = string(mb.captured.Mode())
 			r.Version = m.version(mb)
-			r.LockHolder = mb.proxied.LockHolder()
+			r.LockHolder, r.HeldLocks = mb.proxied.LockHolder(), mb.proxied.HeldLocks()
+			r.ObservedLocks = observedLocks(mb.proxied.ObservedLocks())
 			r.Methods = mb.proxied.Methods()
 			r.EgressMessage = mb.egressProblem
 			r.TrafficMessage = mb.trafficProblem()
@@ -32,12 +34,19 @@ func (m *mesh) reportChanges() {
 		if !proto.Equal(r, mb.reported) {
 			mb.reported = r
 			m.report(r)
-			if s := mb.policy.GetSharding(); s.GetLock() != nil {
+			if s := mb.policy.GetSharding(); len(s.GetLocks()) > 0 {
 				m.metrics.setLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
 			}
 		}
 	}
 	m.metrics.setPods(counts)
+}
+
+func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {
+	for _, l := range locks {
+		out = append(out, &meshv1.ObservedLock{Namespace: l.Namespace, Name: l.Name, Resource: l.Resource, Holder: l.Holder, Written: l.Written})
+	}
+	return out
 }
 
 // rulesInterval is how often counts alone are reported, at most.

@@ -167,3 +167,34 @@ func TestPodWithoutAddress(t *testing.T) {
 	_, err := m.Capture(request(m, uid, pod))
 	require.ErrorContains(t, err, "no address yet")
 }
+
+// TestFloodOfStrangersKeepsNothingOpen and makes nobody else wait.
+func TestFloodOfStrangersKeepsNothingOpen(t *testing.T) {
+	w := newWorld(t)
+	pod, strange := w.pod(), w.pod()
+	cfg := byAddress.config(t)
+	m := w.agent(cfg)
+	captured(t, m, uid, pod, "mesh")
+	const flood = 500
+	var open []net.Conn
+	require.NoError(t, strange.do(func() error {
+		for range flood {
+			c, err := net.Dial("tcp", agent4.String())
+			if err != nil {
+				return err
+			}
+			open = append(open, c)
+		}
+		return nil
+	}))
+	who, _, err := client{}.connect(pod, agent4)
+	require.NoError(t, err)
+	require.Equal(t, "mesh", who)
+	for _, c := range open {
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(soon)))
+		_, err := c.Read(make([]byte, 1))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+		require.NoError(t, c.Close())
+	}
+}

@@ -39,8 +39,8 @@ type Config struct {
 	// Address is the host:port to listen on, in the agent's own network namespace,
 	// for the pods captured by Address. If empty, that way is not open.
 	Address string
-	// Refused, if not nil, is told of each connection to Address that was closed, and
-	// why. It must not block.
+	// Refused, if not nil, is called for each connection that was closed, to Address or
+	// to the listener of a pod under hostNetwork. It must not block.
 	Refused func(peer netip.Addr, why Refusal)
 
 	// CgroupRoot is the root of the node's unified cgroup hierarchy, or a part of it
@@ -56,13 +56,15 @@ type Config struct {
 	Logger *slog.Logger // slog.Default() if nil
 }
 
-// Refusal is why a connection to [Config.Address] was closed.
+// Refusal is why a connection was closed.
 type Refusal string
 
 // Refusals.
 const (
 	Stranger  Refusal = "stranger"   // no captured pod has the peer's address
 	QueueFull Refusal = "queue_full" // nobody accepts what the pod connected before
+	// ForeignProcess: it came to a pod under hostNetwork, and not from one of its processes.
+	ForeignProcess Refusal = "foreign_process"
 )
 
 // Request asks for a pod to be captured.

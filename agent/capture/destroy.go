@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -305,18 +304,7 @@ func ownSockets() (map[uint32]bool, error) {
 func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
 	ids := map[uint64]bool{}
 	var below string // of the one that is being walked through
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !entry.IsDir() {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		info, err := entry.Info()
-		if err != nil {
-			return nil //nolint:nilerr // gone meanwhile
-		}
-		id := info.Sys().(*syscall.Stat_t).Ino
+	err := walkCgroups(root, func(path string, id uint64) error {
 		inside := below != "" && strings.HasPrefix(path, below)
 		if !inside && tops[id] {
 			below, inside = path+string(filepath.Separator), true
@@ -327,7 +315,7 @@ func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for the pod's cgroups: %w", err)
+		return nil, err
 	}
 	return ids, nil
 }

@@ -43,10 +43,14 @@ func (e ebpf) mode() Mode { return EBPF }
 
 func (e ebpf) slow() bool { return false }
 
-// hostNetwork asks whether the hook would know the pods' processes: by cgroups
-// that the kubelet made for them in the unified hierarchy, and not in others only.
+// hostNetwork asks whether the hook would know the pods' processes, and the listeners
+// their connections: by cgroups that the kubelet made for them in the unified hierarchy,
+// and not in others only.
 func (e ebpf) hostNetwork() error {
 	if err := e.bpf.HostNetwork(); err != nil {
+		return err
+	}
+	if err := socketsTellCgroups(); err != nil {
 		return err
 	}
 	tops, _ := filepath.Glob(filepath.Join(e.root, "kubepods*", "cgroup.events"))

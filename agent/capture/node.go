@@ -251,6 +251,9 @@ func (n *node) capture(r Request) (*Pod, error) {
 	}
 
 	p := &Pod{uid: id, node: n, way: way, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	if r.HostNetwork {
+		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: netns}
+	}
 	if way.mode() == Address {
 		p.addresses, p.given = r.Addresses, len(r.Addresses) > 0
 	}

@@ -18,8 +18,9 @@ type Pod struct {
 	node        *node
 	way         redirector
 	netns       *os.File
-	hostNetwork bool   // netns is the node's
-	cgroup      uint64 // 0 if it is not known; never under hostNetwork
+	hostNetwork bool        // netns is the node's
+	cgroup      uint64      // 0 if it is not known; never under hostNetwork
+	members     *membership // of hostNetwork; nil: whatever connects is the pod's
 
 	cookie    uint64             // of the network namespace, 0 where the kernel gives none
 	port      uint16             // of all sockets

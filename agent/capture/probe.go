@@ -1,15 +1,14 @@
 package capture
 
 import (
-	"encoding/binary"
 	"errors"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,13 +21,14 @@ type probe struct {
 	arrived atomic.Bool
 }
 
-// watched is a listener that keeps probes to itself.
+// watched is a listener that keeps probes to itself, and connections that are not the
+// pod's.
 type watched struct {
 	net.Listener
 	pod *Pod
 }
 
-// Accept waits for the next connection that is not a probe. For the probe, that
+// Accept waits for the pod's next connection that is not a probe. For the probe, that
 // it came this far is what was to be found out.
 func (w watched) Accept() (net.Conn, error) {
 	for {
@@ -37,7 +37,7 @@ func (w watched) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		at, ok := conn.RemoteAddr().(*net.TCPAddr)
-		if !ok || !w.pod.vitals.takes(at.Port) {
+		if !ok || !w.pod.vitals.takes(at.Port) && w.pod.owns(conn) {
 			return conn, nil
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
@@ -45,6 +45,26 @@ func (w watched) Accept() (net.Conn, error) {
 		}
 		_ = conn.Close()
 	}
+}
+
+// owns reports whether a connection was made by one of the pod's processes. In a network
+// namespace of its own there are no others.
+func (p *Pod) owns(conn net.Conn) bool {
+	if p.members == nil {
+		return true
+	}
+	err := p.members.check(conn)
+	if err == nil {
+		return true
+	}
+	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	if !errors.Is(err, errForeign) && !errors.Is(err, fs.ErrNotExist) {
+		p.node.cfg.Logger.Warn("closed a connection whose process is unknown", "pod", p.uid, "error", err)
+	}
+	if p.node.cfg.Refused != nil {
+		p.node.cfg.Refused(peer, ForeignProcess)
+	}
+	return false
 }
 
 // takes tells whether a connection from a port is the awaited probe. Nothing
@@ -168,31 +188,16 @@ func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
 	return !waits && p.accepted(pr), waits
 }
 
-// accepted asks the kernel for the other end of a probe.
-func (p *Pod) accepted(pr *probe) (found bool) {
+// accepted reports whether the kernel knows the other end of a probe.
+func (p *Pod) accepted(pr *probe) bool {
 	at, err := unix.Getsockname(pr.fd)
 	if err != nil {
 		return false
 	}
-	from := addrPort(at)
-	family, near := uint8(unix.AF_INET), loopback4.AsSlice()
+	from, near := addrPort(at), loopback4
 	if from.Addr().Is6() {
-		family, near = unix.AF_INET6, loopback6.AsSlice()
+		near = loopback6
 	}
-	var id [sizeofDiagID]byte
-	binary.BigEndian.PutUint16(id[0:], p.port)
-	binary.BigEndian.PutUint16(id[2:], from.Port())
-	copy(id[4:], near)
-	copy(id[20:], from.Addr().AsSlice())
-	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // whatever its cookie
-	_ = inNetNS(p.netns, func() error {
-		request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, 0)
-		request.AddRawData(diagRequest(unix.IPPROTO_TCP, family, id))
-		return request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, func(message []byte) bool {
-			c, ok := parseConnection(message) // the listener itself, if there is no such connection
-			found = found || ok && c.remote.Port() == from.Port()
-			return true
-		})
-	})
-	return found
+	_, err = findConnection(p.netns, netip.AddrPortFrom(near, p.port), from)
+	return err == nil
 }

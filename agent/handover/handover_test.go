@@ -320,6 +320,46 @@ func TestAnOfferWithoutItsListenersIsNone(t *testing.T) {
 	assert.ErrorContains(t, err, "listeners are missing")
 }
 
+// An agent of another version says more, or less, than this one knows of.
+func TestOffersOfOtherVersionsAreTaken(t *testing.T) {
+	for name, says := range map[string][]string{
+		"newer": {
+			`{"pods":[{"uid":"a","namespace":"ns","name":"x","version":"1","traffic":"e30=","more":{"b":[1]}}],"phase":"new","format":9}`,
+			`{"more":true,"format":9}`, `{"pods":[{"uid":"a","traffic":"e30=","piece":1}],"format":9}`,
+		},
+		"older": {`{"pods":[{"uid":"a","namespace":"ns","name":"x","version":"1","traffic":"e30="}]}`, `{}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "sock")
+			l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+			require.NoError(t, err)
+			defer l.Close()
+			go func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				for i, message := range says {
+					if i < 2 { // each answers a question
+						_, _ = conn.Read(make([]byte, maxMessage))
+					}
+					_, _ = conn.Write([]byte(message))
+				}
+			}()
+			offer, err := Ask(t.Context(), path, 0)
+			require.NoError(t, err)
+			assert.Equal(t, []Pod{{UID: "a", Namespace: "ns", Name: "x", Version: "1", Traffic: []byte("{}")}}, offer.Pods)
+			traffic, err := offer.Serving()
+			require.NoError(t, err)
+			if name == "newer" {
+				assert.Equal(t, map[string][]byte{"a": []byte("{}")}, traffic)
+			}
+			<-offer.Drained
+		})
+	}
+}
+
 // The container of an old pod may start anew while its successor serves.
 func TestAnOlderAgentTakesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")

@@ -77,8 +77,6 @@ const (
 	// made while the Service still pointed at a leader that is gone gets no answer,
 	// even after it points at the next.
 	connectTimeout = 3 * time.Second
-	// maxMessage bounds one message in bytes; a policy of a thousand namespaces is some tens of KiB.
-	maxMessage = 4 << 20
 	// abilityTraffic is that of agents that know of PodPolicy.traffic.
 	abilityTraffic = "traffic"
 	// maxReport bounds a report in bytes: the manager takes four times as much.
@@ -197,7 +195,7 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 		grpc.WithPerRPCCredentials(tokenFile(m.TokenFile)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes)))
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the manager: %w", err)
 	}
@@ -218,7 +216,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	}
 	hello := &meshv1.Hello{
 		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(),
-		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic},
+		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic, meshv1.AbilityLargePolicies},
 	}
 	if m.HostNetwork != nil {
 		hello.HostNetworkReason = m.HostNetwork.Error()

@@ -153,6 +153,16 @@ func upsert(uid, version string) *meshv1.ManagerMessage {
 	return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Upsert{Upsert: &meshv1.PodPolicy{Uid: uid, Version: version}}}
 }
 
+func TestStreamReceivesTheLargestPolicy(t *testing.T) {
+	m, _, _ := start(t)
+	s := next(t, m.streams)
+	next(t, s.got) // the greeting
+	require.NoError(t, s.Send(&meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Upsert{Upsert: &meshv1.PodPolicy{
+		Uid: "a", Version: "1", Refuse: strings.Repeat("x", meshv1.MaxPolicyBytes),
+	}}}))
+	assert.Equal(t, "1", next(t, s.got).GetAck().GetVersion())
+}
+
 func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	m, _, agent := start(t)
 	s := next(t, m.streams)
@@ -160,7 +170,7 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	hello := next(t, s.got).GetHello()
 	assert.Equal(t, "node1", hello.GetNode())
 	assert.Equal(t, map[string]string{"held": "7"}, hello.GetVersions())
-	assert.Equal(t, []string{"traffic"}, hello.GetAbilities())
+	assert.Equal(t, []string{"traffic", meshv1.AbilityLargePolicies}, hello.GetAbilities())
 
 	require.NoError(t, s.Send(upsert("a", "1")))
 	require.NoError(t, s.Send(upsert("b", "bad")))
