@@ -3,7 +3,9 @@
 # Push one with any OCI tool (skopeo copy oci-archive:..., crane push), or load it into containerd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-image() { tests/cluster/image.sh "$@" >/dev/null; }
+# shellcheck source=../../hack/progress.sh
+. hack/progress.sh
+image() { progress "packing $1" tests/cluster/image.sh "$@" >/dev/null; }
 mkdir -p bin/images
 image localhost/ctrlmesh/manager:dev bin/images/manager.tar -user 65532 -entrypoint /ctrlmesh-manager \
   bin/ctrlmesh-manager=/ctrlmesh-manager
