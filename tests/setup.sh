@@ -1,6 +1,8 @@
 #!/bin/bash
 # Installs the Debian packages that a task needs and that are missing: setup.sh test|images|clients|generate
 set -euo pipefail
+# shellcheck source=../hack/progress.sh
+. "$(dirname "$0")/../hack/progress.sh"
 case ${1:-} in
 test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl) ;;
 images) packages=(iptables ca-certificates) ;;
@@ -17,4 +19,5 @@ done
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp); trap 'rm -f "$log"' EXIT
-{ apt-get update -q && apt-get install -qy --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || { tail "$log" >&2; exit 1; }
+apt_install() { { apt-get update -q && apt-get install -qy --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; }
+progress "installing packages" apt_install || { tail "$log" >&2; exit 1; }

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Access is one request as an agent recorded it.
+// Access is one line of an agent about a request. Of a stream it writes two: before it
+// sends the request, without a code, and when the answer begins.
 type Access struct {
 	ID       string    `json:"audit_id"`
 	Time     time.Time `json:"time"`
@@ -18,11 +19,14 @@ type Access struct {
 	Code     int       `json:"code"`
 }
 
-// accessMessage is the msg of an access line.
-const accessMessage = "request"
+// The msg of access lines.
+const (
+	accessMessage = "request"
+	streamMessage = "stream begins"
+)
 
 // AccessLines reads an agent's log and returns its access lines: JSON objects with
-// msg "request" and an audit id. Anything else is passed over, for a log may hold
+// one of their messages and an audit id. Anything else is passed over, for a log may hold
 // whatever a program prints when it dies. Lines may have the prefix that container
 // runtimes put before them in their log files.
 func AccessLines(log io.Reader) ([]Access, error) {
@@ -44,7 +48,7 @@ func AccessLines(log io.Reader) ([]Access, error) {
 			Msg string `json:"msg"`
 			Access
 		}
-		if json.Unmarshal(content, &a) == nil && a.Msg == accessMessage && a.ID != "" {
+		if json.Unmarshal(content, &a) == nil && (a.Msg == accessMessage || a.Msg == streamMessage) && a.ID != "" {
 			out = append(out, a.Access)
 		}
 		return nil

@@ -108,6 +108,18 @@ func TestRequestsThatFillACache(t *testing.T) {
 	}
 }
 
+// What an agent that was killed wrote of a stream before it sent it is enough: the
+// apiserver may take longer than the agent lives to answer.
+func TestStreamThatWasNotAnsweredHasALine(t *testing.T) {
+	lines, err := AccessLines(strings.NewReader(
+		`{"time":"2026-11-20T10:00:44Z","level":"DEBUG","msg":"stream begins","audit_id":"slow","pod":"ns/a","uid":"u0","verb":"watch","resource":"configmaps"}` + "\n"))
+	require.NoError(t, err)
+	watch := Request{ID: "slow", Verb: "watch", Received: start.Add(44 * time.Second)}
+	require.Empty(t, Leaked([]Request{watch}, lines))
+	leaked, _ := CutOff(Leaked([]Request{watch}, nil), []time.Time{start.Add(45 * time.Second)}, func(string) bool { return true })
+	require.Len(t, leaked, 1, "a watch without any line leaked")
+}
+
 // Who is killed cannot write a line. That excuses what it had in hand, and nothing else.
 func TestCutOff(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
@@ -117,15 +129,15 @@ func TestCutOff(t *testing.T) {
 		{ID: "under way", Received: at(44_900), Ended: at(45_100)},
 		{ID: "slow", Received: at(40_000)},
 		{ID: "a watch just asked for", Verb: "watch", Received: at(44_990)},
-		{ID: "a watch that leaked before", Verb: "watch", Received: at(41_000)},
+		{ID: "a watch that was answered", Verb: "watch", Received: at(41_000)},
 		{ID: "after it", Received: at(45_001), Ended: at(45_100)},
 		{ID: "after it, sent to the mesh", Received: at(45_001), Ended: at(45_100)},
 		{ID: "long after it, sent to the mesh", Received: at(48_001), Ended: at(48_100)},
 	}
 	toTheMesh := func(id string) bool { return strings.HasSuffix(id, "to the mesh") }
 	leaked, cut := CutOff(requests, []time.Time{at(90_000), at(45_000)}, toTheMesh)
-	require.Equal(t, []string{"over before", "a watch that leaked before", "after it", "long after it, sent to the mesh"}, ids(leaked))
-	require.Equal(t, []string{"just over", "under way", "slow", "a watch just asked for", "after it, sent to the mesh"}, ids(cut))
+	require.Equal(t, []string{"over before", "a watch just asked for", "a watch that was answered", "after it", "long after it, sent to the mesh"}, ids(leaked))
+	require.Equal(t, []string{"just over", "under way", "slow", "after it, sent to the mesh"}, ids(cut))
 	leaked, cut = CutOff(requests, nil, toTheMesh)
 	require.Len(t, leaked, len(requests))
 	require.Empty(t, cut)

@@ -25,8 +25,6 @@ func Leaked(requests []Request, lines []Access) []Request {
 const (
 	inHand  = 10 * time.Second
 	logging = time.Second
-	// A watch is told of when its answer begins, and may last for hours.
-	beginning = time.Second
 	// What an agent sent with its last breath is received a moment later, and by
 	// nobody's fault but a busy processor's.
 	lastBreath = 2 * time.Second
@@ -34,7 +32,8 @@ const (
 
 // CutOff divides requests without an access line into those that leaked and those
 // that an agent had in hand when it was killed, at any of the times: it had no
-// chance to write a line. What was received after that is taken for one of the
+// chance to write a line. Of a watch it writes one before it sends it, so that no kill
+// excuses a watch without a line. What was received after that is taken for one of the
 // latter only if its client knows that it sent it to the mesh.
 func CutOff(requests []Request, kills []time.Time, toTheMesh func(id string) bool) (leaked, cut []Request) {
 	for _, r := range requests {
@@ -49,12 +48,9 @@ func CutOff(requests []Request, kills []time.Time, toTheMesh func(id string) boo
 }
 
 func (r Request) inHandAt(kill time.Time, toTheMesh bool) bool {
-	earliest, latest := kill.Add(-inHand), kill
-	if r.Verb == "watch" {
-		earliest = kill.Add(-beginning)
-	}
+	latest := kill
 	if toTheMesh {
 		latest = kill.Add(lastBreath)
 	}
-	return r.Received.After(earliest) && !r.Received.After(latest) && (r.Ended.IsZero() || r.Ended.After(kill.Add(-logging)))
+	return r.Verb != "watch" && r.Received.After(kill.Add(-inHand)) && !r.Received.After(latest) && (r.Ended.IsZero() || r.Ended.After(kill.Add(-logging)))
 }

@@ -72,7 +72,7 @@ func policy(namespace string) *meshv1.PodPolicy {
 				Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"*"}, Resources: []string{"configmaps"}}},
 				Selector:  shardLabel + " in (" + shard + ")",
 			}},
-			Lock: &meshv1.Lock{Namespace: namespace, Name: "leader", UpstreamName: "leader---shard-0"},
+			Locks: []*meshv1.Lock{{Namespace: namespace, Name: "leader", UpstreamName: "leader---shard-0"}},
 		},
 	}
 }

@@ -108,7 +108,7 @@ func (w *world) keptRoot(ctx context.Context, home string) error {
 		ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "kept"},
 		Spec: meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 			Prefix: "kept", TargetStatefulSet: "kept",
-			Auto:             &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+			Auto:             &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 			ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"secrets"}}}}},
 		}},
 	}

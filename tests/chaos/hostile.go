@@ -25,11 +25,11 @@ const (
 	intruderImage = "localhost/ctrlmesh/intruder:dev"
 	intruderName  = "intruder"
 
-	// What an agent under attack may take of the memory that it is allowed, and how
-	// long others may wait for it: of its own processor time it has as much as ever.
-	maxAgentMemory = 400 << 20
-	maxLatency     = 2 * time.Second
-	maxSlower      = 4 // times what it was before, where that is more
+	// What an agent or a manager under attack may take of the memory that it is allowed,
+	// and how long others may wait for it: of its own processor time it has as much as ever.
+	maxMeshMemory = 400 << 20
+	maxLatency    = 2 * time.Second
+	maxSlower     = 4 // times what it was before, where that is more
 )
 
 // fairness is what the apiserver itself answers where it has too much to do, which an
@@ -91,7 +91,14 @@ func hostile(ctx context.Context, w *world, r *result) error {
 		return why, err
 	})
 	for _, kind := range floods {
-		attack("a flood of "+kind, func() (string, error) { return w.withstand(ctx, victim, kind) })
+		attack("a flood of "+kind, func() (string, error) {
+			return w.bystander(ctx, victim, func(ctx context.Context) (string, error) {
+				return w.intrude(ctx, victim.Namespace, "flood", kind)
+			})
+		})
+	}
+	if err := outsiders(ctx, w, victim, attack); err != nil {
+		return err
 	}
 	requests, err := w.requests(begun, victim.Namespace+"/"+intruderName)
 	if err != nil {
@@ -175,8 +182,8 @@ func (w *world) intrude(ctx context.Context, namespace string, args ...string) (
 	return v.Why[:min(enough, len(v.Why))], nil
 }
 
-// withstand floods the agent, and looks at who else needs it.
-func (w *world) withstand(ctx context.Context, victim *member, kind string) (string, error) {
+// bystander attacks, and looks at a member of the node that needs its agent meanwhile.
+func (w *world) bystander(ctx context.Context, victim *member, attack func(context.Context) (string, error)) (string, error) {
 	const before = 3 * time.Second
 	start := time.Now()
 	node := victim.Spec.NodeName
@@ -197,7 +204,7 @@ func (w *world) withstand(ctx context.Context, victim *member, kind string) (str
 	defer stop()
 	memory := make(chan int64, 1)
 	go func() { memory <- w.peakMemory(flooding, node, pid) }()
-	why, err := w.intrude(ctx, victim.Namespace, "flood", kind)
+	why, err := attack(flooding)
 	stop()
 	peak := <-memory
 	if err != nil {
@@ -217,7 +224,7 @@ func (w *world) withstand(ctx context.Context, victim *member, kind string) (str
 		return "", fmt.Errorf("a request of %s failed: %s", victim.Name, failed)
 	case slow > max(maxLatency, maxSlower*calm):
 		return "", fmt.Errorf("%s waited %v, %v before", victim.Name, slow, calm)
-	case peak == 0 || peak > maxAgentMemory:
+	case peak == 0 || peak > maxMeshMemory:
 		return "", fmt.Errorf("the agent took %d MiB", peak>>20)
 	}
 	return fmt.Sprintf("%s; the agent took %d MiB, others waited %v, %v before", why, peak>>20, slow.Round(time.Millisecond), calm.Round(time.Millisecond)), nil

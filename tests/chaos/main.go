@@ -50,6 +50,8 @@ var suites = map[string][]part{
 		{"storm", storm},
 		{"balance", balance},
 		{"failover", failover},
+		{"adoption", adoption},
+		{"restore", restore},
 		{"unfenced", unfenced},
 	},
 	trafficSuite: {

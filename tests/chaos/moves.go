@@ -130,7 +130,7 @@ func balance(ctx context.Context, w *world, r *result) error {
 		if err != nil {
 			return err
 		}
-		// The manager counts every some minutes, and whoever leads next at once.
+		// The manager counts what exists every some minutes, and at once when a manager begins to lead.
 		if err := killManager(ctx, o, nil, &r.sharding); err != nil {
 			return err
 		}

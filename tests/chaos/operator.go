@@ -77,25 +77,11 @@ func (w *world) operate(ctx context.Context, part string, spec meshv1alpha1.Shar
 	if err := w.makeTenants(ctx); err != nil {
 		return nil, err
 	}
-	begun, err := w.mark()
+	o, err := w.settle(ctx, part)
 	if err != nil {
-		return nil, err
-	}
-	home, err := w.home(ctx, part)
-	if err != nil {
-		return nil, err
-	}
-	o := &operator{world: w, part: part, home: home, begun: begun}
-	if err := w.letWeigh(ctx, home); err != nil {
 		return o, err
 	}
-	spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: operatorLock}
-	spec.Root.Prefix = operatorName
-	spec.Root.TargetRef = &meshv1alpha1.TargetRef{Kind: "StatefulSet", Name: operatorName}
-	spec.Root.ResourceSelector = []meshv1alpha1.ObjectLimiter{{
-		RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}}},
-	}}
-	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: operatorName}, Spec: spec}
+	root := o.newRoot(spec)
 	if err := w.create(ctx, root); err != nil {
 		return o, err
 	}
@@ -112,7 +98,7 @@ func (w *world) operate(ctx context.Context, part string, spec meshv1alpha1.Shar
 	if err != nil {
 		return o, err
 	}
-	set, err := w.statefulSet(home, replicasOf(spec.Root))
+	set, err := w.statefulSet(o.home, replicasOf(spec.Root))
 	if err != nil {
 		return o, err
 	}
@@ -122,8 +108,33 @@ func (w *world) operate(ctx context.Context, part string, spec meshv1alpha1.Shar
 	if err := o.settled(ctx); err != nil {
 		return o, err
 	}
-	o.write = w.startWriter()
+	o.write = w.startWriter(o.home)
 	return o, nil
+}
+
+// settle makes a namespace for the operator, without anything of it.
+func (w *world) settle(ctx context.Context, part string) (*operator, error) {
+	begun, err := w.mark()
+	if err != nil {
+		return nil, err
+	}
+	home, err := w.home(ctx, part)
+	if err != nil {
+		return nil, err
+	}
+	return &operator{world: w, part: part, home: home, begun: begun}, w.letWeigh(ctx, home)
+}
+
+// newRoot returns the operator's root with a spec that says how it is divided.
+func (o *operator) newRoot(spec meshv1alpha1.ShardingConfigSpec) *meshv1alpha1.ShardingConfig {
+	spec = *spec.DeepCopy()
+	spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: operatorLock}
+	spec.Root.Prefix = operatorName
+	spec.Root.TargetRef = &meshv1alpha1.TargetRef{Kind: "StatefulSet", Name: operatorName}
+	spec.Root.ResourceSelector = []meshv1alpha1.ObjectLimiter{{
+		RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}}},
+	}}
+	return &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: o.home, Name: operatorName}, Spec: spec}
 }
 
 // statefulSet is the operator's, unmodified but for where it runs and how often it writes.
@@ -140,6 +151,9 @@ func (w *world) statefulSet(home string, replicas int32) (*appsv1.StatefulSet, e
 	pod := &set.Spec.Template.Spec
 	pod.ServiceAccountName = probeAccount
 	pod.Containers[0].Args = append(pod.Containers[0].Args, "-refresh="+refresh)
+	if w.class != "" {
+		pod.Containers[0].Args = append(pod.Containers[0].Args, "-selector="+classLabel+"="+w.class)
+	}
 	return set, nil
 }
 
@@ -158,13 +172,32 @@ func (w *world) letWeigh(ctx context.Context, home string) error {
 	})
 }
 
+// classLabel separates the objects of operators that run at the same time.
+const classLabel = "class"
+
+// ofClass are the labels of the objects that the operator looks after; none for all.
+func (w *world) ofClass() client.MatchingLabels {
+	if w.class == "" {
+		return nil
+	}
+	return client.MatchingLabels{classLabel: w.class}
+}
+
 // makeTenants makes what the operator looks after, once in a run.
 func (w *world) makeTenants(ctx context.Context) error {
 	if w.tenants != nil {
 		return nil
 	}
-	for i := range tenants {
-		name := fmt.Sprintf("chaos-tenant-%02d", i)
+	if err := w.removeTallies(ctx); err != nil {
+		return err
+	}
+	return w.addTenants(ctx, "chaos-tenant-%02d", tenants)
+}
+
+// addTenants makes so many namespaces with objects.
+func (w *world) addTenants(ctx context.Context, format string, n int) error {
+	for i := range n {
+		name := fmt.Sprintf(format, i)
 		if err := w.create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: ours}}); err != nil {
 			return err
 		}
@@ -180,9 +213,35 @@ func (w *world) makeTenants(ctx context.Context) error {
 	return nil
 }
 
+// removeTallies removes the objects that something else left, such as make demo. They
+// would fill the operator's queue, and weigh on its shards.
+func (w *world) removeTallies(ctx context.Context) error {
+	return w.until(ctx, "the objects of others to be removed", func(ctx context.Context) error {
+		var left tallyv1.TallyList
+		if err := w.List(ctx, &left); err != nil {
+			return err
+		}
+		if len(left.Items) == 0 {
+			return nil
+		}
+		w.say("  removing %d objects that something else left", len(left.Items))
+		cleared := map[string]bool{}
+		for _, t := range left.Items {
+			if cleared[t.Namespace] {
+				continue
+			}
+			if err := w.DeleteAllOf(ctx, &tallyv1.Tally{}, client.InNamespace(t.Namespace)); err != nil {
+				return fmt.Errorf("removing the objects in %s: %w", t.Namespace, err)
+			}
+			cleared[t.Namespace] = true
+		}
+		return fmt.Errorf("there were %d", len(left.Items))
+	})
+}
+
 func (w *world) makeTallies(ctx context.Context, namespace string, n int) error {
 	for range n {
-		if err := w.create(ctx, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "t-"}}); err != nil {
+		if err := w.create(ctx, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "t-", Labels: w.ofClass()}}); err != nil {
 			return err
 		}
 	}
@@ -238,31 +297,34 @@ func (o *operator) change(ctx context.Context, edit func(*meshv1alpha1.ShardingC
 func (o *operator) settled(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settling)
 	defer cancel()
-	return kube.Until(ctx, "the shards to settle", func(ctx context.Context) error {
-		root, err := o.root(ctx)
-		if err != nil {
-			return err
+	return kube.Until(ctx, "the shards to settle", o.settledNow)
+}
+
+// settledNow says what is missing for that.
+func (o *operator) settledNow(ctx context.Context) error {
+	root, err := o.root(ctx)
+	if err != nil {
+		return err
+	}
+	s := root.Status.Root
+	switch {
+	case root.Status.ObservedGeneration < root.Generation || s == nil:
+		return errors.New("the manager has not seen the root")
+	case s.Handover != "Settled":
+		return fmt.Errorf("%s: %s", s.Handover, moves(s))
+	case len(s.Shards) != shardsOf(root.Spec.Root):
+		return fmt.Errorf("there are %d shards of %d", len(s.Shards), shardsOf(root.Spec.Root))
+	}
+	for _, shard := range s.Shards {
+		if shard.ReadyMembers == 0 || shard.ReadyMembers < shard.Members {
+			return fmt.Errorf("%s has %d members, %d ready", shard.Name, shard.Members, shard.ReadyMembers)
 		}
-		s := root.Status.Root
-		switch {
-		case root.Status.ObservedGeneration < root.Generation || s == nil:
-			return errors.New("the manager has not seen the root")
-		case s.Handover != "Settled":
-			return fmt.Errorf("%s: %s", s.Handover, moves(s))
-		case len(s.Shards) != shardsOf(root.Spec.Root):
-			return fmt.Errorf("there are %d shards of %d", len(s.Shards), shardsOf(root.Spec.Root))
-		}
-		for _, shard := range s.Shards {
-			if shard.ReadyMembers == 0 || shard.ReadyMembers < shard.Members {
-				return fmt.Errorf("%s has %d members, %d ready", shard.Name, shard.Members, shard.ReadyMembers)
-			}
-		}
-		if orphans, err := o.orphans(s); err != nil || len(orphans) > 0 {
-			return errors.Join(err, fmt.Errorf("nobody holds %d tenants", len(orphans)))
-		}
-		set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: o.home, Name: operatorName}}
-		return o.RolledOut(ctx, set)
-	})
+	}
+	if orphans, err := o.orphans(s); err != nil || len(orphans) > 0 {
+		return errors.Join(err, fmt.Errorf("nobody holds %d tenants", len(orphans)))
+	}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: o.home, Name: operatorName}}
+	return o.RolledOut(ctx, set)
 }
 
 // moves tells of those under way.
@@ -371,18 +433,7 @@ func (o *operator) evidence() ([]audit.State, []audit.Request, error) {
 // judge stops the changes and counts what the part came to.
 func (o *operator) judge(ctx context.Context, r *result) error {
 	c := &r.sharding
-	if o.write != nil {
-		lost, long, err := o.write.finish(ctx)
-		r.doubtErr(o.part, err)
-		c.lost += len(lost)
-		c.orphans += len(long)
-		for _, t := range lost[:min(3, len(lost))] {
-			o.say("  ! %s", t)
-		}
-		for _, t := range long[:min(3, len(long))] {
-			o.say("  ! %s", t)
-		}
-	}
+	o.judgeWaits(ctx, r)
 	root, err := o.root(ctx)
 	if err != nil {
 		return err
@@ -403,12 +454,7 @@ func (o *operator) judge(ctx context.Context, r *result) error {
 	}
 	j := audit.Judge(states, writes, o.restarts)
 	c.doubleWrites += len(j.Foreign) + len(j.Shared)
-	for _, f := range j.Foreign[:min(5, len(j.Foreign))] {
-		o.say("  ! %s", f)
-	}
-	for _, s := range j.Shared[:min(3, len(j.Shared))] {
-		o.say("  ! %s", s)
-	}
+	o.complain(j)
 	if len(j.Unknown) > 0 {
 		r.doubt("%s: %d writes are by pods of no shard: %s", o.part, len(j.Unknown), j.Unknown[0])
 	}
@@ -427,4 +473,36 @@ func (o *operator) judge(ctx context.Context, r *result) error {
 	o.say("  %d handovers, half of them in %v, the slowest took %v; %d writes, %d in what was another's", len(moved),
 		percentile(took, 0.5).Round(time.Millisecond), percentile(took, 1).Round(time.Millisecond), j.Writes, len(j.Foreign))
 	return nil
+}
+
+// complain shows some of what a judgement found.
+func (o *operator) complain(j audit.Judgement) {
+	for _, f := range j.Foreign[:min(5, len(j.Foreign))] {
+		o.say("  ! %s", f)
+	}
+	for _, s := range j.Shared[:min(3, len(j.Shared))] {
+		o.say("  ! %s", s)
+	}
+}
+
+// judgeWaits stops the changes and counts the objects that were not reconciled, or
+// only after too long.
+func (o *operator) judgeWaits(ctx context.Context, r *result) {
+	c := &r.sharding
+	if o.write == nil {
+		return
+	}
+	lost, long, starved, err := o.write.finish(ctx)
+	r.doubtErr(o.part, err)
+	c.lost += len(lost)
+	c.orphans += len(long)
+	for _, t := range lost[:min(3, len(lost))] {
+		o.say("  ! %s", t)
+	}
+	for _, t := range long[:min(3, len(long))] {
+		o.say("  ! %s", t)
+	}
+	if len(starved) > 0 {
+		r.doubt("%s: the operator was too slow to tell: %d objects that the mesh showed it starved in its queue: %s", o.part, len(starved), starved[0])
+	}
 }

@@ -15,6 +15,8 @@ var handoversOf = map[string]int{"scale": 30, "canary": 120, "restart": 10, "sto
 const (
 	minKills      = 20 // of operator pods, agents and managers
 	minPartitions = 4
+	minAdoptions  = 100
+	minRestores   = 20
 	maxHandover   = 30 * time.Second // the slowest of a hundred, where nothing was broken
 	maxSkew       = 1.25             // at rest, with a few dozen namespaces of very different weight
 	maxFailover   = 5 * time.Second
@@ -32,10 +34,13 @@ type shardingCounts struct {
 	skew         float64
 	failovers    []time.Duration
 	explored     int
+	adoptions    int // each with the removal
+	outside      int // writes by pods outside the mesh of what a shard owned
+	restores     int // of etcd
 }
 
 func (c *shardingCounts) fields(ran []string) []field {
-	owned := []string{"scale", "canary", "restart", "storm", "balance", "failover"}
+	owned := []string{"scale", "canary", "restart", "storm", "balance", "failover", "adoption", "restore"}
 	enough := 0
 	for _, part := range ran {
 		enough += handoversOf[part]
@@ -61,6 +66,9 @@ func (c *shardingCounts) fields(ran []string) []field {
 		{"skew_max", []string{"balance"}, fmt.Sprintf("%.2f", c.skew), c.skew >= 1 && c.skew <= maxSkew},
 		millis([]string{"failover"}, "failover_p99_ms", failover, len(c.failovers) > 0 && failover <= maxFailover),
 		count([]string{"explore"}, "states_explored", c.explored, c.explored > 0),
+		count([]string{"adoption"}, "adoptions", c.adoptions, c.adoptions >= minAdoptions),
+		count([]string{"restore"}, "restores", c.restores, c.restores >= minRestores),
+		count([]string{"adoption"}, "outside_writes", c.outside, c.outside == 0),
 	}
 }
 

@@ -71,7 +71,7 @@ func TestResultOfSomeParts(t *testing.T) {
 func goodSharding() *result {
 	r := &result{sharding: shardingCounts{
 		handovers: 200, took: []time.Duration{time.Second}, kills: 23, partitions: 4, skew: 1.04,
-		failovers: []time.Duration{2 * time.Second}, explored: 1000,
+		failovers: []time.Duration{2 * time.Second}, explored: 1000, adoptions: 100, restores: 20,
 	}}
 	for _, p := range suites[shardingSuite] {
 		r.ran = append(r.ran, p.name)
@@ -83,7 +83,7 @@ func TestShardingResult(t *testing.T) {
 	r := goodSharding()
 	require.Empty(t, r.wrong(shardingSuite))
 	require.Equal(t, "sharding: handovers=200 double_writes=0 lost_objects=0 orphan_ranges=0 kills=23 partitions=4 handover_p50_ms=1000 "+
-		"handover_p99_ms=1000 skew_max=1.04 failover_p99_ms=2000 states_explored=1000", r.line(shardingSuite))
+		"handover_p99_ms=1000 skew_max=1.04 failover_p99_ms=2000 states_explored=1000 adoptions=100 restores=20 outside_writes=0", r.line(shardingSuite))
 
 	for _, c := range []struct {
 		says  string
@@ -102,6 +102,9 @@ func TestShardingResult(t *testing.T) {
 		{"failover_p99_ms=5001", func(c *shardingCounts) { c.failovers = append(c.failovers, 5001*time.Millisecond) }},
 		{"failover_p99_ms=0", func(c *shardingCounts) { c.failovers = nil }},
 		{"states_explored=0", func(c *shardingCounts) { c.explored = 0 }},
+		{"adoptions=99", func(c *shardingCounts) { c.adoptions-- }},
+		{"restores=19", func(c *shardingCounts) { c.restores-- }},
+		{"outside_writes=1", func(c *shardingCounts) { c.outside++ }},
 	} {
 		t.Run(c.says, func(t *testing.T) {
 			r := goodSharding()

@@ -417,7 +417,7 @@ func (o *operator) refuses(ctx context.Context, c *trafficCounts, enough int) er
 // and nobody changes them.
 func (o *operator) converges(ctx context.Context, c *trafficCounts) error {
 	begun := time.Now()
-	lost, _, err := o.write.finish(ctx)
+	lost, _, _, err := o.write.finish(ctx)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ type wait struct {
 	generation int64
 	since      time.Time
 	took       time.Duration
+	inQueue    time.Duration // for how long of that it was in the queue of an operator's pod
+	pod        string        // that pod
 }
 
 func newWaits() *waits {
@@ -50,6 +52,26 @@ func (w *waits) saw(object types.NamespacedName, reconciled int64, at time.Time)
 	}
 }
 
+// waiting reports whether an object has waited for longer than a time.
+func (w *waits) waiting(than time.Duration, now time.Time) bool {
+	for _, open := range w.open {
+		if now.Sub(open.since) > than {
+			return true
+		}
+	}
+	return false
+}
+
+// queued notes for how long an object, as namespace/name, has been in the queue of a pod.
+func (w *waits) queued(object, pod string, long time.Duration) {
+	for key, open := range w.open {
+		if key.String() == object && long > open.inQueue {
+			open.inQueue, open.pod = long, pod
+			w.open[key] = open
+		}
+	}
+}
+
 // away notes that for a time nobody could have reconciled anything.
 func (w *waits) away(d time.Duration) {
 	for object, open := range w.open {
@@ -59,16 +81,27 @@ func (w *waits) away(d time.Duration) {
 }
 
 // longer are the namespaces with an object that has waited for longer than a time.
-func (w *waits) longer(than time.Duration) (out []wait) {
+// Starved are those of them that would not have, but for an operator's own queue.
+func (w *waits) longer(than time.Duration) (out, starved []wait) {
 	for _, l := range w.longest {
-		if l.took > than {
+		switch {
+		case l.took <= than:
+		case l.took-l.inQueue <= than && l.inQueue > 0:
+			starved = append(starved, l)
+		default:
 			out = append(out, l)
 		}
 	}
-	slices.SortFunc(out, func(a, b wait) int { return strings.Compare(a.object.String(), b.object.String()) })
-	return out
+	byObject := func(a, b wait) int { return strings.Compare(a.object.String(), b.object.String()) }
+	slices.SortFunc(out, byObject)
+	slices.SortFunc(starved, byObject)
+	return out, starved
 }
 
 func (w wait) String() string {
-	return fmt.Sprintf("%s waited %v for a reconcile, from %s on", w.object, w.took.Round(time.Millisecond), w.since.UTC().Format("15:04:05.000"))
+	text := fmt.Sprintf("%s waited %v for a reconcile, from %s on", w.object, w.took.Round(time.Millisecond), w.since.UTC().Format("15:04:05.000"))
+	if w.inQueue > 0 {
+		text += fmt.Sprintf(", and was in the queue of %s for %v of that", w.pod, w.inQueue)
+	}
+	return text
 }

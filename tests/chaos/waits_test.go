@@ -19,16 +19,49 @@ func TestWaits(t *testing.T) {
 	w.wrote(two, 2, at(5))
 	w.saw(one, 1, at(6))
 	w.saw(two, 2, at(6))
-	require.Empty(t, w.longer(5*time.Second))
+	long, starved := w.longer(5 * time.Second)
+	require.Empty(t, long)
+	require.Empty(t, starved)
 	w.saw(one, 2, at(10)) // the one that it waited for; the next is another wait
 	w.wrote(one, 4, at(11))
 	w.away(20 * time.Second) // no wait of one's own
 	w.saw(one, 4, at(32))
 	require.Empty(t, w.open)
-	long := w.longer(5 * time.Second)
+	long, starved = w.longer(5 * time.Second)
 	require.Len(t, long, 1)
+	require.Empty(t, starved)
 	require.Equal(t, one, long[0].object)
 	require.Equal(t, 9*time.Second, long[0].took)
 	require.Contains(t, long[0].String(), "a/one waited 9s")
-	require.Len(t, w.longer(0), 2)
+	long, _ = w.longer(0)
+	require.Len(t, long, 2)
+}
+
+// An object that the operator has in its cache, and does not come to, is not lost.
+func TestStarvedObjectsAreNoneThatTheMeshLost(t *testing.T) {
+	start := time.Now()
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	hidden, starved := types.NamespacedName{Namespace: "a", Name: "hidden"}, types.NamespacedName{Namespace: "b", Name: "starved"}
+	w := newWaits()
+	for _, object := range []types.NamespacedName{hidden, starved} {
+		w.wrote(object, 2, at(0))
+	}
+	require.False(t, w.waiting(20*time.Second, at(20)))
+	require.True(t, w.waiting(20*time.Second, at(21)))
+	for object, long := range backlog(`not JSON
+{"time":"...","level":"WARN","msg":"objects in the cache wait in the queue","pod":"tally-2","seconds":{"b/starved":15,"a/hidden":12}}
+{"msg":"another","seconds":{"b/starved":900}}
+{"msg":"objects in the cache wait in the queue","seconds":{"b/starved":70}}
+`) {
+		w.queued(object, "tally-2", long)
+	}
+	for _, object := range []types.NamespacedName{hidden, starved} {
+		w.saw(object, 2, at(120))
+	}
+	long, late := w.longer(90 * time.Second)
+	require.Len(t, long, 1)
+	require.Equal(t, hidden, long[0].object, "it was shown late")
+	require.Len(t, late, 1)
+	require.Contains(t, late[0].String(), "b/starved waited 2m0s for a reconcile")
+	require.Contains(t, late[0].String(), "in the queue of tally-2 for 1m10s")
 }

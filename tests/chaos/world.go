@@ -42,6 +42,7 @@ type world struct {
 
 	members []*member // of the fleet, once there is one
 	tenants []string  // of the operator, once there are some
+	class   string    // of the operator's objects; empty for all
 	stop    func()    // ends the reading of logs
 }
 

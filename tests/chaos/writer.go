@@ -26,6 +26,7 @@ const (
 // watches how long each waits to be reconciled.
 type writer struct {
 	*world
+	home string // of the operator
 	stop func()
 
 	mu      sync.Mutex
@@ -34,12 +35,13 @@ type writer struct {
 	waits   *waits
 }
 
-func (w *world) startWriter() *writer {
+func (w *world) startWriter(home string) *writer {
 	ctx, cancel := context.WithCancel(context.Background())
-	wr := &writer{world: w, waits: newWaits(), looked: time.Now()}
+	wr := &writer{world: w, home: home, waits: newWaits(), looked: time.Now()}
 	var loops sync.WaitGroup
 	loops.Go(func() { every(ctx, writeEvery, wr.change) })
 	loops.Go(func() { every(ctx, lookEvery, wr.look) })
+	loops.Go(func() { every(ctx, backlogEvery, wr.readBacklog) })
 	wr.stop = func() { cancel(); loops.Wait() }
 	return wr
 }
@@ -79,7 +81,7 @@ func (w *writer) change(ctx context.Context, n int) {
 // look reads all objects.
 func (w *writer) look(ctx context.Context, _ int) {
 	var list tallyv1.TallyList
-	err := w.List(ctx, &list)
+	err := w.List(ctx, &list, w.ofClass())
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
@@ -96,14 +98,26 @@ func (w *writer) look(ctx context.Context, _ int) {
 	}
 }
 
+// forget drops what it knows of waits: the objects went back to an earlier state.
+func (w *writer) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waits = newWaits()
+}
+
 // finish ends the changes, and returns the objects that are not reconciled after
-// some patience, and the waits that were too long.
-func (w *writer) finish(ctx context.Context) (lost []string, long []wait, err error) {
+// some patience, and the waits that were too long: those that only the operator's own
+// queue made so apart.
+func (w *writer) finish(ctx context.Context) (lost []string, long, starved []wait, err error) {
 	w.stop()
+	n := 0
 	_ = w.until(ctx, "the objects to be reconciled", func(ctx context.Context) error {
 		w.look(ctx, 0)
+		if n++; n%20 == 0 {
+			w.readBacklog(ctx, 0)
+		}
 		var list tallyv1.TallyList
-		if err = w.List(ctx, &list); err != nil {
+		if err = w.List(ctx, &list, w.ofClass()); err != nil {
 			return err
 		}
 		lost = nil
@@ -112,7 +126,7 @@ func (w *writer) finish(ctx context.Context) (lost []string, long []wait, err er
 				lost = append(lost, fmt.Sprintf("%s/%s was not reconciled since generation %d, of %d", t.Namespace, t.Name, t.Status.ObservedGeneration, t.Generation))
 			}
 		}
-		if len(list.Items) < tenants {
+		if len(list.Items) < len(w.tenants) {
 			err = fmt.Errorf("there are only %d objects", len(list.Items))
 			return kube.Never(err)
 		}
@@ -121,5 +135,6 @@ func (w *writer) finish(ctx context.Context) (lost []string, long []wait, err er
 		}
 		return nil
 	})
-	return lost, w.waits.longer(maxWait), err
+	long, starved = w.waits.longer(maxWait)
+	return lost, long, starved, err
 }

@@ -1,6 +1,7 @@
 #!/bin/bash
 # build.sh [PART...]: builds what is missing into the cache and links it from .run; the first time it
-# takes some minutes. Parts: tools k8s containerd runc cni coredns images (default: all).
+# takes some minutes. Parts: tools k8s containerd runc cni coredns images (default: all of these), and
+# etcd, which only backups need.
 # shellcheck source=lib.sh
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 
@@ -12,6 +13,11 @@ coredns=$(required coredns github.com/coredns/coredns)
 export GOFLAGS=-buildvcs=false GOWORK=off CGO_ENABLED=0
 say() { printf '[%4d s] %s\n' $SECONDS "$*"; }
 
+apt_install() { # apt_install LOG PACKAGE...
+  { apt-get install -qy --no-install-recommends "${@:2}" ||
+    { apt-get update -q && apt-get install -qy --no-install-recommends "${@:2}"; }; } >"$1" 2>&1
+}
+
 # Debian packages. nft and iptables are called by kube-proxy and by the CNI's portmap.
 packages() {
   local missing=() p
@@ -21,8 +27,7 @@ packages() {
   say "installing ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
   local log; log=$(mktemp)
-  { apt-get install -qy --no-install-recommends "${missing[@]}" ||
-    { apt-get update -q && apt-get install -qy --no-install-recommends "${missing[@]}"; }; } >"$log" 2>&1 || { tail "$log" >&2; die "apt-get failed"; }
+  progress "installing packages" apt_install "$log" "${missing[@]}" || { tail "$log" >&2; die "apt-get failed"; }
   rm "$log"
 }
 
@@ -60,6 +65,7 @@ build_cni() {
   local m=github.com/containernetworking/plugins p
   for p in main/bridge main/loopback ipam/host-local meta/portmap; do compile "$1" $m/plugins/$p@$cni; done
 }
+build_etcd() { cd "$HERE/src/etcd"; compile "$1" .; mv "$1/etcd" "$1/etcdbackup"; }
 build_coredns() { cd "$HERE/src/coredns"; compile "$1" .; }
 build_images() {
   local a applets=()
@@ -72,6 +78,8 @@ build_images() {
   } >/dev/null
 }
 
+build() { ( "build_$1" "$2" ); }   # build NAME OUT
+
 # part NAME VERSION [SOURCE...]: its place in the cache is named by the version and by a hash of the
 # sources and of the recipe, so checkouts share what is equal and a bump builds only what it changes.
 part() {
@@ -82,7 +90,7 @@ part() {
     say "building $name${version:+ $version}"
     packages ca-certificates   # for the module proxy
     tmp=$CACHE/.new.$$; rm -rf "$tmp"; mkdir -p "$tmp"
-    ( "build_$name" "$tmp" )
+    progress "building $name" build "$name" "$tmp"
     mv -T "$tmp" "$dir" 2>/dev/null || [ -d "$dir" ] || die "cannot write $dir"   # or another build was first
     say "built $name ($(du -sm "$dir" | cut -f1) MB)"
   fi
@@ -102,6 +110,7 @@ for name; do
   case $name in
   tools) part tools "" "$HERE"/src/tools/go.mod "$HERE"/src/tools/*/*.go ;;
   k8s) part k8s "$k8s" "$HERE"/src/k8s/* ;;
+  etcd) part etcd "" "$HERE"/src/etcd/* ;;
   containerd) part containerd $containerd ;;
   runc) part runc $runc ;;
   cni) part cni $cni ;;

@@ -4,8 +4,9 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 ROOT=$(cd "$HERE/../.." && pwd)
-RUN=$ROOT/.run                      # all state; the kit writes nowhere else but into the cache
+RUN=$(readlink -f "$ROOT/.run" || echo "$ROOT/.run")   # all state, also of a checkout that links to another's; nothing is written elsewhere but into the cache
 CACHE=${CTRLMESH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ctrlmesh}
+. "$ROOT/hack/progress.sh"
 PATH=$RUN/bin:$PATH:/usr/local/go/bin:/usr/sbin:/sbin
 export HERE ROOT RUN PATH
 export KUBECONFIG=$RUN/kubeconfig   # not yours: a script of this directory never talks to another cluster
@@ -42,9 +43,9 @@ use_family() {
 
 # Units ----------------------------------------------------------------------------------------
 # Everything that runs is a unit (netns, etcd, kube-apiserver, ..., node1, ...), and a unit is a
-# cgroup v2 of its own below one named after this checkout. Membership is inherited and cannot be
+# cgroup v2 of its own below one named after this checkout's .run. Membership is inherited and cannot be
 # lost, so stopping a unit ends exactly what it started: no pid file that may be late or stale.
-GROUP=ctrlmesh-$(printf %s "$ROOT" | sha256sum | cut -c1-8)
+GROUP=ctrlmesh-$(printf %s "${RUN%/.run}" | sha256sum | cut -c1-8)
 if [ -f /sys/fs/cgroup/cgroup.controllers ]; then V2=/sys/fs/cgroup; else V2=/sys/fs/cgroup/unified; fi
 UNITS=$V2/$GROUP
 COMPONENTS="etcd kube-apiserver kube-controller-manager kube-scheduler"   # the programs
@@ -57,8 +58,15 @@ main_pid() { # main_pid UNIT: its first process, if that is still it
   local p; alive "$1" && p=$(cat "$RUN/units/$1") && grep -qs "^0::.*/$GROUP/$1" "/proc/$p/cgroup" && echo "$p"
 }
 waitfor() { # waitfor SECONDS COMMAND...
-  local end=$((SECONDS + $1)); shift
-  until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.1; done
+  local began=$SECONDS end=$((SECONDS + $1)) next=$((SECONDS + 15)); shift
+  until "$@" >/dev/null 2>&1; do
+    [ $SECONDS -lt $end ] || return 1
+    if [ $SECONDS -ge $next ]; then
+      printf '          ... waiting for %s: %d s\n' "$*" $((SECONDS - began)) >&2
+      next=$((SECONDS + 15))
+    fi
+    sleep 0.1
+  done
 }
 
 # launch UNIT COMMAND...: start it in its unit, in a session of its own (Ctrl-C must not reach it).
@@ -67,7 +75,7 @@ launch() {
   local unit=$1; shift
   mkdir -p "$UNITS/$unit" "$RUN/units" "$RUN/logs"
   ( echo $BASHPID >"$UNITS/$unit/cgroup.procs"; echo $BASHPID >"$RUN/units/$unit"
-    exec 9>&-   # up.sh's lock is not theirs
+    exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-   # locks that up.sh or its caller holds are not theirs
     exec setsid "$@"
   ) >>"$RUN/logs/$unit.log" 2>&1 </dev/null &
 }
@@ -147,7 +155,8 @@ start_component() {
       --use-service-account-credentials=true --service-account-private-key-file=$P/sa.key --root-ca-file=$P/ca.crt
       --cluster-signing-cert-file=$P/ca.crt --cluster-signing-key-file=$P/ca.key
       --client-ca-file=$P/ca.crt --requestheader-client-ca-file=$P/front-proxy-ca.crt
-      --node-monitor-grace-period=${NODE_GRACE:-50s} --kube-api-qps=500 --kube-api-burst=1000 --v=1" ;;   # the default 20 qps costs 4 s at start
+      --node-monitor-grace-period=${NODE_GRACE:-50s} --kube-api-qps=500 --kube-api-burst=1000 --v=1
+      ${CONTROLLER_MANAGER_ARGS:-}" ;;   # the default 20 qps costs 4 s at start
   kube-scheduler) flags="$as --bind-address=127.0.0.1 --leader-elect=false --kube-api-qps=500 --kube-api-burst=1000 --v=1" ;;
   *) die "no such component: $1" ;;
   esac

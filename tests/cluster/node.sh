@@ -6,6 +6,8 @@
 # node.sh load NODE TAR...   load images into its container runtime
 # node.sh exec NODE CMD...   run a command on the node; NODE may be "netns": the control plane's network
 # node.sh logs NODE          the directory, outside the node, with its container logs: NAMESPACE_POD_UID/CONTAINER/N.log
+# node.sh snapshot etcd FILE save all that etcd has, as a backup does
+# node.sh restore etcd FILE  go back to a backup: the control plane is started anew with what it has
 # node.sh list               what runs
 # A UNIT is node1..node9, etcd, kube-apiserver, kube-apiserver2, kube-controller-manager or kube-scheduler.
 # shellcheck source=lib.sh
@@ -49,6 +51,20 @@ stop) case " $CONTROL_PLANE $(running_nodes | tr '\n' ' ')" in *" $unit "*) stop
 load) for tar; do in_node "$unit" ctr -n k8s.io images import --local "$(readlink -f "$tar")" 2>&1 >/dev/null | { grep -v DEPRECATION >&2 || true; }; done ;;
 exec) if [ "$unit" = netns ]; then in_netns "$@"; else in_node "$unit" "$@"; fi ;;
 logs) echo "$RUN/$unit/pods" ;;
+snapshot)
+  "$HERE/build.sh" etcd >/dev/null
+  in_netns "$RUN/bin/etcdbackup" save "$1" ;;
+restore)
+  "$HERE/build.sh" etcd >/dev/null
+  rm -rf "$RUN/etcd.new"
+  "$RUN/bin/etcdbackup" restore "$1" "$RUN/etcd.new"
+  # Every component that has seen later revisions is started anew, as Kubernetes' documentation asks.
+  parts="kube-apiserver kube-controller-manager kube-scheduler"
+  for part in $parts etcd; do stop "$part"; done
+  rm -rf "$RUN/etcd"; mv "$RUN/etcd.new" "$RUN/etcd"
+  for part in etcd $parts; do start_component "$part"; done
+  ready=(kubectl get --raw=/readyz --request-timeout=2s)
+  waitfor 60 "${ready[@]}" || die "the apiserver is not ready" ;;
 list) for unit in netns $CONTROL_PLANE $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;
 *) usage ;;
 esac

@@ -17,10 +17,11 @@ import (
 )
 
 // clear removes the operator, its locks, shards and objects: what an earlier run
-// counted must not be counted again. Namespaces stay, for they take long to go.
-// The operator goes first, while it is still sharded.
+// counted must not be counted again. Namespaces stay, because they take long to go.
+// The operator goes first, while it is still sharded, and locks after the shards: the
+// mesh holds them until then.
 func (d *demo) clear(ctx context.Context) error {
-	for _, f := range []func(context.Context) error{d.clearOperator, d.clearShards, d.clearObjects} {
+	for _, f := range []func(context.Context) error{d.clearOperator, d.clearShards, d.clearLocks, d.clearObjects} {
 		if err := f(ctx); err != nil {
 			return err
 		}
@@ -33,13 +34,13 @@ func (d *demo) clearOperator(ctx context.Context) error {
 	if err := d.Delete(ctx, set); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("deleting the operator: %w", err)
 	}
-	err := kube.Until(ctx, "the operator's end", func(ctx context.Context) error {
+	return kube.Until(ctx, "the operator's end", func(ctx context.Context) error {
 		var pods corev1.PodList
 		return empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
 	})
-	if err != nil {
-		return err
-	}
+}
+
+func (d *demo) clearLocks(ctx context.Context) error {
 	if err := d.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(operator)); err != nil {
 		return fmt.Errorf("deleting locks: %w", err)
 	}

@@ -16,12 +16,17 @@ import (
 )
 
 // look reads the cluster and the logs.
-func (d *demo) look(ctx context.Context, since time.Time) (*world, error) {
+func (d *demo) look(ctx context.Context, at played) (*world, error) {
 	w, err := d.world(ctx)
 	if err != nil {
 		return nil, err
 	}
-	w.traffic, err = d.Traffic(ctx, audit.Callers{Users: []string{audit.ServiceAccount(operator, workload)}, Since: since})
+	of := audit.Callers{Users: []string{audit.ServiceAccount(operator, workload)}, Since: at.sharded}
+	if w.traffic, err = d.Traffic(ctx, of); err != nil {
+		return nil, err
+	}
+	of.Since = at.began
+	w.requests, err = d.Requests(of)
 	return w, err
 }
 
@@ -36,7 +41,7 @@ func (d *demo) world(ctx context.Context) (*world, error) {
 		list client.ObjectList
 		opts []client.ListOption
 	}{
-		{&configs, []client.ListOption{client.InNamespace(operator), ours}},
+		{&configs, []client.ListOption{client.InNamespace(operator)}},
 		{&pods, []client.ListOption{client.InNamespace(operator), client.MatchingLabels{"app": workload}}},
 		{&leases, []client.ListOption{client.InNamespace(operator)}},
 	} {
@@ -48,7 +53,16 @@ func (d *demo) world(ctx context.Context) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &world{now: time.Now(), configs: configs.Items, pods: pods.Items, leases: leases.Items, tallies: tallies}, nil
+	w := &world{now: time.Now(), pods: pods.Items, leases: leases.Items, tallies: tallies}
+	for _, c := range configs.Items {
+		switch {
+		case c.Name == workload:
+			w.root = c
+		case c.Labels[meshv1alpha1.RootLabel] == workload:
+			w.shards = append(w.shards, c)
+		}
+	}
+	return w, nil
 }
 
 // tallies are the objects in the demo's namespaces, and no others there may be.

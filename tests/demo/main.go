@@ -1,12 +1,13 @@
-// Demo shards an operator that knows nothing of the mesh, on the cluster of
+// Demo adopts a running operator that knows nothing of the mesh, on the cluster of
 // tests/cluster with ctrlmesh installed, and shows what came of it.
 //
-// It runs tests/operators/tally as a StatefulSet of two, with one ShardingConfig
-// for each pod, over objects in many namespaces. Half of the objects exist before
-// the mesh hears of them and half are made while the shards work. Then it prints a
-// table and one line of counts, all read from the cluster, from the apiserver's
-// audit log and from the agents' access logs. It exits with status 0 only if every
-// count is as it must be. It may be run again on the same cluster.
+// It runs tests/operators/tally as a StatefulSet of two outside the mesh, over objects in
+// many namespaces. While the objects change all the time, it applies a ShardingConfig of
+// two shards and sets the label of the mesh on the pod template. Half of the objects exist
+// before that, and half are made while the shards work. Then it prints a table and one
+// line of counts, all read from the cluster, from the apiserver's audit log and from the
+// agents' access logs. It exits with status 0 only if every count is as it must be. It may
+// be run again on the same cluster.
 package main
 
 import (
@@ -26,8 +27,8 @@ func main() {
 	d := demo{start: time.Now()}
 	flag.IntVar(&d.namespaces, "namespaces", 12, "how many namespaces to divide")
 	flag.IntVar(&d.objects, "objects", 600, "how many objects to put into them")
-	flag.BoolVar(&d.sharded, "sharded", true, "make ShardingConfigs; without them one pod does all the work, and the demo fails")
-	flag.DurationVar(&d.timeout, "timeout", 3*time.Minute, "how long to wait for the operator at most")
+	flag.BoolVar(&d.sharded, "sharded", true, "adopt the operator; otherwise one pod does all the work, and the demo fails")
+	flag.DurationVar(&d.timeout, "timeout", 4*time.Minute, "how long to wait for the operator at most")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -60,8 +61,8 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 	if d.Cluster, err = kube.Connect(tallyv1.AddToScheme); err != nil {
 		return false, err
 	}
-	since, err := d.play(ctx)
-	if since.IsZero() {
+	played, err := d.play(ctx)
+	if played.began.IsZero() {
 		return false, err
 	}
 	// Whatever went wrong on the way, the counts say what it led to.
@@ -69,7 +70,7 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 		d.say("not as it should be: %v", err)
 		d.printLogs(ctx)
 	}
-	w, err := d.look(ctx, since)
+	w, err := d.look(ctx, played)
 	if err != nil {
 		return false, err
 	}

@@ -3,14 +3,20 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -19,6 +25,9 @@ var ours = client.MatchingLabels{"app.kubernetes.io/part-of": "tally-demo"}
 
 // writers is how many requests the demo has in flight while it makes objects.
 const writers = 8
+
+// churnEvery is the time between two changes while the operator is adopted.
+const churnEvery = 25 * time.Millisecond
 
 func (d *demo) namespaceNames() []string {
 	names := make([]string, d.namespaces)
@@ -58,48 +67,93 @@ func (d *demo) makeObjects(ctx context.Context, names []string, first, end int) 
 	return g.Wait()
 }
 
-// makeShards gives each pod a shard with its part of the namespaces, and waits
-// until the mesh knows of it: a pod made earlier would be nobody's member.
-func (d *demo) makeShards(ctx context.Context, names []string) error {
-	for i := range shards {
-		c := shard(i, names[i*len(names)/shards:(i+1)*len(names)/shards])
-		if err := d.Create(ctx, c); err != nil {
-			return fmt.Errorf("making ShardingConfig %s: %w", c.Name, err)
-		}
-		err := kube.Until(ctx, "the manager to see ShardingConfig "+c.Name, func(ctx context.Context) error {
-			if err := d.Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
-				return err
-			}
-			if c.Status.ObservedGeneration < c.Generation {
-				return fmt.Errorf("generation %d is observed, not yet %d", c.Status.ObservedGeneration, c.Generation)
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+// makeOperator makes the StatefulSet as its author wrote it: outside the mesh.
+func (d *demo) makeOperator(ctx context.Context) error {
+	text, err := os.ReadFile(filepath.Join(d.Root, deploy, "statefulset.yaml"))
+	if err != nil {
+		return fmt.Errorf("reading the operator: %w", err)
+	}
+	set := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(text, &set.Object); err != nil {
+		return fmt.Errorf("reading the operator: %w", err)
+	}
+	unstructured.RemoveNestedField(set.Object, "spec", "template", "metadata", "labels", meshv1alpha1.EnableProxyLabel)
+	return d.ApplyObject(ctx, set)
+}
+
+// makeRoot divides the operator's work among two shards.
+func (d *demo) makeRoot(ctx context.Context) error {
+	c := &meshv1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload, Labels: ours},
+		Spec: meshv1alpha1.ShardingConfigSpec{
+			Controller: &meshv1alpha1.ControllerConfig{LeaderElectionName: lock},
+			Root: &meshv1alpha1.RootConfig{
+				Prefix:            workload,
+				TargetStatefulSet: workload,
+				Auto:              &meshv1alpha1.AutoConfig{ShardingSize: shards, EveryShardReplicas: 1},
+				ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{
+					{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}},
+				}}},
+			},
+		},
+	}
+	if err := d.Create(ctx, c); err != nil {
+		return fmt.Errorf("making ShardingConfig %s: %w", c.Name, err)
 	}
 	return nil
 }
 
-// shard is the ShardingConfig of one pod of the operator.
-func shard(ordinal int, namespaces []string) *meshv1alpha1.ShardingConfig {
-	in := func(key string, values ...string) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-			{Key: key, Operator: metav1.LabelSelectorOpIn, Values: values},
-		}}
+// label puts the label of the mesh on the pod template, which begins a rolling update.
+func (d *demo) label(ctx context.Context) error {
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload}}
+	patch := fmt.Appendf(nil, `{"spec": {"template": {"metadata": {"labels": {%q: "true"}}}}}`, meshv1alpha1.EnableProxyLabel)
+	if err := d.Patch(ctx, set, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("labelling the operator: %w", err)
 	}
-	return &meshv1alpha1.ShardingConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: fmt.Sprintf("shard-%d", ordinal), Labels: ours},
-		Spec: meshv1alpha1.ShardingConfigSpec{
-			Selector:   in("statefulset.kubernetes.io/pod-name", fmt.Sprintf("%s-%d", workload, ordinal)),
-			Controller: &meshv1alpha1.ControllerConfig{LeaderElectionName: lock},
-			Limits: []meshv1alpha1.ObjectLimiter{{
-				RelateResources: []meshv1alpha1.ResourceGroup{
-					{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}},
-				},
-				Selector: in(meshv1alpha1.NamespaceLabel, namespaces...),
-			}},
-		},
+	return nil
+}
+
+// change changes the spec of an object, which must then be reconciled again.
+func (d *demo) change(ctx context.Context, t *tallyv1.Tally, say string) error {
+	patch := fmt.Appendf(nil, `{"spec": {"say": %q}}`, say)
+	if err := d.Patch(ctx, t, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("changing Tally %s/%s: %w", t.Namespace, t.Name, err)
 	}
+	return nil
+}
+
+// churn changes one object after the other until the context ends, and counts the changes.
+func (d *demo) churn(ctx context.Context) (changes int, err error) {
+	tallies, err := d.tallies(ctx)
+	if err != nil {
+		return 0, err
+	}
+	tick := time.NewTicker(churnEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return changes, nil
+		case <-tick.C:
+		}
+		err := d.change(ctx, &tallies[changes%len(tallies)], fmt.Sprintf("change %d", changes))
+		if err != nil && ctx.Err() == nil {
+			return changes, err
+		}
+		changes++
+	}
+}
+
+// changeAll changes each object once.
+func (d *demo) changeAll(ctx context.Context, say string) error {
+	tallies, err := d.tallies(ctx)
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(writers)
+	for i := range tallies {
+		g.Go(func() error { return d.change(ctx, &tallies[i], say) })
+	}
+	return g.Wait()
 }

@@ -7,9 +7,11 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -22,66 +24,131 @@ const (
 	shards = 2
 )
 
-// play makes everything and waits until the operator has done its work. It returns
-// the time from which its requests count, zero if there is nothing to count.
-func (d *demo) play(ctx context.Context) (since time.Time, err error) {
+// played is what the counts begin with.
+type played struct {
+	began   time.Time // the operator started; zero if there is nothing to count
+	sharded time.Time // its pods were all members of shards
+}
+
+// play makes everything and waits until the operator has done its work.
+func (d *demo) play(ctx context.Context) (at played, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
-
-	if d.sharded {
-		d.say("waiting for ctrlmesh to be ready")
-		if err := d.meshReady(ctx); err != nil {
-			return since, err
-		}
-	}
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
-		if err := d.ApplyPath(ctx, deploy+file); err != nil {
-			return since, err
-		}
-	}
-	d.say("clearing what an earlier run left")
-	if err := d.clear(ctx); err != nil {
-		return since, err
-	}
 	names := d.namespaceNames()
-	d.say("making %d namespaces and the first half of %d objects", len(names), d.objects)
-	if err := d.makeNamespaces(ctx, names); err != nil {
-		return since, err
+	if err := d.prepare(ctx, names); err != nil {
+		return at, err
 	}
-	if err := d.makeObjects(ctx, names, 0, d.objects/2); err != nil {
-		return since, err
-	}
-	if d.sharded {
-		d.say("making %d ShardingConfigs", shards)
-		if err := d.makeShards(ctx, names); err != nil {
-			return since, err
-		}
-	}
-
-	since = time.Now()
-	d.say("starting the operator, two pods on two nodes")
-	if err := d.ApplyPath(ctx, deploy+"statefulset.yaml"); err != nil {
-		return since, err
+	at.began = time.Now()
+	at.sharded = at.began
+	d.say("starting the operator outside the mesh, two pods on two nodes")
+	if err := d.makeOperator(ctx); err != nil {
+		return at, err
 	}
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload}}
 	if err := kube.Until(ctx, "the operator's pods", func(ctx context.Context) error { return d.RolledOut(ctx, set) }); err != nil {
-		return since, err
+		return at, err
 	}
+	if err := kube.Until(ctx, "the objects", d.reconciled); err != nil {
+		return at, err
+	}
+	d.say("one pod reconciled all %d objects", d.objects/2)
 	if d.sharded {
-		d.say("waiting for a leader of each shard")
-		if err := kube.Until(ctx, "leaders", d.led); err != nil {
-			return since, err
+		if err := d.adopt(ctx); err != nil {
+			return at, err
+		}
+		at.sharded = time.Now()
+		d.say("changing every object once more")
+		if err := d.changeAll(ctx, "sharded"); err != nil {
+			return at, err
 		}
 	}
 	d.say("making the other half of the objects")
 	if err := d.makeObjects(ctx, names, d.objects/2, d.objects); err != nil {
-		return since, err
+		return at, err
 	}
 	d.say("waiting until every object is reconciled, and nobody writes any more")
 	if err := kube.Until(ctx, "the objects", d.reconciled); err != nil {
-		return since, err
+		return at, err
 	}
-	return since, kube.Until(ctx, "quiet", d.quiet())
+	return at, kube.Until(ctx, "quiet", d.quiet())
+}
+
+// prepare makes what the operator works on.
+func (d *demo) prepare(ctx context.Context, names []string) error {
+	if d.sharded {
+		d.say("waiting for ctrlmesh to be ready")
+		if err := d.meshReady(ctx); err != nil {
+			return err
+		}
+	}
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
+		if err := d.ApplyPath(ctx, deploy+file); err != nil {
+			return err
+		}
+	}
+	d.say("clearing what an earlier run left")
+	if err := d.clear(ctx); err != nil {
+		return err
+	}
+	d.say("making %d namespaces and the first half of %d objects", len(names), d.objects)
+	if err := d.makeNamespaces(ctx, names); err != nil {
+		return err
+	}
+	return d.makeObjects(ctx, names, 0, d.objects/2)
+}
+
+// adopt makes shards of the operator by a rolling update, while its objects change.
+func (d *demo) adopt(ctx context.Context) error {
+	churning, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	changes := 0
+	go func() {
+		var err error
+		changes, err = d.churn(churning)
+		done <- err
+	}()
+	d.say("applying a ShardingConfig of %d shards, while an object changes every %v", shards, churnEvery)
+	if err := d.makeRoot(ctx); err != nil {
+		return err
+	}
+	observed := d.observed()
+	if err := kube.Until(ctx, "the manager", observed); err != nil {
+		return err
+	}
+	d.say("setting the label of the mesh on the pod template")
+	if err := d.label(ctx); err != nil {
+		return err
+	}
+	if err := kube.Until(ctx, "a leader of each shard", d.led(observed)); err != nil {
+		return err
+	}
+	stop()
+	if err := <-done; err != nil {
+		return err
+	}
+	d.say("adopted: %d changes of objects came meanwhile", changes)
+	return nil
+}
+
+// observed holds when the manager has seen the root. It tells of each new state.
+func (d *demo) observed() func(context.Context) error {
+	last := ""
+	return func(ctx context.Context) error {
+		root := &meshv1alpha1.ShardingConfig{}
+		if err := d.Get(ctx, client.ObjectKey{Namespace: operator, Name: workload}, root); err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
+		if ready == nil {
+			return errors.New("the manager has not seen the ShardingConfig yet")
+		}
+		if last != ready.Reason {
+			last = ready.Reason
+			d.say("  %s: %s", ready.Reason, ready.Message)
+		}
+		return nil
+	}
 }
 
 func (d *demo) meshReady(ctx context.Context) error {
@@ -95,22 +162,30 @@ func (d *demo) meshReady(ctx context.Context) error {
 	return nil
 }
 
-// led says which shard is not at work yet.
-func (d *demo) led(ctx context.Context) error {
-	w, err := d.world(ctx)
-	if err != nil {
-		return err
-	}
-	for i := range w.configs {
-		c := &w.configs[i]
-		if !w.captured(c) {
-			return fmt.Errorf("ShardingConfig %s reports a member that is not captured", c.Name)
+// led says which shard is not at work yet. It looks at the root first.
+func (d *demo) led(root func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := root(ctx); err != nil {
+			return err
 		}
-		if w.leader(c) == "" {
-			return fmt.Errorf("no member of %s holds the lock %s", c.Name, lockOf(c))
+		w, err := d.world(ctx)
+		if err != nil {
+			return err
 		}
+		if len(w.shards) != shards || !meta.IsStatusConditionTrue(w.root.Status.Conditions, meshv1alpha1.ConditionReady) {
+			return fmt.Errorf("ShardingConfig %s is not ready: %+v", workload, w.root.Status.Conditions)
+		}
+		for i := range w.shards {
+			c := &w.shards[i]
+			if !w.captured(c) {
+				return fmt.Errorf("ShardingConfig %s reports a member that is not captured", c.Name)
+			}
+			if w.leader(c) == "" {
+				return fmt.Errorf("no member of %s holds the lock %s", c.Name, lockOf(c))
+			}
+		}
+		return nil
 	}
-	return nil
 }
 
 // reconciled says how many objects nobody has reconciled yet.

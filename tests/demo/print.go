@@ -18,9 +18,9 @@ import (
 
 func printTable(out io.Writer, rows []row) {
 	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	_, _ = fmt.Fprintln(t, "SHARD\tPOD\tNODE\tCAPTURE\tLOCK\tNAMESPACES\tOBJECTS")
+	_, _ = fmt.Fprintln(t, "ROOT\tSHARD\tOWNS\tPOD\tNODE\tCAPTURE\tLEADS\tRECONCILED\tOBJECTS")
 	for _, r := range rows {
-		cells := []string{r.shard, r.pod, r.node, r.capture, strings.Join(r.locks, ","), span(r.namespaces), strconv.Itoa(r.objects)}
+		cells := []string{r.root, r.shard, fmt.Sprintf("%d namespaces", r.owns), r.pod, r.node, r.capture, strings.Join(r.locks, ","), span(r.namespaces), strconv.Itoa(r.objects)}
 		for i := range cells {
 			cells[i] = cmp.Or(cells[i], "-")
 		}

@@ -2,16 +2,18 @@ package main
 
 import (
 	"fmt"
+	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
@@ -19,11 +21,15 @@ import (
 // world is all that the demo's result is made of, as it was read at one moment.
 type world struct {
 	now     time.Time
-	configs []meshv1alpha1.ShardingConfig
+	root    meshv1alpha1.ShardingConfig
+	shards  []meshv1alpha1.ShardingConfig // derived from root
 	pods    []corev1.Pod
 	leases  []coordinationv1.Lease
 	tallies []tallyv1.Tally
-	traffic *kube.Traffic
+	// traffic is what the members of shards did, and requests what the operator did
+	// before as well.
+	traffic  *kube.Traffic
+	requests []audit.Request
 }
 
 // counts is the demo's last line.
@@ -32,7 +38,7 @@ type counts struct {
 	Namespaces int // with objects
 	Objects    int
 	Missing    int // objects that nobody reconciled
-	Overlap    int // objects that two pods or more reconciled
+	Overlap    int // objects of which two pods reconciled the last change, or wrote in turns
 	Leaders    int // shards of which a living member holds the shard's lock
 	Leaked     int // requests that went around the mesh
 }
@@ -44,26 +50,71 @@ func (c counts) String() string {
 
 func (w *world) count() counts {
 	c := counts{Objects: len(w.tallies), Leaked: len(w.traffic.Leaked)}
-	for i := range w.configs {
-		if w.captured(&w.configs[i]) {
+	for i := range w.shards {
+		if w.captured(&w.shards[i]) {
 			c.Shards++
 		}
-		if w.leader(&w.configs[i]) != "" {
+		if w.leader(&w.shards[i]) != "" {
 			c.Leaders++
 		}
 	}
 	namespaces := map[string]bool{}
+	turns := inTurns(w.requests)
 	for _, t := range w.tallies {
 		namespaces[t.Namespace] = true
 		switch {
 		case t.Status.ObservedGeneration < t.Generation:
 			c.Missing++
-		case len(t.Status.ReconciledBy) > 1:
+		case len(reconciledBy(&t)) > 1 || turns[t.Namespace+"/"+t.Name]:
 			c.Overlap++
 		}
 	}
 	c.Namespaces = len(namespaces)
 	return c
+}
+
+// reconciledBy are the pods that reconciled the last change of an object.
+func reconciledBy(t *tallyv1.Tally) (pods []string) {
+	for pod, generation := range t.Status.Generations {
+		if generation == t.Generation {
+			pods = append(pods, pod)
+		}
+	}
+	slices.Sort(pods)
+	return pods
+}
+
+// inTurns are the objects, as namespace/name, that a pod wrote again after another pod
+// did: both owned them at the same time. While an operator is adopted an object has one
+// owner after the other.
+func inTurns(requests []audit.Request) map[string]bool {
+	writes := slices.DeleteFunc(slices.Clone(requests), func(r audit.Request) bool {
+		return r.Resource != "tallies" || !r.Writes() || r.Code != http.StatusOK
+	})
+	slices.SortStableFunc(writes, func(a, b audit.Request) int { return a.Received.Compare(b.Received) })
+	type turn struct {
+		last   string // who wrote last
+		before map[string]bool
+	}
+	turns := map[string]*turn{}
+	out := map[string]bool{}
+	for _, r := range writes {
+		name := path.Base(strings.TrimSuffix(path.Clean(strings.SplitN(r.URI, "?", 2)[0]), "/status"))
+		object := r.Namespace + "/" + name
+		t := turns[object]
+		if t == nil {
+			t = &turn{last: r.PodUID, before: map[string]bool{}}
+			turns[object] = t
+		}
+		if r.PodUID != t.last {
+			t.before[t.last] = true
+			t.last = r.PodUID
+		}
+		if t.before[r.PodUID] {
+			out[object] = true
+		}
+	}
+	return out
 }
 
 // doubts are what the counts do not tell and what yet spoils the result.
@@ -80,8 +131,8 @@ func (w *world) doubts() []string {
 	}
 	strays, example := 0, ""
 	for _, t := range w.tallies {
-		for _, pod := range t.Status.ReconciledBy {
-			if c := w.configOf(pod); c != nil && !owns(c, t.Namespace) {
+		for _, pod := range reconciledBy(&t) {
+			if c := w.shardOf(pod); c != nil && !owns(c, t.Namespace) {
 				strays++
 				example = fmt.Sprintf("%s/%s by %s", t.Namespace, t.Name, pod)
 			}
@@ -95,10 +146,11 @@ func (w *world) doubts() []string {
 
 // row is what the table says of one pod.
 type row struct {
-	shard, pod, node, capture string
-	locks                     []string // that it holds
-	namespaces                []string // in which it reconciled
-	objects                   int
+	root, shard, pod, node, capture string
+	owns                            int      // namespaces with objects that its shard owns
+	locks                           []string // that it leads under
+	namespaces                      []string // in which it reconciled the last changes
+	objects                         int
 }
 
 func (w *world) rows() []row {
@@ -106,9 +158,10 @@ func (w *world) rows() []row {
 	for i := range w.pods {
 		pod := &w.pods[i]
 		r := row{pod: pod.Name, node: pod.Spec.NodeName}
-		if c := w.configOf(pod.Name); c != nil {
-			r.shard = c.Name
+		if c := w.shardOf(pod.Name); c != nil {
+			r.root, r.shard = w.root.Name, c.Name
 			r.capture = capture(c, pod.Name)
+			r.owns = w.owned(c)
 		}
 		for j := range w.leases {
 			if w.holder(&w.leases[j]) == pod.Name {
@@ -116,7 +169,7 @@ func (w *world) rows() []row {
 			}
 		}
 		for _, t := range w.tallies {
-			if slices.Contains(t.Status.ReconciledBy, pod.Name) {
+			if slices.Contains(reconciledBy(&t), pod.Name) {
 				r.objects++
 				r.namespaces = append(r.namespaces, t.Namespace)
 			}
@@ -129,26 +182,37 @@ func (w *world) rows() []row {
 	return out
 }
 
-// members are the living pods that a shard selects.
+// owned counts the namespaces with objects that a shard owns.
+func (w *world) owned(c *meshv1alpha1.ShardingConfig) int {
+	namespaces := map[string]bool{}
+	for _, t := range w.tallies {
+		if owns(c, t.Namespace) {
+			namespaces[t.Namespace] = true
+		}
+	}
+	return len(namespaces)
+}
+
+// members are the living pods that are assigned to a shard.
 func (w *world) members(c *meshv1alpha1.ShardingConfig) []string {
-	selector, err := metav1.LabelSelectorAsSelector(c.Spec.Selector)
-	if err != nil { // the apiserver took it, so it parses
+	if w.root.Status.Root == nil {
 		return nil
 	}
 	var out []string
-	for i := range w.pods {
-		if kube.PodReady(&w.pods[i]) && selector.Matches(labels.Set(w.pods[i].Labels)) {
-			out = append(out, w.pods[i].Name)
+	for _, a := range w.root.Status.Root.Assignments {
+		i := slices.IndexFunc(w.pods, func(p corev1.Pod) bool { return string(p.UID) == a.UID })
+		if a.Shard == c.Name && i >= 0 && kube.PodReady(&w.pods[i]) {
+			out = append(out, a.Name)
 		}
 	}
 	return out
 }
 
-// configOf is the shard that a living pod is a member of, or nil.
-func (w *world) configOf(pod string) *meshv1alpha1.ShardingConfig {
-	for i := range w.configs {
-		if slices.Contains(w.members(&w.configs[i]), pod) {
-			return &w.configs[i]
+// shardOf is the shard that a living pod is a member of, or nil.
+func (w *world) shardOf(pod string) *meshv1alpha1.ShardingConfig {
+	for i := range w.shards {
+		if slices.Contains(w.members(&w.shards[i]), pod) {
+			return &w.shards[i]
 		}
 	}
 	return nil
@@ -182,9 +246,7 @@ func (w *world) leader(c *meshv1alpha1.ShardingConfig) string {
 	return ""
 }
 
-func lockOf(c *meshv1alpha1.ShardingConfig) string {
-	return c.Spec.Controller.LeaderElectionName + "---" + c.Name
-}
+func lockOf(c *meshv1alpha1.ShardingConfig) string { return lock + "---" + c.Name }
 
 // holder is the pod that holds a lease that has not run out, or "".
 func (w *world) holder(l *coordinationv1.Lease) string {
@@ -199,13 +261,8 @@ func (w *world) holder(l *coordinationv1.Lease) string {
 	return pod
 }
 
-// owns says whether a namespace's objects are in the scope of a shard.
+// owns reports whether a shard owns the objects of a namespace.
 func owns(c *meshv1alpha1.ShardingConfig, namespace string) bool {
-	for _, l := range c.Spec.Limits {
-		selector, err := metav1.LabelSelectorAsSelector(l.Selector)
-		if err != nil || !selector.Matches(labels.Set{meshv1alpha1.NamespaceLabel: namespace}) {
-			return false
-		}
-	}
-	return true
+	held, err := scope.Parse(c.Status.Held)
+	return err == nil && held.Owns(namespace)
 }

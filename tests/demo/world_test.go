@@ -11,8 +11,10 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
@@ -24,14 +26,17 @@ var now = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 // namespaces each, two objects in each namespace.
 func good() *world {
 	w := &world{now: now, traffic: &kube.Traffic{Requests: make([]audit.Request, 9), Lines: 9}}
+	w.root.Name, w.root.Status.Root = workload, &meshv1alpha1.RootStatus{}
 	for i := range shards {
 		pod := fmt.Sprintf("tally-%d", i)
 		namespaces := []string{fmt.Sprintf("demo-%02d", 2*i), fmt.Sprintf("demo-%02d", 2*i+1)}
-		c := shard(i, namespaces)
+		c := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("tally-%d-normal", i+1)}}
+		c.Status.Held = scope.Keys(namespaces...).Strings()
 		c.Status.Pods = []meshv1alpha1.MemberStatus{{Name: pod, Capture: "ebpf"}}
-		w.configs = append(w.configs, *c)
+		w.shards = append(w.shards, *c)
+		w.root.Status.Root.Assignments = append(w.root.Status.Root.Assignments, meshv1alpha1.Assignment{UID: "uid-" + pod, Name: pod, Shard: c.Name})
 		w.pods = append(w.pods, corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: pod, Labels: map[string]string{"statefulset.kubernetes.io/pod-name": pod}},
+			ObjectMeta: metav1.ObjectMeta{Name: pod, UID: types.UID("uid-" + pod)},
 			Spec:       corev1.PodSpec{NodeName: fmt.Sprintf("node%d", i+1)},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 				{Type: corev1.PodReady, Status: corev1.ConditionTrue},
@@ -67,9 +72,9 @@ func TestGood(t *testing.T) {
 	var out bytes.Buffer
 	printTable(&out, w.rows())
 	require.Equal(t, strings.TrimLeft(`
-SHARD     POD       NODE    CAPTURE   LOCK                     NAMESPACES               OBJECTS
-shard-0   tally-0   node1   ebpf      tally-leader---shard-0   2 (demo-00 to demo-01)   4
-shard-1   tally-1   node2   ebpf      tally-leader---shard-1   2 (demo-02 to demo-03)   4
+ROOT    SHARD            OWNS           POD       NODE    CAPTURE   LEADS                           RECONCILED               OBJECTS
+tally   tally-1-normal   2 namespaces   tally-0   node1   ebpf      tally-leader---tally-1-normal   2 (demo-00 to demo-01)   4
+tally   tally-2-normal   2 namespaces   tally-1   node2   ebpf      tally-leader---tally-2-normal   2 (demo-02 to demo-03)   4
 `, "\n"), out.String())
 }
 
@@ -93,9 +98,18 @@ func TestNotGood(t *testing.T) {
 			want:  func(c *counts) { c.Overlap = 1 },
 			doubt: "1 objects were reconciled by a pod of another shard: demo-00/t-00 by tally-1",
 		},
+		"an object that two pods wrote in turns": {
+			spoil: func(w *world) {
+				for _, pod := range []string{"outside", "uid-tally-0", "outside"} {
+					w.requests = append(w.requests, audit.Request{Verb: "update", Resource: "tallies", Namespace: "demo-00", PodUID: pod, Code: 200,
+						URI: "/apis/tally.example.com/v1/namespaces/demo-00/tallies/t-00/status", Received: now.Add(time.Duration(len(w.requests)) * time.Second)})
+				}
+			},
+			want: func(c *counts) { c.Overlap = 1 },
+		},
 		"shards that swapped their objects": {
 			spoil: func(w *world) {
-				w.configs[0].Spec.Limits, w.configs[1].Spec.Limits = w.configs[1].Spec.Limits, w.configs[0].Spec.Limits
+				w.shards[0].Status.Held, w.shards[1].Status.Held = w.shards[1].Status.Held, w.shards[0].Status.Held
 			},
 			want:  func(*counts) {},
 			doubt: "8 objects were reconciled by a pod of another shard",
@@ -105,7 +119,7 @@ func TestNotGood(t *testing.T) {
 			want:  func(c *counts) { c.Objects, c.Namespaces = 5, 3 },
 		},
 		"a member that is not captured": {
-			spoil: func(w *world) { w.configs[0].Status.Pods[0].Capture = "" },
+			spoil: func(w *world) { w.shards[0].Status.Pods[0].Capture = "" },
 			want:  func(c *counts) { c.Shards = 1 },
 		},
 		"a shard without a living member": {
@@ -135,7 +149,7 @@ func TestNotGood(t *testing.T) {
 			doubt: "leaked counts nothing",
 		},
 		"no mesh at all": {
-			spoil: func(w *world) { w.configs = nil },
+			spoil: func(w *world) { w.shards = nil },
 			want:  func(c *counts) { c.Shards, c.Leaders = 0, 0 },
 		},
 	}

@@ -57,6 +57,7 @@ func TestChangedLimits(t *testing.T) {
 // A member's configuration is deleted under it. It sees nothing then, not
 // everything, and its shard again when the configuration is back.
 func TestDeletedConfig(t *testing.T) {
+	t.Parallel()
 	p := newPair(t)
 	c := &meshv1alpha1.ShardingConfig{}
 	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: p.namespace, Name: "a"}, c))

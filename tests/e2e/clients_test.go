@@ -64,6 +64,7 @@ Promise.all(all).then(() => require("fs").writeFileSync("/tmp/listening", ""))`
 // and the apiserver sees the address that they have: a NetworkPolicy that holds
 // without the mesh holds with it. Their pod has its ports to itself.
 func TestClients(t *testing.T) {
+	t.Parallel()
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
 			start := time.Now()

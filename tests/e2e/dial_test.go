@@ -22,6 +22,7 @@ import (
 // Whatever a member's request says about where it wants to go, the agent connects
 // to the apiserver or to nobody.
 func TestAgentDialsOnlyTheApiserver(t *testing.T) {
+	t.Parallel()
 	p := newPair(t)
 	d := newDecoy(t, p.namespace)
 	c := &pickyClient{pod: p.a.Pod, apiserver: apiserver(t), token: in(t, p.a.Pod, "cat", account+"token"), roots: trusts(t, p.a.Pod)}

@@ -12,6 +12,7 @@
 // are made inside of it ([from]), so that any Go client can be the pod's.
 //
 // Some tests change the mesh itself: they take the manager away, kill agents, and roll
-// others out (mesh_test.go). They undo that, and no test runs beside another, but for the
-// parts of TestTraffic.
+// others out (mesh_test.go). They undo that, and no other test runs beside them. Tests
+// that leave the mesh alone run in parallel: those of TestTraffic and of TestRoots
+// beside each other, and those that call t.Parallel themselves after all others.
 package e2e

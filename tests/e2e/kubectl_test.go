@@ -59,7 +59,8 @@ func (m *members) testKubectlGet(t *testing.T) {
 		assert.Equal(t, strings.TrimSpace(want), m.script(t, "kubectl get configmaps -A "+question), question)
 	}
 	assert.Empty(t, m.script(t, "kubectl get configmaps -o name -n "+m.foreign(0)[0]))
-	assert.Contains(t, m.script(t, "kubectl get configmap cm-07 -o name -n "+m.foreign(0)[0]+" 2>&1 || true"), "another shard owns it")
+	assert.Equal(t, "configmap/cm-07", m.script(t, "kubectl get configmap cm-07 -o name -n "+m.foreign(0)[0]), "single objects of other shards may be read")
+	assert.Contains(t, m.script(t, "kubectl label configmap cm-07 a=b -n "+m.foreign(0)[0]+" 2>&1 || true"), "another shard owns it")
 	assert.Contains(t, m.script(t, "kubectl get pods -o wide"), "probe-1", "pods are not listed in a limit")
 	assert.Contains(t, m.script(t, "kubectl describe configmap cm-07 -n "+m.owned[0][0]), "color=green")
 }

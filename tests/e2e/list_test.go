@@ -106,7 +106,7 @@ func (m *members) expected(t *testing.T, shard int, path string, all []corev1.Co
 	require.NoError(t, err)
 	out := []string{}
 	for _, cm := range all {
-		if slices.Contains(m.owned[shard], cm.Namespace) &&
+		if (oneObject(t, path) || slices.Contains(m.owned[shard], cm.Namespace)) &&
 			(u.Path == "/api/v1/configmaps" || strings.HasPrefix(u.Path, "/api/v1/namespaces/"+cm.Namespace+"/")) &&
 			byLabel.Matches(labels.Set(cm.Labels)) &&
 			byField.Matches(fields.Set{"metadata.name": cm.Name, "metadata.namespace": cm.Namespace}) {
@@ -272,10 +272,12 @@ func (m *members) testUnlisted(t *testing.T) {
 	}
 	object := func(ns string) string { return "/api/v1/namespaces/" + ns + "/configmaps/cm-07" }
 	got := ask(t, m.pods[0], nil, http.MethodGet, object(m.owned[0][0]), object(m.foreign(0)[0]))
-	want := ask(t, m.direct, nil, http.MethodGet, object(m.owned[0][0]))
+	want := ask(t, m.direct, nil, http.MethodGet, object(m.owned[0][0]), object(m.foreign(0)[0]))
 	assert.Equal(t, string(want[0].Body), string(got[0].Body))
-	assert.Equal(t, http.StatusForbidden, got[1].Code, "%s", got[1].Body)
-	assert.Contains(t, string(got[1].Body), "ShardingConfig "+m.home+"/"+m.shard(0))
+	assert.Equal(t, string(want[1].Body), string(got[1].Body), "of another shard")
+	write := ask(t, m.pods[0], nil, http.MethodDelete, object(m.foreign(0)[0]))
+	assert.Equal(t, http.StatusForbidden, write[0].Code, "%s", write[0].Body)
+	assert.Contains(t, string(write[0].Body), "ShardingConfig "+m.home+"/"+m.shard(0))
 }
 
 // A member deletes at once what it sees, and never what it does not.

@@ -2,11 +2,12 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -154,17 +155,35 @@ func killAgent(t *testing.T, node string) {
 	require.NoError(t, err)
 }
 
-// agentStarted is when the agent of a node was last ready to work, by its own log.
-func agentStarted(t *testing.T, node string) time.Time {
+// agentStarted waits until the agent of a node has started since a time, and returns
+// when that was, by its own log: the line may come a moment after its first work.
+func agentStarted(t *testing.T, node string, since time.Time) (started time.Time) {
 	t.Helper()
-	var pods corev1.PodList
-	require.NoError(t, cluster.List(t.Context(), &pods, inMesh(kube.AgentName)...))
-	i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
-	require.GreaterOrEqual(t, i, 0, "no agent on %s", node)
-	log, err := cluster.Clientset.CoreV1().Pods(kube.SystemNamespace).
-		GetLogs(pods.Items[i].Name, &corev1.PodLogOptions{}).DoRaw(t.Context())
-	require.NoError(t, err)
-	lines := bufio.NewScanner(strings.NewReader(string(log)))
+	until(t, "a start of the agent on "+node, func(ctx context.Context) error {
+		var pods corev1.PodList
+		if err := cluster.List(ctx, &pods, inMesh(kube.AgentName)...); err != nil {
+			return err
+		}
+		for _, p := range pods.Items {
+			if p.Spec.NodeName != node {
+				continue
+			}
+			log, err := cluster.Clientset.CoreV1().Pods(kube.SystemNamespace).GetLogs(p.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
+			if err != nil {
+				return err
+			}
+			if started = startIn(log); started.After(since) {
+				return nil
+			}
+		}
+		return errors.New("no agent's log says so")
+	})
+	return started
+}
+
+// startIn is when an agent started by its log, the zero time if it has not.
+func startIn(log []byte) time.Time {
+	lines := bufio.NewScanner(bytes.NewReader(log))
 	for lines.Scan() {
 		var line struct {
 			Time time.Time
@@ -174,6 +193,5 @@ func agentStarted(t *testing.T, node string) time.Time {
 			return line.Time
 		}
 	}
-	require.Fail(t, "the agent has not started", "%s", node)
 	return time.Time{}
 }

@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -148,8 +147,7 @@ func TestOperator(t *testing.T) {
 
 	t.Run("a lock each", func(t *testing.T) {
 		op.works(t, "hello")
-		err := cluster.Get(t.Context(), client.ObjectKey{Namespace: op.namespace, Name: tallyLock}, &coordinationv1.Lease{})
-		require.True(t, apierrors.IsNotFound(err), "%v", err)
+		heldByMesh(t, client.ObjectKey{Namespace: op.namespace, Name: tallyLock})
 		for _, lease := range []*coordinationv1.Lease{leaseA, leaseB} {
 			pod := ready(t, op.namespace, leaderPod(lease))
 			inside := clientOf(t, from(t, pod), inJSON)

@@ -37,6 +37,7 @@ spec:
 // What cannot mean what its author thinks is refused by kubectl apply, with words
 // that say what to change.
 func TestWrongConfigsAreRefused(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "refused")
 	probeRights(t, ns)
 	pod := netPod(ns, "zero", nodes(t)[0])
@@ -131,6 +132,7 @@ func TestSeedIsAccepted(t *testing.T) {
 
 // Pods that could not be on the mesh, or not from their start, are not let on it.
 func TestWrongPodsAreRefused(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "refused")
 	probeRights(t, ns)
 

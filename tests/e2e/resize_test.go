@@ -20,9 +20,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
-// TestResize has one shard become three, and two, beside a canary that keeps its
+// testResize has one shard become three, and two, beside a canary that keeps its
 // namespaces. Who loses some has its informers list again, and is not restarted.
-func TestResize(t *testing.T) {
+func testResize(t *testing.T) {
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
 	named, bucket := tenants[0], scope.BucketLabel(tenants[1])
@@ -31,7 +31,7 @@ func TestResize(t *testing.T) {
 		TargetStatefulSet: workload,
 		OnChange:          meshv1alpha1.OnChangeRelist,
 		Canary:            &meshv1alpha1.CanaryConfig{Replicas: new(int32(1)), InNamespaces: []string{named}, InShardHash: []string{bucket}},
-		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1},
+		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 	}})
 	r.settles(t, 2)
 	pods := r.pods(t, 2)
@@ -83,14 +83,14 @@ func storeIn(t *testing.T, pod *corev1.Pod, selector string) cache.Store {
 	return informer.GetStore()
 }
 
-// TestDisable has the shards of a Deployment withdrawn: its pods are restarted, and
+// testDisable has the shards of a Deployment withdrawn: its pods are restarted, and
 // see everything then.
-func TestDisable(t *testing.T) {
+func testDisable(t *testing.T) {
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
 	r := newRoot(t, "e2e-disable", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetRef: &meshv1alpha1.TargetRef{Kind: "Deployment", Name: workload},
-		Auto:      &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+		Auto:      &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 	}})
 	running := func(t *testing.T) (pods []*corev1.Pod) {
 		t.Helper()

@@ -17,6 +17,28 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
+// TestRoots is about members of roots' shards, each test with a root and pods of its
+// own. They run beside each other, for they wait most of the time, and beside no test
+// whose shards have objects labelled.
+func TestRoots(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"Balance", testBalance},
+		{"Scopes", testScopes},
+		{"Resize", testResize},
+		{"Disable", testDisable},
+		{"Objects", testObjects},
+		{"Verbs", testVerbs},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t)
+		})
+	}
+}
+
 // root is a configuration with spec.root, in a namespace of its own with the
 // workload that it divides.
 type root struct{ home string }

@@ -5,21 +5,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// TestScopes is about two members of a root's shards, whose objects bear no label of
+// testScopes is about two members of a root's shards, whose objects bear no label of
 // ctrlmesh's: whatever client asks, each namespace is one member's, and all are seen.
-func TestScopes(t *testing.T) {
+func testScopes(t *testing.T) {
 	const perTenant = 3
 	tenants := newTenants(t, 8)
 	for i := range perTenant {
@@ -27,7 +27,7 @@ func TestScopes(t *testing.T) {
 	}
 	r := newRoot(t, "e2e-scope", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
-		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 	}})
 	r.settles(t, 2)
 	pods := r.pods(t, 2)
@@ -81,7 +81,7 @@ awk '{print $1"/"$2}' seen`, selected, selected)))
 			require.Equal(t, owners, divided(t, perTenant+1, kubectl("kubectl get configmaps -A "+selected+columns)))
 		})
 	}
-	// Who was a member keeps what it holds until it ends, so it may do nothing more.
+	// Members are in standby until they are evicted, and their successors run unsharded.
 	t.Run("deleted", func(t *testing.T) {
 		root := r.config(t)
 		require.NoError(t, cluster.Delete(t.Context(), root))
@@ -93,9 +93,9 @@ awk '{print $1"/"$2}' seen`, selected, selected)))
 			return client.IgnoreNotFound(err)
 		})
 		for _, pod := range pods {
-			a := ask(t, pod, nil, http.MethodGet, "/api/v1/configmaps")[0]
-			require.Equal(t, http.StatusServiceUnavailable, a.Code, "%s", a.Body)
-			require.Contains(t, string(a.Body), "ShardingConfig")
+			now := &corev1.Pod{}
+			err := cluster.Get(t.Context(), client.ObjectKeyFromObject(pod), now)
+			require.True(t, apierrors.IsNotFound(err) || err == nil && (now.UID != pod.UID || now.DeletionTimestamp != nil), "%s was not replaced: %v", pod.Name, err)
 		}
 	})
 }

@@ -3,7 +3,9 @@
 # in which tests run commands a shell beside it, for the probe clients too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-image() { tests/cluster/image.sh "localhost/ctrlmesh/$1:dev" ".run/images/$1.tar" -entrypoint "/$1" "${@:2}" ".run/images/$1=/$1" >/dev/null; }
+# shellcheck source=../../hack/progress.sh
+. hack/progress.sh
+image() { progress "packing $1" tests/cluster/image.sh "localhost/ctrlmesh/$1:dev" ".run/images/$1.tar" -entrypoint "/$1" "${@:2}" ".run/images/$1=/$1" >/dev/null; }
 image tally
 image sloppy
 applets=()

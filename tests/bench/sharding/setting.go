@@ -86,7 +86,7 @@ func (s *setting) make(ctx context.Context) error {
 			Controller: &meshv1alpha1.ControllerConfig{LeaderElectionName: operatorLock},
 			Root: &meshv1alpha1.RootConfig{
 				Prefix: operatorName, TargetStatefulSet: operatorName,
-				Auto: &meshv1alpha1.AutoConfig{ShardingSize: s.shards, EveryShardReplicas: 1},
+				Auto: &meshv1alpha1.AutoConfig{ShardingSize: s.shards, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 				ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{
 					{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}}}}},
 			},

@@ -41,6 +41,11 @@ func flood(ctx context.Context, kind string) (verdict, error) {
 	if attack == nil {
 		return verdict{}, fmt.Errorf("no flood %q", kind)
 	}
+	return repeat(ctx, func(ctx context.Context, _ int, keep func(io.Closer)) error { return attack(ctx, keep) })
+}
+
+// repeat has many workers attack for a while. The attack gets the number of its worker.
+func repeat(ctx context.Context, attack func(ctx context.Context, worker int, keep func(io.Closer)) error) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, floodTime)
 	defer cancel()
 	var mu sync.Mutex
@@ -52,10 +57,10 @@ func flood(ctx context.Context, kind string) (verdict, error) {
 	}
 	var done, refused atomic.Int64
 	var g sync.WaitGroup
-	for range workers {
+	for worker := range workers {
 		g.Go(func() {
 			for ctx.Err() == nil {
-				if err := attack(ctx, keep); err != nil {
+				if err := attack(ctx, worker, keep); err != nil {
 					refused.Add(1)
 				} else {
 					done.Add(1)
@@ -134,13 +139,21 @@ func framer() (*http2.Framer, io.Closer, error) {
 		return nil, nil, err
 	}
 	_ = conn.SetDeadline(time.Now().Add(floodTime))
-	if _, err = io.WriteString(conn, http2.ClientPreface); err != nil {
+	f, err := framerOn(conn)
+	if err != nil {
 		conn.Close()
 		return nil, nil, err
 	}
+	return f, conn, nil
+}
+
+func framerOn(conn io.ReadWriter) (*http2.Framer, error) {
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		return nil, err
+	}
 	go func() { _, _ = io.Copy(io.Discard, conn) }() // until it is closed
 	f := http2.NewFramer(conn, nil)
-	return f, conn, f.WriteSettings()
+	return f, f.WriteSettings()
 }
 
 // fields is the block of a request's headers.

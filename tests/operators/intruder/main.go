@@ -7,6 +7,7 @@
 //	intruder misdirect DECOY:PORT  ask the mesh for another address
 //	intruder borrow FILE           ask with the token in a file
 //	intruder flood KIND            exhaust the mesh, for some seconds
+//	intruder exhaust KIND URL...   exhaust servers that anybody can connect to, for some seconds
 //
 // It prints one JSON object: whether the mesh held, and why. Status 1 means that the
 // attack could not be made, which is no success of the mesh.
@@ -49,12 +50,15 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) (verdict, error) {
+	if len(args) > 2 && args[0] == "exhaust" {
+		return exhaust(ctx, args[1], args[2:])
+	}
 	target := 1 // arguments after the command
 	if len(args) > 0 && (args[0] == "misdirect" || args[0] == "borrow" || args[0] == "flood") {
 		target = 2
 	}
 	if len(args) != target {
-		return verdict{}, fmt.Errorf("sniff, join, forge, misdirect, borrow or flood?")
+		return verdict{}, fmt.Errorf("sniff, join, forge, misdirect, borrow, flood or exhaust?")
 	}
 	switch args[0] {
 	case "sniff":

@@ -34,7 +34,8 @@ func run() error {
 	var (
 		pod     = flag.String("pod", os.Getenv("POD_NAME"), "name to record, this pod's")
 		elect   = flag.Bool("leader-elect", true, "work only while holding the lock")
-		lock    = flag.String("lock", "tally-leader", "name of the Lease to hold, in this pod's namespace")
+		lock    = flag.String("lock", "tally-leader", "name of the Lease to hold")
+		home    = flag.String("lock-namespace", "", "namespace of the Lease; empty for this pod's")
 		metrics = flag.String("metrics-bind-address", ":8080", "where to serve metrics; 0 for nowhere")
 		probes  = flag.String("health-probe-bind-address", ":8081", "where to answer probes; 0 for nowhere")
 		workers = flag.Int("workers", 4, "objects to reconcile at a time")
@@ -71,6 +72,7 @@ func run() error {
 		Scheme:                        scheme,
 		LeaderElection:                *elect,
 		LeaderElectionID:              *lock,
+		LeaderElectionNamespace:       *home,
 		LeaderElectionReleaseOnCancel: true, // main returns right after Start does
 		Metrics:                       metricsserver.Options{BindAddress: *metrics},
 		HealthProbeBindAddress:        *probes,
@@ -81,10 +83,14 @@ func run() error {
 	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
 		return fmt.Errorf("adding the readiness check: %w", err)
 	}
+	queued := newBacklog(mgr.GetClient(), *pod)
+	if err := mgr.Add(queued); err != nil {
+		return fmt.Errorf("adding the report of the backlog: %w", err)
+	}
 	err = ctrl.NewControllerManagedBy(mgr).
 		For(&v1.Tally{}).
 		WithOptions(controller.Options{MaxConcurrentReconciles: *workers}).
-		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod, refresh: *refresh, wait: *wait})
+		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod, refresh: *refresh, wait: *wait, began: queued.began})
 	if err != nil {
 		return fmt.Errorf("making the controller: %w", err)
 	}

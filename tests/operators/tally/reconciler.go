@@ -6,6 +6,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,10 +21,12 @@ type reconciler struct {
 	pod     string
 	refresh time.Duration // 0 for never
 	wait    time.Duration // before a generation is recorded
+	began   func(types.NamespacedName)
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	r.began(req.NamespacedName)
 	tally := &v1.Tally{}
 	if err := r.Get(ctx, req.NamespacedName, tally); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -39,7 +40,7 @@ func TestReconcile(t *testing.T) {
 	// Two pods write from the same cached version: the second meets a conflict,
 	// reads again, and is recorded beside the first. A repeat records nothing.
 	for _, pod := range []string{"a", "b", "a"} {
-		r := &reconciler{Client: stale{c, seen}, live: c, pod: pod}
+		r := &reconciler{Client: stale{c, seen}, live: c, pod: pod, began: func(types.NamespacedName) {}}
 		_, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: key})
 		require.NoError(t, err)
 	}
@@ -49,7 +50,7 @@ func TestReconcile(t *testing.T) {
 	require.Equal(t, map[string]int64{"a": 1, "b": 1}, got.Status.Reconciles)
 
 	// One that refreshes writes again though there is nothing new, and comes back to it.
-	r := &reconciler{Client: c, live: c, pod: "a", refresh: time.Minute}
+	r := &reconciler{Client: c, live: c, pod: "a", refresh: time.Minute, began: func(types.NamespacedName) {}}
 	for range 2 {
 		result, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: key})
 		require.NoError(t, err)
@@ -60,6 +61,6 @@ func TestReconcile(t *testing.T) {
 	require.Equal(t, map[string]int64{"a": 1, "b": 1}, got.Status.Reconciles)
 
 	gone := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "gone"}}
-	_, err := (&reconciler{Client: c, live: c, pod: "a"}).Reconcile(ctx, gone)
+	_, err := (&reconciler{Client: c, live: c, pod: "a", began: func(types.NamespacedName) {}}).Reconcile(ctx, gone)
 	require.NoError(t, err)
 }

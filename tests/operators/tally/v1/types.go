@@ -23,6 +23,10 @@ var (
 	AddToScheme = builder.AddToScheme
 )
 
+// BacklogMessage is what the operator logs, with a map of seconds, of the objects that
+// it has in its cache and does not come to.
+const BacklogMessage = "objects in the cache wait in the queue"
+
 // Tally is an object on which every pod that reconciles it leaves its name.
 type Tally struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -1,0 +1,46 @@
+package trial
+
+import (
+	"context"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// lastLines is how much of each pod's log a failure shows.
+const lastLines = 4
+
+// explain reports what the status and the operator's pods say when a step has failed. What cannot
+// be read is left out: the failure itself is reported elsewhere.
+func (t *trial) explain(ctx context.Context) {
+	if root, err := t.root(ctx); err == nil {
+		for _, cond := range root.Status.Conditions {
+			t.say("  . %s=%s %s: %s", cond.Type, cond.Status, cond.Reason, cond.Message)
+		}
+		for _, lock := range root.Status.Locks {
+			t.say("  . lock %s/%s: holder %q, held by the mesh %t, discovered %t", lock.Namespace, lock.Name, lock.Holder, lock.HeldByMesh, lock.Discovered)
+		}
+	}
+	pods, err := t.pods(ctx)
+	if err != nil {
+		return
+	}
+	for _, pod := range pods {
+		t.say("  . pod %s: %s, %d restarts", pod.Name, pod.Status.Phase, restarts(&pod))
+		options := &corev1.PodLogOptions{TailLines: new(int64(lastLines))}
+		log, err := t.Clientset.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, options).DoRaw(ctx)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(log)) {
+			t.say("  .   %s", strings.TrimSpace(line))
+		}
+	}
+}
+
+func restarts(pod *corev1.Pod) (n int32) {
+	for _, status := range pod.Status.ContainerStatuses {
+		n += status.RestartCount
+	}
+	return n
+}

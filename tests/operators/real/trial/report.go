@@ -1,0 +1,65 @@
+package trial
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Page returns the page of the documentation that shows the results.
+func Page(results []*Result) string {
+	var out strings.Builder
+	out.WriteString(`# Operators that were tried
+
+Each of these operators is built from its published Go module, unmodified, and runs on a real cluster. It runs
+without the mesh first. Then it is adopted by a rolling update while its objects change, divided, rescaled, deprived
+of a leader, and removed again. The audit log shows who wrote what. The end state must equal the one without the mesh.
+
+` + "`make operators`" + ` runs the trials and writes this page.
+
+| operator | version | key | method | shards | locks | what had to be shared | writes | two owners | not reconciled | silent stops | adoption gap, p99 | differences | result |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+`)
+	for _, r := range results {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | %s | %s | %d | %d | %d | %d | %v | %d | %s |\n",
+			r.Operator, r.Version, r.Key, orDash(r.Method), sizes(r.Sizes), r.Locks, orDash(r.Shared), r.Writes, r.TwoOwners, r.Unreconciled,
+			r.SilentStops, time.Duration(r.AdoptionGapP99)*time.Millisecond, r.Differences, r.outcome())
+	}
+	out.WriteString(`
+The adoption gap is the time from a change of an object during adoption until the operator has observed it. It
+contains the operator's own delay.
+
+## Not tried
+
+These do not build from their published modules alone.
+
+| operator | error | instead |
+|---|---|---|
+`)
+	for _, e := range Exclusions() {
+		fmt.Fprintf(&out, "| %s | %s | %s |\n", e.Name, e.Error, e.Instead)
+	}
+	return out.String()
+}
+
+func (r *Result) outcome() string {
+	switch {
+	case r.OK():
+		return "works"
+	case r.Problem != "":
+		return strings.ReplaceAll(strings.ReplaceAll(r.Problem, "\n", "; "), "|", "/")
+	default:
+		return "fails"
+	}
+}
+
+func sizes(list []int32) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ", "), "[]")
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

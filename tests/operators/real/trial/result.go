@@ -1,0 +1,120 @@
+package trial
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// Result is what came of a trial.
+type Result struct {
+	Operator, Version  string
+	Key, Method, Locks string
+	Shared             string
+	Sizes              []int32
+	Divided            bool
+	Writes             int
+	OutsideWrites      int
+	TwoOwners          int
+	Unreconciled       int
+	SilentStops        int
+	Differences        int
+	AdoptionGapP99     int64 // ms
+	Took               time.Duration
+	Problem            string
+}
+
+func newResult(b *Built, plan Plan) *Result {
+	return &Result{
+		Operator: b.Name, Version: b.Version, Key: "Namespace", Locks: b.locks(), Shared: b.Note, Sizes: plan.Sizes,
+	}
+}
+
+// locks describes how the mesh knows the operator's locks.
+func (b *Built) locks() string {
+	switch {
+	case b.Lockless:
+		return "none"
+	case b.Lock == nil:
+		return "discovered"
+	case b.Lock.Namespace == "":
+		return b.Lock.Name + ", in its own namespace"
+	default:
+		return b.Lock.Namespace + "/" + b.Lock.Name
+	}
+}
+
+// OK reports whether the mesh has kept its promises.
+func (r *Result) OK() bool {
+	return r.Divided && r.Problem == "" && r.TwoOwners+r.Unreconciled+r.SilentStops+r.Differences == 0
+}
+
+// String is the result in a line.
+func (r *Result) String() string {
+	line := fmt.Sprintf("%s %s: divided=%t method=%s writes=%d outside=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d (%v)",
+		r.Operator, r.Version, r.Divided, r.Method, r.Writes, r.OutsideWrites, r.TwoOwners, r.Unreconciled, r.SilentStops,
+		r.AdoptionGapP99, r.Differences, r.Took.Round(time.Second))
+	if r.Problem != "" {
+		line += ": " + strings.ReplaceAll(r.Problem, "\n", "; ")
+	}
+	return line
+}
+
+// Save keeps the result beside the cluster's state, where Latest finds it.
+func (r *Result) Save(c *kube.Cluster) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the result of %s: %w", r.Operator, err)
+	}
+	file := resultFile(c, r.Operator)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return fmt.Errorf("keeping the result of %s: %w", r.Operator, err)
+	}
+	return os.WriteFile(file, text, 0o644)
+}
+
+// Latest returns the last result of each operator that was tried, in the order of the catalogue.
+func Latest(c *kube.Cluster) (out []*Result, err error) {
+	for _, o := range Catalogue() {
+		text, err := os.ReadFile(resultFile(c, o.Name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the result of %s: %w", o.Name, err)
+		}
+		r := &Result{}
+		if err := json.Unmarshal(text, r); err != nil {
+			return nil, fmt.Errorf("reading the result of %s: %w", o.Name, err)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func resultFile(c *kube.Cluster, operator string) string {
+	return filepath.Join(c.Root, ".run", "operators", operator+".json")
+}
+
+// Summary is the last line of a run. The p99 is that of the slowest operator.
+func Summary(results []*Result) (line string, ok bool) {
+	var divided, two, unreconciled, silent, differences int
+	var gap int64
+	ok = len(results) > 0
+	for _, r := range results {
+		if r.Divided {
+			divided++
+		}
+		two, unreconciled, silent, differences = two+r.TwoOwners, unreconciled+r.Unreconciled, silent+r.SilentStops, differences+r.Differences
+		gap, ok = max(gap, r.AdoptionGapP99), ok && r.OK()
+	}
+	return fmt.Sprintf("operators: tried=%d divided=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d",
+		len(results), divided, two, unreconciled, silent, gap, differences), ok
+}

@@ -1,0 +1,231 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// Plan says how long and by which steps an operator is tried.
+type Plan struct {
+	// Churn is how long objects change before and between the steps.
+	Churn time.Duration
+	// Sizes are the numbers of shards, one after the other.
+	Sizes []int32
+	// Kill is true if a leader is killed.
+	Kill bool
+	// Say reports progress.
+	Say func(format string, args ...any)
+}
+
+// Full is the plan of a complete trial.
+func Full(say func(string, ...any)) Plan {
+	return Plan{Churn: 10 * time.Second, Sizes: []int32{2, 3, 2}, Kill: true, Say: say}
+}
+
+// patience is how long a step may take on a busy machine.
+const patience = 3 * time.Minute
+
+// trial is one operator under way.
+type trial struct {
+	*kube.Cluster
+	*Built
+	plan   Plan
+	home   string
+	begun  time.Time
+	offset int64 // of the audit log
+}
+
+// Run tries an operator. An error means that the trial could not be completed; the result then
+// says as much as is known.
+func Run(ctx context.Context, c *kube.Cluster, b *Built, plan Plan) (result *Result, err error) {
+	t := &trial{Cluster: c, Built: b, plan: plan, home: "operators-" + b.Name, begun: time.Now()}
+	result = newResult(b, plan)
+	defer func() {
+		result.Took = time.Since(t.begun)
+		if err != nil {
+			result.Problem = err.Error()
+		}
+	}()
+	info, err := os.Stat(c.AuditLog())
+	if err != nil {
+		return result, fmt.Errorf("reading the audit log: %w", err)
+	}
+	t.offset = info.Size()
+	restore, err := withoutControllers(ctx, c, b.Controllers)
+	if err != nil {
+		return result, err
+	}
+	// What the operator would have to finalise, the restored controllers do if it cannot.
+	defer func() { err = errors.Join(err, restore(), t.remove(context.WithoutCancel(ctx))) }()
+	if err := t.deploy(ctx); err != nil {
+		return result, err
+	}
+	reference, err := t.reference(ctx)
+	if err != nil {
+		return result, fmt.Errorf("without the mesh: %w", err)
+	}
+	return result, t.adopted(ctx, reference, result)
+}
+
+// reference runs the workload without the mesh and returns the end state.
+func (t *trial) reference(ctx context.Context) ([]endState, error) {
+	t.say("%s runs without the mesh", t.Name)
+	if err := t.seed(ctx, referenceSet); err != nil {
+		return nil, err
+	}
+	c := t.startChurn(ctx, referenceSet, referenceSet)
+	defer c.stop()
+	pause(ctx, t.plan.Churn)
+	if err := c.reconciled(ctx); err != nil {
+		return nil, err
+	}
+	pending, err := c.finish(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(pending) > 0 {
+		return nil, fmt.Errorf("%d changes were not reconciled: %v for one", len(pending), pending[0].object)
+	}
+	state, err := t.settledSnapshot(ctx, referenceSet)
+	if err != nil {
+		return nil, err
+	}
+	t.say("  a change took %d ms, p99", percentile(c.samples, referenceSet, 0.99))
+	return state, removeNamespaces(ctx, t.Cluster, tenantsOf(referenceSet)...)
+}
+
+// adopted takes the operator through adoption and removal while objects change, and judges it.
+func (t *trial) adopted(ctx context.Context, reference []endState, result *Result) error {
+	if err := t.seed(ctx, adoptedSet); err != nil {
+		return err
+	}
+	c := t.startChurn(ctx, adoptedSet, "unlabelled")
+	defer c.stop()
+	stepsErr := t.steps(ctx, c, result)
+	if stepsErr != nil {
+		t.explain(ctx)
+	}
+	pending, err := c.finish(ctx)
+	if err != nil {
+		return errors.Join(stepsErr, err)
+	}
+	result.Unreconciled = len(pending)
+	for _, want := range pending[:min(3, len(pending))] {
+		t.say("  ! not reconciled: %v, changed in phase %s", want.object, want.phase)
+	}
+	result.SilentStops = len(c.silent)
+	result.AdoptionGapP99 = percentile(c.samples, phaseAdoption, 0.99)
+	return errors.Join(stepsErr, t.compare(ctx, reference, result), t.judgeAudit(result))
+}
+
+// compare waits for the end state to be that of the reference, and counts what is not.
+func (t *trial) compare(ctx context.Context, reference []endState, result *Result) error {
+	var last []string
+	ctx, cancel := context.WithTimeout(ctx, finalWait)
+	defer cancel()
+	err := kube.Until(ctx, "the end state", func(ctx context.Context) error {
+		state, err := t.snapshot(ctx, adoptedSet)
+		if err != nil {
+			return err
+		}
+		if last = differences(reference, state); len(last) > 0 {
+			return errors.New("it differs")
+		}
+		return nil
+	})
+	result.Differences = len(last)
+	for _, d := range last[:min(5, len(last))] {
+		t.say("  ! %s", d)
+	}
+	if len(last) > 0 { // then the wait ended for want of time, which the count says
+		return nil
+	}
+	return err
+}
+
+// judgeAudit reads from the audit log who wrote what.
+func (t *trial) judgeAudit(result *Result) error {
+	root := types.NamespacedName{Namespace: t.home, Name: rootName}
+	var states []audit.State
+	err := t.readAudit(func(f *os.File) (err error) { states, err = audit.States(f, root, t.begun); return err })
+	if err != nil {
+		return err
+	}
+	var requests []audit.Request
+	err = t.readAudit(func(f *os.File) (err error) {
+		requests, err = audit.Requests(f, audit.Callers{Users: []string{audit.ServiceAccount(t.home, account)}, Since: t.begun})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	v := judge(states, slices.DeleteFunc(requests, func(r audit.Request) bool { return !t.judged(r) }))
+	result.Writes, result.OutsideWrites, result.TwoOwners = v.writes, v.outside, len(v.twoOwners)
+	for _, line := range v.twoOwners[:min(5, len(v.twoOwners))] {
+		t.say("  ! %s", line)
+	}
+	if v.writes == 0 {
+		return errors.New("the audit log has no write of the operator: is its policy that of tests/cluster?")
+	}
+	return nil
+}
+
+// readAudit gives the audit log from the beginning of the trial on.
+func (t *trial) readAudit(read func(*os.File) error) error {
+	f, err := os.Open(t.AuditLog())
+	if err != nil {
+		return fmt.Errorf("reading the audit log: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := f.Seek(t.offset, 0); err != nil {
+		return fmt.Errorf("reading the audit log: %w", err)
+	}
+	return read(f)
+}
+
+// judged reports whether a request is a write of a divided object in the adopted namespaces.
+func (t *trial) judged(r audit.Request) bool {
+	if !r.Writes() || !slices.Contains(tenantsOf(adoptedSet), r.Namespace) {
+		return false
+	}
+	for _, g := range t.Divided {
+		if slices.Contains(g.APIGroups, r.Group) && slices.Contains(g.Resources, r.Resource) {
+			return true
+		}
+	}
+	return false
+}
+
+// remove deletes all of the trial. The operator goes last: objects may have its finalizers.
+func (t *trial) remove(ctx context.Context) error {
+	err := removeNamespaces(ctx, t.Cluster, append(tenantsOf(referenceSet), tenantsOf(adoptedSet)...)...)
+	workload := client.IgnoreNotFound(t.Delete(ctx, t.named()))
+	return errors.Join(err, workload, t.removeRoot(ctx), removeNamespaces(ctx, t.Cluster, t.home))
+}
+
+func (t *trial) say(format string, args ...any) { t.plan.Say(format, args...) }
+
+// until waits for cond as long as a step may take.
+func (t *trial) until(ctx context.Context, what string, cond func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return kube.Until(ctx, what, cond)
+}
+
+// pause lets the churn go on.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
