@@ -8,23 +8,27 @@ NODES    ?= 2
 RUN      ?=
 SUITE    ?= capture
 PARTS    ?=
+ONLY     ?=
+PAGE     ?=
 export KUBECONFIG := $(CURDIR)/.run/kubeconfig
 export PATH := $(CURDIR)/.run/bin:$(PATH)
 export GOFLAGS := -buildvcs=false
 CACHE    := $(or $(CTRLMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctrlmesh)
-STATIC   := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+PROGRESS := hack/progress.sh
+STATIC   := env CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
 ##@ The two commands
 .PHONY: demo test
 demo: cluster-ensure images test-images install ## Set up a real two-node cluster, install the mesh, shard an operator, show it
-	@go run ./tests/demo
+	@$(PROGRESS) "building the demo" go build -o .run/demo ./tests/demo
+	@$(PROGRESS) "showing the demo" .run/demo
 test: deps generate-check lint unit e2e ## Set up what is missing and pass every test
 
 ##@ Build
 .PHONY: build images test-images generate generate-check
 build: ## Build the programs into bin/
 	@mkdir -p bin
-	@$(STATIC) -o bin/ ./cmd/...
+	@$(PROGRESS) "building the programs" $(STATIC) -o bin/ ./cmd/...
 
 images: build ## Build the images as OCI archives into bin/images/
 	@tests/setup.sh images
@@ -33,7 +37,7 @@ images: build ## Build the images as OCI archives into bin/images/
 test-images: ## Build the images of the tests' operators into .run/images/
 	@tests/setup.sh clients
 	@mkdir -p .run/images
-	@$(STATIC) -o .run/images/ ./tests/operators/...
+	@$(PROGRESS) "building the operators" $(STATIC) -o .run/images/ ./tests/operators/...
 	@tests/operators/images.sh
 
 generate: ## Regenerate the generated code: bindings, protobuf, deepcopy, CRDs
@@ -44,7 +48,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos bench bench-density bench-sharding
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos operators bench bench-density bench-sharding
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
@@ -62,8 +66,10 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
 	@tests/cluster/down.sh
 chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, sharding or traffic, PARTS=kills,upgrades for some of it); capture ends by uninstalling
-	@go build -o .run/chaos ./tests/chaos
+	@$(PROGRESS) "building the suite" go build -o .run/chaos ./tests/chaos
 	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))
+operators: cluster-ensure images test-images install ## Try published operators: adopted, divided, rescaled, removed (ONLY=descheduler,cluster-api for some; PAGE=docs/operators.md writes the results)
+	@go run ./tests/operators/real $(if $(ONLY),-only $(ONLY)) $(if $(PAGE),-page $(PAGE))
 bench: deps cluster-ensure images ## Measure the proxy beside others, and what capture costs
 	@tests/bench/run.sh
 	@tests/bench/costs.sh

@@ -10,11 +10,9 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 	_ "time/tzdata" // of fault rules; the image has no zones
 
 	"k8s.io/client-go/kubernetes"
@@ -95,7 +93,7 @@ func run(ctx context.Context, args []string) error {
 			if !wait {
 				return nil
 			}
-			return ready(ctx, o.ListenAddress)
+			return agent.ServeReady(ctx, o.ListenAddress)
 		})
 	}
 	if o.Node == "" {
@@ -111,16 +109,6 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("making the apiserver client: %w", err)
 	}
 	return agent.Run(ctx, o)
-}
-
-// ready answers every request at address until ctx ends.
-func ready(ctx context.Context, address string) error {
-	server := &http.Server{Addr: address, ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
-	context.AfterFunc(ctx, func() { _ = server.Close() })
-	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("answering probes: %w", err)
-	}
-	return nil
 }
 
 func envOr(name, otherwise string) string {
