@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -13,7 +14,7 @@ import (
 
 // Catalogue returns all operators, the cheapest to build first.
 func Catalogue() []*Operator {
-	return []*Operator{kubeControllerManager(), descheduler(), sourceController(), clusterAPI(), externalDNS()}
+	return []*Operator{kubeControllerManager(), descheduler(), sourceController(), clusterAPI(), externalDNS(), certManager()}
 }
 
 // Find returns an operator of the catalogue, nil if there is none of that name.
@@ -169,6 +170,29 @@ func externalDNS() *Operator {
 	}
 }
 
+// certManager stands for external-secrets: both write Secrets as their custom resources say, and this
+// one needs no service outside the cluster. Its lock is in kube-system.
+func certManager() *Operator {
+	return &Operator{
+		Name: "cert-manager", Kind: deployment,
+		Command: []string{"/operator"},
+		Args:    []string{"--cluster-resource-namespace=$(HOME)", "--v=2"},
+		Lock:    &Lock{Namespace: metav1.NamespaceSystem, Name: "cert-manager-controller"},
+		Divided: []meshv1alpha1.ResourceGroup{
+			resources("cert-manager.io", "issuers", "certificates", "certificaterequests"),
+			resources("acme.cert-manager.io", "orders", "challenges"),
+			resources("", "secrets"),
+		},
+		Note:    "none; the issuers are self-signed, and its webhooks are not registered",
+		CRDs:    []string{"deploy/crds/*.yaml"},
+		Tracked: schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "Certificate"},
+		Patches: []string{
+			`{"spec":{"dnsNames":["a.example.org","b.example.org"]}}`, `{"spec":{"dnsNames":["a.example.org"]}}`,
+		},
+		Compared: kinds("cert-manager.io", "v1", "Issuer", "Certificate"),
+	}
+}
+
 func httpProbe(path string, port int32) *corev1.Probe {
 	return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(port)}}}
 }
@@ -181,7 +205,7 @@ type Excluded struct{ Name, Error, Instead string }
 func Exclusions() []Excluded {
 	return []Excluded{
 		{"external-secrets 1.3.2", "its go.mod replaces apis, runtime and every provider by local folders, and none of these is published: " +
-			"`external-secrets/apis: invalid version: 403 Forbidden: This module version is not available`", "none"},
+			"`external-secrets/apis: invalid version: 403 Forbidden: This module version is not available`", "cert-manager 1.11.5"},
 		{"source-controller 1.10.1", "`requires go >= 1.27.0 (running go 1.26.8)`; of 1.9.6, `fluxcd/pkg/artifact@v0.18.3: 403 Forbidden`", "source-controller 1.9.0"},
 		{"external-dns 0.23.0", "`requires go >= 1.27.0 (running go 1.26.8)`; of 0.22.0, `exoscale/egoscale/v3@v3.1.44: 403 Forbidden`", "external-dns 0.21.0"},
 	}

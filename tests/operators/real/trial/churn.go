@@ -221,10 +221,24 @@ func (c *churn) observed(ctx context.Context) (map[types.NamespacedName]int64, e
 	}
 	seen := map[types.NamespacedName]int64{}
 	for i := range list.Items {
-		generation, _, _ := unstructured.NestedInt64(list.Items[i].Object, "status", "observedGeneration")
-		seen[client.ObjectKeyFromObject(&list.Items[i])] = generation
+		seen[client.ObjectKeyFromObject(&list.Items[i])] = observedGeneration(list.Items[i].Object)
 	}
 	return seen, nil
+}
+
+// observedGeneration is that of the status, else that of the condition Ready if it is true.
+func observedGeneration(obj map[string]any) int64 {
+	if generation, ok, _ := unstructured.NestedInt64(obj, "status", "observedGeneration"); ok {
+		return generation
+	}
+	conditions, _, _ := unstructured.NestedSlice(obj, "status", "conditions")
+	for _, c := range conditions {
+		if c, ok := c.(map[string]any); ok && c["type"] == "Ready" && c["status"] == "True" {
+			generation, _, _ := unstructured.NestedInt64(c, "observedGeneration")
+			return generation
+		}
+	}
+	return 0
 }
 
 // done reports whether nothing is to be expected of the operator any more, and whether that is

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
 // endState is what a namespace holds: normalised objects by kind and name.
@@ -126,6 +128,7 @@ var (
 	}
 	droppedFields = map[string]bool{
 		"uid": true, "resourceVersion": true, "observedGeneration": true, "containerID": true, "imageID": true, "generation": true,
+		"revision":   true, // of cert-manager: how often a certificate was issued
 		"deprecated": true, // of Cluster API: conditions of an older version, which keep the message of a past step
 	}
 	replacedFields = map[string]string{
@@ -149,6 +152,13 @@ func normalise(obj *unstructured.Unstructured, elapsed ...string) (name, text st
 	for _, field := range droppedMetadata {
 		unstructured.RemoveNestedField(obj.Object, "metadata", field)
 	}
+	unstructured.RemoveNestedField(obj.Object, "status", "resources") // of a pod: what the kubelet read last
+	labels := obj.GetLabels()
+	maps.DeleteFunc(labels, func(key, _ string) bool { return strings.HasPrefix(key, meshv1alpha1.GroupName+"/") })
+	if len(labels) == 0 {
+		labels = nil
+	}
+	obj.SetLabels(labels)
 	for _, annotation := range droppedAnnotations {
 		unstructured.RemoveNestedField(obj.Object, "metadata", "annotations", annotation)
 	}

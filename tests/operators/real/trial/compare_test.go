@@ -35,7 +35,9 @@ status:
 // The same pod in another run.
 var otherRun = strings.NewReplacer(
 	"x7k2p", "b9z4w", "3f0c2f54", "99999999", "11111111", "22222222", `"812"`, `"4711"`, "10:00", "11:37", "node1", "node2",
-	"10.99.0.11", "10.99.0.12", "10.244.1.7", "10.244.2.9", "amber-reference", "amber-adopted",
+	"10.99.0.11", "10.99.0.12", "10.244.1.7", "10.244.2.9",
+	"namespace: amber-reference", "namespace: amber-adopted\n  labels: {ctrlmesh.kusionstack.io/control: \"true\"}",
+	"phase: Running", "phase: Running\n  resources: {limits: {memory: 9007199254740988Ki}}",
 )
 
 func object(t *testing.T, text string) *unstructured.Unstructured {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -210,11 +211,15 @@ func (t *trial) applyCRDs(ctx context.Context) error {
 	return nil
 }
 
+// templated are the lines that the operator's own chart would fill in: labels that name a release.
+var templated = regexp.MustCompile(`(?m)^.*\{\{.*\}\}.*\n`)
+
 func (t *trial) applyCRD(ctx context.Context, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("reading the operator's definitions: %w", err)
 	}
+	text = templated.ReplaceAll(text, nil)
 	if err := t.Apply(ctx, text); err != nil {
 		return fmt.Errorf("applying %s: %w", filepath.Base(file), err)
 	}

@@ -1,0 +1,24 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/operators/real/trial"
+)
+
+// Kubernetes' own controllers are adopted in place, divided, deprived of a leader and
+// removed, while their objects change. It runs alone: until it ends the cluster's controller
+// manager is without the controllers that are on trial.
+func TestKubeControllerManager(t *testing.T) {
+	operator, err := trial.Build(t.Context(), cluster, trial.Find(trial.KubeControllerManager))
+	require.NoError(t, err)
+	result, err := trial.Run(t.Context(), cluster, operator, trial.Plan{
+		Churn: 3 * time.Second, Sizes: []int32{2}, Kill: true, Say: t.Logf,
+	})
+	require.NoError(t, err)
+	require.True(t, result.OK(), "%s", result)
+	require.NotZero(t, result.OutsideWrites, "it was at work before it was adopted")
+}
