@@ -7,11 +7,14 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -21,10 +24,6 @@ import (
 
 // askAgain is how long the eviction of a pod is not asked for again.
 const askAgain = 10 * time.Second
-
-// successorWithin is how long the shards of a root that is withdrawn wait for the
-// successor of an evicted pod.
-const successorWithin = 2 * time.Minute
 
 // restarting is what is known of the evictions of stale members.
 type restarting struct {
@@ -36,6 +35,7 @@ type restarting struct {
 
 	owed  int             // pods that were evicted since
 	there map[string]bool // these were the workload's, by uid
+	asked time.Time       // for the size of the workload
 }
 
 // restart evicts the next pod that is to be replaced, if one may go now.
@@ -43,8 +43,8 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	if v.problem != nil && !compile.Withdrawn(v.config) {
 		return nil
 	}
-	if compile.Withdrawn(v.config) && now.Sub(rt.at) > successorWithin {
-		rt.owed = 0 // the workload may be smaller now, and the shards are to go
+	if err := rt.forgive(ctx, v, now); err != nil {
+		return err
 	}
 	uid, why := rt.mayRestart(v)
 	pod := v.all[uid]
@@ -178,6 +178,43 @@ func (rt *root) lacking(v view) int {
 		}
 	}
 	return max(n, 0)
+}
+
+// forgive stops waiting for successors that will not come, because the workload has been scaled
+// down since.
+func (rt *root) forgive(ctx context.Context, v view, now time.Time) error {
+	lacking := rt.lacking(v)
+	if lacking == 0 || now.Sub(rt.at) < askAgain || now.Sub(rt.asked) < askAgain {
+		return nil
+	}
+	rt.asked = now
+	replicas, err := rt.replicas(ctx, v.config)
+	if err != nil {
+		return err
+	}
+	for _, p := range v.pods {
+		if p.DeletionTimestamp == nil {
+			replicas--
+		}
+	}
+	rt.owed -= lacking - min(lacking, max(replicas, 0))
+	return nil
+}
+
+// replicas is how many pods the workload is to have, 0 if there is no workload.
+func (rt *root) replicas(ctx context.Context, c *v1alpha1.ShardingConfig) (int, error) {
+	kind, name := layout.Target(c.Spec.Root)
+	meta := metav1.ObjectMeta{Namespace: c.Namespace, Name: name}
+	var workload client.Object = &appsv1.StatefulSet{ObjectMeta: meta}
+	if kind != layout.StatefulSet {
+		workload = &appsv1.Deployment{ObjectMeta: meta}
+	}
+	scale := &autoscalingv1.Scale{}
+	err := rt.Client.SubResource("scale").Get(ctx, workload, scale)
+	if client.IgnoreNotFound(err) != nil {
+		return 0, fmt.Errorf("reading the scale of %s %s: %w", kind, name, err)
+	}
+	return int(scale.Spec.Replicas), nil
 }
 
 // unsharded tells whether a pod is up that need not be a member.

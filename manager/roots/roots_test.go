@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -501,9 +502,29 @@ func TestALeaderThatHeardNobodyEvictsNobody(t *testing.T) {
 	require.Empty(t, *evicted)
 }
 
+// workload is the StatefulSet of the pods.
+func (m *mesh) workload(replicas int32) {
+	require.NoError(m, m.Create(m.Context(), &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"}, Spec: appsv1.StatefulSetSpec{Replicas: &replicas},
+	}))
+}
+
+// Nobody waits for the successor of a pod that was evicted just before its workload was scaled down.
+func TestNoSuccessorOfASmallerWorkload(t *testing.T) {
+	m, evicted := stale(t)
+	m.workload(3)
+	for range 10 {
+		require.NoError(t, m.round())
+		m.push()
+		m.now = m.now.Add(10 * time.Second)
+	}
+	require.Len(t, *evicted, 2)
+}
+
 // Successors are waited for, however long it takes, and until they are members.
 func TestNoSuccessorNoEviction(t *testing.T) {
 	m, evicted := stale(t)
+	m.workload(4)
 	for range 60 {
 		require.NoError(t, m.round())
 		m.push()

@@ -176,7 +176,7 @@ func certManager() *Operator {
 	return &Operator{
 		Name: "cert-manager", Kind: deployment,
 		Command: []string{"/operator"},
-		Args:    []string{"--cluster-resource-namespace=$(HOME)", "--v=2"},
+		Args:    []string{"--cluster-resource-namespace=$(HOME)", "--kube-api-qps=100", "--kube-api-burst=200", "--v=2"},
 		Lock:    &Lock{Namespace: metav1.NamespaceSystem, Name: "cert-manager-controller"},
 		Divided: []meshv1alpha1.ResourceGroup{
 			resources("cert-manager.io", "issuers", "certificates", "certificaterequests"),

@@ -226,14 +226,14 @@ func (c *churn) observed(ctx context.Context) (map[types.NamespacedName]int64, e
 	return seen, nil
 }
 
-// observedGeneration is that of the status, else that of the condition Ready if it is true.
+// observedGeneration is that of the status, else that of the condition Ready.
 func observedGeneration(obj map[string]any) int64 {
 	if generation, ok, _ := unstructured.NestedInt64(obj, "status", "observedGeneration"); ok {
 		return generation
 	}
 	conditions, _, _ := unstructured.NestedSlice(obj, "status", "conditions")
 	for _, c := range conditions {
-		if c, ok := c.(map[string]any); ok && c["type"] == "Ready" && c["status"] == "True" {
+		if c, ok := c.(map[string]any); ok && c["type"] == "Ready" {
 			generation, _, _ := unstructured.NestedInt64(c, "observedGeneration")
 			return generation
 		}
