@@ -47,9 +47,9 @@ func asks(r labels.Requirement) (s scope.Scope, exact bool) {
 		return scope.InBuckets(buckets...), true
 	case v1alpha1.NamespaceLabel:
 		switch r.Operator() {
-		case selection.In:
+		case selection.In, selection.Equals, selection.DoubleEquals: // matchLabels is Equals
 			return scope.Keys(r.ValuesUnsorted()...), true
-		case selection.NotIn:
+		case selection.NotIn, selection.NotEquals:
 			return scope.All().Minus(scope.Keys(r.ValuesUnsorted()...)), true
 		case selection.Exists:
 			return scope.All(), true

@@ -29,8 +29,10 @@ func TestScopeAgreesWithTheSelector(t *testing.T) {
 				mesh.MatchExpressions = append(mesh.MatchExpressions, r)
 			}
 		}
+		sel.MatchLabels = rapid.MapOfN(rapid.SampledFrom([]string{v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel}), rapid.SampledFrom(somePlaces), 0, 1).Draw(rt, "matchLabels")
+		mesh.MatchLabels = sel.MatchLabels
 		s, ok := selectorScope(sel)
-		require.Equal(rt, len(mesh.MatchExpressions) > 0, ok)
+		require.Equal(rt, len(mesh.MatchExpressions)+len(mesh.MatchLabels) > 0, ok)
 		matcher, err := metav1.LabelSelectorAsSelector(mesh)
 		require.NoError(rt, err)
 		for _, ns := range append(slices.Clone(somePlaces), rapid.StringMatching(`[a-z]{1,8}`).Draw(rt, "namespace")) {
