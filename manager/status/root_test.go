@@ -23,9 +23,10 @@ func rootInput() *RootInput {
 	in := &RootInput{
 		Config: &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", Generation: 3}},
 		State:  handover.State{Shards: map[string]handover.Shard{}, Members: map[string]handover.Member{}},
-		Wanted: func(string) string { return "v2" },
+		Wanted: func(string) string { return "5-v2" },
 		Observe: func(_, _ string) push.Observation {
 			o := fine
+			o.Version = "5-v2" // of a shard, by its serial
 			o.Methods = map[string]string{"pods": "Filter"}
 			return o
 		},
@@ -163,7 +164,7 @@ func TestWaitsFor(t *testing.T) {
 	}{
 		{"not yet", func(_ *RootInput, o *push.Observation) { o.Version = "v1" }, "a write may be under way"},
 		{"no agent", func(_ *RootInput, o *push.Observation) { *o = push.Observation{} }, "DaemonSet ctrlmesh-agent"},
-		{"rejected", func(_ *RootInput, o *push.Observation) { o.Version, o.Nacked, o.Nack = "v1", "v2", "disk full" }, "disk full"},
+		{"rejected", func(_ *RootInput, o *push.Observation) { o.Version, o.Nacked, o.Nack = "v1", "5-v2", "disk full" }, "disk full"},
 		{"gone", func(in *RootInput, _ *push.Observation) { in.Pods = in.Pods[1:] }, "not confirmed yet that it is refused"},
 		{"gone with its node", func(in *RootInput, o *push.Observation) { in.Pods = in.Pods[1:]; *o = push.Observation{} }, "delete the Node object"},
 	} {
