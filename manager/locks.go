@@ -195,7 +195,7 @@ func (w *world) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.Shard
 	var sightings []locks.Sighting
 	for _, p := range shard.Members {
 		for _, l := range w.push.Observe(p.Spec.NodeName, string(p.UID)).ObservedLocks {
-			sightings = append(sightings, locks.Sighting{Pod: p.Name, ObservedLock: l})
+			sightings = append(sightings, locks.Sighting{Pod: p, ObservedLock: l})
 		}
 	}
 	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, configs, w.locks.State)
@@ -214,7 +214,7 @@ func (w *world) lead(ctx context.Context, c *compiled) map[string]status.Leader 
 		if s.Config == nil || s.Root != nil || s.Problem != nil || !handWritten(s.Config) || len(s.Members) == 0 {
 			continue
 		}
-		led := status.Led{Name: s.String(), Locks: s.Locks}
+		led := status.Led{Name: s.String(), Locks: s.Locks, Known: s.Config.Status.Locks}
 		waits := false
 		for _, p := range s.Members {
 			policy := c.Policies[p.UID]

@@ -187,7 +187,7 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 		Uid:       string(pod.UID),
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
-		Workload:  workload(pod),
+		Workload:  Workload(pod),
 	}
 	var selecting []source
 	var names []string

@@ -101,10 +101,10 @@ func Serial(version string) (serial int64, ok bool) {
 	return serial, err == nil
 }
 
-// workload is the name of what owns a pod, as people know it: a Deployment's
+// Workload is the name of what owns a pod, as people know it: a Deployment's
 // pods are owned by a ReplicaSet named after it and the hash of its template.
 // The apiserver does not check an owner's name, so it may be any bytes.
-func workload(pod *corev1.Pod) string {
+func Workload(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
 		return pod.Name

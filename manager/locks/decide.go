@@ -46,8 +46,9 @@ type State struct {
 	Held bool
 	// Holder is the identity that holds the lock outside the mesh; empty if it is free.
 	Holder string
-	// Since is when the record of Holder changed last.
-	Since time.Time
+	// Expires is when the lease of Holder ends, if Holder has not renewed it for half of
+	// the lease's duration; zero before.
+	Expires time.Time
 	// Resources that the lock consists of, sorted.
 	Resources []string
 	// Problem is why the lock could not be read or acquired, for people.
@@ -55,7 +56,7 @@ type State struct {
 }
 
 func (s State) equal(t State) bool {
-	return s.Held == t.Held && s.Holder == t.Holder && s.Problem == t.Problem && slices.Equal(s.Resources, t.Resources)
+	return s.Held == t.Held && s.Holder == t.Holder && s.Expires.Equal(t.Expires) && s.Problem == t.Problem && slices.Equal(s.Resources, t.Resources)
 }
 
 // free reports whether the mesh holds the lock or may acquire it now.

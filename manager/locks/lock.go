@@ -204,7 +204,10 @@ func (l *lock) state(now time.Time) State {
 		}
 		s.Resources = append(s.Resources, resource)
 		if is := (sight{true, o.record, now.Sub(o.since)}); s.Holder == "" && !o.ours() && !is.free() {
-			s.Holder, s.Since = o.holder, o.since
+			s.Holder = o.holder
+			if 2*is.age >= o.duration {
+				s.Expires = o.since.Add(o.duration)
+			}
 		}
 	}
 	slices.Sort(s.Resources)

@@ -2,13 +2,18 @@ package locks
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -28,8 +33,35 @@ type Obstacle struct {
 
 // Sighting is a lock that a pod of a configuration tried to acquire or polls.
 type Sighting struct {
-	Pod string
+	Pod *corev1.Pod
 	push.ObservedLock
+}
+
+// proves reports whether the lock is the operator's: the pod tried to acquire it, or reads
+// it while a pod of the same workload holds it. Clients do not try to acquire a lock
+// before the holder's lease has ended, which may take minutes.
+func (s Sighting) proves() bool { return s.Written || sameWorkload(s.Pod, s.Holder) }
+
+var (
+	ordinal = regexp.MustCompile(`^[0-9]+$`)
+	// generated is what controllers append to the names of pods, after the hash of the
+	// template in those of a Deployment. Kubernetes uses these characters alone for it.
+	generated = regexp.MustCompile(`^([bcdfghjklmnpqrstvwxz2456789]{1,10}-)?[bcdfghjklmnpqrstvwxz2456789]{5}$`)
+)
+
+// sameWorkload reports whether the identity of a holder, as client-go and
+// controller-runtime form it, is the name of a pod of the same workload as another pod.
+func sameWorkload(pod *corev1.Pod, holder string) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	host, _, _ := strings.Cut(holder, "_")
+	suffix, ok := strings.CutPrefix(host, compile.Workload(pod)+"-")
+	if owner == nil || !ok {
+		return false
+	}
+	if owner.Kind == layout.StatefulSet {
+		return ordinal.MatchString(suffix)
+	}
+	return generated.MatchString(suffix)
 }
 
 func (s Sighting) name() types.NamespacedName {
@@ -37,14 +69,14 @@ func (s Sighting) name() types.NamespacedName {
 }
 
 // Survey finds out which locks the operator of a configuration has, and who holds them.
-// before is what status.locks says. A lock that a pod tried to acquire and that is not
-// named is discovered, unless another configuration has it, or too many were; undiscovered
-// says so.
+// before is what status.locks says. A lock that is not named is discovered if a sighting
+// proves that it is the operator's, unless another configuration has it, or too many were
+// discovered; undiscovered says so.
 func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sightings []Sighting,
 	others []*v1alpha1.ShardingConfig, state func(types.NamespacedName) (State, bool)) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
 	known := slices.Clone(before)
 	for _, s := range sightings {
-		if !s.Written {
+		if !s.proves() {
 			continue
 		}
 		var obstacle *Obstacle
@@ -74,7 +106,7 @@ func is(name types.NamespacedName) func(v1alpha1.LockStatus) bool {
 	return func(l v1alpha1.LockStatus) bool { return l.Namespace == name.Namespace && l.Name == name.Name }
 }
 
-// discover adds a lock that a pod tried to acquire.
+// discover adds a lock that is the operator's.
 func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig) ([]v1alpha1.LockStatus, *Obstacle) {
 	if s.Namespace == corev1.NamespaceNodeLease {
 		return known, nil // heartbeats of nodes
@@ -98,11 +130,11 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 	}
 	if other := Claimed(config, s.name(), others); other != "" {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
-			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod, s.name(), other)}
+			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod.Name, s.name(), other)}
 	}
 	if discovered >= min(maxDiscovered, maxLocks-len(named)) {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
-			fmt.Sprintf("pod %s contends for lock %s, and %d locks were discovered already: name the operator's locks in spec.controller.locks", s.Pod, s.name(), discovered)}
+			fmt.Sprintf("pod %s contends for lock %s, and %d locks were discovered already: name the operator's locks in spec.controller.locks", s.Pod.Name, s.name(), discovered)}
 	}
 	l.Discovered = true
 	return append(known, l), nil
@@ -131,7 +163,7 @@ func Unheld(locks []v1alpha1.LockStatus, state func(types.NamespacedName) (State
 		switch s, _ := state(name); {
 		case l.HeldByMesh:
 		case l.Holder != "":
-			return &Obstacle{v1alpha1.ReasonHeldOutside, fmt.Sprintf("lock %s is held outside the mesh by %s", name, holder(l.Holder))}
+			return &Obstacle{v1alpha1.ReasonHeldOutside, fmt.Sprintf("lock %s is held outside the mesh by %s%s", name, holder(l.Holder), s.untilExpiry())}
 		case out != nil:
 		case s.Problem != "":
 			out = &Obstacle{ReasonWaiting, fmt.Sprintf("lock %s: %s", name, s.Problem)}
@@ -140,6 +172,14 @@ func Unheld(locks []v1alpha1.LockStatus, state func(types.NamespacedName) (State
 		}
 	}
 	return out
+}
+
+// untilExpiry says how long a lock stays held whose holder has stopped renewing it.
+func (s State) untilExpiry() string {
+	if s.Expires.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(", which does not renew it: its lease ends at %s", s.Expires.UTC().Format(time.RFC3339))
 }
 
 // ReasonWaiting is the reason of obstacles that go away by themselves.

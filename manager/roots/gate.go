@@ -86,7 +86,9 @@ func (r *Roots) publishDemands() {
 func (rt *root) survey(ctx context.Context, v view, now time.Time) {
 	before := rt.object.Status.Locks
 	rt.locks, rt.undiscovered = locks.Survey(v.config, before, rt.sightings(v), v.world.Configs, rt.Locks)
-	if unheld := locks.Unheld(rt.locks, rt.Locks, rt.holder(v)); unheld != nil && len(before) == 0 && rt.state.Holds() {
+	discovered := func(l v1alpha1.LockStatus) bool { return l.Discovered }
+	named := slices.DeleteFunc(slices.Clone(rt.locks), discovered)
+	if unheld := locks.Unheld(named, rt.Locks, rt.holder(v)); unheld != nil && len(before) == 0 && rt.state.Holds() {
 		// An earlier version left members with locks that the mesh did not hold: they
 		// keep them until it does.
 		rt.locks = nil
@@ -112,7 +114,7 @@ func (rt *root) survey(ctx context.Context, v view, now time.Time) {
 func (rt *root) sightings(v view) (out []locks.Sighting) {
 	for _, p := range v.pods {
 		for _, l := range rt.Observe(p.Spec.NodeName, string(p.UID)).ObservedLocks {
-			out = append(out, locks.Sighting{Pod: p.Name, ObservedLock: l})
+			out = append(out, locks.Sighting{Pod: p, ObservedLock: l})
 		}
 	}
 	return out

@@ -317,3 +317,82 @@ func warnings(m *mesh) <-chan string {
 	require.Len(m, out, 1)
 	return out
 }
+
+// leasedFor makes a pod the holder of a lock with a lease of that duration.
+func (m *mesh) leasedFor(identity, name string, seconds int32) {
+	m.acquires(identity, name)
+	lease := &coordinationv1.Lease{}
+	require.NoError(m, m.Get(m.Context(), client.ObjectKey{Namespace: "ns", Name: name}, lease))
+	lease.Spec.LeaseDurationSeconds = &seconds
+	require.NoError(m, m.Update(m.Context(), lease))
+}
+
+// An operator with a lease of 137 s, renewed every 26 s and not released on exit: members
+// only read the lock until that lease ends.
+func TestLockWithLongLeaseIsDiscoveredFromReads(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
+	old := m.outside(1)
+	m.leasedFor("op-1_4711", "slow", 137)
+	renewed := m.now
+	renew := func() {
+		if m.now.Sub(renewed) >= 26*time.Second {
+			renewed = m.now
+			m.leasedFor("op-1_4711", "slow", 137)
+		}
+	}
+	p := m.pod(0)
+	m.observed[string(p.UID)] = []push.ObservedLock{{Namespace: "ns", Name: "slow", Resource: "leases", Holder: "op-1_4711"}}
+	m.goOn(5*time.Second, renew)
+	require.Len(t, m.get().Status.Locks, 1)
+	require.True(t, m.get().Status.Locks[0].Discovered)
+	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	m.goOn(2*time.Minute, renew)
+	m.shardsOwnNothing()
+	require.NotContains(t, m.ready().Message, "does not renew")
+
+	require.NoError(t, m.Delete(t.Context(), old))
+	m.goOn(70*time.Second, nil)
+	m.shardsOwnNothing()
+	require.Contains(t, m.ready().Message, `lock ns/slow is held outside the mesh by "op-1_4711" (pod op-1), which does not renew it: its lease ends at `+
+		renewed.Add(137*time.Second).UTC().Format(time.RFC3339))
+	m.goOn(renewed.Add(135*time.Second).Sub(m.now), nil)
+	m.shardsOwnNothing()
+	m.goOn(8*time.Second, nil)
+	require.Len(t, m.held(), 1)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("slow"))
+	require.Equal(t, "slow---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
+}
+
+// Others' locks are commonly read as well.
+func TestReadLockOfAnotherWorkloadIsNotDiscovered(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	for _, holder := range []string{"other-0_1", "op-other-0_1", "op_1", "op-0a_1", "somebody"} {
+		m.observed[string(p.UID)] = append(m.observed[string(p.UID)], push.ObservedLock{Namespace: "ns", Name: "read-" + holder, Resource: "leases", Holder: holder})
+	}
+	m.goOn(5*time.Second, nil)
+	require.Len(t, m.get().Status.Locks, 1)
+	require.False(t, m.get().Status.Locks[0].Discovered)
+}
+
+// The first lock of an operator may show after its shards were given their keys.
+func TestFirstLockThatIsDiscoveredLate(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
+	p := m.pod(0)
+	m.settle()
+	m.held()
+	m.leasedFor("custom identity", "late", 137)
+	m.observed[string(p.UID)] = []push.ObservedLock{{Namespace: "ns", Name: "late", Resource: "leases", Holder: "custom identity", Written: true}}
+	m.goOn(time.Minute, nil)
+	m.held()
+	require.Empty(t, m.policies[p.UID].Sharding.Locks)
+	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	m.goOn(time.Minute+20*time.Second, nil)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("late"))
+	require.Equal(t, "late---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
+}

@@ -35,7 +35,7 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 		if s.Root == nil || s.Root.UID != rt.uid || state.Shards[s.Name].Held.Empty() || compile.Withdrawn(v.config) || v.config.Spec.DryRun {
 			continue
 		}
-		led := status.Led{Name: s.Name, Locks: s.Locks}
+		led := status.Led{Name: s.Name, Locks: s.Locks, Known: rt.locks}
 		for _, m := range state.Members {
 			if m.Shard != s.Name || !isThere(v, m) {
 				continue

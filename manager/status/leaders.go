@@ -39,7 +39,9 @@ type Led struct {
 	// Name of the shard.
 	Name string
 	// Locks are those that its members lead under; none without leader election.
-	Locks   []*meshv1.Lock
+	Locks []*meshv1.Lock
+	// Known are the operator's locks as the status lists them.
+	Known   []v1alpha1.LockStatus
 	Members []LedMember
 }
 
@@ -142,7 +144,12 @@ func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, n
 	if leader.Ready == 0 {
 		return &locks.Obstacle{Reason: ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so nobody works on what it owns", s.Name)}
 	}
-	if l := s.unmanaged(); l != nil {
+	l := s.unmanaged()
+	if l != nil && slices.ContainsFunc(s.Known, func(k v1alpha1.LockStatus) bool { return k.Namespace == l.Namespace && k.Name == l.Name }) {
+		return &locks.Obstacle{Reason: v1alpha1.ReasonHeldOutside,
+			Message: fmt.Sprintf("shard %s has no leader: its pods wait for lock %s/%s, which %q holds outside the mesh; the mesh acquires it when that lease ends", s.Name, l.Namespace, l.Name, l.Holder)}
+	}
+	if l != nil {
 		return &locks.Obstacle{Reason: v1alpha1.ReasonUnknownLock,
 			Message: fmt.Sprintf("shard %s has no leader: its pods wait for lock %s/%s, which %q holds and the mesh does not manage; name it in spec.controller.locks", s.Name, l.Namespace, l.Name, l.Holder)}
 	}

@@ -36,6 +36,8 @@ func TestLeadersOfAShard(t *testing.T) {
 		"another lock":               {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{waiting(member("x", true), "z")}}, "", v1alpha1.ReasonUnknownLock},
 		"no lock is known, and all wait for one": {
 			Led{Members: []LedMember{waiting(member("x", true), "z"), waiting(member("y", true), "z")}}, "", v1alpha1.ReasonUnknownLock},
+		"all wait for a lock that was discovered": {
+			Led{Members: []LedMember{waiting(member("x", true), "z")}, Known: []v1alpha1.LockStatus{{Namespace: "kube-system", Name: "real"}}}, "", v1alpha1.ReasonHeldOutside},
 		"one of two looks at a lock":            {Led{Members: []LedMember{waiting(member("x", true), "z"), member("y", true)}}, "", ""},
 		"they look at a lock of the mesh":       {Led{Members: []LedMember{waiting(member("x", true), "ctrlmesh:ns/other")}}, "", ""},
 		"they look at a lock that nobody holds": {Led{Members: []LedMember{waiting(member("x", true), "")}}, "", ""},
