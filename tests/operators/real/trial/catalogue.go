@@ -3,6 +3,7 @@ package trial
 import (
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,11 +80,10 @@ func descheduler() *Operator {
 		Command: []string{"/operator"},
 		Args: []string{
 			"--policy-config-file=/policy/policy.yaml", "--descheduling-interval=5s", "--v=2", "--leader-elect=true",
-			// Its own are 137s, 107s and 26s, and it does not release its lease when it ends.
-			"--leader-elect-lease-duration=15s", "--leader-elect-renew-deadline=10s", "--leader-elect-retry-period=2s",
 		},
-		Divided: []meshv1alpha1.ResourceGroup{resources("", "pods"), resources("policy", "poddisruptionbudgets")},
-		Note:    "none; the lock in kube-system is discovered",
+		Unreleased: 137 * time.Second,
+		Divided:    []meshv1alpha1.ResourceGroup{resources("", "pods"), resources("policy", "poddisruptionbudgets")},
+		Note:       "none; the lock in kube-system is discovered",
 		Volumes: map[string]corev1.VolumeSource{
 			"/policy": {ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "descheduler"}}},
 			"/tmp":    {EmptyDir: &corev1.EmptyDirVolumeSource{}},

@@ -324,7 +324,7 @@ func (c *churn) finish(ctx context.Context) ([]change, error) {
 			return nil, fmt.Errorf("reading %s/%s: %w", namespace, trackedName, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, finalWait)
+	ctx, cancel := context.WithTimeout(ctx, finalWait+c.Unreleased)
 	defer cancel()
 	_ = kube.Until(ctx, "the last changes", func(ctx context.Context) error {
 		c.observe(ctx)

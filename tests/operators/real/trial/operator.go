@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -33,6 +34,9 @@ type Operator struct {
 	Command, Args []string
 	// Lock that the root names; nil if the mesh discovers it, or if there is none.
 	Lock *Lock
+	// Unreleased is how long a lock stays held after its holder has exited: the lease
+	// duration, if the operator does not release it; 0 if it does.
+	Unreleased time.Duration
 	// Lockless is true for an operator without leader election.
 	Lockless bool
 	// Divided are the resources that the shards divide.

@@ -131,7 +131,7 @@ func (t *trial) adopted(ctx context.Context, reference []endState, result *Resul
 // compare waits for the end state to be that of the reference, and counts what is not.
 func (t *trial) compare(ctx context.Context, reference []endState, result *Result) error {
 	var last []string
-	ctx, cancel := context.WithTimeout(ctx, finalWait)
+	ctx, cancel := context.WithTimeout(ctx, finalWait+t.Unreleased)
 	defer cancel()
 	err := kube.Until(ctx, "the end state", func(ctx context.Context) error {
 		state, err := t.snapshot(ctx, adoptedSet)
@@ -217,7 +217,7 @@ func (t *trial) say(format string, args ...any) { t.plan.Say(format, args...) }
 
 // until waits for cond as long as a step may take.
 func (t *trial) until(ctx context.Context, what string, cond func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, patience+t.Unreleased)
 	defer cancel()
 	return kube.Until(ctx, what, cond)
 }
