@@ -102,6 +102,7 @@ func child(root *v1alpha1.ShardingConfig, shard string) *v1alpha1.ShardingConfig
 			TokenBinding:       spec.TokenBinding,
 			ClientCertificates: spec.ClientCertificates,
 			Isolation:          spec.Isolation,
+			Reads:              spec.Reads,
 			Fence:              spec.Fence,
 		},
 	}
