@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -256,6 +257,41 @@ func TestWorld(t *testing.T) {
 	require.Nil(t, w.compiled.Load().Policies["a"].Sharding)
 	require.NoError(t, w.keepStamp(ctx))
 	require.Empty(t, get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks)
+}
+
+// laggingCache returns ShardingConfigs as they were.
+type laggingCache struct {
+	asCache
+	configs map[string]*v1alpha1.ShardingConfig
+}
+
+func (c laggingCache) Get(ctx context.Context, k client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if config, ok := o.(*v1alpha1.ShardingConfig); ok && c.configs[k.Name] != nil {
+		c.configs[k.Name].DeepCopyInto(config)
+		return nil
+	}
+	return c.asCache.Get(ctx, k, o, opts...)
+}
+
+// The cache lags behind the writes of statuses. Further writes must not conflict with them.
+func TestStatusWritesDoNotConflict(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newWorld(t, memberPod("a", v1alpha1.TrustMesh), shard("one", "a"))
+	read := func() *v1alpha1.ShardingConfig { return get(t, w, "ns", "one", &v1alpha1.ShardingConfig{}) }
+	lagging := laggingCache{w.cache.(asCache), map[string]*v1alpha1.ShardingConfig{"one": read()}}
+	w.cache = lagging
+	for n := range 6 {
+		before := read()
+		pod := memberPod(fmt.Sprintf("pod-%d", n), v1alpha1.TrustMesh)
+		pod.Labels["shard"] = "a"
+		require.NoError(t, w.live.Create(ctx, pod))
+		require.NoError(t, w.policies(ctx))
+		require.NoError(t, w.keepStatus(ctx))
+		if n%2 == 1 {
+			lagging.configs["one"] = before // the write before the last one has arrived
+		}
+	}
+	require.EqualValues(t, 7, read().Status.Members)
 }
 
 func TestKeepTrust(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ func (w *world) keepStatus(ctx context.Context) error {
 	leaders := w.lead(ctx, c)
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
+	statuses := map[types.UID]*writtenStatus{}
 	for _, shard := range c.Shards {
 		if shard.Config == nil || shard.Config.Spec.Root != nil {
 			continue // there is no object yet, or the roots loop writes it
@@ -46,6 +48,9 @@ func (w *world) keepStatus(ctx context.Context) error {
 			errs = append(errs, err)
 			continue
 		}
+		last := w.statuses[current.UID].since(current)
+		statuses[current.UID] = last
+		current = last.object
 		shard.Config = current
 		known, obstacle := w.surveyHandWritten(shard, c.configs)
 		next := status.Of(status.Input{
@@ -71,9 +76,27 @@ func (w *world) keepStatus(ctx context.Context) error {
 			}
 			continue
 		}
+		last.replaced, last.object = append(last.replaced, current.ResourceVersion), updated
 		w.tell(updated, before, next)
 	}
+	w.statuses = statuses
 	return errors.Join(errs...)
+}
+
+// writtenStatus is a configuration with the status that this leader wrote last.
+type writtenStatus struct {
+	object *v1alpha1.ShardingConfig
+	// replaced are the resource versions that the writes replaced. The cache may still
+	// have one of them, on which another write would conflict.
+	replaced []string
+}
+
+// since returns what is known of an object, given what the cache has.
+func (s *writtenStatus) since(cached *v1alpha1.ShardingConfig) *writtenStatus {
+	if s == nil || !slices.Contains(s.replaced, cached.ResourceVersion) {
+		return &writtenStatus{object: cached}
+	}
+	return s
 }
 
 // tell makes Events of the changes that matter.

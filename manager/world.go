@@ -94,6 +94,8 @@ type world struct {
 	// has them.
 	leaders status.Leaders
 	led     map[string]types.NamespacedName
+	// statuses are what the status loop wrote last, by uid. It alone has them.
+	statuses map[types.UID]*writtenStatus
 	// sharing is held while shares are decided, and until what was is pushed.
 	sharing sync.Mutex
 	traffic traffic
