@@ -214,6 +214,9 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	if s := p.electionStage(key); s != nil && p.would == nil {
 		out.stages = append(out.stages, s)
 	}
+	if s := p.rootCAStage(key); s != nil {
+		out.stages = append(out.stages, s)
+	}
 	if s := p.exemptStage(key); s != nil {
 		out.stages = append(out.stages, s)
 	}

@@ -1,0 +1,63 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/base64"
+	"net/http"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// rootCAs is the ConfigMap of every namespace by which pods verify the API server.
+const rootCAs = "kube-root-ca.crt"
+
+// rootCAStage refuses to write the mesh's CA into rootCAs: pods outside the mesh would no
+// longer verify the API server. Members find that CA in their own volumes, so one that
+// publishes the cluster's CA, such as kube-controller-manager, would publish the mesh's.
+type rootCAStage struct{ server *Server }
+
+// rootCAStage returns nil where a request writes no ConfigMap.
+func (p *policy) rootCAStage(key planKey) stage {
+	if key.group != "" || key.resource != "configmaps" || key.subresource != "" {
+		return nil
+	}
+	switch key.verb {
+	case "create", "update", "patch":
+		return rootCAStage{p.pod.server}
+	}
+	return nil
+}
+
+func (s rootCAStage) apply(x *exchange) *apierrors.StatusError {
+	if x.info.Name != rootCAs && x.info.Name != "" {
+		return nil
+	}
+	body, whole := x.peek()
+	if !whole || x.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
+		return nil
+	}
+	leaf, err := s.server.leaf()
+	if err != nil || !containsPEM(body, leaf.Certificate[len(leaf.Certificate)-1]) {
+		return nil
+	}
+	x.reason = "mesh_ca"
+	return status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+		"configmaps %s/%s would get the CA of the mesh, by which pods outside the mesh cannot verify the API server: give the operator the cluster's own CA, for kube-controller-manager with --root-ca-file, or turn off the controller that publishes it",
+		x.info.Namespace, rootCAs)
+}
+
+// containsPEM reports whether a text contains a certificate, by the lines of its PEM form,
+// which no encoding of an object changes.
+func containsPEM(text, der []byte) bool {
+	const bytesPerLine = 48
+	for line := range slices.Chunk(der, bytesPerLine) {
+		if !bytes.Contains(text, []byte(base64.StdEncoding.EncodeToString(line))) {
+			return false
+		}
+	}
+	return true
+}
