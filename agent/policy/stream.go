@@ -216,7 +216,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	}
 	hello := &meshv1.Hello{
 		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(),
-		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic, meshv1.AbilityLargePolicies},
+		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby},
 	}
 	if m.HostNetwork != nil {
 		hello.HostNetworkReason = m.HostNetwork.Error()

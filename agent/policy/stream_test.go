@@ -170,7 +170,7 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	hello := next(t, s.got).GetHello()
 	assert.Equal(t, "node1", hello.GetNode())
 	assert.Equal(t, map[string]string{"held": "7"}, hello.GetVersions())
-	assert.Equal(t, []string{"traffic", meshv1.AbilityLargePolicies}, hello.GetAbilities())
+	assert.Equal(t, []string{"traffic", meshv1.AbilityLargePolicies, meshv1.AbilityStandby}, hello.GetAbilities())
 
 	require.NoError(t, s.Send(upsert("a", "1")))
 	require.NoError(t, s.Send(upsert("b", "bad")))

@@ -713,7 +713,7 @@ func TestPolicyTooLargeForAnAgentIsHeldBackAlone(t *testing.T) {
 	require.Equal(t, map[string]string{"small": "1"}, told)
 	o := w.Observe("n1", "large")
 	require.Equal(t, "1", o.Nacked)
-	require.Contains(t, o.Nack, "upgrade the DaemonSet")
+	require.Contains(t, o.Nack, "larger than its agent receives: upgrade the agent of node n1")
 
 	t.Run("and pushed to one that receives it", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -724,4 +724,29 @@ func TestPolicyTooLargeForAnAgentIsHeldBackAlone(t *testing.T) {
 		_, told := (&agent{t: t, stream: s, cancel: cancel}).world()
 		require.Equal(t, map[string]string{"small": "1", "large": "1"}, told)
 	})
+}
+
+// An agent that does not know standby would let a pod in standby act on everything.
+func TestShardIsNotGivenToAnOlderAgent(t *testing.T) {
+	w := start(t)
+	p := policies("plain@n1=1", "standby@n1=1", "locks@n1=1", "dry@n1=1", "refused@n1=1")
+	p["plain"].Sharding = &meshv1.Sharding{Shard: "s", ReadAll: true}
+	p["standby"].Sharding = &meshv1.Sharding{Shard: "s", Standby: true}
+	p["locks"].Sharding = &meshv1.Sharding{Shard: "s", Locks: []*meshv1.Lock{{Namespace: "ns", Name: "a", UpstreamName: "a---s"}}}
+	p["dry"].Sharding = &meshv1.Sharding{Shard: "s", DryRun: true}
+	p["refused"].Refuse = "it is in no shard"
+	w.Set(cluster1, p)
+	older := w.connect("n1", nil)
+	_, told := older.world()
+	require.Equal(t, map[string]string{"plain": "1", "refused": "1"}, told)
+	for _, uid := range []string{"standby", "locks", "dry"} {
+		o := w.Observe("n1", uid)
+		require.Equal(t, "1", o.Nacked, uid)
+		require.Contains(t, o.Nack, "upgrade the agent of node n1", uid)
+		require.NotEqual(t, "1", o.Version, uid)
+	}
+	older.cancel()
+
+	_, told = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}}).world()
+	require.Len(t, told, 5)
 }

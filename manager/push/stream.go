@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -43,12 +44,14 @@ type abilities struct {
 	reason      string // why not
 	traffic     bool   // rules of policies' traffic
 	large       bool   // policies above MaxSmallPolicyBytes
+	standby     bool   // locks, standby and dry runs of policies' sharding
 }
 
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell"),
 		traffic: slices.Contains(h.Abilities, abilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
+		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby),
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
@@ -100,9 +103,9 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	for uid := range st.dirty {
 		delete(st.dirty, uid)
 		if p := s.node(name).policies[uid]; p != nil {
-			if !st.receives(p) {
+			if reason := st.lacks(p); reason != "" {
 				o := st.seen[uid]
-				o.nacked, o.nack = p.Version, "it is larger than its agent receives: upgrade the DaemonSet"
+				o.nacked, o.nack = p.Version, fmt.Sprintf("%s: upgrade the agent of node %s", reason, name)
 				st.seen[uid] = o
 				continue
 			}
@@ -118,10 +121,17 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	return nil
 }
 
-// receives reports whether an agent can receive a policy. One that it cannot would end
-// the stream, and with it the service of all other pods of the node.
-func (st *stream) receives(p *meshv1.PodPolicy) bool {
-	return st.can.large || proto.Size(p) <= meshv1.MaxSmallPolicyBytes
+// lacks returns why a policy must not be sent to an agent; empty if it may. One that is
+// too large would end the stream, and with it the service of all other pods of the node.
+func (st *stream) lacks(p *meshv1.PodPolicy) string {
+	s := p.GetSharding()
+	switch {
+	case !st.can.large && proto.Size(p) > meshv1.MaxSmallPolicyBytes:
+		return "it is larger than its agent receives"
+	case !st.can.standby && (s.GetStandby() || s.GetDryRun() || len(s.GetLocks()) > 0):
+		return "its agent knows neither standby nor the operator's locks"
+	}
+	return ""
 }
 
 // tell notes that an agent is told another version of a pod's policy. The one that

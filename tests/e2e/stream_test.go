@@ -109,7 +109,7 @@ func (l *leader) listen(t *testing.T, token, node string) (map[string]*meshv1.Po
 		return nil, err
 	}
 	// Whether this is heard is told by the answer.
-	_ = stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: node, AgentVersion: "e2e"}}})
+	_ = stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: node, AgentVersion: "e2e", Abilities: []string{meshv1.AbilityStandby}}}})
 	told := map[string]*meshv1.PodPolicy{}
 	for {
 		msg, err := stream.Recv()

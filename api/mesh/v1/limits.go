@@ -16,4 +16,7 @@ const (
 const (
 	// AbilityLargePolicies is that of agents that receive messages of MaxMessageBytes.
 	AbilityLargePolicies = "large-policies"
+	// AbilityStandby is that of agents that know Sharding.locks, standby and dry_run. An
+	// agent that ignored them would let a pod lead beside others, and write.
+	AbilityStandby = "standby"
 )
