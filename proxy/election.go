@@ -25,6 +25,8 @@ const (
 	// unknownRetry is the Retry-After of a write of such a lock, in seconds. By then the
 	// policy may name it.
 	unknownRetry = 1
+	// heartbeats is the namespace of the Leases of nodes.
+	heartbeats = "kube-node-lease"
 )
 
 // ObservedLock is a leader-election lock, other than those of the policy, that a pod
@@ -132,7 +134,9 @@ func (p *policy) electionStage(key planKey) stage {
 }
 
 func (s *electionStage) apply(x *exchange) *apierrors.StatusError {
-	if x.exempt || x.info.Namespace == "" { // a lock that the policy names
+	// A lock that the policy names is exempt. Heartbeats of nodes are no locks, and the
+	// manager discovers none among them.
+	if x.exempt || x.info.Namespace == "" || x.info.Namespace == heartbeats {
 		return nil
 	}
 	body, whole := x.peek()
@@ -177,7 +181,7 @@ func (x *exchange) peek() (body []byte, whole bool) {
 type pollStage struct{}
 
 func (pollStage) apply(x *exchange) *apierrors.StatusError {
-	x.polls = !x.exempt && x.info.Namespace != "" && len(x.info.Parts) == 2
+	x.polls = !x.exempt && x.info.Namespace != "" && x.info.Namespace != heartbeats && len(x.info.Parts) == 2
 	return nil
 }
 

@@ -46,6 +46,8 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 			{"PUT", leases + "/node-1", heartbeat, false},
 			{"PUT", leases + "/another", released, false},
 			{"PUT", leases + "/another---s1", recordJSON, false},
+			{"PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-1", recordJSON, false},
+			{"POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", recordJSON, false},
 			{"PUT", other + "/configmaps/another", large, false}, // too large to be looked at
 			{"PUT", other + "/configmaps/another", `{"data":{"a":"b"}}`, false},
 			{"PUT", other + "/secrets/another", small, false},
@@ -98,6 +100,8 @@ func TestPolledLocksAreObserved(t *testing.T) {
 	named.Locks = []*meshv1.Lock{{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"}}
 	m.policy(named)
 	require.Empty(t, m.pod.ObservedLocks(), "the policy names it now")
+	m.do("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-1", "")
+	require.Empty(t, m.pod.ObservedLocks(), "a heartbeat")
 
 	m.policy(limitTo("a=b"))
 	for _, of := range []string{"pod_1", "pod", "", strings.Repeat("x", 1<<17)} {
