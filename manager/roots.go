@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,5 +56,12 @@ func (w *world) keepRoots(ctx context.Context) error {
 	if c := w.compiled.Load(); c != nil {
 		world.Compiled = c.Result
 	}
-	return w.roots.Round(ctx, world)
+	err := w.roots.Round(ctx, world)
+	if w.nextStep != nil {
+		w.nextStep.Stop()
+	}
+	if w.roots.Correcting() {
+		w.nextStep = time.AfterFunc(roots.CorrectEvery, w.rootsLoop.poke)
+	}
+	return err
 }

@@ -96,6 +96,8 @@ type world struct {
 	led     map[string]types.NamespacedName
 	// statuses are what the status loop wrote last, by uid. It alone has them.
 	statuses map[types.UID]*writtenStatus
+	// nextStep wakes the roots loop, which alone has it, for the next step of a correction.
+	nextStep *time.Timer
 	// sharing is held while shares are decided, and until what was is pushed.
 	sharing sync.Mutex
 	traffic traffic

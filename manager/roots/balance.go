@@ -12,6 +12,9 @@ const (
 	// balanceEvery is the time between two looks at whether shards have grown apart,
 	// and so between two rounds of handovers because of it.
 	balanceEvery = 15 * time.Second
+	// CorrectEvery is the same while a correction is under way: each of its steps moves a
+	// part of the keys, and has ended before the next begins.
+	CorrectEvery = 5 * time.Second
 	// pauseFirst is the time between the first two corrections that restart pods. It
 	// doubles up to pauseMost: where weights change all the time, evenness is not worth
 	// a restart each time. It starts anew after nothing was moved for pauseMost.
@@ -31,6 +34,17 @@ type balancing struct {
 	pause time.Duration
 }
 
+// Correcting reports whether some root's shards are being balanced, so that the next round
+// should follow after CorrectEvery.
+func (r *Roots) Correcting() bool {
+	for _, rt := range r.roots {
+		if rt.correcting {
+			return true
+		}
+	}
+	return false
+}
+
 // rebalance is what becomes of shards that have grown apart.
 func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
 	switch auto := c.Spec.Root.Auto; {
@@ -45,7 +59,11 @@ func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
 
 // balance moves keys, or suggests it, if shards have grown apart.
 func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, now time.Time) {
-	if now.Sub(rt.looked) < balanceEvery || !rt.Weigher.Current(rt.uid) {
+	every := balanceEvery
+	if rt.correcting {
+		every = CorrectEvery
+	}
+	if now.Sub(rt.looked) < every || !rt.Weigher.Current(rt.uid) {
 		return
 	}
 	restarts := config.Spec.Root.OnChange != v1alpha1.OnChangeRelist
