@@ -241,16 +241,16 @@ func (w *Weigher) Run(ctx context.Context) error {
 	g.SetLimit(weighers)
 	defer func() { _ = g.Wait() }() // they return no errors
 	for ctx.Err() == nil {
-		one, namespace, wait := w.next(time.Now())
-		if one == nil {
-			w.report()
-			w.sleep(ctx, wait)
-			continue
-		}
 		if err := w.discover(time.Now()); err != nil {
 			w.Log.Warn("weighing failed and will be tried again", "error", err)
 			w.report()
 			w.sleep(ctx, weighAgain)
+			continue
+		}
+		one, namespace, wait := w.next(time.Now())
+		if one == nil {
+			w.report()
+			w.sleep(ctx, wait)
 			continue
 		}
 		resources := w.begin(one, namespace)
@@ -289,6 +289,9 @@ func (w *Weigher) next(now time.Time) (one *weighing, namespace string, wait tim
 	defer w.mu.Unlock()
 	wait = weighEvery
 	for _, o := range w.weighings {
+		if o.active() {
+			wait = min(wait, w.discovered.Add(discoverEvery).Sub(now))
+		}
 		if o.active() && len(o.forbidden) > 0 {
 			o.tryForbidden(now)
 			wait = min(wait, o.retry.Sub(now))
@@ -308,13 +311,18 @@ func (w *Weigher) next(now time.Time) (one *weighing, namespace string, wait tim
 	return one, namespace, wait
 }
 
-// discover reads what the apiserver serves, if that is not known or long ago. Part
-// of it, where an aggregated API fails, is better than nothing.
+// discover reads what the apiserver serves, if that is needed and not known or long ago.
+// Part of it, where an aggregated API fails, is better than nothing. Roots that divide a
+// resource which is served since then are counted anew.
 func (w *Weigher) discover(now time.Time) error {
 	w.mu.Lock()
+	needed := false
+	for _, one := range w.weighings {
+		needed = needed || one.active()
+	}
 	fresh := len(w.served) > 0 && now.Sub(w.discovered) < discoverEvery
 	w.mu.Unlock()
-	if fresh {
+	if fresh || !needed {
 		return nil
 	}
 	served, err := w.Served()
@@ -322,6 +330,14 @@ func (w *Weigher) discover(now time.Time) error {
 	defer w.mu.Unlock()
 	w.discovered, w.failing, w.news = now, nil, true
 	if len(served) > 0 {
+		for _, one := range w.weighings {
+			before, _ := label.Resolve(one.groups, w.served)
+			after, _ := label.Resolve(one.groups, served)
+			isNew := func(gvr schema.GroupVersionResource) bool { return !slices.Contains(before, gvr) }
+			if len(w.served) > 0 && slices.ContainsFunc(after, isNew) {
+				one.dueNow(now)
+			}
+		}
 		w.served = served
 	}
 	if len(w.served) == 0 {

@@ -216,6 +216,33 @@ func TestDiscoveryThatFailsIsTriedAgain(t *testing.T) {
 	})
 }
 
+// A kind may be defined just after the API server was asked for its kinds.
+func TestKindThatIsServedLaterIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &apiserver{objects: map[string]int64{"a": 7}, lists: map[string]int{}}
+		a.fail = func(string) error { return apierrors.NewForbidden(corev1.Resource("configmaps"), "", nil) }
+		w := a.weigher(nil)
+		served := w.Served
+		var later atomic.Bool
+		var asked atomic.Int32
+		w.Served = func() ([]*metav1.APIResourceList, error) {
+			asked.Add(1)
+			if !later.Load() {
+				return []*metav1.APIResourceList{{GroupVersion: "apps/v1"}}, nil
+			}
+			return served()
+		}
+		w.Set([]*v1alpha1.ShardingConfig{dividing("configmaps")}, a.names())
+		go func() { _ = w.Run(t.Context()) }()
+		time.Sleep(time.Second)
+		later.Store(true)
+		time.Sleep(discoverEvery)
+		require.Contains(t, w.Problem("root"), "configmaps")
+		time.Sleep(time.Hour)
+		require.LessOrEqual(t, asked.Load(), int32(63), "once a minute")
+	})
+}
+
 // What may not be counted is a note: shards work without.
 func TestAMissingPermissionIsANote(t *testing.T) {
 	t.Parallel()
