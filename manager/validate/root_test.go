@@ -160,6 +160,7 @@ limits: [{relateResources: [{apiGroups: ["", apps], resources: [pods, deployment
 	named := func(op, values string) string {
 		return "matchExpressions: [{key: ctrlmesh.kusionstack.io/namespace, operator: " + op + ", values: [" + values + "]}]"
 	}
+	labelled := func(value string) string { return "matchLabels: {ctrlmesh.kusionstack.io/namespace: " + value + "}" }
 	hashed := func(op, values string) string {
 		return "matchExpressions: [{key: ctrlmesh.kusionstack.io/sharding-hash, operator: " + op + ", values: [" + values + "]}]"
 	}
@@ -173,6 +174,10 @@ limits: [{relateResources: [{apiGroups: ["", apps], resources: [pods, deployment
 		{hashed("In", `"1", "2"`), hashed("In", `"2", "3"`), "sharding-hash=2"},
 		{named("In", "default"), hashed("In", `"13"`), "namespace=default"}, // is in 13
 		{named("In", "default"), hashed("NotIn", `"13"`), ""},
+		{labelled("a"), labelled("b"), ""},
+		{labelled("a"), named("In", "a, b"), "namespace=a"},
+		{labelled("a"), named("NotIn", "a"), ""},
+		{labelled("default"), hashed("NotIn", `"13"`), ""},
 		{"matchLabels: {app: x}", "matchLabels: {app: z}", ""},
 		{"matchLabels: {app: x}", "matchLabels: {tier: z}", "app=x,tier=z"},
 		{named("In", "a") + ", matchLabels: {app: x}", named("In", "a") + ", matchLabels: {app: z}", ""},
