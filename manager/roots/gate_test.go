@@ -396,3 +396,21 @@ func TestFirstLockThatIsDiscoveredLate(t *testing.T) {
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("late"))
 	require.Equal(t, "late---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
 }
+
+// An agent that does not know standby is sent no policy with it. The status names its node.
+func TestNothingIsGrantedUnderAnOlderAgent(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	p := m.pod(0)
+	uid := string(p.UID)
+	m.deaf[uid] = true
+	m.goOn(2*time.Second, nil)
+	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Nacked: m.policies[p.UID].Version, Nack: "upgrade the agent of node node-0"}
+	m.goOn(time.Minute, nil)
+	m.shardsOwnNothing()
+	require.Contains(t, m.ready().Message, "upgrade the agent of node node-0")
+
+	delete(m.deaf, uid)
+	m.settle()
+	require.Len(t, m.held(), 1)
+}
