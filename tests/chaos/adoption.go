@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -132,10 +133,13 @@ func (s *site) adopt(ctx context.Context, round int) error {
 		return s.until(ctx, "the root to be made", func(ctx context.Context) error {
 			root.ResourceVersion = ""
 			err := s.Create(ctx, root)
-			if client.IgnoreAlreadyExists(err) == nil {
-				return nil
+			if !apierrors.IsAlreadyExists(err) {
+				return err
 			}
-			return err
+			if there, err := s.root(ctx); err != nil || there.DeletionTimestamp != nil {
+				return errors.Join(err, errors.New("the root before it is still there"))
+			}
+			return nil
 		})
 	}
 	steps := []func() error{create, func() error { return s.roll(ctx, true, round%5 == 4) }}
