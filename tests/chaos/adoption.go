@@ -30,6 +30,9 @@ const (
 	adoptionSettles = 5 * time.Minute
 	// troubleEvery is the mean time between two troubles, of all sites.
 	troubleEvery = 12 * time.Second
+	// managerKills is the least time between two kills of the manager. Until one is back nobody
+	// acquires the lock of an operator that is being adopted, and so nobody leads.
+	managerKills = time.Minute
 	// halfWay is how long a partitioned rollout is left half way.
 	halfWay = 5 * time.Second
 )
@@ -260,20 +263,22 @@ func (s *site) leadsOutside(ctx context.Context) error {
 
 // siteTroubles are what befalls sites while they are adopted and removed.
 var siteTroubles = []struct {
-	name  string
-	cause func(context.Context, *operator, *rand.Rand, *shardingCounts) error
+	name    string
+	cause   func(context.Context, *operator, *rand.Rand, *shardingCounts) error
+	manager bool // all sites suffer it
 }{
-	{"an operator killed", killOperator},
-	{"an operator killed", killOperator},
-	{"an operator's pod deleted", deleteOperator},
-	{"an agent killed", killAgent},
-	{"the manager killed", killManager},
-	{"an agent cut off", cutOff},
+	{"an operator killed", killOperator, false},
+	{"an operator killed", killOperator, false},
+	{"an operator's pod deleted", deleteOperator, false},
+	{"an agent killed", killAgent, false},
+	{"the manager killed", killManager, true},
+	{"an agent cut off", cutOff, false},
 }
 
 // troubleSites causes troubles at random sites until ctx ends.
 func troubleSites(ctx context.Context, sites []*site, c *shardingCounts) error {
 	random := rand.New(rand.NewPCG(adoptionSeed, 0))
+	var killed time.Time
 	for {
 		select {
 		case <-time.After(time.Duration(random.Int64N(int64(2 * troubleEvery)))):
@@ -282,6 +287,12 @@ func troubleSites(ctx context.Context, sites []*site, c *shardingCounts) error {
 		}
 		s, trouble := sites[random.IntN(len(sites))], siteTroubles[random.IntN(len(siteTroubles))]
 		start := time.Now()
+		if trouble.manager {
+			if start.Sub(killed) < managerKills {
+				continue
+			}
+			killed = start
+		}
 		err := trouble.cause(ctx, s.operator, random, c)
 		switch {
 		case ctx.Err() != nil:
