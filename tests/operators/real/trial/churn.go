@@ -86,8 +86,11 @@ func (c *churn) enter(phase string) {
 	c.phase = phase
 }
 
-// step makes the i-th change.
+// step makes the i-th change, also if the churn is stopped meanwhile: it must be known what is left
+// to remove.
 func (c *churn) step(ctx context.Context, i int) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
 	namespace, round := c.tenants[i%len(c.tenants)], i/len(c.tenants)
 	var errs []error
 	if len(c.Patches) > 0 {
@@ -96,7 +99,7 @@ func (c *churn) step(ctx context.Context, i int) {
 	if c.Evicts || round%passingEvery == 0 {
 		errs = append(errs, c.pass(ctx, namespace, fmt.Sprintf("%s-%d", passingName, round)))
 	}
-	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
+	if err := errors.Join(errs...); err != nil {
 		c.mu.Lock()
 		c.failed = err
 		c.mu.Unlock()
