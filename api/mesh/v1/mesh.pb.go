@@ -1090,11 +1090,8 @@ type Cluster struct {
 	// host:port of the agents' own Service, literal addresses, where pods captured
 	// by address find the agent of their node. Empty where there is none.
 	AgentAddresses []string `protobuf:"bytes,6,rep,name=agent_addresses,json=agentAddresses,proto3" json:"agent_addresses,omitempty"`
-	// The apiserver's --request-timeout: how long a request may go on taking effect
-	// after its connection was lost. 0: 60 s.
-	RequestTimeoutNs int64 `protobuf:"varint,7,opt,name=request_timeout_ns,json=requestTimeoutNs,proto3" json:"request_timeout_ns,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
@@ -1167,13 +1164,6 @@ func (x *Cluster) GetAgentAddresses() []string {
 		return x.AgentAddresses
 	}
 	return nil
-}
-
-func (x *Cluster) GetRequestTimeoutNs() int64 {
-	if x != nil {
-		return x.RequestTimeoutNs
-	}
-	return 0
 }
 
 type Remove struct {
@@ -1449,8 +1439,12 @@ type Sharding struct {
 	// Why the pod is in standby, for people: refusals of its writes say so. It changes
 	// whenever an earlier acknowledgement of standby does not count any more.
 	StandbyReason string `protobuf:"bytes,15,opt,name=standby_reason,json=standbyReason,proto3" json:"standby_reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The apiserver's --request-timeout, in seconds: how long a request may go on taking
+	// effect after its connection was lost. 0: 60. A policy without sharding does not
+	// change the value that was known before.
+	RequestTimeoutSeconds uint32 `protobuf:"varint,16,opt,name=request_timeout_seconds,json=requestTimeoutSeconds,proto3" json:"request_timeout_seconds,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
@@ -1579,6 +1573,13 @@ func (x *Sharding) GetStandbyReason() string {
 		return x.StandbyReason
 	}
 	return ""
+}
+
+func (x *Sharding) GetRequestTimeoutSeconds() uint32 {
+	if x != nil {
+		return x.RequestTimeoutSeconds
+	}
+	return 0
 }
 
 // Owner is a shard and the keys that it owns.
@@ -2108,15 +2109,14 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
 	"\x06remove\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.RemoveH\x00R\x06remove\x122\n" +
 	"\x06synced\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.SyncedH\x00R\x06syncedB\x06\n" +
-	"\x04kind\"\xff\x01\n" +
+	"\x04kind\"\xd7\x01\n" +
 	"\aCluster\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12+\n" +
 	"\x11service_addresses\x18\x02 \x03(\tR\x10serviceAddresses\x12-\n" +
 	"\x12endpoint_addresses\x18\x03 \x03(\tR\x11endpointAddresses\x12\x0e\n" +
 	"\x02ca\x18\x04 \x01(\fR\x02ca\x12\x17\n" +
 	"\amesh_ca\x18\x05 \x01(\tR\x06meshCa\x12'\n" +
-	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\x12,\n" +
-	"\x12request_timeout_ns\x18\a \x01(\x03R\x10requestTimeoutNs\"\x1a\n" +
+	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddressesJ\x04\b\a\x10\b\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
 	"\x06Synced\"\xfe\x02\n" +
@@ -2133,7 +2133,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\vpassthrough\x18\n" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
-	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\"\xc6\x04\n" +
+	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\"\xfe\x04\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -2150,7 +2150,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06shared\x18\f \x03(\v2\x1f.ctrlmesh.mesh.v1.SharedObjectsR\x06shared\x12\x17\n" +
 	"\adry_run\x18\r \x01(\bR\x06dryRun\x12/\n" +
 	"\x06owners\x18\x0e \x03(\v2\x17.ctrlmesh.mesh.v1.OwnerR\x06owners\x12%\n" +
-	"\x0estandby_reason\x18\x0f \x01(\tR\rstandbyReasonJ\x04\b\x03\x10\x04\"L\n" +
+	"\x0estandby_reason\x18\x0f \x01(\tR\rstandbyReason\x126\n" +
+	"\x17request_timeout_seconds\x18\x10 \x01(\rR\x15requestTimeoutSecondsJ\x04\b\x03\x10\x04\"L\n" +
 	"\x05Owner\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12-\n" +
 	"\x05scope\x18\x02 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\"\xa1\x01\n" +
