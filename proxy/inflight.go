@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
@@ -19,9 +21,40 @@ import (
 // handed to etcd by then is committed, or not, within etcd's own bound on a request.
 const LostWrite = 5 * time.Second
 
-// unseenWrite is the same of a write whose connection broke unseen by the apiserver:
-// it goes on until its own bound on a request (--request-timeout).
-const unseenWrite = time.Minute + LostWrite
+// defaultRequestTimeout is the apiserver's default for --request-timeout.
+const defaultRequestTimeout = time.Minute
+
+// UnseenWrite is how long a write that a policy let through may still take effect
+// when neither its response nor the apiserver's end of the connection was seen: the
+// apiserver works on it until its own request timeout.
+func UnseenWrite(m *meshv1.PodPolicy) time.Duration {
+	return cmp.Or(requestTimeout(m), defaultRequestTimeout) + LostWrite
+}
+
+// requestTimeout returns the apiserver's request timeout according to a policy; 0 if
+// the policy does not say.
+func requestTimeout(m *meshv1.PodPolicy) time.Duration {
+	if m.GetSharding() == nil {
+		return 0
+	}
+	return cmp.Or(time.Duration(m.GetSharding().GetRequestTimeoutSeconds())*time.Second, defaultRequestTimeout)
+}
+
+// inherit takes over what a policy without sharding leaves as it was.
+func (p *policy) inherit(old *policy) {
+	if p.requestTimeout == 0 && old != nil {
+		p.requestTimeout = old.requestTimeout
+	}
+}
+
+// unseen is [UnseenWrite] of the policy in force.
+func (p *Pod) unseen() time.Duration {
+	timeout := defaultRequestTimeout
+	if pol := p.policy.Load(); pol != nil {
+		timeout = cmp.Or(pol.requestTimeout, timeout)
+	}
+	return timeout + LostWrite
+}
 
 // writes counts what a policy let through that may still change something: each
 // write from before its last byte leaves until nothing comes of it any more. The
@@ -89,7 +122,7 @@ func (x *exchange) answered(resp *http.Response, err error) {
 	case err == nil, upstream.Parted(err), errors.Is(err, errShutdown):
 		time.AfterFunc(LostWrite, x.policy.writes.lower)
 	default:
-		time.AfterFunc(unseenWrite, x.policy.writes.lower)
+		time.AfterFunc(x.pod.unseen(), x.policy.writes.lower)
 	}
 }
 

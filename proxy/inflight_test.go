@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
@@ -35,13 +36,13 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		"closed here":                 {err: net.ErrClosed, want: LostWrite},
 		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: LostWrite},
 		"the pod ended":               {err: errShutdown, want: LostWrite},
-		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: unseenWrite},
-		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: unseenWrite},
+		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: UnseenWrite(nil)},
+		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: UnseenWrite(nil)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				over := make(chan struct{})
-				x := &exchange{policy: &policy{}, counted: true, sent: time.Now()}
+				x := &exchange{pod: &Pod{}, policy: &policy{}, counted: true, sent: time.Now()}
 				if c.unsent {
 					x.sent = time.Time{}
 				}
@@ -52,6 +53,34 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 				<-over
 				require.Equal(t, c.want, time.Since(began))
 			})
+		})
+	}
+}
+
+func TestLostWriteCountsUntilTheRequestTimeoutOfThePolicy(t *testing.T) {
+	sharding := func(seconds uint32) *meshv1.PodPolicy {
+		return &meshv1.PodPolicy{Sharding: &meshv1.Sharding{RequestTimeoutSeconds: seconds}}
+	}
+	refusal := &meshv1.PodPolicy{Refuse: "no shard yet"}
+	for name, c := range map[string]struct {
+		policies []*meshv1.PodPolicy
+		want     time.Duration
+	}{
+		"no policy":         {want: 65 * time.Second},
+		"not set":           {[]*meshv1.PodPolicy{sharding(0)}, 65 * time.Second},
+		"set":               {[]*meshv1.PodPolicy{sharding(300)}, 305 * time.Second},
+		"kept by a refusal": {[]*meshv1.PodPolicy{sharding(300), refusal}, 305 * time.Second},
+		"reset":             {[]*meshv1.PodPolicy{sharding(300), refusal, sharding(0)}, 65 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t, &recorder{})
+			for _, p := range c.policies {
+				m.set(p)
+			}
+			require.Equal(t, c.want, m.pod.unseen())
+			if n := len(c.policies); n == 1 {
+				require.Equal(t, c.want, UnseenWrite(c.policies[0]))
+			}
 		})
 	}
 }

@@ -136,6 +136,7 @@ type ticket struct {
 func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	next.inherit(p.policy.Load())
 	next.hold()
 	next.enforce() // before it is asked: its rules may not know yet what was imported
 	old := p.policy.Swap(next)

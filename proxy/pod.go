@@ -239,6 +239,7 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	if err != nil {
 		return nil, err
 	}
+	next.inherit(old)
 	next.hold()
 	p.policy.Store(next)
 	old.release()

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -36,6 +37,7 @@ type policy struct {
 	anyToken, passthrough    bool
 	fence                    fence
 	keepCaches               bool
+	requestTimeout           time.Duration // the apiserver's; 0: not known
 	ownership                ownership
 	traffic
 	would *policy // not nil: a dry run of this one, which holds nothing else
@@ -63,8 +65,11 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 		anyToken:    m.GetAnyToken(),
 		passthrough: m.GetPassthrough(),
 		keepCaches:  m.GetSharding().GetKeepCaches(),
-		settled:     make(chan struct{}),
-		replaced:    make(chan struct{}),
+
+		requestTimeout: requestTimeout(m),
+
+		settled:  make(chan struct{}),
+		replaced: make(chan struct{}),
 	}
 	out.writes.n.Store(2)
 	if err := out.divide(m.GetSharding()); err != nil {
