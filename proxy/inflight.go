@@ -15,10 +15,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-// LostWrite is how long a write may still take effect whose connection to the
-// apiserver broke before its answer, or whose answer is an error of the server's.
-// The apiserver gives up at once what lost its connection or its time; what it had
-// handed to etcd by then is committed, or not, within etcd's own bound on a request.
+// LostWrite is how long a write may still take effect after the apiserver has
+// dropped it: its answer is an error of its own, or it ended the connection. What it
+// had handed to etcd by then is committed, or not, within etcd's own bound on a
+// request.
 const LostWrite = 5 * time.Second
 
 // defaultRequestTimeout is the apiserver's default for --request-timeout.
@@ -64,6 +64,10 @@ type writes struct {
 	n    atomic.Int64
 	once sync.Once
 	over func() // called once when nothing counts; set before the policy is replaced
+
+	mu    sync.Mutex
+	lost  bool      // writes are over at until; all of them count as one
+	until time.Time // grows
 }
 
 func (w *writes) raise() { w.n.Add(1) }
@@ -72,6 +76,35 @@ func (w *writes) lower() {
 	// A request that finds the policy replaced may raise it from nothing for a moment.
 	if w.n.Add(-1) == 0 {
 		w.once.Do(w.over)
+	}
+}
+
+// lowerAfter is lower after a while. One timer serves all, because a pod can lose
+// writes as fast as it makes them.
+func (w *writes) lowerAfter(d time.Duration) {
+	w.mu.Lock()
+	first := !w.lost
+	w.lost = true
+	if until := time.Now().Add(d); until.After(w.until) {
+		w.until = until
+	}
+	w.mu.Unlock()
+	if first {
+		time.AfterFunc(d, w.expire)
+	} else {
+		w.lower()
+	}
+}
+
+func (w *writes) expire() {
+	w.mu.Lock()
+	left := time.Until(w.until)
+	w.lost = left > 0
+	w.mu.Unlock()
+	if left > 0 {
+		time.AfterFunc(left, w.expire)
+	} else {
+		w.lower()
 	}
 }
 
@@ -89,8 +122,10 @@ func (p *Pod) succeed(old, next *policy) {
 	close(old.replaced)
 	old.writes.over = over
 	if old.passthrough && !next.passthrough { // what went through tunnels was not counted
-		time.AfterFunc(LostWrite, old.writes.lower)
-		return
+		if left := p.tunnels.remain(p.unseen()); left > 0 {
+			old.writes.lowerAfter(left)
+			return
+		}
 	}
 	old.writes.lower()
 }
@@ -116,14 +151,55 @@ func (x *exchange) answered(resp *http.Response, err error) {
 		return
 	}
 	x.counted = false
-	switch {
-	case err != nil && x.sent.IsZero(), err == nil && resp.StatusCode < http.StatusInternalServerError:
+	if left := x.outcome(resp, err).left(x.pod); left > 0 {
+		x.policy.writes.lowerAfter(left)
+	} else {
 		x.policy.writes.lower()
-	case err == nil, upstream.Parted(err), errors.Is(err, errShutdown):
-		time.AfterFunc(LostWrite, x.policy.writes.lower)
-	default:
-		time.AfterFunc(x.pod.unseen(), x.policy.writes.lower)
 	}
+}
+
+// outcome is what is known of the end of a write at the apiserver.
+type outcome int
+
+const (
+	// unseen: it may go on until the apiserver's request timeout.
+	unseen outcome = iota
+	// dropped: the apiserver does nothing more for it, but etcd may.
+	dropped
+	// ended: it has taken effect, or never will.
+	ended
+)
+
+// left is how long a write may still take effect.
+func (o outcome) left(p *Pod) time.Duration {
+	switch o {
+	case ended:
+		return 0
+	case dropped:
+		return LostWrite
+	}
+	return p.unseen()
+}
+
+// outcome judges a write by its response, or by the error instead of one. The
+// apiserver knows of our end of a connection only once it has ended its own.
+func (x *exchange) outcome(resp *http.Response, err error) outcome {
+	if err == nil {
+		if resp.StatusCode < http.StatusInternalServerError {
+			return ended
+		}
+		return dropped
+	}
+	_, cutShort := errors.AsType[*upstream.BodyError](err)
+	switch {
+	case x.sent.IsZero():
+		return ended
+	case cutShort: // the apiserver does nothing without the last byte
+		return dropped
+	case upstream.Ended(err), x.pod.writing.Err() != nil: // that waited for as long as it may go on
+		return dropped
+	}
+	return unseen
 }
 
 // lastByte is the body of a write that comes while it leaves. The write counts
@@ -151,11 +227,11 @@ func (b *lastByte) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// depart makes a write ready to leave: it counts, and goes on when its client has
-// gone away, for it would not be known then what the apiserver makes of it. It is
+// depart makes a write ready to leave: it counts, and goes on when its client or
+// the pod has gone away, because only its response shows when it is over. It is
 // false when it must be looked at anew.
 func (x *exchange) depart() bool {
-	x.ctx = x.pod.life
+	x.ctx = x.pod.writing
 	if _, whole := x.body.(*bytes.Reader); whole || x.length == 0 {
 		return x.begin()
 	}

@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -25,6 +27,7 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		err    error
 		code   int
 		unsent bool
+		late   bool
 		want   time.Duration
 	}{
 		"answered":                    {code: http.StatusOK},
@@ -33,16 +36,23 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
 		"ended by the apiserver":      {err: io.EOF, want: LostWrite},
 		"reset":                       {err: broken(syscall.ECONNRESET), want: LostWrite},
-		"closed here":                 {err: net.ErrClosed, want: LostWrite},
+		"closed here":                 {err: net.ErrClosed, want: UnseenWrite(nil)},
+		"cancelled here":              {err: context.Canceled, want: UnseenWrite(nil)},
 		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: LostWrite},
-		"the pod ended":               {err: errShutdown, want: LostWrite},
+		"the pod ended":               {err: errShutdown, want: UnseenWrite(nil)},
+		"waited for after the pod":    {err: context.Canceled, late: true, want: LostWrite},
 		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: UnseenWrite(nil)},
 		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: UnseenWrite(nil)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				over := make(chan struct{})
-				x := &exchange{pod: &Pod{}, policy: &policy{}, counted: true, sent: time.Now()}
+				writing, end := context.WithCancel(t.Context())
+				defer end()
+				if c.late {
+					end()
+				}
+				x := &exchange{pod: &Pod{writing: writing}, policy: &policy{}, counted: true, sent: time.Now()}
 				if c.unsent {
 					x.sent = time.Time{}
 				}
@@ -89,6 +99,7 @@ func TestLostWriteCountsUntilTheRequestTimeoutOfThePolicy(t *testing.T) {
 func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pod{}
+		p.tunnels.last = time.Now()
 		policies := []*policy{{passthrough: true}, {passthrough: true}, {}, {}}
 		var old *policy
 		for i, next := range policies {
@@ -99,10 +110,74 @@ func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
 			<-next.settled
 			want := time.Duration(0)
 			if i == 2 {
-				want = LostWrite
+				want = UnseenWrite(nil)
 			}
 			require.Equal(t, want, time.Since(began), "policy %d", i)
 			old = next
 		}
 	})
+}
+
+func TestNoTunnelsToWaitFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tunnels tunnels
+		require.Zero(t, tunnels.remain(time.Minute), "never one")
+		a, b := net.Pipe()
+		defer func() { _, _ = a.Close(), b.Close() }()
+		tunnels.add(a)
+		time.Sleep(time.Hour)
+		require.Equal(t, time.Minute, tunnels.remain(time.Minute), "one is open")
+		tunnels.remove(a)
+		time.Sleep(20 * time.Second)
+		require.Equal(t, 40*time.Second, tunnels.remain(time.Minute))
+		time.Sleep(time.Minute)
+		require.Zero(t, tunnels.remain(time.Minute))
+	})
+}
+
+// A pod may lose as many writes as it can make.
+func TestLostWritesOfAPolicyShareOneTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w writes
+		over := make(chan struct{})
+		w.over = func() { close(over) }
+		began := time.Now()
+		for _, d := range []time.Duration{20 * time.Second, 5 * time.Second, 40 * time.Second} {
+			w.raise()
+			w.lowerAfter(d)
+		}
+		require.EqualValues(t, 1, w.n.Load(), "all count as one")
+		<-over
+		require.Equal(t, 40*time.Second, time.Since(began))
+	})
+}
+
+// The pod's end does not break what only its response can settle.
+func TestWriteOutlivesItsPod(t *testing.T) {
+	api := held{make(chan struct{}), make(chan struct{})}
+	m := newMesh(t, api)
+	m.policy(owning("a"))
+	req, err := http.NewRequest("PUT", "https://kubernetes.default.svc/api/v1/namespaces/a/pods/x", strings.NewReader("{}"))
+	require.NoError(t, err)
+	go func() {
+		if resp, err := m.client(true).Do(req); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	<-api.arrived
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, m.pod.Shutdown(ctx), context.DeadlineExceeded)
+	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Refuse: "the pod has ended"})
+	select {
+	case <-settled:
+		t.Fatal("settled while the apiserver is at it")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(api.answer)
+	select {
+	case <-settled:
+	case <-time.After(soon):
+		t.Fatal("the response came")
+	}
 }

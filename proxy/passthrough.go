@@ -19,6 +19,7 @@ const tunnelIdle = 5 * time.Hour
 type tunnels struct {
 	mu   sync.Mutex
 	open map[net.Conn]struct{}
+	last time.Time // when one ended
 }
 
 func (t *tunnels) add(c net.Conn) {
@@ -34,6 +35,18 @@ func (t *tunnels) remove(c net.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.open, c)
+	t.last = time.Now()
+}
+
+// remain is how long writes in tunnels may still take effect that go on for the given
+// time after the tunnel.
+func (t *tunnels) remain(unseen time.Duration) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.open) > 0 {
+		return unseen
+	}
+	return max(0, unseen-time.Since(t.last))
 }
 
 func (t *tunnels) cut() {

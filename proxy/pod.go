@@ -53,9 +53,11 @@ type Pod struct {
 	// done ends when long-running answers are to end at once.
 	done context.Context
 	end  context.CancelCauseFunc
-	// life ends when nothing of the pod goes on any more.
+	// life ends when nothing of the pod goes on any more but writes at the apiserver.
 	life context.Context
 	die  context.CancelFunc
+	// writing ends when those are over as well.
+	writing context.Context
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -126,6 +128,9 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())
 	p.life, p.die = context.WithCancel(context.Background())
+	writing, end := context.WithCancel(context.Background())
+	p.writing = writing
+	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), end) })
 	p.draining, p.drain = context.WithCancel(context.Background())
 	p.http11 = &tls.Config{
 		MinVersion: tls.VersionTLS12,

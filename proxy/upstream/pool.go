@@ -187,11 +187,11 @@ func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 	// The apiserver may refuse a body half way: its answer counts more than the
 	// write error.
 	if _, err := c.br.Peek(1); err != nil {
-		switch {
-		case c.kept && !IsTimeout(err):
-			return fail(fmt.Errorf("%w: %w", errStale, err))
-		case writeErr != nil:
-			return fail(writeErr)
+		if writeErr != nil {
+			err = writeErr // after which a read shows EOF, whatever the cause
+		}
+		if c.kept && !IsTimeout(err) {
+			err = fmt.Errorf("%w: %w", errStale, err)
 		}
 		return fail(err)
 	}
@@ -380,13 +380,11 @@ func appendHead(b []byte, r *Request) []byte {
 	return append(b, "\r\n"...)
 }
 
-// Parted tells whether the apiserver knows that a request which failed with err has
-// lost its connection: it ended it itself, or was told. From a peer that fell silent
-// nobody knows.
-func Parted(err error) bool {
-	_, ours := errors.AsType[*BodyError](err)
-	return ours || slices.ContainsFunc([]error{
-		context.Canceled, net.ErrClosed, io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE,
+// Ended reports whether a request failed with err because the apiserver ended the
+// connection, by FIN or RST. Our own end of it is none: the apiserver may not know.
+func Ended(err error) bool {
+	return slices.ContainsFunc([]error{
+		io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE,
 	}, func(known error) bool { return errors.Is(err, known) })
 }
 
