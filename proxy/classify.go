@@ -15,6 +15,22 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
+// builtIn are the API groups that kube-apiserver serves itself. It proxies other
+// groups to extension servers, or keeps them as custom resources: a request does not
+// show which.
+var builtIn = sets.New(
+	"", "apps", "autoscaling", "batch", "extensions", "policy",
+	"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io",
+	"authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
+	"coordination.k8s.io", "discovery.k8s.io", "events.k8s.io",
+	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "networking.k8s.io",
+	"node.k8s.io", "rbac.authorization.k8s.io", "resource.k8s.io",
+	"scheduling.k8s.io", "storage.k8s.io", "storagemigration.k8s.io",
+)
+
+// local reports whether kube-apiserver carries out the request itself.
+func (k planKey) local() bool { return builtIn.Has(k.group) && !k.connects() }
+
 // resolver reads paths as kube-apiserver does.
 var resolver = &request.RequestInfoFactory{
 	APIPrefixes:          sets.NewString("api", "apis"),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"mime"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -185,10 +186,13 @@ func (o outcome) left(p *Pod) time.Duration {
 // apiserver knows of our end of a connection only once it has ended its own.
 func (x *exchange) outcome(resp *http.Response, err error) outcome {
 	if err == nil {
-		if resp.StatusCode < http.StatusInternalServerError {
+		switch {
+		case resp.StatusCode < http.StatusInternalServerError:
 			return ended
+		case x.plan.key.local() && fromAPIServer(resp.Header):
+			return dropped
 		}
-		return dropped
+		return unseen
 	}
 	_, cutShort := errors.AsType[*upstream.BodyError](err)
 	switch {
@@ -200,6 +204,13 @@ func (x *exchange) outcome(resp *http.Response, err error) outcome {
 		return dropped
 	}
 	return unseen
+}
+
+// fromAPIServer reports whether an error was encoded by an API server. What a proxy says
+// in place of one, the apiserver's own aggregation layer included, is plain text.
+func fromAPIServer(h http.Header) bool {
+	mediaType, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && (mediaType == typeJSON || mediaType == typeProtobuf)
 }
 
 // lastByte is the body of a write that comes while it leaves. The write counts

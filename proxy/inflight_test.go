@@ -26,13 +26,22 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		code   int
+		group  string
+		media  string
 		unsent bool
 		late   bool
 		want   time.Duration
 	}{
 		"answered":                    {code: http.StatusOK},
 		"refused":                     {code: http.StatusConflict},
-		"failed upstream":             {code: http.StatusGatewayTimeout, want: LostWrite},
+		"failed":                      {code: http.StatusInternalServerError, media: typeJSON, want: LostWrite},
+		"failed, as protobuf":         {code: http.StatusInternalServerError, media: typeProtobuf, want: LostWrite},
+		"unavailable":                 {code: http.StatusServiceUnavailable, media: typeJSON + "; charset=utf-8", want: LostWrite},
+		"failed in a proxy":           {code: http.StatusServiceUnavailable, media: "text/plain; charset=utf-8", want: UnseenWrite(nil)},
+		"failed without a type":       {code: http.StatusBadGateway, want: UnseenWrite(nil)},
+		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: typeJSON, want: UnseenWrite(nil)},
+		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: typeJSON, want: UnseenWrite(nil)},
+		"answered in another group":   {group: "example.com", code: http.StatusConflict},
 		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
 		"ended by the apiserver":      {err: io.EOF, want: LostWrite},
 		"reset":                       {err: broken(syscall.ECONNRESET), want: LostWrite},
@@ -52,14 +61,17 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 				if c.late {
 					end()
 				}
-				x := &exchange{pod: &Pod{writing: writing}, policy: &policy{}, counted: true, sent: time.Now()}
+				x := &exchange{
+					pod: &Pod{writing: writing}, policy: &policy{}, counted: true, sent: time.Now(),
+					plan: &plan{key: planKey{verb: "update", groupResource: groupResource{c.group, "things"}}},
+				}
 				if c.unsent {
 					x.sent = time.Time{}
 				}
 				x.policy.writes.over = func() { close(over) }
 				x.policy.writes.raise()
 				began := time.Now()
-				x.answered(&http.Response{StatusCode: c.code}, c.err)
+				x.answered(&http.Response{StatusCode: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
 				<-over
 				require.Equal(t, c.want, time.Since(began))
 			})
