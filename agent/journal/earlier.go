@@ -1,0 +1,146 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Earlier is a pod that another agent let write.
+type Earlier struct {
+	UID string
+	// Over is closed when nothing takes effect any more that the other agent let
+	// through; nil: by now.
+	Over <-chan struct{}
+}
+
+// Earlier returns the pods of the other journals in the folder. It is not complete if
+// there is none, or one of them cannot be read, or has no room for a pod. Journals are
+// removed when their agents are dead and nothing is left that they are about.
+func (j *Journal) Earlier() (pods []Earlier, complete bool, err error) {
+	boot, err := bootID()
+	if err != nil {
+		return nil, false, err
+	}
+	dir := filepath.Dir(j.path)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, false, fmt.Errorf("looking for journals of writes in flight: %w", err)
+	}
+	complete = true
+	found := 0
+	var errs []error
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), suffix) || e.Name() == j.base() {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		other, err := open(path, boot)
+		switch {
+		case errors.Is(err, errOtherBoot):
+			err = os.Remove(path)
+		case err == nil:
+			found++
+			complete = complete && other.mem.overflow().Load() == 0
+			pods = append(pods, other.pods()...)
+			go other.watch()
+			continue
+		}
+		if err != nil {
+			complete = false
+			errs = append(errs, fmt.Errorf("reading journal %s: %w", path, err))
+		}
+	}
+	return pods, complete && found > 0, errors.Join(errs...)
+}
+
+// earlier is the journal of another agent, which lives or is dead.
+type earlier struct {
+	file *os.File
+	path string
+	mem  mapped
+	dead bool
+	// waiting has the slots whose writes are not over.
+	waiting map[int]chan struct{}
+}
+
+func open(path, boot string) (_ *earlier, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+		}
+	}()
+	mem, err := mapFile(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := mem.check(boot); err != nil {
+		mem.unmap()
+		return nil, err
+	}
+	return &earlier{file: f, path: path, mem: mem, waiting: map[int]chan struct{}{}}, nil
+}
+
+// pods returns what is in the journal now.
+func (e *earlier) pods() (pods []Earlier) {
+	now := bootTime()
+	e.bury(now)
+	for i := range slots {
+		s := e.mem.slot(i)
+		if s.uid() == "" || s.over(now) {
+			continue
+		}
+		e.waiting[i] = make(chan struct{})
+		pods = append(pods, Earlier{UID: s.uid(), Over: e.waiting[i]})
+	}
+	return pods
+}
+
+// bury settles the journal once its agent is dead. Its writes may go on from now for as
+// long as those do whose end was not seen; the agent after this one finds it written.
+func (e *earlier) bury(now int64) {
+	if e.dead {
+		return
+	}
+	free, err := tryLock(e.file)
+	if err != nil || !free {
+		return // an error is none of a file that is open: nothing is confirmed meanwhile
+	}
+	e.dead = true
+	for i := range slots {
+		s := e.mem.slot(i)
+		if s.uid() == "" {
+			continue
+		}
+		if s.open().Load() > 0 {
+			extend(s.until(), now+s.unseen().Load())
+			s.open().Store(0)
+		}
+		s.closed().Store(1)
+	}
+	unlock(e.file)
+}
+
+// watch closes the channels in time, and removes the journal when it is of no use.
+func (e *earlier) watch() {
+	for ; !e.dead || len(e.waiting) > 0; time.Sleep(pollInterval) {
+		now := bootTime()
+		e.bury(now)
+		for i, over := range e.waiting {
+			if e.mem.slot(i).over(now) {
+				close(over)
+				delete(e.waiting, i)
+			}
+		}
+	}
+	_ = os.Remove(e.path) // or another agent has
+	e.mem.unmap()
+	_ = e.file.Close()
+}

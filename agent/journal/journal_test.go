@@ -1,0 +1,215 @@
+package journal
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func newJournal(t testing.TB, dir string) *Journal {
+	t.Helper()
+	j, err := Create(dir)
+	require.NoError(t, err)
+	t.Cleanup(j.Abandon)
+	return j
+}
+
+// next returns the journal of the agent after, and what it knows of pods before.
+func next(t *testing.T, dir string) (j *Journal, complete bool, pods map[string]<-chan struct{}) {
+	t.Helper()
+	j = newJournal(t, dir)
+	earlier, complete, err := j.Earlier()
+	require.NoError(t, err)
+	pods = map[string]<-chan struct{}{}
+	for _, e := range earlier {
+		pods[e.UID] = e.Over
+	}
+	return j, complete, pods
+}
+
+func requireOpen(t *testing.T, over <-chan struct{}, d time.Duration) {
+	t.Helper()
+	require.NotNil(t, over)
+	select {
+	case <-over:
+		t.Fatal("a write may be in flight")
+	case <-time.After(d):
+	}
+}
+
+func requireOver(t *testing.T, over <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-over:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing is in flight")
+	}
+}
+
+func TestNoJournalIsNotComplete(t *testing.T) {
+	_, complete, pods := next(t, t.TempDir())
+	require.False(t, complete)
+	require.Empty(t, pods)
+}
+
+func TestDeadAgentWithNothingInFlight(t *testing.T) {
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	p := j.Pod("a")
+	p.Begin()
+	p.End()
+	j.Abandon()
+	_, complete, pods := next(t, dir)
+	require.True(t, complete)
+	require.Empty(t, pods)
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(j.path)
+		return os.IsNotExist(err)
+	}, 10*time.Second, time.Millisecond, "it is of no use any more")
+}
+
+func TestDeadAgentWithAWriteInFlight(t *testing.T) {
+	const unseen = 300 * time.Millisecond
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	p := j.Pod("a")
+	p.Unseen(unseen)
+	p.Unseen(time.Millisecond) // what began before goes on as long
+	p.Begin()
+	j.Pod("b")
+	j.Abandon()
+
+	began := time.Now()
+	second, complete, pods := next(t, dir)
+	require.True(t, complete)
+	require.Len(t, pods, 1)
+	second.Abandon() // it dies as well
+
+	_, complete, again := next(t, dir)
+	require.True(t, complete)
+	requireOver(t, again["a"])
+	require.GreaterOrEqual(t, time.Since(began), unseen)
+	requireOver(t, pods["a"])
+}
+
+func TestDeadlineOfALostWriteOutlivesTheAgent(t *testing.T) {
+	const left = 300 * time.Millisecond
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	p := j.Pod("a")
+	p.Unseen(time.Hour) // counts for no write whose loss was seen
+	began := time.Now()
+	p.Begin()
+	p.Lose(left)
+	j.Abandon()
+	_, _, pods := next(t, dir)
+	requireOver(t, pods["a"])
+	require.GreaterOrEqual(t, time.Since(began), left)
+}
+
+func TestAgentThatDrains(t *testing.T) {
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	a, b := j.Pod("a"), j.Pod("b")
+	a.Begin()
+	_, complete, pods := next(t, dir)
+	require.True(t, complete)
+	requireOpen(t, pods["b"], 2*pollInterval)
+	b.Close()
+	requireOver(t, pods["b"])
+	a.Close()
+	requireOpen(t, pods["a"], 2*pollInterval)
+	require.NoError(t, j.Retire())
+	require.FileExists(t, j.path, "a write is in flight")
+	a.End()
+	requireOver(t, pods["a"])
+	require.NoError(t, j.Retire())
+	require.NoFileExists(t, j.path)
+}
+
+// An agent that hangs may still serve: only its death is an end.
+func TestAgentThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	j.Pod("a")
+	_, _, pods := next(t, dir)
+	requireOpen(t, pods["a"], 2*pollInterval)
+	j.Abandon()
+	requireOver(t, pods["a"])
+}
+
+func TestJournalOfAnotherBoot(t *testing.T) {
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	j.Pod("a").Begin()
+	copy(j.mem[atBoot:], "another")
+	j.Abandon()
+	_, complete, pods := next(t, dir)
+	require.False(t, complete)
+	require.Empty(t, pods)
+	require.NoFileExists(t, j.path)
+}
+
+func TestUnreadableJournal(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, j *Journal){
+		"short":         func(t *testing.T, j *Journal) { require.NoError(t, os.Truncate(j.path, size)) },
+		"other version": func(_ *testing.T, j *Journal) { j.mem[atVersion]++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			j := newJournal(t, dir)
+			spoil(t, j)
+			j.Abandon()
+			_, complete, err := newJournal(t, dir).Earlier()
+			require.ErrorIs(t, err, errFormat)
+			require.False(t, complete)
+		})
+	}
+}
+
+func TestSlots(t *testing.T) {
+	dir := t.TempDir()
+	j := newJournal(t, dir)
+	closed := j.Pod("closed")
+	for range slots - 1 {
+		j.Pod("x")
+	}
+	closed.Close()
+	reused := j.Pod("y")
+	require.Equal(t, "y", reused.slot.uid())
+	require.Zero(t, reused.slot.closed().Load())
+	require.Zero(t, j.mem.overflow().Load())
+
+	beyond := j.Pod("beyond")
+	beyond.Begin()
+	j.Abandon()
+	_, complete, _ := next(t, dir)
+	require.False(t, complete)
+}
+
+func TestNamesThatDoNotFit(t *testing.T) {
+	j := newJournal(t, t.TempDir())
+	j.Pod(string(make([]byte, maxUID+1)))
+	require.EqualValues(t, 1, j.mem.overflow().Load())
+}
+
+func TestFilesOfOthersAreLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	other := filepath.Join(dir, "half"+newSuffix)
+	require.NoError(t, os.WriteFile(other, nil, 0o600))
+	_, complete, _ := next(t, dir)
+	require.False(t, complete)
+	require.FileExists(t, other)
+}
+
+// What the request path pays for each write.
+func BenchmarkWrite(b *testing.B) {
+	p := newJournal(b, b.TempDir()).Pod("a")
+	for b.Loop() {
+		p.Begin()
+		p.End()
+	}
+}
