@@ -109,6 +109,47 @@ func (w *writes) expire() {
 	}
 }
 
+// Journal records where it outlives this process that writes of a pod are in flight.
+// Its methods are safe for concurrent use and never block.
+type Journal interface {
+	// Begin comes before a write leaves. Then comes End when it takes effect no more,
+	// or Lose when it may for a while yet.
+	Begin()
+	End()
+	Lose(left time.Duration)
+	// Unseen is how long a write goes on when its end was not seen.
+	Unseen(d time.Duration)
+}
+
+// raise counts a write of the pod.
+func (p *Pod) raise(w *writes) {
+	if p.info.Journal != nil {
+		p.info.Journal.Begin()
+	}
+	w.raise()
+}
+
+// lower uncounts a write that may take effect for a while yet, or not any more.
+func (p *Pod) lower(w *writes, left time.Duration) {
+	p.record(left)
+	if left > 0 {
+		w.lowerAfter(left)
+	} else {
+		w.lower()
+	}
+}
+
+// record is the journal's part of lower.
+func (p *Pod) record(left time.Duration) {
+	switch {
+	case p.info.Journal == nil:
+	case left > 0:
+		p.info.Journal.Lose(left)
+	default:
+		p.info.Journal.End()
+	}
+}
+
 // succeed makes next what takes the place of old, which is nil for the first.
 func (p *Pod) succeed(old, next *policy) {
 	over := func() {
@@ -137,9 +178,9 @@ func (p *Pod) succeed(old, next *policy) {
 // First the count, then the look: so whoever replaces the policy, and then finds
 // that nothing counts, knows that nothing will leave under it.
 func (x *exchange) begin() bool {
-	x.policy.writes.raise()
+	x.pod.raise(&x.policy.writes)
 	if x.pod.policy.Load() != x.policy {
-		x.policy.writes.lower()
+		x.pod.lower(&x.policy.writes, 0)
 		return false
 	}
 	x.counted = true
@@ -152,11 +193,7 @@ func (x *exchange) answered(resp *http.Response, err error) {
 		return
 	}
 	x.counted = false
-	if left := x.outcome(resp, err).left(x.pod); left > 0 {
-		x.policy.writes.lowerAfter(left)
-	} else {
-		x.policy.writes.lower()
-	}
+	x.pod.lower(&x.policy.writes, x.outcome(resp, err).left(x.pod))
 }
 
 // outcome is what is known of the end of a write at the apiserver.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -192,4 +193,42 @@ func TestWriteOutlivesItsPod(t *testing.T) {
 	case <-time.After(soon):
 		t.Fatal("the response came")
 	}
+}
+
+// recorded is a Journal.
+type recorded struct {
+	open, lost, unseen atomic.Int64
+}
+
+func (r *recorded) Begin()                 { r.open.Add(1) }
+func (r *recorded) End()                   { r.open.Add(-1) }
+func (r *recorded) Lose(d time.Duration)   { r.lost.Store(int64(d)); r.End() }
+func (r *recorded) Unseen(d time.Duration) { r.unseen.Store(int64(d)) }
+
+func TestJournalHasWritesWhileTheyAreInFlight(t *testing.T) {
+	api := held{make(chan struct{}), make(chan struct{})}
+	m := newMesh(t, api)
+	var journal recorded
+	m.pod.info.Journal = &journal
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "1", Sharding: &meshv1.Sharding{RequestTimeoutSeconds: 30}})
+	require.EqualValues(t, 35*time.Second, journal.unseen.Load())
+	for range 3 {
+		done := make(chan struct{})
+		go func() { defer close(done); m.do("PUT", "/api/v1/namespaces/a/pods/x", "{}") }()
+		<-api.arrived
+		require.EqualValues(t, 1, journal.open.Load())
+		api.answer <- struct{}{}
+		<-done
+		require.Zero(t, journal.open.Load())
+	}
+	require.Zero(t, journal.lost.Load())
+
+	done := make(chan struct{})
+	go func() { defer close(done); m.do("PUT", "/api/v1/namespaces/a/pods/x", "{}") }()
+	<-api.arrived
+	m.api.CloseClientConnections()
+	<-done
+	require.Zero(t, journal.open.Load())
+	require.EqualValues(t, LostWrite, journal.lost.Load(), "the apiserver ended it")
+	close(api.answer)
 }

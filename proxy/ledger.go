@@ -140,6 +140,9 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	next.hold()
 	next.enforce() // before it is asked: its rules may not know yet what was imported
 	old := p.policy.Swap(next)
+	if p.info.Journal != nil {
+		p.info.Journal.Unseen(p.unseen())
+	}
 	old.release()
 	if longAgo(l.changed) {
 		l.before = old

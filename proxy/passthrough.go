@@ -80,6 +80,10 @@ func (p *Pod) tunnel(down net.Conn, pol *policy) {
 		return
 	}
 	defer func() { _ = up.Close() }()
+	if p.info.Journal != nil {
+		p.info.Journal.Begin()
+		defer func() { p.record(p.unseen()) }()
+	}
 	m := p.server.metrics
 	pol.owner.counter(m.tunnels).Inc()
 	sent, received := relay.Both(down, up, tunnelIdle)

@@ -33,6 +33,8 @@ type PodInfo struct {
 	RequireToken bool
 	// Traffic is what an earlier proxy of this pod had in force last; nil: it is not known.
 	Traffic *meshv1.Traffic
+	// Journal is for a proxy after this one; nil: none.
+	Journal Journal
 }
 
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
