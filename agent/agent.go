@@ -22,6 +22,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
@@ -145,12 +146,16 @@ func Run(told context.Context, o Options) error {
 		return fmt.Errorf("starting the proxy: %w", err)
 	}
 
+	writes, err := journal.Create(filepath.Join(o.RunDir, "journal"))
+	if err != nil {
+		return err
+	}
 	m := &mesh{
 		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: metrics, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, born: born,
+		members: map[string]*member{}, earlier: earlier{}, born: born, journal: writes,
 	}
 	m.enter(serving)
 	for mode, why := range method.Unavailable() {
@@ -178,7 +183,7 @@ func Run(told context.Context, o Options) error {
 	}
 	socket, err := m.takeOver(ctx, o.socket())
 	if err != nil {
-		return err
+		return errors.Join(err, writes.Retire()) // nothing was let through
 	}
 	o.Logger.Info("agent started", "node", o.Node, "captures", manager.Captures, "version", o.Version)
 	group.Go(func() error { m.run(ctx); return nil })

@@ -87,9 +87,10 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	if len(mb.pod.Addresses) == 0 {
 		mb.pod.Addresses = captured.Addresses() // for the next agent
 	}
+	mb.journal = m.journal.Pod(mb.pod.UID)
 	mb.proxied = m.proxy.Pod(proxy.PodInfo{
 		UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
-		RequireToken: captured.Mode() == capture.Address, Traffic: mb.traffic,
+		RequireToken: captured.Mode() == capture.Address, Traffic: mb.traffic, Journal: mb.journal,
 	}, captured.DialContext)
 	mb.applied = false
 	m.recount(map[string][]byte{mb.pod.UID: mb.counted})
@@ -233,12 +234,13 @@ func (m *mesh) release(mb *member) {
 	p := mb.proxied
 	if over, err := p.SetPolicy(refusal(mb, "the pod has ended")); err == nil {
 		m.earlier.add(mb.pod.UID, over)
+		mb.journal.Close()
 	}
 	go func() { // its requests may take a moment to end; no other pod waits for them
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 		defer cancel()
 		_ = p.Shutdown(ctx)
 	}()
-	mb.captured, mb.proxied, mb.netns, mb.cgroup = nil, nil, 0, 0
+	mb.captured, mb.proxied, mb.journal, mb.netns, mb.cgroup = nil, nil, nil, 0, 0
 	mb.egress, mb.egressProblem = false, ""
 }

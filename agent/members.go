@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -37,6 +38,7 @@ type member struct {
 	captured *capture.Pod
 	failOpen bool // captured knows
 	proxied  *proxy.Pod
+	journal  *journal.Pod    // of proxied
 	applied  bool            // proxied has had a policy
 	traffic  *meshv1.Traffic // in force, here or under the agent before; nil: nobody knows
 	inForce  time.Time       // since when the policy is

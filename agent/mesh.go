@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -34,6 +35,7 @@ type mesh struct {
 	capture  capture.Method
 	proxy    *proxy.Server
 	store    *policy.Store
+	journal  *journal.Journal
 	report   func(*meshv1.PodReport)
 	forget   func(uid string)
 	renew    func() // asks for a serving certificate with other names
@@ -58,8 +60,11 @@ type mesh struct {
 	redirected   bool             // capture knows destinations
 	members      map[string]*member
 	earlier      earlier
-	left         map[string]*proxy.Pod // to the next agent
-	draining     int                   // pods whose requests are being waited for
+	// Until then a pod that no agent before this one knew may have writes in flight.
+	strangers time.Time
+	left      map[string]*proxy.Pod // to the next agent
+	draining  int                   // pods whose requests are being waited for
+	unsettled int                   // pods whose writes are
 }
 
 // podsChanged wakes the loop after a change of the pod watch. It never blocks.
@@ -88,7 +93,7 @@ func (m *mesh) do(ctx context.Context, f func() error) error {
 
 // restore takes up where the last agent of this node stopped, or what the one
 // that still runs hands over, before the API or the manager have said anything. The
-// one before has nothing under way any more when drained is closed; nil: it died.
+// one before sends nothing any more when drained is closed; nil: it died.
 func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 	cluster, policies, err := m.store.Load()
 	if err != nil {
@@ -125,10 +130,7 @@ func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 		mb := add(p.UID, p.Namespace, p.Name)
 		mb.handed, mb.confirmed, mb.counted = p.Handed, p.Version, p.Traffic
 	}
-	over := afterAgent(drained)
-	for uid := range m.members {
-		m.earlier.add(uid, over)
-	}
+	m.addEarlier(handed, drained)
 	// Of a pod without a process just now, the listeners stay open until there is
 	// one: connections wait, rather than be refused.
 	m.captureMissing()

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -92,6 +93,15 @@ type running struct {
 
 func start(t *testing.T, failures int) *running {
 	t.Helper()
+	return startIn(t, t.TempDir(), failures)
+}
+
+// startIn starts an agent whose journal is in a folder of several agents.
+func startIn(t *testing.T, journals string, failures int) *running {
+	t.Helper()
+	writes, err := journal.Create(journals)
+	require.NoError(t, err)
+	t.Cleanup(writes.Abandon)
 	log := &bytes.Buffer{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
 	cgroups, proc := t.TempDir(), t.TempDir()
@@ -116,7 +126,7 @@ func start(t *testing.T, failures int) *running {
 		events: newRecorder(r.events, "node1"),
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{},
+		members: map[string]*member{}, earlier: earlier{}, journal: writes,
 	}
 	r.enter(serving)
 	ctx, cancel := context.WithCancel(t.Context())

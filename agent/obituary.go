@@ -12,11 +12,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// strangersUntil is how long after this agent's start there may be writes under way
-// of a pod that it knows nothing of: those that the agent before it let through, and
-// those that went direct while there was none.
-const strangersUntil = endWithin + proxy.LostWrite
-
 // loopWithin is how long the loop may take to do something else first.
 const loopWithin = 5 * time.Second
 
@@ -86,15 +81,15 @@ func (o *obituary) await() bool {
 // processes watches all that may have written the locks; nil if they cannot be told.
 // Locks that were not written since keep the holder that has ended.
 func (o *obituary) processes(holders []proxy.Holder) *process.Watch {
-	sandbox := ""
+	sandbox, pending := "", true
 	o.in(func(mb *member) {
-		sandbox = mb.sandbox
+		sandbox, pending = mb.sandbox, !done(o.earlier[o.uid]) || time.Now().Before(o.strangers)
 		mb.dead = slices.DeleteFunc(mb.dead, func(d *meshv1.DeadHolder) bool {
 			return !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return proto.Equal(d, deadHolder(h)) })
 		})
 	})
 	nobody := !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return h.Identity != "" })
-	if nobody || sandbox == "" || time.Since(o.started) < strangersUntil {
+	if nobody || sandbox == "" || pending {
 		return nil
 	}
 	pids, err := o.locator.Processes(o.uid, sandbox)

@@ -64,7 +64,6 @@ func mourned(t *testing.T) (*running, *writer) {
 	t.Helper()
 	r := start(t, 0)
 	r.in(t, func() {
-		r.started = time.Now().Add(-strangersUntil)
 		sandboxes{r.mesh}.enrol(sandbox("5a5a"))
 	})
 	r.runs(t, "cri-5a5a")
@@ -147,7 +146,8 @@ func TestWhatProvesNothing(t *testing.T) {
 	for name, change := range map[string]func(*running, *writer){
 		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]proxy.Holder{lease("lock", "", "7")}) },
 		"an unknown sandbox":        func(r *running, _ *writer) { r.members[uidA].sandbox = "" },
-		"an earlier agent's writes": func(r *running, _ *writer) { r.started = time.Now() },
+		"an earlier agent's writes": func(r *running, _ *writer) { r.earlier.add(uidA, make(chan struct{})) },
+		"writes of a stranger":      func(r *running, _ *writer) { r.strangers = time.Now().Add(time.Hour) },
 		"processes that are not seen": func(r *running, _ *writer) {
 			_ = os.RemoveAll(filepath.Join(r.cgroups, "kubepods/pod"+uidA, "cri-operator"))
 		},

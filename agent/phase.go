@@ -71,7 +71,7 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 			}
 			offered = append(offered, handover.Pod{
 				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: h.version(mb), Handed: handed,
-				Traffic: h.counted(mb.proxied),
+				Traffic: h.counted(mb.proxied), Journaled: true,
 			})
 		}
 		return nil
@@ -180,36 +180,43 @@ func (m *mesh) abandon(mb *member) {
 	if err := mb.captured.Abandon(); err != nil {
 		m.logger.Error("letting go of a pod", "pod", mb.pod.String(), "error", err)
 	}
-	captured, proxied := mb.captured, mb.proxied
+	captured, proxied, record := mb.captured, mb.proxied, mb.journal
 	mb.captured = nil // policies still reach what is proxied
 	m.draining++
+	m.unsettled++
+	done := func(count *int) {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+		defer cancel() // no loop, no need to know
+		_ = m.do(ctx, func() error {
+			*count--
+			m.settle()
+			return nil
+		})
+	}
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 		defer cancel()
 		if err := proxied.Drain(ctx); err != nil {
 			m.logger.Info("connections were cut after the hand-over", "pod", mb.pod.String(), "error", err)
 		}
-		// This agent answers for what was cut until it is over.
-		if over, err := proxied.SetPolicy(&meshv1.PodPolicy{Refuse: "another agent serves this pod"}); err == nil {
-			select {
-			case <-over:
-			case <-time.After(proxy.LostWrite + shutdownGrace):
-			}
-		}
 		_ = captured.Release() // its network namespace
-		ctx, cancel = context.WithTimeout(context.Background(), shutdownGrace)
-		defer cancel() // no loop, no need to know
-		_ = m.do(ctx, func() error {
-			m.draining--
-			m.settle()
-			return nil
-		})
+		// This agent answers for what is in flight until it is over, or this process
+		// ends. Then its journal has the deadlines.
+		over, err := proxied.SetPolicy(&meshv1.PodPolicy{Refuse: "another agent serves this pod"})
+		if err == nil {
+			record.Close()
+		}
+		done(&m.draining)
+		if err == nil {
+			<-over
+		}
+		done(&m.unsettled)
 	}()
 }
 
 // settle notes when nothing is under way any more.
 func (m *mesh) settle() {
-	if m.phase < yielded || m.draining > 0 || m.byAddress() {
+	if m.phase < yielded || m.unsettled > 0 || m.byAddress() {
 		return
 	}
 	select {
@@ -217,6 +224,18 @@ func (m *mesh) settle() {
 	default:
 		m.logger.Info("nothing is under way any more")
 		close(m.drained)
+		m.retireJournal()
+	}
+}
+
+// retireJournal removes the journal after a takeover. An agent that ends without one
+// leaves it: its successor reads there that nothing is in flight.
+func (m *mesh) retireJournal() {
+	if m.phase == stopped {
+		return
+	}
+	if err := m.journal.Retire(); err != nil {
+		m.logger.Error("failed to remove the journal", "error", err)
 	}
 }
 
@@ -252,7 +271,7 @@ func (m *mesh) stop() {
 	if before < yielded {
 		close(m.yielded)
 	}
-	m.draining = 0
+	m.draining, m.unsettled = 0, 0
 	m.settle()
 }
 

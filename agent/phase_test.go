@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -112,6 +113,10 @@ func (mc *machine) start(t *testing.T) *life {
 	store, err := policy.OpenStore(filepath.Join(mc.dir, "policies"))
 	require.NoError(t, err)
 
+	writes, err := journal.Create(filepath.Join(mc.dir, "journal"))
+	require.NoError(t, err)
+	t.Cleanup(writes.Abandon)
+
 	l := &life{done: make(chan struct{})}
 	l.cert, err = x509.ParseCertificate(der)
 	require.NoError(t, err)
@@ -120,7 +125,7 @@ func (mc *machine) start(t *testing.T) *life {
 		report: func(*meshv1.PodReport) {}, forget: func(string) {}, renew: func() {},
 		events: newRecorder(events.NewFakeRecorder(1000), "node1"), metrics: newMetrics(prometheus.NewRegistry()),
 		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		yielded: make(chan struct{}), drained: make(chan struct{}), members: map[string]*member{}, earlier: earlier{},
+		yielded: make(chan struct{}), drained: make(chan struct{}), members: map[string]*member{}, earlier: earlier{}, journal: writes,
 	}
 	l.enter(serving)
 	var ctx context.Context

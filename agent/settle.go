@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -27,18 +29,43 @@ func (e earlier) tidy() {
 }
 
 // afterAgent is closed when nothing takes effect any more that another agent let
-// through. Nobody knows what it had under way, but that the apiserver has lost its
-// connections by the time that drained is closed; nil: by now.
-func afterAgent(drained <-chan struct{}) <-chan struct{} {
+// through, of which nothing is known but that it sends no more once drained is closed;
+// nil: by now.
+func afterAgent(drained <-chan struct{}, unseen time.Duration) <-chan struct{} {
 	over := make(chan struct{})
 	go func() {
 		if drained != nil {
 			<-drained
 		}
-		time.Sleep(proxy.LostWrite)
+		time.Sleep(unseen)
 		close(over)
 	}()
 	return over
+}
+
+// addEarlier notes what agents before this one may have in flight, once the members
+// are known. Their journals show it. Without them any pod may have writes in flight,
+// and after a crash any pod that fails open, because its requests passed no agent.
+func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
+	found, complete, err := m.journal.Earlier()
+	if err != nil {
+		m.logger.Error("failed to read what earlier agents have in flight: handovers wait for all pods", "error", err)
+	}
+	for _, p := range found {
+		m.earlier.add(p.UID, p.Over)
+	}
+	complete = complete && !slices.ContainsFunc(handed, func(p handover.Pod) bool { return !p.Journaled })
+	crashed := drained == nil
+	for uid, mb := range m.members {
+		if !complete || crashed && mb.policy.GetFailOpen() {
+			m.earlier.add(uid, afterAgent(drained, proxy.UnseenWrite(mb.policy)))
+		}
+	}
+	m.strangers = m.started.Add(endWithin + proxy.LostWrite)
+	if crashed {
+		m.strangers = m.started.Add(proxy.UnseenWrite(nil))
+	}
+	m.logger.Info("looked for writes in flight", "complete", complete, "pods", len(m.earlier))
 }
 
 // both is closed when both are, and nil if they are already, or nil.

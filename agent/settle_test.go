@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -138,23 +139,96 @@ func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
 	}
 }
 
-// Nobody knows what an agent that died had under way.
-func TestAfterACrashNothingIsSaidUntilItsWritesAreOver(t *testing.T) {
-	r := start(t, 0)
-	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
-	require.NoError(t, r.do(t.Context(), func() error {
+// crashed saves policies of pods as an agent does that dies then.
+func crashed(t *testing.T, r *running, pods ...*meshv1.PodPolicy) {
+	t.Helper()
+	for _, p := range pods {
+		require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: p, Since: time.Now()}))
+	}
+	r.in(t, func() {
 		r.restore(nil, nil)
-		r.members["a"].told = time.Now()
-		return nil
-	}))
+		for _, p := range pods {
+			r.members[p.GetUid()].told = time.Now()
+		}
+	})
+}
+
+func TestCrashOfAnAgentWithoutJournal(t *testing.T) {
+	r := start(t, 0)
 	began := time.Now()
+	crashed(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, Sharding: &meshv1.Sharding{RequestTimeoutSeconds: 2}})
 	assert.Empty(t, r.Versions())
 
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	require.NotNil(t, settled)
 	<-settled
-	assert.Greater(t, time.Since(began), proxy.LostWrite-time.Second)
+	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second+proxy.LostWrite)
 	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+}
+
+func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
+	const unseen = time.Second
+	journals := t.TempDir()
+	before, err := journal.Create(journals)
+	require.NoError(t, err)
+	writing, idle := before.Pod("writing"), before.Pod("idle")
+	for _, p := range []*journal.Pod{writing, idle} {
+		p.Unseen(unseen)
+		p.Begin()
+	}
+	idle.End()
+	before.Abandon()
+
+	r := startIn(t, journals, 0)
+	began := time.Now()
+	crashed(t, r,
+		&meshv1.PodPolicy{Uid: "writing", Version: "1-x", Serial: 1}, &meshv1.PodPolicy{Uid: "idle", Version: "1-x", Serial: 1},
+		&meshv1.PodPolicy{Uid: "open", Version: "1-x", Serial: 1, FailOpen: true})
+	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}), "its writes had ended")
+	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "open", Version: "2-x", Serial: 2})), "its writes passed no agent")
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
+	require.False(t, done(settled))
+	assert.Equal(t, map[string]string{"idle": "2-x"}, r.Versions())
+	<-settled
+	assert.GreaterOrEqual(t, time.Since(began), unseen)
+	assert.Less(t, time.Since(began), proxy.LostWrite)
+}
+
+func TestTakeoverPassesDeadlines(t *testing.T) {
+	const left = time.Second
+	journals := t.TempDir()
+	old, err := journal.Create(journals)
+	require.NoError(t, err)
+	t.Cleanup(old.Abandon)
+	lost, quiet := old.Pod("lost"), old.Pod("quiet")
+
+	r := startIn(t, journals, 0)
+	for _, uid := range []string{"lost", "quiet"} {
+		require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
+	}
+	r.in(t, func() {
+		r.restore([]handover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
+		for _, mb := range r.members {
+			mb.told = time.Now()
+		}
+	})
+	settled := map[string]<-chan struct{}{}
+	for _, uid := range []string{"lost", "quiet"} {
+		assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}), "the old agent confirmed it")
+		settled[uid] = setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})
+	}
+	time.Sleep(100 * time.Millisecond)
+	assert.False(t, done(settled["quiet"]), "the old agent serves its connections")
+
+	began := time.Now()
+	lost.Begin()
+	lost.Lose(left)
+	lost.Close()
+	quiet.Close()
+	<-settled["quiet"]
+	assert.Less(t, time.Since(began), left, "nothing of it was lost")
+	<-settled["lost"]
+	assert.GreaterOrEqual(t, time.Since(began), left)
 }
 
 // The one that serves has the pods from disk, as they were.
@@ -198,7 +272,8 @@ func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 // What the old agent has under way is within what it confirmed, and no other.
 func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T) {
 	r := start(t, 0)
-	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2}, Since: time.Now()}))
+	sharding := &meshv1.Sharding{RequestTimeoutSeconds: 1}
+	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
 	drained := make(chan struct{})
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore([]handover.Pod{{UID: "a", Version: "2-x"}}, drained)
@@ -213,7 +288,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 	began := time.Now()
 	close(drained)
 	<-settled
-	assert.GreaterOrEqual(t, time.Since(began), proxy.LostWrite, "it may have died")
+	assert.GreaterOrEqual(t, time.Since(began), time.Second+proxy.LostWrite, "it may have died, and has no journal")
 	assert.Equal(t, map[string]string{"a": "3-x"}, r.Versions())
 }
 

@@ -57,7 +57,7 @@ func (a *agent) Offer(context.Context) ([]Pod, error) {
 		if err != nil {
 			return nil, err
 		}
-		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Handed: &capture.Handed{Listeners: []*os.File{f}}})
+		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Journaled: i%2 == 0, Handed: &capture.Handed{Listeners: []*os.File{f}}})
 	}
 	return pods, nil
 }
@@ -151,6 +151,7 @@ func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
 	for i, p := range offer.Pods {
 		require.Equal(t, fmt.Sprint(i), p.UID)
 		require.Equal(t, "ns", p.Namespace)
+		require.Equal(t, i%2 == 0, p.Journaled)
 		l, err := net.FileListener(p.Handed.Listeners[0])
 		require.NoError(t, err)
 		require.Equal(t, addresses[i], l.Addr().String(), "each pod has its own")

@@ -35,6 +35,8 @@ type Pod struct {
 	// Traffic is what its rules have counted; nil if there is none, or too much to say
 	// before Serving.
 	Traffic []byte
+	// Journaled: the first agent keeps a journal of its writes.
+	Journaled bool
 	// Handed is nil if the first agent could not hand over what it had.
 	Handed *capture.Handed
 }
@@ -84,6 +86,7 @@ type podMessage struct {
 	Listeners int    `json:"listeners"`
 	Egress    int    `json:"egress,omitempty"` // of them
 	Traffic   []byte `json:"traffic,omitempty"`
+	Journaled bool   `json:"journaled,omitempty"`
 }
 
 // peer is one end of a connection.
@@ -173,7 +176,7 @@ func (p peer) sendPods(pods []Pod) error {
 		counted := 0
 		for len(pods) > 0 && len(m.Pods) < batch {
 			pod := pods[0]
-			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version}
+			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version, Journaled: pod.Journaled}
 			if len(pod.Traffic) <= piece/2 { // else it is told later
 				pm.Traffic = pod.Traffic
 			}
@@ -216,7 +219,7 @@ func (p peer) receivePods() ([]Pod, error) {
 			return fail(err)
 		}
 		for _, pm := range m.Pods {
-			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version, Traffic: pm.Traffic}
+			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version, Traffic: pm.Traffic, Journaled: pm.Journaled}
 			if pm.Egress < 0 || pm.Listeners < pm.Egress || pm.Listeners > len(files) {
 				closeAll(files)
 				return fail(errors.New("listeners are missing"))

@@ -1,7 +1,9 @@
 package journal
 
 import (
+	"bufio"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -128,6 +130,37 @@ func TestAgentThatDrains(t *testing.T) {
 	requireOver(t, pods["a"])
 	require.NoError(t, j.Retire())
 	require.NoFileExists(t, j.path)
+}
+
+const killedDir = "CTRLMESH_TEST_JOURNAL"
+
+// TestKilledProcess kills a process that runs this test as well.
+func TestKilledProcess(t *testing.T) {
+	if dir := os.Getenv(killedDir); dir != "" {
+		j, err := Create(dir)
+		require.NoError(t, err)
+		p := j.Pod("a")
+		p.Unseen(time.Hour)
+		p.Begin()
+		j.Pod("b")
+		_, _ = os.Stdout.WriteString("ready\n")
+		select {}
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledProcess$")
+	cmd.Env = append(os.Environ(), killedDir+"="+dir)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+
+	_, complete, pods := next(t, dir)
+	require.True(t, complete)
+	require.NoError(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	requireOver(t, pods["b"])
+	requireOpen(t, pods["a"], 2*pollInterval)
 }
 
 // An agent that hangs may still serve: only its death is an end.
