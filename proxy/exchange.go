@@ -64,6 +64,7 @@ type exchange struct {
 	fence   *fenceStage   // not nil: the answer tells whose the object is
 	early   *upstream.Buf // holds a body, or its beginning, until it is sent
 	counted bool          // in policy.writes
+	end     outcome       // of a connection into a pod or a service
 	polls   bool          // the answer may tell who holds a lock
 	reason  string        // of a refusal, if a stage has its own
 	would   string        // what a policy that is no dry run would have done, or empty
@@ -309,6 +310,7 @@ func (x *exchange) forward(client *upstream.Client) {
 		x.early = nil
 	}
 	if err != nil {
+		x.end = x.outcome(nil, err)
 		x.failed(err)
 		return
 	}
@@ -338,7 +340,9 @@ func (x *exchange) forward(client *upstream.Client) {
 	x.harmWatch(resp)
 	x.sendHead(resp)
 	if x.plan.route == stream {
-		x.copyStream(resp.Body)
+		if whole := x.copyStream(resp.Body); whole {
+			x.end = x.outcome(resp, nil)
+		}
 	} else {
 		x.copyShort(resp)
 		x.noteMethod()
@@ -428,8 +432,9 @@ func fill(r io.Reader, p []byte) (n int, err error) {
 }
 
 // copyStream copies a body and flushes what each read gave. While nothing comes
-// it holds a small buffer; it takes a large one while more comes than fits.
-func (x *exchange) copyStream(r io.Reader) {
+// it holds a small buffer; it takes a large one while more comes than fits. It reports
+// whether the client got the whole body.
+func (x *exchange) copyStream(r io.Reader) (whole bool) {
 	if m := x.plan.meters.watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
@@ -449,7 +454,7 @@ func (x *exchange) copyStream(r io.Reader) {
 		n, err := r.Read(p)
 		if n > 0 {
 			if !x.write(p[:n]) {
-				return
+				return false
 			}
 			x.flush()
 			if x.initial != nil && x.initial.passed(p[:n]) {
@@ -460,13 +465,14 @@ func (x *exchange) copyStream(r io.Reader) {
 		}
 		switch {
 		case err == io.EOF:
-			return
+			return true
 		case err != nil && x.ended():
 			x.linger()
-			return // a clean end: the client resumes
+			return false // a clean end: the client resumes
 		case errors.Is(err, events.ErrCut):
 			panic(http.ErrAbortHandler)
 		case err != nil:
+			x.end = x.outcome(nil, err)
 			x.broken()
 		case n == len(small) && big == nil:
 			big = upstream.Buffer()

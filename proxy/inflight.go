@@ -235,7 +235,7 @@ func (x *exchange) outcome(resp *http.Response, err error) outcome {
 	switch {
 	case x.sent.IsZero():
 		return ended
-	case cutShort: // the apiserver does nothing without the last byte
+	case cutShort && !x.plan.key.connects(): // the apiserver does nothing without the last byte
 		return dropped
 	case upstream.Ended(err), x.pod.writing.Err() != nil: // that waited for as long as it may go on
 		return dropped
@@ -291,39 +291,71 @@ func (x *exchange) depart() bool {
 // is not asked about again.
 type connects struct {
 	mu   sync.Mutex
-	open map[*exchange]context.CancelCauseFunc
+	open map[*exchange]*connect
+}
+
+// connect is one of them.
+type connect struct {
+	end context.CancelCauseFunc
+	// counts is the policy in whose writes it counts; nil: it only reads.
+	counts *policy
 }
 
 // enter adds x. It is false when another policy has come since x was looked at.
 func (c *connects) enter(x *exchange) bool {
 	ctx, end := context.WithCancelCause(x.ctx)
+	added := &connect{end: end}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if x.pod.policy.Load() != x.policy {
+	if x.protocol != "" || x.r.Method != http.MethodGet && x.r.Method != http.MethodHead {
+		added.counts = x.policy
+		x.pod.raise(&x.policy.writes)
+	}
+	if x.pod.policy.Load() != x.policy { // after the count, as in begin
 		end(nil)
+		if added.counts != nil {
+			x.pod.lower(&x.policy.writes, 0)
+		}
 		return false
 	}
 	if c.open == nil {
-		c.open = map[*exchange]context.CancelCauseFunc{}
+		c.open = map[*exchange]*connect{}
 	}
-	x.ctx, c.open[x] = ctx, end
+	x.ctx, x.end, c.open[x] = ctx, unseen, added
 	return true
 }
 
 func (c *connects) leave(x *exchange) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.open[x](nil)
+	left := c.open[x]
 	delete(c.open, x)
+	c.mu.Unlock()
+	left.end(nil)
+	if x.sent.IsZero() {
+		x.end = ended
+	}
+	if left.counts != nil {
+		x.pod.lower(&left.counts.writes, x.end.left(x.pod))
+	}
 }
 
-// cut ends those that a policy which is in force now would not let through.
+// cut ends those that a policy which is in force now would not let through. Requests
+// that write get a moment to be answered: our end of them says nothing of theirs. The
+// others go on under the new policy, and count there.
 func (c *connects) cut(next *policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for x, end := range c.open {
-		if next.refuse != "" || next.refuses(x.plan.key, x.info.Namespace) {
-			end(errPolicyChanged)
+	for x, open := range c.open {
+		refused := next.refuse != "" || next.refuses(x.plan.key, x.info.Namespace)
+		switch {
+		case refused && open.counts != nil && x.protocol == "":
+			time.AfterFunc(LostWrite, func() { open.end(errPolicyChanged) })
+		case refused:
+			open.end(errPolicyChanged)
+		case open.counts != nil:
+			next.writes.raise()
+			open.counts.writes.lower()
+			open.counts = next
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -45,11 +44,13 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) {
 	x.allowed.waits()
 	resp, up, err := client.Upgrade(x.ctx, x.upstreamRequest(), protocol)
 	if err != nil {
+		x.end = x.outcome(nil, err)
 		x.failed(err)
 		return
 	}
 	x.head = time.Now()
 	if up == nil { // refused, for example 403: an answer like any other
+		x.end = x.outcome(resp, nil)
 		defer func() { _ = resp.Body.Close() }()
 		x.sendHead(resp)
 		x.copyStream(resp.Body)
@@ -76,7 +77,7 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) {
 	if err := writeSwitch(down, resp, protocol); err != nil {
 		return
 	}
-	x.splice(down, buffered, up)
+	x.end = x.splice(down, buffered, up)
 }
 
 func writeSwitch(w io.Writer, resp *http.Response, protocol string) error {
@@ -92,26 +93,68 @@ func writeSwitch(w io.Writer, resp *http.Response, protocol string) error {
 	return err
 }
 
+// maxDrained is how much is read that nobody receives any more, in bytes.
+const maxDrained = 1 << 20
+
 // splice copies both ways until one side ends, the pod shuts down, or the policy
-// cuts them.
-func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up io.ReadWriteCloser) {
-	closeBoth := sync.OnceFunc(func() {
+// cuts them. If it is not the apiserver's that ends first, splice sends it the end and
+// waits for its own: before that, the apiserver may pass on what it was sent.
+func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) outcome {
+	closed := make(chan struct{})
+	closeOurs := sync.OnceFunc(func() {
 		_ = down.Close()
-		_ = up.Close()
+		_ = up.CloseWrite()
+		close(closed)
 	})
-	defer context.AfterFunc(x.pod.done, closeBoth)()
-	defer context.AfterFunc(x.ctx, closeBoth)()
-	var received atomic.Int64
+	defer context.AfterFunc(x.pod.done, closeOurs)()
+	defer context.AfterFunc(x.ctx, closeOurs)()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		defer closeBoth()
+		defer closeOurs()
 		_, _ = io.Copy(up, early) // the server's reader: what it holds, then the connection
 	})
-	wg.Go(func() {
-		defer closeBoth()
-		n, _ := io.Copy(down, up)
-		received.Store(n)
-	})
+	theirs := make(chan struct{})
+	from := &lastError{Reader: up}
+	go func() {
+		defer close(theirs)
+		defer closeOurs()
+		x.bytes, _ = io.Copy(down, from)
+		if from.err == nil {
+			closeOurs()
+			_, _ = io.CopyN(io.Discard, from, maxDrained)
+		}
+	}()
+	<-closed
+	late := time.NewTimer(x.pod.unseen())
+	defer late.Stop()
+	waited := false
+	select {
+	case <-theirs:
+	case <-late.C:
+		waited = true
+	}
+	_ = up.Close()
+	<-theirs
 	wg.Wait()
-	x.bytes = received.Load()
+	switch {
+	case waited || from.err != io.EOF && upstream.Ended(from.err):
+		return dropped
+	case from.err == io.EOF: //nolint:errorlint // what io.Reader returns
+		return ended
+	}
+	return unseen
+}
+
+// lastError remembers how a reader ended.
+type lastError struct {
+	io.Reader
+	err error // nil: it has not
+}
+
+func (r *lastError) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil {
+		r.err = err
+	}
+	return n, err
 }

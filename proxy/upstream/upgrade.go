@@ -3,6 +3,7 @@ package upstream
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -13,7 +14,7 @@ import (
 // Upgrade sends r with an upgrade to protocol on a connection of its own. With
 // status 101 conn is that connection, to be closed by the caller; with any
 // other conn is nil, and closing the answer's body closes the connection.
-func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp *http.Response, conn io.ReadWriteCloser, err error) {
+func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp *http.Response, conn *Upgraded, err error) {
 	raw, err := c.connect(ctx, protocolHTTP11)
 	if err != nil {
 		return nil, nil, err
@@ -52,7 +53,7 @@ func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp
 	if got := resp.Header.Get("Upgrade"); !strings.EqualFold(got, protocol) {
 		return nil, nil, fmt.Errorf("asked to upgrade to %q, got %q", protocol, got)
 	}
-	return resp, &buffered{Conn: raw, br: br}, nil
+	return resp, &Upgraded{Conn: raw, br: br}, nil
 }
 
 type closing struct {
@@ -62,10 +63,22 @@ type closing struct {
 
 func (c *closing) Close() error { return c.conn.Close() }
 
-// buffered gives first what was read along with the head.
-type buffered struct {
-	net.Conn
-	br *bufio.Reader
+// Upgraded is a connection that changed protocol.
+type Upgraded struct {
+	*tls.Conn
+	br *bufio.Reader // has first what was read along with the head
 }
 
-func (b *buffered) Read(p []byte) (int, error) { return b.br.Read(p) }
+func (u *Upgraded) Read(p []byte) (int, error) { return u.br.Read(p) }
+
+// CloseWrite sends the end, and leaves the connection open for the apiserver's. It does so
+// under TLS, where a writer that is blocked does not hinder it.
+func (u *Upgraded) CloseWrite() error {
+	if c, ok := u.NetConn().(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return u.NetConn().Close()
+}
+
+// Close closes the connection without a goodbye, which could block.
+func (u *Upgraded) Close() error { return u.NetConn().Close() }
