@@ -254,6 +254,10 @@ func TestAnUpgradeRefusesNoConnection(t *testing.T) {
 	assert.NotZero(t, asked)
 	last := agents[len(agents)-1]
 	last.soon(t, func() bool { return last.members[uidA].proxied.Version() == "1" })
+	last.soon(t, func() bool { return last.version(last.members[uidA]) == "1" })
+	journals, err := os.ReadDir(filepath.Join(mc.dir, "journal"))
+	require.NoError(t, err)
+	require.Len(t, journals, 1, "of the agents before, none has anything in flight")
 }
 
 // After a crash, or a hang that lasted too long to ask, nobody hands anything over.
