@@ -28,19 +28,29 @@ func (e earlier) tidy() {
 	}
 }
 
-// afterAgent is closed when nothing takes effect any more that another agent let
-// through, of which nothing is known but that it sends no more once drained is closed;
-// nil: by now.
-func afterAgent(drained <-chan struct{}, unseen time.Duration) <-chan struct{} {
+// addUnknown notes that another agent may have let writes of a pod through of which
+// nothing is known but that no more leave once drained is closed; nil: by now. It is
+// written to the journal for the agents after this one.
+func (m *mesh) addUnknown(mb *member, drained <-chan struct{}) {
+	unseen := proxy.UnseenWrite(mb.policy)
+	record := m.journal.Pod(mb.pod.UID)
+	record.Unseen(unseen + endWithin) // if this agent dies before the other
+	record.Begin()
 	over := make(chan struct{})
-	go func() {
-		if drained != nil {
+	lose := func() {
+		record.Lose(unseen)
+		record.Close()
+		time.AfterFunc(unseen, func() { close(over) })
+	}
+	if drained == nil {
+		lose()
+	} else {
+		go func() {
 			<-drained
-		}
-		time.Sleep(unseen)
-		close(over)
-	}()
-	return over
+			lose()
+		}()
+	}
+	m.earlier.add(mb.pod.UID, over)
 }
 
 // addEarlier notes what agents before this one may have in flight, once the members
@@ -56,9 +66,9 @@ func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
 	}
 	complete = complete && !slices.ContainsFunc(handed, func(p handover.Pod) bool { return !p.Journaled })
 	crashed := drained == nil
-	for uid, mb := range m.members {
+	for _, mb := range m.members {
 		if !complete || crashed && mb.policy.GetFailOpen() {
-			m.earlier.add(uid, afterAgent(drained, proxy.UnseenWrite(mb.policy)))
+			m.addUnknown(mb, drained)
 		}
 	}
 	m.strangers = m.started.Add(endWithin + proxy.LostWrite)

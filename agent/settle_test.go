@@ -194,6 +194,38 @@ func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
 	assert.Less(t, time.Since(began), proxy.LostWrite)
 }
 
+func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
+	for name, before := range map[string]func(t *testing.T, journals string) (drained chan struct{}, policy *meshv1.PodPolicy){
+		"after a crash without a journal": func(*testing.T, string) (chan struct{}, *meshv1.PodPolicy) {
+			return nil, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}
+		},
+		"while an agent without a journal drains": func(*testing.T, string) (chan struct{}, *meshv1.PodPolicy) {
+			return make(chan struct{}), &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}
+		},
+		"after a crash with a pod that fails open": func(t *testing.T, journals string) (chan struct{}, *meshv1.PodPolicy) {
+			idle, err := journal.Create(journals)
+			require.NoError(t, err)
+			idle.Abandon()
+			return nil, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, FailOpen: true}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			journals := t.TempDir()
+			drained, saved := before(t, journals)
+			second := startIn(t, journals, 0)
+			require.NoError(t, second.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: time.Now()}))
+			second.in(t, func() { second.restore(nil, drained) })
+			second.journal.Abandon()
+
+			third := startIn(t, journals, 0)
+			third.store = second.store
+			saved.FailOpen = false
+			crashed(t, third, saved)
+			assert.False(t, done(setPolicy(t, third, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
+		})
+	}
+}
+
 func TestTakeoverPassesDeadlines(t *testing.T) {
 	const left = time.Second
 	journals := t.TempDir()
