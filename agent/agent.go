@@ -260,6 +260,7 @@ func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, e
 	if err != nil {
 		m.logger.Error("starting as after a crash", "reason", err)
 	}
+	m.lastSocket, m.socket = handover.At(path), socket.ID()
 	if offer == nil {
 		// First the socket: an agent that only hangs must find it before it touches
 		// what this one makes.

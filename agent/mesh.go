@@ -60,6 +60,8 @@ type mesh struct {
 	redirected   bool             // capture knows destinations
 	members      map[string]*member
 	earlier      earlier
+	// The handover sockets of the agent before this one, and of this one.
+	lastSocket, socket handover.ID
 	// Until then a pod that no agent before this one knew may have writes in flight.
 	strangers time.Time
 	left      map[string]*proxy.Pod // to the next agent

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
@@ -127,6 +128,7 @@ func startIn(t *testing.T, journals string, failures int) *running {
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{}, earlier: earlier{}, journal: writes,
+		lastSocket: handover.ID{1, 1}, socket: handover.ID{1, 1},
 	}
 	r.enter(serving)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -57,7 +57,7 @@ func (m *mesh) addUnknown(mb *member, drained <-chan struct{}) {
 // are known. Their journals show it. Without them any pod may have writes in flight,
 // and after a crash any pod that fails open, because its requests passed no agent.
 func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
-	found, complete, err := m.journal.Earlier()
+	found, complete, err := m.journal.Earlier(m.lastSocket)
 	if err != nil {
 		m.logger.Error("failed to read what earlier agents have in flight: handovers wait for all pods", "error", err)
 	}
@@ -71,6 +71,7 @@ func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
 			m.addUnknown(mb, drained)
 		}
 	}
+	m.journal.Serving(m.socket)
 	m.strangers = m.started.Add(endWithin + proxy.LostWrite)
 	if crashed {
 		m.strangers = m.started.Add(proxy.UnseenWrite(nil))

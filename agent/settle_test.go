@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -171,6 +172,7 @@ func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
 	journals := t.TempDir()
 	before, err := journal.Create(journals)
 	require.NoError(t, err)
+	before.Serving(handover.ID{1, 1})
 	writing, idle := before.Pod("writing"), before.Pod("idle")
 	for _, p := range []*journal.Pod{writing, idle} {
 		p.Unseen(unseen)
@@ -205,6 +207,7 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 		"after a crash with a pod that fails open": func(t *testing.T, journals string) (chan struct{}, *meshv1.PodPolicy) {
 			idle, err := journal.Create(journals)
 			require.NoError(t, err)
+			idle.Serving(handover.ID{1, 1})
 			idle.Abandon()
 			return nil, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, FailOpen: true}
 		},
@@ -226,11 +229,60 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 	}
 }
 
+// serveWithout puts a socket in place as an agent without a journal does, and dies.
+func serveWithout(t *testing.T, path string) {
+	t.Helper()
+	socket, err := handover.Listen(path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.NoError(t, socket.Take())
+	require.NoError(t, socket.Close())
+}
+
+func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
+	for name, tt := range map[string]struct {
+		between func(t *testing.T, journals, path string)
+		waits   bool
+	}{
+		"nobody served in between":               {func(*testing.T, string, string) {}, false},
+		"an agent without a journal was between": {func(t *testing.T, _, path string) { serveWithout(t, path) }, true},
+		"and one that never served": {func(t *testing.T, journals, path string) {
+			serveWithout(t, path)
+			killed, err := journal.Create(journals)
+			require.NoError(t, err)
+			killed.Abandon()
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			journals, path := t.TempDir(), filepath.Join(t.TempDir(), "agent.sock")
+			takeOver := func(r *running) {
+				r.in(t, func() {
+					socket, err := r.takeOver(t.Context(), path)
+					if assert.NoError(t, err) {
+						assert.NoError(t, socket.Close())
+					}
+				})
+			}
+			first := startIn(t, journals, 0)
+			takeOver(first)
+			first.journal.Pod("b").Close()
+			first.journal.Abandon()
+			tt.between(t, journals, path)
+
+			next := startIn(t, journals, 0)
+			require.NoError(t, next.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+			takeOver(next)
+			settled := setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+			assert.Equal(t, tt.waits, settled != nil && !done(settled))
+		})
+	}
+}
+
 func TestTakeoverPassesDeadlines(t *testing.T) {
 	const left = time.Second
 	journals := t.TempDir()
 	old, err := journal.Create(journals)
 	require.NoError(t, err)
+	old.Serving(handover.ID{1, 1})
 	t.Cleanup(old.Abandon)
 	lost, quiet := old.Pod("lost"), old.Pod("quiet")
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -50,6 +51,30 @@ type Socket struct {
 	listener *net.UnixListener
 	logger   *slog.Logger
 }
+
+// ID tells a socket from all others since the node started: an inode may be used again,
+// but not with the same time. It is zero if there is no socket.
+type ID [2]int64
+
+func idOf(info os.FileInfo) ID {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ID{}
+	}
+	return ID{int64(stat.Ino), info.ModTime().UnixNano()} //nolint:gosec // compared only
+}
+
+// At returns the socket that is at path.
+func At(path string) ID {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return ID{}
+	}
+	return idOf(info)
+}
+
+// ID returns the socket's own.
+func (s *Socket) ID() ID { return idOf(s.self) }
 
 // Listen makes a socket that is not at path yet: what can fail, fails before
 // another agent lets go of anything.

@@ -17,10 +17,11 @@ type Earlier struct {
 	Over <-chan struct{}
 }
 
-// Earlier returns the pods of the other journals in the folder. It is not complete if
-// there is none, or one of them cannot be read, or has no room for a pod. Journals are
+// Earlier returns the pods of the other journals in the folder. It is complete if the
+// agent that served last, which had the given handover socket, kept one of the journals
+// or this one, all of them can be read, and none lacked room for a pod. Journals are
 // removed when their agents are dead and nothing is left that they are about.
-func (j *Journal) Earlier() (pods []Earlier, complete bool, err error) {
+func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err error) {
 	boot, err := bootID()
 	if err != nil {
 		return nil, false, err
@@ -31,7 +32,7 @@ func (j *Journal) Earlier() (pods []Earlier, complete bool, err error) {
 		return nil, false, fmt.Errorf("looking for journals of writes in flight: %w", err)
 	}
 	complete = true
-	found := 0
+	vouched := j.mem.vouches(last)
 	var errs []error
 	for _, e := range entries {
 		if !strings.HasSuffix(e.Name(), suffix) || e.Name() == j.base() {
@@ -43,7 +44,7 @@ func (j *Journal) Earlier() (pods []Earlier, complete bool, err error) {
 		case errors.Is(err, errOtherBoot):
 			err = os.Remove(path)
 		case err == nil:
-			found++
+			vouched = vouched || other.mem.vouches(last)
 			complete = complete && other.mem.overflow().Load() == 0
 			pods = append(pods, other.pods()...)
 			go other.watch()
@@ -54,7 +55,7 @@ func (j *Journal) Earlier() (pods []Earlier, complete bool, err error) {
 			errs = append(errs, fmt.Errorf("reading journal %s: %w", path, err))
 		}
 	}
-	return pods, complete && found > 0, errors.Join(errs...)
+	return pods, complete && vouched, errors.Join(errs...)
 }
 
 // earlier is the journal of another agent, which lives or is dead.

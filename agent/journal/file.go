@@ -25,6 +25,7 @@ const (
 	// Offsets in the header.
 	atVersion  = 8 // behind magic
 	atBoot     = 16
+	atSocket   = 96 // two numbers
 	atOverflow = 120
 
 	// Offsets in a slot. The counters do not share a cache line with another slot's.
@@ -62,7 +63,7 @@ func header(boot string) []byte {
 	h := make([]byte, size)
 	copy(h, magic)
 	binary.LittleEndian.PutUint64(h[atVersion:], version)
-	copy(h[atBoot:atOverflow], boot)
+	copy(h[atBoot:atSocket], boot)
 	return h
 }
 
@@ -72,10 +73,22 @@ func (m mapped) check(boot string) error {
 	switch {
 	case !bytes.Equal(m[:atBoot], want[:atBoot]):
 		return errFormat
-	case !bytes.Equal(m[atBoot:atOverflow], want[atBoot:atOverflow]):
+	case !bytes.Equal(m[atBoot:atSocket], want[atBoot:atSocket]):
 		return errOtherBoot
 	}
 	return nil
+}
+
+// setSocket notes by which socket the agent takes over.
+func (m mapped) setSocket(id [2]int64) {
+	for i, v := range id {
+		number(m, atSocket+8*i).Store(v)
+	}
+}
+
+// vouches reports whether the agent served last, if the last one had this socket.
+func (m mapped) vouches(last [2]int64) bool {
+	return last != [2]int64{} && last == [2]int64{number(m, atSocket).Load(), number(m, atSocket+8).Load()}
 }
 
 // overflow is not 0 if a pod has no slot.

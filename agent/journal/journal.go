@@ -71,6 +71,11 @@ func create(dir string) (_ *Journal, err error) {
 	return j, os.Rename(f.Name(), j.path)
 }
 
+// Serving notes that this agent serves once the given handover socket is in place, and
+// that all which is in flight from then on is in the journals. An agent without a journal
+// puts another socket there.
+func (j *Journal) Serving(socket [2]int64) { j.mem.setSocket(socket) }
+
 // Pod records the writes of one pod. Its methods are safe for concurrent use, take no
 // lock and make no system call, but for Lose.
 type Pod struct{ slot slot }

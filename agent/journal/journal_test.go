@@ -11,7 +11,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// socket is that of the agent that served last.
+var socket = [2]int64{1, 2}
+
+// newJournal is the journal of an agent that serves.
 func newJournal(t testing.TB, dir string) *Journal {
+	t.Helper()
+	j := unused(t, dir)
+	j.Serving(socket)
+	return j
+}
+
+// unused is the journal of an agent that does not serve yet.
+func unused(t testing.TB, dir string) *Journal {
 	t.Helper()
 	j, err := Create(dir)
 	require.NoError(t, err)
@@ -22,9 +34,10 @@ func newJournal(t testing.TB, dir string) *Journal {
 // next returns the journal of the agent after, and what it knows of pods before.
 func next(t *testing.T, dir string) (j *Journal, complete bool, pods map[string]<-chan struct{}) {
 	t.Helper()
-	j = newJournal(t, dir)
-	earlier, complete, err := j.Earlier()
+	j = unused(t, dir)
+	earlier, complete, err := j.Earlier(socket)
 	require.NoError(t, err)
+	j.Serving(socket)
 	pods = map[string]<-chan struct{}{}
 	for _, e := range earlier {
 		pods[e.UID] = e.Over
@@ -55,6 +68,30 @@ func TestNoJournalIsNotComplete(t *testing.T) {
 	_, complete, pods := next(t, t.TempDir())
 	require.False(t, complete)
 	require.Empty(t, pods)
+}
+
+func TestJournalVouchesOnlyForTheLastAgent(t *testing.T) {
+	dir := t.TempDir()
+	killed := unused(t, dir)
+	killed.Abandon()
+	_, complete, err := unused(t, dir).Earlier(socket)
+	require.NoError(t, err)
+	require.False(t, complete, "its agent never served")
+
+	served := newJournal(t, dir)
+	p := served.Pod("a") // else the journal is removed
+	p.Unseen(time.Hour)
+	p.Begin()
+	served.Abandon()
+	third := unused(t, dir)
+	for _, last := range [][2]int64{{1, 3}, {2, 2}, {}} {
+		_, complete, err = third.Earlier(last)
+		require.NoError(t, err)
+		require.False(t, complete, "another agent served after it")
+	}
+	_, complete, err = third.Earlier(socket)
+	require.NoError(t, err)
+	require.True(t, complete)
 }
 
 func TestDeadAgentWithNothingInFlight(t *testing.T) {
@@ -139,6 +176,7 @@ func TestKilledProcess(t *testing.T) {
 	if dir := os.Getenv(killedDir); dir != "" {
 		j, err := Create(dir)
 		require.NoError(t, err)
+		j.Serving(socket)
 		p := j.Pod("a")
 		p.Unseen(time.Hour)
 		p.Begin()
@@ -196,7 +234,7 @@ func TestUnreadableJournal(t *testing.T) {
 			j := newJournal(t, dir)
 			spoil(t, j)
 			j.Abandon()
-			_, complete, err := newJournal(t, dir).Earlier()
+			_, complete, err := newJournal(t, dir).Earlier(socket)
 			require.ErrorIs(t, err, errFormat)
 			require.False(t, complete)
 		})
