@@ -46,6 +46,9 @@ type member struct {
 	settled  <-chan struct{} // closed when what earlier policies let through is over
 	unsaved  chan struct{}   // closed when the next agent knows the policy in force; nil: it does
 	problem  string          // why it is not captured
+	// successor is closed when nothing takes effect any more that a successor which
+	// failed let through, before the policy in force was saved; nil: nothing does.
+	successor <-chan struct{}
 
 	egress        bool   // its other connections are served
 	egressProblem string // why they are not redirected as they should be

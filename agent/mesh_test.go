@@ -128,8 +128,9 @@ func startIn(t *testing.T, journals string, failures int) *running {
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{}, earlier: earlier{}, journal: writes,
-		lastSocket: handover.ID{1, 1}, socket: handover.ID{1, 1},
+		lastSocket: handover.ID{1, 1}, socket: handover.ID{2, 2},
 	}
+	writes.Serving(r.socket)
 	r.enter(serving)
 	ctx, cancel := context.WithCancel(t.Context())
 	r.handler = handler{ctx, r.mesh}

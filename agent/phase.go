@@ -69,8 +69,9 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 				// The successor captures it as after a crash.
 				h.logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
 			}
+			mb.confirmed = h.version(mb) // holds for what the successor does until it serves
 			offered = append(offered, handover.Pod{
-				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: h.version(mb), Handed: handed,
+				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.confirmed, Handed: handed,
 				Traffic: h.counted(mb.proxied), Journaled: true,
 			})
 		}
@@ -135,6 +136,7 @@ func (h holder) Resume(ctx context.Context) error {
 		}
 		h.enter(serving)
 		h.podsChanged()
+		h.addSuccessor()
 		// What was said meanwhile is in force in this agent only.
 		for _, mb := range h.members {
 			if mb.pod.UID != "" {

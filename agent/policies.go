@@ -190,7 +190,7 @@ func (m *mesh) keep(mb *member) error {
 		}
 		err = m.store.SavePolicy(saved)
 	}
-	mb.known(err == nil)
+	mb.known(err == nil && done(mb.successor))
 	return err
 }
 

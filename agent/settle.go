@@ -31,9 +31,9 @@ func (e earlier) tidy() {
 // addUnknown notes that another agent may have let writes of a pod through of which
 // nothing is known but that no more leave once drained is closed; nil: by now. It is
 // written to the journal for the agents after this one.
-func (m *mesh) addUnknown(mb *member, drained <-chan struct{}) {
-	unseen := proxy.UnseenWrite(mb.policy)
-	record := m.journal.Pod(mb.pod.UID)
+func (m *mesh) addUnknown(uid string, drained <-chan struct{}) {
+	unseen := proxy.UnseenWrite(m.members[uid].policy)
+	record := m.journal.Pod(uid)
 	record.Unseen(unseen + endWithin) // if this agent dies before the other
 	record.Begin()
 	over := make(chan struct{})
@@ -50,7 +50,7 @@ func (m *mesh) addUnknown(mb *member, drained <-chan struct{}) {
 			lose()
 		}()
 	}
-	m.earlier.add(mb.pod.UID, over)
+	m.earlier.add(uid, over)
 }
 
 // addEarlier notes what agents before this one may have in flight, once the members
@@ -66,9 +66,9 @@ func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
 	}
 	complete = complete && !slices.ContainsFunc(handed, func(p handover.Pod) bool { return !p.Journaled })
 	crashed := drained == nil
-	for _, mb := range m.members {
+	for uid, mb := range m.members {
 		if !complete || crashed && mb.policy.GetFailOpen() {
-			m.addUnknown(mb, drained)
+			m.addUnknown(uid, drained)
 		}
 	}
 	m.journal.Serving(m.socket)
@@ -77,6 +77,27 @@ func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
 		m.strangers = m.started.Add(proxy.UnseenWrite(nil))
 	}
 	m.logger.Info("looked for writes in flight", "complete", complete, "pods", len(m.earlier))
+}
+
+// addSuccessor notes what a successor that failed may have in flight: it may have served
+// pods for a moment, under the policies that were saved. What came meanwhile is confirmed
+// after that.
+func (m *mesh) addSuccessor() {
+	found, complete, err := m.journal.Earlier(m.socket)
+	if err != nil {
+		m.logger.Error("failed to read what the successor has in flight: handovers wait for all pods", "error", err)
+	}
+	for _, p := range found {
+		m.earlier.add(p.UID, p.Over)
+	}
+	for uid, mb := range m.members {
+		if !complete {
+			m.addUnknown(uid, nil)
+		}
+		if mb.unsaved != nil {
+			mb.successor = m.earlier[uid]
+		}
+	}
 }
 
 // both is closed when both are, and nil if they are already, or nil.

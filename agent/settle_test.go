@@ -221,7 +221,7 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 			second.journal.Abandon()
 
 			third := startIn(t, journals, 0)
-			third.store = second.store
+			third.store, third.lastSocket = second.store, second.socket
 			saved.FailOpen = false
 			crashed(t, third, saved)
 			assert.False(t, done(setPolicy(t, third, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
@@ -351,6 +351,51 @@ func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 	saved, err := r.store.Policy("a")
 	require.NoError(t, err)
 	assert.Equal(t, "2-x", saved.GetVersion())
+}
+
+func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
+	const unseen = time.Second
+	journals := t.TempDir()
+	r := startIn(t, journals, 0)
+	for _, uid := range []string{"writing", "idle"} {
+		r.served(t, uid)
+		setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1})
+	}
+	_, err := holder{r.mesh}.Offer(t.Context())
+	require.NoError(t, err)
+	successor, err := journal.Create(journals)
+	require.NoError(t, err)
+	writing := successor.Pod("writing")
+	writing.Unseen(unseen)
+	writing.Begin()
+	successor.Pod("idle")
+	meanwhile := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
+	successor.Abandon()
+	began := time.Now()
+	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+
+	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}))
+	assert.Equal(t, map[string]string{"idle": "2-x"}, r.Versions())
+	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "3-x", Serial: 3})))
+	<-meanwhile
+	assert.GreaterOrEqual(t, time.Since(began), unseen)
+	assert.Less(t, time.Since(began), proxy.LostWrite)
+	assert.Equal(t, map[string]string{"idle": "2-x", "writing": "3-x"}, r.Versions())
+}
+
+func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
+	journals := t.TempDir()
+	r := startIn(t, journals, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "1-x", Serial: 1})
+	_, err := holder{r.mesh}.Offer(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(journals, "other.journal"), nil, 0o600))
+	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	for _, uid := range []string{"a", "unseen"} {
+		assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})))
+	}
 }
 
 // What the old agent has under way is within what it confirmed, and no other.
