@@ -98,6 +98,7 @@ func (m *mesh) addSuccessor() {
 			mb.successor = m.earlier[uid]
 		}
 	}
+	m.journal.Serving(m.socket)
 }
 
 // both is closed when both are, and nil if they are already, or nil.

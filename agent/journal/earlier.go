@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,27 +36,51 @@ func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err err
 	vouched := j.mem.vouches(last)
 	var errs []error
 	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if strings.HasSuffix(e.Name(), newSuffix) && stale(e) {
+			j.discard(path)
+		}
 		if !strings.HasSuffix(e.Name(), suffix) || e.Name() == j.base() {
 			continue
 		}
-		path := filepath.Join(dir, e.Name())
 		other, err := open(path, boot)
-		switch {
-		case errors.Is(err, errOtherBoot):
+		if errors.Is(err, errOtherBoot) {
 			err = os.Remove(path)
-		case err == nil:
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // retired meanwhile
+		case err != nil:
+			complete = false
+			errs = append(errs, fmt.Errorf("reading journal %s: %w", path, err))
+			j.discard(path)
+		case other != nil:
 			vouched = vouched || other.mem.vouches(last)
 			complete = complete && other.mem.overflow().Load() == 0
 			pods = append(pods, other.pods()...)
 			go other.watch()
-			continue
-		}
-		if err != nil {
-			complete = false
-			errs = append(errs, fmt.Errorf("reading journal %s: %w", path, err))
 		}
 	}
 	return pods, complete && vouched, errors.Join(errs...)
+}
+
+// stale reports whether an agent that makes its journal has had the time to.
+func stale(e fs.DirEntry) bool {
+	info, err := e.Info()
+	return err == nil && time.Since(info.ModTime()) > time.Minute
+}
+
+// discard lets Serving remove a file of which nothing is read, if its agent is dead.
+func (j *Journal) discard(path string) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = f.Close() }()
+	if free, err := tryLock(f); err == nil && free {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.discarded = append(j.discarded, path)
+	}
 }
 
 // earlier is the journal of another agent, which lives or is dead.

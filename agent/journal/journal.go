@@ -21,6 +21,8 @@ type Journal struct {
 
 	mu  sync.Mutex
 	mem mapped
+	// discarded are files of dead agents that cannot be read.
+	discarded []string
 }
 
 // Create makes the journal of this agent in dir.
@@ -72,9 +74,18 @@ func create(dir string) (_ *Journal, err error) {
 }
 
 // Serving notes that this agent serves once the given handover socket is in place, and
-// that all which is in flight from then on is in the journals. An agent without a journal
-// puts another socket there.
-func (j *Journal) Serving(socket [2]int64) { j.mem.setSocket(socket) }
+// that all which is in flight from then on is in the journals, that of agents whose
+// journals could not be read included. An agent without a journal puts another socket
+// there.
+func (j *Journal) Serving(socket [2]int64) {
+	j.mem.setSocket(socket)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, path := range j.discarded {
+		_ = os.Remove(path) // or the next agent does
+	}
+	j.discarded = nil
+}
 
 // Pod records the writes of one pod. Its methods are safe for concurrent use, take no
 // lock and make no system call, but for Lose.

@@ -233,12 +233,36 @@ func TestUnreadableJournal(t *testing.T) {
 			dir := t.TempDir()
 			j := newJournal(t, dir)
 			spoil(t, j)
+			for range 2 { // while its agent lives, and after a restart of another
+				other := unused(t, dir)
+				_, complete, err := other.Earlier(socket)
+				require.ErrorIs(t, err, errFormat)
+				require.False(t, complete)
+				other.Serving(socket)
+				require.FileExists(t, j.path)
+			}
 			j.Abandon()
-			_, complete, err := newJournal(t, dir).Earlier(socket)
+			last := unused(t, dir)
+			_, complete, err := last.Earlier(socket)
 			require.ErrorIs(t, err, errFormat)
 			require.False(t, complete)
+			require.FileExists(t, j.path, "nothing is recorded in its place yet")
+			last.Serving(socket)
+			require.NoFileExists(t, j.path)
+			_, complete, _ = next(t, dir)
+			require.True(t, complete)
 		})
 	}
+}
+
+// A link to nothing is listed and cannot be opened, like a journal that its agent
+// removes at that moment.
+func TestJournalRemovedWhileOthersAreRead(t *testing.T) {
+	dir := t.TempDir()
+	newJournal(t, dir)
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "retired"+suffix)))
+	_, complete, _ := next(t, dir)
+	require.True(t, complete)
 }
 
 func TestSlots(t *testing.T) {
@@ -267,13 +291,26 @@ func TestNamesThatDoNotFit(t *testing.T) {
 	require.EqualValues(t, 1, j.mem.overflow().Load())
 }
 
-func TestFilesOfOthersAreLeftAlone(t *testing.T) {
+func TestHalfMadeJournals(t *testing.T) {
 	dir := t.TempDir()
-	other := filepath.Join(dir, "half"+newSuffix)
-	require.NoError(t, os.WriteFile(other, nil, 0o600))
+	files := map[string]*os.File{}
+	for _, name := range []string{"making", "locked", "killed"} {
+		f, err := os.Create(filepath.Join(dir, name+newSuffix))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		files[name] = f
+		if name != "making" {
+			long := time.Now().Add(-time.Hour)
+			require.NoError(t, os.Chtimes(f.Name(), long, long))
+		}
+	}
+	_, err := tryLock(files["locked"])
+	require.NoError(t, err)
 	_, complete, _ := next(t, dir)
 	require.False(t, complete)
-	require.FileExists(t, other)
+	require.FileExists(t, files["making"].Name())
+	require.FileExists(t, files["locked"].Name())
+	require.NoFileExists(t, files["killed"].Name())
 }
 
 // What the request path pays for each write.
