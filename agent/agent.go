@@ -146,10 +146,7 @@ func Run(told context.Context, o Options) error {
 		return fmt.Errorf("starting the proxy: %w", err)
 	}
 
-	writes, err := journal.Create(filepath.Join(o.RunDir, "journal"))
-	if err != nil {
-		return err
-	}
+	writes := o.openJournal(recorder)
 	m := &mesh{
 		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
@@ -207,6 +204,19 @@ func Run(told context.Context, o Options) error {
 		return serveEndpoints(ctx, listener, endpoints(m, keeper, registry), metrics.countRefusal)
 	})
 	return group.Wait()
+}
+
+// openJournal opens the journal of this agent. One that cannot make a file serves all
+// the same: it knows of its own writes, and only the next agent waits for all pods.
+func (o Options) openJournal(r *recorder) *journal.Journal {
+	dir := filepath.Join(o.RunDir, "journal")
+	j, err := journal.Create(dir)
+	if err != nil {
+		o.Logger.Error("failed to create the journal: after this agent, handovers wait for all pods of the node", "error", err)
+		r.ofNode("JournalUnavailable", fmt.Sprintf("after the next restart of the agent, handovers wait for all pods of this node: %v", err))
+		return journal.InMemory(dir)
+	}
+	return j
 }
 
 func (o Options) capturing(unified string, m *metrics) capture.Config {

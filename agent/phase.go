@@ -72,7 +72,7 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 			mb.confirmed = h.version(mb) // holds for what the successor does until it serves
 			offered = append(offered, handover.Pod{
 				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.confirmed, Handed: handed,
-				Traffic: h.counted(mb.proxied), Journaled: true,
+				Traffic: h.counted(mb.proxied), Journaled: h.journal.Outlives(),
 			})
 		}
 		return nil

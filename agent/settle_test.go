@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
@@ -238,6 +239,17 @@ func serveWithout(t *testing.T, path string) {
 	require.NoError(t, socket.Close())
 }
 
+// takesOver lets r serve, at once without its handover socket, as if it had died.
+func (r *running) takesOver(t *testing.T, path string) {
+	t.Helper()
+	r.in(t, func() {
+		socket, err := r.takeOver(t.Context(), path)
+		if assert.NoError(t, err) {
+			assert.NoError(t, socket.Close())
+		}
+	})
+}
+
 func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		between func(t *testing.T, journals, path string)
@@ -254,23 +266,15 @@ func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			journals, path := t.TempDir(), filepath.Join(t.TempDir(), "agent.sock")
-			takeOver := func(r *running) {
-				r.in(t, func() {
-					socket, err := r.takeOver(t.Context(), path)
-					if assert.NoError(t, err) {
-						assert.NoError(t, socket.Close())
-					}
-				})
-			}
 			first := startIn(t, journals, 0)
-			takeOver(first)
+			first.takesOver(t, path)
 			first.journal.Pod("b").Close()
 			first.journal.Abandon()
 			tt.between(t, journals, path)
 
 			next := startIn(t, journals, 0)
 			require.NoError(t, next.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
-			takeOver(next)
+			next.takesOver(t, path)
 			settled := setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 			assert.Equal(t, tt.waits, settled != nil && !done(settled))
 		})
@@ -351,6 +355,26 @@ func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 	saved, err := r.store.Policy("a")
 	require.NoError(t, err)
 	assert.Equal(t, "2-x", saved.GetVersion())
+}
+
+func TestAgentWithoutRoomForAJournal(t *testing.T) {
+	run, recorded := t.TempDir(), events.NewFakeRecorder(1)
+	require.NoError(t, os.WriteFile(filepath.Join(run, "journal"), nil, 0o600)) // where the folder should be
+	o := Options{RunDir: run, Logger: slog.New(slog.DiscardHandler)}
+	writes := o.openJournal(newRecorder(recorded, "node1"))
+	assert.Contains(t, <-recorded.Events, "JournalUnavailable")
+
+	path := filepath.Join(run, "agent.sock")
+	first := start(t, 0)
+	require.NoError(t, first.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+	first.in(t, func() { first.journal = writes })
+	first.takesOver(t, path)
+
+	require.NoError(t, os.Remove(filepath.Join(run, "journal")))
+	next := startIn(t, filepath.Join(run, "journal"), 0)
+	next.store = first.store
+	next.takesOver(t, path)
+	assert.False(t, done(setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
 }
 
 func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {

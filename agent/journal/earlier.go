@@ -27,8 +27,7 @@ func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err err
 	if err != nil {
 		return nil, false, err
 	}
-	dir := filepath.Dir(j.path)
-	entries, err := os.ReadDir(dir)
+	entries, err := os.ReadDir(j.dir)
 	if err != nil {
 		return nil, false, fmt.Errorf("looking for journals of writes in flight: %w", err)
 	}
@@ -36,7 +35,7 @@ func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err err
 	vouched := j.mem.vouches(last)
 	var errs []error
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
+		path := filepath.Join(j.dir, e.Name())
 		if strings.HasSuffix(e.Name(), newSuffix) && stale(e) {
 			j.discard(path)
 		}

@@ -16,8 +16,9 @@ const (
 
 // Journal is this agent's own.
 type Journal struct {
+	dir  string
 	path string
-	file *os.File // whose lock shows that this process lives
+	file *os.File // whose lock shows that this process lives; nil: in memory
 
 	mu  sync.Mutex
 	mem mapped
@@ -33,6 +34,13 @@ func Create(dir string) (*Journal, error) {
 	}
 	return j, nil
 }
+
+// InMemory is for an agent that can make no journal in dir. The next agent finds that
+// this one kept none.
+func InMemory(dir string) *Journal { return &Journal{dir: dir, mem: make(mapped, fileSize)} }
+
+// Outlives reports whether the next agent can read the journal.
+func (j *Journal) Outlives() bool { return j.file != nil }
 
 func create(dir string) (_ *Journal, err error) {
 	boot, err := bootID()
@@ -60,7 +68,7 @@ func create(dir string) (_ *Journal, err error) {
 	if _, err := f.Write(append(header(boot), make([]byte, fileSize-size)...)); err != nil {
 		return nil, err
 	}
-	j := &Journal{file: f, path: strings.TrimSuffix(f.Name(), newSuffix) + suffix}
+	j := &Journal{dir: dir, file: f, path: strings.TrimSuffix(f.Name(), newSuffix) + suffix}
 	// A mapping keeps the lock of the file that it was made from.
 	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
 	if err != nil {
@@ -133,6 +141,9 @@ func (p *Pod) Close() { p.slot.closed().Store(1) }
 func (j *Journal) Retire() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if !j.Outlives() {
+		return nil
+	}
 	now := bootTime()
 	for i := range slots {
 		if s := j.mem.slot(i); s.uid() != "" && !s.over(now) {
@@ -146,7 +157,11 @@ func (j *Journal) Retire() error {
 }
 
 // Abandon gives up the lock, as the end of the process does. Nothing is removed.
-func (j *Journal) Abandon() { _ = j.file.Close() }
+func (j *Journal) Abandon() {
+	if j.Outlives() {
+		_ = j.file.Close()
+	}
+}
 
 // base is the file's name in its folder.
 func (j *Journal) base() string { return filepath.Base(j.path) }

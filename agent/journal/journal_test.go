@@ -255,6 +255,26 @@ func TestUnreadableJournal(t *testing.T) {
 	}
 }
 
+func TestJournalInMemory(t *testing.T) {
+	dir := t.TempDir()
+	j := InMemory(dir)
+	t.Cleanup(j.Abandon)
+	_, complete, err := j.Earlier(socket)
+	require.NoError(t, err)
+	require.False(t, complete)
+	j.Serving(socket)
+	p := j.Pod("a")
+	p.Begin()
+	p.End()
+	p.Close()
+	_, complete, err = j.Earlier(socket)
+	require.NoError(t, err)
+	require.True(t, complete, "of its own writes it knows")
+	require.NoError(t, j.Retire())
+	_, complete, _ = next(t, dir)
+	require.False(t, complete, "the next agent knows nothing of them")
+}
+
 // A link to nothing is listed and cannot be opened, like a journal that its agent
 // removes at that moment.
 func TestJournalRemovedWhileOthersAreRead(t *testing.T) {
