@@ -148,7 +148,7 @@ func (e *earlier) bury(now int64) {
 			extend(s.until(), now+s.unseen().Load())
 			s.open().Store(0)
 		}
-		s.closed().Store(1)
+		s.closed().Store(now)
 	}
 	unlock(e.file)
 }

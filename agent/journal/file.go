@@ -114,7 +114,7 @@ func (s slot) until() *atomic.Int64 { return number(s, atUntil) }
 // unseen is how long a write goes on when its end was not seen, in nanoseconds.
 func (s slot) unseen() *atomic.Int64 { return number(s, atUnseen) }
 
-// closed is not 0 when no more writes begin.
+// closed is since when no more writes begin, in nanoseconds; 0: they do.
 func (s slot) closed() *atomic.Int64 { return number(s, atClosed) }
 
 // over reports whether nothing takes effect any more.

@@ -12,6 +12,10 @@ import (
 const (
 	suffix    = ".journal"
 	newSuffix = ".new"
+
+	// reuseAfter is how long the slot of a closed pod stays its own: a request of it may
+	// be about to begin a write, and finds only then that it must not.
+	reuseAfter = time.Minute
 )
 
 // Journal is this agent's own.
@@ -107,7 +111,7 @@ func (j *Journal) Pod(uid string) *Pod {
 	now := bootTime()
 	for i := 0; i < slots && len(uid) <= maxUID; i++ {
 		s := j.mem.slot(i)
-		if s.uid() == "" || s.over(now) {
+		if s.uid() == "" || s.over(now) && now-s.closed().Load() > int64(reuseAfter) {
 			clear(s)
 			copy(s, uid)
 			return &Pod{s}
@@ -134,7 +138,7 @@ func (p *Pod) Lose(left time.Duration) {
 func (p *Pod) Unseen(d time.Duration) { extend(p.slot.unseen(), int64(d)) }
 
 // Close notes that no more writes begin.
-func (p *Pod) Close() { p.slot.closed().Store(1) }
+func (p *Pod) Close() { p.slot.closed().Store(bootTime()) }
 
 // Retire removes the file, if no write is left that it is about: another agent serves,
 // which keeps a journal of its own.

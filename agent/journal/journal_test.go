@@ -293,6 +293,7 @@ func TestSlots(t *testing.T) {
 		j.Pod("x")
 	}
 	closed.Close()
+	closed.slot.closed().Add(-int64(reuseAfter))
 	reused := j.Pod("y")
 	require.Equal(t, "y", reused.slot.uid())
 	require.Zero(t, reused.slot.closed().Load())
@@ -303,6 +304,18 @@ func TestSlots(t *testing.T) {
 	j.Abandon()
 	_, complete, _ := next(t, dir)
 	require.False(t, complete)
+}
+
+func TestSlotIsNotReusedAtOnce(t *testing.T) {
+	j := newJournal(t, t.TempDir())
+	old := j.Pod("old")
+	old.Close()
+	added := j.Pod("added")
+	old.Begin() // under a policy that was replaced meanwhile
+	require.Zero(t, added.slot.open().Load())
+	old.End()
+	added.Begin()
+	require.EqualValues(t, 1, added.slot.open().Load())
 }
 
 func TestNamesThatDoNotFit(t *testing.T) {
