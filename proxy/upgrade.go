@@ -137,7 +137,7 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 	<-theirs
 	wg.Wait()
 	switch {
-	case waited || from.err != io.EOF && upstream.Ended(from.err):
+	case waited || from.err != io.EOF && upstream.Ended(from.err): //nolint:errorlint // what io.Reader returns
 		return dropped
 	case from.err == io.EOF: //nolint:errorlint // what io.Reader returns
 		return ended
