@@ -34,6 +34,7 @@ func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 // judgeDryRun fills in the policy of a pod whose requests are only judged. One that has
 // no shard is left alone.
 func (r *root) judgeDryRun(pod *corev1.Pod, p *meshv1.PodPolicy) {
+	p.Serial = uint64(r.State.MinSerial)
 	if m, assigned := r.State.Members[string(pod.UID)]; assigned {
 		// It was under another policy: what its shard owned is released.
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)

@@ -85,11 +85,14 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	}
 	m, assigned := r.State.Members[string(pod.UID)]
 	d := r.derived[m.Shard]
+	p.Serial = uint64(r.State.MinSerial)
 	switch {
 	case assigned && d != nil:
 		d.Members = append(d.Members, pod)
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
 		switch {
+		case r.State.RolledBack:
+			p.Sharding = r.standby(rolledBack)
 		case r.State.Holds():
 			p.Sharding = r.tell(tellable{m.Shard, m.Stale})
 		case Withdrawn(r.config): // it must not lead any more once the mesh releases the locks
@@ -105,6 +108,8 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		// Those that are members still act on nothing that is divided.
 	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
 		p.Refuse = r.refusal(pod, "it was created while the mesh did not admit pods: delete it, so that its successor is admitted")
+	case r.State.RolledBack:
+		p.Sharding = r.standby(rolledBack)
 	case Withdrawn(r.config):
 		p.Sharding = r.standby("the shards are being withdrawn: it waits until none owns anything")
 	default:
@@ -113,7 +118,13 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		// was confirmed before that does not count.
 		p.Sharding = r.standby(fmt.Sprintf("it is in no shard yet (generation %d): it waits until the operator's locks are free and a shard lacks a pod", r.config.Generation))
 	}
+	if p.Refuse != "" {
+		p.Serial = 0 // it bars nothing: what the pod is sent next may have the same serial
+	}
 }
+
+// rolledBack is why pods wait while it is not known what other pods own.
+const rolledBack = "the status of the root was rolled back: it waits until all pods have confirmed that they act on nothing"
 
 // standby is the policy of pods that wait, made once for each reason.
 func (r *root) standby(reason string) *meshv1.Sharding {

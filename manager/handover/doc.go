@@ -17,6 +17,15 @@
 // The first is a release, the second a grant. There is no plan beside the state:
 // whatever crashes, whoever leads next goes on from it.
 //
+// # After a restore
+//
+// A State that is read may be that of a backup. Then shards own other keys than it says,
+// and nothing in it shows that. So a State that was read is trusted as far as agents
+// confirm it (Evidence): they acknowledge exactly its policies, or say that they were sent
+// later ones (Ahead). In the latter case nothing that the State says counts any more:
+// all members are sent a policy without keys, with a serial above all that were seen, and
+// the State starts anew once each of them has confirmed it or is gone.
+//
 // # What the caller must do
 //
 // Step is a function of a State and an Event. The State that it returns must be

@@ -12,6 +12,30 @@ type State struct {
 	Shards  map[string]Shard  // by name
 	Members map[string]Member // by pod uid: all that may still run
 	Moves   []Move            // that are not settled, oldest first
+	// MinSerial is the least serial of any policy, of pods without a shard too. It is
+	// above all serials that were seen and that the State does not account for.
+	MinSerial int64
+	// RolledBack: a pod was sent a serial that the State does not account for, so a
+	// history was lost, and other pods may act on any key. Members act on nothing
+	// from MinSerial on; once all have confirmed that, the State starts anew.
+	RolledBack bool
+	// Evidence is not written: it is lost with the process that gathered it.
+	Evidence Evidence
+}
+
+// Evidence is what has been confirmed since the State was read. A State that was read
+// may have been restored from a backup: what it says of the shards is true only as far
+// as there is evidence.
+type Evidence struct {
+	// LocksHeld: no pod outside the mesh can act. The caller sets it.
+	LocksHeld bool
+	// Confirmed are the members, by uid, that have acknowledged a policy of this State.
+	Confirmed map[string]bool
+	// Verified are the shards, by name, that own what the State says: a member confirmed
+	// the policy that the State was read with. No key can have left such a shard by a
+	// lost history, because that needs a later serial from all of its members. False: the
+	// policy changed before any member confirmed it, so that it proves nothing any more.
+	Verified map[string]bool
 }
 
 // Holds tells whether any shard holds anything.
@@ -93,7 +117,8 @@ type (
 	// assigned already stay where they are; those of a shard that is not known are
 	// left out. Serial and Stale are not read.
 	Join struct{ Members []Member }
-	// Applied says that a pod acts on nothing older than a serial of its shard.
+	// Applied says that a pod acts on nothing older than a serial of its shard: it has
+	// acknowledged exactly the policy, serial and hash, that follows from this State.
 	Applied struct {
 		UID    string
 		Serial int64
@@ -112,6 +137,13 @@ type (
 		Serial int64
 		Now    time.Time
 	}
+	// Ahead says that a pod, member or not, was sent a serial. If it is beyond the
+	// State's, then the State was rolled back.
+	Ahead struct {
+		UID    string
+		Serial int64
+		Now    time.Time
+	}
 	// Outdated says that a pod is to be restarted for another reason: it belongs
 	// to another shard by now.
 	Outdated struct{ UID string }
@@ -122,6 +154,7 @@ func (Join) event()     {}
 func (Applied) event()  {}
 func (Gone) event()     {}
 func (Refused) event()  {}
+func (Ahead) event()    {}
 func (Outdated) event() {}
 
 // Effect is something to be done once the State is written.

@@ -20,6 +20,10 @@ func TestProperties(t *testing.T) {
 		var s State
 		for i := range rapid.IntRange(1, 40).Draw(t, "events") {
 			e := drawEvent(t, time.UnixMilli(int64(i)))
+			if rapid.IntRange(0, 9).Draw(t, "read anew") == 0 {
+				s.Evidence = Evidence{}
+			}
+			s.Evidence.LocksHeld = rapid.Bool().Draw(t, "locks held")
 			before, copied := s, clone(s)
 			next, _ := Step(s, e)
 			require.Equal(t, copied, before, "Step changed what it was given: %#v", e)
@@ -28,6 +32,7 @@ func TestProperties(t *testing.T) {
 			for name, shard := range next.Shards {
 				require.False(t, all.Overlaps(shard.Held), "%s holds what another holds", name)
 				all = scope.Union(all, shard.Held)
+				require.GreaterOrEqual(t, shard.Serial, next.MinSerial)
 				old, ok := s.Shards[name]
 				require.GreaterOrEqual(t, shard.Serial, old.Serial)
 				if ok && !shard.Told().Equal(old.Told()) {
@@ -61,6 +66,7 @@ func TestProperties(t *testing.T) {
 		var want Want
 		want.Scopes, want.Ready = map[string]scope.Scope{"a": cells(0, 7), "b": cells(8, 15)}, map[string]bool{"a": true, "b": true}
 		want.Now = time.UnixMilli(1000)
+		s.Evidence.LocksHeld = true
 		for range 10 {
 			s, _ = Step(s, want)
 			for uid, m := range s.Members {
@@ -78,7 +84,7 @@ func drawEvent(t *rapid.T, now time.Time) Event {
 	shards := []string{"a", "b", "c", "d"}
 	uid := fmt.Sprint(rapid.IntRange(0, 7).Draw(t, "pod"))
 	serial := rapid.Int64Range(0, 60).Draw(t, "serial")
-	switch rapid.SampledFrom([]string{"want", "want", "join", "applied", "applied", "applied", "gone", "refused", "outdated"}).Draw(t, "event") {
+	switch rapid.SampledFrom([]string{"want", "want", "join", "applied", "applied", "applied", "gone", "refused", "outdated", "ahead"}).Draw(t, "event") {
 	case "want":
 		w := Want{Scopes: map[string]scope.Scope{}, Ready: map[string]bool{}, Restart: rapid.Bool().Draw(t, "restart"), Now: now}
 		for i := range 16 {
@@ -98,16 +104,20 @@ func drawEvent(t *rapid.T, now time.Time) Event {
 		return Gone{UID: uid, Now: now}
 	case "refused":
 		return Refused{UID: uid, Serial: serial, Now: now}
+	case "ahead":
+		return Ahead{UID: uid, Serial: serial, Now: now}
 	}
 	return Outdated{UID: uid}
 }
 
 func clone(s State) State {
-	return State{maps.Clone(s.Shards), maps.Clone(s.Members), slices.Clone(s.Moves)}
+	s.Shards, s.Members, s.Moves = maps.Clone(s.Shards), maps.Clone(s.Members), slices.Clone(s.Moves)
+	s.Evidence.Confirmed, s.Evidence.Verified = maps.Clone(s.Evidence.Confirmed), maps.Clone(s.Evidence.Verified)
+	return s
 }
 
 func equal(a, b State) bool {
-	return maps.EqualFunc(a.Shards, b.Shards, func(x, y Shard) bool {
+	return a.MinSerial == b.MinSerial && a.RolledBack == b.RolledBack && reflect.DeepEqual(a.Evidence, b.Evidence) && maps.EqualFunc(a.Shards, b.Shards, func(x, y Shard) bool {
 		return x.Serial == y.Serial && x.Held.Equal(y.Held) && x.Target.Equal(y.Target) && x.Wanted.Equal(y.Wanted)
 	}) && maps.Equal(a.Members, b.Members) && slices.EqualFunc(a.Moves, b.Moves, func(x, y Move) bool {
 		return x.Keys.Equal(y.Keys) && reflect.DeepEqual([]any{x.From, x.To, x.Phase, x.Began}, []any{y.From, y.To, y.Phase, y.Began})

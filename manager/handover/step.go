@@ -10,18 +10,10 @@ import (
 
 // Step is what becomes of a State by an Event.
 func Step(s State, e Event) (State, []Effect) {
-	n := next{before: s, tell: map[string]bool{}}
-	n.Shards, n.Members, n.Moves = maps.Clone(s.Shards), maps.Clone(s.Members), s.Moves
-	if n.Shards == nil {
-		n.Shards = map[string]Shard{}
-	}
-	if n.Members == nil {
-		n.Members = map[string]Member{}
-	}
-
+	n := newNext(s)
 	switch e := e.(type) {
 	case Want:
-		if !disjoint(e.Scopes) {
+		if !disjoint(e.Scopes) || !n.accepts(e) {
 			return s, nil
 		}
 		n.now = e.Now
@@ -33,13 +25,16 @@ func Step(s State, e Event) (State, []Effect) {
 		n.applied(e.UID, e.Serial)
 	case Gone:
 		n.now = e.Now
-		delete(n.Members, e.UID)
+		n.remove(e.UID)
 	case Refused:
 		n.now = e.Now
 		n.applied(e.UID, e.Serial)
-		if m, ok := n.Members[e.UID]; ok && e.Serial >= n.Shards[m.Shard].Serial {
-			delete(n.Members, e.UID)
+		if m, ok := n.Members[e.UID]; ok && e.Serial == n.Shards[m.Shard].Serial {
+			n.remove(e.UID)
 		}
+	case Ahead:
+		n.now = e.Now
+		n.ahead(e.UID, e.Serial)
 	case Outdated:
 		if m, ok := n.Members[e.UID]; ok && !m.Stale {
 			m.Stale = true
@@ -48,9 +43,11 @@ func Step(s State, e Event) (State, []Effect) {
 		}
 	}
 
+	n.verify()
 	n.release()
 	n.grant()
 	n.track()
+	n.restart()
 	if e, ok := e.(Want); ok {
 		n.forget(e.Scopes)
 	}
@@ -69,6 +66,21 @@ type next struct {
 	effects []Effect
 }
 
+func newNext(s State) next {
+	n := next{before: s, State: s, tell: map[string]bool{}}
+	n.Shards, n.Members = copied(s.Shards), copied(s.Members)
+	n.Evidence.Confirmed, n.Evidence.Verified = copied(s.Evidence.Confirmed), copied(s.Evidence.Verified)
+	n.verify()
+	return n
+}
+
+func copied[V any](m map[string]V) map[string]V {
+	if m == nil {
+		return map[string]V{}
+	}
+	return maps.Clone(m)
+}
+
 func disjoint(scopes map[string]scope.Scope) bool {
 	var all scope.Scope
 	for _, s := range scopes {
@@ -84,7 +96,8 @@ func disjoint(scopes map[string]scope.Scope) bool {
 func (n *next) want(e Want) {
 	for name := range e.Scopes {
 		if _, ok := n.Shards[name]; !ok {
-			n.Shards[name] = Shard{Serial: e.Now.UnixMilli()}
+			n.Shards[name] = Shard{Serial: max(e.Now.UnixMilli(), n.MinSerial+1)}
+			n.Evidence.Verified[name] = true
 			n.tell[name] = true
 		}
 	}
@@ -136,20 +149,35 @@ func (n *next) stale(shard string) {
 func (n *next) join(members []Member) {
 	for _, m := range members {
 		shard, known := n.Shards[m.Shard]
-		if _, assigned := n.Members[m.UID]; assigned || !known {
+		if _, assigned := n.Members[m.UID]; assigned || !known || !n.mayJoin(m.Shard) {
 			continue
 		}
 		m.Serial, m.Stale = shard.Serial, false
 		n.Members[m.UID] = m
+		n.Evidence.Confirmed[m.UID] = true
 		n.tell[m.Shard] = true
 	}
 }
 
+// applied notes an acknowledgement. One of a serial that the State does not know of is
+// not of its policies.
 func (n *next) applied(uid string, serial int64) {
-	if m, ok := n.Members[uid]; ok {
-		m.Serial = max(m.Serial, min(serial, n.Shards[m.Shard].Serial))
-		n.Members[uid] = m
+	m, ok := n.Members[uid]
+	if !ok || serial > n.Shards[m.Shard].Serial {
+		return
 	}
+	m.Serial = max(m.Serial, serial)
+	n.Members[uid] = m
+	n.Evidence.Confirmed[uid] = true
+	if _, decided := n.Evidence.Verified[m.Shard]; !decided {
+		n.Evidence.Verified[m.Shard] = true
+	}
+}
+
+// remove drops a member that acts on nothing any more.
+func (n *next) remove(uid string) {
+	delete(n.Members, uid)
+	delete(n.Evidence.Confirmed, uid)
 }
 
 // release takes from shards what none of their members acts on any more.
@@ -164,9 +192,13 @@ func (n *next) release() {
 
 // grant gives shards what nobody holds.
 func (n *next) grant() {
-	held := n.held()
+	grantable := scope.All()
+	if !n.conclusive() {
+		grantable = n.releasedByVerified()
+	}
+	grantable = grantable.Minus(n.held())
 	for name, shard := range n.Shards {
-		if free := shard.Target.Minus(held); !free.Empty() {
+		if free := shard.Target.Intersect(grantable); !free.Empty() {
 			shard.Held = scope.Union(shard.Held, free)
 			n.put(name, shard)
 		}
@@ -180,6 +212,9 @@ func (n *next) put(name string, shard Shard) {
 	if shard.Serial == before.Serial && !shard.Told().Equal(before.Told()) {
 		shard.Serial++
 		n.tell[name] = true
+		if _, decided := n.Evidence.Verified[name]; !decided {
+			n.Evidence.Verified[name] = before.Held.Empty()
+		}
 	}
 	n.Shards[name] = shard
 }
@@ -194,6 +229,7 @@ func (n *next) forget(wanted map[string]scope.Scope) {
 		if _, ok := wanted[name]; !ok && !populated[name] && shard.Held.Empty() {
 			delete(n.Shards, name)
 			delete(n.tell, name)
+			delete(n.Evidence.Verified, name)
 		}
 	}
 }

@@ -24,6 +24,11 @@ import (
 //	gone POD
 //	refused POD SERIAL
 //	outdated POD
+//	ahead POD SERIAL
+//	save                                 keeps the state, as a backup of etcd does
+//	restore                              the state is the one saved: what was confirmed is not known any more
+//	read                                 another manager reads the state as it is, likewise
+//	locks held|unknown                   whether pods outside the mesh may act: held at first
 //	restarts [wanted=N] [down=(POD,...)] [silent=(POD,...)] [leads=(POD,...)]   who may be evicted, N members for each shard
 //	show
 //
@@ -32,7 +37,8 @@ import (
 // with each command.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		var s State
+		var s, saved State
+		s.Evidence.LocksHeld = true
 		now := time.UnixMilli(0)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			now = now.Add(10 * time.Millisecond)
@@ -41,6 +47,18 @@ func TestTranscripts(t *testing.T) {
 				return show(s)
 			case "restarts":
 				return restarts(t, s, d)
+			case "save":
+				saved = s
+				return ""
+			case "restore", "read":
+				if d.Cmd == "restore" {
+					s = saved
+				}
+				s.Evidence = Evidence{LocksHeld: s.Evidence.LocksHeld}
+				return show(s)
+			case "locks":
+				s.Evidence.LocksHeld = d.CmdArgs[0].Key == "held"
+				return show(s)
 			}
 			next, effects := Step(s, readEvent(t, s, d, now))
 			s = next
@@ -90,6 +108,8 @@ func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Eve
 		return Refused{UID: arg(0), Serial: serial(1), Now: now}
 	case "outdated":
 		return Outdated{UID: arg(0)}
+	case "ahead":
+		return Ahead{UID: arg(0), Serial: serial(1), Now: now}
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
 	return nil
@@ -128,6 +148,13 @@ func list(d *datadriven.TestData, key string) []string {
 
 func show(s State) string {
 	var b strings.Builder
+	if s.MinSerial > 0 {
+		fmt.Fprintf(&b, "serials from %d on", s.MinSerial)
+		if s.RolledBack {
+			b.WriteString(", rolled back")
+		}
+		b.WriteString("\n")
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
 		shard := s.Shards[name]
 		fmt.Fprintf(&b, "%s@%d: holds %s", name, shard.Serial, showScope(shard.Held))
@@ -137,6 +164,9 @@ func show(s State) string {
 		if !shard.Wanted.Equal(shard.Target) {
 			fmt.Fprintf(&b, ", wanted %s", showScope(shard.Wanted))
 		}
+		if !s.Evidence.Verified[name] {
+			b.WriteString(", unverified")
+		}
 		sep := ";"
 		for _, m := range slices.SortedFunc(maps.Values(s.Members), byName) {
 			if m.Shard == name {
@@ -145,6 +175,9 @@ func show(s State) string {
 				fmt.Fprintf(&b, " %s@%d", m.Name, m.Serial)
 				if m.Stale {
 					b.WriteString("(stale)")
+				}
+				if !s.Evidence.Confirmed[m.UID] {
+					b.WriteString("(unconfirmed)")
 				}
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
 // observation is what one agent said of a pod.
@@ -40,6 +41,8 @@ type Observation struct {
 	Message string
 	// Version of the policy in force.
 	Version string
+	// Serial is the highest serial of a policy that the agents said the pod has had.
+	Serial int64
 	// Nacked is the version that the agent could not apply, and Nack why.
 	Nacked, Nack string
 	// LockHolder: the pod holds its shard's lock.
@@ -122,6 +125,9 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	wanted := n.policies[uid].GetVersion()
 	for _, st := range slices.Concat(streams, n.lost) {
 		o, said := st.seen[uid]
+		if serial, ok := compile.Serial(o.version); ok {
+			out.Serial = max(out.Serial, serial)
+		}
 		if !said || o.capture == "" && o.reported {
 			continue
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 const (
@@ -123,6 +124,14 @@ func (rt *root) sightings(v view) (out []locks.Sighting) {
 // held reports whether the mesh holds all locks.
 func (rt *root) held() bool {
 	return !slices.ContainsFunc(rt.locks, func(l v1alpha1.LockStatus) bool { return !l.HeldByMesh })
+}
+
+// locksHeld reports whether no pod outside the mesh can act, as far as is known.
+func (rt *root) locksHeld(v view) bool {
+	if len(rt.locks) > 0 {
+		return rt.held()
+	}
+	return len(compile.NamedLocks(v.config)) == 0 && !rt.listed.IsZero() && rt.outsideActs("") == nil
 }
 
 // mayGrant reports whether the first keys may be given: no pod outside the mesh can act
@@ -291,16 +300,38 @@ func (rt *root) unreleased(v view) bool {
 func standsBy(p *meshv1.PodPolicy) bool { return p.GetRefuse() != "" || p.GetSharding().GetStandby() }
 
 // obstacle is what keeps shards that act from acting as a whole; nil if nothing does.
-func (rt *root) obstacle(v view, state handover.State) *locks.Obstacle {
+func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obstacle {
 	switch {
+	case state.RolledBack:
+		return &locks.Obstacle{Reason: v1alpha1.ReasonRolledBack,
+			Message: "agents have had later policies than status.root accounts for, as after a restore of etcd; all members are in standby until each of them has confirmed that, then the root starts anew"}
 	case compile.Withdrawn(v.config) || v.config.Spec.DryRun:
 		return nil
 	case !state.Holds():
 		return rt.closed
+	case !state.Verified() && now.Sub(rt.readAt) >= status.Grace:
+		return rt.unverified(state)
 	case rt.undiscovered != nil:
 		return rt.undiscovered
 	case len(rt.locks) == 0:
 		return rt.outsideActs("")
 	}
 	return locks.Unheld(rt.locks, rt.Locks, rt.holder(v))
+}
+
+// unverified is the obstacle that members are which have not confirmed their policy since
+// the state was read.
+func (rt *root) unverified(state handover.State) *locks.Obstacle {
+	var names []string
+	for _, m := range state.Unconfirmed() {
+		names = append(names, fmt.Sprintf("pod %s on node %s", m.Name, m.Node))
+	}
+	if len(names) > maxOutside {
+		names = append(names[:maxOutside], "and more")
+	}
+	message := "no keys move until the agents have confirmed what status.root says, because it may have been restored from a backup"
+	if len(names) > 0 {
+		message += "; waiting for " + strings.Join(names, ", ")
+	}
+	return &locks.Obstacle{Reason: locks.ReasonWaiting, Message: message}
 }

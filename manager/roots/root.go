@@ -29,13 +29,16 @@ type root struct {
 	// object is as it was last read or written here; nil while it must be read.
 	object *v1alpha1.ShardingConfig
 	state  handover.State
-	broken error // why the state cannot be read
+	readAt time.Time // when state was read
+	broken error     // why the state cannot be read
 
 	plan
 	gate
 	restarting
 	unsure  []string // whom the first keys wait for, for people
 	blocked bool     // people were told
+	// rolledBack: an Event says that the state was.
+	rolledBack bool
 	leading
 	counted []string // shards with metrics
 	// published are the locks that the rest of the manager knows of.
@@ -70,6 +73,7 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 	}
 	rt.ask(v, state)
 	rt.tell(config, effects, now)
+	rt.warnRolledBack(config)
 	rt.warn(config, now)
 	rt.warnLeaderless(config)
 	rt.count(config)
@@ -99,6 +103,7 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.plan, rt.gate = object, plan{}, gate{demand: rt.demand}
 	rt.state, rt.broken = Load(object.Status.Root)
+	rt.readAt = rt.now()
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
 	}
@@ -138,7 +143,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 		Restarting: rt.why,
 		Unsure:     rt.unsure,
 		Locks:      rt.locks,
-		Obstacle:   rt.obstacle(v, state),
+		Obstacle:   rt.obstacle(v, state, now),
 		Leaders:    rt.leaders,
 		Stamping:   stamping,
 		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
@@ -178,12 +183,17 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		}
 		rt.object = fresh
 	}
-	changed := !reflect.DeepEqual(state, rt.state) || !equality.Semantic.DeepEqual(rt.published, next.Locks)
+	changed := !reflect.DeepEqual(withoutEvidence(state), withoutEvidence(rt.state)) || !equality.Semantic.DeepEqual(rt.published, next.Locks)
 	rt.state, rt.published = state, next.Locks
 	if changed {
 		rt.publish(rt.uid, known{Root: compile.Root{State: state, Locks: next.Locks}})
 	}
 	return nil
+}
+
+func withoutEvidence(s handover.State) handover.State {
+	s.Evidence = handover.Evidence{}
+	return s
 }
 
 // view is a root's part of the world.

@@ -50,6 +50,8 @@ type mesh struct {
 	left     map[string]time.Time           // when the leader heard of a node last
 	nodes    map[string]bool                // that are gone
 	deaf     map[string]bool                // pods of which agents do not answer
+	floors   map[string]int64               // the least serials that agents accept, by pod uid
+	inForce  map[string]compile.Policy      // by pod uid
 	funcs    interceptor.Funcs
 	pods     int // made
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
@@ -66,7 +68,7 @@ func newMesh(t *testing.T) *mesh {
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	m := &mesh{
 		T: t, recorder: events.NewFakeRecorder(1000), now: time.Unix(1e9, 0),
-		seen: map[string]push.Observation{}, observed: map[string][]push.ObservedLock{}, idle: map[string]bool{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{},
+		seen: map[string]push.Observation{}, observed: map[string][]push.ObservedLock{}, idle: map[string]bool{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{}, floors: map[string]int64{}, inForce: map[string]compile.Policy{},
 	}
 	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.ShardingConfig{}).WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
@@ -191,11 +193,26 @@ func (m *mesh) push() {
 	m.policies = m.compiled.Policies
 	for uid, p := range m.policies {
 		if !m.away[p.Node] && !m.deaf[string(uid)] {
-			m.seen[string(uid)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version}
+			m.apply(string(uid), p)
 		}
 	}
 	m.elect()
 	m.disjoint()
+}
+
+// apply is what an agent does with a policy: one with a lesser serial than the pod has had
+// is rejected.
+func (m *mesh) apply(uid string, p compile.Policy) {
+	serial := int64(p.Serial)
+	if p.Refuse == "" && serial < m.floors[uid] {
+		return
+	}
+	m.inForce[uid] = p
+	o := push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: max(serial, m.seen[uid].Serial)}
+	if m.seen[uid] = o; p.Refuse != "" && serial > 0 {
+		serial++
+	}
+	m.floors[uid] = max(m.floors[uid], serial)
 }
 
 // elect lets members lead under the locks of their policies.
@@ -213,11 +230,39 @@ func (m *mesh) elect() {
 	}
 }
 
-// disjoint asserts that nobody is told of what another may still act on.
+// disjoint asserts that no two shards are written to own a key, and that no pods of
+// different shards act on one.
 func (m *mesh) disjoint() {
-	for _, c := range m.world().Configs {
+	m.Helper()
+	w := m.world()
+	for _, c := range w.Configs {
 		_, err := Load(c.Status.Root) // says so
 		require.NoError(m, err)
+	}
+	ended := map[types.UID]bool{}
+	for _, p := range w.Pods {
+		ended[p.UID] = compile.Ended(p)
+	}
+	acting := map[string]scope.Scope{}
+	for uid, p := range m.inForce {
+		_, known := m.policies[types.UID(uid)]
+		if m.nodes[p.Node] || ended[types.UID(uid)] || !known && !m.away[p.Node] {
+			delete(m.inForce, uid)
+			continue
+		}
+		if p.Refuse != "" || p.GetSharding().GetStandby() || p.GetSharding().GetDryRun() {
+			continue
+		}
+		for _, l := range p.GetSharding().GetLimits() {
+			s, err := scope.FromProto(l.GetScope())
+			require.NoError(m, err)
+			acting[p.Sharding.Shard] = scope.Union(acting[p.Sharding.Shard], s)
+		}
+	}
+	var all scope.Scope
+	for shard, s := range acting {
+		require.False(m, all.Overlaps(s), "%s acts on what another shard does: %s", shard, all.Intersect(s))
+		all = scope.Union(all, s)
 	}
 }
 
@@ -435,7 +480,22 @@ func TestAgentsThatAreAwayTakeNothingBack(t *testing.T) {
 	m.away[b.Spec.NodeName] = true
 	goesOn()
 
-	// For good, it is.
+	// A leader that has not heard what a acts on does not know whether it owns that still.
+	m.now = m.now.Add(status.Grace)
+	goesOn()
+}
+
+func TestKeysAreTakenBackFromAShardWithoutAgent(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	a := m.pod(0)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	b := m.pod(1)
+	m.deaf[string(a.UID)] = true
+	m.settle()
+	require.Len(t, m.get().Status.Root.Handovers, 1)
+	m.away[b.Spec.NodeName] = true
 	m.now = m.now.Add(status.Grace)
 	m.settle()
 	require.Empty(t, m.get().Status.Root.Handovers)

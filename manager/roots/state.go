@@ -16,7 +16,7 @@ import (
 
 // Save is a state as it is written. Times lose what is less than a second.
 func Save(s handover.State) v1alpha1.RootStatus {
-	var out v1alpha1.RootStatus
+	out := v1alpha1.RootStatus{MinSerial: s.MinSerial, RolledBack: s.RolledBack}
 	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
 		shard := s.Shards[name]
 		out.Shards = append(out.Shards, v1alpha1.ShardStatus{
@@ -47,6 +47,7 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 	if r == nil {
 		return s, nil
 	}
+	s.MinSerial, s.RolledBack = r.MinSerial, r.RolledBack
 	held := scope.Scope{}
 	for _, shard := range r.Shards {
 		has, err := scope.Parse(shard.Held)
@@ -92,7 +93,7 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	for _, s := range r.Shards {
 		out.Shards = append(out.Shards, v1alpha1.ShardStatus{Name: s.Name, Serial: s.Serial, Held: s.Held, Target: s.Target, Wanted: s.Wanted})
 	}
-	out.Assignments = r.Assignments
+	out.Assignments, out.MinSerial, out.RolledBack = r.Assignments, r.MinSerial, r.RolledBack
 	for _, h := range r.Handovers {
 		h.WaitsFor = nil
 		out.Handovers = append(out.Handovers, h)

@@ -64,8 +64,12 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 		effects = append(effects, more...)
 	}
 
+	state.Evidence.LocksHeld = rt.locksHeld(v)
+	for _, e := range rt.ahead(v, now) {
+		do(e)
+	}
 	for _, uid := range slices.Sorted(maps.Keys(state.Members)) {
-		if e := rt.heard(state.Members[uid], v, now); e != nil {
+		if e := rt.heard(state, state.Members[uid], v, now); e != nil {
 			do(e)
 		}
 	}
@@ -110,8 +114,26 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 	return state, effects
 }
 
+// ahead is what agents said of serials, of members and of pods that wait: the core knows
+// which of them the state does not account for.
+func (rt *root) ahead(v view, now time.Time) (out []handover.Event) {
+	nodes := map[string]string{} // by pod uid
+	for _, p := range v.pods {
+		nodes[string(p.UID)] = p.Spec.NodeName
+	}
+	for uid, m := range rt.state.Members {
+		nodes[uid] = m.Node
+	}
+	for _, uid := range slices.Sorted(maps.Keys(nodes)) {
+		if serial := rt.Observe(nodes[uid], uid).Serial; serial > 0 {
+			out = append(out, handover.Ahead{UID: uid, Serial: serial, Now: now})
+		}
+	}
+	return out
+}
+
 // heard is what there is to say of a member; nil if nothing is new.
-func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
+func (rt *root) heard(state handover.State, m handover.Member, v view, now time.Time) handover.Event {
 	pod := v.all[m.UID]
 	o := rt.Observe(m.Node, m.UID)
 	policy := v.world.Compiled.Policies[types.UID(m.UID)]
@@ -124,7 +146,11 @@ func (rt *root) heard(m handover.Member, v view, now time.Time) handover.Event {
 	case (ended || pod == nil) && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
 		return handover.Refused{UID: m.UID, Serial: int64(policy.Serial), Now: now}
 	}
-	if serial, ok := compile.Serial(o.Version); ok && serial > m.Serial {
+	// An acknowledgement of the same serial with another hash may be of a policy that
+	// another history of the state led to.
+	serial := int64(policy.GetSerial())
+	if policy.PodPolicy != nil && policy.Refuse == "" && serial > 0 && o.Version == policy.Version &&
+		(serial > m.Serial || !state.Evidence.Confirmed[m.UID]) {
 		return handover.Applied{UID: m.UID, Serial: serial, Now: now}
 	}
 	return nil

@@ -479,6 +479,9 @@ const (
 	ReasonHeldOutside = "HeldOutside"
 	// ReasonUnknownLock: members contend for a lock that the mesh does not manage.
 	ReasonUnknownLock = "UnknownLock"
+	// ReasonRolledBack: the status is older than what agents were sent, as after a restore
+	// of etcd, and the root starts anew.
+	ReasonRolledBack = "RolledBack"
 	// ReasonOutsidePods: the operator has no lock, and pods of its workload outside
 	// the mesh may act.
 	ReasonOutsidePods = "OutsidePods"
@@ -616,6 +619,15 @@ type RootStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Shards []ShardStatus `json:"shards,omitempty"`
+	// MinSerial is the least serial of any policy of the root: agents were seen that
+	// have had higher ones than the status accounted for.
+	// +optional
+	MinSerial int64 `json:"minSerial,omitempty"`
+	// RolledBack: an agent has had a later serial than this status accounts for, as after
+	// etcd was restored from a backup, so pods may own other keys than it says. All
+	// members are in standby. The root starts anew once all of them have confirmed that.
+	// +optional
+	RolledBack bool `json:"rolledBack,omitempty"`
 	// Assignments are the pods that were assigned to shards and may still run.
 	// +optional
 	// +listType=map

@@ -530,7 +530,8 @@ type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Pod uid; empty for Cluster.
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	// Version that was received.
+	// Version that was received: its serial, if it has one, and the hash of its content. The
+	// manager counts an acknowledgement only if it sent exactly that version.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// Empty: applied. Else why it was not; the last good policy stays in force.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`

@@ -49,7 +49,9 @@ func (c *core) get(id int32) *info { return &c.infos[id] }
 // now does not pass: nothing is decided by it.
 var now = time.UnixMilli(1)
 
-func (c *core) first() int32 { return c.number(handover.State{}) }
+func (c *core) first() int32 {
+	return c.number(handover.State{Evidence: handover.Evidence{LocksHeld: true}})
+}
 
 func (c *core) want(id int32, k int) int32 { return c.wants(id, k, 1<<shards-1) }
 
@@ -103,7 +105,8 @@ func (c *core) gone(id int32, pod int) int32 {
 
 // reset is the flaw SerialReset.
 func (c *core) reset(id int32) int32 {
-	s := handover.State{Shards: maps.Clone(c.states[id].Shards), Members: maps.Clone(c.states[id].Members), Moves: c.states[id].Moves}
+	s := c.states[id]
+	s.Shards, s.Members = maps.Clone(s.Shards), maps.Clone(s.Members)
 	for name, m := range s.Members {
 		m.Serial -= s.Shards[m.Shard].Serial - 1 // as far behind as it was
 		m.Serial = max(m.Serial, 0)

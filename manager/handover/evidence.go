@@ -1,0 +1,118 @@
+package handover
+
+import (
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+)
+
+// accepts reports whether a Want may change serials. A history that was lost may have
+// used the next serial of a shard that is not verified, so an agent that is ahead could
+// not be told from one that is not. A withdrawal gives nothing to anybody.
+func (n *next) accepts(w Want) bool {
+	return !n.RolledBack && (len(w.Scopes) == 0 || n.Verified())
+}
+
+// Verified reports whether all shards own what the State says.
+func (s State) Verified() bool {
+	for name, shard := range s.Shards {
+		if !shard.Held.Empty() && !s.Evidence.Verified[name] {
+			return false
+		}
+	}
+	return true
+}
+
+// verify notes the shards that are verified by what all members together confirmed.
+func (n *next) verify() {
+	if !n.conclusive() {
+		return
+	}
+	for name := range n.Shards {
+		n.Evidence.Verified[name] = true
+	}
+}
+
+// conclusive reports whether keys that the State gives to no shard are free in fact: all
+// members act by this State, and no pod outside the mesh acts.
+func (s State) conclusive() bool {
+	return s.Evidence.LocksHeld && len(s.Unconfirmed()) == 0
+}
+
+// Unconfirmed are the members that have not acknowledged a policy of this State since it
+// was read, sorted by name.
+func (s State) Unconfirmed() []Member { return s.unconfirmedBeside("") }
+
+func (s State) unconfirmedBeside(shard string) []Member {
+	var out []Member
+	for uid, m := range s.Members {
+		if m.Shard != shard && !s.Evidence.Confirmed[uid] {
+			out = append(out, m)
+		}
+	}
+	slices.SortFunc(out, byName)
+	return out
+}
+
+// mayJoin reports whether a new member may act on what members of a shard act on.
+func (n *next) mayJoin(shard string) bool {
+	switch {
+	case n.RolledBack:
+		return false
+	case n.Evidence.Verified[shard] || n.Shards[shard].Told().Empty():
+		return true
+	}
+	return n.Evidence.LocksHeld && len(n.unconfirmedBeside(shard)) == 0
+}
+
+// releasedByVerified are the keys that verified shards give up in this Step.
+func (n *next) releasedByVerified() scope.Scope {
+	var out []scope.Scope
+	for name, shard := range n.before.Shards {
+		if n.Evidence.Verified[name] {
+			out = append(out, shard.Held)
+		}
+	}
+	return scope.Union(out...)
+}
+
+// ahead starts to take everything from everybody if a serial is beyond what the State
+// accounts for.
+func (n *next) ahead(uid string, serial int64) {
+	known := n.MinSerial
+	if m, ok := n.Members[uid]; ok {
+		known = n.Shards[m.Shard].Serial
+	}
+	if serial <= known {
+		return
+	}
+	n.MinSerial = max(n.MinSerial, serial)
+	for _, shard := range n.Shards {
+		n.MinSerial = max(n.MinSerial, shard.Serial)
+	}
+	n.MinSerial++
+	n.RolledBack = len(n.Shards) > 0
+	for name := range n.Shards {
+		n.Shards[name] = Shard{Serial: n.MinSerial, Held: n.Shards[name].Held}
+		n.tell[name] = true
+	}
+	n.Evidence.Confirmed, n.Evidence.Verified = map[string]bool{}, map[string]bool{}
+}
+
+// restart makes a State that was rolled back an empty one, once no member may act.
+func (n *next) restart() {
+	if !n.RolledBack {
+		return
+	}
+	for name := range n.Shards {
+		if len(n.lagging(name)) > 0 {
+			return
+		}
+	}
+	clear(n.Shards)
+	clear(n.Members)
+	clear(n.Evidence.Confirmed)
+	clear(n.Evidence.Verified)
+	clear(n.tell)
+	n.Moves, n.RolledBack = nil, false
+}

@@ -1,0 +1,115 @@
+package roots
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// restore makes the status of the root that of a backup, and another manager the leader.
+func (m *mesh) restore(backup v1alpha1.ShardingConfigStatus) {
+	c := m.get()
+	c.Status = backup
+	require.NoError(m, m.Status().Update(m.Context(), c))
+	m.lead()
+}
+
+// moved is a root of three shards, a backup of it, and what happened since: the third shard
+// was withdrawn, so the others own its keys.
+func moved(t *testing.T) (m *mesh, pods []*corev1.Pod, backup v1alpha1.ShardingConfigStatus) {
+	m = newMesh(t)
+	m.root(3, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
+	for n := range 3 {
+		pods = append(pods, m.pod(n))
+	}
+	m.settle()
+	backup = m.get().Status
+	m.size(2)
+	m.settle()
+	require.True(t, m.held()["op-3-normal"].Empty())
+	return m, pods, backup
+}
+
+func (m *mesh) size(shards int32) {
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = shards })
+}
+
+// Keys moved after a backup of etcd was made. By the restored status their former shard
+// owns them, so its pods act on them again, or hand them over to another.
+func TestRestoredBackupGivesNoKeyASecondOwner(t *testing.T) {
+	for name, silent := range map[string]int{"no agent is silent": 3, "a present owner is silent": 0, "the former owner is silent": 2} {
+		t.Run(name, func(t *testing.T) {
+			m, pods, backup := moved(t)
+			if silent < len(pods) {
+				m.away[pods[silent].Spec.NodeName] = true
+			}
+			m.restore(backup)
+			m.size(4)
+			m.pod(3)
+			m.settle()
+			clear(m.away)
+			m.settle()
+			m.settle()
+			require.Len(t, m.held(), 4)
+			require.False(t, m.get().Status.Root.RolledBack)
+			for _, p := range pods {
+				require.NotEmpty(t, m.shardOf(p))
+			}
+			warned := 0
+			for len(m.recorder.Events) > 0 {
+				if e := <-m.recorder.Events; strings.HasPrefix(e, "Warning RolledBack") {
+					warned++
+				}
+			}
+			require.Equal(t, 1, warned)
+		})
+	}
+}
+
+// Members are in standby until all have confirmed that they act on nothing.
+func TestRestoredRootWaitsForAllMembers(t *testing.T) {
+	m, pods, backup := moved(t)
+	a, b := pods[0], pods[1]
+	m.restore(backup)
+	m.deaf[string(a.UID)] = true
+	m.settle()
+	root := m.get().Status.Root
+	require.True(t, root.RolledBack)
+	require.Equal(t, v1alpha1.ReasonRolledBack, m.ready().Reason, m.ready().Message)
+	require.True(t, m.inForce[string(b.UID)].GetSharding().GetStandby())
+	require.Greater(t, m.inForce[string(b.UID)].Serial, uint64(0))
+	delete(m.deaf, string(a.UID))
+	m.settle()
+	require.Len(t, m.held(), 2)
+	require.Greater(t, m.get().Status.Root.Shards[0].Serial, root.MinSerial)
+}
+
+// An acknowledgement counts for the policy that was sent alone, not for another of the same
+// serial.
+func TestAcknowledgementOfAnotherPolicyDoesNotCount(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	a := m.pod(0)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
+	m.pod(1)
+	m.deaf[string(a.UID)] = true
+	m.settle()
+	require.Equal(t, "Releasing", m.get().Status.Root.Handovers[0].Phase)
+	o := m.seen[string(a.UID)]
+	sent := m.policies[a.UID]
+	o.Serial, o.Version = int64(sent.Serial), sent.Version[:strings.Index(sent.Version, "-")]+"-0123456789abcdef"
+	m.seen[string(a.UID)] = o
+	m.settle()
+	require.Len(t, m.get().Status.Root.Handovers, 1, "it acknowledged what it was sent before a restore")
+	o.Version = sent.Version
+	m.seen[string(a.UID)] = o
+	m.inForce[string(a.UID)] = sent
+	m.settle()
+	require.Empty(t, m.get().Status.Root.Handovers)
+}
