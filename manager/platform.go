@@ -59,8 +59,11 @@ func (w *world) adoptPlatform(data map[string]string) {
 		return
 	}
 	metrics.PlatformInvalid.Set(0)
-	w.settings.Store(settings)
+	before := w.settings.Swap(settings)
 	if w.stampLoop != nil {
 		w.stampLoop.poke()
+	}
+	if w.policiesLoop != nil && before != nil && *before.APIServer.RequestTimeout != *settings.APIServer.RequestTimeout {
+		w.policiesLoop.poke() // which pokes that of roots
 	}
 }

@@ -50,7 +50,7 @@ func (w *world) keepRoots(ctx context.Context) error {
 	}
 	// Read after what was listed, so that it is no older. Before the first pods have
 	// no policies, so that nothing follows from what agents say of them.
-	world := roots.World{Configs: l.configs, Pods: l.pods, Namespaces: l.namespaces, Node: func(name string) bool {
+	world := roots.World{Configs: l.configs, Pods: l.pods, Namespaces: l.namespaces, RequestTimeout: w.requestTimeout(), Node: func(name string) bool {
 		return !apierrors.IsNotFound(w.cache.Get(ctx, types.NamespacedName{Name: name}, metadataOf(nodeKind)))
 	}}
 	if c := w.compiled.Load(); c != nil {

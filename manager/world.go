@@ -321,7 +321,7 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	); err != nil {
 		return nil, err
 	}
-	out := &listed{rules: compile.Rules{Cache: &w.rendered, Now: time.Now(), Share: w.book.Share}}
+	out := &listed{rules: compile.Rules{Cache: &w.rendered, Now: time.Now(), Share: w.book.Share, RequestTimeout: w.requestTimeout()}}
 	for i := range breakers.Items {
 		out.rules.Breakers = append(out.rules.Breakers, &breakers.Items[i])
 	}
@@ -344,6 +344,11 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	}
 	slices.Sort(out.namespaces)
 	return out, nil
+}
+
+// requestTimeout is the apiserver's --request-timeout.
+func (w *world) requestTimeout() time.Duration {
+	return w.settings.Load().APIServer.RequestTimeout.Duration
 }
 
 // serveAgents serves the agents' streams.

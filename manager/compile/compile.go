@@ -123,10 +123,11 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 		}
 		s := source{Shard: &Shard{NamespacedName: nameOf(c), Config: c}}
 		if c.Spec.Root == nil {
-			s.written(roots[s.NamespacedName])
+			s.written(roots[s.NamespacedName], rules.RequestTimeout)
 		} else {
 			known, ok := roots[s.NamespacedName]
 			r := newRoot(s.Shard, known, ok, objects)
+			r.requestTimeout = rules.RequestTimeout
 			if c.Spec.DryRun && s.Problem == nil && !Withdrawn(c) {
 				r.dryRun = planDryRun(r, pods)
 			}
@@ -224,13 +225,16 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 }
 
 // written makes a source of a configuration that names its shard's pods itself.
-func (s *source) written(known Root) {
+func (s *source) written(known Root, requestTimeout time.Duration) {
 	c := s.Config
 	if s.selects, s.Problem = Selects(c); s.Problem != nil {
 		return
 	}
 	sharding, problem := render(c, known)
 	s.Problem = problem
+	if sharding != nil {
+		sharding.RequestTimeoutSeconds = seconds(requestTimeout)
+	}
 	if !sharding.GetStandby() {
 		s.Lock, s.Locks = firstLock(sharding.GetLocks()), sharding.GetLocks()
 	}
@@ -239,6 +243,8 @@ func (s *source) written(known Root) {
 		p.Passthrough = CanPassThrough(pod) && PassesThrough(c)
 	}
 }
+
+func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
 func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}

@@ -80,6 +80,16 @@ func TestVersionFollowsContent(t *testing.T) {
 
 // A pod that trusts the mesh alone was admitted as a member: whatever became of
 // its configuration, it must not be let through as if there had been none.
+func TestRequestTimeoutIsSentToHandWrittenShards(t *testing.T) {
+	config := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c"}}
+	config.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+	config.Spec.Limits = []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p",
+		Labels: map[string]string{"a": "b", v1alpha1.EnableProxyLabel: "true"}, Annotations: map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh}}}
+	policy := Compile([]*v1alpha1.ShardingConfig{config}, []*corev1.Pod{pod}, nil, Rules{RequestTimeout: 2 * time.Minute}).Policies["p"]
+	require.EqualValues(t, 120, policy.GetSharding().GetRequestTimeoutSeconds(), policy.GetRefuse())
+}
+
 func TestAMemberWithoutAConfigurationIsRefused(t *testing.T) {
 	member := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "member", UID: "1",

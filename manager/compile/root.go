@@ -3,6 +3,7 @@ package compile
 import (
 	"fmt"
 	"maps"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,8 @@ type root struct {
 	// waiting are the policies of pods in standby, by the reason.
 	waiting map[string]*meshv1.Sharding
 	dryRun  *dryRun // nil: none
+	// requestTimeout is the apiserver's.
+	requestTimeout time.Duration
 }
 
 // tellable is what members are told alike by.
@@ -148,6 +151,8 @@ func (r *root) sharding(shard string) *meshv1.Sharding {
 		Shard:  shard,
 		Key:    keys[spec.Root.Key],
 		Method: methods[spec.Root.Method],
+
+		RequestTimeoutSeconds: seconds(r.requestTimeout),
 	}
 }
 

@@ -29,6 +29,8 @@ type Rules struct {
 	Share func(breaker types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share
 	// Cache is nil where nothing is kept.
 	Cache *Cache
+	// RequestTimeout is the apiserver's --request-timeout, which all shards are sent.
+	RequestTimeout time.Duration
 	// Now is when FaultInjections that expire before have none of their effect.
 	Now time.Time
 }

@@ -1,5 +1,6 @@
 // Package platform has the administrator's settings: what ShardingConfigs, which the
-// users of a namespace write, may divide and have stamped.
+// users of a namespace write, may divide and have stamped, and how the apiserver was
+// started.
 package platform
 
 import (
@@ -8,12 +9,15 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 const (
@@ -29,6 +33,13 @@ const (
 	StampingExcludedNamespaces = "stamping.excludedNamespaces"
 	ShardingExcludedResources  = "sharding.excludedResources"
 	ShardingNamespaces         = "sharding.namespaces"
+	APIServerRequestTimeout    = "apiserver.requestTimeout"
+)
+
+// Bounds of the apiserver's request timeout.
+const (
+	minRequestTimeout = time.Second
+	maxRequestTimeout = time.Hour
 )
 
 // Settings of the administrator. A list that is absent has its default; one that is
@@ -36,6 +47,16 @@ const (
 type Settings struct {
 	Stamping Stamping `json:"stamping"`
 	Sharding Sharding `json:"sharding"`
+	// APIServer is what the mesh must know of the apiserver's flags.
+	APIServer APIServer `json:"apiserver"`
+}
+
+// APIServer is how the apiserver was started.
+type APIServer struct {
+	// RequestTimeout is its --request-timeout: how long a request may go on taking effect
+	// after its connection was lost. A handover waits that long for requests whose end was
+	// not seen. A whole number of seconds.
+	RequestTimeout *metav1.Duration `json:"requestTimeout"`
 }
 
 // Stamping limits which objects get the mesh's labels.
@@ -63,7 +84,8 @@ func Default() *Settings {
 			ExcludedResources:  []string{"secrets", "leases.coordination.k8s.io"},
 			ExcludedNamespaces: []string{"kube-system", "kube-node-lease"},
 		},
-		Sharding: Sharding{ExcludedResources: []string{}, Namespaces: []string{"*"}},
+		Sharding:  Sharding{ExcludedResources: []string{}, Namespaces: []string{"*"}},
+		APIServer: APIServer{RequestTimeout: &metav1.Duration{Duration: meshv1.DefaultRequestTimeout}},
 	}
 }
 
@@ -87,6 +109,9 @@ func Parse(data map[string]string) (*Settings, error) {
 	orDefault(&s.Stamping.ExcludedNamespaces, defaults.Stamping.ExcludedNamespaces)
 	orDefault(&s.Sharding.ExcludedResources, defaults.Sharding.ExcludedResources)
 	orDefault(&s.Sharding.Namespaces, defaults.Sharding.Namespaces)
+	if s.APIServer.RequestTimeout == nil {
+		s.APIServer.RequestTimeout = defaults.APIServer.RequestTimeout
+	}
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
@@ -117,6 +142,9 @@ func (s *Settings) validate() error {
 		if strings.ReplaceAll(n, "*", "x") == "" || len(validation.IsDNS1123Label(strings.ReplaceAll(n, "*", "x"))) > 0 {
 			errs = append(errs, fmt.Errorf("%s: invalid pattern %q: write a namespace, with * for any characters", ShardingNamespaces, n))
 		}
+	}
+	if d := s.APIServer.RequestTimeout.Duration; d < minRequestTimeout || d > maxRequestTimeout || d%time.Second != 0 {
+		errs = append(errs, fmt.Errorf("%s: invalid duration %s: write whole seconds, from %s to %s", APIServerRequestTimeout, d, minRequestTimeout, maxRequestTimeout))
 	}
 	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package platform
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,6 +23,15 @@ func TestAbsentFieldsHaveDefaults(t *testing.T) {
 	s := parse(t, "stamping: {excludedResources: []}")
 	require.Empty(t, s.Stamping.ExcludedResources)
 	require.Equal(t, Default().Stamping.ExcludedNamespaces, s.Stamping.ExcludedNamespaces)
+}
+
+func TestRequestTimeout(t *testing.T) {
+	require.Equal(t, time.Minute, Default().APIServer.RequestTimeout.Duration)
+	require.Equal(t, 5*time.Minute, parse(t, "apiserver: {requestTimeout: 5m}").APIServer.RequestTimeout.Duration)
+	for _, text := range []string{"0s", "-1s", "1500ms", "2h", "60"} {
+		_, err := Parse(map[string]string{Key: "apiserver: {requestTimeout: " + text + "}"})
+		require.Error(t, err, text)
+	}
 }
 
 func TestParseIsStrict(t *testing.T) {

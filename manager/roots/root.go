@@ -35,6 +35,7 @@ type root struct {
 	plan
 	gate
 	restarting
+	ended   ended
 	unsure  []string // whom the first keys wait for, for people
 	blocked bool     // people were told
 	// rolledBack: an Event says that the state was.

@@ -35,6 +35,8 @@ type World struct {
 	Namespaces []string
 	// Node tells whether a Node object exists.
 	Node func(name string) bool
+	// RequestTimeout is the apiserver's --request-timeout.
+	RequestTimeout time.Duration
 }
 
 // Roots are all configurations with spec.root.

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -59,6 +60,8 @@ type mesh struct {
 	// idle pods contend for no lock.
 	idle map[string]bool
 }
+
+const requestTimeout = 90 * time.Second
 
 var namespaces = []string{"blue", "green", "red", "white"}
 
@@ -166,7 +169,7 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, Namespaces: namespaces, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))
@@ -189,7 +192,7 @@ func (m *mesh) push() {
 	if !ok {
 		return
 	}
-	m.compiled = compile.Compile(w.Configs, w.Pods, known, compile.Rules{})
+	m.compiled = compile.Compile(w.Configs, w.Pods, known, compile.Rules{RequestTimeout: requestTimeout})
 	m.policies = m.compiled.Policies
 	for uid, p := range m.policies {
 		if !m.away[p.Node] && !m.deaf[string(uid)] {
@@ -343,6 +346,7 @@ func TestShardsOutOfARoot(t *testing.T) {
 	require.Equal(t, "op-1-normal", m.shardOf(a))
 	require.Equal(t, "op-2-normal", m.shardOf(b))
 	require.Equal(t, "op-2-normal", m.policies[b.UID].Sharding.Shard)
+	require.EqualValues(t, requestTimeout.Seconds(), m.policies[b.UID].Sharding.RequestTimeoutSeconds)
 	require.Contains(t, m.get().Finalizers, v1alpha1.HandoverFinalizer)
 
 	children := m.children()
@@ -733,7 +737,8 @@ func TestVanishedMembers(t *testing.T) {
 		{"its agent refuses it", func(m *mesh, p *corev1.Pod) { delete(m.away, p.Spec.NodeName) }},
 		{"its node is gone", func(m *mesh, p *corev1.Pod) {
 			m.nodes[p.Spec.NodeName] = true
-			m.now = m.now.Add(awayFor)
+			m.settle()
+			m.now = m.now.Add(requestTimeout + meshv1.RequestGrace)
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -779,7 +784,8 @@ func TestMembersThatEnded(t *testing.T) {
 		{"its agent refuses it", func(m *mesh, p *corev1.Pod) { delete(m.deaf, string(p.UID)) }},
 		{"its agent has been away for long", func(m *mesh, p *corev1.Pod) {
 			m.away[p.Spec.NodeName] = true
-			m.now = m.now.Add(awayFor)
+			m.settle()
+			m.now = m.now.Add(requestTimeout + meshv1.RequestGrace)
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -792,7 +798,7 @@ func TestMembersThatEnded(t *testing.T) {
 			p.Status.Phase = corev1.PodFailed
 			require.NoError(t, m.Status().Update(t.Context(), p))
 			m.settle()
-			m.now = m.now.Add(awayFor)
+			m.now = m.now.Add(requestTimeout + meshv1.RequestGrace)
 			m.settle()
 			require.NotEmpty(t, m.shardOf(p), "its agent is connected, and has not confirmed")
 			c.do(m, p)
@@ -800,6 +806,51 @@ func TestMembersThatEnded(t *testing.T) {
 			require.Empty(t, m.shardOf(p))
 		})
 	}
+}
+
+// The end of a pod is proven a request timeout after both its agent fell silent and its
+// end was seen: the agent may be alive, and have let a request through until then.
+func TestMemberOfASilentAgentEndsARequestTimeoutLater(t *testing.T) {
+	end := map[string]func(m *mesh, p *corev1.Pod){
+		"failed": func(m *mesh, p *corev1.Pod) {
+			p = get(m, p)
+			p.Status.Phase = corev1.PodFailed
+			require.NoError(m, m.Status().Update(m.Context(), p))
+		},
+		"its Node is deleted": func(m *mesh, p *corev1.Pod) {
+			m.nodes[p.Spec.NodeName] = true
+			require.NoError(m, m.Delete(m.Context(), p))
+		},
+	}
+	for name, end := range end {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t)
+			m.root(1, 1)
+			p := m.pod(0)
+			m.settle()
+			m.away[p.Spec.NodeName] = true
+			m.goOn(10*time.Minute, nil)
+			end(m, p)
+			m.goOn(requestTimeout, nil)
+			require.NotEmpty(t, m.shardOf(p))
+			m.lead() // which has not seen the end before
+			m.goOn(requestTimeout, nil)
+			require.NotEmpty(t, m.shardOf(p))
+			m.goOn(meshv1.RequestGrace+2*time.Second, nil)
+			require.Empty(t, m.shardOf(p))
+		})
+	}
+
+	t.Run("deleted by force", func(t *testing.T) {
+		m := newMesh(t)
+		m.root(1, 1)
+		p := m.pod(0)
+		m.settle()
+		m.away[p.Spec.NodeName] = true
+		require.NoError(t, m.Delete(t.Context(), p))
+		m.goOn(time.Hour, nil)
+		require.NotEmpty(t, m.shardOf(p), "it runs on, on a node that exists")
+	})
 }
 
 func get(m *mesh, p *corev1.Pod) *corev1.Pod {

@@ -18,11 +18,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
-// awayFor is how long an agent must have been away before what is said of its pods'
-// end by others counts: what it let through is over by then, for no request of
-// another kind than watches lasts longer at the apiserver.
-const awayFor = time.Minute
-
 // plan is what shards are to hold. Who leads next goes on from what the state says
 // was wanted last.
 type plan struct {
@@ -64,6 +59,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 		effects = append(effects, more...)
 	}
 
+	rt.ended.observe(state.Members, v, now)
 	state.Evidence.LocksHeld = rt.locksHeld(v)
 	for _, e := range rt.ahead(v, now) {
 		do(e)
@@ -137,13 +133,13 @@ func (rt *root) heard(state handover.State, m handover.Member, v view, now time.
 	pod := v.all[m.UID]
 	o := rt.Observe(m.Node, m.UID)
 	policy := v.world.Compiled.Policies[types.UID(m.UID)]
-	ended := pod != nil && compile.Ended(pod)
+	lost := pod == nil || compile.Ended(pod)
 	switch {
-	case (ended || pod == nil && !v.world.Node(m.Node)) && rt.away(o, now) >= awayFor:
+	case rt.ended.over(m.UID, rt.silentSince(o), v.world.RequestTimeout, now) && !o.Connected:
 		// A pod may be marked as failed before its containers end. So while its agent
-		// is heard, that will tell.
+		// is connected, only that counts.
 		return handover.Gone{UID: m.UID, Now: now}
-	case (ended || pod == nil) && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
+	case lost && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
 		return handover.Refused{UID: m.UID, Serial: int64(policy.Serial), Now: now}
 	}
 	// An acknowledgement of the same serial with another hash may be of a policy that
@@ -156,15 +152,12 @@ func (rt *root) heard(state handover.State, m handover.Member, v view, now time.
 	return nil
 }
 
-// away is for how long no agent of a node has been heard, as far as is known.
-func (rt *root) away(o push.Observation, now time.Time) time.Duration {
-	switch {
-	case o.Connected:
-		return 0
-	case o.Left.IsZero():
-		return now.Sub(rt.since)
+// silentSince is since when no agent of a node is connected, as far as is known.
+func (rt *root) silentSince(o push.Observation) time.Time {
+	if o.Left.IsZero() {
+		return rt.since
 	}
-	return now.Sub(o.Left)
+	return o.Left
 }
 
 // grantsNothing reports whether the shards of a root are to own nothing. Under a dry run

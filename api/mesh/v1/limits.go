@@ -1,5 +1,14 @@
 package meshv1
 
+import "time"
+
+const (
+	// DefaultRequestTimeout is the apiserver's default for --request-timeout.
+	DefaultRequestTimeout = time.Minute
+	// RequestGrace is how long a request may take effect after the apiserver's bound on it.
+	RequestGrace = 5 * time.Second
+)
+
 const (
 	// MaxPolicyBytes bounds the policy of one pod, encoded. The manager replaces a larger
 	// one by a refusal of that pod.
