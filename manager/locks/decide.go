@@ -44,6 +44,11 @@ type Lock struct {
 type State struct {
 	// Held: the mesh holds all objects of the lock.
 	Held bool
+	// Acquired: Held, and no pod can believe that it holds the lock. The keeper acquired it
+	// itself, or has renewed it for provenAfter since it found it in the mesh's name.
+	Acquired bool
+	// Renewed is when the keeper wrote the lock last; zero if it did not.
+	Renewed time.Time
 	// Holder is the identity that holds the lock outside the mesh; empty if it is free.
 	Holder string
 	// Expires is when the lease of Holder ends, if Holder has not renewed it for half of
@@ -56,7 +61,7 @@ type State struct {
 }
 
 func (s State) equal(t State) bool {
-	return s.Held == t.Held && s.Holder == t.Holder && s.Expires.Equal(t.Expires) && s.Problem == t.Problem && slices.Equal(s.Resources, t.Resources)
+	return s.Held == t.Held && s.Acquired == t.Acquired && s.Holder == t.Holder && s.Expires.Equal(t.Expires) && s.Problem == t.Problem && slices.Equal(s.Resources, t.Resources)
 }
 
 // free reports whether the mesh holds the lock or may acquire it now.

@@ -193,6 +193,32 @@ func TestLockIsReleasedOnceNobodyNeedsIt(t *testing.T) {
 	require.NotContains(t, l.Annotations, v1alpha1.LockHolderAnnotation)
 }
 
+// A restored backup may say that the mesh holds a lock that a pod outside acquired since.
+func TestLockThatBearsTheMeshsNameIsProvenAnew(t *testing.T) {
+	c := newCluster(t)
+	require.True(t, c.round(demand(Acquire, leader)).Acquired)
+	require.True(t, c.round(demand(Keep, leader)).Acquired)
+
+	c.lead()
+	start := c.now
+	for s := c.round(demand(Keep, leader)); !s.Acquired; s = c.round(demand(Keep, leader)) {
+		require.True(t, s.Held)
+		require.Less(t, c.now.Sub(start), 2*provenAfter)
+	}
+	require.GreaterOrEqual(t, c.now.Sub(start), provenAfter)
+
+	backup := c.lease(leader)
+	require.NoError(t, c.Delete(t.Context(), backup))
+	backup.ResourceVersion = ""
+	require.NoError(t, c.Create(t.Context(), backup))
+	backup.Labels["restored"] = "true"
+	require.NoError(t, c.Update(t.Context(), backup))
+	c.round(demand(Keep, leader))
+	s := c.round(demand(Keep, leader))
+	require.True(t, s.Held)
+	require.False(t, s.Acquired, "the record is another than the one that was renewed")
+}
+
 // The mesh was removed and installed again: a label that it left would keep the holder
 // from renewing.
 func TestLabelThatWasLeftIsRemoved(t *testing.T) {

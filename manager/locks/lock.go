@@ -35,6 +35,12 @@ const authorizedFor = time.Minute
 // have been another manager: then this one leads no more, and is about to end.
 const contestedFor = 30 * time.Second
 
+// provenAfter is how long the keeper renews a lock that it found in the mesh's name before
+// it counts as acquired. The record may have been restored from a backup while a pod outside
+// the mesh held the lock. That pod stops when it has failed to renew for its own deadline,
+// which commonly is at most 107 s.
+const provenAfter = 2 * leaseDuration
+
 // Rounds may follow each other closely. Objects are not read again within readEvery, nor
 // renewed within renewEvery.
 const (
@@ -65,7 +71,10 @@ type object struct {
 	since  time.Time // when the record was first seen as it is
 	looked time.Time // when the object was read last
 	wrote  time.Time // when the mesh wrote the record last
-	stale  bool      // it must be read before it is written
+	// acquired is from when on no pod can believe that it holds the lock; zero while the mesh
+	// has not written the record since this keeper read it.
+	acquired time.Time
+	stale    bool // it must be read before it is written
 }
 
 func newLock(name types.NamespacedName) *lock {
@@ -197,10 +206,15 @@ func (l *lock) sights(now time.Time) map[string]sight {
 
 func (l *lock) state(now time.Time) State {
 	s := State{Held: l.held()}
+	s.Acquired = s.Held
 	for _, resource := range resources {
 		o := l.objects[resource]
 		if !o.isLock {
 			continue
+		}
+		s.Acquired = s.Acquired && !o.acquired.IsZero() && !now.Before(o.acquired)
+		if s.Renewed.IsZero() || o.wrote.Before(s.Renewed) {
+			s.Renewed = o.wrote
 		}
 		s.Resources = append(s.Resources, resource)
 		if is := (sight{true, o.record, now.Sub(o.since)}); s.Holder == "" && !o.ours() && !is.free() {
@@ -283,8 +297,17 @@ func (o *object) do(ctx context.Context, c client.Client, resource string, name 
 		}
 		return fmt.Errorf("writing %s %s: %w", resource, name, err)
 	}
+	acquired := o.acquired
 	err = o.take(resource, written, now)
 	o.wrote = now
+	switch {
+	case what == acquire:
+		o.acquired = now
+	case what == renew && acquired.IsZero():
+		o.acquired = now.Add(provenAfter)
+	case what == renew:
+		o.acquired = acquired
+	}
 	return err
 }
 

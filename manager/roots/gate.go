@@ -129,9 +129,21 @@ func (rt *root) held() bool {
 // locksHeld reports whether no pod outside the mesh can act, as far as is known.
 func (rt *root) locksHeld(v view) bool {
 	if len(rt.locks) > 0 {
-		return rt.held()
+		return rt.unacquired() == nil
 	}
 	return len(compile.NamedLocks(v.config)) == 0 && !rt.listed.IsZero() && rt.outsideActs("") == nil
+}
+
+// unacquired is the first obstacle among the operator's locks: one that the mesh does not
+// hold, or that only bears its name, as in a restored backup.
+func (rt *root) unacquired() *locks.Obstacle {
+	for _, l := range rt.locks {
+		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
+		if s, _ := rt.Locks(name); !s.Acquired || s.Renewed.Before(rt.readAt) {
+			return &locks.Obstacle{Reason: locks.ReasonWaiting, Message: fmt.Sprintf("lock %s is in the mesh's name, but this manager has not acquired it: a pod outside the mesh may still lead if etcd was restored", name)}
+		}
+	}
+	return nil
 }
 
 // mayGrant reports whether the first keys may be given: no pod outside the mesh can act
@@ -142,8 +154,8 @@ func (rt *root) mayGrant(v view) bool {
 		rt.closed = rt.outsideActs("")
 		return rt.closed == nil
 	case rt.held():
-		rt.ripe = true
-		return true
+		rt.ripe, rt.closed = true, rt.unacquired()
+		return rt.closed == nil
 	}
 	rt.closed = locks.Unheld(rt.locks, rt.Locks, rt.holder(v))
 	rt.closed.Message += "; members are in standby until the mesh holds it"

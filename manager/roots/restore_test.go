@@ -3,11 +3,13 @@ package roots
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
 // restore makes the status of the root that of a backup, and another manager the leader.
@@ -16,6 +18,27 @@ func (m *mesh) restore(backup v1alpha1.ShardingConfigStatus) {
 	c.Status = backup
 	require.NoError(m, m.Status().Update(m.Context(), c))
 	m.lead()
+}
+
+// locksProven is how long a manager must hold a lock that it found in the mesh's name.
+const locksProven = 130 * time.Second
+
+// The Lease of a restored backup bears the mesh's name, while a pod outside the mesh may lead
+// that acquired it since. No first key is granted by that name.
+func TestRestoredLockGrantsNothing(t *testing.T) {
+	m := newMesh(t)
+	m.root(1, 1)
+	m.pod(0)
+	m.settle()
+	c := m.get()
+	c.Status.Root = nil // as in a backup from before the first grant
+	require.NoError(t, m.Status().Update(t.Context(), c))
+	m.floors, m.seen = map[string]int64{}, map[string]push.Observation{}
+	m.lead()
+	m.goOn(locksProven-20*time.Second, nil)
+	m.shardsOwnNothing()
+	m.goOn(20*time.Second, nil)
+	require.Len(t, m.held(), 1)
 }
 
 // moved is a root of three shards, a backup of it, and what happened since: the third shard
@@ -54,6 +77,7 @@ func TestRestoredBackupGivesNoKeyASecondOwner(t *testing.T) {
 			m.settle()
 			clear(m.away)
 			m.settle()
+			m.goOn(locksProven, nil)
 			m.settle()
 			require.Len(t, m.held(), 4)
 			require.False(t, m.get().Status.Root.RolledBack)
@@ -85,6 +109,10 @@ func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 	require.Greater(t, m.inForce[string(b.UID)].Serial, uint64(0))
 	delete(m.deaf, string(a.UID))
 	m.settle()
+	require.False(t, m.get().Status.Root.RolledBack)
+	m.shardsOwnNothing()
+	require.Contains(t, m.ready().Message, "lock ns/lock is in the mesh's name, but this manager has not acquired it")
+	m.goOn(locksProven, nil)
 	require.Len(t, m.held(), 2)
 	require.Greater(t, m.get().Status.Root.Shards[0].Serial, root.MinSerial)
 }

@@ -991,6 +991,7 @@ func TestNothingIsGivenWhileAPodRunsUnsharded(t *testing.T) {
 			require.Contains(t, ready.Message, b.Name)
 			delete(m.away, b.Spec.NodeName)
 			m.settle()
+			m.goOn(locksProven, nil)
 			require.NotEmpty(t, m.shardOf(a))
 			require.Len(t, m.held(), 2)
 		})
