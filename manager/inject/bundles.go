@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
@@ -20,11 +21,11 @@ const (
 	// MeshBundle is the ConfigMap with the mesh CA alone.
 	MeshBundle = "ctrlmesh-ca.crt"
 	// BothBundle is the ConfigMap with the mesh CA and the cluster's.
-	BothBundle = "ctrlmesh-cluster-ca.crt"
+	BothBundle = compile.BothBundle
 	// EgressBundle is the ConfigMap with the egress CA, and no other.
 	EgressBundle = "ctrlmesh-egress-ca.crt"
 	// clusterBundle is the one that Kubernetes puts into every namespace.
-	clusterBundle = "kube-root-ca.crt"
+	clusterBundle = compile.ClusterBundle
 	// BundleLabel marks the mesh's bundles, so that only they are watched.
 	BundleLabel = v1alpha1.GroupName + "/bundle"
 

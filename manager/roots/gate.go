@@ -206,8 +206,7 @@ func (rt *root) uncovered(v view) []string {
 // admitted reports whether a pod was admitted as the configuration asks: one whose
 // clients can verify the real apiserver is no exclusive member.
 func admitted(v view, p *corev1.Pod) bool {
-	trust := p.Annotations[v1alpha1.TrustAnnotation]
-	return trust != "" && (trust == v1alpha1.TrustMesh || compile.Trust(v.config) == v1alpha1.TrustBoth)
+	return p.Annotations[v1alpha1.TrustAnnotation] != "" && (compile.Exclusive(p) || compile.Trust(v.config) == v1alpha1.TrustBoth)
 }
 
 // outsideActs is the obstacle that pods outside the mesh are; nil if there are none.

@@ -103,7 +103,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 		do(handover.Outdated{UID: uid})
 	}
 	for uid := range state.Members {
-		if p := v.all[uid]; p != nil && !layout.Selects(v.config.Spec.Root, p) {
+		if p := v.all[uid]; p != nil && (!layout.Selects(v.config.Spec.Root, p) || !admitted(v, p)) {
 			do(handover.Outdated{UID: uid})
 		}
 	}
