@@ -43,6 +43,7 @@ type member struct {
 	traffic  *meshv1.Traffic // in force, here or under the agent before; nil: nobody knows
 	inForce  time.Time       // since when the policy is
 	floor    uint64          // the least serial of a policy that it may act on
+	serial   uint64          // the highest of a policy that it has had
 	settled  <-chan struct{} // closed when what earlier policies let through is over
 	unsaved  chan struct{}   // closed when the next agent knows the policy in force; nil: it does
 	problem  string          // why it is not captured
@@ -121,8 +122,9 @@ func (m *mesh) syncPods() {
 }
 
 // dropThose drops the pods that are gone from the API, but for those that run on: a
-// deletion by force, a list that is behind, or a label that was taken away ends no
-// process. Unless they may go direct, they are refused while they do.
+// deletion by force, a list that is behind, or a label that was removed ends no
+// process. They are refused while they do, whatever their failure policy: others may own
+// their keys by then.
 func (m *mesh) dropThose(uids map[string]bool) {
 	found, err := m.locator.Find(uids)
 	if err != nil {
@@ -131,7 +133,7 @@ func (m *mesh) dropThose(uids map[string]bool) {
 	}
 	for uid := range uids {
 		mb := m.members[uid]
-		if len(found[uid].PIDs) == 0 || mb.policy.GetFailOpen() {
+		if len(found[uid].PIDs) == 0 {
 			m.drop(uid, mb)
 		} else if !mb.gone {
 			m.logger.Info("a pod that is gone runs on: it is refused", "pod", mb.pod.String())

@@ -124,6 +124,10 @@ func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
 	for _, p := range policies {
 		mb := add(p.GetUid(), p.GetNamespace(), p.GetName())
 		mb.policy, mb.saved, mb.floor = p.PodPolicy, p, p.GetSerial()
+		mb.serial = p.GetSerial()
+		if p.GetRefuse() != "" && mb.serial > 0 {
+			mb.serial-- // the saved serial of a refusal is the floor
+		}
 		if mb.traffic = p.InForce; mb.traffic == nil {
 			mb.traffic = p.GetTraffic()
 		}

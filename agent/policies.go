@@ -303,13 +303,25 @@ func (mb *member) bars(p *meshv1.PodPolicy) error {
 	return fmt.Errorf("policy %s has serial %d, and the pod may act on %d or later: it comes from a manager that leads no more", p.GetVersion(), p.GetSerial(), mb.floor)
 }
 
-// raise notes that the pod has been told p.
+// raise notes that the pod has had p. A refusal bars all that the pod has had before, so
+// that no policy which comes late undoes it.
 func (mb *member) raise(p *meshv1.PodPolicy) {
-	least := p.GetSerial()
+	mb.serial = max(mb.serial, p.GetSerial())
+	least := mb.serial
 	if least > 0 && p.GetRefuse() != "" {
 		least++
 	}
 	mb.floor = max(mb.floor, least)
+}
+
+func (h handler) Serial(uid string) (serial uint64, barred bool) {
+	_ = h.do(h.ctx, func() error {
+		if mb := h.members[uid]; mb != nil {
+			serial, barred = mb.serial, mb.floor > mb.serial
+		}
+		return nil
+	})
+	return serial, barred
 }
 
 func (h handler) RemovePolicy(uid string) error {

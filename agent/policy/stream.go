@@ -34,6 +34,9 @@ type Handler interface {
 	// TrafficProblem tells why the rules of the policy that was set last are not in force
 	// though the rest of it is, and what holds instead; "": they are.
 	TrafficProblem(uid string) string
+	// Serial is the highest of a policy that the pod has had; barred: it was refused since,
+	// and no policy with that serial is applied any more.
+	Serial(uid string) (serial uint64, barred bool)
 	// Synced is told the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
 	// Versions are those of the policies that settled, by pod uid.
@@ -301,6 +304,9 @@ func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient,
 			m.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
 		} else if uid != "" {
 			a.TrafficError = h.TrafficProblem(uid)
+		}
+		if uid != "" {
+			a.Serial, a.Barred = h.Serial(uid)
 		}
 		acks.add(ctx, a, settled)
 	}

@@ -90,6 +90,8 @@ func (r *recorder) RemovePolicy(uid string) error {
 	delete(r.versions, uid)
 	return nil
 }
+func (r *recorder) Serial(string) (uint64, bool) { return 7, true }
+
 func (r *recorder) TrafficProblem(uid string) string {
 	if uid == "rules" {
 		return "no such rules"
@@ -180,6 +182,8 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	assert.Equal(t, "1", a.GetVersion())
 	assert.Empty(t, a.GetError())
 	assert.Equal(t, "no good", b.GetError())
+	assert.EqualValues(t, 7, b.GetSerial())
+	assert.True(t, b.GetBarred())
 	assert.Empty(t, a.GetTrafficError())
 	require.NoError(t, s.Send(upsert("rules", "1")))
 	rules := next(t, s.got).GetAck()

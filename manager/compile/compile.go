@@ -32,6 +32,9 @@ type Root struct {
 	Namespaces []string
 	// Locks are the operator's locks, as status.locks lists them.
 	Locks []v1alpha1.LockStatus
+	// Lost are pods without a shard that were deleted or have ended, and may run on: they
+	// are refused.
+	Lost []handover.Member
 	// Standby is why all members are in standby; empty if they are not.
 	Standby string
 }

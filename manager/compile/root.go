@@ -12,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
@@ -190,7 +191,11 @@ func (r *root) limit(s *meshv1.Sharding, owned scope.Scope) {
 // bars what they were told before for good; and an agent that is told of no rules with it
 // keeps those that it knows.
 func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.UID]Policy) {
-	lost := maps.Clone(r.State.Members)
+	lost := map[string]handover.Member{}
+	maps.Copy(lost, r.State.Members)
+	for _, m := range r.Lost {
+		lost[m.UID] = m
+	}
 	for _, pod := range pods {
 		if Labelled(pod) && !Ended(pod) {
 			delete(lost, string(pod.UID))
@@ -199,7 +204,7 @@ func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.U
 	for uid, m := range lost {
 		policies[types.UID(uid)] = seals.seal(m.Node, &meshv1.PodPolicy{
 			Uid: uid, Namespace: r.config.Namespace, Name: m.Name, Workload: m.Name,
-			Serial: uint64(max(1, m.Serial, r.State.Shards[m.Shard].Serial)),
+			Serial: uint64(max(1, m.Serial, r.State.Shards[m.Shard].Serial, r.State.MinSerial)),
 			Refuse: fmt.Sprintf("pod %s/%s was deleted or has ended", r.config.Namespace, m.Name),
 		}, nil)
 	}

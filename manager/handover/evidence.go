@@ -76,6 +76,31 @@ func (n *next) releasedByVerified() scope.Scope {
 	return scope.Union(out...)
 }
 
+// barred raises a serial that an agent does not apply any more.
+func (n *next) barred(uid string, serial int64) {
+	m, member := n.Members[uid]
+	shard := n.Shards[m.Shard]
+	switch {
+	case n.RolledBack || member && serial != shard.Serial || !member && serial != n.MinSerial:
+		n.ahead(uid, serial)
+	case member:
+		shard.Serial++
+		n.Shards[m.Shard] = shard
+		n.changed(m.Shard)
+	default:
+		n.MinSerial++
+	}
+}
+
+// changed notes a new serial of a shard. One member's confirmation verifies the shard no
+// more then, because it may be of the new policy.
+func (n *next) changed(shard string) {
+	if _, decided := n.Evidence.Verified[shard]; !decided {
+		n.Evidence.Verified[shard] = n.before.Shards[shard].Held.Empty()
+	}
+	n.tell[shard] = true
+}
+
 // ahead starts to take everything from everybody if a serial is beyond what the State
 // accounts for.
 func (n *next) ahead(uid string, serial int64) {

@@ -144,6 +144,14 @@ type (
 		Serial int64
 		Now    time.Time
 	}
+	// Barred says that a pod was refused, for another reason, since it had a serial, and
+	// that its agent applies no policy with that serial any more. If it is the State's
+	// then that grows.
+	Barred struct {
+		UID    string
+		Serial int64
+		Now    time.Time
+	}
 	// Outdated says that a pod is to be restarted for another reason: it belongs
 	// to another shard by now.
 	Outdated struct{ UID string }
@@ -155,6 +163,7 @@ func (Applied) event()  {}
 func (Gone) event()     {}
 func (Refused) event()  {}
 func (Ahead) event()    {}
+func (Barred) event()   {}
 func (Outdated) event() {}
 
 // Effect is something to be done once the State is written.

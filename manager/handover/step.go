@@ -35,6 +35,9 @@ func Step(s State, e Event) (State, []Effect) {
 	case Ahead:
 		n.now = e.Now
 		n.ahead(e.UID, e.Serial)
+	case Barred:
+		n.now = e.Now
+		n.barred(e.UID, e.Serial)
 	case Outdated:
 		if m, ok := n.Members[e.UID]; ok && !m.Stale {
 			m.Stale = true
@@ -152,6 +155,11 @@ func (n *next) join(members []Member) {
 		if _, assigned := n.Members[m.UID]; assigned || !known || !n.mayJoin(m.Shard) {
 			continue
 		}
+		if shard.Serial <= n.MinSerial {
+			shard.Serial = n.MinSerial + 1
+			n.Shards[m.Shard] = shard
+			n.changed(m.Shard)
+		}
 		m.Serial, m.Stale = shard.Serial, false
 		n.Members[m.UID] = m
 		n.Evidence.Confirmed[m.UID] = true
@@ -211,10 +219,7 @@ func (n *next) put(name string, shard Shard) {
 	before := n.before.Shards[name]
 	if shard.Serial == before.Serial && !shard.Told().Equal(before.Told()) {
 		shard.Serial++
-		n.tell[name] = true
-		if _, decided := n.Evidence.Verified[name]; !decided {
-			n.Evidence.Verified[name] = before.Held.Empty()
-		}
+		n.changed(name)
 	}
 	n.Shards[name] = shard
 }

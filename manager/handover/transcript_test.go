@@ -25,6 +25,7 @@ import (
 //	refused POD SERIAL
 //	outdated POD
 //	ahead POD SERIAL
+//	barred POD SERIAL
 //	save                                 keeps the state, as a backup of etcd does
 //	restore                              the state is the one saved: what was confirmed is not known any more
 //	read                                 another manager reads the state as it is, likewise
@@ -110,6 +111,8 @@ func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Eve
 		return Outdated{UID: arg(0)}
 	case "ahead":
 		return Ahead{UID: arg(0), Serial: serial(1), Now: now}
+	case "barred":
+		return Barred{UID: arg(0), Serial: serial(1), Now: now}
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
 	return nil

@@ -16,6 +16,8 @@ type observation struct {
 	message      string
 	version      string
 	nacked, nack string
+	serial       int64
+	barred       bool
 	holder       bool
 	held         []string
 	locks        []ObservedLock
@@ -43,6 +45,8 @@ type Observation struct {
 	Version string
 	// Serial is the highest serial of a policy that the agents said the pod has had.
 	Serial int64
+	// Barred: the pod was refused since, and the agents apply no policy with that serial.
+	Barred bool
 	// Nacked is the version that the agent could not apply, and Nack why.
 	Nacked, Nack string
 	// LockHolder: the pod holds its shard's lock.
@@ -125,9 +129,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	wanted := n.policies[uid].GetVersion()
 	for _, st := range slices.Concat(streams, n.lost) {
 		o, said := st.seen[uid]
-		if serial, ok := compile.Serial(o.version); ok {
-			out.Serial = max(out.Serial, serial)
-		}
+		out.addSerial(o)
 		if !said || o.capture == "" && o.reported {
 			continue
 		}
@@ -140,6 +142,19 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 		}
 	}
 	return out
+}
+
+// addSerial adds what an agent said of the serials that the pod has had.
+func (out *Observation) addSerial(o observation) {
+	serial, _ := compile.Serial(o.version)
+	serial = min(serial, maxSerial)
+	if o.serial > out.Serial || o.serial == out.Serial && o.barred {
+		out.Barred = o.barred
+	}
+	out.Serial = max(out.Serial, o.serial)
+	if serial > out.Serial {
+		out.Serial, out.Barred = serial, false
+	}
 }
 
 // HostNetwork tells how many of the connected agents' nodes can tell pods under

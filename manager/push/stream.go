@@ -21,6 +21,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
+// maxSerial bounds the serials that agents report, so that there is always a greater one.
+const maxSerial = 1 << 62
+
 // maxText bounds each text that an agent sends and we keep.
 const maxText = 512
 
@@ -181,6 +184,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 		return // not a pod of this node
 	}
 	o := st.seen[a.Uid]
+	o.serial, o.barred = int64(min(a.Serial, maxSerial)), a.Barred
 	if a.Error == "" {
 		o.version, o.nacked, o.nack, o.traffic = clip(a.Version), "", "", clip(a.TrafficError)
 	} else {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,7 +36,8 @@ type root struct {
 	plan
 	gate
 	restarting
-	ended   ended
+	ended ended
+	leftovers
 	unsure  []string // whom the first keys wait for, for people
 	blocked bool     // people were told
 	// rolledBack: an Event says that the state was.
@@ -44,6 +46,8 @@ type root struct {
 	counted []string // shards with metrics
 	// published are the locks that the rest of the manager knows of.
 	published []v1alpha1.LockStatus
+	// refused are the leftovers that the rest of the manager knows of.
+	refused []handover.Member
 }
 
 // round is a round of one root. config is as watched; what must not be stale is
@@ -108,7 +112,7 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
 	}
-	rt.publish(rt.uid, known{Root: compile.Root{State: rt.state, Locks: object.Status.Locks}, err: rt.broken})
+	rt.publish(rt.uid, known{Root: compile.Root{State: rt.state, Locks: object.Status.Locks, Lost: rt.refused}, err: rt.broken})
 }
 
 // finalizer writes the finalizers of the object.
@@ -184,10 +188,11 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		}
 		rt.object = fresh
 	}
-	changed := !reflect.DeepEqual(withoutEvidence(state), withoutEvidence(rt.state)) || !equality.Semantic.DeepEqual(rt.published, next.Locks)
-	rt.state, rt.published = state, next.Locks
+	changed := !reflect.DeepEqual(withoutEvidence(state), withoutEvidence(rt.state)) || !equality.Semantic.DeepEqual(rt.published, next.Locks) ||
+		!slices.Equal(rt.refused, rt.leftovers.members())
+	rt.state, rt.published, rt.refused = state, next.Locks, rt.leftovers.members()
 	if changed {
-		rt.publish(rt.uid, known{Root: compile.Root{State: state, Locks: next.Locks}})
+		rt.publish(rt.uid, known{Root: compile.Root{State: state, Locks: next.Locks, Lost: rt.refused}})
 	}
 	return nil
 }

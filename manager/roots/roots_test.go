@@ -211,8 +211,10 @@ func (m *mesh) apply(uid string, p compile.Policy) {
 		return
 	}
 	m.inForce[uid] = p
-	o := push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: max(serial, m.seen[uid].Serial)}
-	if m.seen[uid] = o; p.Refuse != "" && serial > 0 {
+	serial = max(serial, m.seen[uid].Serial)
+	barred := p.Refuse != "" && serial > 0
+	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: serial, Barred: barred}
+	if barred {
 		serial++
 	}
 	m.floors[uid] = max(m.floors[uid], serial)

@@ -60,6 +60,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 	}
 
 	rt.ended.observe(state.Members, v, now)
+	rt.leftovers.observe(rt, v, state, now)
 	state.Evidence.LocksHeld = rt.locksHeld(v)
 	for _, e := range rt.ahead(v, now) {
 		do(e)
@@ -121,8 +122,14 @@ func (rt *root) ahead(v view, now time.Time) (out []handover.Event) {
 		nodes[uid] = m.Node
 	}
 	for _, uid := range slices.Sorted(maps.Keys(nodes)) {
-		if serial := rt.Observe(nodes[uid], uid).Serial; serial > 0 {
-			out = append(out, handover.Ahead{UID: uid, Serial: serial, Now: now})
+		o := rt.Observe(nodes[uid], uid)
+		policy := v.world.Compiled.Policies[types.UID(uid)]
+		switch served := policy.PodPolicy != nil && policy.Refuse == ""; {
+		case o.Serial == 0:
+		case o.Barred && served:
+			out = append(out, handover.Barred{UID: uid, Serial: o.Serial, Now: now})
+		default:
+			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial, Now: now})
 		}
 	}
 	return out
@@ -236,7 +243,7 @@ func isReady(pod *corev1.Pod) bool {
 // held they ran unsharded, or by a state that was lost. Nothing is given to anybody
 // before their agents refuse them. Whoever comes later is refused from the start.
 func (rt *root) unrefused(v view) []string {
-	var out []string
+	out := rt.leftovers.names()
 	for _, p := range v.pods {
 		if p.Spec.NodeName == "" {
 			continue

@@ -537,7 +537,12 @@ type Ack struct {
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	// Empty: so were its traffic's rules. Else why not, and what holds instead: the last
 	// good ones or, if none are known, none: other hosts are refused at the ports redirected.
-	TrafficError  string `protobuf:"bytes,4,opt,name=traffic_error,json=trafficError,proto3" json:"traffic_error,omitempty"`
+	TrafficError string `protobuf:"bytes,4,opt,name=traffic_error,json=trafficError,proto3" json:"traffic_error,omitempty"`
+	// The highest serial of a policy that the pod has had, by this agent or one before it;
+	// 0 if none had one.
+	Serial uint64 `protobuf:"varint,5,opt,name=serial,proto3" json:"serial,omitempty"`
+	// The pod was refused since: a policy is rejected unless its serial is greater.
+	Barred        bool `protobuf:"varint,6,opt,name=barred,proto3" json:"barred,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -598,6 +603,20 @@ func (x *Ack) GetTrafficError() string {
 		return x.TrafficError
 	}
 	return ""
+}
+
+func (x *Ack) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
+func (x *Ack) GetBarred() bool {
+	if x != nil {
+		return x.Barred
+	}
+	return false
 }
 
 // Report is sent when something it tells of changes.
@@ -1274,10 +1293,9 @@ type PodPolicy struct {
 	// Grows whenever what the pod is told of its shard changes, for shards whose
 	// keys are handed over; else 0. Such a policy's version begins with it: "17-...".
 	// One with a lesser serial than the pod has had comes from a manager that leads
-	// no more, and is answered by an error; unless it refuses all. A refusal with a
-	// serial bars it: such a policy is refused then unless its serial is greater.
-	// What is barred, and what the pod has had, outlives other refusals and the
-	// agent.
+	// no more, and is answered by an error; unless it refuses all. A refusal bars its own
+	// serial and all that the pod has had: a policy is rejected then unless its serial is
+	// greater. What is barred outlives the agent.
 	Serial uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
 	// Unset: no rules; of a refusal with a serial, those that the pod was held to.
 	Traffic       *Traffic `protobuf:"bytes,12,opt,name=traffic,proto3" json:"traffic,omitempty"`
@@ -2065,12 +2083,14 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\tabilities\x18\a \x03(\tR\tabilities\x1a;\n" +
 	"\rVersionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"l\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9c\x01\n" +
 	"\x03Ack\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12#\n" +
-	"\rtraffic_error\x18\x04 \x01(\tR\ftrafficError\"9\n" +
+	"\rtraffic_error\x18\x04 \x01(\tR\ftrafficError\x12\x16\n" +
+	"\x06serial\x18\x05 \x01(\x04R\x06serial\x12\x16\n" +
+	"\x06barred\x18\x06 \x01(\bR\x06barred\"9\n" +
 	"\x06Report\x12/\n" +
 	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xf2\x04\n" +
 	"\tPodReport\x12\x10\n" +
