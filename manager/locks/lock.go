@@ -193,6 +193,11 @@ func (l *lock) heldFor() (config types.NamespacedName, held bool) {
 	return types.NamespacedName{}, false
 }
 
+// proven reports whether no pod can believe that it holds the lock, which the mesh holds.
+func (o *object) proven(now time.Time) bool {
+	return !o.acquired.IsZero() && !now.Before(o.acquired)
+}
+
 // sights are what decides about the lock.
 func (l *lock) sights(now time.Time) map[string]sight {
 	out := map[string]sight{}
@@ -212,7 +217,7 @@ func (l *lock) state(now time.Time) State {
 		if !o.isLock {
 			continue
 		}
-		s.Acquired = s.Acquired && !o.acquired.IsZero() && !now.Before(o.acquired)
+		s.Acquired = s.Acquired && o.proven(now)
 		if s.Renewed.IsZero() || o.wrote.Before(s.Renewed) {
 			s.Renewed = o.wrote
 		}
@@ -243,6 +248,9 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 		if !ok || what == acquire && l.denied != nil || what == renew && now.Sub(l.objects[resource].wrote) < renewEvery ||
 			what == release && now.Sub(l.contested) < contestedFor {
 			continue
+		}
+		if what == release && !l.objects[resource].proven(now) {
+			what = renew // another that acquires it now would lead beside one that has not noticed
 		}
 		err := l.objects[resource].do(ctx, c, resource, l.NamespacedName, what, w.config.String(), now)
 		if apierrors.IsConflict(err) {
