@@ -15,6 +15,9 @@ func (n *next) accepts(w Want) bool {
 
 // Verified reports whether all shards own what the State says.
 func (s State) Verified() bool {
+	if !s.Evidence.Doubtful.Empty() {
+		return false
+	}
 	for name, shard := range s.Shards {
 		if !shard.Held.Empty() && !s.Evidence.Verified[name] {
 			return false
@@ -28,16 +31,20 @@ func (n *next) verify() {
 	if !n.conclusive() {
 		return
 	}
+	n.Evidence.Doubtful = scope.Scope{}
 	for name := range n.Shards {
 		n.Evidence.Verified[name] = true
 	}
 }
 
 // conclusive reports whether keys that the State gives to no shard are free in fact: all
-// members act by this State, and no pod outside the mesh acts.
+// members act by this State, and no other pod acts.
 func (s State) conclusive() bool {
-	return s.Evidence.LocksHeld && len(s.Unconfirmed()) == 0
+	return s.Evidence.alone() && len(s.Unconfirmed()) == 0
 }
+
+// alone reports whether nobody but members acts.
+func (e Evidence) alone() bool { return e.OthersIdle && (e.LocksHeld || e.Acting) }
 
 // Unconfirmed are the members that have not acknowledged a policy of this State since it
 // was read, sorted by name.
@@ -62,7 +69,7 @@ func (n *next) mayJoin(shard string) bool {
 	case n.Evidence.Verified[shard] || n.Shards[shard].Told().Empty():
 		return true
 	}
-	return n.Evidence.LocksHeld && len(n.unconfirmedBeside(shard)) == 0
+	return n.Evidence.alone() && len(n.unconfirmedBeside(shard)) == 0
 }
 
 // releasedByVerified are the keys that verified shards give up in this Step.
@@ -73,7 +80,7 @@ func (n *next) releasedByVerified() scope.Scope {
 			out = append(out, shard.Held)
 		}
 	}
-	return scope.Union(out...)
+	return scope.Union(out...).Minus(n.Evidence.Doubtful)
 }
 
 // barred raises a serial that an agent does not apply any more.
@@ -121,7 +128,7 @@ func (n *next) ahead(uid string, serial int64) {
 		n.Shards[name] = Shard{Serial: n.MinSerial, Held: n.Shards[name].Held}
 		n.tell[name] = true
 	}
-	n.Evidence.Confirmed, n.Evidence.Verified = map[string]bool{}, map[string]bool{}
+	n.Evidence = Evidence{LocksHeld: n.Evidence.LocksHeld, OthersIdle: n.Evidence.OthersIdle, Confirmed: map[string]bool{}, Verified: map[string]bool{}}
 }
 
 // restart makes a State that was rolled back an empty one, once no member may act.

@@ -27,8 +27,12 @@ type State struct {
 // may have been restored from a backup: what it says of the shards is true only as far
 // as there is evidence.
 type Evidence struct {
-	// LocksHeld: no pod outside the mesh can act. The caller sets it.
-	LocksHeld bool
+	// LocksHeld: no pod outside the mesh can act. OthersIdle: no pod on the mesh can act
+	// that is not a member. The caller sets both.
+	LocksHeld, OthersIdle bool
+	// Acting: a member confirmed that it owns keys by a policy from before the State was
+	// read. So it has owned them all along, and the mesh has held the operator's locks.
+	Acting bool
 	// Confirmed are the members, by uid, that have acknowledged a policy of this State.
 	Confirmed map[string]bool
 	// Verified are the shards, by name, that own what the State says: a member confirmed
@@ -36,6 +40,9 @@ type Evidence struct {
 	// lost history, because that needs a later serial from all of its members. False: the
 	// policy changed before any member confirmed it, so that it proves nothing any more.
 	Verified map[string]bool
+	// Doubtful are keys that verified shards were giving up when the State was read. A
+	// confirmation does not show whether a lost history gave them to another shard.
+	Doubtful scope.Scope
 }
 
 // Holds tells whether any shard holds anything.

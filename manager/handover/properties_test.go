@@ -23,6 +23,7 @@ func TestProperties(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(t, "read anew") == 0 {
 				s.Evidence = Evidence{}
 			}
+			s.Evidence.OthersIdle = rapid.Bool().Draw(t, "others idle")
 			s.Evidence.LocksHeld = rapid.Bool().Draw(t, "locks held")
 			before, copied := s, clone(s)
 			next, _ := Step(s, e)
@@ -65,7 +66,7 @@ func TestProperties(t *testing.T) {
 		var want Want
 		want.Scopes, want.Ready = map[string]scope.Scope{"a": cells(0, 7), "b": cells(8, 15)}, map[string]bool{"a": true, "b": true}
 		want.Now = time.UnixMilli(1000)
-		s.Evidence.LocksHeld = true
+		s.Evidence.OthersIdle, s.Evidence.LocksHeld = true, true
 		for range 10 {
 			s, _ = Step(s, want)
 			for uid, m := range s.Members {

@@ -51,6 +51,7 @@ func Step(s State, e Event) (State, []Effect) {
 	n.grant()
 	n.track()
 	n.restart()
+	n.Evidence.Acting = n.Evidence.Acting && n.Holds() // else the mesh may release the locks
 	if e, ok := e.(Want); ok {
 		n.forget(e.Scopes)
 	}
@@ -179,6 +180,9 @@ func (n *next) applied(uid string, serial int64) {
 	n.Evidence.Confirmed[uid] = true
 	if _, decided := n.Evidence.Verified[m.Shard]; !decided {
 		n.Evidence.Verified[m.Shard] = true
+		shard := n.Shards[m.Shard]
+		n.Evidence.Acting = n.Evidence.Acting || !shard.Told().Empty()
+		n.Evidence.Doubtful = scope.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Told()))
 	}
 }
 

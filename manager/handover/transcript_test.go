@@ -29,6 +29,7 @@ import (
 //	save                                 keeps the state, as a backup of etcd does
 //	restore                              the state is the one saved: what was confirmed is not known any more
 //	read                                 another manager reads the state as it is, likewise
+//	others idle|unknown                  whether pods without a shard may act: idle at first
 //	locks held|unknown                   whether pods outside the mesh may act: held at first
 //	restarts [wanted=N] [down=(POD,...)] [silent=(POD,...)] [leads=(POD,...)]   who may be evicted, N members for each shard
 //	show
@@ -39,7 +40,7 @@ import (
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var s, saved State
-		s.Evidence.LocksHeld = true
+		s.Evidence.OthersIdle, s.Evidence.LocksHeld = true, true
 		now := time.UnixMilli(0)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			now = now.Add(10 * time.Millisecond)
@@ -55,10 +56,13 @@ func TestTranscripts(t *testing.T) {
 				if d.Cmd == "restore" {
 					s = saved
 				}
-				s.Evidence = Evidence{LocksHeld: s.Evidence.LocksHeld}
+				s.Evidence = Evidence{OthersIdle: s.Evidence.OthersIdle, LocksHeld: s.Evidence.LocksHeld}
 				return show(s)
 			case "locks":
 				s.Evidence.LocksHeld = d.CmdArgs[0].Key == "held"
+				return show(s)
+			case "others":
+				s.Evidence.OthersIdle = d.CmdArgs[0].Key == "idle"
 				return show(s)
 			}
 			next, effects := Step(s, readEvent(t, s, d, now))

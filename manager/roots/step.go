@@ -61,7 +61,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 
 	rt.ended.observe(state.Members, v, now)
 	rt.leftovers.observe(rt, v, state, now)
-	state.Evidence.LocksHeld = rt.locksHeld(v)
+	state.Evidence.LocksHeld, state.Evidence.OthersIdle = rt.locksHeld(v), rt.othersRefused(v, state)
 	for _, e := range rt.ahead(v, now) {
 		do(e)
 	}
@@ -254,6 +254,15 @@ func (rt *root) unrefused(v view) []string {
 		}
 	}
 	return out
+}
+
+// othersRefused reports whether all pods without a shard act on nothing. After a restore
+// they may be members that the state does not know.
+func (rt *root) othersRefused(v view, state handover.State) bool {
+	return !slices.ContainsFunc(v.pods, func(p *corev1.Pod) bool {
+		_, member := state.Members[string(p.UID)]
+		return !member && p.Spec.NodeName != "" && !rt.refuses(v, p)
+	})
 }
 
 // refuses reports whether a pod acts on nothing, as its agent has confirmed: it is

@@ -7,6 +7,9 @@ func (x *explorer) push(w *world, state int32) {
 	info := x.core.get(state)
 	for i := range w.pods {
 		p := &w.pods[i]
+		if info.members[i] == nobody && p.running && p.object && x.alone() {
+			x.send(p, policy{serial: info.minSerial})
+		}
 		if info.members[i] == nobody || !p.running {
 			continue
 		}
@@ -59,6 +62,9 @@ func (p *pod) crash() {
 	p.memory, p.floor = p.disk, p.saved
 }
 
+// forget is the flaw ForgottenWrites: the next agent does not know what is under way.
+func (p *pod) forget() { p.hidden, p.writes = p.hidden|p.writes, 0 }
+
 // acknowledge says what is applied, again and again.
 func (x *explorer) acknowledge(p *pod) {
 	saved := p.disk == p.memory && p.saved == p.floor
@@ -70,6 +76,6 @@ func (x *explorer) acknowledge(p *pod) {
 	case m.refuse:
 		p.nos |= 1 << m.serial
 	default:
-		p.acks |= 1 << m.serial
+		p.acks[m.serial] |= 1 << m.keys
 	}
 }

@@ -35,6 +35,11 @@ type info struct {
 	moves      int
 	settled    bool // all hold what they are to hold
 	disjoint   bool
+	empty      bool // no shard holds anything
+	minSerial  int8 // of all policies
+	rolledBack bool
+	// written is the number of the State as it is stored, and read anew: without evidence.
+	written int32
 }
 
 // nobody stands for the serial of a pod that is no member.
@@ -50,7 +55,7 @@ func (c *core) get(id int32) *info { return &c.infos[id] }
 var now = time.UnixMilli(1)
 
 func (c *core) first() int32 {
-	return c.number(handover.State{Evidence: handover.Evidence{LocksHeld: true}})
+	return c.number(handover.State{Evidence: handover.Evidence{OthersIdle: true, LocksHeld: true}})
 }
 
 func (c *core) want(id int32, k int) int32 { return c.wants(id, k, 1<<shards-1) }
@@ -103,6 +108,39 @@ func (c *core) gone(id int32, pod int) int32 {
 	})
 }
 
+func (c *core) ahead(id int32, pod, serial int) int32 {
+	return c.once(call{id, 'h', pod, serial}, func() handover.Event {
+		return handover.Ahead{UID: podName(pod), Serial: int64(serial), Now: now}
+	})
+}
+
+// others is a State with other evidence of the pods that are no members.
+func (c *core) others(id int32, idle, locksHeld bool) int32 {
+	k := call{state: id, what: 'o'}
+	if idle {
+		k.a = 1
+	}
+	if locksHeld {
+		k.b = 1
+	}
+	next, ok := c.known[k]
+	if !ok {
+		s := c.states[id]
+		s.Evidence.OthersIdle, s.Evidence.LocksHeld = idle, locksHeld
+		next = c.number(s)
+		c.known[k] = next
+	}
+	return next
+}
+
+// read is a State as a manager knows it that has just read it.
+func (c *core) read(id int32) int32 {
+	if c.options.Flaws.Trusting {
+		return id
+	}
+	return c.get(id).written
+}
+
 // reset is the flaw SerialReset.
 func (c *core) reset(id int32) int32 {
 	s := c.states[id]
@@ -130,7 +168,7 @@ func (c *core) once(k call, event func() handover.Event) int32 {
 }
 
 func (c *core) number(s handover.State) int32 {
-	in := info{disjoint: true, settled: true, moves: len(s.Moves)}
+	in := info{disjoint: true, settled: true, empty: !s.Holds(), moves: len(s.Moves), minSerial: int8(s.MinSerial), rolledBack: s.RolledBack}
 	var key strings.Builder
 	for i := range shards {
 		shard, ok := s.Shards[shardName(i)]
@@ -153,13 +191,18 @@ func (c *core) number(s handover.State) int32 {
 		moves[i] = fmt.Sprint(m.From, m.To, m.Phase, mask(m.Keys))
 	}
 	slices.Sort(moves)
-	fmt.Fprint(&key, moves)
+	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
 
 	id, ok := c.ids[key.String()]
 	if !ok {
 		id = int32(len(c.states))
 		c.ids[key.String()] = id
+		in.written = id
 		c.states, c.infos = append(c.states, s), append(c.infos, in)
+		if stored := s; len(s.Evidence.Confirmed)+len(s.Evidence.Verified) > 0 || s.Evidence.OthersIdle || s.Evidence.LocksHeld {
+			stored.Evidence = handover.Evidence{}
+			c.infos[id].written = c.number(stored)
+		}
 	}
 	return id
 }

@@ -8,7 +8,12 @@
 // and delays all that is said. Agents crash and come back with what they saved,
 // pods vanish and run on, and are made anew.
 //
-// handover.Step is the real one. Agents are a model of what package handover
+// In other worlds there is one manager after another, etcd is restored from a backup, and
+// pods outside the mesh contend for the operator's lock, or lead by a lock that the restored
+// etcd gives to the mesh. An agent that is silent is one of which nothing is heard: that is
+// part of every world.
+//
+// handover.Step is the real one. Agents, and the lock, are models of what package handover
 // demands of them.
 package explore
 
@@ -31,6 +36,10 @@ type Options struct {
 	// Failures is how often an agent crashes, a pod vanishes, or an agent takes a
 	// refusal that is out of date.
 	Failures uint8
+	// Restores is how often a backup of etcd is restored, which is taken at any moment.
+	Restores uint8
+	// Outside: pods outside the mesh contend for the operator's lock.
+	Outside bool
 	// Flaws are to be found out. None for the real thing.
 	Flaws Flaws
 	// Most is the number of states after which to give up; 0 for no limit.
@@ -47,6 +56,16 @@ type Flaws struct {
 	SerialReset  bool // a manager that takes over counts from the start
 	BlindWrite   bool // the State is written without being compared
 	GoneUnproven bool // a pod whose object is gone is taken to run no more
+	GoneEarly    bool // a pod is taken to be gone while what it asked for may take effect
+	// ForgottenWrites: an agent does not wait for what the one before it let through.
+	ForgottenWrites bool
+	SerialAlone     bool // an acknowledgement counts by its serial, of whichever policy
+	Trusting        bool // a State that is read is taken for true
+	Undetected      bool // a serial beyond the State's is taken for the State's
+	// StrangersIgnored: keys are granted whatever pods do that the State does not know.
+	StrangersIgnored bool
+	LockByName       bool // a lock that bears the mesh's name is taken to be acquired
+	LockIgnored      bool // keys are granted though a pod outside the mesh may hold the lock
 }
 
 // Report is what was seen.
@@ -96,6 +115,9 @@ func run(o Options) (Report, error) {
 	}
 	return Report{States: len(x.nodes), Whole: x.violation == "", Violation: x.violation}, x.err
 }
+
+// alone reports whether there is one manager, which may be another after each read.
+func (o Options) alone() bool { return o.Restores > 0 || o.Outside }
 
 type explorer struct {
 	Options

@@ -24,20 +24,31 @@ func TestExplore(t *testing.T) {
 
 // Every mistake that the mechanism guards against is found out.
 func TestFlaws(t *testing.T) {
-	for name, flaws := range map[string]Flaws{
-		"early grant":   {EarlyGrant: true},
-		"no floor":      {NoFloor: true},
-		"unbarred gone": {UnbarredGone: true},
-		"early ack":     {EarlyAck: true},
-		"undrained ack": {UndrainedAck: true},
-		"serial reset":  {SerialReset: true},
-		"blind write":   {BlindWrite: true},
-		"gone unproven": {GoneUnproven: true},
+	for name, c := range map[string]struct {
+		worlds func() []Options
+		flaws  Flaws
+	}{
+		"early grant":       {Handovers, Flaws{EarlyGrant: true}},
+		"no floor":          {Handovers, Flaws{NoFloor: true}},
+		"unbarred gone":     {Handovers, Flaws{UnbarredGone: true}},
+		"early ack":         {Handovers, Flaws{EarlyAck: true}},
+		"undrained ack":     {Handovers, Flaws{UndrainedAck: true}},
+		"serial reset":      {Handovers, Flaws{SerialReset: true}},
+		"blind write":       {Handovers, Flaws{BlindWrite: true}},
+		"gone unproven":     {Handovers, Flaws{GoneUnproven: true}},
+		"gone early":        {Handovers, Flaws{GoneEarly: true}},
+		"forgotten writes":  {Handovers, Flaws{ForgottenWrites: true}},
+		"serial alone":      {Restores, Flaws{SerialAlone: true}},
+		"trusting":          {Restores, Flaws{Trusting: true}},
+		"undetected":        {Restores, Flaws{Undetected: true}},
+		"strangers ignored": {Restores, Flaws{StrangersIgnored: true}},
+		"lock by name":      {Adoptions, Flaws{LockByName: true}},
+		"lock ignored":      {Adoptions, Flaws{LockIgnored: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			worlds := Quick()
+			worlds := c.worlds()
 			for i := range worlds {
-				worlds[i].Flaws = flaws
+				worlds[i].Flaws = c.flaws
 			}
 			r, err := Run(worlds...)
 			require.NoError(t, err)

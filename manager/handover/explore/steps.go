@@ -1,76 +1,21 @@
 package explore
 
-import "math/bits"
-
 // successors visits all that may happen next.
 func (x *explorer) successors(w world) {
 	for i := range w.read {
-		if i == 0 || w.read[1] != w.read[0] {
+		if i == 0 || w.read[1] != w.read[0] && !x.alone() {
 			x.manager(w, i)
 		}
+	}
+	if w.restores > 0 {
+		x.restore(w)
+	}
+	if x.Outside {
+		x.locks(w)
 	}
 	for i, p := range w.pods {
 		if p.exists {
 			x.pod(w, i)
-		}
-	}
-}
-
-// manager visits what a manager may do.
-func (x *explorer) manager(w world, i int) {
-	read := w.read[i]
-	if read != w.stored {
-		n := w
-		if x.Flaws.SerialReset {
-			n.stored = x.core.reset(n.stored)
-			x.push(&n, n.stored)
-		}
-		n.read[i] = n.stored
-		x.next(n, "manager reads", i, 0)
-		if !x.Flaws.BlindWrite {
-			return // all that it would write is refused
-		}
-	}
-	write := func(n world, state int32, what string, a, b int) {
-		if state == read {
-			return
-		}
-		n.stored, n.read[i] = state, state
-		x.push(&n, state)
-		x.next(n, what, a, b)
-	}
-	ready := w.ready()
-	for k := range x.Wants {
-		n := w
-		if uint8(k) != w.want {
-			if w.changes == 0 {
-				continue
-			}
-			n.want = uint8(k)
-			n.changes--
-		}
-		write(n, x.core.wants(read, k, ready), "wanted: target, by shards ready", k, int(ready))
-	}
-	members := x.core.get(read).members
-	for j, p := range w.pods {
-		switch {
-		case !p.exists:
-		case members[j] == nobody:
-			if p.object {
-				write(w, x.core.join(read, j, p.shard), "joins: pod, shard", j, int(p.shard))
-			}
-		default:
-			for b := p.acks; b != 0; b &= b - 1 {
-				s := bits.TrailingZeros32(b)
-				write(w, x.core.applied(read, j, s), "applied: pod, serial", j, s)
-			}
-			for b := p.nos; b != 0; b &= b - 1 {
-				s := bits.TrailingZeros32(b)
-				write(w, x.core.refused(read, j, s), "refused: pod, serial", j, s)
-			}
-			if !p.running || !p.object && x.Flaws.GoneUnproven {
-				write(w, x.core.gone(read, j), "gone: pod", j, 0)
-			}
 		}
 	}
 }
@@ -85,6 +30,7 @@ func (x *explorer) pod(w world, i int) {
 		}
 	}
 	p := w.pods[i]
+	try("pod's writes end", 0, func(_ *world, p *pod) { p.writes, p.hidden = 0, 0 })
 	if !p.running {
 		return
 	}
@@ -94,16 +40,18 @@ func (x *explorer) pod(w world, i int) {
 		}
 	}
 	try("pod's agent saves", 0, func(_ *world, p *pod) { p.save() })
-	try("pod's writes end", 0, func(_ *world, p *pod) { p.writes = 0 })
 	if !p.object {
-		try("pod's process ends", 0, func(_ *world, p *pod) { p.running = false })
+		try("pod's process ends", 0, func(_ *world, p *pod) { p.running, p.writes = false, p.writes|p.memory.keys })
 	}
 	if w.failures == 0 {
 		return
 	}
-	if p.disk != p.memory || p.saved != p.floor {
+	if p.disk != p.memory || p.saved != p.floor || x.Flaws.ForgottenWrites {
 		try("pod's agent crashes", 0, func(w *world, p *pod) {
 			p.crash()
+			if x.Flaws.ForgottenWrites {
+				p.forget()
+			}
 			w.failures--
 		})
 	}
@@ -113,7 +61,9 @@ func (x *explorer) pod(w world, i int) {
 			w.failures--
 		})
 	}
-	if p.object {
+	// A pod that a restored State does not know, and whose object is gone, is killed by its
+	// kubelet: nobody else knows of it.
+	if p.object && x.Restores == 0 {
 		try("pod vanishes, and is made anew", 0, func(w *world, p *pod) {
 			p.object = false
 			w.failures--
@@ -141,35 +91,16 @@ func (w world) ready() (r uint8) {
 // stuck says what does not end although failures do, messages arrive, and all do
 // what they should.
 func (x *explorer) stuck(w world) string {
+	w.lock = lock{holder: mesh, proven: true}
+	if x.alone() && w.read[0] != w.stored {
+		w.stored = x.core.read(w.stored)
+	}
 	for range 50 {
 		before := w
-		w.stored = x.core.wants(w.stored, int(w.want), w.ready())
+		w.stored = x.core.wants(x.core.others(w.stored, true, true), int(w.want), w.ready())
 		for i := range w.pods {
-			p := &w.pods[i]
-			info := x.core.get(w.stored)
-			switch {
-			case !p.exists:
-			case info.members[i] == nobody:
-				if p.object {
-					w.stored = x.core.join(w.stored, i, p.shard)
-				}
-			case !p.running:
-				w.stored = x.core.gone(w.stored, i)
-			default:
-				m := policy{serial: info.serial[p.shard], keys: info.told[p.shard]}
-				if !p.object {
-					m = policy{serial: m.serial, refuse: true}
-				}
-				x.take(p, m)
-				p.save()
-				p.writes = 0
-				switch {
-				case p.memory != m:
-				case m.refuse:
-					w.stored = x.core.refused(w.stored, i, int(m.serial))
-				default:
-					w.stored = x.core.applied(w.stored, i, int(m.serial))
-				}
+			if w.pods[i].exists {
+				w.stored = x.answer(w.stored, i, &w.pods[i])
 			}
 		}
 		if w == before {
@@ -184,4 +115,43 @@ func (x *explorer) stuck(w world) string {
 		}
 	}
 	return "the handover does not end: it goes on for ever"
+}
+
+// answer lets an agent take what a State says, and the manager hear of it.
+func (x *explorer) answer(state int32, i int, p *pod) int32 {
+	info := x.core.get(state)
+	p.writes, p.hidden = 0, 0
+	if x.ahead(info, i, *p) {
+		return x.core.ahead(state, i, p.had())
+	}
+	if info.members[i] == nobody {
+		if !p.object {
+			return state
+		}
+		if x.alone() && info.minSerial > 0 {
+			x.take(p, policy{serial: info.minSerial})
+			p.save()
+		}
+		if !x.alone() || p.waits(info.minSerial) {
+			return x.core.join(state, i, p.shard)
+		}
+		return state
+	}
+	if !p.running {
+		return x.core.gone(state, i)
+	}
+	m := policy{serial: info.serial[p.shard], keys: info.told[p.shard]}
+	if !p.object {
+		m = policy{serial: m.serial, refuse: true}
+	}
+	x.take(p, m)
+	p.save()
+	p.writes = 0
+	switch {
+	case p.memory != m:
+		return state
+	case m.refuse:
+		return x.core.refused(state, i, int(m.serial))
+	}
+	return x.core.applied(state, i, int(m.serial))
 }

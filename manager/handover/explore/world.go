@@ -6,11 +6,13 @@ import (
 )
 
 const (
-	shards = 3
-	ranges = 3
-	slots  = 6 // pods, those that are made anew among them
-	flight = 6 // policies on their way to one pod
-	stale  = -1
+	shards  = 3
+	ranges  = 3
+	slots   = 6 // pods, those that are made anew among them
+	flight  = 6 // policies on their way to one pod
+	serials = 24
+	stale   = -1
+	none    = -2 // no backup
 )
 
 // world is all there is at a moment. It is comparable.
@@ -19,9 +21,28 @@ type world struct {
 	read   [2]int32 // what each manager read last
 	pods   [slots]pod
 	want   uint8 // of Options.Wants
+	lock   lock
+	// backup is a State and a holder of the lock as they were stored at some moment.
+	backup     int32
+	backupLock holder
 	// What is left of Options.
-	changes, failures uint8
+	changes, failures, restores uint8
 }
+
+// lock is the operator's own lock, and who takes himself for its holder.
+type lock struct {
+	holder  holder
+	outside bool // a pod outside the mesh leads, and acts on all ranges
+	proven  bool // the first manager knows that no pod outside does
+}
+
+type holder uint8
+
+const (
+	free holder = iota
+	mesh
+	outside
+)
 
 type pod struct {
 	exists  bool  // it was made
@@ -34,8 +55,9 @@ type pod struct {
 	writes       uint8 // ranges of writes under way that the policy in force would refuse
 
 	flight [flight]policy // sorted; never taken out, so they come again and late
-	acks   uint32         // serials said to be applied, as bits; not taken out either
+	acks   [serials]uint8 // sets of ranges of policies said to be applied, as bits, by serial; not taken out either
 	nos    uint32         // serials said to be refused
+	hidden uint8          // ranges of writes under way that its agent does not know of
 }
 
 // policy is what a pod is told.
@@ -47,15 +69,15 @@ type policy struct {
 
 // acting is what a pod may act on at this moment.
 func (p pod) acting() uint8 {
-	if !p.running {
-		return 0
-	}
-	return p.memory.keys | p.writes
+	return p.memory.keys | p.writes | p.hidden
 }
 
 // wrong is what must never be.
 func (x *explorer) wrong(w world) string {
 	for i, p := range w.pods {
+		if w.lock.outside && p.acting() != 0 {
+			return fmt.Sprintf("pod %d acts on ranges %03b while a pod outside the mesh leads", i, p.acting())
+		}
 		for j, q := range w.pods[:i] {
 			if p.shard != q.shard && p.acting()&q.acting() != 0 {
 				return fmt.Sprintf("pods %d and %d of shards %d and %d act on ranges %03b", j, i, q.shard, p.shard, p.acting()&q.acting())
@@ -70,7 +92,7 @@ func (x *explorer) wrong(w world) string {
 
 // begin is the world with all in order.
 func (x *explorer) begin() (world, error) {
-	w := world{changes: x.Changes, failures: x.Failures}
+	w := world{changes: x.Changes, failures: x.Failures, restores: x.Restores, backup: none, lock: lock{holder: mesh, proven: true}}
 	n := 0
 	for shard, count := range x.Members {
 		for range count {
@@ -82,15 +104,23 @@ func (x *explorer) begin() (world, error) {
 		}
 	}
 	w.stored = x.core.want(x.core.first(), 0)
+	if x.Outside && x.Wants[0] == [shards]uint8{} {
+		w.lock = lock{holder: outside, outside: true}
+	}
 	for i := range n {
 		w.stored = x.core.join(w.stored, i, w.pods[i].shard)
 	}
 	w.read = [2]int32{w.stored, w.stored}
+	if x.alone() {
+		w.read[1] = stale
+	}
 	x.push(&w, w.stored)
 	for i := range n {
 		p := &w.pods[i]
-		x.take(p, p.flight[0])
-		p.save()
+		if p.flight[0] != (policy{}) {
+			x.take(p, p.flight[0])
+			p.save()
+		}
 	}
 	return w, x.err
 }
@@ -110,7 +140,7 @@ func (x *explorer) canonical(w *world) {
 			w.read[i] = stale
 		}
 	}
-	if w.read[0] > w.read[1] {
+	if w.read[0] > w.read[1] && !x.alone() {
 		w.read[0], w.read[1] = w.read[1], w.read[0]
 	}
 	info := x.core.get(w.stored)
@@ -121,8 +151,8 @@ func (x *explorer) canonical(w *world) {
 		}
 		x.acknowledge(p)
 		if !p.running {
-			// Nothing of it matters but that it is dead.
-			*p = pod{exists: true, object: p.object, shard: p.shard, acks: p.acks, nos: p.nos}
+			// Nothing of it matters but what it has asked for, and that it is dead.
+			*p = pod{exists: true, object: p.object, shard: p.shard, writes: p.writes | p.hidden, acks: p.acks, nos: p.nos}
 		}
 		left := 0
 		for _, m := range p.flight {
@@ -138,10 +168,12 @@ func (x *explorer) canonical(w *world) {
 		}
 		// What the stored State knows is not learnt again.
 		if known := info.members[i]; known != nobody {
-			p.acks &^= 1<<(known+1) - 1
+			if !x.alone() {
+				clear(p.acks[:known+1])
+			}
 			p.nos &^= 1<<known - 1
 		} else if !p.object {
-			p.acks, p.nos = 0, 0
+			p.acks, p.nos = [serials]uint8{}, 0
 		}
 	}
 }
