@@ -10,7 +10,7 @@ import (
 // used the next serial of a shard that is not verified, so an agent that is ahead could
 // not be told from one that is not. A withdrawal gives nothing to anybody.
 func (n *next) accepts(w Want) bool {
-	return !n.RolledBack && (len(w.Scopes) == 0 || n.Verified())
+	return !n.RolledBack && (len(w.Scopes) == 0 || n.Verified() && !n.Evidence.Strangers)
 }
 
 // Verified reports whether all shards own what the State says.
@@ -28,6 +28,7 @@ func (s State) Verified() bool {
 
 // verify notes the shards that are verified by what all members together confirmed.
 func (n *next) verify() {
+	n.Evidence.Strangers = n.Evidence.Strangers && !n.Evidence.OthersIdle
 	if !n.conclusive() {
 		return
 	}
@@ -108,14 +109,15 @@ func (n *next) changed(shard string) {
 	n.tell[shard] = true
 }
 
-// ahead starts to take everything from everybody if a serial is beyond what the State
-// accounts for.
+// ahead starts to take everything from everybody if a member has had a serial beyond what
+// the State accounts for.
 func (n *next) ahead(uid string, serial int64) {
-	known := n.MinSerial
-	if m, ok := n.Members[uid]; ok {
-		known = n.Shards[m.Shard].Serial
+	m, member := n.Members[uid]
+	if !member {
+		n.stranger(serial)
+		return
 	}
-	if serial <= known {
+	if serial <= n.Shards[m.Shard].Serial {
 		return
 	}
 	n.MinSerial = max(n.MinSerial, serial)
@@ -129,6 +131,16 @@ func (n *next) ahead(uid string, serial int64) {
 		n.tell[name] = true
 	}
 	n.Evidence = Evidence{LocksHeld: n.Evidence.LocksHeld, OthersIdle: n.Evidence.OthersIdle, Confirmed: map[string]bool{}, Verified: map[string]bool{}}
+}
+
+// stranger raises the serials of pods without a shard above one that such a pod has had.
+// The pod may have been a member until it was refused, or a member of another root. It may
+// also have joined in a history that was lost: until it acts on nothing, nothing is released.
+func (n *next) stranger(serial int64) {
+	if serial > n.MinSerial {
+		n.MinSerial = serial + 1
+		n.Evidence.Strangers = true
+	}
 }
 
 // restart makes a State that was rolled back an empty one, once no member may act.

@@ -33,6 +33,9 @@ type Evidence struct {
 	// Acting: a member confirmed that it owns keys by a policy from before the State was
 	// read. So it has owned them all along, and the mesh has held the operator's locks.
 	Acting bool
+	// Strangers: a pod that is not a member has had a serial that the State does not account
+	// for, and it is not known yet that it acts on nothing.
+	Strangers bool
 	// Confirmed are the members, by uid, that have acknowledged a policy of this State.
 	Confirmed map[string]bool
 	// Verified are the shards, by name, that own what the State says: a member confirmed
@@ -144,8 +147,9 @@ type (
 		Serial int64
 		Now    time.Time
 	}
-	// Ahead says that a pod, member or not, was sent a serial. If it is beyond the
-	// State's, then the State was rolled back.
+	// Ahead says that a pod, member or not, was sent a serial. If that of a member is beyond
+	// its shard's, then the State was rolled back. That of another pod proves nothing: it may
+	// have been a member before, of this root or of another. MinSerial rises above it.
 	Ahead struct {
 		UID    string
 		Serial int64

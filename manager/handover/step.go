@@ -194,6 +194,9 @@ func (n *next) remove(uid string) {
 
 // release takes from shards what none of their members acts on any more.
 func (n *next) release() {
+	if n.Evidence.Strangers && !n.RolledBack {
+		return
+	}
 	for name, shard := range n.Shards {
 		if len(n.lagging(name)) == 0 {
 			shard.Held = shard.Told()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
 // A pod that ran unsharded is deleted by force: its processes act on everything until its
@@ -70,4 +71,78 @@ func TestMemberIsServedAgainAfterARefusal(t *testing.T) {
 	require.Equal(t, before+1, m.inForce[string(p.UID)].Serial)
 	require.False(t, m.get().Status.Root.RolledBack)
 	require.Len(t, m.held(), 2)
+}
+
+// A pod that loses the label of the mesh is refused and leaves its shard. It is no sign of a
+// restore that it has had later policies than other pods without a shard.
+func TestPodThatLostItsLabelJoinsAgain(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	p := m.pod(0)
+	other := m.pod(1)
+	m.settle()
+	p = get(m, p)
+	delete(p.Labels, v1alpha1.EnableProxyLabel)
+	require.NoError(t, m.Update(t.Context(), p))
+	m.settle()
+	require.Empty(t, m.shardOf(p))
+	p.Labels[v1alpha1.EnableProxyLabel] = "true"
+	require.NoError(t, m.Update(t.Context(), p))
+	m.settle()
+	require.NotEmpty(t, m.shardOf(p))
+	require.False(t, m.get().Status.Root.RolledBack)
+	m.notRolledBack()
+	require.NotEmpty(t, m.inForce[string(other.UID)].Serial)
+	require.Len(t, m.held(), 2)
+}
+
+// notRolledBack asserts that no Event said that a root was rolled back.
+func (m *mesh) notRolledBack() {
+	m.Helper()
+	for len(m.recorder.Events) > 0 {
+		require.NotContains(m, <-m.recorder.Events, "RolledBack")
+	}
+}
+
+// The pod was a member of another root, whose serials are other ones.
+func TestPodOfAnotherRootJoins(t *testing.T) {
+	for name, barred := range map[string]bool{"it was refused since": true, "it was not refused": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t)
+			m.root(2, 1)
+			m.pod(0)
+			m.settle()
+			p := m.pod(1)
+			uid, serial := string(p.UID), m.now.Add(time.Hour).UnixMilli()
+			m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Serial: serial, Barred: barred}
+			m.floors[uid] = serial + 1
+			m.settle()
+			require.NotEmpty(t, m.shardOf(p))
+			require.Greater(t, m.inForce[uid].Serial, uint64(serial))
+			m.notRolledBack()
+		})
+	}
+}
+
+// No key moves while a pod may act that has had a serial of which the status says nothing:
+// it may have joined a shard after a backup was made.
+func TestNothingMovesBesideAPodWithAnUnknownSerial(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
+	m.pod(0)
+	m.pod(1)
+	m.settle()
+	p := m.pod(2)
+	uid, serial := string(p.UID), m.now.Add(time.Hour).UnixMilli()
+	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Serial: serial}
+	m.deaf[uid] = true
+	m.size(3)
+	m.settle()
+	require.Len(t, m.get().Status.Root.Shards, 2)
+	delete(m.deaf, uid)
+	m.settle()
+	require.Len(t, m.held(), 3)
+	require.False(t, m.held()["op-3-normal"].Empty())
+	m.notRolledBack()
 }

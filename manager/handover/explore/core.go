@@ -191,7 +191,7 @@ func (c *core) number(s handover.State) int32 {
 		moves[i] = fmt.Sprint(m.From, m.To, m.Phase, mask(m.Keys))
 	}
 	slices.Sort(moves)
-	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
+	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.Strangers, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
 
 	id, ok := c.ids[key.String()]
 	if !ok {
