@@ -100,6 +100,8 @@ type source struct {
 	selects func(metav1.Object) bool
 	// judge fills in the policy of a member.
 	judge func(*corev1.Pod, *meshv1.PodPolicy)
+	// serial is that of a pod's shard, 0 for a pod without one; nil if shards have none.
+	serial func(*corev1.Pod) uint64
 }
 
 // Compile assigns pods to configurations and renders the policy of each pod.
@@ -134,7 +136,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 			if c.Spec.DryRun && s.Problem == nil && !Withdrawn(c) {
 				r.dryRun = planDryRun(r, pods)
 			}
-			s.selects, s.judge = r.selects, r.judge
+			s.selects, s.judge, s.serial = r.selects, r.judge, r.serial
 			for _, d := range r.derived {
 				derived[d.NamespacedName] = true
 				shards = append(shards, d)
@@ -224,7 +226,21 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 			p.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen && !p.GetSharding().GetStandby()
 		}
 	}
+	if p.Refuse != "" {
+		p.Serial = refusedSerial(pod, selecting)
+	}
 	return p
+}
+
+// refusedSerial is the serial of a pod's refusal: that of its shard, so that the shard does
+// not wait for the pod. 0 if the pod has no shard: nothing waits for it to have a serial.
+func refusedSerial(pod *corev1.Pod, selecting []source) (serial uint64) {
+	for _, s := range selecting {
+		if s.serial != nil {
+			serial = max(serial, s.serial(pod))
+		}
+	}
+	return serial
 }
 
 // written makes a source of a configuration that names its shard's pods itself.

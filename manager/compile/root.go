@@ -122,9 +122,11 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		// was confirmed before that does not count.
 		p.Sharding = r.standby(fmt.Sprintf("it is in no shard yet (generation %d): it waits until the operator's locks are free and a shard lacks a pod", r.config.Generation))
 	}
-	if p.Refuse != "" {
-		p.Serial = 0 // it bars nothing: what the pod is sent next may have the same serial
-	}
+}
+
+// serial is that of a pod's shard; 0 for a pod that is not a member.
+func (r *root) serial(pod *corev1.Pod) uint64 {
+	return uint64(r.State.Shards[r.State.Members[string(pod.UID)].Shard].Serial)
 }
 
 // rolledBack is why pods wait while it is not known what other pods own.

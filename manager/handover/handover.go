@@ -129,10 +129,13 @@ type (
 	Join struct{ Members []Member }
 	// Applied says that a pod acts on nothing older than a serial of its shard: it has
 	// acknowledged exactly the policy, serial and hash, that follows from this State.
+	// Refused: the policy refuses the pod, so that it shows nothing of what the pod has
+	// acted on.
 	Applied struct {
-		UID    string
-		Serial int64
-		Now    time.Time
+		UID     string
+		Serial  int64
+		Refused bool
+		Now     time.Time
 	}
 	// Gone says that a pod is proven to run no more.
 	Gone struct {

@@ -99,7 +99,7 @@ func drawEvent(t *rapid.T, now time.Time) Event {
 	case "join":
 		return Join{[]Member{{UID: uid, Name: uid, Shard: rapid.SampledFrom(shards).Draw(t, "shard")}}}
 	case "applied":
-		return Applied{UID: uid, Serial: serial, Now: now}
+		return Applied{UID: uid, Serial: serial, Refused: rapid.Bool().Draw(t, "refused"), Now: now}
 	case "gone":
 		return Gone{UID: uid, Now: now}
 	case "refused":

@@ -22,13 +22,15 @@ func Step(s State, e Event) (State, []Effect) {
 		n.join(e.Members)
 	case Applied:
 		n.now = e.Now
-		n.applied(e.UID, e.Serial)
+		if n.confirmed(e.UID, e.Serial) && !e.Refused {
+			n.acted(n.Members[e.UID].Shard)
+		}
 	case Gone:
 		n.now = e.Now
 		n.remove(e.UID)
 	case Refused:
 		n.now = e.Now
-		n.applied(e.UID, e.Serial)
+		n.confirmed(e.UID, e.Serial)
 		if m, ok := n.Members[e.UID]; ok && e.Serial == n.Shards[m.Shard].Serial {
 			n.remove(e.UID)
 		}
@@ -168,19 +170,25 @@ func (n *next) join(members []Member) {
 	}
 }
 
-// applied notes an acknowledgement. One of a serial that the State does not know of is
+// confirmed notes an acknowledgement. One of a serial that the State does not know of is
 // not of its policies.
-func (n *next) applied(uid string, serial int64) {
+func (n *next) confirmed(uid string, serial int64) bool {
 	m, ok := n.Members[uid]
 	if !ok || serial > n.Shards[m.Shard].Serial {
-		return
+		return false
 	}
 	m.Serial = max(m.Serial, serial)
 	n.Members[uid] = m
 	n.Evidence.Confirmed[uid] = true
-	if _, decided := n.Evidence.Verified[m.Shard]; !decided {
-		n.Evidence.Verified[m.Shard] = true
-		shard := n.Shards[m.Shard]
+	return true
+}
+
+// acted notes that a member of a shard has confirmed what it acts on. A refusal shows no
+// such thing: agents apply it whichever serial the pod has had.
+func (n *next) acted(name string) {
+	if _, decided := n.Evidence.Verified[name]; !decided {
+		n.Evidence.Verified[name] = true
+		shard := n.Shards[name]
 		n.Evidence.Acting = n.Evidence.Acting || !shard.Told().Empty()
 		n.Evidence.Doubtful = scope.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Told()))
 	}

@@ -51,7 +51,14 @@ func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
 
 // A refusal bars what the pod was sent before, so the pod is served under a later serial.
 func TestMemberIsServedAgainAfterARefusal(t *testing.T) {
+	for name, old := range map[string]bool{"agents": false, "agents that do not say that they bar a serial": true} {
+		t.Run(name, func(t *testing.T) { servedAgainAfterARefusal(t, old) })
+	}
+}
+
+func servedAgainAfterARefusal(t *testing.T, oldAgents bool) {
 	m := newMesh(t)
+	m.oldAgents = oldAgents
 	m.root(2, 1)
 	p := m.pod(0)
 	m.pod(1)
@@ -145,4 +152,28 @@ func TestNothingMovesBesideAPodWithAnUnknownSerial(t *testing.T) {
 	require.Len(t, m.held(), 3)
 	require.False(t, m.held()["op-3-normal"].Empty())
 	m.notRolledBack()
+}
+
+// A refused member acts on nothing, so that the keys of its shard may move, but takes none.
+func TestKeysLeaveAShardWithARefusedMember(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
+	p := m.pod(0)
+	m.pod(1)
+	m.settle()
+	p = get(m, p)
+	p.Labels["a"] = "b"
+	require.NoError(t, m.Update(t.Context(), p))
+	other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
+	other.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+	require.NoError(t, m.Create(t.Context(), other))
+	m.settle()
+	refused, before := m.shardOf(p), m.held()
+	m.pod(2)
+	m.size(3)
+	m.settle()
+	require.False(t, m.held()["op-3-normal"].Empty())
+	require.True(t, m.held()[refused].Minus(before[refused]).Empty())
+	require.Empty(t, m.get().Status.Root.Handovers)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -140,4 +141,30 @@ func TestAcknowledgementOfAnotherPolicyDoesNotCount(t *testing.T) {
 	m.inForce[string(a.UID)] = sent
 	m.settle()
 	require.Empty(t, m.get().Status.Root.Handovers)
+}
+
+// A member that is refused acts on nothing: the root does not wait for it to be served again.
+func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
+	m, pods, backup := moved(t)
+	p := get(m, pods[0])
+	p.Labels["a"] = "b"
+	require.NoError(t, m.Update(t.Context(), p))
+	other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
+	other.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+	require.NoError(t, m.Create(t.Context(), other))
+	m.restore(backup)
+	m.deaf[string(pods[1].UID)] = true
+	m.settle()
+	require.True(t, m.get().Status.Root.RolledBack)
+	require.Equal(t, v1alpha1.ReasonRolledBack, m.ready().Reason, m.ready().Message)
+	delete(m.deaf, string(pods[1].UID))
+	m.settle()
+	require.False(t, m.get().Status.Root.RolledBack)
+	require.NotEmpty(t, m.inForce[string(p.UID)].Refuse)
+	require.NoError(t, m.Delete(t.Context(), other))
+	m.goOn(locksProven, nil)
+	m.settle()
+	require.NotEmpty(t, m.shardOf(p))
+	require.Empty(t, m.inForce[string(p.UID)].Refuse)
+	require.Len(t, m.held(), 2)
 }

@@ -53,8 +53,10 @@ type mesh struct {
 	deaf     map[string]bool                // pods of which agents do not answer
 	floors   map[string]int64               // the least serials that agents accept, by pod uid
 	inForce  map[string]compile.Policy      // by pod uid
-	funcs    interceptor.Funcs
-	pods     int // made
+	// oldAgents say nothing of serials but what versions say.
+	oldAgents bool
+	funcs     interceptor.Funcs
+	pods      int // made
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
 	leaders map[[2]string]string
 	// idle pods contend for no lock.
@@ -208,12 +210,15 @@ func (m *mesh) push() {
 func (m *mesh) apply(uid string, p compile.Policy) {
 	serial := int64(p.Serial)
 	if p.Refuse == "" && serial < m.floors[uid] {
+		o := m.seen[uid]
+		o.Nacked = p.Version
+		m.seen[uid] = o
 		return
 	}
 	m.inForce[uid] = p
 	serial = max(serial, m.seen[uid].Serial)
 	barred := p.Refuse != "" && serial > 0
-	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: serial, Barred: barred}
+	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: serial, Barred: barred && !m.oldAgents}
 	if barred {
 		serial++
 	}

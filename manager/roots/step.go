@@ -126,13 +126,20 @@ func (rt *root) ahead(v view, now time.Time) (out []handover.Event) {
 		policy := v.world.Compiled.Policies[types.UID(uid)]
 		switch served := policy.PodPolicy != nil && policy.Refuse == ""; {
 		case o.Serial == 0:
-		case o.Barred && served:
+		case served && (o.Barred || rejects(o, policy)):
 			out = append(out, handover.Barred{UID: uid, Serial: o.Serial, Now: now})
 		default:
 			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial, Now: now})
 		}
 	}
 	return out
+}
+
+// rejects reports whether an agent rejected a policy that has the serial of another one in
+// force: older agents do not say that this was a refusal, which bars its serial.
+func rejects(o push.Observation, policy compile.Policy) bool {
+	serial, _ := compile.Serial(o.Version)
+	return serial > 0 && serial == int64(policy.Serial) && o.Serial == serial && o.Version != policy.Version && o.Nacked == policy.Version
 }
 
 // heard is what there is to say of a member; nil if nothing is new.
@@ -152,9 +159,12 @@ func (rt *root) heard(state handover.State, m handover.Member, v view, now time.
 	// An acknowledgement of the same serial with another hash may be of a policy that
 	// another history of the state led to.
 	serial := int64(policy.GetSerial())
-	if policy.PodPolicy != nil && policy.Refuse == "" && serial > 0 && o.Version == policy.Version &&
-		(serial > m.Serial || !state.Evidence.Confirmed[m.UID]) {
-		return handover.Applied{UID: m.UID, Serial: serial, Now: now}
+	if serial == 0 || o.Version != policy.Version {
+		return nil
+	}
+	refused := policy.Refuse != ""
+	if _, verified := state.Evidence.Verified[m.Shard]; serial > m.Serial || !state.Evidence.Confirmed[m.UID] || !verified && !refused {
+		return handover.Applied{UID: m.UID, Serial: serial, Refused: refused, Now: now}
 	}
 	return nil
 }
@@ -230,6 +240,7 @@ func (rt *root) ready(v view, state handover.State, now time.Time) map[string]bo
 // it is told.
 func serves(v view, m handover.Member, o push.Observation) bool {
 	_, told := compile.Serial(o.Version)
+	told = told && v.world.Compiled.Policies[types.UID(m.UID)].GetRefuse() == ""
 	return isThere(v, m) && isReady(v.all[m.UID]) && o.Capture != "" && told
 }
 

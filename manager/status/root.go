@@ -327,7 +327,7 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, w.Config.Namespace, v1alpha1.EnableProxyLabel))
 	case w.Obstacle != nil && !w.State.Holds():
 		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
-	case broken >= 0:
+	case broken >= 0 && !w.State.RolledBack:
 		c.set(v1alpha1.ConditionReady, false, w.verdicts[broken].reason, members+"; "+describe(w.verdicts, verdict.unready))
 	case w.Obstacle != nil:
 		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
