@@ -6,11 +6,33 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
-// accepts reports whether a Want may change serials. A history that was lost may have
-// used the next serial of a shard that is not verified, so an agent that is ahead could
-// not be told from one that is not. A withdrawal gives nothing to anybody.
+// accepts reports whether a Want may change serials. A withdrawal gives nothing to anybody.
 func (n *next) accepts(w Want) bool {
-	return !n.RolledBack && (len(w.Scopes) == 0 || n.Verified() && !n.Evidence.Strangers)
+	return !n.RolledBack && (len(w.Scopes) == 0 || !n.Evidence.Strangers)
+}
+
+// Pinned reports whether a shard keeps what it was told, whatever is wanted: it is not
+// verified. A history that was lost may have used its next serial, so an agent that is
+// ahead could not be told from one that is not.
+func (s State) Pinned(shard string) bool {
+	return !s.Shards[shard].Held.Empty() && !s.Evidence.Verified[shard]
+}
+
+// pin takes from targets what must not change: shards that are pinned keep what they were
+// told, and no shard takes back keys that may have left it.
+func (n *next) pin(targets map[string]scope.Scope) {
+	var pinned scope.Scope
+	for name, shard := range n.Shards {
+		if n.Pinned(name) {
+			pinned = scope.Union(pinned, shard.Told())
+		}
+	}
+	for name, shard := range n.Shards {
+		targets[name] = targets[name].Minus(pinned).Minus(shard.Held.Intersect(n.Evidence.Doubtful))
+		if n.Pinned(name) {
+			targets[name] = shard.Told()
+		}
+	}
 }
 
 // Verified reports whether all shards own what the State says.

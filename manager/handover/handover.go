@@ -117,7 +117,7 @@ type (
 		Scopes map[string]scope.Scope
 		// Ready are the shards that could take keys: some member of theirs serves.
 		// A shard with members gives nothing to a shard that is not Ready, and takes
-		// back what it has not given yet.
+		// back what it has not given yet. What is Pinned does not change.
 		Ready map[string]bool
 		// Restart: members that lose keys become Stale.
 		Restart bool

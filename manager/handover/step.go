@@ -127,17 +127,21 @@ func (n *next) targets(e Want) map[string]scope.Scope {
 	}
 	maps.Copy(targets, e.Scopes)
 	for taker, wanted := range e.Scopes {
-		if e.Ready[taker] {
+		pinned := n.Pinned(taker)
+		if e.Ready[taker] && !pinned {
 			continue
 		}
 		for giver, shard := range n.Shards {
-			if giver == taker || !populated[giver] {
+			if giver == taker || n.Pinned(giver) || !populated[giver] && !pinned {
 				continue
 			}
 			kept := shard.Held.Intersect(wanted)
 			targets[giver] = scope.Union(targets[giver], kept)
 			targets[taker] = targets[taker].Minus(kept)
 		}
+	}
+	if len(e.Scopes) > 0 {
+		n.pin(targets)
 	}
 	return targets
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -320,7 +321,7 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 		return nil
 	case !state.Holds():
 		return rt.closed
-	case !state.Verified() && now.Sub(rt.readAt) >= status.Grace:
+	case (!state.Verified() || state.Evidence.Strangers) && now.Sub(rt.readAt) >= status.Grace:
 		return rt.unverified(state)
 	case rt.undiscovered != nil:
 		return rt.undiscovered
@@ -330,8 +331,8 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 	return locks.Unheld(rt.locks, rt.Locks, rt.holder(v))
 }
 
-// unverified is the obstacle that members are which have not confirmed their policy since
-// the state was read.
+// unverified is the obstacle that pods are of which the agents have not confirmed, since the
+// state was read, what they act on.
 func (rt *root) unverified(state handover.State) *locks.Obstacle {
 	var names []string
 	for _, m := range state.Unconfirmed() {
@@ -340,7 +341,22 @@ func (rt *root) unverified(state handover.State) *locks.Obstacle {
 	if len(names) > maxOutside {
 		names = append(names[:maxOutside], "and more")
 	}
-	message := "no keys move until the agents have confirmed what status.root says, because it may have been restored from a backup"
+	message := "no keys move until the agents have confirmed that pods without a shard act on nothing, because they may be in shards of which a restored backup does not know"
+	if !state.Evidence.Strangers {
+		var shards []string
+		for _, name := range slices.Sorted(maps.Keys(state.Shards)) {
+			if state.Pinned(name) {
+				shards = append(shards, name)
+			}
+		}
+		if len(shards) > maxOutside {
+			shards = append(shards[:maxOutside], "and more")
+		}
+		message = "the agents have not confirmed all that status.root says, which may have been restored from a backup"
+		if len(shards) > 0 {
+			message += "; no keys move from or to shard " + strings.Join(shards, ", ") + " until then"
+		}
+	}
 	if len(names) > 0 {
 		message += "; waiting for " + strings.Join(names, ", ")
 	}

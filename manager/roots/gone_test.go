@@ -6,11 +6,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 // A pod that ran unsharded is deleted by force: its processes act on everything until its
@@ -176,4 +178,31 @@ func TestKeysLeaveAShardWithARefusedMember(t *testing.T) {
 	require.False(t, m.held()["op-3-normal"].Empty())
 	require.True(t, m.held()[refused].Minus(before[refused]).Empty())
 	require.Empty(t, m.get().Status.Root.Handovers)
+}
+
+// A node is partitioned while another manager becomes the leader: only handovers from and to
+// its shard wait.
+func TestHandoversGoOnBesideAPartitionedNode(t *testing.T) {
+	m := newMesh(t)
+	m.root(3, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
+	pods := []*corev1.Pod{m.pod(0), m.pod(1), m.pod(2)}
+	m.settle()
+	before := m.held()
+	m.away["node-0"] = true
+	m.lead()
+	m.size(2)
+	m.goOn(status.Grace+10*time.Second, nil)
+	m.settle()
+	held := m.held()
+	lone := m.shardOf(pods[0])
+	require.Equal(t, "op-1-normal", lone)
+	require.True(t, held[lone].Equal(before[lone]))
+	require.False(t, held["op-2-normal"].Minus(before["op-2-normal"]).Empty())
+	progressing := apimeta.FindStatusCondition(m.get().Status.Conditions, v1alpha1.ConditionProgressing)
+	require.Contains(t, progressing.Message, "an agent that confirms which keys shard op-1-normal owns")
+	m.away = map[string]bool{}
+	m.settle()
+	require.True(t, m.held()["op-3-normal"].Empty())
+	require.False(t, m.held()[lone].Equal(before[lone]))
 }

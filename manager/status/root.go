@@ -17,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // BlockedAfter is how long a phase of a handover may last before people are told.
@@ -152,9 +153,18 @@ func (in RootInput) handover() string {
 // the keys.
 func (in RootInput) unready() []string {
 	var out []string
-	for _, taker := range slices.Sorted(maps.Keys(in.State.Shards)) {
+	names := slices.Sorted(maps.Keys(in.State.Shards))
+	var pinned scope.Scope
+	for _, name := range names {
+		if s := in.State.Shards[name]; in.State.Pinned(name) {
+			if pinned = scope.Union(pinned, s.Told()); !s.Wanted.Equal(s.Target) {
+				out = append(out, "an agent that confirms which keys shard "+name+" owns: until then it gives and takes none")
+			}
+		}
+	}
+	for _, taker := range names {
 		s := in.State.Shards[taker]
-		if !s.Wanted.Minus(s.Target).Empty() {
+		if !in.State.Pinned(taker) && !s.Wanted.Minus(s.Target).Minus(pinned).Empty() {
 			out = append(out, "a ready member of shard "+taker+", whose keys stay with others until then")
 		}
 	}
