@@ -22,7 +22,11 @@ func (w *world) loadPlatform(ctx context.Context) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("reading ConfigMap %s: %w", platform.ConfigMap, err)
 	}
-	w.settings.CompareAndSwap(nil, platform.Default())
+	timeout, ok := platform.RequestTimeout(cm.Data)
+	if !ok {
+		timeout = platform.MaxRequestTimeout
+	}
+	w.settings.CompareAndSwap(nil, platform.Default().WithRequestTimeout(timeout))
 	w.adoptPlatform(cm.Data)
 	return nil
 }
@@ -39,7 +43,7 @@ func (w *world) watchPlatform(ctx context.Context) error {
 	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    adopt,
 		UpdateFunc: func(_, o any) { adopt(o) },
-		DeleteFunc: func(any) { w.adoptPlatform(nil) },
+		DeleteFunc: func(any) { w.resetPlatform() },
 	}); err != nil {
 		return fmt.Errorf("watching ConfigMap %s: %w", platform.ConfigMap, err)
 	}
@@ -56,8 +60,14 @@ func (w *world) adoptPlatform(data map[string]string) {
 	if err != nil {
 		metrics.PlatformInvalid.Set(1)
 		w.Log.Error("keeping the former platform settings", "configmap", w.Namespace+"/"+platform.ConfigMap, "error", err)
+		w.raiseRequestTimeout(data)
 		return
 	}
+	w.useSettings(settings)
+}
+
+// useSettings puts valid settings into effect.
+func (w *world) useSettings(settings *platform.Settings) {
 	metrics.PlatformInvalid.Set(0)
 	before := w.settings.Swap(settings)
 	if w.stampLoop != nil {
@@ -65,5 +75,24 @@ func (w *world) adoptPlatform(data map[string]string) {
 	}
 	if w.policiesLoop != nil && before != nil && *before.APIServer.RequestTimeout != *settings.APIServer.RequestTimeout {
 		w.policiesLoop.poke() // which pokes that of roots
+	}
+}
+
+// resetPlatform applies the defaults after the ConfigMap was deleted. The request timeout
+// of the apiserver is as before, so that one which is longer stays until the manager ends.
+func (w *world) resetPlatform() {
+	timeout, defaults := w.requestTimeout(), platform.Default()
+	w.useSettings(defaults.WithRequestTimeout(max(timeout, defaults.APIServer.RequestTimeout.Duration)))
+}
+
+// raiseRequestTimeout applies the request timeout of settings that are invalid, if it is
+// longer than the one before: a shorter one could give a key two owners.
+func (w *world) raiseRequestTimeout(data map[string]string) {
+	before := w.settings.Load()
+	if timeout, ok := platform.RequestTimeout(data); ok && timeout > before.APIServer.RequestTimeout.Duration {
+		w.settings.Store(before.WithRequestTimeout(timeout))
+		if w.policiesLoop != nil {
+			w.policiesLoop.poke()
+		}
 	}
 }

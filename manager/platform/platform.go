@@ -39,7 +39,8 @@ const (
 // Bounds of the apiserver's request timeout.
 const (
 	minRequestTimeout = time.Second
-	maxRequestTimeout = time.Hour
+	// MaxRequestTimeout counts while none is known.
+	MaxRequestTimeout = time.Hour
 )
 
 // Settings of the administrator. A list that is absent has its default; one that is
@@ -118,6 +119,38 @@ func Parse(data map[string]string) (*Settings, error) {
 	return s, nil
 }
 
+// RequestTimeout reads the request timeout alone. It is ok if all settings are valid, or
+// if the data names a valid timeout among settings of which others are invalid.
+func RequestTimeout(data map[string]string) (d time.Duration, ok bool) {
+	if s, err := Parse(data); err == nil {
+		return s.APIServer.RequestTimeout.Duration, true
+	}
+	sections := map[string]any{}
+	if err := yaml.UnmarshalStrict([]byte(data[Key]), &sections); err != nil {
+		return 0, false
+	}
+	section, err := yaml.Marshal(sections["apiserver"])
+	if err != nil {
+		return 0, false
+	}
+	var s APIServer
+	if err := yaml.UnmarshalStrict(section, &s); err != nil || s.RequestTimeout == nil {
+		return 0, false
+	}
+	return s.RequestTimeout.Duration, isRequestTimeout(s.RequestTimeout.Duration)
+}
+
+func isRequestTimeout(d time.Duration) bool {
+	return d >= minRequestTimeout && d <= MaxRequestTimeout && d%time.Second == 0
+}
+
+// WithRequestTimeout returns the settings with another request timeout.
+func (s *Settings) WithRequestTimeout(d time.Duration) *Settings {
+	out := *s
+	out.APIServer.RequestTimeout = &metav1.Duration{Duration: d}
+	return &out
+}
+
 func orDefault(list *[]string, absent []string) {
 	if *list == nil {
 		*list = absent
@@ -143,8 +176,8 @@ func (s *Settings) validate() error {
 			errs = append(errs, fmt.Errorf("%s: invalid pattern %q: write a namespace, with * for any characters", ShardingNamespaces, n))
 		}
 	}
-	if d := s.APIServer.RequestTimeout.Duration; d < minRequestTimeout || d > maxRequestTimeout || d%time.Second != 0 {
-		errs = append(errs, fmt.Errorf("%s: invalid duration %s: write whole seconds, from %s to %s", APIServerRequestTimeout, d, minRequestTimeout, maxRequestTimeout))
+	if d := s.APIServer.RequestTimeout.Duration; !isRequestTimeout(d) {
+		errs = append(errs, fmt.Errorf("%s: invalid duration %s: write whole seconds, from %s to %s", APIServerRequestTimeout, d, minRequestTimeout, MaxRequestTimeout))
 	}
 	return errors.Join(errs...)
 }
