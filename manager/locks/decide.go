@@ -45,7 +45,8 @@ type State struct {
 	// Held: the mesh holds all objects of the lock.
 	Held bool
 	// Acquired: Held, and no pod can believe that it holds the lock. The keeper acquired it
-	// itself, or has renewed it for provenAfter since it found it in the mesh's name.
+	// itself, found it renewed by the mesh within the lease's duration, or has renewed it for
+	// provenAfter since it found it in the mesh's name.
 	Acquired bool
 	// Renewed is when the keeper wrote the lock last; zero if it did not.
 	Renewed time.Time

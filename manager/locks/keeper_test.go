@@ -200,6 +200,7 @@ func TestLockThatBearsTheMeshsNameIsProvenAnew(t *testing.T) {
 	require.True(t, c.round(demand(Keep, leader)).Acquired)
 
 	c.lead()
+	c.now = c.now.Add(leaseDuration)
 	start := c.now
 	for s := c.round(demand(Keep, leader)); !s.Acquired; s = c.round(demand(Keep, leader)) {
 		require.True(t, s.Held)
@@ -208,6 +209,9 @@ func TestLockThatBearsTheMeshsNameIsProvenAnew(t *testing.T) {
 	require.GreaterOrEqual(t, c.now.Sub(start), provenAfter)
 
 	backup := c.lease(leader)
+	for range 40 {
+		require.True(t, c.round(demand(Keep, leader)).Acquired)
+	}
 	require.NoError(t, c.Delete(t.Context(), backup))
 	backup.ResourceVersion = ""
 	require.NoError(t, c.Create(t.Context(), backup))
@@ -217,6 +221,40 @@ func TestLockThatBearsTheMeshsNameIsProvenAnew(t *testing.T) {
 	s := c.round(demand(Keep, leader))
 	require.True(t, s.Held)
 	require.False(t, s.Acquired, "the record is another than the one that was renewed")
+}
+
+// A manager that is killed, or whose renewal fails, delays nothing: the record shows that the
+// mesh has renewed it a moment ago.
+func TestLockThatWasRenewedRecentlyIsAcquiredAtOnce(t *testing.T) {
+	for name, interrupt := range map[string]func(c *cluster){
+		"another manager": (*cluster).lead,
+		"a renewal that failed": func(c *cluster) {
+			c.funcs.Patch = func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+				return errors.New("the apiserver is away")
+			}
+			c.round(demand(Acquire, leader))
+			c.funcs.Patch = nil
+		},
+		"a renewal of which the answer was lost": func(c *cluster) {
+			c.funcs.Patch = func(ctx context.Context, w client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+				require.NoError(c, w.Patch(ctx, o, p, opts...))
+				return errors.New("timeout")
+			}
+			c.round(demand(Acquire, leader))
+			c.funcs.Patch = nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			require.True(t, c.round(demand(Acquire, leader)).Acquired)
+			interrupt(c)
+			for range 2 {
+				c.round(demand(Acquire, leader))
+			}
+			s, _ := c.State(leader)
+			require.True(t, s.Acquired)
+		})
+	}
 }
 
 // The mesh was removed and installed again: a label that it left would keep the holder
@@ -257,6 +295,7 @@ func TestLockThatNobodyNamesIsReleased(t *testing.T) {
 			c.round(demand(Keep, leader))
 			if restarted {
 				c.lead()
+				c.now = c.now.Add(leaseDuration)
 			}
 			require.True(t, c.round().Held, "its members may still act")
 			c.orphans = true

@@ -35,8 +35,8 @@ const authorizedFor = time.Minute
 // have been another manager: then this one leads no more, and is about to end.
 const contestedFor = 30 * time.Second
 
-// provenAfter is how long the keeper renews a lock that it found in the mesh's name before
-// it counts as acquired. The record may have been restored from a backup while a pod outside
+// provenAfter is how long the keeper renews a lock that it found in the mesh's name, not
+// renewed within the lease's duration, before it counts as acquired. The record may have been restored from a backup while a pod outside
 // the mesh held the lock. That pod stops when it has failed to renew for its own deadline,
 // which commonly is at most 107 s.
 const provenAfter = 2 * leaseDuration
@@ -305,11 +305,13 @@ func (o *object) do(ctx context.Context, c client.Client, resource string, name 
 		}
 		return fmt.Errorf("writing %s %s: %w", resource, name, err)
 	}
-	acquired := o.acquired
+	acquired, recent := o.acquired, o.recent(now)
 	err = o.take(resource, written, now)
 	o.wrote = now
 	switch {
 	case what == acquire:
+		o.acquired = now
+	case what == renew && acquired.IsZero() && recent:
 		o.acquired = now
 	case what == renew && acquired.IsZero():
 		o.acquired = now.Add(provenAfter)

@@ -26,6 +26,8 @@ const (
 	// leaseDuration of locks that the mesh holds. Clients that find the record
 	// unchanged for so long try to acquire the lock, in vain.
 	leaseDuration = time.Minute
+	// clockSkew bounds by how much the clock of another manager may be ahead.
+	clockSkew = 5 * time.Second
 	// defaultDuration is that of records that do not say.
 	defaultDuration = 15 * time.Second
 )
@@ -35,6 +37,8 @@ type record struct {
 	holder      string
 	duration    time.Duration
 	transitions int64
+	// renewed is when the holder renewed the record last, by its clock; zero if it is not known.
+	renewed time.Time
 	// content changes with every renewal.
 	content string
 	// marked: the object has the mesh's label.
@@ -89,6 +93,9 @@ func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 		transitions: max(spec.LeaseTransitions, spec.LeaderTransitions),
 		content:     string(content),
 		marked:      o.GetLabels()[v1alpha1.LockHeldLabel] == "true",
+	}
+	if at, err := time.Parse(time.RFC3339Nano, spec.RenewTime); err == nil {
+		r.renewed = at
 	}
 	if r.duration <= 0 {
 		r.duration = defaultDuration
@@ -154,6 +161,13 @@ func annotated(content string, fields map[string]any) (string, error) {
 		return "", fmt.Errorf("writing the record: %w", err)
 	}
 	return string(text), nil
+}
+
+// recent reports whether the mesh renewed the record within the lease's duration, by
+// the clocks of managers. Then it is no record of a restored backup: to restore etcd takes longer.
+func (r record) recent(now time.Time) bool {
+	age := now.Sub(r.renewed)
+	return r.ours() && age < leaseDuration && age > -clockSkew
 }
 
 // recordFields are the fields of a record that change.

@@ -6,8 +6,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -18,7 +20,17 @@ func (m *mesh) restore(backup v1alpha1.ShardingConfigStatus) {
 	c := m.get()
 	c.Status = backup
 	require.NoError(m, m.Status().Update(m.Context(), c))
+	m.restoreLock()
 	m.lead()
+}
+
+// restoreLock makes the lock that of a backup, in the mesh's name.
+func (m *mesh) restoreLock() {
+	l := &coordinationv1.Lease{}
+	require.NoError(m, m.Get(m.Context(), types.NamespacedName{Namespace: "ns", Name: "lock"}, l))
+	at := metav1.NewMicroTime(m.now.Add(-10 * time.Minute))
+	l.Spec.RenewTime = &at
+	require.NoError(m, m.Update(m.Context(), l))
 }
 
 // locksProven is how long a manager must hold a lock that it found in the mesh's name.
@@ -35,6 +47,7 @@ func TestRestoredLockGrantsNothing(t *testing.T) {
 	c.Status.Root = nil // as in a backup from before the first grant
 	require.NoError(t, m.Status().Update(t.Context(), c))
 	m.floors, m.seen = map[string]int64{}, map[string]push.Observation{}
+	m.restoreLock()
 	m.lead()
 	m.goOn(locksProven-20*time.Second, nil)
 	m.shardsOwnNothing()
