@@ -20,7 +20,7 @@ import (
 //
 //	want [ready=(SHARD,...)] [restart]   with a line `SHARD SCOPE` for each; all are ready if not said
 //	join SHARD POD...
-//	applied POD [SERIAL]                 the serial of its shard if not said
+//	applied POD [SERIAL [refused]]       the serial of its shard if not said; by a policy that refuses it
 //	gone POD
 //	refused POD SERIAL
 //	outdated POD
@@ -106,7 +106,7 @@ func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Eve
 		if len(d.CmdArgs) == 1 {
 			return Applied{UID: arg(0), Serial: s.Shards[s.Members[arg(0)].Shard].Serial, Now: now}
 		}
-		return Applied{UID: arg(0), Serial: serial(1), Now: now}
+		return Applied{UID: arg(0), Serial: serial(1), Refused: d.HasArg("refused"), Now: now}
 	case "gone":
 		return Gone{UID: arg(0), Now: now}
 	case "refused":
