@@ -36,10 +36,10 @@ type root struct {
 	plan
 	gate
 	restarting
-	ended ended
-	leftovers
-	unsure  []string // whom the first keys wait for, for people
-	blocked bool     // people were told
+	ended     ended
+	leftovers leftovers
+	unsure    []string // whom the first keys wait for, for people
+	blocked   bool     // people were told
 	// rolledBack: an Event says that the state was.
 	rolledBack bool
 	leading
