@@ -15,7 +15,7 @@ Each of these operators is built from its published Go module, unmodified, and r
 without the mesh first. Then it is adopted by a rolling update while its objects change, divided, rescaled, deprived
 of a leader, and removed again. The audit log shows who wrote what. The end state must equal the one without the mesh.
 
-` + "`make operators`" + ` runs the trials and writes this page.
+` + "`make operators`" + ` runs the trials, and with ` + "`PAGE=docs/operators.md`" + ` it writes this page.
 
 | operator | version | key | method | shards | locks | what had to be shared | writes | two owners | not reconciled | silent stops | adoption gap, p99 | differences | result |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
