@@ -3,9 +3,12 @@ package proxy
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,8 +38,16 @@ func locked(shard string, limits ...*meshv1.Limit) *meshv1.Sharding {
 // leases is an apiserver with one namespace of leases.
 type leases struct {
 	t    testing.TB
+	mu   sync.Mutex
 	objs map[string]*coordinationv1.Lease
 	recorder
+}
+
+// names are those of the Leases that exist.
+func (s *leases) names() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.objs))
 }
 
 func (s *leases) serve(w http.ResponseWriter, r *http.Request) {
@@ -47,6 +58,8 @@ func (s *leases) serve(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(code)
 		require.NoError(s.t, scheme.Codecs.EncoderForVersion(info.Serializer, coordinationv1.SchemeGroupVersion).Encode(o, w))
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	body := s.recorder.last(s.t).Body
 	name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	if name == "leases" && r.Method == http.MethodPost {
