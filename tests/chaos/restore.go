@@ -23,9 +23,6 @@ const (
 // and its agents run on. No namespace may have two owners then, and all must have one
 // in the end.
 func restore(ctx context.Context, w *world, r *result) error {
-	if err := w.makeTenants(ctx); err != nil {
-		return err
-	}
 	o, err := w.operate(ctx, "restore", divided(3, meshv1alpha1.OnChangeRelist, firstTenant))
 	if o == nil {
 		return err
