@@ -243,10 +243,18 @@ func (op *running) unsharded(t *testing.T) {
 		if leader = holder(lease); leader == "" || strings.HasPrefix(leader, meshv1alpha1.LockIdentityPrefix) {
 			return fmt.Errorf("%q holds the lock", leader)
 		}
+		leader = leader[:strings.Index(leader, "_")]
+		pod := &corev1.Pod{}
+		if err := cluster.Get(ctx, client.ObjectKey{Namespace: op.home, Name: leader}, pod); err != nil {
+			return err
+		}
+		if pod.DeletionTimestamp != nil { // the record of a pod that a rolling update replaced
+			return fmt.Errorf("pod %s, which holds the lock, ends", leader)
+		}
 		return nil
 	})
 	op.works(t) // what the new leader began with is over then
-	require.Equal(t, []string{leader[:strings.Index(leader, "_")]}, op.works(t))
+	require.Equal(t, []string{leader}, op.works(t))
 }
 
 // heldByMesh requires that the mesh holds a Lease.
