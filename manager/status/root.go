@@ -138,15 +138,29 @@ func (in RootInput) handover() string {
 	if word != Settled {
 		return word
 	}
-	for _, m := range in.State.Members {
-		if m.Stale {
-			return Restarting
-		}
+	if in.restarts() {
+		return Restarting
 	}
 	if len(in.Unsure) > 0 || len(in.unready()) > 0 || in.Obstacle != nil && !in.State.Holds() {
 		return Waiting
 	}
 	return Settled
+}
+
+// restarts reports whether a pod is to be restarted, or its successor is awaited. A pod that
+// is gone stays a member until its last writes cannot take effect any more, which may take a
+// minute: only the next handover waits for that.
+func (in RootInput) restarts() bool {
+	there := map[string]bool{}
+	for _, p := range in.Pods {
+		there[string(p.UID)] = true
+	}
+	for uid, m := range in.State.Members {
+		if m.Stale && (there[uid] || in.Restarting != "") {
+			return true
+		}
+	}
+	return false
 }
 
 // unready says of which handovers it is that do not begin, for nobody could take

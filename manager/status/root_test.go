@@ -104,6 +104,13 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 			m.Stale = true
 			in.State.Members["op-0"], in.Restarting = m, "pod op-0 may not be evicted now: budget"
 		}, ReasonRestarting, "", Restarting, progressing, "may not be evicted now: budget"},
+		{"a restarted pod is gone", func(in *RootInput) {
+			in.State.Members["op-9"] = handover.Member{UID: "op-9", Name: "op-9", Node: "node1", Shard: "op-1-normal", Serial: 4, Stale: true}
+		}, ReasonSettled, "", Settled, ready, "2 of 2 members ready"},
+		{"the successor of a restarted pod is awaited", func(in *RootInput) {
+			in.State.Members["op-9"] = handover.Member{UID: "op-9", Name: "op-9", Node: "node1", Shard: "op-1-normal", Serial: 4, Stale: true}
+			in.Restarting = "pod op-9 was evicted, and its successor is not there yet"
+		}, ReasonRestarting, "", Restarting, progressing, "pod op-9 was evicted"},
 		{"the first keys wait", func(in *RootInput) { in.Unsure = []string{"pod op-7"} },
 			ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
 		{"nobody to take", func(in *RootInput) {
