@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -77,6 +78,9 @@ func (o *operator) moveCanary(ctx context.Context, turn int) error {
 			if names := holders[shard]; len(names) > 1 { // it is to keep some
 				takes = append(takes, names[turn%len(names)])
 			}
+		}
+		if len(takes) == 0 {
+			return errors.New("no shard has two namespaces")
 		}
 		return nil
 	})

@@ -17,6 +17,9 @@ const (
 	restoreSeed = 7
 	maxAge      = time.Minute // of a backup
 	minAge      = time.Second
+	// lockProof is how long the manager renews a lock that a backup left in the mesh's name
+	// before any shard may act: a pod outside the mesh may have acquired it since.
+	lockProof = 2 * time.Minute
 )
 
 // restore goes back to backups of etcd that are some handovers old, while the operator
@@ -41,7 +44,19 @@ func (o *operator) restores(ctx context.Context, r *result) error {
 	defer func() { _ = os.RemoveAll(dir) }()
 	random := rand.New(rand.NewPCG(restoreSeed, 0))
 	turn := 0
+	move := func() error {
+		turn++
+		if err := o.moveCanary(ctx, turn); err != nil {
+			return err
+		}
+		return o.settled(ctx)
+	}
+	o.write.most += lockProof
 	for i := range minRestores {
+		// A restored status may say that all is settled. A move shows that it is so.
+		if err := move(); err != nil {
+			return fmt.Errorf("after %d restores: %w", i, err)
+		}
 		file := filepath.Join(dir, fmt.Sprintf("%d.db", i))
 		if err := o.nodeScript(ctx, "snapshot", "etcd", file); err != nil {
 			return err
@@ -50,11 +65,7 @@ func (o *operator) restores(ctx context.Context, r *result) error {
 		age := minAge + time.Duration(random.Int64N(int64(maxAge-minAge)))
 		moved := 0
 		for ; moved == 0 || time.Since(taken) < age; moved++ {
-			turn++
-			if err := o.moveCanary(ctx, turn); err != nil {
-				return err
-			}
-			if err := o.settled(ctx); err != nil {
+			if err := move(); err != nil {
 				return fmt.Errorf("after %d restores: %w", i, err)
 			}
 		}

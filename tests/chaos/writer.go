@@ -28,6 +28,7 @@ type writer struct {
 	*world
 	home string // of the operator
 	stop func()
+	most time.Duration // that an object may wait
 
 	mu      sync.Mutex
 	objects []tallyv1.Tally
@@ -37,7 +38,7 @@ type writer struct {
 
 func (w *world) startWriter(home string) *writer {
 	ctx, cancel := context.WithCancel(context.Background())
-	wr := &writer{world: w, home: home, waits: newWaits(), looked: time.Now()}
+	wr := &writer{world: w, home: home, most: maxWait, waits: newWaits(), looked: time.Now()}
 	var loops sync.WaitGroup
 	loops.Go(func() { every(ctx, writeEvery, wr.change) })
 	loops.Go(func() { every(ctx, lookEvery, wr.look) })
@@ -135,6 +136,6 @@ func (w *writer) finish(ctx context.Context) (lost []string, long, starved []wai
 		}
 		return nil
 	})
-	long, starved = w.waits.longer(maxWait)
+	long, starved = w.waits.longer(w.most)
 	return lost, long, starved, err
 }
