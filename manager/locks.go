@@ -130,8 +130,8 @@ func (l *listed) accounts(c *v1alpha1.ShardingConfig) (out []string) {
 }
 
 // nobodyActs reports whether no pod acts for a configuration any more, which may have
-// been deleted: each pod on the mesh in its namespace is held to the policy that it is to
-// have now, as its agent has confirmed. l is what the configuration was looked for in.
+// been deleted: the agent of each pod on the mesh in its namespace has confirmed the
+// pod's present policy. l is what the configuration was looked for in.
 func (w *world) nobodyActs(l *listed, config types.NamespacedName) bool {
 	c := w.compiled.Load()
 	if c == nil || c.listed != l {

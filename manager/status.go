@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -110,23 +109,14 @@ func (w *world) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.Sharding
 		return *is, was == nil || was.Status != is.Status || was.Reason != is.Reason || was.Message != is.Message
 	}
 	if is, new := news(v1alpha1.ConditionLeaderMissing); new {
-		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", clip(is.Message))
+		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(is.Message))
 	}
 	if is, new := news(v1alpha1.ConditionDegraded); new {
-		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", clip(is.Message))
+		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", status.Note(is.Message))
 	}
 	if is, _ := news(v1alpha1.ConditionReady); is.Status == metav1.ConditionTrue && !meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReady) {
-		w.recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", clip(is.Message))
+		w.recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", status.Note(is.Message))
 	}
-}
-
-// clip bounds an Event's note, which the apiserver takes up to 1 KiB of.
-func clip(s string) string {
-	const most = 1000
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
 func (w *world) countPolicies(c *compiled) {

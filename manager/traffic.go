@@ -373,6 +373,6 @@ func (w *world) tellFaults(p *pace, f *v1alpha1.FaultInjection, before v1alpha1.
 	case begin:
 		w.recorder.Eventf(f, nil, corev1.EventTypeWarning, "FaultsBegin", "Inject", "faults are injected in %d of %d pods", f.Status.PodsInForce, f.Status.Pods)
 	default:
-		w.recorder.Eventf(f, nil, corev1.EventTypeNormal, compile.ReasonExpired, "Inject", "%s", clip(meta.FindStatusCondition(f.Status.Conditions, v1alpha1.ConditionReady).Message))
+		w.recorder.Eventf(f, nil, corev1.EventTypeNormal, compile.ReasonExpired, "Inject", "%s", status.Note(meta.FindStatusCondition(f.Status.Conditions, v1alpha1.ConditionReady).Message))
 	}
 }

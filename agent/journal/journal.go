@@ -26,7 +26,7 @@ type Journal struct {
 
 	mu  sync.Mutex
 	mem mapped
-	// discarded are files of dead agents that cannot be read.
+	// discarded are unreadable files of dead agents.
 	discarded []string
 }
 

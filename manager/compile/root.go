@@ -147,7 +147,7 @@ func (r *root) standby(reason string) *meshv1.Sharding {
 	return s
 }
 
-// sharding is what members of all shards are told alike.
+// sharding returns the part of a policy that members of all shards have in common.
 func (r *root) sharding(shard string) *meshv1.Sharding {
 	spec := r.config.Spec
 	return &meshv1.Sharding{

@@ -11,7 +11,7 @@ func (n *next) accepts(w Want) bool {
 	return !n.RolledBack && (len(w.Scopes) == 0 || !n.Evidence.Strangers)
 }
 
-// Pinned reports whether a shard keeps what it was told, whatever is wanted: it is not
+// Pinned reports whether a shard keeps the keys that it was last sent, because it is not
 // verified. A history that was lost may have used its next serial, so an agent that is
 // ahead could not be told from one that is not.
 func (s State) Pinned(shard string) bool {

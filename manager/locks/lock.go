@@ -35,10 +35,10 @@ const authorizedFor = time.Minute
 // have been another manager: then this one leads no more, and is about to end.
 const contestedFor = 30 * time.Second
 
-// provenAfter is how long the keeper renews a lock that it found in the mesh's name, not
-// renewed within the lease's duration, before it counts as acquired. The record may have been restored from a backup while a pod outside
-// the mesh held the lock. That pod stops when it has failed to renew for its own deadline,
-// which commonly is at most 107 s.
+// provenAfter is how long the keeper renews a lock before it counts as acquired, if it found
+// the lock in the mesh's name and not renewed within the lease's duration. The record may have
+// been restored from a backup while a pod outside the mesh held the lock. That pod stops when
+// it has failed to renew for its own deadline, which commonly is at most 107 s.
 const provenAfter = 2 * leaseDuration
 
 // Rounds may follow each other closely. Objects are not read again within readEvery, nor

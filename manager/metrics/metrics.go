@@ -99,7 +99,7 @@ var (
 		Name: "ctrlmesh_shard_skew",
 		Help: "Weight of the heaviest automatic shard of a root over the mean.",
 	}, []string{"namespace", "shardingconfig"})
-	// ShardLeader tells whether a shard has a leader.
+	// ShardLeader is 1 for a shard that has a leader.
 	ShardLeader = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_shard_leader",
 		Help: "1 if a ready member holds the locks of a shard that is to act, 0 if none does. No series for operators without leader election.",

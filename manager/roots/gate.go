@@ -191,7 +191,7 @@ func (rt *root) uncovered(v view) []string {
 	covered := map[string]bool{}
 	for _, p := range v.pods {
 		uid := string(p.UID)
-		if rt.refuses(v, p) && admitted(v, p) && isReady(p) && rt.Observe(p.Spec.NodeName, uid).Capture != "" {
+		if rt.refuses(v, p) && admitted(v, p) && status.PodReady(p) && rt.Observe(p.Spec.NodeName, uid).Capture != "" {
 			covered[cmp.Or(rt.state.Members[uid].Shard, placed[uid])] = true
 		}
 	}

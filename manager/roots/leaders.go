@@ -73,7 +73,7 @@ func HolderOf(ctx context.Context, c client.Reader, namespace, name string) stri
 func (rt *root) warnLeaderless(config *v1alpha1.ShardingConfig) {
 	missing := status.MissingLeaders(rt.leaders)
 	if missing != nil && !rt.warned {
-		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", clip(missing.Message))
+		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(missing.Message))
 	}
 	rt.warned = missing != nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 // askAgain is how long the eviction of a pod is not asked for again.
@@ -126,7 +127,7 @@ func (rt *root) misfit(v view) *corev1.Pod {
 	}
 	var unready []*corev1.Pod
 	for _, p := range v.pods {
-		if !isReady(p) {
+		if !status.PodReady(p) {
 			unready = append(unready, p)
 		}
 	}
@@ -220,7 +221,7 @@ func (rt *root) replicas(ctx context.Context, c *v1alpha1.ShardingConfig) (int, 
 // unsharded tells whether a pod is up that need not be a member.
 func (rt *root) unsharded(v view, p *corev1.Pod) bool {
 	o, policy := rt.Observe(p.Spec.NodeName, string(p.UID)), v.world.Compiled.Policies[p.UID]
-	return isReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && policy.Sharding == nil && o.Connected && o.Version == policy.Version
+	return status.PodReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && policy.Sharding == nil && o.Connected && o.Version == policy.Version
 }
 
 // health of a member. Only the API tells that one is down: its agent may be away,
@@ -230,7 +231,7 @@ func (rt *root) health(v view, m handover.Member) handover.Health {
 	switch {
 	case !isThere(v, m):
 		return handover.Unknown
-	case !isReady(v.all[m.UID]):
+	case !status.PodReady(v.all[m.UID]):
 		return handover.Down
 	case serves(v, m, o) && o.Connected && o.Version == v.world.Compiled.Policies[types.UID(m.UID)].GetVersion():
 		return handover.Up

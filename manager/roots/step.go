@@ -241,13 +241,7 @@ func (rt *root) ready(v view, state handover.State, now time.Time) map[string]bo
 func serves(v view, m handover.Member, o push.Observation) bool {
 	_, told := compile.Serial(o.Version)
 	told = told && v.world.Compiled.Policies[types.UID(m.UID)].GetRefuse() == ""
-	return isThere(v, m) && isReady(v.all[m.UID]) && o.Capture != "" && told
-}
-
-func isReady(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	return isThere(v, m) && status.PodReady(v.all[m.UID]) && o.Capture != "" && told
 }
 
 // unrefused are the pods, for people, that may act on anything: while nothing was

@@ -16,9 +16,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
-// maxNote bounds an Event's note, which the apiserver takes up to 1 KiB of.
-const maxNote = 1000
-
 // tell tells people, and metrics, of moves' progress.
 func (rt *root) tell(config *v1alpha1.ShardingConfig, effects []handover.Effect, now time.Time) {
 	took := func(phase string, since time.Time) {
@@ -43,7 +40,7 @@ func (rt *root) tell(config *v1alpha1.ShardingConfig, effects []handover.Effect,
 	}
 	if len(settled) > 0 {
 		rt.Recorder.Eventf(config, nil, corev1.EventTypeNormal, "HandoverSettled", "Handover", "%s",
-			clip("keys were handed over from "+strings.Join(settled, ", from ")))
+			status.Note("keys were handed over from "+strings.Join(settled, ", from ")))
 	}
 }
 
@@ -71,7 +68,7 @@ func (rt *root) warn(config *v1alpha1.ShardingConfig, now time.Time) {
 		}
 		metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "blocked").Inc()
 		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "HandoverBlocked", "Handover", "%s",
-			clip(fmt.Sprintf("a handover from %s to %s has been %s for %s; it waits for: %s", orNobody(m.From), orNobody(m.To), m.Phase, now.Sub(m.Since).Round(time.Second), waits)))
+			status.Note(fmt.Sprintf("a handover from %s to %s has been %s for %s; it waits for: %s", orNobody(m.From), orNobody(m.To), m.Phase, now.Sub(m.Since).Round(time.Second), waits)))
 		break
 	}
 	rt.blocked = blocked
@@ -84,13 +81,6 @@ func (rt *root) warnRolledBack(config *v1alpha1.ShardingConfig) {
 			"agents have had later policies than status.root accounts for: all members are in standby until the root starts anew")
 	}
 	rt.rolledBack = rt.state.RolledBack
-}
-
-func clip(s string) string {
-	if len(s) <= maxNote {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxNote], "") + "..."
 }
 
 // weigh fills in what shards have to do.

@@ -86,8 +86,8 @@ func (o *weighing) complete() bool {
 // active reports whether there is anything to count, now or later.
 func (o *weighing) active() bool { return !o.objects && (o.again || !o.complete()) }
 
-// tryForbidden has what the manager may not list tried again, in one namespace, when
-// it is time. It is told of a permission by nothing else.
+// tryForbidden lists forbidden resources again in one namespace, once per
+// permissionEvery: no event announces a new permission.
 func (o *weighing) tryForbidden(now time.Time) {
 	if now.Before(o.retry) || len(o.counts) == 0 {
 		return

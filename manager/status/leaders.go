@@ -16,8 +16,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
-// LeaderlessAfter is how long a shard must have had no leader before people are told: as
-// long as leases last, twice.
+// LeaderlessAfter is how long a shard must have had no leader before the status reports it:
+// twice the usual duration of a lease.
 const LeaderlessAfter = 30 * time.Second
 
 // Reasons of the LeaderMissing condition, besides those of locks.
@@ -27,9 +27,14 @@ const (
 	ReasonLed           = "Led"
 )
 
-// Serves reports whether a pod is ready, captured, and held to a policy.
+// Serves reports whether a pod is ready, captured, and has a policy in force.
 func Serves(pod *corev1.Pod, o push.Observation) bool {
-	return o.Capture != "" && o.Version != "" && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+	return o.Capture != "" && o.Version != "" && PodReady(pod)
+}
+
+// PodReady reports whether the kubelet says that a pod is ready.
+func PodReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }

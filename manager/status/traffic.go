@@ -457,7 +457,7 @@ func (in TrafficInput) set(conditions *[]metav1.Condition, generation int64, c m
 	meta.SetStatusCondition(conditions, c)
 }
 
-// bounded keeps a message within what an object may have.
+// bounded cuts a text off that is longer than most bytes.
 func bounded(s string, most int) string {
 	if len(s) <= most {
 		return s

@@ -23,7 +23,7 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	for _, s := range layout.Shards(c.Spec.Root) {
 		if problems := lockNames(c, s.Name); len(problems) > 0 {
 			errs = append(errs, problems...)
-			break // the others' names are alike
+			break // the other shards have the same problem
 		}
 	}
 	return errs

@@ -159,7 +159,7 @@ func (o *operator) loseLocks(ctx context.Context, c *trafficCounts) error {
 		ended = 0
 		for _, p := range now {
 			i := slices.IndexFunc(before, func(b corev1.Pod) bool { return b.UID == p.UID })
-			if i >= 0 && restarts(&p) > restarts(&before[i]) {
+			if i >= 0 && kube.Restarts(&p) > kube.Restarts(&before[i]) {
 				ended++
 			}
 		}

@@ -100,7 +100,7 @@ func (o *operator) somePod(ctx context.Context, random *rand.Rand) (pod *corev1.
 		}
 		pod = nil
 		for _, i := range random.Perm(len(pods)) {
-			if kube.PodReady(&pods[i]) && (pod == nil || restarts(&pods[i]) < restarts(pod)) {
+			if kube.PodReady(&pods[i]) && (pod == nil || kube.Restarts(&pods[i]) < kube.Restarts(pod)) {
 				pod = &pods[i]
 			}
 		}
@@ -110,14 +110,6 @@ func (o *operator) somePod(ctx context.Context, random *rand.Rand) (pod *corev1.
 		return nil
 	})
 	return pod, err
-}
-
-// restarts is how often the containers of a pod were started anew.
-func restarts(pod *corev1.Pod) (n int32) {
-	for _, c := range pod.Status.ContainerStatuses {
-		n += c.RestartCount
-	}
-	return n
 }
 
 func killOperator(ctx context.Context, o *operator, random *rand.Rand, c *shardingCounts) error {

@@ -51,3 +51,11 @@ func PodReady(pod *corev1.Pod) bool {
 	}
 	return false
 }
+
+// Restarts returns how often the containers of a pod were restarted.
+func Restarts(pod *corev1.Pod) (n int32) {
+	for _, c := range pod.Status.ContainerStatuses {
+		n += c.RestartCount
+	}
+	return n
+}

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // lastLines is how much of each pod's log a failure shows.
@@ -26,7 +28,7 @@ func (t *trial) explain(ctx context.Context) {
 		return
 	}
 	for _, pod := range pods {
-		t.say("  . pod %s: %s, %d restarts", pod.Name, pod.Status.Phase, restarts(&pod))
+		t.say("  . pod %s: %s, %d restarts", pod.Name, pod.Status.Phase, kube.Restarts(&pod))
 		options := &corev1.PodLogOptions{TailLines: new(int64(lastLines))}
 		log, err := t.Clientset.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, options).DoRaw(ctx)
 		if err != nil {
@@ -36,11 +38,4 @@ func (t *trial) explain(ctx context.Context) {
 			t.say("  .   %s", strings.TrimSpace(line))
 		}
 	}
-}
-
-func restarts(pod *corev1.Pod) (n int32) {
-	for _, status := range pod.Status.ContainerStatuses {
-		n += status.RestartCount
-	}
-	return n
 }
