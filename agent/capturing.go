@@ -221,20 +221,25 @@ func (m *mesh) lookAt(captured map[string]bool) {
 	}
 }
 
-// release ends the capture of a pod that is gone, or whose sandbox is.
-func (m *mesh) release(mb *member) {
+// release ends the capture of a pod that is gone, or whose sandbox is. over is closed when
+// nothing that the pod wrote can take effect any more; nil: nothing can.
+func (m *mesh) release(mb *member) (over <-chan struct{}) {
 	handover.Close([]handover.Pod{{Handed: mb.handed}})
 	mb.handed = nil
 	if mb.captured == nil {
-		return
+		return nil
 	}
 	if err := mb.captured.Release(); err != nil {
 		m.logger.Error("releasing a pod", "pod", mb.pod.String(), "error", err)
 	}
 	p := mb.proxied
-	if over, err := p.SetPolicy(refusal(mb, "the pod has ended")); err == nil {
+	over, err := p.SetPolicy(refusal(mb, "the pod has ended"))
+	if err == nil {
 		m.earlier.add(mb.pod.UID, over)
 		mb.journal.Close()
+	}
+	if !mb.pod.HostNetwork {
+		time.AfterFunc(shutdownGrace, p.Unanswerable)
 	}
 	go func() { // its requests may take a moment to end; no other pod waits for them
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
@@ -243,4 +248,5 @@ func (m *mesh) release(mb *member) {
 	}()
 	mb.captured, mb.proxied, mb.journal, mb.netns, mb.cgroup = nil, nil, nil, 0, 0
 	mb.egress, mb.egressProblem = false, ""
+	return over
 }

@@ -38,8 +38,10 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 }
 
 // Stopped implements nri.Handler: listeners would keep the network namespace. A
-// pod's earlier sandboxes are told of too, when they are thrown away.
+// pod's earlier sandboxes are told of too, when they are thrown away. The runtime removes
+// the pod's network afterwards, so the responses to its last writes are awaited first.
 func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
+	var over <-chan struct{}
 	_ = s.do(ctx, func() error {
 		mb := s.members[b.Pod.UID]
 		if mb == nil || mb.sandbox != b.ID || s.phase != serving {
@@ -48,10 +50,18 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 		if in, err := s.inCaptured(mb); in || err != nil {
 			return err // the pod watch will tell
 		}
-		s.release(mb)
+		over = s.release(mb)
 		mb.sandbox, mb.since = "", time.Time{}
 		return nil
 	})
+	if done(over) {
+		return
+	}
+	select {
+	case <-over:
+	case <-time.After(shutdownGrace):
+	case <-ctx.Done():
+	}
 }
 
 // inCaptured says whether a process of the pod is in its captured network namespace.

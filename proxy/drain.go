@@ -56,6 +56,11 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 	return err
 }
 
+// Unanswerable notes that the pod's network is gone, so that no answer arrives any more:
+// the end of writes under way will not be seen. Without it they would be awaited until
+// the kernel breaks their connections.
+func (p *Pod) Unanswerable() { p.endWriting(errUnanswerable) }
+
 func (p *Pod) stopAccepting() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -237,7 +237,11 @@ func (x *exchange) outcome(resp *http.Response, err error) outcome {
 		return ended
 	case cutShort && !x.plan.key.connects(): // the apiserver does nothing without the last byte
 		return dropped
-	case upstream.Ended(err), x.pod.writing.Err() != nil: // that waited for as long as it may go on
+	case upstream.Ended(err):
+		return dropped
+	case errors.Is(context.Cause(x.pod.writing), errUnanswerable):
+		return unseen
+	case x.pod.writing.Err() != nil: // it was awaited for as long as it may go on
 		return dropped
 	}
 	return unseen

@@ -25,13 +25,14 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		return fmt.Errorf("handled: %w", &net.OpError{Op: "read", Err: os.NewSyscallError("read", errno)})
 	}
 	for name, c := range map[string]struct {
-		err    error
-		code   int
-		group  string
-		media  string
-		unsent bool
-		late   bool
-		want   time.Duration
+		err     error
+		code    int
+		group   string
+		media   string
+		unsent  bool
+		late    bool
+		offline bool
+		want    time.Duration
 	}{
 		"answered":                    {code: http.StatusOK},
 		"refused":                     {code: http.StatusConflict},
@@ -51,16 +52,21 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: LostWrite},
 		"the pod ended":               {err: errShutdown, want: UnseenWrite(nil)},
 		"waited for after the pod":    {err: context.Canceled, late: true, want: LostWrite},
+		"the pod's network is gone":   {err: context.Canceled, offline: true, want: UnseenWrite(nil)},
+		"answered before it went":     {code: http.StatusOK, offline: true},
 		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: UnseenWrite(nil)},
 		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: UnseenWrite(nil)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				over := make(chan struct{})
-				writing, end := context.WithCancel(t.Context())
-				defer end()
+				writing, end := context.WithCancelCause(t.Context())
+				defer end(nil)
 				if c.late {
-					end()
+					end(nil)
+				}
+				if c.offline {
+					end(errUnanswerable)
 				}
 				x := &exchange{
 					pod: &Pod{writing: writing}, policy: &policy{}, counted: true, sent: time.Now(),
@@ -192,6 +198,25 @@ func TestWriteOutlivesItsPod(t *testing.T) {
 	case <-settled:
 	case <-time.After(soon):
 		t.Fatal("the response came")
+	}
+}
+
+// No response arrives over a network that is gone.
+func TestWriteOfPodWithoutNetwork(t *testing.T) {
+	api := held{make(chan struct{}), make(chan struct{})}
+	defer close(api.answer)
+	m := newMesh(t, api)
+	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "1", Sharding: &meshv1.Sharding{RequestTimeoutSeconds: 1}})
+	go m.do("PUT", "/api/v1/namespaces/a/pods/x", "{}")
+	<-api.arrived
+	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Refuse: "the pod has ended"})
+	began := time.Now()
+	m.pod.Unanswerable()
+	select {
+	case <-settled:
+		require.GreaterOrEqual(t, time.Since(began), time.Second+LostWrite)
+	case <-time.After(soon):
+		t.Fatal("the response is still awaited")
 	}
 }
 

@@ -23,6 +23,8 @@ import (
 var (
 	errShutdown = errors.New("the proxy of this pod shuts down")
 	errDraining = errors.New("another proxy takes over")
+	// errUnanswerable ends writes of a pod that has lost its network.
+	errUnanswerable = errors.New("the network of this pod is gone")
 )
 
 // PodInfo is what is known of a pod before its first policy.
@@ -58,8 +60,10 @@ type Pod struct {
 	// life ends when nothing of the pod goes on any more but writes at the apiserver.
 	life context.Context
 	die  context.CancelFunc
-	// writing ends when those are over as well.
-	writing context.Context
+	// writing ends when those are over as well, or when no answer can arrive any more;
+	// the cause is errUnanswerable then.
+	writing    context.Context
+	endWriting context.CancelCauseFunc
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -130,9 +134,8 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	}
 	p.done, p.end = context.WithCancelCause(context.Background())
 	p.life, p.die = context.WithCancel(context.Background())
-	writing, end := context.WithCancel(context.Background())
-	p.writing = writing
-	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), end) })
+	p.writing, p.endWriting = context.WithCancelCause(context.Background())
+	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
 	p.draining, p.drain = context.WithCancel(context.Background())
 	p.http11 = &tls.Config{
 		MinVersion: tls.VersionTLS12,

@@ -132,6 +132,7 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 	case <-theirs:
 	case <-late.C:
 		waited = true
+	case <-x.pod.writing.Done():
 	}
 	_ = up.Close()
 	<-theirs
