@@ -294,7 +294,10 @@ func (h handler) TrafficProblem(uid string) (why string) {
 
 // bars says why a pod that has been told what this one has must not act on p, if so.
 func (mb *member) bars(p *meshv1.PodPolicy) error {
+	required := p.GetRequiredSerial()
 	switch {
+	case required > 0 && (mb.floor > mb.serial || required > mb.serial) && p.GetRefuse() == "":
+		return fmt.Errorf("policy %s is for a pod that has had serial %d and was not refused since: to this agent it is none", p.GetVersion(), required)
 	case p.GetRefuse() != "" || p.GetSerial() >= mb.floor:
 		return nil
 	case p.GetSerial() == 0:
@@ -324,8 +327,16 @@ func (h handler) Serial(uid string) (serial uint64, barred bool) {
 	return serial, barred
 }
 
-func (h handler) RemovePolicy(uid string) error {
-	return h.do(h.ctx, func() error { h.removePolicy(uid); return nil })
+func (h handler) RemovePolicy(uid string) (settled <-chan struct{}, err error) {
+	err = h.do(h.ctx, func() error {
+		h.removePolicy(uid)
+		settled = h.earlier[uid]
+		if mb := h.members[uid]; mb != nil {
+			settled = both(settled, both(mb.settled, mb.unsaved))
+		}
+		return nil
+	})
+	return settled, err
 }
 
 func (h handler) Synced(uids map[string]bool) {
@@ -342,10 +353,11 @@ func (h handler) Synced(uids map[string]bool) {
 func (h handler) Versions() map[string]string {
 	versions := map[string]string{}
 	_ = h.do(h.ctx, func() error {
+		for uid := range h.earlier {
+			versions[uid] = "" // it is gone, and its writes may go on
+		}
 		for uid, mb := range h.members {
-			if v := h.version(mb); v != "" {
-				versions[uid] = v
-			}
+			versions[uid] = h.version(mb)
 		}
 		return nil
 	})

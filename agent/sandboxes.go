@@ -38,8 +38,8 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 }
 
 // Stopped implements nri.Handler: listeners would keep the network namespace. A
-// pod's earlier sandboxes are told of too, when they are thrown away. The runtime removes
-// the pod's network afterwards, so the responses to its last writes are awaited first.
+// pod's earlier sandboxes stop too, when they are thrown away. The runtime removes the
+// pod's network afterwards, so the responses to its last writes are awaited first.
 func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	var over <-chan struct{}
 	_ = s.do(ctx, func() error {

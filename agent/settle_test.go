@@ -58,6 +58,46 @@ func TestALesserSerialIsRefusedAlsoByTheNextAgent(t *testing.T) {
 	require.ErrorContains(t, err, "delete the pod")
 }
 
+// A restored backup may have a pod as a member that ended since, and that its agent forgot.
+func TestPolicyOfAMemberThatTheAgentForgot(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, RequiredSerial: 6})
+	require.ErrorContains(t, err, "policy 7-x is for a pod that has had serial 6 and was not refused since")
+	serial, _ := r.Serial("a")
+	assert.Zero(t, serial)
+	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, RequiredSerial: 6, Refuse: "forgotten"})
+	next := restarted(t, r)
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8, RequiredSerial: 7})
+	require.Error(t, err, "a refusal may have ended its membership")
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8})
+	setPolicy(t, restarted(t, next), &meshv1.PodPolicy{Uid: "a", Version: "9-x", Serial: 9, RequiredSerial: 8})
+}
+
+// The manager counts a pod that it does not know as one that acts until this is so.
+func TestRemovedPodIsRefusedOnceItsWritesHaveEnded(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	over, another := make(chan struct{}), make(chan struct{})
+	r.in(t, func() { r.earlier["a"], r.earlier["gone"] = over, another })
+	settled, err := r.RemovePolicy("a")
+	require.NoError(t, err)
+	assert.False(t, done(settled))
+	close(over)
+	<-settled
+	settled, err = r.RemovePolicy("gone")
+	require.NoError(t, err)
+	assert.False(t, done(settled))
+	assert.Equal(t, map[string]string{"a": "", "gone": ""}, r.Versions())
+	close(another)
+	<-settled
+	settled, err = r.RemovePolicy("unknown")
+	require.NoError(t, err)
+	assert.True(t, done(settled))
+}
+
 // restarted is the agent after r, on the same node, that knows pod a from disk.
 func restarted(t *testing.T, r *running) *running {
 	t.Helper()
@@ -132,7 +172,7 @@ func TestARefusalWithASerialBarsItForever(t *testing.T) {
 
 func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
 	for what, remove := range map[string]func(*running){
-		"removed": func(r *running) { require.NoError(t, r.RemovePolicy("a")) },
+		"removed": func(r *running) { _, err := r.RemovePolicy("a"); require.NoError(t, err) },
 		"untold":  func(r *running) { r.Synced(nil) },
 	} {
 		r := start(t, 0)
@@ -167,7 +207,7 @@ func TestCrashOfAnAgentWithoutJournal(t *testing.T) {
 	r := start(t, 0)
 	began := time.Now()
 	crashed(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, Sharding: &meshv1.Sharding{RequestTimeoutSeconds: 2}})
-	assert.Empty(t, r.Versions())
+	assert.Empty(t, r.Versions()["a"])
 
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	require.NotNil(t, settled)
@@ -199,7 +239,7 @@ func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
 	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "open", Version: "2-x", Serial: 2})), "its writes passed no agent")
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
 	require.False(t, done(settled))
-	assert.Equal(t, map[string]string{"idle": "2-x"}, r.Versions())
+	assert.Equal(t, map[string]string{"idle": "2-x", "open": "", "writing": ""}, r.Versions())
 	<-settled
 	assert.GreaterOrEqual(t, time.Since(began), unseen)
 	assert.Less(t, time.Since(began), proxy.LostWrite)
@@ -342,7 +382,7 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 	require.NoError(t, err)
 	old.soon(t, "another look", func() bool { old.keepUnsaved(); return true })
 	assert.False(t, done(settled))
-	assert.Empty(t, old.Versions())
+	assert.Empty(t, old.Versions()["a"])
 
 	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	old.soon(t, "the successor's", func() bool { return done(settled) })
@@ -407,7 +447,7 @@ func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
 	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
 
 	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}))
-	assert.Equal(t, map[string]string{"idle": "2-x"}, r.Versions())
+	assert.Equal(t, map[string]string{"idle": "2-x", "writing": ""}, r.Versions())
 	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "3-x", Serial: 3})))
 	<-meanwhile
 	assert.GreaterOrEqual(t, time.Since(began), unseen)
@@ -492,7 +532,7 @@ func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
 
 	_, err = r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
 	require.ErrorContains(t, err, "is in force, but the next agent would not know")
-	assert.Empty(t, r.Versions())
+	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
 	r.soon(t, "the policy", func() bool { return r.members["a"].proxied.Version() == "1-x" })
 
 	require.NoError(t, os.Mkdir(dir, 0o700))

@@ -54,7 +54,7 @@ func (w *world) keepRoots(ctx context.Context) error {
 		return !apierrors.IsNotFound(w.cache.Get(ctx, types.NamespacedName{Name: name}, metadataOf(nodeKind)))
 	}}
 	if c := w.compiled.Load(); c != nil {
-		world.Compiled = c.Result
+		world.Compiled, world.Removed = c.Result, w.push.Removed()
 	}
 	err := w.roots.Round(ctx, world)
 	if w.nextStep != nil {

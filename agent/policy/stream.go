@@ -30,7 +30,9 @@ type Handler interface {
 	// SetPolicy puts a policy in force. What earlier ones let through is over when
 	// settled is closed; nil: it is. Only then the manager is told.
 	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
-	RemovePolicy(uid string) error
+	// RemovePolicy leaves a pod without a policy, so that it is refused if it runs. settled
+	// is as of SetPolicy.
+	RemovePolicy(uid string) (settled <-chan struct{}, err error)
 	// TrafficProblem tells why the rules of the policy that was set last are not in force
 	// though the rest of it is, and what holds instead; "": they are.
 	TrafficProblem(uid string) string
@@ -39,7 +41,8 @@ type Handler interface {
 	Serial(uid string) (serial uint64, barred bool)
 	// Synced is told the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
-	// Versions are those of the policies that settled, by pod uid.
+	// Versions are those of the policies that settled, by the uids of all pods that run or
+	// whose writes go on; empty for a pod without such a policy.
 	Versions() map[string]string
 }
 
@@ -325,7 +328,8 @@ func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient,
 			settled, err := h.SetPolicy(k.Upsert)
 			ack(k.Upsert.GetUid(), k.Upsert.GetVersion(), settled, err)
 		case *meshv1.ManagerMessage_Remove:
-			ack(k.Remove.GetUid(), "", nil, h.RemovePolicy(k.Remove.GetUid()))
+			settled, err := h.RemovePolicy(k.Remove.GetUid())
+			ack(k.Remove.GetUid(), "", settled, err)
 		case *meshv1.ManagerMessage_Synced:
 			if world == nil {
 				return errors.New("the manager said Synced twice")

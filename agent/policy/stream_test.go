@@ -84,11 +84,11 @@ func (r *recorder) SetPolicy(p *meshv1.PodPolicy) (<-chan struct{}, error) {
 	r.versions[p.GetUid()] = p.GetVersion()
 	return r.settled[p.GetVersion()], nil
 }
-func (r *recorder) RemovePolicy(uid string) error {
+func (r *recorder) RemovePolicy(uid string) (<-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.versions, uid)
-	return nil
+	return nil, nil
 }
 func (r *recorder) Serial(string) (uint64, bool) { return 7, true }
 

@@ -35,6 +35,9 @@ type Root struct {
 	// Lost are pods without a shard that were deleted or have ended, and may run on: they
 	// are refused.
 	Lost []handover.Member
+	// Forgotten are the members, by uid, that their agents know nothing of. They are
+	// refused until they are members no more.
+	Forgotten map[string]bool
 	// Standby is why all members are in standby; empty if they are not.
 	Standby string
 }

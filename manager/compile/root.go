@@ -97,8 +97,13 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		switch {
 		case r.State.RolledBack:
 			p.Sharding = r.standby(rolledBack)
+		case r.Forgotten[m.UID]:
+			p.Refuse = r.refusal(pod, "its agent has no record of it as a member of shard %s, so the status of the root may be outdated: it waits until other pods have confirmed which shard owns what", m.Shard)
 		case r.State.Holds():
 			p.Sharding = r.tell(tellable{m.Shard, m.Stale})
+			if !r.State.Evidence.Confirmed[m.UID] {
+				p.RequiredSerial = uint64(m.Serial)
+			}
 		case Withdrawn(r.config): // it must not lead any more once the mesh releases the locks
 			p.Sharding = r.standby("the shards were withdrawn: it waits to be replaced by a pod that runs unsharded")
 		default:

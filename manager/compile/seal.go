@@ -39,10 +39,10 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 
 // version hashes a policy's content, after its serial if it has one.
 func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
-	sharding, told := p.Sharding, p.Traffic
-	p.Sharding, p.Traffic = nil, nil
+	sharding, told, required := p.Sharding, p.Traffic, p.RequiredSerial
+	p.Sharding, p.Traffic, p.RequiredSerial = nil, nil, 0
 	content, err := digest(p)
-	p.Sharding, p.Traffic = sharding, told
+	p.Sharding, p.Traffic, p.RequiredSerial = sharding, told, required
 	if err != nil {
 		return "", err
 	}

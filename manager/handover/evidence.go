@@ -8,7 +8,7 @@ import (
 
 // accepts reports whether a Want may change serials. A withdrawal gives nothing to anybody.
 func (n *next) accepts(w Want) bool {
-	return !n.RolledBack && (len(w.Scopes) == 0 || !n.Evidence.Strangers)
+	return !n.RolledBack && (len(w.Scopes) == 0 || n.Evidence.OthersHeard)
 }
 
 // Pinned reports whether a shard keeps the keys that it was last sent, because it is not
@@ -50,7 +50,7 @@ func (s State) Verified() bool {
 
 // verify notes the shards that are verified by what all members together confirmed.
 func (n *next) verify() {
-	n.Evidence.Strangers = n.Evidence.Strangers && !n.Evidence.OthersIdle
+	n.Evidence.OthersHeard = n.Evidence.OthersHeard || n.Evidence.OthersIdle
 	if !n.conclusive() {
 		return
 	}
@@ -111,6 +111,8 @@ func (n *next) barred(uid string, serial int64) {
 	m, member := n.Members[uid]
 	shard := n.Shards[m.Shard]
 	switch {
+	case n.RolledBack && member && serial == shard.Serial:
+		n.ahead(uid, serial+1)
 	case n.RolledBack || member && serial != shard.Serial || !member && serial != n.MinSerial:
 		n.ahead(uid, serial)
 	case member:
@@ -161,7 +163,7 @@ func (n *next) ahead(uid string, serial int64) {
 func (n *next) stranger(serial int64) {
 	if serial > n.MinSerial {
 		n.MinSerial = serial + 1
-		n.Evidence.Strangers = true
+		n.Evidence.OthersHeard = false
 	}
 }
 

@@ -206,7 +206,7 @@ func (n *next) remove(uid string) {
 
 // release takes from shards what none of their members acts on any more.
 func (n *next) release() {
-	if n.Evidence.Strangers && !n.RolledBack {
+	if !n.Evidence.OthersHeard && !n.RolledBack {
 		return
 	}
 	for name, shard := range n.Shards {

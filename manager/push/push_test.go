@@ -147,7 +147,7 @@ func (a *agent) world() (cluster string, policies map[string]string) {
 		case *meshv1.ManagerMessage_Upsert:
 			policies[k.Upsert.Uid] = k.Upsert.Version
 		case *meshv1.ManagerMessage_Remove:
-			a.t.Fatalf("removed %s", k.Remove.Uid)
+			policies[k.Remove.Uid] = "removed"
 		case *meshv1.ManagerMessage_Synced:
 			return cluster, policies
 		}

@@ -80,6 +80,8 @@ type node struct {
 	left time.Time
 	// lost are the streams that ended within lostWrite.
 	lost []*stream
+	// removed are pods without a policy that may act, by uid.
+	removed map[string]*removed
 	// egress bounds the certificates for other hosts; nil before the first.
 	egress *rate.Limiter
 }
@@ -119,9 +121,19 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			}
 			for uid := range old {
 				if wanted[uid] == nil {
-					st.dirty[uid] = struct{}{}
 					delete(st.seen, uid)
 				}
+			}
+		}
+		for uid, p := range old {
+			if wanted[uid] == nil {
+				n.remove(uid, p.Namespace)
+			}
+		}
+		n.forgetRemoved()
+		for _, st := range n.streams {
+			if first {
+				n.removeUnknown(st)
 			}
 			st.wake()
 		}
@@ -144,7 +156,7 @@ func (s *Server) node(name string) *node {
 
 // forget drops the entry of a node that has neither pods nor an agent.
 func (s *Server) forget(name string) {
-	if n := s.nodes[name]; len(n.policies) == 0 && len(n.streams) == 0 {
+	if n := s.nodes[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 {
 		delete(s.nodes, name)
 	}
 }
@@ -305,6 +317,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		clusterDirty: true,
 		dirty:        map[string]struct{}{},
 		seen:         map[string]observation{},
+		told:         h.Versions,
 	}
 	s.mu.Lock()
 	n := s.node(name)
@@ -315,6 +328,9 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		}
 	}
 	n.streams = append(n.streams, st)
+	if s.cluster != nil {
+		n.removeUnknown(st)
+	}
 	if len(n.streams) > maxStreamsPerNode {
 		n.streams[0].cancel(status.Error(codes.ResourceExhausted, "the node has too many streams: this one is the oldest"))
 	}
@@ -333,6 +349,7 @@ func (s *Server) leave(name string, st *stream) {
 	if len(n.streams) == 0 {
 		n.last, n.left = st, time.Now()
 	}
+	n.unconfirmed(st)
 	n.lost = append(n.lost, st)
 	if len(n.lost) > maxStreamsPerNode {
 		n.lost = n.lost[1:]

@@ -38,6 +38,7 @@ type stream struct {
 	synced       bool
 	dirty        map[string]struct{}    // pods whose policy is still to be told
 	seen         map[string]observation // what the agent said of pods
+	told         map[string]string      // by its hello, until it is known which pods have policies
 }
 
 // abilities of an agent's node, by its hello.
@@ -180,8 +181,12 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.node(name).policies[a.Uid] == nil {
-		return // not a pod of this node
+	n := s.node(name)
+	if n.policies[a.Uid] == nil { // not a pod of this node, or no more
+		if a.Version == "" && a.Error == "" && n.confirm(a.Uid, st) {
+			s.changed()
+		}
+		return
 	}
 	o := st.seen[a.Uid]
 	o.serial, o.barred = int64(min(a.Serial, maxSerial)), a.Barred

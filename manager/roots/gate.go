@@ -321,8 +321,8 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 		return nil
 	case !state.Holds():
 		return rt.closed
-	case (!state.Verified() || state.Evidence.Strangers) && now.Sub(rt.readAt) >= status.Grace:
-		return rt.unverified(state)
+	case (!state.Verified() || !state.Evidence.OthersHeard) && now.Sub(rt.readAt) >= status.Grace:
+		return rt.unverified(v, state)
 	case rt.undiscovered != nil:
 		return rt.undiscovered
 	case len(rt.locks) == 0:
@@ -333,16 +333,19 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 
 // unverified is the obstacle that pods are of which the agents have not confirmed, since the
 // state was read, what they act on.
-func (rt *root) unverified(state handover.State) *locks.Obstacle {
+func (rt *root) unverified(v view, state handover.State) *locks.Obstacle {
 	var names []string
 	for _, m := range state.Unconfirmed() {
 		names = append(names, fmt.Sprintf("pod %s on node %s", m.Name, m.Node))
+	}
+	if !state.Evidence.OthersHeard {
+		names = append(rt.others(v, state), names...)
 	}
 	if len(names) > maxOutside {
 		names = append(names[:maxOutside], "and more")
 	}
 	message := "no keys move until the agents have confirmed that pods without a shard act on nothing, because they may be in shards of which a restored backup does not know"
-	if !state.Evidence.Strangers {
+	if state.Evidence.OthersHeard {
 		var shards []string
 		for _, name := range slices.Sorted(maps.Keys(state.Shards)) {
 			if state.Pinned(name) {

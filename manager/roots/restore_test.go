@@ -109,6 +109,109 @@ func TestRestoredBackupGivesNoKeyASecondOwner(t *testing.T) {
 	}
 }
 
+// recreate restores a pod that was deleted after a backup was made. Its agent forgot it.
+func (m *mesh) recreate(p *corev1.Pod) {
+	uid := string(p.UID)
+	delete(m.floors, uid)
+	delete(m.seen, uid)
+	delete(m.inForce, uid)
+	p = p.DeepCopy()
+	p.ResourceVersion = ""
+	require.NoError(m, m.Create(m.Context(), p))
+}
+
+// A member that was deleted after the backup exists again, and its kubelet starts it. Its
+// agent has forgotten which policies the pod had.
+func TestRestoredMemberThatItsAgentForgot(t *testing.T) {
+	for name, away := range map[string]bool{"the present owners are connected": false, "they are not": true} {
+		t.Run(name, func(t *testing.T) {
+			m, pods, backup := moved(t)
+			former := pods[2]
+			require.NoError(t, m.Delete(t.Context(), former))
+			m.settle()
+			m.goOn(2*requestTimeout, nil)
+			require.Empty(t, m.shardOf(former))
+			m.recreate(former)
+			m.away[pods[0].Spec.NodeName], m.away[pods[1].Spec.NodeName] = away, away
+			m.restore(backup)
+			m.settle()
+			m.goOn(locksProven, nil)
+			clear(m.away)
+			m.settle()
+			m.goOn(locksProven, nil)
+			m.settle()
+			require.Len(t, m.held(), 2)
+			require.Empty(t, m.shardOf(former))
+			m.size(3)
+			m.settle()
+			require.Len(t, m.held(), 3)
+			require.Equal(t, "op-3-normal", m.shardOf(former))
+		})
+	}
+}
+
+// A pod that was made after the backup has no object any more, and its process runs on. Its
+// agent tells the manager that it is there.
+func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
+	for name, grant := range map[string]bool{"before a first grant": true, "before a member joins again": false} {
+		t.Run(name, func(t *testing.T) {
+			m, pods, backup := moved(t)
+			if grant {
+				backup.Root = nil
+			}
+			for _, p := range pods {
+				require.NoError(t, m.Delete(t.Context(), p))
+			}
+			m.settle()
+			m.goOn(2*requestTimeout, nil)
+			for _, p := range pods {
+				m.recreate(p)
+			}
+			m.removed = []push.Removed{{Node: "node-9", UID: "made-later"}}
+			m.restore(backup)
+			m.size(3)
+			m.settle()
+			m.goOn(locksProven, nil)
+			for _, p := range pods {
+				s := m.inForce[string(p.UID)].GetSharding()
+				require.True(t, s.GetStandby() || m.inForce[string(p.UID)].Refuse != "", s)
+			}
+			if grant {
+				require.Contains(t, m.ready().Message, "made-later")
+			}
+			m.removed = []push.Removed{{Node: "node-9", Namespace: "another", UID: "another"}}
+			m.settle()
+			m.goOn(time.Minute, nil)
+			require.Len(t, m.held(), 3)
+		})
+	}
+}
+
+// The agent of a member that joined just before another manager led may not have got its
+// policy. The pod joins again, and nothing is rolled back.
+func TestMemberWithoutPolicyJoinsAgain(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	a := m.pod(0)
+	m.settle()
+	b := m.pod(1)
+	for m.shardOf(b) == "" {
+		require.NoError(t, m.round())
+		if m.shardOf(b) == "" {
+			m.push()
+		}
+	}
+	m.lead()
+	for range 5 {
+		m.settle()
+	}
+	require.Equal(t, "op-1-normal", m.shardOf(a))
+	require.Equal(t, "op-2-normal", m.shardOf(b))
+	require.Equal(t, m.policies[b.UID].Version, m.inForce[string(b.UID)].Version)
+	require.NotEmpty(t, m.inForce[string(b.UID)].GetSharding().GetLimits())
+	m.notRolledBack()
+}
+
 // Members are in standby until all have confirmed that they act on nothing.
 func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 	m, pods, backup := moved(t)

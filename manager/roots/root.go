@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
@@ -38,16 +40,15 @@ type root struct {
 	restarting
 	ended     ended
 	leftovers leftovers
-	unsure    []string // whom the first keys wait for, for people
-	blocked   bool     // people were told
+	forgotten map[string]bool // members, by uid, that their agents know nothing of
+	unsure    []string        // whom the first keys wait for, for people
+	blocked   bool            // people were told
 	// rolledBack: an Event says that the state was.
 	rolledBack bool
 	leading
 	counted []string // shards with metrics
-	// published are the locks that the rest of the manager knows of.
-	published []v1alpha1.LockStatus
-	// refused are the leftovers that the rest of the manager knows of.
-	refused []handover.Member
+	// published is what the rest of the manager knows.
+	published compile.Root
 }
 
 // round is a round of one root. config is as watched; what must not be stale is
@@ -112,7 +113,13 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
 	}
-	rt.publish(rt.uid, known{Root: compile.Root{State: rt.state, Locks: object.Status.Locks, Lost: rt.refused}, err: rt.broken})
+	rt.publish(rt.uid, known{Root: rt.public(object.Status.Locks), err: rt.broken})
+}
+
+// public is what the rest of the manager is to know from now on.
+func (rt *root) public(locks []v1alpha1.LockStatus) compile.Root {
+	rt.published = compile.Root{State: rt.state, Locks: locks, Lost: rt.leftovers.members(), Forgotten: maps.Clone(rt.forgotten)}
+	return rt.published
 }
 
 // finalizer writes the finalizers of the object.
@@ -188,13 +195,18 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		}
 		rt.object = fresh
 	}
-	changed := !reflect.DeepEqual(withoutEvidence(state), withoutEvidence(rt.state)) || !equality.Semantic.DeepEqual(rt.published, next.Locks) ||
-		!slices.Equal(rt.refused, rt.leftovers.members())
-	rt.state, rt.published, rt.refused = state, next.Locks, rt.leftovers.members()
-	if changed {
-		rt.publish(rt.uid, known{Root: compile.Root{State: state, Locks: next.Locks, Lost: rt.refused}})
+	before := rt.published
+	rt.state = state
+	if now := rt.public(next.Locks); !samePolicies(before, now) {
+		rt.publish(rt.uid, known{Root: now})
 	}
 	return nil
+}
+
+// samePolicies reports whether the same policies follow from a and b.
+func samePolicies(a, b compile.Root) bool {
+	return reflect.DeepEqual(withoutEvidence(a.State), withoutEvidence(b.State)) && equality.Semantic.DeepEqual(a.Locks, b.Locks) &&
+		slices.Equal(a.Lost, b.Lost) && maps.Equal(a.Forgotten, b.Forgotten)
 }
 
 func withoutEvidence(s handover.State) handover.State {
@@ -212,6 +224,8 @@ type view struct {
 	tooLarge  []string // members whose policy exceeds what an agent receives
 	// pods of the workload that are on the mesh and have not ended.
 	pods []*corev1.Pod
+	// removed are pods without a policy that may act under the root.
+	removed []push.Removed
 	// all labelled pods of the namespace, by uid.
 	all map[string]*corev1.Pod
 }

@@ -25,8 +25,8 @@ import (
 // perRoot bounds what a round does for one root, so that others have their turn.
 const perRoot = 15 * time.Second
 
-// World is what a round looks at. Compiled must be no older than Pods, and its
-// policies the last that were pushed.
+// World is what a round looks at. The policies of Compiled must be the last that were
+// pushed, nil before the first, and Removed no older than they.
 type World struct {
 	Configs  []*v1alpha1.ShardingConfig
 	Pods     []*corev1.Pod
@@ -37,6 +37,8 @@ type World struct {
 	Node func(name string) bool
 	// RequestTimeout is the apiserver's --request-timeout.
 	RequestTimeout time.Duration
+	// Removed are pods without a policy that may run on and act.
+	Removed []push.Removed
 }
 
 // Roots are all configurations with spec.root.

@@ -60,7 +60,8 @@ type mesh struct {
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
 	leaders map[[2]string]string
 	// idle pods contend for no lock.
-	idle map[string]bool
+	idle    map[string]bool
+	removed []push.Removed
 }
 
 const requestTimeout = 90 * time.Second
@@ -171,7 +172,7 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, Removed: m.removed, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))
@@ -206,10 +207,11 @@ func (m *mesh) push() {
 }
 
 // apply is what an agent does with a policy: one with a lesser serial than the pod has had
-// is rejected.
+// is rejected, or one that requires a greater one.
 func (m *mesh) apply(uid string, p compile.Policy) {
 	serial := int64(p.Serial)
-	if p.Refuse == "" && serial < m.floors[uid] {
+	forgotten := p.RequiredSerial > 0 && (m.floors[uid] > m.seen[uid].Serial || int64(p.RequiredSerial) > m.seen[uid].Serial)
+	if p.Refuse == "" && (serial < m.floors[uid] || forgotten) {
 		o := m.seen[uid]
 		o.Nacked = p.Version
 		m.seen[uid] = o

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -60,14 +61,21 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 	}
 
 	rt.ended.observe(state.Members, v, now)
+	rt.forget(state.Members, v)
 	rt.leftovers.observe(rt, v, state, now)
-	state.Evidence.LocksHeld, state.Evidence.OthersIdle = rt.locksHeld(v), rt.othersRefused(v, state)
+	v.removed = removed(v, now)
+	state.Evidence.LocksHeld, state.Evidence.OthersIdle = rt.locksHeld(v), len(rt.others(v, state)) == 0
 	for _, e := range rt.ahead(v, now) {
 		do(e)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(state.Members)) {
 		if e := rt.heard(state, state.Members[uid], v, now); e != nil {
 			do(e)
+		}
+	}
+	for uid := range rt.forgotten {
+		if _, member := state.Members[uid]; !member { // it may join again
+			delete(rt.forgotten, uid)
 		}
 	}
 	rt.unsure, rt.closed, rt.ripe = nil, nil, false
@@ -126,13 +134,28 @@ func (rt *root) ahead(v view, now time.Time) (out []handover.Event) {
 		policy := v.world.Compiled.Policies[types.UID(uid)]
 		switch served := policy.PodPolicy != nil && policy.Refuse == ""; {
 		case o.Serial == 0:
-		case served && (o.Barred || rejects(o, policy)):
+		case served && policy.RequiredSerial == 0 && (o.Barred || rejects(o, policy)):
 			out = append(out, handover.Barred{UID: uid, Serial: o.Serial, Now: now})
 		default:
 			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial, Now: now})
 		}
 	}
 	return out
+}
+
+// forget notes the members whose agents reject the policy of a member, because by their
+// record the pod is none. A pod that was deleted after a backup was made exists again once
+// that is restored: its agent refused it as one that is gone, or forgot it when it ended.
+func (rt *root) forget(members map[string]handover.Member, v view) {
+	forgotten := map[string]bool{}
+	for uid, m := range members {
+		o, policy := rt.Observe(m.Node, uid), v.world.Compiled.Policies[types.UID(uid)]
+		required := policy.GetRequiredSerial()
+		if rt.forgotten[uid] || required > 0 && o.Nacked == policy.Version && (o.Barred || uint64(o.Serial) < required) {
+			forgotten[uid] = true
+		}
+	}
+	rt.forgotten = forgotten
 }
 
 // rejects reports whether an agent rejected a policy that has the serial of another one in
@@ -147,7 +170,7 @@ func (rt *root) heard(state handover.State, m handover.Member, v view, now time.
 	pod := v.all[m.UID]
 	o := rt.Observe(m.Node, m.UID)
 	policy := v.world.Compiled.Policies[types.UID(m.UID)]
-	lost := pod == nil || compile.Ended(pod)
+	lost := pod == nil || compile.Ended(pod) || rt.forgotten[m.UID]
 	switch {
 	case rt.ended.over(m.UID, rt.silentSince(o), v.world.RequestTimeout, now) && !o.Connected:
 		// A pod may be marked as failed before its containers end. So while its agent
@@ -248,7 +271,7 @@ func serves(v view, m handover.Member, o push.Observation) bool {
 // held they ran unsharded, or by a state that was lost. Nothing is given to anybody
 // before their agents refuse them. Whoever comes later is refused from the start.
 func (rt *root) unrefused(v view) []string {
-	out := rt.leftovers.names()
+	out := append(rt.leftovers.names(), describe(v.removed)...)
 	for _, p := range v.pods {
 		if p.Spec.NodeName == "" {
 			continue
@@ -261,13 +284,42 @@ func (rt *root) unrefused(v view) []string {
 	return out
 }
 
-// othersRefused reports whether all pods without a shard act on nothing. After a restore
-// they may be members that the state does not know.
-func (rt *root) othersRefused(v view, state handover.State) bool {
-	return !slices.ContainsFunc(v.pods, func(p *corev1.Pod) bool {
-		_, member := state.Members[string(p.UID)]
-		return !member && p.Spec.NodeName != "" && !rt.refuses(v, p)
+// others are the pods, for people, that may act though they are no members: those without a
+// shard that have not confirmed otherwise, and removed ones. After a restore they may be
+// members that the state does not know.
+func (rt *root) others(v view, state handover.State) []string {
+	out := describe(v.removed)
+	if v.world.Compiled.Policies == nil {
+		out = append(out, "the first policies of this manager")
+	}
+	for _, p := range v.pods {
+		if _, member := state.Members[string(p.UID)]; !member && p.Spec.NodeName != "" && !rt.refuses(v, p) {
+			out = append(out, fmt.Sprintf("pod %s on node %s", p.Name, p.Spec.NodeName))
+		}
+	}
+	return out
+}
+
+func describe(removed []push.Removed) (out []string) {
+	for _, p := range removed {
+		out = append(out, fmt.Sprintf("the pod with uid %s on node %s, which the apiserver does not know and which may run on", p.UID, p.Node))
+	}
+	return out
+}
+
+// removed are the pods without a policy that may act under a root: without an agent, until a
+// request timeout after that fell silent and the pod was gone.
+func removed(v view, now time.Time) []push.Removed {
+	out := slices.DeleteFunc(slices.Clone(v.world.Removed), func(p push.Removed) bool {
+		over := !p.Left.IsZero() && now.Sub(p.Left) >= v.world.RequestTimeout+meshv1.RequestGrace
+		return over || p.Namespace != "" && p.Namespace != v.config.Namespace
 	})
+	for uid, p := range v.world.Compiled.Policies { // it is about to be removed
+		if p.Namespace == v.config.Namespace && p.Node != "" && p.Refuse == "" && v.all[string(uid)] == nil {
+			out = append(out, push.Removed{Node: p.Node, Namespace: p.Namespace, UID: string(uid)})
+		}
+	}
+	return out
 }
 
 // refuses reports whether a pod acts on nothing, as its agent has confirmed: it is

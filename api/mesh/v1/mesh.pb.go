@@ -429,7 +429,8 @@ type Hello struct {
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Version of the agent's program.
 	AgentVersion string `protobuf:"bytes,2,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	// Policy versions held, by pod uid.
+	// Policy versions held, by pod uid. Empty for a pod that runs, or whose writes go on,
+	// without a policy that is in force for all of them.
 	Versions map[string]string `protobuf:"bytes,3,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Ways of capture that work on this node: "ebpf", "iptables", "address".
 	Captures []string `protobuf:"bytes,4,rep,name=captures,proto3" json:"captures,omitempty"`
@@ -525,7 +526,8 @@ func (x *Hello) GetAbilities() []string {
 
 // Ack answers one Upsert, Remove or Cluster message. Of a policy it comes when
 // the policy is in force, is kept for the next agent, and all writes that it
-// would refuse have ended upstream.
+// would refuse have ended upstream. Of a Remove it comes when the pod, if it runs, is
+// refused, and all its writes have ended upstream.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Pod uid; empty for Cluster.
@@ -1298,9 +1300,15 @@ type PodPolicy struct {
 	// greater. What is barred outlives the agent.
 	Serial uint64 `protobuf:"varint,11,opt,name=serial,proto3" json:"serial,omitempty"`
 	// Unset: no rules; of a refusal with a serial, those that the pod was held to.
-	Traffic       *Traffic `protobuf:"bytes,12,opt,name=traffic,proto3" json:"traffic,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Traffic *Traffic `protobuf:"bytes,12,opt,name=traffic,proto3" json:"traffic,omitempty"`
+	// Not 0: the policy is rejected unless the pod has had this serial or a greater one, and
+	// no refusal since. The manager knows the pod as a member only by a state that it read,
+	// perhaps one restored from a backup. The policy may be outdated if the agent forgot the
+	// pod when that was deleted, and a refusal may have ended the pod's membership. No part
+	// of the version.
+	RequiredSerial uint64 `protobuf:"varint,13,opt,name=required_serial,json=requiredSerial,proto3" json:"required_serial,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PodPolicy) Reset() {
@@ -1415,6 +1423,13 @@ func (x *PodPolicy) GetTraffic() *Traffic {
 		return x.Traffic
 	}
 	return nil
+}
+
+func (x *PodPolicy) GetRequiredSerial() uint64 {
+	if x != nil {
+		return x.RequiredSerial
+	}
+	return 0
 }
 
 // Sharding is the shard of a pod.
@@ -2140,7 +2155,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddressesJ\x04\b\a\x10\b\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
-	"\x06Synced\"\xfe\x02\n" +
+	"\x06Synced\"\xa7\x03\n" +
 	"\tPodPolicy\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2154,7 +2169,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\vpassthrough\x18\n" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
-	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\"\xfe\x04\n" +
+	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
+	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xfe\x04\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +

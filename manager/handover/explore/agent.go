@@ -1,6 +1,9 @@
 package explore
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // push puts on its way what a State tells pods.
 func (x *explorer) push(w *world, state int32) {
@@ -13,22 +16,36 @@ func (x *explorer) push(w *world, state int32) {
 		if info.members[i] == nobody || !p.running {
 			continue
 		}
-		serial := info.serial[p.shard]
 		// Whoever does not know yet that its object is gone tells it its keys.
-		x.send(p, policy{serial: serial, keys: info.told[p.shard]})
-		if !p.object {
-			x.send(p, policy{serial: serial, refuse: true})
+		x.send(p, x.member(info, i, p.shard))
+		if !p.object || x.forgotten(info, i, *p) {
+			x.send(p, policy{serial: info.serial[p.shard], refuse: true})
 		}
 	}
+}
+
+// member is the policy of a member. It requires what is only read of the member.
+func (x *explorer) member(info *info, i int, shard uint8) policy {
+	m := policy{serial: info.serial[shard], keys: info.told[shard]}
+	if x.alone() && !info.confirmed[i] && !info.rolledBack && !x.Flaws.NothingRequired {
+		m.required = info.members[i]
+	}
+	return m
+}
+
+// forgotten reports whether the agent of a member rejects its policy, because it does not
+// know the pod as one.
+func (x *explorer) forgotten(info *info, i int, p pod) bool {
+	return p.running && !p.floor.knows(x.member(info, i, p.shard).required)
 }
 
 func (x *explorer) send(p *pod, m policy) {
 	free := -1
 	for i, f := range p.flight {
 		switch {
-		case f == m:
+		case f.covers(m):
 			return
-		case f == policy{}, f.serial < p.saved && !x.Flaws.NoFloor:
+		case m.covers(f), f == policy{}, f.serial < p.saved.least && !x.Flaws.NoFloor:
 			free = i
 		}
 	}
@@ -41,16 +58,24 @@ func (x *explorer) send(p *pod, m policy) {
 
 // take is what an agent does with a policy that arrives.
 func (x *explorer) take(p *pod, m policy) {
-	if m.serial < p.floor && !m.refuse && !x.Flaws.NoFloor {
+	if (m.serial < p.floor.least || !p.floor.knows(m.required)) && !m.refuse && !x.Flaws.NoFloor {
 		return
 	}
-	least := m.serial
-	if m.refuse && m.serial > 0 && !x.Flaws.UnbarredGone {
-		least++
+	m.required = 0
+	had := max(p.floor.had(), m.serial)
+	p.floor.least, p.floor.barred = had, m.refuse && had > 0 && !x.Flaws.UnbarredGone
+	if p.floor.barred {
+		p.floor.least++
 	}
 	p.writes = (p.writes | p.memory.keys) &^ m.keys
 	p.memory = m
-	p.floor = max(p.floor, least)
+}
+
+// received takes a policy out, unless two managers send it again and again.
+func (x *explorer) received(p *pod, m policy) {
+	if i := slices.Index(p.flight[:], m); i >= 0 && x.alone() {
+		p.flight[i] = policy{}
+	}
 }
 
 // save keeps what is in force on disk.

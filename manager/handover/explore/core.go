@@ -32,6 +32,7 @@ type info struct {
 	held, told [shards]uint8
 	serial     [shards]int8
 	members    [slots]int8 // serials
+	confirmed  [slots]bool // members
 	moves      int
 	settled    bool // all hold what they are to hold
 	disjoint   bool
@@ -114,6 +115,12 @@ func (c *core) ahead(id int32, pod, serial int) int32 {
 	})
 }
 
+func (c *core) barred(id int32, pod, serial int) int32 {
+	return c.once(call{id, 'b', pod, serial}, func() handover.Event {
+		return handover.Barred{UID: podName(pod), Serial: int64(serial), Now: now}
+	})
+}
+
 // others is a State with other evidence of the pods that are no members.
 func (c *core) others(id int32, idle, locksHeld bool) int32 {
 	k := call{state: id, what: 'o'}
@@ -183,6 +190,7 @@ func (c *core) number(s handover.State) int32 {
 		in.members[i] = nobody
 		if m, ok := s.Members[podName(i)]; ok {
 			in.members[i] = int8(m.Serial)
+			in.confirmed[i] = s.Evidence.Confirmed[podName(i)]
 			fmt.Fprint(&key, i, m.Shard, m.Serial, ";")
 		}
 	}
@@ -191,7 +199,7 @@ func (c *core) number(s handover.State) int32 {
 		moves[i] = fmt.Sprint(m.From, m.To, m.Phase, mask(m.Keys))
 	}
 	slices.Sort(moves)
-	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.Strangers, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
+	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.OthersHeard, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
 
 	id, ok := c.ids[key.String()]
 	if !ok {
@@ -199,7 +207,7 @@ func (c *core) number(s handover.State) int32 {
 		c.ids[key.String()] = id
 		in.written = id
 		c.states, c.infos = append(c.states, s), append(c.infos, in)
-		if stored := s; len(s.Evidence.Confirmed)+len(s.Evidence.Verified) > 0 || s.Evidence.OthersIdle || s.Evidence.LocksHeld {
+		if stored := s; len(s.Evidence.Confirmed)+len(s.Evidence.Verified) > 0 || s.Evidence.OthersIdle || s.Evidence.OthersHeard || s.Evidence.LocksHeld {
 			stored.Evidence = handover.Evidence{}
 			c.infos[id].written = c.number(stored)
 		}

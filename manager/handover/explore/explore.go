@@ -36,6 +36,8 @@ type Options struct {
 	// Failures is how often an agent crashes, a pod vanishes, or an agent takes a
 	// refusal that is out of date.
 	Failures uint8
+	// Vanish is how often a pod vanishes in a world with Restores; else it is a failure.
+	Vanish uint8
 	// Restores is how often a backup of etcd is restored, which is taken at any moment.
 	Restores uint8
 	// Outside: pods outside the mesh contend for the operator's lock.
@@ -64,14 +66,17 @@ type Flaws struct {
 	Undetected      bool // a serial beyond the State's is taken for the State's
 	// StrangersIgnored: keys are granted whatever pods do that the State does not know.
 	StrangersIgnored bool
-	LockByName       bool // a lock that bears the mesh's name is taken to be acquired
-	LockIgnored      bool // keys are granted though a pod outside the mesh may hold the lock
+	// NothingRequired: an agent applies the policy of a member that it knows nothing of.
+	NothingRequired bool
+	// RemovedIgnored: keys are granted whatever pods do whose object the restored etcd lacks.
+	RemovedIgnored bool
+	LockByName     bool // a lock that bears the mesh's name is taken to be acquired
+	LockIgnored    bool // keys are granted though a pod outside the mesh may hold the lock
 }
 
 // Report is what was seen.
 type Report struct {
-	States int  // explored
-	Whole  bool // all there are, within the bounds of their worlds
+	States int // explored
 	// Violation says what went wrong, after which steps; empty if nothing did.
 	Violation string
 }
@@ -82,14 +87,13 @@ func (r Report) String() string { return fmt.Sprintf("states_explored=%d", r.Sta
 // Run explores worlds one after another, each breadth first, until something goes
 // wrong. It fails where a world is larger than it can represent.
 func Run(worlds ...Options) (Report, error) {
-	total := Report{Whole: true}
+	var total Report
 	for _, o := range worlds {
 		r, err := run(o)
 		if err != nil {
 			return total, err
 		}
 		total.States += r.States
-		total.Whole = total.Whole && r.Whole
 		if r.Violation != "" {
 			total.Violation = fmt.Sprintf("%s\nin %+v", r.Violation, o)
 			break
@@ -113,7 +117,7 @@ func run(o Options) (Report, error) {
 		x.nodes[x.at].world = nil // only its trace is needed from now on
 		x.successors(*w)
 	}
-	return Report{States: len(x.nodes), Whole: x.violation == "", Violation: x.violation}, x.err
+	return Report{States: len(x.nodes), Violation: x.violation}, x.err
 }
 
 // alone reports whether there is one manager, which may be another after each read.

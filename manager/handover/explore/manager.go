@@ -60,7 +60,7 @@ func (x *explorer) reads(w world, i int) {
 		n.stored = x.core.read(n.stored)
 		n.lock.proven = n.lock.proven && !x.Outside
 		for j := range n.pods {
-			n.pods[j].acks, n.pods[j].nos = [serials]uint8{}, 0 // agents say anew what is so
+			n.pods[j].endStream() // agents say anew what is so
 		}
 		x.push(&n, n.stored)
 	}
@@ -68,17 +68,25 @@ func (x *explorer) reads(w world, i int) {
 	x.next(n, "manager reads", i, 0)
 }
 
+// endStream forgets what is on its way between a pod's agent and a manager.
+func (p *pod) endStream() {
+	p.flight, p.acks, p.nos = [flight]policy{}, [serials]uint8{}, 0
+}
+
 // hear writes what there is to say of a pod.
 func (x *explorer) hear(w world, read int32, j int, write func(state int32, what string, serial int)) {
 	p, info := w.pods[j], x.core.get(read)
 	if x.ahead(info, j, p) {
-		write(x.core.ahead(read, j, p.had()), "ahead: pod, serial", p.had())
+		write(x.core.ahead(read, j, int(p.floor.had())), "ahead: pod, serial", int(p.floor.had()))
 	}
 	if info.members[j] == nobody {
 		if p.object && (!x.alone() || p.waits(info.minSerial)) {
 			write(x.core.join(read, j, p.shard), "joins: pod, shard", int(p.shard))
 		}
 		return
+	}
+	if x.barred(info, j, p) {
+		write(x.core.barred(read, j, int(p.floor.had())), "barred: pod, serial", int(p.floor.had()))
 	}
 	for s, keys := range p.acks {
 		switch serial := int(info.serial[p.shard]); {
@@ -100,15 +108,13 @@ func (x *explorer) hear(w world, read int32, j int, write func(state int32, what
 
 // ahead reports whether an agent says that a pod has had a serial beyond a State's.
 func (x *explorer) ahead(info *info, j int, p pod) bool {
-	return x.alone() && !x.Flaws.Undetected && p.running && p.had() > info.known(j, p.shard)
+	known := p.object || info.members[j] != nobody
+	return x.alone() && !x.Flaws.Undetected && p.running && known && int(p.floor.had()) > info.known(j, p.shard)
 }
 
-// had is the highest serial of a policy that a pod has had.
-func (p pod) had() int {
-	if p.memory.refuse && p.memory.serial > 0 {
-		return int(p.memory.serial)
-	}
-	return int(p.floor)
+// barred reports whether an agent does not apply the serial of a member's policy any more.
+func (x *explorer) barred(info *info, j int, p pod) bool {
+	return p.running && p.object && p.floor.barred && !x.forgotten(info, j, p) && p.floor.had() == info.serial[p.shard]
 }
 
 // known is the highest serial that a pod can have had by a State.
@@ -124,11 +130,15 @@ func (p pod) waits(minSerial int8) bool {
 	return p.running && p.memory.keys == 0 && p.memory.serial == minSerial && p.writes == 0 && p.disk == p.memory && p.saved == p.floor
 }
 
-// othersWait reports whether all pods that are no members act on nothing.
+// othersWait reports whether all pods that are no members act on nothing. Agents refuse
+// those without an object, and confirm that once their writes have ended.
 func (x *explorer) othersWait(w world, read int32) bool {
 	info := x.core.get(read)
 	for j, p := range w.pods {
-		if p.exists && p.object && info.members[j] == nobody && !p.waits(info.minSerial) && !x.Flaws.StrangersIgnored {
+		switch {
+		case !p.exists || info.members[j] != nobody:
+		case p.object && !p.waits(info.minSerial) && !x.Flaws.StrangersIgnored,
+			!p.object && p.memory.keys|p.writes != 0 && !x.Flaws.RemovedIgnored:
 			return false
 		}
 	}
@@ -176,7 +186,8 @@ func (x *explorer) quiet(w world) bool {
 }
 
 // restore visits a backup of etcd and its restore. The streams of agents end, and what was
-// on its way with them. A backup that was taken while the mesh did not hold the lock is left
+// on its way with them. A pod that was deleted since exists again: if its process has ended
+// then its kubelet starts it, and its agent knows nothing of it. A backup that was taken while the mesh did not hold the lock is left
 // out: a pod outside the mesh may acquire that at once, before anybody sees the restore.
 func (x *explorer) restore(w world) {
 	n := w
@@ -185,15 +196,26 @@ func (x *explorer) restore(w world) {
 	}
 	if w.backup == none {
 		n.backup, n.backupLock = x.core.read(w.stored), w.lock.holder
+		for j, p := range w.pods {
+			if p.object {
+				n.backupPods |= 1 << j
+			}
+		}
 		x.next(n, "backup", 0, 0)
 		return
 	}
 	n.restores--
 	n.stored, n.read[0], n.lock.holder, n.lock.proven = w.backup, stale, w.backupLock, !x.Outside
-	n.backup, n.backupLock = none, free
+	n.backup, n.backupLock, n.backupPods = none, free, 0
 	for j := range n.pods {
 		p := &n.pods[j]
-		p.flight, p.acks, p.nos = [flight]policy{}, [serials]uint8{}, 0
+		p.endStream()
+		p.object = w.backupPods&(1<<j) != 0
+		if p.object && !p.running {
+			again := newPod(p.shard)
+			again.writes = p.writes
+			*p = again
+		}
 	}
 	x.next(n, "restore", 0, 0)
 }

@@ -36,19 +36,29 @@ func (x *explorer) pod(w world, i int) {
 	}
 	for _, m := range p.flight {
 		if m != (policy{}) && m != p.memory {
-			try("pod's agent takes, serial", int(m.serial), func(_ *world, p *pod) { x.take(p, m) })
+			try("pod's agent takes, serial", int(m.serial), func(_ *world, p *pod) {
+				x.take(p, m)
+				x.received(p, m)
+			})
 		}
 	}
 	try("pod's agent saves", 0, func(_ *world, p *pod) { p.save() })
 	if !p.object {
 		try("pod's process ends", 0, func(_ *world, p *pod) { p.running, p.writes = false, p.writes|p.memory.keys })
 	}
+	if !p.object && x.Restores > 0 && !p.memory.refuse {
+		try("pod's agent refuses it", 0, func(_ *world, p *pod) { x.take(p, policy{refuse: true}) })
+	}
+	x.vanish(w, i, try)
 	if w.failures == 0 {
 		return
 	}
 	if p.disk != p.memory || p.saved != p.floor || x.Flaws.ForgottenWrites {
 		try("pod's agent crashes", 0, func(w *world, p *pod) {
 			p.crash()
+			if x.alone() {
+				x.push(w, w.stored) // to the next one's stream
+			}
 			if x.Flaws.ForgottenWrites {
 				p.forget()
 			}
@@ -61,21 +71,30 @@ func (x *explorer) pod(w world, i int) {
 			w.failures--
 		})
 	}
-	// A pod that a restored State does not know, and whose object is gone, is killed by its
-	// kubelet: nobody else knows of it.
-	if p.object && x.Restores == 0 {
-		try("pod vanishes, and is made anew", 0, func(w *world, p *pod) {
-			p.object = false
-			w.failures--
-			for j := range w.pods {
-				if !w.pods[j].exists {
-					w.pods[j] = newPod(p.shard)
-					break
-				}
-			}
-			x.push(w, w.stored)
-		})
+}
+
+// vanish visits the deletion of a pod's object, by force or not.
+func (x *explorer) vanish(w world, i int, try func(string, int, func(*world, *pod))) {
+	left := func(w *world) *uint8 {
+		if x.Restores > 0 {
+			return &w.vanish
+		}
+		return &w.failures
 	}
+	if *left(&w) == 0 || !w.pods[i].object {
+		return
+	}
+	try("pod vanishes, and is made anew", 0, func(w *world, p *pod) {
+		p.object = false
+		*left(w)--
+		for j := range w.pods {
+			if !w.pods[j].exists {
+				w.pods[j] = newPod(p.shard)
+				break
+			}
+		}
+		x.push(w, w.stored)
+	})
 }
 
 // ready are the shards that some pod serves, as bits.
@@ -122,10 +141,14 @@ func (x *explorer) answer(state int32, i int, p *pod) int32 {
 	info := x.core.get(state)
 	p.writes, p.hidden = 0, 0
 	if x.ahead(info, i, *p) {
-		return x.core.ahead(state, i, p.had())
+		return x.core.ahead(state, i, int(p.floor.had()))
 	}
 	if info.members[i] == nobody {
 		if !p.object {
+			if !p.memory.refuse {
+				x.take(p, policy{refuse: true})
+				p.save()
+			}
 			return state
 		}
 		if x.alone() && info.minSerial > 0 {
@@ -140,8 +163,11 @@ func (x *explorer) answer(state int32, i int, p *pod) int32 {
 	if !p.running {
 		return x.core.gone(state, i)
 	}
+	if x.barred(info, i, *p) {
+		return x.core.barred(state, i, int(p.floor.had()))
+	}
 	m := policy{serial: info.serial[p.shard], keys: info.told[p.shard]}
-	if !p.object {
+	if !p.object || x.forgotten(info, i, *p) {
 		m = policy{serial: m.serial, refuse: true}
 	}
 	x.take(p, m)

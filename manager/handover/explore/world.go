@@ -9,7 +9,7 @@ const (
 	shards  = 3
 	ranges  = 3
 	slots   = 6 // pods, those that are made anew among them
-	flight  = 6 // policies on their way to one pod
+	flight  = 9 // policies on their way to one pod
 	serials = 24
 	stale   = -1
 	none    = -2 // no backup
@@ -22,11 +22,13 @@ type world struct {
 	pods   [slots]pod
 	want   uint8 // of Options.Wants
 	lock   lock
-	// backup is a State and a holder of the lock as they were stored at some moment.
+	// backup is a State, a holder of the lock and the pods with an object, as bits, as they
+	// were stored at some moment.
 	backup     int32
 	backupLock holder
+	backupPods uint8
 	// What is left of Options.
-	changes, failures, restores uint8
+	changes, failures, vanish, restores uint8
 }
 
 // lock is the operator's own lock, and who takes himself for its holder.
@@ -51,7 +53,7 @@ type pod struct {
 	shard   uint8 // where it belongs
 
 	memory, disk policy
-	floor, saved int8  // the least serial that is accepted, in memory and on disk
+	floor, saved floor // in memory and on disk
 	writes       uint8 // ranges of writes under way that the policy in force would refuse
 
 	flight [flight]policy // sorted; never taken out, so they come again and late
@@ -60,11 +62,34 @@ type pod struct {
 	hidden uint8          // ranges of writes under way that its agent does not know of
 }
 
+// floor is what an agent accepts of a pod's policies.
+type floor struct {
+	least int8 // serial
+	// barred: the pod was refused since it had the serial before.
+	barred bool
+}
+
+// had is the highest serial of a policy that the pod has had.
+func (f floor) had() int8 {
+	if f.barred {
+		return f.least - 1
+	}
+	return f.least
+}
+
+// knows reports whether the pod is a member as one that has had a serial, for all that its
+// agent knows.
+func (f floor) knows(required int8) bool {
+	return required == 0 || !f.barred && f.least >= required
+}
+
 // policy is what a pod is told.
 type policy struct {
 	serial int8
 	keys   uint8
 	refuse bool
+	// required is the least serial that the pod must have had, without a refusal since.
+	required int8
 }
 
 // acting is what a pod may act on at this moment.
@@ -92,7 +117,7 @@ func (x *explorer) wrong(w world) string {
 
 // begin is the world with all in order.
 func (x *explorer) begin() (world, error) {
-	w := world{changes: x.Changes, failures: x.Failures, restores: x.Restores, backup: none, lock: lock{holder: mesh, proven: true}}
+	w := world{changes: x.Changes, failures: x.Failures, vanish: x.Vanish, restores: x.Restores, backup: none, lock: lock{holder: mesh, proven: true}}
 	n := 0
 	for shard, count := range x.Members {
 		for range count {
@@ -117,9 +142,11 @@ func (x *explorer) begin() (world, error) {
 	x.push(&w, w.stored)
 	for i := range n {
 		p := &w.pods[i]
-		if p.flight[0] != (policy{}) {
-			x.take(p, p.flight[0])
-			p.save()
+		for _, m := range p.flight {
+			if m != (policy{}) {
+				x.take(p, m)
+				p.save()
+			}
 		}
 	}
 	return w, x.err
@@ -156,7 +183,10 @@ func (x *explorer) canonical(w *world) {
 		}
 		left := 0
 		for _, m := range p.flight {
-			if p.running && m.serial > 0 && (m.serial >= p.saved || x.Flaws.NoFloor) {
+			if x.alone() && p.memory.covers(m) && p.disk == p.memory && p.saved == p.floor {
+				continue // it changes nothing
+			}
+			if p.running && m.serial > 0 && (m.serial >= p.saved.least || x.Flaws.NoFloor) {
 				p.flight[left] = m
 				left++
 			}
@@ -178,8 +208,13 @@ func (x *explorer) canonical(w *world) {
 	}
 }
 
+// covers reports whether an agent that may take o may as well take m, which is the same.
+func (m policy) covers(o policy) bool {
+	return m != policy{} && m.serial == o.serial && m.keys == o.keys && m.refuse == o.refuse && m.required <= o.required
+}
+
 func (m policy) order() int {
-	n := int(m.serial)<<4 | int(m.keys)<<1
+	n := int(m.required)<<12 | int(m.serial)<<4 | int(m.keys)<<1
 	if m.refuse {
 		n |= 1
 	}

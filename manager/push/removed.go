@@ -1,0 +1,123 @@
+package push
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+)
+
+const (
+	// maxRemoved bounds the pods of a node without a policy that an agent may speak of.
+	maxRemoved = 1024
+	// removedFor is how long such a pod is kept that no agent confirms: longer than any
+	// request goes on.
+	removedFor = 2 * platform.MaxRequestTimeout
+)
+
+// Removed is a pod without a policy that may run on and act: an agent had a policy of it, and
+// has not confirmed since that the pod is refused. The apiserver may have forgotten the pod, by
+// a deletion by force or because etcd was restored from a backup.
+type Removed struct {
+	// Namespace is empty if it is not known.
+	Node, Namespace, UID string
+	// Left is since when the pod is removed and the node has no agent; zero while one is to
+	// confirm.
+	Left time.Time
+}
+
+// removed is one of a node, by its uid.
+type removed struct {
+	namespace string
+	awaited   map[*stream]bool // that have yet to confirm
+	left      time.Time        // when the last of them went, or it was removed
+}
+
+// Removed returns the pods of all nodes that may act without a policy, sorted by node and uid.
+func (s *Server) Removed() []Removed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Removed
+	for name, n := range s.nodes {
+		for uid, r := range n.removed {
+			p := Removed{Node: name, Namespace: r.namespace, UID: uid}
+			if len(r.awaited) == 0 {
+				p.Left = r.left
+			}
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(a, b Removed) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.UID, b.UID))
+	})
+	return out
+}
+
+// remove notes that a pod has no policy, and asks the node's agents to confirm that they
+// refuse it.
+func (n *node) remove(uid, namespace string) {
+	r := n.removed[uid]
+	if r == nil {
+		if len(n.removed) >= maxRemoved {
+			return
+		}
+		r = &removed{namespace: namespace, awaited: map[*stream]bool{}, left: time.Now()}
+		if n.removed == nil {
+			n.removed = map[string]*removed{}
+		}
+		n.removed[uid] = r
+	}
+	for _, st := range n.streams {
+		r.await(uid, st)
+	}
+}
+
+func (r *removed) await(uid string, st *stream) {
+	r.awaited[st] = true
+	st.dirty[uid] = struct{}{}
+}
+
+// removeUnknown is remove for the pods of a new stream's hello that have no policy. The agent
+// is to confirm what others have not confirmed, too.
+func (n *node) removeUnknown(st *stream) {
+	for uid := range st.told {
+		if n.policies[uid] == nil {
+			n.remove(uid, "")
+		}
+	}
+	st.told = nil
+	for uid, r := range n.removed {
+		r.await(uid, st)
+	}
+}
+
+// confirm notes that an agent refuses a pod without a policy.
+func (n *node) confirm(uid string, st *stream) (news bool) {
+	r := n.removed[uid]
+	if r == nil || !r.awaited[st] {
+		return false
+	}
+	if delete(r.awaited, st); len(r.awaited) == 0 {
+		delete(n.removed, uid)
+	}
+	return true
+}
+
+// unconfirmed notes that an agent has left.
+func (n *node) unconfirmed(st *stream) {
+	for _, r := range n.removed {
+		if r.awaited[st] {
+			delete(r.awaited, st)
+			r.left = time.Now()
+		}
+	}
+}
+
+// forgetRemoved forgets the pods that have a policy again, or that nobody confirms.
+func (n *node) forgetRemoved() {
+	maps.DeleteFunc(n.removed, func(uid string, r *removed) bool {
+		return n.policies[uid] != nil || len(r.awaited) == 0 && time.Since(r.left) > removedFor
+	})
+}
