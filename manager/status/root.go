@@ -271,6 +271,9 @@ func (w *workload) waitsFor(m handover.Move) []string {
 		}
 		out = append(out, where+": "+w.why(l))
 	}
+	if len(out) == 0 && w.Obstacle != nil {
+		out = append(out, w.Obstacle.Message)
+	}
 	return out
 }
 

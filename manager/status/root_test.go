@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
@@ -187,4 +188,12 @@ func TestWaitsFor(t *testing.T) {
 			require.Contains(t, waits[0], c.says)
 		})
 	}
+	in := rootInput()
+	move(in, handover.Releasing, now)
+	for uid, m := range in.State.Members {
+		m.Serial = in.State.Shards[m.Shard].Serial
+		in.State.Members[uid] = m
+	}
+	in.Obstacle = &locks.Obstacle{Message: "another pod may act"}
+	require.Equal(t, []string{"another pod may act"}, OfRoot(*in).Root.Handovers[0].WaitsFor)
 }
