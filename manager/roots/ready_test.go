@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -31,4 +32,25 @@ func TestReadyOnlyOncePoliciesAreApplied(t *testing.T) {
 		m.now = m.now.Add(time.Second)
 	}
 	t.Fatal("the root does not settle")
+}
+
+// A manager that has not heard of all members yet plans nothing, and does not say that it did.
+func TestGenerationIsObservedOncePlanned(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.pod(0)
+	b := m.pod(1)
+	m.settle()
+	require.Equal(t, metav1.ConditionTrue, m.ready().Status)
+	m.lead()
+	m.away[b.Spec.NodeName] = true
+	m.size(3)
+	require.NoError(t, m.round())
+	m.push()
+	require.Less(t, m.get().Status.ObservedGeneration, m.get().Generation)
+	require.Less(t, m.ready().ObservedGeneration, m.get().Generation)
+	clear(m.away)
+	m.settle()
+	require.Equal(t, m.get().Generation, m.ready().ObservedGeneration)
+	require.Equal(t, metav1.ConditionFalse, m.ready().Status)
 }

@@ -43,6 +43,7 @@ type root struct {
 	forgotten map[string]bool // members, by uid, that their agents know nothing of
 	unsure    []string        // whom the first keys wait for, for people
 	blocked   bool            // people were told
+	unplanned bool            // the state does not follow the configuration yet
 	// rolledBack: an Event says that the state was.
 	rolledBack bool
 	leading
@@ -138,6 +139,10 @@ func (rt *root) finalizer(ctx context.Context) error {
 func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.ShardingConfigStatus {
 	config := v.config.DeepCopy()
 	rt.object.Status.DeepCopyInto(&config.Status)
+	obstacle := rt.obstacle(v, state, now)
+	if rt.unplanned && obstacle == nil {
+		config.Generation = config.Status.ObservedGeneration
+	}
 	out := Save(state)
 	rt.weigh(&out, v)
 	var stamping *v1alpha1.StampingStatus
@@ -155,7 +160,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 		Restarting: rt.why,
 		Unsure:     rt.unsure,
 		Locks:      rt.locks,
-		Obstacle:   rt.obstacle(v, state, now),
+		Obstacle:   obstacle,
 		Leaders:    rt.leaders,
 		Stamping:   stamping,
 		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },

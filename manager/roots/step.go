@@ -78,14 +78,16 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 			delete(rt.forgotten, uid)
 		}
 	}
-	rt.unsure, rt.closed, rt.ripe = nil, nil, false
+	rt.unsure, rt.closed, rt.ripe, rt.unplanned = nil, nil, false, false
 	first := !state.Holds() && !grantsNothing(v.config)
 	if first {
 		if rt.unsure = rt.unrefused(v); len(rt.unsure) > 0 {
 			return state, effects
 		}
 	}
-	if rt.heardAll(v, state, now) && rt.replan(v, state, now) {
+	if !rt.heardAll(v, state, now) || !rt.replan(v, state, now) {
+		rt.unplanned = true
+	} else {
 		if first && v.problem == nil && !rt.mayGrant(v) {
 			return state, effects
 		}
@@ -95,6 +97,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 			Restart: v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist && !v.config.Spec.DryRun,
 			Now:     now,
 		})
+		rt.unplanned = !follows(state, rt.scopes)
 	}
 	if v.problem != nil && !compile.Withdrawn(v.config) {
 		return state, effects
@@ -228,6 +231,16 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 		rt.suggestion = ""
 	default:
 		rt.balance(config, state, now)
+	}
+	return true
+}
+
+// follows reports whether a state took a plan over.
+func follows(state handover.State, scopes map[string]scope.Scope) bool {
+	for name, s := range scopes {
+		if !state.Shards[name].Wanted.Equal(s) {
+			return false
+		}
 	}
 	return true
 }

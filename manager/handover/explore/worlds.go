@@ -32,7 +32,7 @@ func Handovers() []Options {
 func Restores() []Options {
 	return []Options{
 		{Members: [shards]int{1, 1, 0}, Wants: split, Changes: 1, Failures: 1, Restores: 1},
-		{Members: [shards]int{1, 1, 1}, Wants: further, Changes: 2, Restores: 1, Most: 150_000},
+		{Members: [shards]int{1, 1, 1}, Wants: further, Changes: 2, Restores: 1, Most: 60_000},
 		{Members: [shards]int{1, 1, 0}, Wants: pass, Changes: 1, Vanish: 1, Restores: 1, Most: 200_000},
 	}
 }
