@@ -42,7 +42,7 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 // pod's network afterwards, so the responses to its last writes are awaited first.
 func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	var over <-chan struct{}
-	_ = s.do(ctx, func() error {
+	err := s.do(ctx, func() error {
 		mb := s.members[b.Pod.UID]
 		if mb == nil || mb.sandbox != b.ID || s.phase != serving {
 			return nil
@@ -50,11 +50,13 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 		if in, err := s.inCaptured(mb); in || err != nil {
 			return err // the pod watch will tell
 		}
-		over = s.release(mb)
+		if over = s.release(mb); mb.pod.HostNetwork {
+			over = nil // its network stays
+		}
 		mb.sandbox, mb.since = "", time.Time{}
 		return nil
 	})
-	if done(over) {
+	if err != nil || done(over) {
 		return
 	}
 	select {

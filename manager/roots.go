@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,6 +43,20 @@ func slimMetadata(o any) (any, error) {
 	return slim, nil
 }
 
+// unheard lists the Nodes of which no agent has connected to this manager.
+func (w *world) unheard(ctx context.Context) ([]string, error) {
+	nodes := &metav1.PartialObjectMetadataList{}
+	nodes.SetGroupVersionKind(nodeKind)
+	if err := w.cache.List(ctx, nodes); err != nil {
+		return nil, fmt.Errorf("listing Nodes: %w", err)
+	}
+	var names []string
+	for _, n := range nodes.Items {
+		names = append(names, n.Name)
+	}
+	return w.push.Unheard(names), nil
+}
+
 // keepRoots hands keys over between the shards of roots.
 func (w *world) keepRoots(ctx context.Context) error {
 	l := w.listed.Load()
@@ -55,6 +70,12 @@ func (w *world) keepRoots(ctx context.Context) error {
 	}}
 	if c := w.compiled.Load(); c != nil {
 		world.Compiled, world.Removed = c.Result, w.push.Removed()
+	}
+	if w.roots.Young() {
+		var err error
+		if world.Unheard, err = w.unheard(ctx); err != nil {
+			return err
+		}
 	}
 	err := w.roots.Round(ctx, world)
 	if w.nextStep != nil {

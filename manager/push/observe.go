@@ -157,6 +157,18 @@ func (out *Observation) addSerial(o observation) {
 	}
 }
 
+// Unheard returns those of some nodes of which no agent has connected, as far as is known.
+func (s *Server) Unheard(nodes []string) (out []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range nodes {
+		if n := s.nodes[name]; n == nil || len(n.streams) == 0 && n.left.IsZero() {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
 // HostNetwork tells how many of the connected agents' nodes can tell pods under
 // hostNetwork apart, and why others cannot, by node.
 func (s *Server) HostNetwork() (able int, not map[string]string) {

@@ -12,14 +12,16 @@ import (
 const (
 	// maxRemoved bounds the pods of a node without a policy that an agent may speak of.
 	maxRemoved = 1024
+	// maxUID bounds a uid in bytes; no pod has a longer one.
+	maxUID = 64
 	// removedFor is how long such a pod is kept that no agent confirms: longer than any
 	// request goes on.
 	removedFor = 2 * platform.MaxRequestTimeout
 )
 
-// Removed is a pod without a policy that may run on and act: an agent had a policy of it, and
-// has not confirmed since that the pod is refused. The apiserver may have forgotten the pod, by
-// a deletion by force or because etcd was restored from a backup.
+// Removed is a pod without a policy that may run on and act: it had one, or an agent named it,
+// and no agent has confirmed since that the pod is refused. The apiserver may have forgotten
+// the pod, by a deletion by force or because etcd was restored from a backup.
 type Removed struct {
 	// Namespace is empty if it is not known.
 	Node, Namespace, UID string
@@ -83,7 +85,7 @@ func (r *removed) await(uid string, st *stream) {
 // is to confirm what others have not confirmed, too.
 func (n *node) removeUnknown(st *stream) {
 	for uid := range st.told {
-		if n.policies[uid] == nil {
+		if n.policies[uid] == nil && len(uid) <= maxUID {
 			n.remove(uid, "")
 		}
 	}
@@ -96,7 +98,8 @@ func (n *node) removeUnknown(st *stream) {
 // confirm notes that an agent refuses a pod without a policy.
 func (n *node) confirm(uid string, st *stream) (news bool) {
 	r := n.removed[uid]
-	if r == nil || !r.awaited[st] {
+	_, unsent := st.dirty[uid] // it answers an earlier one
+	if r == nil || !r.awaited[st] || unsent {
 		return false
 	}
 	if delete(r.awaited, st); len(r.awaited) == 0 {

@@ -2,6 +2,7 @@ package push
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,4 +96,38 @@ func TestRemovedPodsAreBounded(t *testing.T) {
 	}
 	s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: many}, nil)
 	require.Len(t, s.Removed(), maxRemoved)
+}
+
+func TestAckOfAnEarlierRemoveDoesNotCount(t *testing.T) {
+	s := &Server{}
+	s.Set(cluster1, policies("a@n1=1-x"))
+	st := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
+	s.sent("n1", st)
+	s.Set(cluster1, policies())
+	require.Equal(t, []string{"a"}, s.sent("n1", st))
+	s.Set(cluster1, policies("a@n1=2-x"))
+	s.sent("n1", st)
+	s.Set(cluster1, policies())
+	s.ack("n1", st, &meshv1.Ack{Uid: "a"})
+	require.NotEmpty(t, s.Removed())
+	s.sent("n1", st)
+	s.ack("n1", st, &meshv1.Ack{Uid: "a"})
+	require.Empty(t, s.Removed())
+}
+
+func TestUIDsThatNoPodHasAreIgnored(t *testing.T) {
+	s := &Server{}
+	s.Set(cluster1, policies("a@n1=1-x"))
+	s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: map[string]string{strings.Repeat("x", maxUID+1): ""}}, nil)
+	require.Empty(t, s.Removed())
+}
+
+func TestNodesOfWhichNoAgentHasConnected(t *testing.T) {
+	s := &Server{}
+	s.Set(cluster1, policies("a@n1=1-x", "b@n2=1-x"))
+	require.Equal(t, []string{"n1", "n2", "n3"}, s.Unheard([]string{"n1", "n2", "n3"}))
+	st := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
+	require.Equal(t, []string{"n2"}, s.Unheard([]string{"n1", "n2"}))
+	s.leave("n1", st)
+	require.Empty(t, s.Unheard([]string{"n1"}))
 }

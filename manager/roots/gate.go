@@ -317,11 +317,13 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 	case state.RolledBack:
 		return &locks.Obstacle{Reason: v1alpha1.ReasonRolledBack,
 			Message: "agents have had later policies than status.root accounts for, as after a restore of etcd; all members are in standby until each of them has confirmed that, then the root starts anew"}
+	case state.Holds() && !state.Evidence.OthersHeard && now.Sub(rt.readAt) >= status.Grace:
+		return rt.unverified(v, state)
 	case compile.Withdrawn(v.config) || v.config.Spec.DryRun:
 		return nil
 	case !state.Holds():
 		return rt.closed
-	case (!state.Verified() || !state.Evidence.OthersHeard) && now.Sub(rt.readAt) >= status.Grace:
+	case !state.Verified() && now.Sub(rt.readAt) >= status.Grace:
 		return rt.unverified(v, state)
 	case rt.undiscovered != nil:
 		return rt.undiscovered
@@ -334,12 +336,12 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 // unverified is the obstacle that pods are of which the agents have not confirmed, since the
 // state was read, what they act on.
 func (rt *root) unverified(v view, state handover.State) *locks.Obstacle {
-	var names []string
-	for _, m := range state.Unconfirmed() {
-		names = append(names, fmt.Sprintf("pod %s on node %s", m.Name, m.Node))
-	}
-	if !state.Evidence.OthersHeard {
-		names = append(rt.others(v, state), names...)
+	names := rt.others(v, state)
+	if state.Evidence.OthersHeard {
+		names = nil
+		for _, m := range state.Unconfirmed() {
+			names = append(names, fmt.Sprintf("pod %s on node %s", m.Name, m.Node))
+		}
 	}
 	if len(names) > maxOutside {
 		names = append(names[:maxOutside], "and more")

@@ -41,6 +41,7 @@ type root struct {
 	ended     ended
 	leftovers leftovers
 	forgotten map[string]bool // members, by uid, that their agents know nothing of
+	dropped   []string        // of them, that are members no more once it is written
 	unsure    []string        // whom the first keys wait for, for people
 	blocked   bool            // people were told
 	unplanned bool            // the state does not follow the configuration yet
@@ -114,7 +115,8 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
 	}
-	rt.publish(rt.uid, known{Root: rt.public(object.Status.Locks), err: rt.broken})
+	rt.store(rt.uid, known{Root: rt.public(object.Status.Locks), err: rt.broken})
+	rt.wake()
 }
 
 // public is what the rest of the manager is to know from now on.
@@ -202,8 +204,13 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 	}
 	before := rt.published
 	rt.state = state
-	if now := rt.public(next.Locks); !samePolicies(before, now) {
-		rt.publish(rt.uid, known{Root: now})
+	for _, uid := range rt.dropped {
+		delete(rt.forgotten, uid)
+	}
+	now := rt.public(next.Locks)
+	rt.store(rt.uid, known{Root: now})
+	if !samePolicies(before, now) {
+		rt.wake()
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 // perRoot bounds what a round does for one root, so that others have their turn.
@@ -39,6 +40,8 @@ type World struct {
 	RequestTimeout time.Duration
 	// Removed are pods without a policy that may run on and act.
 	Removed []push.Removed
+	// Unheard are the Nodes of which no agent has connected to this manager, while it is Young.
+	Unheard []string
 }
 
 // Roots are all configurations with spec.root.
@@ -97,6 +100,9 @@ func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (
 	return out, true
 }
 
+// Young reports whether this manager leads only since a moment: agents may be about to connect.
+func (r *Roots) Young() bool { return r.roots == nil || r.now().Sub(r.since) < status.Grace }
+
 // Round does what can be done now for each root.
 func (r *Roots) Round(ctx context.Context, w World) error {
 	if r.roots == nil {
@@ -136,8 +142,8 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 	return errors.Join(errs...)
 }
 
-// publish lets the rest of the manager know of a root.
-func (r *Roots) publish(uid types.UID, k known) {
+// store keeps what the rest of the manager may know of a root.
+func (r *Roots) store(uid types.UID, k known) {
 	next := map[types.UID]known{uid: k}
 	if before := r.written.Load(); before != nil {
 		for _, rt := range r.roots {
@@ -147,6 +153,10 @@ func (r *Roots) publish(uid types.UID, k known) {
 		}
 	}
 	r.written.Store(&next)
+}
+
+// wake lets the rest of the manager know that there is news.
+func (r *Roots) wake() {
 	if r.Written != nil {
 		r.Written()
 	}

@@ -62,6 +62,7 @@ type mesh struct {
 	// idle pods contend for no lock.
 	idle    map[string]bool
 	removed []push.Removed
+	unheard []string // nodes
 }
 
 const requestTimeout = 90 * time.Second
@@ -172,7 +173,7 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, Removed: m.removed, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, Removed: m.removed, Unheard: m.unheard, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))

@@ -63,7 +63,7 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 	rt.ended.observe(state.Members, v, now)
 	rt.forget(state.Members, v)
 	rt.leftovers.observe(rt, v, state, now)
-	v.removed = removed(v, now)
+	v.removed = rt.removed(v, now)
 	state.Evidence.LocksHeld, state.Evidence.OthersIdle = rt.locksHeld(v), len(rt.others(v, state)) == 0
 	for _, e := range rt.ahead(v, now) {
 		do(e)
@@ -73,9 +73,10 @@ func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) 
 			do(e)
 		}
 	}
+	rt.dropped = nil
 	for uid := range rt.forgotten {
-		if _, member := state.Members[uid]; !member { // it may join again
-			delete(rt.forgotten, uid)
+		if _, member := state.Members[uid]; !member { // it may join again, once that is written
+			rt.dropped = append(rt.dropped, uid)
 		}
 	}
 	rt.unsure, rt.closed, rt.ripe, rt.unplanned = nil, nil, false, false
@@ -305,8 +306,14 @@ func (rt *root) others(v view, state handover.State) []string {
 	if v.world.Compiled.Policies == nil {
 		out = append(out, "the first policies of this manager")
 	}
+	if rt.Young() {
+		for _, node := range v.world.Unheard {
+			out = append(out, fmt.Sprintf("the agent of node %s, which may have pods that the apiserver does not know", node))
+		}
+	}
 	for _, p := range v.pods {
-		if _, member := state.Members[string(p.UID)]; !member && p.Spec.NodeName != "" && !rt.refuses(v, p) {
+		_, member := state.Members[string(p.UID)]
+		if !member && p.Spec.NodeName != "" && !rt.refuses(v, p) && !rt.observesDryRun(v, p) {
 			out = append(out, fmt.Sprintf("pod %s on node %s", p.Name, p.Spec.NodeName))
 		}
 	}
@@ -315,24 +322,35 @@ func (rt *root) others(v view, state handover.State) []string {
 
 func describe(removed []push.Removed) (out []string) {
 	for _, p := range removed {
-		out = append(out, fmt.Sprintf("the pod with uid %s on node %s, which the apiserver does not know and which may run on", p.UID, p.Node))
+		out = append(out, fmt.Sprintf("the pod with uid %s on node %s, which was deleted or has ended, and may run on", p.UID, p.Node))
 	}
 	return out
 }
 
 // removed are the pods without a policy that may act under a root: without an agent, until a
 // request timeout after that fell silent and the pod was gone.
-func removed(v view, now time.Time) []push.Removed {
+func (rt *root) removed(v view, now time.Time) []push.Removed {
 	out := slices.DeleteFunc(slices.Clone(v.world.Removed), func(p push.Removed) bool {
 		over := !p.Left.IsZero() && now.Sub(p.Left) >= v.world.RequestTimeout+meshv1.RequestGrace
 		return over || p.Namespace != "" && p.Namespace != v.config.Namespace
 	})
 	for uid, p := range v.world.Compiled.Policies { // it is about to be removed
-		if p.Namespace == v.config.Namespace && p.Node != "" && p.Refuse == "" && v.all[string(uid)] == nil {
+		_, member := rt.state.Members[string(uid)]
+		if pod := v.all[string(uid)]; member || p.Namespace != v.config.Namespace || p.Node == "" || pod != nil && !compile.Ended(pod) {
+			continue
+		}
+		if !standsBy(p.PodPolicy) || rt.Observe(p.Node, string(uid)).Version != p.Version {
 			out = append(out, push.Removed{Node: p.Node, Namespace: p.Namespace, UID: string(uid)})
 		}
 	}
 	return out
+}
+
+// observesDryRun reports whether a pod acts on everything because the root's dry run lets it,
+// as its agent has confirmed: so it is in no shard.
+func (rt *root) observesDryRun(v view, p *corev1.Pod) bool {
+	policy := v.world.Compiled.Policies[p.UID]
+	return v.config.Spec.DryRun && policy.PodPolicy != nil && rt.Observe(p.Spec.NodeName, string(p.UID)).Version == policy.Version
 }
 
 // refuses reports whether a pod acts on nothing, as its agent has confirmed: it is

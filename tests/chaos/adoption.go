@@ -33,6 +33,9 @@ const (
 	// managerKills is the least time between two kills of the manager. Until one is back nobody
 	// acquires the lock of an operator that is being adopted, and so nobody leads.
 	managerKills = time.Minute
+	// agentTroubles is the least time between two troubles of agents: writes whose responses
+	// are lost count for 65 s, and a first grant waits for them.
+	agentTroubles = 75 * time.Second
 	// halfWay is how long a partitioned rollout is left half way.
 	halfWay = 5 * time.Second
 )
@@ -263,22 +266,22 @@ func (s *site) leadsOutside(ctx context.Context) error {
 
 // siteTroubles are what befalls sites while they are adopted and removed.
 var siteTroubles = []struct {
-	name    string
-	cause   func(context.Context, *operator, *rand.Rand, *shardingCounts) error
-	manager bool // all sites suffer it
+	name  string
+	cause func(context.Context, *operator, *rand.Rand, *shardingCounts) error
+	least time.Duration // between two of those with the same, because all sites suffer it
 }{
-	{"an operator killed", killOperator, false},
-	{"an operator killed", killOperator, false},
-	{"an operator's pod deleted", deleteOperator, false},
-	{"an agent killed", killAgent, false},
-	{"the manager killed", killManager, true},
-	{"an agent cut off", cutOff, false},
+	{"an operator killed", killOperator, 0},
+	{"an operator killed", killOperator, 0},
+	{"an operator's pod deleted", deleteOperator, 0},
+	{"an agent killed", killAgent, agentTroubles},
+	{"the manager killed", killManager, managerKills},
+	{"an agent cut off", cutOff, agentTroubles},
 }
 
 // troubleSites causes troubles at random sites until ctx ends.
 func troubleSites(ctx context.Context, sites []*site, c *shardingCounts) error {
 	random := rand.New(rand.NewPCG(adoptionSeed, 0))
-	var killed time.Time
+	last := map[time.Duration]time.Time{}
 	for {
 		select {
 		case <-time.After(time.Duration(random.Int64N(int64(2 * troubleEvery)))):
@@ -287,13 +290,11 @@ func troubleSites(ctx context.Context, sites []*site, c *shardingCounts) error {
 		}
 		s, trouble := sites[random.IntN(len(sites))], siteTroubles[random.IntN(len(siteTroubles))]
 		start := time.Now()
-		if trouble.manager {
-			if start.Sub(killed) < managerKills {
-				continue
-			}
-			killed = start
+		if start.Sub(last[trouble.least]) < trouble.least {
+			continue
 		}
 		err := trouble.cause(ctx, s.operator, random, c)
+		last[trouble.least] = time.Now()
 		switch {
 		case ctx.Err() != nil:
 			return nil
