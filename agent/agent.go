@@ -152,7 +152,7 @@ func Run(told context.Context, o Options) error {
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: metrics, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, born: born, journal: writes,
+		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, born: born, journal: writes,
 	}
 	m.enter(serving)
 	for mode, why := range method.Unavailable() {

@@ -176,6 +176,9 @@ func (m *mesh) drop(uid string, mb *member) {
 	m.release(mb)
 	mb.known(true) // nothing acts on it any more
 	delete(m.members, uid)
+	if !done(m.earlier[uid]) {
+		m.ended[uid] = mb.pod.Namespace
+	}
 	m.forget(uid)
 	m.metrics.forget(mb.pod.Namespace, mb.pod.Name)
 	if m.phase == serving {

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -60,6 +61,7 @@ type mesh struct {
 	redirected   bool             // capture knows destinations
 	members      map[string]*member
 	earlier      earlier
+	ended        map[string]string // namespaces of pods that are gone but for their writes in earlier, by uid
 	// The handover sockets of the agent before this one, and of this one.
 	lastSocket, socket handover.ID
 	// Until then a pod that no agent before this one knew may have writes in flight.
@@ -172,6 +174,7 @@ func (m *mesh) run(ctx context.Context) {
 			m.keepUnsaved()
 			m.retryEgress()
 			m.earlier.tidy()
+			maps.DeleteFunc(m.ended, func(uid, _ string) bool { return m.earlier[uid] == nil })
 			if m.lateEnds() {
 				m.syncPods()
 			}

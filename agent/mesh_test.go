@@ -127,7 +127,7 @@ func startIn(t *testing.T, journals string, failures int) *running {
 		events: newRecorder(r.events, "node1"),
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, journal: writes,
+		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, journal: writes,
 		lastSocket: handover.ID{1, 1}, socket: handover.ID{2, 2},
 	}
 	writes.Serving(r.socket)

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -348,6 +350,18 @@ func (h handler) Synced(uids map[string]bool) {
 		}
 		return nil
 	})
+}
+
+func (h handler) Namespaces() map[string]string {
+	namespaces := map[string]string{}
+	_ = h.do(h.ctx, func() error {
+		maps.Copy(namespaces, h.ended)
+		for uid, mb := range h.members {
+			namespaces[uid] = cmp.Or(mb.pod.Namespace, mb.policy.GetNamespace())
+		}
+		return nil
+	})
+	return namespaces
 }
 
 func (h handler) Versions() map[string]string {

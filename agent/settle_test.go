@@ -81,7 +81,7 @@ func TestRemovedPodIsRefusedOnceItsWritesHaveEnded(t *testing.T) {
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
 	over, another := make(chan struct{}), make(chan struct{})
-	r.in(t, func() { r.earlier["a"], r.earlier["gone"] = over, another })
+	r.in(t, func() { r.earlier["a"], r.earlier["gone"], r.ended["gone"] = over, another, "another" })
 	settled, err := r.RemovePolicy("a")
 	require.NoError(t, err)
 	assert.False(t, done(settled))
@@ -91,6 +91,7 @@ func TestRemovedPodIsRefusedOnceItsWritesHaveEnded(t *testing.T) {
 	require.NoError(t, err)
 	assert.False(t, done(settled))
 	assert.Equal(t, map[string]string{"a": "", "gone": ""}, r.Versions())
+	assert.Equal(t, map[string]string{"a": "ns", "gone": "another"}, r.Namespaces())
 	close(another)
 	<-settled
 	settled, err = r.RemovePolicy("unknown")

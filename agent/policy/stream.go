@@ -44,6 +44,8 @@ type Handler interface {
 	// Versions are those of the policies that settled, by the uids of all pods that run or
 	// whose writes go on; empty for a pod without such a policy.
 	Versions() map[string]string
+	// Namespaces are those of the pods, by uid, as far as they are known.
+	Namespaces() map[string]string
 }
 
 // Manager is the agent's line to the manager.
@@ -221,7 +223,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 		return fmt.Errorf("opening the stream: %w", err)
 	}
 	hello := &meshv1.Hello{
-		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(),
+		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(), Namespaces: h.Namespaces(),
 		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby},
 	}
 	if m.HostNetwork != nil {

@@ -18,6 +18,7 @@ type observation struct {
 	nacked, nack string
 	serial       int64
 	barred       bool
+	withheld     bool
 	holder       bool
 	held         []string
 	locks        []ObservedLock
@@ -47,8 +48,10 @@ type Observation struct {
 	Serial int64
 	// Barred: the pod was refused since, and the agents apply no policy with that serial.
 	Barred bool
-	// Nacked is the version that the agent could not apply, and Nack why.
+	// Nacked is the version that the agent could not apply, and Nack why. Withheld: it was
+	// not sent, because the agent is too old.
 	Nacked, Nack string
+	Withheld     bool
 	// LockHolder: the pod holds its shard's lock.
 	LockHolder bool
 	// HeldLocks are the locks of its policy that the pod holds, as namespace/name, sorted.
@@ -118,7 +121,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	}
 	out.Known = best.reported
 	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
-	out.Nacked, out.Nack, out.LockHolder = best.nacked, best.nack, best.holder
+	out.Nacked, out.Nack, out.Withheld, out.LockHolder = best.nacked, best.nack, best.withheld, best.holder
 	out.HeldLocks, out.ObservedLocks = best.held, best.locks
 	out.Dead, out.Methods = best.dead, best.methods
 	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
@@ -137,7 +140,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 		if o.version != wanted {
 			out.Version = o.version
 			if o.nacked == wanted {
-				out.Nacked, out.Nack = o.nacked, o.nack
+				out.Nacked, out.Nack, out.Withheld = o.nacked, o.nack, o.withheld
 			}
 		}
 	}

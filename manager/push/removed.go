@@ -86,10 +86,10 @@ func (r *removed) await(uid string, st *stream) {
 func (n *node) removeUnknown(st *stream) {
 	for uid := range st.told {
 		if n.policies[uid] == nil && len(uid) <= maxUID {
-			n.remove(uid, "")
+			n.remove(uid, clip(st.namespaces[uid]))
 		}
 	}
-	st.told = nil
+	st.told, st.namespaces = nil, nil
 	for uid, r := range n.removed {
 		r.await(uid, st)
 	}

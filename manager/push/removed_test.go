@@ -31,12 +31,12 @@ func TestPodThatTheManagerDoesNotKnowIsRemoved(t *testing.T) {
 			if !early {
 				s.Set(cluster1, policies("a@n1=1-x"))
 			}
-			st := s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: map[string]string{"a": "1-x", "lost": "2-x", "unsettled": ""}}, nil)
+			st := s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: map[string]string{"a": "1-x", "lost": "2-x", "unsettled": ""}, Namespaces: map[string]string{"lost": "ns"}}, nil)
 			if early {
 				require.Empty(t, s.Removed())
 				s.Set(cluster1, policies("a@n1=1-x"))
 			}
-			require.Equal(t, []Removed{{Node: "n1", UID: "lost"}, {Node: "n1", UID: "unsettled"}}, s.Removed())
+			require.Equal(t, []Removed{{Node: "n1", Namespace: "ns", UID: "lost"}, {Node: "n1", UID: "unsettled"}}, s.Removed())
 			require.ElementsMatch(t, []string{"lost", "unsettled"}, s.sent("n1", st))
 			s.ack("n1", st, &meshv1.Ack{Uid: "lost", Version: "2-x"})
 			require.Len(t, s.Removed(), 2, "that is of a policy")

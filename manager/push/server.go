@@ -318,6 +318,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		dirty:        map[string]struct{}{},
 		seen:         map[string]observation{},
 		told:         h.Versions,
+		namespaces:   h.Namespaces,
 	}
 	s.mu.Lock()
 	n := s.node(name)

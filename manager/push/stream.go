@@ -38,7 +38,9 @@ type stream struct {
 	synced       bool
 	dirty        map[string]struct{}    // pods whose policy is still to be told
 	seen         map[string]observation // what the agent said of pods
-	told         map[string]string      // by its hello, until it is known which pods have policies
+	// told are the versions of its hello, and the pods' namespaces, until it is known which
+	// pods have policies.
+	told, namespaces map[string]string
 }
 
 // abilities of an agent's node, by its hello.
@@ -109,6 +111,7 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 		if p := s.node(name).policies[uid]; p != nil {
 			if reason := st.lacks(p); reason != "" {
 				o := st.seen[uid]
+				o.withheld = true
 				o.nacked, o.nack = p.Version, fmt.Sprintf("%s: upgrade the agent of node %s", reason, name)
 				st.seen[uid] = o
 				continue
@@ -189,7 +192,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 		return
 	}
 	o := st.seen[a.Uid]
-	o.serial, o.barred = int64(min(a.Serial, maxSerial)), a.Barred
+	o.serial, o.barred, o.withheld = int64(min(a.Serial, maxSerial)), a.Barred, false
 	if a.Error == "" {
 		o.version, o.nacked, o.nack, o.traffic = clip(a.Version), "", "", clip(a.TrafficError)
 	} else {

@@ -155,7 +155,7 @@ func (rt *root) forget(members map[string]handover.Member, v view) {
 	for uid, m := range members {
 		o, policy := rt.Observe(m.Node, uid), v.world.Compiled.Policies[types.UID(uid)]
 		required := policy.GetRequiredSerial()
-		if rt.forgotten[uid] || required > 0 && o.Nacked == policy.Version && (o.Barred || uint64(o.Serial) < required) {
+		if rt.forgotten[uid] || required > 0 && o.Nacked == policy.Version && !o.Withheld && (o.Barred || uint64(o.Serial) < required) {
 			forgotten[uid] = true
 		}
 	}
