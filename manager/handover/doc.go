@@ -26,6 +26,11 @@
 // all members are sent a policy without keys, with a serial above all that were seen, and
 // the State starts anew once each of them has confirmed it or is gone.
 //
+// A pod may have joined a shard in a history that was lost. So a State that was read releases
+// nothing before all pods that are no members were idle at one moment. A member of the State
+// may have been dropped since, or have ended and been started again: its agent must not act on
+// a policy of a member unless it knows the pod as one.
+//
 // # What the caller must do
 //
 // Step is a function of a State and an Event. The State that it returns must be
