@@ -17,7 +17,7 @@ import (
 
 // heard reports whether all pods without a shard were idle since the state was read.
 func (m *mesh) heard() bool {
-	return m.Roots.roots[client.ObjectKeyFromObject(m.get())].state.Evidence.OthersHeard
+	return m.roots[client.ObjectKeyFromObject(m.get())].state.Evidence.OthersHeard
 }
 
 // surplus is a root of two shards with a third pod, whose agent is away when another manager
