@@ -53,6 +53,15 @@ func (m *mesh) goOn(d time.Duration, renew func()) {
 	}
 }
 
+// later lets time pass in larger steps.
+func (m *mesh) later(d time.Duration) {
+	m.Helper()
+	for end := m.now.Add(d); m.now.Before(end); m.now = m.now.Add(5 * time.Second) {
+		require.NoError(m, m.round())
+		m.push()
+	}
+}
+
 func (m *mesh) ready() metav1.Condition {
 	return *apimeta.FindStatusCondition(m.get().Status.Conditions, v1alpha1.ConditionReady)
 }

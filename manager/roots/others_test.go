@@ -96,7 +96,7 @@ func TestNoKeyMovesBeforeAgentsConnect(t *testing.T) {
 	m.goOn(10*time.Second, nil)
 	require.Equal(t, before, m.held())
 	m.unheard, m.removed = nil, []push.Removed{{Node: "node-9", UID: "made-later"}}
-	m.goOn(time.Minute, nil)
+	m.later(time.Minute)
 	require.Equal(t, before, m.held())
 	m.removed = nil
 	m.settle()
@@ -107,7 +107,7 @@ func TestNoKeyMovesBeforeAgentsConnect(t *testing.T) {
 func TestWithdrawalSaysWhatItWaitsFor(t *testing.T) {
 	m, _ := surplus(t, func(*mesh, *corev1.Pod) {})
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
-	m.goOn(time.Minute, nil)
+	m.later(time.Minute)
 	require.Contains(t, m.ready().Message, "pod op-2 on node node-2")
 	require.Contains(t, m.get().Status.Root.Handovers[0].WaitsFor[0], "pod op-2 on node node-2")
 }
@@ -126,7 +126,7 @@ func TestDryRunReleasesBesideSurplusPods(t *testing.T) {
 	m.settle()
 	clear(m.deaf)
 	m.settle()
-	m.goOn(time.Minute, nil)
+	m.later(time.Minute)
 	state, err := Load(m.get().Status.Root)
 	require.NoError(t, err)
 	require.False(t, state.Holds())
@@ -138,7 +138,7 @@ func TestForgottenMemberIsRefusedUntilItsEndIsWritten(t *testing.T) {
 	former := pods[2]
 	require.NoError(t, m.Delete(t.Context(), former))
 	m.settle()
-	m.goOn(2*requestTimeout, nil)
+	m.later(2 * requestTimeout)
 	m.recreate(former)
 	m.away[pods[0].Spec.NodeName], m.away[pods[1].Spec.NodeName] = true, true
 	m.restore(backup)

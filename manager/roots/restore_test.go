@@ -91,7 +91,7 @@ func TestRestoredBackupGivesNoKeyASecondOwner(t *testing.T) {
 			m.settle()
 			clear(m.away)
 			m.settle()
-			m.goOn(locksProven, nil)
+			m.later(locksProven)
 			m.settle()
 			require.Len(t, m.held(), 4)
 			require.False(t, m.get().Status.Root.RolledBack)
@@ -129,16 +129,16 @@ func TestRestoredMemberThatItsAgentForgot(t *testing.T) {
 			former := pods[2]
 			require.NoError(t, m.Delete(t.Context(), former))
 			m.settle()
-			m.goOn(2*requestTimeout, nil)
+			m.later(2 * requestTimeout)
 			require.Empty(t, m.shardOf(former))
 			m.recreate(former)
 			m.away[pods[0].Spec.NodeName], m.away[pods[1].Spec.NodeName] = away, away
 			m.restore(backup)
 			m.settle()
-			m.goOn(locksProven, nil)
+			m.later(locksProven)
 			clear(m.away)
 			m.settle()
-			m.goOn(locksProven, nil)
+			m.later(locksProven)
 			m.settle()
 			require.Len(t, m.held(), 2)
 			require.Empty(t, m.shardOf(former))
@@ -163,7 +163,7 @@ func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
 				require.NoError(t, m.Delete(t.Context(), p))
 			}
 			m.settle()
-			m.goOn(2*requestTimeout, nil)
+			m.later(2 * requestTimeout)
 			for _, p := range pods {
 				m.recreate(p)
 			}
@@ -171,7 +171,7 @@ func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
 			m.restore(backup)
 			m.size(3)
 			m.settle()
-			m.goOn(locksProven, nil)
+			m.later(locksProven)
 			for _, p := range pods {
 				s := m.inForce[string(p.UID)].GetSharding()
 				require.True(t, s.GetStandby() || m.inForce[string(p.UID)].Refuse != "", s)
@@ -181,7 +181,7 @@ func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
 			}
 			m.removed = []push.Removed{{Node: "node-9", Namespace: "another", UID: "another"}}
 			m.settle()
-			m.goOn(time.Minute, nil)
+			m.later(time.Minute)
 			require.Len(t, m.held(), 3)
 		})
 	}
@@ -229,7 +229,7 @@ func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 	require.False(t, m.get().Status.Root.RolledBack)
 	m.shardsOwnNothing()
 	require.Contains(t, m.ready().Message, "lock ns/lock is in the mesh's name, but this manager has not acquired it")
-	m.goOn(locksProven, nil)
+	m.later(locksProven)
 	require.Len(t, m.held(), 2)
 	require.Greater(t, m.get().Status.Root.Shards[0].Serial, root.MinSerial)
 }
@@ -278,7 +278,7 @@ func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 	require.False(t, m.get().Status.Root.RolledBack)
 	require.NotEmpty(t, m.inForce[string(p.UID)].Refuse)
 	require.NoError(t, m.Delete(t.Context(), other))
-	m.goOn(locksProven, nil)
+	m.later(locksProven)
 	m.settle()
 	require.NotEmpty(t, m.shardOf(p))
 	require.Empty(t, m.inForce[string(p.UID)].Refuse)

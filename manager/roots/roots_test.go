@@ -839,7 +839,7 @@ func TestMemberOfASilentAgentEndsARequestTimeoutLater(t *testing.T) {
 			p := m.pod(0)
 			m.settle()
 			m.away[p.Spec.NodeName] = true
-			m.goOn(10*time.Minute, nil)
+			m.later(10 * time.Minute)
 			end(m, p)
 			m.goOn(requestTimeout, nil)
 			require.NotEmpty(t, m.shardOf(p))
@@ -858,7 +858,7 @@ func TestMemberOfASilentAgentEndsARequestTimeoutLater(t *testing.T) {
 		m.settle()
 		m.away[p.Spec.NodeName] = true
 		require.NoError(t, m.Delete(t.Context(), p))
-		m.goOn(time.Hour, nil)
+		m.later(time.Hour)
 		require.NotEmpty(t, m.shardOf(p), "it runs on, on a node that exists")
 	})
 }
