@@ -94,8 +94,11 @@ func TestRemovedPodsAreBounded(t *testing.T) {
 	for i := range 2 * maxRemoved {
 		many[fmt.Sprint(i)] = "1-x"
 	}
-	s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: many}, nil)
+	st := s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: many}, nil)
 	require.Len(t, s.Removed(), maxRemoved)
+	s.sent("n1", st)
+	s.Set(cluster1, policies())
+	require.Equal(t, []string{"a"}, s.sent("n1", st), "the agent hears of it all the same")
 }
 
 func TestAckOfAnEarlierRemoveDoesNotCount(t *testing.T) {

@@ -121,6 +121,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			}
 			for uid := range old {
 				if wanted[uid] == nil {
+					st.dirty[uid] = struct{}{}
 					delete(st.seen, uid)
 				}
 			}
