@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -66,12 +65,7 @@ func servedAgainAfterARefusal(t *testing.T, oldAgents bool) {
 	m.pod(1)
 	m.settle()
 	before := m.policies[p.UID].Serial
-	p = get(m, p)
-	p.Labels["a"] = "b"
-	require.NoError(t, m.Update(t.Context(), p))
-	other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
-	other.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
-	require.NoError(t, m.Create(t.Context(), other))
+	other := m.conflict(p)
 	m.settle()
 	require.NotEmpty(t, m.inForce[string(p.UID)].Refuse)
 	require.NoError(t, m.Delete(t.Context(), other))
@@ -164,12 +158,7 @@ func TestKeysLeaveAShardWithARefusedMember(t *testing.T) {
 	p := m.pod(0)
 	m.pod(1)
 	m.settle()
-	p = get(m, p)
-	p.Labels["a"] = "b"
-	require.NoError(t, m.Update(t.Context(), p))
-	other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
-	other.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
-	require.NoError(t, m.Create(t.Context(), other))
+	m.conflict(p)
 	m.settle()
 	refused, before := m.shardOf(p), m.held()
 	m.pod(2)

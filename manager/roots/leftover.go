@@ -8,7 +8,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
@@ -64,7 +63,7 @@ func (rt *root) over(g leftover, v view, now time.Time) bool {
 	if silent := rt.silentSince(o); since.Before(silent) {
 		since = silent
 	}
-	return now.Sub(since) >= v.world.RequestTimeout+meshv1.RequestGrace
+	return expired(since, v.world.RequestTimeout, now)
 }
 
 // members are those to be refused, sorted by uid.

@@ -55,14 +55,15 @@ func TestPodThatNobodyRefusedMayAct(t *testing.T) {
 	require.False(t, m.heard())
 }
 
-// conflict makes a pod one that two configurations select.
-func (m *mesh) conflict(p *corev1.Pod) {
+// conflict makes a pod one that another configuration selects, too.
+func (m *mesh) conflict(p *corev1.Pod) (other *v1alpha1.ShardingConfig) {
 	p = get(m, p)
 	p.Labels["a"] = "b"
 	require.NoError(m, m.Update(m.Context(), p))
-	other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
+	other = &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
 	other.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 	require.NoError(m, m.Create(m.Context(), other))
+	return other
 }
 
 // Another manager serves a member under a policy that requires nothing once it has confirmed.

@@ -262,12 +262,8 @@ func TestAcknowledgementOfAnotherPolicyDoesNotCount(t *testing.T) {
 // A member that is refused acts on nothing: the root does not wait for it to be served again.
 func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 	m, pods, backup := moved(t)
-	p := get(m, pods[0])
-	p.Labels["a"] = "b"
-	require.NoError(t, m.Update(t.Context(), p))
-	other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other", UID: "other"}}
-	other.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
-	require.NoError(t, m.Create(t.Context(), other))
+	p := pods[0]
+	other := m.conflict(p)
 	m.restore(backup)
 	m.deaf[string(pods[1].UID)] = true
 	m.settle()

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -331,7 +330,7 @@ func describe(removed []push.Removed) (out []string) {
 // request timeout after that fell silent and the pod was gone.
 func (rt *root) removed(v view, now time.Time) []push.Removed {
 	out := slices.DeleteFunc(slices.Clone(v.world.Removed), func(p push.Removed) bool {
-		over := !p.Left.IsZero() && now.Sub(p.Left) >= v.world.RequestTimeout+meshv1.RequestGrace
+		over := !p.Left.IsZero() && expired(p.Left, v.world.RequestTimeout, now)
 		return over || p.Namespace != "" && p.Namespace != v.config.Namespace
 	})
 	for uid, p := range v.world.Compiled.Policies { // it is about to be removed
@@ -339,7 +338,7 @@ func (rt *root) removed(v view, now time.Time) []push.Removed {
 		if pod := v.all[string(uid)]; member || p.Namespace != v.config.Namespace || p.Node == "" || pod != nil && !compile.Ended(pod) {
 			continue
 		}
-		if !standsBy(p.PodPolicy) || rt.Observe(p.Node, string(uid)).Version != p.Version {
+		if !standsBy(p.PodPolicy) || !rt.confirms(v, p.Node, uid) {
 			out = append(out, push.Removed{Node: p.Node, Namespace: p.Namespace, UID: string(uid)})
 		}
 	}
@@ -349,15 +348,19 @@ func (rt *root) removed(v view, now time.Time) []push.Removed {
 // observesDryRun reports whether a pod acts on everything because the root's dry run lets it,
 // as its agent has confirmed: so it is in no shard.
 func (rt *root) observesDryRun(v view, p *corev1.Pod) bool {
-	policy := v.world.Compiled.Policies[p.UID]
-	return v.config.Spec.DryRun && policy.PodPolicy != nil && rt.Observe(p.Spec.NodeName, string(p.UID)).Version == policy.Version
+	return v.config.Spec.DryRun && rt.confirms(v, p.Spec.NodeName, p.UID)
+}
+
+// confirms reports whether an agent has confirmed the present policy of a pod.
+func (rt *root) confirms(v view, node string, uid types.UID) bool {
+	policy := v.world.Compiled.Policies[uid]
+	return policy.PodPolicy != nil && rt.Observe(node, string(uid)).Version == policy.Version
 }
 
 // refuses reports whether a pod acts on nothing, as its agent has confirmed: it is
 // refused, or in standby.
 func (rt *root) refuses(v view, p *corev1.Pod) bool {
-	policy := v.world.Compiled.Policies[p.UID]
-	return standsBy(policy.PodPolicy) && rt.Observe(p.Spec.NodeName, string(p.UID)).Version == policy.Version
+	return standsBy(v.world.Compiled.Policies[p.UID].PodPolicy) && rt.confirms(v, p.Spec.NodeName, p.UID)
 }
 
 // joining are the pods that may be assigned now: their agents refuse them all.

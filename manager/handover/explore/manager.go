@@ -187,8 +187,9 @@ func (x *explorer) quiet(w world) bool {
 
 // restore visits a backup of etcd and its restore. The streams of agents end, and what was
 // on its way with them. A pod that was deleted since exists again: if its process has ended
-// then its kubelet starts it, and its agent knows nothing of it. A backup that was taken while the mesh did not hold the lock is left
-// out: a pod outside the mesh may acquire that at once, before anybody sees the restore.
+// then its kubelet starts it, and its agent knows nothing of it. A backup that was taken
+// while the mesh did not hold the lock is left out: a pod outside the mesh may acquire that
+// at once, before anybody sees the restore.
 func (x *explorer) restore(w world) {
 	n := w
 	if w.backup == none && w.lock.holder != mesh {

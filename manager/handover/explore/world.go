@@ -56,7 +56,7 @@ type pod struct {
 	floor, saved floor // in memory and on disk
 	writes       uint8 // ranges of writes under way that the policy in force would refuse
 
-	flight [flight]policy // sorted; never taken out, so they come again and late
+	flight [flight]policy // sorted; of two managers never taken out, so they come again and late
 	acks   [serials]uint8 // sets of ranges of policies said to be applied, as bits, by serial; not taken out either
 	nos    uint32         // serials said to be refused
 	hidden uint8          // ranges of writes under way that its agent does not know of
