@@ -280,3 +280,32 @@ func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 	require.Empty(t, m.inForce[string(p.UID)].Refuse)
 	require.Len(t, m.held(), 2)
 }
+
+// The watch of a manager may show a spec for a while that a restore undid. The status does
+// not say that the restored spec was observed, whose generation is an earlier one.
+func TestGenerationOfARestoredSpecIsNotObserved(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.pod(0)
+	m.pod(1)
+	m.settle()
+	before := m.get()
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Canary = &v1alpha1.CanaryConfig{InNamespaces: []string{"blue"}}
+	})
+	stale := m.world()
+
+	c := m.get()
+	c.Spec, c.Generation = before.Spec, before.Generation
+	require.NoError(t, m.Update(t.Context(), c))
+	_ = m.Round(t.Context(), stale) // the first reads its object again
+	require.NoError(t, m.Round(t.Context(), stale))
+	s := m.get().Status
+	require.Zero(t, s.ObservedGeneration)
+	for _, c := range s.Conditions {
+		require.Zero(t, c.ObservedGeneration, c.Type)
+	}
+
+	m.settle()
+	require.Equal(t, before.Generation, m.get().Status.ObservedGeneration)
+}

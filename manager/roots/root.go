@@ -175,9 +175,15 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 // write writes a state, and lets it be known. Somebody else who leads, or led, may
 // have written meanwhile: then nothing is, and what they wrote is what is.
 func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.ShardingConfigStatus) error {
-	for !equality.Semantic.DeepEqual(rt.object.Status, next) {
+	for {
 		updated := rt.object.DeepCopy()
 		updated.Status = *next.DeepCopy()
+		if next.ObservedGeneration > rt.object.Generation {
+			forgetGeneration(&updated.Status)
+		}
+		if equality.Semantic.DeepEqual(rt.object.Status, updated.Status) {
+			break
+		}
 		err := rt.Client.Status().Update(ctx, updated)
 		if err == nil {
 			rt.object = updated
@@ -213,6 +219,15 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		rt.wake()
 	}
 	return nil
+}
+
+// forgetGeneration makes a status say that its generation was not observed. After a restore
+// of etcd the watch may still show a later generation than the object has.
+func forgetGeneration(s *v1alpha1.ShardingConfigStatus) {
+	s.ObservedGeneration = 0
+	for i := range s.Conditions {
+		s.Conditions[i].ObservedGeneration = 0
+	}
 }
 
 // samePolicies reports whether the same policies follow from a and b.
