@@ -17,12 +17,27 @@ import (
 // A pod that ran unsharded is deleted by force: its processes act on everything until its
 // agent refuses them.
 func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
-	for name, c := range map[string]struct{ silent, end func(m *mesh, p *corev1.Pod) }{
+	for name, c := range map[string]struct {
+		policy      v1alpha1.FailurePolicy
+		silent, end func(m *mesh, p *corev1.Pod)
+	}{
 		"until its agent confirms": {
+			v1alpha1.FailClosed,
+			func(m *mesh, p *corev1.Pod) { m.deaf[string(p.UID)] = true },
+			func(m *mesh, p *corev1.Pod) { delete(m.deaf, string(p.UID)) },
+		},
+		"until its agent confirms, of a pod that fails open": {
+			v1alpha1.FailOpen,
 			func(m *mesh, p *corev1.Pod) { m.deaf[string(p.UID)] = true },
 			func(m *mesh, p *corev1.Pod) { delete(m.deaf, string(p.UID)) },
 		},
 		"until a request timeout after its agent fell silent": {
+			v1alpha1.FailClosed,
+			func(m *mesh, p *corev1.Pod) { m.away[p.Spec.NodeName] = true },
+			func(m *mesh, p *corev1.Pod) { m.goOn(meshv1.RequestGrace+2*time.Second, nil) },
+		},
+		"until a request timeout after its agent fell silent, of a pod that fails open": {
+			v1alpha1.FailOpen,
 			func(m *mesh, p *corev1.Pod) { m.away[p.Spec.NodeName] = true },
 			func(m *mesh, p *corev1.Pod) { m.goOn(meshv1.RequestGrace+2*time.Second, nil) },
 		},
@@ -30,14 +45,21 @@ func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMesh(t)
 			m.root(1, 1)
-			m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
-			p := m.pod(0)
+			m.change(func(of *v1alpha1.ShardingConfig) { of.Spec.Root.Disable, of.Spec.FailurePolicy = new(true), c.policy })
+			trusting := func(p *corev1.Pod) *corev1.Pod {
+				if c.policy == v1alpha1.FailOpen {
+					p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
+					require.NoError(t, m.Update(t.Context(), p))
+				}
+				return p
+			}
+			p := trusting(m.pod(0))
 			m.settle()
 			require.Nil(t, m.policies[p.UID].GetSharding(), "it acts on everything")
 			c.silent(m, p)
 			require.NoError(t, m.Delete(t.Context(), p))
 			m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
-			m.pod(1)
+			trusting(m.pod(1))
 			m.goOn(requestTimeout, nil)
 			m.shardsOwnNothing()
 			require.Contains(t, m.ready().Message, "pod op-0 on node node-0, which was deleted or has ended, and may run on")
