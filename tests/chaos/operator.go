@@ -308,7 +308,7 @@ func (o *operator) settledNow(ctx context.Context) error {
 	}
 	s := root.Status.Root
 	switch {
-	case root.Status.ObservedGeneration < root.Generation || s == nil:
+	case root.Status.ObservedGeneration != root.Generation || s == nil:
 		return errors.New("the manager has not seen the root")
 	case s.Handover != "Settled":
 		return fmt.Errorf("%s: %s", s.Handover, moves(s))

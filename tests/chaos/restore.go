@@ -11,12 +11,15 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const (
 	restoreSeed = 7
 	maxAge      = time.Minute // of a backup
 	minAge      = time.Second
+	// minMoves is how many handovers a restore undoes at least.
+	minMoves = 2
 	// lockProof is how long the manager renews a lock that a backup left in the mesh's name
 	// before any shard may act: a pod outside the mesh may have acquired it since.
 	lockProof = 2 * time.Minute
@@ -53,9 +56,12 @@ func (o *operator) restores(ctx context.Context, r *result) error {
 	}
 	o.write.most += lockProof
 	for i := range minRestores {
-		// A restored status may say that all is settled. A move shows that it is so.
 		if err := move(); err != nil {
 			return fmt.Errorf("after %d restores: %w", i, err)
+		}
+		backup, err := o.root(ctx)
+		if err != nil {
+			return err
 		}
 		file := filepath.Join(dir, fmt.Sprintf("%d.db", i))
 		if err := o.nodeScript(ctx, "snapshot", "etcd", file); err != nil {
@@ -64,7 +70,7 @@ func (o *operator) restores(ctx context.Context, r *result) error {
 		taken := time.Now()
 		age := minAge + time.Duration(random.Int64N(int64(maxAge-minAge)))
 		moved := 0
-		for ; moved == 0 || time.Since(taken) < age; moved++ {
+		for ; moved < minMoves || time.Since(taken) < age; moved++ {
 			if err := move(); err != nil {
 				return fmt.Errorf("after %d restores: %w", i, err)
 			}
@@ -75,7 +81,7 @@ func (o *operator) restores(ctx context.Context, r *result) error {
 		}
 		o.restarts = append(o.restarts, start)
 		o.write.forget()
-		if err := o.settled(ctx); err != nil {
+		if err := o.startedAnew(ctx, backup); err != nil {
 			return fmt.Errorf("restore %d: %w", i+1, err)
 		}
 		r.sharding.restores++
@@ -83,6 +89,23 @@ func (o *operator) restores(ctx context.Context, r *result) error {
 			start.Sub(taken).Round(time.Second), moved, time.Since(start).Round(100*time.Millisecond))
 	}
 	return nil
+}
+
+// startedAnew waits until the manager has noticed that etcd went back to a backup, and the
+// shards have settled again. The restored status alone may say that they have.
+func (o *operator) startedAnew(ctx context.Context, backup *meshv1alpha1.ShardingConfig) error {
+	ctx, cancel := context.WithTimeout(ctx, settling+lockProof)
+	defer cancel()
+	return kube.Until(ctx, "the root to start anew", func(ctx context.Context) error {
+		root, err := o.root(ctx)
+		if err != nil {
+			return err
+		}
+		if s := root.Status.Root; s == nil || s.MinSerial <= backup.Status.Root.MinSerial {
+			return errors.New("the manager has not noticed that the state is an earlier one")
+		}
+		return o.settledNow(ctx)
+	})
 }
 
 // judgeRestores judges by turns: the states in force right after a restore are not in
