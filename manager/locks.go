@@ -231,7 +231,7 @@ func (w *world) lead(ctx context.Context, c *compiled) map[string]status.Leader 
 	before := w.led
 	leaders := w.leaders.Round(shards, func(namespace, name string) string { return roots.HolderOf(ctx, w.live, namespace, name) }, time.Now())
 	for name, l := range leaders {
-		metrics.CountLeader(names[name].Namespace, names[name].Name, names[name].Name, elects[name], l.Pod != "" && l.Working, l.Ready)
+		metrics.CountLeader(names[name].Namespace, names[name].Name, names[name].Name, elects[name] || l.Contends(), l.Pod != "" && l.Working, l.Ready)
 	}
 	for name, was := range before {
 		if _, still := leaders[name]; !still {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
@@ -29,6 +30,7 @@ func (w *world) keepStatus(ctx context.Context) error {
 		w.since = time.Now()
 	}
 	w.countPolicies(c)
+	countUnready(c.configs)
 	leaders := w.lead(ctx, c)
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
@@ -116,6 +118,17 @@ func (w *world) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.Sharding
 	}
 	if is, _ := news(v1alpha1.ConditionReady); is.Status == metav1.ConditionTrue && !meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReady) {
 		w.recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", status.Note(is.Message))
+	}
+}
+
+// countUnready counts the configurations that users wrote and that are not Ready.
+func countUnready(configs []*v1alpha1.ShardingConfig) {
+	metrics.NotReady.Reset()
+	for _, c := range configs {
+		ready := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionReady)
+		if !compile.Derived(c) && ready != nil && ready.Status != metav1.ConditionTrue {
+			metrics.NotReady.WithLabelValues(c.Namespace, c.Name, ready.Reason).Set(1)
+		}
 	}
 }
 

@@ -102,13 +102,18 @@ var (
 	// ShardLeader is 1 for a shard that has a leader.
 	ShardLeader = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_shard_leader",
-		Help: "1 if a ready member holds the locks of a shard that is to act, 0 if none does. No series for operators without leader election.",
+		Help: "1 if a ready member holds the locks of a shard that is to act, 0 if none does, or if all wait for a lock that the mesh does not manage. No series for operators without leader election.",
 	}, []string{"namespace", "shardingconfig", "shard"})
 	// ShardReadyMembers is the number of pods that could do a shard's work.
 	ShardReadyMembers = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "ctrlmesh_shard_ready_members",
 		Help: "Ready members of a shard that is to act.",
 	}, []string{"namespace", "shardingconfig", "shard"})
+	// NotReady is 1 for each configuration that is not Ready.
+	NotReady = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "ctrlmesh_shardingconfig_not_ready",
+		Help: "1 for a ShardingConfig that is not Ready, with the reason of that condition. Derived ones are left out.",
+	}, []string{"namespace", "shardingconfig", "reason"})
 	// LocksFreed counts the locks of shards that were freed of dead holders.
 	LocksFreed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "ctrlmesh_locks_freed_total",
@@ -142,7 +147,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, UnappliedPods, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpen, FaultsInForce, Handovers, HandoverDuration, HandoversPending, ShardNamespaces, ShardWeight, ShardSkew, ShardLeader, ShardReadyMembers, LocksFreed, StampedObjects, AdmissionRefusals, PlatformInvalid, ConnectionsRefused, RequestsRefused)
+	metrics.Registry.MustRegister(AgentsConnected, Nodes, HostNetworkNodes, Policies, UnappliedPods, PolicyNacks, MeshCAExpiry, MeshCARotation, MeshCARotationPods, Members, BreakersOpen, FaultsInForce, Handovers, HandoverDuration, HandoversPending, ShardNamespaces, ShardWeight, ShardSkew, ShardLeader, ShardReadyMembers, NotReady, LocksFreed, StampedObjects, AdmissionRefusals, PlatformInvalid, ConnectionsRefused, RequestsRefused)
 }
 
 // ForgetShard forgets a shard of a root.

@@ -296,6 +296,11 @@ func TestShardWithoutLeaderIsReported(t *testing.T) {
 	require.Equal(t, metav1.ConditionFalse, m.ready().Status)
 	require.Equal(t, "shard op-2-normal has no leader: none of its 1 ready pods holds lock ns/lock---op-2-normal, which op-1_before holds", missing.Message)
 	require.Contains(t, <-warnings(m), missing.Message)
+	m.idle[string(a.UID)] = true
+	m.goOn(40*time.Second, nil)
+	require.Contains(t, <-warnings(m), "shard op-1-normal has no leader", "another shard, another Event")
+	delete(m.idle, string(a.UID))
+	m.goOn(2*time.Second, nil)
 
 	// They wait for another lock.
 	m.observed[string(b.UID)] = []push.ObservedLock{{Namespace: "kube-system", Name: "real", Resource: "leases", Holder: "somebody"}}

@@ -23,7 +23,7 @@ type leading struct {
 	tracker status.Leaders
 	leaders map[string]status.Leader
 	elects  map[string]bool // shards with locks
-	warned  bool            // people were told of shards without leader
+	warned  map[string]bool // shards without leader of which an Event was sent
 }
 
 // lead finds out who leads the shards that own keys.
@@ -50,7 +50,7 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 	rt.leaders = rt.tracker.Round(shards, func(namespace, name string) string { return HolderOf(ctx, rt.Client, namespace, name) }, now)
 	for _, name := range slices.Sorted(maps.Keys(rt.leaders)) {
 		l := rt.leaders[name]
-		metrics.CountLeader(v.config.Namespace, v.config.Name, name, rt.elects[name], l.Pod != "" && l.Working, l.Ready)
+		metrics.CountLeader(v.config.Namespace, v.config.Name, name, rt.elects[name] || l.Contends(), l.Pod != "" && l.Working, l.Ready)
 	}
 	for name := range before {
 		if _, still := rt.leaders[name]; !still {
@@ -69,11 +69,19 @@ func HolderOf(ctx context.Context, c client.Reader, namespace, name string) stri
 	return *lease.Spec.HolderIdentity
 }
 
-// warnLeaderless tells people, once, of shards that nobody works for.
+// warnLeaderless sends an Event when a shard has had no leader for a while, once each time.
 func (rt *root) warnLeaderless(config *v1alpha1.ShardingConfig) {
-	missing := status.MissingLeaders(rt.leaders)
-	if missing != nil && !rt.warned {
-		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(missing.Message))
+	before := rt.warned
+	rt.warned = map[string]bool{}
+	fresh := false
+	for name, l := range rt.leaders {
+		if l.Missing != nil {
+			rt.warned[name] = true
+			fresh = fresh || !before[name]
+		}
 	}
-	rt.warned = missing != nil
+	if fresh {
+		message := status.MissingLeaders(rt.leaders).Message
+		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(message))
+	}
 }

@@ -70,6 +70,12 @@ type Leader struct {
 	Missing *locks.Obstacle
 }
 
+// Contends reports whether the ready members of a shard wait for a lock that the mesh does
+// not manage.
+func (l Leader) Contends() bool {
+	return l.Missing != nil && l.Missing.Reason != ReasonNoReadyMember
+}
+
 // Leaders remembers since when shards have had no leader. Its zero value is ready to use.
 type Leaders struct{ since map[string]time.Time }
 
