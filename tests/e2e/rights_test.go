@@ -115,6 +115,11 @@ func TestManagerCreatesItsOwnAlone(t *testing.T) {
 		another.Name = "ctrlmesh-platform"
 		requireConfined(t, m.Create(ctx, another), "ConfigMaps of the mesh, and empty ones, alone")
 	})
+	t.Run("Endpoints that it creates", func(t *testing.T) {
+		//nolint:staticcheck // old clients lock with Endpoints
+		addresses := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "addresses"}, Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "10.0.0.1"}}}}}
+		requireConfined(t, m.Create(ctx, addresses), "Endpoints without addresses alone")
+	})
 	t.Run("Secrets that it creates", func(t *testing.T) {
 		token := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "token", Annotations: map[string]string{corev1.ServiceAccountNameKey: kube.AgentName}}, Type: corev1.SecretTypeServiceAccountToken}
 		requireConfined(t, m.Create(ctx, token), "Secrets of the mesh alone")
