@@ -154,11 +154,13 @@ type Limiting struct {
 type ResourceRule struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups"`
 	// Resources are "pods", "pods/status", "pods/*", "*/scale"; "*" is all, subresources too.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^(\*|[a-z0-9.-]+)(/(\*|[a-z0-9.-]+))?$`
+	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources"`
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
@@ -168,11 +170,13 @@ type ResourceRule struct {
 	// namespaces are matched by "*" alone.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces"`
 	// Names of the objects. Without it: of any. Requests for single leases, and for a shard's
 	// lock, are matched by theirs alone; what is created, by no name, which is in the body.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=253
 	Names []string `json:"names,omitempty"`
 }
 

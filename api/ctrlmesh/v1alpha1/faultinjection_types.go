@@ -147,11 +147,13 @@ type FaultMatch struct {
 type FaultResourceMatch struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups,omitempty"`
 	// Resources are "pods", "pods/status", "pods/*", "*/scale"; "*" is all, subresources too.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^(\*|[a-z0-9.-]+)(/(\*|[a-z0-9.-]+))?$`
+	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources,omitempty"`
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
@@ -159,11 +161,13 @@ type FaultResourceMatch struct {
 	Verbs []string `json:"verbs,omitempty"`
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces,omitempty"`
 	// Names of the objects. Requests for single leases, and for a shard's lock, are matched
 	// by theirs alone; what is created, by no name, which is in the body.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=253
 	Names []string `json:"names,omitempty"`
 	// Headers that the request must have, all of them.
 	// +optional

@@ -222,6 +222,7 @@ type LockReference struct {
 type WebhookConfig struct {
 	// CertDir is the directory of the webhook server's certificate.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=4096
 	CertDir string `json:"certDir"`
 	// Port is the webhook server's port.
 	// +kubebuilder:validation:Minimum=1
@@ -247,11 +248,13 @@ type ResourceGroup struct {
 	// APIGroups are group names, "" for the core group, or "*" alone for all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups"`
 	// Resources are plural resource names, or "*" alone for all of groups that are
 	// named, in a root whose method is not Labels and without a selector.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources"`
 }
 
@@ -274,6 +277,7 @@ type RootConfig struct {
 	// assigned to the shards by ordinal. The same as targetRef with kind StatefulSet.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	TargetStatefulSet string `json:"targetStatefulSet,omitempty"`
 	// TargetRef is the workload, in this namespace, whose pods are assigned to the
 	// shards: those of a StatefulSet by ordinal, those of a Deployment each to the
@@ -325,18 +329,22 @@ type SharedObjects struct {
 	// APIGroups are group names, "" for the core group, or "*" alone for all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups"`
 	// Resources are plural resource names, or "*" alone for all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources"`
 	// Namespaces of the objects. Empty: all.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces,omitempty"`
 	// Names of the objects. Empty: all.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Names []string `json:"names,omitempty"`
 	// Writes says who may write them. Owner: the shard that owns the key. Everyone:
 	// every shard, so that the operator itself must avoid conflicts.
@@ -429,6 +437,7 @@ type CanaryConfig struct {
 	// InNamespaces are the namespaces that the canary owns.
 	// +optional
 	// +kubebuilder:validation:MaxItems=1024
+	// +kubebuilder:validation:items:MaxLength=63
 	InNamespaces []string `json:"inNamespaces,omitempty"`
 	// InShardHash are the buckets, 0 to 31, that the canary owns.
 	// +optional
@@ -492,7 +501,7 @@ type ShardingConfigStatus struct {
 	// ObservedGeneration is the generation of the spec this status is about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions are Ready, Progressing and Degraded.
+	// Conditions are Ready, Progressing, Degraded and LeaderMissing.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -546,6 +555,7 @@ type LockStatus struct {
 	// Resources that the lock is known to consist of: leases, configmaps or endpoints.
 	// +optional
 	// +listType=set
+	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources,omitempty"`
 	// Discovered is true if the lock was seen in a member's requests and is not named
 	// in spec.controller.
