@@ -45,7 +45,9 @@ func kubeControllerManager() *Operator {
 	args := []string{
 		"--leader-elect=true", "--leader-elect-resource-name=kcm", "--leader-elect-resource-namespace=$(HOME)",
 		"--use-service-account-credentials=false", "--kube-api-qps=100", "--kube-api-burst=200",
-		"--concurrent-resource-quota-syncs=5", "--v=1",
+		// A quota that counted a pod which was ending is corrected by the next full sync, by
+		// default 5 minutes later: after the end states are compared.
+		"--concurrent-resource-quota-syncs=5", "--resource-quota-sync-period=30s", "--v=1",
 	}
 	return &Operator{
 		Name: KubeControllerManager, Kind: statefulSet,
