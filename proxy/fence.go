@@ -10,10 +10,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -24,7 +24,7 @@ type fence struct {
 	readAll bool
 	// widened, if not nil: writes to any resource are foreign in namespaces that it
 	// does not own.
-	widened *scope.Scope
+	widened *sharding.Scope
 }
 
 func fenceOf(p *policy, s *meshv1.Sharding) fence {
@@ -63,7 +63,7 @@ func (k planKey) single() bool { return k.verb == "get" || k.writes() || k.conne
 
 // border is what is the shard's of what requests may be about.
 type border struct {
-	owned  scope.Scope
+	owned  sharding.Scope
 	except string // a namespace that is never foreign
 }
 

@@ -16,14 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // owning is a shard that owns some keys of pods and namespaces.
 func owning(keys ...string) *meshv1.Sharding {
 	return &meshv1.Sharding{Shard: "s1", Method: meshv1.Method_METHOD_LABELS, Limits: []*meshv1.Limit{{
-		Scope:     scope.Keys(keys...).Proto(),
+		Scope:     sharding.Keys(keys...).Proto(),
 		Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"pods", "namespaces"}}},
 	}}}
 }
@@ -203,7 +203,7 @@ func TestATableIsItsRowsObject(t *testing.T) {
 	}}
 	m := newMesh(t, api)
 	s := byObject("nodes")
-	s.Limits[0].Scope = scope.Keys("mine", "").Proto() // a Table itself has no uid
+	s.Limits[0].Scope = sharding.Keys("mine", "").Proto() // a Table itself has no uid
 	m.policy(s)
 	for name, want := range map[string]int{"mine": 200, "theirs": 403} {
 		a := m.do("GET", "/api/v1/nodes/"+name+"?includeObject=None", "", "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")

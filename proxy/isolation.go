@@ -9,10 +9,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // shared are objects of one resource that every shard reads, or writes.
@@ -71,15 +71,15 @@ func containsBytes(list []string, b []byte) bool {
 
 // namespaces returns all objects that are shared as the keys of their namespaces; not
 // ok where the names of objects decide.
-func (s shared) namespaces() (keys scope.Scope, ok bool) {
+func (s shared) namespaces() (keys sharding.Scope, ok bool) {
 	var names []string
 	for _, o := range s {
 		if len(o.names) > 0 || len(o.namespaces) == 0 {
-			return scope.Scope{}, false
+			return sharding.Scope{}, false
 		}
 		names = append(names, o.namespaces...)
 	}
-	return scope.Keys(names...), true
+	return sharding.Keys(names...), true
 }
 
 // exemptsAs reports whether two policies exempt the same requests.

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // sharing is owning, with objects that every shard reads.
@@ -65,7 +65,7 @@ func TestObjectsOfOtherShardsAreReadable(t *testing.T) {
 // TestListOfOneNameIsNarrowedAcrossNamespaces checks that it is not taken for one object.
 func TestListOfOneNameIsNarrowedAcrossNamespaces(t *testing.T) {
 	m := newMesh(t, newFakeAPI(true, object("mine", "a"), object("theirs", "a"), object("", "a")))
-	s := divided(scope.Keys("mine"), meshv1.Method_METHOD_AUTO)
+	s := divided(sharding.Keys("mine"), meshv1.Method_METHOD_AUTO)
 	s.ReadAll = true
 	m.policy(s)
 	c := m.client(true)
@@ -160,7 +160,7 @@ func TestSharedObjectsAreWritten(t *testing.T) {
 // are shared, whatever the apiserver narrows itself.
 func TestListsKeepSharedObjects(t *testing.T) {
 	objects := append(twenty(), object("kube-system", "ca"), object("kube-system", "other"), object("home", "config"))
-	mine := scope.Keys("ns-1")
+	mine := sharding.Keys("ns-1")
 	of := []*meshv1.SharedObjects{
 		{Resources: core("configmaps"), Namespaces: []string{"kube-system"}, Names: []string{"ca"}},
 		{Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"*"}, Resources: []string{"*"}}}, Namespaces: []string{"home"}},
@@ -175,7 +175,7 @@ func TestListsKeepSharedObjects(t *testing.T) {
 				s.Key = key
 				own := inScope(mine)
 				if n == 2 {
-					s.Limits[0].Scope = scope.Keys("uid-of-o-3").Proto()
+					s.Limits[0].Scope = sharding.Keys("uid-of-o-3").Proto()
 					own = func(o metav1.PartialObjectMetadata) bool { return o.Name == "o-3" }
 				}
 				s.Shared = of
@@ -223,7 +223,7 @@ func TestRefusalNamesTheOwner(t *testing.T) {
 		}
 		m.policy(s)
 		require.Contains(t, refused("theirs"), "another shard owns it")
-		s.Owners = []*meshv1.Owner{{Shard: "s1", Scope: scope.Keys("mine").Proto()}, {Shard: "s2", Scope: scope.Keys("theirs").Proto()}}
+		s.Owners = []*meshv1.Owner{{Shard: "s1", Scope: sharding.Keys("mine").Proto()}, {Shard: "s2", Scope: sharding.Keys("theirs").Proto()}}
 		m.policy(s)
 		require.Contains(t, refused("theirs"), "shard s2 owns it")
 		require.Contains(t, refused("nobodys"), "no shard owns it at the moment")

@@ -5,10 +5,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -25,7 +25,7 @@ const (
 type narrowStage struct {
 	resource groupResource
 	watch    bool
-	owned    scope.Scope
+	owned    sharding.Scope
 	shared   shared // objects that stay although another shard owns them
 	by       assignment
 	// selector is sent as shardSelector; "": none says what is owned.
@@ -52,7 +52,7 @@ const (
 
 // filters returns the keys that are the shard's where others are left out of lists
 // and watches for not being among them.
-func (p *policy) filters(res groupResource) (owned scope.Scope, ok bool) {
+func (p *policy) filters(res groupResource) (owned sharding.Scope, ok bool) {
 	owned, divided := p.limits.Scope(res.group, res.resource)
 	return owned, divided && p.method != meshv1.Method_METHOD_LABELS && !owned.Everything()
 }
@@ -83,7 +83,7 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 		// Objects without a namespace are everybody's. A path does not tell whether
 		// a resource has such, and needs not: they are those of the namespace "".
 		if others, ok := s.shared.namespaces(); ok {
-			s.selector, _ = scope.Union(owned, others, scope.Keys("")).ShardSelector("object.metadata.namespace")
+			s.selector, _ = sharding.Union(owned, others, sharding.Keys("")).ShardSelector("object.metadata.namespace")
 		}
 	}
 	if p.method == meshv1.Method_METHOD_FILTER {
@@ -177,11 +177,11 @@ func (s *narrowStage) owns(k filter.Key) bool {
 	}
 	switch s.by {
 	case byUID:
-		return s.owned.OwnsHash(scope.Hash(k.UID))
+		return s.owned.OwnsHash(sharding.Hash(k.UID))
 	case byName:
-		return s.owned.OwnsHash(scope.Hash(k.Name))
+		return s.owned.OwnsHash(sharding.Hash(k.Name))
 	}
-	return len(k.Namespace) == 0 || s.owned.OwnsHash(scope.Hash(k.Namespace))
+	return len(k.Namespace) == 0 || s.owned.OwnsHash(sharding.Hash(k.Namespace))
 }
 
 // noteMethod remembers for the report how a list was narrowed, or the initial

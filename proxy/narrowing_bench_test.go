@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // BenchmarkFilteredList compares a list of 5,000 objects of 1 KB that is passed as
@@ -43,12 +43,12 @@ func BenchmarkFilteredList(b *testing.B) {
 		})
 		for _, row := range []struct {
 			name   string
-			owned  scope.Scope
+			owned  sharding.Scope
 			atMost int
 		}{
-			{"passed", scope.All(), len(body)},
-			{"all-kept", scope.Keys(namespaces...), len(body)},
-			{"fifth-kept", scope.Keys(namespaces[0]), len(body) / 4},
+			{"passed", sharding.All(), len(body)},
+			{"all-kept", sharding.Keys(namespaces...), len(body)},
+			{"fifth-kept", sharding.Keys(namespaces[0]), len(body) / 4},
 		} {
 			b.Run(media[strings.LastIndexAny(media, "/.")+1:]+"/"+row.name, func(b *testing.B) {
 				m := newMesh(b, api)

@@ -16,11 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // divided is a shard that owns a scope of all resources.
-func divided(owned scope.Scope, method meshv1.Method) *meshv1.Sharding {
+func divided(owned sharding.Scope, method meshv1.Method) *meshv1.Sharding {
 	return &meshv1.Sharding{Shard: "s1", Method: method, Limits: []*meshv1.Limit{{Scope: owned.Proto()}}}
 }
 
@@ -44,7 +44,7 @@ func owned(objects []metav1.PartialObjectMetadata, owns func(metav1.PartialObjec
 	return names
 }
 
-func inScope(s scope.Scope) func(metav1.PartialObjectMetadata) bool {
+func inScope(s sharding.Scope) func(metav1.PartialObjectMetadata) bool {
 	return func(o metav1.PartialObjectMetadata) bool { return o.Namespace == "" || s.Owns(o.Namespace) }
 }
 
@@ -61,12 +61,12 @@ var forms = map[string][2]string{
 // shard's objects and everybody's.
 func TestListsAndWatchesAreTheShards(t *testing.T) {
 	const path = "/api/v1/configmaps"
-	scopes := map[string]scope.Scope{
-		"ranges":  scope.Of(scope.Range{First: 0, Last: scope.Whole.Last / 2}),
-		"names":   scope.Keys("ns-1", "ns-2", "ns-3"),
-		"buckets": scope.InBuckets(scope.Bucket("ns-1"), scope.Bucket("ns-4")),
+	scopes := map[string]sharding.Scope{
+		"ranges":  sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2}),
+		"names":   sharding.Keys("ns-1", "ns-2", "ns-3"),
+		"buckets": sharding.InBuckets(sharding.Bucket("ns-1"), sharding.Bucket("ns-4")),
 		"nothing": {},
-		"all":     scope.All(),
+		"all":     sharding.All(),
 	}
 	objects := twenty()
 	for _, sharded := range []bool{true, false} {
@@ -101,9 +101,9 @@ func TestShardsByUID(t *testing.T) {
 	for _, sharded := range []bool{true, false} {
 		m := newMesh(t, newFakeAPI(sharded, objects...))
 		c := m.client(true)
-		mine := scope.Of(scope.Range{First: 0, Last: scope.Whole.Last / 2})
+		mine := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
 		var union []string
-		for _, s := range []scope.Scope{mine, scope.All().Minus(mine), {}} {
+		for _, s := range []sharding.Scope{mine, sharding.All().Minus(mine), {}} {
 			policy := divided(s, meshv1.Method_METHOD_AUTO)
 			policy.Key = meshv1.Key_KEY_OBJECT
 			m.policy(policy)
@@ -122,12 +122,12 @@ func TestNamespacesGoByTheirOwnName(t *testing.T) {
 	api := newFakeAPI(true, objects...)
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.policy(divided(scope.Keys("b"), meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.Keys("b"), meshv1.Method_METHOD_AUTO))
 	require.Equal(t, []string{"/b"}, m.all(c, "/api/v1/namespaces", jsonType, 0))
 	require.NotContains(t, api.last(t).URI, "shardSelector")
 	require.Equal(t, []string{"/b"}, m.watched(c, "/api/v1/namespaces?watch=1", protoType))
 	require.Equal(t, map[string]string{"namespaces": "Filter"}, m.pod.Methods())
-	m.policy(divided(scope.Scope{}, meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.Scope{}, meshv1.Method_METHOD_AUTO))
 	require.Empty(t, m.all(c, "/api/v1/namespaces", jsonType, 0))
 }
 
@@ -137,7 +137,7 @@ func TestOneNamespace(t *testing.T) {
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.policy(divided(scope.Keys("ns-1"), meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.Keys("ns-1"), meshv1.Method_METHOD_AUTO))
 	require.Equal(t, []string{"ns-1/o-1", "ns-1/o-11"}, m.all(c, "/api/v1/namespaces/ns-1/configmaps", jsonType, 0))
 	require.Equal(t, "/api/v1/namespaces/ns-1/configmaps?limit=0&continue=", api.last(t).URI)
 	for _, accept := range []string{jsonType, protoType} {
@@ -148,14 +148,14 @@ func TestOneNamespace(t *testing.T) {
 		require.Empty(t, m.watched(c, "/api/v1/namespaces/ns-2/configmaps?watch=1", accept), "until a bookmark")
 	}
 	require.Empty(t, m.pod.Methods(), "of what was not listed over all namespaces nothing is known")
-	m.policy(divided(scope.Keys("ns-1"), meshv1.Method_METHOD_LABELS))
+	m.policy(divided(sharding.Keys("ns-1"), meshv1.Method_METHOD_LABELS))
 	require.Equal(t, []string{"ns-2/o-12", "ns-2/o-2"}, m.all(c, "/api/v1/namespaces/ns-2/configmaps", jsonType, 0), "scopes only fence")
 }
 
 func TestWhatTheApiserverIsAsked(t *testing.T) {
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
-	half := scope.Of(scope.Range{First: 0, Last: scope.Whole.Last / 2})
+	half := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
 	both := divided(half, meshv1.Method_METHOD_AUTO)
 	both.Limits[0].Selector = "a=b"
 	asked := func(target string) url.Values {
@@ -180,7 +180,7 @@ func TestWhatTheApiserverIsAsked(t *testing.T) {
 
 	m.policy(divided(half, meshv1.Method_METHOD_FILTER))
 	require.Empty(t, asked(""))
-	m.policy(divided(scope.InBuckets(1), meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.InBuckets(1), meshv1.Method_METHOD_AUTO))
 	require.Empty(t, asked(""), "buckets are no ranges")
 
 	m.policy(divided(half, meshv1.Method_METHOD_LABELS))
@@ -191,7 +191,7 @@ func TestWhatTheApiserverIsAsked(t *testing.T) {
 
 // What is reported is what was done, and only of what is divided still.
 func TestMethods(t *testing.T) {
-	part := scope.Keys("ns-1", "ns-2")
+	part := sharding.Keys("ns-1", "ns-2")
 	const list, initial = "/apis/apps/v1/deployments", "/api/v1/pods?watch=1&sendInitialEvents=true"
 	for _, row := range []struct {
 		sharded bool
@@ -228,7 +228,7 @@ func TestMethods(t *testing.T) {
 
 func TestMethodsAreBounded(t *testing.T) {
 	m := newMesh(t, newFakeAPI(true))
-	m.policy(divided(scope.Keys("a"), meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.Keys("a"), meshv1.Method_METHOD_AUTO))
 	c := m.client(true)
 	for i := range 2 * maxMethods {
 		m.with(c, "GET", fmt.Sprintf("/apis/x.example/v1/r%d", i), "", "Accept", jsonType)
@@ -249,7 +249,7 @@ func TestWhatCannotBeFiltered(t *testing.T) {
 		_, _ = io.WriteString(w, body)
 	}}
 	m := newMesh(t, api)
-	m.policy(divided(scope.Keys("own"), meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 	const foreign = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"secret-name","namespace":"foreign"}}]}`
 	for _, c := range []struct {
 		name, contentType, encoding, body string
@@ -293,7 +293,7 @@ func TestAFilteredAnswerThatBreaks(t *testing.T) {
 			_, _ = io.WriteString(w, head+strings.Repeat(" ", 256<<10)+rest)
 		}}
 		m := newMesh(t, api)
-		m.policy(divided(scope.Keys("own"), meshv1.Method_METHOD_AUTO))
+		m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 		for _, query := range []string{"", "?watch=1"} {
 			for _, h2 := range []bool{true, false} {
 				resp, err := m.client(h2).Get("https://kubernetes.default.svc/api/v1/configmaps" + query)
@@ -317,7 +317,7 @@ func TestWhatFiltersKeepIsBounded(t *testing.T) {
 	}
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.policy(divided(scope.Keys("own"), meshv1.Method_METHOD_AUTO))
+	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
 	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
 

@@ -9,7 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -22,14 +22,14 @@ type ownership struct {
 
 type shardScope struct {
 	name  string
-	owned scope.Scope
+	owned sharding.Scope
 }
 
 // owner says who owns a key, for people.
 func (o *ownership) owner(owners []*meshv1.Owner, key string) string {
 	o.once.Do(func() {
 		for _, m := range owners {
-			if owned, err := scope.FromProto(m.GetScope()); err == nil {
+			if owned, err := sharding.FromProto(m.GetScope()); err == nil {
 				o.shards = append(o.shards, shardScope{m.GetShard(), owned})
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // standby is the policy of a pod that divides pods, nodes and namespaces and owns
@@ -19,7 +19,7 @@ func standby(method meshv1.Method) *meshv1.Sharding {
 	return &meshv1.Sharding{
 		Shard: "s1", Standby: true, ReadAll: true, Method: method,
 		Limits: []*meshv1.Limit{{
-			Scope:     scope.Scope{}.Proto(),
+			Scope:     sharding.Scope{}.Proto(),
 			Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"", "coordination.k8s.io"}, Resources: []string{"pods", "nodes", "namespaces", "configmaps", "leases"}}},
 		}},
 		Locks: []*meshv1.Lock{
@@ -133,7 +133,7 @@ func TestStandbySettlesAfterEarlierWrites(t *testing.T) {
 	}}
 	m := newMesh(t, api)
 	free := standby(meshv1.Method_METHOD_AUTO)
-	free.Standby, free.Limits[0].Scope = false, scope.All().Proto()
+	free.Standby, free.Limits[0].Scope = false, sharding.All().Proto()
 	m.policy(free)
 	written := make(chan int, 1)
 	go func() {
@@ -162,7 +162,7 @@ func TestLeavingStandbyRelists(t *testing.T) {
 	const pods, secrets = "/api/v1/pods?watch=1&resourceVersion=5", "/api/v1/secrets?watch=1&resourceVersion=5"
 	quiet, other := m.open(c, pods), m.open(c, secrets)
 	granted := standby(meshv1.Method_METHOD_AUTO)
-	granted.Standby, granted.Limits[0].Scope = false, scope.Keys("a").Proto()
+	granted.Standby, granted.Limits[0].Scope = false, sharding.Keys("a").Proto()
 	m.policy(granted)
 	require.NoError(t, <-quiet)
 	require.Equal(t, 410, m.with(c, "GET", pods, "").StatusCode)
@@ -175,7 +175,7 @@ func TestLeavingStandbyRelists(t *testing.T) {
 
 func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
 	free := standby(meshv1.Method_METHOD_AUTO)
-	free.Standby, free.Limits[0].Scope = false, scope.All().Proto()
+	free.Standby, free.Limits[0].Scope = false, sharding.All().Proto()
 	m := newMesh(t, &recorder{})
 	m.policy(free)
 	before := m.pod.policy.Load()

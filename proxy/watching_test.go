@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // chronicle is an apiserver that knows all that ever happened to its config maps: the n-th
@@ -304,7 +304,7 @@ func TestWhatIsHeldBackIsOfItsScope(t *testing.T) {
 			api.silent = true
 			m := newMesh(t, api)
 			shard := func(namespaces ...string) *meshv1.Sharding {
-				s := divided(scope.Keys(namespaces...), meshv1.Method_METHOD_FILTER)
+				s := divided(sharding.Keys(namespaces...), meshv1.Method_METHOD_FILTER)
 				s.KeepCaches = c.keep
 				return s
 			}
@@ -334,7 +334,7 @@ func TestWhatIsHeldBackIsOfItsScope(t *testing.T) {
 func TestWatchesAreFilteredAndHarmed(t *testing.T) {
 	api := newChronicle()
 	m := newMesh(t, api)
-	m.sharded(divided(scope.Keys("own-0", "free"), meshv1.Method_METHOD_FILTER),
+	m.sharded(divided(sharding.Keys("own-0", "free"), meshv1.Method_METHOD_FILTER),
 		injecting(ofWatches(&meshv1.WatchFault{Duplicate: &meshv1.WatchFault_Duplicate{Percent: 100}})))
 	next, end := m.watching(m.client(true), "0")
 	defer end()
@@ -708,7 +708,7 @@ func TestWatchFaultsThatDoNotHappenAreNotCounted(t *testing.T) {
 func TestMethodsOfHarmedWatches(t *testing.T) {
 	for sharded, want := range map[bool]string{true: "ServerSide", false: "Filter"} {
 		m := newMesh(t, newFakeAPI(sharded, twenty()...))
-		m.sharded(divided(scope.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO),
+		m.sharded(divided(sharding.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO),
 			injecting(&meshv1.FaultRule{Watch: &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: 1}}}))
 		m.watched(m.client(true), "/api/v1/pods?watch=1&sendInitialEvents=true", jsonType)
 		require.Eventually(t, func() bool { return m.pod.Methods()["pods"] == want }, soon, time.Millisecond, "%v", want)

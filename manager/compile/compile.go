@@ -13,8 +13,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // Policy is what one pod is held to, and the node whose agent must know.
@@ -50,7 +50,7 @@ type Shard struct {
 	// Root is what a derived shard was derived from; nil for others.
 	Root *v1alpha1.ShardingConfig
 	// Held is what a derived shard holds.
-	Held scope.Scope
+	Held sharding.Scope
 	// Members are its pods, by name; of a root, all of its workload.
 	Members []*corev1.Pod
 	// Lock is the upstream name of its first lock, empty without leader election.

@@ -21,8 +21,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 var update = flag.Bool("update", false, "write what the transcripts should say")
@@ -234,8 +234,8 @@ func readState(t require.TestingT, doc []byte) (types.NamespacedName, Root) {
 		Standby string
 	}
 	require.NoError(t, yaml.UnmarshalStrict(doc, &in))
-	parse := func(text []string) scope.Scope {
-		s, err := scope.Parse(text)
+	parse := func(text []string) sharding.Scope {
+		s, err := sharding.Parse(text)
 		require.NoError(t, err)
 		return s
 	}

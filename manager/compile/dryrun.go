@@ -4,15 +4,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // dryRun is what a root under spec.dryRun would do. Its shards own nothing, so that the
 // end of the dry run is an adoption as any other: the pods act on everything until then.
 type dryRun struct {
 	placed map[string]string // shards by pod uid
-	scopes map[string]scope.Scope
+	scopes map[string]sharding.Scope
 	owners []*meshv1.Owner
 }
 

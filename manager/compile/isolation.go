@@ -8,8 +8,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // isolate renders what members may do with objects of other shards. The namespace of the
@@ -76,8 +76,8 @@ func labelKeys(s *metav1.LabelSelector) (keys []string) {
 }
 
 // heldBy returns what each shard of a root owns.
-func heldBy(s handover.State) map[string]scope.Scope {
-	out := make(map[string]scope.Scope, len(s.Shards))
+func heldBy(s handover.State) map[string]sharding.Scope {
+	out := make(map[string]sharding.Scope, len(s.Shards))
 	for name, shard := range s.Shards {
 		out[name] = shard.Held
 	}
@@ -85,7 +85,7 @@ func heldBy(s handover.State) map[string]scope.Scope {
 }
 
 // ownersOf renders what shards own, by name. Those that own nothing are left out.
-func ownersOf(owned map[string]scope.Scope) (out []*meshv1.Owner) {
+func ownersOf(owned map[string]sharding.Scope) (out []*meshv1.Owner) {
 	for _, name := range slices.Sorted(maps.Keys(owned)) {
 		if !owned[name].Empty() {
 			out = append(out, &meshv1.Owner{Shard: name, Scope: owned[name].Proto()})

@@ -8,7 +8,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // What is not among the keys is the default, which is the zero.
@@ -73,7 +73,7 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
 	s.Standby, s.StandbyReason = true, reason
 	s.Locks = ownLocks(locks)
-	nothing := scope.Scope{}.Proto()
+	nothing := sharding.Scope{}.Proto()
 	for _, l := range s.Limits {
 		l.Scope = nothing
 	}

@@ -12,9 +12,9 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // root renders the policies of a root's pods.
@@ -183,7 +183,7 @@ func (r *root) tell(t tellable) *meshv1.Sharding {
 }
 
 // limit limits a shard to what it owns.
-func (r *root) limit(s *meshv1.Sharding, owned scope.Scope) {
+func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
 	for _, l := range r.limits {
 		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: owned.Proto()}
 		if s.Method == meshv1.Method_METHOD_LABELS {

@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // selectorScope is the namespaces whose objects a selector may match, by the
 // labels that are stamped on objects. It is not ok where the selector asks nothing
 // of those that a scope can say. What it asks of other labels does not count.
-func selectorScope(selector *metav1.LabelSelector) (s scope.Scope, ok bool) {
+func selectorScope(selector *metav1.LabelSelector) (s sharding.Scope, ok bool) {
 	if selector == nil {
-		return scope.Scope{}, false
+		return sharding.Scope{}, false
 	}
 	sel, err := metav1.LabelSelectorAsSelector(selector)
 	if err != nil {
-		return scope.Scope{}, false
+		return sharding.Scope{}, false
 	}
 	requirements, _ := sel.Requirements()
-	s = scope.All()
+	s = sharding.All()
 	for _, r := range requirements {
 		if asked, exact := asks(r); exact {
 			s, ok = s.Intersect(asked), true
@@ -35,34 +35,34 @@ func selectorScope(selector *metav1.LabelSelector) (s scope.Scope, ok bool) {
 }
 
 // asks is what one requirement leaves.
-func asks(r labels.Requirement) (s scope.Scope, exact bool) {
+func asks(r labels.Requirement) (s sharding.Scope, exact bool) {
 	switch r.Key() {
 	case v1alpha1.ShardingHashLabel:
 		var buckets []int
-		for b := range scope.Buckets {
+		for b := range sharding.Buckets {
 			if r.Matches(labels.Set{v1alpha1.ShardingHashLabel: strconv.Itoa(b)}) {
 				buckets = append(buckets, b)
 			}
 		}
-		return scope.InBuckets(buckets...), true
+		return sharding.InBuckets(buckets...), true
 	case v1alpha1.NamespaceLabel:
 		switch r.Operator() {
 		case selection.In, selection.Equals, selection.DoubleEquals: // matchLabels is Equals
-			return scope.Keys(r.ValuesUnsorted()...), true
+			return sharding.Keys(r.ValuesUnsorted()...), true
 		case selection.NotIn, selection.NotEquals:
-			return scope.All().Minus(scope.Keys(r.ValuesUnsorted()...)), true
+			return sharding.All().Minus(sharding.Keys(r.ValuesUnsorted()...)), true
 		case selection.Exists:
-			return scope.All(), true
+			return sharding.All(), true
 		case selection.DoesNotExist:
-			return scope.Scope{}, true
+			return sharding.Scope{}, true
 		}
 	}
-	return scope.Scope{}, false
+	return sharding.Scope{}, false
 }
 
 // labelSelector is a scope as a selector of the labels that are stamped on
 // objects, for the namespaces that exist; "" for all.
-func labelSelector(s scope.Scope, namespaces []string) string {
+func labelSelector(s sharding.Scope, namespaces []string) string {
 	if s.Everything() {
 		return ""
 	}

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 var somePlaces = []string{"a", "b", "default", "tenant-0000", "tenant-0001", "tenant-0002", "5", "17"}
@@ -46,7 +46,7 @@ func requirement(rt *rapid.T) metav1.LabelSelectorRequirement {
 	key := rapid.SampledFrom([]string{v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, "app"}).Draw(rt, "key")
 	if key == v1alpha1.ShardingHashLabel {
 		values = nil
-		for b := range scope.Buckets {
+		for b := range sharding.Buckets {
 			values = append(values, strconv.Itoa(b))
 		}
 	}
@@ -74,10 +74,10 @@ func TestNoScopeWithoutNamespaces(t *testing.T) {
 // By labels a shard sees what is its own, of the namespaces that exist.
 func TestLabelSelectorAgreesWithTheScope(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		held := rapid.SampledFrom([]scope.Scope{
-			{}, scope.All(), scope.InBuckets(1, 5, 17), scope.Keys("a", "tenant-0001"),
-			scope.Of(scope.Range{First: 0, Last: rapid.Uint64().Draw(rt, "last")}),
-			scope.All().Minus(scope.Keys("b")).Minus(scope.InBuckets(3)),
+		held := rapid.SampledFrom([]sharding.Scope{
+			{}, sharding.All(), sharding.InBuckets(1, 5, 17), sharding.Keys("a", "tenant-0001"),
+			sharding.Of(sharding.Range{First: 0, Last: rapid.Uint64().Draw(rt, "last")}),
+			sharding.All().Minus(sharding.Keys("b")).Minus(sharding.InBuckets(3)),
 		}).Draw(rt, "scope")
 		sel, err := labels.Parse(labelSelector(held, slices.Clone(somePlaces)))
 		require.NoError(rt, err)

@@ -3,7 +3,7 @@ package handover
 import (
 	"slices"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // accepts reports whether a Want may change serials. A withdrawal gives nothing to anybody.
@@ -20,11 +20,11 @@ func (s State) Pinned(shard string) bool {
 
 // pin takes from targets what must not change: shards that are pinned keep what they were
 // told, and no shard takes back keys that may have left it.
-func (n *next) pin(targets map[string]scope.Scope) {
-	var pinned scope.Scope
+func (n *next) pin(targets map[string]sharding.Scope) {
+	var pinned sharding.Scope
 	for name, shard := range n.Shards {
 		if n.Pinned(name) {
-			pinned = scope.Union(pinned, shard.Told())
+			pinned = sharding.Union(pinned, shard.Told())
 		}
 	}
 	for name, shard := range n.Shards {
@@ -54,7 +54,7 @@ func (n *next) verify() {
 	if !n.conclusive() {
 		return
 	}
-	n.Evidence.Doubtful = scope.Scope{}
+	n.Evidence.Doubtful = sharding.Scope{}
 	for name := range n.Shards {
 		n.Evidence.Verified[name] = true
 	}
@@ -96,14 +96,14 @@ func (n *next) mayJoin(shard string) bool {
 }
 
 // releasedByVerified are the keys that verified shards give up in this Step.
-func (n *next) releasedByVerified() scope.Scope {
-	var out []scope.Scope
+func (n *next) releasedByVerified() sharding.Scope {
+	var out []sharding.Scope
 	for name, shard := range n.before.Shards {
 		if n.Evidence.Verified[name] {
 			out = append(out, shard.Held)
 		}
 	}
-	return scope.Union(out...).Minus(n.Evidence.Doubtful)
+	return sharding.Union(out...).Minus(n.Evidence.Doubtful)
 }
 
 // barred raises a serial that an agent does not apply any more.

@@ -3,7 +3,7 @@ package handover
 import (
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // State is all that must not be forgotten, of one configuration. It is a value:
@@ -46,7 +46,7 @@ type Evidence struct {
 	Verified map[string]bool
 	// Doubtful are keys that verified shards were giving up when the State was read. A
 	// confirmation does not show whether a lost history gave them to another shard.
-	Doubtful scope.Scope
+	Doubtful sharding.Scope
 }
 
 // Holds tells whether any shard holds anything.
@@ -65,16 +65,16 @@ type Shard struct {
 	// Unix time, so that it grows even if the configuration is made anew.
 	Serial int64
 	// Held is what members may be acting on. Disjoint from that of other shards.
-	Held scope.Scope
+	Held sharding.Scope
 	// Target is what the shard is to hold.
-	Target scope.Scope
+	Target sharding.Scope
 	// Wanted is what the last Want said: Target, but for what waits for a taker to be
 	// Ready. Nothing follows from it but the next plan.
-	Wanted scope.Scope
+	Wanted sharding.Scope
 }
 
 // Told is what members are told that is theirs.
-func (s Shard) Told() scope.Scope { return s.Held.Intersect(s.Target) }
+func (s Shard) Told() sharding.Scope { return s.Held.Intersect(s.Target) }
 
 // Member is a pod that was assigned to a shard. It stays in it.
 type Member struct {
@@ -89,7 +89,7 @@ type Member struct {
 // Move is keys on their way.
 type Move struct {
 	From, To string // either may be empty
-	Keys     scope.Scope
+	Keys     sharding.Scope
 	Phase    Phase
 	Since    time.Time // of the phase
 	Began    time.Time
@@ -115,7 +115,7 @@ type (
 	// and without members. A Want whose scopes are not disjoint changes nothing. It
 	// is to be repeated when who is Ready or who is a member has changed.
 	Want struct {
-		Scopes map[string]scope.Scope
+		Scopes map[string]sharding.Scope
 		// Ready are the shards that could take keys: some member of theirs serves.
 		// A shard with members gives nothing to a shard that is not Ready, and takes
 		// back what it has not given yet. What is Pinned does not change.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // track writes down which keys are on their way, and tells of progress. Nothing is
@@ -63,7 +63,7 @@ func (n *next) track() {
 }
 
 // granted is moves with keys that went from a shard to another now.
-func (n *next) granted(moves []Move, from, to string, keys scope.Scope) []Move {
+func (n *next) granted(moves []Move, from, to string, keys sharding.Scope) []Move {
 	if keys.Empty() {
 		return moves
 	}
@@ -77,7 +77,7 @@ func (n *next) granted(moves []Move, from, to string, keys scope.Scope) []Move {
 }
 
 // move is a move that is Releasing: since when, if it was before.
-func (n *next) move(from, to string, keys scope.Scope) Move {
+func (n *next) move(from, to string, keys sharding.Scope) Move {
 	for _, m := range n.before.Moves {
 		if m.Phase == Releasing && m.From == from && m.To == to && m.Keys.Overlaps(keys) {
 			m.Keys = keys
@@ -95,7 +95,7 @@ func add(moves []Move, m Move) []Move {
 	}
 	for i := range moves {
 		if old := &moves[i]; old.From == m.From && old.To == m.To && old.Phase == m.Phase {
-			old.Keys = scope.Union(old.Keys, m.Keys)
+			old.Keys = sharding.Union(old.Keys, m.Keys)
 			return moves
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // Whatever happens, in whatever order and however often.
@@ -29,10 +29,10 @@ func TestProperties(t *testing.T) {
 			next, _ := Step(s, e)
 			require.Equal(t, copied, before, "Step changed what it was given: %#v", e)
 
-			var all scope.Scope
+			var all sharding.Scope
 			for name, shard := range next.Shards {
 				require.False(t, all.Overlaps(shard.Held), "%s holds what another holds", name)
-				all = scope.Union(all, shard.Held)
+				all = sharding.Union(all, shard.Held)
 				old, ok := s.Shards[name]
 				require.GreaterOrEqual(t, shard.Serial, old.Serial)
 				if ok && !shard.Told().Equal(old.Told()) {
@@ -64,7 +64,7 @@ func TestProperties(t *testing.T) {
 
 		// Everybody is ready and answers: it ends.
 		var want Want
-		want.Scopes, want.Ready = map[string]scope.Scope{"a": cells(0, 7), "b": cells(8, 15)}, map[string]bool{"a": true, "b": true}
+		want.Scopes, want.Ready = map[string]sharding.Scope{"a": cells(0, 7), "b": cells(8, 15)}, map[string]bool{"a": true, "b": true}
 		want.Now = time.UnixMilli(1000)
 		s.Evidence.OthersIdle, s.Evidence.LocksHeld = true, true
 		for range 10 {
@@ -86,10 +86,10 @@ func drawEvent(t *rapid.T, now time.Time) Event {
 	serial := rapid.Int64Range(0, 60).Draw(t, "serial")
 	switch rapid.SampledFrom([]string{"want", "want", "join", "applied", "applied", "applied", "gone", "refused", "outdated", "ahead", "barred"}).Draw(t, "event") {
 	case "want":
-		w := Want{Scopes: map[string]scope.Scope{}, Ready: map[string]bool{}, Restart: rapid.Bool().Draw(t, "restart"), Now: now}
+		w := Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Restart: rapid.Bool().Draw(t, "restart"), Now: now}
 		for i := range 16 {
 			if n := rapid.IntRange(-1, len(shards)-1).Draw(t, "owner"); n >= 0 {
-				w.Scopes[shards[n]] = scope.Union(w.Scopes[shards[n]], cells(i, i))
+				w.Scopes[shards[n]] = sharding.Union(w.Scopes[shards[n]], cells(i, i))
 			}
 		}
 		for _, name := range shards {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // Step is what becomes of a State by an Event.
@@ -87,13 +87,13 @@ func copied[V any](m map[string]V) map[string]V {
 	return maps.Clone(m)
 }
 
-func disjoint(scopes map[string]scope.Scope) bool {
-	var all scope.Scope
+func disjoint(scopes map[string]sharding.Scope) bool {
+	var all sharding.Scope
 	for _, s := range scopes {
 		if all.Overlaps(s) {
 			return false
 		}
-		all = scope.Union(all, s)
+		all = sharding.Union(all, s)
 	}
 	return true
 }
@@ -119,8 +119,8 @@ func (n *next) want(e Want) {
 }
 
 // targets is what is wanted, but for what waits for a taker to be ready.
-func (n *next) targets(e Want) map[string]scope.Scope {
-	targets := map[string]scope.Scope{}
+func (n *next) targets(e Want) map[string]sharding.Scope {
+	targets := map[string]sharding.Scope{}
 	populated := map[string]bool{}
 	for _, m := range n.Members {
 		populated[m.Shard] = true
@@ -136,7 +136,7 @@ func (n *next) targets(e Want) map[string]scope.Scope {
 				continue
 			}
 			kept := shard.Held.Intersect(wanted)
-			targets[giver] = scope.Union(targets[giver], kept)
+			targets[giver] = sharding.Union(targets[giver], kept)
 			targets[taker] = targets[taker].Minus(kept)
 		}
 	}
@@ -194,7 +194,7 @@ func (n *next) acted(name string) {
 		n.Evidence.Verified[name] = true
 		shard := n.Shards[name]
 		n.Evidence.Acting = n.Evidence.Acting || !shard.Told().Empty()
-		n.Evidence.Doubtful = scope.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Told()))
+		n.Evidence.Doubtful = sharding.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Told()))
 	}
 }
 
@@ -219,14 +219,14 @@ func (n *next) release() {
 
 // grant gives shards what nobody holds.
 func (n *next) grant() {
-	grantable := scope.All()
+	grantable := sharding.All()
 	if !n.conclusive() {
 		grantable = n.releasedByVerified()
 	}
 	grantable = grantable.Minus(n.held())
 	for name, shard := range n.Shards {
 		if free := shard.Target.Intersect(grantable); !free.Empty() {
-			shard.Held = scope.Union(shard.Held, free)
+			shard.Held = sharding.Union(shard.Held, free)
 			n.put(name, shard)
 		}
 	}
@@ -244,7 +244,7 @@ func (n *next) put(name string, shard Shard) {
 }
 
 // forget drops shards that nobody wants and nothing is known of.
-func (n *next) forget(wanted map[string]scope.Scope) {
+func (n *next) forget(wanted map[string]sharding.Scope) {
 	populated := map[string]bool{}
 	for _, m := range n.Members {
 		populated[m.Shard] = true
@@ -259,10 +259,10 @@ func (n *next) forget(wanted map[string]scope.Scope) {
 }
 
 // held is what all shards hold.
-func (s State) held() scope.Scope {
-	all := make([]scope.Scope, 0, len(s.Shards))
+func (s State) held() sharding.Scope {
+	all := make([]sharding.Scope, 0, len(s.Shards))
 	for _, shard := range s.Shards {
 		all = append(all, shard.Held)
 	}
-	return scope.Union(all...)
+	return sharding.Union(all...)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // TestTranscripts plays testdata/*.txt, where each command is an event and is
@@ -86,7 +86,7 @@ func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Eve
 	}
 	switch d.Cmd {
 	case "want":
-		want := Want{Scopes: map[string]scope.Scope{}, Ready: map[string]bool{}, Restart: d.HasArg("restart"), Now: now}
+		want := Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Restart: d.HasArg("restart"), Now: now}
 		for line := range strings.Lines(d.Input) {
 			name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 			want.Scopes[name] = readScope(t, text)
@@ -233,31 +233,31 @@ var (
 	buckets = []int{1, 5}
 )
 
-func readScope(t *testing.T, text string) scope.Scope {
-	var s scope.Scope
+func readScope(t *testing.T, text string) sharding.Scope {
+	var s sharding.Scope
 	for word := range strings.FieldsSeq(text) {
 		piece := readPiece(t, strings.TrimLeft(word, "+-"))
 		if strings.HasPrefix(word, "-") {
 			s = s.Minus(piece)
 		} else {
-			s = scope.Union(s, piece)
+			s = sharding.Union(s, piece)
 		}
 	}
 	return s
 }
 
-func readPiece(t *testing.T, word string) scope.Scope {
+func readPiece(t *testing.T, word string) sharding.Scope {
 	if slices.Contains(teams, word) {
-		return scope.Keys(word)
+		return sharding.Keys(word)
 	}
 	if word, ok := strings.CutPrefix(word, "bucket"); ok {
 		b, part, divided := strings.Cut(word, "/")
 		n, err := strconv.Atoi(b)
 		require.NoError(t, err)
 		if !divided {
-			return scope.InBuckets(n)
+			return sharding.InBuckets(n)
 		}
-		return scope.InBuckets(n).Intersect(readPiece(t, part))
+		return sharding.InBuckets(n).Intersect(readPiece(t, part))
 	}
 	first, last, ok := strings.Cut(word, "-")
 	if !ok {
@@ -271,26 +271,26 @@ func readPiece(t *testing.T, word string) scope.Scope {
 }
 
 // showScope is what readScope reads, where it can be said so.
-func showScope(s scope.Scope) string {
+func showScope(s sharding.Scope) string {
 	// A name is in one bucket: in others its hash is nothing.
-	var odd scope.Scope
+	var odd sharding.Scope
 	for _, name := range teams {
-		odd = scope.Union(odd, scope.Keys(name))
-		s = s.Minus(scope.Keys(name).Minus(scope.InBuckets(scope.Bucket(name))))
+		odd = sharding.Union(odd, sharding.Keys(name))
+		s = s.Minus(sharding.Keys(name).Minus(sharding.InBuckets(sharding.Bucket(name))))
 	}
 	names := odd
-	odd = scope.Union(odd, scope.InBuckets(buckets...))
+	odd = sharding.Union(odd, sharding.InBuckets(buckets...))
 
-	words, said := sixteenths(s, scope.All().Minus(odd))
+	words, said := sixteenths(s, sharding.All().Minus(odd))
 	// Buckets and names are told of only where they differ from what is around them.
 	for _, b := range buckets {
-		piece := scope.InBuckets(b).Minus(names)
+		piece := sharding.InBuckets(b).Minus(names)
 		mine := s.Intersect(piece)
 		if mine.Equal(said.Intersect(piece)) {
 			continue
 		}
 		parts, _ := sixteenths(s, piece)
-		said = scope.Union(said.Minus(piece), mine)
+		said = sharding.Union(said.Minus(piece), mine)
 		switch {
 		case len(parts) == 0:
 			words = append(words, fmt.Sprintf("-bucket%d", b))
@@ -316,7 +316,7 @@ func showScope(s scope.Scope) string {
 }
 
 // sixteenths are those of the key space that s has as far as `of` goes.
-func sixteenths(s, of scope.Scope) (words []string, all scope.Scope) {
+func sixteenths(s, of sharding.Scope) (words []string, all sharding.Scope) {
 	for first := 0; first < 16; first++ {
 		last := first - 1
 		for last < 15 && cells(last+1, last+1).Intersect(of).Minus(s).Empty() {
@@ -329,12 +329,12 @@ func sixteenths(s, of scope.Scope) (words []string, all scope.Scope) {
 		if last > first {
 			word += "-" + strconv.FormatInt(int64(last), 16)
 		}
-		words, all = append(words, word), scope.Union(all, cells(first, last))
+		words, all = append(words, word), sharding.Union(all, cells(first, last))
 		first = last
 	}
 	return words, all
 }
 
-func cells(first, last int) scope.Scope {
-	return scope.Of(scope.Range{First: uint64(first) << 60, Last: uint64(last)<<60 | (1<<60 - 1)})
+func cells(first, last int) sharding.Scope {
+	return sharding.Of(sharding.Range{First: uint64(first) << 60, Last: uint64(last)<<60 | (1<<60 - 1)})
 }

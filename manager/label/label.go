@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // Configuration is the name of the MutatingWebhookConfiguration that is kept.
@@ -23,7 +23,7 @@ const Configuration = "ctrlmesh-stamp"
 func Of(namespace string) map[string]string {
 	return map[string]string{
 		v1alpha1.NamespaceLabel:    namespace,
-		v1alpha1.ShardingHashLabel: scope.BucketLabel(namespace),
+		v1alpha1.ShardingHashLabel: sharding.BucketLabel(namespace),
 		v1alpha1.ControlLabel:      "true",
 	}
 }

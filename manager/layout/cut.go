@@ -4,7 +4,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // line is the keys that automatic shards divide, in the order of their hashes,
@@ -21,11 +21,11 @@ const pieces = 64
 
 // newLine has the keys that exist and are not taken; if those are fewer than n, or
 // none is known, keys spread over the space.
-func newLine(w Weights, taken scope.Scope, n int) line {
+func newLine(w Weights, taken sharding.Scope, n int) line {
 	weights := make(map[uint64]int64, len(w))
 	total := int64(0)
 	for key, weight := range w {
-		if h := scope.Hash(key); !taken.OwnsHash(h) {
+		if h := sharding.Hash(key); !taken.OwnsHash(h) {
 			weights[h] += max(weight, 0)
 			total += max(weight, 0)
 		}

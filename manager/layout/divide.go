@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // Weights are what there is to do for each key that exists: namespaces, or for
@@ -37,7 +37,7 @@ type run struct {
 // First is what the shards of a root are to hold when none has held anything.
 // Scopes are disjoint and complete, and every shard has at least one of the keys
 // that exist if there are enough.
-func First(root *v1alpha1.RootConfig, w Weights) map[string]scope.Scope {
+func First(root *v1alpha1.RootConfig, w Weights) map[string]sharding.Scope {
 	names := normals(root)
 	if len(names) == 0 {
 		return nil
@@ -51,7 +51,7 @@ func First(root *v1alpha1.RootConfig, w Weights) map[string]scope.Scope {
 // back to the shard around. Weights that have grown apart are no reason. When the
 // number of shards changes, the new ones take from the heaviest, those that go
 // give to their neighbours, and more moves only as evenness asks for it.
-func Next(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) map[string]scope.Scope {
+func Next(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weights) map[string]sharding.Scope {
 	names := normals(root)
 	was := runsOf(names, last)
 	switch {
@@ -82,7 +82,7 @@ type Pace struct {
 // round of handovers goes, or last itself when the skew is not above pace.Above.
 // It says in words what it moves. Rounds end: while weights stay, each goes
 // nearer to one and the same division.
-func Balance(root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights, pace Pace) (next map[string]scope.Scope, what string) {
+func Balance(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weights, pace Pace) (next map[string]sharding.Scope, what string) {
 	next = Next(root, last, w)
 	runs := runsOf(normals(root), next)
 	n := len(runs)
@@ -148,12 +148,12 @@ func (l line) moves(runs []run, before, after []int) string {
 
 // Skew is the weight of the heaviest automatic shard over the mean; 1 when there
 // is nothing to weigh.
-func Skew(held map[string]scope.Scope, root *v1alpha1.RootConfig, w Weights) float64 {
+func Skew(held map[string]sharding.Scope, root *v1alpha1.RootConfig, w Weights) float64 {
 	names := normals(root)
 	weights := make([]int64, len(names))
 	total := int64(0)
 	for key, weight := range w {
-		h := scope.Hash(key)
+		h := sharding.Hash(key)
 		for i, name := range names {
 			if held[name].OwnsHash(h) {
 				weights[i] += max(weight, 0)
@@ -180,7 +180,7 @@ func normals(root *v1alpha1.RootConfig) []string {
 }
 
 // gone tells whether some automatic shard held keys last and is no more.
-func gone(root *v1alpha1.RootConfig, names []string, last map[string]scope.Scope) bool {
+func gone(root *v1alpha1.RootConfig, names []string, last map[string]sharding.Scope) bool {
 	for name, s := range last {
 		if name != canaryName(root) && !s.Empty() && !slices.Contains(names, name) {
 			return true
@@ -190,20 +190,20 @@ func gone(root *v1alpha1.RootConfig, names []string, last map[string]scope.Scope
 }
 
 // scopes are what runs, and the canary, hold.
-func scopes(root *v1alpha1.RootConfig, runs []run) map[string]scope.Scope {
+func scopes(root *v1alpha1.RootConfig, runs []run) map[string]sharding.Scope {
 	taken := canary(root)
-	out := map[string]scope.Scope{}
+	out := map[string]sharding.Scope{}
 	for _, s := range Shards(root) {
 		if s.Canary {
 			out[s.Name] = taken
 		}
 	}
 	for i, r := range runs {
-		whole := scope.Range{First: r.first, Last: scope.Whole.Last}
+		whole := sharding.Range{First: r.first, Last: sharding.Whole.Last}
 		if i+1 < len(runs) {
 			whole.Last = runs[i+1].first - 1
 		}
-		out[r.shard] = scope.Of(whole).Minus(taken)
+		out[r.shard] = sharding.Of(whole).Minus(taken)
 	}
 	return out
 }
@@ -211,10 +211,10 @@ func scopes(root *v1alpha1.RootConfig, runs []run) map[string]scope.Scope {
 // runsOf finds the runs of the named shards in what they were to hold. What lies
 // between two, a canary's keys or another shard's, is the first's. It finds none
 // where shards are not in runs.
-func runsOf(names []string, last map[string]scope.Scope) []run {
+func runsOf(names []string, last map[string]sharding.Scope) []run {
 	type held struct {
 		shard string
-		scope.Range
+		sharding.Range
 	}
 	var hulls []held
 	for _, name := range names {
@@ -271,7 +271,7 @@ type window struct{ low, high int }
 
 // join is the order of runs when some of the named shards have none yet, or some
 // that had are gone, and where the cuts between them would best be.
-func (l line) join(was []run, names []string, last map[string]scope.Scope) (order []string, wishes []window) {
+func (l line) join(was []run, names []string, last map[string]sharding.Scope) (order []string, wishes []window) {
 	parts := make([]int, len(was))
 	for i := range parts {
 		parts[i] = 1
@@ -314,7 +314,7 @@ func (l line) join(was []run, names []string, last map[string]scope.Scope) (orde
 			hull, _ := last[r.shard].Hull()
 			// What was between the two is nobody's, and may go to either.
 			low := cuts[i]
-			if hull.Last < scope.Whole.Last {
+			if hull.Last < sharding.Whole.Last {
 				low = min(low, l.index(hull.Last+1))
 			}
 			wishes = append(wishes, window{low, cuts[i]})

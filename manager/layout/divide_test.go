@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 func auto(n int) *v1alpha1.RootConfig {
@@ -32,22 +32,22 @@ func withCanary(root *v1alpha1.RootConfig, names []string, buckets ...int) *v1al
 }
 
 // whole checks that scopes are disjoint and complete, and one for each shard.
-func whole(t require.TestingT, root *v1alpha1.RootConfig, scopes map[string]scope.Scope) {
+func whole(t require.TestingT, root *v1alpha1.RootConfig, scopes map[string]sharding.Scope) {
 	var names []string
 	for _, s := range Shards(root) {
 		names = append(names, s.Name)
 	}
 	require.ElementsMatch(t, names, slices.Collect(maps.Keys(scopes)))
-	var all scope.Scope
+	var all sharding.Scope
 	for name, s := range scopes {
 		require.False(t, all.Overlaps(s), "%s overlaps", name)
-		all = scope.Union(all, s)
+		all = sharding.Union(all, s)
 	}
-	require.True(t, all.Everything(), "left out: %s", scope.All().Minus(all))
+	require.True(t, all.Everything(), "left out: %s", sharding.All().Minus(all))
 }
 
 // owners is which shard has each key.
-func owners(t require.TestingT, scopes map[string]scope.Scope, w Weights) map[string]string {
+func owners(t require.TestingT, scopes map[string]sharding.Scope, w Weights) map[string]string {
 	out := map[string]string{}
 	for key := range w {
 		n := 0
@@ -65,7 +65,7 @@ func owners(t require.TestingT, scopes map[string]scope.Scope, w Weights) map[st
 }
 
 // moved is the weight that changed hands, of all.
-func moved(t require.TestingT, a, b map[string]scope.Scope, w Weights) float64 {
+func moved(t require.TestingT, a, b map[string]sharding.Scope, w Weights) float64 {
 	was, is := owners(t, a, w), owners(t, b, w)
 	var total, changed int64
 	for key, weight := range w {
@@ -126,7 +126,7 @@ func TestTheHeaviestIsAsLightAsCanBe(t *testing.T) {
 		}
 		root := auto(rapid.IntRange(1, 3).Draw(t, "shards"))
 		n := int(root.Auto.ShardingSize)
-		l := newLine(w, scope.Scope{}, n)
+		l := newLine(w, sharding.Scope{}, n)
 		best := int64(math.MaxInt64)
 		var try func(cuts []int)
 		try = func(cuts []int) {
@@ -237,7 +237,7 @@ func TestScalingMovesLittleAndIsEven(t *testing.T) {
 }
 
 // rounds balances until nothing is moved, and checks what each round does.
-func rounds(t require.TestingT, root *v1alpha1.RootConfig, last map[string]scope.Scope, w Weights) (map[string]scope.Scope, int) {
+func rounds(t require.TestingT, root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weights) (map[string]sharding.Scope, int) {
 	seen := map[string]bool{}
 	n := len(normals(root))
 	for i := range 10000 {
@@ -284,7 +284,7 @@ func TestALayoutMadeByWeightsIsBalanced(t *testing.T) {
 	for _, name := range names {
 		for like, weight := range weights {
 			w := thousand(name, weight)
-			scopes := map[string]scope.Scope(nil)
+			scopes := map[string]sharding.Scope(nil)
 			for _, n := range []int{3, 5, 2, 7} {
 				scopes = Next(auto(n), scopes, w)
 				_, what := Balance(auto(n), scopes, w, gradual)
@@ -375,7 +375,7 @@ func TestOneHeavyKeyIsNoReasonToMoveForEver(t *testing.T) {
 	w["tenant-0500"] = 100000
 	root := auto(5)
 	last, _ := rounds(t, root, First(root, nil), w)
-	l := newLine(w, scope.Scope{}, 5)
+	l := newLine(w, sharding.Scope{}, 5)
 	require.LessOrEqual(t, Skew(last, root, w), goal*float64(l.lightest(5))*5/float64(l.total())+1e-9)
 }
 
@@ -404,7 +404,7 @@ var (
 // that were made anew have a key each if there are enough.
 func TestAlwaysWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var last map[string]scope.Scope
+		var last map[string]sharding.Scope
 		for range rapid.IntRange(1, 8).Draw(t, "steps") {
 			root, w := genRoot.Draw(t, "root"), genWeights.Draw(t, "weights")
 			next := Next(root, last, w)
@@ -444,7 +444,7 @@ func free(root *v1alpha1.RootConfig, w Weights) (keys []string) {
 }
 
 // busy are the shards with a key.
-func busy(root *v1alpha1.RootConfig, scopes map[string]scope.Scope, keys []string) map[string]bool {
+func busy(root *v1alpha1.RootConfig, scopes map[string]sharding.Scope, keys []string) map[string]bool {
 	out := map[string]bool{}
 	for _, key := range keys {
 		for _, name := range normals(root) {
@@ -459,10 +459,10 @@ func busy(root *v1alpha1.RootConfig, scopes map[string]scope.Scope, keys []strin
 // What was last need not come from here: somebody may have written the status.
 func TestNextOfAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		last := map[string]scope.Scope{}
+		last := map[string]sharding.Scope{}
 		for _, s := range rapid.SliceOfN(rapid.IntRange(1, 6), 0, 6).Draw(t, "names") {
 			a, b := rapid.Uint64().Draw(t, "first"), rapid.Uint64().Draw(t, "last")
-			last[fmt.Sprintf("op-%d-normal", s)] = scope.Of(scope.Range{First: a, Last: b})
+			last[fmt.Sprintf("op-%d-normal", s)] = sharding.Of(sharding.Range{First: a, Last: b})
 		}
 		root, w := genRoot.Draw(t, "root"), genWeights.Draw(t, "weights")
 		whole(t, root, Next(root, last, w))

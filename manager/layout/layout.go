@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // Kinds of workload.
@@ -80,9 +80,9 @@ func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
 const templateHash = "pod-template-hash"
 
 // canary is what a root gives to its canary.
-func canary(root *v1alpha1.RootConfig) scope.Scope {
+func canary(root *v1alpha1.RootConfig) sharding.Scope {
 	if root.Canary == nil {
-		return scope.Scope{}
+		return sharding.Scope{}
 	}
 	var buckets []int
 	for _, b := range root.Canary.InShardHash {
@@ -90,7 +90,7 @@ func canary(root *v1alpha1.RootConfig) scope.Scope {
 			buckets = append(buckets, n)
 		}
 	}
-	return scope.Union(scope.Keys(root.Canary.InNamespaces...), scope.InBuckets(buckets...))
+	return sharding.Union(sharding.Keys(root.Canary.InNamespaces...), sharding.InBuckets(buckets...))
 }
 
 // ordinal of a pod in its StatefulSet. It is read from the name, which nobody can

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // MaxShards is the most automatic shards of a root.
@@ -52,15 +52,15 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 		return append(errs, problems...)
 	}
 	taken := canary(root)
-	rest := scope.All().Minus(taken)
+	rest := sharding.All().Minus(taken)
 	if root.Auto != nil && rest.Empty() {
 		errs = append(errs, field.Invalid(path.Child("canary", "inShardHash"), root.Canary.InShardHash,
-			fmt.Sprintf("all %d buckets are the canary's, so that the shards of auto would own nothing: even namespace default would be the canary's. Leave out a bucket, or remove auto", scope.Buckets)))
+			fmt.Sprintf("all %d buckets are the canary's, so that the shards of auto would own nothing: even namespace default would be the canary's. Leave out a bucket, or remove auto", sharding.Buckets)))
 	}
 	if root.Method == v1alpha1.MethodServerSide {
-		for _, s := range []scope.Scope{taken, rest} {
+		for _, s := range []sharding.Scope{taken, rest} {
 			if _, ok := s.ShardSelector("object.metadata.namespace"); !ok && !s.Empty() {
-				errs = append(errs, field.Forbidden(path.Child("method"), fmt.Sprintf("a shardSelector knows neither buckets nor more than %d ranges, which this canary needs: choose another method, or give the canary fewer namespaces and no buckets", scope.MaxShardRanges)))
+				errs = append(errs, field.Forbidden(path.Child("method"), fmt.Sprintf("a shardSelector knows neither buckets nor more than %d ranges, which this canary needs: choose another method, or give the canary fewer namespaces and no buckets", sharding.MaxShardRanges)))
 				break
 			}
 		}
@@ -94,8 +94,8 @@ func validateCanary(c *v1alpha1.CanaryConfig, path *field.Path) field.ErrorList 
 			errs = append(errs, field.Duplicate(path, text))
 		}
 		seen[text] = true
-		if b, err := strconv.Atoi(text); err != nil || b < 0 || b >= scope.Buckets || text != strconv.Itoa(b) {
-			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("a bucket is a number from 0 to %d", scope.Buckets-1)))
+		if b, err := strconv.Atoi(text); err != nil || b < 0 || b >= sharding.Buckets || text != strconv.Itoa(b) {
+			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("a bucket is a number from 0 to %d", sharding.Buckets-1)))
 		}
 	}
 	return errs

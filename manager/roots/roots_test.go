@@ -28,11 +28,11 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // mesh is a cluster with its agents, and one manager after another.
@@ -256,7 +256,7 @@ func (m *mesh) disjoint() {
 	for _, p := range w.Pods {
 		ended[p.UID] = compile.Ended(p)
 	}
-	acting := map[string]scope.Scope{}
+	acting := map[string]sharding.Scope{}
 	for uid, p := range m.inForce {
 		_, known := m.policies[types.UID(uid)]
 		if m.nodes[p.Node] || ended[types.UID(uid)] || !known && !m.away[p.Node] {
@@ -267,15 +267,15 @@ func (m *mesh) disjoint() {
 			continue
 		}
 		for _, l := range p.GetSharding().GetLimits() {
-			s, err := scope.FromProto(l.GetScope())
+			s, err := sharding.FromProto(l.GetScope())
 			require.NoError(m, err)
-			acting[p.Sharding.Shard] = scope.Union(acting[p.Sharding.Shard], s)
+			acting[p.Sharding.Shard] = sharding.Union(acting[p.Sharding.Shard], s)
 		}
 	}
-	var all scope.Scope
+	var all sharding.Scope
 	for shard, s := range acting {
 		require.False(m, all.Overlaps(s), "%s acts on what another shard does: %s", shard, all.Intersect(s))
-		all = scope.Union(all, s)
+		all = sharding.Union(all, s)
 	}
 }
 
@@ -324,15 +324,15 @@ func (m *mesh) settle() {
 }
 
 // held is what shards hold, which must be everything.
-func (m *mesh) held() map[string]scope.Scope {
+func (m *mesh) held() map[string]sharding.Scope {
 	m.Helper()
 	state, err := Load(m.get().Status.Root)
 	require.NoError(m, err)
-	out := map[string]scope.Scope{}
-	var all scope.Scope
+	out := map[string]sharding.Scope{}
+	var all sharding.Scope
 	for name, s := range state.Shards {
 		out[name] = s.Held
-		all = scope.Union(all, s.Held)
+		all = sharding.Union(all, s.Held)
 	}
 	require.True(m, all.Everything(), "%s", all)
 	return out

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // Save is a state as it is written. Times lose what is less than a second.
@@ -48,24 +48,24 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 		return s, nil
 	}
 	s.MinSerial, s.RolledBack = r.MinSerial, r.RolledBack
-	held := scope.Scope{}
+	held := sharding.Scope{}
 	for _, shard := range r.Shards {
-		has, err := scope.Parse(shard.Held)
+		has, err := sharding.Parse(shard.Held)
 		if err != nil {
 			return s, fmt.Errorf("status.root.shards[%s].held: %w", shard.Name, err)
 		}
-		target, err := scope.Parse(shard.Target)
+		target, err := sharding.Parse(shard.Target)
 		if err != nil {
 			return s, fmt.Errorf("status.root.shards[%s].target: %w", shard.Name, err)
 		}
-		wanted, err := scope.Parse(shard.Wanted)
+		wanted, err := sharding.Parse(shard.Wanted)
 		if err != nil {
 			return s, fmt.Errorf("status.root.shards[%s].wanted: %w", shard.Name, err)
 		}
 		if held.Overlaps(has) {
 			return s, fmt.Errorf("status.root.shards[%s].held: %s is held by another shard too", shard.Name, held.Intersect(has))
 		}
-		held = scope.Union(held, has)
+		held = sharding.Union(held, has)
 		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: has, Target: target, Wanted: wanted}
 	}
 	for _, a := range r.Assignments {
@@ -75,7 +75,7 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 		s.Members[a.UID] = handover.Member{UID: a.UID, Name: a.Name, Node: a.Node, Shard: a.Shard, Serial: a.Serial, Stale: a.Stale}
 	}
 	for i, h := range r.Handovers {
-		keys, err := scope.Parse(h.Keys)
+		keys, err := sharding.Parse(h.Keys)
 		if err != nil {
 			return s, fmt.Errorf("status.root.handovers[%d].keys: %w", i, err)
 		}
@@ -102,8 +102,8 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 }
 
 // wanted is the last plan.
-func wanted(s handover.State) map[string]scope.Scope {
-	out := map[string]scope.Scope{}
+func wanted(s handover.State) map[string]sharding.Scope {
+	out := map[string]sharding.Scope{}
 	for name, shard := range s.Shards {
 		if !shard.Wanted.Empty() {
 			out[name] = shard.Wanted

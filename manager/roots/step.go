@@ -10,19 +10,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // plan is what shards are to hold. Who leads next goes on from what the state says
 // was wanted last.
 type plan struct {
 	generation int64 // of the spec that it follows from
-	scopes     map[string]scope.Scope
+	scopes     map[string]sharding.Scope
 	balancing
 	// outdated are the pods that could be restarted for others to take their
 	// place, and since when.
@@ -236,7 +236,7 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 }
 
 // follows reports whether a state took a plan over.
-func follows(state handover.State, scopes map[string]scope.Scope) bool {
+func follows(state handover.State, scopes map[string]sharding.Scope) bool {
 	for name, s := range scopes {
 		if !state.Shards[name].Wanted.Equal(s) {
 			return false

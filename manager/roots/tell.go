@@ -9,11 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // tell tells people, and metrics, of moves' progress.
@@ -86,13 +86,13 @@ func (rt *root) warnRolledBack(config *v1alpha1.ShardingConfig) {
 // weigh fills in what shards have to do.
 func (rt *root) weigh(out *v1alpha1.RootStatus, v view) {
 	weights := rt.Weigher.Weights(rt.uid)
-	held := map[string]scope.Scope{}
+	held := map[string]sharding.Scope{}
 	for i := range out.Shards {
 		s := &out.Shards[i]
-		held[s.Name], _ = scope.Parse(s.Held) // as it was just written
+		held[s.Name], _ = sharding.Parse(s.Held) // as it was just written
 	}
 	for ns, weight := range weights {
-		h := scope.Hash(ns)
+		h := sharding.Hash(ns)
 		for i := range out.Shards {
 			if s := &out.Shards[i]; held[s.Name].OwnsHash(h) {
 				s.Namespaces++

@@ -12,12 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // BlockedAfter is how long a phase of a handover may last before people are told.
@@ -168,10 +168,10 @@ func (in RootInput) restarts() bool {
 func (in RootInput) unready() []string {
 	var out []string
 	names := slices.Sorted(maps.Keys(in.State.Shards))
-	var pinned scope.Scope
+	var pinned sharding.Scope
 	for _, name := range names {
 		if s := in.State.Shards[name]; in.State.Pinned(name) {
-			if pinned = scope.Union(pinned, s.Told()); !s.Wanted.Equal(s.Target) {
+			if pinned = sharding.Union(pinned, s.Told()); !s.Wanted.Equal(s.Target) {
 				out = append(out, "an agent that confirms which keys shard "+name+" owns: until then it gives and takes none")
 			}
 		}

@@ -11,11 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // rootInput is a root of two shards of one pod each, op-0 and op-1, that is settled.
@@ -49,7 +49,7 @@ func rootInput() *RootInput {
 
 // move lets op-1-normal give keys to op-2-normal; op-0 has not confirmed.
 func move(in *RootInput, phase handover.Phase, since time.Time) {
-	m := handover.Move{From: "op-1-normal", To: "op-2-normal", Keys: scope.Keys("a"), Phase: phase, Since: since}
+	m := handover.Move{From: "op-1-normal", To: "op-2-normal", Keys: sharding.Keys("a"), Phase: phase, Since: since}
 	in.State.Moves = append(in.State.Moves, m)
 	in.Root.Handovers = append(in.Root.Handovers, v1alpha1.HandoverStatus{From: m.From, To: m.To, Phase: string(phase)})
 	for _, lags := range []string{m.From, m.To} {
@@ -115,7 +115,7 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 		{"the first keys wait", func(in *RootInput) { in.Unsure = []string{"pod op-7"} },
 			ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
 		{"nobody to take", func(in *RootInput) {
-			in.State.Shards["op-2-normal"] = handover.Shard{Serial: 5, Wanted: scope.Keys("a")}
+			in.State.Shards["op-2-normal"] = handover.Shard{Serial: 5, Wanted: sharding.Keys("a")}
 		}, ReasonWaiting, "", Waiting, progressing, "waiting for a ready member of shard op-2-normal"},
 		{"invalid", func(in *RootInput) { in.Problem = &compile.Problem{Reason: "Why", Message: "because"} },
 			"Why", "Why", Settled, degraded, "because"},

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 var now = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -210,7 +210,7 @@ func TestDerived(t *testing.T) {
 	in := input(o, pod("a"), pod("b"))
 	in.Observe = func(_, _ string) push.Observation { return o }
 	in.Shard.Root = &v1alpha1.ShardingConfig{Spec: v1alpha1.ShardingConfigSpec{Root: &v1alpha1.RootConfig{Method: v1alpha1.MethodAuto}}}
-	in.Shard.Held = scope.Of(scope.Range{First: 1, Last: 2})
+	in.Shard.Held = sharding.Of(sharding.Range{First: 1, Last: 2})
 	s := Of(in)
 	require.Equal(t, []string{"0000000000000001-0000000000000002"}, s.Held)
 	require.Empty(t, s.Method, "nobody has told")

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // divided finds another shard of the same operator, by its lock, that would own an
@@ -201,7 +201,7 @@ func bothOwn(mine, theirs conditions) (example labels.Set, overlap bool) {
 // stampedWith finds the labels of a namespace's objects that meet conditions.
 func stampedWith(stamped conditions) (labels.Set, bool) {
 	of := func(namespace string) labels.Set {
-		return labels.Set{v1alpha1.NamespaceLabel: namespace, v1alpha1.ShardingHashLabel: scope.BucketLabel(namespace)}
+		return labels.Set{v1alpha1.NamespaceLabel: namespace, v1alpha1.ShardingHashLabel: sharding.BucketLabel(namespace)}
 	}
 	if named := stamped[v1alpha1.NamespaceLabel]; named != nil && named.in != nil {
 		for _, namespace := range slices.Sorted(maps.Keys(named.in)) {
@@ -231,7 +231,7 @@ func anyBucket(stamped conditions) bool {
 	if on == nil {
 		return true
 	}
-	for bucket := range scope.Buckets {
+	for bucket := range sharding.Buckets {
 		if on.allows(strconv.Itoa(bucket)) {
 			return true
 		}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 const (
@@ -31,7 +31,7 @@ type Limits []limit
 type limit struct {
 	groups       []*meshv1.ResourceGroup
 	requirements labels.Requirements
-	scope        scope.Scope
+	scope        sharding.Scope
 	divides      bool // by the scope
 }
 
@@ -47,7 +47,7 @@ func Compile(limits []*meshv1.Limit) (Limits, error) {
 		if len(reqs) == 0 && l.GetScope() == nil {
 			return nil, fmt.Errorf("limit %d: selector %q requires nothing", i, l.GetSelector())
 		}
-		owned, err := scope.FromProto(l.GetScope())
+		owned, err := sharding.FromProto(l.GetScope())
 		if err != nil {
 			return nil, fmt.Errorf("limit %d: %w", i, err)
 		}
@@ -73,8 +73,8 @@ func (l Limits) For(group, resource string) *Selector {
 
 // Scope returns the keys of a resource that are the shard's. The resource is not
 // divided when no limit that matches it has a scope.
-func (l Limits) Scope(group, resource string) (owned scope.Scope, divided bool) {
-	owned = scope.All()
+func (l Limits) Scope(group, resource string) (owned sharding.Scope, divided bool) {
+	owned = sharding.All()
 	for _, x := range l {
 		if x.divides && x.matches(group, resource) {
 			owned, divided = owned.Intersect(x.scope), true
@@ -85,10 +85,10 @@ func (l Limits) Scope(group, resource string) (owned scope.Scope, divided bool) 
 
 // Owned returns the keys of any resource that are the shard's. Nothing is divided
 // when no limit has a scope.
-func (l Limits) Owned() (owned scope.Scope, divided bool) {
+func (l Limits) Owned() (owned sharding.Scope, divided bool) {
 	for _, x := range l {
 		if x.divides {
-			owned, divided = scope.Union(owned, x.scope), true
+			owned, divided = sharding.Union(owned, x.scope), true
 		}
 	}
 	return owned, divided

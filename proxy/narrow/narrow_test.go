@@ -11,7 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 func resources(groups, names []string) *meshv1.ResourceGroup {
@@ -48,7 +48,7 @@ func TestOtherNamesOfTheSameObjects(t *testing.T) {
 		{"", "pods", "", "bindings"},
 	} {
 		limits, err := Compile([]*meshv1.Limit{{
-			Selector: "a=b", Scope: scope.Keys("x").Proto(),
+			Selector: "a=b", Scope: sharding.Keys("x").Proto(),
 			Resources: []*meshv1.ResourceGroup{resources([]string{c.group}, []string{c.resource})},
 		}})
 		require.NoError(t, err)
@@ -70,14 +70,14 @@ func TestCompileRefusesWhatNarrowsNothing(t *testing.T) {
 func TestScopesOfAllLimitsHoldTogether(t *testing.T) {
 	pods := resources([]string{""}, []string{"pods"})
 	limits, err := Compile([]*meshv1.Limit{
-		{Scope: scope.Keys("a", "b").Proto(), Resources: []*meshv1.ResourceGroup{pods}},
-		{Scope: scope.Keys("b", "c").Proto(), Selector: "x=y", Resources: []*meshv1.ResourceGroup{pods}},
-		{Scope: scope.Scope{}.Proto(), Resources: []*meshv1.ResourceGroup{resources([]string{"apps"}, []string{"*"})}},
+		{Scope: sharding.Keys("a", "b").Proto(), Resources: []*meshv1.ResourceGroup{pods}},
+		{Scope: sharding.Keys("b", "c").Proto(), Selector: "x=y", Resources: []*meshv1.ResourceGroup{pods}},
+		{Scope: sharding.Scope{}.Proto(), Resources: []*meshv1.ResourceGroup{resources([]string{"apps"}, []string{"*"})}},
 	})
 	require.NoError(t, err)
 	owned, divided := limits.Scope("", "pods")
 	require.True(t, divided)
-	require.True(t, owned.Equal(scope.Keys("b")))
+	require.True(t, owned.Equal(sharding.Keys("b")))
 	require.Equal(t, "x=y", limits.For("", "pods").String())
 
 	owned, divided = limits.Scope("apps", "deployments")

@@ -3,7 +3,7 @@ package audit
 import (
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // Handover is a move of keys that was settled.
@@ -22,14 +22,14 @@ func (h Handover) Took() time.Duration { return h.Settled.Sub(h.Began) }
 func Handovers(states []State) []Handover {
 	type move struct {
 		Handover
-		keys scope.Scope
+		keys sharding.Scope
 	}
 	var out []Handover
 	var open []move
 	for _, s := range states {
 		under := map[int]bool{} // of open
 		for _, h := range s.Root.Handovers {
-			keys, err := scope.Parse(h.Keys)
+			keys, err := sharding.Parse(h.Keys)
 			if err != nil || h.From == "" || h.To == "" {
 				continue
 			}

@@ -16,7 +16,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 var root = types.NamespacedName{Namespace: "operator", Name: "root"}
@@ -31,7 +31,7 @@ func wrote(t *testing.T, version, received, ended int, moves []meshv1alpha1.Hand
 		name, keys, _ := strings.Cut(h, ":")
 		shard := meshv1alpha1.ShardStatus{Name: name}
 		if keys != "" {
-			shard.Held = scope.Keys(strings.Split(keys, ",")...).Strings()
+			shard.Held = sharding.Keys(strings.Split(keys, ",")...).Strings()
 		}
 		status.Shards = append(status.Shards, shard)
 		status.Assignments = append(status.Assignments, meshv1alpha1.Assignment{UID: "uid-" + name, Name: "pod-" + name, Shard: name})
@@ -158,7 +158,7 @@ func TestJudgeAfterARestart(t *testing.T) {
 
 func TestHandovers(t *testing.T) {
 	move := func(from, to, phase string, keys ...string) meshv1alpha1.HandoverStatus {
-		return meshv1alpha1.HandoverStatus{From: from, To: to, Phase: phase, Keys: scope.Keys(keys...).Strings()}
+		return meshv1alpha1.HandoverStatus{From: from, To: to, Phase: phase, Keys: sharding.Keys(keys...).Strings()}
 	}
 	moves := func(all ...meshv1alpha1.HandoverStatus) []meshv1alpha1.HandoverStatus { return all }
 	got := Handovers(states(t,

@@ -14,7 +14,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // State is what a root's shards held, from the request that wrote it to that which
@@ -25,7 +25,7 @@ type State struct {
 	Ended    time.Time
 	Root     meshv1alpha1.RootStatus
 
-	held map[string]scope.Scope // by shard
+	held map[string]sharding.Scope // by shard
 }
 
 const statesResource = "shardingconfigs"
@@ -60,7 +60,7 @@ func States(log io.Reader, root types.NamespacedName, since time.Time) ([]State,
 }
 
 func state(e *auditv1.Event) (State, error) {
-	s := State{Received: e.RequestReceivedTimestamp.Time, Ended: e.StageTimestamp.Time, held: map[string]scope.Scope{}}
+	s := State{Received: e.RequestReceivedTimestamp.Time, Ended: e.StageTimestamp.Time, held: map[string]sharding.Scope{}}
 	var object meshv1alpha1.ShardingConfig
 	if err := json.Unmarshal(e.ResponseObject.Raw, &object); err != nil {
 		return s, fmt.Errorf("reading a root: %w", err)
@@ -74,7 +74,7 @@ func state(e *auditv1.Event) (State, error) {
 	}
 	s.Root = *object.Status.Root
 	for _, shard := range s.Root.Shards {
-		if s.held[shard.Name], err = scope.Parse(shard.Held); err != nil {
+		if s.held[shard.Name], err = sharding.Parse(shard.Held); err != nil {
 			return s, fmt.Errorf("reading what %s holds: %w", shard.Name, err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // mostFilter is how much longer a filtered list may take than one that is passed.
@@ -26,11 +26,11 @@ var filteredNamespaces = []string{"filtered-0", "filtered-1", "filtered-2", "fil
 // are, and two that read them.
 var filters = []struct {
 	name string
-	owns scope.Scope
+	owns sharding.Scope
 }{
-	{"passed", scope.All()},
-	{"filtered, all stay", scope.Keys(filteredNamespaces...)},
-	{"filtered, a fifth stays", scope.Keys(filteredNamespaces[0])},
+	{"passed", sharding.All()},
+	{"filtered, all stay", sharding.Keys(filteredNamespaces...)},
+	{"filtered, a fifth stays", sharding.Keys(filteredNamespaces[0])},
 }
 
 // runFilter compares lists of all namespaces. The namespaces are there; the token of
@@ -148,7 +148,7 @@ func reportFilter(w io.Writer, rows []row, subjects []*subject, results map[stri
 
 // filtering is the policy of a member that owns some namespaces' ConfigMaps.
 func filtering(namespace, owns string) (*meshv1.PodPolicy, error) {
-	owned, err := scope.Parse(strings.Split(owns, ";"))
+	owned, err := sharding.Parse(strings.Split(owns, ";"))
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
@@ -339,7 +339,7 @@ func moves(s *meshv1alpha1.RootStatus) (out []string) {
 func (o *operator) holders(s *meshv1alpha1.RootStatus) (map[string][]string, error) {
 	out := map[string][]string{}
 	for _, shard := range s.Shards {
-		held, err := scope.Parse(shard.Held)
+		held, err := sharding.Parse(shard.Held)
 		if err != nil {
 			return nil, fmt.Errorf("reading what %s holds: %w", shard.Name, err)
 		}

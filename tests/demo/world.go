@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
@@ -263,6 +263,6 @@ func (w *world) holder(l *coordinationv1.Lease) string {
 
 // owns reports whether a shard owns the objects of a namespace.
 func owns(c *meshv1alpha1.ShardingConfig, namespace string) bool {
-	held, err := scope.Parse(c.Status.Held)
+	held, err := sharding.Parse(c.Status.Held)
 	return err == nil && held.Owns(namespace)
 }

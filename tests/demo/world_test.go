@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
@@ -31,7 +31,7 @@ func good() *world {
 		pod := fmt.Sprintf("tally-%d", i)
 		namespaces := []string{fmt.Sprintf("demo-%02d", 2*i), fmt.Sprintf("demo-%02d", 2*i+1)}
 		c := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("tally-%d-normal", i+1)}}
-		c.Status.Held = scope.Keys(namespaces...).Strings()
+		c.Status.Held = sharding.Keys(namespaces...).Strings()
 		c.Status.Pods = []meshv1alpha1.MemberStatus{{Name: pod, Capture: "ebpf"}}
 		w.shards = append(w.shards, *c)
 		w.root.Status.Root.Assignments = append(w.root.Status.Root.Assignments, meshv1alpha1.Assignment{UID: "uid-" + pod, Name: pod, Shard: c.Name})

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // testResize has one shard become three, and two, beside a canary that keeps its
@@ -25,8 +25,8 @@ import (
 func testResize(t *testing.T) {
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
-	named, bucket := tenants[0], scope.BucketLabel(tenants[1])
-	canary := slices.DeleteFunc(slices.Clone(tenants), func(ns string) bool { return ns != named && scope.BucketLabel(ns) != bucket })
+	named, bucket := tenants[0], sharding.BucketLabel(tenants[1])
+	canary := slices.DeleteFunc(slices.Clone(tenants), func(ns string) bool { return ns != named && sharding.BucketLabel(ns) != bucket })
 	r := newRoot(t, "e2e-resize", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
 		OnChange:          meshv1alpha1.OnChangeRelist,

@@ -1813,7 +1813,7 @@ func (x *Limit) GetScope() *Scope {
 	return nil
 }
 
-// Scope is a set of keys, see package proxy/scope. Without parts: none.
+// Scope is a set of keys, see package internal/sharding. Without parts: none.
 type Scope struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Parts         []*ScopePart           `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`

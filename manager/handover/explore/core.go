@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
 )
 
 // core is handover.Step, with States numbered: most worlds share theirs with many
@@ -63,7 +63,7 @@ func (c *core) want(id int32, k int) int32 { return c.wants(id, k, 1<<shards-1) 
 
 func (c *core) wants(id int32, k int, ready uint8) int32 {
 	return c.once(call{id, 'w', k, int(ready)}, func() handover.Event {
-		w := handover.Want{Scopes: map[string]scope.Scope{}, Ready: map[string]bool{}, Now: now}
+		w := handover.Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Now: now}
 		for i, keys := range c.options.Wants[k] {
 			if keys != 0 {
 				w.Scopes[shardName(i)] = scopes[keys]
@@ -216,19 +216,19 @@ func (c *core) number(s handover.State) int32 {
 }
 
 // scopes are those of sets of ranges.
-var scopes = func() (out [1 << ranges]scope.Scope) {
+var scopes = func() (out [1 << ranges]sharding.Scope) {
 	const width = 1 << 62
 	for keys := range out {
 		for r := range uint64(ranges) {
 			if keys&(1<<r) != 0 {
-				out[keys] = scope.Union(out[keys], scope.Of(scope.Range{First: r * width, Last: r*width + width - 1}))
+				out[keys] = sharding.Union(out[keys], sharding.Of(sharding.Range{First: r * width, Last: r*width + width - 1}))
 			}
 		}
 	}
 	return out
 }()
 
-func mask(s scope.Scope) uint8 {
+func mask(s sharding.Scope) uint8 {
 	return uint8(slices.IndexFunc(scopes[:], s.Equal))
 }
 

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -188,7 +188,7 @@ func (s *setting) shares(ctx context.Context, namespaces []string) (map[string]f
 		if i < 0 {
 			return nil, fmt.Errorf("%s belongs to %s, which is no shard", a.Name, a.Shard)
 		}
-		held, err := scope.Parse(root.Status.Root.Shards[i].Held)
+		held, err := sharding.Parse(root.Status.Root.Shards[i].Held)
 		if err != nil {
 			return nil, fmt.Errorf("what %s holds: %w", a.Shard, err)
 		}

@@ -1,4 +1,4 @@
-// Package scope says which keys are a shard's.
+// Package sharding says which keys are a shard's.
 //
 // A key is what an object is assigned by: the name of its namespace, or its uid.
 // A Scope is a set of keys, by their place in the key space (Hash): ranges of
@@ -8,7 +8,7 @@
 //
 // It is pure. The zero Scope owns nothing. Scopes are values: no method changes
 // one, and Equal, String and the wire form depend on nothing but the set.
-package scope
+package sharding
 
 import (
 	"cmp"
