@@ -245,7 +245,7 @@ func TestWorld(t *testing.T) {
 	two := get(t, w, "ns", "two", &v1alpha1.ShardingConfig{})
 	require.EqualValues(t, 1, two.Status.Members)
 	require.Contains(t, two.Status.Pods[0].Message, "delete it")
-	require.Contains(t, <-recorder.Events, status.ReasonOlderThanConfig)
+	require.Contains(t, <-recorder.Events, v1alpha1.ReasonOlderThanConfig)
 	require.NoError(t, w.keepStatus(ctx))
 	require.Equal(t, two.ResourceVersion, get(t, w, "ns", "two", &v1alpha1.ShardingConfig{}).ResourceVersion, "nothing to write")
 	require.Empty(t, recorder.Events)

@@ -367,12 +367,12 @@ func (w *world) tellFaults(p *pace, f *v1alpha1.FaultInjection, before v1alpha1.
 		return ""
 	}
 	begin := f.Status.PodsInForce > 0 && before.PodsInForce == 0
-	expire := reason(f.Status) == compile.ReasonExpired && reason(before) != compile.ReasonExpired
+	expire := reason(f.Status) == string(v1alpha1.ReasonExpired) && reason(before) != string(v1alpha1.ReasonExpired)
 	switch {
 	case !begin && !expire || !p.events.Allow():
 	case begin:
 		w.recorder.Eventf(f, nil, corev1.EventTypeWarning, "FaultsBegin", "Inject", "faults are injected in %d of %d pods", f.Status.PodsInForce, f.Status.Pods)
 	default:
-		w.recorder.Eventf(f, nil, corev1.EventTypeNormal, compile.ReasonExpired, "Inject", "%s", status.Note(meta.FindStatusCondition(f.Status.Conditions, v1alpha1.ConditionReady).Message))
+		w.recorder.Eventf(f, nil, corev1.EventTypeNormal, string(v1alpha1.ReasonExpired), "Inject", "%s", status.Note(meta.FindStatusCondition(f.Status.Conditions, v1alpha1.ConditionReady).Message))
 	}
 }

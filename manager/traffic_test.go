@@ -20,7 +20,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 func workloadPod(name string) *corev1.Pod {
@@ -68,7 +67,7 @@ func TestShares(t *testing.T) {
 	require.NoError(t, w.keepTraffic(ctx))
 	cb := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
 	require.Equal(t, "2/2", cb.Status.TargetStatus[1].LimitingSnapshots[0].Share)
-	require.Equal(t, status.ReasonRollingOut, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.EqualValues(t, v1alpha1.ReasonRollingOut, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.NoError(t, w.keepShares(ctx))
 	require.Len(t, w.policiesLoop.poked, 1, "to be told")
 	require.NoError(t, w.policies(ctx))
@@ -119,7 +118,7 @@ func TestTooManyShares(t *testing.T) {
 		return get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
 	}
 	cb := settle()
-	require.Equal(t, status.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.EqualValues(t, v1alpha1.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.Empty(t, cb.Status.Shares)
 	require.Zero(t, toldShare(w, pod(0).Name).GetOf())
 	w.traffic.paces = nil // time passes
@@ -129,7 +128,7 @@ func TestTooManyShares(t *testing.T) {
 		require.NoError(t, w.live.Delete(ctx, pod(i)))
 	}
 	cb = settle()
-	require.NotEqual(t, status.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	require.NotEqual(t, v1alpha1.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.Len(t, cb.Status.Shares[0].Pods, 4)
 	require.EqualValues(t, 4, toldShare(w, pod(7).Name).GetOf())
 }

@@ -69,14 +69,11 @@ type Shard struct {
 // Problem is something about a configuration that only its author can mend.
 type Problem struct {
 	// Reason is a condition's reason.
-	Reason  string
+	Reason  v1alpha1.Reason
 	Message string
 }
 
 func (p *Problem) Error() string { return p.Message }
-
-// ReasonInvalid is the Reason of a configuration that cannot be meant.
-const ReasonInvalid = "Invalid"
 
 // Conflict is a pod that several configurations select.
 type Conflict struct {
@@ -151,7 +148,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 	}
 	for name, c := range objects {
 		if Derived(c) && !derived[name] {
-			shards = append(shards, &Shard{NamespacedName: name, Config: c, Problem: &Problem{ReasonInvalid,
+			shards = append(shards, &Shard{NamespacedName: name, Config: c, Problem: &Problem{v1alpha1.ReasonInvalid,
 				fmt.Sprintf("label %s says that it was derived from ShardingConfig %s, which has no such shard, so that it has no effect: delete it", v1alpha1.RootLabel, c.Labels[v1alpha1.RootLabel])}})
 		}
 	}

@@ -35,11 +35,11 @@ func Members(c *v1alpha1.ShardingConfig) (labels.Selector, *Problem) {
 	}
 	s := c.Spec.Selector
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
-		return nil, &Problem{ReasonInvalid, "spec.selector is empty: name the pods of this shard"}
+		return nil, &Problem{v1alpha1.ReasonInvalid, "spec.selector is empty: name the pods of this shard"}
 	}
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
-		return nil, &Problem{ReasonInvalid, "spec.selector: " + err.Error()}
+		return nil, &Problem{v1alpha1.ReasonInvalid, "spec.selector: " + err.Error()}
 	}
 	return sel, nil
 }

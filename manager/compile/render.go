@@ -37,7 +37,7 @@ func UpstreamLock(leaderElectionName, shard string) string {
 func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem) {
 	if PassesThrough(c) {
 		if len(c.Spec.Limits) > 0 || c.Spec.Controller != nil {
-			return nil, &Problem{ReasonInvalid, "spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}
+			return nil, &Problem{v1alpha1.ReasonInvalid, "spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}
 		}
 		return nil, nil
 	}
@@ -90,7 +90,7 @@ func limitsOf(in []v1alpha1.ObjectLimiter, path string) ([]*meshv1.Limit, *Probl
 		if l.Selector != nil {
 			sel, err := metav1.LabelSelectorAsSelector(l.Selector)
 			if err != nil {
-				return nil, &Problem{ReasonInvalid, fmt.Sprintf("%s[%d].selector: %v", path, i, err)}
+				return nil, &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("%s[%d].selector: %v", path, i, err)}
 			}
 			limit.Selector = sel.String()
 		}

@@ -148,7 +148,7 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 	b.expressions, b.errs = r.expressions, r.errs
 	b.generation, b.ruling = c.Generation, newRuling(c.Spec, c.Spec.Selector, b.errs)
 	if _, err := digest(b.all()); err != nil {
-		b.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
+		b.ruling.Problem = &Problem{v1alpha1.ReasonInvalid, err.Error()} // it did not come as JSON
 	}
 	return b
 }
@@ -197,7 +197,7 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 		told.cost = cost{proto.Size(m), len(told.rules), r.expressions}
 		var err error
 		if told.digest, err = digest(m); err != nil {
-			out.ruling.Problem = &Problem{ReasonInvalid, err.Error()} // it did not come as JSON
+			out.ruling.Problem = &Problem{v1alpha1.ReasonInvalid, err.Error()} // it did not come as JSON
 		}
 	}
 	return out

@@ -49,7 +49,7 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 		told: map[tellable]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
 	}
 	if errs := layout.Validate(c.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
-		own.Problem = &Problem{ReasonInvalid, errs.ToAggregate().Error()}
+		own.Problem = &Problem{v1alpha1.ReasonInvalid, errs.ToAggregate().Error()}
 	} else {
 		out.limits, own.Problem = rootLimits(c)
 	}

@@ -8,10 +8,6 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// ReasonTooLarge is the Reason of a configuration with members whose policy exceeds
-// what an agent receives.
-const ReasonTooLarge = "PolicyTooLarge"
-
 // sizer computes the sizes of policies. It keeps those of what several pods share.
 type sizer map[*meshv1.Sharding]int
 

@@ -51,8 +51,8 @@ type Injection struct {
 type Ruling struct {
 	// Hash is of the spec.
 	Hash string
-	// Problem says why nothing of it has effect. Its Reason is one of ReasonInvalid,
-	// ReasonDisabled, ReasonExpired, ReasonForbidden and ReasonPending.
+	// Problem says why nothing of it has effect. Its Reason is one of Invalid,
+	// Disabled, Expired, Forbidden and Pending.
 	Problem *Problem
 	// Problems are of parts that have no effect.
 	Problems []*Problem
@@ -61,18 +61,6 @@ type Ruling struct {
 	// Rules are those with effect, as written. Intercept rules are not among them.
 	Rules []Rule
 }
-
-// Reasons of a Problem.
-const (
-	// ReasonDisabled: spec.disabled, the label, or it is being deleted.
-	ReasonDisabled = "Disabled"
-	// ReasonExpired: its duration has passed.
-	ReasonExpired = "Expired"
-	// ReasonForbidden: the namespace has NoFaultsLabel.
-	ReasonForbidden = "Forbidden"
-	// ReasonPending: its status does not say yet when it expires.
-	ReasonPending = "Pending"
-)
 
 // Rule is one that counts in pods.
 type Rule struct{ Name, Key string }
@@ -164,7 +152,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 		s.disabled(f, f.Spec.Disabled, v1alpha1.DisableFaultsLabel)
 		if s.Problem == nil {
 			if _, forbidden := slices.BinarySearch(t.noFaults, f.Namespace); forbidden {
-				s.Problem = &Problem{ReasonForbidden, fmt.Sprintf("namespace %s has the label %s, which forbids fault injection: remove the label, or try another namespace", f.Namespace, v1alpha1.NoFaultsLabel)}
+				s.Problem = &Problem{v1alpha1.ReasonForbidden, fmt.Sprintf("namespace %s has the label %s, which forbids fault injection: remove the label, or try another namespace", f.Namespace, v1alpha1.NoFaultsLabel)}
 			} else if f.Spec.Duration != nil {
 				t.expiry(s)
 			}
@@ -183,15 +171,15 @@ func newTrafficRules(rules Rules) *trafficRules {
 func newRuling(spec any, selector *metav1.LabelSelector, errs field.ErrorList) ruling {
 	r := ruling{Ruling: Ruling{Hash: specHash(spec)}}
 	for _, e := range errs {
-		r.Problems = append(r.Problems, &Problem{ReasonInvalid, e.Error()})
+		r.Problems = append(r.Problems, &Problem{v1alpha1.ReasonInvalid, e.Error()})
 	}
 	if selector == nil {
-		r.Problem = &Problem{ReasonInvalid, "spec.selector: say which pods: {} for all of the namespace"}
+		r.Problem = &Problem{v1alpha1.ReasonInvalid, "spec.selector: say which pods: {} for all of the namespace"}
 		return r
 	}
 	var err error
 	if r.selects, err = metav1.LabelSelectorAsSelector(selector); err != nil {
-		r.Problem = &Problem{ReasonInvalid, "spec.selector: " + err.Error()}
+		r.Problem = &Problem{v1alpha1.ReasonInvalid, "spec.selector: " + err.Error()}
 	}
 	return r
 }
@@ -202,11 +190,11 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	switch {
 	case r.Problem != nil:
 	case o.GetDeletionTimestamp() != nil:
-		r.Problem = &Problem{ReasonDisabled, "it is being deleted"}
+		r.Problem = &Problem{v1alpha1.ReasonDisabled, "it is being deleted"}
 	case spec:
-		r.Problem = &Problem{ReasonDisabled, "spec.disabled takes all effect away"}
+		r.Problem = &Problem{v1alpha1.ReasonDisabled, "spec.disabled takes all effect away"}
 	case labelled:
-		r.Problem = &Problem{ReasonDisabled, fmt.Sprintf("label %s takes all effect away, whatever its value: remove it to have effect", label)}
+		r.Problem = &Problem{v1alpha1.ReasonDisabled, fmt.Sprintf("label %s takes all effect away, whatever its value: remove it to have effect", label)}
 	}
 }
 
@@ -216,7 +204,7 @@ const lastReport = 5 * time.Second
 
 // Expired is the problem of a FaultInjection whose duration has passed.
 func Expired(f *v1alpha1.FaultInjection) *Problem {
-	return &Problem{ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *f.Spec.Duration)}
+	return &Problem{v1alpha1.ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *f.Spec.Duration)}
 }
 
 // expiry of a FaultInjection with a duration.
@@ -225,7 +213,7 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	current := s.Status.ExpirationGeneration == s.Generation
 	switch {
 	case at == nil, !current && !t.Now.Before(at.Time):
-		s.Problem = &Problem{ReasonPending, "it is not written down yet when this spec expires"}
+		s.Problem = &Problem{v1alpha1.ReasonPending, "it is not written down yet when this spec expires"}
 	case !t.Now.Before(at.Add(lastReport)):
 		s.Problem = Expired(s.FaultInjection)
 	default:

@@ -139,7 +139,7 @@ func TestEmptySpecs(t *testing.T) {
 	require.Len(t, told.Breakers, 1)
 	require.Empty(t, told.Breakers[0].Intercepts[0].Http, "a whitelist that cannot be read allows nothing")
 	require.True(t, told.Breakers[0].RefuseUnseen)
-	require.Equal(t, ReasonInvalid, r.Injections[0].Problem.Reason)
+	require.EqualValues(t, v1alpha1.ReasonInvalid, r.Injections[0].Problem.Reason)
 	require.NotEmpty(t, r.Injections[1].Problems)
 }
 
@@ -211,15 +211,15 @@ func TestFaultsGoOnWhileTheyAreEdited(t *testing.T) {
 	problem := func() *Problem {
 		return Compile(nil, nil, nil, Rules{Injections: []*v1alpha1.FaultInjection{f}, Now: now}).Injections[0].Problem
 	}
-	require.Equal(t, ReasonPending, problem().Reason)
+	require.EqualValues(t, v1alpha1.ReasonPending, problem().Reason)
 	f.Status.ExpirationGeneration, f.Status.ExpirationTime = 1, &metav1.Time{Time: now.Add(time.Minute)}
 	require.Nil(t, problem())
 	f.Status.ExpirationTime = &metav1.Time{Time: now}
-	require.Equal(t, ReasonPending, problem().Reason)
+	require.EqualValues(t, v1alpha1.ReasonPending, problem().Reason)
 	f.Status.ExpirationGeneration = 2
 	require.Nil(t, problem(), "what it did last is not reported yet")
 	f.Status.ExpirationTime = &metav1.Time{Time: now.Add(-lastReport)}
-	require.Equal(t, ReasonExpired, problem().Reason)
+	require.EqualValues(t, v1alpha1.ReasonExpired, problem().Reason)
 }
 
 // Agents have the rules of a FaultInjection for a moment after it expired.

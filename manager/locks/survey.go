@@ -27,7 +27,7 @@ const (
 // Obstacle is what keeps shards from acting, or from acting as a whole.
 type Obstacle struct {
 	// Reason is a condition's reason.
-	Reason  string
+	Reason  v1alpha1.Reason
 	Message string
 }
 
@@ -166,9 +166,9 @@ func Unheld(locks []v1alpha1.LockStatus, state func(types.NamespacedName) (State
 			return &Obstacle{v1alpha1.ReasonHeldOutside, fmt.Sprintf("lock %s is held outside the mesh by %s%s", name, holder(l.Holder), s.untilExpiry())}
 		case out != nil:
 		case s.Problem != "":
-			out = &Obstacle{ReasonWaiting, fmt.Sprintf("lock %s: %s", name, s.Problem)}
+			out = &Obstacle{v1alpha1.ReasonWaiting, fmt.Sprintf("lock %s: %s", name, s.Problem)}
 		default:
-			out = &Obstacle{ReasonWaiting, fmt.Sprintf("lock %s is not acquired yet", name)}
+			out = &Obstacle{v1alpha1.ReasonWaiting, fmt.Sprintf("lock %s is not acquired yet", name)}
 		}
 	}
 	return out
@@ -181,6 +181,3 @@ func (s State) untilExpiry() string {
 	}
 	return fmt.Sprintf(", which does not renew it: its lease ends at %s", s.Expires.UTC().Format(time.RFC3339))
 }
-
-// ReasonWaiting is the reason of obstacles that go away by themselves.
-const ReasonWaiting = "Waiting"

@@ -141,7 +141,7 @@ func (rt *root) unacquired() *locks.Obstacle {
 	for _, l := range rt.locks {
 		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
 		if s, _ := rt.Locks(name); !s.Acquired || s.Renewed.Before(rt.readAt) {
-			return &locks.Obstacle{Reason: locks.ReasonWaiting, Message: fmt.Sprintf("lock %s is in the mesh's name, but this manager has not acquired it: a pod outside the mesh may still lead if etcd was restored", name)}
+			return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: fmt.Sprintf("lock %s is in the mesh's name, but this manager has not acquired it: a pod outside the mesh may still lead if etcd was restored", name)}
 		}
 	}
 	return nil
@@ -214,7 +214,7 @@ func admitted(v view, p *corev1.Pod) bool {
 func (rt *root) outsideActs(more string) *locks.Obstacle {
 	switch {
 	case rt.unlisted != nil:
-		return &locks.Obstacle{Reason: locks.ReasonWaiting, Message: fmt.Sprintf("whether pods run outside the mesh is not known: %v", rt.unlisted)}
+		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: fmt.Sprintf("whether pods run outside the mesh is not known: %v", rt.unlisted)}
 	case len(rt.outside) > 0:
 		return &locks.Obstacle{Reason: v1alpha1.ReasonOutsidePods,
 			Message: fmt.Sprintf("pods of the workload run outside the mesh: %s%s; set label %s: \"true\" on the pod template, so that they are replaced", strings.Join(rt.outside, ", "), more, v1alpha1.EnableProxyLabel)}
@@ -365,5 +365,5 @@ func (rt *root) unverified(v view, state handover.State) *locks.Obstacle {
 	if len(names) > 0 {
 		message += "; waiting for " + strings.Join(names, ", ")
 	}
-	return &locks.Obstacle{Reason: locks.ReasonWaiting, Message: message}
+	return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: message}
 }

@@ -83,7 +83,7 @@ func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
 	renew := func() { m.acquires("op-0_4711", "lock") }
 	m.goOn(2*time.Minute, renew)
 	m.shardsOwnNothing()
-	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	require.Contains(t, m.ready().Message, `lock ns/lock is held outside the mesh by "op-0_4711" (pod op-0)`)
 	require.Equal(t, "op-0_4711", m.get().Status.Locks[0].Holder)
 	for _, p := range m.policies {
@@ -93,7 +93,7 @@ func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
 	// It crashes, and starts again: nobody else could do its shard's work.
 	m.goOn(time.Minute, nil)
 	m.shardsOwnNothing()
-	require.Equal(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
 	require.Contains(t, m.ready().Message, "op-0, and shard op-1-normal has no ready pod in standby")
 	require.Equal(t, "op-0_4711", m.holder("lock"), "an outside pod may lead again")
 
@@ -144,7 +144,7 @@ func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
 	m.pod(1)
 	m.goOn(time.Minute, nil)
 	m.shardsOwnNothing()
-	require.Equal(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
 	require.Contains(t, m.ready().Message, "op-0")
 
 	old.Status.Phase = corev1.PodFailed
@@ -156,7 +156,7 @@ func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
 	// One that comes later is said.
 	m.outside(0)
 	m.goOn(outsideRarely+time.Second, nil)
-	require.Equal(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
 }
 
 // A lock in another namespace is not named: pods show it when they contend for it.
@@ -176,7 +176,7 @@ func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
 	delete(m.deaf, string(p.UID))
 	m.goOn(time.Minute, renew)
 	m.shardsOwnNothing()
-	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	require.True(t, m.get().Status.Locks[0].Discovered)
 	require.Equal(t, "found", m.policies[p.UID].Sharding.Locks[0].UpstreamName, "it is read as it is")
 
@@ -201,7 +201,7 @@ func TestLockThatIsDiscoveredLate(t *testing.T) {
 	m.goOn(time.Minute, renew)
 	m.held()
 	require.Len(t, m.policies[p.UID].Sharding.Locks, 1)
-	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	require.Contains(t, m.ready().Message, "elsewhere_1")
 	m.goOn(30*time.Second, nil)
 	require.Len(t, m.policies[p.UID].Sharding.Locks, 2)
@@ -218,7 +218,7 @@ func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
 	}
 	m.goOn(10*time.Second, nil)
 	require.Len(t, m.get().Status.Locks, 9, "the named one and eight others")
-	require.Equal(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
 	require.Contains(t, m.ready().Message, "lock-8")
 }
 
@@ -305,7 +305,7 @@ func TestShardWithoutLeaderIsReported(t *testing.T) {
 	// They wait for another lock.
 	m.observed[string(b.UID)] = []push.ObservedLock{{Namespace: "kube-system", Name: "real", Resource: "leases", Holder: "somebody"}}
 	m.goOn(2*time.Second, nil)
-	require.Equal(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
 	require.Contains(t, m.ready().Message, `wait for lock kube-system/real, which "somebody" holds`)
 
 	delete(m.idle, string(b.UID))
@@ -361,7 +361,7 @@ func TestLockWithLongLeaseIsDiscoveredFromReads(t *testing.T) {
 	m.goOn(5*time.Second, renew)
 	require.Len(t, m.get().Status.Locks, 1)
 	require.True(t, m.get().Status.Locks[0].Discovered)
-	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	m.goOn(2*time.Minute, renew)
 	m.shardsOwnNothing()
 	require.NotContains(t, m.ready().Message, "does not renew")
@@ -405,7 +405,7 @@ func TestFirstLockThatIsDiscoveredLate(t *testing.T) {
 	m.goOn(time.Minute, nil)
 	m.held()
 	require.Empty(t, m.policies[p.UID].Sharding.Locks)
-	require.Equal(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	m.goOn(time.Minute+20*time.Second, nil)
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("late"))
 	require.Equal(t, "late---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)

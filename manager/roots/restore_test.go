@@ -221,7 +221,7 @@ func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 	m.settle()
 	root := m.get().Status.Root
 	require.True(t, root.RolledBack)
-	require.Equal(t, v1alpha1.ReasonRolledBack, m.ready().Reason, m.ready().Message)
+	require.EqualValues(t, v1alpha1.ReasonRolledBack, m.ready().Reason, m.ready().Message)
 	require.True(t, m.inForce[string(b.UID)].GetSharding().GetStandby())
 	require.Greater(t, m.inForce[string(b.UID)].Serial, uint64(0))
 	delete(m.deaf, string(a.UID))
@@ -268,7 +268,7 @@ func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 	m.deaf[string(pods[1].UID)] = true
 	m.settle()
 	require.True(t, m.get().Status.Root.RolledBack)
-	require.Equal(t, v1alpha1.ReasonRolledBack, m.ready().Reason, m.ready().Message)
+	require.EqualValues(t, v1alpha1.ReasonRolledBack, m.ready().Reason, m.ready().Message)
 	delete(m.deaf, string(pods[1].UID))
 	m.settle()
 	require.False(t, m.get().Status.Root.RolledBack)

@@ -77,7 +77,7 @@ func (rt *root) warn(config *v1alpha1.ShardingConfig, now time.Time) {
 // warnRolledBack emits an Event, once, when the state was found to be rolled back.
 func (rt *root) warnRolledBack(config *v1alpha1.ShardingConfig) {
 	if rt.state.RolledBack && !rt.rolledBack {
-		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, v1alpha1.ReasonRolledBack, "Handover", "%s",
+		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, string(v1alpha1.ReasonRolledBack), "Handover", "%s",
 			"agents have had later policies than status.root accounts for: all members are in standby until the root starts anew")
 	}
 	rt.rolledBack = rt.state.RolledBack

@@ -20,13 +20,6 @@ import (
 // twice the usual duration of a lease.
 const LeaderlessAfter = 30 * time.Second
 
-// Reasons of the LeaderMissing condition, besides those of locks.
-const (
-	ReasonNoLeader      = "NoLeader"
-	ReasonNoReadyMember = "NoReadyMember"
-	ReasonLed           = "Led"
-)
-
 // Serves reports whether a pod is ready, captured, and has a policy in force.
 func Serves(pod *corev1.Pod, o push.Observation) bool {
 	return o.Capture != "" && o.Version != "" && PodReady(pod)
@@ -73,7 +66,7 @@ type Leader struct {
 // Contends reports whether the ready members of a shard wait for a lock that the mesh does
 // not manage.
 func (l Leader) Contends() bool {
-	return l.Missing != nil && l.Missing.Reason != ReasonNoReadyMember
+	return l.Missing != nil && l.Missing.Reason != v1alpha1.ReasonNoReadyMember
 }
 
 // Leaders remembers since when shards have had no leader. Its zero value is ready to use.
@@ -153,7 +146,7 @@ func (s Led) unmanaged() *push.ObservedLock {
 // missing says what a shard's pods wait for.
 func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, name string) string) *locks.Obstacle {
 	if leader.Ready == 0 {
-		return &locks.Obstacle{Reason: ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so nobody works on what it owns", s.Name)}
+		return &locks.Obstacle{Reason: v1alpha1.ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so nobody works on what it owns", s.Name)}
 	}
 	l := s.unmanaged()
 	if l != nil && slices.ContainsFunc(s.Known, func(k v1alpha1.LockStatus) bool { return k.Namespace == l.Namespace && k.Name == l.Name }) {
@@ -165,7 +158,7 @@ func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, n
 			Message: fmt.Sprintf("shard %s has no leader: its pods wait for lock %s/%s, which %q holds and the mesh does not manage; name it in spec.controller.locks", s.Name, l.Namespace, l.Name, l.Holder)}
 	}
 	is := cmp.Or(holder(unled.GetNamespace(), unled.GetUpstreamName()), "nobody")
-	return &locks.Obstacle{Reason: ReasonNoLeader,
+	return &locks.Obstacle{Reason: v1alpha1.ReasonNoLeader,
 		Message: fmt.Sprintf("shard %s has no leader: none of its %d ready pods holds lock %s/%s, which %s holds", s.Name, leader.Ready, unled.GetNamespace(), unled.GetUpstreamName(), is)}
 }
 
@@ -197,5 +190,5 @@ func (c conditionsOf) leading(missing *locks.Obstacle) {
 		c.set(v1alpha1.ConditionLeaderMissing, true, missing.Reason, missing.Message)
 		return
 	}
-	c.set(v1alpha1.ConditionLeaderMissing, false, ReasonLed, "")
+	c.set(v1alpha1.ConditionLeaderMissing, false, v1alpha1.ReasonLed, "")
 }

@@ -24,15 +24,15 @@ func TestLeadersOfAShard(t *testing.T) {
 	for name, c := range map[string]struct {
 		led    Led
 		pod    string
-		reason string // of what is missing after a while; empty if nothing is
+		reason v1alpha1.Reason // of what is missing after a while; empty if nothing is
 	}{
 		"one lock":                   {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{member("x", true), member("y", true, "ns/a")}}, "y", ""},
 		"a lock each":                {Led{Locks: []*meshv1.Lock{a, b}, Members: []LedMember{member("x", true, "kube-system/b"), member("y", true, "ns/a")}}, "y,x", ""},
-		"one of two locks":           {Led{Locks: []*meshv1.Lock{a, b}, Members: []LedMember{member("y", true, "ns/a")}}, "y", ReasonNoLeader},
+		"one of two locks":           {Led{Locks: []*meshv1.Lock{a, b}, Members: []LedMember{member("y", true, "ns/a")}}, "y", v1alpha1.ReasonNoLeader},
 		"no lock":                    {Led{Members: []LedMember{member("x", true)}}, "", ""},
-		"no ready member":            {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{member("x", false, "ns/a")}}, "", ReasonNoReadyMember},
-		"no member":                  {Led{}, "", ReasonNoReadyMember},
-		"a leader that is not ready": {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{member("x", false, "ns/a"), member("y", true)}}, "", ReasonNoLeader},
+		"no ready member":            {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{member("x", false, "ns/a")}}, "", v1alpha1.ReasonNoReadyMember},
+		"no member":                  {Led{}, "", v1alpha1.ReasonNoReadyMember},
+		"a leader that is not ready": {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{member("x", false, "ns/a"), member("y", true)}}, "", v1alpha1.ReasonNoLeader},
 		"another lock":               {Led{Locks: []*meshv1.Lock{a}, Members: []LedMember{waiting(member("x", true), "z")}}, "", v1alpha1.ReasonUnknownLock},
 		"no lock is known, and all wait for one": {
 			Led{Members: []LedMember{waiting(member("x", true), "z"), waiting(member("y", true), "z")}}, "", v1alpha1.ReasonUnknownLock},
@@ -57,7 +57,7 @@ func TestLeadersOfAShard(t *testing.T) {
 			}
 			require.Equal(t, c.reason, is.Missing.Reason)
 			require.Contains(t, is.Missing.Message, "shard s has no")
-			require.Equal(t, c.reason != ReasonNoReadyMember, is.Contends())
+			require.Equal(t, c.reason != v1alpha1.ReasonNoReadyMember, is.Contends())
 
 			l.Round(nil, holder, now.Add(LeaderlessAfter)) // it was not to act in between
 			require.Nil(t, l.Round([]Led{c.led}, holder, now.Add(2*LeaderlessAfter))["s"].Missing)

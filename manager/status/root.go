@@ -33,19 +33,6 @@ const (
 	Blocked    = "Blocked"
 )
 
-// Reasons of the conditions of roots, besides those of others.
-const (
-	ReasonHandingOver     = "HandingOver"
-	ReasonRestarting      = "Restarting"
-	ReasonWaiting         = "Waiting"
-	ReasonBlocked         = "Blocked"
-	ReasonNotEnoughPods   = "NotEnoughPods"
-	ReasonReplicasSurplus = "ReplicasSurplus"
-	ReasonTargetNotFound  = "TargetNotFound"
-	ReasonDisabled        = "Disabled"
-	ReasonWithdrawing     = "Withdrawing"
-)
-
 // RootInput is what is known of one configuration with spec.root.
 type RootInput struct {
 	Config *v1alpha1.ShardingConfig
@@ -346,11 +333,11 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	case w.Problem != nil:
 		c.set(v1alpha1.ConditionReady, false, reasonOf(w.Problem), w.Problem.Error())
 	case withdrawn && (word != Settled || len(w.State.Members) > 0):
-		c.set(v1alpha1.ConditionReady, false, ReasonWithdrawing, "the shards are being withdrawn"+waits)
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonWithdrawing, "the shards are being withdrawn"+waits)
 	case withdrawn:
-		c.set(v1alpha1.ConditionReady, false, ReasonDisabled, "spec.root.disable is set: the pods run unsharded")
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonDisabled, "spec.root.disable is set: the pods run unsharded")
 	case len(w.Pods) == 0:
-		c.set(v1alpha1.ConditionReady, false, ReasonTargetNotFound,
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonTargetNotFound,
 			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, w.Config.Namespace, v1alpha1.EnableProxyLabel))
 	case w.Obstacle != nil && !w.State.Holds():
 		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
@@ -359,24 +346,24 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	case w.Obstacle != nil:
 		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
 	case word == Blocked:
-		c.set(v1alpha1.ConditionReady, false, ReasonBlocked, members+"; a handover has waited for more than "+BlockedAfter.String()+waits)
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonBlocked, members+"; a handover has waited for more than "+BlockedAfter.String()+waits)
 	case w.missing > 0:
-		c.set(v1alpha1.ConditionReady, false, ReasonNotEnoughPods, members+"; "+few)
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonNotEnoughPods, members+"; "+few)
 	case word == Releasing || word == Granting:
-		c.set(v1alpha1.ConditionReady, false, ReasonHandingOver, members+"; keys are handed over"+waits)
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonHandingOver, members+"; keys are handed over"+waits)
 	case word == Waiting:
-		c.set(v1alpha1.ConditionReady, false, ReasonWaiting, members+waits)
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonWaiting, members+waits)
 	case leaderless != nil:
 		c.set(v1alpha1.ConditionReady, false, leaderless.Reason, members+"; "+leaderless.Message)
 	case out.ReadyMembers < out.Members:
-		c.set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(w.verdicts, verdict.unready))
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonStarting, members+"; "+describe(w.verdicts, verdict.unready))
 	case word == Restarting:
-		c.set(v1alpha1.ConditionReady, false, ReasonRestarting, members+"; members that hold keys of others in their caches are restarted"+waits)
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonRestarting, members+"; members that hold keys of others in their caches are restarted"+waits)
 	case w.surplus > 0:
-		c.set(v1alpha1.ConditionReady, true, ReasonReplicasSurplus,
+		c.set(v1alpha1.ConditionReady, true, v1alpha1.ReasonReplicasSurplus,
 			fmt.Sprintf("%s; %d more pods of %s %s are in no shard, in standby: raise spec.root.auto, or scale down", members, w.surplus, kind, name))
 	default:
-		c.set(v1alpha1.ConditionReady, true, ReasonSettled, members)
+		c.set(v1alpha1.ConditionReady, true, v1alpha1.ReasonSettled, members)
 	}
 
 	stamping := w.Stamping != nil && !w.Stamping.Done
@@ -384,37 +371,37 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	case w.Problem != nil:
 		c.set(v1alpha1.ConditionProgressing, false, reasonOf(w.Problem), "")
 	case word == Releasing || word == Granting || word == Blocked:
-		c.set(v1alpha1.ConditionProgressing, true, ReasonHandingOver, "keys are handed over"+waits)
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonHandingOver, "keys are handed over"+waits)
 	case word == Restarting:
-		c.set(v1alpha1.ConditionProgressing, true, ReasonRestarting, cmp.Or(w.Restarting, "members are to be restarted"))
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonRestarting, cmp.Or(w.Restarting, "members are to be restarted"))
 	case word == Waiting:
-		c.set(v1alpha1.ConditionProgressing, true, ReasonWaiting, members+waits)
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonWaiting, members+waits)
 	case slices.ContainsFunc(w.verdicts, verdict.waiting) && w.surplus == 0:
-		c.set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(w.verdicts, verdict.waiting))
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStarting, describe(w.verdicts, verdict.waiting))
 	case stamping:
-		c.set(v1alpha1.ConditionProgressing, true, ReasonStamping, stampingMessage)
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStamping, stampingMessage)
 	default:
-		c.set(v1alpha1.ConditionProgressing, false, ReasonSettled, "")
+		c.set(v1alpha1.ConditionProgressing, false, v1alpha1.ReasonSettled, "")
 	}
 
 	switch {
 	case w.Problem != nil:
 		c.set(v1alpha1.ConditionDegraded, true, reasonOf(w.Problem), w.Problem.Error())
 	case len(w.Conflicts) > 0:
-		c.set(v1alpha1.ConditionDegraded, true, ReasonConflict, conflict(w.Config.Namespace, w.Conflicts[0]))
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonConflict, conflict(w.Config.Namespace, w.Conflicts[0]))
 	case broken >= 0:
 		c.set(v1alpha1.ConditionDegraded, true, w.verdicts[broken].reason, describe(w.verdicts, verdict.broken))
 	case word == Blocked:
-		c.set(v1alpha1.ConditionDegraded, true, ReasonBlocked, "a handover has waited for more than "+BlockedAfter.String()+waits)
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonBlocked, "a handover has waited for more than "+BlockedAfter.String()+waits)
 	// A pod that is restarted is missing for a moment.
 	case !withdrawn && w.missing > 0 && len(w.Pods) > 0 && c.unreadyFor() > Grace:
-		c.set(v1alpha1.ConditionDegraded, true, ReasonNotEnoughPods, few)
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonNotEnoughPods, few)
 	case slices.ContainsFunc(w.verdicts, w.stuck):
-		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, stuckMessage+describe(w.verdicts, w.stuck))
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonCannotFailOpen, stuckMessage+describe(w.verdicts, w.stuck))
 	case w.Stamping != nil && w.Stamping.Message != "":
-		c.set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, w.Stamping.Message)
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonStampingProblems, w.Stamping.Message)
 	default:
-		c.set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
+		c.set(v1alpha1.ConditionDegraded, false, v1alpha1.ReasonHealthy, "")
 	}
 }
 
@@ -453,9 +440,9 @@ func clipped(in []string) []string {
 	return append(slices.Clone(in[:maxNamed]), fmt.Sprintf("and %d more", len(in)-maxNamed))
 }
 
-func reasonOf(err error) string {
+func reasonOf(err error) v1alpha1.Reason {
 	if p, ok := errors.AsType[*compile.Problem](err); ok {
 		return p.Reason
 	}
-	return compile.ReasonInvalid
+	return v1alpha1.ReasonInvalid
 }

@@ -70,7 +70,7 @@ func TestRootSettled(t *testing.T) {
 	require.Equal(t, Settled, s.Root.Handover)
 	require.Equal(t, []string{"op-1-normal", "op-2-normal"}, s.Root.ChildShardingConfigs)
 	require.Equal(t, v1alpha1.ShardStatus{Name: "op-2-normal", Serial: 5, Namespaces: 1, Weight: 7, Members: 1, ReadyMembers: 1}, s.Root.Shards[1])
-	require.Equal(t, ReasonSettled, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.EqualValues(t, v1alpha1.ReasonSettled, condition(t, s, v1alpha1.ConditionReady).Reason)
 	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
 	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionProgressing).Status)
 	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
@@ -87,76 +87,76 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		change   func(*RootInput)
-		ready    string // the reason
-		degraded string // the reason; empty if not
+		ready    v1alpha1.Reason // the reason
+		degraded v1alpha1.Reason // the reason; empty if not
 		word     string
 		in, says string // a condition, and what it says
 	}{
 		{"releasing", func(in *RootInput) { move(in, handover.Releasing, now) },
-			ReasonHandingOver, "", Releasing, progressing, "pod op-0 on node node1: its agent has just confirmed"},
+			v1alpha1.ReasonHandingOver, "", Releasing, progressing, "pod op-0 on node node1: its agent has just confirmed"},
 		{"granting", func(in *RootInput) { move(in, handover.Granting, now) },
-			ReasonHandingOver, "", Granting, progressing, "pod op-1 on node node1"},
+			v1alpha1.ReasonHandingOver, "", Granting, progressing, "pod op-1 on node node1"},
 		{"releasing and granting", func(in *RootInput) { move(in, handover.Granting, now); move(in, handover.Releasing, now) },
-			ReasonHandingOver, "", Releasing, ready, "handed over"},
+			v1alpha1.ReasonHandingOver, "", Releasing, ready, "handed over"},
 		{"blocked", func(in *RootInput) { move(in, handover.Releasing, now.Add(-2*BlockedAfter)) },
-			ReasonBlocked, ReasonBlocked, Blocked, degraded, "pod op-0 on node node1"},
+			v1alpha1.ReasonBlocked, v1alpha1.ReasonBlocked, Blocked, degraded, "pod op-0 on node node1"},
 		{"restarting", func(in *RootInput) {
 			m := in.State.Members["op-0"]
 			m.Stale = true
 			in.State.Members["op-0"], in.Restarting = m, "pod op-0 may not be evicted now: budget"
-		}, ReasonRestarting, "", Restarting, progressing, "may not be evicted now: budget"},
+		}, v1alpha1.ReasonRestarting, "", Restarting, progressing, "may not be evicted now: budget"},
 		{"a restarted pod is gone", func(in *RootInput) {
 			in.State.Members["op-9"] = handover.Member{UID: "op-9", Name: "op-9", Node: "node1", Shard: "op-1-normal", Serial: 4, Stale: true}
-		}, ReasonSettled, "", Settled, ready, "2 of 2 members ready"},
+		}, v1alpha1.ReasonSettled, "", Settled, ready, "2 of 2 members ready"},
 		{"the successor of a restarted pod is awaited", func(in *RootInput) {
 			in.State.Members["op-9"] = handover.Member{UID: "op-9", Name: "op-9", Node: "node1", Shard: "op-1-normal", Serial: 4, Stale: true}
 			in.Restarting = "pod op-9 was evicted, and its successor is not there yet"
-		}, ReasonRestarting, "", Restarting, progressing, "pod op-9 was evicted"},
+		}, v1alpha1.ReasonRestarting, "", Restarting, progressing, "pod op-9 was evicted"},
 		{"the first keys wait", func(in *RootInput) { in.Unsure = []string{"pod op-7"} },
-			ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
+			v1alpha1.ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
 		{"nobody to take", func(in *RootInput) {
 			in.State.Shards["op-2-normal"] = handover.Shard{Serial: 5, Wanted: sharding.Keys("a")}
-		}, ReasonWaiting, "", Waiting, progressing, "waiting for a ready member of shard op-2-normal"},
+		}, v1alpha1.ReasonWaiting, "", Waiting, progressing, "waiting for a ready member of shard op-2-normal"},
 		{"invalid", func(in *RootInput) { in.Problem = &compile.Problem{Reason: "Why", Message: "because"} },
 			"Why", "Why", Settled, degraded, "because"},
 		{"broken", func(in *RootInput) { in.Problem = errors.New("because") },
-			compile.ReasonInvalid, compile.ReasonInvalid, Settled, degraded, "because"},
+			v1alpha1.ReasonInvalid, v1alpha1.ReasonInvalid, Settled, degraded, "because"},
 		{"conflict", func(in *RootInput) {
 			in.Conflicts = []compile.Conflict{{Pod: "op-0", Configs: []string{"by-hand", "op"}}}
-		}, ReasonConflict, ReasonConflict, Settled, degraded, "pod op-0: ShardingConfigs by-hand, op"},
+		}, v1alpha1.ReasonConflict, v1alpha1.ReasonConflict, Settled, degraded, "pod op-0: ShardingConfigs by-hand, op"},
 		{"no pods", func(in *RootInput) { in.Pods = nil; clear(in.State.Members) },
-			ReasonTargetNotFound, "", Settled, ready, "no pod of StatefulSet op"},
+			v1alpha1.ReasonTargetNotFound, "", Settled, ready, "no pod of StatefulSet op"},
 		{"a pod too few for a moment", func(in *RootInput) { in.Pods = in.Pods[:1]; delete(in.State.Members, "op-1") },
-			ReasonNotEnoughPods, "", Settled, ready, "StatefulSet op lacks 1 pods: shard op-2-normal"},
+			v1alpha1.ReasonNotEnoughPods, "", Settled, ready, "StatefulSet op lacks 1 pods: shard op-2-normal"},
 		{"a pod too few", func(in *RootInput) {
 			in.Pods = in.Pods[:1]
 			delete(in.State.Members, "op-1")
 			in.Config.Status.Conditions = []metav1.Condition{{Type: ready, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-2 * Grace))}}
-		}, ReasonNotEnoughPods, ReasonNotEnoughPods, Settled, degraded, "op-2-normal"},
+		}, v1alpha1.ReasonNotEnoughPods, v1alpha1.ReasonNotEnoughPods, Settled, degraded, "op-2-normal"},
 		{"a pod without a place yet", func(in *RootInput) { delete(in.State.Members, "op-1") },
-			ReasonStarting, "", Settled, progressing, "pod op-1: it is in standby until a shard takes it"},
+			v1alpha1.ReasonStarting, "", Settled, progressing, "pod op-1: it is in standby until a shard takes it"},
 		{"surplus", func(in *RootInput) { in.Pods = append(in.Pods, pod("op-2")) },
-			ReasonReplicasSurplus, "", Settled, ready, "1 more pods"},
+			v1alpha1.ReasonReplicasSurplus, "", Settled, ready, "1 more pods"},
 		{"withdrawing", func(in *RootInput) { in.Config.Spec.Root.Disable = &yes },
-			ReasonWithdrawing, "", Settled, ready, "withdrawn"},
+			v1alpha1.ReasonWithdrawing, "", Settled, ready, "withdrawn"},
 		{"disabled", func(in *RootInput) { in.Config.Spec.Root.Disable = &yes; clear(in.State.Members) },
-			ReasonDisabled, "", Settled, ready, "unsharded"},
+			v1alpha1.ReasonDisabled, "", Settled, ready, "unsharded"},
 		{"cannot weigh", func(in *RootInput) { in.Root.Weighing = "may not list foos" },
-			ReasonSettled, "", Settled, degraded, ""},
+			v1alpha1.ReasonSettled, "", Settled, degraded, ""},
 		{"no agent", func(in *RootInput) { in.Observe = func(_, _ string) push.Observation { return push.Observation{} } },
-			ReasonAgentAway, ReasonAgentAway, Settled, degraded, "ctrlmesh-agent"},
+			v1alpha1.ReasonAgentAway, v1alpha1.ReasonAgentAway, Settled, degraded, "ctrlmesh-agent"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := rootInput()
 			c.change(in)
 			s := OfRoot(*in)
 			require.Equal(t, c.word, s.Root.Handover)
-			require.Equal(t, c.ready, condition(t, s, ready).Reason)
+			require.EqualValues(t, c.ready, condition(t, s, ready).Reason)
 			if is := condition(t, s, degraded); c.degraded == "" {
 				require.Equal(t, metav1.ConditionFalse, is.Status)
 			} else {
 				require.Equal(t, metav1.ConditionTrue, is.Status)
-				require.Equal(t, c.degraded, is.Reason)
+				require.EqualValues(t, c.degraded, is.Reason)
 			}
 			require.Contains(t, condition(t, s, c.in).Message, c.says)
 		})

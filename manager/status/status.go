@@ -32,26 +32,6 @@ const (
 	maxWaited = 10
 )
 
-// Reasons of the conditions, besides those of compile.
-const (
-	ReasonAllReady         = "AllMembersReady"
-	ReasonNoMembers        = "NoMembers"
-	ReasonStarting         = "MembersStarting"
-	ReasonStamping         = "Stamping"
-	ReasonSettled          = "Settled"
-	ReasonHealthy          = "Healthy"
-	ReasonConflict         = "Conflict"
-	ReasonPolicyRejected   = "PolicyRejected"
-	ReasonNotAdmitted      = "NotAdmitted"
-	ReasonOlderThanConfig  = "OlderThanConfig"
-	ReasonTrustsMeshAlone  = "TrustsMeshAlone"
-	ReasonCannotFailOpen   = "CannotFailOpen"
-	ReasonCannotPass       = "CannotPassThrough"
-	ReasonNotCaptured      = "NotCaptured"
-	ReasonAgentAway        = "AgentAway"
-	ReasonStampingProblems = "StampingProblems"
-)
-
 // Input is what is known of one configuration.
 type Input struct {
 	Shard compile.Shard
@@ -75,7 +55,7 @@ type Input struct {
 type verdict struct {
 	v1alpha1.MemberStatus
 	ready  bool
-	reason string
+	reason v1alpha1.Reason
 }
 
 func (v verdict) unready() bool { return !v.ready }
@@ -161,7 +141,7 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	if before != nil {
 		v.Capture, v.PolicyVersion, v.LockHolder = before.Capture, before.PolicyVersion, before.LockHolder
 	}
-	bad := func(reason, format string, args ...any) verdict {
+	bad := func(reason v1alpha1.Reason, format string, args ...any) verdict {
 		v.reason, v.Message = reason, fmt.Sprintf(format, args...)
 		return v
 	}
@@ -170,18 +150,18 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	wanted := in.Wanted(uid)
 	switch {
 	case slices.ContainsFunc(in.Shard.Conflicts, func(c compile.Conflict) bool { return c.Pod == pod.Name }):
-		return bad(ReasonConflict, "another ShardingConfig selects it too: all its requests are refused")
+		return bad(v1alpha1.ReasonConflict, "another ShardingConfig selects it too: all its requests are refused")
 	case slices.Contains(in.Shard.TooLarge, pod.Name):
-		return bad(compile.ReasonTooLarge, "its policy exceeds what an agent receives, so that all its requests are refused: name fewer namespaces in selectors, choose another method than Labels, or write fewer rules")
+		return bad(v1alpha1.ReasonPolicyTooLarge, "its policy exceeds what an agent receives, so that all its requests are refused: name fewer namespaces in selectors, choose another method than Labels, or write fewer rules")
 	case trust == "":
-		return bad(ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted")
+		return bad(v1alpha1.ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted")
 	case compile.PassesThrough(in.Shard.Config) && trust == v1alpha1.TrustBoth && !compile.CanPassThrough(pod):
-		return bad(ReasonCannotPass, "it is captured by address, so its connections cannot be passed through: take annotation %s off its template and delete it", v1alpha1.CaptureAnnotation)
+		return bad(v1alpha1.ReasonCannotPass, "it is captured by address, so its connections cannot be passed through: take annotation %s off its template and delete it", v1alpha1.CaptureAnnotation)
 	case withdrawn(in.Shard.Config): // its pods are replaced, or run unsharded
 	case trust != compile.Trust(in.Shard.Config) && trust == v1alpha1.TrustMesh:
-		return bad(ReasonTrustsMeshAlone, "it was admitted to trust the mesh alone, so its connections can neither go to the apiserver direct nor be passed through: delete it, so that its successor is admitted anew")
+		return bad(v1alpha1.ReasonTrustsMeshAlone, "it was admitted to trust the mesh alone, so its connections can neither go to the apiserver direct nor be passed through: delete it, so that its successor is admitted anew")
 	case trust != compile.Trust(in.Shard.Config):
-		return bad(ReasonOlderThanConfig, "it was admitted before this ShardingConfig said failurePolicy: Closed, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
+		return bad(v1alpha1.ReasonOlderThanConfig, "it was admitted before this ShardingConfig said failurePolicy: Closed, so its clients trust the cluster's CA too: delete it, so that its successor trusts the mesh alone")
 	}
 	if before != nil && pod.Status.Phase == corev1.PodRunning {
 		v.Message, v.ready = before.Message, before.Message == ""
@@ -199,7 +179,7 @@ type reach struct{ now, since time.Time }
 
 // policy says why a pod is not held to a policy, with a reason if it will not be by
 // itself; nothing if it is.
-func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reason, message string) {
+func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reason v1alpha1.Reason, message string) {
 	node := pod.Spec.NodeName
 	away := !o.Connected && (o.Left.IsZero() || r.now.After(o.Left.Add(Grace)))
 	switch {
@@ -210,13 +190,13 @@ func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reaso
 	case away && (r.now.Before(r.since.Add(Grace)) || r.now.Before(pod.CreationTimestamp.Add(Grace))):
 		return "", fmt.Sprintf("the agent on node %s has not connected yet", node)
 	case away:
-		return ReasonAgentAway, fmt.Sprintf("no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)
+		return v1alpha1.ReasonAgentAway, fmt.Sprintf("no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)
 	case o.Nacked != "" && o.Nacked == wanted:
-		return ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: " + o.Nack
+		return v1alpha1.ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: " + o.Nack
 	case !o.Known:
 		return "", fmt.Sprintf("the agent on node %s has not reported on it yet", node)
 	case o.Capture == "" && o.Message != "":
-		return ReasonNotCaptured, "it is not captured: " + o.Message
+		return v1alpha1.ReasonNotCaptured, "it is not captured: " + o.Message
 	case o.Capture == "":
 		return "", "it is not captured yet"
 	case o.Version != wanted:
@@ -254,45 +234,45 @@ func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict
 	case in.Shard.Problem != nil:
 		c.set(v1alpha1.ConditionReady, false, in.Shard.Problem.Reason, in.Shard.Problem.Message)
 	case out.Members == 0:
-		c.set(v1alpha1.ConditionReady, false, ReasonNoMembers,
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonNoMembers,
 			fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", in.Shard.Config.Namespace, v1alpha1.EnableProxyLabel))
 	case in.Obstacle != nil:
 		c.set(v1alpha1.ConditionReady, false, in.Obstacle.Reason, members+"; "+in.Obstacle.Message)
 	case in.Leader.Missing != nil:
 		c.set(v1alpha1.ConditionReady, false, in.Leader.Missing.Reason, members+"; "+in.Leader.Missing.Message)
 	case out.ReadyMembers == out.Members:
-		c.set(v1alpha1.ConditionReady, true, ReasonAllReady, members)
+		c.set(v1alpha1.ConditionReady, true, v1alpha1.ReasonAllReady, members)
 	case slices.ContainsFunc(verdicts, verdict.broken):
 		v := verdicts[slices.IndexFunc(verdicts, verdict.broken)]
 		c.set(v1alpha1.ConditionReady, false, v.reason, members+"; "+describe(verdicts, verdict.unready))
 	default:
-		c.set(v1alpha1.ConditionReady, false, ReasonStarting, members+"; "+describe(verdicts, verdict.unready))
+		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonStarting, members+"; "+describe(verdicts, verdict.unready))
 	}
 
 	stamping := in.Stamping != nil && !in.Stamping.Done && in.Shard.Problem == nil
 	switch {
 	case slices.ContainsFunc(verdicts, verdict.waiting):
-		c.set(v1alpha1.ConditionProgressing, true, ReasonStarting, describe(verdicts, verdict.waiting))
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStarting, describe(verdicts, verdict.waiting))
 	case stamping:
-		c.set(v1alpha1.ConditionProgressing, true, ReasonStamping, stampingMessage)
+		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStamping, stampingMessage)
 	default:
-		c.set(v1alpha1.ConditionProgressing, false, ReasonSettled, "")
+		c.set(v1alpha1.ConditionProgressing, false, v1alpha1.ReasonSettled, "")
 	}
 
 	switch {
 	case in.Shard.Problem != nil:
 		c.set(v1alpha1.ConditionDegraded, true, in.Shard.Problem.Reason, in.Shard.Problem.Message)
 	case len(in.Shard.Conflicts) > 0:
-		c.set(v1alpha1.ConditionDegraded, true, ReasonConflict, conflict(in.Shard.Config.Namespace, in.Shard.Conflicts[0]))
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonConflict, conflict(in.Shard.Config.Namespace, in.Shard.Conflicts[0]))
 	case slices.ContainsFunc(verdicts, verdict.broken):
 		v := verdicts[slices.IndexFunc(verdicts, verdict.broken)]
 		c.set(v1alpha1.ConditionDegraded, true, v.reason, describe(verdicts, verdict.broken))
 	case slices.ContainsFunc(verdicts, stuck):
-		c.set(v1alpha1.ConditionDegraded, true, ReasonCannotFailOpen, stuckMessage+describe(verdicts, stuck))
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonCannotFailOpen, stuckMessage+describe(verdicts, stuck))
 	case in.Stamping != nil && in.Stamping.Message != "":
-		c.set(v1alpha1.ConditionDegraded, true, ReasonStampingProblems, in.Stamping.Message)
+		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonStampingProblems, in.Stamping.Message)
 	default:
-		c.set(v1alpha1.ConditionDegraded, false, ReasonHealthy, "")
+		c.set(v1alpha1.ConditionDegraded, false, v1alpha1.ReasonHealthy, "")
 	}
 }
 
@@ -310,8 +290,8 @@ type conditionsOf struct {
 	now        time.Time
 }
 
-func (c conditionsOf) set(kind string, status bool, reason, message string) {
-	is := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message,
+func (c conditionsOf) set(kind string, status bool, reason v1alpha1.Reason, message string) {
+	is := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: string(reason), Message: message,
 		ObservedGeneration: c.generation, LastTransitionTime: metav1.NewTime(c.now)}
 	if status {
 		is.Status = metav1.ConditionTrue

@@ -80,45 +80,45 @@ func TestMembersThatAreNotReady(t *testing.T) {
 		name     string
 		change   func(*Input, *corev1.Pod, *push.Observation)
 		says     string
-		degraded string // the reason; empty while it may yet get ready by itself
+		degraded v1alpha1.Reason // the reason; empty while it may yet get ready by itself
 	}{
 		{"not scheduled", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Spec.NodeName = "" }, "not scheduled", ""},
 		{"pending", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Status.Phase = "" }, "Pending", ""},
-		{"no annotation", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Annotations = nil }, "delete it", ReasonNotAdmitted},
+		{"no annotation", func(_ *Input, p *corev1.Pod, _ *push.Observation) { p.Annotations = nil }, "delete it", v1alpha1.ReasonNotAdmitted},
 		{"older", func(_ *Input, p *corev1.Pod, _ *push.Observation) {
 			p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
-		}, "delete it", ReasonOlderThanConfig},
+		}, "delete it", v1alpha1.ReasonOlderThanConfig},
 		{"admitted under Closed", func(in *Input, _ *corev1.Pod, _ *push.Observation) {
 			in.Shard.Config.Spec.FailurePolicy = v1alpha1.FailOpen
-		}, "delete it", ReasonTrustsMeshAlone},
+		}, "delete it", v1alpha1.ReasonTrustsMeshAlone},
 		{"admitted without Passthrough", func(in *Input, _ *corev1.Pod, _ *push.Observation) {
 			in.Shard.Config.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
-		}, "delete it", ReasonTrustsMeshAlone},
+		}, "delete it", v1alpha1.ReasonTrustsMeshAlone},
 		{"passthrough by address", func(in *Input, p *corev1.Pod, _ *push.Observation) {
 			in.Shard.Config.Spec.ClientCertificates = v1alpha1.ClientCertificatesPassthrough
 			p.Annotations = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustBoth, v1alpha1.CaptureAnnotation: v1alpha1.CaptureAddress}
-		}, "off its template", ReasonCannotPass},
+		}, "off its template", v1alpha1.ReasonCannotPass},
 		{"policy too large", func(in *Input, p *corev1.Pod, _ *push.Observation) {
 			in.Shard.TooLarge = []string{p.Name}
-		}, "fewer namespaces", compile.ReasonTooLarge},
+		}, "fewer namespaces", v1alpha1.ReasonPolicyTooLarge},
 		{"conflict", func(in *Input, p *corev1.Pod, _ *push.Observation) {
 			in.Shard.Conflicts = []compile.Conflict{{Pod: p.Name, Configs: []string{"one", "shard"}}}
-		}, "refused", ReasonConflict},
-		{"no agent", func(_ *Input, _ *corev1.Pod, o *push.Observation) { *o = push.Observation{} }, "ctrlmesh-agent", ReasonAgentAway},
+		}, "refused", v1alpha1.ReasonConflict},
+		{"no agent", func(_ *Input, _ *corev1.Pod, o *push.Observation) { *o = push.Observation{} }, "ctrlmesh-agent", v1alpha1.ReasonAgentAway},
 		{"no agent on a new node", func(_ *Input, p *corev1.Pod, o *push.Observation) {
 			*o = push.Observation{}
 			p.CreationTimestamp = metav1.NewTime(now)
 		}, "not connected yet", ""},
 		{"agent gone", func(_ *Input, _ *corev1.Pod, o *push.Observation) {
 			o.Connected, o.Left = false, now.Add(-2*Grace)
-		}, "ctrlmesh-agent", ReasonAgentAway},
+		}, "ctrlmesh-agent", v1alpha1.ReasonAgentAway},
 		{"unknown", func(_ *Input, _ *corev1.Pod, o *push.Observation) { *o = push.Observation{Connected: true} }, "not reported", ""},
 		{"not captured", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Capture = "" }, "not captured yet", ""},
-		{"cannot be captured", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Capture, o.Message = "", "no BPF" }, "no BPF", ReasonNotCaptured},
+		{"cannot be captured", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Capture, o.Message = "", "no BPF" }, "no BPF", v1alpha1.ReasonNotCaptured},
 		{"old version", func(_ *Input, _ *corev1.Pod, o *push.Observation) { o.Version = "v1" }, "current policy", ""},
 		{"nacked", func(_ *Input, _ *corev1.Pod, o *push.Observation) {
 			o.Version, o.Nacked, o.Nack = "v1", "v2", "bad selector"
-		}, "bad selector", ReasonPolicyRejected},
+		}, "bad selector", v1alpha1.ReasonPolicyRejected},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := fine
@@ -137,7 +137,7 @@ func TestMembersThatAreNotReady(t *testing.T) {
 				require.Contains(t, progressing.Message, "pod a: ")
 			} else {
 				require.Equal(t, metav1.ConditionTrue, degraded.Status)
-				require.Equal(t, c.degraded, degraded.Reason)
+				require.EqualValues(t, c.degraded, degraded.Reason)
 				require.Contains(t, degraded.Message, "pod a: ")
 			}
 		})
@@ -160,7 +160,7 @@ func TestFailurePolicyOpen(t *testing.T) {
 		o.Capture = mode
 		s = Of(in)
 		require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status, "it serves")
-		require.Equal(t, ReasonCannotFailOpen, condition(t, s, v1alpha1.ConditionDegraded).Reason)
+		require.EqualValues(t, v1alpha1.ReasonCannotFailOpen, condition(t, s, v1alpha1.ConditionDegraded).Reason)
 		require.Contains(t, condition(t, s, v1alpha1.ConditionDegraded).Message, "pod a: captured by "+mode)
 	}
 
@@ -195,13 +195,13 @@ func TestNewLeader(t *testing.T) {
 
 func TestNoMembersAndProblems(t *testing.T) {
 	s := Of(input(fine))
-	require.Equal(t, ReasonNoMembers, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.EqualValues(t, v1alpha1.ReasonNoMembers, condition(t, s, v1alpha1.ConditionReady).Reason)
 	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
 
 	in := input(fine)
-	in.Shard.Problem = &compile.Problem{Reason: compile.ReasonInvalid, Message: "why"}
+	in.Shard.Problem = &compile.Problem{Reason: v1alpha1.ReasonInvalid, Message: "why"}
 	s = Of(in)
-	require.Equal(t, compile.ReasonInvalid, condition(t, s, v1alpha1.ConditionReady).Reason)
+	require.EqualValues(t, v1alpha1.ReasonInvalid, condition(t, s, v1alpha1.ConditionReady).Reason)
 	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionDegraded).Status)
 }
 
@@ -227,7 +227,7 @@ func TestStamping(t *testing.T) {
 	in.Stamping = &v1alpha1.StampingStatus{Resource: "pods", Message: "may not"}
 	s := Of(in)
 	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
-	require.Equal(t, ReasonStamping, condition(t, s, v1alpha1.ConditionProgressing).Reason)
+	require.EqualValues(t, v1alpha1.ReasonStamping, condition(t, s, v1alpha1.ConditionProgressing).Reason)
 	require.Equal(t, "may not", condition(t, s, v1alpha1.ConditionDegraded).Message)
 }
 

@@ -21,19 +21,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
 
-// Reasons of the condition of CircuitBreakers and FaultInjections, besides those of
-// compile and those of pods.
-const (
-	ReasonInForce       = "InForce"
-	ReasonNoPods        = "NoPods"
-	ReasonRollingOut    = "Starting"
-	ReasonNoEffect      = "NoEffect"
-	ReasonNotRedirected = "NotRedirected"
-	ReasonAgentTooOld   = "AgentTooOld"
-	ReasonRulesRejected = "RulesRejected"
-	ReasonTooManyShares = "TooManyShares"
-)
-
 // TrafficInput is what is known of the pods that rules are about.
 type TrafficInput struct {
 	// Policy of a pod, with which the Target's version goes.
@@ -49,8 +36,8 @@ type TrafficInput struct {
 type target struct {
 	v1alpha1.TargetStatus
 	inForce bool
-	reason  string // as that of a verdict
-	why     string // it is not in force
+	reason  v1alpha1.Reason // as that of a verdict
+	why     string          // it is not in force
 }
 
 func (t target) broken() bool { return t.reason != "" }
@@ -93,7 +80,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 	}
 	is := ready(b.Ruling, b.Namespace, targets, "in force")
 	if !ok && b.Problem == nil {
-		is.Status, is.Reason, is.Message = metav1.ConditionFalse, ReasonTooManyShares, tooManyShares+"; "+is.Message
+		is.Status, is.Reason, is.Message = metav1.ConditionFalse, string(v1alpha1.ReasonTooManyShares), tooManyShares+"; "+is.Message
 	}
 	in.set(&out.Conditions, b.Generation, is)
 	out.TargetStatus = roomFor(targets, record)
@@ -166,7 +153,7 @@ func expiration(f compile.Injection, now time.Time) (*metav1.Time, int64) {
 		return f.Status.ExpirationTime, f.Generation
 	}
 	d, err := time.ParseDuration(string(*f.Spec.Duration))
-	if err != nil || d < 0 || f.Problem != nil && f.Problem.Reason == compile.ReasonInvalid {
+	if err != nil || d < 0 || f.Problem != nil && f.Problem.Reason == v1alpha1.ReasonInvalid {
 		return nil, 0
 	}
 	return seconds(now.Add(d + time.Second - 1)), f.Generation // never too early
@@ -203,18 +190,18 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 	unheard := !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace))
 	switch {
 	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
-		t.reason, t.why = ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
+		t.reason, t.why = v1alpha1.ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
 	case selected.Message != "":
-		t.reason, t.why = ReasonNoEffect, selected.Message
+		t.reason, t.why = v1alpha1.ReasonNoEffect, selected.Message
 	case unheard && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
 		t.reason, t.why = reach{in.Now, in.Since}.policy(pod, o, selected.Version)
 		switch {
 		case t.why != "":
 		case o.NoTraffic:
-			t.reason, t.why = ReasonAgentTooOld, fmt.Sprintf("the agent on node %s is too old to know such rules: upgrade DaemonSet ctrlmesh-agent", pod.Spec.NodeName)
+			t.reason, t.why = v1alpha1.ReasonAgentTooOld, fmt.Sprintf("the agent on node %s is too old to know such rules: upgrade DaemonSet ctrlmesh-agent", pod.Spec.NodeName)
 		case o.TrafficMessage != "":
-			t.reason, t.why = ReasonRulesRejected, "its agent could not apply the rules: "+o.TrafficMessage
+			t.reason, t.why = v1alpha1.ReasonRulesRejected, "its agent could not apply the rules: "+o.TrafficMessage
 		}
 	}
 	t.inForce, t.Message = t.why == "" && r.Problem == nil, t.why
@@ -226,7 +213,7 @@ func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, others, hid
 	switch {
 	case !t.inForce || !others:
 	case o.EgressMessage != "":
-		t.inForce, t.reason = false, ReasonNotRedirected
+		t.inForce, t.reason = false, v1alpha1.ReasonNotRedirected
 		t.why = "its connections to other hosts are not redirected: " + o.EgressMessage
 		t.Message = t.why
 	case hidden && !p.GetTraffic().GetEgress().GetDecrypt():
@@ -383,8 +370,8 @@ func (t target) rank() int {
 
 // ready is the condition.
 func ready(r compile.Ruling, namespace string, targets []target, inForce string) metav1.Condition {
-	is := func(status bool, reason, message string) metav1.Condition {
-		c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+	is := func(status bool, reason v1alpha1.Reason, message string) metav1.Condition {
+		c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: string(reason), Message: message}
 		if status {
 			c.Status = metav1.ConditionTrue
 		}
@@ -398,9 +385,9 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 	}
 	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
 	switch {
-	case r.Problem != nil && r.Problem.Reason == compile.ReasonPending && len(r.Problems) == 0:
-		return is(false, ReasonRollingOut, r.Problem.Message)
-	case r.Problem != nil && r.Problem.Reason != compile.ReasonPending:
+	case r.Problem != nil && r.Problem.Reason == v1alpha1.ReasonPending && len(r.Problems) == 0:
+		return is(false, v1alpha1.ReasonRollingOut, r.Problem.Message)
+	case r.Problem != nil && r.Problem.Reason != v1alpha1.ReasonPending:
 		message := r.Problem.Message
 		if slices.ContainsFunc(targets, target.late) {
 			message += "; what was in force before may be still: " + describeTargets(targets, target.late)
@@ -413,7 +400,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 		}
 		return is(false, r.Problems[0].Reason, strings.Join(clipped(said), "; ")+"; the rest is "+count)
 	case len(targets) == 0:
-		return is(false, ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel))
+		return is(false, v1alpha1.ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel))
 	case n == len(targets):
 		message := fmt.Sprintf("%s, in %d pods", inForce, n)
 		alone := 0
@@ -425,19 +412,19 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 		if alone > 0 {
 			message += fmt.Sprintf("; in %d of them %s", alone, hostsAlone)
 		}
-		return is(true, ReasonInForce, message)
+		return is(true, v1alpha1.ReasonInForce, message)
 	case slices.ContainsFunc(targets, target.broken):
 		t := targets[slices.IndexFunc(targets, target.broken)]
 		return is(false, t.reason, count+"; "+describeTargets(targets, target.notInForce))
 	}
-	return is(false, ReasonRollingOut, count+"; "+describeTargets(targets, target.notInForce))
+	return is(false, v1alpha1.ReasonRollingOut, count+"; "+describeTargets(targets, target.notInForce))
 }
 
 func (t target) notInForce() bool { return !t.inForce }
 
 // late tells whether what was told last is not in force yet, as far as is known.
 func (t target) late() bool {
-	return t.why != "" && t.reason != ReasonNoEffect && t.reason != ReasonNotAdmitted && t.reason != ReasonNotCaptured
+	return t.why != "" && t.reason != v1alpha1.ReasonNoEffect && t.reason != v1alpha1.ReasonNotAdmitted && t.reason != v1alpha1.ReasonNotCaptured
 }
 
 func describeTargets(targets []target, which func(target) bool) string {

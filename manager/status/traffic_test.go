@@ -84,7 +84,7 @@ func TestRulesInForce(t *testing.T) {
 	})
 	b, i, ready, _ := r.statuses(t)
 	require.Equal(t, metav1.ConditionTrue, ready.Status)
-	require.Equal(t, ReasonInForce, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonInForce, ready.Reason)
 	require.Equal(t, []int32{2, 2, 1}, []int32{b.Pods, b.PodsInForce, b.Opened})
 	require.EqualValues(t, math.MaxInt64, b.Refused, "as much as there is room for")
 	require.Equal(t, "new", b.CurrentSpecHash)
@@ -127,56 +127,57 @@ func TestRulesInForce(t *testing.T) {
 
 func TestRulesThatAreNotInForce(t *testing.T) {
 	for _, c := range []struct {
-		name         string
-		change       func(*rulesOn)
-		reason, says string
-		inForce      int32
+		name    string
+		change  func(*rulesOn)
+		reason  v1alpha1.Reason
+		says    string
+		inForce int32
 	}{
-		{"no pods", func(r *rulesOn) { r.breaker.Targets = nil }, ReasonNoPods, "ctrlmesh.kusionstack.io/enable-proxy", 0},
+		{"no pods", func(r *rulesOn) { r.breaker.Targets = nil }, v1alpha1.ReasonNoPods, "ctrlmesh.kusionstack.io/enable-proxy", 0},
 		{"invalid", func(r *rulesOn) {
-			r.breaker.Problem = &compile.Problem{Reason: compile.ReasonInvalid, Message: "because"}
+			r.breaker.Problem = &compile.Problem{Reason: v1alpha1.ReasonInvalid, Message: "because"}
 		},
-			compile.ReasonInvalid, "because", 0},
+			v1alpha1.ReasonInvalid, "because", 0},
 		{"an agent of an earlier version", func(r *rulesOn) { r.say("a", func(o *push.Observation) { o.NoTraffic = true }) },
-			ReasonAgentTooOld, "upgrade", 1},
+			v1alpha1.ReasonAgentTooOld, "upgrade", 1},
 		{"an agent that cannot have them", func(r *rulesOn) {
 			r.say("a", func(o *push.Observation) { o.TrafficMessage = "a bucket of 0 ns" })
 		},
-			ReasonRulesRejected, "its agent could not apply the rules: a bucket of 0 ns", 1},
+			v1alpha1.ReasonRulesRejected, "its agent could not apply the rules: a bucket of 0 ns", 1},
 		{"partly invalid", func(r *rulesOn) {
-			r.breaker.Problems = []*compile.Problem{{Reason: compile.ReasonInvalid, Message: "because"}}
-		}, compile.ReasonInvalid, "because; the rest is in force in 2 of 2 pods", 2},
+			r.breaker.Problems = []*compile.Problem{{Reason: v1alpha1.ReasonInvalid, Message: "because"}}
+		}, v1alpha1.ReasonInvalid, "because; the rest is in force in 2 of 2 pods", 2},
 		{"disabled", func(r *rulesOn) {
-			r.breaker.Problem = &compile.Problem{Reason: compile.ReasonDisabled, Message: "because"}
+			r.breaker.Problem = &compile.Problem{Reason: v1alpha1.ReasonDisabled, Message: "because"}
 		},
-			compile.ReasonDisabled, "because", 0},
+			v1alpha1.ReasonDisabled, "because", 0},
 		{"disabled, not everywhere yet", func(r *rulesOn) {
-			r.breaker.Problem = &compile.Problem{Reason: compile.ReasonDisabled, Message: "because"}
+			r.breaker.Problem = &compile.Problem{Reason: v1alpha1.ReasonDisabled, Message: "because"}
 			r.say("b", func(o *push.Observation) { o.Version = "v1" })
-		}, compile.ReasonDisabled, "may be still: pod b", 0},
-		{"no effect", func(r *rulesOn) { r.breaker.Targets[0].Message = "passed through" }, ReasonNoEffect, "pod a: passed through", 1},
-		{"not admitted", func(r *rulesOn) { r.breaker.Targets[0].Pod.Annotations = nil }, ReasonNotAdmitted, "delete it", 1},
-		{"starting", func(r *rulesOn) { r.say("b", func(o *push.Observation) { o.Version = "v1" }) }, ReasonRollingOut, "pod b: its agent does not apply", 1},
-		{"pending", func(r *rulesOn) { r.breaker.Targets[0].Pod.Status.Phase = corev1.PodPending }, ReasonRollingOut, "it is Pending", 1},
-		{"no agent", func(r *rulesOn) { r.says["b"] = push.Observation{} }, ReasonAgentAway, "DaemonSet ctrlmesh-agent", 1},
+		}, v1alpha1.ReasonDisabled, "may be still: pod b", 0},
+		{"no effect", func(r *rulesOn) { r.breaker.Targets[0].Message = "passed through" }, v1alpha1.ReasonNoEffect, "pod a: passed through", 1},
+		{"not admitted", func(r *rulesOn) { r.breaker.Targets[0].Pod.Annotations = nil }, v1alpha1.ReasonNotAdmitted, "delete it", 1},
+		{"starting", func(r *rulesOn) { r.say("b", func(o *push.Observation) { o.Version = "v1" }) }, v1alpha1.ReasonRollingOut, "pod b: its agent does not apply", 1},
+		{"pending", func(r *rulesOn) { r.breaker.Targets[0].Pod.Status.Phase = corev1.PodPending }, v1alpha1.ReasonRollingOut, "it is Pending", 1},
+		{"no agent", func(r *rulesOn) { r.says["b"] = push.Observation{} }, v1alpha1.ReasonAgentAway, "DaemonSet ctrlmesh-agent", 1},
 		{"rejected", func(r *rulesOn) {
 			r.say("b", func(o *push.Observation) { o.Version, o.Nacked, o.Nack = "v1", "v2", "too much" })
-		}, ReasonPolicyRejected, "too much", 1},
-		{"not captured", func(r *rulesOn) { r.say("a", func(o *push.Observation) { o.Capture, o.Message = "", "no iptables" }) }, ReasonNotCaptured, "no iptables", 1},
+		}, v1alpha1.ReasonPolicyRejected, "too much", 1},
+		{"not captured", func(r *rulesOn) { r.say("a", func(o *push.Observation) { o.Capture, o.Message = "", "no iptables" }) }, v1alpha1.ReasonNotCaptured, "no iptables", 1},
 		{"captured by address", func(r *rulesOn) {
 			r.policies["a"].Traffic.Breakers[1].Intercepts = []*meshv1.InterceptRule{{Http: []*meshv1.HttpMatch{{}}}}
 			r.say("a", func(o *push.Observation) { o.EgressMessage = "captured by address" })
-		}, ReasonNotRedirected, "pod a: its connections to other hosts are not redirected: captured by address", 1},
+		}, v1alpha1.ReasonNotRedirected, "pod a: its connections to other hosts are not redirected: captured by address", 1},
 		{"captured by address, no matter", func(r *rulesOn) {
 			r.say("a", func(o *push.Observation) { o.EgressMessage = "captured by address" })
-		}, ReasonInForce, "", 2},
+		}, v1alpha1.ReasonInForce, "", 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := rules()
 			c.change(r)
 			b, _, ready, _ := r.statuses(t)
-			require.Equal(t, c.reason, ready.Reason)
-			require.Equal(t, c.reason == ReasonInForce, ready.Status == metav1.ConditionTrue)
+			require.EqualValues(t, c.reason, ready.Reason)
+			require.Equal(t, c.reason == v1alpha1.ReasonInForce, ready.Status == metav1.ConditionTrue)
 			require.Contains(t, ready.Message, c.says)
 			require.Equal(t, c.inForce, b.PodsInForce)
 		})
@@ -243,18 +244,18 @@ func TestExpiration(t *testing.T) {
 	d := v1alpha1.Duration("90s")
 	r.injection.Spec.Duration = &d
 	r.in.Now = now.Add(500 * time.Millisecond)
-	r.injection.Problem = &compile.Problem{Reason: compile.ReasonPending, Message: "not yet"}
+	r.injection.Problem = &compile.Problem{Reason: v1alpha1.ReasonPending, Message: "not yet"}
 	_, i, _, ready := r.statuses(t)
 	require.Equal(t, now.Add(91*time.Second), i.ExpirationTime.Time, "not a moment too early")
 	require.EqualValues(t, 3, i.ExpirationGeneration)
-	require.Equal(t, ReasonRollingOut, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonRollingOut, ready.Reason)
 
 	// It stays.
 	r.injection.Status, r.injection.Problem = i, nil
 	r.in.Now = now.Add(time.Minute)
 	_, i, _, ready = r.statuses(t)
 	require.Equal(t, now.Add(91*time.Second), i.ExpirationTime.Time)
-	require.Equal(t, ReasonInForce, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonInForce, ready.Reason)
 	require.Contains(t, ready.Message, "until 2030-01-01T12:01:31Z")
 
 	// When that has come it is in force in no pod, though agents have yet to report what it
@@ -268,14 +269,14 @@ func TestExpiration(t *testing.T) {
 	last := OfInjection(r.injection, over)
 	require.Zero(t, last.PodsInForce)
 	require.EqualValues(t, 7, last.Injected)
-	require.Equal(t, compile.ReasonExpired, meta.FindStatusCondition(last.Conditions, v1alpha1.ConditionReady).Reason)
+	require.EqualValues(t, v1alpha1.ReasonExpired, meta.FindStatusCondition(last.Conditions, v1alpha1.ConditionReady).Reason)
 	r.say("a", func(o *push.Observation) { o.Faults["kf"].Injected = 3 })
 
 	// What it did is still told when it has expired.
-	r.injection.Status, r.injection.Problem = i, &compile.Problem{Reason: compile.ReasonExpired, Message: "over"}
+	r.injection.Status, r.injection.Problem = i, &compile.Problem{Reason: v1alpha1.ReasonExpired, Message: "over"}
 	r.policies["a"].Traffic, r.policies["b"].Traffic = nil, nil
 	_, i, _, ready = r.statuses(t)
-	require.Equal(t, compile.ReasonExpired, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonExpired, ready.Reason)
 	require.Zero(t, i.PodsInForce)
 	require.EqualValues(t, 6, i.Injected)
 
@@ -309,7 +310,7 @@ func TestSharesOnRecord(t *testing.T) {
 	require.Contains(t, b.TargetStatus[2].Message, "not selected any more")
 
 	// The more so when the rules are being taken away.
-	r.breaker.Problem = &compile.Problem{Reason: compile.ReasonDisabled, Message: "because"}
+	r.breaker.Problem = &compile.Problem{Reason: v1alpha1.ReasonDisabled, Message: "because"}
 	r.policies["a"].Traffic, r.policies["b"].Traffic = nil, nil
 	b, _, _, _ = r.statuses(t)
 	require.Equal(t, r.record, b.Shares)
@@ -320,7 +321,7 @@ func TestSharesOnRecord(t *testing.T) {
 	require.Equal(t, r.record, b.Shares)
 	ready := meta.FindStatusCondition(b.Conditions, v1alpha1.ConditionReady)
 	require.Equal(t, metav1.ConditionFalse, ready.Status)
-	require.Equal(t, ReasonTooManyShares, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonTooManyShares, ready.Reason)
 	require.Contains(t, ready.Message, "several CircuitBreakers; in force, in 2 pods")
 }
 
@@ -336,7 +337,7 @@ func TestTrafficOfANewLeader(t *testing.T) {
 	require.True(t, equality.Semantic.DeepEqual(r.injection.Status, i))
 	r.in.Now = now.Add(2 * Grace)
 	b, _, ready, _ = r.statuses(t)
-	require.Equal(t, ReasonAgentAway, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonAgentAway, ready.Reason)
 	require.EqualValues(t, 4, b.Refused, "as far as is known")
 }
 
@@ -355,7 +356,7 @@ func TestTwoHundredTargets(t *testing.T) {
 	require.Len(t, b.TargetStatus, 200)
 	require.Equal(t, "p299", b.TargetStatus[199].PodName)
 	require.NotEmpty(t, b.TargetStatus[199].Message)
-	require.Equal(t, ReasonAgentAway, ready.Reason)
+	require.EqualValues(t, v1alpha1.ReasonAgentAway, ready.Reason)
 
 	// They have so many rules that an object cannot hold all: it tells of those that opened.
 	states := map[string]*meshv1.RuleState{}

@@ -80,6 +80,9 @@ func reasons(t *testing.T) (conditions, events map[string]bool) {
 		if value, ok := text([]ast.Expr{c}, 0); ok {
 			events[value] = true
 		}
+		if conversion, ok := c.(*ast.CallExpr); ok && len(conversion.Args) == 1 {
+			c = conversion.Args[0]
+		}
 		if s, ok := c.(*ast.SelectorExpr); ok && constants[s.Sel.Name] != "" {
 			events[constants[s.Sel.Name]] = true
 		}

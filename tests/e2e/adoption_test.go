@@ -283,7 +283,7 @@ func TestAdoption(t *testing.T) {
 			}
 			return err
 		})
-		op.is(t, metav1.ConditionFalse, meshv1alpha1.ReasonHeldOutside)
+		op.is(t, metav1.ConditionFalse, string(meshv1alpha1.ReasonHeldOutside))
 		op.works(t)
 		require.Equal(t, []string{"tally-0"}, op.works(t), "tally-1 is in standby, and ready")
 		op.label(t, true, 0)
@@ -444,7 +444,7 @@ func TestHandWrittenShardWaitsForTheLock(t *testing.T) {
 			return err
 		}
 		is := meta.FindStatusCondition(c.Status.Conditions, meshv1alpha1.ConditionReady)
-		if is == nil || is.Reason != meshv1alpha1.ReasonHeldOutside {
+		if is == nil || is.Reason != string(meshv1alpha1.ReasonHeldOutside) {
 			return fmt.Errorf("%+v", is)
 		}
 		return nil

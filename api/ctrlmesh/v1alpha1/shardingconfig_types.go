@@ -481,21 +481,6 @@ const (
 	ConditionLeaderMissing = "LeaderMissing"
 )
 
-// Reasons of the Ready condition that concern locks.
-const (
-	// ReasonHeldOutside: a pod outside the mesh holds the operator's lock, and the
-	// members are in standby.
-	ReasonHeldOutside = "HeldOutside"
-	// ReasonUnknownLock: members contend for a lock that the mesh does not manage.
-	ReasonUnknownLock = "UnknownLock"
-	// ReasonRolledBack: the status is older than what agents were sent, as after a restore
-	// of etcd, and the root starts anew.
-	ReasonRolledBack = "RolledBack"
-	// ReasonOutsidePods: the operator has no lock, and pods of its workload outside
-	// the mesh may act.
-	ReasonOutsidePods = "OutsidePods"
-)
-
 // ShardingConfigStatus is what the mesh sees of a shard.
 type ShardingConfigStatus struct {
 	// ObservedGeneration is the generation of the spec this status is about.

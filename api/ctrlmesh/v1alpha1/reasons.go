@@ -1,0 +1,116 @@
+package v1alpha1
+
+// Reason is the reason of a condition. docs/operations.md says what to do about each.
+type Reason string
+
+// Reasons of the conditions of all kinds.
+const (
+	// ReasonInvalid: the spec contradicts itself; the message says how.
+	ReasonInvalid Reason = "Invalid"
+	// ReasonDisabled: the object says so, or is being deleted.
+	ReasonDisabled Reason = "Disabled"
+	// ReasonNotAdmitted: a pod was created while the mesh did not admit pods.
+	ReasonNotAdmitted Reason = "NotAdmitted"
+	// ReasonNotCaptured: the agent cannot capture a pod.
+	ReasonNotCaptured Reason = "NotCaptured"
+	// ReasonAgentAway: no agent of a pod's node is connected to the manager.
+	ReasonAgentAway Reason = "AgentAway"
+)
+
+// Reasons of the conditions of ShardingConfigs.
+const (
+	// ReasonAllReady: all members are captured and hold the current policy.
+	ReasonAllReady Reason = "AllMembersReady"
+	// ReasonSettled: nothing is under way, and each shard of a root owns what it is to own.
+	ReasonSettled Reason = "Settled"
+	// ReasonHealthy: nothing is degraded.
+	ReasonHealthy Reason = "Healthy"
+	// ReasonNoMembers: no pod has the label and matches the selector.
+	ReasonNoMembers Reason = "NoMembers"
+	// ReasonStarting: members start, or their agents have not confirmed the policy yet.
+	ReasonStarting Reason = "MembersStarting"
+	// ReasonStamping: existing objects are being labelled.
+	ReasonStamping Reason = "Stamping"
+	// ReasonStampingProblems: the manager may not label the objects of a kind.
+	ReasonStampingProblems Reason = "StampingProblems"
+	// ReasonConflict: two configurations select one pod.
+	ReasonConflict Reason = "Conflict"
+	// ReasonPolicyRejected: an agent could not apply a policy.
+	ReasonPolicyRejected Reason = "PolicyRejected"
+	// ReasonPolicyTooLarge: a pod's policy exceeds what an agent receives.
+	ReasonPolicyTooLarge Reason = "PolicyTooLarge"
+	// ReasonOlderThanConfig: a pod trusts the cluster's CA and was created before
+	// failurePolicy Closed.
+	ReasonOlderThanConfig Reason = "OlderThanConfig"
+	// ReasonTrustsMeshAlone: a pod trusts the mesh's CA alone, so it can neither fail open
+	// nor be passed through.
+	ReasonTrustsMeshAlone Reason = "TrustsMeshAlone"
+	// ReasonCannotFailOpen: a pod under failurePolicy Open is captured in a mode that cannot
+	// fail open.
+	ReasonCannotFailOpen Reason = "CannotFailOpen"
+	// ReasonCannotPass: a pod that is to be passed through is captured by address.
+	ReasonCannotPass Reason = "CannotPassThrough"
+	// ReasonNoLeader: the pods of a shard are ready, and none leads.
+	ReasonNoLeader Reason = "NoLeader"
+	// ReasonNoReadyMember: a shard owns keys and has no ready pod.
+	ReasonNoReadyMember Reason = "NoReadyMember"
+	// ReasonLed: each shard has a leader, or needs none.
+	ReasonLed Reason = "Led"
+	// ReasonHeldOutside: a pod outside the mesh holds the operator's lock, and the
+	// members are in standby.
+	ReasonHeldOutside Reason = "HeldOutside"
+	// ReasonUnknownLock: members contend for a lock that the mesh does not manage.
+	ReasonUnknownLock Reason = "UnknownLock"
+	// ReasonOutsidePods: the operator has no lock, and pods of its workload outside
+	// the mesh may act.
+	ReasonOutsidePods Reason = "OutsidePods"
+)
+
+// Reasons of the conditions of ShardingConfigs with spec.root.
+const (
+	// ReasonHandingOver: keys go from one shard to another.
+	ReasonHandingOver Reason = "HandingOver"
+	// ReasonBlocked: a handover has waited for long.
+	ReasonBlocked Reason = "Blocked"
+	// ReasonRestarting: members with foreign objects in their caches are evicted.
+	ReasonRestarting Reason = "Restarting"
+	// ReasonWaiting: no shard owns anything yet.
+	ReasonWaiting Reason = "Waiting"
+	// ReasonRolledBack: the status is older than what agents were sent, as after a restore
+	// of etcd, and the root starts anew.
+	ReasonRolledBack Reason = "RolledBack"
+	// ReasonNotEnoughPods: the workload has fewer pods than the shards need.
+	ReasonNotEnoughPods Reason = "NotEnoughPods"
+	// ReasonReplicasSurplus: the workload has more pods than the shards need.
+	ReasonReplicasSurplus Reason = "ReplicasSurplus"
+	// ReasonTargetNotFound: no pod of the workload has the label.
+	ReasonTargetNotFound Reason = "TargetNotFound"
+	// ReasonWithdrawing: the root is disabled or being deleted, and pods still act on shards.
+	ReasonWithdrawing Reason = "Withdrawing"
+)
+
+// Reasons of the conditions of CircuitBreakers and FaultInjections.
+const (
+	// ReasonInForce: the rules apply to all selected pods.
+	ReasonInForce Reason = "InForce"
+	// ReasonNoPods: no pod has the label and matches the selector.
+	ReasonNoPods Reason = "NoPods"
+	// ReasonRollingOut: the rules, or the pods, are starting.
+	ReasonRollingOut Reason = "Starting"
+	// ReasonPending: the end of a FaultInjection is still to be written to its status.
+	ReasonPending Reason = "Pending"
+	// ReasonExpired: the duration of a FaultInjection has passed.
+	ReasonExpired Reason = "Expired"
+	// ReasonForbidden: the namespace forbids faults.
+	ReasonForbidden Reason = "Forbidden"
+	// ReasonNoEffect: no part of the object applies to some pods.
+	ReasonNoEffect Reason = "NoEffect"
+	// ReasonNotRedirected: connections to other hosts are not redirected.
+	ReasonNotRedirected Reason = "NotRedirected"
+	// ReasonAgentTooOld: an agent does not support such rules.
+	ReasonAgentTooOld Reason = "AgentTooOld"
+	// ReasonRulesRejected: an agent could not apply the rules.
+	ReasonRulesRejected Reason = "RulesRejected"
+	// ReasonTooManyShares: a rule of scope Workload has more pods than the status records.
+	ReasonTooManyShares Reason = "TooManyShares"
+)
