@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -72,7 +73,7 @@ func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
 		}
 	}
 	m.journal.Serving(m.socket)
-	m.strangers = m.started.Add(endWithin + proxy.LostWrite)
+	m.strangers = m.started.Add(endWithin + meshv1.LostWrite)
 	if crashed {
 		m.strangers = m.started.Add(proxy.UnseenWrite(nil))
 	}

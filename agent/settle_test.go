@@ -213,7 +213,7 @@ func TestCrashOfAnAgentWithoutJournal(t *testing.T) {
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	require.NotNil(t, settled)
 	<-settled
-	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second+proxy.LostWrite)
+	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second+meshv1.LostWrite)
 	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
 }
 
@@ -243,7 +243,7 @@ func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
 	assert.Equal(t, map[string]string{"idle": "2-x", "open": "", "writing": ""}, r.Versions())
 	<-settled
 	assert.GreaterOrEqual(t, time.Since(began), unseen)
-	assert.Less(t, time.Since(began), proxy.LostWrite)
+	assert.Less(t, time.Since(began), meshv1.LostWrite)
 }
 
 func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
@@ -452,7 +452,7 @@ func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
 	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "3-x", Serial: 3})))
 	<-meanwhile
 	assert.GreaterOrEqual(t, time.Since(began), unseen)
-	assert.Less(t, time.Since(began), proxy.LostWrite)
+	assert.Less(t, time.Since(began), meshv1.LostWrite)
 	assert.Equal(t, map[string]string{"idle": "2-x", "writing": "3-x"}, r.Versions())
 }
 
@@ -490,7 +490,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 	began := time.Now()
 	close(drained)
 	<-settled
-	assert.GreaterOrEqual(t, time.Since(began), time.Second+proxy.LostWrite, "it may have died, and has no journal")
+	assert.GreaterOrEqual(t, time.Since(began), time.Second+meshv1.LostWrite, "it may have died, and has no journal")
 	assert.Equal(t, map[string]string{"a": "3-x"}, r.Versions())
 }
 

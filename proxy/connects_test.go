@@ -97,7 +97,7 @@ func TestUpgradeThatBreaks(t *testing.T) {
 	require.NoError(t, theirs.SetLinger(0)) // to reset it
 	require.NoError(t, theirs.Close())
 	require.Eventually(t, func() bool { return journal.lost.Load() != 0 }, soon, time.Millisecond)
-	require.EqualValues(t, LostWrite, journal.lost.Load())
+	require.EqualValues(t, meshv1.LostWrite, journal.lost.Load())
 }
 
 func TestProxiedWritesCountUntilTheyAreAnswered(t *testing.T) {

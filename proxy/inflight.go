@@ -16,20 +16,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-// LostWrite is how long a write may still take effect after the apiserver has
-// dropped it: its answer is an error of its own, or it ended the connection. What it
-// had handed to etcd by then is committed, or not, within etcd's own bound on a
-// request.
-const LostWrite = 5 * time.Second
-
-// defaultRequestTimeout is the apiserver's default for --request-timeout.
-const defaultRequestTimeout = time.Minute
-
 // UnseenWrite is how long a write that a policy let through may still take effect
 // when neither its response nor the apiserver's end of the connection was seen: the
 // apiserver works on it until its own request timeout.
 func UnseenWrite(m *meshv1.PodPolicy) time.Duration {
-	return cmp.Or(requestTimeout(m), defaultRequestTimeout) + LostWrite
+	return cmp.Or(requestTimeout(m), meshv1.DefaultRequestTimeout) + meshv1.LostWrite
 }
 
 // requestTimeout returns the apiserver's request timeout according to a policy; 0 if
@@ -38,7 +29,7 @@ func requestTimeout(m *meshv1.PodPolicy) time.Duration {
 	if m.GetSharding() == nil {
 		return 0
 	}
-	return cmp.Or(time.Duration(m.GetSharding().GetRequestTimeoutSeconds())*time.Second, defaultRequestTimeout)
+	return cmp.Or(time.Duration(m.GetSharding().GetRequestTimeoutSeconds())*time.Second, meshv1.DefaultRequestTimeout)
 }
 
 // inherit takes over what a policy without sharding leaves as it was.
@@ -50,11 +41,11 @@ func (p *policy) inherit(old *policy) {
 
 // unseen is [UnseenWrite] of the policy in force.
 func (p *Pod) unseen() time.Duration {
-	timeout := defaultRequestTimeout
+	timeout := meshv1.DefaultRequestTimeout
 	if pol := p.policy.Load(); pol != nil {
 		timeout = cmp.Or(pol.requestTimeout, timeout)
 	}
-	return timeout + LostWrite
+	return timeout + meshv1.LostWrite
 }
 
 // writes counts what a policy let through that may still change something: each
@@ -214,7 +205,7 @@ func (o outcome) left(p *Pod) time.Duration {
 	case ended:
 		return 0
 	case dropped:
-		return LostWrite
+		return meshv1.LostWrite
 	}
 	return p.unseen()
 }
@@ -353,7 +344,7 @@ func (c *connects) cut(next *policy) {
 		refused := next.refuse != "" || next.refuses(x.plan.key, x.info.Namespace)
 		switch {
 		case refused && open.counts != nil && x.protocol == "":
-			time.AfterFunc(LostWrite, func() { open.end(errPolicyChanged) })
+			time.AfterFunc(meshv1.LostWrite, func() { open.end(errPolicyChanged) })
 		case refused:
 			open.end(errPolicyChanged)
 		case open.counts != nil:

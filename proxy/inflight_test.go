@@ -36,22 +36,22 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 	}{
 		"answered":                    {code: http.StatusOK},
 		"refused":                     {code: http.StatusConflict},
-		"failed":                      {code: http.StatusInternalServerError, media: typeJSON, want: LostWrite},
-		"failed, as protobuf":         {code: http.StatusInternalServerError, media: typeProtobuf, want: LostWrite},
-		"unavailable":                 {code: http.StatusServiceUnavailable, media: typeJSON + "; charset=utf-8", want: LostWrite},
+		"failed":                      {code: http.StatusInternalServerError, media: typeJSON, want: meshv1.LostWrite},
+		"failed, as protobuf":         {code: http.StatusInternalServerError, media: typeProtobuf, want: meshv1.LostWrite},
+		"unavailable":                 {code: http.StatusServiceUnavailable, media: typeJSON + "; charset=utf-8", want: meshv1.LostWrite},
 		"failed in a proxy":           {code: http.StatusServiceUnavailable, media: "text/plain; charset=utf-8", want: UnseenWrite(nil)},
 		"failed without a type":       {code: http.StatusBadGateway, want: UnseenWrite(nil)},
 		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: typeJSON, want: UnseenWrite(nil)},
 		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: typeJSON, want: UnseenWrite(nil)},
 		"answered in another group":   {group: "example.com", code: http.StatusConflict},
 		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
-		"ended by the apiserver":      {err: io.EOF, want: LostWrite},
-		"reset":                       {err: broken(syscall.ECONNRESET), want: LostWrite},
+		"ended by the apiserver":      {err: io.EOF, want: meshv1.LostWrite},
+		"reset":                       {err: broken(syscall.ECONNRESET), want: meshv1.LostWrite},
 		"closed here":                 {err: net.ErrClosed, want: UnseenWrite(nil)},
 		"cancelled here":              {err: context.Canceled, want: UnseenWrite(nil)},
-		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: LostWrite},
+		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: meshv1.LostWrite},
 		"the pod ended":               {err: errShutdown, want: UnseenWrite(nil)},
-		"waited for after the pod":    {err: context.Canceled, late: true, want: LostWrite},
+		"waited for after the pod":    {err: context.Canceled, late: true, want: meshv1.LostWrite},
 		"the pod's network is gone":   {err: context.Canceled, offline: true, want: UnseenWrite(nil)},
 		"answered before it went":     {code: http.StatusOK, offline: true},
 		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: UnseenWrite(nil)},
@@ -214,7 +214,7 @@ func TestWriteOfPodWithoutNetwork(t *testing.T) {
 	m.pod.Unanswerable()
 	select {
 	case <-settled:
-		require.GreaterOrEqual(t, time.Since(began), time.Second+LostWrite)
+		require.GreaterOrEqual(t, time.Since(began), time.Second+meshv1.LostWrite)
 	case <-time.After(soon):
 		t.Fatal("the response is still awaited")
 	}
@@ -254,6 +254,6 @@ func TestJournalHasWritesWhileTheyAreInFlight(t *testing.T) {
 	m.api.CloseClientConnections()
 	<-done
 	require.Zero(t, journal.open.Load())
-	require.EqualValues(t, LostWrite, journal.lost.Load(), "the apiserver ended it")
+	require.EqualValues(t, meshv1.LostWrite, journal.lost.Load(), "the apiserver ended it")
 	close(api.answer)
 }

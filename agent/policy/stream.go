@@ -85,8 +85,6 @@ const (
 	// made while the Service still pointed at a leader that is gone gets no answer,
 	// even after it points at the next.
 	connectTimeout = 3 * time.Second
-	// abilityTraffic is that of agents that know of PodPolicy.traffic.
-	abilityTraffic = "traffic"
 	// maxReport bounds a report in bytes: the manager takes four times as much.
 	maxReport = 1 << 20
 )
@@ -224,7 +222,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	}
 	hello := &meshv1.Hello{
 		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(), Namespaces: h.Namespaces(),
-		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{abilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby},
+		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby},
 	}
 	if m.HostNetwork != nil {
 		hello.HostNetworkReason = m.HostNetwork.Error()

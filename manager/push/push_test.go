@@ -30,7 +30,6 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
 const agentUser = "system:serviceaccount:mesh:ctrlmesh-agent"
@@ -386,7 +385,6 @@ func TestAnOldAckOfTheSamePolicy(t *testing.T) {
 // What an agent let through takes effect for a while after it died, whatever the
 // next one says.
 func TestAnAgentThatDied(t *testing.T) {
-	require.Equal(t, proxy.LostWrite, lostWrite)
 	synctest.Test(t, func(t *testing.T) {
 		s := &Server{}
 		s.Set(cluster1, policies("a@n1=1-x"))
@@ -400,7 +398,7 @@ func TestAnAgentThatDied(t *testing.T) {
 		<-told
 		s.report("n1", after, &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "2-x"}}})
 		<-told
-		time.Sleep(lostWrite - time.Millisecond)
+		time.Sleep(meshv1.LostWrite - time.Millisecond)
 		require.Equal(t, "1-x", s.Observe("n1", "a").Version)
 		<-told
 		require.Equal(t, "2-x", s.Observe("n1", "a").Version)

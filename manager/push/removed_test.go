@@ -70,7 +70,7 @@ func TestRemovedPodIsConfirmedByAllAgents(t *testing.T) {
 		s.ack("n1", next, &meshv1.Ack{Uid: "a"})
 		require.Empty(t, s.Removed())
 		s.leave("n1", next)
-		time.Sleep(lostWrite)
+		time.Sleep(meshv1.LostWrite)
 	})
 }
 

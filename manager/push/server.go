@@ -27,9 +27,6 @@ const (
 	// many; a peer that makes more waits for nobody else.
 	maxCallsPerPeer = 6
 	helloTimeout    = 10 * time.Second
-	// An agent that is gone may have died, with writes under way that still take
-	// effect. It is proxy.LostWrite.
-	lostWrite = 5 * time.Second
 	// An agent asks for a host once a day, unless its pods ask for ever new ones.
 	egressRate, egressBurst = 2, 200
 )
@@ -78,7 +75,7 @@ type node struct {
 	// last is the stream that ended last, while there is no other.
 	last *stream
 	left time.Time
-	// lost are the streams that ended within lostWrite.
+	// lost are the streams that ended within meshv1.LostWrite.
 	lost []*stream
 	// removed are pods without a policy that may act, by uid.
 	removed map[string]*removed
@@ -359,7 +356,8 @@ func (s *Server) leave(name string, st *stream) {
 	s.forget(name)
 	s.count()
 	s.mu.Unlock()
-	time.AfterFunc(lostWrite, func() { s.outlived(n, st) })
+	// The agent may have died, with writes under way that still take effect.
+	time.AfterFunc(meshv1.LostWrite, func() { s.outlived(n, st) })
 	s.log().Info("an agent disconnected", "node", name)
 	s.changed()
 }

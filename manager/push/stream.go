@@ -56,7 +56,7 @@ type abilities struct {
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell"),
-		traffic: slices.Contains(h.Abilities, abilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
+		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
 		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby),
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
@@ -64,9 +64,6 @@ func can(h *meshv1.Hello) abilities {
 	}
 	return a
 }
-
-// abilityTraffic is that of agents that know of PodPolicy.traffic.
-const abilityTraffic = "traffic"
 
 var captures = []string{v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress}
 

@@ -43,5 +43,5 @@ func (e ended) over(uid string, silent time.Time, requestTimeout time.Duration, 
 // expired reports whether all requests that were sent by a moment are past the apiserver's
 // bound on requests.
 func expired(since time.Time, requestTimeout time.Duration, now time.Time) bool {
-	return now.Sub(since) >= requestTimeout+meshv1.RequestGrace
+	return now.Sub(since) >= requestTimeout+meshv1.LostWrite
 }

@@ -34,12 +34,12 @@ func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
 		"until a request timeout after its agent fell silent": {
 			v1alpha1.FailClosed,
 			func(m *mesh, p *corev1.Pod) { m.away[p.Spec.NodeName] = true },
-			func(m *mesh, p *corev1.Pod) { m.goOn(meshv1.RequestGrace+2*time.Second, nil) },
+			func(m *mesh, p *corev1.Pod) { m.goOn(meshv1.LostWrite+2*time.Second, nil) },
 		},
 		"until a request timeout after its agent fell silent, of a pod that fails open": {
 			v1alpha1.FailOpen,
 			func(m *mesh, p *corev1.Pod) { m.away[p.Spec.NodeName] = true },
-			func(m *mesh, p *corev1.Pod) { m.goOn(meshv1.RequestGrace+2*time.Second, nil) },
+			func(m *mesh, p *corev1.Pod) { m.goOn(meshv1.LostWrite+2*time.Second, nil) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

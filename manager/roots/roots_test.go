@@ -748,7 +748,7 @@ func TestVanishedMembers(t *testing.T) {
 		{"its node is gone", func(m *mesh, p *corev1.Pod) {
 			m.nodes[p.Spec.NodeName] = true
 			m.settle()
-			m.now = m.now.Add(requestTimeout + meshv1.RequestGrace)
+			m.now = m.now.Add(requestTimeout + meshv1.LostWrite)
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -795,7 +795,7 @@ func TestMembersThatEnded(t *testing.T) {
 		{"its agent has been away for long", func(m *mesh, p *corev1.Pod) {
 			m.away[p.Spec.NodeName] = true
 			m.settle()
-			m.now = m.now.Add(requestTimeout + meshv1.RequestGrace)
+			m.now = m.now.Add(requestTimeout + meshv1.LostWrite)
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -808,7 +808,7 @@ func TestMembersThatEnded(t *testing.T) {
 			p.Status.Phase = corev1.PodFailed
 			require.NoError(t, m.Status().Update(t.Context(), p))
 			m.settle()
-			m.now = m.now.Add(requestTimeout + meshv1.RequestGrace)
+			m.now = m.now.Add(requestTimeout + meshv1.LostWrite)
 			m.settle()
 			require.NotEmpty(t, m.shardOf(p), "its agent is connected, and has not confirmed")
 			c.do(m, p)
@@ -846,7 +846,7 @@ func TestMemberOfASilentAgentEndsARequestTimeoutLater(t *testing.T) {
 			m.lead() // which has not seen the end before
 			m.goOn(requestTimeout, nil)
 			require.NotEmpty(t, m.shardOf(p))
-			m.goOn(meshv1.RequestGrace+2*time.Second, nil)
+			m.goOn(meshv1.LostWrite+2*time.Second, nil)
 			require.Empty(t, m.shardOf(p))
 		})
 	}

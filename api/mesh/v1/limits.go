@@ -5,8 +5,10 @@ import "time"
 const (
 	// DefaultRequestTimeout is the apiserver's default for --request-timeout.
 	DefaultRequestTimeout = time.Minute
-	// RequestGrace is how long a request may take effect after the apiserver's bound on it.
-	RequestGrace = 5 * time.Second
+	// LostWrite is how long a write may still take effect after the apiserver has given it
+	// up, at its request timeout or because it ended the connection. What it had handed to
+	// etcd by then is committed, or not, within etcd's own bound on a request.
+	LostWrite = 5 * time.Second
 )
 
 const (
@@ -23,6 +25,8 @@ const (
 
 // Abilities of agents, in their Hello.
 const (
+	// AbilityTraffic is that of agents that know PodPolicy.traffic.
+	AbilityTraffic = "traffic"
 	// AbilityLargePolicies is that of agents that receive messages of MaxMessageBytes.
 	AbilityLargePolicies = "large-policies"
 	// AbilityStandby is that of agents that know Sharding.locks, standby and dry_run. An
