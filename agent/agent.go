@@ -27,6 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -320,7 +321,7 @@ func (m *mesh) tookOver(offered []handover.Pod) error {
 // managerRoots reads the CA of the manager's certificate where the manager
 // publishes it.
 func managerRoots(client kubernetes.Interface, namespace string) func(context.Context) (*x509.CertPool, error) {
-	const name, key = "ctrlmesh-manager-ca", "ca.crt"
+	const name, key = meshv1.ManagerCAConfigMap, meshv1.ManagerCAKey
 	return func(ctx context.Context) (*x509.CertPool, error) {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()

@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -298,7 +299,7 @@ func TestKeepTrust(t *testing.T) {
 	ctx := t.Context()
 	w, _ := newWorld(t)
 	require.NoError(t, w.keepTrust(ctx))
-	require.Equal(t, string(w.serving.Bundle()), get(t, w, "mesh", ManagerCA, &corev1.ConfigMap{}).Data["ca.crt"])
+	require.Equal(t, string(w.serving.Bundle()), get(t, w, "mesh", meshv1.ManagerCAConfigMap, &corev1.ConfigMap{}).Data["ca.crt"])
 	mutating := get(t, w, "", "ctrlmesh", &admissionv1.MutatingWebhookConfiguration{})
 	require.Equal(t, w.serving.Bundle(), mutating.Webhooks[0].ClientConfig.CABundle)
 	require.Equal(t, w.serving.Bundle(), mutating.Webhooks[1].ClientConfig.CABundle)

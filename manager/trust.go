@@ -25,9 +25,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
-// ManagerCA is the ConfigMap from which agents learn how to verify the manager.
-const ManagerCA = "ctrlmesh-manager-ca"
-
 // bootstrap waits until it knows the apiserver's addresses and the administrator's
 // settings and has all CAs, without which nothing can be served.
 func (w *world) bootstrap(ctx context.Context) error {
@@ -161,18 +158,18 @@ func (w *world) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
 
 // publishCA keeps the ConfigMap from which agents verify the manager.
 func (w *world) publishCA(ctx context.Context) error {
-	want := map[string]string{"ca.crt": string(w.serving.Bundle())}
+	want := map[string]string{meshv1.ManagerCAKey: string(w.serving.Bundle())}
 	cm := &corev1.ConfigMap{}
-	err := w.live.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: ManagerCA}, cm)
+	err := w.live.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: meshv1.ManagerCAConfigMap}, cm)
 	switch {
 	case apierrors.IsNotFound(err):
-		err = w.live.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: ManagerCA}, Data: want})
-	case err == nil && cm.Data["ca.crt"] != want["ca.crt"]:
+		err = w.live.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: meshv1.ManagerCAConfigMap}, Data: want})
+	case err == nil && cm.Data[meshv1.ManagerCAKey] != want["ca.crt"]:
 		cm.Data = want
 		err = w.live.Update(ctx, cm)
 	}
 	if err != nil {
-		return fmt.Errorf("ConfigMap %s/%s: %w", w.Namespace, ManagerCA, err)
+		return fmt.Errorf("ConfigMap %s/%s: %w", w.Namespace, meshv1.ManagerCAConfigMap, err)
 	}
 	return nil
 }

@@ -12,10 +12,9 @@ import (
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
 
-// Audience of the tokens with which agents authenticate.
-const Audience = "ctrlmesh-manager"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
 
 // nodeClaim is where TokenReview tells the node that a token is bound to.
 const nodeClaim = "authentication.kubernetes.io/node-name"
@@ -39,7 +38,7 @@ var errRefused = errors.New("refused")
 // Node is the node of the agent whose token it is.
 func (a *Authenticator) Node(ctx context.Context, token string) (string, error) {
 	review, err := a.Reviewer.Create(ctx, &authenticationv1.TokenReview{
-		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{Audience}},
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{meshv1.Audience}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		// The error could quote the request.
@@ -48,10 +47,10 @@ func (a *Authenticator) Node(ctx context.Context, token string) (string, error) 
 	s := review.Status
 	switch {
 	case !s.Authenticated:
-		return "", fmt.Errorf("%w: the token is not valid for audience %s", errRefused, Audience)
-	case !slices.Contains(s.Audiences, Audience):
+		return "", fmt.Errorf("%w: the token is not valid for audience %s", errRefused, meshv1.Audience)
+	case !slices.Contains(s.Audiences, meshv1.Audience):
 		// An apiserver that does not know audiences answers without any.
-		return "", fmt.Errorf("%w: the token was not reviewed for audience %s", errRefused, Audience)
+		return "", fmt.Errorf("%w: the token was not reviewed for audience %s", errRefused, meshv1.Audience)
 	case s.User.Username != a.User:
 		return "", fmt.Errorf("%w: %s is not %s", errRefused, s.User.Username, a.User)
 	}

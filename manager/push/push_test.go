@@ -83,7 +83,7 @@ func start(t *testing.T) *world {
 	}
 	require.NoError(t, serving.Load(t.Context()))
 	w := &world{t: t, ended: make(chan error, 1), Server: &Server{
-		Auth:   &Authenticator{Reviewer: reviewer{audiences: []string{Audience}}, User: agentUser},
+		Auth:   &Authenticator{Reviewer: reviewer{audiences: []string{meshv1.Audience}}, User: agentUser},
 		Signer: signer{},
 	}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -603,7 +603,7 @@ func TestAudienceMustBeEchoed(t *testing.T) {
 	a := &Authenticator{Reviewer: reviewer{}, User: agentUser}
 	_, err := a.Node(t.Context(), agentUser+"@n1")
 	require.ErrorIs(t, err, errRefused)
-	a.Reviewer = reviewer{audiences: []string{Audience}}
+	a.Reviewer = reviewer{audiences: []string{meshv1.Audience}}
 	node, err := a.Node(t.Context(), agentUser+"@n1")
 	require.NoError(t, err)
 	require.Equal(t, "n1", node)
