@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -49,18 +50,35 @@ func setUp() (err error) {
 	return sweep(ctx)
 }
 
-// sweep removes what an interrupted run left, and does not wait for its end.
+// sweep removes what an interrupted run left, and does not wait for its end, and what make
+// demo left: its operator reconciles objects of these tests, too.
 func sweep(ctx context.Context) error {
-	var left corev1.NamespaceList
-	if err := cluster.List(ctx, &left, ours); err != nil {
-		return fmt.Errorf("looking for namespaces of an earlier run: %w", err)
+	var left, demo corev1.NamespaceList
+	if err := errors.Join(cluster.List(ctx, &left, ours), cluster.List(ctx, &demo, demos)); err != nil {
+		return fmt.Errorf("listing namespaces of an earlier run: %w", err)
 	}
-	for i := range left.Items {
-		if err := cluster.Delete(ctx, &left.Items[i]); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("removing what an earlier run left: %w", err)
+	for _, ns := range demo.Items {
+		if err := cluster.DeleteAllOf(ctx, &tallyv1.Tally{}, client.InNamespace(ns.Name)); err != nil && !meta.IsNoMatchError(err) {
+			return fmt.Errorf("deleting objects of the demo: %w", err)
 		}
 	}
-	return nil
+	left.Items = append(left.Items, demo.Items...)
+	left.Items = append(left.Items, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: demoOperator}})
+	for i := range left.Items {
+		if err := cluster.Delete(ctx, &left.Items[i]); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("deleting a namespace of an earlier run: %w", err)
+		}
+	}
+	return kube.Until(ctx, "the demo's operator to end", func(ctx context.Context) error {
+		var pods corev1.PodList
+		if err := cluster.List(ctx, &pods, client.InNamespace(demoOperator)); err != nil {
+			return err
+		}
+		if n := len(pods.Items); n > 0 {
+			return fmt.Errorf("it has %d pods", n)
+		}
+		return nil
+	})
 }
 
 // patience is how long to wait for what takes seconds on an idle machine.
@@ -68,6 +86,11 @@ const patience = 90 * time.Second
 
 // ours marks the namespaces that tests make.
 var ours = client.MatchingLabels{"app.kubernetes.io/part-of": "ctrlmesh-e2e"}
+
+// demos marks the namespaces in which make demo has objects; its operator runs in demoOperator.
+var demos = client.MatchingLabels{"app.kubernetes.io/part-of": "tally-demo"}
+
+const demoOperator = "operator-demo"
 
 func manager() *appsv1.Deployment {
 	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.ManagerName}}
