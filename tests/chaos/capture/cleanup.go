@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -91,10 +90,7 @@ func (s *suite) createRoot(ctx context.Context, home string) error {
 	if err := s.CreateAll(ctx, root); err != nil {
 		return err
 	}
-	return s.Until(ctx, "the root to be the manager's", func(ctx context.Context) error {
-		if err := s.Get(ctx, client.ObjectKeyFromObject(root), root); err != nil {
-			return err
-		}
+	return s.UntilObject(ctx, "the root to be the manager's", root, func() error {
 		if !controllerutil.ContainsFinalizer(root, meshv1alpha1.HandoverFinalizer) {
 			return errors.New("it has no finalizer")
 		}

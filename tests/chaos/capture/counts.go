@@ -37,7 +37,8 @@ type counts struct {
 	openDirect string
 	looked     bool     // whether remnants were looked for
 	left       []string // on the nodes and in the cluster, after the mesh was removed
-	held, of   int      // attacks that failed, of so many
+	attacks    int
+	repelled   int // attacks that failed
 }
 
 // captured counts a capture mode that works.
@@ -70,6 +71,6 @@ func (c *counts) list() []harness.Count {
 		harness.Exactly("repaired", c.repaired, wantLosses, "losses"),
 		harness.Text("open_direct", c.openDirect, c.openDirect == "ok", "kills"),
 		left,
-		harness.Text("hostile", fmt.Sprintf("%d/%d", c.held, c.of), c.of > 0 && c.held == c.of, "hostile"),
+		harness.Text("hostile", fmt.Sprintf("%d/%d", c.repelled, c.attacks), c.attacks > 0 && c.repelled == c.attacks, "hostile"),
 	}
 }

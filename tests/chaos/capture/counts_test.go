@@ -14,7 +14,7 @@ import (
 func passed() (*suite, harness.Suite) {
 	s := &suite{Result: &harness.Result{}, counts: counts{
 		modes: fleet.Modes, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
-		losses: 20, repaired: 20, openDirect: "ok", looked: true, held: 9, of: 9,
+		losses: 20, repaired: 20, openDirect: "ok", looked: true, repelled: 9, attacks: 9,
 	}}
 	exported := harness.Suite{Name: "capture", Counts: s.counts.list}
 	for _, p := range New(nil, nil).Parts {
@@ -51,8 +51,8 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"cleanup_left=1", func(c *counts) { c.left = []string{"a chain"} }},
 		{"left: a chain", func(c *counts) { c.left = []string{"a chain"} }},
 		{"cleanup_left=unknown", func(c *counts) { c.looked = false }},
-		{"hostile=8/9", func(c *counts) { c.held-- }},
-		{"hostile=0/0", func(c *counts) { c.held, c.of = 0, 0 }},
+		{"hostile=8/9", func(c *counts) { c.repelled-- }},
+		{"hostile=0/0", func(c *counts) { c.repelled, c.attacks = 0, 0 }},
 	} {
 		t.Run(c.says, func(t *testing.T) {
 			s, suite := passed()

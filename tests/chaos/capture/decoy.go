@@ -19,17 +19,12 @@ type decoy struct {
 
 // startDecoy starts a decoy and proves that it records connections.
 func (s *suite) startDecoy(ctx context.Context, namespace string) (decoy, error) {
-	p := harness.NewPod(namespace, "decoy", "", "", s.Nodes[1], "sh", "-c", "touch /tmp/visitors; exec nc -ll -p 8443 -e sh -c 'echo >>/tmp/visitors'")
-	p.Labels, p.Annotations = nil, nil // not on the mesh
-	p.Spec.Containers[0].Image = harness.NetImage
+	p := harness.NewPlainPod(namespace, "decoy", harness.NetImage, s.Nodes[1], "sh", "-c", "touch /tmp/visitors; exec nc -ll -p 8443 -e sh -c 'echo >>/tmp/visitors'")
 	p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"sh", "-c", "netstat -ltn | grep -q :8443"}}}}
 	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}}
 	p.Spec.Volumes = []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
-	if err := s.CreateAll(ctx, p); err != nil {
-		return decoy{}, err
-	}
-	if err := s.WaitPodReady(ctx, p); err != nil {
+	if err := s.CreateReady(ctx, p); err != nil {
 		return decoy{}, err
 	}
 	d := decoy{p, net.JoinHostPort(p.Status.PodIP, "8443")}

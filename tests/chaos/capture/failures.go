@@ -48,10 +48,7 @@ func (s *suite) failures(ctx context.Context) error {
 		if err := s.Until(ctx, "the nodes' return", s.nodesReady); err != nil {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
-		if err := s.fleet.WaitServed(ctx, time.Now()); err != nil {
-			return fmt.Errorf("after a restart of %s: %w", f.name, err)
-		}
-		if err := s.fleet.WaitInformers(ctx); err != nil {
+		if err := s.fleet.WaitWorking(ctx); err != nil {
 			return fmt.Errorf("after a restart of %s: %w", f.name, err)
 		}
 		if err := s.Until(ctx, "the mesh's return", s.MeshReady); err != nil {
@@ -59,9 +56,13 @@ func (s *suite) failures(ctx context.Context) error {
 		}
 		s.Logf("  restarted %s: all work after %v", f.name, time.Since(start).Round(100*time.Millisecond))
 	}
-	requests, leaked, err := s.fleet.LeaksOf(ctx, s.fleet.Under(fleet.Closed), begun, cuts)
+	requests, err := s.PodRequests(begun, fleet.IDs(s.fleet.Under(fleet.Closed))...)
+	if err != nil {
+		return err
+	}
+	leaked, err := s.fleet.Leaks(ctx, requests, cuts)
 	s.counts.leaked += len(leaked)
-	s.Logf("  of %d requests of members under Closed %d went around the mesh", requests, len(leaked))
+	s.Logf("  of %d requests of members under Closed %d went around the mesh", len(requests), len(leaked))
 	return err
 }
 

@@ -66,14 +66,14 @@ func (s *suite) hostile(ctx context.Context) error {
 // attack counts an attack. do returns why it failed, or an error if it succeeded or could
 // not be made.
 func (s *suite) attack(name string, do func() (string, error)) {
-	s.counts.of++
+	s.counts.attacks++
 	why, err := do()
 	if err != nil {
 		s.Doubt("hostile: %s: %v", name, err)
 		s.Logf("  ! %s: %v", name, err)
 		return
 	}
-	s.counts.held++
+	s.counts.repelled++
 	s.Logf("  %s: %s", name, why)
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
 
-// newIntruder returns a pod that can make attacks when it is told to. Its CPU limit keeps its own
+// newIntruder returns a pod that makes attacks on command. Its CPU limit keeps its own
 // work from slowing others down.
 func newIntruder(namespace, config, mode, node string) *corev1.Pod {
 	p := harness.NewPod(namespace, intruderName, config, mode, node, "sleep", "1000000")
@@ -51,11 +51,11 @@ func (s *suite) startIntruder(ctx context.Context, victim *fleet.Member) error {
 	err = s.CreateAll(ctx, account, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: victim.Namespace, Name: "borrowed"},
 		StringData: map[string]string{"token": token.Status.Token},
-	}, p)
+	})
 	if err != nil {
 		return err
 	}
-	return s.WaitPodReady(ctx, p)
+	return s.CreateReady(ctx, p)
 }
 
 // startOutsider starts an intruder off the mesh, without permissions, in a namespace of its
@@ -68,10 +68,7 @@ func (s *suite) startOutsider(ctx context.Context, node string) (string, error) 
 	p := newIntruder(home, "", "", node)
 	p.Labels, p.Annotations = nil, nil
 	p.Spec.ServiceAccountName, p.Spec.AutomountServiceAccountToken = "", new(bool)
-	if err := s.CreateAll(ctx, p); err != nil {
-		return "", err
-	}
-	return home, s.WaitPodReady(ctx, p)
+	return home, s.CreateReady(ctx, p)
 }
 
 // intrude makes one attack and returns why it failed. It returns an error if the attack

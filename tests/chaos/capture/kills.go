@@ -18,7 +18,7 @@ const stopFor = 3 * time.Second
 // kills kills and stops agents on all nodes of the fleet at once, half of the time without a
 // manager. Members under Closed must get nothing except from an agent. Those under Open that
 // are captured by eBPF bypass the mesh, and return to it.
-func (s *suite) kills(ctx context.Context) (err error) {
+func (s *suite) kills(ctx context.Context) error {
 	if err := s.startFleet(ctx); err != nil {
 		return err
 	}
@@ -62,16 +62,12 @@ func (s *suite) kills(ctx context.Context) (err error) {
 // requests bypassed the mesh.
 func (s *suite) judgeClosed(ctx context.Context, begun harness.Mark, killed []time.Time) error {
 	members := s.fleet.Under(fleet.Closed)
-	for _, m := range members {
-		all, err := m.Requests()
-		if err != nil {
-			return err
-		}
-		n, example := fleet.Count(fleet.Between(all, begun.At, time.Now()), func(b fleet.Request) bool { return b.Direct() || b.Beyond(m.Owns) })
-		if n > 0 {
-			s.Logf("  ! unsharded: %s: %s", m.Name, example)
-		}
-		s.counts.unsharded += n
+	unsharded, err := s.fleet.Count("unsharded", members, begun.At, time.Now(), func(m *fleet.Member, r fleet.Request) bool {
+		return r.Direct() || r.Beyond(m.Owns)
+	})
+	s.counts.unsharded += unsharded
+	if err != nil {
+		return err
 	}
 	requests, leaked, err := s.fleet.LeaksOf(ctx, members, begun, killed)
 	if err != nil {
@@ -100,15 +96,11 @@ type outage struct {
 
 // round kills an agent on each node if i is even, and stops it if i is odd.
 func (k *killing) round(ctx context.Context, i int) error {
-	interrupt := k.kill
-	if i%2 == 1 {
-		interrupt = k.stop
-	}
 	g, ctx := errgroup.WithContext(ctx)
 	outages := make([]outage, 2)
 	for n, node := range k.Nodes[:2] {
 		g.Go(func() (err error) {
-			outages[n], err = interrupt(ctx, node)
+			outages[n], err = k.interrupt(ctx, node, i%2 == 0)
 			return err
 		})
 	}
@@ -130,49 +122,50 @@ func (k *killing) round(ctx context.Context, i int) error {
 	return nil
 }
 
-// kill kills an agent as the OOM killer does.
-func (k *killing) kill(ctx context.Context, node string) (o outage, err error) {
+// interrupt kills or stops the agent of a node.
+func (k *killing) interrupt(ctx context.Context, node string, kill bool) (o outage, err error) {
 	pid, err := k.AgentPID(ctx, node)
 	if err != nil {
 		return o, err
 	}
-	if o.killed, err = k.Signal(ctx, node, pid, "KILL"); err != nil {
-		return o, err
+	var from, back time.Time
+	if kill {
+		from, back, err = k.kill(ctx, node, pid)
+		o.killed = from
+	} else {
+		from, back, err = k.stop(ctx, node, pid)
 	}
-	back, err := k.WaitAgentRestart(ctx, node, pid)
 	if err != nil {
 		return o, err
 	}
 	if o.recovery, err = k.recovered(ctx, node, back); err != nil {
 		return o, err
 	}
-	k.wentDirect(node, o.killed, back.Sub(o.killed), &o)
+	away := stopFor
+	if kill {
+		away = back.Sub(from)
+	}
+	k.wentDirect(node, from, away, &o)
 	return o, nil
 }
 
-// stop stops an agent for a while with SIGSTOP.
-func (k *killing) stop(ctx context.Context, node string) (o outage, err error) {
-	pid, err := k.AgentPID(ctx, node)
-	if err != nil {
-		return o, err
+// kill kills an agent as the OOM killer does, and waits until another runs.
+func (k *killing) kill(ctx context.Context, node, pid string) (from, back time.Time, err error) {
+	if from, err = k.Signal(ctx, node, pid, "KILL"); err != nil {
+		return from, back, err
 	}
-	stopped, err := k.Signal(ctx, node, pid, "STOP")
-	if err != nil {
-		return o, err
+	back, err = k.WaitAgentRestart(ctx, node, pid)
+	return from, back, err
+}
+
+// stop stops an agent with SIGSTOP for a while.
+func (k *killing) stop(ctx context.Context, node, pid string) (from, back time.Time, err error) {
+	if from, err = k.Signal(ctx, node, pid, "STOP"); err != nil {
+		return from, back, err
 	}
-	select {
-	case <-time.After(stopFor): // the duration is part of the test
-	case <-ctx.Done():
-	}
-	back, err := k.Signal(context.WithoutCancel(ctx), node, pid, "CONT")
-	if err != nil {
-		return o, err
-	}
-	if o.recovery, err = k.recovered(ctx, node, back); err != nil {
-		return o, err
-	}
-	k.wentDirect(node, stopped, stopFor, &o)
-	return o, nil
+	_ = harness.Sleep(ctx, stopFor) // the duration is part of the test
+	back, err = k.Signal(context.WithoutCancel(ctx), node, pid, "CONT")
+	return from, back, err
 }
 
 // recovered waits until the agent that returned at a time has served all members of its node.

@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -44,7 +42,7 @@ func (s *suite) attackFromOutside(ctx context.Context, victim *fleet.Member) err
 	if err != nil {
 		return err
 	}
-	managers, err := s.meshPods(ctx, kube.ManagerName)
+	managers, err := s.MeshPods(ctx, kube.ManagerName)
 	if err != nil {
 		return err
 	}
@@ -72,19 +70,4 @@ func (e exhaustion) urls(pods []corev1.Pod) (urls []string) {
 		urls = append(urls, fmt.Sprintf("%s://%s%s", e.scheme, net.JoinHostPort(p.Status.PodIP, e.port), e.path))
 	}
 	return urls
-}
-
-// meshPods returns the running pods of a workload of the mesh.
-func (s *suite) meshPods(ctx context.Context, name string) ([]corev1.Pod, error) {
-	var pods corev1.PodList
-	if err := s.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": name}); err != nil {
-		return nil, fmt.Errorf("listing the pods of %s: %w", name, err)
-	}
-	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning
-	})
-	if len(running) == 0 {
-		return nil, fmt.Errorf("no pod of %s runs", name)
-	}
-	return running, nil
 }

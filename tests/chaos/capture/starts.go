@@ -83,9 +83,7 @@ func (s *suite) startKeepers(ctx context.Context, home string) error {
 func (s *suite) burn(ctx context.Context, home string) error {
 	for _, node := range s.Nodes[:2] {
 		for i := range burners {
-			p := harness.NewPod(home, fmt.Sprintf("burner-%s-%d", node, i), "", "", node, "sh", "-c", "while :; do :; done")
-			p.Labels, p.Annotations = nil, nil // not on the mesh
-			p.Spec.Containers[0].Image = harness.NetImage
+			p := harness.NewPlainPod(home, fmt.Sprintf("burner-%s-%d", node, i), harness.NetImage, node, "sh", "-c", "while :; do :; done")
 			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("250m")}
 			if err := s.CreateAll(ctx, p); err != nil {
 				return err

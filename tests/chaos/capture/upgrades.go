@@ -36,24 +36,13 @@ func (s *suite) upgrade(ctx context.Context) error {
 		return err
 	}
 	// Requests in flight when the last old agent exited count, too.
-	if err := s.fleet.WaitServed(ctx, time.Now()); err != nil {
-		return err
-	}
-	if err := s.fleet.WaitInformers(ctx); err != nil {
+	if err := s.fleet.WaitWorking(ctx); err != nil {
 		return err
 	}
 	over := time.Now()
-	failed := 0
-	for _, m := range s.fleet.Members {
-		all, err := m.Requests()
-		if err != nil {
-			return err
-		}
-		n, example := fleet.Count(fleet.Between(all, begun.At, over), func(b fleet.Request) bool { return !b.OK() })
-		if n > 0 {
-			s.Logf("  ! failed: %s: %s", m.Name, example)
-		}
-		failed += n
+	failed, err := s.fleet.Count("failed", s.fleet.Members, begun.At, over, func(_ *fleet.Member, r fleet.Request) bool { return !r.OK() })
+	if err != nil {
+		return err
 	}
 	requests, err := s.PodRequests(begun, fleet.IDs(s.fleet.Members)...)
 	if err != nil {

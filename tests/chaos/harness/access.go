@@ -39,10 +39,8 @@ func (a *accessLog) follow(ctx context.Context) {
 			a.failed = err
 			a.mu.Unlock()
 		}
-		select {
-		case <-ctx.Done():
+		if Sleep(ctx, 200*time.Millisecond) != nil {
 			return
-		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
@@ -78,8 +76,6 @@ func (w *World) Leaks(ctx context.Context, requests []audit.Request, kills []tim
 	if len(cut) > 0 {
 		w.Logf("  %d requests were in the hands of an agent when it was killed", len(cut))
 	}
-	for _, r := range leaked[:min(3, len(leaked))] {
-		w.Logf("  ! leaked: %s", r)
-	}
+	LogSome(w, 3, "  ! leaked: %s", leaked)
 	return leaked, failed
 }

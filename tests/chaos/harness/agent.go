@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,16 +64,30 @@ func startTime(text string, now time.Time) (time.Time, error) {
 
 // AgentPod returns the running agent of a node.
 func (w *World) AgentPod(ctx context.Context, node string) (*corev1.Pod, error) {
+	agents, err := w.MeshPods(ctx, kube.AgentName)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(agents, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
+	if i < 0 {
+		return nil, fmt.Errorf("no agent runs on %s", node)
+	}
+	return &agents[i], nil
+}
+
+// MeshPods returns the running pods of a workload of the mesh.
+func (w *World) MeshPods(ctx context.Context, name string) ([]corev1.Pod, error) {
 	var pods corev1.PodList
-	if err := w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.AgentName}); err != nil {
-		return nil, fmt.Errorf("listing agents: %w", err)
+	if err := w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": name}); err != nil {
+		return nil, fmt.Errorf("listing the pods of %s: %w", name, err)
 	}
-	for i := range pods.Items {
-		if p := &pods.Items[i]; p.Spec.NodeName == node && p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning {
-			return p, nil
-		}
+	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+		return p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning
+	})
+	if len(running) == 0 {
+		return nil, fmt.Errorf("no pod of %s runs", name)
 	}
-	return nil, fmt.Errorf("no agent runs on %s", node)
+	return running, nil
 }
 
 // RestartAgents replaces all agents by a rolling update, and waits until the old ones have

@@ -13,8 +13,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// WithoutManager stops all managers, and returns a function that restores them. That is nil if
-// there was nothing to stop.
+// WithoutManager stops all managers, and returns a function that restores them. The caller must
+// call it unless it is nil, also beside an error.
 func (w *World) WithoutManager(ctx context.Context) (restore func() error, err error) {
 	m := Manager()
 	if err := w.Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {

@@ -16,12 +16,12 @@ import (
 const (
 	// NetImage has shell tools and a client that is not a Go program.
 	NetImage = "localhost/busybox:1"
+	// ProbeImage has the program of tests/operators/probe.
+	ProbeImage = "localhost/ctrlmesh/probe:dev"
 	// ProbeAccount is the service account that CreatePodNamespace creates.
 	ProbeAccount = "probe"
 	// PolicyLabel is the label by which configurations select their pods.
 	PolicyLabel = "policy"
-
-	probeImage = "localhost/ctrlmesh/probe:dev"
 )
 
 // CreateNamespace creates a namespace and returns its name, which contains the given one.
@@ -40,19 +40,27 @@ func (w *World) CreatePodNamespace(ctx context.Context, name string) (string, er
 	if err != nil {
 		return "", err
 	}
-	var ns corev1.Namespace
-	if err := w.Get(ctx, client.ObjectKey{Name: home}, &ns); err != nil {
-		return "", fmt.Errorf("reading namespace %s: %w", home, err)
+	owners, err := w.OwnedBy(ctx, home)
+	if err != nil {
+		return "", err
 	}
 	return home, w.CreateAll(ctx,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: ProbeAccount}},
 		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: home, OwnerReferences: []metav1.OwnerReference{ // deleted with the namespace
-				{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID},
-			}},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: home, Name: ProbeAccount}},
+			ObjectMeta: metav1.ObjectMeta{Name: home, OwnerReferences: owners},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: home, Name: ProbeAccount}},
 		})
+}
+
+// OwnedBy returns the owner references of a cluster-wide object that is deleted with a
+// namespace.
+func (w *World) OwnedBy(ctx context.Context, namespace string) ([]metav1.OwnerReference, error) {
+	var ns corev1.Namespace
+	if err := w.Get(ctx, client.ObjectKey{Name: namespace}, &ns); err != nil {
+		return nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}}, nil
 }
 
 // CreateAll creates objects in order. It stops at the first error.
@@ -77,19 +85,29 @@ func NewPod(home, name, config, mode, node string, command ...string) *corev1.Po
 			ServiceAccountName: ProbeAccount, NodeName: node,
 			TerminationGracePeriodSeconds: new(int64),
 			Containers: []corev1.Container{{
-				Name: "main", Image: probeImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
+				Name: "main", Image: ProbeImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
 			}},
 		},
 	}
 }
 
-// WaitPodReady waits until a pod is ready, and reads it.
-func (w *World) WaitPodReady(ctx context.Context, p *corev1.Pod) error {
-	return w.Until(ctx, "pod "+p.Name, func(ctx context.Context) error {
-		err := w.Get(ctx, client.ObjectKeyFromObject(p), p)
-		if err == nil && !kube.PodReady(p) {
-			err = fmt.Errorf("it is %s and not ready", p.Status.Phase)
-		}
+// NewPlainPod returns a pod off the mesh, with an image of the tests.
+func NewPlainPod(home, name, image, node string, command ...string) *corev1.Pod {
+	p := NewPod(home, name, "", "", node, command...)
+	p.Labels, p.Annotations = nil, nil
+	p.Spec.Containers[0].Image = image
+	return p
+}
+
+// CreateReady creates a pod, waits until it is ready, and reads it.
+func (w *World) CreateReady(ctx context.Context, p *corev1.Pod) error {
+	if err := w.CreateAll(ctx, p); err != nil {
 		return err
+	}
+	return w.UntilObject(ctx, "pod "+p.Name, p, func() error {
+		if !kube.PodReady(p) {
+			return fmt.Errorf("it is %s and not ready", p.Status.Phase)
+		}
+		return nil
 	})
 }

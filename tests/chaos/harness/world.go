@@ -24,7 +24,7 @@ const Timeout = 90 * time.Second
 // Labels marks the namespaces that a run creates.
 var Labels = client.MatchingLabels{"app.kubernetes.io/part-of": "ctrlmesh-chaos"}
 
-// World is the cluster under test. Its methods need Connect, apart from Logf.
+// World is the cluster under test. Call Connect before any other method.
 type World struct {
 	*kube.Cluster
 	Nodes   []string  // sorted names, at least two
@@ -132,11 +132,42 @@ func (w *World) Logf(format string, args ...any) {
 	fmt.Printf("[%6.1f s] %s\n", time.Since(w.Started).Seconds(), fmt.Sprintf(format, args...))
 }
 
+// LogSome prints at most n of some findings.
+func LogSome[T any](w *World, n int, format string, findings []T) {
+	for _, f := range findings[:min(n, len(findings))] {
+		w.Logf(format, f)
+	}
+}
+
 // Until waits for cond for at most Timeout.
 func (w *World) Until(ctx context.Context, what string, cond func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	return UntilWithin(ctx, Timeout, what, cond)
+}
+
+// UntilObject reads obj, again and again, until cond returns nil.
+func (w *World) UntilObject(ctx context.Context, what string, obj client.Object, cond func() error) error {
+	return w.Until(ctx, what, func(ctx context.Context) error {
+		if err := w.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		return cond()
+	})
+}
+
+// UntilWithin waits for cond for at most d.
+func UntilWithin(ctx context.Context, d time.Duration, what string, cond func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	return kube.Until(ctx, what, cond)
+}
+
+// Sleep waits for d or until ctx ends. It returns the error of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
 }
 
 // Manager returns the Deployment of the manager, with its name alone.

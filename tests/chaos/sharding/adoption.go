@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
 
 const (
@@ -79,9 +81,7 @@ func disruptSites(ctx context.Context, sites []*site) error {
 	random := rand.New(rand.NewPCG(adoptionSeed, 0))
 	last := map[time.Duration]time.Time{}
 	for {
-		select {
-		case <-time.After(time.Duration(random.Int64N(int64(2 * disruptEvery)))):
-		case <-ctx.Done():
+		if harness.Sleep(ctx, time.Duration(random.Int64N(int64(2*disruptEvery)))) != nil {
 			return nil
 		}
 		s, d := sites[random.IntN(len(sites))], siteDisruptions[random.IntN(len(siteDisruptions))]
@@ -114,9 +114,7 @@ func (s *site) judgeAdoptions(ctx context.Context) error {
 	s.Counts.DoubleWrites += len(j.Foreign) + len(j.Shared)
 	s.counts.outside += len(outside)
 	s.LogViolations(j)
-	for _, f := range outside[:min(5, len(outside))] {
-		s.Logf("  ! %s", f)
-	}
+	harness.LogSome(s.World, 5, "  ! %s", outside)
 	if len(states) == 0 || len(j.Unknown) == 0 || len(j.Unknown) == len(writes) {
 		s.Result.Doubt("%s: the audit log has %d states, %d writes, and %d of them from outside the mesh", s.Part, len(states), len(writes), len(j.Unknown))
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
@@ -105,11 +106,7 @@ func partitionAgent(ctx context.Context, o *shardedOperator, random *rand.Rand) 
 		return err
 	}
 	o.counts.partitions++
-	select {
-	case <-time.After(partitionFor): // the duration is part of the test
-	case <-ctx.Done():
-	}
-	return ctx.Err()
+	return harness.Sleep(ctx, partitionFor) // the duration is part of the test
 }
 
 func restartAPIServer(ctx context.Context, o *shardedOperator, _ *rand.Rand) error {

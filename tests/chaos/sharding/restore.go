@@ -11,8 +11,8 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const (
@@ -95,9 +95,7 @@ func (o *shardedOperator) restores(ctx context.Context) error {
 // startedAnew waits until the manager has noticed that etcd was restored, and the shards have
 // settled again. The restored status alone may say that they have.
 func (o *shardedOperator) startedAnew(ctx context.Context, backup *meshv1alpha1.ShardingConfig) error {
-	ctx, cancel := context.WithTimeout(ctx, operator.SettleTimeout+lockProof)
-	defer cancel()
-	return kube.Until(ctx, "the root to start anew", func(ctx context.Context) error {
+	return harness.UntilWithin(ctx, operator.SettleTimeout+lockProof, "the root to start anew", func(ctx context.Context) error {
 		root, err := o.ShardingConfig(ctx)
 		if err != nil {
 			return err
@@ -119,9 +117,7 @@ func (o *shardedOperator) judgeRestores(ctx context.Context) error {
 	}
 	wrong := audit.Turns(states, writes)
 	o.Counts.DoubleWrites += len(wrong)
-	for _, f := range wrong[:min(5, len(wrong))] {
-		o.Logf("  ! %s", f)
-	}
+	harness.LogSome(o.World, 5, "  ! %s", wrong)
 	o.RequireEvidence(states, writes)
 	o.Logf("  %d restores; %d writes, %d out of turn", o.counts.restores, len(writes), len(wrong))
 	return nil

@@ -17,7 +17,8 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
 
 // site is an operator that is adopted and removed again and again.
@@ -105,9 +106,7 @@ func (s *site) adopt(ctx context.Context, round int) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, adoptionSettles)
-	defer cancel()
-	return kube.Until(ctx, "the operator to be adopted", func(ctx context.Context) error {
+	return harness.UntilWithin(ctx, adoptionSettles, "the operator to be adopted", func(ctx context.Context) error {
 		root, err := s.ShardingConfig(ctx)
 		if err != nil {
 			return err
@@ -128,10 +127,8 @@ func (s *site) roll(ctx context.Context, labelled, partitioned bool) error {
 		if err := s.template(ctx, labelled, 1); err != nil {
 			return err
 		}
-		select {
-		case <-time.After(pause): // the pause is part of the test
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := harness.Sleep(ctx, pause); err != nil { // the pause is part of the test
+			return err
 		}
 	}
 	return s.template(ctx, labelled, 0)
@@ -146,12 +143,8 @@ func (s *site) template(ctx context.Context, labelled bool, partition int) error
 	patch := fmt.Appendf(nil, `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":%d}},"template":{"metadata":{"labels":{%q:%s}}}}}`,
 		partition, meshv1alpha1.EnableProxyLabel, value)
 	return s.Until(ctx, "the pod template to be changed", func(ctx context.Context) error {
-		return s.Patch(ctx, s.set(), client.RawPatch(types.StrategicMergePatchType, patch))
+		return s.Patch(ctx, s.StatefulSet(), client.RawPatch(types.StrategicMergePatchType, patch))
 	})
-}
-
-func (s *site) set() *appsv1.StatefulSet {
-	return &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: s.Home, Name: operator.Name}}
 }
 
 // remove disables the root, removes the label, and waits until the operator works outside the
@@ -188,10 +181,8 @@ func (s *site) deleteRoot(ctx context.Context) error {
 // leadsOutside waits until the rollout is complete, no root is being deleted, and a pod of the
 // operator holds the operator lock.
 func (s *site) leadsOutside(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, adoptionSettles)
-	defer cancel()
-	return kube.Until(ctx, "the operator to work outside the mesh", func(ctx context.Context) error {
-		if err := s.RolledOut(ctx, s.set()); err != nil {
+	return harness.UntilWithin(ctx, adoptionSettles, "the operator to work outside the mesh", func(ctx context.Context) error {
+		if err := s.RolledOut(ctx, s.StatefulSet()); err != nil {
 			return err
 		}
 		root, err := s.ShardingConfig(ctx)

@@ -9,6 +9,8 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
 
 const (
@@ -74,10 +76,8 @@ func (o *shardedOperator) disrupt(ctx context.Context) error {
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, i := range all {
 		// At any time of a move.
-		select {
-		case <-time.After(time.Duration(random.Int64N(int64(3 * time.Second)))):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := harness.Sleep(ctx, time.Duration(random.Int64N(int64(3*time.Second)))); err != nil {
+			return err
 		}
 		start := time.Now()
 		if err := stormDisruptions[i].cause(ctx, o, random); err != nil {

@@ -64,9 +64,8 @@ func (s *suite) startEgress(ctx context.Context) (*egressTest, error) {
 	o := &egressTest{suite: s, home: home}
 	var aliases []corev1.HostAlias
 	for name, log := range map[string]**visitLog{allowedHost: &o.allowed, deniedHost: &o.denied} {
-		p := harness.NewPod(home, strings.TrimSuffix(name, ".example"), "none", "", s.Nodes[1], "probe", "host")
-		p.Labels, p.Annotations = nil, nil // not on the mesh
-		if err := s.startPod(ctx, p); err != nil {
+		p := harness.NewPlainPod(home, strings.TrimSuffix(name, ".example"), harness.ProbeImage, s.Nodes[1], "probe", "host")
+		if err := s.CreateReady(ctx, p); err != nil {
 			return nil, err
 		}
 		aliases = append(aliases, corev1.HostAlias{IP: p.Status.PodIP, Hostnames: []string{name}})
@@ -74,19 +73,11 @@ func (s *suite) startEgress(ctx context.Context) (*egressTest, error) {
 	}
 	p := harness.NewPod(home, "asks", "none", "ebpf", s.Nodes[0], "probe", "visit", allowedHost, deniedHost)
 	p.Spec.HostAliases = aliases
-	if err := s.startPod(ctx, p); err != nil {
+	if err := s.CreateReady(ctx, p); err != nil {
 		return nil, err
 	}
 	o.asks = s.visitsOf(p)
 	return o, nil
-}
-
-// startPod creates a pod and waits until it is ready.
-func (s *suite) startPod(ctx context.Context, p *corev1.Pod) error {
-	if err := s.CreateAll(ctx, p); err != nil {
-		return err
-	}
-	return s.WaitPodReady(ctx, p)
 }
 
 func (s *suite) visitsOf(p *corev1.Pod) *visitLog {
@@ -110,7 +101,7 @@ func (o *egressTest) changeRules(ctx context.Context, replace bool) error {
 	if err := o.CreateAll(ctx, b); err != nil {
 		return err
 	}
-	if err := waitBreakerInForce(ctx, o.World, b); err != nil {
+	if err := o.waitBreakerInForce(ctx, b); err != nil {
 		return err
 	}
 	denied := window{from: time.Now()}
@@ -121,7 +112,7 @@ func (o *egressTest) changeRules(ctx context.Context, replace bool) error {
 	if err := o.Update(ctx, b); err != nil {
 		return fmt.Errorf("changing what is allowed: %w", err)
 	}
-	if err := waitBreakerInForce(ctx, o.World, b); err != nil {
+	if err := o.waitBreakerInForce(ctx, b); err != nil {
 		return err
 	}
 	if replace {
@@ -188,7 +179,20 @@ func (o *egressTest) judge() error {
 	if len(came) == 0 || len(served) == 0 {
 		return errors.New("the hosts were not asked at all")
 	}
-	failed := 0
+	failed := o.countVisits(asked)
+	leaked := leakedIn(came, o.windows)
+	harness.LogSome(o.World, 3, "  ! it came to the host: %s", leaked)
+	c.asked += len(asked)
+	c.leaked += len(leaked)
+	o.Logf("  of %d requests %d were denied, %d of those came to the host; of those allowed %d were refused, and %d failed on their way",
+		len(asked), c.denied, len(leaked), c.refused, failed)
+	return nil
+}
+
+// countVisits counts denied and refused visits, and returns how many allowed ones failed
+// for other reasons.
+func (o *egressTest) countVisits(asked []visit) (failed int) {
+	c := &o.counts
 	for _, v := range asked {
 		switch {
 		case v.Host == deniedHost && v.refused():
@@ -203,13 +207,5 @@ func (o *egressTest) judge() error {
 			}
 		}
 	}
-	leaked := leakedIn(came, o.windows)
-	for _, v := range leaked[:min(3, len(leaked))] {
-		o.Logf("  ! it came to the host: %s", v)
-	}
-	c.asked += len(asked)
-	c.leaked += len(leaked)
-	o.Logf("  of %d requests %d were denied, %d of those came to the host; of those allowed %d were refused, and %d failed on their way",
-		len(asked), c.denied, len(leaked), c.refused, failed)
-	return nil
+	return failed
 }

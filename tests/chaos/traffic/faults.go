@@ -42,24 +42,14 @@ func (s *suite) faults(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := o.injectEach(ctx); err != nil {
-			return err
-		}
-		if err := o.waitRecovered(ctx); err != nil {
-			return err
-		}
-		if err := s.checkUsage(ctx, start); err != nil {
-			return err
-		}
-		if err := o.allTogether(ctx); err != nil {
-			return err
-		}
-		if err := o.waitConverged(ctx); err != nil {
-			return err
-		}
-		// The writer has ended, and is no client of the agents.
-		if err := o.waitRecovered(ctx); err != nil {
-			return err
+		asAtStart := func(ctx context.Context) error { return s.checkUsage(ctx, start) }
+		for _, step := range []func(context.Context) error{
+			o.injectEach, o.waitRecovered, asAtStart,
+			o.allTogether, o.waitConverged, o.waitRecovered, // the writer has ended, and is no client of the agents
+		} {
+			if err := step(ctx); err != nil {
+				return err
+			}
 		}
 		return errors.Join(s.checkUsage(ctx, start), s.countPanics(ctx))
 	})
@@ -79,9 +69,9 @@ func (o *faultTest) injectEach(ctx context.Context) error {
 	if err := o.loseLocks(ctx); err != nil {
 		return fmt.Errorf("%s: %w", lockLost.name, err)
 	}
-	for _, b := range scenarios {
-		if err := o.inject(ctx, b); err != nil {
-			return fmt.Errorf("%s: %w", b.name, err)
+	for _, sc := range scenarios {
+		if err := o.inject(ctx, sc); err != nil {
+			return fmt.Errorf("%s: %w", sc.name, err)
 		}
 	}
 	return nil
@@ -89,15 +79,15 @@ func (o *faultTest) injectEach(ctx context.Context) error {
 
 // inject injects the faults of a scenario for a while, and until each of its kinds was
 // injected.
-func (o *faultTest) inject(ctx context.Context, b scenario) error {
+func (o *faultTest) inject(ctx context.Context, sc scenario) error {
 	begun := time.Now()
-	end, err := o.apply(ctx, b)
+	end, err := o.apply(ctx, sc)
 	if err != nil {
 		return err
 	}
 	err = o.closeConnections(ctx)
 	if err == nil {
-		err = o.waitInjected(ctx, b, begun)
+		err = o.waitInjected(ctx, sc, begun)
 	}
 	return errors.Join(err, end(&o.suite.counts))
 }
@@ -123,25 +113,23 @@ func (o *faultTest) closeConnections(ctx context.Context) error {
 }
 
 // waitInjected waits for a while, and until each kind of a scenario was injected.
-func (o *faultTest) waitInjected(ctx context.Context, b scenario, begun time.Time) error {
-	select {
-	case <-time.After(minDuration): // the duration is part of the test
-	case <-ctx.Done():
-		return ctx.Err()
+func (o *faultTest) waitInjected(ctx context.Context, sc scenario, begun time.Time) error {
+	if err := harness.Sleep(ctx, minDuration); err != nil { // the duration is part of the test
+		return err
 	}
 	var by map[string]int
 	err := o.Until(ctx, "faults", func(ctx context.Context) (err error) {
-		if by, err = o.injected(ctx, b.name); err != nil {
+		if by, err = o.injected(ctx, sc.name); err != nil {
 			return err
 		}
-		for _, kind := range b.kinds {
+		for _, kind := range sc.kinds {
 			if by[kind] == 0 {
 				return fmt.Errorf("no %s was injected", kind)
 			}
 		}
 		return nil
 	})
-	o.Logf("  %s for %v: %v", b.name, time.Since(begun).Round(100*time.Millisecond), format(by))
+	o.Logf("  %s for %v: %v", sc.name, time.Since(begun).Round(100*time.Millisecond), format(by))
 	return err
 }
 

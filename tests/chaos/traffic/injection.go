@@ -12,44 +12,33 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
 )
 
 // apply creates the FaultInjection of a scenario and waits until it is in force. The returned
 // function counts its faults and deletes it.
-func (o *faultTest) apply(ctx context.Context, b scenario) (end func(*counts) error, err error) {
+func (o *faultTest) apply(ctx context.Context, sc scenario) (end func(*counts) error, err error) {
 	lasts := meshv1alpha1.Duration(faultsEnd)
 	f := &meshv1alpha1.FaultInjection{
-		ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: b.name},
-		Spec:       meshv1alpha1.FaultInjectionSpec{Selector: o.selector(), Duration: &lasts, HTTPFaultInjections: b.rules},
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: sc.name},
+		Spec:       meshv1alpha1.FaultInjectionSpec{Selector: o.selector(), Duration: &lasts, HTTPFaultInjections: sc.rules},
 	}
 	if err := o.CreateAll(ctx, f); err != nil {
 		return nil, err
 	}
 	end = func(c *counts) error {
 		ctx := context.WithoutCancel(ctx)
-		by, err := o.injected(ctx, b.name)
+		by, err := o.injected(ctx, sc.name)
 		c.addInjected(by)
 		return errors.Join(err, client.IgnoreNotFound(o.Delete(ctx, f)))
 	}
-	err = waitInForce(ctx, o.World, f, func() error {
+	err = o.UntilObject(ctx, sc.name+" to be in force", f, func() error {
 		return inForce(f.Generation, f.Status.ObservedGeneration, f.Status.Pods, f.Status.PodsInForce)
 	})
 	if err != nil {
 		return nil, errors.Join(err, end(&counts{}))
 	}
 	return end, nil
-}
-
-// waitInForce reads a CircuitBreaker or FaultInjection until state returns nil.
-func waitInForce(ctx context.Context, w *harness.World, obj client.Object, state func() error) error {
-	return w.Until(ctx, obj.GetName()+" to be in force", func(ctx context.Context) error {
-		if err := w.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
-			return err
-		}
-		return state()
-	})
 }
 
 // inForce returns an error that says why a CircuitBreaker or FaultInjection is not in force.

@@ -9,7 +9,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -50,7 +49,7 @@ func (o *faultTest) limit(ctx context.Context) (end func() error, err error) {
 		made = append(made, b)
 	}
 	for _, b := range made {
-		if err := waitBreakerInForce(ctx, o.World, b); err != nil {
+		if err := o.suite.waitBreakerInForce(ctx, b); err != nil {
 			return end, err
 		}
 	}
@@ -58,8 +57,8 @@ func (o *faultTest) limit(ctx context.Context) (end func() error, err error) {
 }
 
 // waitBreakerInForce waits until a CircuitBreaker is in force as it was last written.
-func waitBreakerInForce(ctx context.Context, w *harness.World, b *meshv1alpha1.CircuitBreaker) error {
-	return waitInForce(ctx, w, b, func() error {
+func (s *suite) waitBreakerInForce(ctx context.Context, b *meshv1alpha1.CircuitBreaker) error {
+	return s.UntilObject(ctx, b.Name+" to be in force", b, func() error {
 		return inForce(b.Generation, b.Status.ObservedGeneration, b.Status.Pods, b.Status.PodsInForce)
 	})
 }

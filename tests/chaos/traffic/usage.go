@@ -13,27 +13,27 @@ import (
 type usage struct{ goroutines, sockets, bytes float64 }
 
 // lowest returns the lower of two readings in each respect.
-func (h usage) lowest(g usage) usage {
-	return usage{min(h.goroutines, g.goroutines), min(h.sockets, g.sockets), min(h.bytes, g.bytes)}
+func (u usage) lowest(v usage) usage {
+	return usage{min(u.goroutines, v.goroutines), min(u.sockets, v.sockets), min(u.bytes, v.bytes)}
 }
 
-// minus returns how much h exceeds start.
-func (h usage) minus(start usage) usage {
-	return usage{h.goroutines - start.goroutines, h.sockets - start.sockets, h.bytes - start.bytes}
+// minus returns how much u exceeds start.
+func (u usage) minus(start usage) usage {
+	return usage{u.goroutines - start.goroutines, u.sockets - start.sockets, u.bytes - start.bytes}
 }
 
 // highest returns the higher of two readings in each respect.
-func (h usage) highest(g usage) usage {
-	return usage{max(h.goroutines, g.goroutines), max(h.sockets, g.sockets), max(h.bytes, g.bytes)}
+func (u usage) highest(v usage) usage {
+	return usage{max(u.goroutines, v.goroutines), max(u.sockets, v.sockets), max(u.bytes, v.bytes)}
 }
 
 // withinBounds reports whether a difference is small enough to be no leak.
-func (h usage) withinBounds() bool {
-	return h.goroutines <= maxGoroutines && h.sockets <= maxSockets && h.bytes <= maxRSS
+func (u usage) withinBounds() bool {
+	return u.goroutines <= maxGoroutines && u.sockets <= maxSockets && u.bytes <= maxRSS
 }
 
-func (h usage) String() string {
-	return fmt.Sprintf("%+.0f goroutines, %+.0f descriptors, %+.1f MB", h.goroutines, h.sockets, h.bytes/1e6)
+func (u usage) String() string {
+	return fmt.Sprintf("%+.0f goroutines, %+.0f descriptors, %+.1f MB", u.goroutines, u.sockets, u.bytes/1e6)
 }
 
 const (
@@ -50,21 +50,19 @@ func (s *suite) usages(ctx context.Context) (map[string]usage, error) {
 			if err != nil {
 				return nil, err
 			}
-			h := usage{
+			u := usage{
 				harness.Total(families["go_goroutines"], nil), harness.Total(families["process_open_fds"], nil), harness.Total(families["process_resident_memory_bytes"], nil),
 			}
-			if h.goroutines == 0 || h.sockets == 0 || h.bytes == 0 {
+			if u.goroutines == 0 || u.sockets == 0 || u.bytes == 0 {
 				return nil, kube.Never(fmt.Errorf("the agent on %s does not say what it holds", node))
 			}
 			if before, ok := out[node]; ok {
-				h = h.lowest(before)
+				u = u.lowest(before)
 			}
-			out[node] = h
+			out[node] = u
 		}
-		select {
-		case <-time.After(readEvery):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := harness.Sleep(ctx, readEvery); err != nil {
+			return nil, err
 		}
 	}
 	return out, nil
@@ -78,19 +76,19 @@ func (s *suite) waitAtRest(ctx context.Context) (start map[string]usage, err err
 		if start, err = s.usages(ctx); err != nil {
 			return err
 		}
-		for node, h := range start {
+		for node, u := range start {
 			was, ok := before[node]
 			if !ok {
 				return fmt.Errorf("%s was read once", node)
 			}
-			if d := was.minus(h); d.goroutines > 0 || d.sockets > 0 {
+			if d := was.minus(u); d.goroutines > 0 || d.sockets > 0 {
 				return fmt.Errorf("on %s they fall: %v", node, d)
 			}
 		}
 		return nil
 	})
-	for node, h := range start {
-		s.Logf("  at the start %s holds %.0f goroutines, %.0f descriptors, %.1f MB", node, h.goroutines, h.sockets, h.bytes/1e6)
+	for node, u := range start {
+		s.Logf("  at the start %s holds %.0f goroutines, %.0f descriptors, %.1f MB", node, u.goroutines, u.sockets, u.bytes/1e6)
 	}
 	return start, err
 }
@@ -107,8 +105,8 @@ func (s *suite) checkUsage(ctx context.Context, start map[string]usage) error {
 			return err
 		}
 		first := true
-		for node, h := range now {
-			d := h.minus(start[node])
+		for node, u := range now {
+			d := u.minus(start[node])
 			if first {
 				more = d
 			}

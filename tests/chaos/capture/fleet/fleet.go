@@ -85,7 +85,7 @@ func (f *Fleet) create(ctx context.Context) error {
 				}
 				every := 50 * time.Millisecond
 				if policy == Open && mode != "ebpf" || i > 0 {
-					every *= 4 // enough for the checks, and spares processor time
+					every *= 4 // enough for the checks; processors are few
 				}
 				p := harness.NewPod(home, fmt.Sprintf("%s-%s-%s", mode, policy, node), policy, mode, node, "probe", "pulse", "-every="+every.String())
 				if err := f.CreateAll(ctx, p); err != nil {
@@ -108,8 +108,8 @@ func (f *Fleet) create(ctx context.Context) error {
 func (f *Fleet) WaitServed(ctx context.Context, after time.Time) error {
 	for _, m := range f.Members {
 		for _, kind := range []string{FreshKind, "http1", "http2", writeKind} {
-			_, err := m.WaitRequest(ctx, "an answer to "+kind, after, func(b Request) bool {
-				return b.Kind == kind && b.ViaMesh() && b.Start.After(after) && !b.Beyond(m.Owns)
+			_, err := m.WaitRequest(ctx, "an answer to "+kind, after, func(r Request) bool {
+				return r.Kind == kind && r.ViaMesh() && r.Start.After(after) && !r.Beyond(m.Owns)
 			})
 			if err != nil {
 				return err
@@ -117,6 +117,14 @@ func (f *Fleet) WaitServed(ctx context.Context, after time.Time) error {
 		}
 	}
 	return nil
+}
+
+// WaitWorking waits until each member is served from now on and its informer receives events.
+func (f *Fleet) WaitWorking(ctx context.Context) error {
+	if err := f.WaitServed(ctx, time.Now()); err != nil {
+		return err
+	}
+	return f.WaitInformers(ctx)
 }
 
 // WaitInformers changes an object of each shard and waits until all members have received the
@@ -170,6 +178,23 @@ func IDs(members []*Member) (out []string) {
 		out = append(out, m.id())
 	}
 	return out
+}
+
+// Count returns how many of the members' requests that began in [from, to) match. It prints
+// an example for each member, under the given title.
+func (f *Fleet) Count(title string, members []*Member, from, to time.Time, match func(*Member, Request) bool) (total int, err error) {
+	for _, m := range members {
+		all, err := m.Requests()
+		if err != nil {
+			return total, err
+		}
+		n, example := count(Between(all, from, to), func(r Request) bool { return match(m, r) })
+		if n > 0 {
+			f.Logf("  ! %s: %s: %s", title, m.Name, example)
+		}
+		total += n
+	}
+	return total, nil
 }
 
 // Leaks returns the requests that no agent passed. It excludes those that members sent to

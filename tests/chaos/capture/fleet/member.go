@@ -43,9 +43,7 @@ func (m *Member) Requests() ([]Request, error) {
 
 // WaitRequest waits for a request that ended after a time and is as wanted.
 func (m *Member) WaitRequest(ctx context.Context, what string, after time.Time, wanted func(Request) bool) (found Request, err error) {
-	ctx, cancel := context.WithTimeout(ctx, harness.Timeout)
-	defer cancel()
-	err = kube.Until(ctx, what+" of "+m.Name, func(context.Context) error {
+	err = harness.UntilWithin(ctx, harness.Timeout, what+" of "+m.Name, func(context.Context) error {
 		all, err := m.Requests()
 		if err != nil {
 			return kube.Never(err)
@@ -66,9 +64,7 @@ func (m *Member) WaitRequest(ctx context.Context, what string, after time.Time, 
 // waitEvent waits until the member's informer has received a version of the object of its
 // shard.
 func (m *Member) waitEvent(ctx context.Context, version string) error {
-	ctx, cancel := context.WithTimeout(ctx, harness.Timeout)
-	defer cancel()
-	return kube.Until(ctx, "the informer of "+m.Name, func(context.Context) error {
+	return harness.UntilWithin(ctx, harness.Timeout, "the informer of "+m.Name, func(context.Context) error {
 		if _, err := m.Requests(); err != nil {
 			return kube.Never(err)
 		}
@@ -87,24 +83,22 @@ func (m *Member) waitEvent(ctx context.Context, version string) error {
 // when the last one that did not began, or since if all did.
 func (m *Member) WaitViaMesh(ctx context.Context, since time.Time) (last time.Time, err error) {
 	const enough = 6
-	ctx, cancel := context.WithTimeout(ctx, harness.Timeout)
-	defer cancel()
-	err = kube.Until(ctx, m.Name+" to meet the mesh", func(context.Context) error {
+	err = harness.UntilWithin(ctx, harness.Timeout, m.Name+" to meet the mesh", func(context.Context) error {
 		all, err := m.Requests()
 		if err != nil {
 			return kube.Never(err)
 		}
 		last = since
 		good, example := 0, ""
-		for _, b := range Between(all, since, time.Now()) {
+		for _, r := range Between(all, since, time.Now()) {
 			switch {
-			case b.Kind != FreshKind:
-			case b.ViaMesh():
+			case r.Kind != FreshKind:
+			case r.ViaMesh():
 				good++
 			default:
-				good, example = 0, b.String()
-				if b.Start.After(last) {
-					last = b.Start
+				good, example = 0, r.String()
+				if r.Start.After(last) {
+					last = r.Start
 				}
 			}
 		}
@@ -124,11 +118,11 @@ func (m *Member) Latency(from, to time.Time) (worst time.Duration, failed string
 		return 0, "", err
 	}
 	var took []time.Duration
-	for _, b := range Between(all, from, to) {
-		took = append(took, b.End().Sub(b.Start))
-		refusedAbove := b.Code == http.StatusTooManyRequests && strings.Contains(b.Error, fairness)
-		if !b.OK() && !refusedAbove {
-			failed = b.String()
+	for _, r := range Between(all, from, to) {
+		took = append(took, r.End().Sub(r.Start))
+		refusedAbove := r.Code == http.StatusTooManyRequests && strings.Contains(r.Error, fairness)
+		if !r.OK() && !refusedAbove {
+			failed = r.String()
 		}
 	}
 	if len(took) == 0 {

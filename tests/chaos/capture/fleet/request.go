@@ -38,28 +38,28 @@ const (
 )
 
 // End returns when the response ended.
-func (b Request) End() time.Time {
-	return b.Start.Add(time.Duration(b.MS * float64(time.Millisecond)))
+func (r Request) End() time.Time {
+	return r.Start.Add(time.Duration(r.MS * float64(time.Millisecond)))
 }
 
 // OK reports whether the request succeeded.
-func (b Request) OK() bool { return b.Error == "" && b.Code < 400 }
+func (r Request) OK() bool { return r.Error == "" && r.Code < 400 }
 
 // Direct reports whether the request was sent to the apiserver itself.
-func (b Request) Direct() bool {
-	return slices.ContainsFunc(b.Issuers, func(issuer string) bool { return !strings.Contains(issuer, meshIssuer) })
+func (r Request) Direct() bool {
+	return slices.ContainsFunc(r.Issuers, func(issuer string) bool { return !strings.Contains(issuer, meshIssuer) })
 }
 
 // ViaMesh reports whether the request succeeded through the mesh alone.
-func (b Request) ViaMesh() bool { return b.OK() && !b.Direct() }
+func (r Request) ViaMesh() bool { return r.OK() && !r.Direct() }
 
 // Beyond reports whether the response had objects of other namespaces than the given one.
-func (b Request) Beyond(owns string) bool {
-	return slices.ContainsFunc(b.Namespaces, func(ns string) bool { return ns != owns })
+func (r Request) Beyond(owns string) bool {
+	return slices.ContainsFunc(r.Namespaces, func(ns string) bool { return ns != owns })
 }
 
-func (b Request) String() string {
-	return fmt.Sprintf("%s %s %.0f ms: %d %s, to %q, saw %v", b.Start.Format("15:04:05.000"), b.Kind, b.MS, b.Code, b.Error, b.Issuers, b.Namespaces)
+func (r Request) String() string {
+	return fmt.Sprintf("%s %s %.0f ms: %d %s, to %q, saw %v", r.Start.Format("15:04:05.000"), r.Kind, r.MS, r.Code, r.Error, r.Issuers, r.Namespaces)
 }
 
 // parsePulse parses whole lines of a container's log file.
@@ -89,9 +89,9 @@ func parsePulse(text []byte) (requests []Request, events []event) {
 // Between returns the requests that began in [from, to), in the order in which they ended.
 func Between(all []Request, from, to time.Time) []Request {
 	var out []Request
-	for _, b := range all {
-		if !b.Start.Before(from) && b.Start.Before(to) {
-			out = append(out, b)
+	for _, r := range all {
+		if !r.Start.Before(from) && r.Start.Before(to) {
+			out = append(out, r)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Request) int { return a.End().Compare(b.End()) })
@@ -101,20 +101,20 @@ func Between(all []Request, from, to time.Time) []Request {
 // First returns the wanted request that ended first after a time. It returns false if there is
 // none.
 func First(all []Request, after time.Time, wanted func(Request) bool) (found Request, ok bool) {
-	for _, b := range all {
-		if b.End().After(after) && wanted(b) && (!ok || b.End().Before(found.End())) {
-			found, ok = b, true
+	for _, r := range all {
+		if r.End().After(after) && wanted(r) && (!ok || r.End().Before(found.End())) {
+			found, ok = r, true
 		}
 	}
 	return found, ok
 }
 
-// Count returns how many requests match, and the first of them as an example.
-func Count(all []Request, is func(Request) bool) (n int, example string) {
-	for _, b := range all {
-		if is(b) {
+// count returns how many requests match, and the first of them as an example.
+func count(all []Request, is func(Request) bool) (n int, example string) {
+	for _, r := range all {
+		if is(r) {
 			if n == 0 {
-				example = b.String()
+				example = r.String()
 			}
 			n++
 		}

@@ -35,7 +35,7 @@ func TestPulseTellsMeshedFromDirectRequests(t *testing.T) {
 	require.Equal(t, direct, found)
 	_, ok = First(requests, start.Add(500*time.Millisecond), Request.OK)
 	require.False(t, ok)
-	n, example := Count(requests, func(b Request) bool { return !b.OK() })
+	n, example := count(requests, func(b Request) bool { return !b.OK() })
 	require.Equal(t, 1, n)
 	require.Contains(t, example, "connection refused")
 }

@@ -35,10 +35,7 @@ func (f *Fleet) CreateShard(ctx context.Context, home, name string, policy meshv
 	if err := f.CreateAll(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: owns, Name: objectName}}, c); err != nil {
 		return "", err
 	}
-	return owns, f.Until(ctx, "the manager to see ShardingConfig "+name, func(ctx context.Context) error {
-		if err := f.Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
-			return err
-		}
+	return owns, f.UntilObject(ctx, "the manager to see ShardingConfig "+name, c, func() error {
 		if s := c.Status; s.ObservedGeneration < c.Generation || s.Stamping == nil || !s.Stamping.Done {
 			return errors.New("it has not seen it, or still stamps")
 		}

@@ -89,12 +89,8 @@ func (o *Operator) RequireEvidence(states []audit.State, writes []audit.Request)
 
 // LogViolations prints some of the violations that a judgement found.
 func (o *Operator) LogViolations(j audit.Judgement) {
-	for _, f := range j.Foreign[:min(5, len(j.Foreign))] {
-		o.Logf("  ! %s", f)
-	}
-	for _, s := range j.Shared[:min(3, len(j.Shared))] {
-		o.Logf("  ! %s", s)
-	}
+	harness.LogSome(o.World, 5, "  ! %s", j.Foreign)
+	harness.LogSome(o.World, 3, "  ! %s", j.Shared)
 }
 
 // JudgeWaits stops the writer, and counts the objects that were not reconciled, or only after
@@ -107,12 +103,8 @@ func (o *Operator) JudgeWaits(ctx context.Context) {
 	o.Result.DoubtErr(o.Part, err)
 	o.Counts.Lost += len(lost)
 	o.Counts.Orphans += len(long)
-	for _, t := range lost[:min(3, len(lost))] {
-		o.Logf("  ! %s", t)
-	}
-	for _, t := range long[:min(3, len(long))] {
-		o.Logf("  ! %s", t)
-	}
+	harness.LogSome(o.World, 3, "  ! %s", lost)
+	harness.LogSome(o.World, 3, "  ! %s", long)
 	if len(starved) > 0 {
 		o.Result.Doubt("%s: the operator was too slow to tell: %d objects that the mesh showed it starved in its queue: %s", o.Part, len(starved), starved[0])
 	}

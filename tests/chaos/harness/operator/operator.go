@@ -64,7 +64,7 @@ func (o *Operator) NewRoot(spec meshv1alpha1.ShardingConfigSpec) *meshv1alpha1.S
 // CreateStatefulSet creates the operator's StatefulSet, changed only in where it runs, how
 // often it writes, and by edit unless that is nil.
 func (o *Operator) CreateStatefulSet(ctx context.Context, replicas int32, edit func(*appsv1.StatefulSet)) error {
-	text, err := os.ReadFile(filepath.Join(o.World.Root, manifests, "statefulset.yaml"))
+	text, err := os.ReadFile(filepath.Join(o.Root, manifests, "statefulset.yaml"))
 	if err != nil {
 		return fmt.Errorf("reading the operator's manifest: %w", err)
 	}
@@ -85,15 +85,20 @@ func (o *Operator) CreateStatefulSet(ctx context.Context, replicas int32, edit f
 	return o.CreateAll(ctx, set)
 }
 
+// StatefulSet returns the operator's StatefulSet, with its name alone.
+func (o *Operator) StatefulSet() *appsv1.StatefulSet {
+	return &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: Name}}
+}
+
 // allowWeighing permits the manager to count the objects, until the namespace is deleted.
 func (o *Operator) allowWeighing(ctx context.Context) error {
-	var ns corev1.Namespace
-	if err := o.Get(ctx, client.ObjectKey{Name: o.Home}, &ns); err != nil {
-		return fmt.Errorf("reading namespace %s: %w", o.Home, err)
+	owners, err := o.OwnedBy(ctx, o.Home)
+	if err != nil {
+		return err
 	}
 	return o.CreateAll(ctx, &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: o.Home, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}},
+			Name: o.Home, OwnerReferences: owners,
 			Labels: map[string]string{meshv1alpha1.GroupName + "/aggregate-to-stamp": "true"},
 		},
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}, Verbs: []string{"list"}}},
@@ -122,7 +127,7 @@ func (o *Operator) Change(ctx context.Context, edit func(*meshv1alpha1.ShardingC
 			if err := o.Update(ctx, root); err != nil {
 				return err
 			}
-			set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: Name}}
+			set := o.StatefulSet()
 			scale := &autoscalingv1.Scale{ObjectMeta: set.ObjectMeta, Spec: autoscalingv1.ScaleSpec{Replicas: replicasOf(root.Spec.Root)}}
 			return o.SubResource("scale").Update(ctx, set, client.WithSubResourceBody(scale))
 		})
@@ -142,8 +147,7 @@ func (o *Operator) Pods(ctx context.Context) ([]corev1.Pod, error) {
 // root is a handover, too.
 func (o *Operator) Remove(ctx context.Context) error {
 	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: Name}}
-	set := &appsv1.StatefulSet{ObjectMeta: root.ObjectMeta}
-	for _, obj := range []client.Object{set, root} {
+	for _, obj := range []client.Object{o.StatefulSet(), root} {
 		if err := o.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("removing the operator: %w", err)
 		}

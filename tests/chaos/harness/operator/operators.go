@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
@@ -56,10 +54,7 @@ func (t *Operators) Start(ctx context.Context, part string, spec meshv1alpha1.Sh
 		return o, err
 	}
 	// A pod that is created before the manager has read the root belongs to no shard.
-	err = t.Until(ctx, "the manager to see the root", func(ctx context.Context) error {
-		if err := t.Get(ctx, client.ObjectKeyFromObject(root), root); err != nil {
-			return err
-		}
+	err = t.UntilObject(ctx, "the manager to see the root", root, func() error {
 		if root.Status.ObservedGeneration < root.Generation {
 			return errors.New("it has not")
 		}

@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"slices"
 
-	appsv1 "k8s.io/api/apps/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/scope"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
 
 // NewSpec returns the spec of a root with shards of one pod each. It has a canary if canary
@@ -46,9 +43,7 @@ func shardsOf(root *meshv1alpha1.RootConfig) int {
 
 // WaitSettled waits until no handover is under way and all shards have ready members.
 func (o *Operator) WaitSettled(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, SettleTimeout)
-	defer cancel()
-	return kube.Until(ctx, "the shards to settle", o.Settled)
+	return harness.UntilWithin(ctx, SettleTimeout, "the shards to settle", o.Settled)
 }
 
 // Settled returns an error that says why the shards have not settled.
@@ -74,8 +69,7 @@ func (o *Operator) Settled(ctx context.Context) error {
 	if orphans, err := o.unowned(s); err != nil || len(orphans) > 0 {
 		return errors.Join(err, fmt.Errorf("nobody holds %d tenants", len(orphans)))
 	}
-	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: Name}}
-	return o.RolledOut(ctx, set)
+	return o.RolledOut(ctx, o.StatefulSet())
 }
 
 // handovers describes the handovers under way.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,69 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
+
+// withBystander attacks and checks a member on the same node, which needs its agent meanwhile.
+func (s *suite) withBystander(ctx context.Context, victim *fleet.Member, attack func(context.Context) (string, error)) (string, error) {
+	const before = 3 * time.Second
+	start := time.Now()
+	node := victim.Spec.NodeName
+	pid, err := s.AgentPID(ctx, node)
+	if err != nil {
+		return "", err
+	}
+	if _, err := victim.WaitRequest(ctx, "some calm", start.Add(before), fleet.Request.ViaMesh); err != nil {
+		return "", err
+	}
+	calm, _, err := victim.Latency(start, time.Now())
+	if err != nil {
+		return "", err
+	}
+
+	began := time.Now()
+	flooding, stop := context.WithCancel(ctx)
+	defer stop()
+	memory := make(chan int64, 1)
+	go func() { memory <- s.peakMemory(flooding, node, pid) }()
+	why, err := attack(flooding)
+	stop()
+	peak := <-memory
+	if err != nil {
+		return "", err
+	}
+	if after, err := s.AgentPID(ctx, node); err != nil || after != pid {
+		return "", fmt.Errorf("the agent died of it: %w", errors.Join(err, errors.New("another runs")))
+	}
+	if _, err := victim.WaitRequest(ctx, "an answer after it", time.Now(), fleet.Request.ViaMesh); err != nil {
+		return "", err
+	}
+	slow, failed, err := victim.Latency(began, time.Now())
+	switch {
+	case err != nil:
+		return "", err
+	case failed != "":
+		return "", fmt.Errorf("a request of %s failed: %s", victim.Name, failed)
+	case slow > max(maxLatency, maxSlower*calm):
+		return "", fmt.Errorf("%s waited %v, %v before", victim.Name, slow, calm)
+	case peak == 0 || peak > maxMeshMemory:
+		return "", fmt.Errorf("the agent took %d MiB", peak>>20)
+	}
+	return fmt.Sprintf("%s; the agent took %d MiB, others waited %v, %v before", why, peak>>20, slow.Round(time.Millisecond), calm.Round(time.Millisecond)), nil
+}
+
+// peakMemory returns the most resident memory, in bytes, that a process was seen to have until
+// ctx ended.
+func (s *suite) peakMemory(ctx context.Context, node, pid string) (peak int64) {
+	for ctx.Err() == nil {
+		out, err := s.NodeExec(ctx, node, "grep", "VmRSS", "/proc/"+pid+"/status")
+		if fields := strings.Fields(out); err == nil && len(fields) == 3 {
+			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
+				peak = max(peak, kib<<10)
+			}
+		}
+		_ = harness.Sleep(ctx, 250*time.Millisecond)
+	}
+	return peak
+}
 
 // withServices attacks and checks that agents and managers still serve others: a member on the
 // victim's node, readers of metrics, and the apiserver that admits members.
@@ -60,7 +124,7 @@ func (s *suite) withServices(ctx context.Context, victim *fleet.Member, attack f
 // restartCounts returns the containers of the mesh, sorted, each with its restart count.
 func (s *suite) restartCounts(ctx context.Context) (counts []string, err error) {
 	for _, name := range []string{kube.AgentName, kube.ManagerName} {
-		pods, err := s.meshPods(ctx, name)
+		pods, err := s.MeshPods(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -98,10 +162,7 @@ func (s *suite) checkServices(ctx context.Context, victim *fleet.Member) error {
 		if err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(every):
-		}
+		_ = harness.Sleep(ctx, every)
 	}
 	return nil
 }
@@ -117,7 +178,7 @@ func (s *suite) connected(ctx context.Context, node string) error {
 
 // scrapeManagers reads the metrics of all managers.
 func (s *suite) scrapeManagers(ctx context.Context) error {
-	managers, err := s.meshPods(ctx, kube.ManagerName)
+	managers, err := s.MeshPods(ctx, kube.ManagerName)
 	if err != nil {
 		return err
 	}
