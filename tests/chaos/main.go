@@ -1,15 +1,14 @@
 // Chaos breaks the mesh in every way that it promises to survive, on the cluster of
-// tests/cluster with ctrlmesh installed, under clients that ask all the time, and
-// counts what came of it.
+// tests/cluster with ctrlmesh installed, under clients that send requests all the time, and
+// counts the outcome.
 //
-// A suite is made of parts, which run one after the other and can be run alone
-// (-only). Each part prints what it does as it goes. The last line has the counts of
-// all; the program exits with status 0 only if every one is as it must be. Whether a
-// request leaked is decided by the apiserver's audit log and the agents' access
-// lines, never by what a client believes.
+// A suite consists of parts, which run one after the other and can be run alone (-only). Each
+// part prints its progress. The last line has the counts of all parts. The program exits with
+// status 0 only if every count is as it must be. The apiserver's audit log and the agents'
+// access lines decide whether a request leaked, never what a client believes.
 //
-// It takes the mesh apart, and the capture suite in the end uninstalls it: it is not for a
-// cluster that somebody works with.
+// The program breaks the mesh, and the capture suite in the end uninstalls it: do not run it
+// on a cluster that somebody works with.
 package main
 
 import (
@@ -18,51 +17,25 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/onnode"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/sharding"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/traffic"
 )
 
-// A part takes some of a suite's counts.
-type part struct {
-	name string
-	run  func(context.Context, *world, *result) error
-}
-
-// suites by their name. The last part of capture leaves no mesh to test; those of
-// sharding have an operator of their own each, as the first of traffic has.
-var suites = map[string][]part{
-	"capture": {
-		{"starts", starts},
-		{"kills", kills},
-		{"upgrades", upgrades},
-		{"losses", losses},
-		{"failures", failures},
-		{"hostile", hostile},
-		{"cleanup", cleanup},
-	},
-	shardingSuite: {
-		{"explore", explored},
-		{"scale", scale},
-		{"canary", canary},
-		{"restart", restart},
-		{"storm", storm},
-		{"balance", balance},
-		{"failover", failover},
-		{"adoption", adoption},
-		{"restore", restore},
-		{"unfenced", unfenced},
-	},
-	trafficSuite: {
-		{"faults", underFaults},
-		{"egress", egress},
-	},
+var suites = map[string]func(*harness.World, *harness.Result) harness.Suite{
+	"capture":  capture.New,
+	"sharding": sharding.New,
+	"traffic":  traffic.New,
 }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == onNodeCommand {
-		if err := onNode(os.Args[2:]); err != nil {
+	if len(os.Args) > 1 && os.Args[1] == onnode.Command {
+		if err := onnode.Run(os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "chaos:", err)
 			os.Exit(1)
 		}
@@ -83,59 +56,47 @@ func main() {
 	}
 }
 
-// run reports whether all counts are as they must be. An error means that none
-// could be taken.
-func run(ctx context.Context, suite, only string) (bool, error) {
-	parts, err := choose(suite, only)
+// run reports whether all counts are as they must be. An error means that no count could
+// be taken.
+func run(ctx context.Context, name, only string) (bool, error) {
+	w, r := &harness.World{}, &harness.Result{}
+	suite, parts, err := choose(w, r, name, only)
 	if err != nil {
 		return false, err
 	}
-	w, err := newWorld(ctx)
-	if err != nil {
+	if err := w.Connect(ctx); err != nil {
 		return false, err
 	}
-	defer w.close()
-	r := &result{}
+	defer w.Close()
 	for _, p := range parts {
 		start := time.Now()
-		w.say("%s", p.name)
-		r.ran = append(r.ran, p.name)
-		if err := p.run(ctx, w, r); err != nil {
-			r.doubt("%s: %v", p.name, err)
-			w.say("  ! %v", err)
+		w.Logf("%s", p.Name)
+		r.Ran = append(r.Ran, p.Name)
+		if err := p.Run(ctx); err != nil {
+			r.DoubtErr(p.Name, err)
+			w.Logf("  ! %v", err)
 		}
-		w.say("%s took %v", p.name, time.Since(start).Round(time.Second))
+		w.Logf("%s took %v", p.Name, time.Since(start).Round(time.Second))
 		if ctx.Err() != nil {
 			break
 		}
 	}
 	fmt.Println()
-	for _, doubt := range r.wrong(suite) {
-		fmt.Println("!", doubt)
+	failures := r.Failures(suite)
+	for _, failure := range failures {
+		fmt.Println("!", failure)
 	}
-	fmt.Println(r.line(suite))
-	return len(r.wrong(suite)) == 0, nil
+	fmt.Println(r.Line(suite))
+	return len(failures) == 0, nil
 }
 
-// choose the parts of a suite, in its order.
-func choose(suite, only string) ([]part, error) {
-	parts, ok := suites[suite]
+// choose returns a suite by its name, and those of its parts that only names.
+func choose(w *harness.World, r *harness.Result, name, only string) (harness.Suite, []harness.Part, error) {
+	create, ok := suites[name]
 	if !ok {
-		return nil, fmt.Errorf("no suite %q: there are capture, sharding and traffic", suite)
+		return harness.Suite{}, nil, fmt.Errorf("no suite %q: there are capture, sharding and traffic", name)
 	}
-	if only == "" {
-		return parts, nil
-	}
-	wanted := strings.Split(only, ",")
-	var out []part
-	for _, p := range parts {
-		if slices.Contains(wanted, p.name) {
-			out = append(out, p)
-			wanted = slices.DeleteFunc(wanted, func(name string) bool { return name == p.name })
-		}
-	}
-	if len(wanted) > 0 {
-		return nil, fmt.Errorf("suite %s has no part %q", suite, wanted)
-	}
-	return out, nil
+	suite := create(w, r)
+	parts, err := suite.Select(only)
+	return suite, parts, err
 }

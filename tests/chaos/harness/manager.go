@@ -1,0 +1,63 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// WithoutManager stops all managers, and returns a function that restores them. The caller must
+// call it unless it is nil, also beside an error.
+func (w *World) WithoutManager(ctx context.Context) (restore func() error, err error) {
+	m := Manager()
+	if err := w.Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+		return nil, fmt.Errorf("reading the manager: %w", err)
+	}
+	before := *m.Spec.Replicas
+	scale := func(ctx context.Context, replicas int32) error {
+		m.ResourceVersion = ""
+		return w.SubResource("scale").Update(ctx, m,
+			client.WithSubResourceBody(&autoscalingv1.Scale{ObjectMeta: m.ObjectMeta, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}))
+	}
+	restore = func() error {
+		ctx := context.WithoutCancel(ctx) // restored even if the part is interrupted
+		if err := scale(ctx, before); err != nil {
+			return fmt.Errorf("bringing the manager back: %w", err)
+		}
+		return w.Until(ctx, "the manager's return", func(ctx context.Context) error { return w.RolledOut(ctx, Manager()) })
+	}
+	if err := scale(ctx, 0); err != nil {
+		return restore, fmt.Errorf("taking the manager away: %w", err)
+	}
+	return restore, w.Until(ctx, "the managers' end", func(ctx context.Context) error {
+		var pods corev1.PodList
+		if err := w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}); err != nil {
+			return err
+		}
+		if n := len(pods.Items); n > 0 {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	})
+}
+
+// LeadingManager returns the pod of the manager that leads.
+func (w *World) LeadingManager(ctx context.Context) (*corev1.Pod, error) {
+	var lease coordinationv1.Lease
+	if err := w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: kube.ManagerName}, &lease); err != nil {
+		return nil, fmt.Errorf("finding the leader: %w", err)
+	}
+	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	pod := &corev1.Pod{}
+	if err := w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: name}, pod); err != nil {
+		return nil, fmt.Errorf("finding the leader: %w", err)
+	}
+	return pod, nil
+}

@@ -1,0 +1,21 @@
+package operator
+
+import "time"
+
+// Counts is what all operators of a run came to.
+type Counts struct {
+	Handovers    int
+	Took         map[string][]time.Duration // how long handovers took, by part
+	DoubleWrites int                        // writes of another shard's keys, and keys with two owners
+	Lost         int                        // objects that nobody has reconciled in the end
+	Orphans      int                        // namespaces without an owner in the end, or with none at work for too long
+}
+
+// addHandovers counts handovers of a part, by how long each took.
+func (c *Counts) addHandovers(part string, took []time.Duration) {
+	c.Handovers += len(took)
+	if c.Took == nil {
+		c.Took = map[string][]time.Duration{}
+	}
+	c.Took[part] = append(c.Took[part], took...)
+}

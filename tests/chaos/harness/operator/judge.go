@@ -1,0 +1,111 @@
+package operator
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// Evidence returns what the audit log has of the operator: the states of its shards, and all
+// its writes.
+func (o *Operator) Evidence() ([]audit.State, []audit.Request, error) {
+	f, err := o.AuditSince(o.began)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = f.Close() }()
+	states, err := audit.States(f, types.NamespacedName{Namespace: o.Home, Name: Name}, o.began.At)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := o.AuditSince(o.began)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = g.Close() }()
+	requests, err := audit.Requests(g, audit.Callers{Users: []string{audit.ServiceAccount(o.Home, harness.ProbeAccount)}, Since: o.began.At})
+	return states, slices.DeleteFunc(requests, func(r audit.Request) bool {
+		return !r.Writes() || r.Group != tallyv1.GroupVersion.Group
+	}), err
+}
+
+// judge stops the writer and counts the outcome of the part.
+func (o *Operator) judge(ctx context.Context) error {
+	o.JudgeWaits(ctx)
+	if err := o.judgeOwners(ctx); err != nil {
+		return err
+	}
+	states, writes, err := o.Evidence()
+	if err != nil {
+		return err
+	}
+	j := audit.Judge(states, writes, o.APIServerRestarts)
+	o.Counts.DoubleWrites += len(j.Foreign) + len(j.Shared)
+	o.LogViolations(j)
+	if len(j.Unknown) > 0 {
+		o.Result.Doubt("%s: %d writes are by pods of no shard: %s", o.Part, len(j.Unknown), j.Unknown[0])
+	}
+	o.RequireEvidence(states, writes)
+	moved := audit.Handovers(states)
+	var took []time.Duration
+	for _, h := range moved {
+		took = append(took, h.Took())
+	}
+	o.Counts.addHandovers(o.Part, took)
+	o.Logf("  %d handovers, half of them in %v, the slowest took %v; %d writes, %d in what was another's", len(moved),
+		harness.Percentile(took, 0.5).Round(time.Millisecond), harness.Percentile(took, 1).Round(time.Millisecond), j.Writes, len(j.Foreign))
+	return nil
+}
+
+// judgeOwners counts the tenants that nobody owns in the end.
+func (o *Operator) judgeOwners(ctx context.Context) error {
+	root, err := o.ShardingConfig(ctx)
+	if err != nil || root.Status.Root == nil {
+		return err
+	}
+	orphans, err := o.unowned(root.Status.Root)
+	if err != nil {
+		return err
+	}
+	o.Counts.Orphans += len(orphans)
+	if len(orphans) > 0 {
+		o.Logf("  ! nobody holds %d tenants: %s, for one", len(orphans), orphans[0])
+	}
+	return nil
+}
+
+// RequireEvidence records a doubt if the audit log has no states or no writes.
+func (o *Operator) RequireEvidence(states []audit.State, writes []audit.Request) {
+	if len(states) == 0 || len(writes) == 0 {
+		o.Result.Doubt("%s: the audit log has %d states and %d writes: is its policy that of tests/cluster?", o.Part, len(states), len(writes))
+	}
+}
+
+// LogViolations prints some of the violations that a judgement found.
+func (o *Operator) LogViolations(j audit.Judgement) {
+	harness.LogSome(o.World, 5, "  ! %s", j.Foreign)
+	harness.LogSome(o.World, 3, "  ! %s", j.Shared)
+}
+
+// JudgeWaits stops the writer, and counts the objects that were not reconciled, or only after
+// too long.
+func (o *Operator) JudgeWaits(ctx context.Context) {
+	if o.Writer == nil {
+		return
+	}
+	lost, long, starved, err := o.Writer.Finish(ctx)
+	o.Result.DoubtErr(o.Part, err)
+	o.Counts.Lost += len(lost)
+	o.Counts.Orphans += len(long)
+	harness.LogSome(o.World, 3, "  ! %s", lost)
+	harness.LogSome(o.World, 3, "  ! %s", long)
+	if len(starved) > 0 {
+		o.Result.Doubt("%s: the operator was too slow to tell: %d objects that the mesh showed it starved in its queue: %s", o.Part, len(starved), starved[0])
+	}
+}

@@ -1,0 +1,113 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+const (
+	// NetImage has shell tools and a client that is not a Go program.
+	NetImage = "localhost/busybox:1"
+	// ProbeImage has the program of tests/operators/probe.
+	ProbeImage = "localhost/ctrlmesh/probe:dev"
+	// ProbeAccount is the service account that CreatePodNamespace creates.
+	ProbeAccount = "probe"
+	// PolicyLabel is the label by which configurations select their pods.
+	PolicyLabel = "policy"
+)
+
+// CreateNamespace creates a namespace and returns its name, which contains the given one.
+func (w *World) CreateNamespace(ctx context.Context, name string) (string, error) {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "chaos-" + name + "-", Labels: Labels}}
+	if err := w.Create(ctx, ns); err != nil {
+		return "", fmt.Errorf("making a namespace: %w", err)
+	}
+	return ns.Name, nil
+}
+
+// CreatePodNamespace creates a namespace for pods, with a service account that is a cluster
+// administrator. Whatever such a pod cannot do, the mesh prevents.
+func (w *World) CreatePodNamespace(ctx context.Context, name string) (string, error) {
+	home, err := w.CreateNamespace(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	owners, err := w.OwnedBy(ctx, home)
+	if err != nil {
+		return "", err
+	}
+	return home, w.CreateAll(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: ProbeAccount}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: home, OwnerReferences: owners},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: home, Name: ProbeAccount}},
+		})
+}
+
+// OwnedBy returns the owner references of a cluster-wide object that is deleted with a
+// namespace.
+func (w *World) OwnedBy(ctx context.Context, namespace string) ([]metav1.OwnerReference, error) {
+	var ns corev1.Namespace
+	if err := w.Get(ctx, client.ObjectKey{Name: namespace}, &ns); err != nil {
+		return nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}}, nil
+}
+
+// CreateAll creates objects in order. It stops at the first error.
+func (w *World) CreateAll(ctx context.Context, objects ...client.Object) error {
+	for _, obj := range objects {
+		if err := w.Create(ctx, obj); err != nil {
+			return fmt.Errorf("making %T %s/%s: %w", obj, obj.GetNamespace(), obj.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// NewPod returns a member of the configuration of the given name, captured in a mode.
+func NewPod(home, name, config, mode, node string, command ...string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: home, Name: name,
+			Labels:      map[string]string{meshv1alpha1.EnableProxyLabel: "true", PolicyLabel: config},
+			Annotations: map[string]string{meshv1alpha1.CaptureAnnotation: mode},
+		},
+		Spec: corev1.PodSpec{
+			ServiceAccountName: ProbeAccount, NodeName: node,
+			TerminationGracePeriodSeconds: new(int64),
+			Containers: []corev1.Container{{
+				Name: "main", Image: ProbeImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
+			}},
+		},
+	}
+}
+
+// NewPlainPod returns a pod off the mesh, with an image of the tests.
+func NewPlainPod(home, name, image, node string, command ...string) *corev1.Pod {
+	p := NewPod(home, name, "", "", node, command...)
+	p.Labels, p.Annotations = nil, nil
+	p.Spec.Containers[0].Image = image
+	return p
+}
+
+// CreateReady creates a pod, waits until it is ready, and reads it.
+func (w *World) CreateReady(ctx context.Context, p *corev1.Pod) error {
+	if err := w.CreateAll(ctx, p); err != nil {
+		return err
+	}
+	return w.UntilObject(ctx, "pod "+p.Name, p, func() error {
+		if !kube.PodReady(p) {
+			return fmt.Errorf("it is %s and not ready", p.Status.Phase)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,181 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// Timeout bounds a wait for what takes seconds on an idle machine.
+const Timeout = 90 * time.Second
+
+// Labels marks the namespaces that a run creates.
+var Labels = client.MatchingLabels{"app.kubernetes.io/part-of": "ctrlmesh-chaos"}
+
+// World is the cluster under test. Call Connect before any other method.
+type World struct {
+	*kube.Cluster
+	Nodes   []string  // sorted names, at least two
+	Started time.Time // when the run began
+
+	access     accessLog
+	stopAccess func() // ends the reading of the agents' logs
+}
+
+// Connect connects to the cluster, removes what an interrupted run left, and starts to
+// read the agents' logs. The caller must Close the world if Connect succeeds.
+func (w *World) Connect(ctx context.Context) (err error) {
+	if w.Cluster, err = kube.Connect(tallyv1.AddToScheme); err != nil {
+		return err
+	}
+	w.Started = time.Now()
+	if _, err := os.Stat(w.AuditLog()); err != nil {
+		return fmt.Errorf("this needs the cluster of tests/cluster, for its audit log: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	if err := kube.Until(ctx, "ctrlmesh to be ready", w.MeshReady); err != nil {
+		return err
+	}
+	var nodes corev1.NodeList
+	if err := w.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	for _, n := range nodes.Items {
+		w.Nodes = append(w.Nodes, n.Name)
+	}
+	slices.Sort(w.Nodes)
+	if len(w.Nodes) < 2 {
+		return errors.New("this needs two nodes")
+	}
+	if err := w.sweep(ctx); err != nil {
+		return err
+	}
+	// The kubelet removes a pod's logs with the pod, so they are read as they are written.
+	w.access.root = w.Root
+	reading, stop := context.WithCancel(context.Background())
+	var reader sync.WaitGroup
+	reader.Go(func() { w.access.follow(reading) })
+	w.stopAccess = func() { stop(); reader.Wait() }
+	return nil
+}
+
+// MeshReady returns an error unless managers and agents are rolled out.
+func (w *World) MeshReady(ctx context.Context) error {
+	for _, workload := range []client.Object{Manager(), agents()} {
+		err := w.RolledOut(ctx, workload)
+		if client.IgnoreNotFound(err) == nil && err != nil {
+			return kube.Never(errors.New("ctrlmesh is not installed (make install)"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close stops reading logs and deletes the namespaces of the run. It does not wait until they
+// are gone.
+func (w *World) Close() {
+	w.stopAccess()
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	if err := w.remove(ctx); err != nil {
+		w.Logf("! %v", err)
+	}
+}
+
+// sweep deletes the namespaces of an interrupted run and waits until they are gone.
+func (w *World) sweep(ctx context.Context) error {
+	if err := w.remove(ctx); err != nil {
+		return err
+	}
+	return kube.Until(ctx, "the end of what an earlier run left", func(ctx context.Context) error {
+		var left corev1.NamespaceList
+		if err := w.List(ctx, &left, Labels); err != nil {
+			return err
+		}
+		if n := len(left.Items); n > 0 {
+			return fmt.Errorf("%d namespaces", n)
+		}
+		return nil
+	})
+}
+
+func (w *World) remove(ctx context.Context) error {
+	var left corev1.NamespaceList
+	if err := w.List(ctx, &left, Labels); err != nil {
+		return fmt.Errorf("looking for namespaces to remove: %w", err)
+	}
+	for i := range left.Items {
+		if err := w.Delete(ctx, &left.Items[i]); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("removing namespace %s: %w", left.Items[i].Name, err)
+		}
+	}
+	return nil
+}
+
+// Logf prints a line of progress.
+func (w *World) Logf(format string, args ...any) {
+	fmt.Printf("[%6.1f s] %s\n", time.Since(w.Started).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// LogSome prints at most n of some findings.
+func LogSome[T any](w *World, n int, format string, findings []T) {
+	for _, f := range findings[:min(n, len(findings))] {
+		w.Logf(format, f)
+	}
+}
+
+// Until waits for cond for at most Timeout.
+func (w *World) Until(ctx context.Context, what string, cond func(context.Context) error) error {
+	return UntilWithin(ctx, Timeout, what, cond)
+}
+
+// UntilObject reads obj, again and again, until cond returns nil.
+func (w *World) UntilObject(ctx context.Context, what string, obj client.Object, cond func() error) error {
+	return w.Until(ctx, what, func(ctx context.Context) error {
+		if err := w.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		return cond()
+	})
+}
+
+// UntilWithin waits for cond for at most d.
+func UntilWithin(ctx context.Context, d time.Duration, what string, cond func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return kube.Until(ctx, what, cond)
+}
+
+// Sleep waits for d or until ctx ends. It returns the error of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// Manager returns the Deployment of the manager, with its name alone.
+func Manager() *appsv1.Deployment {
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.ManagerName}}
+}
+
+// agents returns the DaemonSet of the agents, with its name alone.
+func agents() *appsv1.DaemonSet {
+	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.AgentName}}
+}

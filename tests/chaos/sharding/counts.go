@@ -1,0 +1,70 @@
+package sharding
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+)
+
+// minHandovers is the minimum of each part. The sum is 200.
+var minHandovers = map[string]int{"scale": 30, "canary": 120, "restart": 10, "storm": 40}
+
+// undisturbed are the parts that break nothing.
+var undisturbed = []string{"scale", "canary", "restart"}
+
+// The minimum work of a full run, and its bounds.
+const (
+	minKills      = 20 // of operator pods, agents and managers
+	minPartitions = 4
+	minAdoptions  = 100
+	minRestores   = 20
+	maxHandover   = 30 * time.Second // the 99th percentile of the undisturbed parts
+	maxSkew       = 1.25             // at rest, with a few dozen namespaces of very different weight
+	maxFailover   = 5 * time.Second
+)
+
+// counts are the counts of the suite beside those of its operators.
+type counts struct {
+	kills      int
+	partitions int
+	skew       float64
+	failovers  []time.Duration
+	explored   int
+	adoptions  int // each with a removal
+	outside    int // writes by pods outside the mesh of keys that a shard owned
+	restores   int // of etcd
+}
+
+// list returns the counts with those of the operators, after the given parts ran.
+func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
+	owned := []string{"scale", "canary", "restart", "storm", "balance", "failover", "adoption", "restore"}
+	moving := append(slices.Clone(undisturbed), "storm")
+	enough := 0
+	for _, part := range ran {
+		enough += minHandovers[part]
+	}
+	var took []time.Duration
+	for _, part := range undisturbed {
+		took = append(took, o.Took[part]...)
+	}
+	p50, p99, failover := harness.Percentile(took, 0.5), harness.Percentile(took, 0.99), harness.Percentile(c.failovers, 0.99)
+	return []harness.Count{
+		harness.Number("handovers", o.Handovers, o.Handovers >= enough, moving...),
+		harness.Exactly("double_writes", o.DoubleWrites, 0, owned...),
+		harness.Exactly("lost_objects", o.Lost, 0, owned...),
+		harness.Exactly("orphan_ranges", o.Orphans, 0, owned...),
+		harness.Number("kills", c.kills, c.kills >= minKills, "storm"),
+		harness.Number("partitions", c.partitions, c.partitions >= minPartitions, "storm"),
+		harness.Milliseconds("handover_p50_ms", p50, len(took) > 0, undisturbed...),
+		harness.Milliseconds("handover_p99_ms", p99, len(took) > 0 && p99 <= maxHandover, undisturbed...),
+		harness.Text("skew_max", fmt.Sprintf("%.2f", c.skew), c.skew >= 1 && c.skew <= maxSkew, "balance"),
+		harness.Milliseconds("failover_p99_ms", failover, len(c.failovers) > 0 && failover <= maxFailover, "failover"),
+		harness.Number("states_explored", c.explored, c.explored > 0, "explore"),
+		harness.Number("adoptions", c.adoptions, c.adoptions >= minAdoptions, "adoption"),
+		harness.Number("restores", c.restores, c.restores >= minRestores, "restore"),
+		harness.Exactly("outside_writes", c.outside, 0, "adoption"),
+	}
+}

@@ -1,0 +1,118 @@
+package sharding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// somePod returns a ready pod of the operator, one of those with the fewest restarts: the
+// kubelet's back-off grows with restarts and is not measured here.
+func (o *shardedOperator) somePod(ctx context.Context, random *rand.Rand) (pod *corev1.Pod, err error) {
+	err = o.Until(ctx, "an operator that runs", func(ctx context.Context) error {
+		pods, err := o.Pods(ctx)
+		if err != nil {
+			return err
+		}
+		pod = nil
+		for _, i := range random.Perm(len(pods)) {
+			if kube.PodReady(&pods[i]) && (pod == nil || kube.Restarts(&pods[i]) < kube.Restarts(pod)) {
+				pod = &pods[i]
+			}
+		}
+		if pod == nil {
+			return errors.New("none is ready")
+		}
+		return nil
+	})
+	return pod, err
+}
+
+// killPod kills the process in a pod of the operator.
+func killPod(ctx context.Context, o *shardedOperator, random *rand.Rand) error {
+	pod, err := o.somePod(ctx, random)
+	if err != nil {
+		return err
+	}
+	o.counts.kills++
+	_, err = o.KillProcess(ctx, pod, operator.Name)
+	return err
+}
+
+// deletePod deletes a pod of the operator.
+func deletePod(ctx context.Context, o *shardedOperator, random *rand.Rand) error {
+	pod, err := o.somePod(ctx, random)
+	if err != nil {
+		return err
+	}
+	o.counts.kills++
+	if err := o.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deleting %s: %w", pod.Name, err)
+	}
+	return nil
+}
+
+// killAgent kills the agent of a node and waits until another runs.
+func killAgent(ctx context.Context, o *shardedOperator, random *rand.Rand) error {
+	node := o.Nodes[random.IntN(len(o.Nodes))]
+	pid, err := o.AgentPID(ctx, node)
+	if err != nil {
+		return err
+	}
+	o.counts.kills++
+	if _, err := o.Signal(ctx, node, pid, "KILL"); err != nil {
+		return err
+	}
+	_, err = o.WaitAgentRestart(ctx, node, pid)
+	return err
+}
+
+// killManager kills the manager that leads.
+func killManager(ctx context.Context, o *shardedOperator, _ *rand.Rand) error {
+	pod, err := o.LeadingManager(ctx)
+	if err != nil {
+		return err
+	}
+	o.counts.kills++
+	_, err = o.KillProcess(ctx, pod, kube.ManagerName)
+	return err
+}
+
+// partitionAgent drops all packets between a node's agent and the manager for a while.
+func partitionAgent(ctx context.Context, o *shardedOperator, random *rand.Rand) (err error) {
+	agent, err := o.AgentPod(ctx, o.Nodes[random.IntN(len(o.Nodes))])
+	if err != nil {
+		return err
+	}
+	rules := func(ctx context.Context, do string) error {
+		for _, rule := range [][]string{{"OUTPUT", "-p", "tcp", "--dport"}, {"INPUT", "-p", "tcp", "--sport"}} {
+			if _, err := o.NetnsExec(ctx, agent, append(append([]string{"iptables", do}, rule...), managerPort, "-j", "DROP")...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	defer func() { err = errors.Join(err, rules(context.WithoutCancel(ctx), "-D")) }()
+	if err := rules(ctx, "-I"); err != nil {
+		return err
+	}
+	o.counts.partitions++
+	return harness.Sleep(ctx, partitionFor) // the duration is part of the test
+}
+
+func restartAPIServer(ctx context.Context, o *shardedOperator, _ *rand.Rand) error {
+	if err := o.NodeScript(ctx, "stop", "kube-apiserver"); err != nil {
+		return err
+	}
+	o.APIServerRestarts = append(o.APIServerRestarts, time.Now())
+	return o.NodeScript(context.WithoutCancel(ctx), "start", "kube-apiserver")
+}

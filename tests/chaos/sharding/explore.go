@@ -1,0 +1,21 @@
+package sharding
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/handover/explore"
+)
+
+// explore checks the handover protocol in the states of small models, without a cluster.
+func (s *suite) explore(context.Context) error {
+	report, err := explore.Run(explore.Quick()...)
+	if err != nil {
+		return fmt.Errorf("exploring: %w", err)
+	}
+	s.counts.explored = report.States
+	if report.Violation != "" {
+		return fmt.Errorf("exploring: %s", report.Violation)
+	}
+	return nil
+}
