@@ -4,16 +4,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// CircuitBreaker limits what the pods that it selects may ask of the apiserver and of
-// other hosts, and cuts them off when it is too much.
+// CircuitBreaker limits the requests of the selected pods to the apiserver and to other
+// hosts, and stops them when they exceed a limit.
 //
-// Of its rules the one that names a request most specifically decides about it, alone:
-// the one with the fewest wildcards, and of those with as few the one written first.
-// A rule without userAgents has one wildcard for that, and one without podSelector.
-// A request that no rule matches passes. Where several CircuitBreakers select a pod,
-// each decides so, and all must let a request pass.
+// For each request, the most specific rule alone applies: the one with the fewest
+// wildcards, and of several with equally few the first one. Missing userAgents and a
+// missing podSelector count as one wildcard each. A request that matches no rule passes.
+// If several CircuitBreakers select a pod, a request must pass all of them.
 //
-// Leader-election locks are exempt unless a rule has the lock's name in names.
+// Leader-election locks are exempt unless names of a rule lists the lock.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -28,22 +27,24 @@ type CircuitBreaker struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// Spec is the desired state.
 	Spec CircuitBreakerSpec `json:"spec"`
+	// Status is the observed state.
 	// +optional
 	Status CircuitBreakerStatus `json:"status,omitempty"`
 }
 
-// CircuitBreakerSpec is what a user asks of a CircuitBreaker.
+// CircuitBreakerSpec is the desired state of a CircuitBreaker.
 type CircuitBreakerSpec struct {
-	// Selector names the pods, in this object's namespace. An empty one selects all that
-	// are on the mesh.
+	// Selector selects pods in this object's namespace. An empty selector selects all pods
+	// that are on the mesh.
 	Selector *metav1.LabelSelector `json:"selector"`
 
-	// Disabled takes all effect away.
+	// Disabled turns all rules off.
 	// +optional
 	Disabled bool `json:"disabled,omitempty"`
 
-	// RateLimitings limit requests.
+	// RateLimitings are the rules that limit requests.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
@@ -51,26 +52,27 @@ type CircuitBreakerSpec struct {
 	RateLimitings []Limiting `json:"rateLimitings,omitempty"`
 
 	// TrafficInterceptRules allow and deny requests to other hosts than the apiserver.
-	// What a Blacklist matches is refused; of the rest what a Whitelist matches passes;
-	// of the rest all is refused if there is any Whitelist, else all passes.
+	// A request that a Blacklist matches is denied. Otherwise, a request that a Whitelist
+	// matches passes. All other requests pass if there is no Whitelist, and are denied if
+	// there is one.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
 	// +listMapKey=name
 	TrafficInterceptRules []TrafficInterceptRule `json:"trafficInterceptRules,omitempty"`
 
-	// Egress says more about requests to other hosts. It counts where a rule is about
-	// those.
+	// Egress configures the redirection of connections to other hosts. It applies if some
+	// rule matches requests to other hosts.
 	// +optional
 	Egress *EgressConfig `json:"egress,omitempty"`
 }
 
-// Limiting is a limit on the requests that one of its rules matches.
+// Limiting limits the requests that match one of its rules.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.resourceRules) && size(self.resourceRules) > 0) || (has(self.nonResourceRules) && size(self.nonResourceRules) > 0) || (has(self.restRules) && size(self.restRules) > 0)",message="list what is limited in resourceRules, nonResourceRules or restRules"
 // +kubebuilder:validation:XValidation:rule="has(self.bucket) || has(self.maxInFlight) || has(self.exponentialBackoff) || has(self.trip) || (has(self.triggerPolicy) && self.triggerPolicy.startsWith('Force'))",message="set a limit: bucket, maxInFlight, exponentialBackoff or trip"
 type Limiting struct {
-	// Name is told to whoever is refused.
+	// Name of the rule, which refusals and metrics show.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
@@ -85,66 +87,66 @@ type Limiting struct {
 	// +kubebuilder:validation:MaxItems=64
 	NonResourceRules []NonResourceRule `json:"nonResourceRules,omitempty"`
 
-	// RestRules match requests to other hosts. Those in https are seen, and counted, only in
-	// pods that opted in by the annotation trust-egress; elsewhere connections are, and
-	// trip.slowPercent sees none.
+	// RestRules match requests to other hosts. Requests over HTTPS are counted one by one
+	// only in pods that opted in by the annotation trust-egress. In other pods each
+	// connection counts as one request, and trip.slowPercent does not apply.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	RestRules []RestRule `json:"restRules,omitempty"`
 
-	// UserAgents limits the rule to requests with one of these User-Agents: exact, or
-	// a prefix that ends with "*". Only of HTTP that is seen.
+	// UserAgents restricts the rule to requests with one of these User-Agents: an exact
+	// value, or a prefix that ends with "*". Encrypted requests that are not decrypted
+	// never match.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=256
 	UserAgents []string `json:"userAgents,omitempty"`
 
-	// PodSelector limits the rule to those of the selected pods that have these labels.
+	// PodSelector restricts the rule to selected pods with these labels.
 	// +optional
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 
-	// Bucket is how many requests pass.
+	// Bucket limits the rate of requests.
 	// +optional
 	Bucket *Bucket `json:"bucket,omitempty"`
 
-	// MaxInFlight is how many requests may be under way at once. Watches do not count.
+	// MaxInFlight is the maximum number of requests in flight. Watches do not count.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	MaxInFlight *int32 `json:"maxInFlight,omitempty"`
 
-	// ExponentialBackoff refuses for a while after failures in a row.
+	// ExponentialBackoff refuses requests for a while after consecutive failures.
 	// +optional
 	ExponentialBackoff *ExponentialBackoff `json:"exponentialBackoff,omitempty"`
 
-	// Trip opens the breaker on errors and on slow answers.
+	// Trip opens the breaker on errors and on slow responses.
 	// +optional
 	Trip *Trip `json:"trip,omitempty"`
 
-	// Scope says whose bucket and requests in flight are counted together: Pod, or
-	// Workload for all selected members of the pod's workload. Each of n members has one
-	// n-th; of a burst that is less than their number, each has its turn in time, so that
-	// the bucket's limit must not be 0; of maxInFlight each has at least one. The workload
-	// is known by its name: a Deployment and a StatefulSet of one name count together.
+	// Scope is whose requests share the bucket and maxInFlight. Pod: each pod has its own.
+	// Workload: the selected pods of a workload share them. Each of n pods gets 1/n. If
+	// burst is less than n, the pods take turns, and the bucket's limit must not be 0. Each
+	// pod gets at least 1 of maxInFlight. Workloads are identified by name alone, so a
+	// Deployment and a StatefulSet of the same name share.
 	// +optional
 	// +kubebuilder:default=Pod
 	Scope LimitScope `json:"scope,omitempty"`
 
-	// TriggerPolicy says what happens beyond the limit. Normal: the breaker opens and
-	// refuses all until it recovers. LimiterOnly: what is beyond is refused.
-	// ForceOpened: all is refused, and what is under way to other hosts is cut.
-	// ForceClosed: all passes. Where members take turns in a bucket, an empty one opens
-	// nothing, with Normal too.
+	// TriggerPolicy is what happens above the limit. Normal: the breaker opens, and all
+	// requests are refused until it recovers. LimiterOnly: only requests above the limit are
+	// refused. ForceOpened: all requests are refused, and open connections to other hosts
+	// are closed. ForceClosed: all requests pass. If pods take turns in a bucket, an empty
+	// bucket does not open the breaker.
 	// +optional
 	// +kubebuilder:default=Normal
 	TriggerPolicy TriggerPolicy `json:"triggerPolicy,omitempty"`
 
-	// RecoverPolicy says how an opened breaker closes. Without it: as SleepingWindow
-	// of 10s.
+	// RecoverPolicy is how an open breaker closes. The default is a SleepingWindow of 10s.
 	// +optional
 	RecoverPolicy *RecoverPolicy `json:"recoverPolicy,omitempty"`
 
-	// Properties are carried and mean nothing.
+	// Properties have no effect. They are kept for tools that read them.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	Properties map[string]string `json:"properties,omitempty"`
@@ -152,42 +154,46 @@ type Limiting struct {
 
 // ResourceRule matches requests for resources. "*" in a list means all.
 type ResourceRule struct {
+	// APIGroups are the names of API groups; "" is the core group, "*" is all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups"`
-	// Resources are "pods", "pods/status", "pods/*", "*/scale"; "*" is all, subresources too.
+	// Resources are such as "pods", "pods/status", "pods/*" or "*/scale"; "*" is all resources
+	// and subresources.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^(\*|[a-z0-9.-]+)(/(\*|[a-z0-9.-]+))?$`
 	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources"`
+	// Verbs of the requests; "*" is all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:Enum="*";get;list;watch;create;update;patch;delete;deletecollection;proxy
 	Verbs []string `json:"verbs"`
-	// Namespaces of the objects; those of cluster-scoped ones and of requests for all
-	// namespaces are matched by "*" alone.
+	// Namespaces of the objects. Only "*" matches requests for cluster-scoped objects or for
+	// all namespaces.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces"`
-	// Names of the objects. Without it: of any. Requests for single leases, and for a shard's
-	// lock, are matched by theirs alone; what is created, by no name, which is in the body.
+	// Names of the objects; if empty, all. Requests for a single Lease, or for a shard's
+	// lock, match by name only. Requests that create objects match no name, because the
+	// name is in the body.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
 	Names []string `json:"names,omitempty"`
 }
 
-// NonResourceRule matches requests to the apiserver for other than resources.
+// NonResourceRule matches requests to the apiserver for paths that are not resources.
 type NonResourceRule struct {
-	// NonResourceURLs are paths, exact or as prefixes that end with "*".
+	// NonResourceURLs are exact paths, or prefixes that end with "*".
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^(/[^*]*\*?|\*)$`
 	NonResourceURLs []string `json:"nonResourceURLs"`
-	// Verbs are methods in lower case; "*" is all.
+	// Verbs are HTTP methods in lower case; "*" is all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:Enum="*";get;head;post;put;patch;delete;options
@@ -196,74 +202,82 @@ type NonResourceRule struct {
 
 // RestRule matches requests to other hosts.
 type RestRule struct {
-	// URL is [scheme://]host[:port][/path]. The host is exact, "*.domain" or "*"; a path
-	// that ends with "*" is a prefix, and without one, or with "/*", all paths match.
+	// URL is [scheme://]host[:port][/path]. The host is an exact name, "*.domain" or "*". A
+	// path that ends with "*" is a prefix. Without a path, or with "/*", all paths match.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
 	URL string `json:"url"`
-	// Method in upper case; empty or "*" for all.
+	// Method is an HTTP method in upper case; empty or "*" is all.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^(\*|[A-Za-z]*)$`
 	Method string `json:"method,omitempty"`
 }
 
-// Bucket holds burst tokens at first, and gets limit more in each interval. A request
-// takes one.
+// Bucket is a token bucket. It starts with burst tokens and gets limit more in each
+// interval. A request takes one.
 type Bucket struct {
+	// Burst is the maximum number of tokens.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	Burst int64 `json:"burst"`
+	// Interval in which limit tokens are added.
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be longer than 0s"
 	Interval Duration `json:"interval"`
-	// Limit of 0 never adds any.
+	// Limit is the number of tokens that each interval adds. With 0 the bucket is never
+	// refilled.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
 	Limit int64 `json:"limit"`
 }
 
-// ExponentialBackoff refuses for baseDelay after so many failures in a row, and twice
-// as long after each further one. Answers 5xx and 429 are failures, and requests
-// that are not answered.
+// ExponentialBackoff refuses requests for the base delay after a number of consecutive
+// failures, and twice as long after each further failure. Responses 5xx and 429 are
+// failures, and so are requests without a response.
 type ExponentialBackoff struct {
+	// ContinuouslyFailureTimes is the number of consecutive failures.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	ContinuouslyFailureTimes int32 `json:"continuouslyFailureTimes,omitempty"`
+	// BaseDelayInMillisecond is the first delay.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=3600000
 	BaseDelayInMillisecond int32 `json:"baseDelayInMillisecond"`
+	// MaxDelayInMillisecond is the longest delay.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=3600000
 	MaxDelayInMillisecond int32 `json:"maxDelayInMillisecond"`
 }
 
-// Trip opens a breaker when of the requests that ended within window a part failed or
-// was slow. Answers 5xx and 429 are failures, and requests that are not answered;
-// 404, 409 and 410 are none. None is slow of watches, logs, and what goes on through the
-// proxy subresources; exec, attach and port-forward are until they begin.
+// Trip opens a breaker when a percentage of the requests that ended within the window
+// failed or were slow. Responses 5xx and 429 are failures, and so are requests without a
+// response; 404, 409 and 410 are not. Watches, logs and requests through proxy subresources
+// are never slow. Of exec, attach and port-forward, only the time until they begin counts.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.errorPercent) || has(self.slowPercent)",message="set errorPercent or slowPercent"
 // +kubebuilder:validation:XValidation:rule="has(self.slowPercent) == has(self.slowCall)",message="slowPercent and slowCall go together"
 type Trip struct {
+	// Window is the length of the sliding window.
 	// +optional
 	// +kubebuilder:default="10s"
 	Window Duration `json:"window,omitempty"`
-	// MinRequests is how many must have ended in the window.
+	// MinRequests is the number of requests that must have ended within the window.
 	// +optional
 	// +kubebuilder:default=20
 	// +kubebuilder:validation:Minimum=1
 	MinRequests int32 `json:"minRequests,omitempty"`
-	// ErrorPercent of them fail.
+	// ErrorPercent is the percentage of failed requests that opens the breaker.
 	// +optional
 	ErrorPercent Percent `json:"errorPercent,omitempty"`
-	// SlowPercent of them take longer than slowCall.
+	// SlowPercent is the percentage of slow requests that opens the breaker.
 	// +optional
 	SlowPercent Percent `json:"slowPercent,omitempty"`
+	// SlowCall is the duration above which a request is slow.
 	// +optional
 	SlowCall Duration `json:"slowCall,omitempty"`
 }
 
-// LimitScope says whose requests are counted together.
+// LimitScope is whose requests share a limit.
 //
 // +kubebuilder:validation:Enum=Pod;Workload
 type LimitScope string
@@ -274,7 +288,7 @@ const (
 	LimitScopeWorkload LimitScope = "Workload"
 )
 
-// TriggerPolicy says what happens beyond a limit.
+// TriggerPolicy is what happens above a limit.
 //
 // +kubebuilder:validation:Enum=Normal;LimiterOnly;ForceOpened;ForceClosed
 type TriggerPolicy string
@@ -287,20 +301,20 @@ const (
 	TriggerForceClosed TriggerPolicy = "ForceClosed"
 )
 
-// RecoverPolicy says how an opened breaker closes.
+// RecoverPolicy is how an open breaker closes.
 //
 // +kubebuilder:validation:XValidation:rule="self.type != 'Manual' || !has(self.sleepingWindowSize)",message="sleepingWindowSize is for type SleepingWindow"
 type RecoverPolicy struct {
-	// Type is SleepingWindow: after sleepingWindowSize one request is let through, and
-	// closes the breaker if it succeeds. Or Manual: the breaker closes when the
+	// Type is SleepingWindow or Manual. SleepingWindow: after sleepingWindowSize one request
+	// passes, and closes the breaker if it succeeds. Manual: the breaker closes when the
 	// annotation ctrlmesh.kusionstack.io/recover of the CircuitBreaker changes.
 	Type RecoverType `json:"type"`
-	// SleepingWindowSize is 10s if it is not given.
+	// SleepingWindowSize is how long the breaker stays open. The default is 10s.
 	// +optional
 	SleepingWindowSize *Duration `json:"sleepingWindowSize,omitempty"`
 }
 
-// RecoverType says what an opened breaker waits for.
+// RecoverType is what closes an open breaker.
 //
 // +kubebuilder:validation:Enum=Manual;SleepingWindow
 type RecoverType string
@@ -313,31 +327,32 @@ const (
 
 // TrafficInterceptRule allows or denies requests to other hosts.
 type TrafficInterceptRule struct {
-	// Name is told to whoever is refused.
+	// Name of the rule, which refusals and logs show.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 	// InterceptType is Whitelist, to allow, or Blacklist, to deny.
 	InterceptType InterceptType `json:"interceptType"`
-	// ContentType says how contents are read. Normal: host[:port][/path], where the host
-	// is exact, "*.domain" or "*", and the path is exact. Prefix: the path is a
-	// prefix. Regexp: an RE2 expression that matches all of the host, in upper or lower
-	// case and without a port, and, from its first "/" on, one that matches all of the
-	// path. A prefix "/" and an expression "/.*" are any path, as none is.
+	// ContentType is the syntax of contents. Normal: host[:port][/path] with an exact path;
+	// the host is an exact name, "*.domain" or "*". Prefix: the same, with a path prefix.
+	// Regexp: an RE2 expression that must match the whole host, ignoring case and the port.
+	// From its first "/" on it must match the whole path. Without a path, with the prefix
+	// "/" or with the expression "/.*", all paths match.
 	ContentType ContentType `json:"contentType"`
+	// Contents are the hosts and paths that the rule matches, in the syntax of contentType.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=1024
 	Contents []string `json:"contents"`
-	// Methods in upper case; empty or "*" for all.
+	// Methods are HTTP methods in upper case; empty or "*" is all.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:Pattern=`^(\*|[A-Za-z]+)$`
 	Methods []string `json:"methods,omitempty"`
 }
 
-// InterceptType says what becomes of what a rule matches.
+// InterceptType is whether matching requests are allowed or denied.
 //
 // +kubebuilder:validation:Enum=Whitelist;Blacklist
 type InterceptType string
@@ -348,7 +363,7 @@ const (
 	InterceptBlacklist InterceptType = "Blacklist"
 )
 
-// ContentType says how the contents of a rule are read.
+// ContentType is the syntax of the contents of a rule.
 //
 // +kubebuilder:validation:Enum=Normal;Prefix;Regexp
 type ContentType string
@@ -360,27 +375,26 @@ const (
 	ContentRegexp ContentType = "Regexp"
 )
 
-// EgressConfig says which connections to other hosts rules see.
+// EgressConfig configures which connections to other hosts are redirected.
 type EgressConfig struct {
-	// Ports are the TCP ports whose connections are redirected; 80 and 443 if none are
-	// given. UDP to the same ports is refused, for HTTP/3 would go around. Where several
-	// CircuitBreakers select a pod, the ports of all are redirected, and each sees all.
+	// Ports are the TCP ports whose connections are redirected. The default is 80 and 443.
+	// UDP to the same ports is refused, because HTTP/3 would bypass the rules. If several
+	// CircuitBreakers select a pod, the ports of all are redirected for all.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:Minimum=1
 	// +kubebuilder:validation:items:Maximum=65535
 	Ports []int32 `json:"ports,omitempty"`
-	// Unseen says what becomes of connections that a rule would have to decide about by
-	// something that cannot be seen: TLS without a server name or with an encrypted one
-	// (ECH), paths within TLS that is not decrypted, what is not HTTP. Deny if it is
-	// not given and there is a Whitelist, else Allow. It is for the rules of this
-	// CircuitBreaker alone.
+	// Unseen is what happens to connections that a rule cannot judge: TLS without a server
+	// name or with an encrypted one (ECH), paths within TLS that is not decrypted, and
+	// protocols other than HTTP. The default is Deny if there is a Whitelist, else Allow.
+	// It applies to the rules of this CircuitBreaker alone.
 	// +optional
 	Unseen UnseenPolicy `json:"unseen,omitempty"`
 }
 
-// UnseenPolicy says what becomes of what cannot be seen.
+// UnseenPolicy is what happens to connections that rules cannot judge.
 //
 // +kubebuilder:validation:Enum=Allow;Deny
 type UnseenPolicy string
@@ -391,46 +405,49 @@ const (
 	UnseenDeny  UnseenPolicy = "Deny"
 )
 
-// CircuitBreakerStatus is how a CircuitBreaker fares.
+// CircuitBreakerStatus is the observed state of a CircuitBreaker.
 type CircuitBreakerStatus struct {
+	// ObservedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// LastUpdatedTime is when anything else of this status changed.
+	// LastUpdatedTime is when another field of this status last changed.
 	// +optional
 	LastUpdatedTime *metav1.Time `json:"lastUpdatedTime,omitempty"`
-	// CurrentSpecHash is what TargetStatus.configHash is when a pod has the spec in force.
+	// CurrentSpecHash is the hash of the spec. A pod to which the spec applies has it in
+	// targetStatus.configHash.
 	// +optional
 	CurrentSpecHash string `json:"currentSpecHash,omitempty"`
-	// Conditions: Ready.
+	// Conditions has the type Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Pods that are selected.
+	// Pods is the number of selected pods.
 	Pods int32 `json:"pods"`
-	// PodsInForce are those of them in which the spec is in force.
+	// PodsInForce is the number of selected pods to which the spec applies.
 	PodsInForce int32 `json:"podsInForce"`
-	// Opened counts the pods in which a breaker is not closed.
+	// Opened is the number of pods with a breaker that is not closed.
 	Opened int32 `json:"opened"`
-	// Refused counts requests, of the pods that there are now.
+	// Refused is the number of refused requests of the current pods.
 	Refused int64 `json:"refused"`
-	// TargetStatus is by pod, of 200 at most.
+	// TargetStatus describes each selected pod, at most 200.
 	// +optional
 	// +listType=atomic
 	TargetStatus []TargetStatus `json:"targetStatus,omitempty"`
-	// Shares are the parts of rules of scope Workload that pods may have, of those too
-	// that are selected no more. They outlive the manager: nobody is given a part that is
-	// not here.
+	// Shares are the parts of rules of scope Workload that pods may use, including pods that
+	// are no longer selected. They outlive the manager: a pod gets no part that is not
+	// recorded here.
 	// +optional
 	// +listType=atomic
 	Shares []RuleShares `json:"shares,omitempty"`
 }
 
-// RuleShares are the parts that pods may have of each of some rules.
+// RuleShares are the parts of some rules that pods may use.
 type RuleShares struct {
+	// Rules are the names of the rules.
 	// +listType=atomic
 	Rules []string `json:"rules"`
-	// Pods are those that may have any, with what LimitingSnapshot.share says.
+	// Pods are the shares by pod name, as in limitingSnapshots.share.
 	// +mapType=atomic
 	Pods map[string]string `json:"pods"`
 }

@@ -4,14 +4,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// FaultInjection harms requests of the pods that it selects, to see how they take it.
+// FaultInjection injects faults into requests of the selected pods, to test how they behave.
 //
-// All rules that match a request apply: delays add up, and of what cannot be done
-// together the first by name and order is. Leader-election locks are exempt unless a
-// rule has the lock's name in names. Objects in namespaces with the label
-// ctrlmesh.kusionstack.io/no-faults are left alone, and so are pods there. Lists and
-// watches of all namespaces meet faults as a whole; of the events of such a watch, those
-// of these objects are neither held back, dropped nor sent twice.
+// All rules that match a request apply: delays add up. Of faults that exclude each other
+// the first one applies, by the name of the object and the order of the rules.
+// Leader-election locks are exempt unless names of a rule lists the lock. Pods and objects
+// in namespaces with the label ctrlmesh.kusionstack.io/no-faults are exempt. Lists and
+// watches of all namespaces are not, but events of exempt objects are neither delayed,
+// dropped nor duplicated.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -26,44 +26,46 @@ type FaultInjection struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// Spec is the desired state.
 	Spec FaultInjectionSpec `json:"spec"`
+	// Status is the observed state.
 	// +optional
 	Status FaultInjectionStatus `json:"status,omitempty"`
 }
 
-// FaultInjectionSpec is what a user asks of a FaultInjection.
+// FaultInjectionSpec is the desired state of a FaultInjection.
 type FaultInjectionSpec struct {
-	// Selector names the pods, in this object's namespace. An empty one selects all that
-	// are on the mesh.
+	// Selector selects pods in this object's namespace. An empty selector selects all pods
+	// that are on the mesh.
 	Selector *metav1.LabelSelector `json:"selector"`
 
-	// Disabled takes all effect away.
+	// Disabled turns all rules off.
 	// +optional
 	Disabled bool `json:"disabled,omitempty"`
 
-	// Duration is how long this has effect, from when the mesh first sees this spec.
-	// Without it: until it is deleted.
+	// Duration is how long the rules apply, from when the mesh first observes this spec. The
+	// default is until the object is deleted.
 	// +optional
 	Duration *Duration `json:"duration,omitempty"`
 
-	// HTTPFaultInjections are the rules.
+	// HTTPFaultInjections are the rules that inject faults.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
 	// +listMapKey=name
 	HTTPFaultInjections []HTTPFaultInjection `json:"httpFault,omitempty"`
 
-	// Egress says which connections to other hosts are seen. It counts where a rule has
-	// httpMatch.
+	// Egress configures the redirection of connections to other hosts. It applies if a rule
+	// has httpMatch.
 	// +optional
 	Egress *FaultEgress `json:"egress,omitempty"`
 }
 
-// FaultEgress says which connections to other hosts rules see.
+// FaultEgress configures which connections to other hosts are redirected.
 type FaultEgress struct {
-	// Ports are the TCP ports whose connections are redirected; 80 and 443 if none are
-	// given. UDP to the same ports is refused, for HTTP/3 would go around. What a pod is
-	// redirected for by several CircuitBreakers and FaultInjections adds up.
+	// Ports are the TCP ports whose connections are redirected. The default is 80 and 443.
+	// UDP to the same ports is refused, because HTTP/3 would bypass the rules. The ports of
+	// all CircuitBreakers and FaultInjections that select a pod are redirected.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
@@ -72,99 +74,105 @@ type FaultEgress struct {
 	Ports []int32 `json:"ports,omitempty"`
 }
 
-// HTTPFaultInjection is one rule: what is done to which requests, and when.
+// HTTPFaultInjection is a rule: which faults are injected into which requests, and when.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.delay) || has(self.abort) || has(self.reset) || has(self.truncate) || has(self.slowBody) || has(self.staleList) || has(self.watch)",message="set a fault: delay, abort, reset, truncate, slowBody, staleList or watch"
 type HTTPFaultInjection struct {
-	// Name is told with each fault.
+	// Name of the rule, which injected errors and metrics show.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 
-	// Match says which requests. Without it: all to the apiserver.
+	// Match selects requests. The default is all requests to the apiserver.
 	// +optional
 	Match *FaultMatch `json:"match,omitempty"`
 
-	// EffectiveTime says when. Without it: always.
+	// EffectiveTime is when the rule applies. The default is always.
 	// +optional
 	EffectiveTime *EffectiveTimeRange `json:"effectiveTime,omitempty"`
 
-	// Seed makes a run repeat: the same requests in the same order meet the same faults,
-	// in each pod that is selected, as long as this and the rule have the same names.
-	// Without it each pod meets faults of its own.
+	// Seed makes runs repeatable: the same requests in the same order get the same faults in
+	// each selected pod, while the object and the rule keep their names. Without a seed,
+	// each pod gets different faults.
 	// +optional
 	Seed *int64 `json:"seed,omitempty"`
 
-	// Count is how many requests of each pod are harmed at most. Without it: any number.
+	// Count is the maximum number of requests of each pod that get a fault. The default is
+	// no maximum.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	Count *int64 `json:"count,omitempty"`
 
-	// Delay lets requests wait before they are sent on.
+	// Delay delays requests before they are forwarded.
 	// +optional
 	Delay *FaultDelay `json:"delay,omitempty"`
-	// Abort answers requests with an error and does not send them on.
+	// Abort answers requests with an error instead of forwarding them.
 	// +optional
 	Abort *FaultAbort `json:"abort,omitempty"`
-	// Reset breaks connections off.
+	// Reset resets connections.
 	// +optional
 	Reset *FaultReset `json:"reset,omitempty"`
-	// Truncate breaks answers off within their bodies.
+	// Truncate ends responses within their bodies.
 	// +optional
 	Truncate *FaultTruncate `json:"truncate,omitempty"`
-	// SlowBody sends answers' bodies slowly.
+	// SlowBody sends the bodies of responses slowly.
 	// +optional
 	SlowBody *FaultSlowBody `json:"slowBody,omitempty"`
-	// StaleList answers lists of resources with what was there a while ago.
+	// StaleList answers lists of resources with an earlier state.
 	// +optional
 	StaleList *FaultStaleList `json:"staleList,omitempty"`
-	// Watch harms watches of resources. The clients' caches come to the truth in the end.
+	// Watch injects faults into watches of resources. The clients' caches become consistent
+	// in the end.
 	// +optional
 	Watch *FaultWatch `json:"watch,omitempty"`
 }
 
-// FaultMatch matches a request if one of the entries does; without any, all to the
-// apiserver.
+// FaultMatch matches a request that one of its entries matches. Without entries it matches
+// all requests to the apiserver.
 type FaultMatch struct {
 	// Resources match requests for resources of the apiserver.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Resources []FaultResourceMatch `json:"resources,omitempty"`
-	// NonResourceRules match other requests to the apiserver, such as those of discovery.
+	// NonResourceRules match other requests to the apiserver, such as discovery.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	NonResourceRules []NonResourceRule `json:"nonResourceRules,omitempty"`
-	// HTTPMatch matches requests to other hosts, at the ports of spec.egress. Those in https
-	// are seen, and harmed one by one, only in pods that opted in by the annotation
-	// trust-egress; elsewhere connections are, and abort refuses those.
+	// HTTPMatch matches requests to other hosts at the ports of spec.egress. Requests over
+	// HTTPS are matched one by one only in pods that opted in by the annotation
+	// trust-egress. In other pods the rule applies to each connection, and abort refuses it.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	HTTPMatch []FaultHTTPMatch `json:"httpMatch,omitempty"`
 }
 
-// FaultResourceMatch matches requests for resources. An empty list matches all, as
-// "*" in it does.
+// FaultResourceMatch matches requests for resources. An empty list matches all, as a list
+// with "*" does.
 type FaultResourceMatch struct {
+	// APIGroups are the names of API groups; "" is the core group.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups,omitempty"`
-	// Resources are "pods", "pods/status", "pods/*", "*/scale"; "*" is all, subresources too.
+	// Resources are such as "pods", "pods/status", "pods/*" or "*/scale"; "*" is all resources
+	// and subresources.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^(\*|[a-z0-9.-]+)(/(\*|[a-z0-9.-]+))?$`
 	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources,omitempty"`
+	// Verbs of the requests.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:Enum="*";get;list;watch;create;update;patch;delete;deletecollection;proxy
 	Verbs []string `json:"verbs,omitempty"`
+	// Namespaces of the objects.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Names of the objects. Requests for single leases, and for a shard's lock, are matched
-	// by theirs alone; what is created, by no name, which is in the body.
+	// Names of the objects. Requests for a single Lease, or for a shard's lock, match by name
+	// only. Requests that create objects match no name, because the name is in the body.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
@@ -175,142 +183,163 @@ type FaultResourceMatch struct {
 	Headers []HeaderMatch `json:"headers,omitempty"`
 }
 
-// FaultHTTPMatch matches requests to other hosts, if all that is set agrees.
+// FaultHTTPMatch matches requests to other hosts that match all of its fields.
 type FaultHTTPMatch struct {
+	// Host of the request, without its port.
 	// +optional
 	Host *StringMatch `json:"host,omitempty"`
+	// Path of the request, without its query.
 	// +optional
 	Path *StringMatch `json:"path,omitempty"`
-	// Method in upper case; empty or "*" for all.
+	// Method is an HTTP method in upper case; empty or "*" is all.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^(\*|[A-Za-z]*)$`
 	Method string `json:"method,omitempty"`
+	// Headers that the request must have, all of them.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	Headers []HeaderMatch `json:"headers,omitempty"`
 }
 
-// StringMatch is one of its fields.
+// StringMatch matches a text by exactly one of its fields.
 //
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:MaxProperties=1
 type StringMatch struct {
+	// Exact is the whole text.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Exact string `json:"exact,omitempty"`
+	// Prefix is the beginning of the text.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Prefix string `json:"prefix,omitempty"`
-	// Regex is an RE2 expression that all of the text must match; of a host in upper or
-	// lower case.
+	// Regex is an RE2 expression that must match the whole text. Hosts are matched ignoring
+	// case.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Regex string `json:"regex,omitempty"`
 }
 
-// EffectiveTimeRange is when all that is set agrees.
+// EffectiveTimeRange is the times that match all of its fields.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.startTime) == has(self.endTime)",message="startTime and endTime go together"
 type EffectiveTimeRange struct {
-	// StartTime and EndTime are times of day, "15:04:05". With an end before the start the
-	// window goes over midnight, and belongs to the day on which it starts.
+	// StartTime is the time of day, "15:04:05", at which the window begins.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$`
 	StartTime string `json:"startTime,omitempty"`
+	// EndTime is the time of day at which the window ends. If it is before startTime, the
+	// window ends on the next day and belongs to the day on which it begins.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$`
 	EndTime string `json:"endTime,omitempty"`
-	// DaysOfWeek from 0 for Sunday to 6.
+	// DaysOfWeek are numbers from 0 for Sunday to 6.
 	// +optional
 	// +kubebuilder:validation:MaxItems=7
 	// +kubebuilder:validation:items:Minimum=0
 	// +kubebuilder:validation:items:Maximum=6
 	DaysOfWeek []int `json:"daysOfWeek,omitempty"`
+	// DaysOfMonth are numbers from 1 to 31.
 	// +optional
 	// +kubebuilder:validation:MaxItems=31
 	// +kubebuilder:validation:items:Minimum=1
 	// +kubebuilder:validation:items:Maximum=31
 	DaysOfMonth []int `json:"daysOfMonth,omitempty"`
+	// Months are numbers from 1 for January to 12.
 	// +optional
 	// +kubebuilder:validation:MaxItems=12
 	// +kubebuilder:validation:items:Minimum=1
 	// +kubebuilder:validation:items:Maximum=12
 	Months []int `json:"months,omitempty"`
-	// TimeZone is a name of the IANA database, such as Europe/Berlin; UTC without it.
+	// TimeZone is a name of the IANA time zone database, such as Europe/Berlin. The default
+	// is UTC.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	TimeZone string `json:"timeZone,omitempty"`
 }
 
-// FaultDelay lets requests wait.
+// FaultDelay delays requests or events.
 type FaultDelay struct {
+	// FixedDelay is how long each is delayed.
 	FixedDelay Duration `json:"fixedDelay"`
-	Percent    Percent  `json:"percent"`
+	// Percent of them that are delayed.
+	Percent Percent `json:"percent"`
 }
 
-// FaultAbort answers requests with an error: a metav1.Status where the apiserver would.
+// FaultAbort answers requests with an error. Where the apiserver would, the body is a
+// metav1.Status.
 type FaultAbort struct {
+	// HTTPStatus is the status code of the response.
 	// +kubebuilder:validation:Minimum=200
 	// +kubebuilder:validation:Maximum=599
-	HTTPStatus int     `json:"httpStatus"`
-	Percent    Percent `json:"percent"`
-	// Reason of the Status. Without it: the one that goes with httpStatus.
+	HTTPStatus int `json:"httpStatus"`
+	// Percent of the requests.
+	Percent Percent `json:"percent"`
+	// Reason of the Status. The default is the usual one for httpStatus.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
 }
 
-// FaultReset breaks connections off.
+// FaultReset resets connections.
 type FaultReset struct {
+	// Percent of the requests.
 	Percent Percent `json:"percent"`
-	// AfterAnswer sends the request on first: it takes effect, and the client does not
-	// learn of it.
+	// AfterAnswer forwards the request first: it takes effect, but the client gets no
+	// response.
 	// +optional
 	AfterAnswer bool `json:"afterAnswer,omitempty"`
 }
 
-// FaultTruncate breaks answers off.
+// FaultTruncate ends responses within their bodies.
 type FaultTruncate struct {
+	// AfterBytes is how many bytes of the body are sent.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
-	AfterBytes int64   `json:"afterBytes,omitempty"`
-	Percent    Percent `json:"percent"`
+	AfterBytes int64 `json:"afterBytes,omitempty"`
+	// Percent of the requests.
+	Percent Percent `json:"percent"`
 }
 
-// FaultSlowBody sends answers slowly.
+// FaultSlowBody sends the bodies of responses slowly.
 type FaultSlowBody struct {
+	// BytesPerSecond is the rate.
 	// +kubebuilder:validation:Minimum=1
-	BytesPerSecond int64   `json:"bytesPerSecond"`
-	Percent        Percent `json:"percent"`
+	BytesPerSecond int64 `json:"bytesPerSecond"`
+	// Percent of the requests.
+	Percent Percent `json:"percent"`
 }
 
-// FaultStaleList answers lists with what was there a while ago. It cannot be older than
-// the pod's acquaintance with the resource, nor than what the apiserver keeps.
+// FaultStaleList answers lists with an earlier state. It cannot be older than the pod's
+// first request for the resource, nor than the history that the apiserver keeps.
 type FaultStaleList struct {
-	Age     Duration `json:"age"`
-	Percent Percent  `json:"percent"`
+	// Age of the state.
+	Age Duration `json:"age"`
+	// Percent of the lists.
+	Percent Percent `json:"percent"`
 }
 
-// FaultWatch harms watches.
+// FaultWatch injects faults into watches.
 //
 // +kubebuilder:validation:MinProperties=1
 type FaultWatch struct {
-	// Gone ends watches with 410: the client must list again.
+	// Gone ends watches with 410, so that the client must list again.
 	// +optional
 	Gone *WatchEnd `json:"gone,omitempty"`
-	// Cut ends watches.
+	// Cut ends watches without an error.
 	// +optional
 	Cut *WatchEnd `json:"cut,omitempty"`
-	// Stall holds back all events of a watch, without ending it.
+	// Stall delays all events of a watch without ending it.
 	// +optional
 	Stall *WatchStall `json:"stall,omitempty"`
-	// Delay holds back events, and all later ones of the watch behind them.
+	// Delay delays events, and all later events of the watch with them.
 	// +optional
 	Delay *FaultDelay `json:"delay,omitempty"`
 	// Duplicate sends events twice.
 	// +optional
 	Duplicate *WatchDuplicate `json:"duplicate,omitempty"`
-	// Drop leaves events out. The gap is made up for after a while.
+	// Drop drops events. The client learns the state of the objects after a while.
 	// +optional
 	Drop *WatchDrop `json:"drop,omitempty"`
 }
@@ -319,19 +348,19 @@ type FaultWatch struct {
 type WatchEnd struct {
 	// Percent of watches.
 	Percent Percent `json:"percent"`
-	// After so long; at once if it is not given.
+	// After is how long after the beginning of the watch. The default is at once.
 	// +optional
 	After Duration `json:"after,omitempty"`
 }
 
-// WatchStall holds all events back.
+// WatchStall delays all events of watches.
 type WatchStall struct {
 	// Percent of watches.
 	Percent Percent `json:"percent"`
-	// After so long; at once if it is not given.
+	// After is how long after the beginning of the watch. The default is at once.
 	// +optional
 	After Duration `json:"after,omitempty"`
-	// Lasts is how long; without it until the watch ends.
+	// Lasts is how long the events are delayed. The default is until the watch ends.
 	// +optional
 	Lasts Duration `json:"lasts,omitempty"`
 }
@@ -342,43 +371,46 @@ type WatchDuplicate struct {
 	Percent Percent `json:"percent"`
 }
 
-// WatchDrop leaves events out.
+// WatchDrop drops events.
 type WatchDrop struct {
 	// Percent of events.
 	Percent Percent `json:"percent"`
-	// MadeUpAfter is when the client hears of the object after all; 30s if it is not given.
+	// MadeUpAfter is how long after the event the client learns the state of the object. The
+	// default is 30s.
 	// +optional
 	MadeUpAfter Duration `json:"madeUpAfter,omitempty"`
 }
 
-// FaultInjectionStatus is how a FaultInjection fares.
+// FaultInjectionStatus is the observed state of a FaultInjection.
 type FaultInjectionStatus struct {
+	// ObservedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// LastUpdatedTime is when anything else of this status changed.
+	// LastUpdatedTime is when another field of this status last changed.
 	// +optional
 	LastUpdatedTime *metav1.Time `json:"lastUpdatedTime,omitempty"`
-	// CurrentSpecHash is what TargetStatus.configHash is when a pod has the spec in force.
+	// CurrentSpecHash is the hash of the spec. A pod to which the spec applies has it in
+	// targetStatus.configHash.
 	// +optional
 	CurrentSpecHash string `json:"currentSpecHash,omitempty"`
-	// Conditions: Ready.
+	// Conditions has the type Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// ExpirationTime is when spec.duration has passed.
+	// ExpirationTime is when spec.duration ends.
 	// +optional
 	ExpirationTime *metav1.Time `json:"expirationTime,omitempty"`
-	// ExpirationGeneration is the generation of the spec that expires then.
+	// ExpirationGeneration is the generation of the spec to which expirationTime belongs.
 	// +optional
 	ExpirationGeneration int64 `json:"expirationGeneration,omitempty"`
-	// Pods that are selected.
+	// Pods is the number of selected pods.
 	Pods int32 `json:"pods"`
-	// PodsInForce are those of them in which the spec is in force.
+	// PodsInForce is the number of selected pods to which the spec applies.
 	PodsInForce int32 `json:"podsInForce"`
-	// Injected counts requests that were harmed, of the pods that there are now.
+	// Injected is the number of requests of the current pods that got a fault.
 	Injected int64 `json:"injected"`
-	// TargetStatus is by pod, of 200 at most.
+	// TargetStatus describes each selected pod, at most 200.
 	// +optional
 	// +listType=atomic
 	TargetStatus []TargetStatus `json:"targetStatus,omitempty"`

@@ -674,9 +674,11 @@ type ShardStatus struct {
 	// Weight is the number of objects in those, as last counted.
 	// +optional
 	Weight int64 `json:"weight,omitempty"`
-	// Members and ReadyMembers are as of a ShardingConfig.
+	// Members is the number of the shard's pods.
 	// +optional
 	Members int32 `json:"members"`
+	// ReadyMembers is the number of the shard's pods that are ready, captured and hold the
+	// current policy.
 	// +optional
 	ReadyMembers int32 `json:"readyMembers"`
 	// Leader is the pod that holds the shard's locks; empty if none does or the
