@@ -4,12 +4,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ShardingConfig assigns the pods it selects to one shard, or, with spec.root,
-// describes a set of shards that the manager derives from it.
+// ShardingConfig assigns the selected pods to one shard. With spec.root, the manager derives
+// a set of shards from it.
 //
-// A member of a shard sees, on the resources listed in spec.limits, only the
-// objects that the limit's selector matches. Its leader-election lock is held
-// under the name `<leaderElectionName>---<name of this object>`.
+// Lists and watches of a member contain only those objects of the divided resources that
+// its shard owns. The members lead under a lock of their shard, with the name
+// `<leaderElectionName>---<name of the shard>`.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -26,12 +26,14 @@ type ShardingConfig struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// Spec is the desired state.
 	Spec ShardingConfigSpec `json:"spec"`
+	// Status is the observed state.
 	// +optional
 	Status ShardingConfigStatus `json:"status,omitempty"`
 }
 
-// ShardingConfigSpec is what a user asks of a shard.
+// ShardingConfigSpec is the desired state of a shard, or of the shards of a root.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.selector)",message="spec.selector is required: name the pods of this shard, or set spec.root"
 // +kubebuilder:validation:XValidation:rule="has(self.root) || (has(self.limits) && size(self.limits) > 0) || (has(self.clientCertificates) && self.clientCertificates == 'Passthrough')",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
@@ -40,87 +42,86 @@ type ShardingConfig struct {
 // +kubebuilder:validation:XValidation:rule="has(self.root) == has(oldSelf.root)",message="whether spec.root is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.selector) || (has(self.selector) && self.selector == oldSelf.selector)",message="spec.selector is immutable: delete this ShardingConfig and create another"
 type ShardingConfigSpec struct {
-	// Selector names the pods of this shard, in this object's namespace. Immutable.
+	// Selector selects the pods of this shard in this object's namespace. Immutable.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && size(self.matchLabels) > 0) || (has(self.matchExpressions) && size(self.matchExpressions) > 0)",message="must not be empty: an empty selector would take every pod of the namespace"
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 
-	// Controller says how the operator elects its leader.
+	// Controller configures the leader election of the operator.
 	// +optional
 	Controller *ControllerConfig `json:"controller,omitempty"`
 
-	// Webhook says where the operator serves its own webhooks. Accepted for
-	// compatibility; webhook traffic is not routed by shard.
+	// Webhook is where the operator serves its own webhooks. It is accepted for
+	// compatibility and has no effect.
 	// +optional
 	Webhook *WebhookConfig `json:"webhook,omitempty"`
 
-	// Limits divide resources: on each listed resource a member sees only what
-	// the selector matches. All limits that name a resource apply together.
+	// Limits divide resources: lists and watches of a listed resource contain only the
+	// objects that the selector matches. All limits that list a resource apply together.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Limits []ObjectLimiter `json:"limits,omitempty"`
 
-	// FailurePolicy says what becomes of the members' requests while no agent
-	// serves on their node. Closed: they are refused, so that no member ever runs
-	// unsharded. Open: they go to the apiserver direct and unsharded. A pod keeps
-	// to Closed until it is created anew if it was created under Closed, because
-	// it trusts the mesh alone.
+	// FailurePolicy is what happens to the members' requests while no agent serves their
+	// node. Closed: they fail, so that no member ever runs unsharded. Open: they go directly
+	// to the apiserver, unsharded. A pod that was created under Closed trusts the mesh's CA
+	// alone, so it cannot fail open before it is replaced.
 	// +optional
 	// +kubebuilder:default=Closed
 	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
 
-	// TokenBinding says whether a member may use service-account tokens that are
-	// bound to other pods. Enforce: such requests are refused. Off: they pass.
-	// Tokens that are bound to no pod pass either way.
+	// TokenBinding is whether a member may use service-account tokens that are bound to
+	// other pods. Enforce: such requests are refused. Off: they pass. Tokens that are bound
+	// to no pod always pass.
 	// +optional
 	// +kubebuilder:default=Enforce
 	TokenBinding TokenBinding `json:"tokenBinding,omitempty"`
 
-	// ClientCertificates says what becomes of clients that authenticate with a
-	// certificate, which cannot pass the proxy. Refuse: they are answered 401.
-	// Passthrough: all connections of the selected pods to the apiserver are
-	// tunnelled unread; only for a configuration that divides nothing.
+	// ClientCertificates is what happens to clients that authenticate with a certificate,
+	// which the proxy cannot forward. Refuse: they get 401. Passthrough: all connections of
+	// the selected pods to the apiserver are forwarded without decryption. Passthrough
+	// requires a configuration that divides nothing.
 	// +optional
 	// +kubebuilder:default=Refuse
 	ClientCertificates ClientCertificates `json:"clientCertificates,omitempty"`
 
-	// Isolation says what becomes of a member's writes of single objects of the
-	// divided resources that another shard owns: create, update, patch, delete and
-	// subresources that write. Enforce: they are refused with 403. Observe: they pass
-	// and are counted. Off: they pass. It also applies to the reads that reads: Own
-	// refuses. Lists, watches and deletecollections are narrowed in any case.
+	// Isolation is what happens to a member's writes to objects of the divided resources
+	// that another shard owns: create, update, patch, delete and subresources that write.
+	// Enforce: they are refused with 403. Observe: they pass and are counted. Off: they
+	// pass. It also applies to the reads that reads: Own refuses. Lists, watches and
+	// deletecollections are always narrowed.
 	// +optional
 	// +kubebuilder:default=Enforce
 	Isolation Isolation `json:"isolation,omitempty"`
 
-	// Reads says which single objects of the divided resources a member may read. All:
-	// those of every shard. Own: its shard's, and others are refused with 403. Lists
-	// and watches are narrowed in both cases, except those of one object by
-	// metadata.name under All.
+	// Reads is which single objects of the divided resources a member may get. All: those of
+	// every shard. Own: those of its own shard; others are refused with 403. Lists and
+	// watches are narrowed in both cases. Under All, lists and watches of one object by
+	// metadata.name are not.
 	// +optional
 	// +kubebuilder:default=All
 	Reads Reads `json:"reads,omitempty"`
 
-	// DryRun evaluates every decision without enforcing it: nothing is narrowed or
-	// refused, locks keep their names, and the members' requests are counted by what
-	// would have been done (metric ctrlmesh_dry_run_requests_total).
+	// DryRun evaluates every decision without enforcing it: nothing is narrowed or refused,
+	// and locks keep their names. The metric ctrlmesh_dry_run_requests_total counts the
+	// requests that would have been narrowed, refused or renamed.
 	// +optional
 	DryRun bool `json:"dryRun,omitempty"`
 
-	// Fence says which writes count as foreign. Resources: those to the divided
-	// resources. Namespace: those to any resource in a namespace that is not the
-	// shard's, but for the operator's own namespace.
+	// Fence is which writes isolation applies to. Resources: writes to the divided resources.
+	// Namespace: writes to any resource in namespaces of other shards, except the operator's
+	// own namespace.
 	// +optional
 	// +kubebuilder:default=Resources
 	Fence Fence `json:"fence,omitempty"`
 
-	// Root makes this object a template from which shards are derived. A root
+	// Root makes this object a sharding root, from which the manager derives shards. A root
 	// selects no pods itself.
 	// +optional
 	Root *RootConfig `json:"root,omitempty"`
 }
 
-// FailurePolicy says whether pods go to the apiserver direct while there is no agent.
+// FailurePolicy is what happens to requests of members while no agent serves their node.
 //
 // +kubebuilder:validation:Enum=Closed;Open
 type FailurePolicy string
@@ -131,7 +132,7 @@ const (
 	FailOpen   FailurePolicy = "Open"
 )
 
-// TokenBinding says whether a token must be bound to the pod that uses it, if to any.
+// TokenBinding is whether a token that is bound to a pod must be bound to its user.
 //
 // +kubebuilder:validation:Enum=Enforce;Off
 type TokenBinding string
@@ -142,7 +143,7 @@ const (
 	TokenBindingOff     TokenBinding = "Off"
 )
 
-// ClientCertificates says what becomes of clients that authenticate with a certificate.
+// ClientCertificates is what happens to clients that authenticate with a certificate.
 //
 // +kubebuilder:validation:Enum=Refuse;Passthrough
 type ClientCertificates string
@@ -153,7 +154,7 @@ const (
 	ClientCertificatesPassthrough ClientCertificates = "Passthrough"
 )
 
-// Reads says which single objects of the divided resources a member may read.
+// Reads is which single objects of the divided resources a member may get.
 //
 // +kubebuilder:validation:Enum=All;Own
 type Reads string
@@ -164,7 +165,7 @@ const (
 	ReadsOwn Reads = "Own"
 )
 
-// Isolation says what becomes of requests for objects of other shards.
+// Isolation is what happens to writes to objects of other shards.
 //
 // +kubebuilder:validation:Enum=Enforce;Observe;Off
 type Isolation string
@@ -176,7 +177,7 @@ const (
 	IsolationOff     Isolation = "Off"
 )
 
-// Fence says which writes can be foreign.
+// Fence is which writes isolation applies to.
 //
 // +kubebuilder:validation:Enum=Resources;Namespace
 type Fence string
@@ -187,17 +188,17 @@ const (
 	FenceNamespace Fence = "Namespace"
 )
 
-// ControllerConfig says how the operator elects its leader. If it names no lock, the
-// mesh discovers the locks that members try to write.
+// ControllerConfig configures the leader election of the operator. If it names no lock, the
+// mesh discovers the locks that members try to acquire.
 type ControllerConfig struct {
-	// LeaderElectionName is the name of the operator's lock (Lease, ConfigMap or
-	// Endpoints) in this object's namespace. It is short for an entry of locks.
+	// LeaderElectionName is the name of the operator's lock (Lease, ConfigMap or Endpoints)
+	// in this object's namespace. It is a short form of an entry in locks.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=189
 	LeaderElectionName string `json:"leaderElectionName,omitempty"`
-	// Locks are the operator's locks, in any namespace: many operators keep theirs
-	// in kube-system, and some have several.
+	// Locks are the operator's locks in any namespace. Many operators have theirs in
+	// kube-system, and some have several.
 	// +optional
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
@@ -218,7 +219,7 @@ type LockReference struct {
 	Name string `json:"name"`
 }
 
-// WebhookConfig says where the operator serves its own webhooks.
+// WebhookConfig is where the operator serves its own webhooks.
 type WebhookConfig struct {
 	// CertDir is the directory of the webhook server's certificate.
 	// +kubebuilder:validation:MinLength=1
@@ -230,130 +231,129 @@ type WebhookConfig struct {
 	Port int32 `json:"port"`
 }
 
-// ObjectLimiter names resources and the part of their objects that a shard owns.
+// ObjectLimiter lists resources and selects the objects of them that a shard owns.
 type ObjectLimiter struct {
-	// RelateResources are the resources to divide. At least one.
+	// RelateResources are the resources to divide, at least one.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	RelateResources []ResourceGroup `json:"relateResources,omitempty"`
 
-	// Selector is merged into the label selector of every list, watch and
-	// deletecollection of those resources.
+	// Selector is added to the label selector of every list, watch and deletecollection of
+	// those resources.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
-// ResourceGroup names resources of API groups.
+// ResourceGroup lists resources of API groups.
 type ResourceGroup struct {
-	// APIGroups are group names, "" for the core group, or "*" alone for all.
+	// APIGroups are the names of API groups. "" is the core group, "*" alone is all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups"`
-	// Resources are plural resource names, or "*" alone for all of groups that are
-	// named, in a root whose method is not Labels and without a selector.
+	// Resources are plural resource names. "*" alone is all resources of the listed groups;
+	// it requires a root whose method is not Labels, and no selector.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources"`
 }
 
-// RootConfig describes a set of shards to derive.
+// RootConfig describes the shards that are derived from a root.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.canary) || has(self.auto)",message="set spec.root.auto, spec.root.canary, or both"
 // +kubebuilder:validation:XValidation:rule="has(self.targetStatefulSet) != has(self.targetRef)",message="name the operator's pods by one of spec.root.targetRef and spec.root.targetStatefulSet"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
 type RootConfig struct {
-	// Disable withdraws the derived shards. Once none holds anything, members are
-	// restarted one by one, and run unsharded then.
+	// Disable withdraws the derived shards. Once none owns any keys, the members are replaced
+	// one by one, and their successors run unsharded.
 	// +optional
 	Disable *bool `json:"disable,omitempty"`
-	// Prefix of the derived objects' names.
+	// Prefix of the names of the derived objects.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=40
 	Prefix string `json:"prefix"`
-	// TargetStatefulSet is the StatefulSet, in this namespace, whose pods are
-	// assigned to the shards by ordinal. The same as targetRef with kind StatefulSet.
+	// TargetStatefulSet is the StatefulSet in this namespace whose pods are assigned to the
+	// shards by ordinal. It is a short form of targetRef.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	TargetStatefulSet string `json:"targetStatefulSet,omitempty"`
-	// TargetRef is the workload, in this namespace, whose pods are assigned to the
-	// shards: those of a StatefulSet by ordinal, those of a Deployment each to the
-	// shard that lacks most.
+	// TargetRef is the workload in this namespace whose pods are assigned to the shards:
+	// the pods of a StatefulSet by ordinal, each pod of a Deployment to the shard that lacks
+	// most pods.
 	// +optional
 	TargetRef *TargetRef `json:"targetRef,omitempty"`
-	// Canary takes the first pods for some namespaces or buckets.
+	// Canary is a shard of the first pods that owns some namespaces or buckets.
 	// +optional
 	Canary *CanaryConfig `json:"canary,omitempty"`
-	// Auto divides the rest evenly. Without it the rest is one shard, of all
-	// other pods.
+	// Auto divides all other keys evenly. Without it, all other pods are one shard that owns
+	// all other keys.
 	// +optional
 	Auto *AutoConfig `json:"auto,omitempty"`
-	// ResourceSelector lists the resources that the shards divide. A selector there
-	// holds for all shards.
+	// ResourceSelector lists the resources that the shards divide. A selector in it applies
+	// to all shards.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	ResourceSelector []ObjectLimiter `json:"resourceSelector,omitempty"`
 
-	// Shared names objects of the divided resources that every shard reads, such as
-	// configuration that all members need. Objects in the operator's own namespace
-	// are shared for reading without being listed.
+	// Shared lists objects of the divided resources that every shard reads, such as
+	// configuration that all members need. Objects in the operator's own namespace are
+	// always shared for reading.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Shared []SharedObjects `json:"shared,omitempty"`
 
-	// Key is what objects are assigned by. Namespace: all objects of a namespace
-	// are one shard's, and cluster-scoped ones everybody's. Object: each object by
-	// its uid.
+	// Key is how objects are assigned to shards. Namespace: by their namespace; every shard
+	// sees and writes cluster-scoped objects. Object: by their uid.
 	// +optional
 	// +kubebuilder:default=Namespace
 	Key Key `json:"key,omitempty"`
 	// Method is how lists and watches are narrowed. ServerSide: by the apiserver's
-	// shardSelector. Filter: by the proxy. Labels: by labels that are stamped on
-	// all objects. Auto: ServerSide where the apiserver does it, else Filter.
+	// shardSelector. Filter: by the proxy. Labels: by labels that the mesh sets on all
+	// objects. Auto: ServerSide if the apiserver supports it, else Filter.
 	// +optional
 	// +kubebuilder:default=Auto
 	Method Method `json:"method,omitempty"`
-	// OnChange says what becomes of members that still hold objects in their caches
-	// which are another shard's now. Restart: they are evicted, one at a time.
-	// Relist: their watches are answered 410, and they see such objects deleted.
+	// OnChange is what happens to members whose caches contain objects that another shard owns
+	// now. Restart: they are evicted, one at a time. Relist: their watches get 410, and they
+	// see those objects deleted.
 	// +optional
 	// +kubebuilder:default=Restart
 	OnChange OnChange `json:"onChange,omitempty"`
 }
 
-// SharedObjects names objects of divided resources that every shard reads.
+// SharedObjects lists objects of divided resources that every shard reads.
 type SharedObjects struct {
-	// APIGroups are group names, "" for the core group, or "*" alone for all.
+	// APIGroups are the names of API groups. "" is the core group, "*" alone is all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	APIGroups []string `json:"apiGroups"`
-	// Resources are plural resource names, or "*" alone for all.
+	// Resources are plural resource names. "*" alone is all.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources"`
-	// Namespaces of the objects. Empty: all.
+	// Namespaces of the objects. The default is all.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Names of the objects. Empty: all.
+	// Names of the objects. The default is all.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	Names []string `json:"names,omitempty"`
-	// Writes says who may write them. Owner: the shard that owns the key. Everyone:
+	// Writes is which shards may write them. Owner: the shard that owns the key. Everyone:
 	// every shard, so that the operator itself must avoid conflicts.
 	// +optional
 	// +kubebuilder:default=Owner
 	Writes SharedWrites `json:"writes,omitempty"`
 }
 
-// SharedWrites says who may write shared objects.
+// SharedWrites is which shards may write shared objects.
 //
 // +kubebuilder:validation:Enum=Owner;Everyone
 type SharedWrites string
@@ -380,7 +380,7 @@ type TargetRef struct {
 	Name string `json:"name"`
 }
 
-// Key is what objects are assigned by.
+// Key is how objects are assigned to shards.
 //
 // +kubebuilder:validation:Enum=Namespace;Object
 type Key string
@@ -404,7 +404,7 @@ const (
 	MethodFilter     Method = "Filter"
 )
 
-// OnChange says what becomes of members that hold objects of others in their caches.
+// OnChange is what happens to members whose caches contain objects of other shards.
 //
 // +kubebuilder:validation:Enum=Restart;Relist
 type OnChange string
@@ -415,7 +415,7 @@ const (
 	OnChangeRelist  OnChange = "Relist"
 )
 
-// Rebalance says what becomes of shards whose weights have grown apart.
+// Rebalance is what happens when the weights of shards differ much.
 //
 // +kubebuilder:validation:Enum=Off;Suggest;Automatic
 type Rebalance string
@@ -427,7 +427,7 @@ const (
 	RebalanceAutomatic Rebalance = "Automatic"
 )
 
-// CanaryConfig is the shard that a new version is tried on.
+// CanaryConfig is a shard on which a new version is tested.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.inNamespaces) && size(self.inNamespaces) > 0) || (has(self.inShardHash) && size(self.inShardHash) > 0)",message="list inNamespaces, inShardHash, or both"
 type CanaryConfig struct {
@@ -446,7 +446,7 @@ type CanaryConfig struct {
 	InShardHash []string `json:"inShardHash,omitempty"`
 }
 
-// AutoConfig divides what the canary leaves into equal shards.
+// AutoConfig divides all keys that the canary does not own into equal shards.
 type AutoConfig struct {
 	// ShardingSize is the number of shards.
 	// +kubebuilder:validation:Minimum=1
@@ -455,13 +455,13 @@ type AutoConfig struct {
 	// EveryShardReplicas is the number of pods of each shard.
 	// +kubebuilder:validation:Minimum=1
 	EveryShardReplicas int32 `json:"everyShardReplicas"`
-	// Rebalance says what happens when the weights of shards, the objects of the
-	// divided resources in their namespaces, have grown apart: when the heaviest
-	// shard has more than 1.25 times the mean. Automatic: namespaces are handed
-	// over within a minute, one batch at a time. Under onChange Restart each
-	// correction is one batch, evicts the pods of the shards that give, and the next
-	// correction waits a minute, then two, up to an hour. Suggest: the status says
-	// what Automatic would do. Off: nothing is weighed after the shards were created.
+	// Rebalance is what happens when the heaviest shard has more than 1.25 times the mean
+	// weight. The weight of a shard is the number of objects of the divided resources in its
+	// namespaces. Automatic: namespaces are handed over within a minute, one batch at a
+	// time. Under onChange Restart, a correction is a single batch and evicts the pods of
+	// the shards that give up namespaces. The next correction waits a minute, then two, up
+	// to an hour. Suggest: the status says what Automatic would do. Off: objects are counted
+	// only when the shards are created.
 	// +optional
 	// +kubebuilder:default=Automatic
 	Rebalance Rebalance `json:"rebalance,omitempty"`
@@ -469,54 +469,54 @@ type AutoConfig struct {
 
 // Condition types of a ShardingConfig.
 const (
-	// ConditionReady: every member holds the current policy and is captured.
+	// ConditionReady: every member is captured and applies the current policy.
 	ConditionReady = "Ready"
-	// ConditionProgressing: members are still to receive a policy, or existing
-	// objects are still being stamped.
+	// ConditionProgressing: members have not received a policy yet, or existing objects are
+	// being labelled.
 	ConditionProgressing = "Progressing"
-	// ConditionDegraded: something needs a user's hand; the message says what.
+	// ConditionDegraded: a user must act; the message says how.
 	ConditionDegraded = "Degraded"
 	// ConditionLeaderMissing: a shard with ready members has had no leader for a
 	// while; the message names the shard and what its pods wait for.
 	ConditionLeaderMissing = "LeaderMissing"
 )
 
-// ShardingConfigStatus is what the mesh sees of a shard.
+// ShardingConfigStatus is the observed state of a ShardingConfig.
 type ShardingConfigStatus struct {
-	// ObservedGeneration is the generation of the spec this status is about.
+	// ObservedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions are Ready, Progressing, Degraded and LeaderMissing.
+	// Conditions have the types Ready, Progressing, Degraded and LeaderMissing.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Shards is the number of shards of this object.
+	// Shards is the number of shards of this configuration.
 	// +optional
 	Shards int32 `json:"shards,omitempty"`
-	// Members is the number of pods selected.
+	// Members is the number of selected pods.
 	// +optional
 	Members int32 `json:"members"`
-	// ReadyMembers is the number of those captured and holding the current policy.
+	// ReadyMembers is the number of members that are captured and apply the current policy.
 	// +optional
 	ReadyMembers int32 `json:"readyMembers"`
-	// Method is how lists and watches are narrowed: ServerSide, Labels or Filter, or
-	// several where resources or nodes differ.
+	// Method is how lists and watches are narrowed in fact: ServerSide, Labels or Filter, or
+	// several if resources or nodes differ.
 	// +optional
 	Method string `json:"method,omitempty"`
-	// Lock is the name under which this shard's lock is held.
+	// Lock is the name of this shard's lock.
 	// +optional
 	Lock string `json:"lock,omitempty"`
-	// Held is what a derived shard holds, as in ShardStatus.
+	// Held are the keys that a derived shard owns, as in status.root.shards.
 	// +optional
 	// +listType=atomic
 	Held []string `json:"held,omitempty"`
-	// Pods tells of each member.
+	// Pods describes each member, at most 200.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	Pods []MemberStatus `json:"pods,omitempty"`
-	// Stamping tells how far the labels of existing objects have come.
+	// Stamping is the progress of labelling existing objects.
 	// +optional
 	Stamping *StampingStatus `json:"stamping,omitempty"`
 	// Locks are the operator's locks, named and discovered.
@@ -526,7 +526,7 @@ type ShardingConfigStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Locks []LockStatus `json:"locks,omitempty"`
-	// Root tells of the derived shards.
+	// Root describes the derived shards.
 	// +optional
 	Root *RootStatus `json:"root,omitempty"`
 }
@@ -537,7 +537,7 @@ type LockStatus struct {
 	Namespace string `json:"namespace"`
 	// Name of the lock.
 	Name string `json:"name"`
-	// Resources that the lock is known to consist of: leases, configmaps or endpoints.
+	// Resources of which the lock consists: leases, configmaps or endpoints.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:items:MaxLength=253
@@ -546,7 +546,7 @@ type LockStatus struct {
 	// in spec.controller.
 	// +optional
 	Discovered bool `json:"discovered,omitempty"`
-	// Holder is the identity that holds the lock outside the mesh; empty if none does.
+	// Holder is the identity outside the mesh that holds the lock; empty if none does.
 	// +optional
 	Holder string `json:"holder,omitempty"`
 	// HeldByMesh is true while the manager holds the lock, so that no pod outside the
@@ -555,56 +555,56 @@ type LockStatus struct {
 	HeldByMesh bool `json:"heldByMesh,omitempty"`
 }
 
-// MemberStatus tells of one member.
+// MemberStatus describes one member.
 type MemberStatus struct {
 	// Name of the pod.
 	Name string `json:"name"`
-	// Node the pod runs on.
+	// Node is the name of the pod's node.
 	// +optional
 	Node string `json:"node,omitempty"`
-	// Capture is how the pod's traffic reaches the proxy: ebpf, iptables
-	// or address; empty while it is not captured.
+	// Capture is the capture mode: ebpf, iptables or address; empty while the pod is not
+	// captured.
 	// +optional
 	Capture string `json:"capture,omitempty"`
 	// PolicyVersion is the version of the policy that the pod's agent applies.
 	// +optional
 	PolicyVersion string `json:"policyVersion,omitempty"`
-	// LockHolder is true while this pod holds the shard's lock.
+	// LockHolder is true while the pod holds the shard's lock.
 	// +optional
 	LockHolder bool `json:"lockHolder,omitempty"`
-	// Message says what keeps the member from being ready.
+	// Message says why the member is not ready.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// StampingStatus tells how far the labels of existing objects have come.
+// StampingStatus is the progress of labelling existing objects.
 type StampingStatus struct {
-	// Done is true when every object that existed has been stamped.
+	// Done is true when all existing objects have the labels.
 	Done bool `json:"done"`
-	// Resource being walked, as plural.group.
+	// Resource that is being listed, as plural.group.
 	// +optional
 	Resource string `json:"resource,omitempty"`
-	// Continue is where the walk of Resource resumes.
+	// Continue is the token with which the list of resource goes on.
 	// +optional
 	Continue string `json:"continue,omitempty"`
-	// Completed are the resources already walked.
+	// Completed are the resources whose objects all have the labels.
 	// +optional
 	// +listType=set
 	Completed []string `json:"completed,omitempty"`
-	// Seen is the number of objects looked at.
+	// Seen is the number of objects that were checked.
 	// +optional
 	Seen int64 `json:"seen,omitempty"`
-	// Stamped is the number of objects that needed the labels.
+	// Stamped is the number of objects that were labelled.
 	// +optional
 	Stamped int64 `json:"stamped,omitempty"`
-	// Message tells of the last error.
+	// Message is the last error.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// RootStatus tells of the shards derived from a root. It is also where the
-// manager keeps what it must not forget: who may own what, and who might still
-// act on it. Written by anybody else, it may let two shards own one key.
+// RootStatus describes the shards derived from a root. It is also the manager's durable
+// state: which keys each shard owns, and which pods may still act on them. If anybody else
+// writes it, two shards may own one key.
 type RootStatus struct {
 	// ChildShardingConfigs are the names of the derived objects.
 	// +optional
@@ -614,13 +614,13 @@ type RootStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Shards []ShardStatus `json:"shards,omitempty"`
-	// MinSerial is the least serial of any policy of the root: agents were seen that
-	// have had higher ones than the status accounted for.
+	// MinSerial is the lowest serial of any policy of the root. It is raised above the serials
+	// that agents report and that this status does not account for.
 	// +optional
 	MinSerial int64 `json:"minSerial,omitempty"`
-	// RolledBack: an agent has had a later serial than this status accounts for, as after
-	// etcd was restored from a backup, so pods may own other keys than it says. All
-	// members are in standby. The root starts anew once all of them have confirmed that.
+	// RolledBack is true after an agent reported a later serial than this status has, as
+	// after a restore of etcd: pods may act on other keys than the status says. All members
+	// are in standby. The root starts anew once all of them have confirmed that.
 	// +optional
 	RolledBack bool `json:"rolledBack,omitempty"`
 	// Assignments are the pods that were assigned to shards and may still run.
@@ -628,105 +628,105 @@ type RootStatus struct {
 	// +listType=map
 	// +listMapKey=uid
 	Assignments []Assignment `json:"assignments,omitempty"`
-	// Handovers are the moves of keys under way.
+	// Handovers are the handovers in progress.
 	// +optional
 	Handovers []HandoverStatus `json:"handovers,omitempty"`
-	// Handover says it all in one word: Settled, Releasing, Granting, Restarting,
-	// Waiting or Blocked.
+	// Handover summarizes the handovers: Settled, Releasing, Granting, Restarting, Waiting or
+	// Blocked.
 	// +optional
 	Handover string `json:"handover,omitempty"`
-	// Skew is the weight of the heaviest automatic shard over the mean, as "1.04".
+	// Skew is the weight of the heaviest automatic shard divided by the mean, such as "1.04".
 	// +optional
 	Skew string `json:"skew,omitempty"`
-	// Suggestion says what rebalancing would do.
+	// Suggestion is what rebalancing would do.
 	// +optional
 	Suggestion string `json:"suggestion,omitempty"`
-	// Weighing says what keeps the manager from counting objects, and how to permit
-	// it. Shards work without: namespaces weigh equally then.
+	// Weighing says why the manager cannot count objects, and how to permit it. Until then
+	// all namespaces have equal weight.
 	// +optional
 	Weighing string `json:"weighing,omitempty"`
 }
 
-// ShardStatus tells of one derived shard.
+// ShardStatus describes one derived shard.
 type ShardStatus struct {
 	// Name of the shard and of its ShardingConfig.
 	Name string `json:"name"`
-	// Serial grows whenever what the shard's members are told changes.
+	// Serial increases with every change of the members' policies.
 	Serial int64 `json:"serial"`
-	// Held is what a member of the shard may be acting on: no two shards of a root
-	// hold a key. Each entry is ranges of the key space (FNV-1a 64 of the
-	// namespace's name) in hexadecimal, of all buckets or of some.
+	// Held are the keys that the shard owns, including those that it is releasing. No two
+	// shards of a root own the same key. Each entry lists ranges of the key space (FNV-1a 64
+	// of the namespace's name) in hexadecimal, for all buckets or for some.
 	// +optional
 	// +listType=atomic
 	Held []string `json:"held,omitempty"`
-	// Target is what the shard is to hold. What it holds beyond is being released.
+	// Target are the keys that the shard is to own. It is releasing all others.
 	// +optional
 	// +listType=atomic
 	Target []string `json:"target,omitempty"`
-	// Wanted is the plan: what the shard is to hold once each shard that takes has a
-	// ready pod.
+	// Wanted are the planned keys: those that the shard is to own once each shard that
+	// receives keys has a ready pod.
 	// +optional
 	// +listType=atomic
 	Wanted []string `json:"wanted,omitempty"`
-	// Namespaces is the number of existing namespaces that the shard holds.
+	// Namespaces is the number of existing namespaces that the shard owns.
 	// +optional
 	Namespaces int32 `json:"namespaces"`
-	// Weight is the number of objects in those, as last counted.
+	// Weight is the number of objects in those namespaces at the last count.
 	// +optional
 	Weight int64 `json:"weight,omitempty"`
 	// Members is the number of the shard's pods.
 	// +optional
 	Members int32 `json:"members"`
-	// ReadyMembers is the number of the shard's pods that are ready, captured and hold the
+	// ReadyMembers is the number of the shard's pods that are ready, captured and apply the
 	// current policy.
 	// +optional
 	ReadyMembers int32 `json:"readyMembers"`
-	// Leader is the pod that holds the shard's locks; empty if none does or the
-	// operator has no lock.
+	// Leader is the pod that holds the shard's locks; empty if none does, or if the operator
+	// has no lock.
 	// +optional
 	Leader string `json:"leader,omitempty"`
 }
 
-// Assignment is a pod's place in a shard, for its life.
+// Assignment is the shard of a pod, which never changes.
 type Assignment struct {
 	// UID of the pod.
 	UID string `json:"uid"`
 	// Name of the pod.
 	Name string `json:"name"`
-	// Node the pod runs on.
+	// Node is the name of the pod's node.
 	// +optional
 	Node string `json:"node,omitempty"`
-	// Shard the pod belongs to.
+	// Shard is the name of the pod's shard.
 	Shard string `json:"shard"`
-	// Serial of the shard since which the pod acts on nothing older.
+	// Serial is the lowest serial of the policies that the pod may still act on.
 	Serial int64 `json:"serial"`
-	// Stale: the pod is to be restarted, for it holds objects of other shards in
-	// its caches or belongs to another shard now.
+	// Stale is true if the pod must be replaced, because its caches contain objects of other
+	// shards or it belongs to another shard now.
 	// +optional
 	Stale bool `json:"stale,omitempty"`
 }
 
-// HandoverStatus tells of one move of keys.
+// HandoverStatus describes one handover.
 type HandoverStatus struct {
-	// From is the shard that gives; empty for keys that nobody held.
+	// From is the shard that releases the keys; empty if no shard owned them.
 	// +optional
 	From string `json:"from,omitempty"`
-	// To is the shard that takes; empty for keys that nobody will hold.
+	// To is the shard that receives the keys; empty if no shard will own them.
 	// +optional
 	To string `json:"to,omitempty"`
-	// Keys are what is moved, as in ShardStatus.
+	// Keys that are handed over, as in status.root.shards.
 	// +optional
 	// +listType=atomic
 	Keys []string `json:"keys,omitempty"`
-	// Phase is Releasing, until the giver's members act on it no more, or Granting,
-	// until the taker's do.
+	// Phase is Releasing until the members of the first shard no longer act on the keys, then
+	// Granting until those of the second shard do.
 	Phase string `json:"phase"`
 	// Since is when the phase began.
 	Since metav1.Time `json:"since"`
-	// Began is when the move began.
+	// Began is when the handover began.
 	// +optional
 	Began metav1.Time `json:"began,omitempty"`
-	// WaitsFor names whom the phase waits for, and why.
+	// WaitsFor lists the pods that the phase waits for, and why.
 	// +optional
 	// +listType=atomic
 	WaitsFor []string `json:"waitsFor,omitempty"`
