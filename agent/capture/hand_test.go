@@ -275,10 +275,9 @@ func TestRulesAreMended(t *testing.T) {
 				}
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error {
-						lines, err := table.commands.List("nat", "OUTPUT")
-						require.NoError(t, err)
-						require.Equal(t, "-A OUTPUT "+strings.Join(jump, " "), lines[1])
-						return nil
+						output, err := run(t.Context(), "", table.lister, "-t", "nat", "-S", "OUTPUT")
+						require.Equal(t, "-A OUTPUT "+strings.Join(jump, " "), strings.Split(output, "\n")[1])
+						return err
 					}))
 				}
 			})

@@ -24,7 +24,6 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
@@ -233,7 +232,6 @@ type method struct {
 
 var methods = []method{
 	{"ebpf", func(t testing.TB) Config {
-		programtest.Link(t) // for tests that change the mode
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
 	}},
 	{"iptables-nft", iptablesConfig},
@@ -264,7 +262,6 @@ func iptablesConfig(t testing.TB) Config {
 			t.Skip("needs ", program)
 		}
 	}
-	programtest.Link(t)
 	return Config{Mode: IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none")}
 }
 
