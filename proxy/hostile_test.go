@@ -389,9 +389,9 @@ func TestHostileWindows(t *testing.T) {
 			s := newSiege(t, quick(0))
 			s.pod.stall = 6 * time.Second // more than it takes to get there
 			s.policy(nil)
-			s.under("windows "+name, 192<<20, func() (func(), string) {
+			s.under("windows "+name, 64<<20, func() (func(), string) {
 				var conns []*tls.Conn
-				const connections, streams, ahead = 4, 120, 5 // ahead: 2 MiB in all
+				const connections, streams, ahead = 4, 40, 5 // ahead: 2 MiB in all
 				var most int64
 				for range connections {
 					f := s.frames()
@@ -415,7 +415,7 @@ func TestHostileWindows(t *testing.T) {
 					}()
 				}
 				// On a slow machine the first are given up before the last are sent.
-				require.Eventually(t, func() bool { return max(most, s.pod.held.taken.Load()) > maxHeld/8 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return max(most, s.pod.held.taken.Load()) > maxHeld/24 }, soon, time.Millisecond)
 				grown := measure().heap - s.before.heap
 				held := s.pod.held.taken.Load()
 				// The connections stay, and nothing of the streams.
@@ -491,7 +491,7 @@ func TestHostileTargetsThatGrow(t *testing.T) {
 			conns = append(conns, f.conn)
 			go func() { _, _ = f.end() }()
 			query := []string{"labelSelector=" + strings.Repeat("a,", 50<<10), strings.Repeat("a&", 50<<10)}[i%2]
-			for range 50 {
+			for range 20 {
 				if _, err := f.ask("GET", "/api/v1/secrets?"+query, true); err != nil {
 					break
 				}
