@@ -187,7 +187,7 @@ func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
 	for _, l := range r.limits {
 		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: owned.Proto()}
 		if s.Method == meshv1.Method_METHOD_LABELS {
-			limit.Selector = both(l.Selector, labelSelector(owned, r.Namespaces))
+			limit.Selector = both(l.Selector, owned.LabelSelector(r.Namespaces))
 		}
 		s.Limits = append(s.Limits, limit)
 	}

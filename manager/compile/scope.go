@@ -1,9 +1,7 @@
 package compile
 
 import (
-	"slices"
 	"strconv"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -58,24 +56,4 @@ func asks(r labels.Requirement) (s sharding.Scope, exact bool) {
 		}
 	}
 	return sharding.Scope{}, false
-}
-
-// labelSelector is a scope as a selector of the labels that are stamped on
-// objects, for the namespaces that exist; "" for all.
-func labelSelector(s sharding.Scope, namespaces []string) string {
-	if s.Everything() {
-		return ""
-	}
-	if buckets, ok := s.OnlyBuckets(); ok {
-		values := make([]string, len(buckets))
-		for i, b := range buckets {
-			values[i] = strconv.Itoa(b)
-		}
-		return v1alpha1.ShardingHashLabel + " in (" + strings.Join(values, ",") + ")"
-	}
-	owned := slices.DeleteFunc(slices.Sorted(slices.Values(namespaces)), func(ns string) bool { return !s.Owns(ns) })
-	if len(owned) == 0 {
-		return v1alpha1.NamespaceLabel + ",!" + v1alpha1.NamespaceLabel // matches nothing
-	}
-	return v1alpha1.NamespaceLabel + " in (" + strings.Join(owned, ",") + ")"
 }
