@@ -19,8 +19,10 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -77,7 +79,9 @@ func newMesh(t *testing.T) *mesh {
 		T: t, recorder: events.NewFakeRecorder(1000), now: time.Unix(1e9, 0),
 		seen: map[string]push.Observation{}, observed: map[string][]push.ObservedLock{}, idle: map[string]bool{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{}, floors: map[string]int64{}, inForce: map[string]compile.Policy{},
 	}
-	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.ShardingConfig{}).WithInterceptorFuncs(interceptor.Funcs{
+	// Nothing is applied, so the fields' managers need not be tracked, which costs most of the time.
+	tracker := clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(tracker).WithStatusSubresource(&v1alpha1.ShardingConfig{}).WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 			if f := m.funcs.SubResourceUpdate; f != nil {
 				return f(ctx, c, sub, o, opts...)
