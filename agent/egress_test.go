@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -102,6 +103,7 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
 	path, do := inNamespace(t)
 	r := start(t, 0)
+	programtest.Link(t)
 	method, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
 	require.NoError(t, err)
 	defer method.Close()
@@ -285,6 +287,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			}
 			begin := func() (*running, capture.Method) {
 				r := start(t, 0)
+				programtest.Link(t)
 				method, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
 				require.NoError(t, err)
 				t.Cleanup(func() { method.Close() })

@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
@@ -103,6 +104,7 @@ func (mc *machine) start(t *testing.T) *life {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return &cert, nil }})
 	require.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
+	programtest.Link(t)
 	method, err := capture.Open(capture.Config{Mode: capture.IPTables, PinDir: filepath.Join(mc.dir, "no-bpf"), Logger: logger})
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("needs iptables")

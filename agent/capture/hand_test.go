@@ -275,9 +275,10 @@ func TestRulesAreMended(t *testing.T) {
 				}
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error {
-						output, err := run(t.Context(), "", table.lister, "-t", "nat", "-S", "OUTPUT")
-						require.Equal(t, "-A OUTPUT "+strings.Join(jump, " "), strings.Split(output, "\n")[1])
-						return err
+						lines, err := table.commands.List("nat", "OUTPUT")
+						require.NoError(t, err)
+						require.Equal(t, "-A OUTPUT "+strings.Join(jump, " "), lines[1])
+						return nil
 					}))
 				}
 			})

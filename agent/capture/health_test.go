@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"log/slog"
@@ -311,17 +310,6 @@ func TestRepairsHideNoLoss(t *testing.T) {
 		_, found, err = n.ways[0].(ebpf).entry(p)
 		require.NoError(t, err)
 	}
-}
-
-// TestProgramsAreBounded in time, memory and what is heard of them.
-func TestProgramsAreBounded(t *testing.T) {
-	said, err := run(t.Context(), "", "sh", "-c", "sleep 0.2; ulimit -v")
-	require.NoError(t, err)
-	require.Equal(t, fmt.Sprintln(programMemory>>10), said)
-	_, err = run(t.Context(), "", "head", "-c", fmt.Sprint(programOutput+1), "/dev/zero")
-	require.Error(t, err)
-	_, err = run(t.Context(), "", "sleep", "60")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
 // TestPodThatFillsItsTables holds up no other pod.

@@ -77,7 +77,7 @@ func (t *iptables) hostNetwork() error {
 func (t *iptables) last(p *Pod) (port uint16, elsewhere *egress) {
 	leads := make(chan lead, len(t.tables))
 	_ = t.each(p.netns, func(table natTable) error {
-		l, err := table.leads(context.Background())
+		l, err := table.lastLeads(context.Background())
 		leads <- l
 		return err
 	})
@@ -219,13 +219,14 @@ func (t *iptables) close(pods []*Pod) error {
 	return errors.Join(errs...)
 }
 
-// forgetRules removes the rules from a network namespace, whichever agent's they are.
-func forgetRules(cfg Config, netns *os.File) error {
+// forgetRules removes the rules from a network namespace, whichever agent's they are. It
+// calls open only if there may be some.
+func forgetRules(netns *os.File, open func() ([2]natTable, error)) error {
 	return inNetNS(netns, func() error {
 		if !(natTable{family: 4}).mayExist(nat) && !(natTable{family: 6}).mayExist(nat) {
 			return nil
 		}
-		tables, err := openNATTables(cfg.IPTables)
+		tables, err := open()
 		if errors.Is(err, exec.ErrNotFound) {
 			return nil // then there was no way to make rules either
 		}
@@ -240,6 +241,7 @@ func forgetRules(cfg Config, netns *os.File) error {
 
 // removeRules removes the rules from the network namespaces that paths name and that still exist.
 func removeRules(cfg Config, paths []string) error {
+	open := sync.OnceValues(func() ([2]natTable, error) { return openNATTables(cfg.IPTables) })
 	var errs []error
 	for _, path := range paths {
 		netns, err := openNetNS(path, false)
@@ -247,7 +249,7 @@ func removeRules(cfg Config, paths []string) error {
 			continue
 		}
 		if err == nil {
-			err = forgetRules(cfg, netns)
+			err = forgetRules(netns, open)
 			netns.Close()
 		}
 		if err != nil {

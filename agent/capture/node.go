@@ -277,12 +277,22 @@ func (n *node) forgetOthers(p *Pod) error {
 		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.cookie))
 	}
 	if p.way.mode() != IPTables && !p.hostNetwork {
-		errs = append(errs, forgetRules(n.cfg, p.netns))
+		errs = append(errs, forgetRules(p.netns, n.natTables))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("end the redirection by an earlier agent: %w", err)
 	}
 	return nil
+}
+
+// natTables returns those that are open, so that no pod waits for programs to be probed.
+func (n *node) natTables() ([2]natTable, error) {
+	for _, w := range n.ways {
+		if t, ok := w.(*iptables); ok {
+			return t.tables, nil
+		}
+	}
+	return openNATTables(n.cfg.IPTables)
 }
 
 // mark lets a socket pass every way of redirection there is, an earlier agent's among them.

@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -13,8 +12,11 @@ import (
 	"strings"
 	"time"
 
+	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 )
 
 const (
@@ -23,20 +25,16 @@ const (
 	// The tables that have a chain of ours.
 	nat    = "nat"
 	filter = "filter" // only for egress
-
-	// Whoever holds CAP_NET_ADMIN in a pod can fill its tables, and the programs
-	// read all of them: each has so long, and so much memory, and no more is read
-	// of what it says.
-	programTime   = 3 * time.Second
-	programMemory = 64 << 20
-	programOutput = 64 << 10
 )
+
+var waitOption = fmt.Sprintf("--wait=%d", int(program.Time.Seconds()))
 
 // natTable are the tables of one address family, in whatever network namespace the
 // calling thread is.
 type natTable struct {
-	family int // 4 or 6
-	// lister shows a chain, restorer changes the table as one.
+	family   int                  // 4 or 6
+	commands *goiptables.IPTables // list and delete
+	// lister lists a chain while a pod is captured, restorer changes a table as one.
 	lister, restorer string
 	err              error // why they are not there
 }
@@ -45,52 +43,40 @@ type natTable struct {
 // Without those for IPv6, only pods without IPv6 can be captured.
 func openNATTables(variant string) ([2]natTable, error) {
 	tables := [2]natTable{{family: 4}, {family: 6}}
-	for i, program := range []string{"iptables", "ip6tables"} {
+	for i, protocol := range []goiptables.Protocol{goiptables.ProtocolIPv4, goiptables.ProtocolIPv6} {
+		name := []string{"iptables", "ip6tables"}[i]
 		if variant != "" {
-			program += "-" + variant
+			name += "-" + variant
 		}
 		t := &tables[i]
-		if t.lister, t.err = exec.LookPath(program); t.err == nil {
-			t.restorer, t.err = exec.LookPath(program + "-restore")
+		if t.lister, t.err = exec.LookPath(name); t.err == nil {
+			t.restorer, t.err = exec.LookPath(name + "-restore")
+		}
+		if t.err != nil {
+			continue
+		}
+		var err error
+		if t.commands, err = goiptables.New(goiptables.IPFamily(protocol), goiptables.Timeout(int(program.Time.Seconds())), goiptables.Path(name+program.Suffix)); err != nil {
+			// Never exec.ErrNotFound: there may be rules, because iptables is installed.
+			t.err = fmt.Errorf("probing %s, which must be a link to this binary: %s", name+program.Suffix, err.Error())
 		}
 	}
 	return tables, tables[0].err
 }
 
-// run runs a program in the calling thread's network namespace, and returns what it says.
-func run(ctx context.Context, input, program string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, programTime)
-	defer cancel()
-	command := exec.CommandContext(ctx, program, args...)
-	command.WaitDelay = time.Second
-	command.Stdin = strings.NewReader(input)
-	said, complained := &bounded{}, &bounded{}
-	command.Stdout, command.Stderr = said, complained
-	err := command.Start()
-	if err == nil {
-		limit := unix.Rlimit{Cur: programMemory, Max: programMemory}
-		// If it has ended already, it has done with less.
-		if lerr := unix.Prlimit(command.Process.Pid, unix.RLIMIT_AS, &limit, nil); lerr != nil && !errors.Is(lerr, unix.ESRCH) {
-			err = fmt.Errorf("bound its memory: %w", lerr)
-			cancel()
-		}
-		err = errors.Join(err, command.Wait())
+// within calls f with the commands, each of which may take as long as ctx allows, in
+// whole seconds, and at most [program.Time].
+func (t natTable) within(ctx context.Context, f func(*goiptables.IPTables) error) error {
+	if err := cmp.Or(t.err, ctx.Err()); err != nil {
+		return err
 	}
-	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", program, errors.Join(err, ctx.Err()), bytes.TrimSpace(complained.said))
+	left := program.Time
+	if deadline, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(deadline))
 	}
-	return string(said.said), nil
-}
-
-// bounded keeps what a program says. One that says too much finds nobody listening.
-type bounded struct{ said []byte }
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if len(b.said)+len(p) > programOutput {
-		return 0, errors.New("it says too much")
-	}
-	b.said = append(b.said, p...)
-	return len(p), nil
+	commands := *t.commands
+	goiptables.Timeout(1 + int((left-1)/time.Second))(&commands)
+	return f(&commands)
 }
 
 // rule is a rule of our chain, as iptables spells it after "-A CHAIN".
@@ -135,8 +121,10 @@ type lead struct {
 	ports  []uint16 // of others
 }
 
-func leadsOf(rules []rule) (l lead) {
-	for _, r := range rules {
+// leadsOf reads the lines that list our chain.
+func leadsOf(lines []string) (l lead) {
+	for _, line := range lines {
+		r := rule(strings.Fields(line))
 		to := r.value("--to-ports")
 		switch {
 		case to == 0:
@@ -177,38 +165,35 @@ func (t natTable) mayExist(table string) bool {
 	return true
 }
 
-// list returns the rules of our chain, and whether it exists.
-func (t natTable) list(ctx context.Context, table string) (rules []rule, exists bool, err error) {
-	if t.err != nil {
-		return nil, false, t.err
-	}
-	said, err := run(ctx, "", t.lister, fmt.Sprintf("--wait=%d", int(programTime.Seconds())), "-t", table, "-S", chain)
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == 1 {
-		return nil, false, nil // what is said of a chain that is not there depends on the variant
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("list chain %s: %w", chain, err)
-	}
-	for line := range strings.Lines(said) {
-		if spec, ok := strings.CutPrefix(line, "-A "+chain+" "); ok {
-			rules = append(rules, strings.Fields(spec))
-		}
-	}
-	return rules, true, nil
-}
-
 // leads returns where our chain redirects to.
 func (t natTable) leads(ctx context.Context) (lead, error) {
 	if !t.mayExist(nat) {
 		return lead{}, nil
 	}
-	rules, _, err := t.list(ctx, nat)
-	return leadsOf(rules), err
+	var lines []string
+	err := t.within(ctx, func(commands *goiptables.IPTables) (err error) {
+		lines, err = commands.List(nat, chain)
+		return err
+	})
+	var exit *goiptables.Error
+	if errors.As(err, &exit) && exit.ExitStatus() == 1 {
+		return lead{}, nil // the chain does not exist; the message depends on the variant
+	}
+	if err != nil {
+		return lead{}, fmt.Errorf("listing chain %s: %w", chain, err)
+	}
+	return leadsOf(lines), nil
 }
 
-// deleteJump takes one jump to our chain out of OUTPUT. It fails if there is none.
-var deleteJump = "-D OUTPUT " + strings.Join(jump, " ") + "\n"
+// lastLeads is leads for the capture of a pod. It runs iptables directly, because the
+// commands run it through the agent's binary, which takes several times as long to start.
+func (t natTable) lastLeads(ctx context.Context) (lead, error) {
+	if t.err != nil || !t.mayExist(nat) {
+		return lead{}, t.err
+	}
+	out, err := program.Run(ctx, "", t.lister, "-t", nat, "-S", chain, waitOption)
+	return leadsOf(strings.Split(out, "\n")), err
+}
 
 // sync makes our chain redirect the table's share of the destinations to port, and the
 // ports of egress to its port, and OUTPUT go through it first, all at once. UDP to those
@@ -234,8 +219,7 @@ func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port 
 	exists := t.mayExist(nat)
 	if exists && !seize {
 		// What cannot be read is no agent's doing, and is replaced.
-		rules, _, err := t.list(ctx, nat)
-		if err == nil && leadsOf(rules).isAnothers(port, e) {
+		if l, err := t.leads(ctx); err == nil && l.isAnothers(port, e) {
 			return nil
 		}
 	}
@@ -263,6 +247,7 @@ func (t natTable) put(ctx context.Context, table string, rules []rule, exists bo
 	for _, r := range rules {
 		fmt.Fprintf(&b, "-A %s %s\n", chain, strings.Join(r, " "))
 	}
+	deleteJump := fmt.Sprintf("-D OUTPUT %s\n", strings.Join(jump, " ")) // fails if there is none
 	insert := fmt.Sprintf("-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
 	if exists && t.restore(ctx, b.String()+deleteJump+insert) == nil {
 		return nil
@@ -277,19 +262,20 @@ func (t natTable) restore(ctx context.Context, rules string) error {
 	if t.err != nil {
 		return t.err
 	}
-	_, err := run(ctx, rules, t.restorer, "--noflush", fmt.Sprintf("--wait=%d", int(programTime.Seconds())))
+	_, err := program.Run(ctx, rules, t.restorer, "--noflush", waitOption)
 	return err
 }
 
-// remove removes our chains and the jumps to them, at once. It is no error if they
-// are not there. Unless port is 0, chains that lead elsewhere stay.
+// remove removes our chains and the jumps to them. It is no error if they are not there.
+// Unless port is 0, chains that lead elsewhere stay.
 func (t natTable) remove(ctx context.Context, port uint16, e *egress) error {
 	if t.err != nil || !t.mayExist(nat) {
 		return nil // without the program no rules could have been made
 	}
-	rules, exists, err := t.list(ctx, nat)
-	if err == nil && !exists || port != 0 && (err != nil || leadsOf(rules).isAnothers(port, e)) {
-		return err
+	if port != 0 {
+		if l, err := t.leads(ctx); err != nil || l.isAnothers(port, e) {
+			return err
+		}
 	}
 	return errors.Join(t.empty(ctx, nat), t.drop(ctx, filter))
 }
@@ -299,20 +285,19 @@ func (t natTable) drop(ctx context.Context, table string) error {
 	if t.err != nil || !t.mayExist(table) {
 		return nil
 	}
-	if _, exists, err := t.list(ctx, table); err == nil && !exists {
-		return nil
-	}
 	return t.empty(ctx, table)
 }
 
-// empty removes our chain from a table that has it.
+// empty removes our chain from a table. It fails only if the chain still has an effect.
 func (t natTable) empty(ctx context.Context, table string) error {
 	// Empty, it has no effect. That takes no reading of OUTPUT.
 	if err := t.restore(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\nCOMMIT\n", table, chain)); err != nil {
 		return err
 	}
-	for _, jumps := range []int{1, 0, 2} { // more of them, somebody else made
-		if t.restore(ctx, fmt.Sprintf("*%s\n%s-X %s\nCOMMIT\n", table, strings.Repeat(deleteJump, jumps), chain)) == nil {
+	for range 2 { // jumps; put leaves no more
+		_ = t.within(ctx, func(commands *goiptables.IPTables) error { return commands.Delete(table, "OUTPUT", jump...) })
+		// It fails while there is a jump.
+		if t.within(ctx, func(commands *goiptables.IPTables) error { return commands.DeleteChain(table, chain) }) == nil {
 			break
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
@@ -232,6 +233,7 @@ type method struct {
 
 var methods = []method{
 	{"ebpf", func(t testing.TB) Config {
+		programtest.Link(t) // for tests that change the mode
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
 	}},
 	{"iptables-nft", iptablesConfig},
@@ -262,6 +264,7 @@ func iptablesConfig(t testing.TB) Config {
 			t.Skip("needs ", program)
 		}
 	}
+	programtest.Link(t)
 	return Config{Mode: IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none")}
 }
 

@@ -16,6 +16,8 @@ links=()
 for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
   links+=("usr/sbin/$name@xtables-nft-multi")
 done
+# Under these names the agent runs iptables with bounds; see agent/capture/program.
+for name in iptables ip6tables; do links+=("usr/sbin/$name-bounded@/ctrlmesh-agent"); done
 # The public CAs verify other hosts whose TLS is decrypted.
 roots=/etc/ssl/certs/ca-certificates.crt
 image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent \

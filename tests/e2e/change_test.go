@@ -19,6 +19,7 @@ import (
 // A shard is given other namespaces. Its members hold those, and nothing of what
 // they lost, without being started anew.
 func TestChangedLimits(t *testing.T) {
+	t.Parallel()
 	p := newPair(t)
 	third := owned(t)
 	clientset, err := kubernetes.NewForConfig(from(t, p.a.Pod))

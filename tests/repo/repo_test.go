@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,11 +21,13 @@ type pkg struct {
 	ImportPath, Doc, Name string
 	Deps, Imports         []string
 	GoFiles               []string
+
+	TestImports, XTestImports []string
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Name,Deps,Imports,GoFiles", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Name,Deps,Imports,GoFiles,TestImports,XTestImports", "./...")
 	cmd.Dir = "../.."
 	out, err := cmd.Output()
 	require.NoError(t, err)
@@ -100,6 +103,36 @@ func TestGoModReplacesNothing(t *testing.T) {
 	b, err := os.ReadFile("../../go.mod")
 	require.NoError(t, err)
 	assert.NotRegexp(t, `(?m)^replace`, string(b), "a module that replaces others cannot be depended on")
+}
+
+// TestNamedDependenciesAreUsed holds the dependencies that the project's users named.
+func TestNamedDependenciesAreUsed(t *testing.T) {
+	cmd := exec.Command("go", "list", "-m", "-f", "{{if not .Indirect}}{{.Path}}{{end}}", "all")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	direct := strings.Fields(string(out))
+	const onlyByTests = "github.com/stretchr/testify"
+	all := packages(t)
+	for _, dependency := range []string{
+		"github.com/cilium/ebpf",
+		"github.com/coreos/go-iptables",
+		"k8s.io/client-go",
+		"github.com/vishvananda/netlink",
+		"github.com/prometheus/client_golang",
+		onlyByTests,
+	} {
+		assert.Contains(t, direct, dependency, "go.mod must require it directly")
+		assert.True(t, slices.ContainsFunc(all, func(p pkg) bool {
+			imports := p.Imports
+			if dependency == onlyByTests {
+				imports = slices.Concat(p.TestImports, p.XTestImports)
+			} else if strings.HasPrefix(p.ImportPath, module+"tests/") {
+				return false
+			}
+			return slices.ContainsFunc(imports, func(i string) bool { return strings.HasPrefix(i+"/", dependency+"/") })
+		}), "no package imports %s", dependency)
+	}
 }
 
 func TestGoModIsTidy(t *testing.T) {
