@@ -30,7 +30,7 @@ build: ## Build the programs into bin/
 	@mkdir -p bin
 	@$(PROGRESS) "building the programs" $(STATIC) -o bin/ ./cmd/...
 
-images: build ## Build the images as OCI archives into bin/images/
+images: build ## Build the images as archives into bin/images/
 	@tests/setup.sh images
 	@CTRLMESH_CACHE=$(CACHE) deploy/images/build.sh
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the images from bin/ as OCI archives into bin/images/: no registry and no Docker needed.
-# Push one with any OCI tool (skopeo copy oci-archive:..., crane push), or load it into containerd.
+# Builds the images from bin/ as archives, as docker save writes them, into bin/images/: no registry and no Docker needed.
+# Push one with any tool (crane push, skopeo copy docker-archive:..., docker load and push), or load it into containerd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=../../hack/progress.sh

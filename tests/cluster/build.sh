@@ -71,10 +71,10 @@ build_images() {
   local a applets=()
   for a in $(busybox --list); do [ "$a" = busybox ] || applets+=("bin/$a@busybox"); done
   local parts=$RUN/parts
-  { "$parts/tools/ocipack" -o "$1/pause.tar" -ref localhost/pause:1 -entrypoint /pause "$parts/tools/pause=/pause"
-    "$parts/tools/ocipack" -o "$1/busybox.tar" -ref localhost/busybox:1 -cmd /bin/sh \
+  { "$parts/tools/packimage" -o "$1/pause.tar" -ref localhost/pause:1 -entrypoint /pause "$parts/tools/pause=/pause"
+    "$parts/tools/packimage" -o "$1/busybox.tar" -ref localhost/busybox:1 -cmd /bin/sh \
       "$(command -v busybox)=/bin/busybox" "$parts/tools/gonet=/bin/gonet" "${applets[@]}"
-    "$parts/tools/ocipack" -o "$1/coredns.tar" -ref localhost/coredns:1 -entrypoint /coredns "$parts/coredns/coredns=/coredns"
+    "$parts/tools/packimage" -o "$1/coredns.tar" -ref localhost/coredns:1 -entrypoint /coredns "$parts/coredns/coredns=/coredns"
   } >/dev/null
 }
 
@@ -108,7 +108,7 @@ for d in "$CACHE"/.new.*; do [ ! -d "$d" ] || [ -d "/proc/${d##*.}" ] || rm -rf 
 [ $# -gt 0 ] || set -- tools k8s containerd runc cni coredns images
 for name; do
   case $name in
-  tools) part tools "" "$HERE"/src/tools/go.mod "$HERE"/src/tools/*/*.go ;;
+  tools) part tools "" "$HERE"/src/tools/go.{mod,sum} "$HERE"/src/tools/*/*.go ;;
   k8s) part k8s "$k8s" "$HERE"/src/k8s/* ;;
   etcd) part etcd "" "$HERE"/src/etcd/* ;;
   containerd) part containerd $containerd ;;

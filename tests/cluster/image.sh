@@ -6,6 +6,6 @@
 # shellcheck source=lib.sh
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 [ $# -gt 2 ] || { sed -n '2,/^# shell/s/^# //p' "$0" | sed '$d' >&2; exit 2; }
-[ -x "$RUN/bin/ocipack" ] || "$HERE/build.sh" tools
+[ -x "$RUN/bin/packimage" ] || "$HERE/build.sh" tools
 ref=$1 out=$2; shift 2
-exec ocipack -ref "$ref" -o "$out" "$@"
+exec packimage -ref "$ref" -o "$out" "$@"

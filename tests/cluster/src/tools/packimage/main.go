@@ -1,0 +1,232 @@
+// packimage -o OUT.tar -ref NAME:TAG [-entrypoint A,B] [-cmd A,B] [-env K=V,K=V] [-user U] [-with-libs PATH]... SOURCE...
+//
+// packs files as an image of one layer, in the archive format of docker save. A SOURCE is
+//
+//	FILE=DEST     one file
+//	DIR=DEST/     all that is below DIR
+//	LINK@TARGET   a symbolic link
+//
+// and -with-libs adds a dynamically linked program, or a directory of shared objects, at its own place
+// together with the shared libraries that ldd finds for it. The same input gives the same image.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"log"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// files is the image's file tree: the path in the image, without the leading slash, to what is there.
+type files map[string]file
+
+type file struct {
+	link string
+	mode int64
+	body []byte
+}
+
+func main() {
+	log.SetFlags(0)
+	tree := files{
+		"etc/passwd": {mode: 0o644, body: []byte("root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
+		"etc/group":  {mode: 0o644, body: []byte("root:x:0:\nnobody:x:65534:\n")},
+	}
+	config := v1.Config{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}}
+	list := func(to *[]string) func(string) error {
+		return func(s string) error { *to = strings.Split(s, ","); return nil }
+	}
+	out := flag.String("o", "", "the tar to write")
+	ref := flag.String("ref", "", "the image's name:tag")
+	flag.Func("entrypoint", "", list(&config.Entrypoint))
+	flag.Func("cmd", "", list(&config.Cmd))
+	flag.Func("env", "", list(&config.Env))
+	flag.StringVar(&config.User, "user", "", "")
+	flag.Func("with-libs", "a program or directory to add with its libraries", tree.addWithLibs)
+	flag.Parse()
+	if *out == "" || *ref == "" {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := pack(*out, *ref, config, tree, flag.Args()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func pack(out, ref string, config v1.Config, tree files, sources []string) error {
+	tag, err := name.NewTag(ref)
+	if err != nil {
+		return err
+	}
+	for _, source := range sources {
+		if err := tree.addSource(source); err != nil {
+			return err
+		}
+	}
+	content, err := tree.layer()
+	if err != nil {
+		return err
+	}
+	// Not compressed: it travels from one directory to the next.
+	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(content, types.DockerUncompressedLayer))
+	if err != nil {
+		return err
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return err
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture, file.Config = "linux", runtime.GOARCH, config
+	if image, err = mutate.ConfigFile(image, file); err != nil {
+		return err
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		return err
+	}
+	// Renamed into place, so that nobody loads half an image.
+	if err := tarball.WriteToFile(out+".new", tag, image); err != nil {
+		return err
+	}
+	if err := os.Rename(out+".new", out); err != nil {
+		return err
+	}
+	fmt.Println(ref, digest)
+	return nil
+}
+
+func (f files) addSource(source string) error {
+	if link, target, ok := strings.Cut(source, "@"); ok {
+		f[strings.TrimPrefix(link, "/")] = file{link: target, mode: 0o777}
+		return nil
+	}
+	src, dest, ok := strings.Cut(source, "=")
+	if !ok {
+		return fmt.Errorf("neither FILE=DEST nor LINK@TARGET: %q", source)
+	}
+	if info, err := os.Stat(src); err != nil {
+		return err
+	} else if !info.IsDir() && strings.HasSuffix(dest, "/") {
+		dest += filepath.Base(src)
+	}
+	return f.add(src, dest)
+}
+
+// add puts src, a file or a directory with all that is below it, at dest.
+func (f files) add(src, dest string) error {
+	if info, err := os.Stat(src); err != nil {
+		return err
+	} else if !info.IsDir() {
+		return f.addFile(src, dest, info)
+	}
+	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(src, p)
+		if err != nil {
+			return err
+		}
+		at := path.Join(dest, rel)
+		if d.Type()&fs.ModeSymlink != 0 {
+			target, err := os.Readlink(p)
+			f[strings.Trim(at, "/")] = file{link: target, mode: 0o777}
+			return err
+		}
+		info, err := d.Info()
+		return errors.Join(err, f.addFile(p, at, info))
+	})
+}
+
+func (f files) addFile(src, dest string, info fs.FileInfo) error {
+	body, err := os.ReadFile(src)
+	f[strings.Trim(dest, "/")] = file{mode: int64(info.Mode().Perm()), body: body}
+	return err
+}
+
+func (f files) addWithLibs(src string) error {
+	src, err := filepath.Abs(src)
+	if err != nil {
+		return err
+	}
+	objects := []string{src}
+	if info, err := os.Stat(src); err != nil {
+		return err
+	} else if info.IsDir() {
+		objects, _ = filepath.Glob(src + "/*")
+	}
+	out, err := exec.Command("ldd", objects...).Output()
+	if err != nil {
+		return fmt.Errorf("ldd %s: %w", src, err)
+	}
+	added := []string{src}
+	for line := range strings.Lines(string(out)) {
+		// "libc.so.6 => /lib/libc.so.6 (0x..)", "/lib64/ld-linux.so.2 (0x..)", "linux-vdso.so.1 (0x..)"
+		if strings.Contains(line, "not found") {
+			return fmt.Errorf("%s needs %s", src, strings.TrimSpace(line))
+		}
+		if fields := strings.Fields(line); len(fields) >= 2 && strings.HasPrefix(fields[len(fields)-1], "(") {
+			if lib := fields[len(fields)-2]; strings.HasPrefix(lib, "/") {
+				added = append(added, lib)
+			}
+		}
+	}
+	for _, p := range added {
+		if err := f.add(p, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layer returns the tree as a tar, with its directories. It is sorted: a directory comes before what is
+// in it, and the output depends on nothing but the input.
+func (f files) layer() ([]byte, error) {
+	tree := maps.Clone(f)
+	tree["tmp/"] = file{mode: 0o1777}
+	for name := range f {
+		for d := path.Dir(name); d != "."; d = path.Dir(d) {
+			if _, ok := tree[d+"/"]; !ok {
+				tree[d+"/"] = file{mode: 0o755}
+			}
+		}
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range slices.Sorted(maps.Keys(tree)) {
+		e := tree[name]
+		h := &tar.Header{Name: name, Mode: e.mode, Typeflag: tar.TypeReg, Size: int64(len(e.body)), Linkname: e.link}
+		if e.link != "" {
+			h.Typeflag = tar.TypeSymlink
+		} else if strings.HasSuffix(name, "/") {
+			h.Typeflag = tar.TypeDir
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(e.body); err != nil {
+			return nil, err
+		}
+	}
+	return b.Bytes(), w.Close()
+}
