@@ -10,30 +10,64 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"github.com/yuin/goldmark"
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/extension"
+	extast "github.com/yuin/goldmark/extension/ast"
+	"github.com/yuin/goldmark/text"
 )
 
 // Section returns the rows of the first table after a heading, each by its columns,
-// without the back quotes around words.
+// without the marks around words. The heading is as the file has it, such as "## Reasons".
 func Section(t testing.TB, file, heading string) (rows [][]string) {
 	t.Helper()
-	text, err := os.ReadFile(file)
+	source, err := os.ReadFile(file)
 	require.NoError(t, err)
-	_, rest, found := strings.Cut(string(text), "\n"+heading+"\n")
-	require.True(t, found, "%s has %q", file, heading)
-	for line := range strings.Lines(rest) {
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, "#"), line == "" && rows != nil:
-			return rows[min(2, len(rows)):]
-		case strings.HasPrefix(line, "|"):
-			var row []string
-			for cell := range strings.SplitSeq(strings.Trim(line, "|"), "|") {
-				row = append(row, strings.ReplaceAll(strings.TrimSpace(cell), "`", ""))
+	document := goldmark.New(goldmark.WithExtensions(extension.Table)).Parser().Parse(text.NewReader(source))
+	level, title, _ := strings.Cut(heading, " ")
+	within := false
+	for node := document.FirstChild(); node != nil; node = node.NextSibling() {
+		switch node := node.(type) {
+		case *ast.Heading:
+			if within {
+				return nil
 			}
-			rows = append(rows, row)
+			within = node.Level == len(level) && content(node, source) == title
+		case *extast.Table:
+			if within {
+				return body(node, source)
+			}
 		}
 	}
-	return rows[min(2, len(rows)):]
+	require.True(t, within, "%s has %q", file, heading)
+	return nil
+}
+
+// body returns the rows of a table below its head.
+func body(table *extast.Table, source []byte) (rows [][]string) {
+	for row := table.FirstChild(); row != nil; row = row.NextSibling() {
+		if row.Kind() != extast.KindTableRow {
+			continue
+		}
+		var cells []string
+		for cell := row.FirstChild(); cell != nil; cell = cell.NextSibling() {
+			cells = append(cells, content(cell, source))
+		}
+		rows = append(rows, cells)
+	}
+	return rows
+}
+
+// content returns the words of a node.
+func content(node ast.Node, source []byte) string {
+	var b strings.Builder
+	_ = ast.Walk(node, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+		if words, ok := n.(*ast.Text); ok && entering {
+			b.Write(words.Segment.Value(source))
+		}
+		return ast.WalkContinue, nil
+	})
+	return b.String()
 }
 
 // Metric is a row of the tables of docs/metrics.md.

@@ -53,7 +53,7 @@ func reasons(t *testing.T) (conditions, events map[string]bool) {
 				switch n := n.(type) {
 				case *ast.ValueSpec:
 					for i, name := range n.Names {
-						if value, ok := text(n.Values, i); ok && strings.HasPrefix(name.Name, "Reason") {
+						if value, ok := literal(n.Values, i); ok && strings.HasPrefix(name.Name, "Reason") {
 							constants[name.Name] = value
 							if dir == "proxy" {
 								events[value] = true
@@ -77,7 +77,7 @@ func reasons(t *testing.T) (conditions, events map[string]bool) {
 		}))
 	}
 	for _, c := range calls {
-		if value, ok := text([]ast.Expr{c}, 0); ok {
+		if value, ok := literal([]ast.Expr{c}, 0); ok {
 			events[value] = true
 		}
 		if conversion, ok := c.(*ast.CallExpr); ok && len(conversion.Args) == 1 {
@@ -90,8 +90,8 @@ func reasons(t *testing.T) (conditions, events map[string]bool) {
 	return conditions, events
 }
 
-// text is that of a literal.
-func text(values []ast.Expr, i int) (string, bool) {
+// literal returns the value of a string literal.
+func literal(values []ast.Expr, i int) (string, bool) {
 	if i >= len(values) {
 		return "", false
 	}
