@@ -68,7 +68,7 @@ func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, n
 	}
 	restarts := config.Spec.Root.OnChange != v1alpha1.OnChangeRelist
 	automatic := rebalance(config) == v1alpha1.RebalanceAutomatic
-	if automatic && !settled(state, restarts) {
+	if automatic && (!settled(state, restarts) || !rt.allWorking()) {
 		return
 	}
 	rt.looked = now
@@ -91,6 +91,18 @@ func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, n
 	}
 	rt.moved, rt.pause = now, min(max(2*rt.pause, pauseFirst), pauseMost)
 	rt.Log.Info("moving keys for balance", "namespace", config.Namespace, "shardingConfig", config.Name, "move", what)
+}
+
+// allWorking reports whether no shard is known to lack a leader. A restart for balance would
+// end the pod that waits for the lock of a killed leader, and its successor waits anew for as
+// long as the lease runs. Besides, work piles up in such a shard and counts as its weight.
+func (rt *root) allWorking() bool {
+	for _, l := range rt.leaders {
+		if !l.Working {
+			return false
+		}
+	}
+	return true
 }
 
 // settled reports whether shards hold what they are to hold. Where keys that move

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -128,6 +130,27 @@ func TestASkewIsSuggested(t *testing.T) {
 		took := g.until(2*time.Minute, func() bool { return g.get().Status.Root.Suggestion != "" })
 		require.LessOrEqual(t, took, time.Minute)
 		require.Equal(t, before, g.held())
+	})
+}
+
+// A pod that waits for the lock of a killed leader is not restarted for balance: its
+// successor would wait anew for as long as the lease runs.
+func TestNoRestartForBalanceWithoutLeader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := grow(t, automatic, nil)
+		waits := string(get(g.mesh, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op-1"}}).UID)
+		g.idle[waits] = true
+		g.pass(10 * time.Second)
+		before := g.held()
+		g.neighbours("kcm-s")
+		g.pass(5 * time.Minute)
+		require.Zero(t, g.evicted)
+		require.Equal(t, before, g.held())
+
+		delete(g.idle, waits)
+		g.until(2*time.Minute, func() bool { return g.skew() <= layout.Threshold })
+		require.LessOrEqual(t, g.skew(), layout.Threshold)
 	})
 }
 
