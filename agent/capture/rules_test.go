@@ -85,7 +85,7 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 		return err
 	}))
 	require.ErrorContains(t, p.Release(), "exit status 125", "the rules may be another agent's")
-	require.NoError(t, Cleanup(cfg, pod.path), "whoever's they are")
+	require.NoError(t, Cleanup(cfg, pod.path), "by any agent")
 	require.NoError(t, pod.do(func() error {
 		require.False(t, table.mayExist(nat), "the chain still exists")
 		return nil

@@ -360,7 +360,7 @@ func (op *running) removed(t *testing.T) {
 	op.unsharded(t)
 }
 
-// keepsLock requires that nobody takes a lock of the mesh while no manager runs, and that an
+// keepsLock requires that no other client acquires a lock of the mesh without a manager, and that an
 // administrator can release it.
 func keepsLock(t *testing.T, lock client.ObjectKey) {
 	t.Helper()
