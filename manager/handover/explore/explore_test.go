@@ -41,8 +41,8 @@ func TestFlaws(t *testing.T) {
 		"trusting":          {Restores, Flaws{Trusting: true}},
 		"undetected":        {Restores, Flaws{Undetected: true}},
 		"strangers ignored": {Restores, Flaws{StrangersIgnored: true}},
-		"nothing required":  {Restores, Flaws{NothingRequired: true}},
-		"removed ignored":   {Restores, Flaws{RemovedIgnored: true}},
+		"nothing required":  {Vanished, Flaws{NothingRequired: true}},
+		"removed ignored":   {Vanished, Flaws{RemovedIgnored: true}},
 		"lock by name":      {Adoptions, Flaws{LockByName: true}},
 		"lock ignored":      {Adoptions, Flaws{LockIgnored: true}},
 	} {

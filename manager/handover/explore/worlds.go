@@ -33,8 +33,13 @@ func Restores() []Options {
 	return []Options{
 		{Members: [shards]int{1, 1, 0}, Wants: split, Changes: 1, Failures: 1, Restores: 1},
 		{Members: [shards]int{1, 1, 1}, Wants: further, Changes: 2, Restores: 1, Most: 60_000},
-		{Members: [shards]int{1, 1, 0}, Wants: pass, Changes: 1, Vanish: 1, Restores: 1, Most: 200_000},
+		Vanished()[0],
 	}
+}
+
+// Vanished are worlds in which a pod vanishes before or after a restore.
+func Vanished() []Options {
+	return []Options{{Members: [shards]int{1, 1, 0}, Wants: pass, Changes: 1, Vanish: 1, Restores: 1, Most: 200_000}}
 }
 
 // Adoptions are worlds with pods outside the mesh, beside which shards are granted keys and
