@@ -1,2 +1,31 @@
-// Package meshv1 is the protocol between the manager and the agents.
+// Package meshv1 is the protocol between the manager and the agents, and within an agent's
+// takeover.
+//
+// An agent has one stream to the leading manager ([MeshClient.Connect]). Its life is:
+//
+//  1. Hello. The agent sends [Hello] once: its node, its abilities, the capture modes that
+//     work there, and the version of the policy that each of its pods has.
+//  2. Sync. The manager sends [Cluster], then [PodPolicy] for each pod of the node whose
+//     version differs, [Remove] for each pod that is none any more, and [Synced] last. Pods
+//     that were not named since the stream began have no policy any more.
+//  3. Apply. From then on the manager sends a PodPolicy or a Remove whenever one changes.
+//     The agent first makes the proxy apply it to new requests. Then it waits until the
+//     writes that the new policy would refuse have ended at the apiserver, and saves the
+//     policy to disk.
+//  4. Ack. The agent answers each PodPolicy, Remove and Cluster with one [Ack]: applied, or
+//     rejected with a reason, in which case the last valid policy applies. The manager counts
+//     an Ack only if it names exactly the version that the manager sent. The second phase of a
+//     handover, which grants keys to their new shard, waits for these.
+//  5. Report. The agent sends [Report] whenever the state of a pod changes: how it is
+//     captured, which version applies to it, which locks it holds, what rules counted.
+//
+// If the stream breaks, the agent connects again and begins with Hello. Without a manager it
+// applies the policies that it has on disk. A serial orders the policies of a pod whose shard
+// hands over keys, across managers and agents: an agent rejects a policy with a lower serial
+// than the pod has had.
+//
+// A takeover is the replacement of an agent by another on the same node. The new agent
+// receives listeners, counts, and the state of locks and rules from the old one over a Unix
+// socket, and connects to the manager by itself. Package agent/takeover describes those
+// messages.
 package meshv1
