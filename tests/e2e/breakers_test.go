@@ -185,7 +185,6 @@ func TestTrafficUpgrade(t *testing.T) {
 	pod = ready(t, ns, pod.Name)
 	h.serve(t, pod)
 	caller := hastyClient(t, pod)
-	in := "/api/v1/namespaces/" + ns
 	b := breaker(t, ns, "kept", `
 rateLimitings:
 - name: bucket
@@ -209,6 +208,34 @@ httpFault:
   abort: {httpStatus: 409, percent: "100"}
   count: 2
 `, 1)
+	useUpRules(t, caller, ns)
+	requireUsedUp(t, caller, ns)
+	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerOpened })
+
+	i, missed := watchMissing(t, pod)
+	uploaded := uploads(t, pod)
+	before := agents(t)[pod.Spec.NodeName]
+	restartAgents(t)
+	for range 2 {
+		require.Contains(t, <-uploaded, fmt.Sprintf(`"bytes":%d`, 32<<20))
+	}
+	passes(t, pod, "https://api.example.com/")
+	shut(t, pod, "https://evil.example.com/")
+	i.holds(t, missed)
+	i.truth(t)
+	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
+	requireUsedUp(t, hastyClient(t, pod), ns)
+	inForce(t, b, 1)
+	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool {
+		return s.State == meshv1alpha1.BreakerOpened && s.Passed == 1 && s.Refused >= 2
+	})
+	injected(t, f, pod.Name, "twice", 2)
+}
+
+// useUpRules uses up the rules of TestTrafficUpgrade: the bucket, the breaker and the fault.
+func useUpRules(t *testing.T, caller hasty, ns string) {
+	t.Helper()
+	in := "/api/v1/namespaces/" + ns
 	for range 2 {
 		require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
 	}
@@ -217,16 +244,22 @@ httpFault:
 	for range 2 {
 		require.Equal(t, http.StatusConflict, caller.get(t, in+"/configmaps").code)
 	}
-	same := func(caller hasty) {
-		t.Helper()
-		caller.get(t, in+"/secrets").refused(t, http.StatusTooManyRequests, ns+"/kept", "bucket")
-		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/kept", "opened")
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps").code)
-	}
-	same(caller)
-	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerOpened })
+}
 
-	// What a watch did not hear of before, it is told when its agent goes.
+// requireUsedUp requires that the rules of TestTrafficUpgrade are used up.
+func requireUsedUp(t *testing.T, caller hasty, ns string) {
+	t.Helper()
+	in := "/api/v1/namespaces/" + ns
+	caller.get(t, in+"/secrets").refused(t, http.StatusTooManyRequests, ns+"/kept", "bucket")
+	caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/kept", "opened")
+	require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps").code)
+}
+
+// watchMissing starts a watch in the pod and creates an object whose event a fault drops.
+// The watch receives it when its agent exits.
+func watchMissing(t *testing.T, pod *corev1.Pod) (*watcher, *corev1.ConfigMap) {
+	t.Helper()
+	ns := pod.Namespace
 	faults(t, ns, "forgetful", `
 httpFault:
 - name: forgets
@@ -241,32 +274,21 @@ httpFault:
 		return orElse(sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
 	})
 	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
+	return i, missed
+}
 
-	// Eight seconds of uploading, over an agent that goes.
+// uploads starts two uploads of eight seconds and returns their output when they end.
+func uploads(t *testing.T, pod *corev1.Pod) <-chan string {
+	t.Helper()
 	uploaded := make(chan string, 2)
 	for _, scheme := range []string{"http", "https"} {
 		go func() {
-			stdout, stderr, err := cluster.Exec(t.Context(), ns, pod.Name, pod.Spec.Containers[0].Name, "sh", "-c",
+			stdout, stderr, err := cluster.Exec(t.Context(), pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "sh", "-c",
 				"dd if=/dev/zero bs=1M count=32 2>/dev/null | curl -sSk --limit-rate 4M -m 60 -T - "+scheme+"://api.example.com/")
 			uploaded <- fmt.Sprint(stdout, stderr, err)
 		}()
 	}
-	before := agents(t)[pod.Spec.NodeName]
-	restartAgents(t)
-	for range 2 {
-		require.Contains(t, <-uploaded, fmt.Sprintf(`"bytes":%d`, 32<<20))
-	}
-	passes(t, pod, "https://api.example.com/")
-	shut(t, pod, "https://evil.example.com/")
-	i.holds(t, missed)
-	i.truth(t)
-	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
-	same(hastyClient(t, pod))
-	inForce(t, b, 1)
-	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool {
-		return s.State == meshv1alpha1.BreakerOpened && s.Passed == 1 && s.Refused >= 2
-	})
-	injected(t, f, pod.Name, "twice", 2)
+	return uploaded
 }
 
 // restartAgents puts new agents in the place of all, as an upgrade does.

@@ -418,23 +418,13 @@ func testExampleEgress(t *testing.T) {
 	require.Equal(t, http.StatusOK, hastyClient(t, pod).get(t, "/version").code, "the apiserver is another matter")
 }
 
-// TestTrafficDecrypted: paths and methods within HTTPS are seen in a pod that opted in, and
-// its clients trust what they meet. Agents read whom they trust when they start.
+// TestTrafficDecrypted: in a pod that opted in, rules see paths and methods within HTTPS, and
+// its clients trust the certificates. Agents read their roots when they start.
 func TestTrafficDecrypted(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
 	h := newHosts(t, ns)
-	roots := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-egress-roots"},
-		Data:       map[string]string{"hosts.pem": string(h.cert)},
-	}
-	write(t, roots)
-	t.Cleanup(func() {
-		if err := cluster.Delete(context.Background(), roots); err != nil {
-			t.Errorf("ConfigMap %s stays: %v", roots.Name, err)
-		}
-	})
-	restartAgents(t)
+	trustHosts(t, h)
 	pod := h.known(clientPodOf(ns, "client"))
 	pod.Annotations = map[string]string{meshv1alpha1.TrustEgressAnnotation: "true"}
 	without := h.known(clientPodOf(ns, "without"))
@@ -462,25 +452,69 @@ rateLimitings:
   bucket: {burst: 1, interval: 1h, limit: 1}
   triggerPolicy: LimiterOnly
 `, 2)
-	of := ns + "/paths"
-	shell := func(script string) string { return strings.TrimSpace(in(t, pod, "sh", "-c", script)) }
-	const status = `-sS -m 30 -o /dev/null -o /dev/null -w '%{http_code} ' `
+	d := &decryptedTest{ns: ns, h: h, pod: pod, without: without, b: b}
+	d.curl(t)
+	d.node(t)
+	d.golang(t)
+	d.refused(t)
+	d.streams(t)
+	d.faults(t)
+	d.notOptedIn(t)
+}
 
+// trustHosts lets agents trust the hosts' certificate until the test ends, and restarts them.
+func trustHosts(t *testing.T, h hosts) {
+	t.Helper()
+	roots := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-egress-roots"},
+		Data:       map[string]string{"hosts.pem": string(h.cert)},
+	}
+	write(t, roots)
+	t.Cleanup(func() {
+		if err := cluster.Delete(context.Background(), roots); err != nil {
+			t.Errorf("ConfigMap %s stays: %v", roots.Name, err)
+		}
+	})
+	restartAgents(t)
+}
+
+// decryptedTest is a pod that opted in to decryption, and one that did not.
+type decryptedTest struct {
+	ns           string
+	h            hosts
+	pod, without *corev1.Pod
+	b            *meshv1alpha1.CircuitBreaker
+}
+
+// shell runs a script in the pod, without the flags of [shell].
+func (d *decryptedTest) shell(t *testing.T, script string) string {
+	t.Helper()
+	return strings.TrimSpace(in(t, d.pod, "sh", "-c", script))
+}
+
+// curlStatus has curl print the status of each of two answers.
+const curlStatus = `-sS -m 30 -o /dev/null -o /dev/null -w '%{http_code} ' `
+
+func (d *decryptedTest) curl(t *testing.T) {
 	for _, version := range []string{"--http1.1", "--http2"} {
-		out := shell("curl " + version + " " + status + "https://paths.example.com/open/1 https://paths.example.com/shut; curl " + version + " -d data " + status + "https://paths.example.com/open/1")
+		out := d.shell(t, "curl "+version+" "+curlStatus+"https://paths.example.com/open/1 https://paths.example.com/shut; curl "+version+" -d data "+curlStatus+"https://paths.example.com/open/1")
 		require.Equal(t, "200 403 403", out, "curl, which verifies whom it speaks with")
 	}
-	message := denied(t, pod, http.StatusForbidden, of, "https://paths.example.com/shut")
+	message := denied(t, d.pod, http.StatusForbidden, d.ns+"/paths", "https://paths.example.com/shut")
 	require.NotEmpty(t, message)
-	require.Equal(t, "200 429", shell("curl "+status+"https://paths.example.com/open/few https://paths.example.com/open/few"))
+	require.Equal(t, "200 429", d.shell(t, "curl "+curlStatus+"https://paths.example.com/open/few https://paths.example.com/open/few"))
+}
 
+func (d *decryptedTest) node(t *testing.T) {
 	const fetching = `node -e 'Promise.all(process.argv.slice(1).map(u => fetch(u).then(r => r.status, e => e.cause.code || e.cause.message))).then(all => console.log(all.join(" ")))' `
-	require.Equal(t, "200 403", shell(fetching+"https://paths.example.com/open/1 https://paths.example.com/shut"), "Node's fetch")
+	require.Equal(t, "200 403", d.shell(t, fetching+"https://paths.example.com/open/1 https://paths.example.com/shut"), "Node's fetch")
+}
 
-	// Go trusts what is in the directories that the pod is told of.
+// golang trusts the certificates of the directories that SSL_CERT_DIR names in the pod.
+func (d *decryptedTest) golang(t *testing.T) {
 	trusted := x509.NewCertPool()
-	require.True(t, trusted.AppendCertsFromPEM([]byte(shell("cat ${SSL_CERT_DIR%%:*}/*"))))
-	goes := goClient(t, pod, h, trusted)
+	require.True(t, trusted.AppendCertsFromPEM([]byte(d.shell(t, "cat ${SSL_CERT_DIR%%:*}/*"))))
+	goes := goClient(t, d.pod, d.h, trusted)
 	for path, code := range map[string]int{"open/1": http.StatusOK, "shut": http.StatusForbidden} {
 		resp, err := goes.Get("https://paths.example.com/" + path)
 		require.NoError(t, err)
@@ -488,18 +522,25 @@ rateLimitings:
 		require.Equal(t, code, resp.StatusCode, path)
 	}
 	own := x509.NewCertPool()
-	require.True(t, own.AppendCertsFromPEM(h.cert))
-	resp, err := goClient(t, pod, h, own).Get("https://api.example.com/")
+	require.True(t, own.AppendCertsFromPEM(d.h.cert))
+	resp, err := goClient(t, d.pod, d.h, own).Get("https://api.example.com/")
 	require.NoError(t, err, "what no rule must see into is not decrypted")
 	_ = resp.Body.Close()
-	shut(t, pod, "https://evil.example.com/")
-	shut(t, pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // for whom nothing is signed
+}
 
-	out := shell("dd if=/dev/zero of=/tmp/zeros bs=1M count=32 2>/dev/null; curl -sS -m 60 -T /tmp/zeros https://hooks.example.com/in; curl -sS -m 60 --http1.1 -T - https://hooks.example.com/in </tmp/zeros")
+func (d *decryptedTest) refused(t *testing.T) {
+	shut(t, d.pod, "https://evil.example.com/")
+	shut(t, d.pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // for whom nothing is signed
+}
+
+func (d *decryptedTest) streams(t *testing.T) {
+	out := d.shell(t, "dd if=/dev/zero of=/tmp/zeros bs=1M count=32 2>/dev/null; curl -sS -m 60 -T /tmp/zeros https://hooks.example.com/in; curl -sS -m 60 --http1.1 -T - https://hooks.example.com/in </tmp/zeros")
 	require.Equal(t, 2, strings.Count(out, fmt.Sprintf(`"bytes":%d`, 32<<20)), "long uploads: %s", out)
-	require.Equal(t, "hello error", shell(speakingWebSocket+"wss://hooks.example.com/socket; echo -n ' '; "+speakingWebSocket+"wss://hooks.example.com/"))
+	require.Equal(t, "hello error", d.shell(t, speakingWebSocket+"wss://hooks.example.com/socket; echo -n ' '; "+speakingWebSocket+"wss://hooks.example.com/"))
+}
 
-	f := faults(t, ns, "others", `
+func (d *decryptedTest) faults(t *testing.T) {
+	f := faults(t, d.ns, "others", `
 httpFault:
 - name: teapot
   match: {httpMatch: [{host: {exact: paths.example.com}, path: {prefix: /open/brew}, method: GET}]}
@@ -508,21 +549,23 @@ httpFault:
   match: {httpMatch: [{host: {exact: api.example.com}}]}
   abort: {httpStatus: 418, percent: "100"}
 `, 2)
-	require.Equal(t, "418 200", shell("curl "+status+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
-	require.Equal(t, "418", shell("curl "+status+"https://api.example.com/"), "an answer is to a request")
-	shut(t, without, "https://api.example.com/")
+	require.Equal(t, "418 200", d.shell(t, "curl "+curlStatus+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
+	require.Equal(t, "418", d.shell(t, "curl "+curlStatus+"https://api.example.com/"), "an answer is to a request")
+	shut(t, d.without, "https://api.example.com/")
 	remove(t, f)
+}
 
-	shut(t, without, "https://paths.example.com/open/1")
+func (d *decryptedTest) notOptedIn(t *testing.T) {
+	shut(t, d.without, "https://paths.example.com/open/1")
 	until(t, "the status to say what to do", func(ctx context.Context) error {
-		if err := cluster.Get(ctx, client.ObjectKeyFromObject(b), b); err != nil {
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(d.b), d.b); err != nil {
 			return err
 		}
-		for _, p := range b.Status.TargetStatus {
+		for _, p := range d.b.Status.TargetStatus {
 			if p.PodName == "without" && strings.Contains(p.Message, meshv1alpha1.TrustEgressAnnotation) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it does not: %+v", b.Status.TargetStatus)
+		return fmt.Errorf("it does not: %+v", d.b.Status.TargetStatus)
 	})
 }
