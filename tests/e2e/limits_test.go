@@ -286,66 +286,88 @@ rateLimitings:
   scope: Workload
   triggerPolicy: LimiterOnly
 `, len(pods))
+	w := &workloadTest{ns: ns, pods: pods, b: b}
 	for _, pod := range pods {
-		for _, rule := range []string{"secrets", "services"} {
-			snapshot(t, b, pod.Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, "/3") })
-		}
+		w.requireShare(t, pod, len(pods))
 	}
 	const lasts = 6 * time.Second
-	start := time.Now()
+	w.callers.Since = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	var all sync.WaitGroup
-	callers := audit.Callers{Since: start}
-	ask := func(pod *corev1.Pod) {
-		caller := hastyClient(t, pod)
-		for _, resource := range []string{"secrets", "services"} {
-			all.Go(func() {
-				for ctx.Err() == nil {
-					if _, err := caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+ns+"/"+resource+"/none"); err != nil { // audited
-						return // the pod is gone
-					}
-				}
-			})
-		}
-	}
 	for _, pod := range pods {
-		callers.Pods = append(callers.Pods, ns+"/"+pod.Name)
-		ask(pod)
-	}
-	requests := func() []audit.Request {
-		requests, err := cluster.Requests(callers)
-		require.NoError(t, err)
-		return requests
+		w.callers.Pods = append(w.callers.Pods, ns+"/"+pod.Name)
+		w.ask(ctx, t, pod)
 	}
 	// Nor much less, where all ask all the time.
 	until(t, "requests", func(context.Context) error {
-		all := requests()
+		all := w.requests(t)
 		secrets, services := of(all, "secrets"), of(all, "services")
 		return orElse(span(secrets) > lasts && len(secrets) > 6+3*3 && span(services) > lasts/2, fmt.Sprintf("%d and %d passed", len(secrets), len(services)))
 	})
-	muchOf(t, requests(), "secrets", 3)
-	muchOf(t, requests(), "services", 1)
+	muchOf(t, w.requests(t), "secrets", 3)
+	muchOf(t, w.requests(t), "services", 1)
 
-	shared := func(n int) {
-		t.Helper()
-		scaled(t, ns, "set", int32(n))
-		for i := range n {
-			pods[i] = ready(t, ns, pods[i].Name)
-			for _, rule := range []string{"secrets", "services"} {
-				snapshot(t, b, pods[i].Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, fmt.Sprint("/", n)) })
-			}
-		}
-	}
-	shared(1) // who is left has all of it
-	shared(2)
-	ask(pods[1])
-	alone := len(of(requests(), "secrets"))
-	until(t, "requests of both", func(context.Context) error { return orElse(len(of(requests(), "secrets")) > alone+6, "more are asked") })
+	w.scale(t, 1) // the one left has all of it
+	w.scale(t, 2)
+	w.ask(ctx, t, pods[1])
+	alone := len(of(w.requests(t), "secrets"))
+	until(t, "requests of both", func(context.Context) error {
+		return orElse(len(of(w.requests(t), "secrets")) > alone+6, "more are asked")
+	})
 	cancel()
-	all.Wait()
-	neverMore(t, requests(), "secrets", 6, 3)
-	neverMore(t, requests(), "services", 1, 1)
+	w.asking.Wait()
+	neverMore(t, w.requests(t), "secrets", 6, 3)
+	neverMore(t, w.requests(t), "services", 1, 1)
+}
+
+// workloadTest has the pods of one workload send requests all the time.
+type workloadTest struct {
+	ns      string
+	pods    []*corev1.Pod
+	b       *meshv1alpha1.CircuitBreaker
+	callers audit.Callers
+	asking  sync.WaitGroup
+}
+
+// ask has a pod send requests until ctx ends.
+func (w *workloadTest) ask(ctx context.Context, t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	caller := hastyClient(t, pod)
+	for _, resource := range []string{"secrets", "services"} {
+		w.asking.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+w.ns+"/"+resource+"/none"); err != nil { // audited
+					return // the pod is deleted
+				}
+			}
+		})
+	}
+}
+
+// requests returns what the apiserver's audit log has of the pods.
+func (w *workloadTest) requests(t *testing.T) []audit.Request {
+	t.Helper()
+	requests, err := cluster.Requests(w.callers)
+	require.NoError(t, err)
+	return requests
+}
+
+// scale scales the workload to n pods, and waits until they share the limits.
+func (w *workloadTest) scale(t *testing.T, n int) {
+	t.Helper()
+	scaled(t, w.ns, "set", int32(n))
+	for i := range n {
+		w.pods[i] = ready(t, w.ns, w.pods[i].Name)
+		w.requireShare(t, w.pods[i], n)
+	}
+}
+
+// requireShare waits until the status says that a pod has its share of n.
+func (w *workloadTest) requireShare(t *testing.T, pod *corev1.Pod, n int) {
+	t.Helper()
+	for _, rule := range []string{"secrets", "services"} {
+		snapshot(t, w.b, pod.Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, fmt.Sprint("/", n)) })
+	}
 }
 
 // columns are what kubectl in a pod says of an object.
