@@ -91,20 +91,43 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 	if err := pins.shareAgentSockets(spec.Maps[redirectMapAgentSockets]); err != nil {
 		return nil, err
 	}
+	if err := r.attach(spec, pins); err != nil {
+		return nil, err
+	}
+	if r.beat, err = newHeartbeat(r.maps.Heartbeat); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// attach loads the programs and maps and attaches the programs: those at the connect, and
+// the optional ones where the kernel allows it.
+func (r *Redirect) attach(spec *ebpf.CollectionSpec, pins *pins) error {
 	options := &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins.dir}}
 	if err := r.attachPeerNames(spec, options, pins); err != nil {
 		r.lacks[lackOfPeerName] = err
 	}
 	if err := r.adjust(spec); err != nil {
-		return nil, err
+		return err
 	}
+	if err := r.attachConnect(spec, options, pins); err != nil {
+		return err
+	}
+	if err := r.attachEgress(spec, options, pins); err != nil {
+		r.lacks[lackOfEgress] = err
+	}
+	return nil
+}
+
+// attachConnect loads the maps and attaches the programs that redirect connects.
+func (r *Redirect) attachConnect(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
 	var objects struct {
 		redirectMaps
 		Connect4 *ebpf.Program `ebpf:"connect4"`
 		Connect6 *ebpf.Program `ebpf:"connect6"`
 	}
 	if err := spec.LoadAndAssign(&objects, options); err != nil {
-		return nil, fmt.Errorf("load redirection: %w", unsupported(err))
+		return fmt.Errorf("load redirection: %w", unsupported(err))
 	}
 	r.maps = objects.redirectMaps
 	hooks := []*hook{
@@ -113,17 +136,11 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 	}
 	r.hooks = append(r.hooks, hooks...)
 	for _, h := range hooks {
-		if err := pins.takeOver(h, cgroupRoot); err != nil {
-			return nil, fmt.Errorf("attach %s to %s: %w", h.name, cgroupRoot, err)
+		if err := pins.takeOver(h, r.cgroupRoot); err != nil {
+			return fmt.Errorf("attach %s to %s: %w", h.name, r.cgroupRoot, err)
 		}
 	}
-	if err := r.attachEgress(spec, options, pins); err != nil {
-		r.lacks[lackOfEgress] = err
-	}
-	if r.beat, err = newHeartbeat(r.maps.Heartbeat); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return nil
 }
 
 // attachPeerNames attaches the programs that show clients the address they dialled.
