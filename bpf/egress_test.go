@@ -31,7 +31,8 @@ var (
 	}
 )
 
-// accepter says of each connection where it was meant to go.
+// accepter accepts connections and sends the original destination of each, which is empty if
+// the client connected to the listener itself.
 func accepter(t *testing.T, r *bpf.Redirect, cookie uint64) (port uint16, went chan netip.AddrPort, stop func()) {
 	t.Helper()
 	went = make(chan netip.AddrPort, 10000)
@@ -69,7 +70,7 @@ func accepter(t *testing.T, r *bpf.Redirect, cookie uint64) (port uint16, went c
 	return port, went, stop
 }
 
-// send sends a datagram: by a connected socket, or by one that is not.
+// send sends a datagram, by a connected socket or by an unconnected one.
 func send(to netip.AddrPort, mapped, connected bool) error {
 	family := unix.AF_INET
 	if to.Addr().Is6() || mapped {
@@ -167,7 +168,7 @@ func (e *egressTest) redirected(why string) {
 // agent, to the pod itself, to other ports and to the listener.
 func (e *egressTest) exceptions() {
 	e.Helper()
-	requireRedirected(e.T, "the apiserver's stay with their own listener")
+	requireRedirected(e.T, "connections to the apiserver keep their own listener")
 	require.Empty(e, e.went)
 	for _, way := range everyWayElsewhere {
 		_, err := client{mapped: way.mapped, prepare: e.r.MarkSocket}.connect(way.to)
@@ -233,16 +234,16 @@ func (e *egressTest) withoutAgent() {
 	e.Helper()
 	e.stop()
 	_, err := client{}.connect(elsewhere4)
-	require.ErrorIs(e, err, unix.ECONNREFUSED, "nobody listens")
+	require.ErrorIs(e, err, unix.ECONNREFUSED, "nothing listens")
 	require.ErrorIs(e, send(elsewhere4, false, false), unix.EPERM)
 	e.pod.Open = true
 	require.NoError(e, e.r.SetPod(e.cookie, e.pod))
 	e.r.Beat()
-	e.direct("open, and nobody listens")
+	e.direct("open, and nothing listens")
 }
 
-// TestEgressOfPodsOfTheNode are told apart by their cgroups.
-func TestEgressOfPodsOfTheNode(t *testing.T) {
+// TestEgressOfHostNetworkPods distinguishes pods by their cgroups.
+func TestEgressOfHostNetworkPods(t *testing.T) {
 	cgroup := bpftest.Cgroup(t)
 	r := open(t, cgroup, bpftest.BPFFS(t))
 	cookie := namespace(t)
@@ -273,8 +274,8 @@ func TestEgressOfPodsOfTheNode(t *testing.T) {
 	}
 }
 
-// TestOriginsAreRight though many connect at once, to different destinations.
-func TestOriginsAreRight(t *testing.T) {
+// TestOriginsOfConcurrentConnections connects to many destinations at once.
+func TestOriginsOfConcurrentConnections(t *testing.T) {
 	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
 	cookie := namespace(t)
 	netns, err := os.Open("/proc/thread-self/ns/net")
@@ -290,7 +291,7 @@ func TestOriginsAreRight(t *testing.T) {
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			// The thread goes with the goroutine.
+			// The thread exits with the goroutine.
 			lockInto(t, netns)
 			for i := range each {
 				to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 100 + byte(w), byte(1 + i%50)}), 8443)
@@ -315,5 +316,5 @@ func TestOriginsAreRight(t *testing.T) {
 			delete(meant, to)
 		}
 	}
-	require.Empty(t, meant, "where connections were meant to go, and went")
+	require.Empty(t, meant, "original destinations less those that the listener looked up")
 }
