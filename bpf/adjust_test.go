@@ -10,8 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOldKernel loads the programs with helpers that no kernel has in place of
-// those that an old one lacks.
+// TestOldKernel replaces the helpers that an old kernel lacks by helpers that no kernel has.
 func TestOldKernel(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: loads BPF programs")

@@ -14,9 +14,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
-// BenchmarkConnect compares, in turns, what connect() takes: to a port on lo
-// without hooks, with them, and by a redirection. It reports medians, and
-// medians of the ratios to the first in the same round.
+// BenchmarkConnect compares the duration of connect(), in turns: to a port on lo without
+// hooks, with them, and redirected. It reports medians, and medians of the ratios to the
+// first in the same round.
 func BenchmarkConnect(b *testing.B) {
 	hooked := bpftest.Cgroup(b)
 	r, err := bpf.Open(hooked, bpftest.BPFFS(b))
@@ -47,7 +47,7 @@ func BenchmarkConnect(b *testing.B) {
 		{"redirected-open", hooked, service4, true},
 		{"egress", hooked, elsewhere4, false},
 	}
-	const connects = 200 // of each way in a round
+	const connects = 200 // of each kind in a round
 	took, ratios := make([][]float64, len(ways)), make([][]float64, len(ways))
 	for b.Loop() {
 		for i, way := range ways {
@@ -66,7 +66,7 @@ func BenchmarkConnect(b *testing.B) {
 		b.ReportMetric(median(took[i]), way.name+"-ns")
 		b.ReportMetric(median(ratios[i]), way.name+"-ratio")
 	}
-	b.ReportMetric(0, "ns/op") // of a whole round, which says nothing
+	b.ReportMetric(0, "ns/op") // the time of a whole round has no meaning
 }
 
 func timeConnect(b *testing.B, listener int, to netip.AddrPort) time.Duration {

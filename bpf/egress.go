@@ -11,10 +11,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// SetEgress makes ports those of the pod with this uid at which its connections to
-// others than the apiserver are redirected, and own the addresses of the pod itself,
-// which are not. It takes effect while the pod's entry has a port for them (see
-// [Pod]). Ports that stay are redirected throughout; without ports, nothing is left.
+// SetEgress sets the ports at which connections of the pod with this uid to hosts other
+// than the apiserver are redirected. Connections to own, the pod's own addresses, are not.
+// It takes effect while the pod's entry has an Egress port (see [Pod]). Ports that stay
+// are redirected throughout; without ports, no entries are left.
 func (r *Redirect) SetEgress(uid [16]byte, ports []uint16, own []netip.Addr) error {
 	if len(ports) > 0 {
 		if err := r.Egress(); err != nil {
@@ -30,13 +30,13 @@ func (r *Redirect) SetEgress(uid [16]byte, ports []uint16, own []netip.Addr) err
 		wanted[redirectEgressPort{Uid: uid, Port: port}] = true
 	}
 	if err := setOf(r.maps.OwnAddresses, uid, addresses); err != nil {
-		return fmt.Errorf("set the pod's own addresses: %w", err)
+		return fmt.Errorf("setting the pod's own addresses: %w", err)
 	}
 	if err := setOf(r.maps.EgressPorts, uid, wanted); err != nil {
-		return fmt.Errorf("set the ports to redirect: %w", err)
+		return fmt.Errorf("setting the ports to redirect: %w", err)
 	}
 	r.sweptSlots.Store(false)
-	// After the ports themselves: whoever clears slots looks at those again.
+	// After the ports themselves: a process that clears slots reads the ports again.
 	for _, port := range ports {
 		if err := r.useSlot(port); err != nil {
 			return err
@@ -45,8 +45,7 @@ func (r *Redirect) SetEgress(uid [16]byte, ports []uint16, own []netip.Addr) err
 	return nil
 }
 
-// HasEgress tells whether the ports are as [Redirect.SetEgress] made them, as far as
-// they are redirected at all.
+// HasEgress reports whether all of the ports are redirected, as [Redirect.SetEgress] set them.
 func (r *Redirect) HasEgress(uid [16]byte, ports []uint16) (bool, error) {
 	var is uint8
 	for _, port := range ports {
@@ -58,13 +57,13 @@ func (r *Redirect) HasEgress(uid [16]byte, ports []uint16) (bool, error) {
 			return false, nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("look up redirected ports: %w", err)
+			return false, fmt.Errorf("looking up redirected ports: %w", err)
 		}
 	}
 	return true, nil
 }
 
-// EgressPorts are what an earlier [Redirect.SetEgress] set, sorted.
+// EgressPorts returns the ports of the last [Redirect.SetEgress], sorted.
 func (r *Redirect) EgressPorts(uid [16]byte) ([]uint16, error) {
 	var ports []uint16
 	var key redirectEgressPort
@@ -76,15 +75,15 @@ func (r *Redirect) EgressPorts(uid [16]byte) ([]uint16, error) {
 		}
 	}
 	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("list redirected ports: %w", err)
+		return nil, fmt.Errorf("listing redirected ports: %w", err)
 	}
 	slices.Sort(ports)
 	return slices.Compact(ports), nil
 }
 
-// TakeOrigin returns, once, where a connection was meant to go that came from an
-// address to the listener at a port, in the network namespace with this cookie. It is
-// false of what was not redirected, but made to the listener itself.
+// TakeOrigin returns the original destination of a connection from an address to the
+// listener at a port, in the network namespace with this cookie, and forgets it. It
+// returns false if the client connected to the listener itself.
 func (r *Redirect) TakeOrigin(cookie uint64, from netip.AddrPort, port uint16) (netip.AddrPort, bool, error) {
 	r.taking.RLock()
 	defer r.taking.RUnlock()
@@ -101,7 +100,7 @@ func (r *Redirect) TakeOrigin(cookie uint64, from netip.AddrPort, port uint16) (
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return netip.AddrPort{}, false, nil
 	case err != nil:
-		return netip.AddrPort{}, false, fmt.Errorf("look up where a connection was meant to go: %w", err)
+		return netip.AddrPort{}, false, fmt.Errorf("looking up the original destination of a connection: %w", err)
 	}
 	var address [16]byte
 	for i, word := range to.Address {
@@ -110,7 +109,7 @@ func (r *Redirect) TakeOrigin(cookie uint64, from netip.AddrPort, port uint16) (
 	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), to.Port), true, nil
 }
 
-// egressKey is what the pod's uid begins.
+// egressKey is a key that begins with the pod's uid.
 type egressKey interface {
 	redirectEgressPort | redirectOwnAddress
 	uid() [16]byte
@@ -119,7 +118,7 @@ type egressKey interface {
 func (k redirectEgressPort) uid() [16]byte { return k.Uid }
 func (k redirectOwnAddress) uid() [16]byte { return k.Uid }
 
-// setOf makes wanted the keys of one pod: what is new is added first.
+// setOf replaces the keys of one pod; it adds new ones before it removes old ones.
 func setOf[K egressKey](m *ebpf.Map, uid [16]byte, wanted map[K]bool) error {
 	for key := range wanted {
 		if err := m.Put(key, uint8(1)); err != nil {
@@ -129,7 +128,7 @@ func setOf[K egressKey](m *ebpf.Map, uid [16]byte, wanted map[K]bool) error {
 	return deleteKeys(m, func(key K) bool { return key.uid() == uid && !wanted[key] })
 }
 
-// deleteKeys deletes the keys that are gone.
+// deleteKeys deletes the keys for which isGone is true.
 func deleteKeys[K egressKey](m *ebpf.Map, isGone func(K) bool) error {
 	var key K
 	var one uint8
@@ -158,20 +157,20 @@ func slotOf(port uint16) uint32 { return uint32(port) % slots }
 
 func (r *Redirect) useSlot(port uint16) error {
 	if err := r.maps.EgressSlots.Put(slotOf(port), uint8(1)); err != nil {
-		return fmt.Errorf("redirect port %d: %w", port, err)
+		return fmt.Errorf("redirecting port %d: %w", port, err)
 	}
 	return nil
 }
 
-// sweepEgress forgets the ports and addresses of pods that keep does not know, and
-// the slots that are nobody's. Another process may set ports meanwhile.
+// sweepEgress removes the ports and addresses of pods for which keep is false, and clears
+// unused slots. Another process may set ports meanwhile.
 func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
 	err := errors.Join(
 		deleteKeys(r.maps.EgressPorts, func(k redirectEgressPort) bool { return !keep(k.Uid) }),
 		deleteKeys(r.maps.OwnAddresses, func(k redirectOwnAddress) bool { return !keep(k.Uid) }),
 	)
 	if err != nil {
-		return fmt.Errorf("forget the ports of pods that are gone: %w", err)
+		return fmt.Errorf("removing the ports of deleted pods: %w", err)
 	}
 	if r.sweptSlots.Swap(true) {
 		return nil
@@ -187,20 +186,20 @@ func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
 			continue
 		}
 		if err := r.maps.EgressSlots.Lookup(slot, &is); err != nil {
-			return fmt.Errorf("look up slot of ports: %w", err)
+			return fmt.Errorf("looking up slot of ports: %w", err)
 		}
 		if is == 0 {
 			continue
 		}
 		cleared = true
 		if err := r.maps.EgressSlots.Put(slot, uint8(0)); err != nil {
-			return fmt.Errorf("clear slot of ports: %w", err)
+			return fmt.Errorf("clearing slot of ports: %w", err)
 		}
 	}
 	if !cleared {
 		return nil
 	}
-	// What was set since it was looked at.
+	// Set again the slots of ports that were added since they were read.
 	if used, err = r.usedSlots(); err != nil {
 		return err
 	}
@@ -212,7 +211,7 @@ func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
 	return nil
 }
 
-// usedSlots are those of the ports that are redirected.
+// usedSlots returns the slots of the ports that are redirected.
 func (r *Redirect) usedSlots() (map[uint32]bool, error) {
 	used := map[uint32]bool{}
 	var key redirectEgressPort
@@ -222,7 +221,7 @@ func (r *Redirect) usedSlots() (map[uint32]bool, error) {
 		used[slotOf(key.Port)] = true
 	}
 	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("list redirected ports: %w", err)
+		return nil, fmt.Errorf("listing redirected ports: %w", err)
 	}
 	return used, nil
 }

@@ -31,7 +31,8 @@ var (
 	}
 )
 
-// accepter says of each connection where it was meant to go.
+// accepter accepts connections and sends the original destination of each, which is empty if
+// the client connected to the listener itself.
 func accepter(t *testing.T, r *bpf.Redirect, cookie uint64) (port uint16, went chan netip.AddrPort, stop func()) {
 	t.Helper()
 	went = make(chan netip.AddrPort, 10000)
@@ -69,7 +70,7 @@ func accepter(t *testing.T, r *bpf.Redirect, cookie uint64) (port uint16, went c
 	return port, went, stop
 }
 
-// send sends a datagram: by a connected socket, or by one that is not.
+// send sends a datagram, by a connected socket or by an unconnected one.
 func send(to netip.AddrPort, mapped, connected bool) error {
 	family := unix.AF_INET
 	if to.Addr().Is6() || mapped {
@@ -86,121 +87,163 @@ func send(to netip.AddrPort, mapped, connected bool) error {
 	return unix.Sendto(fd, []byte("x"), 0, sockaddr(to, family))
 }
 
+// TestEgress has one pod whose connections to other hosts are redirected. Its steps run on
+// one thread, in the pod's network namespace, and each depends on those before it.
 func TestEgress(t *testing.T) {
-	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
-	require.NoError(t, r.Egress())
-	cookie := namespace(t)
-	main, _ := listen(t)
-	port, went, stop := accepter(t, r, cookie)
-	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
-	pod := bpf.Pod{UID: [16]byte{1}, Port: main}
-	require.NoError(t, r.SetPod(cookie, pod))
-	uid := pod.UID
-	direct := func(why string) {
-		t.Helper()
-		for name, way := range everyWayElsewhere {
-			_, err := way.connect(way.to)
-			require.ErrorIs(t, err, unix.ENETUNREACH, "%s: %s", name, why)
-			for _, connected := range []bool{true, false} {
-				require.ErrorIs(t, send(way.to, way.mapped, connected), unix.ENETUNREACH, "%s by UDP: %s", name, why)
-			}
-		}
-	}
-	turned := func(why string) {
-		t.Helper()
-		for name, way := range everyWayElsewhere {
-			peer, err := way.connect(way.to)
-			require.NoError(t, err, "%s: %s", name, why)
-			require.Equal(t, way.to, <-went, name)
-			require.Equal(t, way.to, netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port()), "%s: the peer it sees", name)
-			for _, connected := range []bool{true, false} {
-				require.ErrorIs(t, send(way.to, way.mapped, connected), unix.EPERM, "%s by UDP: %s", name, why)
-			}
-		}
-	}
-
-	direct("never set")
-	require.NoError(t, r.SetEgress(uid, []uint16{443, 8443}, []netip.Addr{netip.MustParseAddr("198.18.254.7"), netip.MustParseAddr("fd00:18::7")}))
-	direct("no listener yet")
-	pod.Egress = port
-	require.NoError(t, r.SetPod(cookie, pod))
-	got, _, err := r.Pod(cookie)
+	e := newEgressTest(t)
+	e.direct("never set")
+	require.NoError(t, e.r.SetEgress(e.pod.UID, []uint16{443, 8443}, []netip.Addr{netip.MustParseAddr("198.18.254.7"), netip.MustParseAddr("fd00:18::7")}))
+	e.direct("no listener yet")
+	e.pod.Egress = e.port
+	require.NoError(t, e.r.SetPod(e.cookie, e.pod))
+	got, _, err := e.r.Pod(e.cookie)
 	require.NoError(t, err)
-	require.Equal(t, pod, got)
-	turned("set")
+	require.Equal(t, e.pod, got)
+	e.redirected("set")
 
-	requireRedirected(t, "the apiserver's stay with their own listener")
-	require.Empty(t, went)
-	for _, way := range everyWayElsewhere {
-		_, err := client{mapped: way.mapped, prepare: r.MarkSocket}.connect(way.to)
-		require.ErrorIs(t, err, unix.ENETUNREACH, "the agent's own")
-		_, err = client{mapped: way.mapped, prepare: toDevice}.connect(way.to)
-		require.ErrorIs(t, err, unix.EPERM, "bound to a device")
-	}
-	for _, own := range []string{"198.18.254.7:8443", "[fd00:18::7]:8443", "198.18.254.1:8444", "198.18.254.1:80"} {
-		_, err := client{}.connect(netip.MustParseAddrPort(own))
-		require.ErrorIs(t, err, unix.ENETUNREACH, own)
-	}
-	for _, local := range []string{"127.0.0.1:8443", "127.9.9.9:443", "[::1]:8443", "0.0.0.0:443", "[::]:443", "[::ffff:127.0.0.1]:443"} {
-		_, err := client{}.connect(netip.MustParseAddrPort(local))
-		require.ErrorIs(t, err, unix.ECONNREFUSED, local)
-	}
-	require.NotErrorIs(t, send(netip.MustParseAddrPort("127.0.0.1:443"), false, false), unix.EPERM)
-	require.NotErrorIs(t, send(netip.MustParseAddrPort("198.18.254.1:53"), false, false), unix.EPERM)
+	e.exceptions()
+	e.otherPorts()
+	e.otherPods()
+	e.withoutAgent()
 
-	// Who connects to the listener itself is nobody's.
-	_, err = client{}.connect(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
-	require.NoError(t, err)
-	require.Equal(t, netip.AddrPort{}, <-went)
-
-	// Other ports.
-	require.NoError(t, r.SetEgress(uid, []uint16{80, 8443}, nil))
-	turned("stays")
-	_, err = client{}.connect(plain4)
-	require.NoError(t, err)
-	require.Equal(t, plain4, <-went)
-	_, err = client{}.connect(netip.MustParseAddrPort("198.18.254.1:443"))
-	require.ErrorIs(t, err, unix.ENETUNREACH, "a port no more")
-	has, err := r.HasEgress(uid, []uint16{80, 8443})
-	require.NoError(t, err)
-	require.True(t, has)
-	has, err = r.HasEgress(uid, []uint16{80, 443})
-	require.NoError(t, err)
-	require.False(t, has)
-	ports, err := r.EgressPorts(uid)
-	require.NoError(t, err)
-	require.Equal(t, []uint16{80, 8443}, ports)
-
-	// Another pod's ports are not this one's.
-	require.NoError(t, r.SetEgress([16]byte{2}, []uint16{444}, nil))
-	_, err = client{}.connect(other4)
-	require.ErrorIs(t, err, unix.ENETUNREACH)
-
-	require.NoError(t, r.Sweep(func(uid [16]byte) bool { return uid == [16]byte{1} }))
-	ports, err = r.EgressPorts([16]byte{2})
-	require.NoError(t, err)
-	require.Empty(t, ports)
-	turned("after a sweep")
-
-	// Without an agent.
-	stop()
-	_, err = client{}.connect(elsewhere4)
-	require.ErrorIs(t, err, unix.ECONNREFUSED, "nobody listens")
-	require.ErrorIs(t, send(elsewhere4, false, false), unix.EPERM)
-	pod.Open = true
-	require.NoError(t, r.SetPod(cookie, pod))
-	r.Beat()
-	direct("open, and nobody listens")
-
-	pod.Open, pod.Egress = false, 0
-	require.NoError(t, r.SetPod(cookie, pod))
-	direct("ended")
-	require.NoError(t, r.SetEgress(uid, nil, nil))
+	e.pod.Open, e.pod.Egress = false, 0
+	require.NoError(t, e.r.SetPod(e.cookie, e.pod))
+	e.direct("ended")
+	require.NoError(t, e.r.SetEgress(e.pod.UID, nil, nil))
 	requireRedirected(t, "the apiserver still")
 }
 
-// TestEgressOfPodsOfTheNode are told apart by their cgroups.
-func TestEgressOfPodsOfTheNode(t *testing.T) {
+// egressTest is a pod and the listener for its connections to other hosts.
+type egressTest struct {
+	*testing.T
+	r      *bpf.Redirect
+	cookie uint64 // of the pod's network namespace
+	pod    bpf.Pod
+	port   uint16              // of the listener
+	went   chan netip.AddrPort // the destinations of the connections it accepted
+	stop   func()
+}
+
+func newEgressTest(t *testing.T) *egressTest {
+	t.Helper()
+	e := &egressTest{T: t, r: open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))}
+	require.NoError(t, e.r.Egress())
+	e.cookie = namespace(t)
+	main, _ := listen(t)
+	e.port, e.went, e.stop = accepter(t, e.r, e.cookie)
+	require.NoError(t, e.r.SetDestinations([]netip.AddrPort{service4, service6}))
+	e.pod = bpf.Pod{UID: [16]byte{1}, Port: main}
+	require.NoError(t, e.r.SetPod(e.cookie, e.pod))
+	return e
+}
+
+// direct requires that connections and datagrams to other hosts are not redirected.
+func (e *egressTest) direct(why string) {
+	e.Helper()
+	for name, way := range everyWayElsewhere {
+		_, err := way.connect(way.to)
+		require.ErrorIs(e, err, unix.ENETUNREACH, "%s: %s", name, why)
+		for _, connected := range []bool{true, false} {
+			require.ErrorIs(e, send(way.to, way.mapped, connected), unix.ENETUNREACH, "%s by UDP: %s", name, why)
+		}
+	}
+}
+
+// redirected requires that connections to other hosts reach the listener, and that datagrams
+// are refused.
+func (e *egressTest) redirected(why string) {
+	e.Helper()
+	for name, way := range everyWayElsewhere {
+		peer, err := way.connect(way.to)
+		require.NoError(e, err, "%s: %s", name, why)
+		require.Equal(e, way.to, <-e.went, name)
+		require.Equal(e, way.to, netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port()), "%s: the peer it sees", name)
+		for _, connected := range []bool{true, false} {
+			require.ErrorIs(e, send(way.to, way.mapped, connected), unix.EPERM, "%s by UDP: %s", name, why)
+		}
+	}
+}
+
+// exceptions requires that these connections are never redirected: to the apiserver, of the
+// agent, to the pod itself, to other ports and to the listener.
+func (e *egressTest) exceptions() {
+	e.Helper()
+	requireRedirected(e.T, "connections to the apiserver keep their own listener")
+	require.Empty(e, e.went)
+	for _, way := range everyWayElsewhere {
+		_, err := client{mapped: way.mapped, prepare: e.r.MarkSocket}.connect(way.to)
+		require.ErrorIs(e, err, unix.ENETUNREACH, "the agent's own")
+		_, err = client{mapped: way.mapped, prepare: toDevice}.connect(way.to)
+		require.ErrorIs(e, err, unix.EPERM, "bound to a device")
+	}
+	for _, own := range []string{"198.18.254.7:8443", "[fd00:18::7]:8443", "198.18.254.1:8444", "198.18.254.1:80"} {
+		_, err := client{}.connect(netip.MustParseAddrPort(own))
+		require.ErrorIs(e, err, unix.ENETUNREACH, own)
+	}
+	for _, local := range []string{"127.0.0.1:8443", "127.9.9.9:443", "[::1]:8443", "0.0.0.0:443", "[::]:443", "[::ffff:127.0.0.1]:443"} {
+		_, err := client{}.connect(netip.MustParseAddrPort(local))
+		require.ErrorIs(e, err, unix.ECONNREFUSED, local)
+	}
+	require.NotErrorIs(e, send(netip.MustParseAddrPort("127.0.0.1:443"), false, false), unix.EPERM)
+	require.NotErrorIs(e, send(netip.MustParseAddrPort("198.18.254.1:53"), false, false), unix.EPERM)
+
+	// A connection to the listener itself has no other destination.
+	_, err := client{}.connect(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), e.port))
+	require.NoError(e, err)
+	require.Equal(e, netip.AddrPort{}, <-e.went)
+}
+
+// otherPorts replaces the ports.
+func (e *egressTest) otherPorts() {
+	e.Helper()
+	require.NoError(e, e.r.SetEgress(e.pod.UID, []uint16{80, 8443}, nil))
+	e.redirected("stays")
+	_, err := client{}.connect(plain4)
+	require.NoError(e, err)
+	require.Equal(e, plain4, <-e.went)
+	_, err = client{}.connect(netip.MustParseAddrPort("198.18.254.1:443"))
+	require.ErrorIs(e, err, unix.ENETUNREACH, "a port no more")
+	has, err := e.r.HasEgress(e.pod.UID, []uint16{80, 8443})
+	require.NoError(e, err)
+	require.True(e, has)
+	has, err = e.r.HasEgress(e.pod.UID, []uint16{80, 443})
+	require.NoError(e, err)
+	require.False(e, has)
+	ports, err := e.r.EgressPorts(e.pod.UID)
+	require.NoError(e, err)
+	require.Equal(e, []uint16{80, 8443}, ports)
+}
+
+// otherPods requires that another pod's ports do not apply to this one, and that a sweep
+// removes only those.
+func (e *egressTest) otherPods() {
+	e.Helper()
+	require.NoError(e, e.r.SetEgress([16]byte{2}, []uint16{444}, nil))
+	_, err := client{}.connect(other4)
+	require.ErrorIs(e, err, unix.ENETUNREACH)
+
+	require.NoError(e, e.r.Sweep(func(uid [16]byte) bool { return uid == [16]byte{1} }))
+	ports, err := e.r.EgressPorts([16]byte{2})
+	require.NoError(e, err)
+	require.Empty(e, ports)
+	e.redirected("after a sweep")
+}
+
+// withoutAgent stops the listener: connections are refused, or direct if the pod is open.
+func (e *egressTest) withoutAgent() {
+	e.Helper()
+	e.stop()
+	_, err := client{}.connect(elsewhere4)
+	require.ErrorIs(e, err, unix.ECONNREFUSED, "nothing listens")
+	require.ErrorIs(e, send(elsewhere4, false, false), unix.EPERM)
+	e.pod.Open = true
+	require.NoError(e, e.r.SetPod(e.cookie, e.pod))
+	e.r.Beat()
+	e.direct("open, and nothing listens")
+}
+
+// TestEgressOfHostNetworkPods distinguishes pods by their cgroups.
+func TestEgressOfHostNetworkPods(t *testing.T) {
 	cgroup := bpftest.Cgroup(t)
 	r := open(t, cgroup, bpftest.BPFFS(t))
 	cookie := namespace(t)
@@ -231,8 +274,8 @@ func TestEgressOfPodsOfTheNode(t *testing.T) {
 	}
 }
 
-// TestOriginsAreRight though many connect at once, to different destinations.
-func TestOriginsAreRight(t *testing.T) {
+// TestOriginsOfConcurrentConnections connects to many destinations at once.
+func TestOriginsOfConcurrentConnections(t *testing.T) {
 	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
 	cookie := namespace(t)
 	netns, err := os.Open("/proc/thread-self/ns/net")
@@ -248,7 +291,7 @@ func TestOriginsAreRight(t *testing.T) {
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			// The thread goes with the goroutine.
+			// The thread exits with the goroutine.
 			lockInto(t, netns)
 			for i := range each {
 				to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 100 + byte(w), byte(1 + i%50)}), 8443)
@@ -273,5 +316,5 @@ func TestOriginsAreRight(t *testing.T) {
 			delete(meant, to)
 		}
 	}
-	require.Empty(t, meant, "where connections were meant to go, and went")
+	require.Empty(t, meant, "original destinations less those that the listener looked up")
 }

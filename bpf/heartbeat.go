@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heartbeat is the page that a map of one number shares with this process.
+// heartbeat is the memory page of the map of the last heartbeat, shared with the kernel.
 type heartbeat struct {
 	mu     sync.Mutex // against unmapping
 	page   []byte
-	lapsed bool // there was none, at some time since the last one here
+	lapsed bool // at some time since the last beat of this process, none was recent
 }
 
 // patience is PATIENCE of redirect.c.
@@ -25,7 +25,7 @@ const patience = 2 * time.Second
 func newHeartbeat(m *ebpf.Map) (*heartbeat, error) {
 	page, err := unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map the heartbeat: %w", unsupported(os.NewSyscallError("mmap", err)))
+		return nil, fmt.Errorf("mapping the heartbeat: %w", unsupported(os.NewSyscallError("mmap", err)))
 	}
 	h := &heartbeat{page: page}
 	h.lapsed = monotonic()-atomic.LoadInt64(h.last()) > int64(patience)
@@ -41,7 +41,7 @@ func monotonic() int64 {
 	return now.Nano()
 }
 
-// beat stores the time: one store, that the programs see at once.
+// beat stores the time, which the programs see at once.
 func (h *heartbeat) beat() (lapsed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hook is a place where one of our programs runs. Both are held, so that the
-// program can be attached again whatever becomes of link and pin.
+// hook is an attach point and our program there. The program stays loaded, so that it can
+// be attached again if link and pin are removed.
 type hook struct {
 	name    string // of the pin
 	attach  ebpf.AttachType
@@ -18,18 +18,18 @@ type hook struct {
 	link    link.Link // nil until attached
 }
 
-// check tells whether the hook is attached to the cgroup.
+// check returns an error unless the hook is attached to the cgroup.
 func (h *hook) check(cgroup string) error {
 	ok, err := attachedTo(h.link, cgroup)
 	if err == nil && !ok {
-		err = fmt.Errorf("%s is not attached to %s any more", h.name, cgroup)
+		err = fmt.Errorf("%s is no longer attached to %s", h.name, cgroup)
 	}
 	return err
 }
 
-// mend attaches the program again if it is not attached, unless by the pinned
-// link another process's is.
-func (h *hook) mend(pins *pins, cgroup string) error {
+// repair attaches the program again if it is not attached. If the pinned link is attached,
+// which another process then did, the hook uses that link.
+func (h *hook) repair(pins *pins, cgroup string) error {
 	if ok, err := attachedTo(h.link, cgroup); ok || err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (h *hook) attachAnew(cgroup string) (link.Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: h.attach, Program: h.program})
 	switch {
 	case errors.Is(err, unix.EPERM):
-		// Loading has shown that we are allowed to: the refusal comes from who is attached.
+		// Loading has shown that we have the permission: an exclusive program is attached.
 		return nil, fmt.Errorf("%w: %w", ErrHookOwned, err)
 	case err != nil:
 		return nil, unsupported(err)
@@ -69,7 +69,7 @@ func (h *hook) attachAnew(cgroup string) (link.Link, error) {
 	return l, nil
 }
 
-// detach takes the hook's program from the cgroup, and its pin away.
+// detach detaches the program from the cgroup and removes its pin.
 func (h *hook) detach() error {
 	if h.link == nil {
 		return nil
@@ -85,15 +85,15 @@ func (h *hook) close() error {
 	return err
 }
 
-// attachedTo tells whether l is attached to the cgroup at path.
+// attachedTo reports whether l is attached to the cgroup at path.
 func attachedTo(l link.Link, path string) (bool, error) {
 	info, err := l.Info()
 	if err != nil {
-		return false, fmt.Errorf("inspect link: %w", err)
+		return false, fmt.Errorf("inspecting link: %w", err)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return false, fmt.Errorf("stat cgroup %s: %w", path, err)
+		return false, fmt.Errorf("looking for cgroup %s: %w", path, err)
 	}
 	cgroup := info.Cgroup()
 	return cgroup != nil && cgroup.CgroupId == st.Ino, nil

@@ -10,19 +10,19 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// layout names the directory of the pins. It changes whenever a map's key,
-// value or meaning does, so that no program meets a map of another layout.
+// layout is the name of the directory of the pins. It changes whenever a map's key,
+// value or meaning does, so that no program uses a map of another layout.
 //
-// Agents of two layouts may run on a node at once. What they know of each other,
-// and what every layout must therefore keep: the maps "pods" and "cgroups" have
-// keys of 8 bytes and values that begin with the pod's uid, all zero if it is no
-// pod's; and "agent_sockets" stays as it is, for all layouts share the one.
+// Agents of two layouts may run on a node at once. Every layout must therefore keep
+// this: the maps "pods" and "cgroups" have keys of 8 bytes and values that begin with
+// the pod's uid, all zero for entries other than pods; and "agent_sockets" never
+// changes, because all layouts share it.
 const layout = "v3"
 
-// layouts is what the directories of layouts are called.
+// layouts is the pattern of the names of layouts' directories.
 const layouts = "v[0-9]*"
 
-// table is where a layout keeps pods.
+// table is the pods of a layout.
 type table struct {
 	dir  string
 	maps []*ebpf.Map // pods and, in layouts that have it, cgroups
@@ -44,7 +44,7 @@ func (p *pins) openOthers() ([]*table, error) {
 				continue
 			}
 			if err != nil {
-				return tables, fmt.Errorf("open the redirection of another version: %w", unsupported(err))
+				return tables, fmt.Errorf("opening the redirection of another version: %w", unsupported(err))
 			}
 			t.maps = append(t.maps, m)
 		}
@@ -52,8 +52,8 @@ func (p *pins) openOthers() ([]*table, error) {
 	return tables, nil
 }
 
-// shareAgentSockets makes the map of another layout this one's too, unless it
-// has one: so the programs of both let the sockets of both agents pass.
+// shareAgentSockets pins the map of another layout in this one too, unless this one has
+// its own. The programs of both then exempt the sockets of both agents.
 func (p *pins) shareAgentSockets(spec *ebpf.MapSpec) error {
 	path := filepath.Join(p.dir, redirectMapAgentSockets)
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -63,19 +63,19 @@ func (p *pins) shareAgentSockets(spec *ebpf.MapSpec) error {
 	for _, other := range found {
 		m, err := ebpf.LoadPinnedMap(other, nil)
 		if err != nil {
-			return fmt.Errorf("open the redirection of another version: %w", unsupported(err))
+			return fmt.Errorf("opening the redirection of another version: %w", unsupported(err))
 		}
 		defer m.Close()
 		if spec.Compatible(m) != nil {
 			continue
 		}
-		second, err := m.Clone() // or else the pin would be moved
+		second, err := m.Clone() // pinning m itself would move its pin
 		if err != nil {
-			return fmt.Errorf("share %s: %w", other, err)
+			return fmt.Errorf("sharing %s: %w", other, err)
 		}
 		defer second.Close()
 		if err := second.Pin(path); err != nil {
-			return fmt.Errorf("share %s: %w", other, unsupported(err))
+			return fmt.Errorf("sharing %s: %w", other, unsupported(err))
 		}
 		return nil
 	}
@@ -93,7 +93,7 @@ func (t *table) delete(n int, key uint64) error {
 	return nil
 }
 
-// sweep removes the pods that keep does not know, and returns how many are left.
+// sweep removes the pods for which keep is false, and returns how many are left.
 func (t *table) sweep(keep func(uid [16]byte) bool) (left int, err error) {
 	for _, m := range t.maps {
 		var gone []uint64
@@ -111,11 +111,11 @@ func (t *table) sweep(keep func(uid [16]byte) bool) (left int, err error) {
 			}
 		}
 		if err := it.Err(); err != nil {
-			return left, fmt.Errorf("list redirected pods: %w", err)
+			return left, fmt.Errorf("listing redirected pods: %w", err)
 		}
 		for _, key := range gone {
 			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return left, fmt.Errorf("end the redirection of a pod that is gone: %w", err)
+				return left, fmt.Errorf("ending the redirection of a deleted pod: %w", err)
 			}
 		}
 	}
@@ -137,48 +137,48 @@ func removeLayout(dir string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read pin directory: %w", err)
+		return fmt.Errorf("reading pin directory: %w", err)
 	}
 	var errs []error
 	for _, entry := range entries {
 		path := filepath.Join(dir, entry.Name())
-		// Not a link if this fails, but a map. Unpinning detaches too, unless a process still holds the link.
+		// If this fails, it is a map. Unpinning detaches too, unless a process has the link open.
 		if l, err := link.LoadPinnedLink(path, nil); err == nil {
 			if err := l.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) {
-				errs = append(errs, fmt.Errorf("detach %s: %w", path, err))
+				errs = append(errs, fmt.Errorf("detaching %s: %w", path, err))
 			}
 			l.Close()
 		}
 		if err := os.Remove(path); err != nil {
-			errs = append(errs, fmt.Errorf("unpin: %w", err))
+			errs = append(errs, fmt.Errorf("unpinning: %w", err))
 		}
 	}
 	if err := os.Remove(dir); err != nil {
-		errs = append(errs, fmt.Errorf("remove pin directory: %w", err))
+		errs = append(errs, fmt.Errorf("removing pin directory: %w", err))
 	}
 	return errors.Join(errs...)
 }
 
-// Forget ends the redirection of one pod, by the cookie of its network
-// namespace, for a process that does not redirect by BPF itself. It is no error
-// if nothing is pinned under pinDir.
+// Forget ends the redirection of the pod whose network namespace has this cookie, for a
+// process that does not redirect by BPF itself. It succeeds if nothing is pinned under
+// pinDir.
 func Forget(pinDir string, cookie uint64) error {
 	pinned, _ := filepath.Glob(filepath.Join(pinDir, layouts, redirectMapPods))
 	for _, path := range pinned {
 		pods, err := ebpf.LoadPinnedMap(path, nil)
 		if err != nil {
-			return fmt.Errorf("open pinned map of pods: %w", unsupported(err))
+			return fmt.Errorf("opening pinned map of pods: %w", unsupported(err))
 		}
 		t := &table{maps: []*ebpf.Map{pods}}
 		if err := errors.Join(t.delete(0, cookie), t.close()); err != nil {
-			return fmt.Errorf("end redirection of pod with netns cookie %d: %w", cookie, err)
+			return fmt.Errorf("ending redirection of pod with netns cookie %d: %w", cookie, err)
 		}
 	}
 	return nil
 }
 
-// Remove detaches and unpins all that [Open] pinned under pinDir, of whatever
-// version, at once and for every process. It is no error if nothing is there.
+// Remove detaches and unpins all that [Open] pinned under pinDir, of all versions and for
+// all processes. It succeeds if nothing is there.
 func Remove(pinDir string) error {
 	if _, err := os.Stat(pinDir); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -196,6 +196,6 @@ func Remove(pinDir string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	_ = os.Remove(pinDir) // unless others keep something there
+	_ = os.Remove(pinDir) // fails if it contains anything else
 	return nil
 }

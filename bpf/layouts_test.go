@@ -16,11 +16,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
-// oldLayouts were released, each with the programs in testdata.
+// oldLayouts are released layouts, each with its programs in testdata.
 var oldLayouts = []string{"v1", "v2"}
 
-// older is what an agent holds whose programs are of an earlier layout: those that
-// were released with it, and its maps.
+// older is what an agent of an earlier layout has open: the programs that were released
+// with it, and its maps.
 type older struct {
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
@@ -122,8 +122,8 @@ func testUpgrade(t *testing.T, layout string) {
 	require.ErrorIs(t, err, unix.ECONNREFUSED)
 }
 
-// TestForgetAndRemoveKnowEveryLayout though none of them is open.
-func TestForgetAndRemoveKnowEveryLayout(t *testing.T) {
+// TestForgetAndRemoveInEveryLayout opens none of the layouts.
+func TestForgetAndRemoveInEveryLayout(t *testing.T) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	require.NoError(t, bpf.Forget(dir, 1), "nothing there")
 	old, first := openOlder(t, "v2", cgroup, dir), openOlder(t, "v1", cgroup, dir)

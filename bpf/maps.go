@@ -11,18 +11,18 @@ import (
 
 // Pod is where a captured pod's connections go.
 type Pod struct {
-	UID  [16]byte // the pod's uid, for who finds the entry later; not all zero
+	UID  [16]byte // the pod's uid, by which a later process identifies the entry; not all zero
 	Port uint16   // of the listener on 127.0.0.1 and ::1 in the pod's network namespace
 
-	// Open lets the pod go direct while nobody listens at Port, while the last
+	// Open lets the pod go direct while nothing listens at Port, while the last
 	// [Redirect.Beat] is more than two seconds ago, and while it is Stalled.
-	// Without it the pod is redirected whatever happens: refused, if need be.
+	// Without Open, the pod's connections are refused in these cases.
 	Open bool
-	// Stalled means that whoever listens for the pod accepts nothing.
+	// Stalled means that the pod's listener accepts no connections.
 	Stalled bool
 
-	// Egress is the port of the listener for what the pod sends elsewhere, to the
-	// ports of [Redirect.SetEgress]; 0 if that goes direct.
+	// Egress is the port of the listener for connections to other hosts, at the ports of
+	// [Redirect.SetEgress]; 0 if these go direct.
 	Egress uint16
 }
 
@@ -48,16 +48,16 @@ func (e redirectPod) pod() Pod {
 	return Pod{UID: e.Uid, Port: e.Port, Open: e.Flags&flagOpen != 0, Stalled: e.Flags&flagStalled != 0, Egress: e.Egress}
 }
 
-// SetDestinations makes destinations the addresses whose connections are
-// redirected, and no others. What stays in the set is redirected throughout;
-// what is new is added before anything is removed. There is room for 4096.
+// SetDestinations replaces the set of addresses to which connections are redirected.
+// Addresses in both sets are redirected throughout; new ones are added before old ones
+// are removed. The set has at most 4096 addresses.
 func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
 	wanted := make(map[redirectDestination]bool, len(destinations))
 	for _, d := range destinations {
 		key := destinationKey(d)
 		wanted[key] = true
 		if err := r.maps.Destinations.Put(key, uint8(1)); err != nil {
-			return fmt.Errorf("add destination %s: %w", d, err)
+			return fmt.Errorf("adding destination %s: %w", d, err)
 		}
 	}
 	var key redirectDestination
@@ -66,7 +66,7 @@ func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
 	for it := r.maps.Destinations.Iterate(); ; {
 		if !it.Next(&key, &one) {
 			if err := it.Err(); err != nil {
-				return fmt.Errorf("list destinations: %w", err)
+				return fmt.Errorf("listing destinations: %w", err)
 			}
 			break
 		}
@@ -76,15 +76,15 @@ func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
 	}
 	for _, key := range gone {
 		if err := r.maps.Destinations.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("remove destination: %w", err)
+			return fmt.Errorf("removing destination: %w", err)
 		}
 	}
 	return nil
 }
 
-// SetPod redirects the pod whose network namespace has this cookie. An earlier
-// entry is replaced at once, in another layout too: every connect sees the one
-// or the other. There is room for 16384.
+// SetPod redirects the pod whose network namespace has this cookie. It replaces an
+// earlier entry atomically, in another layout too: every connect sees one or the other.
+// There are at most 16384 entries.
 func (r *Redirect) SetPod(cookie uint64, pod Pod) error {
 	return r.set(podsByCookie, cookie, pod)
 }
@@ -99,11 +99,11 @@ func (r *Redirect) SetCgroup(id uint64, pod Pod) error {
 	return r.set(podsByCgroup, id, pod)
 }
 
-// SetHost makes the network namespace with this cookie the node's: the pods in
-// it are told apart by their cgroups.
+// SetHost makes the network namespace with this cookie the node's: the programs
+// distinguish the pods in it by their cgroups.
 func (r *Redirect) SetHost(cookie uint64) error {
 	if err := r.maps.Pods.Put(cookie, redirectPod{Flags: flagHost}); err != nil {
-		return fmt.Errorf("make netns cookie %d the node's: %w", cookie, err)
+		return fmt.Errorf("setting netns cookie %d as the node's: %w", cookie, err)
 	}
 	return nil
 }
@@ -114,14 +114,14 @@ func (r *Redirect) Pod(cookie uint64) (Pod, bool, error) { return r.get(podsByCo
 // Cgroup returns the entry of the pod whose cgroup has this id, and whether there is one.
 func (r *Redirect) Cgroup(id uint64) (Pod, bool, error) { return r.get(podsByCgroup, id) }
 
-// DeletePod ends the redirection of a pod: its connections go direct. It is no
-// error if there was none.
+// DeletePod ends the redirection of a pod: its connections go direct. It succeeds if the
+// pod was not redirected.
 func (r *Redirect) DeletePod(cookie uint64) error { return r.delete(podsByCookie, cookie) }
 
-// DeleteCgroup does what [Redirect.DeletePod] does for pods that are known by their cgroup.
+// DeleteCgroup does what [Redirect.DeletePod] does, for pods identified by their cgroup.
 func (r *Redirect) DeleteCgroup(id uint64) error { return r.delete(podsByCgroup, id) }
 
-// What pods are known by; the index of a table's map too.
+// How pods are identified; the index of a table's map too.
 const (
 	podsByCookie = iota
 	podsByCgroup
@@ -137,7 +137,7 @@ func (r *Redirect) podMap(by int) (m *ebpf.Map, what string) {
 func (r *Redirect) set(by int, key uint64, pod Pod) error {
 	m, what := r.podMap(by)
 	if err := m.Put(key, pod.entry()); err != nil {
-		return fmt.Errorf("redirect pod with %s %d: %w", what, key, err)
+		return fmt.Errorf("redirecting pod with %s %d: %w", what, key, err)
 	}
 	return r.deleteOthers(by, key)
 }
@@ -150,7 +150,7 @@ func (r *Redirect) get(by int, key uint64) (Pod, bool, error) {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return Pod{}, false, nil
 	case err != nil:
-		return Pod{}, false, fmt.Errorf("look up pod with %s %d: %w", what, key, err)
+		return Pod{}, false, fmt.Errorf("looking up pod with %s %d: %w", what, key, err)
 	}
 	return entry.pod(), true, nil
 }
@@ -158,7 +158,7 @@ func (r *Redirect) get(by int, key uint64) (Pod, bool, error) {
 func (r *Redirect) delete(by int, key uint64) error {
 	m, what := r.podMap(by)
 	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("end redirection of pod with %s %d: %w", what, key, err)
+		return fmt.Errorf("ending redirection of pod with %s %d: %w", what, key, err)
 	}
 	return r.deleteOthers(by, key)
 }
@@ -170,27 +170,27 @@ func (r *Redirect) deleteOthers(by int, key uint64) error {
 	for _, t := range r.others {
 		if err := t.delete(by, key); err != nil {
 			_, what := r.podMap(by)
-			return fmt.Errorf("end redirection of pod with %s %d by another version: %w", what, key, err)
+			return fmt.Errorf("ending redirection of pod with %s %d by another version: %w", what, key, err)
 		}
 	}
 	return nil
 }
 
-// MarkSocket lets the TCP socket with this file descriptor pass untouched, for
-// as long as it lives. It must be marked before it connects.
+// MarkSocket exempts the TCP socket with this file descriptor from redirection until it is
+// closed. Mark it before it connects.
 func (r *Redirect) MarkSocket(fd int) error {
 	if err := r.maps.AgentSockets.Put(int32(fd), uint8(1)); err != nil {
-		return fmt.Errorf("mark socket as the agent's own: %w", err)
+		return fmt.Errorf("marking socket as the agent's own: %w", err)
 	}
 	return nil
 }
 
-// destinationKey is d as the programs look it up.
+// destinationKey returns the key by which the programs look up d.
 func destinationKey(d netip.AddrPort) redirectDestination {
 	return redirectDestination{Address: words(d.Addr()), Port: d.Port()}
 }
 
-// words is an address as the programs have it.
+// words returns an address as the maps contain it.
 func words(a netip.Addr) (w [4]uint32) {
 	address := a.As16()
 	for i := range w {

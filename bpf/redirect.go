@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-// Redirect is the redirection of this node. It is safe for concurrent use, and
-// several processes may hold it at once: they share the pinned maps.
+// Redirect is the redirection of this node. It is safe for concurrent use. Several
+// processes may open it at once: they share the pinned maps.
 type Redirect struct {
 	cgroupRoot, pinDir string
 
@@ -25,40 +25,39 @@ type Redirect struct {
 	others []*table // of other layouts
 	lacks  map[lack]error
 
-	// sweptSlots is true while there is no slot known to be cleared.
+	// sweptSlots is true if no slot can have become unused since the last sweep.
 	sweptSlots atomic.Bool
 
-	taking sync.RWMutex // of origins, against closing their map
+	taking sync.RWMutex // lookups of origins, against closing their map
 	closed bool         // under taking
 
 	mu    sync.Mutex // of hooks' links
 	hooks []*hook
 }
 
-// lack is something that can be done without.
+// lack describes the effect of a missing optional kernel feature.
 type lack string
 
 const (
-	lackOfLookUp   lack = "whether an agent listens is not asked, only its heartbeat"
-	lackOfCgroups  lack = "pods that use the node's network cannot be told apart"
+	lackOfLookUp   lack = "only the heartbeat shows whether an agent listens"
+	lackOfCgroups  lack = "pods that use the node's network cannot be distinguished"
 	lackOfPeerName lack = "clients see a redirected connection's peer as 127.0.0.1 or ::1"
-	lackOfEgress   lack = "connections to others than the apiserver cannot be redirected"
+	lackOfEgress   lack = "connections to hosts other than the apiserver cannot be redirected"
 )
 
 // Open loads the redirection and attaches it to cgroupRoot, the root of the
-// unified cgroup hierarchy: only sockets made below it are seen. Maps and links
-// are pinned under pinDir, in a directory named for their layout; pinDir itself
-// is made if need be and must be on a bpffs.
+// unified cgroup hierarchy. The programs see only sockets created below it. Maps and
+// links are pinned under pinDir, in a directory named after their layout. Open creates
+// pinDir if it is missing; it must be on a bpffs.
 //
-// Where an earlier process left its pins, they are taken over: the maps stay as
-// they are, and the programs are replaced without a moment without one. Where
-// that process was of another version, with another layout, both redirections
-// are in force: a pod moves from the one to the other by [Redirect.SetPod], and
-// [Redirect.Sweep] removes the other one when no pod is left in it.
+// Open reuses the pins of an earlier process: the maps keep their content, and programs
+// are replaced atomically. If that process had another layout, both redirections are in
+// force: [Redirect.SetPod] moves a pod from one to the other, and [Redirect.Sweep]
+// removes the other one when it has no pods left.
 //
-// The error is an [ErrUnsupported] where this node does not allow it, and an
-// [ErrHookOwned] where another program keeps the hooks to itself. It leaves
-// nothing behind that was not there before.
+// The error is an [ErrUnsupported] if this node does not allow redirection, and an
+// [ErrHookOwned] if another program is attached exclusively. Open undoes its changes
+// when it fails.
 func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 	if err := checkCgroup(cgroupRoot); err != nil {
 		return nil, err
@@ -78,12 +77,12 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 		}
 	}()
 
-	// Only kernels before 5.11 count BPF memory against the limit; there, loading tells.
+	// Only kernels before 5.11 count BPF memory against the limit; there, loading fails.
 	_ = rlimit.RemoveMemlock()
 
 	spec, err := loadRedirect()
 	if err != nil {
-		return nil, fmt.Errorf("read the redirection's programs: %w", err)
+		return nil, fmt.Errorf("reading the redirection's programs: %w", err)
 	}
 	if r.others, err = pins.openOthers(); err != nil {
 		return nil, err
@@ -91,20 +90,43 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 	if err := pins.shareAgentSockets(spec.Maps[redirectMapAgentSockets]); err != nil {
 		return nil, err
 	}
+	if err := r.attach(spec, pins); err != nil {
+		return nil, err
+	}
+	if r.beat, err = newHeartbeat(r.maps.Heartbeat); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// attach loads maps and programs and attaches the programs: those of connect, and the
+// optional ones if the kernel supports them.
+func (r *Redirect) attach(spec *ebpf.CollectionSpec, pins *pins) error {
 	options := &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins.dir}}
 	if err := r.attachPeerNames(spec, options, pins); err != nil {
 		r.lacks[lackOfPeerName] = err
 	}
 	if err := r.adjust(spec); err != nil {
-		return nil, err
+		return err
 	}
+	if err := r.attachConnect(spec, options, pins); err != nil {
+		return err
+	}
+	if err := r.attachEgress(spec, options, pins); err != nil {
+		r.lacks[lackOfEgress] = err
+	}
+	return nil
+}
+
+// attachConnect loads the maps and attaches the programs that redirect connects.
+func (r *Redirect) attachConnect(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
 	var objects struct {
 		redirectMaps
 		Connect4 *ebpf.Program `ebpf:"connect4"`
 		Connect6 *ebpf.Program `ebpf:"connect6"`
 	}
 	if err := spec.LoadAndAssign(&objects, options); err != nil {
-		return nil, fmt.Errorf("load redirection: %w", unsupported(err))
+		return fmt.Errorf("loading redirection: %w", unsupported(err))
 	}
 	r.maps = objects.redirectMaps
 	hooks := []*hook{
@@ -113,20 +135,14 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 	}
 	r.hooks = append(r.hooks, hooks...)
 	for _, h := range hooks {
-		if err := pins.takeOver(h, cgroupRoot); err != nil {
-			return nil, fmt.Errorf("attach %s to %s: %w", h.name, cgroupRoot, err)
+		if err := pins.takeOver(h, r.cgroupRoot); err != nil {
+			return fmt.Errorf("attaching %s to %s: %w", h.name, r.cgroupRoot, err)
 		}
 	}
-	if err := r.attachEgress(spec, options, pins); err != nil {
-		r.lacks[lackOfEgress] = err
-	}
-	if r.beat, err = newHeartbeat(r.maps.Heartbeat); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return nil
 }
 
-// attachPeerNames attaches the programs that show clients the address they dialled.
+// attachPeerNames attaches the programs that show clients the address that they dialled.
 func (r *Redirect) attachPeerNames(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
 	var programs struct {
 		Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
@@ -141,8 +157,7 @@ func (r *Redirect) attachPeerNames(spec *ebpf.CollectionSpec, options *ebpf.Coll
 	)
 }
 
-// attachEgress attaches the programs that redirection to others than the apiserver
-// takes beside those at the connect.
+// attachEgress attaches the further programs for connections to hosts other than the apiserver.
 func (r *Redirect) attachEgress(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
 	var programs struct {
 		SetOut   *ebpf.Program `ebpf:"set_out"`
@@ -173,7 +188,7 @@ func (r *Redirect) attachOptional(pins *pins, hooks ...*hook) error {
 	return nil
 }
 
-// adjust tells the programs what this kernel can do.
+// adjust sets the constants by which the programs know what this kernel supports.
 func (r *Redirect) adjust(spec *ebpf.CollectionSpec) error {
 	have := func(helpers ...asm.BuiltinFunc) (err error) {
 		for _, h := range helpers {
@@ -191,13 +206,14 @@ func (r *Redirect) adjust(spec *ebpf.CollectionSpec) error {
 		redirectVarCanLookUp: lackOfLookUp, redirectVarCanTellCgroups: lackOfCgroups, redirectVarCanShowPeer: lackOfPeerName,
 	} {
 		if err := spec.Variables[variable].Set(r.lacks[l] == nil); err != nil {
-			return fmt.Errorf("adjust the redirection's programs: %w", err)
+			return fmt.Errorf("configuring the redirection's programs: %w", err)
 		}
 	}
 	return nil
 }
 
-// Lacks is what this node does without, and why: nothing on a kernel of today.
+// Lacks returns the optional features that this node lacks, each with its effect and cause.
+// Current kernels lack none.
 func (r *Redirect) Lacks() []error {
 	var lacks []error
 	for _, l := range []lack{lackOfLookUp, lackOfCgroups, lackOfPeerName, lackOfEgress} {
@@ -208,8 +224,8 @@ func (r *Redirect) Lacks() []error {
 	return lacks
 }
 
-// HostNetwork is nil if pods can be told apart by their cgroups, else the
-// reason, which is an [ErrUnsupported].
+// HostNetwork returns nil if the programs can distinguish pods by their cgroups, else an
+// [ErrUnsupported] with the reason.
 func (r *Redirect) HostNetwork() error {
 	if err := r.lacks[lackOfCgroups]; err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrUnsupported, lackOfCgroups, err)
@@ -217,8 +233,8 @@ func (r *Redirect) HostNetwork() error {
 	return nil
 }
 
-// Egress is nil if connections to others than the apiserver can be redirected, else
-// the reason, which is an [ErrUnsupported].
+// Egress returns nil if connections to hosts other than the apiserver can be redirected,
+// else an [ErrUnsupported] with the reason.
 func (r *Redirect) Egress() error {
 	if err := r.lacks[lackOfEgress]; err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrUnsupported, lackOfEgress, err)
@@ -226,14 +242,14 @@ func (r *Redirect) Egress() error {
 	return nil
 }
 
-// Beat is a sign of life. The pods that are Open are redirected only while the
-// last one is not older than two seconds. It tells whether there was a time, since
-// the last by this process or since [Open], when the last by any was older: they
-// may have gone direct.
+// Beat is the agent's heartbeat. Pods that are Open are redirected only while the last
+// beat is at most two seconds old. Beat reports whether the heartbeat of all processes
+// lapsed at some time since the last beat of this process, or since [Open]: open pods may
+// have gone direct meanwhile.
 func (r *Redirect) Beat() (lapsed bool) { return r.beat.beat() }
 
-// Check returns what is wrong with the redirection from outside: a hook that
-// somebody detached, a pin that somebody removed. It says nothing of entries.
+// Check returns an error for each hook that was detached and each pin that was removed
+// from outside. It does not check map entries.
 func (r *Redirect) Check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -251,17 +267,17 @@ func (r *Redirect) Check() error {
 	}
 	if len(gone) > 0 {
 		slices.Sort(gone)
-		errs = append(errs, fmt.Errorf("not pinned in %s any more: %s", dir, strings.Join(gone, ", ")))
+		errs = append(errs, fmt.Errorf("no longer pinned in %s: %s", dir, strings.Join(gone, ", ")))
 	}
 	return errors.Join(errs...)
 }
 
-// Repair mends what [Redirect.Check] finds, from what this process holds: the
-// same maps, so nothing that was in them is lost. Where another process has
-// attached or pinned its own since, that is left as it is.
+// Repair fixes what [Redirect.Check] finds, with the programs and maps that this process
+// has open, so map entries are kept. It does not replace what another process has
+// attached or pinned since.
 //
-// Without a bpffs to pin to, the hooks are attached nonetheless, and the error
-// says so: they then go with the last process that holds them.
+// Without a bpffs, Repair attaches the hooks but cannot pin them, and returns an error:
+// the hooks then end with the last process that has them open.
 func (r *Redirect) Repair() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -269,12 +285,12 @@ func (r *Redirect) Repair() error {
 	if err == nil {
 		defer pins.unlock()
 	} else {
-		err = fmt.Errorf("the redirection lasts no longer than its agent, for it cannot be pinned: %w", err)
+		err = fmt.Errorf("pinning the redirection, which lasts no longer than its agent until then: %w", err)
 	}
 	errs := []error{err}
 	for _, h := range r.hooks {
-		if err := h.mend(pins, r.cgroupRoot); err != nil {
-			errs = append(errs, fmt.Errorf("attach %s to %s: %w", h.name, r.cgroupRoot, err))
+		if err := h.repair(pins, r.cgroupRoot); err != nil {
+			errs = append(errs, fmt.Errorf("attaching %s to %s: %w", h.name, r.cgroupRoot, err))
 		}
 	}
 	if pins != nil {
@@ -287,7 +303,7 @@ func (r *Redirect) Repair() error {
 	return errors.Join(errs...)
 }
 
-// pinned are the objects that have a pin, by its name.
+// pinned returns the objects that have a pin, by the pin's name.
 func (r *Redirect) pinned() map[string]object {
 	objects := map[string]object{
 		redirectMapAgentSockets:  r.maps.AgentSockets,
@@ -307,7 +323,7 @@ func (r *Redirect) pinned() map[string]object {
 	return objects
 }
 
-// Close lets go of the redirection. The pins stay: it goes on without this process.
+// Close releases the programs and maps. The pins stay, and the redirection continues.
 func (r *Redirect) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -324,14 +340,14 @@ func (r *Redirect) Close() error {
 	r.taking.Unlock()
 	r.hooks, r.others = nil, nil
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close redirection: %w", err)
+		return fmt.Errorf("closing redirection: %w", err)
 	}
 	return nil
 }
 
-// Sweep ends the redirection of the pods that keep does not know, those of other
-// layouts too, and removes the layouts that have none left. It is for a process
-// that redirects all pods by itself from now on.
+// Sweep ends the redirection of the pods for which keep is false, in other layouts too,
+// and removes other layouts that have no pods left. Call it in a process that redirects
+// all pods of the node.
 func (r *Redirect) Sweep(keep func(uid [16]byte) bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -52,7 +52,7 @@ func TestMapsAreTakenOver(t *testing.T) {
 	require.False(t, ok)
 }
 
-// hooks is how many programs there are.
+// hooks is the number of programs.
 const hooks = 7
 
 // attached counts the programs at the hooks of the cgroup.
@@ -74,8 +74,8 @@ func attached(t *testing.T, cgroup string) int {
 	return n
 }
 
-// requireAttached requires so many programs at the hooks of the cgroup, and no
-// more once the kernel has freed the links that are nobody's any more.
+// requireAttached waits until n programs are attached to the cgroup: the kernel frees unused
+// links late.
 func requireAttached(t *testing.T, cgroup string, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return attached(t, cgroup) == n }, 10*time.Second, time.Millisecond, "%d, not %d", attached(t, cgroup), n)
@@ -91,14 +91,14 @@ func TestLinksAreReplacedAndRemoved(t *testing.T) {
 		requireAttached(t, cgroup, hooks)
 	}
 
-	// A link at another cgroup is ours no more: it is replaced.
+	// A link of another cgroup is replaced.
 	child := filepath.Join(cgroup, "child")
 	require.NoError(t, os.Mkdir(child, 0o755))
 	defer os.Remove(child)
 	require.NoError(t, open(t, child, dir).Close())
 	requireAttached(t, child, hooks)
 	requireAttached(t, cgroup, 0)
-	// ... and so is one whose cgroup has gone.
+	// So is the link of a removed cgroup.
 	require.NoError(t, os.Remove(child))
 	require.NoError(t, open(t, cgroup, dir).Close())
 	requireAttached(t, cgroup, hooks)
@@ -168,11 +168,11 @@ var (
 	other4   = netip.MustParseAddrPort("198.18.255.1:444")
 )
 
-// namespace moves the test to a network namespace with nothing but lo: what is
-// not redirected finds no route. It returns its cookie.
+// namespace moves the test to a network namespace that has only lo, and returns its cookie.
+// Connections that are not redirected have no route.
 func namespace(t testing.TB) uint64 {
 	t.Helper()
-	runtime.LockOSThread() // and never unlock: the thread goes with the test
+	runtime.LockOSThread() // and never unlock: the thread exits with the test
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
 	lo, err := netlink.LinkByName("lo")
 	require.NoError(t, err)
@@ -185,7 +185,7 @@ func namespace(t testing.TB) uint64 {
 	return cookie
 }
 
-// lockInto moves the calling goroutine to a network namespace, for good.
+// lockInto moves the calling goroutine to a network namespace and locks it to its thread.
 func lockInto(t *testing.T, netns *os.File) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -194,7 +194,7 @@ func lockInto(t *testing.T, netns *os.File) {
 	}
 }
 
-// listen listens on 127.0.0.1 and ::1, on the one port.
+// listen listens on 127.0.0.1 and ::1, on the same port.
 func listen(t *testing.T) (port uint16, stop func()) {
 	t.Helper()
 	var config net.ListenConfig
@@ -212,13 +212,13 @@ func listen(t *testing.T) (port uint16, stop func()) {
 	return port, stop
 }
 
-// client is a way to connect.
+// client is a kind of TCP client.
 type client struct {
 	mapped  bool // by an IPv6 socket to an IPv4 address
 	prepare func(fd int) error
 }
 
-// connect connects in the calling thread's network namespace and returns whom the client believes to talk to.
+// connect connects in the calling thread's network namespace and returns the peer that the client sees.
 func (c client) connect(to netip.AddrPort) (peer netip.AddrPort, err error) {
 	family := unix.AF_INET
 	if to.Addr().Is6() || c.mapped {
@@ -261,7 +261,7 @@ func addrPort(at unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// everyWay is every family of client and destination.
+// everyWay has a client for every family of socket and destination.
 var everyWay = map[string]struct {
 	client
 	to netip.AddrPort
@@ -327,7 +327,7 @@ func TestVerdicts(t *testing.T) {
 	require.Error(t, r.MarkSocket(int(os.Stderr.Fd())), "not a socket")
 }
 
-func TestOpenGoesDirectWithoutAnAgent(t *testing.T) {
+func TestOpenPodsGoDirectWithoutAgent(t *testing.T) {
 	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
 	cookie := namespace(t)
 	port, stop := listen(t)
@@ -384,7 +384,7 @@ func TestOpenGoesDirectWithoutAnAgent(t *testing.T) {
 	require.ErrorIs(t, err, unix.ENETUNREACH, "but not there")
 }
 
-func TestPodsOfTheNodeAreKnownByCgroup(t *testing.T) {
+func TestHostNetworkPodsByCgroup(t *testing.T) {
 	cgroup := bpftest.Cgroup(t)
 	r := open(t, cgroup, bpftest.BPFFS(t))
 	require.NoError(t, r.HostNetwork())
@@ -450,7 +450,7 @@ func inode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-func TestClientsSeeWhatTheyDialled(t *testing.T) {
+func TestClientsSeeDialledAddress(t *testing.T) {
 	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
 	require.Empty(t, r.Lacks())
 	cookie := namespace(t)
@@ -472,7 +472,7 @@ func TestClientsSeeWhatTheyDialled(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, here, peer, "not redirected")
 
-	// A socket that was redirected once and is used again for something else.
+	// A socket that was redirected and is reused for another destination.
 	elsewhere, _ := listen(t)
 	there := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), elsewhere)
 	peer, err = client{prepare: func(fd int) error {

@@ -24,13 +24,13 @@ func detach(t *testing.T, path string) {
 	require.NoError(t, l.Close())
 }
 
-// everyHook is what the links are called.
+// everyHook has the names of the links.
 var everyHook = []string{"connect4", "connect6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "set_out"}
 
 func TestRepair(t *testing.T) {
 	for name, test := range map[string]struct {
-		harm func(t *testing.T, dir string)
-		lost bool // the redirection, until it is repaired
+		damage func(t *testing.T, dir string)
+		lost   bool // nothing is redirected until the repair
 	}{
 		"links detached": {func(t *testing.T, dir string) {
 			for _, name := range everyHook {
@@ -65,7 +65,7 @@ func TestRepair(t *testing.T) {
 			require.NoError(t, r.Repair(), "nothing to repair")
 			requireRedirected(t, "before")
 
-			test.harm(t, dir)
+			test.damage(t, dir)
 			if test.lost {
 				requireDirect(t, "lost")
 			}
@@ -75,7 +75,7 @@ func TestRepair(t *testing.T) {
 			requireAttached(t, cgroup, hooks)
 			requireRedirected(t, "repaired")
 
-			// The next agent finds everything as it should be.
+			// The next agent finds everything in place.
 			require.NoError(t, r.Close())
 			requireRedirected(t, "without an agent")
 			next := open(t, cgroup, dir)
@@ -88,7 +88,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestRepairWithoutBPFFS is a node that somebody unmounted it from, who also detached the links.
+// TestRepairWithoutBPFFS unmounts the bpffs and detaches the links.
 func TestRepairWithoutBPFFS(t *testing.T) {
 	cgroup, fs := bpftest.Cgroup(t), t.TempDir()
 	require.NoError(t, unix.Mount("bpf", fs, "bpf", 0, "mode=0700"))
@@ -108,16 +108,16 @@ func TestRepairWithoutBPFFS(t *testing.T) {
 		err := r.Repair()
 		require.ErrorContains(t, err, "no longer than its agent")
 		require.ErrorContains(t, err, "is not on a bpffs")
-		requireRedirected(t, "by what the agent holds")
+		requireRedirected(t, "by the programs that the agent has open")
 		requireAttached(t, cgroup, hooks)
 	}
 	require.NoError(t, r.Close())
 	requireAttached(t, cgroup, 0)
-	requireDirect(t, "gone with the agent")
+	requireDirect(t, "ended with the agent")
 }
 
-// TestRepairLeavesTheNextAgentAlone: both hold the redirection, and one repaired it.
-func TestRepairLeavesTheNextAgentAlone(t *testing.T) {
+// TestRepairKeepsLinksOfNextAgent has two agents on one redirection, which repair it in turn.
+func TestRepairKeepsLinksOfNextAgent(t *testing.T) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	first, second := open(t, cgroup, dir), open(t, cgroup, dir)
 	detach(t, filepath.Join(dir, "v3", "connect4"))
@@ -130,8 +130,8 @@ func TestRepairLeavesTheNextAgentAlone(t *testing.T) {
 	require.NoError(t, second.Check())
 }
 
-// TestBeatTellsOfALapse which no other process's beat covers up.
-func TestBeatTellsOfALapse(t *testing.T) {
+// TestBeatReportsLapse: the beat of another process does not hide a lapse.
+func TestBeatReportsLapse(t *testing.T) {
 	root, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	open := func() *bpf.Redirect {
 		r, err := bpf.Open(root, dir)
@@ -147,6 +147,6 @@ func TestBeatTellsOfALapse(t *testing.T) {
 	late := open()
 	require.True(t, inTime.Beat())
 	require.False(t, inTime.Beat())
-	require.True(t, late.Beat(), "it was so when it came")
+	require.True(t, late.Beat(), "it had lapsed at Open")
 	require.False(t, late.Beat())
 }

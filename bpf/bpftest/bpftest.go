@@ -1,5 +1,5 @@
 // Package bpftest gives tests that attach BPF programs a cgroup and a bpffs of
-// their own, so that nothing else on the machine is hooked, and leaves nothing.
+// their own. Their programs see no other process of the machine, and are removed.
 package bpftest
 
 import (
@@ -16,8 +16,8 @@ import (
 
 var cgroup, reason string
 
-// Main runs a package's tests in a cgroup of their own: the hooks that see a
-// socket are those of the cgroup in which it was made. For TestMain.
+// Main runs a package's tests in a cgroup of their own. Call it in TestMain: the hooks of a
+// socket are those of the cgroup in which it was created.
 func Main(m *testing.M) {
 	leave, err := enter()
 	if err != nil {
@@ -25,14 +25,14 @@ func Main(m *testing.M) {
 	}
 	code := m.Run()
 	if err := leave(); err != nil {
-		fmt.Fprintln(os.Stderr, "leave the test's cgroup:", err)
+		fmt.Fprintln(os.Stderr, "leaving the test's cgroup:", err)
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// Cgroup returns the cgroup of this process, which is nobody else's. It skips
-// the test if there can be none.
+// Cgroup returns the cgroup of this process, which no other process is in. It skips the
+// test if the cgroup could not be created.
 func Cgroup(t testing.TB) string {
 	t.Helper()
 	if reason != "" {
@@ -41,8 +41,8 @@ func Cgroup(t testing.TB) string {
 	return cgroup
 }
 
-// BPFFS mounts a bpffs for the length of the test, and with it all pins go. It
-// skips the test if that cannot be.
+// BPFFS mounts a bpffs until the test ends, which removes all pins in it. It skips the test
+// if mounting fails.
 func BPFFS(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -79,7 +79,7 @@ func enter() (leave func() error, err error) {
 	}, nil
 }
 
-// MakeCgroup makes one for the length of the test. Nobody may be left in there then.
+// MakeCgroup creates a cgroup until the test ends. No process may be left in it then.
 func MakeCgroup(t testing.TB, dir string) {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -92,7 +92,8 @@ func MakeCgroup(t testing.TB, dir string) {
 	})
 }
 
-// remove removes a cgroup once those have gone who ended in there, which takes a moment.
+// remove removes a cgroup. It retries for 30 s, because processes that exited in it count for
+// a moment longer.
 func remove(cgroup string) error {
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		if err := os.Remove(cgroup); !errors.Is(err, unix.EBUSY) || time.Since(start) > 30*time.Second {

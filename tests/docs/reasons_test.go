@@ -32,14 +32,11 @@ func TestReasonsAreToldOf(t *testing.T) {
 	require.Equal(t, slices.Sorted(maps.Keys(events)), first(Section(t, file, "### Events")))
 }
 
-// reasons are those in the code: of conditions the constants Reason... of the manager;
-// of Events those of the proxy, and what is given to who records them.
+// reasons returns the reasons in the code. Those of conditions are the constants Reason... of
+// the manager; those of Events are the constants of the proxy, and the arguments of the
+// functions that record Events.
 func reasons(t *testing.T) (conditions, events map[string]bool) {
-	conditions, events = map[string]bool{}, map[string]bool{}
-	constants := map[string]string{}
-	// Where whoever records Events has the reason among its arguments.
-	at := map[string]int{"Eventf": 3, "pod": 1, "ofNode": 0, "tell": 0}
-	var calls []ast.Expr
+	found := found{conditions: map[string]bool{}, events: map[string]bool{}, constants: map[string]string{}}
 	for _, dir := range []string{"api", "manager", "agent", "proxy"} {
 		require.NoError(t, filepath.WalkDir("../../"+dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
@@ -52,42 +49,69 @@ func reasons(t *testing.T) (conditions, events map[string]bool) {
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.ValueSpec:
-					for i, name := range n.Names {
-						if value, ok := literal(n.Values, i); ok && strings.HasPrefix(name.Name, "Reason") {
-							constants[name.Name] = value
-							if dir == "proxy" {
-								events[value] = true
-							} else {
-								conditions[value] = true
-							}
-						}
-					}
+					found.constant(n, dir)
 				case *ast.CallExpr:
-					f, ok := n.Fun.(*ast.SelectorExpr)
-					if !ok || dir != "manager" && dir != "agent" {
-						return true
-					}
-					if i, records := at[f.Sel.Name]; records && i < len(n.Args) {
-						calls = append(calls, n.Args[i])
-					}
+					found.call(n, dir)
 				}
 				return true
 			})
 			return nil
 		}))
 	}
-	for _, c := range calls {
-		if value, ok := literal([]ast.Expr{c}, 0); ok {
-			events[value] = true
+	for _, argument := range found.arguments {
+		found.event(argument)
+	}
+	return found.conditions, found.events
+}
+
+// found is what the files read so far contain.
+type found struct {
+	conditions, events map[string]bool
+	constants          map[string]string // reasons by the name of their constant
+	arguments          []ast.Expr        // reasons as given to functions that record Events
+}
+
+// reasonArgument is the index of the reason among the arguments of functions that record Events.
+var reasonArgument = map[string]int{"Eventf": 3, "pod": 1, "ofNode": 0, "tell": 0}
+
+// constant adds the constants Reason... of a declaration.
+func (f *found) constant(n *ast.ValueSpec, dir string) {
+	for i, name := range n.Names {
+		value, ok := literal(n.Values, i)
+		if !ok || !strings.HasPrefix(name.Name, "Reason") {
+			continue
 		}
-		if conversion, ok := c.(*ast.CallExpr); ok && len(conversion.Args) == 1 {
-			c = conversion.Args[0]
-		}
-		if s, ok := c.(*ast.SelectorExpr); ok && constants[s.Sel.Name] != "" {
-			events[constants[s.Sel.Name]] = true
+		f.constants[name.Name] = value
+		if dir == "proxy" {
+			f.events[value] = true
+		} else {
+			f.conditions[value] = true
 		}
 	}
-	return conditions, events
+}
+
+// call adds the reason that a call records an Event with, if it records one.
+func (f *found) call(n *ast.CallExpr, dir string) {
+	callee, ok := n.Fun.(*ast.SelectorExpr)
+	if !ok || dir != "manager" && dir != "agent" {
+		return
+	}
+	if i, records := reasonArgument[callee.Sel.Name]; records && i < len(n.Args) {
+		f.arguments = append(f.arguments, n.Args[i])
+	}
+}
+
+// event adds the reason that an argument is: a literal or a constant, converted or not.
+func (f *found) event(argument ast.Expr) {
+	if value, ok := literal([]ast.Expr{argument}, 0); ok {
+		f.events[value] = true
+	}
+	if conversion, ok := argument.(*ast.CallExpr); ok && len(conversion.Args) == 1 {
+		argument = conversion.Args[0]
+	}
+	if s, ok := argument.(*ast.SelectorExpr); ok && f.constants[s.Sel.Name] != "" {
+		f.events[f.constants[s.Sel.Name]] = true
+	}
 }
 
 // literal returns the value of a string literal.

@@ -16,6 +16,15 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
+// breakerTest has the subtests of testBreakers: one pod under one CircuitBreaker.
+type breakerTest struct {
+	pod    *corev1.Pod
+	ns     string
+	caller hasty
+	in     string
+	b      *meshv1alpha1.CircuitBreaker
+}
+
 // A breaker opens, says so, and recovers: by its own, or when somebody says so.
 func testBreakers(t *testing.T) {
 	pod := clientPod(t)
@@ -68,87 +77,101 @@ httpFault:
   match: {resources: [{resources: [limitranges], names: [gone]}]}
   abort: {httpStatus: 410, percent: "100"}
 `, 1)
-	opened := func(s meshv1alpha1.LimitingSnapshot) bool {
-		return s.State == meshv1alpha1.BreakerOpened && s.LastTransitionTime != nil
+	s := &breakerTest{pod: pod, ns: ns, caller: caller, in: in, b: b}
+	t.Run("an empty bucket opens it", s.emptyBucket)
+	t.Run("half open", s.halfOpen)
+	t.Run("by hand", s.byHand)
+	t.Run("slow calls", s.slowCalls)
+	t.Run("what is no error", s.noErrors)
+}
+
+// opened reports whether a breaker is open and says since when.
+func opened(s meshv1alpha1.LimitingSnapshot) bool {
+	return s.State == meshv1alpha1.BreakerOpened && s.LastTransitionTime != nil
+}
+
+// closed reports whether a breaker is closed.
+func closed(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerClosed }
+
+func (s *breakerTest) emptyBucket(t *testing.T) {
+	for range 2 {
+		require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/secrets").code)
 	}
-	closed := func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerClosed }
+	var start time.Time // of the request that opens it
+	var a answered
+	for begun := time.Now(); ; require.Less(t, time.Since(begun), patience) { // tokens come meanwhile
+		start = time.Now()
+		if a = s.caller.get(t, s.in+"/secrets"); a.code != http.StatusOK {
+			break
+		}
+	}
+	a.refused(t, http.StatusTooManyRequests, s.ns+"/breakers", "bucket")
+	a = s.caller.get(t, s.in+"/secrets")
+	a.refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "bucket")
+	require.Greater(t, a.retryAfter(), 2, "longer than a token takes")
+	require.LessOrEqual(t, a.retryAfter(), 10)
+	s.caller.recovers(t, s.in+"/secrets", "bucket")
+	require.GreaterOrEqual(t, time.Since(start), 10*time.Second, "tokens alone close nothing")
+}
 
-	t.Run("an empty bucket opens it", func(t *testing.T) {
-		for range 2 {
-			require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
-		}
-		var start time.Time // of the request that opens it
-		var a answered
-		for begun := time.Now(); ; require.Less(t, time.Since(begun), patience) { // tokens come meanwhile
-			start = time.Now()
-			if a = caller.get(t, in+"/secrets"); a.code != http.StatusOK {
-				break
-			}
-		}
-		a.refused(t, http.StatusTooManyRequests, ns+"/breakers", "bucket")
-		a = caller.get(t, in+"/secrets")
-		a.refused(t, http.StatusServiceUnavailable, ns+"/breakers", "bucket")
-		require.Greater(t, a.retryAfter(), 2, "longer than a token takes")
-		require.LessOrEqual(t, a.retryAfter(), 10)
-		caller.recovers(t, in+"/secrets", "bucket")
-		require.GreaterOrEqual(t, time.Since(start), 10*time.Second, "tokens alone close nothing")
+func (s *breakerTest) halfOpen(t *testing.T) {
+	for range 3 {
+		require.Equal(t, http.StatusInternalServerError, s.caller.get(t, s.in+"/services").code)
+	}
+	s.caller.get(t, s.in+"/services").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "sleeps")
+	start := time.Now()
+	snapshot(t, s.b, s.pod.Name, "sleeps", opened)
+	took := time.Since(start)
+	t.Logf("the status told of it after %v", took.Round(time.Millisecond))
+	require.Less(t, took, 18*time.Second, "the status tells within seconds")
+	until(t, "a probe, that fails", func(ctx context.Context) error {
+		start = time.Now()
+		return s.caller.answers(ctx, s.in+"/services", http.StatusInternalServerError)
 	})
-	t.Run("half open", func(t *testing.T) {
-		for range 3 {
-			require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/services").code)
-		}
-		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "sleeps")
-		start := time.Now()
-		snapshot(t, b, pod.Name, "sleeps", opened)
-		took := time.Since(start)
-		t.Logf("the status told of it after %v", took.Round(time.Millisecond))
-		require.Less(t, took, 18*time.Second, "the status tells within seconds")
-		until(t, "a probe, that fails", func(ctx context.Context) error {
-			start = time.Now()
-			return caller.answers(ctx, in+"/services", http.StatusInternalServerError)
-		})
-		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "sleeps")
-		caller.recovers(t, in+"/services", "sleeps")
-		require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/services").code)
-		snapshot(t, b, pod.Name, "sleeps", closed)
-	})
-	t.Run("by hand", func(t *testing.T) {
-		for range 3 {
-			require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/configmaps").code)
-		}
-		a := caller.get(t, in+"/configmaps")
-		a.refused(t, http.StatusServiceUnavailable, ns+"/breakers", "by-hand")
-		require.Contains(t, a.Message, meshv1alpha1.RecoverAnnotation)
-		require.Empty(t, a.header.Get("Retry-After"))
-		snapshot(t, b, pod.Name, "by-hand", opened)
+	s.caller.get(t, s.in+"/services").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "sleeps")
+	s.caller.recovers(t, s.in+"/services", "sleeps")
+	require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/services").code)
+	snapshot(t, s.b, s.pod.Name, "sleeps", closed)
+}
 
-		b.Spec.RateLimitings[0].Bucket.Burst = 50 // another rule's
-		write(t, b)
-		inForce(t, b, 1)
-		caller.get(t, in+"/configmaps").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "by-hand")
+func (s *breakerTest) byHand(t *testing.T) {
+	for range 3 {
+		require.Equal(t, http.StatusInternalServerError, s.caller.get(t, s.in+"/configmaps").code)
+	}
+	a := s.caller.get(t, s.in+"/configmaps")
+	a.refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "by-hand")
+	require.Contains(t, a.Message, meshv1alpha1.RecoverAnnotation)
+	require.Empty(t, a.header.Get("Retry-After"))
+	snapshot(t, s.b, s.pod.Name, "by-hand", opened)
 
-		patch(t, b, fmt.Sprintf(`{"metadata": {"annotations": {%q: "now"}}}`, meshv1alpha1.RecoverAnnotation))
-		until(t, "the breaker to close", func(ctx context.Context) error { return caller.answers(ctx, in+"/configmaps", http.StatusOK) })
-		snapshot(t, b, pod.Name, "by-hand", closed)
-	})
-	t.Run("slow calls", func(t *testing.T) {
-		for range 2 {
-			require.Equal(t, http.StatusOK, caller.get(t, in+"/endpoints").code)
-		}
-		caller.get(t, in+"/endpoints").refused(t, http.StatusServiceUnavailable, ns+"/breakers", "slow")
-	})
-	t.Run("what is no error", func(t *testing.T) {
-		for range 2 {
-			require.Equal(t, http.StatusConflict, caller.get(t, in+"/limitranges").code)
-			require.Equal(t, http.StatusNotFound, caller.get(t, in+"/limitranges/none").code)
-			require.Equal(t, http.StatusGone, caller.get(t, in+"/limitranges/gone").code)
-			a := caller.get(t, in+"/podtemplates?watch=true&timeoutSeconds=1")
-			require.Equal(t, http.StatusOK, a.code)
-			require.GreaterOrEqual(t, a.took, time.Second)
-		}
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/podtemplates").code)
-	})
+	s.b.Spec.RateLimitings[0].Bucket.Burst = 50 // another rule's
+	write(t, s.b)
+	inForce(t, s.b, 1)
+	s.caller.get(t, s.in+"/configmaps").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "by-hand")
+
+	patch(t, s.b, fmt.Sprintf(`{"metadata": {"annotations": {%q: "now"}}}`, meshv1alpha1.RecoverAnnotation))
+	until(t, "the breaker to close", func(ctx context.Context) error { return s.caller.answers(ctx, s.in+"/configmaps", http.StatusOK) })
+	snapshot(t, s.b, s.pod.Name, "by-hand", closed)
+}
+
+func (s *breakerTest) slowCalls(t *testing.T) {
+	for range 2 {
+		require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/endpoints").code)
+	}
+	s.caller.get(t, s.in+"/endpoints").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "slow")
+}
+
+func (s *breakerTest) noErrors(t *testing.T) {
+	for range 2 {
+		require.Equal(t, http.StatusConflict, s.caller.get(t, s.in+"/limitranges").code)
+		require.Equal(t, http.StatusNotFound, s.caller.get(t, s.in+"/limitranges/none").code)
+		require.Equal(t, http.StatusGone, s.caller.get(t, s.in+"/limitranges/gone").code)
+		a := s.caller.get(t, s.in+"/podtemplates?watch=true&timeoutSeconds=1")
+		require.Equal(t, http.StatusOK, a.code)
+		require.GreaterOrEqual(t, a.took, time.Second)
+	}
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/podtemplates").code)
 }
 
 // TestTrafficUpgrade: what rules have counted and decided outlives the agent, and what is
@@ -162,7 +185,6 @@ func TestTrafficUpgrade(t *testing.T) {
 	pod = ready(t, ns, pod.Name)
 	h.serve(t, pod)
 	caller := hastyClient(t, pod)
-	in := "/api/v1/namespaces/" + ns
 	b := breaker(t, ns, "kept", `
 rateLimitings:
 - name: bucket
@@ -186,6 +208,34 @@ httpFault:
   abort: {httpStatus: 409, percent: "100"}
   count: 2
 `, 1)
+	useUpRules(t, caller, ns)
+	requireUsedUp(t, caller, ns)
+	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerOpened })
+
+	i, missed := watchMissing(t, pod)
+	uploaded := uploads(t, pod)
+	before := agents(t)[pod.Spec.NodeName]
+	restartAgents(t)
+	for range 2 {
+		require.Contains(t, <-uploaded, fmt.Sprintf(`"bytes":%d`, 32<<20))
+	}
+	passes(t, pod, "https://api.example.com/")
+	shut(t, pod, "https://evil.example.com/")
+	i.holds(t, missed)
+	i.truth(t)
+	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
+	requireUsedUp(t, hastyClient(t, pod), ns)
+	inForce(t, b, 1)
+	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool {
+		return s.State == meshv1alpha1.BreakerOpened && s.Passed == 1 && s.Refused >= 2
+	})
+	injected(t, f, pod.Name, "twice", 2)
+}
+
+// useUpRules uses up the rules of TestTrafficUpgrade: the bucket, the breaker and the fault.
+func useUpRules(t *testing.T, caller hasty, ns string) {
+	t.Helper()
+	in := "/api/v1/namespaces/" + ns
 	for range 2 {
 		require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
 	}
@@ -194,16 +244,22 @@ httpFault:
 	for range 2 {
 		require.Equal(t, http.StatusConflict, caller.get(t, in+"/configmaps").code)
 	}
-	same := func(caller hasty) {
-		t.Helper()
-		caller.get(t, in+"/secrets").refused(t, http.StatusTooManyRequests, ns+"/kept", "bucket")
-		caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/kept", "opened")
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps").code)
-	}
-	same(caller)
-	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool { return s.State == meshv1alpha1.BreakerOpened })
+}
 
-	// What a watch did not hear of before, it is told when its agent goes.
+// requireUsedUp requires that the rules of TestTrafficUpgrade are used up.
+func requireUsedUp(t *testing.T, caller hasty, ns string) {
+	t.Helper()
+	in := "/api/v1/namespaces/" + ns
+	caller.get(t, in+"/secrets").refused(t, http.StatusTooManyRequests, ns+"/kept", "bucket")
+	caller.get(t, in+"/services").refused(t, http.StatusServiceUnavailable, ns+"/kept", "opened")
+	require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps").code)
+}
+
+// watchMissing starts a watch in the pod and creates an object whose event a fault drops.
+// The watch receives it when its agent exits.
+func watchMissing(t *testing.T, pod *corev1.Pod) (*watcher, *corev1.ConfigMap) {
+	t.Helper()
+	ns := pod.Namespace
 	faults(t, ns, "forgetful", `
 httpFault:
 - name: forgets
@@ -218,32 +274,21 @@ httpFault:
 		return orElse(sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
 	})
 	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
+	return i, missed
+}
 
-	// Eight seconds of uploading, over an agent that goes.
+// uploads starts two uploads of eight seconds and returns their output when they end.
+func uploads(t *testing.T, pod *corev1.Pod) <-chan string {
+	t.Helper()
 	uploaded := make(chan string, 2)
 	for _, scheme := range []string{"http", "https"} {
 		go func() {
-			stdout, stderr, err := cluster.Exec(t.Context(), ns, pod.Name, pod.Spec.Containers[0].Name, "sh", "-c",
+			stdout, stderr, err := cluster.Exec(t.Context(), pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "sh", "-c",
 				"dd if=/dev/zero bs=1M count=32 2>/dev/null | curl -sSk --limit-rate 4M -m 60 -T - "+scheme+"://api.example.com/")
 			uploaded <- fmt.Sprint(stdout, stderr, err)
 		}()
 	}
-	before := agents(t)[pod.Spec.NodeName]
-	restartAgents(t)
-	for range 2 {
-		require.Contains(t, <-uploaded, fmt.Sprintf(`"bytes":%d`, 32<<20))
-	}
-	passes(t, pod, "https://api.example.com/")
-	shut(t, pod, "https://evil.example.com/")
-	i.holds(t, missed)
-	i.truth(t)
-	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
-	same(hastyClient(t, pod))
-	inForce(t, b, 1)
-	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool {
-		return s.State == meshv1alpha1.BreakerOpened && s.Passed == 1 && s.Refused >= 2
-	})
-	injected(t, f, pod.Name, "twice", 2)
+	return uploaded
 }
 
 // restartAgents puts new agents in the place of all, as an upgrade does.

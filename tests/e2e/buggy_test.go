@@ -47,81 +47,101 @@ func testBuggyOperator(t *testing.T) {
 	}
 }
 
-// testSloppy lets the operator work in a namespace of its own, under a fault if there is one.
-// When that is over all is right in the end, but for a bug that it exposed.
+// testSloppy runs the operator in a namespace of its own, with a bug, under a fault, both or
+// neither. All is correct in the end, unless the fault exposed the bug.
 func testSloppy(t *testing.T, bug, rule string) {
-	ns := namespace(t, "sloppy")
-	probeRights(t, ns)
-	claim := func(name string) *corev1.ConfigMap {
-		t.Helper()
-		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{check.ClaimLabel: ""}}}
-		create(t, cm)
-		return cm
-	}
-	served := func(cm *corev1.ConfigMap) {
-		t.Helper()
-		until(t, "claim "+cm.Name+" to be served", func(ctx context.Context) error {
-			err := cluster.Get(ctx, client.ObjectKeyFromObject(cm), cm)
-			if err == nil {
-				err = orElse(cm.Annotations[check.DoneAnnotation] != "", "it is not")
-			}
-			return err
-		})
-	}
-	wrong := func(ctx context.Context) ([]string, error) {
-		var all corev1.ConfigMapList
-		err := cluster.List(ctx, &all, client.InNamespace(ns))
-		return check.Wrong(all.Items), err
-	}
+	s := sloppyTest{ns: namespace(t, "sloppy")}
+	probeRights(t, s.ns)
 	var leaving []*corev1.ConfigMap
-	for i := range 8 { // of some the deletion is dropped, and of others it is told
-		leaving = append(leaving, claim(fmt.Sprint("goes-", i)))
+	for i := range 8 { // the deletion is dropped of some, and delivered of others
+		leaving = append(leaving, s.claim(t, fmt.Sprint("goes-", i)))
 	}
-	stays := claim("stays")
+	stays := s.claim(t, "stays")
 	var f *meshv1alpha1.FaultInjection
-	if rule != "" { // before the operator is: a watch meets the rules of when it began
-		f = faults(t, ns, "fault", "httpFault:\n- name: fault"+rule+"\n", 0)
+	if rule != "" { // before the operator starts: a watch keeps the rules that it began with
+		f = faults(t, s.ns, "fault", "httpFault:\n- name: fault"+rule+"\n", 0)
 	}
-	pod := netPod(ns, "sloppy", "")
-	c := &pod.Spec.Containers[0]
-	c.Image, c.Command = "localhost/ctrlmesh/sloppy:dev", []string{"/sloppy", "-namespace=" + ns, "-bug=" + bug}
-	create(t, pod)
-	pod = ready(t, ns, pod.Name)
-	round := func() { // from watch to watch
-		t.Helper()
-		since := time.Now()
-		until(t, "a round", func(context.Context) error {
-			requests, err := cluster.Requests(audit.Callers{Pods: []string{ns + "/" + pod.Name}, Since: since})
-			return errors.Join(err, orElse(slices.ContainsFunc(requests, func(r audit.Request) bool { return r.Verb == "watch" }), "it is not over"))
-		})
-	}
-	served(stays)
+	s.start(t, bug)
+	s.served(t, stays)
 	for i, cm := range leaving {
 		remove(t, cm)
 		patch(t, stays, fmt.Sprintf(`{"data": {"n": "%d"}}`, i))
 	}
 	if f != nil {
 		until(t, "the fault", func(context.Context) error {
-			n := sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns})
+			n := sum(scrapeAgent(t, s.pod.Spec.NodeName), "ctrlmesh_faults_injected_total", map[string]string{"namespace": s.ns})
 			return orElse(n > 0, "it is not injected")
 		})
-		round()
+		s.round(t)
 		remove(t, f)
 	}
 	if bug != "" && f != nil {
-		round()
-		found, err := wrong(t.Context())
+		s.round(t)
+		found, err := s.wrong(t.Context())
 		require.NoError(t, err)
 		require.NotEmpty(t, found)
 		t.Log(found)
 		return
 	}
-	served(stays)
+	s.served(t, stays)
 	until(t, "all to be right", func(ctx context.Context) error {
-		found, err := wrong(ctx)
+		found, err := s.wrong(ctx)
 		if err == nil && len(found) > 0 {
 			err = fmt.Errorf("%s", found)
 		}
 		return err
+	})
+}
+
+// sloppyTest is one run of the operator.
+type sloppyTest struct {
+	ns  string
+	pod *corev1.Pod // set by start
+}
+
+// claim creates an object for the operator to serve.
+func (s *sloppyTest) claim(t *testing.T, name string) *corev1.ConfigMap {
+	t.Helper()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: name, Labels: map[string]string{check.ClaimLabel: ""}}}
+	create(t, cm)
+	return cm
+}
+
+// start starts the operator with a bug, or without if it is empty.
+func (s *sloppyTest) start(t *testing.T, bug string) {
+	t.Helper()
+	pod := netPod(s.ns, "sloppy", "")
+	c := &pod.Spec.Containers[0]
+	c.Image, c.Command = "localhost/ctrlmesh/sloppy:dev", []string{"/sloppy", "-namespace=" + s.ns, "-bug=" + bug}
+	create(t, pod)
+	s.pod = ready(t, s.ns, pod.Name)
+}
+
+// served waits until the operator has served a claim.
+func (s *sloppyTest) served(t *testing.T, cm *corev1.ConfigMap) {
+	t.Helper()
+	until(t, "claim "+cm.Name+" to be served", func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(cm), cm)
+		if err == nil {
+			err = orElse(cm.Annotations[check.DoneAnnotation] != "", "it is not")
+		}
+		return err
+	})
+}
+
+// wrong returns what is wrong with the objects.
+func (s *sloppyTest) wrong(ctx context.Context) ([]string, error) {
+	var all corev1.ConfigMapList
+	err := cluster.List(ctx, &all, client.InNamespace(s.ns))
+	return check.Wrong(all.Items), err
+}
+
+// round waits until the operator starts its next watch.
+func (s *sloppyTest) round(t *testing.T) {
+	t.Helper()
+	since := time.Now()
+	until(t, "a round", func(context.Context) error {
+		requests, err := cluster.Requests(audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}, Since: since})
+		return errors.Join(err, orElse(slices.ContainsFunc(requests, func(r audit.Request) bool { return r.Verb == "watch" }), "it is not over"))
 	})
 }

@@ -167,6 +167,16 @@ func shut(t *testing.T, pod *corev1.Pod, what string, flags ...string) {
 	require.Contains(t, complaint, "access denied", what)
 }
 
+// egressTest has the subtests of testEgress: one pod under one CircuitBreaker for other hosts.
+type egressTest struct {
+	pod   *corev1.Pod
+	ns    string
+	h     hosts
+	rules string
+	of    string
+	b     *meshv1alpha1.CircuitBreaker
+}
+
 // Of other hosts a pod reaches what the rules allow, by the names that its clients say.
 func testEgress(t *testing.T) {
 	ns := namespace(t, "traffic")
@@ -178,10 +188,7 @@ func testEgress(t *testing.T) {
 	h.serve(t, pod)
 	passes(t, pod, "https://evil.example.com/")
 	require.Equal(t, "echo", h.echo(t, pod, "443"))
-	redirected := func(verdict string) float64 {
-		return sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_egress_requests_total", map[string]string{"namespace": ns, "verdict": verdict})
-	}
-	require.Zero(t, redirected("passed"), "nothing is redirected without a rule")
+	require.Zero(t, redirected(t, pod, "passed"), "nothing is redirected without a rule")
 	rules := `
 trafficInterceptRules:
 - name: two-hosts
@@ -210,125 +217,156 @@ rateLimitings:
 	b := breaker(t, ns, "egress", rules, 1)
 	of := ns + "/egress"
 
-	t.Run("by server name", func(t *testing.T) {
-		body := passes(t, pod, "https://api.example.com/x?q=1")
-		require.JSONEq(t, `{"version": "2.0", "host": "api.example.com", "sni": "api.example.com", "method": "GET", "path": "/x?q=1", "bytes": 0}`, body)
-		require.Contains(t, passes(t, pod, "https://api.example.com/", "--http1.1"), `"1.1"`)
-		passes(t, pod, "https://api.example.com/", "--tlsv1.2 --tls-max 1.2")
-		passes(t, pod, "https://hosts."+ns+".svc/")
-		shut(t, pod, "https://evil.example.com/")
-		shut(t, pod, "https://evil.example.com/", "--tls-max 1.2")
-	})
-	t.Run("by host", func(t *testing.T) {
-		passes(t, pod, "http://api.example.com/")
-		passes(t, pod, "http://hosts."+ns+".svc.cluster.local/")
-		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/")
-		denied(t, pod, http.StatusForbidden, of, "http://"+h.at()+"/")
-	})
-	t.Run("by path and method", func(t *testing.T) {
-		passes(t, pod, "http://paths.example.com/open/x")
-		denied(t, pod, http.StatusForbidden, of, "http://paths.example.com/shut")
-		code, _, body := curls(t, pod, "http://paths.example.com/open/../shut", "--path-as-is")
-		require.Equal(t, "400", code, "servers read it in two ways: %s", body)
-		denied(t, pod, http.StatusForbidden, of, "http://paths.example.com/open/x", "-d data")
-		// On one connection each request for itself.
-		out := shell(t, pod, `curl -s -w '%{http_code} ' -o a http://paths.example.com/open/1 -o b http://paths.example.com/shut -o c http://paths.example.com/open/2`)
-		require.Equal(t, "200 403 200", out)
-		shut(t, pod, "https://paths.example.com/open/x") // who knows what it asks for
-	})
-	t.Run("no server name", func(t *testing.T) {
-		shut(t, pod, "https://"+h.at()+"/")
-	})
-	t.Run("other ports", func(t *testing.T) {
-		passes(t, pod, "http://evil.example.com:8080/")
-		passes(t, pod, "https://evil.example.com:8443/")
-	})
-	t.Run("UDP", func(t *testing.T) {
-		require.Equal(t, "echo", h.echo(t, pod, "4443"))
-		require.Regexp(t, "^E[A-Z]+$", h.echo(t, pod, "443"), "who would speak HTTP/3 learns it at once")
-	})
-	t.Run("Node's fetch and Go", func(t *testing.T) {
-		const fetching = `NODE_TLS_REJECT_UNAUTHORIZED=0 node -e 'for (const u of process.argv.slice(1)) fetch(u).then(r => console.log(u, r.status), e => console.log(u, e.cause.code || e.cause.message))' `
-		require.Regexp(t, "^https://api.example.com/ 200$", in(t, pod, "sh", "-c", fetching+"https://api.example.com/ 2>/dev/null | tr -d '\n'"))
-		require.NotContains(t, in(t, pod, "sh", "-c", fetching+"https://evil.example.com/ 2>/dev/null"), "200")
-		require.Contains(t, in(t, pod, "sh", "-c", fetching+"http://evil.example.com/ 2>/dev/null"), "403")
+	s := &egressTest{pod: pod, ns: ns, h: h, rules: rules, of: of, b: b}
+	t.Run("by server name", s.byServerName)
+	t.Run("by host", s.byHost)
+	t.Run("by path and method", s.byPathAndMethod)
+	t.Run("no server name", s.noServerName)
+	t.Run("other ports", s.otherPorts)
+	t.Run("UDP", s.udp)
+	t.Run("Node's fetch and Go", s.nodeAndGo)
+	t.Run("limits", s.limits)
+	t.Run("faults", s.faults)
+	t.Run("unseen: Allow", s.unseenAllowed)
+	t.Run("open connections that are refused now are cut", s.openConnections)
+	t.Run("removed", s.removed)
+}
 
-		goes := goClient(t, pod, h, nil)
-		resp, err := goes.Get("https://api.example.com/")
-		require.NoError(t, err)
-		_ = resp.Body.Close()
-		_, err = goes.Get("https://evil.example.com/")
-		require.ErrorContains(t, err, "access denied")
+// redirected returns how many connections and requests of a pod to other hosts had a verdict.
+func redirected(t *testing.T, pod *corev1.Pod, verdict string) float64 {
+	t.Helper()
+	return sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_egress_requests_total", map[string]string{"namespace": pod.Namespace, "verdict": verdict})
+}
+
+func (s *egressTest) byServerName(t *testing.T) {
+	body := passes(t, s.pod, "https://api.example.com/x?q=1")
+	require.JSONEq(t, `{"version": "2.0", "host": "api.example.com", "sni": "api.example.com", "method": "GET", "path": "/x?q=1", "bytes": 0}`, body)
+	require.Contains(t, passes(t, s.pod, "https://api.example.com/", "--http1.1"), `"1.1"`)
+	passes(t, s.pod, "https://api.example.com/", "--tlsv1.2 --tls-max 1.2")
+	passes(t, s.pod, "https://hosts."+s.ns+".svc/")
+	shut(t, s.pod, "https://evil.example.com/")
+	shut(t, s.pod, "https://evil.example.com/", "--tls-max 1.2")
+}
+
+func (s *egressTest) byHost(t *testing.T) {
+	passes(t, s.pod, "http://api.example.com/")
+	passes(t, s.pod, "http://hosts."+s.ns+".svc.cluster.local/")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com/")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://"+s.h.at()+"/")
+}
+
+func (s *egressTest) byPathAndMethod(t *testing.T) {
+	passes(t, s.pod, "http://paths.example.com/open/x")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://paths.example.com/shut")
+	code, _, body := curls(t, s.pod, "http://paths.example.com/open/../shut", "--path-as-is")
+	require.Equal(t, "400", code, "servers read it in two ways: %s", body)
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://paths.example.com/open/x", "-d data")
+	// On one connection each request for itself.
+	out := shell(t, s.pod, `curl -s -w '%{http_code} ' -o a http://paths.example.com/open/1 -o b http://paths.example.com/shut -o c http://paths.example.com/open/2`)
+	require.Equal(t, "200 403 200", out)
+	shut(t, s.pod, "https://paths.example.com/open/x") // who knows what it asks for
+}
+
+func (s *egressTest) noServerName(t *testing.T) {
+	shut(t, s.pod, "https://"+s.h.at()+"/")
+}
+
+func (s *egressTest) otherPorts(t *testing.T) {
+	passes(t, s.pod, "http://evil.example.com:8080/")
+	passes(t, s.pod, "https://evil.example.com:8443/")
+}
+
+func (s *egressTest) udp(t *testing.T) {
+	require.Equal(t, "echo", s.h.echo(t, s.pod, "4443"))
+	require.Regexp(t, "^E[A-Z]+$", s.h.echo(t, s.pod, "443"), "who would speak HTTP/3 learns it at once")
+}
+
+func (s *egressTest) nodeAndGo(t *testing.T) {
+	const fetching = `NODE_TLS_REJECT_UNAUTHORIZED=0 node -e 'for (const u of process.argv.slice(1)) fetch(u).then(r => console.log(u, r.status), e => console.log(u, e.cause.code || e.cause.message))' `
+	require.Regexp(t, "^https://api.example.com/ 200$", in(t, s.pod, "sh", "-c", fetching+"https://api.example.com/ 2>/dev/null | tr -d '\n'"))
+	require.NotContains(t, in(t, s.pod, "sh", "-c", fetching+"https://evil.example.com/ 2>/dev/null"), "200")
+	require.Contains(t, in(t, s.pod, "sh", "-c", fetching+"http://evil.example.com/ 2>/dev/null"), "403")
+
+	goes := goClient(t, s.pod, s.h, nil)
+	resp, err := goes.Get("https://api.example.com/")
+	require.NoError(t, err)
+	_ = resp.Body.Close()
+	_, err = goes.Get("https://evil.example.com/")
+	require.ErrorContains(t, err, "access denied")
+}
+
+func (s *egressTest) limits(t *testing.T) {
+	for range 2 {
+		passes(t, s.pod, "http://api.example.com/few/1")
+	}
+	message := denied(t, s.pod, http.StatusTooManyRequests, s.of, "http://api.example.com/few/2")
+	require.Contains(t, message, "few")
+	passes(t, s.pod, "http://api.example.com/more")
+	for range 3 {
+		passes(t, s.pod, "https://hooks.example.com/")
+	}
+	for range 2 { // the bucket is empty, the breaker open
+		shut(t, s.pod, "https://hooks.example.com/")
+	}
+	snapshot(t, s.b, s.pod.Name, "shut", func(s meshv1alpha1.LimitingSnapshot) bool {
+		return s.State == meshv1alpha1.BreakerOpened && s.Passed == 3 && s.Refused >= 1
 	})
-	t.Run("limits", func(t *testing.T) {
-		for range 2 {
-			passes(t, pod, "http://api.example.com/few/1")
-		}
-		message := denied(t, pod, http.StatusTooManyRequests, of, "http://api.example.com/few/2")
-		require.Contains(t, message, "few")
-		passes(t, pod, "http://api.example.com/more")
-		for range 3 {
-			passes(t, pod, "https://hooks.example.com/")
-		}
-		for range 2 { // the bucket is empty, the breaker open
-			shut(t, pod, "https://hooks.example.com/")
-		}
-		snapshot(t, b, pod.Name, "shut", func(s meshv1alpha1.LimitingSnapshot) bool {
-			return s.State == meshv1alpha1.BreakerOpened && s.Passed == 3 && s.Refused >= 1
-		})
-		snapshot(t, b, pod.Name, "few", func(s meshv1alpha1.LimitingSnapshot) bool { return s.Passed == 2 && s.Refused == 1 })
-		for _, verdict := range []string{"passed", "denied", "unseen", "limited", "opened"} {
-			require.Positive(t, redirected(verdict), verdict)
-		}
-	})
-	t.Run("faults", func(t *testing.T) {
-		f := faults(t, ns, "others", `
+	snapshot(t, s.b, s.pod.Name, "few", func(s meshv1alpha1.LimitingSnapshot) bool { return s.Passed == 2 && s.Refused == 1 })
+	for _, verdict := range []string{"passed", "denied", "unseen", "limited", "opened"} {
+		require.Positive(t, redirected(t, s.pod, verdict), verdict)
+	}
+}
+
+func (s *egressTest) faults(t *testing.T) {
+	f := faults(t, s.ns, "others", `
 httpFault:
 - name: teapot
   match: {httpMatch: [{host: {exact: api.example.com}, path: {prefix: /brew}, method: GET}]}
   abort: {httpStatus: 418, percent: "100"}
 `, 1)
-		code, _, body := curls(t, pod, "http://api.example.com/brew/coffee")
-		require.Equal(t, "418", code)
-		require.Contains(t, body, "others/teapot")
-		passes(t, pod, "http://api.example.com/drink")
-		injected(t, f, pod.Name, "teapot", 1)
-		remove(t, f)
+	code, _, body := curls(t, s.pod, "http://api.example.com/brew/coffee")
+	require.Equal(t, "418", code)
+	require.Contains(t, body, "others/teapot")
+	passes(t, s.pod, "http://api.example.com/drink")
+	injected(t, f, s.pod.Name, "teapot", 1)
+	remove(t, f)
+}
+
+func (s *egressTest) unseenAllowed(t *testing.T) {
+	s.b = breaker(t, s.ns, "egress", s.rules+"egress: {unseen: Allow}\n", 1)
+	passes(t, s.pod, "https://"+s.h.at()+"/")
+	passes(t, s.pod, "https://paths.example.com/open/x")
+	shut(t, s.pod, "https://evil.example.com/")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com/")
+}
+
+func (s *egressTest) openConnections(t *testing.T) {
+	conn, err := cluster.DialFrom(t.Context(), s.pod, net.JoinHostPort(s.h.ip, "443"))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	c := tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true}) // whom it reaches is no matter
+	require.NoError(t, c.HandshakeContext(t.Context()))
+	breaker(t, s.ns, "egress", strings.Replace(s.rules, "api.example.com, hooks", "hooks", 1), 1)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err)
+	var timeout net.Error
+	require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "it is open: %v", err)
+	shut(t, s.pod, "https://api.example.com/")
+}
+
+func (s *egressTest) removed(t *testing.T) {
+	remove(t, s.b)
+	start := time.Now()
+	until(t, "the way to be open", func(context.Context) error {
+		code, complaint, _ := curls(t, s.pod, "https://evil.example.com/")
+		return orElse(code == "200", complaint)
 	})
-	t.Run("unseen: Allow", func(t *testing.T) {
-		b = breaker(t, ns, "egress", rules+"egress: {unseen: Allow}\n", 1)
-		passes(t, pod, "https://"+h.at()+"/")
-		passes(t, pod, "https://paths.example.com/open/x")
-		shut(t, pod, "https://evil.example.com/")
-		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/")
-	})
-	t.Run("open connections that are refused now are cut", func(t *testing.T) {
-		conn, err := cluster.DialFrom(t.Context(), pod, net.JoinHostPort(h.ip, "443"))
-		require.NoError(t, err)
-		defer func() { _ = conn.Close() }()
-		c := tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true}) // whom it reaches is no matter
-		require.NoError(t, c.HandshakeContext(t.Context()))
-		breaker(t, ns, "egress", strings.Replace(rules, "api.example.com, hooks", "hooks", 1), 1)
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
-		_, err = c.Read(make([]byte, 1))
-		require.Error(t, err)
-		var timeout net.Error
-		require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "it is open: %v", err)
-		shut(t, pod, "https://api.example.com/")
-	})
-	t.Run("removed", func(t *testing.T) {
-		remove(t, b)
-		start := time.Now()
-		until(t, "the way to be open", func(context.Context) error {
-			code, complaint, _ := curls(t, pod, "https://evil.example.com/")
-			return orElse(code == "200", complaint)
-		})
-		took := time.Since(start)
-		t.Logf("it was after %v", took.Round(time.Millisecond))
-		require.Less(t, took, 15*time.Second)
-		passes(t, pod, "http://evil.example.com/")
-		require.Equal(t, "echo", h.echo(t, pod, "443"))
-	})
+	took := time.Since(start)
+	t.Logf("it was after %v", took.Round(time.Millisecond))
+	require.Less(t, took, 15*time.Second)
+	passes(t, s.pod, "http://evil.example.com/")
+	require.Equal(t, "echo", s.h.echo(t, s.pod, "443"))
 }
 
 // echo sends to a port by UDP, and returns what comes back, or the error that it meets.
@@ -380,23 +418,13 @@ func testExampleEgress(t *testing.T) {
 	require.Equal(t, http.StatusOK, hastyClient(t, pod).get(t, "/version").code, "the apiserver is another matter")
 }
 
-// TestTrafficDecrypted: paths and methods within HTTPS are seen in a pod that opted in, and
-// its clients trust what they meet. Agents read whom they trust when they start.
+// TestTrafficDecrypted: in a pod that opted in, rules see paths and methods within HTTPS, and
+// its clients trust the certificates. Agents read their roots when they start.
 func TestTrafficDecrypted(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
 	h := newHosts(t, ns)
-	roots := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-egress-roots"},
-		Data:       map[string]string{"hosts.pem": string(h.cert)},
-	}
-	write(t, roots)
-	t.Cleanup(func() {
-		if err := cluster.Delete(context.Background(), roots); err != nil {
-			t.Errorf("ConfigMap %s stays: %v", roots.Name, err)
-		}
-	})
-	restartAgents(t)
+	trustHosts(t, h)
 	pod := h.known(clientPodOf(ns, "client"))
 	pod.Annotations = map[string]string{meshv1alpha1.TrustEgressAnnotation: "true"}
 	without := h.known(clientPodOf(ns, "without"))
@@ -424,25 +452,69 @@ rateLimitings:
   bucket: {burst: 1, interval: 1h, limit: 1}
   triggerPolicy: LimiterOnly
 `, 2)
-	of := ns + "/paths"
-	shell := func(script string) string { return strings.TrimSpace(in(t, pod, "sh", "-c", script)) }
-	const status = `-sS -m 30 -o /dev/null -o /dev/null -w '%{http_code} ' `
+	d := &decryptedTest{ns: ns, h: h, pod: pod, without: without, b: b}
+	d.curl(t)
+	d.node(t)
+	d.golang(t)
+	d.refused(t)
+	d.streams(t)
+	d.faults(t)
+	d.notOptedIn(t)
+}
 
+// trustHosts lets agents trust the hosts' certificate until the test ends, and restarts them.
+func trustHosts(t *testing.T, h hosts) {
+	t.Helper()
+	roots := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-egress-roots"},
+		Data:       map[string]string{"hosts.pem": string(h.cert)},
+	}
+	write(t, roots)
+	t.Cleanup(func() {
+		if err := cluster.Delete(context.Background(), roots); err != nil {
+			t.Errorf("ConfigMap %s stays: %v", roots.Name, err)
+		}
+	})
+	restartAgents(t)
+}
+
+// decryptedTest is a pod that opted in to decryption, and one that did not.
+type decryptedTest struct {
+	ns           string
+	h            hosts
+	pod, without *corev1.Pod
+	b            *meshv1alpha1.CircuitBreaker
+}
+
+// shell runs a script in the pod, without the flags of [shell].
+func (d *decryptedTest) shell(t *testing.T, script string) string {
+	t.Helper()
+	return strings.TrimSpace(in(t, d.pod, "sh", "-c", script))
+}
+
+// curlStatus has curl print the status of each of two answers.
+const curlStatus = `-sS -m 30 -o /dev/null -o /dev/null -w '%{http_code} ' `
+
+func (d *decryptedTest) curl(t *testing.T) {
 	for _, version := range []string{"--http1.1", "--http2"} {
-		out := shell("curl " + version + " " + status + "https://paths.example.com/open/1 https://paths.example.com/shut; curl " + version + " -d data " + status + "https://paths.example.com/open/1")
+		out := d.shell(t, "curl "+version+" "+curlStatus+"https://paths.example.com/open/1 https://paths.example.com/shut; curl "+version+" -d data "+curlStatus+"https://paths.example.com/open/1")
 		require.Equal(t, "200 403 403", out, "curl, which verifies whom it speaks with")
 	}
-	message := denied(t, pod, http.StatusForbidden, of, "https://paths.example.com/shut")
+	message := denied(t, d.pod, http.StatusForbidden, d.ns+"/paths", "https://paths.example.com/shut")
 	require.NotEmpty(t, message)
-	require.Equal(t, "200 429", shell("curl "+status+"https://paths.example.com/open/few https://paths.example.com/open/few"))
+	require.Equal(t, "200 429", d.shell(t, "curl "+curlStatus+"https://paths.example.com/open/few https://paths.example.com/open/few"))
+}
 
+func (d *decryptedTest) node(t *testing.T) {
 	const fetching = `node -e 'Promise.all(process.argv.slice(1).map(u => fetch(u).then(r => r.status, e => e.cause.code || e.cause.message))).then(all => console.log(all.join(" ")))' `
-	require.Equal(t, "200 403", shell(fetching+"https://paths.example.com/open/1 https://paths.example.com/shut"), "Node's fetch")
+	require.Equal(t, "200 403", d.shell(t, fetching+"https://paths.example.com/open/1 https://paths.example.com/shut"), "Node's fetch")
+}
 
-	// Go trusts what is in the directories that the pod is told of.
+// golang trusts the certificates of the directories that SSL_CERT_DIR names in the pod.
+func (d *decryptedTest) golang(t *testing.T) {
 	trusted := x509.NewCertPool()
-	require.True(t, trusted.AppendCertsFromPEM([]byte(shell("cat ${SSL_CERT_DIR%%:*}/*"))))
-	goes := goClient(t, pod, h, trusted)
+	require.True(t, trusted.AppendCertsFromPEM([]byte(d.shell(t, "cat ${SSL_CERT_DIR%%:*}/*"))))
+	goes := goClient(t, d.pod, d.h, trusted)
 	for path, code := range map[string]int{"open/1": http.StatusOK, "shut": http.StatusForbidden} {
 		resp, err := goes.Get("https://paths.example.com/" + path)
 		require.NoError(t, err)
@@ -450,18 +522,25 @@ rateLimitings:
 		require.Equal(t, code, resp.StatusCode, path)
 	}
 	own := x509.NewCertPool()
-	require.True(t, own.AppendCertsFromPEM(h.cert))
-	resp, err := goClient(t, pod, h, own).Get("https://api.example.com/")
+	require.True(t, own.AppendCertsFromPEM(d.h.cert))
+	resp, err := goClient(t, d.pod, d.h, own).Get("https://api.example.com/")
 	require.NoError(t, err, "what no rule must see into is not decrypted")
 	_ = resp.Body.Close()
-	shut(t, pod, "https://evil.example.com/")
-	shut(t, pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // for whom nothing is signed
+}
 
-	out := shell("dd if=/dev/zero of=/tmp/zeros bs=1M count=32 2>/dev/null; curl -sS -m 60 -T /tmp/zeros https://hooks.example.com/in; curl -sS -m 60 --http1.1 -T - https://hooks.example.com/in </tmp/zeros")
+func (d *decryptedTest) refused(t *testing.T) {
+	shut(t, d.pod, "https://evil.example.com/")
+	shut(t, d.pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // for whom nothing is signed
+}
+
+func (d *decryptedTest) streams(t *testing.T) {
+	out := d.shell(t, "dd if=/dev/zero of=/tmp/zeros bs=1M count=32 2>/dev/null; curl -sS -m 60 -T /tmp/zeros https://hooks.example.com/in; curl -sS -m 60 --http1.1 -T - https://hooks.example.com/in </tmp/zeros")
 	require.Equal(t, 2, strings.Count(out, fmt.Sprintf(`"bytes":%d`, 32<<20)), "long uploads: %s", out)
-	require.Equal(t, "hello error", shell(speakingWebSocket+"wss://hooks.example.com/socket; echo -n ' '; "+speakingWebSocket+"wss://hooks.example.com/"))
+	require.Equal(t, "hello error", d.shell(t, speakingWebSocket+"wss://hooks.example.com/socket; echo -n ' '; "+speakingWebSocket+"wss://hooks.example.com/"))
+}
 
-	f := faults(t, ns, "others", `
+func (d *decryptedTest) faults(t *testing.T) {
+	f := faults(t, d.ns, "others", `
 httpFault:
 - name: teapot
   match: {httpMatch: [{host: {exact: paths.example.com}, path: {prefix: /open/brew}, method: GET}]}
@@ -470,21 +549,23 @@ httpFault:
   match: {httpMatch: [{host: {exact: api.example.com}}]}
   abort: {httpStatus: 418, percent: "100"}
 `, 2)
-	require.Equal(t, "418 200", shell("curl "+status+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
-	require.Equal(t, "418", shell("curl "+status+"https://api.example.com/"), "an answer is to a request")
-	shut(t, without, "https://api.example.com/")
+	require.Equal(t, "418 200", d.shell(t, "curl "+curlStatus+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
+	require.Equal(t, "418", d.shell(t, "curl "+curlStatus+"https://api.example.com/"), "an answer is to a request")
+	shut(t, d.without, "https://api.example.com/")
 	remove(t, f)
+}
 
-	shut(t, without, "https://paths.example.com/open/1")
+func (d *decryptedTest) notOptedIn(t *testing.T) {
+	shut(t, d.without, "https://paths.example.com/open/1")
 	until(t, "the status to say what to do", func(ctx context.Context) error {
-		if err := cluster.Get(ctx, client.ObjectKeyFromObject(b), b); err != nil {
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(d.b), d.b); err != nil {
 			return err
 		}
-		for _, p := range b.Status.TargetStatus {
+		for _, p := range d.b.Status.TargetStatus {
 			if p.PodName == "without" && strings.Contains(p.Message, meshv1alpha1.TrustEgressAnnotation) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it does not: %+v", b.Status.TargetStatus)
+		return fmt.Errorf("it does not: %+v", d.b.Status.TargetStatus)
 	})
 }

@@ -33,6 +33,34 @@ func TestFailover(t *testing.T) {
 	}
 	ns, owned := namespace(t, "failover"), namespace(t, "owned")
 	probeRights(t, ns)
+	shardTally(t, ns)
+	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}})
+	shard, members := membersOf(t, ns, working(t, owned, "hello")[0])
+
+	until(t, "agents that know what is under way", func(context.Context) error {
+		for node, agent := range agents(t) {
+			if s := agent.Status.ContainerStatuses[0].State.Running; s == nil || time.Since(s.StartedAt.Time) < knowing {
+				return fmt.Errorf("the one on %s is too young", node)
+			}
+		}
+		return nil
+	})
+	for i := range 3 {
+		lock := lockOnce(t, ns, shard, renewed)
+		before, runsOut := holder(lock), lock.Spec.RenewTime.Add(time.Duration(*lock.Spec.LeaseDurationSeconds)*time.Second)
+		pod := ready(t, ns, leaderPod(lock))
+		killed := time.Now()
+		killOperator(t, pod)
+		lock = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
+		t.Logf("%s follows %s after %v", holder(lock), before, time.Since(killed).Round(time.Millisecond))
+		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut), "it is acquired before it runs out: %+v", lock.Spec)
+		require.Subset(t, members, working(t, owned, fmt.Sprintf("after %d", i)))
+	}
+}
+
+// shardTally runs the operator in two shards of two members, and waits until they are settled.
+func shardTally(t *testing.T, ns string) {
+	t.Helper()
 	root := &meshv1alpha1.ShardingConfig{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "tally"},
 		Spec: meshv1alpha1.ShardingConfigSpec{
@@ -70,28 +98,6 @@ func TestFailover(t *testing.T) {
 		}
 		return nil
 	})
-	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}})
-	shard, members := membersOf(t, ns, working(t, owned, "hello")[0])
-
-	until(t, "agents that know what is under way", func(context.Context) error {
-		for node, agent := range agents(t) {
-			if s := agent.Status.ContainerStatuses[0].State.Running; s == nil || time.Since(s.StartedAt.Time) < knowing {
-				return fmt.Errorf("the one on %s is too young", node)
-			}
-		}
-		return nil
-	})
-	for i := range 3 {
-		lock := lockOnce(t, ns, shard, renewed)
-		before, runsOut := holder(lock), lock.Spec.RenewTime.Add(time.Duration(*lock.Spec.LeaseDurationSeconds)*time.Second)
-		pod := ready(t, ns, leaderPod(lock))
-		killed := time.Now()
-		killOperator(t, pod)
-		lock = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
-		t.Logf("%s follows %s after %v", holder(lock), before, time.Since(killed).Round(time.Millisecond))
-		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut), "it is acquired before it runs out: %+v", lock.Spec)
-		require.Subset(t, members, working(t, owned, fmt.Sprintf("after %d", i)))
-	}
 }
 
 // goneWithPods deletes a StatefulSet and waits until its pods are gone.

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +27,18 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
+
+// faultTest has the subtests of testFaults: one pod under one FaultInjection.
+type faultTest struct {
+	pod       *corev1.Pod
+	ns        string
+	caller    hasty
+	clientset *kubernetes.Clientset
+	maps      typedcorev1.ConfigMapInterface
+	in        string
+	start     time.Time
+	f         *meshv1alpha1.FaultInjection
+}
 
 // Each fault in requests and answers, as clients meet it.
 func testFaults(t *testing.T) {
@@ -37,13 +50,37 @@ func testFaults(t *testing.T) {
 	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "here"}, Data: map[string]string{"text": strings.Repeat("a", 3000)}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "cut"}})
 	start := time.Now()
+	f := faults(t, ns, "faults", everyFault(t, ns, start), 1)
+
+	s := &faultTest{pod: pod, ns: ns, caller: caller, clientset: clientset, maps: maps, in: in, start: start, f: f}
+	t.Run("abort", s.abort)
+	t.Run("header", s.header)
+	t.Run("subresource and namespace", s.subresourceAndNamespace)
+	t.Run("effective time", s.effectiveTime)
+	t.Run("Node's fetch", s.nodeFetch)
+	t.Run("delay", s.delay)
+	t.Run("reset", s.reset)
+	t.Run("reset after the answer", s.resetAfterAnswer)
+	t.Run("truncate", s.truncate)
+	t.Run("slow body", s.slowBody)
+	t.Run("stale list", s.staleList)
+	t.Run("percent", s.percent)
+	t.Run("kubectl", s.kubectl)
+	t.Run("marked in the access line", s.accessLine)
+	t.Run("removed", s.removed)
+}
+
+// everyFault is a specification with a rule for every kind of fault and of match.
+//
+//nolint:funlen // the list of rules is clearer whole
+func everyFault(t *testing.T, ns string, start time.Time) string {
+	t.Helper()
 	tokyo, err := time.LoadLocation("Asia/Tokyo")
 	require.NoError(t, err)
 	clock := func(zone *time.Location, off time.Duration) string {
 		return start.In(zone).Add(off).Format(time.TimeOnly)
 	}
-
-	f := faults(t, ns, "faults", `
+	return `
 httpFault:
 - name: conflict
   match: {resources: [{resources: [configmaps], verbs: [update, patch], names: [here]}]}
@@ -82,163 +119,177 @@ httpFault:
 - name: not-now
   match: {resources: [{resources: [pods]}]}
   abort: {httpStatus: 500, percent: "100"}
-  effectiveTime: {months: [`+fmt.Sprint(int(time.Now().UTC().AddDate(0, 0, -40).Month()))+`], timeZone: Europe/Berlin}
+  effectiveTime: {months: [` + fmt.Sprint(int(time.Now().UTC().AddDate(0, 0, -40).Month())) + `], timeZone: Europe/Berlin}
 - name: at-noon # the same hours are others elsewhere
   match: {resources: [{resources: [podtemplates]}]}
   abort: {httpStatus: 500, percent: "100"}
-  effectiveTime: {startTime: "`+clock(tokyo, -time.Hour)+`", endTime: "`+clock(tokyo, time.Hour)+`", timeZone: America/New_York}
+  effectiveTime: {startTime: "` + clock(tokyo, -time.Hour) + `", endTime: "` + clock(tokyo, time.Hour) + `", timeZone: America/New_York}
 - name: in-tokyo
   match: {resources: [{resources: [replicationcontrollers]}]}
   abort: {httpStatus: 500, percent: "100"}
-  effectiveTime: {startTime: "`+clock(tokyo, -time.Hour)+`", endTime: "`+clock(tokyo, time.Hour)+`", timeZone: Asia/Tokyo}
+  effectiveTime: {startTime: "` + clock(tokyo, -time.Hour) + `", endTime: "` + clock(tokyo, time.Hour) + `", timeZone: Asia/Tokyo}
 - name: over-midnight # it is always midnight within that
   match: {resources: [{resources: [resourcequotas]}]}
   abort: {httpStatus: 500, percent: "100"}
-  effectiveTime: {startTime: "`+clock(time.UTC, -time.Hour)+`", endTime: "`+clock(time.UTC, -2*time.Hour)+`"}
+  effectiveTime: {startTime: "` + clock(time.UTC, -time.Hour) + `", endTime: "` + clock(time.UTC, -2*time.Hour) + `"}
 - name: status
-  match: {resources: [{resources: ["*/status"], namespaces: [`+ns+`]}]}
+  match: {resources: [{resources: ["*/status"], namespaces: [` + ns + `]}]}
   abort: {httpStatus: 500, percent: "100"}
-`, 1)
+`
+}
 
-	t.Run("abort", func(t *testing.T) {
-		cm, err := clientset.CoreV1().ConfigMaps(ns).Patch(t.Context(), "here", "application/merge-patch+json", []byte(`{"data": {"k": "1"}}`), metav1.PatchOptions{})
-		require.True(t, apierrors.IsConflict(err), "%v, %v", cm, err)
-		require.ErrorContains(t, err, "FaultInjection "+ns+"/faults/conflict")
-		cm = &corev1.ConfigMap{}
-		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "here"}, cm))
-		_, err = maps.Update(t.Context(), cm, metav1.UpdateOptions{})
-		require.True(t, apierrors.IsConflict(err), "%v", err)
-		require.Contains(t, shell(t, pod, `kubectl label configmap here a=b 2>&1 || true`), "Error from server (Conflict)")
-		_, err = maps.Update(t.Context(), cm, metav1.UpdateOptions{})
-		require.NoError(t, err, "three are all")
-		injected(t, f, pod.Name, "conflict", 3)
+func (s *faultTest) abort(t *testing.T) {
+	cm, err := s.clientset.CoreV1().ConfigMaps(s.ns).Patch(t.Context(), "here", "application/merge-patch+json", []byte(`{"data": {"k": "1"}}`), metav1.PatchOptions{})
+	require.True(t, apierrors.IsConflict(err), "%v, %v", cm, err)
+	require.ErrorContains(t, err, "FaultInjection "+s.ns+"/faults/conflict")
+	cm = &corev1.ConfigMap{}
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: s.ns, Name: "here"}, cm))
+	_, err = s.maps.Update(t.Context(), cm, metav1.UpdateOptions{})
+	require.True(t, apierrors.IsConflict(err), "%v", err)
+	require.Contains(t, shell(t, s.pod, `kubectl label configmap here a=b 2>&1 || true`), "Error from server (Conflict)")
+	_, err = s.maps.Update(t.Context(), cm, metav1.UpdateOptions{})
+	require.NoError(t, err, "three are all")
+	injected(t, s.f, s.pod.Name, "conflict", 3)
 
-		requests, err := cluster.Requests(audit.Callers{Pods: []string{ns + "/" + pod.Name}, Since: start})
-		require.NoError(t, err)
-		require.Equal(t, 1, writesOf(requests, "configmaps"), "what is aborted does not come to the apiserver")
-	})
-	t.Run("header", func(t *testing.T) {
-		node := "/api/v1/nodes/" + nodes(t)[0]
-		require.Equal(t, "429", shell(t, pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: yes' $api"+node+" || true"))
-		require.Equal(t, "200", shell(t, pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: no' $api"+node))
-	})
-	t.Run("subresource and namespace", func(t *testing.T) {
-		of := in + "/pods/" + pod.Name
-		require.Equal(t, http.StatusOK, caller.get(t, of).code)
-		require.Equal(t, http.StatusInternalServerError, caller.get(t, of+"/status").code)
-		require.Equal(t, http.StatusNotFound, caller.get(t, "/api/v1/namespaces/default/pods/none/status").code)
-	})
-	t.Run("effective time", func(t *testing.T) {
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/podtemplates").code)
-		require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/replicationcontrollers").code)
-		require.Equal(t, http.StatusInternalServerError, caller.get(t, in+"/resourcequotas").code)
-	})
-	t.Run("Node's fetch", func(t *testing.T) {
-		out := shell(t, pod, `NODE_EXTRA_CA_CERTS=$sa/ca.crt node -e 'const [url, authorization] = process.argv.slice(1)
-fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async r => console.log(r.status, (await r.json()).message))' $api`+in+`/resourcequotas "$auth"`)
-		require.Contains(t, out, "500 ctrlmesh: injected by FaultInjection "+ns+"/faults/over-midnight")
-	})
-	t.Run("delay", func(t *testing.T) {
-		a := caller.get(t, in+"/secrets")
-		require.Equal(t, http.StatusOK, a.code)
-		require.GreaterOrEqual(t, a.took, time.Second)
-	})
-	t.Run("reset", func(t *testing.T) {
-		for flag, exits := range map[string][]string{"--http1.1": {"35", "52", "56"}, "--http2": {"92"}} {
-			require.Contains(t, exits, shell(t, pod, "curl $curl "+flag+" $api"+in+"/limitranges 2>/dev/null || echo $?"), flag)
+	requests, err := cluster.Requests(audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}, Since: s.start})
+	require.NoError(t, err)
+	require.Equal(t, 1, writesOf(requests, "configmaps"), "what is aborted does not come to the apiserver")
+}
+
+func (s *faultTest) header(t *testing.T) {
+	node := "/api/v1/nodes/" + nodes(t)[0]
+	require.Equal(t, "429", shell(t, s.pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: yes' $api"+node+" || true"))
+	require.Equal(t, "200", shell(t, s.pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: no' $api"+node))
+}
+
+func (s *faultTest) subresourceAndNamespace(t *testing.T) {
+	of := s.in + "/pods/" + s.pod.Name
+	require.Equal(t, http.StatusOK, s.caller.get(t, of).code)
+	require.Equal(t, http.StatusInternalServerError, s.caller.get(t, of+"/status").code)
+	require.Equal(t, http.StatusNotFound, s.caller.get(t, "/api/v1/namespaces/default/pods/none/status").code)
+}
+
+func (s *faultTest) effectiveTime(t *testing.T) {
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/podtemplates").code)
+	require.Equal(t, http.StatusInternalServerError, s.caller.get(t, s.in+"/replicationcontrollers").code)
+	require.Equal(t, http.StatusInternalServerError, s.caller.get(t, s.in+"/resourcequotas").code)
+}
+
+func (s *faultTest) nodeFetch(t *testing.T) {
+	out := shell(t, s.pod, `NODE_EXTRA_CA_CERTS=$sa/ca.crt node -e 'const [url, authorization] = process.argv.slice(1)
+fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async r => console.log(r.status, (await r.json()).message))' $api`+s.in+`/resourcequotas "$auth"`)
+	require.Contains(t, out, "500 ctrlmesh: injected by FaultInjection "+s.ns+"/faults/over-midnight")
+}
+
+func (s *faultTest) delay(t *testing.T) {
+	a := s.caller.get(t, s.in+"/secrets")
+	require.Equal(t, http.StatusOK, a.code)
+	require.GreaterOrEqual(t, a.took, time.Second)
+}
+
+func (s *faultTest) reset(t *testing.T) {
+	for flag, exits := range map[string][]string{"--http1.1": {"35", "52", "56"}, "--http2": {"92"}} {
+		require.Contains(t, exits, shell(t, s.pod, "curl $curl "+flag+" $api"+s.in+"/limitranges 2>/dev/null || echo $?"), flag)
+	}
+	_, err := s.caller.try(t.Context(), http.MethodGet, s.in+"/limitranges")
+	require.Error(t, err)
+}
+
+func (s *faultTest) resetAfterAnswer(t *testing.T) {
+	for _, flag := range []string{"--http1.1", "--http2"} {
+		name := "made" + strings.Trim(strings.ReplaceAll(flag, ".", ""), "-")
+		body := fmt.Sprintf(`{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q}}`, name)
+		require.NotEmpty(t, shell(t, s.pod, "curl $curl "+flag+" -H 'Content-Type: application/json' -d '"+body+"' $api"+s.in+"/configmaps >/dev/null 2>&1 || echo $?"))
+		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: s.ns, Name: name}, &corev1.ConfigMap{}), "it took effect")
+	}
+}
+
+func (s *faultTest) truncate(t *testing.T) {
+	for _, flag := range []string{"--http1.1", "--http2"} {
+		out := shell(t, s.pod, "curl $curl "+flag+" -o body $api"+s.in+"/configmaps/cut 2>/dev/null || echo $? $(wc -c <body)")
+		require.Contains(t, []string{"18 100", "92 100", "56 100"}, out, flag)
+	}
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/configmaps/cut").code)
+}
+
+func (s *faultTest) slowBody(t *testing.T) {
+	a := s.caller.get(t, s.in+"/configmaps?fieldSelector=metadata.name%3Dhere")
+	require.Equal(t, http.StatusOK, a.code)
+	require.Greater(t, len(a.body), 3000)
+	require.GreaterOrEqual(t, a.took.Seconds(), float64(len(a.body)-200)/2000, "all but what comes in the first tenth of a second")
+}
+
+func (s *faultTest) staleList(t *testing.T) {
+	_, err := s.clientset.CoreV1().Services(s.ns).List(t.Context(), metav1.ListOptions{}) // older than that it cannot be
+	require.NoError(t, err)
+	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "new"}, Spec: corev1.ServiceSpec{
+		Ports: []corev1.ServicePort{{Port: 80}}}})
+	list, err := s.clientset.CoreV1().Services(s.ns).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Empty(t, list.Items)
+	_, err = s.clientset.CoreV1().Services(s.ns).Get(t.Context(), "new", metav1.GetOptions{})
+	require.NoError(t, err, "a get is no list")
+}
+
+func (s *faultTest) percent(t *testing.T) {
+	var hit []int
+	for i := range 40 {
+		if s.caller.get(t, s.in+"/endpoints").code == http.StatusInternalServerError {
+			hit = append(hit, i)
 		}
-		_, err := caller.try(t.Context(), http.MethodGet, in+"/limitranges")
-		require.Error(t, err)
+	}
+	require.InDelta(t, 20, len(hit), 10)
+	other := clientPodOf(s.ns, "other")
+	create(t, other)
+	other = ready(t, s.ns, other.Name)
+	inForce(t, s.f, 2)
+	again := hastyClient(t, other)
+	for i := range 40 {
+		require.Equal(t, slices.Contains(hit, i), again.get(t, s.in+"/endpoints").code == http.StatusInternalServerError, "the same seed, the same faults")
+	}
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/pods").code, "never, and not now")
+}
+
+func (s *faultTest) kubectl(t *testing.T) {
+	until(t, "the columns", func(context.Context) error { // that count are seconds old
+		head, row := columns(t, s.pod, "faultinjections", "faults")
+		require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "INJECTED", "EXPIRES", "STATE", "AGE"}, head)
+		return orElse(slices.Equal(row[:3], []string{"faults", "2", "2"}) && row[3] != "0" && slices.Contains(row, "InForce"), fmt.Sprint(row))
 	})
-	t.Run("reset after the answer", func(t *testing.T) {
-		for _, flag := range []string{"--http1.1", "--http2"} {
-			name := "made" + strings.Trim(strings.ReplaceAll(flag, ".", ""), "-")
-			body := fmt.Sprintf(`{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q}}`, name)
-			require.NotEmpty(t, shell(t, pod, "curl $curl "+flag+" -H 'Content-Type: application/json' -d '"+body+"' $api"+in+"/configmaps >/dev/null 2>&1 || echo $?"))
-			require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, &corev1.ConfigMap{}), "it took effect")
-		}
-	})
-	t.Run("truncate", func(t *testing.T) {
-		for _, flag := range []string{"--http1.1", "--http2"} {
-			out := shell(t, pod, "curl $curl "+flag+" -o body $api"+in+"/configmaps/cut 2>/dev/null || echo $? $(wc -c <body)")
-			require.Contains(t, []string{"18 100", "92 100", "56 100"}, out, flag)
-		}
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/configmaps/cut").code)
-	})
-	t.Run("slow body", func(t *testing.T) {
-		a := caller.get(t, in+"/configmaps?fieldSelector=metadata.name%3Dhere")
-		require.Equal(t, http.StatusOK, a.code)
-		require.Greater(t, len(a.body), 3000)
-		require.GreaterOrEqual(t, a.took.Seconds(), float64(len(a.body)-200)/2000, "all but what comes in the first tenth of a second")
-	})
-	t.Run("stale list", func(t *testing.T) {
-		_, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{}) // older than that it cannot be
-		require.NoError(t, err)
-		create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "new"}, Spec: corev1.ServiceSpec{
-			Ports: []corev1.ServicePort{{Port: 80}}}})
-		list, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
-		require.NoError(t, err)
-		require.Empty(t, list.Items)
-		_, err = clientset.CoreV1().Services(ns).Get(t.Context(), "new", metav1.GetOptions{})
-		require.NoError(t, err, "a get is no list")
-	})
-	t.Run("percent", func(t *testing.T) {
-		var hit []int
-		for i := range 40 {
-			if caller.get(t, in+"/endpoints").code == http.StatusInternalServerError {
-				hit = append(hit, i)
-			}
-		}
-		require.InDelta(t, 20, len(hit), 10)
-		other := clientPodOf(ns, "other")
-		create(t, other)
-		other = ready(t, ns, other.Name)
-		inForce(t, f, 2)
-		again := hastyClient(t, other)
-		for i := range 40 {
-			require.Equal(t, slices.Contains(hit, i), again.get(t, in+"/endpoints").code == http.StatusInternalServerError, "the same seed, the same faults")
-		}
-		require.Equal(t, http.StatusOK, caller.get(t, in+"/pods").code, "never, and not now")
-	})
-	t.Run("kubectl", func(t *testing.T) {
-		until(t, "the columns", func(context.Context) error { // that count are seconds old
-			head, row := columns(t, pod, "faultinjections", "faults")
-			require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "INJECTED", "EXPIRES", "STATE", "AGE"}, head)
-			return orElse(slices.Equal(row[:3], []string{"faults", "2", "2"}) && row[3] != "0" && slices.Contains(row, "InForce"), fmt.Sprint(row))
-		})
-		for rule, why := range map[string]string{
-			`{name: a}`: "set a fault",
-			`{name: a, abort: {httpStatus: 99, percent: "1"}}`:                                                        "httpStatus",
-			`{name: a, delay: {fixedDelay: 1s, percent: "101"}}`:                                                      "percent",
-			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, effectiveTime: {startTime: "10:00:00"}}`:                "go together",
-			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, effectiveTime: {timeZone: Mars/Base}}`:                  "Mars/Base", // the webhook
-			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, match: {httpMatch: [{path: {regex: "("}}]}}`:            "regex",
-			`{name: a, delay: {fixedDelay: 1s, percent: "1"}, match: {httpMatch: [{path: {exact: /a, prefix: /a}}]}}`: "path",
-		} {
-			out := shell(t, pod, `kubectl create -f - 2>&1 <<'END' || true
+	for rule, why := range map[string]string{
+		`{name: a}`: "set a fault",
+		`{name: a, abort: {httpStatus: 99, percent: "1"}}`:                                                        "httpStatus",
+		`{name: a, delay: {fixedDelay: 1s, percent: "101"}}`:                                                      "percent",
+		`{name: a, delay: {fixedDelay: 1s, percent: "1"}, effectiveTime: {startTime: "10:00:00"}}`:                "go together",
+		`{name: a, delay: {fixedDelay: 1s, percent: "1"}, effectiveTime: {timeZone: Mars/Base}}`:                  "Mars/Base", // the webhook
+		`{name: a, delay: {fixedDelay: 1s, percent: "1"}, match: {httpMatch: [{path: {regex: "("}}]}}`:            "regex",
+		`{name: a, delay: {fixedDelay: 1s, percent: "1"}, match: {httpMatch: [{path: {exact: /a, prefix: /a}}]}}`: "path",
+	} {
+		out := shell(t, s.pod, `kubectl create -f - 2>&1 <<'END' || true
 {apiVersion: ctrlmesh.kusionstack.io/v1alpha1, kind: FaultInjection, metadata: {name: wrong}, spec: {selector: {}, httpFault: [`+rule+`]}}
 END`)
-			require.Contains(t, out, why, rule)
-		}
+		require.Contains(t, out, why, rule)
+	}
+}
+
+func (s *faultTest) accessLine(t *testing.T) {
+	until(t, "the access line", func(context.Context) error {
+		return faultLine(s.ns, s.pod.Name, "faults/delay")
 	})
-	t.Run("marked in the access line", func(t *testing.T) {
-		until(t, "the access line", func(context.Context) error {
-			return faultLine(ns, pod.Name, "faults/delay")
-		})
-		families := scrapeAgent(t, pod.Spec.NodeName)
-		for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
-			require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "faultinjection": "faults", "rule": rule}), rule)
-		}
-	})
-	t.Run("removed", func(t *testing.T) {
-		remove(t, f)
-		until(t, "the faults' end", func(ctx context.Context) error { return caller.answers(ctx, in+"/limitranges", http.StatusOK) })
-		list, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
-		require.NoError(t, err)
-		require.Len(t, list.Items, 1)
-		until(t, "an answer without delay", func(context.Context) error {
-			return orElse(caller.get(t, in+"/secrets").took < time.Second, "it is late")
-		})
+	families := scrapeAgent(t, s.pod.Spec.NodeName)
+	for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
+		require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": s.ns, "faultinjection": "faults", "rule": rule}), rule)
+	}
+}
+
+func (s *faultTest) removed(t *testing.T) {
+	remove(t, s.f)
+	until(t, "the faults' end", func(ctx context.Context) error { return s.caller.answers(ctx, s.in+"/limitranges", http.StatusOK) })
+	list, err := s.clientset.CoreV1().Services(s.ns).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, list.Items, 1)
+	until(t, "an answer without delay", func(context.Context) error {
+		return orElse(s.caller.get(t, s.in+"/secrets").took < time.Second, "it is late")
 	})
 }
 

@@ -24,6 +24,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
+// limitTest has the subtests of testLimits: one pod under one CircuitBreaker.
+type limitTest struct {
+	pod     *corev1.Pod
+	ns      string
+	caller  hasty
+	secrets string
+	maps    string
+	b       *meshv1alpha1.CircuitBreaker
+}
+
 // A pod is held to its rules, and told which of them and until when.
 func testLimits(t *testing.T) {
 	pod := clientPod(t)
@@ -31,7 +41,40 @@ func testLimits(t *testing.T) {
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "big"}, StringData: map[string]string{"a": "b"}})
 	secrets, maps := "/api/v1/namespaces/"+ns+"/secrets", "/api/v1/namespaces/"+ns+"/configmaps"
 
-	b := breaker(t, ns, "limits", `
+	b := breaker(t, ns, "limits", everyLimit(ns), 1)
+
+	s := &limitTest{pod: pod, ns: ns, caller: caller, secrets: secrets, maps: maps, b: b}
+	t.Run("bucket", s.bucket)
+	t.Run("client-go obeys Retry-After", s.retryAfter)
+	t.Run("specific before general", s.specificBeforeGeneral)
+	t.Run("locks are exempt", s.exemptLocks)
+	t.Run("user agents", s.userAgents)
+	t.Run("labels", s.labels)
+	t.Run("subresources", s.subresources)
+	t.Run("not of resources", s.nonResources)
+	// What takes its time, and what fails, is a fault's.
+	faults(t, ns, "slow", `
+httpFault:
+- name: slow
+  match: {resources: [{resources: [endpoints], verbs: [list]}]}
+  delay: {fixedDelay: 3s, percent: "100"}
+- name: fails
+  match: {resources: [{resources: [resourcequotas]}]}
+  abort: {httpStatus: 500, percent: "100"}
+  count: 1
+`, 1)
+	t.Run("in flight", s.inFlight)
+	t.Run("backoff", s.backoff)
+	t.Run("kubectl", s.kubectl)
+	t.Run("what cannot be is refused", s.invalid)
+	t.Run("disabled", s.disabled)
+}
+
+// everyLimit is a specification with a rule for every kind of limit and of match.
+//
+//nolint:funlen // the list of rules is clearer whole
+func everyLimit(ns string) string {
+	return `
 rateLimitings:
 - name: general
   resourceRules: [{apiGroups: ["*"], resources: ["*"], verbs: ["*"], namespaces: ["*"]}]
@@ -49,7 +92,7 @@ rateLimitings:
   resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: ["*"], namespaces: ["*"]}]
   triggerPolicy: ForceOpened
 - name: but-here
-  resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: [get, list], namespaces: [`+ns+`]}]
+  resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: [get, list], namespaces: [` + ns + `]}]
   triggerPolicy: ForceClosed
 - name: leases
   resourceRules: [{apiGroups: [coordination.k8s.io], resources: ["*"], verbs: ["*"], namespaces: ["*"]}]
@@ -75,11 +118,11 @@ rateLimitings:
   triggerPolicy: LimiterOnly
 - name: of-its-labels
   resourceRules: [{apiGroups: [""], resources: [podtemplates], verbs: ["*"], namespaces: ["*"]}]
-  podSelector: {matchLabels: {`+podNameLabel+`: client}}
+  podSelector: {matchLabels: {` + podNameLabel + `: client}}
   triggerPolicy: ForceOpened
 - name: of-others
   resourceRules: [{apiGroups: [""], resources: [replicationcontrollers], verbs: ["*"], namespaces: ["*"]}]
-  podSelector: {matchExpressions: [{key: `+podNameLabel+`, operator: NotIn, values: [client]}]}
+  podSelector: {matchExpressions: [{key: ` + podNameLabel + `, operator: NotIn, values: [client]}]}
   triggerPolicy: ForceOpened
 - name: no-logs
   resourceRules: [{apiGroups: [""], resources: [pods/log], verbs: ["*"], namespaces: ["*"]}]
@@ -87,140 +130,141 @@ rateLimitings:
 - name: no-scaling
   resourceRules: [{apiGroups: ["*"], resources: ["*/scale"], verbs: ["*"], namespaces: ["*"]}]
   triggerPolicy: ForceOpened
-`, 1)
+`
+}
 
-	t.Run("bucket", func(t *testing.T) {
-		for range 2 {
-			require.Equal(t, http.StatusOK, caller.get(t, secrets).code)
-		}
-		a := caller.get(t, secrets+"/big")
-		a.refused(t, http.StatusTooManyRequests, ns+"/limits", "secrets")
-		require.InDelta(t, 50, a.retryAfter(), 10)
-		require.EqualValues(t, a.retryAfter(), a.Details.RetryAfterSeconds)
-		require.Equal(t, http.StatusOK, caller.get(t, "/api/v1/namespaces/"+ns+"/pods").code, "another rule's")
+func (s *limitTest) bucket(t *testing.T) {
+	for range 2 {
+		require.Equal(t, http.StatusOK, s.caller.get(t, s.secrets).code)
+	}
+	a := s.caller.get(t, s.secrets+"/big")
+	a.refused(t, http.StatusTooManyRequests, s.ns+"/limits", "secrets")
+	require.InDelta(t, 50, a.retryAfter(), 10)
+	require.EqualValues(t, a.retryAfter(), a.Details.RetryAfterSeconds)
+	require.Equal(t, http.StatusOK, s.caller.get(t, "/api/v1/namespaces/"+s.ns+"/pods").code, "another rule's")
 
-		out := shell(t, pod, `curl $curl --output body --write-out '%{http_code} %header{retry-after}' $api`+secrets+` || true`)
-		require.Regexp(t, `^429 [1-6]\d$`, out)
-		snapshot(t, b, pod.Name, "secrets", func(s meshv1alpha1.LimitingSnapshot) bool {
-			return s.Passed == 2 && s.Refused >= 2 && s.State == meshv1alpha1.BreakerClosed
-		})
+	out := shell(t, s.pod, `curl $curl --output body --write-out '%{http_code} %header{retry-after}' $api`+s.secrets+` || true`)
+	require.Regexp(t, `^429 [1-6]\d$`, out)
+	snapshot(t, s.b, s.pod.Name, "secrets", func(s meshv1alpha1.LimitingSnapshot) bool {
+		return s.Passed == 2 && s.Refused >= 2 && s.State == meshv1alpha1.BreakerClosed
 	})
-	t.Run("client-go obeys Retry-After", func(t *testing.T) {
-		clientset, err := kubernetes.NewForConfig(from(t, pod))
+}
+
+func (s *limitTest) retryAfter(t *testing.T) {
+	clientset, err := kubernetes.NewForConfig(from(t, s.pod))
+	require.NoError(t, err)
+	start := time.Now()
+	for range 2 {
+		_, err := clientset.CoreV1().Services(s.ns).List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
-		start := time.Now()
-		for range 2 {
-			_, err := clientset.CoreV1().Services(ns).List(t.Context(), metav1.ListOptions{})
-			require.NoError(t, err)
+	}
+	require.GreaterOrEqual(t, time.Since(start), time.Second)
+}
+
+func (s *limitTest) specificBeforeGeneral(t *testing.T) {
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.maps).code)
+	s.caller.get(t, "/api/v1/configmaps").refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "no-configmaps")
+	s.caller.ask(t, http.MethodDelete, s.maps+"/none").refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "no-configmaps")
+}
+
+func (s *limitTest) exemptLocks(t *testing.T) {
+	leases := "/apis/coordination.k8s.io/v1/namespaces/" + s.ns + "/leases"
+	require.Equal(t, http.StatusCreated, s.caller.ask(t, http.MethodPost, leases,
+		`{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "lock"}}`).code)
+	require.Equal(t, http.StatusOK, s.caller.ask(t, http.MethodPatch, leases+"/lock", `{"spec": {"holderIdentity": "me"}}`).code)
+	s.caller.get(t, leases).refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "leases") // lists are of no lock
+	s.caller.ask(t, http.MethodPatch, leases+"/held", `{}`).refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "a-lock")
+}
+
+func (s *limitTest) userAgents(t *testing.T) {
+	require.Contains(t, shell(t, s.pod, "kubectl get --raw /api/v1/nodes 2>&1 || true"), "by-kubectl")
+	shell(t, s.pod, "curl $curl --output body $api/api/v1/nodes")
+}
+
+func (s *limitTest) labels(t *testing.T) {
+	s.caller.get(t, "/api/v1/namespaces/"+s.ns+"/podtemplates").refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "of-its-labels")
+	require.Equal(t, http.StatusOK, s.caller.get(t, "/api/v1/namespaces/"+s.ns+"/replicationcontrollers").code)
+}
+
+func (s *limitTest) subresources(t *testing.T) {
+	of := "/api/v1/namespaces/" + s.ns + "/pods/" + s.pod.Name
+	require.Equal(t, http.StatusOK, s.caller.get(t, of).code)
+	require.Equal(t, http.StatusOK, s.caller.get(t, of+"/status").code)
+	s.caller.get(t, of+"/log").refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "no-logs")
+	require.Contains(t, shell(t, s.pod, "kubectl logs "+s.pod.Name+" 2>&1 || true"), "no-logs")
+	s.caller.get(t, "/apis/apps/v1/namespaces/"+s.ns+"/deployments/none/scale").refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "no-scaling")
+}
+
+func (s *limitTest) nonResources(t *testing.T) {
+	require.Equal(t, http.StatusOK, s.caller.get(t, "/version").code)
+	s.caller.get(t, "/version/").refused(t, http.StatusTooManyRequests, s.ns+"/limits", "version")
+	require.Equal(t, http.StatusOK, s.caller.get(t, "/readyz").code)
+}
+
+func (s *limitTest) inFlight(t *testing.T) {
+	endpoints := "/api/v1/namespaces/" + s.ns + "/endpoints"
+	codes := make(chan int, 2)
+	for range 2 {
+		go func() {
+			a, err := s.caller.try(t.Context(), http.MethodGet, endpoints)
+			assert.NoError(t, err)
+			codes <- a.code
+		}()
+	}
+	require.Equal(t, http.StatusTooManyRequests, <-codes)
+	require.Equal(t, http.StatusOK, <-codes)
+	require.Equal(t, http.StatusNotFound, s.caller.get(t, endpoints+"/none").code)
+}
+
+func (s *limitTest) backoff(t *testing.T) {
+	quotas := "/api/v1/namespaces/" + s.ns + "/resourcequotas"
+	require.Equal(t, http.StatusInternalServerError, s.caller.get(t, quotas).code)
+	a := s.caller.get(t, quotas)
+	a.refused(t, http.StatusTooManyRequests, s.ns+"/limits", "quotas")
+	require.Positive(t, a.retryAfter())
+	require.LessOrEqual(t, a.retryAfter(), 10)
+	until(t, "the end of the backoff", func(ctx context.Context) error {
+		a, err := s.caller.try(ctx, http.MethodGet, quotas)
+		if err == nil && a.code != http.StatusOK {
+			err = fmt.Errorf("answered %d", a.code)
 		}
-		require.GreaterOrEqual(t, time.Since(start), time.Second)
+		return err
 	})
-	t.Run("specific before general", func(t *testing.T) {
-		require.Equal(t, http.StatusOK, caller.get(t, maps).code)
-		caller.get(t, "/api/v1/configmaps").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-configmaps")
-		caller.ask(t, http.MethodDelete, maps+"/none").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-configmaps")
-	})
-	t.Run("locks are exempt", func(t *testing.T) {
-		leases := "/apis/coordination.k8s.io/v1/namespaces/" + ns + "/leases"
-		require.Equal(t, http.StatusCreated, caller.ask(t, http.MethodPost, leases,
-			`{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "lock"}}`).code)
-		require.Equal(t, http.StatusOK, caller.ask(t, http.MethodPatch, leases+"/lock", `{"spec": {"holderIdentity": "me"}}`).code)
-		caller.get(t, leases).refused(t, http.StatusServiceUnavailable, ns+"/limits", "leases") // lists are of no lock
-		caller.ask(t, http.MethodPatch, leases+"/held", `{}`).refused(t, http.StatusServiceUnavailable, ns+"/limits", "a-lock")
-	})
-	t.Run("user agents", func(t *testing.T) {
-		require.Contains(t, shell(t, pod, "kubectl get --raw /api/v1/nodes 2>&1 || true"), "by-kubectl")
-		shell(t, pod, "curl $curl --output body $api/api/v1/nodes")
-	})
-	t.Run("labels", func(t *testing.T) {
-		caller.get(t, "/api/v1/namespaces/"+ns+"/podtemplates").refused(t, http.StatusServiceUnavailable, ns+"/limits", "of-its-labels")
-		require.Equal(t, http.StatusOK, caller.get(t, "/api/v1/namespaces/"+ns+"/replicationcontrollers").code)
-	})
-	t.Run("subresources", func(t *testing.T) {
-		of := "/api/v1/namespaces/" + ns + "/pods/" + pod.Name
-		require.Equal(t, http.StatusOK, caller.get(t, of).code)
-		require.Equal(t, http.StatusOK, caller.get(t, of+"/status").code)
-		caller.get(t, of+"/log").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-logs")
-		require.Contains(t, shell(t, pod, "kubectl logs "+pod.Name+" 2>&1 || true"), "no-logs")
-		caller.get(t, "/apis/apps/v1/namespaces/"+ns+"/deployments/none/scale").refused(t, http.StatusServiceUnavailable, ns+"/limits", "no-scaling")
-	})
-	t.Run("not of resources", func(t *testing.T) {
-		require.Equal(t, http.StatusOK, caller.get(t, "/version").code)
-		caller.get(t, "/version/").refused(t, http.StatusTooManyRequests, ns+"/limits", "version")
-		require.Equal(t, http.StatusOK, caller.get(t, "/readyz").code)
-	})
-	// What takes its time, and what fails, is a fault's.
-	faults(t, ns, "slow", `
-httpFault:
-- name: slow
-  match: {resources: [{resources: [endpoints], verbs: [list]}]}
-  delay: {fixedDelay: 3s, percent: "100"}
-- name: fails
-  match: {resources: [{resources: [resourcequotas]}]}
-  abort: {httpStatus: 500, percent: "100"}
-  count: 1
-`, 1)
-	t.Run("in flight", func(t *testing.T) {
-		endpoints := "/api/v1/namespaces/" + ns + "/endpoints"
-		codes := make(chan int, 2)
-		for range 2 {
-			go func() {
-				a, err := caller.try(t.Context(), http.MethodGet, endpoints)
-				assert.NoError(t, err)
-				codes <- a.code
-			}()
-		}
-		require.Equal(t, http.StatusTooManyRequests, <-codes)
-		require.Equal(t, http.StatusOK, <-codes)
-		require.Equal(t, http.StatusNotFound, caller.get(t, endpoints+"/none").code)
-	})
-	t.Run("backoff", func(t *testing.T) {
-		quotas := "/api/v1/namespaces/" + ns + "/resourcequotas"
-		require.Equal(t, http.StatusInternalServerError, caller.get(t, quotas).code)
-		a := caller.get(t, quotas)
-		a.refused(t, http.StatusTooManyRequests, ns+"/limits", "quotas")
-		require.Positive(t, a.retryAfter())
-		require.LessOrEqual(t, a.retryAfter(), 10)
-		until(t, "the end of the backoff", func(ctx context.Context) error {
-			a, err := caller.try(ctx, http.MethodGet, quotas)
-			if err == nil && a.code != http.StatusOK {
-				err = fmt.Errorf("answered %d", a.code)
-			}
-			return err
-		})
-	})
-	t.Run("kubectl", func(t *testing.T) {
-		head, row := columns(t, pod, "circuitbreakers", "limits")
-		require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "OPENED", "REFUSED", "STATE", "AGE"}, head)
-		require.Equal(t, []string{"limits", "1", "1", "1"}, row[:4], "what is forced open is open")
-		require.NotEqual(t, "0", row[4])
-		require.Equal(t, "InForce", row[5])
-		require.Contains(t, shell(t, pod, "kubectl wait --for=condition=Ready cbk/limits"), "condition met")
-	})
-	t.Run("what cannot be is refused", func(t *testing.T) {
-		for rule, why := range map[string]string{
-			`rateLimitings: [{name: a, restRules: [{url: x.org}]}]`:                                                     "set a limit",
-			`rateLimitings: [{name: a, maxInFlight: 1}]`:                                                                "list what is limited",
-			`rateLimitings: [{name: a, restRules: [{url: x.org}], triggerPolicy: Often}]`:                               "Often",
-			`rateLimitings: [{name: a, restRules: [{url: x.org}], bucket: {burst: 0, interval: 1s, limit: 1}}]`:         "burst",
-			`rateLimitings: [{name: a, restRules: [{url: "ftp://x.org"}], maxInFlight: 1}]`:                             "http or https", // the webhook
-			`trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Regexp, contents: ["(?=x)"]}]`:    "contents",
-			`trafficInterceptRules: [{name: a, interceptType: Greylist, contentType: Regexp, contents: ["a"]}]`:         "Greylist",
-			`trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Normal, contents: ["http://a"]}]`: "without a scheme",
-		} {
-			out := shell(t, pod, `kubectl create -f - 2>&1 <<'END' || true
+}
+
+func (s *limitTest) kubectl(t *testing.T) {
+	head, row := columns(t, s.pod, "circuitbreakers", "limits")
+	require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "OPENED", "REFUSED", "STATE", "AGE"}, head)
+	require.Equal(t, []string{"limits", "1", "1", "1"}, row[:4], "what is forced open is open")
+	require.NotEqual(t, "0", row[4])
+	require.Equal(t, "InForce", row[5])
+	require.Contains(t, shell(t, s.pod, "kubectl wait --for=condition=Ready cbk/limits"), "condition met")
+}
+
+func (s *limitTest) invalid(t *testing.T) {
+	for rule, why := range map[string]string{
+		`rateLimitings: [{name: a, restRules: [{url: x.org}]}]`:                                                     "set a limit",
+		`rateLimitings: [{name: a, maxInFlight: 1}]`:                                                                "list what is limited",
+		`rateLimitings: [{name: a, restRules: [{url: x.org}], triggerPolicy: Often}]`:                               "Often",
+		`rateLimitings: [{name: a, restRules: [{url: x.org}], bucket: {burst: 0, interval: 1s, limit: 1}}]`:         "burst",
+		`rateLimitings: [{name: a, restRules: [{url: "ftp://x.org"}], maxInFlight: 1}]`:                             "http or https", // the webhook
+		`trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Regexp, contents: ["(?=x)"]}]`:    "contents",
+		`trafficInterceptRules: [{name: a, interceptType: Greylist, contentType: Regexp, contents: ["a"]}]`:         "Greylist",
+		`trafficInterceptRules: [{name: a, interceptType: Blacklist, contentType: Normal, contents: ["http://a"]}]`: "without a scheme",
+	} {
+		out := shell(t, s.pod, `kubectl create -f - 2>&1 <<'END' || true
 {apiVersion: ctrlmesh.kusionstack.io/v1alpha1, kind: CircuitBreaker, metadata: {name: wrong}, spec: {selector: {}, `+rule+`}}
 END`)
-			require.Contains(t, out, why, rule)
-		}
-	})
-	t.Run("disabled", func(t *testing.T) {
-		b.Spec.Disabled = true
-		write(t, b)
-		notInForce(t, b, "Disabled")
-		require.Equal(t, http.StatusOK, caller.get(t, "/api/v1/configmaps?limit=1").code)
-		require.Equal(t, http.StatusOK, caller.get(t, secrets).code)
-	})
+		require.Contains(t, out, why, rule)
+	}
+}
+
+func (s *limitTest) disabled(t *testing.T) {
+	s.b.Spec.Disabled = true
+	write(t, s.b)
+	notInForce(t, s.b, "Disabled")
+	require.Equal(t, http.StatusOK, s.caller.get(t, "/api/v1/configmaps?limit=1").code)
+	require.Equal(t, http.StatusOK, s.caller.get(t, s.secrets).code)
 }
 
 // Pods of one workload together never pass more than the rule says, by the apiserver's
@@ -242,66 +286,88 @@ rateLimitings:
   scope: Workload
   triggerPolicy: LimiterOnly
 `, len(pods))
+	w := &workloadTest{ns: ns, pods: pods, b: b}
 	for _, pod := range pods {
-		for _, rule := range []string{"secrets", "services"} {
-			snapshot(t, b, pod.Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, "/3") })
-		}
+		w.requireShare(t, pod, len(pods))
 	}
 	const lasts = 6 * time.Second
-	start := time.Now()
+	w.callers.Since = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	var all sync.WaitGroup
-	callers := audit.Callers{Since: start}
-	ask := func(pod *corev1.Pod) {
-		caller := hastyClient(t, pod)
-		for _, resource := range []string{"secrets", "services"} {
-			all.Go(func() {
-				for ctx.Err() == nil {
-					if _, err := caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+ns+"/"+resource+"/none"); err != nil { // audited
-						return // the pod is gone
-					}
-				}
-			})
-		}
-	}
 	for _, pod := range pods {
-		callers.Pods = append(callers.Pods, ns+"/"+pod.Name)
-		ask(pod)
-	}
-	requests := func() []audit.Request {
-		requests, err := cluster.Requests(callers)
-		require.NoError(t, err)
-		return requests
+		w.callers.Pods = append(w.callers.Pods, ns+"/"+pod.Name)
+		w.ask(ctx, t, pod)
 	}
 	// Nor much less, where all ask all the time.
 	until(t, "requests", func(context.Context) error {
-		all := requests()
+		all := w.requests(t)
 		secrets, services := of(all, "secrets"), of(all, "services")
 		return orElse(span(secrets) > lasts && len(secrets) > 6+3*3 && span(services) > lasts/2, fmt.Sprintf("%d and %d passed", len(secrets), len(services)))
 	})
-	muchOf(t, requests(), "secrets", 3)
-	muchOf(t, requests(), "services", 1)
+	muchOf(t, w.requests(t), "secrets", 3)
+	muchOf(t, w.requests(t), "services", 1)
 
-	shared := func(n int) {
-		t.Helper()
-		scaled(t, ns, "set", int32(n))
-		for i := range n {
-			pods[i] = ready(t, ns, pods[i].Name)
-			for _, rule := range []string{"secrets", "services"} {
-				snapshot(t, b, pods[i].Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, fmt.Sprint("/", n)) })
-			}
-		}
-	}
-	shared(1) // who is left has all of it
-	shared(2)
-	ask(pods[1])
-	alone := len(of(requests(), "secrets"))
-	until(t, "requests of both", func(context.Context) error { return orElse(len(of(requests(), "secrets")) > alone+6, "more are asked") })
+	w.scale(t, 1) // the one left has all of it
+	w.scale(t, 2)
+	w.ask(ctx, t, pods[1])
+	alone := len(of(w.requests(t), "secrets"))
+	until(t, "requests of both", func(context.Context) error {
+		return orElse(len(of(w.requests(t), "secrets")) > alone+6, "more are asked")
+	})
 	cancel()
-	all.Wait()
-	neverMore(t, requests(), "secrets", 6, 3)
-	neverMore(t, requests(), "services", 1, 1)
+	w.asking.Wait()
+	neverMore(t, w.requests(t), "secrets", 6, 3)
+	neverMore(t, w.requests(t), "services", 1, 1)
+}
+
+// workloadTest has the pods of one workload send requests all the time.
+type workloadTest struct {
+	ns      string
+	pods    []*corev1.Pod
+	b       *meshv1alpha1.CircuitBreaker
+	callers audit.Callers
+	asking  sync.WaitGroup
+}
+
+// ask has a pod send requests until ctx ends.
+func (w *workloadTest) ask(ctx context.Context, t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	caller := hastyClient(t, pod)
+	for _, resource := range []string{"secrets", "services"} {
+		w.asking.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := caller.try(ctx, http.MethodGet, "/api/v1/namespaces/"+w.ns+"/"+resource+"/none"); err != nil { // audited
+					return // the pod is deleted
+				}
+			}
+		})
+	}
+}
+
+// requests returns what the apiserver's audit log has of the pods.
+func (w *workloadTest) requests(t *testing.T) []audit.Request {
+	t.Helper()
+	requests, err := cluster.Requests(w.callers)
+	require.NoError(t, err)
+	return requests
+}
+
+// scale scales the workload to n pods, and waits until they share the limits.
+func (w *workloadTest) scale(t *testing.T, n int) {
+	t.Helper()
+	scaled(t, w.ns, "set", int32(n))
+	for i := range n {
+		w.pods[i] = ready(t, w.ns, w.pods[i].Name)
+		w.requireShare(t, w.pods[i], n)
+	}
+}
+
+// requireShare waits until the status says that a pod has its share of n.
+func (w *workloadTest) requireShare(t *testing.T, pod *corev1.Pod, n int) {
+	t.Helper()
+	for _, rule := range []string{"secrets", "services"} {
+		snapshot(t, w.b, pod.Name, rule, func(s meshv1alpha1.LimitingSnapshot) bool { return strings.HasSuffix(s.Share, fmt.Sprint("/", n)) })
+	}
 }
 
 // columns are what kubectl in a pod says of an object.

@@ -57,6 +57,7 @@ func TestLockNames(t *testing.T) {
 					key:    client.ObjectKey{Namespace: ns, Name: lock},
 					upKey:  client.ObjectKey{Namespace: ns, Name: lock + "---s"},
 					member: clientOf(t, config, contentType),
+					marks:  map[string]string{},
 				}
 				l.run(t)
 			})
@@ -88,70 +89,91 @@ type lockTest struct {
 	list       client.ObjectList
 	key, upKey client.ObjectKey
 	member     client.WithWatch
+	marks      map[string]string // annotations: each step adds one, which stays
 }
 
 func (l *lockTest) run(t *testing.T) {
-	ctx := t.Context()
-	obj := l.new()
-	err := l.member.Get(ctx, l.key, l.new())
+	err := l.member.Get(t.Context(), l.key, l.new())
 	require.True(t, apierrors.IsNotFound(err), "%v", err)
 	require.NotContains(t, err.Error(), l.upKey.Name)
 	events := l.watch(t)
 
-	// Each step leaves a mark, which stays through all that follow.
-	marks := map[string]string{}
-	leave := func(how string) map[string]string {
-		marks[how] = "was here"
-		return maps.Clone(marks)
-	}
-	check := func(got client.Object, err error) {
-		t.Helper()
-		require.NoError(t, err)
-		require.Equal(t, l.key, client.ObjectKeyFromObject(got))
-		require.Equal(t, marks, got.GetAnnotations())
-		up := l.new()
-		require.NoError(t, cluster.Get(ctx, l.upKey, up))
-		require.Equal(t, marks, up.GetAnnotations())
-		require.Equal(t, "kept", up.GetLabels()["other"])
-		require.Equal(t, got.GetUID(), up.GetUID())
-		if _, isLease := l.object.(*coordinationv1.Lease); isLease {
-			heldByMesh(t, l.key)
-		} else {
-			require.True(t, apierrors.IsNotFound(cluster.Get(ctx, l.key, l.new())), "nothing has the plain name upstream")
-		}
-	}
-	obj.SetName(l.key.Name)
-	obj.SetNamespace(l.key.Namespace)
-	obj.SetLabels(map[string]string{"other": "kept"})
-	obj.SetAnnotations(leave("create"))
-	check(obj, l.member.Create(ctx, obj))
+	l.create(t)
 	l.awaits(t, events, watch.Added)
-
-	again := l.new()
-	again.SetName(l.key.Name)
-	again.SetNamespace(l.key.Namespace)
-	err = l.member.Create(ctx, again)
-	require.True(t, apierrors.IsAlreadyExists(err), "%v", err)
-	require.NotContains(t, err.Error(), l.upKey.Name)
+	l.createAgain(t)
 
 	got := l.new()
-	check(got, l.member.Get(ctx, l.key, got))
-
-	got.SetAnnotations(leave("update"))
-	check(got, l.member.Update(ctx, got))
+	l.check(t, got, l.member.Get(t.Context(), l.key, got))
+	got.SetAnnotations(l.mark("update"))
+	l.check(t, got, l.member.Update(t.Context(), got))
 	l.awaits(t, events, watch.Modified)
+	l.patch(t, got)
+	l.apply(t)
+	l.listByName(t)
 
-	leave("merge-patch")
-	check(got, l.member.Patch(ctx, got, client.RawPatch(types.MergePatchType,
+	require.NoError(t, l.member.Delete(t.Context(), got))
+	require.True(t, apierrors.IsNotFound(cluster.Get(t.Context(), l.upKey, l.new())))
+	l.awaits(t, events, watch.Deleted)
+}
+
+// mark adds the annotation of a step, and returns all so far.
+func (l *lockTest) mark(step string) map[string]string {
+	l.marks[step] = "was here"
+	return maps.Clone(l.marks)
+}
+
+// check requires that the member has the lock under its own name, and that the apiserver has
+// it under the shard's, with all marks.
+func (l *lockTest) check(t *testing.T, got client.Object, err error) {
+	t.Helper()
+	require.NoError(t, err)
+	require.Equal(t, l.key, client.ObjectKeyFromObject(got))
+	require.Equal(t, l.marks, got.GetAnnotations())
+	up := l.new()
+	require.NoError(t, cluster.Get(t.Context(), l.upKey, up))
+	require.Equal(t, l.marks, up.GetAnnotations())
+	require.Equal(t, "kept", up.GetLabels()["other"])
+	require.Equal(t, got.GetUID(), up.GetUID())
+	if _, isLease := l.object.(*coordinationv1.Lease); isLease {
+		heldByMesh(t, l.key)
+	} else {
+		require.True(t, apierrors.IsNotFound(cluster.Get(t.Context(), l.key, l.new())), "nothing has the plain name upstream")
+	}
+}
+
+func (l *lockTest) create(t *testing.T) {
+	t.Helper()
+	obj := l.named()
+	obj.SetLabels(map[string]string{"other": "kept"})
+	obj.SetAnnotations(l.mark("create"))
+	l.check(t, obj, l.member.Create(t.Context(), obj))
+}
+
+func (l *lockTest) createAgain(t *testing.T) {
+	t.Helper()
+	err := l.member.Create(t.Context(), l.named())
+	require.True(t, apierrors.IsAlreadyExists(err), "%v", err)
+	require.NotContains(t, err.Error(), l.upKey.Name)
+}
+
+// patch patches the lock in each of the three formats.
+func (l *lockTest) patch(t *testing.T, got client.Object) {
+	t.Helper()
+	l.mark("merge-patch")
+	l.check(t, got, l.member.Patch(t.Context(), got, client.RawPatch(types.MergePatchType,
 		fmt.Appendf(nil, `{"metadata": {"annotations": {"merge-patch": "was here"}, "name": %q}}`, l.key.Name))))
-	leave("strategic-merge-patch")
-	check(got, l.member.Patch(ctx, got, client.RawPatch(types.StrategicMergePatchType,
+	l.mark("strategic-merge-patch")
+	l.check(t, got, l.member.Patch(t.Context(), got, client.RawPatch(types.StrategicMergePatchType,
 		fmt.Appendf(nil, `{"metadata": {"name": %q, "annotations": {"strategic-merge-patch": "was here"}}}`, l.key.Name))))
-	leave("json-patch")
-	check(got, l.member.Patch(ctx, got, client.RawPatch(types.JSONPatchType,
+	l.mark("json-patch")
+	l.check(t, got, l.member.Patch(t.Context(), got, client.RawPatch(types.JSONPatchType,
 		fmt.Appendf(nil, `[{"op": "test", "path": "/metadata/name", "value": %q},
 			{"op": "add", "path": "/metadata/annotations/json-patch", "value": "was here"}]`, l.key.Name))))
+}
 
+// apply changes the lock by server-side apply.
+func (l *lockTest) apply(t *testing.T) {
+	t.Helper()
 	apply := &unstructured.Unstructured{}
 	gvk, err := cluster.GroupVersionKindFor(l.object)
 	require.NoError(t, err)
@@ -159,19 +181,26 @@ func (l *lockTest) run(t *testing.T) {
 	apply.SetName(l.key.Name)
 	apply.SetNamespace(l.key.Namespace)
 	apply.SetAnnotations(map[string]string{"apply": "was here"})
-	leave("apply")
-	check(apply, l.member.Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), client.FieldOwner("e2e")))
+	l.mark("apply")
+	l.check(t, apply, l.member.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(apply), client.FieldOwner("e2e")))
+}
 
+func (l *lockTest) listByName(t *testing.T) {
+	t.Helper()
 	byName := client.MatchingFields{"metadata.name": l.key.Name}
-	require.NoError(t, l.member.List(ctx, l.list, client.InNamespace(l.key.Namespace), byName))
+	require.NoError(t, l.member.List(t.Context(), l.list, client.InNamespace(l.key.Namespace), byName))
 	found, err := meta.ExtractList(l.list)
 	require.NoError(t, err)
 	require.Len(t, found, 1)
-	check(found[0].(client.Object), nil)
+	l.check(t, found[0].(client.Object), nil)
+}
 
-	require.NoError(t, l.member.Delete(ctx, got))
-	require.True(t, apierrors.IsNotFound(cluster.Get(ctx, l.upKey, l.new())))
-	l.awaits(t, events, watch.Deleted)
+// named returns an empty object under the member's name for the lock.
+func (l *lockTest) named() client.Object {
+	obj := l.new()
+	obj.SetName(l.key.Name)
+	obj.SetNamespace(l.key.Namespace)
+	return obj
 }
 
 func (l *lockTest) new() client.Object { return l.object.DeepCopyObject().(client.Object) }

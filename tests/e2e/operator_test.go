@@ -140,101 +140,115 @@ func (s *tallyShard) tallies(t *testing.T) []tallyv1.Tally {
 	return list.Items
 }
 
+// operatorTest has the subtests of TestOperator, which depend on one another in this order.
+type operatorTest struct {
+	op     *tally
+	a      *tallyShard
+	b      *tallyShard
+	leaseA *coordinationv1.Lease
+	leaseB *coordinationv1.Lease
+}
+
 // Each shard of an operator that knows nothing of the mesh elects a leader of its own.
 func TestOperator(t *testing.T) {
 	op := newTally(t)
 	a, b := op.shards[0], op.shards[1]
 	leaseA, leaseB := op.leads(t, a, ""), op.leads(t, b, "")
 
-	t.Run("a lock each", func(t *testing.T) {
-		op.works(t, "hello")
-		heldByMesh(t, client.ObjectKey{Namespace: op.namespace, Name: tallyLock})
-		for _, lease := range []*coordinationv1.Lease{leaseA, leaseB} {
-			pod := ready(t, op.namespace, leaderPod(lease))
-			inside := clientOf(t, from(t, pod), inJSON)
-			seen := &coordinationv1.Lease{}
-			require.NoError(t, inside.Get(t.Context(), client.ObjectKey{Namespace: op.namespace, Name: tallyLock}, seen))
-			require.Equal(t, tallyLock, seen.Name)
-			require.Equal(t, lease.UID, seen.UID)
-			require.Equal(t, holder(lease), holder(seen))
-		}
-		for _, s := range op.shards {
-			until(t, "the status to name the leader", func(context.Context) error {
-				lease, c := op.leads(t, s, ""), settled(t, op.namespace, s.name, 2)
-				require.Equal(t, lease.Name, c.Status.Lock)
-				for _, m := range c.Status.Pods {
-					if m.LockHolder != (m.Name == leaderPod(lease)) {
-						return fmt.Errorf("%+v", m)
-					}
-				}
-				return nil
-			})
-			holders := 0.0
-			for _, node := range nodes(t) {
-				holders += sum(scrapeAgent(t, node), "ctrlmesh_lock_holder", map[string]string{"namespace": op.namespace, "shard": s.name})
-			}
-			require.InDelta(t, 1, holders, 0, "by the metrics")
-		}
-	})
+	o := &operatorTest{op: op, a: a, b: b, leaseA: leaseA, leaseB: leaseB}
+	t.Run("a lock each", o.ownLocks)
+	t.Run("a leader killed", o.leaderKilled)
+	t.Run("no manager", o.noManager)
+}
 
-	t.Run("a leader killed", func(t *testing.T) {
-		require.NoError(t, cluster.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: op.namespace, Name: leaderPod(leaseA)}},
-			client.GracePeriodSeconds(0)))
-		moved := op.leads(t, a, holder(leaseA))
-		require.Greater(t, *moved.Spec.LeaseTransitions, *leaseA.Spec.LeaseTransitions)
-		op.works(t, "after the leader")
-		stayed := op.leads(t, b, "")
-		require.Equal(t, holder(leaseB), holder(stayed))
-		require.Equal(t, *leaseB.Spec.LeaseTransitions, *stayed.Spec.LeaseTransitions)
-	})
-
-	t.Run("no manager", func(t *testing.T) {
-		restore := withoutManager(t)
-		op.works(t, "without a manager")
-		err := cluster.Create(t.Context(), netPod(op.namespace, "new", nodes(t)[0]))
-		require.ErrorContains(t, err, "webhook", "nobody could tell whose member it is")
-		outsider(t, op.namespace, "not-on-the-mesh")
-
-		// Nor is there one when the agents of both leaders start anew.
-		var led []string
-		for _, s := range op.shards {
-			led = append(led, ready(t, op.namespace, leaderPod(op.leads(t, s, ""))).Spec.NodeName)
-		}
-		slices.Sort(led)
-		before := agents(t)
-		for _, node := range slices.Compact(led) {
-			require.NoError(t, cluster.Delete(t.Context(), before[node]))
-		}
-		until(t, "the agents' return", func(ctx context.Context) error {
-			for node, pod := range agents(t) {
-				if slices.Contains(led, node) && pod.UID == before[node].UID {
-					return fmt.Errorf("the old one is still on %s", node)
+func (o *operatorTest) ownLocks(t *testing.T) {
+	o.op.works(t, "hello")
+	heldByMesh(t, client.ObjectKey{Namespace: o.op.namespace, Name: tallyLock})
+	for _, lease := range []*coordinationv1.Lease{o.leaseA, o.leaseB} {
+		pod := ready(t, o.op.namespace, leaderPod(lease))
+		inside := clientOf(t, from(t, pod), inJSON)
+		seen := &coordinationv1.Lease{}
+		require.NoError(t, inside.Get(t.Context(), client.ObjectKey{Namespace: o.op.namespace, Name: tallyLock}, seen))
+		require.Equal(t, tallyLock, seen.Name)
+		require.Equal(t, lease.UID, seen.UID)
+		require.Equal(t, holder(lease), holder(seen))
+	}
+	for _, s := range o.op.shards {
+		until(t, "the status to name the leader", func(context.Context) error {
+			lease, c := o.op.leads(t, s, ""), settled(t, o.op.namespace, s.name, 2)
+			require.Equal(t, lease.Name, c.Status.Lock)
+			for _, m := range c.Status.Pods {
+				if m.LockHolder != (m.Name == leaderPod(lease)) {
+					return fmt.Errorf("%+v", m)
 				}
 			}
-			return agentsCurrent(ctx)
+			return nil
 		})
-		op.works(t, "without a manager, with another agent")
-		require.NoError(t, noPods(t.Context(), kube.ManagerName, ""))
-		lock := client.ObjectKey{Namespace: op.namespace, Name: tallyLock}
-		keepsLock(t, lock)
-
-		restore()
-		start := time.Now()
-		for _, s := range op.shards {
-			owns(t, op.namespace, s.name, s.owns, "new-of-"+s.name) // only a policy that arrives can settle this
-			settled(t, op.namespace, s.name, 2)
+		holders := 0.0
+		for _, node := range nodes(t) {
+			holders += sum(scrapeAgent(t, node), "ctrlmesh_lock_holder", map[string]string{"namespace": o.op.namespace, "shard": s.name})
 		}
-		took := time.Since(start)
-		t.Logf("agents heard of changes %v after the manager's return", took.Round(time.Millisecond))
-		require.Less(t, took, 30*time.Second, "until agents hear of changes again")
-		op.works(t, "with a manager again")
-		until(t, "the mesh to hold the operator's lock again", func(ctx context.Context) error {
-			lease := &coordinationv1.Lease{}
-			err := cluster.Get(ctx, lock, lease)
-			if err == nil && lease.Labels[meshv1alpha1.LockHeldLabel] != "true" {
-				err = errors.New("it does not")
+		require.InDelta(t, 1, holders, 0, "by the metrics")
+	}
+}
+
+func (o *operatorTest) leaderKilled(t *testing.T) {
+	require.NoError(t, cluster.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: o.op.namespace, Name: leaderPod(o.leaseA)}},
+		client.GracePeriodSeconds(0)))
+	moved := o.op.leads(t, o.a, holder(o.leaseA))
+	require.Greater(t, *moved.Spec.LeaseTransitions, *o.leaseA.Spec.LeaseTransitions)
+	o.op.works(t, "after the leader")
+	stayed := o.op.leads(t, o.b, "")
+	require.Equal(t, holder(o.leaseB), holder(stayed))
+	require.Equal(t, *o.leaseB.Spec.LeaseTransitions, *stayed.Spec.LeaseTransitions)
+}
+
+func (o *operatorTest) noManager(t *testing.T) {
+	restore := withoutManager(t)
+	o.op.works(t, "without a manager")
+	err := cluster.Create(t.Context(), netPod(o.op.namespace, "new", nodes(t)[0]))
+	require.ErrorContains(t, err, "webhook", "nobody could tell whose member it is")
+	outsider(t, o.op.namespace, "not-on-the-mesh")
+
+	// Nor is there one when the agents of both leaders start anew.
+	var led []string
+	for _, s := range o.op.shards {
+		led = append(led, ready(t, o.op.namespace, leaderPod(o.op.leads(t, s, ""))).Spec.NodeName)
+	}
+	slices.Sort(led)
+	before := agents(t)
+	for _, node := range slices.Compact(led) {
+		require.NoError(t, cluster.Delete(t.Context(), before[node]))
+	}
+	until(t, "the agents' return", func(ctx context.Context) error {
+		for node, pod := range agents(t) {
+			if slices.Contains(led, node) && pod.UID == before[node].UID {
+				return fmt.Errorf("the old one is still on %s", node)
 			}
-			return err
-		})
+		}
+		return agentsCurrent(ctx)
+	})
+	o.op.works(t, "without a manager, with another agent")
+	require.NoError(t, noPods(t.Context(), kube.ManagerName, ""))
+	lock := client.ObjectKey{Namespace: o.op.namespace, Name: tallyLock}
+	keepsLock(t, lock)
+
+	restore()
+	start := time.Now()
+	for _, s := range o.op.shards {
+		owns(t, o.op.namespace, s.name, s.owns, "new-of-"+s.name) // only a policy that arrives can settle this
+		settled(t, o.op.namespace, s.name, 2)
+	}
+	took := time.Since(start)
+	t.Logf("agents heard of changes %v after the manager's return", took.Round(time.Millisecond))
+	require.Less(t, took, 30*time.Second, "until agents hear of changes again")
+	o.op.works(t, "with a manager again")
+	until(t, "the mesh to hold the operator's lock again", func(ctx context.Context) error {
+		lease := &coordinationv1.Lease{}
+		err := cluster.Get(ctx, lock, lease)
+		if err == nil && lease.Labels[meshv1alpha1.LockHeldLabel] != "true" {
+			err = errors.New("it does not")
+		}
+		return err
 	})
 }

@@ -23,6 +23,32 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
+// blacklist is the specification of the rules, up to the brace that ends it.
+const blacklist = `
+selector: {matchExpressions: [{key: ` + podNameLabel + `, operator: In, values: [client, iptables]}]}
+trafficInterceptRules:
+- name: not-evil
+  interceptType: Blacklist
+  contentType: Normal
+  contents: [evil.example.com]
+- name: no-deletes
+  interceptType: Blacklist
+  contentType: Regexp
+  contents: ['(api|hooks)\.example\.com/admin/[0-9]+']
+  methods: [DELETE]
+egress: {ports: [80, 443, 3128, 8082]`
+
+// protocolTest has the subtests of testEgressProtocols: two pods under one Blacklist.
+type protocolTest struct {
+	pod      *corev1.Pod
+	iptables *corev1.Pod
+	ns       string
+	h        hosts
+	of       string
+	b        *meshv1alpha1.CircuitBreaker
+	f        *meshv1alpha1.FaultInjection // set before the subtest faults
+}
+
 // Whatever pods speak with other hosts is decided about, and what passes works as it
 // does without the mesh. What a Blacklist does not name passes.
 func testEgressProtocols(t *testing.T) {
@@ -36,129 +62,137 @@ func testEgressProtocols(t *testing.T) {
 	pod, iptables = ready(t, ns, pod.Name), ready(t, ns, iptables.Name)
 	ready(t, ns, address.Name)
 	h.serve(t, pod)
-	const rules = `
-selector: {matchExpressions: [{key: ` + podNameLabel + `, operator: In, values: [client, iptables]}]}
-trafficInterceptRules:
-- name: not-evil
-  interceptType: Blacklist
-  contentType: Normal
-  contents: [evil.example.com]
-- name: no-deletes
-  interceptType: Blacklist
-  contentType: Regexp
-  contents: ['(api|hooks)\.example\.com/admin/[0-9]+']
-  methods: [DELETE]
-egress: {ports: [80, 443, 3128, 8082]`
-	b := breaker(t, ns, "blacklist", rules+"}", 2)
+	b := breaker(t, ns, "blacklist", blacklist+"}", 2)
 	of := ns + "/blacklist"
 
-	t.Run("Blacklist", func(t *testing.T) {
-		for _, pod := range []*corev1.Pod{pod, iptables} {
-			passes(t, pod, "http://api.example.com/")
-			passes(t, pod, "https://api.example.com/")
-			passes(t, pod, "https://"+h.at()+"/") // no server name: nothing says that it is evil's
-			require.Contains(t, denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/"), "not-evil")
-			shut(t, pod, "https://evil.example.com/")
-			denied(t, pod, http.StatusForbidden, of, "http://evil.example.com:8082/")
-			passes(t, pod, "https://evil.example.com:8443/") // goes around
-			require.Regexp(t, "^E[A-Z]+$", h.echo(t, pod, "443"))
-		}
-		require.Contains(t, denied(t, pod, http.StatusForbidden, of, "http://api.example.com/admin/1", "-X DELETE"), "no-deletes")
-		passes(t, pod, "http://api.example.com/admin/1")
-		passes(t, pod, "http://api.example.com/admin/me", "-X DELETE")
-		passes(t, pod, "http://paths.example.com/admin/1", "-X DELETE")
-	})
-	f := faults(t, ns, "others", faultsOfOthers, 1)
-	t.Run("faults", func(t *testing.T) { testFaultsOfOthers(t, pod) })
-	t.Run("HTTP/2 without TLS", func(t *testing.T) {
-		require.Contains(t, passes(t, pod, "http://api.example.com:8082/", "--http2-prior-knowledge"), `"2.0"`)
-		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com:8082/", "--http2-prior-knowledge")
-		denied(t, pod, http.StatusForbidden, of, "http://api.example.com:8082/admin/1", "--http2-prior-knowledge", "-X DELETE")
-	})
-	t.Run("a proxy", func(t *testing.T) {
-		proxy := "-x http://" + net.JoinHostPort(h.ip, "3128")
-		passes(t, pod, "https://api.example.com/", proxy)
-		passes(t, pod, "http://api.example.com/", proxy)
-		passes(t, pod, "http://api.example.com/", proxy, "--proxytunnel")
-		code, complaint, _ := curls(t, pod, "https://evil.example.com/", proxy)
-		require.Equal(t, "000", code)
-		require.Contains(t, complaint, "403", "the proxy is not asked to connect")
-		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/", proxy)
-		// Who names another host to the proxy than within.
-		shut(t, pod, "https://evil.example.com/", proxy, "--connect-to evil.example.com:443:api.example.com:443")
-		denied(t, pod, http.StatusForbidden, of, "http://evil.example.com/", proxy, "--proxytunnel", "--connect-to evil.example.com:80:api.example.com:80")
-		denied(t, pod, http.StatusForbidden, of, "http://api.example.com/admin/1", proxy, "--proxytunnel", "-X DELETE")
-	})
-	t.Run("long uploads", func(t *testing.T) {
-		for _, how := range []string{
-			"--http1.1 -T - http://api.example.com/", "-T zeros http://api.example.com/",
-			"--http1.1 -T - https://api.example.com/", "--http2 -T zeros https://api.example.com/",
-			"--http2-prior-knowledge -T - http://api.example.com:8082/",
-			"-x http://" + net.JoinHostPort(h.ip, "3128") + " -T zeros https://api.example.com/",
-		} {
-			out := shell(t, pod, "dd if=/dev/zero of=zeros bs=1M count=32 2>/dev/null; curl -sSk -m 60 "+how+" <zeros")
-			require.Contains(t, out, fmt.Sprintf(`"bytes":%d`, 32<<20), how)
-		}
-	})
-	t.Run("what faults did", func(t *testing.T) {
-		for rule, n := range map[string]int64{"delay": 1, "slow": 1, "header": 1, "reset": 1, "truncate": 2, "tls": 1} {
-			injected(t, f, pod.Name, rule, n)
-			until(t, "the access line", func(context.Context) error { return faultLine(ns, pod.Name, "others/"+rule) })
-		}
-		remove(t, f)
-	})
-	t.Run("WebSockets", func(t *testing.T) {
-		require.Equal(t, "hello", shell(t, pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"ws://api.example.com/"))
-		require.Equal(t, "hello", shell(t, pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"wss://api.example.com/"))
-		require.Equal(t, "error", shell(t, pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"ws://evil.example.com/"))
-		require.Equal(t, "error", shell(t, pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"wss://evil.example.com/"))
+	s := &protocolTest{pod: pod, iptables: iptables, ns: ns, h: h, of: of, b: b}
+	t.Run("Blacklist", s.blacklist)
+	s.f = faults(t, ns, "others", faultsOfOthers, 1)
+	t.Run("faults", s.faults)
+	t.Run("HTTP/2 without TLS", s.cleartextHTTP2)
+	t.Run("a proxy", s.proxy)
+	t.Run("long uploads", s.longUploads)
+	t.Run("what faults did", s.injected)
+	t.Run("WebSockets", s.webSockets)
+	t.Run("an encrypted ClientHello", s.encryptedClientHello)
+	t.Run("captured by address", s.capturedByAddress)
+	t.Run("disabled", s.disabled)
+}
 
-		kept, cut := h.socket(t, pod, "paths.example.com"), h.socket(t, pod, "hooks.example.com")
-		require.NoError(t, kept.echoes())
-		require.NoError(t, cut.echoes())
-		breaker(t, ns, "blacklist", strings.Replace(rules, "[evil", "[hooks.example.com, evil", 1)+"}", 2)
-		var timeout net.Error
-		_, err := cut.Read(make([]byte, 1))
-		require.Error(t, err)
-		require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "it is open: %v", err)
-		require.NoError(t, kept.echoes())
-	})
-	t.Run("an encrypted ClientHello", func(t *testing.T) {
-		hello := func(inner, outer string) error {
-			conn, err := cluster.DialFrom(t.Context(), pod, net.JoinHostPort(h.ip, "443"))
-			require.NoError(t, err)
-			defer func() { _ = conn.Close() }()
-			return tls.Client(conn, &tls.Config{
-				ServerName: inner, EncryptedClientHelloConfigList: echConfigs(t, outer), MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, // whom it reaches is no matter
-				EncryptedClientHelloRejectionVerify: func(tls.ConnectionState) error { return nil },
-			}).HandshakeContext(t.Context())
+func (s *protocolTest) blacklist(t *testing.T) {
+	for _, pod := range []*corev1.Pod{s.pod, s.iptables} {
+		passes(t, pod, "http://api.example.com/")
+		passes(t, pod, "https://api.example.com/")
+		passes(t, pod, "https://"+s.h.at()+"/") // no server name: nothing says that it is evil's
+		require.Contains(t, denied(t, pod, http.StatusForbidden, s.of, "http://evil.example.com/"), "not-evil")
+		shut(t, pod, "https://evil.example.com/")
+		denied(t, pod, http.StatusForbidden, s.of, "http://evil.example.com:8082/")
+		passes(t, pod, "https://evil.example.com:8443/") // goes around
+		require.Regexp(t, "^E[A-Z]+$", s.h.echo(t, pod, "443"))
+	}
+	require.Contains(t, denied(t, s.pod, http.StatusForbidden, s.of, "http://api.example.com/admin/1", "-X DELETE"), "no-deletes")
+	passes(t, s.pod, "http://api.example.com/admin/1")
+	passes(t, s.pod, "http://api.example.com/admin/me", "-X DELETE")
+	passes(t, s.pod, "http://paths.example.com/admin/1", "-X DELETE")
+}
+
+func (s *protocolTest) faults(t *testing.T) { testFaultsOfOthers(t, s.pod) }
+
+func (s *protocolTest) cleartextHTTP2(t *testing.T) {
+	require.Contains(t, passes(t, s.pod, "http://api.example.com:8082/", "--http2-prior-knowledge"), `"2.0"`)
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com:8082/", "--http2-prior-knowledge")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://api.example.com:8082/admin/1", "--http2-prior-knowledge", "-X DELETE")
+}
+
+func (s *protocolTest) proxy(t *testing.T) {
+	proxy := "-x http://" + net.JoinHostPort(s.h.ip, "3128")
+	passes(t, s.pod, "https://api.example.com/", proxy)
+	passes(t, s.pod, "http://api.example.com/", proxy)
+	passes(t, s.pod, "http://api.example.com/", proxy, "--proxytunnel")
+	code, complaint, _ := curls(t, s.pod, "https://evil.example.com/", proxy)
+	require.Equal(t, "000", code)
+	require.Contains(t, complaint, "403", "the proxy is not asked to connect")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com/", proxy)
+	// Who names another host to the proxy than within.
+	shut(t, s.pod, "https://evil.example.com/", proxy, "--connect-to evil.example.com:443:api.example.com:443")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com/", proxy, "--proxytunnel", "--connect-to evil.example.com:80:api.example.com:80")
+	denied(t, s.pod, http.StatusForbidden, s.of, "http://api.example.com/admin/1", proxy, "--proxytunnel", "-X DELETE")
+}
+
+func (s *protocolTest) longUploads(t *testing.T) {
+	for _, how := range []string{
+		"--http1.1 -T - http://api.example.com/", "-T zeros http://api.example.com/",
+		"--http1.1 -T - https://api.example.com/", "--http2 -T zeros https://api.example.com/",
+		"--http2-prior-knowledge -T - http://api.example.com:8082/",
+		"-x http://" + net.JoinHostPort(s.h.ip, "3128") + " -T zeros https://api.example.com/",
+	} {
+		out := shell(t, s.pod, "dd if=/dev/zero of=zeros bs=1M count=32 2>/dev/null; curl -sSk -m 60 "+how+" <zeros")
+		require.Contains(t, out, fmt.Sprintf(`"bytes":%d`, 32<<20), how)
+	}
+}
+
+func (s *protocolTest) injected(t *testing.T) {
+	for rule, n := range map[string]int64{"delay": 1, "slow": 1, "header": 1, "reset": 1, "truncate": 2, "tls": 1} {
+		injected(t, s.f, s.pod.Name, rule, n)
+		until(t, "the access line", func(context.Context) error { return faultLine(s.ns, s.pod.Name, "others/"+rule) })
+	}
+	remove(t, s.f)
+}
+
+func (s *protocolTest) webSockets(t *testing.T) {
+	require.Equal(t, "hello", shell(t, s.pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"ws://api.example.com/"))
+	require.Equal(t, "hello", shell(t, s.pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"wss://api.example.com/"))
+	require.Equal(t, "error", shell(t, s.pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"ws://evil.example.com/"))
+	require.Equal(t, "error", shell(t, s.pod, "export NODE_TLS_REJECT_UNAUTHORIZED=0; "+speakingWebSocket+"wss://evil.example.com/"))
+
+	kept, cut := s.h.socket(t, s.pod, "paths.example.com"), s.h.socket(t, s.pod, "hooks.example.com")
+	require.NoError(t, kept.echoes())
+	require.NoError(t, cut.echoes())
+	breaker(t, s.ns, "blacklist", strings.Replace(blacklist, "[evil", "[hooks.example.com, evil", 1)+"}", 2)
+	var timeout net.Error
+	_, err := cut.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "it is open: %v", err)
+	require.NoError(t, kept.echoes())
+}
+
+func (s *protocolTest) encryptedClientHello(t *testing.T) {
+	hello := func(inner, outer string) error {
+		conn, err := cluster.DialFrom(t.Context(), s.pod, net.JoinHostPort(s.h.ip, "443"))
+		require.NoError(t, err)
+		defer func() { _ = conn.Close() }()
+		return tls.Client(conn, &tls.Config{
+			ServerName: inner, EncryptedClientHelloConfigList: echConfigs(t, outer), MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, // whom it reaches is no matter
+			EncryptedClientHelloRejectionVerify: func(tls.ConnectionState) error { return nil },
+		}).HandshakeContext(t.Context())
+	}
+	var reached *tls.ECHRejectionError // the hosts themselves know nothing of it
+	require.ErrorAs(t, hello("evil.example.com", "paths.example.com"), &reached)
+	breaker(t, s.ns, "blacklist", blacklist+", unseen: Deny}", 2)
+	require.ErrorContains(t, hello("paths.example.com", "paths.example.com"), "access denied", "the name beside it is not believed")
+	passes(t, s.pod, "https://paths.example.com/")
+	shut(t, s.pod, "https://"+s.h.at()+"/")
+}
+
+func (s *protocolTest) capturedByAddress(t *testing.T) {
+	b := breaker(t, s.ns, "not-there", "selector: {matchLabels: {"+podNameLabel+": address}}\n"+blacklist[strings.Index(blacklist, "trafficInterceptRules"):]+"}", 0)
+	until(t, "the status to say what to do", func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(b), b)
+		if err == nil && (len(b.Status.TargetStatus) != 1 || !strings.Contains(b.Status.TargetStatus[0].Message, "captured by address")) {
+			err = fmt.Errorf("it does not: %+v", b.Status.TargetStatus)
 		}
-		var reached *tls.ECHRejectionError // the hosts themselves know nothing of it
-		require.ErrorAs(t, hello("evil.example.com", "paths.example.com"), &reached)
-		breaker(t, ns, "blacklist", rules+", unseen: Deny}", 2)
-		require.ErrorContains(t, hello("paths.example.com", "paths.example.com"), "access denied", "the name beside it is not believed")
-		passes(t, pod, "https://paths.example.com/")
-		shut(t, pod, "https://"+h.at()+"/")
+		return err
 	})
-	t.Run("captured by address", func(t *testing.T) {
-		b := breaker(t, ns, "not-there", "selector: {matchLabels: {"+podNameLabel+": address}}\n"+rules[strings.Index(rules, "trafficInterceptRules"):]+"}", 0)
-		until(t, "the status to say what to do", func(ctx context.Context) error {
-			err := cluster.Get(ctx, client.ObjectKeyFromObject(b), b)
-			if err == nil && (len(b.Status.TargetStatus) != 1 || !strings.Contains(b.Status.TargetStatus[0].Message, "captured by address")) {
-				err = fmt.Errorf("it does not: %+v", b.Status.TargetStatus)
-			}
-			return err
-		})
-	})
-	t.Run("disabled", func(t *testing.T) {
-		b.Spec.Disabled = true
-		write(t, b)
-		notInForce(t, b, "Disabled")
-		for _, pod := range []*corev1.Pod{pod, iptables} {
-			passes(t, pod, "https://evil.example.com/")
-			require.Equal(t, "echo", h.echo(t, pod, "443"))
-		}
-	})
+}
+
+func (s *protocolTest) disabled(t *testing.T) {
+	s.b.Spec.Disabled = true
+	write(t, s.b)
+	notInForce(t, s.b, "Disabled")
+	for _, pod := range []*corev1.Pod{s.pod, s.iptables} {
+		passes(t, pod, "https://evil.example.com/")
+		require.Equal(t, "echo", s.h.echo(t, pod, "443"))
+	}
 }
 
 const faultsOfOthers = `

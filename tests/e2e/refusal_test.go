@@ -36,6 +36,8 @@ spec:
 
 // What cannot mean what its author thinks is refused by kubectl apply, with words
 // that say what to change.
+//
+//nolint:funlen // the table is clearer whole
 func TestWrongConfigsAreRefused(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t, "refused")

@@ -17,10 +17,20 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
+// scopeTest has the subtests of testScopes: two members of a root, and the objects of its
+// tenants.
+type scopeTest struct {
+	tenants tenants
+	root    root
+	pods    []*corev1.Pod
+}
+
+// perTenant is how many objects each tenant has, until the subtest watch adds one.
+const perTenant = 3
+
 // testScopes is about two members of a root's shards, whose objects bear no label of
 // ctrlmesh's: whatever client asks, each namespace is one member's, and all are seen.
 func testScopes(t *testing.T) {
-	const perTenant = 3
 	tenants := newTenants(t, 8)
 	for i := range perTenant {
 		tenants.fill(t, fmt.Sprintf("cm-%d", i))
@@ -31,71 +41,94 @@ func testScopes(t *testing.T) {
 	}})
 	r.settles(t, 2)
 	pods := r.pods(t, 2)
-	divided := func(t *testing.T, n int, ask func(*corev1.Pod) []string) map[string]string {
-		t.Helper()
-		return tenants.divided(t, n, pods, ask)
-	}
-	kubectl := func(command string) func(*corev1.Pod) []string {
-		return func(pod *corev1.Pod) []string {
-			return strings.Fields(in(t, pod, "sh", "-c", shellPrelude+command))
-		}
-	}
-	selected := "-l " + tenants.selector()
-	const columns = " --no-headers | awk '{print $1\"/\"$2}'"
 
-	t.Run("kubectl", func(t *testing.T) {
-		divided(t, perTenant, kubectl("kubectl get configmaps -A "+selected+columns))
-		divided(t, perTenant, kubectl("kubectl get configmaps -A --chunk-size=5 "+selected+columns))
-		divided(t, perTenant, kubectl("kubectl get configmaps -A -o yaml "+selected+` >list; awk '/^    name:/ {name=$2} /^    namespace:/ {print $2"/"name}' list`))
-	})
-	t.Run("informers", func(t *testing.T) {
-		for _, accept := range []string{typeJSON, typeProtobuf} {
-			for _, watchList := range []bool{true, false} {
-				divided(t, perTenant, func(pod *corev1.Pod) []string {
-					var held struct{ Objects map[string]string }
-					out := in(t, pod, "probe", "informer", "-accept", accept, fmt.Sprintf("-watchlist=%t", watchList), "-selector", tenants.selector(), "configmaps")
-					require.NoError(t, json.Unmarshal([]byte(out), &held))
-					return slices.Collect(maps.Keys(held.Objects))
-				})
-			}
-		}
-	})
-	t.Run("each has something", func(t *testing.T) {
-		for _, pod := range pods {
-			require.NotEmpty(t, kubectl("kubectl get configmaps -A -o name")(pod))
-			require.NotEmpty(t, kubectl("kubectl get nodes -o name")(pod))
-		}
-	})
+	s := &scopeTest{tenants: tenants, root: r, pods: pods}
+	t.Run("kubectl", s.kubectl)
+	t.Run("informers", s.informers)
+	t.Run("each has something", s.noneEmpty)
 	// A watch has what a list has, sooner or later.
-	t.Run("watch", func(t *testing.T) {
-		tenants.fill(t, "late")
-		divided(t, perTenant+1, kubectl(fmt.Sprintf(`
-kubectl get configmaps -A -w --no-headers %s >seen &
-await sh -c 'n=$(wc -l <seen); m=$(kubectl get configmaps -A --no-headers %s | wc -l); [ $n -ge $m ]'
-awk '{print $1"/"$2}' seen`, selected, selected)))
-	})
-	owners := divided(t, perTenant+1, kubectl("kubectl get configmaps -A "+selected+columns))
+	t.Run("watch", s.watch)
+	owners := s.divided(t, perTenant+1, words(t, s.listCommand("")+nameColumns))
 	for _, method := range []meshv1alpha1.Method{meshv1alpha1.MethodLabels, meshv1alpha1.MethodFilter, meshv1alpha1.MethodServerSide, meshv1alpha1.MethodAuto} {
 		t.Run("method "+string(method), func(t *testing.T) {
-			r.change(t, 2, func(s *meshv1alpha1.ShardingConfigSpec) { s.Root.Method = method })
-			require.Equal(t, owners, divided(t, perTenant+1, kubectl("kubectl get configmaps -A "+selected+columns)))
+			r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Method = method })
+			require.Equal(t, owners, s.divided(t, perTenant+1, words(t, s.listCommand("")+nameColumns)))
 		})
 	}
 	// Members are in standby until they are evicted, and their successors run unsharded.
-	t.Run("deleted", func(t *testing.T) {
-		root := r.config(t)
-		require.NoError(t, cluster.Delete(t.Context(), root))
-		until(t, "the root to go", func(ctx context.Context) error {
-			err := cluster.Get(ctx, client.ObjectKeyFromObject(root), root)
-			if err == nil {
-				err = fmt.Errorf("it is there: %+v", root.Status.Root)
-			}
-			return client.IgnoreNotFound(err)
-		})
-		for _, pod := range pods {
-			now := &corev1.Pod{}
-			err := cluster.Get(t.Context(), client.ObjectKeyFromObject(pod), now)
-			require.True(t, apierrors.IsNotFound(err) || err == nil && (now.UID != pod.UID || now.DeletionTimestamp != nil), "%s was not replaced: %v", pod.Name, err)
+	t.Run("deleted", s.deleted)
+}
+
+// divided asks each member for its objects, n of each tenant in all, and returns the owner
+// of each tenant.
+func (s *scopeTest) divided(t *testing.T, n int, ask func(*corev1.Pod) []string) map[string]string {
+	t.Helper()
+	return s.tenants.divided(t, n, s.pods, ask)
+}
+
+// words returns a function that runs a script in a pod and returns the words it printed.
+func words(t *testing.T, script string) func(*corev1.Pod) []string {
+	return func(pod *corev1.Pod) []string {
+		return strings.Fields(in(t, pod, "sh", "-c", shellPrelude+script))
+	}
+}
+
+// listCommand returns the command that lists the tenants' objects in all namespaces.
+func (s *scopeTest) listCommand(flags string) string {
+	return "kubectl get configmaps -A " + flags + "-l " + s.tenants.selector()
+}
+
+// nameColumns has kubectl print namespace/name of each object.
+const nameColumns = " --no-headers | awk '{print $1\"/\"$2}'"
+
+func (s *scopeTest) kubectl(t *testing.T) {
+	s.divided(t, perTenant, words(t, s.listCommand("")+nameColumns))
+	s.divided(t, perTenant, words(t, s.listCommand("--chunk-size=5 ")+nameColumns))
+	s.divided(t, perTenant, words(t, s.listCommand("-o yaml ")+` >list; awk '/^    name:/ {name=$2} /^    namespace:/ {print $2"/"name}' list`))
+}
+
+func (s *scopeTest) informers(t *testing.T) {
+	for _, accept := range []string{typeJSON, typeProtobuf} {
+		for _, watchList := range []bool{true, false} {
+			s.divided(t, perTenant, func(pod *corev1.Pod) []string {
+				var held struct{ Objects map[string]string }
+				out := in(t, pod, "probe", "informer", "-accept", accept, fmt.Sprintf("-watchlist=%t", watchList), "-selector", s.tenants.selector(), "configmaps")
+				require.NoError(t, json.Unmarshal([]byte(out), &held))
+				return slices.Collect(maps.Keys(held.Objects))
+			})
 		}
+	}
+}
+
+func (s *scopeTest) noneEmpty(t *testing.T) {
+	for _, pod := range s.pods {
+		require.NotEmpty(t, words(t, "kubectl get configmaps -A -o name")(pod))
+		require.NotEmpty(t, words(t, "kubectl get nodes -o name")(pod))
+	}
+}
+
+func (s *scopeTest) watch(t *testing.T) {
+	s.tenants.fill(t, "late")
+	selected := "-l " + s.tenants.selector()
+	s.divided(t, perTenant+1, words(t, fmt.Sprintf(`
+kubectl get configmaps -A -w --no-headers %s >seen &
+await sh -c 'n=$(wc -l <seen); m=$(kubectl get configmaps -A --no-headers %s | wc -l); [ $n -ge $m ]'
+awk '{print $1"/"$2}' seen`, selected, selected)))
+}
+
+func (s *scopeTest) deleted(t *testing.T) {
+	root := s.root.config(t)
+	require.NoError(t, cluster.Delete(t.Context(), root))
+	until(t, "the root to go", func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(root), root)
+		if err == nil {
+			err = fmt.Errorf("it is there: %+v", root.Status.Root)
+		}
+		return client.IgnoreNotFound(err)
 	})
+	for _, pod := range s.pods {
+		now := &corev1.Pod{}
+		err := cluster.Get(t.Context(), client.ObjectKeyFromObject(pod), now)
+		require.True(t, apierrors.IsNotFound(err) || err == nil && (now.UID != pod.UID || now.DeletionTimestamp != nil), "%s was not replaced: %v", pod.Name, err)
+	}
 }

@@ -20,73 +20,63 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// held is what an informer holds in the end, and what it asked to get there.
+// held is the content of an informer's cache at the end, and the requests it sent for it.
 type held struct {
 	Objects  map[string]string `json:"objects"` // namespace/name to resourceVersion
 	Requests []string          `json:"requests"`
 }
 
-func informer(ctx context.Context, args []string) (*held, error) {
+// informerOptions are the flags of informer.
+type informerOptions struct {
+	resource, selector, accept, until string
+	watchList                         bool
+	timeout                           time.Duration
+}
+
+func parseInformer(args []string) (o informerOptions, err error) {
 	flags := flag.NewFlagSet("informer", flag.ContinueOnError)
-	selector := flags.String("selector", "", "label selector")
-	watchList := flags.Bool("watchlist", true, "client-go's feature WatchListClient")
-	accept := flags.String("accept", "application/vnd.kubernetes.protobuf", "the content type to ask for")
-	last := flags.String("until", "", "wait until it holds the object of this `namespace/name`, and end then")
-	timeout := flags.Duration("timeout", time.Minute, "how long to wait at most")
+	flags.StringVar(&o.selector, "selector", "", "label selector")
+	flags.BoolVar(&o.watchList, "watchlist", true, "client-go's feature WatchListClient")
+	flags.StringVar(&o.accept, "accept", "application/vnd.kubernetes.protobuf", "the content type to ask for")
+	flags.StringVar(&o.until, "until", "", "wait until the cache has the object of this `namespace/name`")
+	flags.DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait at most")
 	if err := flags.Parse(args); err != nil {
-		return nil, err
+		return o, err
 	}
 	if flags.NArg() != 1 {
-		return nil, errors.New("RESOURCE?")
+		return o, errors.New("RESOURCE?")
 	}
-	// client-go reads its features from the environment, when first asked.
-	if err := os.Setenv("KUBE_FEATURE_WatchListClient", strconv.FormatBool(*watchList)); err != nil {
+	o.resource = flags.Arg(0)
+	return o, nil
+}
+
+// informer runs an informer until it is synced and has the object of -until.
+func informer(ctx context.Context, args []string) (*held, error) {
+	o, err := parseInformer(args)
+	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	// client-go reads its features from the environment, at the first use.
+	if err := os.Setenv("KUBE_FEATURE_WatchListClient", strconv.FormatBool(o.watchList)); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 
 	config, err := rest.InClusterConfig()
 	if err != nil {
 		return nil, err
 	}
-	config.ContentType, config.AcceptContentTypes = *accept, *accept
+	config.ContentType, config.AcceptContentTypes = o.accept, o.accept
 	var asked requests
 	config.Wrap(asked.wrap)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = *selector }))
-	inf, err := factory.ForResource(schema.GroupVersionResource{Version: "v1", Resource: flags.Arg(0)})
+	store, err := fill(ctx, client, o)
 	if err != nil {
 		return nil, err
-	}
-	added := make(chan struct{}, 1)
-	if _, err := inf.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
-		select {
-		case added <- struct{}{}:
-		default: // it is told already
-		}
-	}}); err != nil {
-		return nil, err
-	}
-	factory.StartWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), inf.Informer().HasSynced) {
-		return nil, errors.New("not synced in time")
-	}
-	store := inf.Informer().GetStore()
-	holds := func(key string) bool {
-		_, ok, _ := store.GetByKey(key) // of a store in memory; it cannot fail
-		return ok
-	}
-	for *last != "" && !holds(*last) {
-		select {
-		case <-added:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%s did not come in time", *last)
-		}
 	}
 	out := &held{Objects: map[string]string{}, Requests: asked.all()}
 	for _, obj := range store.List() {
@@ -99,7 +89,43 @@ func informer(ctx context.Context, args []string) (*held, error) {
 	return out, nil
 }
 
-// requests notes what a client asks.
+// fill starts an informer and returns its cache when it is synced and has the object of -until.
+func fill(ctx context.Context, client kubernetes.Interface, o informerOptions) (cache.Store, error) {
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = o.selector }))
+	inf, err := factory.ForResource(schema.GroupVersionResource{Version: "v1", Resource: o.resource})
+	if err != nil {
+		return nil, err
+	}
+	added := make(chan struct{}, 1)
+	if _, err := inf.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+		select {
+		case added <- struct{}{}:
+		default: // one is pending
+		}
+	}}); err != nil {
+		return nil, err
+	}
+	factory.StartWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), inf.Informer().HasSynced) {
+		return nil, errors.New("not synced in time")
+	}
+	store := inf.Informer().GetStore()
+	has := func(key string) bool {
+		_, ok, _ := store.GetByKey(key) // of a store in memory; it cannot fail
+		return ok
+	}
+	for o.until != "" && !has(o.until) {
+		select {
+		case <-added:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s did not come in time", o.until)
+		}
+	}
+	return store, nil
+}
+
+// requests records the URIs that a client requests.
 type requests struct {
 	mu   sync.Mutex
 	uris []string

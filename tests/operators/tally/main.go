@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/labels"
@@ -25,74 +26,97 @@ import (
 
 func main() {
 	if err := run(); err != nil {
-		slog.Error("the operator ended", "error", err)
+		slog.Error("operator failed", "error", err)
 		os.Exit(1)
 	}
 }
 
-func run() error {
-	var (
-		pod     = flag.String("pod", os.Getenv("POD_NAME"), "name to record, this pod's")
-		elect   = flag.Bool("leader-elect", true, "work only while holding the lock")
-		lock    = flag.String("lock", "tally-leader", "name of the Lease to hold")
-		home    = flag.String("lock-namespace", "", "namespace of the Lease; empty for this pod's")
-		metrics = flag.String("metrics-bind-address", ":8080", "where to serve metrics; 0 for nowhere")
-		probes  = flag.String("health-probe-bind-address", ":8081", "where to answer probes; 0 for nowhere")
-		workers = flag.Int("workers", 4, "objects to reconcile at a time")
-		refresh = flag.Duration("refresh", 0, "how often to write onto each object that it is looked after; 0 for never")
-		selects = flag.String("selector", "", "labels of the objects to look after; empty for all")
-		wait    = flag.Duration("wait", 0, "how long to wait before writing what is new, as operators do that ask somebody outside of the cluster")
-	)
-	flag.Parse()
-	if *pod == "" {
-		return fmt.Errorf("-pod is empty and so is POD_NAME")
-	}
+// options are the flags.
+type options struct {
+	pod, lock, home, metrics, probes, selector string
+	elect                                      bool
+	workers                                    int
+	refresh, wait                              time.Duration
+}
 
-	logger := slog.New(slog.NewJSONHandler(os.Stdout, nil)).With("pod", *pod)
+func parseOptions() (options, error) {
+	var o options
+	flag.StringVar(&o.pod, "pod", os.Getenv("POD_NAME"), "name to record, this pod's")
+	flag.BoolVar(&o.elect, "leader-elect", true, "work only while holding the lock")
+	flag.StringVar(&o.lock, "lock", "tally-leader", "name of the Lease to acquire")
+	flag.StringVar(&o.home, "lock-namespace", "", "namespace of the Lease; empty for this pod's")
+	flag.StringVar(&o.metrics, "metrics-bind-address", ":8080", "where to serve metrics; 0 for nowhere")
+	flag.StringVar(&o.probes, "health-probe-bind-address", ":8081", "where to answer probes; 0 for nowhere")
+	flag.IntVar(&o.workers, "workers", 4, "objects to reconcile at a time")
+	flag.DurationVar(&o.refresh, "refresh", 0, "how often to write the status of each object; 0 for changes only")
+	flag.StringVar(&o.selector, "selector", "", "labels of the objects to reconcile; empty for all")
+	flag.DurationVar(&o.wait, "wait", 0, "how long to wait before each write, as operators do that call an external service")
+	flag.Parse()
+	if o.pod == "" {
+		return o, fmt.Errorf("-pod is empty and so is POD_NAME")
+	}
+	return o, nil
+}
+
+func run() error {
+	o, err := parseOptions()
+	if err != nil {
+		return err
+	}
+	logger := slog.New(slog.NewJSONHandler(os.Stdout, nil)).With("pod", o.pod)
 	slog.SetDefault(logger)
 	ctrl.SetLogger(logr.FromSlogHandler(logger.Handler()))
 	klog.SetSlogLogger(logger)
 
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return fmt.Errorf("building the scheme: %w", err)
-		}
-	}
-	config, err := ctrl.GetConfig()
+	mgr, err := newManager(o)
 	if err != nil {
-		return fmt.Errorf("finding the apiserver: %w", err)
+		return err
 	}
-	selector, err := labels.Parse(*selects)
-	if err != nil {
-		return fmt.Errorf("-selector: %w", err)
-	}
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Cache:                         cache.Options{DefaultLabelSelector: selector},
-		Scheme:                        scheme,
-		LeaderElection:                *elect,
-		LeaderElectionID:              *lock,
-		LeaderElectionNamespace:       *home,
-		LeaderElectionReleaseOnCancel: true, // main returns right after Start does
-		Metrics:                       metricsserver.Options{BindAddress: *metrics},
-		HealthProbeBindAddress:        *probes,
-	})
-	if err != nil {
-		return fmt.Errorf("making the manager: %w", err)
-	}
-	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
-		return fmt.Errorf("adding the readiness check: %w", err)
-	}
-	queued := newBacklog(mgr.GetClient(), *pod)
+	queued := newBacklog(mgr.GetClient(), o.pod)
 	if err := mgr.Add(queued); err != nil {
 		return fmt.Errorf("adding the report of the backlog: %w", err)
 	}
 	err = ctrl.NewControllerManagedBy(mgr).
 		For(&v1.Tally{}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: *workers}).
-		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: *pod, refresh: *refresh, wait: *wait, began: queued.began})
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.workers}).
+		Complete(&reconciler{Client: mgr.GetClient(), live: mgr.GetAPIReader(), pod: o.pod, refresh: o.refresh, wait: o.wait, began: queued.began})
 	if err != nil {
 		return fmt.Errorf("making the controller: %w", err)
 	}
 	return mgr.Start(ctrl.SetupSignalHandler())
+}
+
+// newManager returns a manager that answers readiness probes and has no controllers yet.
+func newManager(o options) (ctrl.Manager, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("building the scheme: %w", err)
+		}
+	}
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return nil, fmt.Errorf("finding the apiserver: %w", err)
+	}
+	selector, err := labels.Parse(o.selector)
+	if err != nil {
+		return nil, fmt.Errorf("-selector: %w", err)
+	}
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Cache:                         cache.Options{DefaultLabelSelector: selector},
+		Scheme:                        scheme,
+		LeaderElection:                o.elect,
+		LeaderElectionID:              o.lock,
+		LeaderElectionNamespace:       o.home,
+		LeaderElectionReleaseOnCancel: true, // main returns right after Start does
+		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
+		HealthProbeBindAddress:        o.probes,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the manager: %w", err)
+	}
+	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
+		return nil, fmt.Errorf("adding the readiness check: %w", err)
+	}
+	return mgr, nil
 }

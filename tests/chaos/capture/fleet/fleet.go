@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	Closed = "closed" // configurations, by their failure policy
-	Open   = "open"
+	// Closed is the configuration with the failure policy Closed.
+	Closed = "closed"
+	// Open is the configuration with the failure policy Open.
+	Open = "open"
 
 	// InformerAgent is the user agent of the members' informers.
 	InformerAgent = "probe-informer"

@@ -24,8 +24,10 @@ import (
 )
 
 const (
-	Name = "tally"        // of the operator's StatefulSet, program and root
-	Lock = "tally-leader" // the operator lock, in the operator's namespace
+	// Name is the name of the operator's StatefulSet, program and root.
+	Name = "tally"
+	// Lock is the operator lock, in the operator's namespace.
+	Lock = "tally-leader"
 
 	manifests = "tests/operators/tally/deploy/"
 
