@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 )
 
@@ -30,7 +30,7 @@ func (w *world) watchBundles(ctx context.Context) error {
 		if _, err := f.Core().V1().ConfigMaps().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    w.bundleChanged,
 			UpdateFunc: func(_, o any) { w.bundleChanged(o) },
-			DeleteFunc: func(any) { w.bundlesLoop.poke() },
+			DeleteFunc: func(any) { w.Changed.Bundles.Notify() },
 		}); err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (w *world) watchBundles(ctx context.Context) error {
 
 func (w *world) bundleChanged(o any) {
 	if cm, ok := o.(*corev1.ConfigMap); ok && !w.bundles.Right(cm) {
-		w.bundlesLoop.poke()
+		w.Changed.Bundles.Notify()
 	}
 }
 
@@ -54,11 +54,11 @@ func (w *world) bundleChanged(o any) {
 // configuration. Admission writes none: anybody who reaches its port could make it.
 // Those that nobody uses any more stay: a pod may be on its way in.
 func (w *world) keepBundles(ctx context.Context) error {
-	c := w.compiled.Load()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
-	needs := bundleNeeds(c.pods, c.configs)
+	needs := bundleNeeds(c.Pods, c.Configs)
 	mesh, egress := w.authority.Bundle(), w.egress.Bundle()
 	var errs []error
 	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b bundleNeed) int {
@@ -72,14 +72,15 @@ func (w *world) keepBundles(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// If the CA changed meanwhile, this is not it, and the next run will tell.
-	if was := w.bundled.Swap(&mesh); was == nil || !bytes.Equal(*was, mesh) {
-		w.trustLoop.poke() // a rotation waits for it
-	}
-	if was := w.egressBundled.Swap(&egress); was == nil || !bytes.Equal(*was, egress) {
-		w.trustLoop.poke()
-	}
+	// If a CA changed meanwhile, this is not it, and the next run stores that.
+	w.MeshBundle.Store(&mesh)
+	w.EgressBundle.Store(&egress)
 	return nil
+}
+
+// otherBundles reports whether pods need other bundles.
+func otherBundles(before, after *controllers.Compiled) bool {
+	return before == nil || !maps.Equal(bundleNeeds(before.Pods, before.Configs), bundleNeeds(after.Pods, after.Configs))
 }
 
 // bundleNeed is a bundle that some pod of a namespace uses.

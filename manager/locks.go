@@ -8,6 +8,7 @@ import (
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
@@ -27,7 +29,7 @@ const membersGone = 30 * time.Second
 
 // keepOperatorLocks acquires, renews and releases the operators' own locks.
 func (w *world) keepOperatorLocks(ctx context.Context) error {
-	l := w.listed.Load()
+	l := w.Listed.Load()
 	if l == nil {
 		return nil
 	}
@@ -40,23 +42,22 @@ func (w *world) keepOperatorLocks(ctx context.Context) error {
 	if err != nil {
 		w.Log.Warn("failed to look for locks that nobody needs", "error", err) // renewals must not wait
 	}
-	if changed || !w.locksKnown.Swap(true) {
-		w.policiesLoop.poke() // which pokes that of roots
-		w.statusLoop.poke()
+	if changed || !w.LocksKnown.Swap(true) {
+		w.Changed.Locks.Notify()
 	}
 	return nil
 }
 
 // handWrittenDemands are what hand-written configurations ask for while they have
 // members: all locks that they name together, and each one that was discovered.
-func (w *world) handWrittenDemands(l *listed, now time.Time) (out []locks.Demand) {
+func (w *world) handWrittenDemands(l *controllers.Listed, now time.Time) (out []locks.Demand) {
 	emptySince := map[types.UID]time.Time{}
-	for _, c := range l.configs {
+	for _, c := range l.Configs {
 		if !handWritten(c) {
 			continue
 		}
 		config := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
-		mode, accounts := locks.Acquire, l.accounts(c)
+		mode, accounts := locks.Acquire, accountsOf(l.Pods, c)
 		if len(accounts) == 0 {
 			since, empty := w.emptySince[c.UID]
 			if !empty {
@@ -112,13 +113,13 @@ func resourcesOf(known []v1alpha1.LockStatus, name types.NamespacedName) []strin
 	return nil
 }
 
-// accounts are the ServiceAccounts of the members of a hand-written configuration.
-func (l *listed) accounts(c *v1alpha1.ShardingConfig) (out []string) {
+// accountsOf returns the ServiceAccounts of the members of a hand-written configuration.
+func accountsOf(pods []*corev1.Pod, c *v1alpha1.ShardingConfig) (out []string) {
 	selects, problem := compile.Selects(c)
 	if problem != nil {
 		return nil
 	}
-	for _, p := range l.pods {
+	for _, p := range pods {
 		if p.Namespace != c.Namespace || !compile.Labelled(p) || compile.Ended(p) || p.Annotations[v1alpha1.TrustAnnotation] == "" || !selects(p) {
 			continue
 		}
@@ -132,9 +133,9 @@ func (l *listed) accounts(c *v1alpha1.ShardingConfig) (out []string) {
 // nobodyActs reports whether no pod acts for a configuration any more, which may have
 // been deleted: the agent of each pod on the mesh in its namespace has confirmed the
 // pod's present policy. l is what the configuration was looked for in.
-func (w *world) nobodyActs(l *listed, config types.NamespacedName) bool {
-	c := w.compiled.Load()
-	if c == nil || c.listed != l {
+func (w *world) nobodyActs(l *controllers.Listed, config types.NamespacedName) bool {
+	c := w.Compiled.Load()
+	if c == nil || c.Listed != l {
 		return false // policies are older than that
 	}
 	for uid, p := range c.Policies {
@@ -153,7 +154,7 @@ func (w *world) withHandWritten(known map[types.NamespacedName]compile.Root, con
 		if !handWritten(c) || len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
 			continue
 		}
-		if !w.locksKnown.Load() {
+		if !w.LocksKnown.Load() {
 			return false
 		}
 		one := compile.Root{}
@@ -206,7 +207,7 @@ func (w *world) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.Shard
 }
 
 // lead finds out who leads the hand-written shards that are to act, by namespace/name.
-func (w *world) lead(ctx context.Context, c *compiled) map[string]status.Leader {
+func (w *world) lead(ctx context.Context, c *controllers.Compiled) map[string]status.Leader {
 	var shards []status.Led
 	names := map[string]types.NamespacedName{}
 	elects := map[string]bool{}

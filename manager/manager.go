@@ -130,7 +130,7 @@ func Run(ctx context.Context, o Options) error {
 		Served:   kube.Discovery().ServerPreferredResources,
 		Limiter:  rate.NewLimiter(rate.Limit(o.StampRate), o.StampBurst),
 		Skip:     o.Namespace,
-		Settings: w.settings.Load,
+		Settings: w.Settings.Load,
 		Every:    o.StampEvery,
 		Log:      o.Log,
 	}

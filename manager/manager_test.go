@@ -6,15 +6,12 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
-	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -41,33 +38,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
-
-func TestLoop(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ran := make(chan struct{})
-		var fail atomic.Int32
-		fail.Store(2)
-		l := newLoop(slog.New(slog.DiscardHandler), "test", time.Millisecond, 0, func(context.Context) error {
-			ran <- struct{}{}
-			if fail.Add(-1) >= 0 {
-				return errors.New("not yet")
-			}
-			return nil
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- l.Start(ctx) }()
-		for range 3 { // at once, and twice more because it failed
-			<-ran
-		}
-		l.poke()
-		l.poke()
-		<-ran
-		cancel()
-		require.NoError(t, <-ended)
-		require.True(t, l.NeedLeaderElection())
-	})
-}
 
 func TestOptions(t *testing.T) {
 	var o Options
@@ -146,7 +116,20 @@ func (c asCache) List(ctx context.Context, o client.ObjectList, opts ...client.L
 	return c.Client.List(ctx, o, opts...)
 }
 
-func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecorder) {
+// testWorld counts what triggers its controllers.
+type testWorld struct {
+	*world
+	triggers map[string]int
+}
+
+// triggered reports whether a controller was triggered since the last call.
+func (w testWorld) triggered(controller string) bool {
+	n := w.triggers[controller]
+	w.triggers[controller] = 0
+	return n > 0
+}
+
+func newWorld(t *testing.T, objects ...client.Object) (testWorld, *events.FakeRecorder) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	require.NoError(t, clientgoscheme.AddToScheme(scheme))
@@ -162,7 +145,8 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}).Build()
 	recorder := events.NewFakeRecorder(100)
 	log := slog.New(slog.DiscardHandler)
-	w := &world{
+	w := testWorld{triggers: map[string]int{}}
+	w.world = &world{
 		Options: Options{
 			Config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: []byte("cluster\n")}}, Log: log,
 			Namespace: "mesh", PodIP: "10.0.0.7", PodName: "m-0", PushAddress: ":8443", ClusterDomain: "cluster.local",
@@ -178,15 +162,16 @@ func newWorld(t *testing.T, objects ...client.Object) (*world, *events.FakeRecor
 	w.weigher = &roots.Weigher{}
 	w.roots = &roots.Roots{Client: c, Observe: w.push.Observe, Recorder: recorder, Weigher: w.weigher}
 	w.bundles = &inject.Bundles{Client: c, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Egress: w.egress.Bundle}
-	idle := func(context.Context) error { return nil }
-	for _, l := range []**loop{&w.policiesLoop, &w.rootsLoop, &w.trustLoop, &w.bundlesLoop, &w.stampLoop, &w.statusLoop, &w.nodesLoop, &w.sharesLoop, &w.trafficLoop} {
-		*l = newLoop(log, "", 0, 0, idle)
+	for _, s := range w.controllers() {
+		for _, source := range s.On {
+			source.Subscribe(func() { w.triggers[s.Name]++ })
+		}
 	}
 	require.NoError(t, w.bootstrap(t.Context()))
 	return w, recorder
 }
 
-func get[T client.Object](t *testing.T, w *world, namespace, name string, into T) T {
+func get[T client.Object](t *testing.T, w testWorld, namespace, name string, into T) T {
 	t.Helper()
 	require.NoError(t, w.live.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, into))
 	return into
@@ -221,8 +206,8 @@ func TestWorld(t *testing.T) {
 	a.Annotations[v1alpha1.TrustEgressAnnotation] = "true"
 	w, recorder := newWorld(t, a, memberPod("b", v1alpha1.TrustBoth), shard("one", "a"), shard("two", "b"))
 	require.NoError(t, w.policies(ctx))
-	require.Len(t, w.compiled.Load().Policies, 2)
-	require.Equal(t, "one", w.compiled.Load().Policies["a"].Sharding.Shard)
+	require.Len(t, w.Compiled.Load().Policies, 2)
+	require.Equal(t, "one", w.Compiled.Load().Policies["a"].Sharding.Shard)
 
 	require.NoError(t, w.keepBundles(ctx))
 	require.Equal(t, string(w.authority.Bundle()), get(t, w, "ns", inject.MeshBundle, &corev1.ConfigMap{}).Data["ca.crt"])
@@ -231,7 +216,7 @@ func TestWorld(t *testing.T) {
 	egress := get(t, w, "ns", inject.EgressBundle, &corev1.ConfigMap{}).Data
 	require.Len(t, egress, 2)
 	require.Equal(t, string(w.egress.Bundle()), egress["ca.crt"])
-	require.Equal(t, w.egress.Bundle(), *w.egressBundled.Load())
+	require.Equal(t, w.egress.Bundle(), *w.EgressBundle.Load())
 
 	require.ErrorContains(t, w.keepStamp(ctx), "apply the manifests of the mesh again")
 	require.NoError(t, w.live.Create(ctx, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}}))
@@ -255,7 +240,7 @@ func TestWorld(t *testing.T) {
 	require.NoError(t, w.live.Delete(ctx, shard("one", "a")))
 	require.NoError(t, w.live.Delete(ctx, shard("two", "b")))
 	require.NoError(t, w.policies(ctx))
-	require.Nil(t, w.compiled.Load().Policies["a"].Sharding)
+	require.Nil(t, w.Compiled.Load().Policies["a"].Sharding)
 	require.NoError(t, w.keepStamp(ctx))
 	require.Empty(t, get(t, w, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks)
 }
@@ -316,18 +301,18 @@ func TestKeepTrust(t *testing.T) {
 	}))
 	require.NoError(t, w.policies(ctx))
 	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("192.0.2.1"))
-	require.Len(t, w.trustLoop.poked, 1)
+	require.True(t, w.triggered("trust"))
+	w.triggered("bundles")
 	require.NoError(t, w.keepTrust(ctx))
 	require.True(t, strings.HasPrefix(string(w.authority.Bundle()), string(before)), "the old one signs")
-	require.Len(t, w.bundlesLoop.poked, 1)
+	require.True(t, w.triggered("bundles"))
 
 	// It waits for the bundles, and they tell it.
 	ca := func() *corev1.Secret { return get(t, w, "mesh", trust.MeshCASecret, &corev1.Secret{}) }
-	<-w.trustLoop.poked
 	require.NoError(t, w.keepTrust(ctx))
 	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "is being put into the bundles")
 	require.NoError(t, w.keepBundles(ctx))
-	require.Len(t, w.trustLoop.poked, 1)
+	require.True(t, w.triggered("trust"))
 	require.NoError(t, w.keepTrust(ctx))
 	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "the next CA signs when")
 }
@@ -341,9 +326,9 @@ func TestAgentsService(t *testing.T) {
 		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.9"}, Ports: []corev1.ServicePort{{Port: 6443}}},
 	}))
 	require.NoError(t, w.policies(ctx))
-	require.Equal(t, []string{"10.96.0.9:6443"}, w.cluster.Load().AgentAddresses)
+	require.Equal(t, []string{"10.96.0.9:6443"}, w.Cluster.Load().AgentAddresses)
 	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("10.96.0.9"))
-	require.Len(t, w.trustLoop.poked, 1)
+	require.True(t, w.triggered("trust"))
 }
 
 // What a new leader has not heard yet does not undo what the last one wrote.
@@ -404,11 +389,11 @@ func TestLeavesNameWhatAgentsWereTold(t *testing.T) {
 // Agents are not told to forget the apiserver when its Service cannot be read.
 func TestLastAddressesStay(t *testing.T) {
 	w, _ := newWorld(t)
-	known := w.cluster.Load()
+	known := w.Cluster.Load()
 	require.NoError(t, w.live.Delete(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}))
 	require.Error(t, w.policies(t.Context()))
-	require.Same(t, known, w.cluster.Load())
-	require.NotNil(t, w.compiled.Load(), "policies go on")
+	require.Same(t, known, w.Cluster.Load())
+	require.NotNil(t, w.Compiled.Load(), "policies go on")
 }
 
 func TestKeepEndpoint(t *testing.T) {

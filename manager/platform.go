@@ -26,7 +26,9 @@ func (w *world) loadPlatform(ctx context.Context) error {
 	if !ok {
 		timeout = platform.MaxRequestTimeout
 	}
-	w.settings.CompareAndSwap(nil, platform.Default().WithRequestTimeout(timeout))
+	if w.Settings.Load() == nil {
+		w.Settings.Store(platform.Default().WithRequestTimeout(timeout))
+	}
 	w.adoptPlatform(cm.Data)
 	return nil
 }
@@ -69,30 +71,21 @@ func (w *world) adoptPlatform(data map[string]string) {
 // useSettings puts valid settings into effect.
 func (w *world) useSettings(settings *platform.Settings) {
 	metrics.PlatformInvalid.Set(0)
-	before := w.settings.Swap(settings)
-	if w.stampLoop != nil {
-		w.stampLoop.poke()
-	}
-	if w.policiesLoop != nil && before != nil && *before.APIServer.RequestTimeout != *settings.APIServer.RequestTimeout {
-		w.policiesLoop.poke() // which pokes that of roots
-	}
+	w.Settings.Store(settings)
 }
 
 // resetPlatform applies the defaults after the ConfigMap was deleted. The request timeout
 // of the apiserver is as before, so that one which is longer stays until the manager ends.
 func (w *world) resetPlatform() {
-	timeout, defaults := w.requestTimeout(), platform.Default()
+	timeout, defaults := w.RequestTimeout(), platform.Default()
 	w.useSettings(defaults.WithRequestTimeout(max(timeout, defaults.APIServer.RequestTimeout.Duration)))
 }
 
 // raiseRequestTimeout applies the request timeout of settings that are invalid, if it is
 // longer than the one before: a shorter one could give a key two owners.
 func (w *world) raiseRequestTimeout(data map[string]string) {
-	before := w.settings.Load()
+	before := w.Settings.Load()
 	if timeout, ok := platform.RequestTimeout(data); ok && timeout > before.APIServer.RequestTimeout.Duration {
-		w.settings.Store(before.WithRequestTimeout(timeout))
-		if w.policiesLoop != nil {
-			w.policiesLoop.poke()
-		}
+		w.Settings.Store(before.WithRequestTimeout(timeout))
 	}
 }

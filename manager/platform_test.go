@@ -18,13 +18,13 @@ func TestInvalidPlatformSettingsChangeNothing(t *testing.T) {
 		Data:       map[string]string{platform.Key: "stamping: {excludedResources: [pods]}"},
 	})
 	pods := schema.GroupResource{Resource: "pods"}
-	require.False(t, w.settings.Load().Stamps(pods), "read before anything is served")
+	require.False(t, w.Settings.Load().Stamps(pods), "read before anything is served")
 
 	w.adoptPlatform(map[string]string{platform.Key: "stamping: {excludedResource: []}"})
-	require.False(t, w.settings.Load().Stamps(pods))
+	require.False(t, w.Settings.Load().Stamps(pods))
 
 	w.adoptPlatform(nil)
-	require.Equal(t, platform.Default(), w.settings.Load())
+	require.Equal(t, platform.Default(), w.Settings.Load())
 }
 
 func TestInvalidPlatformSettingsAtTheStartAreTheDefaults(t *testing.T) {
@@ -43,7 +43,7 @@ func TestInvalidPlatformSettingsAtTheStartAreTheDefaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWorld(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: platform.ConfigMap}, Data: c.data})
-			require.Equal(t, platform.Default().WithRequestTimeout(c.timeout), w.settings.Load())
+			require.Equal(t, platform.Default().WithRequestTimeout(c.timeout), w.Settings.Load())
 		})
 	}
 }
@@ -54,13 +54,13 @@ func TestInvalidPlatformSettingsDoNotShortenTheRequestTimeout(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: platform.ConfigMap},
 		Data:       map[string]string{platform.Key: "apiserver: {requestTimeout: 5m}"},
 	})
-	require.Equal(t, 5*time.Minute, w.requestTimeout())
+	require.Equal(t, 5*time.Minute, w.RequestTimeout())
 	w.adoptPlatform(map[string]string{platform.Key: "apiserver: {requestTimeout: 1m}\nother: {}"})
-	require.Equal(t, 5*time.Minute, w.requestTimeout())
+	require.Equal(t, 5*time.Minute, w.RequestTimeout())
 	w.adoptPlatform(map[string]string{platform.Key: "apiserver: {requestTimeout: 10m}\nother: {}"})
-	require.Equal(t, 10*time.Minute, w.requestTimeout())
+	require.Equal(t, 10*time.Minute, w.RequestTimeout())
 	w.resetPlatform()
-	require.Equal(t, 10*time.Minute, w.requestTimeout())
+	require.Equal(t, 10*time.Minute, w.RequestTimeout())
 	w.adoptPlatform(map[string]string{platform.Key: "apiserver: {requestTimeout: 1m}"})
-	require.Equal(t, time.Minute, w.requestTimeout())
+	require.Equal(t, time.Minute, w.RequestTimeout())
 }

@@ -59,16 +59,16 @@ func (w *world) unheard(ctx context.Context) ([]string, error) {
 
 // keepRoots hands keys over between the shards of roots.
 func (w *world) keepRoots(ctx context.Context) error {
-	l := w.listed.Load()
+	l := w.Listed.Load()
 	if l == nil {
 		return nil
 	}
 	// Read after what was listed, so that it is no older. Before the first pods have
 	// no policies, so that nothing follows from what agents say of them.
-	world := roots.World{Configs: l.configs, Pods: l.pods, Namespaces: l.namespaces, RequestTimeout: w.requestTimeout(), Node: func(name string) bool {
+	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, RequestTimeout: w.RequestTimeout(), Node: func(name string) bool {
 		return !apierrors.IsNotFound(w.cache.Get(ctx, types.NamespacedName{Name: name}, metadataOf(nodeKind)))
 	}}
-	if c := w.compiled.Load(); c != nil {
+	if c := w.Compiled.Load(); c != nil {
 		world.Compiled, world.Removed = c.Result, w.push.Removed()
 	}
 	if w.roots.Young() {
@@ -78,11 +78,9 @@ func (w *world) keepRoots(ctx context.Context) error {
 		}
 	}
 	err := w.roots.Round(ctx, world)
-	if w.nextStep != nil {
-		w.nextStep.Stop()
-	}
+	w.nextStep = time.Time{}
 	if w.roots.Correcting() {
-		w.nextStep = time.AfterFunc(roots.CorrectEvery, w.rootsLoop.poke)
+		w.nextStep = time.Now().Add(roots.CorrectEvery)
 	}
 	return err
 }

@@ -85,7 +85,7 @@ func (w *world) webhooks(self string) map[string]admission.Handler {
 	reader := admissionReader{&admit.Reader{Reader: w.live}, w.cache}
 	return map[string]admission.Handler{
 		inject.Path:             &inject.Webhook{Reader: reader, Bundles: w.bundles, Namespace: w.Namespace, Permits: w.permits},
-		validate.Path:           &validate.Webhook{Reader: reader, Manager: self, Namespace: w.Namespace, Settings: w.settings.Load},
+		validate.Path:           &validate.Webhook{Reader: reader, Manager: self, Namespace: w.Namespace, Settings: w.Settings.Load},
 		validate.BreakersPath:   &validate.Breakers{Reader: reader},
 		validate.InjectionsPath: &validate.Injections{Reader: reader},
 		label.Path:              admission.HandlerFunc(label.Stamp),

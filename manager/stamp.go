@@ -15,11 +15,11 @@ import (
 // keepStamp keeps the rules of the stamping webhook, and only then tells the
 // sweep: what is created while it walks is already stamped.
 func (w *world) keepStamp(ctx context.Context) error {
-	c := w.compiled.Load()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
-	want := label.Webhooks(label.Listed(c.configs...), label.Service{Namespace: w.Namespace, Name: w.WebhookService, CA: w.serving.Bundle()}, w.settings.Load())
+	want := label.Webhooks(label.Listed(c.Configs...), label.Service{Namespace: w.Namespace, Name: w.WebhookService, CA: w.serving.Bundle()}, w.Settings.Load())
 	have := &admissionv1.MutatingWebhookConfiguration{}
 	err := w.live.Get(ctx, types.NamespacedName{Name: label.Configuration}, have)
 	switch {
@@ -33,7 +33,7 @@ func (w *world) keepStamp(ctx context.Context) error {
 		err = w.live.Update(ctx, have)
 	}
 	// Even without the webhook the sweep labels what exists.
-	w.sweeper.Set(c.configs)
+	w.sweeper.Set(c.Configs)
 	if err != nil {
 		return fmt.Errorf("MutatingWebhookConfiguration %s: %w", label.Configuration, err)
 	}

@@ -16,13 +16,14 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 // keepStatus writes the status of every configuration that has a new one.
 func (w *world) keepStatus(ctx context.Context) error {
-	c := w.compiled.Load()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
@@ -30,7 +31,7 @@ func (w *world) keepStatus(ctx context.Context) error {
 		w.since = time.Now()
 	}
 	w.countPolicies(c)
-	countUnready(c.configs)
+	countUnready(c.Configs)
 	leaders := w.lead(ctx, c)
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
@@ -53,7 +54,7 @@ func (w *world) keepStatus(ctx context.Context) error {
 		statuses[current.UID] = last
 		current = last.object
 		shard.Config = current
-		known, obstacle := w.surveyHandWritten(shard, c.configs)
+		known, obstacle := w.surveyHandWritten(shard, c.Configs)
 		next := status.Of(status.Input{
 			Shard:    shard,
 			Locks:    known,
@@ -132,7 +133,7 @@ func countUnready(configs []*v1alpha1.ShardingConfig) {
 	}
 }
 
-func (w *world) countPolicies(c *compiled) {
+func (w *world) countPolicies(c *controllers.Compiled) {
 	states := map[string]int{"applied": 0, "pending": 0, "rejected": 0, "unscheduled": 0}
 	for uid, p := range c.Policies {
 		o := w.push.Observe(p.Node, string(uid))

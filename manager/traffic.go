@@ -29,6 +29,8 @@ const (
 	// countGap that while nothing changes but counts of requests.
 	writeGap = 2 * time.Second
 	countGap = 10 * time.Second
+	// writeRetry is the time after which a write is tried again.
+	writeRetry = 200 * time.Millisecond
 	// countRate and countBurst bound the writes of all objects' mere counts, and calmWrites
 	// those of one round that nobody waits for: what is urgent meanwhile comes after it.
 	countRate, countBurst = 20, 20
@@ -51,7 +53,7 @@ func (w *world) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreake
 	for _, c := range breakers {
 		name := client.ObjectKeyFromObject(c)
 		there[name] = true
-		if w.book.Lacks(c) {
+		if w.Book.Lacks(c) {
 			unread[name] = true
 		}
 	}
@@ -66,7 +68,7 @@ func (w *world) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreake
 		}
 		w.Log.Warn("rules of scope Workload that are not shared out yet refuse all requests", "error", err)
 	}
-	w.book.Close(func(name types.NamespacedName) bool { return there[name] })
+	w.Book.Close(func(name types.NamespacedName) bool { return there[name] })
 	return nil
 }
 
@@ -92,7 +94,7 @@ func (w *world) readShares(ctx context.Context, unread map[types.NamespacedName]
 		}
 		for i := range live.Items {
 			if name := client.ObjectKeyFromObject(&live.Items[i]); unread[name] {
-				w.book.Open(name, live.Items[i].Status)
+				w.Book.Open(name, live.Items[i].Status)
 				delete(unread, name)
 			}
 		}
@@ -101,28 +103,28 @@ func (w *world) readShares(ctx context.Context, unread map[types.NamespacedName]
 		}
 	}
 	for name := range unread { // it is gone
-		w.book.Open(name, v1alpha1.CircuitBreakerStatus{})
+		w.Book.Open(name, v1alpha1.CircuitBreakerStatus{})
 	}
 	return nil
 }
 
 // keepShares splits rules of scope Workload anew as members come, go and confirm.
 func (w *world) keepShares(context.Context) error {
-	w.sharing.Lock()
-	defer w.sharing.Unlock()
-	c := w.compiled.Load()
+	w.Sharing.Lock()
+	defer w.Sharing.Unlock()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
-	tell, record := w.book.Round(c.Policies, func(p compile.Policy) bool {
+	tell, record := w.Book.Round(c.Policies, func(p compile.Policy) bool {
 		o := w.push.Observe(p.Node, p.Uid)
 		return o.Version == p.Version && o.TrafficMessage == ""
 	})
 	if tell {
-		w.policiesLoop.poke()
+		w.Changed.Shares.Notify()
 	}
 	if record {
-		w.trafficLoop.poke()
+		w.Changed.Unrecorded.Notify()
 	}
 	return nil
 }
@@ -133,8 +135,8 @@ type traffic struct {
 	paces map[types.UID]*pace
 	// counts bounds the writes of counts alone.
 	counts *rate.Limiter
-	// later wakes the loop for what was too early.
-	later *time.Timer
+	// next is when there is more to write of what was too early; zero if there is none.
+	next time.Time
 }
 
 // pace of writing about one object.
@@ -156,7 +158,7 @@ func newest[T client.Object](p *pace, cached T) T {
 
 // keepTraffic writes the statuses of CircuitBreakers and FaultInjections.
 func (w *world) keepTraffic(ctx context.Context) error {
-	c := w.compiled.Load()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
@@ -187,11 +189,9 @@ func (w *world) keepTraffic(ctx context.Context) error {
 	t.paces = round.paces
 	metrics.BreakersOpen.Set(round.opened)
 	metrics.FaultsInForce.Set(round.harmed)
-	if t.later != nil {
-		t.later.Stop()
-	}
+	t.next = time.Time{}
 	if round.wait > 0 {
-		t.later = time.AfterFunc(round.wait, w.trafficLoop.poke)
+		t.next = time.Now().Add(round.wait)
 	}
 	return errors.Join(round.errs...)
 }
@@ -247,7 +247,7 @@ func (r *trafficRound) write(s statusWrite) {
 	}
 	if s.gap > 0 {
 		if r.calm == calmWrites || s.gap == countGap && !r.traffic.counts.Allow() {
-			r.again(firstRetry)
+			r.again(writeRetry)
 			return
 		}
 		r.calm++
@@ -258,7 +258,7 @@ func (r *trafficRound) write(s statusWrite) {
 	case apierrors.IsNotFound(err):
 	case apierrors.IsConflict(err):
 		s.at, s.last = time.Time{}, nil
-		r.again(firstRetry) // the cache will have it
+		r.again(writeRetry) // the cache will have it
 	case err != nil:
 		r.errs = append(r.errs, fmt.Errorf("status of %T %s: %w", s.updated, client.ObjectKeyFromObject(s.updated), err))
 	default:
@@ -283,13 +283,13 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	p := r.pace(b.UID)
 	current := newest(p, cached)
 	b.CircuitBreaker = current
-	record, fits := r.book.Record(current)
+	record, fits := r.Book.Record(current)
 	next := status.OfBreaker(b, r.in, record, fits)
 	r.opened[name] = next.Opened
 	before := current.Status
 	// What is to be recorded is written even if it seems to be there: the cache may lag
 	// behind what is.
-	waits := fits && r.book.Unrecorded(name)
+	waits := fits && r.Book.Unrecorded(name)
 	if !waits && equality.Semantic.DeepEqual(before, next) {
 		return
 	}
@@ -303,9 +303,9 @@ func (r *trafficRound) breaker(b compile.Breaker) {
 	updated := current.DeepCopy()
 	updated.Status = next
 	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() {
-		r.book.Recorded(name, next.Shares)
+		r.Book.Recorded(name, next.Shares)
 		if waits {
-			r.sharesLoop.poke()
+			r.Changed.Recorded.Notify()
 		}
 		r.tellTurns(p, updated, before)
 	}})

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 )
 
 func workloadPod(name string) *corev1.Pod {
@@ -42,14 +43,14 @@ func sharedBreaker() *v1alpha1.CircuitBreaker {
 }
 
 // toldShare is what a pod is told of the rule.
-func toldShare(w *world, pod string) *meshv1.Share {
-	return w.compiled.Load().Policies[types.UID(pod)].Traffic.Breakers[0].Rules[0].Share
+func toldShare(w testWorld, pod string) *meshv1.Share {
+	return w.Compiled.Load().Policies[types.UID(pod)].Traffic.Breakers[0].Rules[0].Share
 }
 
 // recordOf is what is to be recorded.
-func recordOf(t *testing.T, w *world) []v1alpha1.RuleShares {
+func recordOf(t *testing.T, w testWorld) []v1alpha1.RuleShares {
 	t.Helper()
-	record, ok := w.book.Record(get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{}))
+	record, ok := w.Book.Record(get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{}))
 	require.True(t, ok)
 	return record
 }
@@ -60,16 +61,18 @@ func TestShares(t *testing.T) {
 	w, _ := newWorld(t, workloadPod("op-0"), workloadPod("op-1"), sharedBreaker())
 	require.NoError(t, w.policies(ctx))
 	require.Zero(t, toldShare(w, "op-0").GetOf())
+	w.triggered("traffic")
+	w.triggered("policies")
 	require.NoError(t, w.keepShares(ctx))
-	require.Len(t, w.trafficLoop.poked, 1, "to be recorded")
-	require.Empty(t, w.policiesLoop.poked)
+	require.True(t, w.triggered("traffic"), "to be recorded")
+	require.False(t, w.triggered("policies"))
 
 	require.NoError(t, w.keepTraffic(ctx))
 	cb := get(t, w, "ns", "cb", &v1alpha1.CircuitBreaker{})
 	require.Equal(t, "2/2", cb.Status.TargetStatus[1].LimitingSnapshots[0].Share)
 	require.EqualValues(t, v1alpha1.ReasonRollingOut, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.NoError(t, w.keepShares(ctx))
-	require.Len(t, w.policiesLoop.poked, 1, "to be told")
+	require.True(t, w.triggered("policies"), "to be told")
 	require.NoError(t, w.policies(ctx))
 	require.EqualValues(t, 2, toldShare(w, "op-0").GetOf())
 	require.EqualValues(t, 1, toldShare(w, "op-1").GetIndex())
@@ -81,7 +84,7 @@ func TestShares(t *testing.T) {
 	require.NoError(t, w.policies(ctx))
 	require.NoError(t, w.keepTraffic(ctx))
 	require.Equal(t, cb.ResourceVersion, get(t, w, "ns", "cb", cb).ResourceVersion, "two seconds have not passed")
-	require.NotNil(t, w.traffic.later, "it will be looked at again")
+	require.NotZero(t, w.traffic.next, "it will be looked at again")
 
 	// What is to be recorded cannot.
 	require.NoError(t, w.keepShares(ctx))
@@ -144,7 +147,7 @@ func TestFaultsThatExpire(t *testing.T) {
 			Name: "slow", Delay: &v1alpha1.FaultDelay{FixedDelay: "1s", Percent: "50"},
 		}}},
 	})
-	told := func() *meshv1.Traffic { return w.compiled.Load().Policies["op-0"].Traffic }
+	told := func() *meshv1.Traffic { return w.Compiled.Load().Policies["op-0"].Traffic }
 	require.NoError(t, w.policies(ctx))
 	require.Nil(t, told())
 	require.NoError(t, w.keepTraffic(ctx))
@@ -177,7 +180,7 @@ func TestAConflictingWrite(t *testing.T) {
 	fresh := w.cache
 	w.cache = lagging{asCache{Client: w.live}, stale}
 	require.NoError(t, w.keepTraffic(ctx))
-	require.NotNil(t, w.traffic.later, "it will be tried again")
+	require.NotZero(t, w.traffic.next, "it will be tried again")
 	require.Empty(t, get(t, w, "ns", "cb", edited).Status.TargetStatus)
 	w.cache = fresh
 	require.NoError(t, w.keepTraffic(ctx))
@@ -285,7 +288,7 @@ func TestUrgentStatusesAreWrittenFirst(t *testing.T) {
 	}
 	require.NoError(t, w.keepTraffic(ctx))
 	require.Len(t, written, countBurst)
-	require.NotNil(t, w.traffic.later, "the others have their turn later")
+	require.NotZero(t, w.traffic.next, "the others have their turn later")
 }
 
 // A new leader does not let everybody wait for shares that it cannot read, and never
@@ -306,7 +309,7 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 		return c.List(ctx, l, opts...)
 	}})
 	require.ErrorIs(t, w.policies(ctx), away)
-	require.Nil(t, w.compiled.Load())
+	require.Nil(t, w.Compiled.Load())
 	w.unread = time.Now().Add(-sharesPatience)
 	require.NoError(t, w.policies(ctx))
 	require.Zero(t, toldShare(w, "op-0").GetOf())
@@ -385,17 +388,21 @@ func TestSharesAreAskedForAgainOnce(t *testing.T) {
 		return c.List(ctx, l, opts...)
 	}})
 	synctest.Test(t, func(t *testing.T) {
-		w.policiesLoop.poked = make(chan struct{}, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*sharesPatience+time.Second)
+		defer cancel()
 		w.unread = time.Now().Add(-sharesPatience)
-		for range 3 {
-			require.NoError(t, w.policies(t.Context()))
-			time.Sleep(sharesPatience / 2)
-		}
-		require.Empty(t, w.policiesLoop.poked)
-		time.Sleep(sharesPatience)
-		require.Len(t, w.policiesLoop.poked, 1)
-		<-w.policiesLoop.poked
-		time.Sleep(2 * sharesPatience)
-		require.Empty(t, w.policiesLoop.poked)
+		began := time.Now()
+		var at []time.Duration
+		c := controllers.New(w.Log, controllers.Spec{
+			Reconcile: func(ctx context.Context) error {
+				at = append(at, time.Since(began).Round(time.Second))
+				return w.policies(ctx)
+			},
+			Next: func() time.Time { return w.until },
+		})
+		time.AfterFunc(sharesPatience/2, c.Trigger)
+		time.AfterFunc(sharesPatience*3/4, c.Trigger)
+		require.NoError(t, c.Start(ctx))
+		require.Equal(t, []time.Duration{0, 5 * time.Second, 8 * time.Second, 18 * time.Second}, at)
 	})
 }

@@ -50,7 +50,7 @@ func (w *world) loadAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.cluster.Store(cluster)
+	w.Cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
 	return errors.Join(w.loadCAs(ctx), w.serving.Maintain(ctx, nil), w.loadPlatform(ctx))
 }
@@ -97,17 +97,16 @@ func (w *world) keepTrust(ctx context.Context) error {
 	before, egress := w.authority.Bundle(), w.egress.Bundle()
 	mesh := func(p *corev1.Pod) bool { return p.Annotations[v1alpha1.TrustAnnotation] != "" }
 	err := errors.Join(
-		w.authority.Maintain(ctx, dereference(w.bundled.Load()), w.trusting(mesh)),
-		w.egress.Maintain(ctx, dereference(w.egressBundled.Load()), w.trusting(inject.TrustsEgress)),
+		w.authority.Maintain(ctx, dereference(w.MeshBundle.Load()), w.trusting(mesh)),
+		w.egress.Maintain(ctx, dereference(w.EgressBundle.Load()), w.trusting(inject.TrustsEgress)),
 		w.serving.Maintain(ctx, w.published),
 	)
 	metrics.MeshCAExpiry.Set(float64(w.authority.Expiry().Unix()))
 	if !bytes.Equal(before, w.authority.Bundle()) {
-		w.bundlesLoop.poke()
-		w.policiesLoop.poke() // agents must ask for a new leaf
+		w.Changed.MeshCA.Notify()
 	}
 	if !bytes.Equal(egress, w.egress.Bundle()) {
-		w.bundlesLoop.poke()
+		w.Changed.EgressCA.Notify()
 	}
 	told := errors.Join(w.publishCA(ctx), w.injectCA(ctx))
 	if told == nil {
@@ -143,12 +142,12 @@ func (w *world) permits(ctx context.Context, ip netip.Addr) bool {
 // trusting are the pods that trust a CA, and when they were created; nil while they
 // are not known.
 func (w *world) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
-	c := w.compiled.Load()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
 	pods := map[string]time.Time{}
-	for _, p := range c.pods {
+	for _, p := range c.Pods {
 		if trusts(p) && !compile.Ended(p) {
 			pods[p.Namespace+"/"+p.Name] = p.CreationTimestamp.Time
 		}

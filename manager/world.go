@@ -11,8 +11,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +28,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/failover"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -37,7 +36,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
@@ -48,11 +46,14 @@ const (
 	settleEvents = 50 * time.Millisecond
 	// settleAcks is how long the roots loop does: each step of a handover waits for it.
 	settleAcks = 10 * time.Millisecond
+	// settleStatus is the same for statuses.
+	settleStatus = 200 * time.Millisecond
 )
 
 // world is what the loops share.
 type world struct {
 	Options
+	controllers.State
 	live     client.Client // uncached
 	kube     kubernetes.Interface
 	cache    cache.Cache
@@ -72,21 +73,13 @@ type world struct {
 	locks     *locks.Keeper
 	weigher   *roots.Weigher
 
-	cluster  atomic.Pointer[meshv1.Cluster]
-	settings atomic.Pointer[platform.Settings] // the administrator's; never nil once loaded
-	listed   atomic.Pointer[listed]
-	compiled atomic.Pointer[compiled]
-	// bundled and egressBundled are the bundles that all namespaces have.
-	bundled, egressBundled atomic.Pointer[[]byte]
-	// later wakes the policies loop, which alone sets it.
-	later *time.Timer
-	book  quota.Book
+	// until is when the policies change by themselves, as when the next FaultInjection
+	// expires, for which agents do not wait. The policies loop alone has it.
+	until time.Time
 	// unread is since when the policies loop cannot read shares; zero: it can.
 	unread time.Time
 	// rendered is what the policies loop, which alone has it, need not render again.
 	rendered compile.Cache
-	// locksKnown: the operators' locks were looked at.
-	locksKnown atomic.Bool
 	// emptySince is since when hand-written configurations, by uid, have no members. The
 	// locks loop alone has it.
 	emptySince map[types.UID]time.Time
@@ -96,55 +89,24 @@ type world struct {
 	led     map[string]types.NamespacedName
 	// statuses are what the status loop wrote last, by uid. It alone has them.
 	statuses map[types.UID]*writtenStatus
-	// nextStep wakes the roots loop, which alone has it, for the next step of a correction.
-	nextStep *time.Timer
-	// sharing is held while shares are decided, and until what was is pushed.
-	sharing sync.Mutex
-	traffic traffic
+	// nextStep is when the roots loop, which alone has it, takes the next step of a correction.
+	nextStep time.Time
+	traffic  traffic
 	// published is the bundle by which the manager was last told to be verified.
 	published []byte
-
-	policiesLoop, rootsLoop, locksLoop, failoverLoop, trustLoop, bundlesLoop, stampLoop, statusLoop, nodesLoop, sharesLoop, trafficLoop *loop
-}
-
-// listed is what was there when the policies loop looked last.
-type listed struct {
-	pods       []*corev1.Pod
-	configs    []*v1alpha1.ShardingConfig
-	namespaces []string // sorted
-	rules      compile.Rules
-}
-
-// compiled is the last outcome of the policies loop.
-type compiled struct {
-	compile.Result
-	*listed
 }
 
 // add adds all runnables and lets events wake them.
 func (w *world) add(ctx context.Context, mgr manager.Manager) error {
-	w.policiesLoop = newLoop(w.Log, "policies", settleEvents, 0, w.policies)
-	w.rootsLoop = newLoop(w.Log, "roots", settleAcks, 10*time.Second, w.keepRoots)
-	w.locksLoop = newLoop(w.Log, "locks", settleAcks, locks.Every, w.keepOperatorLocks)
-	w.failoverLoop = newLoop(w.Log, "failover", 0, 0, w.keepLocks)
-	w.trustLoop = newLoop(w.Log, "trust", time.Second, time.Minute, w.keepTrust)
-	w.bundlesLoop = newLoop(w.Log, "bundles", settleEvents, 10*time.Minute, w.keepBundles)
-	w.stampLoop = newLoop(w.Log, "stamp", settleEvents, time.Minute, w.keepStamp)
-	w.statusLoop = newLoop(w.Log, "status", 200*time.Millisecond, 10*time.Second, w.keepStatus)
-	w.nodesLoop = newLoop(w.Log, "nodes", time.Second, 15*time.Second, w.keepNodes)
-	w.sharesLoop = newLoop(w.Log, "shares", settleAcks, 10*time.Second, w.keepShares)
-	w.trafficLoop = newLoop(w.Log, "traffic", 200*time.Millisecond, 10*time.Second, w.keepTraffic)
-	w.sharesLoop.rests = true // every agent's word pokes it, and policies wait for it
-	w.push.Changed = func() {
-		for _, l := range []*loop{w.rootsLoop, w.failoverLoop, w.statusLoop, w.nodesLoop, w.sharesLoop, w.trafficLoop} {
-			l.poke()
+	w.push.Changed, w.push.Counted = w.Changed.Agents.Notify, w.Changed.Counts.Notify
+	w.sweeper.Changed = w.Changed.Stamping.Notify
+	w.roots.Written, w.roots.Asked = w.Changed.Roots.Notify, w.Changed.Demands.Notify
+	w.weigher.Changed = w.Changed.Weights.Notify
+	for _, s := range w.controllers() {
+		if err := mgr.Add(controllers.New(w.Log, s)); err != nil {
+			return err
 		}
 	}
-	w.push.Counted = w.trafficLoop.poke
-	w.sweeper.Changed = w.statusLoop.poke
-	w.roots.Written, w.roots.Asked = w.policiesLoop.poke, w.locksLoop.poke
-	w.weigher.Changed = w.rootsLoop.poke
-
 	for _, o := range []client.Object{
 		&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
 		metadataOf(namespaceKind), metadataOf(nodeKind),
@@ -153,27 +115,15 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 		if err != nil {
 			return fmt.Errorf("watching %T: %w", o, err)
 		}
-		if _, err := informer.AddEventHandler(wake(w.policiesLoop)); err != nil { // which wakes that of roots
+		if _, err := informer.AddEventHandler(onChange(w.Changed.Objects.Notify)); err != nil {
 			return err
 		}
 	}
 	for _, r := range []manager.Runnable{
-		w.policiesLoop,
-		w.rootsLoop,
-		w.locksLoop,
-		w.failoverLoop,
-		w.trustLoop,
-		w.bundlesLoop,
-		w.stampLoop,
-		w.statusLoop,
-		w.nodesLoop,
-		w.sharesLoop,
-		w.trafficLoop,
 		leader(w.watchBundles),
 		leader(w.sweeper.Run),
 		leader(w.weigher.Run),
 		leader(w.serveAgents),
-		newLoop(w.Log, "endpoint", 0, 15*time.Second, w.keepEndpoint),
 		follower(w.follow),
 		follower(w.watchPlatform),
 	} {
@@ -184,15 +134,73 @@ func (w *world) add(ctx context.Context, mgr manager.Manager) error {
 	return nil
 }
 
-// wake pokes a loop for every event that changes an object's meaning: writes of
-// a status, the manager's own among them, are none.
-func wake(l *loop) toolscache.ResourceEventHandler {
+// controllers are all controllers, and what each reads.
+func (w *world) controllers() []controllers.Spec {
+	on := func(sources ...controllers.Source) []controllers.Source { return sources }
+	is := &w.Changed
+	return []controllers.Spec{
+		{
+			Name: "policies", Reconcile: w.policies, Settle: settleEvents, Next: func() time.Time { return w.until },
+			On: on(&is.Objects, w.Settings.When(otherTimeout), &is.MeshCA, &is.Roots, &is.Locks, &is.Shares),
+		},
+		{
+			Name: "roots", Reconcile: w.keepRoots, Settle: settleAcks, Resync: 10 * time.Second, Next: func() time.Time { return w.nextStep },
+			On: on(&w.Listed, &is.Agents, &is.Weights),
+		},
+		{Name: "locks", Reconcile: w.keepOperatorLocks, Settle: settleAcks, Resync: locks.Every, On: on(&is.Demands)},
+		{Name: "failover", Reconcile: w.keepLocks, On: on(&is.Agents)},
+		{
+			Name: "trust", Reconcile: w.keepTrust, Settle: time.Second, Resync: time.Minute,
+			On: on(w.Cluster.When(otherCluster), w.MeshBundle.When(controllers.Differ), w.EgressBundle.When(controllers.Differ)),
+		},
+		{
+			Name: "bundles", Reconcile: w.keepBundles, Settle: settleEvents, Resync: 10 * time.Minute,
+			On: on(&is.Bundles, &is.MeshCA, &is.EgressCA, w.Compiled.When(otherBundles)),
+		},
+		{
+			Name: "stamp", Reconcile: w.keepStamp, Settle: settleEvents, Resync: time.Minute,
+			On: on(&w.Settings, w.Compiled.When(otherConfigs)),
+		},
+		{
+			Name: "status", Reconcile: w.keepStatus, Settle: settleStatus, Resync: 10 * time.Second,
+			On: on(&w.Compiled, &is.Agents, &is.Locks, &is.Stamping),
+		},
+		{Name: "nodes", Reconcile: w.keepNodes, Settle: time.Second, Resync: 15 * time.Second, On: on(&is.Agents)},
+		{ // All agents' reports trigger it, and the policies wait for it.
+			Name: "shares", Reconcile: w.keepShares, Settle: settleAcks, Resync: 10 * time.Second, Rests: true,
+			On: on(&w.Compiled, &is.Agents, &is.Recorded),
+		},
+		{
+			Name: "traffic", Reconcile: w.keepTraffic, Settle: settleStatus, Resync: 10 * time.Second, Next: func() time.Time { return w.traffic.next },
+			On: on(&w.Compiled, &is.Agents, &is.Counts, &is.Unrecorded),
+		},
+		{Name: "endpoint", Reconcile: w.keepEndpoint, Resync: 15 * time.Second},
+	}
+}
+
+func otherTimeout(before, after *platform.Settings) bool {
+	return before == nil || *before.APIServer.RequestTimeout != *after.APIServer.RequestTimeout
+}
+
+func otherCluster(before, after *meshv1.Cluster) bool {
+	return before.GetVersion() != after.GetVersion()
+}
+
+// otherConfigs reports whether a configuration has changed. The controllers that read the
+// apiserver do not run at every step of every pod.
+func otherConfigs(before, after *controllers.Compiled) bool {
+	return before == nil || !slices.EqualFunc(before.Configs, after.Configs, sameSpec)
+}
+
+// onChange calls notify for each event that changes an object's meaning. Writes of a
+// status, which are mostly the manager's own, do not.
+func onChange(notify func()) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { l.poke() },
-		DeleteFunc: func(any) { l.poke() },
+		AddFunc:    func(any) { notify() },
+		DeleteFunc: func(any) { notify() },
 		UpdateFunc: func(before, after any) {
 			if !sameMeaning(before, after) {
-				l.poke()
+				notify()
 			}
 		},
 	}
@@ -214,45 +222,33 @@ func (w *world) policies(ctx context.Context) error {
 	cluster, err := w.readCluster(ctx, w.cache)
 	if err != nil {
 		// What was known stands: agents must not forget where the apiserver is.
-		cluster = w.cluster.Load()
+		cluster = w.Cluster.Load()
 		w.Log.Warn("the apiserver's addresses are not known, the last ones stay", "error", err)
-	} else if w.cluster.Swap(cluster).GetVersion() != cluster.Version {
-		w.trustLoop.poke()
+	} else {
+		w.Cluster.Store(cluster)
 	}
 
 	l, listErr := w.list(ctx)
 	if listErr != nil {
 		return listErr
 	}
-	w.listed.Store(l)
-	w.rootsLoop.poke()
-	known, ok := w.roots.Known(l.configs, l.namespaces)
-	if !ok || !w.withHandWritten(known, l.configs) {
+	w.Listed.Store(l)
+	known, ok := w.roots.Known(l.Configs, l.Namespaces)
+	if !ok || !w.withHandWritten(known, l.Configs) {
 		// Agents keep what they were told last, until it is known who holds what.
 		return err
 	}
-	if openErr := w.openBook(ctx, l.rules.Breakers); openErr != nil {
+	if openErr := w.openBook(ctx, l.Rules.Breakers); openErr != nil {
 		return openErr
 	}
-	w.sharing.Lock()
-	c := &compiled{compile.Compile(l.configs, l.pods, known, l.rules), l}
+	w.Sharing.Lock()
+	c := &controllers.Compiled{Result: compile.Compile(l.Configs, l.Pods, known, l.Rules), Listed: l}
 	w.push.Set(cluster, c.Policies)
-	before := w.compiled.Swap(c)
-	w.sharing.Unlock()
-	until := c.Until
-	if again := time.Now().Add(sharesPatience); !w.unread.IsZero() && (until.IsZero() || again.Before(until)) {
-		until = again
-	}
-	w.wakeAt(until)
-	w.statusLoop.poke()
-	w.sharesLoop.poke()
-	w.trafficLoop.poke()
-	// The other loops read the apiserver, so not at every pod's every step.
-	if before == nil || !maps.Equal(bundleNeeds(before.pods, before.configs), bundleNeeds(c.pods, c.configs)) {
-		w.bundlesLoop.poke()
-	}
-	if before == nil || !slices.EqualFunc(before.configs, c.configs, sameSpec) {
-		w.stampLoop.poke()
+	w.Compiled.Store(c)
+	w.Sharing.Unlock()
+	w.until = c.Until
+	if again := time.Now().Add(sharesPatience); !w.unread.IsZero() && (c.Until.IsZero() || again.Before(c.Until)) {
+		w.until = again
 	}
 
 	metrics.Members.Reset()
@@ -262,20 +258,9 @@ func (w *world) policies(ctx context.Context) error {
 	return err
 }
 
-// wakeAt lets the policies loop look again, as when the next FaultInjection expires:
-// agents do not wait for that.
-func (w *world) wakeAt(t time.Time) {
-	if w.later != nil {
-		w.later.Stop()
-	}
-	if !t.IsZero() {
-		w.later = time.AfterFunc(time.Until(t), w.policiesLoop.poke)
-	}
-}
-
 // keepLocks frees locks of the dead.
 func (w *world) keepLocks(ctx context.Context) error {
-	c := w.compiled.Load()
+	c := w.Compiled.Load()
 	if c == nil {
 		return nil
 	}
@@ -307,7 +292,7 @@ func sameMeaning(before, after any) bool {
 	return false
 }
 
-func (w *world) list(ctx context.Context) (*listed, error) {
+func (w *world) list(ctx context.Context) (*controllers.Listed, error) {
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	var namespaces metav1.PartialObjectMetadataList
@@ -321,34 +306,29 @@ func (w *world) list(ctx context.Context) (*listed, error) {
 	); err != nil {
 		return nil, err
 	}
-	out := &listed{rules: compile.Rules{Cache: &w.rendered, Now: time.Now(), Share: w.book.Share, RequestTimeout: w.requestTimeout()}}
+	out := &controllers.Listed{Rules: compile.Rules{Cache: &w.rendered, Now: time.Now(), Share: w.Book.Share, RequestTimeout: w.RequestTimeout()}}
 	for i := range breakers.Items {
-		out.rules.Breakers = append(out.rules.Breakers, &breakers.Items[i])
+		out.Rules.Breakers = append(out.Rules.Breakers, &breakers.Items[i])
 	}
 	for i := range injections.Items {
-		out.rules.Injections = append(out.rules.Injections, &injections.Items[i])
+		out.Rules.Injections = append(out.Rules.Injections, &injections.Items[i])
 	}
 	for i := range configs.Items {
-		out.configs = append(out.configs, &configs.Items[i])
+		out.Configs = append(out.Configs, &configs.Items[i])
 	}
 	// A cache lists in no order.
-	slices.SortFunc(out.configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
+	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	for i := range pods.Items {
-		out.pods = append(out.pods, &pods.Items[i])
+		out.Pods = append(out.Pods, &pods.Items[i])
 	}
 	for _, n := range namespaces.Items {
-		out.namespaces = append(out.namespaces, n.Name)
+		out.Namespaces = append(out.Namespaces, n.Name)
 		if compile.ForbidsFaults(&n) {
-			out.rules.NoFaults = append(out.rules.NoFaults, n.Name)
+			out.Rules.NoFaults = append(out.Rules.NoFaults, n.Name)
 		}
 	}
-	slices.Sort(out.namespaces)
+	slices.Sort(out.Namespaces)
 	return out, nil
-}
-
-// requestTimeout is the apiserver's --request-timeout.
-func (w *world) requestTimeout() time.Duration {
-	return w.settings.Load().APIServer.RequestTimeout.Duration
 }
 
 // serveAgents serves the agents' streams.
@@ -385,7 +365,7 @@ func (w *world) clusterCA() []byte {
 // apiServerNames are the names that stand for the apiserver.
 func (w *world) apiServerNames() trust.Names {
 	var addresses []netip.Addr
-	if c := w.cluster.Load(); c != nil {
+	if c := w.Cluster.Load(); c != nil {
 		addresses = apiserver.Addresses(c)
 	}
 	return trust.APIServerNames(w.ClusterDomain, addresses...)
