@@ -14,7 +14,20 @@ const (
 	lastRetry  = 30 * time.Second
 	// longestRest bounds how long a controller rests.
 	longestRest = 2 * time.Second
+
+	// SettleEvents is how long controllers wait for more events, and SettleStatus those that
+	// write statuses.
+	SettleEvents = 50 * time.Millisecond
+	SettleStatus = 200 * time.Millisecond
+	// SettleAcks is how long those wait for which each step of a handover waits.
+	SettleAcks = 10 * time.Millisecond
 )
+
+// Reconciler is a controller of a package below this one.
+type Reconciler interface {
+	// Spec says what the controller does, and what it reads.
+	Spec() Spec
+}
 
 // Spec is what a controller does, and when.
 type Spec struct {

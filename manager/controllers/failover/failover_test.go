@@ -24,6 +24,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -31,7 +32,7 @@ const holder = "op-0_1"
 
 type world struct {
 	*testing.T
-	*Failover
+	*Controller
 	compile.Result
 	client.Client
 	dead   []push.Holder
@@ -39,6 +40,12 @@ type world struct {
 	update error // of the next
 	gets   int
 	events *events.FakeRecorder
+}
+
+// round frees what can be freed under the policies as they are.
+func (w *world) round() error {
+	w.State.Compiled.Store(&controllers.Compiled{Result: w.Result})
+	return w.Reconcile(w.Context())
 }
 
 func newWorld(t *testing.T) *world {
@@ -83,7 +90,7 @@ func newWorld(t *testing.T) *world {
 			{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "s1"}, Root: root, Members: []*corev1.Pod{pod}},
 		},
 	}
-	w.Failover = &Failover{
+	w.Controller = &Controller{State: &controllers.State{},
 		Client: w.Client, Recorder: w.events, Log: slog.New(slog.DiscardHandler),
 		Observe: func(node, uid string) push.Observation {
 			require.Equal(t, "n1 uid", node+" "+uid)
@@ -106,7 +113,7 @@ func (w *world) free() bool { return *w.lease().Spec.HolderIdentity == "" }
 func TestTheDeadHoldersLockIsFree(t *testing.T) {
 	w := newWorld(t)
 	before := time.Now().Truncate(time.Microsecond)
-	require.NoError(t, w.Round(t.Context(), w.Result))
+	require.NoError(t, w.round())
 	require.Equal(t, 1, w.gets)
 	l := w.lease()
 	require.Empty(t, *l.Spec.HolderIdentity)
@@ -118,7 +125,7 @@ func TestTheDeadHoldersLockIsFree(t *testing.T) {
 	require.Contains(t, <-w.events.Events, "op-0")
 
 	// He is dead for good, and not looked at again.
-	require.NoError(t, w.Round(t.Context(), w.Result))
+	require.NoError(t, w.round())
 	require.Zero(t, w.gets)
 	require.Empty(t, w.events.Events)
 }
@@ -128,7 +135,7 @@ func TestEachLockOfADeadHolderIsFree(t *testing.T) {
 	second := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "second---s1"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new(holder)}}
 	require.NoError(t, w.Create(t.Context(), second))
 	w.dead = append(w.dead, push.Holder{Namespace: "kube-system", Name: "second", Identity: holder, Version: second.ResourceVersion})
-	require.NoError(t, w.Round(t.Context(), w.Result))
+	require.NoError(t, w.round())
 	require.True(t, w.free())
 	require.NoError(t, w.Get(t.Context(), client.ObjectKeyFromObject(second), second))
 	require.Empty(t, *second.Spec.HolderIdentity)
@@ -156,7 +163,7 @@ func TestWhoMayBeAliveKeepsTheLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			change(w)
-			require.NoError(t, w.Round(t.Context(), w.Result))
+			require.NoError(t, w.round())
 			require.LessOrEqual(t, w.gets, 1)
 			require.False(t, w.free())
 			require.Empty(t, w.events.Events)
@@ -172,9 +179,9 @@ func TestWhatFailsIsTriedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			fail(w)
-			require.ErrorContains(t, w.Round(t.Context(), w.Result), "lock---s1")
+			require.ErrorContains(t, w.round(), "lock---s1")
 			require.False(t, w.free())
-			require.NoError(t, w.Round(t.Context(), w.Result))
+			require.NoError(t, w.round())
 			require.True(t, w.free())
 		})
 	}

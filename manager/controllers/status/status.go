@@ -1,4 +1,6 @@
-package manager
+// Package status writes the statuses of ShardingConfigs that are one shard. Those of roots
+// are written by package roots, together with the state that they contain.
+package status
 
 import (
 	"context"
@@ -13,58 +15,91 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
-// keepStatus writes the status of every configuration that has a new one.
-func (w *world) keepStatus(ctx context.Context) error {
-	c := w.Compiled.Load()
+// Controller writes statuses and the Events of their changes.
+type Controller struct {
+	// Client writes; Cache has the newest statuses.
+	Client   client.Client
+	Cache    client.Reader
+	Recorder events.EventRecorder
+	Keeper   *locks.Keeper
+	Sweeper  *label.Sweeper
+	Push     *push.Server
+	State    *controllers.State
+
+	since time.Time // of the first run
+	// written are the statuses that were written last, by uid.
+	written map[types.UID]*writtenStatus
+	// leaders are those of hand-written shards, which led names.
+	leaders status.Leaders
+	led     map[string]types.NamespacedName
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	changed := &r.State.Changed
+	return controllers.Spec{
+		Name: "status", Reconcile: r.Reconcile, Settle: controllers.SettleStatus, Resync: 10 * time.Second,
+		On: []controllers.Source{&r.State.Compiled, &changed.Agents, &changed.Locks, &changed.Stamping},
+	}
+}
+
+// Reconcile writes the status of every configuration that has a new one.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	c := r.State.Compiled.Load()
 	if c == nil {
 		return nil
 	}
-	if w.since.IsZero() {
-		w.since = time.Now()
+	if r.since.IsZero() {
+		r.since = time.Now()
 	}
-	w.countPolicies(c)
+	r.countPolicies(c)
 	countUnready(c.Configs)
-	leaders := w.lead(ctx, c)
+	leaders := r.lead(ctx, c)
 	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
 	var errs []error
 	statuses := map[types.UID]*writtenStatus{}
 	for _, shard := range c.Shards {
 		if shard.Config == nil || shard.Config.Spec.Root != nil {
-			continue // there is no object yet, or the roots loop writes it
+			continue // there is no object yet, or package roots writes it
 		}
 		// The spec is the one compiled; the status the newest known.
 		current := &v1alpha1.ShardingConfig{}
-		err := w.cache.Get(ctx, shard.NamespacedName, current)
+		err := r.Cache.Get(ctx, shard.NamespacedName, current)
 		if apierrors.IsNotFound(err) || err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation) {
-			continue // the policies loop will be here soon
+			continue // it will be compiled soon
 		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		last := w.statuses[current.UID].since(current)
+		last := r.written[current.UID].since(current)
 		statuses[current.UID] = last
 		current = last.object
 		shard.Config = current
-		known, obstacle := w.surveyHandWritten(shard, c.Configs)
+		known, obstacle := r.surveyHandWritten(shard, c.Configs)
 		next := status.Of(status.Input{
 			Shard:    shard,
 			Locks:    known,
 			Obstacle: obstacle,
 			Leader:   leaders[shard.String()],
 			Wanted:   wanted,
-			Observe:  w.push.Observe,
-			Stamping: w.sweeper.Status(current),
+			Observe:  r.Push.Observe,
+			Stamping: r.Sweeper.Status(current),
 			Now:      time.Now(),
-			Since:    w.since,
+			Since:    r.since,
 		})
 		if equality.Semantic.DeepEqual(current.Status, next) {
 			continue
@@ -72,16 +107,16 @@ func (w *world) keepStatus(ctx context.Context) error {
 		before := current.Status
 		updated := current.DeepCopy()
 		updated.Status = next
-		if err := w.live.Status().Update(ctx, updated); err != nil {
+		if err := r.Client.Status().Update(ctx, updated); err != nil {
 			if !apierrors.IsNotFound(err) {
 				errs = append(errs, fmt.Errorf("status of ShardingConfig %s/%s: %w", current.Namespace, current.Name, err))
 			}
 			continue
 		}
 		last.replaced, last.object = append(last.replaced, current.ResourceVersion), updated
-		w.tell(updated, before, next)
+		r.tell(updated, before, next)
 	}
-	w.statuses = statuses
+	r.written = statuses
 	return errors.Join(errs...)
 }
 
@@ -102,7 +137,7 @@ func (s *writtenStatus) since(cached *v1alpha1.ShardingConfig) *writtenStatus {
 }
 
 // tell makes Events of the changes that matter.
-func (w *world) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.ShardingConfigStatus) {
+func (r *Controller) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.ShardingConfigStatus) {
 	news := func(kind string) (metav1.Condition, bool) {
 		is := meta.FindStatusCondition(after.Conditions, kind)
 		was := meta.FindStatusCondition(before.Conditions, kind)
@@ -112,13 +147,13 @@ func (w *world) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.Sharding
 		return *is, was == nil || was.Status != is.Status || was.Reason != is.Reason || was.Message != is.Message
 	}
 	if is, new := news(v1alpha1.ConditionLeaderMissing); new {
-		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(is.Message))
+		r.Recorder.Eventf(c, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(is.Message))
 	}
 	if is, new := news(v1alpha1.ConditionDegraded); new {
-		w.recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", status.Note(is.Message))
+		r.Recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", status.Note(is.Message))
 	}
 	if is, _ := news(v1alpha1.ConditionReady); is.Status == metav1.ConditionTrue && !meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReady) {
-		w.recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", status.Note(is.Message))
+		r.Recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", status.Note(is.Message))
 	}
 }
 
@@ -133,10 +168,10 @@ func countUnready(configs []*v1alpha1.ShardingConfig) {
 	}
 }
 
-func (w *world) countPolicies(c *controllers.Compiled) {
+func (r *Controller) countPolicies(c *controllers.Compiled) {
 	states := map[string]int{"applied": 0, "pending": 0, "rejected": 0, "unscheduled": 0}
 	for uid, p := range c.Policies {
-		o := w.push.Observe(p.Node, string(uid))
+		o := r.Push.Observe(p.Node, string(uid))
 		switch {
 		case p.Node == "":
 			states["unscheduled"]++

@@ -20,6 +20,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -27,13 +28,14 @@ import (
 // within bounds what is done about one lock, so that others have their turn.
 const within = 5 * time.Second
 
-// Failover frees locks. Only Leases: other locks wait for their time.
-type Failover struct {
+// Controller frees locks. Only Leases: other locks wait for their time.
+type Controller struct {
 	// Client reads and writes past any cache.
 	Client client.Client
 	// Observe tells what the agent of a node said of a pod.
 	Observe  func(node, uid string) push.Observation
 	Recorder events.EventRecorder
+	State    *controllers.State
 	Log      *slog.Logger
 
 	done map[write]struct{} // that nothing is left to do about
@@ -45,8 +47,17 @@ type write struct {
 	dead push.Holder
 }
 
-// Round frees what can be freed now.
-func (f *Failover) Round(ctx context.Context, c compile.Result) error {
+// Spec implements controllers.Reconciler.
+func (f *Controller) Spec() controllers.Spec {
+	return controllers.Spec{Name: "failover", Reconcile: f.Reconcile, On: []controllers.Source{&f.State.Changed.Agents}}
+}
+
+// Reconcile frees what can be freed now.
+func (f *Controller) Reconcile(ctx context.Context) error {
+	c := f.State.Compiled.Load()
+	if c == nil {
+		return nil
+	}
 	done := map[write]struct{}{}
 	var errs []error
 	for _, shard := range c.Shards {
@@ -90,7 +101,7 @@ func named(s *meshv1.Sharding, dead push.Holder) *meshv1.Lock {
 }
 
 // succeed frees a lock once.
-func (f *Failover) succeed(ctx context.Context, shard compile.Shard, pod *corev1.Pod, lock *meshv1.Lock, w write) error {
+func (f *Controller) succeed(ctx context.Context, shard compile.Shard, pod *corev1.Pod, lock *meshv1.Lock, w write) error {
 	if _, ok := f.done[w]; ok {
 		return nil
 	}
@@ -105,7 +116,7 @@ func (f *Failover) succeed(ctx context.Context, shard compile.Shard, pod *corev1
 
 // free does to a Lease what its holder would have done on a graceful way out, unless
 // somebody wrote it after him.
-func (f *Failover) free(ctx context.Context, key client.ObjectKey, dead push.Holder) (bool, error) {
+func (f *Controller) free(ctx context.Context, key client.ObjectKey, dead push.Holder) (bool, error) {
 	lease := &unstructured.Unstructured{} // with what is not known here
 	lease.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("Lease"))
 	err := f.Client.Get(ctx, key, lease)
@@ -132,7 +143,7 @@ func (f *Failover) free(ctx context.Context, key client.ObjectKey, dead push.Hol
 	return true, nil
 }
 
-func (f *Failover) tell(shard compile.Shard, pod *corev1.Pod, lock string) {
+func (f *Controller) tell(shard compile.Shard, pod *corev1.Pod, lock string) {
 	metrics.LocksFreed.Inc()
 	f.Log.Info("a lock was freed, for its holder has ended", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock)
 	config := shard.Config

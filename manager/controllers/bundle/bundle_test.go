@@ -1,4 +1,4 @@
-package manager
+package bundle
 
 import (
 	"testing"
@@ -14,8 +14,8 @@ func TestConfigurationNeedsItsBundleBeforeItsPods(t *testing.T) {
 	closed := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "closed"}}
 	open := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "open"}}
 	open.Spec.FailurePolicy = v1alpha1.FailOpen
-	require.Equal(t, map[bundleNeed]bool{
+	require.Equal(t, map[need]bool{
 		{"closed", inject.MeshBundle}: true,
 		{"open", inject.BothBundle}:   true,
-	}, bundleNeeds(nil, []*v1alpha1.ShardingConfig{closed, open}))
+	}, needsOf(nil, []*v1alpha1.ShardingConfig{closed, open}))
 }

@@ -1,6 +1,7 @@
-package manager
+package setting
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -8,23 +9,33 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
+// load returns a controller that has read a ConfigMap.
+func load(t *testing.T, cm *corev1.ConfigMap) *Controller {
+	t.Helper()
+	c := &Controller{Client: fake.NewClientBuilder().WithObjects(cm).Build(), Namespace: "mesh", State: &controllers.State{}, Log: slog.New(slog.DiscardHandler)}
+	require.NoError(t, c.Load(t.Context()))
+	return c
+}
+
 func TestInvalidPlatformSettingsChangeNothing(t *testing.T) {
-	w, _ := newWorld(t, &corev1.ConfigMap{
+	w := load(t, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: platform.ConfigMap},
 		Data:       map[string]string{platform.Key: "stamping: {excludedResources: [pods]}"},
 	})
 	pods := schema.GroupResource{Resource: "pods"}
-	require.False(t, w.Settings.Load().Stamps(pods), "read before anything is served")
+	require.False(t, w.State.Settings.Load().Stamps(pods), "read before anything is served")
 
-	w.adoptPlatform(map[string]string{platform.Key: "stamping: {excludedResource: []}"})
-	require.False(t, w.Settings.Load().Stamps(pods))
+	w.adopt(map[string]string{platform.Key: "stamping: {excludedResource: []}"})
+	require.False(t, w.State.Settings.Load().Stamps(pods))
 
-	w.adoptPlatform(nil)
-	require.Equal(t, platform.Default(), w.Settings.Load())
+	w.adopt(nil)
+	require.Equal(t, platform.Default(), w.State.Settings.Load())
 }
 
 func TestInvalidPlatformSettingsAtTheStartAreTheDefaults(t *testing.T) {
@@ -42,25 +53,25 @@ func TestInvalidPlatformSettingsAtTheStartAreTheDefaults(t *testing.T) {
 		"timeout beside an unknown key":      {map[string]string{platform.Key: "apiserver: {requestTimeout: 5m}", "a": ""}, 5 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, _ := newWorld(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: platform.ConfigMap}, Data: c.data})
-			require.Equal(t, platform.Default().WithRequestTimeout(c.timeout), w.Settings.Load())
+			w := load(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: platform.ConfigMap}, Data: c.data})
+			require.Equal(t, platform.Default().WithRequestTimeout(c.timeout), w.State.Settings.Load())
 		})
 	}
 }
 
 // A timeout that is too short gives keys two owners.
 func TestInvalidPlatformSettingsDoNotShortenTheRequestTimeout(t *testing.T) {
-	w, _ := newWorld(t, &corev1.ConfigMap{
+	w := load(t, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: platform.ConfigMap},
 		Data:       map[string]string{platform.Key: "apiserver: {requestTimeout: 5m}"},
 	})
-	require.Equal(t, 5*time.Minute, w.RequestTimeout())
-	w.adoptPlatform(map[string]string{platform.Key: "apiserver: {requestTimeout: 1m}\nother: {}"})
-	require.Equal(t, 5*time.Minute, w.RequestTimeout())
-	w.adoptPlatform(map[string]string{platform.Key: "apiserver: {requestTimeout: 10m}\nother: {}"})
-	require.Equal(t, 10*time.Minute, w.RequestTimeout())
-	w.resetPlatform()
-	require.Equal(t, 10*time.Minute, w.RequestTimeout())
-	w.adoptPlatform(map[string]string{platform.Key: "apiserver: {requestTimeout: 1m}"})
-	require.Equal(t, time.Minute, w.RequestTimeout())
+	require.Equal(t, 5*time.Minute, w.State.RequestTimeout())
+	w.adopt(map[string]string{platform.Key: "apiserver: {requestTimeout: 1m}\nother: {}"})
+	require.Equal(t, 5*time.Minute, w.State.RequestTimeout())
+	w.adopt(map[string]string{platform.Key: "apiserver: {requestTimeout: 10m}\nother: {}"})
+	require.Equal(t, 10*time.Minute, w.State.RequestTimeout())
+	w.reset()
+	require.Equal(t, 10*time.Minute, w.State.RequestTimeout())
+	w.adopt(map[string]string{platform.Key: "apiserver: {requestTimeout: 1m}"})
+	require.Equal(t, time.Minute, w.State.RequestTimeout())
 }
