@@ -59,13 +59,19 @@ type Leader struct {
 	Ready int
 	// Working: some member does the shard's work, as far as is known.
 	Working bool
+	// Elects: the shard has locks to elect its leader by, or waits for one that the mesh does
+	// not manage.
+	Elects bool
 	// Missing is why nobody has worked for LeaderlessAfter; nil if somebody did.
 	Missing *locks.Obstacle
 }
 
-// Contends reports whether the ready members of a shard wait for a lock that the mesh does
+// Leads reports whether a ready member holds the locks of the shard.
+func (l Leader) Leads() bool { return l.Pod != "" && l.Working }
+
+// contends reports whether the ready members of a shard wait for a lock that the mesh does
 // not manage.
-func (l Leader) Contends() bool {
+func (l Leader) contends() bool {
 	return l.Missing != nil && l.Missing.Reason != v1alpha1.ReasonNoReadyMember
 }
 
@@ -88,6 +94,7 @@ func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string
 				leader.Missing = s.missing(leader, unled, holder)
 			}
 		}
+		leader.Elects = len(s.Locks) > 0 || leader.contends()
 		out[s.Name] = leader
 	}
 	l.since = since

@@ -39,7 +39,6 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.
 func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[string]status.Leader {
 	var shards []status.Led
 	names := map[string]types.NamespacedName{}
-	elects := map[string]bool{}
 	for _, s := range c.Shards {
 		if s.Config == nil || s.Root != nil || s.Problem != nil || !compile.HandWritten(s.Config) || len(s.Members) == 0 {
 			continue
@@ -56,12 +55,12 @@ func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[stri
 			continue
 		}
 		shards = append(shards, led)
-		names[led.Name], elects[led.Name] = s.NamespacedName, len(s.Locks) > 0
+		names[led.Name] = s.NamespacedName
 	}
 	before := r.led
 	leaders := r.leaders.Round(shards, func(namespace, name string) string { return roots.HolderOf(ctx, r.Client, namespace, name) }, time.Now())
 	for name, l := range leaders {
-		metrics.CountLeader(names[name].Namespace, names[name].Name, names[name].Name, elects[name] || l.Contends(), l.Pod != "" && l.Working, l.Ready)
+		metrics.CountLeader(names[name].Namespace, names[name].Name, names[name].Name, l.Elects, l.Leads(), l.Ready)
 	}
 	for name, was := range before {
 		if _, still := leaders[name]; !still {
