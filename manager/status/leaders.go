@@ -190,12 +190,3 @@ func MissingLeaders(leaders map[string]Leader) *locks.Obstacle {
 	}
 	return out
 }
-
-// leading sets the LeaderMissing condition.
-func (c conditionsOf) leading(missing *locks.Obstacle) {
-	if missing != nil {
-		c.set(v1alpha1.ConditionLeaderMissing, true, missing.Reason, missing.Message)
-		return
-	}
-	c.set(v1alpha1.ConditionLeaderMissing, false, v1alpha1.ReasonLed, "")
-}
