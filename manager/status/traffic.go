@@ -18,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
@@ -66,7 +67,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
 		told := breakerOf(policy, b.Name)
-		t.seesOthers(o, policy, aboutOthers(told), compile.Hidden(told))
+		t.seesOthers(o, policy, aboutOthers(told), rules.Hidden(told))
 		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
@@ -120,7 +121,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 			policy := in.Policy(selected.Pod.UID)
 			told := injectionOf(policy, f.Name)
 			others := slices.ContainsFunc(told.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })
-			t.seesOthers(o, policy, others, compile.HiddenOfFaults(told.GetRules()))
+			t.seesOthers(o, policy, others, rules.HiddenOfFaults(told.GetRules()))
 			t.FaultSnapshots = faults(told, o, was.FaultSnapshots)
 		} else {
 			t.FaultSnapshots = was.FaultSnapshots // what it did while it lasted

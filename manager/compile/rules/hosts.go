@@ -1,4 +1,4 @@
-package compile
+package rules
 
 import (
 	"regexp/syntax"
@@ -63,33 +63,61 @@ func (h hosts) perhaps(re *syntax.Regexp) hosts {
 
 // next reads one character of a class, which is written as in [syntax.Regexp].
 func (h hosts) next(class []rune) (out hosts) {
-	var colon, digit, letter, other bool
-	for r := range slices.Chunk(class, 2) {
-		has := func(from, to rune) bool { return r[0] <= to && r[1] >= from }
-		within := func(from, to rune) bool { return r[0] >= from && r[1] <= to }
-		colon = colon || has(':', ':')
-		digit = digit || has('0', '9')
-		letter = letter || has('a', 'f') || has('A', 'F')
-		other = other || !within('0', ':') && !within('a', 'f') && !within('A', 'F') // ":" follows "9"
-	}
+	c := contentOf(class)
 	for state := ofEither; state <= ofNone; state <<= 1 {
-		switch asksForColon := colon && !digit && !letter && !other; {
-		case h&state == 0:
-		case slices.Equal(class, []rune{'/', '/'}),
-			state == ofName && asksForColon,
-			state == ofPort && !colon && !letter && !digit:
-			out |= ofNone
-		case state == ofEither && other:
-			out |= ofName
-		case state == ofEither && asksForColon:
-			out |= ofPort
-		case state == ofEither && colon, state == ofPort && (colon || letter):
-			out |= ofAddress
-		default:
-			out |= state
+		if h&state != 0 {
+			out |= state.after(c)
 		}
 	}
 	return out
+}
+
+// after returns what follows from a single state and a character.
+func (h hosts) after(c content) hosts {
+	if c.slash {
+		return ofNone
+	}
+	asksForColon := c.colon && !c.digit && !c.letter && !c.other
+	switch h {
+	case ofEither:
+		switch {
+		case c.other:
+			return ofName
+		case asksForColon:
+			return ofPort
+		case c.colon:
+			return ofAddress
+		}
+	case ofName:
+		if asksForColon {
+			return ofNone
+		}
+	case ofPort:
+		switch {
+		case c.colon || c.letter:
+			return ofAddress
+		case !c.digit:
+			return ofNone
+		}
+	}
+	return h
+}
+
+// content is what a class of characters has: a colon, decimal digits, the letters among
+// hexadecimal ones, others, or "/" alone.
+type content struct{ colon, digit, letter, other, slash bool }
+
+func contentOf(class []rune) content {
+	c := content{slash: slices.Equal(class, []rune{'/', '/'})}
+	for r := range slices.Chunk(class, 2) {
+		has := func(from, to rune) bool { return r[0] <= to && r[1] >= from }
+		within := func(from, to rune) bool { return r[0] >= from && r[1] <= to }
+		c.colon = c.colon || has(':', ':')
+		c.digit = c.digit || has('0', '9')
+		c.letter = c.letter || has('a', 'f') || has('A', 'F')
+		c.other = c.other || !within('0', ':') && !within('a', 'f') && !within('A', 'F') // ":" follows "9"
+	}
+	return c
 }
 
 // classes are the characters that an expression itself asks for, one after the other.

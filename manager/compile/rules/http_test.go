@@ -1,4 +1,4 @@
-package compile
+package rules
 
 import (
 	"testing"
@@ -22,17 +22,17 @@ func TestExpressionsOfHostAndPath(t *testing.T) {
 		{`evil\.com/to/http://x`, `(?i)evil\.com`, `/to/http://x`},
 		{`/metrics`, ``, `/metrics`},
 	} {
-		r := &renderer{}
+		r := &Renderer{}
 		got := r.content(v1alpha1.ContentRegexp, tt.content, field.NewPath("contents"))
-		require.Empty(t, r.errs, tt.content)
+		require.Empty(t, r.Errs, tt.content)
 		require.Equal(t, tt.host, got.GetHost().GetRegexp(), tt.content)
 		require.Equal(t, tt.path, got.GetPath().GetRegexp(), tt.content)
 	}
 	for _, content := range []string{`(a|b/c)`, `[^/]*/b`, `a/(`} {
-		r := &renderer{}
+		r := &Renderer{}
 		require.Nil(t, r.content(v1alpha1.ContentRegexp, content, field.NewPath("contents")), content)
-		require.Len(t, r.errs, 1, content)
-		require.Contains(t, r.errs[0].Error(), "by itself", content)
+		require.Len(t, r.Errs, 1, content)
+		require.Contains(t, r.Errs[0].Error(), "by itself", content)
 	}
 }
 
@@ -43,21 +43,21 @@ func TestExpressionsThatNoHostMatches(t *testing.T) {
 		`https?:`, `evil\.com:443`, `evil\.com:\d+`, `.*:(80|443)`, `.*:.*`, `10\.0\.0\.1:443`, `evil\.com(:80|:443)`,
 		`evil\.com\:443`, `good\.com|evil\.com:443`, `good\.com|gone\.com:443`, `fd00::1|evil\.com:443`, `[^:]+:443`, `cafe:443`, `cafe:(80|443)`, `cafe:\d+`, `(evil\.com:443)+`, `(evil\.com:443){1,2}`,
 	} {
-		r := &renderer{}
+		r := &Renderer{}
 		require.Nil(t, r.content(v1alpha1.ContentRegexp, host, at), host)
 		require.Nil(t, r.content(v1alpha1.ContentRegexp, host+"/x", at), host)
 		require.Nil(t, r.text(&v1alpha1.StringMatch{Regex: host}, at, true), host)
-		require.Len(t, r.errs, 3, host)
-		for _, err := range r.errs {
+		require.Len(t, r.Errs, 3, host)
+		for _, err := range r.Errs {
 			require.Contains(t, err.Error(), "without scheme and port", host)
 		}
 	}
-	r := &renderer{}
+	r := &Renderer{}
 	require.Nil(t, r.content(v1alpha1.ContentRegexp, `https?://evil\.com/.*`, at))
 	require.Nil(t, r.content(v1alpha1.ContentRegexp, `https?:\/\/evil\.com`, at))
 	require.Nil(t, r.text(&v1alpha1.StringMatch{Regex: `https?://evil\.com`}, at, true))
 	require.Nil(t, r.text(&v1alpha1.StringMatch{Regex: `evil\.com/.*`}, at, true))
-	require.Len(t, r.errs, 4)
+	require.Len(t, r.Errs, 4)
 
 	for expression, host := range map[string]string{
 		`Evil\.com`: "evil.com", `evil\.com(:443)?`: "evil.com", `(https?://)?evil\.com`: "evil.com", `(?:a|b)[[:digit:]]`: "b7",
@@ -65,9 +65,9 @@ func TestExpressionsThatNoHostMatches(t *testing.T) {
 		`(example\.com|fd00::1)`: "example.com", `example\.com|e00::1`: "e00::1", `2001:0?db8.*`: "2001:db8::1", `^2001:db8:.*$`: "2001:db8::1",
 		`([0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}`: "2001:db8::1", `[0-9a-f:]+:1`: "fd00::1", `(evil\.com|fe80::1)(:443)?`: "fe80::1",
 	} {
-		r := &renderer{}
+		r := &Renderer{}
 		m := r.text(&v1alpha1.StringMatch{Regex: expression}, at, true)
-		require.Empty(t, r.errs, expression)
+		require.Empty(t, r.Errs, expression)
 		u, err := match.NewURL(&meshv1.HttpMatch{Host: m})
 		require.NoError(t, err)
 		require.Equal(t, match.Yes, u.Match(&match.HTTP{Host: host}), expression)
@@ -77,7 +77,7 @@ func TestExpressionsThatNoHostMatches(t *testing.T) {
 // Any path is no path: such rules are about https too, of which paths are not seen.
 func TestAnyPathIsNone(t *testing.T) {
 	at := field.NewPath("at")
-	r := &renderer{}
+	r := &Renderer{}
 	for _, m := range []*meshv1.HttpMatch{
 		r.url("https://evil.com/*", at),
 		r.content(v1alpha1.ContentPrefix, "evil.com/", at),
@@ -100,5 +100,5 @@ func TestAnyPathIsNone(t *testing.T) {
 	} {
 		require.NotNil(t, m.Path)
 	}
-	require.Empty(t, r.errs)
+	require.Empty(t, r.Errs)
 }

@@ -1,17 +1,10 @@
-package compile
+package rules
 
 import (
 	"slices"
 
-	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
-
-// ToldBreaker is what pods may be told of a CircuitBreaker.
-func ToldBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker(c).all() }
-
-// ToldFaults is the same of a FaultInjection.
-func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).all.rules }
 
 // Hidden tells whether rules ask for what of https is seen only where it is decrypted, or
 // count its requests.

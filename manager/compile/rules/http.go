@@ -1,4 +1,4 @@
-package compile
+package rules
 
 import (
 	"net/netip"
@@ -18,7 +18,7 @@ import (
 // a text may cost: of one, and of all that an object has.
 const (
 	maxExpression  = 2000
-	maxExpressions = 20000
+	MaxExpressions = 20000
 )
 
 var (
@@ -27,7 +27,7 @@ var (
 )
 
 // url reads [scheme://]host[:port][/path]; nil if it cannot.
-func (r *renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
+func (r *Renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		scheme, rest = "", s
@@ -54,7 +54,7 @@ func (r *renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
 
 // hostAndPath reads an expression of a host or, from its first "/" on, of a path. Each
 // is matched by itself: a path that looks like a host must not pass for one.
-func (r *renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
+func (r *Renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
 	host, path, deep := strings.Cut(s, "/")
 	if deep {
 		path = "/" + path
@@ -93,7 +93,7 @@ func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
 
 // hostExpression reads an expression of a host, in upper or lower case; nil if it cannot,
 // or if it, or one of its alternatives, asks for what no host has.
-func (r *renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch {
+func (r *Renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch {
 	if !r.expression(s, path) {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (r *renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch 
 }
 
 // content reads one of the contents of an intercept rule; nil if it cannot.
-func (r *renderer) content(kind v1alpha1.ContentType, s string, path *field.Path) *meshv1.HttpMatch {
+func (r *Renderer) content(kind v1alpha1.ContentType, s string, path *field.Path) *meshv1.HttpMatch {
 	if kind == v1alpha1.ContentRegexp {
 		return r.hostAndPath(s, path)
 	}
@@ -134,7 +134,7 @@ func (r *renderer) content(kind v1alpha1.ContentType, s string, path *field.Path
 }
 
 // authority reads host[:port] and leaves the path, which begins with "/" or is empty.
-func (r *renderer) authority(rest, whole string, path *field.Path) (out *meshv1.HttpMatch, tail string, ok bool) {
+func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.HttpMatch, tail string, ok bool) {
 	out = &meshv1.HttpMatch{}
 	if strings.ContainsAny(rest, "?#") {
 		r.invalid(path, whole, "queries and fragments are not matched: leave them out")
@@ -157,8 +157,8 @@ func (r *renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 	case wild && isHost(domain):
 		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: "." + domain}}
 	case strings.HasPrefix(host, "["):
-		address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
-		if err != nil || !address.Is6() || address.Zone() != "" || !strings.HasSuffix(host, "]") {
+		address, ok := bracketed(host)
+		if !ok {
 			r.invalid(path, whole, "what stands in brackets must be an IPv6 address")
 			return nil, "", false
 		}
@@ -172,24 +172,23 @@ func (r *renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 	return out, tail, true
 }
 
+// bracketed reads an IPv6 address in brackets.
+func bracketed(host string) (netip.Addr, bool) {
+	address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
+	return address, err == nil && address.Is6() && address.Zone() == "" && strings.HasSuffix(host, "]")
+}
+
 func isHost(s string) bool { return len(s) <= 253 && hostname.MatchString(s) }
 
 // text is nil where any text is meant.
-func (r *renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *meshv1.TextMatch {
+func (r *Renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *meshv1.TextMatch {
 	if in == nil {
 		return nil
 	}
 	exact, prefix := in.Exact, in.Prefix
 	if host {
 		exact, prefix = strings.ToLower(exact), strings.ToLower(prefix)
-	}
-	if host {
-		switch _, err := netip.ParseAddr(exact); {
-		case exact != "" && err != nil && !isHost(exact):
-			r.invalid(path.Child("exact"), in.Exact, "must be the name of a host or an address, without scheme, port, path and brackets")
-			return nil
-		case !hostStart.MatchString(prefix):
-			r.invalid(path.Child("prefix"), in.Prefix, "must be what the name of a host, or an address, begins with: without scheme, port and path")
+		if !r.hostText(in, exact, prefix, path) {
 			return nil
 		}
 	}
@@ -207,12 +206,25 @@ func (r *renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *
 		}
 		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: in.Regex}}
 	}
-	r.errs = append(r.errs, field.Required(path, "set one of exact, prefix and regex, and not to nothing"))
+	r.Errs = append(r.Errs, field.Required(path, "set one of exact, prefix and regex, and not to nothing"))
 	return nil
 }
 
+// hostText reports whether a host can be, or begin with, a text.
+func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path *field.Path) bool {
+	switch _, err := netip.ParseAddr(exact); {
+	case exact != "" && err != nil && !isHost(exact):
+		r.invalid(path.Child("exact"), in.Exact, "must be the name of a host or an address, without scheme, port, path and brackets")
+		return false
+	case !hostStart.MatchString(prefix):
+		r.invalid(path.Child("prefix"), in.Prefix, "must be what the name of a host, or an address, begins with: without scheme, port and path")
+		return false
+	}
+	return true
+}
+
 // expression tells whether a regular expression can be compiled, and is not too large.
-func (r *renderer) expression(s string, path *field.Path) bool {
+func (r *Renderer) expression(s string, path *field.Path) bool {
 	if len(s) > maxExpression {
 		r.invalid(path, "(long)", "must not be longer than %d characters", maxExpression)
 		return false
@@ -227,8 +239,8 @@ func (r *renderer) expression(s string, path *field.Path) bool {
 		return false
 	}
 	size := sizeOf(re)
-	if r.expressions += size; size > maxExpression || r.expressions > maxExpressions {
-		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, maxExpression, maxExpressions)
+	if r.Expressions += size; size > maxExpression || r.Expressions > MaxExpressions {
+		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, maxExpression, MaxExpressions)
 		return false
 	}
 	return true
