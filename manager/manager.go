@@ -4,43 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/time/rate"
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
-	"github.com/ctrlmesh/ctrlmesh/manager/failover"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/certificate"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/setting"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
-	"github.com/ctrlmesh/ctrlmesh/manager/label"
-	"github.com/ctrlmesh/ctrlmesh/manager/locks"
-	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
-// weighRate is how many requests a second are made to weigh, for all roots and resources.
-const weighRate = 100
-
 // LeaseName is the name of the leader's Lease.
 const LeaseName = "ctrlmesh-manager"
+
+// shutdownTimeout is how long requests may take once the context has ended.
+const shutdownTimeout = 5 * time.Second
 
 // Run runs a replica of the manager until the context ends.
 func Run(ctx context.Context, o Options) error {
@@ -48,102 +42,22 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	ctrl.SetLogger(logr.FromSlogHandler(o.Log.Handler()))
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return err
-	}
-	config := rest.CopyConfig(o.Config)
-	config.UserAgent = "ctrlmesh-manager"
-	// The apiserver's priority and fairness is the judge; our own queue would
-	// only put admission behind the loops.
-	config.QPS = -1
-	live, err := client.New(config, client.Options{Scheme: scheme})
+	c, err := connect(ctx, o.Config)
 	if err != nil {
 		return err
 	}
-	kube, err := kubernetes.NewForConfig(config)
+	r := newReplica(o, c)
+	if err := r.bootstrap(ctx); err != nil {
+		return err
+	}
+	mgr, err := r.newManager()
 	if err != nil {
 		return err
 	}
-	self, err := whoami(ctx, kube)
-	if err != nil {
+	if err := r.serveHTTP(ctx, mgr); err != nil {
 		return err
 	}
-	meta, err := metadata.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-
-	w := &world{
-		Options: o,
-		live:    live,
-		kube:    kube,
-		serving: &trust.Serving{
-			Client: live, Namespace: o.Namespace,
-			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.WebhookService),
-		},
-	}
-	w.authority = &trust.Authority{Client: live, Namespace: o.Namespace, Names: w.apiServerNames, Log: o.Log}
-	w.egress = &trust.Authority{Client: live, Namespace: o.Namespace, Names: w.apiServerNames, Egress: true, Log: o.Log}
-	if err := w.bootstrap(ctx); err != nil {
-		return err
-	}
-	w.bundles = &inject.Bundles{
-		Client: live, Mesh: w.authority.Bundle, Cluster: w.clusterCA, Egress: w.egress.Bundle, Reload: w.loadCAs,
-	}
-
-	grace := 5 * time.Second
-	mgr, err := manager.New(config, manager.Options{
-		Scheme: scheme,
-		Cache:  cacheOptions(o.Namespace),
-		// What is not watched on purpose is never cached by accident.
-		NewClient:                     func(*rest.Config, client.Options) (client.Client, error) { return live, nil },
-		Logger:                        logr.FromSlogHandler(o.Log.Handler()),
-		LeaderElection:                true,
-		LeaderElectionID:              LeaseName,
-		LeaderElectionNamespace:       o.Namespace,
-		LeaderElectionReleaseOnCancel: true,                                    // main ends when Run does
-		Metrics:                       metricsserver.Options{BindAddress: "0"}, // served within bounds below
-		GracefulShutdownTimeout:       &grace,
-	})
-	if err != nil {
-		return err
-	}
-	w.cache = mgr.GetCache()
-	w.recorder = mgr.GetEventRecorder("ctrlmesh-manager")
-	w.elected = mgr.Elected()
-
-	if err := w.serveHTTP(ctx, mgr, w.webhooks(self), grace); err != nil {
-		return err
-	}
-
-	w.push = &push.Server{
-		Auth: &push.Authenticator{
-			Reviewer: kube.AuthenticationV1().TokenReviews(),
-			User:     fmt.Sprintf("system:serviceaccount:%s:%s", o.Namespace, o.AgentServiceAccount),
-		},
-		Signer: w.authority, EgressSigner: w.egress,
-		Log: o.Log,
-	}
-	w.sweeper = &label.Sweeper{
-		Metadata: meta,
-		Served:   kube.Discovery().ServerPreferredResources,
-		Limiter:  rate.NewLimiter(rate.Limit(o.StampRate), o.StampBurst),
-		Skip:     o.Namespace,
-		Settings: w.settings.Load,
-		Every:    o.StampEvery,
-		Log:      o.Log,
-	}
-	w.weigher = &roots.Weigher{
-		Metadata: meta,
-		Served:   kube.Discovery().ServerPreferredResources,
-		Limiter:  rate.NewLimiter(weighRate, weighRate),
-		Log:      o.Log,
-	}
-	w.locks = &locks.Keeper{Client: live, May: w.mayUpdate, Log: o.Log}
-	w.roots = &roots.Roots{Client: live, Locks: w.locks.State, Observe: w.push.Observe, Stamping: w.sweeper.Status, Recorder: w.recorder, Weigher: w.weigher, Log: o.Log}
-	w.failover = &failover.Failover{Client: live, Observe: w.push.Observe, Recorder: w.recorder, Log: o.Log}
-	if err := w.add(ctx, mgr); err != nil {
+	if err := newLeader(r, mgr.GetCache(), mgr.GetEventRecorder("ctrlmesh-manager")).add(ctx, mgr); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -153,64 +67,120 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
-// whoami is the name of the user that the manager is to the apiserver.
-func whoami(ctx context.Context, kube kubernetes.Interface) (string, error) {
-	review, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+// clients are those of the apiserver.
+type clients struct {
+	config *rest.Config
+	// live is uncached.
+	live     client.Client
+	kube     kubernetes.Interface
+	metadata metadata.Interface
+	// self is the name of the user that the manager is to the apiserver.
+	self string
+}
+
+func connect(ctx context.Context, config *rest.Config) (c clients, err error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return c, err
+	}
+	c.config = rest.CopyConfig(config)
+	c.config.UserAgent = "ctrlmesh-manager"
+	// The apiserver's priority and fairness is the judge; our own queue would
+	// only put admission behind the controllers.
+	c.config.QPS = -1
+	if c.live, err = client.New(c.config, client.Options{Scheme: scheme}); err != nil {
+		return c, err
+	}
+	if c.kube, err = kubernetes.NewForConfig(c.config); err != nil {
+		return c, err
+	}
+	if c.metadata, err = metadata.NewForConfig(c.config); err != nil {
+		return c, err
+	}
+	review, err := c.kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("asking the apiserver for the manager's own name: %w", err)
+		return c, fmt.Errorf("asking the apiserver for the manager's own name: %w", err)
 	}
-	return review.Status.UserInfo.Username, nil
+	c.self = review.Status.UserInfo.Username
+	return c, nil
 }
 
-// cacheOptions restrict what is watched to what the mesh is about.
-func cacheOptions(namespace string) cache.Options {
-	named := func(name string) cache.Config {
-		return cache.Config{FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}
-	}
-	return cache.Options{
-		ReaderFailOnMissingInformer: true,
-		DefaultTransform:            cache.TransformStripManagedFields(),
-		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Pod{}: {
-				Label:     labels.SelectorFromSet(labels.Set{v1alpha1.EnableProxyLabel: "true"}),
-				Transform: slimPod,
-			},
-			&corev1.Service{}: {
-				Namespaces: map[string]cache.Config{apiserver.Namespace: named(apiserver.Name), namespace: named(apiserver.AgentService)},
-			},
-			&discoveryv1.EndpointSlice{}: {
-				Namespaces: map[string]cache.Config{apiserver.Namespace: {}},
-				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiserver.Name}),
-			},
-			&v1alpha1.ShardingConfig{}: {},
-			&v1alpha1.CircuitBreaker{}: {},
-			&v1alpha1.FaultInjection{}: {},
-			metadataOf(namespaceKind):  {Transform: slimMetadata},
-			metadataOf(nodeKind):       {Transform: slimMetadata},
-		},
-	}
+// replica is what all replicas have, whether they lead or not.
+type replica struct {
+	Options
+	clients
+	state        *controllers.State
+	settings     *setting.Controller
+	certificates *certificate.Controller
+	bundles      *inject.Bundles
 }
 
-// slimPod keeps of a pod what the manager looks at.
-func slimPod(o any) (any, error) {
-	pod, ok := o.(*corev1.Pod)
-	if !ok {
-		return o, nil
+func newReplica(o Options, c clients) *replica {
+	r := &replica{Options: o, clients: c, state: &controllers.State{}}
+	authority := func(egress bool) *trust.Authority {
+		return &trust.Authority{Client: c.live, Namespace: o.Namespace, Names: r.apiServerNames, Egress: egress, Log: o.Log}
 	}
-	slim := &corev1.Pod{ObjectMeta: pod.ObjectMeta}
-	slim.ManagedFields = nil
-	slim.Annotations = nil
-	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation, v1alpha1.TrustEgressAnnotation, v1alpha1.EgressTrustAnnotation} {
-		if v, ok := pod.Annotations[key]; ok {
-			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, key, v)
+	r.settings = &setting.Controller{Client: c.live, Kube: c.kube, Namespace: o.Namespace, State: r.state, Log: o.Log}
+	r.certificates = &certificate.Controller{
+		Client: c.live, Namespace: o.Namespace, WebhookConfiguration: o.WebhookConfiguration, State: r.state, Log: o.Log,
+		Authorities: &trust.Authorities{Mesh: authority(false), Egress: authority(true), Serving: &trust.Serving{
+			Client: c.live, Namespace: o.Namespace,
+			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.WebhookService),
+		}},
+	}
+	r.bundles = &inject.Bundles{
+		Client: c.live, Mesh: r.certificates.Mesh.Bundle, Cluster: o.clusterCA, Egress: r.certificates.Egress.Bundle, Reload: r.certificates.Load,
+	}
+	return r
+}
+
+// apiServerNames are the names that stand for the apiserver.
+func (r *replica) apiServerNames() trust.Names {
+	var addresses []netip.Addr
+	if c := r.state.Cluster.Load(); c != nil {
+		addresses = apiserver.Addresses(c)
+	}
+	return trust.APIServerNames(r.ClusterDomain, addresses...)
+}
+
+// bootstrap waits until it knows the apiserver's addresses and the administrator's
+// settings and has all CAs, without which nothing can be served.
+func (r *replica) bootstrap(ctx context.Context) error {
+	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
+	return backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		err := r.load(ctx)
+		if err != nil {
+			r.Log.Warn("cannot start yet", "error", err)
 		}
+		return err == nil, nil
+	})
+}
+
+func (r *replica) load(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	cluster, err := apiserver.Read(ctx, r.live, r.Namespace, r.clusterCA(), r.certificates.Mesh.Bundle())
+	if err != nil {
+		return err
 	}
-	slim.Spec.NodeName, slim.Spec.ServiceAccountName = pod.Spec.NodeName, pod.Spec.ServiceAccountName
-	slim.Status.Phase, slim.Status.PodIP = pod.Status.Phase, pod.Status.PodIP
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
-		}
-	}
-	return slim, nil
+	r.state.Cluster.Store(cluster)
+	// Maintain, not Load: a damaged one must not keep all replicas from starting.
+	return errors.Join(r.certificates.Load(ctx), r.certificates.Serving.Maintain(ctx, nil), r.settings.Load(ctx))
+}
+
+func (r *replica) newManager() (manager.Manager, error) {
+	grace := shutdownTimeout
+	return manager.New(r.config, manager.Options{
+		Scheme: r.live.Scheme(),
+		Cache:  cacheOptions(r.Namespace),
+		// What is not watched on purpose is never cached by accident.
+		NewClient:                     func(*rest.Config, client.Options) (client.Client, error) { return r.live, nil },
+		Logger:                        logr.FromSlogHandler(r.Log.Handler()),
+		LeaderElection:                true,
+		LeaderElectionID:              LeaseName,
+		LeaderElectionNamespace:       r.Namespace,
+		LeaderElectionReleaseOnCancel: true,                                    // main ends when Run does
+		Metrics:                       metricsserver.Options{BindAddress: "0"}, // served within bounds by serveHTTP
+		GracefulShutdownTimeout:       &grace,
+	})
 }

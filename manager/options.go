@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -96,4 +97,17 @@ func (o *Options) validate() error {
 		return errors.New("--stamp-rate, --stamp-burst and --stamp-every must be positive")
 	}
 	return nil
+}
+
+// clusterCA is the CA that verifies the real apiserver, as it is now.
+func (o *Options) clusterCA() []byte {
+	if len(o.Config.CAData) > 0 {
+		return o.Config.CAData
+	}
+	ca, err := os.ReadFile(o.Config.CAFile)
+	if err != nil {
+		o.Log.Error("reading the cluster's CA", "error", err)
+		return nil
+	}
+	return ca
 }

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
@@ -27,12 +27,12 @@ import (
 const nowhere = "0"
 
 // serveHTTP serves webhooks, metrics and health, all of them in every replica.
-func (w *world) serveHTTP(ctx context.Context, mgr manager.Manager, webhooks map[string]admission.Handler, grace time.Duration) error {
-	reviews, err := w.reviews(webhooks)
+func (r *replica) serveHTTP(ctx context.Context, mgr manager.Manager) error {
+	reviews, err := r.reviews(r.webhooks(mgr.GetCache()))
 	if err != nil {
 		return err
 	}
-	config, err := w.webhookTLS()
+	config, err := r.webhookTLS()
 	if err != nil {
 		return err
 	}
@@ -44,9 +44,9 @@ func (w *world) serveHTTP(ctx context.Context, mgr manager.Manager, webhooks map
 		handler http.Handler
 		tls     *tls.Config
 	}{
-		{admit.Webhooks, net.JoinHostPort("", strconv.Itoa(w.WebhookPort)), reviews, config},
-		{admit.Metrics, w.MetricsAddress, scrapes, nil},
-		{admit.Health, w.HealthAddress, w.health(), nil},
+		{admit.Webhooks, net.JoinHostPort("", strconv.Itoa(r.WebhookPort)), reviews, config},
+		{admit.Metrics, r.MetricsAddress, scrapes, nil},
+		{admit.Health, r.HealthAddress, r.health(), nil},
 	} {
 		if s.address == nowhere {
 			continue
@@ -58,7 +58,7 @@ func (w *world) serveHTTP(ctx context.Context, mgr manager.Manager, webhooks map
 		if s.tls != nil {
 			l = tls.NewListener(l, s.tls)
 		}
-		if err := mgr.Add(&manager.Server{Name: s.port.Name, Server: s.port.Server(s.handler, w.Log), Listener: l, ShutdownTimeout: &grace}); err != nil {
+		if err := mgr.Add(&manager.Server{Name: s.port.Name, Server: s.port.Server(s.handler, r.Log), Listener: l, ShutdownTimeout: new(shutdownTimeout)}); err != nil {
 			return err
 		}
 	}
@@ -67,33 +67,41 @@ func (w *world) serveHTTP(ctx context.Context, mgr manager.Manager, webhooks map
 
 // webhookTLS presents the manager's certificate, and asks for the client's if clients
 // are configured to have one.
-func (w *world) webhookTLS() (*tls.Config, error) {
-	config := w.serving.TLSConfig()
+func (r *replica) webhookTLS() (*tls.Config, error) {
+	config := r.certificates.Serving.TLSConfig()
 	config.NextProtos = []string{"h2", "http/1.1"}
-	if w.WebhookClientCA == "" {
+	if r.WebhookClientCA == "" {
 		return config, nil
 	}
-	clients := &admit.Clients{CAFile: w.WebhookClientCA, Names: w.WebhookClientNames, Log: w.Log}
+	clients := &admit.Clients{CAFile: r.WebhookClientCA, Names: r.WebhookClientNames, Log: r.Log}
 	if err := clients.Configure(config); err != nil {
 		return nil, err
 	}
 	return config, nil
 }
 
-// webhooks are the handlers of admission by path. Self is the manager's user name.
-func (w *world) webhooks(self string) map[string]admission.Handler {
-	reader := admissionReader{&admit.Reader{Reader: w.live}, w.cache}
+// webhooks are the handlers of admission by path.
+func (r *replica) webhooks(cached client.Reader) map[string]admission.Handler {
+	reader := admissionReader{&admit.Reader{Reader: r.live}, cached}
 	return map[string]admission.Handler{
-		inject.Path:             &inject.Webhook{Reader: reader, Bundles: w.bundles, Namespace: w.Namespace, Permits: w.permits},
-		validate.Path:           &validate.Webhook{Reader: reader, Manager: self, Namespace: w.Namespace, Settings: w.settings.Load},
+		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.permits},
+		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load},
 		validate.BreakersPath:   &validate.Breakers{Reader: reader},
 		validate.InjectionsPath: &validate.Injections{Reader: reader},
 		label.Path:              admission.HandlerFunc(label.Stamp),
 	}
 }
 
+// permits reports whether agents' certificates may name an address.
+func (r *replica) permits(ctx context.Context, ip netip.Addr) bool {
+	return r.certificates.Permits(ctx, ip, r.Log)
+}
+
+// ready is a readiness check: whoever is sent here can be served.
+func (r *replica) ready(*http.Request) error { return r.certificates.Ready() }
+
 // reviews serves the handlers, within bounds that they share.
-func (w *world) reviews(webhooks map[string]admission.Handler) (http.Handler, error) {
+func (r *replica) reviews(webhooks map[string]admission.Handler) (http.Handler, error) {
 	mux := http.NewServeMux()
 	for path, handler := range webhooks {
 		h, err := admission.StandaloneWebhook(&admission.Webhook{Handler: handler}, admission.StandaloneOptions{MetricsPath: path})
@@ -102,15 +110,15 @@ func (w *world) reviews(webhooks map[string]admission.Handler) (http.Handler, er
 		}
 		mux.Handle(path, h)
 	}
-	return admit.NewReviews(mux, w.Log), nil
+	return admit.NewReviews(mux, r.Log), nil
 }
 
 // health answers the kubelet's probes.
-func (w *world) health() http.Handler {
+func (r *replica) health() http.Handler {
 	mux := http.NewServeMux()
 	for path, checks := range map[string]map[string]healthz.Checker{
 		"/healthz": {"ping": healthz.Ping},
-		"/readyz":  {"certificates": w.ready},
+		"/readyz":  {"certificates": r.ready},
 	} {
 		handler := http.StripPrefix(path, &healthz.Handler{Checks: checks})
 		mux.Handle(path, handler)

@@ -112,79 +112,110 @@ type source struct {
 // known. One that is being deleted is as one that is disabled. Pods of a root that
 // wait for a shard, or that were withdrawn from theirs, are in standby.
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
-	res := Result{Policies: make(map[types.UID]Policy, len(pods))}
-	seals := newSealer()
-	traffic := newTrafficRules(rules)
-	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))
-	for _, c := range configs {
-		objects[nameOf(c)] = c
+	c := &compilation{
+		Result: Result{Policies: make(map[types.UID]Policy, len(pods))}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
+		requestTimeout: rules.RequestTimeout, seals: newSealer(), sources: map[string][]source{}, tooLarge: map[types.UID]bool{},
 	}
-	var shards []*Shard
-	sources := map[string][]source{} // by namespace
+	c.readConfigs(configs)
+	traffic := newTrafficRules(rules)
+	c.judgePods(traffic)
+	c.listShards()
+	traffic.result(&c.Result)
+	return c.Result
+}
+
+// compilation is one call of Compile.
+type compilation struct {
+	Result
+	pods           []*corev1.Pod // sorted
+	roots          map[types.NamespacedName]Root
+	requestTimeout time.Duration
+	seals          sealer
+	shards         []*Shard
+	sources        map[string][]source // by namespace
+	tooLarge       map[types.UID]bool
+}
+
+// readConfigs makes sources and shards of configurations.
+func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
+	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))
+	for _, config := range configs {
+		objects[nameOf(config)] = config
+	}
 	derived := map[types.NamespacedName]bool{}
-	for _, c := range slices.SortedFunc(slices.Values(configs), byName) {
-		if Derived(c) {
+	for _, config := range slices.SortedFunc(slices.Values(configs), byName) {
+		if Derived(config) {
 			continue
 		}
-		s := source{Shard: &Shard{NamespacedName: nameOf(c), Config: c}}
-		if c.Spec.Root == nil {
-			s.written(roots[s.NamespacedName], rules.RequestTimeout)
+		s := source{Shard: &Shard{NamespacedName: nameOf(config), Config: config}}
+		if config.Spec.Root == nil {
+			s.written(c.roots[s.NamespacedName], c.requestTimeout)
 		} else {
-			known, ok := roots[s.NamespacedName]
-			r := newRoot(s.Shard, known, ok, objects)
-			r.requestTimeout = rules.RequestTimeout
-			if c.Spec.DryRun && s.Problem == nil && !Withdrawn(c) {
-				r.dryRun = planDryRun(r, pods)
-			}
-			s.selects, s.judge, s.serial = r.selects, r.judge, r.serial
-			for _, d := range r.derived {
+			for _, d := range c.readRoot(&s, objects) {
 				derived[d.NamespacedName] = true
-				shards = append(shards, d)
+				c.shards = append(c.shards, d)
 			}
-			r.refuseLost(pods, seals, res.Policies)
 		}
-		shards = append(shards, s.Shard)
-		sources[c.Namespace] = append(sources[c.Namespace], s)
+		c.shards = append(c.shards, s.Shard)
+		c.sources[config.Namespace] = append(c.sources[config.Namespace], s)
 	}
-	for name, c := range objects {
-		if Derived(c) && !derived[name] {
-			shards = append(shards, &Shard{NamespacedName: name, Config: c, Problem: &Problem{v1alpha1.ReasonInvalid,
-				fmt.Sprintf("label %s says that it was derived from ShardingConfig %s, which has no such shard, so that it has no effect: delete it", v1alpha1.RootLabel, c.Labels[v1alpha1.RootLabel])}})
+	for name, config := range objects {
+		if Derived(config) && !derived[name] {
+			c.shards = append(c.shards, &Shard{NamespacedName: name, Config: config, Problem: &Problem{v1alpha1.ReasonInvalid,
+				fmt.Sprintf("label %s says that it was derived from ShardingConfig %s, which has no such shard, so that it has no effect: delete it", v1alpha1.RootLabel, config.Labels[v1alpha1.RootLabel])}})
 		}
 	}
+}
 
-	sizes, tooLarge := sizer{}, map[types.UID]bool{}
-	for _, pod := range slices.SortedFunc(slices.Values(pods), byName) {
+// readRoot makes a source of a root and returns the shards derived from it.
+func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) map[string]*Shard {
+	known, ok := c.roots[s.NamespacedName]
+	r := newRoot(s.Shard, known, ok, objects)
+	r.requestTimeout = c.requestTimeout
+	if s.Config.Spec.DryRun && s.Problem == nil && !Withdrawn(s.Config) {
+		r.dryRun = planDryRun(r, c.pods)
+	}
+	s.selects, s.judge, s.serial = r.selects, r.judge, r.serial
+	r.refuseLost(c.pods, c.seals, c.Policies)
+	return r.derived
+}
+
+// judgePods makes the policies of pods.
+func (c *compilation) judgePods(traffic *trafficRules) {
+	sizes := sizer{}
+	for _, pod := range c.pods {
 		if !Labelled(pod) || Ended(pod) {
 			continue
 		}
-		p := policy(pod, sources[pod.Namespace])
+		p := policy(pod, c.sources[pod.Namespace])
 		targets, digest := traffic.judge(pod, p)
 		if sizes.exceeded(p) {
 			refuseTooLarge(p)
-			tooLarge[pod.UID] = true
+			c.tooLarge[pod.UID] = true
 			digest = nil
 		}
-		sealed := seals.seal(pod.Spec.NodeName, p, digest)
-		res.Policies[pod.UID] = sealed
+		sealed := c.seals.seal(pod.Spec.NodeName, p, digest)
+		c.Policies[pod.UID] = sealed
 		for _, t := range targets {
 			t.Version = sealed.Version
 		}
 	}
-	slices.SortFunc(shards, func(a, b *Shard) int {
+}
+
+// listShards sorts the shards, whose members are known now.
+func (c *compilation) listShards() {
+	slices.SortFunc(c.shards, func(a, b *Shard) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
-	res.Shards = make([]Shard, len(shards))
-	for i, s := range shards {
+	c.Shards = make([]Shard, len(c.shards))
+	for i, s := range c.shards {
 		for _, m := range s.Members {
-			if tooLarge[m.UID] {
+			if c.tooLarge[m.UID] {
 				s.TooLarge = append(s.TooLarge, m.Name)
 			}
 		}
-		res.Shards[i] = *s
+		c.Shards[i] = *s
 	}
-	traffic.result(&res)
-	return res
 }
 
 // policy of a pod, which becomes a member of what selects it.

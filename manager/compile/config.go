@@ -101,3 +101,14 @@ func ConflictMessage(namespace string, configs []string) string {
 	return fmt.Sprintf("ShardingConfigs %s in namespace %s all select this pod, which must belong to one shard: change the pod's labels, or delete all but one and create them again so that they exclude each other",
 		strings.Join(configs, ", "), namespace)
 }
+
+// SameSpec reports whether two states of a configuration have the same spec.
+func SameSpec(a, b *v1alpha1.ShardingConfig) bool {
+	return a.UID == b.UID && a.Generation == b.Generation
+}
+
+// HandWritten reports whether a configuration names its shard's pods itself, and divides
+// anything.
+func HandWritten(c *v1alpha1.ShardingConfig) bool {
+	return c.Spec.Root == nil && !Derived(c) && !PassesThrough(c) && !c.Spec.DryRun
+}

@@ -94,21 +94,7 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	case assigned && d != nil:
 		d.Members = append(d.Members, pod)
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
-		switch {
-		case r.State.RolledBack:
-			p.Sharding = r.standby(rolledBack)
-		case r.Forgotten[m.UID]:
-			p.Refuse = r.refusal(pod, "its agent has no record of it as a member of shard %s, so the status of the root may be outdated: it waits until other pods have confirmed which shard owns what", m.Shard)
-		case r.State.Holds():
-			p.Sharding = r.tell(tellable{m.Shard, m.Stale})
-			if !r.State.Evidence.Confirmed[m.UID] {
-				p.RequiredSerial = uint64(m.Serial)
-			}
-		case Withdrawn(r.config): // it must not lead any more once the mesh releases the locks
-			p.Sharding = r.standby("the shards were withdrawn: it waits to be replaced by a pod that runs unsharded")
-		default:
-			p.Sharding = r.standby("no shard owns anything yet: it waits until the operator's locks are free")
-		}
+		r.judgeMember(pod, m, p)
 	case assigned:
 		p.Refuse = r.refusal(pod, "its shard %s is no more: delete the pod", m.Shard)
 	case !r.known:
@@ -126,6 +112,25 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		// it ran unsharded in between, the configuration changed, and so do they: what
 		// was confirmed before that does not count.
 		p.Sharding = r.standby(fmt.Sprintf("it is in no shard yet (generation %d): it waits until the operator's locks are free and a shard lacks a pod", r.config.Generation))
+	}
+}
+
+// judgeMember fills in the policy of a pod of a shard.
+func (r *root) judgeMember(pod *corev1.Pod, m handover.Member, p *meshv1.PodPolicy) {
+	switch {
+	case r.State.RolledBack:
+		p.Sharding = r.standby(rolledBack)
+	case r.Forgotten[m.UID]:
+		p.Refuse = r.refusal(pod, "its agent has no record of it as a member of shard %s, so the status of the root may be outdated: it waits until other pods have confirmed which shard owns what", m.Shard)
+	case r.State.Holds():
+		p.Sharding = r.tell(tellable{m.Shard, m.Stale})
+		if !r.State.Evidence.Confirmed[m.UID] {
+			p.RequiredSerial = uint64(m.Serial)
+		}
+	case Withdrawn(r.config): // it must not lead any more once the mesh releases the locks
+		p.Sharding = r.standby("the shards were withdrawn: it waits to be replaced by a pod that runs unsharded")
+	default:
+		p.Sharding = r.standby("no shard owns anything yet: it waits until the operator's locks are free")
 	}
 }
 

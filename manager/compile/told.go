@@ -95,7 +95,7 @@ func (b *breaker) portion(name string, of labels.Set, elsewhere bool) *portion {
 				continue
 			}
 		}
-		if r.shared {
+		if r.Shared {
 			p.shared, p.keys = append(p.shared, len(p.told.Rules)), append(p.keys, r.Key)
 		}
 		p.told.Rules = append(p.told.Rules, r.LimitRule)

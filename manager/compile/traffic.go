@@ -16,6 +16,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 )
 
 // Rules is what users ask of the traffic of pods, and what must be known for it.
@@ -293,8 +294,8 @@ func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 		return tooMuch("it has %d rules, and a pod may have %d", sum.rules, maxRules)
 	case sum.size > maxTraffic:
 		return tooMuch("it is more than the pod can be told")
-	case sum.expressions > maxExpressions:
-		return tooMuch("its regular expressions count as %d, and those of a pod may be %d", sum.expressions, maxExpressions)
+	case sum.expressions > rules.MaxExpressions:
+		return tooMuch("its regular expressions count as %d, and those of a pod may be %d", sum.expressions, rules.MaxExpressions)
 	case e != nil && len(a.ports(e)) > maxPorts:
 		return tooMuch("it redirects %d ports, and a pod may have %d (spec.egress.ports)", len(a.ports(e)), maxPorts)
 	}

@@ -22,7 +22,6 @@ import (
 type leading struct {
 	tracker status.Leaders
 	leaders map[string]status.Leader
-	elects  map[string]bool // shards with locks
 	warned  map[string]bool // shards without leader of which an Event was sent
 }
 
@@ -30,7 +29,6 @@ type leading struct {
 func (rt *root) lead(ctx context.Context, v view, state handover.State, now time.Time) {
 	var shards []status.Led
 	before := rt.leaders
-	rt.elects = map[string]bool{}
 	for _, s := range v.world.Compiled.Shards {
 		if s.Root == nil || s.Root.UID != rt.uid || state.Shards[s.Name].Held.Empty() || compile.Withdrawn(v.config) || v.config.Spec.DryRun {
 			continue
@@ -45,12 +43,11 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 		}
 		slices.SortFunc(led.Members, func(a, b status.LedMember) int { return strings.Compare(a.Name, b.Name) })
 		shards = append(shards, led)
-		rt.elects[s.Name] = len(s.Locks) > 0
 	}
 	rt.leaders = rt.tracker.Round(shards, func(namespace, name string) string { return HolderOf(ctx, rt.Client, namespace, name) }, now)
 	for _, name := range slices.Sorted(maps.Keys(rt.leaders)) {
 		l := rt.leaders[name]
-		metrics.CountLeader(v.config.Namespace, v.config.Name, name, rt.elects[name] || l.Contends(), l.Pod != "" && l.Working, l.Ready)
+		metrics.CountLeader(v.config.Namespace, v.config.Name, name, l.Elects, l.Leads(), l.Ready)
 	}
 	for name := range before {
 		if _, still := rt.leaders[name]; !still {

@@ -59,13 +59,19 @@ type Leader struct {
 	Ready int
 	// Working: some member does the shard's work, as far as is known.
 	Working bool
+	// Elects: the shard has locks to elect its leader by, or waits for one that the mesh does
+	// not manage.
+	Elects bool
 	// Missing is why nobody has worked for LeaderlessAfter; nil if somebody did.
 	Missing *locks.Obstacle
 }
 
-// Contends reports whether the ready members of a shard wait for a lock that the mesh does
+// Leads reports whether a ready member holds the locks of the shard.
+func (l Leader) Leads() bool { return l.Pod != "" && l.Working }
+
+// contends reports whether the ready members of a shard wait for a lock that the mesh does
 // not manage.
-func (l Leader) Contends() bool {
+func (l Leader) contends() bool {
 	return l.Missing != nil && l.Missing.Reason != v1alpha1.ReasonNoReadyMember
 }
 
@@ -88,6 +94,7 @@ func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string
 				leader.Missing = s.missing(leader, unled, holder)
 			}
 		}
+		leader.Elects = len(s.Locks) > 0 || leader.contends()
 		out[s.Name] = leader
 	}
 	l.since = since
@@ -182,13 +189,4 @@ func MissingLeaders(leaders map[string]Leader) *locks.Obstacle {
 		out.Message += fmt.Sprintf("; and %d more shards", more)
 	}
 	return out
-}
-
-// leading sets the LeaderMissing condition.
-func (c conditionsOf) leading(missing *locks.Obstacle) {
-	if missing != nil {
-		c.set(v1alpha1.ConditionLeaderMissing, true, missing.Reason, missing.Message)
-		return
-	}
-	c.set(v1alpha1.ConditionLeaderMissing, false, v1alpha1.ReasonLed, "")
 }

@@ -57,7 +57,7 @@ func TestLeadersOfAShard(t *testing.T) {
 			}
 			require.Equal(t, c.reason, is.Missing.Reason)
 			require.Contains(t, is.Missing.Message, "shard s has no")
-			require.Equal(t, c.reason != v1alpha1.ReasonNoReadyMember, is.Contends())
+			require.Equal(t, c.reason != v1alpha1.ReasonNoReadyMember, is.contends())
 
 			l.Round(nil, holder, now.Add(LeaderlessAfter)) // it was not to act in between
 			require.Nil(t, l.Round([]Led{c.led}, holder, now.Add(2*LeaderlessAfter))["s"].Missing)

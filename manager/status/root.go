@@ -2,7 +2,6 @@ package status
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,6 +21,9 @@ import (
 
 // BlockedAfter is how long a phase of a handover may last before people are told.
 const BlockedAfter = 30 * time.Second
+
+// blockedMessage says what BlockedAfter is.
+var blockedMessage = "a handover has waited for more than " + BlockedAfter.String()
 
 // Words of RootStatus.Handover.
 const (
@@ -204,17 +206,17 @@ func (in RootInput) workload() *workload {
 		uid := string(pod.UID)
 		v := each.member(pod)
 		m, assigned := in.State.Members[uid]
-		if !assigned {
-			free++
-		}
-		if !assigned && !over && v.ready {
-			v.ready, v.Message = false, "it is in standby until a shard takes it"
-		}
-		if assigned && !over && v.ready && !in.sharded(uid) {
-			v.ready, v.Message = false, "it is in standby until its agent receives the policy of its shard"
-		}
 		if assigned {
 			w.members[m.Shard]++
+		} else {
+			free++
+		}
+		switch {
+		case over || !v.ready:
+		case !assigned:
+			v.ready, v.Message = false, "it is in standby until a shard takes it"
+		case !in.sharded(uid):
+			v.ready, v.Message = false, "it is in standby until its agent receives the policy of its shard"
 		}
 		if v.ready {
 			w.ready[m.Shard]++
@@ -222,11 +224,17 @@ func (in RootInput) workload() *workload {
 		w.verdicts = append(w.verdicts, v)
 		w.byUID[uid] = v
 	}
-	if over {
-		return w
+	if !over {
+		w.compare(free)
 	}
+	return w
+}
+
+// compare finds out how many pods the shards lack, and how many too many there are. free
+// have no shard.
+func (w *workload) compare(free int) {
 	open := false
-	for _, s := range layout.Shards(in.Config.Spec.Root) {
+	for _, s := range layout.Shards(w.Config.Spec.Root) {
 		have, want := int(w.members[s.Name]), s.Replicas
 		if want == 0 {
 			want, open = max(1, have), true
@@ -236,11 +244,10 @@ func (in RootInput) workload() *workload {
 			w.missing += want - have
 		}
 	}
-	if free > w.missing && !open && !compile.Withdrawn(in.Config) {
+	if free > w.missing && !open && !compile.Withdrawn(w.Config) {
 		w.surplus = free - w.missing
 	}
 	w.missing = max(0, w.missing-free)
-	return w
 }
 
 // waitsFor names those whom a move waits for, and why.
@@ -311,138 +318,4 @@ func methods(observed []push.Observation) string {
 		}
 	}
 	return strings.Join(slices.Sorted(maps.Keys(seen)), ",")
-}
-
-func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
-	kind, name := layout.Target(w.Config.Spec.Root)
-	c := conditionsOf{out, w.Config.Generation, w.Now}
-	withdrawn := compile.Withdrawn(w.Config)
-	members := fmt.Sprintf("%d of %d members ready in %d shards", out.ReadyMembers, out.Members, out.Shards)
-	if w.Config.Spec.FailurePolicy == v1alpha1.FailOpen {
-		members += openWarning
-	}
-	word := out.Root.Handover
-	broken := slices.IndexFunc(w.verdicts, verdict.broken)
-	leaderless := MissingLeaders(w.Leaders)
-	c.leading(leaderless)
-	waits := w.waits(out.Root)
-	few := fmt.Sprintf("%s %s lacks %d pods: shard %s has not as many as it is to have; scale the %s up, or the shards down",
-		kind, name, w.missing, strings.Join(clipped(w.lacking), ", "), kind)
-
-	switch {
-	case w.Problem != nil:
-		c.set(v1alpha1.ConditionReady, false, reasonOf(w.Problem), w.Problem.Error())
-	case withdrawn && (word != Settled || len(w.State.Members) > 0):
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonWithdrawing, "the shards are being withdrawn"+waits)
-	case withdrawn:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonDisabled, "spec.root.disable is set: the pods run unsharded")
-	case len(w.Pods) == 0:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonTargetNotFound,
-			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, w.Config.Namespace, v1alpha1.EnableProxyLabel))
-	case w.Obstacle != nil && !w.State.Holds():
-		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
-	case broken >= 0 && !w.State.RolledBack:
-		c.set(v1alpha1.ConditionReady, false, w.verdicts[broken].reason, members+"; "+describe(w.verdicts, verdict.unready))
-	case w.Obstacle != nil:
-		c.set(v1alpha1.ConditionReady, false, w.Obstacle.Reason, members+"; "+w.Obstacle.Message)
-	case word == Blocked:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonBlocked, members+"; a handover has waited for more than "+BlockedAfter.String()+waits)
-	case w.missing > 0:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonNotEnoughPods, members+"; "+few)
-	case word == Releasing || word == Granting:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonHandingOver, members+"; keys are handed over"+waits)
-	case word == Waiting:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonWaiting, members+waits)
-	case leaderless != nil:
-		c.set(v1alpha1.ConditionReady, false, leaderless.Reason, members+"; "+leaderless.Message)
-	case out.ReadyMembers < out.Members:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonStarting, members+"; "+describe(w.verdicts, verdict.unready))
-	case word == Restarting:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonRestarting, members+"; members that hold keys of others in their caches are restarted"+waits)
-	case w.surplus > 0:
-		c.set(v1alpha1.ConditionReady, true, v1alpha1.ReasonReplicasSurplus,
-			fmt.Sprintf("%s; %d more pods of %s %s are in no shard, in standby: raise spec.root.auto, or scale down", members, w.surplus, kind, name))
-	default:
-		c.set(v1alpha1.ConditionReady, true, v1alpha1.ReasonSettled, members)
-	}
-
-	stamping := w.Stamping != nil && !w.Stamping.Done
-	switch {
-	case w.Problem != nil:
-		c.set(v1alpha1.ConditionProgressing, false, reasonOf(w.Problem), "")
-	case word == Releasing || word == Granting || word == Blocked:
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonHandingOver, "keys are handed over"+waits)
-	case word == Restarting:
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonRestarting, cmp.Or(w.Restarting, "members are to be restarted"))
-	case word == Waiting:
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonWaiting, members+waits)
-	case slices.ContainsFunc(w.verdicts, verdict.waiting) && w.surplus == 0:
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStarting, describe(w.verdicts, verdict.waiting))
-	case stamping:
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStamping, stampingMessage)
-	default:
-		c.set(v1alpha1.ConditionProgressing, false, v1alpha1.ReasonSettled, "")
-	}
-
-	switch {
-	case w.Problem != nil:
-		c.set(v1alpha1.ConditionDegraded, true, reasonOf(w.Problem), w.Problem.Error())
-	case len(w.Conflicts) > 0:
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonConflict, conflict(w.Config.Namespace, w.Conflicts[0]))
-	case broken >= 0:
-		c.set(v1alpha1.ConditionDegraded, true, w.verdicts[broken].reason, describe(w.verdicts, verdict.broken))
-	case word == Blocked:
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonBlocked, "a handover has waited for more than "+BlockedAfter.String()+waits)
-	// A pod that is restarted is missing for a moment.
-	case !withdrawn && w.missing > 0 && len(w.Pods) > 0 && c.unreadyFor() > Grace:
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonNotEnoughPods, few)
-	case slices.ContainsFunc(w.verdicts, w.stuck):
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonCannotFailOpen, stuckMessage+describe(w.verdicts, w.stuck))
-	case w.Stamping != nil && w.Stamping.Message != "":
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonStampingProblems, w.Stamping.Message)
-	default:
-		c.set(v1alpha1.ConditionDegraded, false, v1alpha1.ReasonHealthy, "")
-	}
-}
-
-func (w *workload) stuck(v verdict) bool { return stuck(w.Config, v) }
-
-// waits says whom handovers and restarts wait for: ", and wait for: ...".
-func (w *workload) waits(root *v1alpha1.RootStatus) string {
-	var all []string
-	for _, h := range root.Handovers {
-		for _, one := range h.WaitsFor {
-			if !slices.Contains(all, one) {
-				all = append(all, one)
-			}
-		}
-	}
-	if len(all) == 0 && w.Restarting != "" {
-		all = []string{w.Restarting}
-	}
-	if len(all) == 0 {
-		all = slices.Concat(w.Unsure, w.unready())
-	}
-	if len(all) == 0 && w.Obstacle != nil {
-		all = []string{w.Obstacle.Message}
-	}
-	if len(all) == 0 {
-		return ""
-	}
-	return ", waiting for " + strings.Join(clipped(all), "; ")
-}
-
-// clipped is the first few, and how many more there are.
-func clipped(in []string) []string {
-	if len(in) <= maxNamed {
-		return in
-	}
-	return append(slices.Clone(in[:maxNamed]), fmt.Sprintf("and %d more", len(in)-maxNamed))
-}
-
-func reasonOf(err error) v1alpha1.Reason {
-	if p, ok := errors.AsType[*compile.Problem](err); ok {
-		return p.Reason
-	}
-	return v1alpha1.ReasonInvalid
 }

@@ -70,10 +70,10 @@ func TestRootSettled(t *testing.T) {
 	require.Equal(t, Settled, s.Root.Handover)
 	require.Equal(t, []string{"op-1-normal", "op-2-normal"}, s.Root.ChildShardingConfigs)
 	require.Equal(t, v1alpha1.ShardStatus{Name: "op-2-normal", Serial: 5, Namespaces: 1, Weight: 7, Members: 1, ReadyMembers: 1}, s.Root.Shards[1])
-	require.EqualValues(t, v1alpha1.ReasonSettled, condition(t, s, v1alpha1.ConditionReady).Reason)
-	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
-	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionProgressing).Status)
-	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+	require.EqualValues(t, v1alpha1.ReasonSettled, findCondition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status)
+	require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionProgressing).Status)
+	require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionDegraded).Status)
 	require.Zero(t, in.Root.Shards[0].Members, "what was given is not written to")
 
 	in.Config.Status = s
@@ -151,14 +151,14 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 			c.change(in)
 			s := OfRoot(*in)
 			require.Equal(t, c.word, s.Root.Handover)
-			require.EqualValues(t, c.ready, condition(t, s, ready).Reason)
-			if is := condition(t, s, degraded); c.degraded == "" {
+			require.EqualValues(t, c.ready, findCondition(t, s, ready).Reason)
+			if is := findCondition(t, s, degraded); c.degraded == "" {
 				require.Equal(t, metav1.ConditionFalse, is.Status)
 			} else {
 				require.Equal(t, metav1.ConditionTrue, is.Status)
 				require.EqualValues(t, c.degraded, is.Reason)
 			}
-			require.Contains(t, condition(t, s, c.in).Message, c.says)
+			require.Contains(t, findCondition(t, s, c.in).Message, c.says)
 		})
 	}
 }

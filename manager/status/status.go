@@ -11,8 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -191,6 +189,14 @@ func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reaso
 		return "", fmt.Sprintf("the agent on node %s has not connected yet", node)
 	case away:
 		return v1alpha1.ReasonAgentAway, fmt.Sprintf("no agent of node %s is connected to the manager: see whether the pod of DaemonSet ctrlmesh-agent runs there", node)
+	}
+	return applied(node, o, wanted)
+}
+
+// applied says why the agent of a node, which is heard of, does not hold a running pod to
+// its policy.
+func applied(node string, o push.Observation, wanted string) (reason v1alpha1.Reason, message string) {
+	switch {
 	case o.Nacked != "" && o.Nacked == wanted:
 		return v1alpha1.ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: " + o.Nack
 	case !o.Known:
@@ -220,93 +226,82 @@ func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStat
 
 func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {
 	c := conditionsOf{out, in.Shard.Config.Generation, in.Now}
-	open := in.Shard.Config.Spec.FailurePolicy == v1alpha1.FailOpen
-	stuck := func(v verdict) bool { return stuck(in.Shard.Config, v) }
 	if in.Shard.Root == nil { // of derived shards their root tells
 		c.leading(in.Leader.Missing)
 	}
+	c.set(v1alpha1.ConditionReady, in.ready(out, verdicts))
+	c.set(v1alpha1.ConditionProgressing, in.progressing(verdicts))
+	c.set(v1alpha1.ConditionDegraded, in.degraded(verdicts))
+}
 
+func (in Input) ready(out *v1alpha1.ShardingConfigStatus, verdicts []verdict) condition {
 	members := fmt.Sprintf("%d of %d members ready", out.ReadyMembers, out.Members)
-	if open && !compile.PassesThrough(in.Shard.Config) {
+	if in.Shard.Config.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(in.Shard.Config) {
 		members += openWarning
 	}
 	switch {
 	case in.Shard.Problem != nil:
-		c.set(v1alpha1.ConditionReady, false, in.Shard.Problem.Reason, in.Shard.Problem.Message)
+		return condition{false, in.Shard.Problem.Reason, in.Shard.Problem.Message}
 	case out.Members == 0:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonNoMembers,
-			fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", in.Shard.Config.Namespace, v1alpha1.EnableProxyLabel))
+		return condition{false, v1alpha1.ReasonNoMembers,
+			fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", in.Shard.Config.Namespace, v1alpha1.EnableProxyLabel)}
 	case in.Obstacle != nil:
-		c.set(v1alpha1.ConditionReady, false, in.Obstacle.Reason, members+"; "+in.Obstacle.Message)
+		return *impeded(in.Obstacle, members)
 	case in.Leader.Missing != nil:
-		c.set(v1alpha1.ConditionReady, false, in.Leader.Missing.Reason, members+"; "+in.Leader.Missing.Message)
+		return *impeded(in.Leader.Missing, members)
 	case out.ReadyMembers == out.Members:
-		c.set(v1alpha1.ConditionReady, true, v1alpha1.ReasonAllReady, members)
-	case slices.ContainsFunc(verdicts, verdict.broken):
-		v := verdicts[slices.IndexFunc(verdicts, verdict.broken)]
-		c.set(v1alpha1.ConditionReady, false, v.reason, members+"; "+describe(verdicts, verdict.unready))
-	default:
-		c.set(v1alpha1.ConditionReady, false, v1alpha1.ReasonStarting, members+"; "+describe(verdicts, verdict.unready))
+		return condition{true, v1alpha1.ReasonAllReady, members}
 	}
+	reason := v1alpha1.ReasonStarting
+	if i := slices.IndexFunc(verdicts, verdict.broken); i >= 0 {
+		reason = verdicts[i].reason
+	}
+	return condition{false, reason, members + "; " + describe(verdicts, verdict.unready)}
+}
 
-	stamping := in.Stamping != nil && !in.Stamping.Done && in.Shard.Problem == nil
+func (in Input) progressing(verdicts []verdict) condition {
 	switch {
 	case slices.ContainsFunc(verdicts, verdict.waiting):
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStarting, describe(verdicts, verdict.waiting))
-	case stamping:
-		c.set(v1alpha1.ConditionProgressing, true, v1alpha1.ReasonStamping, stampingMessage)
-	default:
-		c.set(v1alpha1.ConditionProgressing, false, v1alpha1.ReasonSettled, "")
+		return condition{true, v1alpha1.ReasonStarting, describe(verdicts, verdict.waiting)}
+	case in.Stamping != nil && !in.Stamping.Done && in.Shard.Problem == nil:
+		return condition{true, v1alpha1.ReasonStamping, stampingMessage}
 	}
+	return condition{false, v1alpha1.ReasonSettled, ""}
+}
 
+func (in Input) degraded(verdicts []verdict) condition {
+	broken := slices.IndexFunc(verdicts, verdict.broken)
 	switch {
 	case in.Shard.Problem != nil:
-		c.set(v1alpha1.ConditionDegraded, true, in.Shard.Problem.Reason, in.Shard.Problem.Message)
+		return condition{true, in.Shard.Problem.Reason, in.Shard.Problem.Message}
 	case len(in.Shard.Conflicts) > 0:
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonConflict, conflict(in.Shard.Config.Namespace, in.Shard.Conflicts[0]))
-	case slices.ContainsFunc(verdicts, verdict.broken):
-		v := verdicts[slices.IndexFunc(verdicts, verdict.broken)]
-		c.set(v1alpha1.ConditionDegraded, true, v.reason, describe(verdicts, verdict.broken))
-	case slices.ContainsFunc(verdicts, stuck):
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonCannotFailOpen, stuckMessage+describe(verdicts, stuck))
-	case in.Stamping != nil && in.Stamping.Message != "":
-		c.set(v1alpha1.ConditionDegraded, true, v1alpha1.ReasonStampingProblems, in.Stamping.Message)
-	default:
-		c.set(v1alpha1.ConditionDegraded, false, v1alpha1.ReasonHealthy, "")
+		return condition{true, v1alpha1.ReasonConflict, conflict(in.Shard.Config.Namespace, in.Shard.Conflicts[0])}
+	case broken >= 0:
+		return condition{true, verdicts[broken].reason, describe(verdicts, verdict.broken)}
 	}
+	return memberTroubles(in.Shard.Config, verdicts, in.Stamping)
+}
+
+// memberTroubles is the Degraded condition of a configuration whose members are in order.
+func memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict, stamping *v1alpha1.StampingStatus) condition {
+	stuck := func(v verdict) bool { return stuck(config, v) }
+	switch {
+	case slices.ContainsFunc(verdicts, stuck):
+		return condition{true, v1alpha1.ReasonCannotFailOpen, stuckMessage + describe(verdicts, stuck)}
+	case stamping != nil && stamping.Message != "":
+		return condition{true, v1alpha1.ReasonStampingProblems, stamping.Message}
+	}
+	return condition{false, v1alpha1.ReasonHealthy, ""}
 }
 
 // Messages of conditions.
 const (
 	openWarning     = "; failurePolicy is Open: while no agent serves their node, members run unsharded"
 	stampingMessage = "existing objects are being labelled"
-	stuckMessage    = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
+
+	handingOverMessage = "keys are handed over"
+	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )
-
-// conditionsOf sets the conditions of a status.
-type conditionsOf struct {
-	out        *v1alpha1.ShardingConfigStatus
-	generation int64
-	now        time.Time
-}
-
-func (c conditionsOf) set(kind string, status bool, reason v1alpha1.Reason, message string) {
-	is := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: string(reason), Message: message,
-		ObservedGeneration: c.generation, LastTransitionTime: metav1.NewTime(c.now)}
-	if status {
-		is.Status = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(&c.out.Conditions, is)
-}
-
-// unreadyFor is how long Ready has not been true.
-func (c conditionsOf) unreadyFor() time.Duration {
-	ready := meta.FindStatusCondition(c.out.Conditions, v1alpha1.ConditionReady)
-	if ready == nil || ready.Status == metav1.ConditionTrue {
-		return 0
-	}
-	return c.now.Sub(ready.LastTransitionTime.Time)
-}
 
 // stuck tells whether a member is refused while its agent is away though it is
 // under Open: nobody can tell there that it is.

@@ -47,7 +47,7 @@ func input(o push.Observation, pods ...*corev1.Pod) Input {
 	}
 }
 
-func condition(t *testing.T, s v1alpha1.ShardingConfigStatus, kind string) metav1.Condition {
+func findCondition(t *testing.T, s v1alpha1.ShardingConfigStatus, kind string) metav1.Condition {
 	t.Helper()
 	c := meta.FindStatusCondition(s.Conditions, kind)
 	require.NotNil(t, c)
@@ -65,9 +65,9 @@ func TestReady(t *testing.T) {
 	require.Equal(t, "Labels", s.Method)
 	require.Equal(t, "lock---shard", s.Lock)
 	require.Equal(t, v1alpha1.MemberStatus{Name: "a", Node: "node1", Capture: "ebpf", PolicyVersion: "v2"}, s.Pods[0])
-	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
-	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionProgressing).Status)
-	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status)
+	require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionProgressing).Status)
+	require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionDegraded).Status)
 
 	// Nothing new a minute later: nothing to write.
 	in.Shard.Config.Status = s
@@ -129,8 +129,8 @@ func TestMembersThatAreNotReady(t *testing.T) {
 			s := Of(in)
 			require.Zero(t, s.ReadyMembers)
 			require.Contains(t, s.Pods[0].Message, c.says)
-			require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionReady).Status)
-			degraded, progressing := condition(t, s, v1alpha1.ConditionDegraded), condition(t, s, v1alpha1.ConditionProgressing)
+			require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionReady).Status)
+			degraded, progressing := findCondition(t, s, v1alpha1.ConditionDegraded), findCondition(t, s, v1alpha1.ConditionProgressing)
 			if c.degraded == "" {
 				require.Equal(t, metav1.ConditionFalse, degraded.Status)
 				require.Equal(t, metav1.ConditionTrue, progressing.Status)
@@ -152,16 +152,16 @@ func TestFailurePolicyOpen(t *testing.T) {
 	in.Observe = func(_, _ string) push.Observation { return o }
 	in.Shard.Config.Spec.FailurePolicy = v1alpha1.FailOpen
 	s := Of(in)
-	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
-	require.Contains(t, condition(t, s, v1alpha1.ConditionReady).Message, "members run unsharded")
-	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status)
+	require.Contains(t, findCondition(t, s, v1alpha1.ConditionReady).Message, "members run unsharded")
+	require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionDegraded).Status)
 
 	for _, mode := range []string{v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress} {
 		o.Capture = mode
 		s = Of(in)
-		require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status, "it serves")
-		require.EqualValues(t, v1alpha1.ReasonCannotFailOpen, condition(t, s, v1alpha1.ConditionDegraded).Reason)
-		require.Contains(t, condition(t, s, v1alpha1.ConditionDegraded).Message, "pod a: captured by "+mode)
+		require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status, "it serves")
+		require.EqualValues(t, v1alpha1.ReasonCannotFailOpen, findCondition(t, s, v1alpha1.ConditionDegraded).Reason)
+		require.Contains(t, findCondition(t, s, v1alpha1.ConditionDegraded).Message, "pod a: captured by "+mode)
 	}
 
 	// What divides nothing has nothing to warn of.
@@ -169,7 +169,7 @@ func TestFailurePolicyOpen(t *testing.T) {
 	s = Of(in)
 	require.Zero(t, s.Shards)
 	require.Empty(t, s.Method)
-	require.NotContains(t, condition(t, s, v1alpha1.ConditionReady).Message, "unsharded")
+	require.NotContains(t, findCondition(t, s, v1alpha1.ConditionReady).Message, "unsharded")
 }
 
 func TestAgentBeingReplaced(t *testing.T) {
@@ -195,14 +195,14 @@ func TestNewLeader(t *testing.T) {
 
 func TestNoMembersAndProblems(t *testing.T) {
 	s := Of(input(fine))
-	require.EqualValues(t, v1alpha1.ReasonNoMembers, condition(t, s, v1alpha1.ConditionReady).Reason)
-	require.Equal(t, metav1.ConditionFalse, condition(t, s, v1alpha1.ConditionDegraded).Status)
+	require.EqualValues(t, v1alpha1.ReasonNoMembers, findCondition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, metav1.ConditionFalse, findCondition(t, s, v1alpha1.ConditionDegraded).Status)
 
 	in := input(fine)
 	in.Shard.Problem = &compile.Problem{Reason: v1alpha1.ReasonInvalid, Message: "why"}
 	s = Of(in)
-	require.EqualValues(t, v1alpha1.ReasonInvalid, condition(t, s, v1alpha1.ConditionReady).Reason)
-	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionDegraded).Status)
+	require.EqualValues(t, v1alpha1.ReasonInvalid, findCondition(t, s, v1alpha1.ConditionReady).Reason)
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionDegraded).Status)
 }
 
 func TestDerived(t *testing.T) {
@@ -226,9 +226,9 @@ func TestStamping(t *testing.T) {
 	in := input(fine, pod("a"))
 	in.Stamping = &v1alpha1.StampingStatus{Resource: "pods", Message: "may not"}
 	s := Of(in)
-	require.Equal(t, metav1.ConditionTrue, condition(t, s, v1alpha1.ConditionReady).Status)
-	require.EqualValues(t, v1alpha1.ReasonStamping, condition(t, s, v1alpha1.ConditionProgressing).Reason)
-	require.Equal(t, "may not", condition(t, s, v1alpha1.ConditionDegraded).Message)
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status)
+	require.EqualValues(t, v1alpha1.ReasonStamping, findCondition(t, s, v1alpha1.ConditionProgressing).Reason)
+	require.Equal(t, "may not", findCondition(t, s, v1alpha1.ConditionDegraded).Message)
 }
 
 func TestBounded(t *testing.T) {
@@ -245,7 +245,7 @@ func TestBounded(t *testing.T) {
 	require.EqualValues(t, maxPods+1, s.ReadyMembers)
 	require.Len(t, s.Pods, maxPods)
 	require.Equal(t, fmt.Sprintf("p-%04d", 2*maxPods-1), s.Pods[maxPods-1].Name, "the unready first")
-	msg := condition(t, s, v1alpha1.ConditionDegraded).Message
+	msg := findCondition(t, s, v1alpha1.ConditionDegraded).Message
 	require.Equal(t, maxNamed, strings.Count(msg, "pod p-"))
 	require.Contains(t, msg, "and 196 more")
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
@@ -65,7 +67,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
 		told := breakerOf(policy, b.Name)
-		t.seesOthers(o, policy, aboutOthers(told), compile.Hidden(told))
+		t.seesOthers(o, policy, aboutOthers(told), rules.Hidden(told))
 		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
@@ -119,7 +121,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 			policy := in.Policy(selected.Pod.UID)
 			told := injectionOf(policy, f.Name)
 			others := slices.ContainsFunc(told.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })
-			t.seesOthers(o, policy, others, compile.HiddenOfFaults(told.GetRules()))
+			t.seesOthers(o, policy, others, rules.HiddenOfFaults(told.GetRules()))
 			t.FaultSnapshots = faults(told, o, was.FaultSnapshots)
 		} else {
 			t.FaultSnapshots = was.FaultSnapshots // what it did while it lasted
@@ -195,17 +197,23 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 		t.reason, t.why = v1alpha1.ReasonNoEffect, selected.Message
 	case unheard && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
-		t.reason, t.why = reach{in.Now, in.Since}.policy(pod, o, selected.Version)
-		switch {
-		case t.why != "":
-		case o.NoTraffic:
-			t.reason, t.why = v1alpha1.ReasonAgentTooOld, fmt.Sprintf("the agent on node %s is too old to know such rules: upgrade DaemonSet ctrlmesh-agent", pod.Spec.NodeName)
-		case o.TrafficMessage != "":
-			t.reason, t.why = v1alpha1.ReasonRulesRejected, "its agent could not apply the rules: "+o.TrafficMessage
-		}
+		t.reason, t.why = reach{in.Now, in.Since}.rules(pod, o, selected.Version)
 	}
 	t.inForce, t.Message = t.why == "" && r.Problem == nil, t.why
 	return t, was
+}
+
+// rules says why a pod is not held to rules, with a reason if it will not be by itself.
+func (r reach) rules(pod *corev1.Pod, o push.Observation, wanted string) (v1alpha1.Reason, string) {
+	reason, message := r.policy(pod, o, wanted)
+	switch {
+	case message != "":
+	case o.NoTraffic:
+		return v1alpha1.ReasonAgentTooOld, fmt.Sprintf("the agent on node %s is too old to know such rules: upgrade DaemonSet ctrlmesh-agent", pod.Spec.NodeName)
+	case o.TrafficMessage != "":
+		return v1alpha1.ReasonRulesRejected, "its agent could not apply the rules: " + o.TrafficMessage
+	}
+	return reason, message
 }
 
 // seesOthers says what rules lack that are about other hosts, and about what https hides.
@@ -377,12 +385,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 		}
 		return c
 	}
-	n := 0
-	for _, t := range targets {
-		if t.inForce {
-			n++
-		}
-	}
+	n := number(targets, func(t target) bool { return t.inForce })
 	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
 	switch {
 	case r.Problem != nil && r.Problem.Reason == v1alpha1.ReasonPending && len(r.Problems) == 0:
@@ -403,13 +406,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 		return is(false, v1alpha1.ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel))
 	case n == len(targets):
 		message := fmt.Sprintf("%s, in %d pods", inForce, n)
-		alone := 0
-		for _, t := range targets {
-			if t.Message == hostsAlone {
-				alone++
-			}
-		}
-		if alone > 0 {
+		if alone := number(targets, func(t target) bool { return t.Message == hostsAlone }); alone > 0 {
 			message += fmt.Sprintf("; in %d of them %s", alone, hostsAlone)
 		}
 		return is(true, v1alpha1.ReasonInForce, message)
@@ -418,6 +415,15 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 		return is(false, t.reason, count+"; "+describeTargets(targets, target.notInForce))
 	}
 	return is(false, v1alpha1.ReasonRollingOut, count+"; "+describeTargets(targets, target.notInForce))
+}
+
+func number(targets []target, which func(target) bool) (n int) {
+	for _, t := range targets {
+		if which(t) {
+			n++
+		}
+	}
+	return n
 }
 
 func (t target) notInForce() bool { return !t.inForce }

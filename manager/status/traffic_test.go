@@ -32,7 +32,7 @@ type rulesOn struct {
 	in        TrafficInput
 }
 
-func rules() *rulesOn {
+func rulesOf() *rulesOn {
 	r := &rulesOn{policies: map[types.UID]*meshv1.PodPolicy{}, says: map[string]push.Observation{}}
 	object := metav1.ObjectMeta{Namespace: "ns", Name: "x", Generation: 3}
 	r.breaker = compile.Breaker{CircuitBreaker: &v1alpha1.CircuitBreaker{ObjectMeta: object}, Ruling: compile.Ruling{Hash: "new"}}
@@ -77,7 +77,7 @@ func (r *rulesOn) statuses(t *testing.T) (v1alpha1.CircuitBreakerStatus, v1alpha
 }
 
 func TestRulesInForce(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	since := now.Add(-time.Minute).Add(300 * time.Millisecond)
 	r.say("a", func(o *push.Observation) {
 		o.Rules = map[string]*meshv1.RuleState{"k": {State: meshv1.BreakerState_BREAKER_HALF_OPEN, SinceMs: since.UnixMilli(), Passed: math.MaxUint64, Refused: math.MaxUint64}}
@@ -173,7 +173,7 @@ func TestRulesThatAreNotInForce(t *testing.T) {
 		}, v1alpha1.ReasonInForce, "", 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := rules()
+			r := rulesOf()
 			c.change(r)
 			b, _, ready, _ := r.statuses(t)
 			require.EqualValues(t, c.reason, ready.Reason)
@@ -186,7 +186,7 @@ func TestRulesThatAreNotInForce(t *testing.T) {
 
 // The hash that a pod had stands until the next is in force.
 func TestConfigHash(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	r.breaker.Status.TargetStatus = []v1alpha1.TargetStatus{{PodName: "a", ConfigHash: "old"}}
 	r.say("a", func(o *push.Observation) { o.Version = "v1" })
 	b, _, _, _ := r.statuses(t)
@@ -213,7 +213,7 @@ func TestHostsAlone(t *testing.T) {
 		{&meshv1.HttpMatch{Host: exact("h")}, forced, []string{"curl*"}, false, true},
 		{&meshv1.HttpMatch{Host: exact("h")}, 0, nil, false, true},
 	} {
-		r := rules()
+		r := rulesOf()
 		p := r.policies["a"]
 		rule := p.Traffic.Breakers[1].Rules[0]
 		rule.Http, rule.Trigger, rule.UserAgents = []*meshv1.HttpMatch{c.match}, c.trigger, c.agents
@@ -231,7 +231,7 @@ func TestHostsAlone(t *testing.T) {
 		true:  {Abort: &meshv1.Abort{Status: 500, Percent: 1}},
 		false: {Reset_: &meshv1.Reset{Percent: 1}},
 	} {
-		r := rules()
+		r := rulesOf()
 		rule.Http = []*meshv1.HttpMatch{{Host: exact("h")}}
 		r.policies["a"].Traffic.Injections[0].Rules = []*meshv1.FaultRule{rule}
 		_, _, _, ready := r.statuses(t)
@@ -240,7 +240,7 @@ func TestHostsAlone(t *testing.T) {
 }
 
 func TestExpiration(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	d := v1alpha1.Duration("90s")
 	r.injection.Spec.Duration = &d
 	r.in.Now = now.Add(500 * time.Millisecond)
@@ -294,7 +294,7 @@ func TestExpiration(t *testing.T) {
 
 // A status is the record of shares, of pods too that are not selected any more.
 func TestSharesOnRecord(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	for _, p := range r.policies {
 		p.Traffic.Breakers[1].Rules[0].Share = &meshv1.Share{}
 	}
@@ -327,7 +327,7 @@ func TestSharesOnRecord(t *testing.T) {
 
 // A new leader keeps what the last one wrote until agents had the time to connect.
 func TestTrafficOfANewLeader(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	r.breaker.Status, r.injection.Status, _, _ = r.statuses(t)
 	r.in.Now, r.in.Since = now.Add(time.Second), now
 	r.says["a"] = push.Observation{}
@@ -342,7 +342,7 @@ func TestTrafficOfANewLeader(t *testing.T) {
 }
 
 func TestTwoHundredTargets(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	r.breaker.Targets = nil
 	for n := range 300 {
 		p := pod(fmt.Sprintf("p%03d", n))
@@ -392,7 +392,7 @@ func TestTwoHundredTargets(t *testing.T) {
 
 // However long names and messages are, the object is no more than can be stored.
 func TestTheLargestStatus(t *testing.T) {
-	r := rules()
+	r := rulesOf()
 	r.breaker.Targets = nil
 	long := func(n, length int) string { return fmt.Sprintf("%0*d", length, n) }
 	r.record = []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{}}}
@@ -423,7 +423,7 @@ func TestTheLargestStatus(t *testing.T) {
 
 // BenchmarkOfBreaker is of 2000 pods that share 100 rules.
 func BenchmarkOfBreaker(b *testing.B) {
-	r := rules()
+	r := rulesOf()
 	r.breaker.Targets = nil
 	of := v1alpha1.RuleShares{Pods: map[string]string{}}
 	for n := range 2000 {

@@ -23,6 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 )
 
 // Paths at which Breakers and Injections are served.
@@ -237,7 +238,7 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	if connect {
 		out = append(out, connectUnmatched)
 	}
-	if compile.Hidden(told) && !trusting() {
+	if rules.Hidden(told) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and user agents match nothing there, limits count connections, and trip.slowPercent sees none")
 	}
 	if c.Spec.Egress != nil && !otherHosts {
@@ -359,7 +360,7 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 	if slices.ContainsFunc(told, func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.Http, connects) }) {
 		out = append(out, connectUnmatched)
 	}
-	if compile.HiddenOfFaults(told) && !trusting() {
+	if rules.HiddenOfFaults(told) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and headers match nothing there, abort refuses connections, and what harms answers harms all that a server sends")
 	}
 	if e := f.Spec.Egress; e != nil {

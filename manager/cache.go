@@ -1,0 +1,84 @@
+package manager
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+)
+
+// cacheOptions restrict what is watched to what the mesh is about.
+func cacheOptions(namespace string) cache.Options {
+	named := func(name string) cache.Config {
+		return cache.Config{FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}
+	}
+	return cache.Options{
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Pod{}: {
+				Label:     labels.SelectorFromSet(labels.Set{v1alpha1.EnableProxyLabel: "true"}),
+				Transform: slimPod,
+			},
+			&corev1.Service{}: {
+				Namespaces: map[string]cache.Config{apiserver.Namespace: named(apiserver.Name), namespace: named(apiserver.AgentService)},
+			},
+			&discoveryv1.EndpointSlice{}: {
+				Namespaces: map[string]cache.Config{apiserver.Namespace: {}},
+				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiserver.Name}),
+			},
+			&v1alpha1.ShardingConfig{}:                        {},
+			&v1alpha1.CircuitBreaker{}:                        {},
+			&v1alpha1.FaultInjection{}:                        {},
+			controllers.MetadataOf(controllers.NamespaceKind): {Transform: slimMetadata},
+			controllers.MetadataOf(controllers.NodeKind):      {Transform: slimMetadata},
+		},
+	}
+}
+
+// slimPod keeps of a pod what the manager looks at.
+func slimPod(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	slim := &corev1.Pod{ObjectMeta: pod.ObjectMeta}
+	slim.ManagedFields = nil
+	slim.Annotations = nil
+	for _, key := range []string{v1alpha1.TrustAnnotation, v1alpha1.CaptureAnnotation, v1alpha1.TrustEgressAnnotation, v1alpha1.EgressTrustAnnotation} {
+		if v, ok := pod.Annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, key, v)
+		}
+	}
+	slim.Spec.NodeName, slim.Spec.ServiceAccountName = pod.Spec.NodeName, pod.Spec.ServiceAccountName
+	slim.Status.Phase, slim.Status.PodIP = pod.Status.Phase, pod.Status.PodIP
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return slim, nil
+}
+
+// slimMetadata keeps what tells that an object exists, and whether it is a namespace
+// that forbids faults.
+func slimMetadata(o any) (any, error) {
+	m, ok := o.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return o, nil
+	}
+	slim := &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+	}}
+	if v, ok := m.Labels[v1alpha1.NoFaultsLabel]; ok {
+		slim.Labels = map[string]string{v1alpha1.NoFaultsLabel: v}
+	}
+	return slim, nil
+}

@@ -1,0 +1,283 @@
+package rules
+
+import (
+	"net/netip"
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// Bounds on the size of regular expressions, in about the steps that one character of
+// a text may cost: of one, and of all that an object has.
+const (
+	maxExpression  = 2000
+	MaxExpressions = 20000
+)
+
+var (
+	hostname  = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$`)
+	hostStart = regexp.MustCompile(`^([a-z0-9_.-]*|[0-9a-f:]*:[0-9a-f:.]*)$`)
+)
+
+// url reads [scheme://]host[:port][/path]; nil if it cannot.
+func (r *Renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		scheme, rest = "", s
+	} else if scheme = strings.ToLower(scheme); scheme != "http" && scheme != "https" {
+		r.invalid(path, s, "the scheme must be http or https, or left out for both")
+		return nil
+	}
+	out, pattern, ok := r.authority(rest, s, path)
+	if !ok {
+		return nil
+	}
+	out.Scheme = scheme
+	switch start, prefix := strings.CutSuffix(pattern, "*"); {
+	case strings.Contains(start, "*"):
+		r.invalid(path, s, `a path may have "*" at its end alone`)
+		return nil
+	case prefix:
+		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: start}})
+	case pattern != "":
+		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: pattern}}
+	}
+	return out
+}
+
+// hostAndPath reads an expression of a host or, from its first "/" on, of a path. Each
+// is matched by itself: a path that looks like a host must not pass for one.
+func (r *Renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
+	host, path, deep := strings.Cut(s, "/")
+	if deep {
+		path = "/" + path
+		if n := len(host) - len(strings.TrimRight(host, `\`)); n%2 == 1 { // `\/` is a "/"
+			host = host[:len(host)-1]
+		}
+		for _, part := range []string{host, path} {
+			if _, err := syntax.Parse(part, syntax.Perl); err != nil {
+				r.invalid(at, s, `what is before the first "/" is about the host alone, what follows about the path alone, and %q is no expression of RE2 by itself: %v`, part, err)
+				return nil
+			}
+		}
+	}
+	out := &meshv1.HttpMatch{}
+	if host != "" {
+		if out.Host = r.hostExpression(host, at); out.Host == nil {
+			return nil
+		}
+	}
+	if path != "" {
+		if !r.expression(path, at) {
+			return nil
+		}
+		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: path}})
+	}
+	return out
+}
+
+// pathOf is nil where any path is meant: then that of https need not be seen.
+func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
+	if m.GetPrefix() == "/" || slices.Contains([]string{".*", "/.*", "/(.*)"}, strings.TrimSuffix(m.GetRegexp(), "$")) {
+		return nil
+	}
+	return m
+}
+
+// hostExpression reads an expression of a host, in upper or lower case; nil if it cannot,
+// or if it, or one of its alternatives, asks for what no host has.
+func (r *Renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch {
+	if !r.expression(s, path) {
+		return nil
+	}
+	if re, err := syntax.Parse(s, syntax.Perl); err == nil && hostless(re) {
+		r.invalid(path, s, "hosts are matched without scheme and port, so that this never matches: leave those out (an IPv6 address stands by itself, without brackets)")
+		return nil
+	}
+	return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "(?i)" + s}}
+}
+
+// content reads one of the contents of an intercept rule; nil if it cannot.
+func (r *Renderer) content(kind v1alpha1.ContentType, s string, path *field.Path) *meshv1.HttpMatch {
+	if kind == v1alpha1.ContentRegexp {
+		return r.hostAndPath(s, path)
+	}
+	if strings.Contains(s, "://") {
+		r.invalid(path, s, "write host[:port][/path], without a scheme: rules are about http and https alike")
+		return nil
+	}
+	out, text, ok := r.authority(s, s, path)
+	if !ok {
+		return nil
+	}
+	if kind == v1alpha1.ContentPrefix {
+		text = strings.TrimSuffix(text, "*") // as it is meant
+	}
+	switch {
+	case strings.Contains(text, "*"):
+		r.invalid(path, s, `a path is read as it is written: leave out the "*" and choose contentType Prefix, or Regexp`)
+		return nil
+	case text == "":
+	case kind == v1alpha1.ContentPrefix:
+		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: text}})
+	default:
+		out.Path = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: text}}
+	}
+	return out
+}
+
+// authority reads host[:port] and leaves the path, which begins with "/" or is empty.
+func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.HttpMatch, tail string, ok bool) {
+	out = &meshv1.HttpMatch{}
+	if strings.ContainsAny(rest, "?#") {
+		r.invalid(path, whole, "queries and fragments are not matched: leave them out")
+		return nil, "", false
+	}
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		rest, tail = rest[:i], rest[i:]
+	}
+	host := strings.ToLower(rest)
+	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
+		port, err := strconv.ParseUint(host[i+1:], 10, 16)
+		if err != nil || port == 0 {
+			r.invalid(path, whole, "the port must be a number from 1 to 65535; an IPv6 address stands in brackets")
+			return nil, "", false
+		}
+		host, out.Port = host[:i], uint32(port)
+	}
+	switch domain, wild := strings.CutPrefix(host, "*."); {
+	case host == "*":
+	case wild && isHost(domain):
+		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: "." + domain}}
+	case strings.HasPrefix(host, "["):
+		address, ok := bracketed(host)
+		if !ok {
+			r.invalid(path, whole, "what stands in brackets must be an IPv6 address")
+			return nil, "", false
+		}
+		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: address.String()}}
+	case isHost(host):
+		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: host}}
+	default:
+		r.invalid(path, whole, `the host must be a name, an address, "*.domain" or "*"; names of other letters as they are in DNS (xn--...)`)
+		return nil, "", false
+	}
+	return out, tail, true
+}
+
+// bracketed reads an IPv6 address in brackets.
+func bracketed(host string) (netip.Addr, bool) {
+	address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
+	return address, err == nil && address.Is6() && address.Zone() == "" && strings.HasSuffix(host, "]")
+}
+
+func isHost(s string) bool { return len(s) <= 253 && hostname.MatchString(s) }
+
+// text is nil where any text is meant.
+func (r *Renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *meshv1.TextMatch {
+	if in == nil {
+		return nil
+	}
+	exact, prefix := in.Exact, in.Prefix
+	if host {
+		exact, prefix = strings.ToLower(exact), strings.ToLower(prefix)
+		if !r.hostText(in, exact, prefix, path) {
+			return nil
+		}
+	}
+	switch {
+	case exact != "" && prefix == "" && in.Regex == "":
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: exact}}
+	case exact == "" && prefix != "" && in.Regex == "":
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Prefix{Prefix: prefix}}
+	case exact == "" && prefix == "" && in.Regex != "":
+		if host {
+			return r.hostExpression(in.Regex, path.Child("regex"))
+		}
+		if !r.expression(in.Regex, path.Child("regex")) {
+			return nil
+		}
+		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: in.Regex}}
+	}
+	r.Errs = append(r.Errs, field.Required(path, "set one of exact, prefix and regex, and not to nothing"))
+	return nil
+}
+
+// hostText reports whether a host can be, or begin with, a text.
+func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path *field.Path) bool {
+	switch _, err := netip.ParseAddr(exact); {
+	case exact != "" && err != nil && !isHost(exact):
+		r.invalid(path.Child("exact"), in.Exact, "must be the name of a host or an address, without scheme, port, path and brackets")
+		return false
+	case !hostStart.MatchString(prefix):
+		r.invalid(path.Child("prefix"), in.Prefix, "must be what the name of a host, or an address, begins with: without scheme, port and path")
+		return false
+	}
+	return true
+}
+
+// expression tells whether a regular expression can be compiled, and is not too large.
+func (r *Renderer) expression(s string, path *field.Path) bool {
+	if len(s) > maxExpression {
+		r.invalid(path, "(long)", "must not be longer than %d characters", maxExpression)
+		return false
+	}
+	// By itself, and as agents read it: neither "a)(b" nor "\Qa" is one in both.
+	re, err := syntax.Parse(s, syntax.Perl)
+	if err == nil {
+		_, err = syntax.Parse("^(?:"+s+")$", syntax.Perl)
+	}
+	if err != nil {
+		r.invalid(path, s, "not a regular expression of RE2: %v", err)
+		return false
+	}
+	size := sizeOf(re)
+	if r.Expressions += size; size > maxExpression || r.Expressions > MaxExpressions {
+		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, maxExpression, MaxExpressions)
+		return false
+	}
+	return true
+}
+
+// sizeOf is about how many steps an expression has when its repetitions are
+// written out.
+func sizeOf(re *syntax.Regexp) int {
+	size := 1 + len(re.Rune)/2
+	if re.Op == syntax.OpLiteral {
+		size = 1 + len(re.Rune)
+	}
+	for _, sub := range re.Sub {
+		size = min(size+sizeOf(sub), maxExpression+1)
+	}
+	if re.Op == syntax.OpRepeat {
+		size *= max(re.Min, re.Max, 1)
+	}
+	return min(size, maxExpression+1)
+}
+
+// methodsOf is empty where any is meant.
+func methodsOf(in ...string) (out []string) {
+	for _, m := range in {
+		if m == "" || m == "*" {
+			return nil
+		}
+		if m = strings.ToUpper(m); !slices.Contains(out, m) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+func headersOf(in []v1alpha1.HeaderMatch) (out []*meshv1.HeaderMatch) {
+	for _, h := range in {
+		out = append(out, &meshv1.HeaderMatch{Name: h.Name, Value: h.Value})
+	}
+	return out
+}

@@ -1,0 +1,185 @@
+// Package certificate renews the mesh's CAs and the manager's certificate, and publishes
+// what verifies them.
+package certificate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/trust"
+)
+
+// followEvery is how often replicas that do not lead read what the leader wrote.
+const followEvery = 30 * time.Second
+
+// Controller maintains the Authorities.
+type Controller struct {
+	Client client.Client
+	// Namespace of the mesh.
+	Namespace string
+	// WebhookConfiguration is the name of the Mutating- and of the
+	// ValidatingWebhookConfiguration that verify the manager.
+	WebhookConfiguration string
+	*trust.Authorities
+	State *controllers.State
+	Log   *slog.Logger
+
+	// published is the bundle that was published last to verify the manager.
+	published []byte
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	return controllers.Spec{
+		Name: "trust", Reconcile: r.Reconcile, Settle: time.Second, Resync: time.Minute,
+		On: []controllers.Source{
+			r.State.Cluster.When(otherCluster),
+			// A rotation waits for the bundles.
+			r.State.MeshBundle.When(controllers.Differ), r.State.EgressBundle.When(controllers.Differ),
+		},
+	}
+}
+
+// otherCluster reports whether the apiserver or the agents have other addresses.
+func otherCluster(before, after *meshv1.Cluster) bool {
+	return before.GetVersion() != after.GetVersion()
+}
+
+// Reconcile renews what is due, and publishes it.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	before, egress := r.Mesh.Bundle(), r.Egress.Bundle()
+	mesh := func(p *corev1.Pod) bool { return p.Annotations[v1alpha1.TrustAnnotation] != "" }
+	err := errors.Join(
+		r.Mesh.Maintain(ctx, dereference(r.State.MeshBundle.Load()), r.trusting(mesh)),
+		r.Egress.Maintain(ctx, dereference(r.State.EgressBundle.Load()), r.trusting(inject.TrustsEgress)),
+		r.Serving.Maintain(ctx, r.published),
+	)
+	metrics.MeshCAExpiry.Set(float64(r.Mesh.Expiry().Unix()))
+	if !bytes.Equal(before, r.Mesh.Bundle()) {
+		r.State.Changed.MeshCA.Notify()
+	}
+	if !bytes.Equal(egress, r.Egress.Bundle()) {
+		r.State.Changed.EgressCA.Notify()
+	}
+	told := errors.Join(r.publishCA(ctx), r.injectCA(ctx))
+	if told == nil {
+		r.published = r.Serving.Bundle()
+	}
+	return errors.Join(err, told)
+}
+
+// Follow reads what the leader writes until this replica is elected.
+func (r *Controller) Follow(ctx context.Context, elected <-chan struct{}) error {
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-elected:
+			return nil
+		case <-tick.C:
+		}
+		if err := errors.Join(r.Load(ctx), r.Serving.Load(ctx)); err != nil && ctx.Err() == nil {
+			r.Log.Warn("certificates could not be read again", "error", err)
+		}
+		metrics.MeshCAExpiry.Set(float64(r.Mesh.Expiry().Unix()))
+	}
+}
+
+func dereference(b *[]byte) []byte {
+	if b == nil {
+		return nil
+	}
+	return *b
+}
+
+// trusting are the pods that trust a CA, and when they were created; nil while they
+// are not known.
+func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
+	c := r.State.Compiled.Load()
+	if c == nil {
+		return nil
+	}
+	pods := map[string]time.Time{}
+	for _, p := range c.Pods {
+		if trusts(p) && !compile.Ended(p) {
+			pods[p.Namespace+"/"+p.Name] = p.CreationTimestamp.Time
+		}
+	}
+	return pods
+}
+
+// publishCA keeps the ConfigMap from which agents verify the manager.
+func (r *Controller) publishCA(ctx context.Context) error {
+	want := map[string]string{meshv1.ManagerCAKey: string(r.Serving.Bundle())}
+	cm := &corev1.ConfigMap{}
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}, cm)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = r.Client.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}, Data: want})
+	case err == nil && cm.Data[meshv1.ManagerCAKey] != want["ca.crt"]:
+		cm.Data = want
+		err = r.Client.Update(ctx, cm)
+	}
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s/%s: %w", r.Namespace, meshv1.ManagerCAConfigMap, err)
+	}
+	return nil
+}
+
+// injectCA tells the apiserver how to verify the webhooks.
+func (r *Controller) injectCA(ctx context.Context) error {
+	ca := r.Serving.Bundle()
+	key := types.NamespacedName{Name: r.WebhookConfiguration}
+	inject := func(object client.Object, clients func() []*admissionv1.WebhookClientConfig) error {
+		if err := r.Client.Get(ctx, key, object); err != nil {
+			return fmt.Errorf("%T %s: %w", object, key.Name, err)
+		}
+		changed := false
+		for _, c := range clients() {
+			if !bytes.Equal(c.CABundle, ca) {
+				c.CABundle, changed = ca, true
+			}
+		}
+		if !changed {
+			return nil
+		}
+		if err := r.Client.Update(ctx, object); err != nil {
+			return fmt.Errorf("%T %s: %w", object, key.Name, err)
+		}
+		return nil
+	}
+	mutating, validating := &admissionv1.MutatingWebhookConfiguration{}, &admissionv1.ValidatingWebhookConfiguration{}
+	return errors.Join(
+		inject(mutating, func() (out []*admissionv1.WebhookClientConfig) {
+			for i := range mutating.Webhooks {
+				out = append(out, &mutating.Webhooks[i].ClientConfig)
+			}
+			return out
+		}),
+		inject(validating, func() (out []*admissionv1.WebhookClientConfig) {
+			for i := range validating.Webhooks {
+				out = append(out, &validating.Webhooks[i].ClientConfig)
+			}
+			return out
+		}),
+	)
+}

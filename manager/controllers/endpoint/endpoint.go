@@ -1,0 +1,102 @@
+// Package endpoint lets agents find the replica that leads.
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+)
+
+// Controller points the agents' Service, which has no selector, at this replica.
+type Controller struct {
+	Client client.Client
+	// Namespace and Service are those of the manager.
+	Namespace, Service string
+	// PodName and PodIP are this replica's; PodName may be empty.
+	PodName, PodIP string
+	// Address is where agents are served.
+	Address string
+}
+
+// Spec implements controllers.Reconciler.
+func (c *Controller) Spec() controllers.Spec {
+	return controllers.Spec{Name: "endpoint", Reconcile: c.Reconcile, Resync: 15 * time.Second}
+}
+
+// Reconcile writes the Service's EndpointSlice.
+func (c *Controller) Reconcile(ctx context.Context) error {
+	want, err := c.endpoint()
+	if err != nil {
+		return err
+	}
+	have := &discoveryv1.EndpointSlice{}
+	err = c.Client.Get(ctx, types.NamespacedName{Namespace: want.Namespace, Name: want.Name}, have)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = c.Client.Create(ctx, want)
+	case err == nil && have.AddressType != want.AddressType:
+		// Immutable; a cluster changed its mind about its first family.
+		if err = c.Client.Delete(ctx, have); err == nil {
+			err = c.Client.Create(ctx, want)
+		}
+	case err == nil && !sameEndpoint(have, want):
+		have.Labels, have.Endpoints, have.Ports = want.Labels, want.Endpoints, want.Ports
+		err = c.Client.Update(ctx, have)
+	}
+	if err != nil {
+		return fmt.Errorf("EndpointSlice %s/%s: %w", want.Namespace, want.Name, err)
+	}
+	return nil
+}
+
+func sameEndpoint(a, b *discoveryv1.EndpointSlice) bool {
+	same := equality.Semantic.DeepEqual
+	return same(a.Endpoints, b.Endpoints) && same(a.Ports, b.Ports) && same(a.Labels, b.Labels)
+}
+
+// endpoint returns the EndpointSlice as it should be.
+func (c *Controller) endpoint() (*discoveryv1.EndpointSlice, error) {
+	_, p, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return nil, err
+	}
+	number, err := strconv.ParseUint(p, 10, 16)
+	if err != nil {
+		return nil, err
+	}
+	family := discoveryv1.AddressTypeIPv4
+	if netip.MustParseAddr(c.PodIP).Unmap().Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	name, protocol, port, yes := "mesh", corev1.ProtocolTCP, int32(number), true
+	e := discoveryv1.Endpoint{Addresses: []string{c.PodIP}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}
+	if c.PodName != "" {
+		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: c.Namespace, Name: c.PodName}
+	}
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Namespace,
+			Name:      c.Service + "-leader",
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: c.Service,
+				discoveryv1.LabelManagedBy:   "ctrlmesh-manager",
+			},
+		},
+		AddressType: family,
+		Endpoints:   []discoveryv1.Endpoint{e},
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
+	}, nil
+}

@@ -1,0 +1,158 @@
+// Package lock acquires, renews and releases the locks that operators elect their leaders by.
+package lock
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+)
+
+// membersGone is how long a hand-written configuration must be without members for its
+// locks to be released: a pod may just be replaced.
+const membersGone = 30 * time.Second
+
+// Controller runs the rounds of a Keeper. Nothing else runs on its queue, so that renewals
+// never wait.
+type Controller struct {
+	Keeper *locks.Keeper
+	Roots  *roots.Roots
+	Push   *push.Server
+	State  *controllers.State
+	Log    *slog.Logger
+
+	// emptySince is since when hand-written configurations, by uid, have no members.
+	emptySince map[types.UID]time.Time
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	return controllers.Spec{
+		Name: "locks", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: locks.Every,
+		On: []controllers.Source{&r.State.Changed.Demands},
+	}
+}
+
+// Reconcile acquires, renews and releases what roots and hand-written configurations ask for.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	l := r.State.Listed.Load()
+	if l == nil {
+		return nil
+	}
+	demands, ok := r.Roots.Demands()
+	if !ok {
+		return nil // whether members of roots act is not known yet
+	}
+	demands = slices.Concat(demands, r.handWrittenDemands(l, time.Now()))
+	changed, err := r.Keeper.Round(ctx, demands, func(c types.NamespacedName) bool { return r.nobodyActs(l, c) })
+	if err != nil {
+		r.Log.Warn("failed to look for locks that nobody needs", "error", err) // renewals must not wait
+	}
+	if changed || !r.State.LocksKnown.Swap(true) {
+		r.State.Changed.Locks.Notify()
+	}
+	return nil
+}
+
+// handWrittenDemands are what hand-written configurations ask for while they have
+// members: all locks that they name together, and each one that was discovered.
+func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (out []locks.Demand) {
+	emptySince := map[types.UID]time.Time{}
+	for _, c := range l.Configs {
+		if !compile.HandWritten(c) {
+			continue
+		}
+		config := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
+		mode, accounts := locks.Acquire, accountsOf(l.Pods, c)
+		if len(accounts) == 0 {
+			since, empty := r.emptySince[c.UID]
+			if !empty {
+				since = now
+			}
+			emptySince[c.UID] = since
+			if mode = locks.Watch; now.Sub(since) >= membersGone && r.nobodyActs(l, config) {
+				mode = locks.Release
+			}
+		} else if r.holdsSome(c) && !r.nobodyActs(l, config) {
+			mode = locks.Keep // members may act
+		}
+		named := compile.NamedLocks(c)
+		one := locks.Demand{Config: config, Mode: mode, Accounts: accounts}
+		found := one
+		if found.Mode == locks.Acquire {
+			found.Mode = locks.Keep
+		}
+		for _, name := range compile.OperatorLocks(c, c.Status.Locks) {
+			lock := locks.Lock{NamespacedName: name, Resources: resourcesOf(c.Status.Locks, name)}
+			if slices.Contains(named, name) {
+				one.Locks = append(one.Locks, lock)
+			} else {
+				found.Locks = append(found.Locks, lock)
+			}
+		}
+		out = append(out, one, found)
+	}
+	r.emptySince = emptySince
+	return out
+}
+
+// holdsSome reports whether the mesh holds a lock that a configuration names.
+func (r *Controller) holdsSome(c *v1alpha1.ShardingConfig) bool {
+	return slices.ContainsFunc(compile.NamedLocks(c), func(name types.NamespacedName) bool {
+		s, _ := r.Keeper.State(name)
+		return s.Held
+	})
+}
+
+func resourcesOf(known []v1alpha1.LockStatus, name types.NamespacedName) []string {
+	for _, l := range known {
+		if l.Namespace == name.Namespace && l.Name == name.Name {
+			return l.Resources
+		}
+	}
+	return nil
+}
+
+// accountsOf returns the ServiceAccounts of the members of a hand-written configuration.
+func accountsOf(pods []*corev1.Pod, c *v1alpha1.ShardingConfig) (out []string) {
+	selects, problem := compile.Selects(c)
+	if problem != nil {
+		return nil
+	}
+	for _, p := range pods {
+		if p.Namespace != c.Namespace || !compile.Labelled(p) || compile.Ended(p) || p.Annotations[v1alpha1.TrustAnnotation] == "" || !selects(p) {
+			continue
+		}
+		if account := cmp.Or(p.Spec.ServiceAccountName, "default"); !slices.Contains(out, account) {
+			out = append(out, account)
+		}
+	}
+	return out
+}
+
+// nobodyActs reports whether no pod acts for a configuration any more, which may have
+// been deleted: the agent of each pod on the mesh in its namespace has confirmed the
+// pod's present policy. l is what the configuration was looked for in.
+func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedName) bool {
+	c := r.State.Compiled.Load()
+	if c == nil || c.Listed != l {
+		return false // policies are older than that
+	}
+	for uid, p := range c.Policies {
+		if p.GetNamespace() == config.Namespace && p.Node != "" && r.Push.Observe(p.Node, string(uid)).Version != p.GetVersion() {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,46 @@
+package policy
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+)
+
+// A status that the manager writes triggers no controller that would write it again.
+func TestEventsThatTriggerPolicies(t *testing.T) {
+	b := &v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
+	f := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
+	n := controllers.MetadataOf(controllers.NamespaceKind)
+	for _, c := range []struct {
+		what   string
+		before any
+		change func(any)
+		wakes  bool
+	}{
+		{"status", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Status.Refused++ }, false},
+		{"annotation", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Annotations = map[string]string{"a": "b"} }, false},
+		{"recover", b, func(o any) {
+			o.(*v1alpha1.CircuitBreaker).Annotations = map[string]string{v1alpha1.RecoverAnnotation: "1"}
+		}, true},
+		{"disable", b, func(o any) {
+			o.(*v1alpha1.CircuitBreaker).Labels = map[string]string{v1alpha1.DisableBreakerLabel: ""}
+		}, true},
+		{"spec", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Generation++ }, true},
+		{"status", f, func(o any) { o.(*v1alpha1.FaultInjection).Status.Injected++ }, false},
+		{"expiry", f, func(o any) { o.(*v1alpha1.FaultInjection).Status.ExpirationGeneration++ }, true},
+		{"namespace", n, func(o any) { o.(*metav1.PartialObjectMetadata).ResourceVersion = "2" }, false},
+		{"no faults", n, func(o any) {
+			o.(*metav1.PartialObjectMetadata).Labels = map[string]string{v1alpha1.NoFaultsLabel: ""}
+		}, true},
+	} {
+		after := c.before.(runtime.Object).DeepCopyObject()
+		c.change(after)
+		require.Equal(t, !c.wakes, sameMeaning(c.before, after), "%s of %T", c.what, c.before)
+	}
+}

@@ -1,0 +1,130 @@
+// Package policy compiles all configurations and pods and pushes the policies that follow.
+package policy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+)
+
+// Controller compiles everything anew at each run. That is cheap, because its cost grows
+// with operators and not with objects.
+type Controller struct {
+	// Client reads past the cache: the record of shares must not be stale.
+	Client, Cache client.Reader
+	// Namespace of the mesh.
+	Namespace string
+	// ClusterCA and MeshCA return the bundles that verify the apiserver and the agents.
+	ClusterCA, MeshCA func() []byte
+	Roots             *roots.Roots
+	Keeper            *locks.Keeper
+	Push              *push.Server
+	State             *controllers.State
+	Log               *slog.Logger
+
+	// rendered is what need not be rendered again.
+	rendered compile.Cache
+	// until is when the policies change by themselves, as when the next FaultInjection
+	// expires, for which agents do not wait.
+	until time.Time
+	// unread is since when the shares on record cannot be read; zero if they can.
+	unread time.Time
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	changed := &r.State.Changed
+	return controllers.Spec{
+		Name: "policies", Reconcile: r.Reconcile, Settle: controllers.SettleEvents,
+		Next: func() time.Time { return r.until },
+		On: []controllers.Source{
+			&changed.Objects, &changed.Roots, &changed.Locks, &changed.Shares,
+			&changed.MeshCA, // so that agents ask for a new leaf
+			r.State.Settings.When(otherTimeout),
+		},
+	}
+}
+
+// otherTimeout reports whether the apiserver has another --request-timeout.
+func otherTimeout(before, after *platform.Settings) bool {
+	return before == nil || *before.APIServer.RequestTimeout != *after.APIServer.RequestTimeout
+}
+
+// Reconcile compiles and pushes.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	cluster, err := apiserver.Read(ctx, r.Cache, r.Namespace, r.ClusterCA(), r.MeshCA())
+	if err != nil {
+		// What was known stands: agents must not forget where the apiserver is.
+		cluster = r.State.Cluster.Load()
+		r.Log.Warn("the apiserver's addresses are not known, the last ones stay", "error", err)
+	} else {
+		r.State.Cluster.Store(cluster)
+	}
+
+	l, listErr := r.list(ctx)
+	if listErr != nil {
+		return listErr
+	}
+	r.State.Listed.Store(l)
+	known, ok := r.Roots.Known(l.Configs, l.Namespaces)
+	if !ok || !r.addHandWritten(known, l.Configs) {
+		// Agents keep what they were told last, until it is known who holds what.
+		return err
+	}
+	if openErr := r.openBook(ctx, l.Rules.Breakers); openErr != nil {
+		return openErr
+	}
+	r.State.Sharing.Lock()
+	c := &controllers.Compiled{Result: compile.Compile(l.Configs, l.Pods, known, l.Rules), Listed: l}
+	r.Push.Set(cluster, c.Policies)
+	r.State.Compiled.Store(c)
+	r.State.Sharing.Unlock()
+	r.until = c.Until
+	if again := time.Now().Add(sharesPatience); !r.unread.IsZero() && (c.Until.IsZero() || again.Before(c.Until)) {
+		r.until = again
+	}
+
+	metrics.Members.Reset()
+	for _, s := range c.Shards {
+		metrics.Members.WithLabelValues(s.Namespace, s.Name).Set(float64(len(s.Members)))
+	}
+	return err
+}
+
+// addHandWritten adds what is known of hand-written configurations: whether their
+// members must be in standby, because a pod outside the mesh may lead. It is not ok
+// before the locks were looked at.
+func (r *Controller) addHandWritten(known map[types.NamespacedName]compile.Root, configs []*v1alpha1.ShardingConfig) (ok bool) {
+	for _, c := range configs {
+		if !compile.HandWritten(c) || len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
+			continue
+		}
+		if !r.State.LocksKnown.Load() {
+			return false
+		}
+		one := compile.Root{}
+		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper.State)
+		for _, name := range compile.NamedLocks(c) {
+			if s, _ := r.Keeper.State(name); !s.Held {
+				one.Standby = fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", name)
+				break
+			}
+		}
+		known[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = one
+	}
+	return true
+}

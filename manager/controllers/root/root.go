@@ -1,0 +1,78 @@
+// Package root hands keys over between the shards of roots.
+package root
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+)
+
+// Controller runs the rounds of package roots.
+type Controller struct {
+	Cache client.Reader
+	Roots *roots.Roots
+	Push  *push.Server
+	State *controllers.State
+
+	next time.Time // of a correction's steps
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	return controllers.Spec{
+		Name: "roots", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: 10 * time.Second,
+		Next: func() time.Time { return r.next },
+		On:   []controllers.Source{&r.State.Listed, &r.State.Changed.Agents, &r.State.Changed.Weights},
+	}
+}
+
+// Reconcile does what can be done now for each root.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	l := r.State.Listed.Load()
+	if l == nil {
+		return nil
+	}
+	// Read after what was listed, so that it is no older. Before the first pods have
+	// no policies, so that nothing follows from what agents say of them.
+	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
+		return !apierrors.IsNotFound(r.Cache.Get(ctx, types.NamespacedName{Name: name}, controllers.MetadataOf(controllers.NodeKind)))
+	}}
+	if c := r.State.Compiled.Load(); c != nil {
+		world.Compiled, world.Removed = c.Result, r.Push.Removed()
+	}
+	if r.Roots.Young() {
+		var err error
+		if world.Unheard, err = r.unheard(ctx); err != nil {
+			return err
+		}
+	}
+	err := r.Roots.Round(ctx, world)
+	r.next = time.Time{}
+	if r.Roots.Correcting() {
+		r.next = time.Now().Add(roots.CorrectEvery)
+	}
+	return err
+}
+
+// unheard lists the Nodes of which no agent has connected to this manager.
+func (r *Controller) unheard(ctx context.Context) ([]string, error) {
+	nodes := &metav1.PartialObjectMetadataList{}
+	nodes.SetGroupVersionKind(controllers.NodeKind)
+	if err := r.Cache.List(ctx, nodes); err != nil {
+		return nil, fmt.Errorf("listing Nodes: %w", err)
+	}
+	var names []string
+	for _, n := range nodes.Items {
+		names = append(names, n.Name)
+	}
+	return r.Push.Unheard(names), nil
+}

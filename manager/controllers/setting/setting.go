@@ -1,0 +1,106 @@
+// Package setting follows the administrator's settings.
+package setting
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+)
+
+// Controller applies the settings of the ConfigMap. It runs in each replica.
+type Controller struct {
+	Client client.Reader
+	Kube   kubernetes.Interface
+	// Namespace of the mesh.
+	Namespace string
+	State     *controllers.State
+	Log       *slog.Logger
+}
+
+// Load reads the administrator's settings before anything is served.
+func (c *Controller) Load(ctx context.Context) error {
+	cm := &corev1.ConfigMap{}
+	err := c.Client.Get(ctx, types.NamespacedName{Namespace: c.Namespace, Name: platform.ConfigMap}, cm)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("reading ConfigMap %s: %w", platform.ConfigMap, err)
+	}
+	timeout, ok := platform.RequestTimeout(cm.Data)
+	if !ok {
+		timeout = platform.MaxRequestTimeout
+	}
+	if c.State.Settings.Load() == nil {
+		c.State.Settings.Store(platform.Default().WithRequestTimeout(timeout))
+	}
+	c.adopt(cm.Data)
+	return nil
+}
+
+// Watch follows the settings; each replica admits by them.
+func (c *Controller) Watch(ctx context.Context) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(c.Kube, 0, informers.WithNamespace(c.Namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "metadata.name=" + platform.ConfigMap }))
+	adopt := func(o any) {
+		if cm, ok := o.(*corev1.ConfigMap); ok {
+			c.adopt(cm.Data)
+		}
+	}
+	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    adopt,
+		UpdateFunc: func(_, o any) { adopt(o) },
+		DeleteFunc: func(any) { c.reset() },
+	}); err != nil {
+		return fmt.Errorf("watching ConfigMap %s: %w", platform.ConfigMap, err)
+	}
+	factory.StartWithContext(ctx)
+	<-ctx.Done()
+	factory.Shutdown()
+	return nil
+}
+
+// adopt applies settings. Those that are invalid change nothing: what they
+// were to forbid is not known.
+func (c *Controller) adopt(data map[string]string) {
+	settings, err := platform.Parse(data)
+	if err != nil {
+		metrics.PlatformInvalid.Set(1)
+		c.Log.Error("keeping the former platform settings", "configmap", c.Namespace+"/"+platform.ConfigMap, "error", err)
+		c.raiseRequestTimeout(data)
+		return
+	}
+	c.use(settings)
+}
+
+// use puts valid settings into effect.
+func (c *Controller) use(settings *platform.Settings) {
+	metrics.PlatformInvalid.Set(0)
+	c.State.Settings.Store(settings)
+}
+
+// reset applies the defaults after the ConfigMap was deleted. The request timeout
+// of the apiserver is as before, so that one which is longer stays until the manager ends.
+func (c *Controller) reset() {
+	timeout, defaults := c.State.RequestTimeout(), platform.Default()
+	c.use(defaults.WithRequestTimeout(max(timeout, defaults.APIServer.RequestTimeout.Duration)))
+}
+
+// raiseRequestTimeout applies the request timeout of settings that are invalid, if it is
+// longer than the one before: a shorter one could give a key two owners.
+func (c *Controller) raiseRequestTimeout(data map[string]string) {
+	before := c.State.Settings.Load()
+	if timeout, ok := platform.RequestTimeout(data); ok && timeout > before.APIServer.RequestTimeout.Duration {
+		c.State.Settings.Store(before.WithRequestTimeout(timeout))
+	}
+}

@@ -1,0 +1,85 @@
+package controllers
+
+import (
+	"bytes"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+	"github.com/ctrlmesh/ctrlmesh/manager/quota"
+)
+
+// State is what the controllers share. Each field has one writer.
+type State struct {
+	// Settings are the administrator's; never nil once the manager serves.
+	Settings Value[platform.Settings]
+	// Cluster is what agents must know of the apiserver and of each other.
+	Cluster Value[meshv1.Cluster]
+	// Listed is what the policy controller compiles.
+	Listed Value[Listed]
+	// Compiled are the policies that were pushed last; nil before the first push.
+	Compiled Value[Compiled]
+	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them.
+	MeshBundle, EgressBundle Value[[]byte]
+	// LocksKnown: the lock controller has looked at the operators' locks.
+	LocksKnown atomic.Bool
+	// Book is the record of the shares of rules. Sharing is locked while shares are
+	// decided, and from a compilation that reads them until its policies are pushed.
+	Book    quota.Book
+	Sharing sync.Mutex
+
+	Changed Signals
+}
+
+// RequestTimeout is the apiserver's --request-timeout.
+func (s *State) RequestTimeout() time.Duration {
+	return s.Settings.Load().APIServer.RequestTimeout.Duration
+}
+
+// Signals notify of state that is kept outside State.
+type Signals struct {
+	// Objects that the manager watches, as far as policies follow from them.
+	Objects Signal
+	// Roots: policies follow from which keys shards own, and Demands: the operators' locks
+	// that roots ask for. Both by the root controller.
+	Roots, Demands Signal
+	// Locks: who holds the operators' locks, by the lock controller.
+	Locks Signal
+	// Agents: what agents report, and Counts if that is only what rules have done. By the
+	// push server.
+	Agents, Counts Signal
+	// MeshCA and EgressCA: the bundles, by the certificate controller.
+	MeshCA, EgressCA Signal
+	// Bundles: a ConfigMap with a bundle is not as it should be.
+	Bundles Signal
+	// Shares have been decided that are recorded, and Unrecorded ones that are not. Both
+	// by the share controller. Recorded: they are now, by the traffic controller.
+	Shares, Unrecorded, Recorded Signal
+	// Stamping: the progress of the labels of objects, by the sweeper.
+	Stamping Signal
+	// Weights of namespaces, by the weigher.
+	Weights Signal
+}
+
+// Listed is what was there when the policy controller looked.
+type Listed struct {
+	Pods       []*corev1.Pod
+	Configs    []*v1alpha1.ShardingConfig
+	Namespaces []string // sorted
+	Rules      compile.Rules
+}
+
+// Compiled is what was compiled, and from what.
+type Compiled struct {
+	compile.Result
+	*Listed
+}
+
+// Differ reports whether two bundles differ.
+func Differ(before, after *[]byte) bool { return before == nil || !bytes.Equal(*before, *after) }

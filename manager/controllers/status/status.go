@@ -1,0 +1,190 @@
+// Package status writes the statuses of ShardingConfigs that are one shard. Those of roots
+// are written by package roots, together with the state that they contain.
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+)
+
+// Controller writes statuses and the Events of their changes.
+type Controller struct {
+	// Client writes; Cache has the newest statuses.
+	Client   client.Client
+	Cache    client.Reader
+	Recorder events.EventRecorder
+	Keeper   *locks.Keeper
+	Sweeper  *label.Sweeper
+	Push     *push.Server
+	State    *controllers.State
+
+	since time.Time // of the first run
+	// written are the statuses that were written last, by uid.
+	written map[types.UID]*writtenStatus
+	// leaders are those of hand-written shards, which led names.
+	leaders status.Leaders
+	led     map[string]types.NamespacedName
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	changed := &r.State.Changed
+	return controllers.Spec{
+		Name: "status", Reconcile: r.Reconcile, Settle: controllers.SettleStatus, Resync: 10 * time.Second,
+		On: []controllers.Source{&r.State.Compiled, &changed.Agents, &changed.Locks, &changed.Stamping},
+	}
+}
+
+// Reconcile writes the status of every configuration that has a new one.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	c := r.State.Compiled.Load()
+	if c == nil {
+		return nil
+	}
+	if r.since.IsZero() {
+		r.since = time.Now()
+	}
+	r.countPolicies(c)
+	countUnready(c.Configs)
+	leaders := r.lead(ctx, c)
+	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
+	var errs []error
+	statuses := map[types.UID]*writtenStatus{}
+	for _, shard := range c.Shards {
+		if shard.Config == nil || shard.Config.Spec.Root != nil {
+			continue // there is no object yet, or package roots writes it
+		}
+		// The spec is the one compiled; the status the newest known.
+		current := &v1alpha1.ShardingConfig{}
+		err := r.Cache.Get(ctx, shard.NamespacedName, current)
+		if apierrors.IsNotFound(err) || err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation) {
+			continue // it will be compiled soon
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		last := r.written[current.UID].since(current)
+		statuses[current.UID] = last
+		current = last.object
+		shard.Config = current
+		known, obstacle := r.surveyHandWritten(shard, c.Configs)
+		next := status.Of(status.Input{
+			Shard:    shard,
+			Locks:    known,
+			Obstacle: obstacle,
+			Leader:   leaders[shard.String()],
+			Wanted:   wanted,
+			Observe:  r.Push.Observe,
+			Stamping: r.Sweeper.Status(current),
+			Now:      time.Now(),
+			Since:    r.since,
+		})
+		if equality.Semantic.DeepEqual(current.Status, next) {
+			continue
+		}
+		before := current.Status
+		updated := current.DeepCopy()
+		updated.Status = next
+		if err := r.Client.Status().Update(ctx, updated); err != nil {
+			if !apierrors.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("status of ShardingConfig %s/%s: %w", current.Namespace, current.Name, err))
+			}
+			continue
+		}
+		last.replaced, last.object = append(last.replaced, current.ResourceVersion), updated
+		r.tell(updated, before, next)
+	}
+	r.written = statuses
+	return errors.Join(errs...)
+}
+
+// writtenStatus is a configuration with the status that this leader wrote last.
+type writtenStatus struct {
+	object *v1alpha1.ShardingConfig
+	// replaced are the resource versions that the writes replaced. The cache may still
+	// have one of them, on which another write would conflict.
+	replaced []string
+}
+
+// since returns what is known of an object, given what the cache has.
+func (s *writtenStatus) since(cached *v1alpha1.ShardingConfig) *writtenStatus {
+	if s == nil || !slices.Contains(s.replaced, cached.ResourceVersion) {
+		return &writtenStatus{object: cached}
+	}
+	return s
+}
+
+// tell makes Events of the changes that matter.
+func (r *Controller) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.ShardingConfigStatus) {
+	news := func(kind string) (metav1.Condition, bool) {
+		is := meta.FindStatusCondition(after.Conditions, kind)
+		was := meta.FindStatusCondition(before.Conditions, kind)
+		if is == nil || is.Status != metav1.ConditionTrue {
+			return metav1.Condition{}, false
+		}
+		return *is, was == nil || was.Status != is.Status || was.Reason != is.Reason || was.Message != is.Message
+	}
+	if is, new := news(v1alpha1.ConditionLeaderMissing); new {
+		r.Recorder.Eventf(c, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(is.Message))
+	}
+	if is, new := news(v1alpha1.ConditionDegraded); new {
+		r.Recorder.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Compile", "%s", status.Note(is.Message))
+	}
+	if is, _ := news(v1alpha1.ConditionReady); is.Status == metav1.ConditionTrue && !meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReady) {
+		r.Recorder.Eventf(c, nil, corev1.EventTypeNormal, is.Reason, "Compile", "%s", status.Note(is.Message))
+	}
+}
+
+// countUnready counts the configurations that users wrote and that are not Ready.
+func countUnready(configs []*v1alpha1.ShardingConfig) {
+	metrics.NotReady.Reset()
+	for _, c := range configs {
+		ready := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionReady)
+		if !compile.Derived(c) && ready != nil && ready.Status != metav1.ConditionTrue {
+			metrics.NotReady.WithLabelValues(c.Namespace, c.Name, ready.Reason).Set(1)
+		}
+	}
+}
+
+func (r *Controller) countPolicies(c *controllers.Compiled) {
+	states := map[string]int{"applied": 0, "pending": 0, "rejected": 0, "unscheduled": 0}
+	for uid, p := range c.Policies {
+		o := r.Push.Observe(p.Node, string(uid))
+		switch {
+		case p.Node == "":
+			states["unscheduled"]++
+		case o.Nacked == p.Version:
+			states["rejected"]++
+		case o.Version == p.Version:
+			states["applied"]++
+		default:
+			states["pending"]++
+		}
+	}
+	for s, n := range states {
+		metrics.Policies.WithLabelValues(s).Set(float64(n))
+	}
+	metrics.UnappliedPods.Set(float64(states["pending"] + states["rejected"]))
+}

@@ -1,0 +1,104 @@
+// Package traffic writes the statuses of CircuitBreakers and FaultInjections.
+package traffic
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/status"
+)
+
+const (
+	// writeGap is the least time between two writes of an object's status, and
+	// countGap that while nothing changes but counts of requests.
+	writeGap = 2 * time.Second
+	countGap = 10 * time.Second
+	// writeRetry is the time after which a write is tried again.
+	writeRetry = 200 * time.Millisecond
+	// countRate and countBurst bound the writes of all objects' mere counts, and calmWrites
+	// those of one round that nobody waits for: what is urgent meanwhile comes after it.
+	countRate, countBurst = 20, 20
+	calmWrites            = 100
+	// eventGap and eventBurst bound the Events of an object.
+	eventGap   = 10 * time.Second
+	eventBurst = 10
+)
+
+// Controller writes statuses and Events, no more often than people and other controllers
+// need them.
+type Controller struct {
+	// Client writes; Cache has the newest statuses.
+	Client   client.Client
+	Cache    client.Reader
+	Recorder events.EventRecorder
+	Push     *push.Server
+	State    *controllers.State
+
+	since time.Time // of the first run
+	paces map[types.UID]*pace
+	// counts bounds the writes of counts alone.
+	counts *rate.Limiter
+	// next is when there is more to write of what was too early; zero if there is none.
+	next time.Time
+}
+
+// Spec implements controllers.Reconciler.
+func (r *Controller) Spec() controllers.Spec {
+	changed := &r.State.Changed
+	return controllers.Spec{
+		Name: "traffic", Reconcile: r.Reconcile, Settle: controllers.SettleStatus, Resync: 10 * time.Second,
+		Next: func() time.Time { return r.next },
+		On:   []controllers.Source{&r.State.Compiled, &changed.Agents, &changed.Counts, &changed.Unrecorded},
+	}
+}
+
+// Reconcile writes the statuses that have changed.
+func (r *Controller) Reconcile(ctx context.Context) error {
+	c := r.State.Compiled.Load()
+	if c == nil {
+		return nil
+	}
+	now := time.Now()
+	if r.since.IsZero() {
+		r.since, r.counts = now, rate.NewLimiter(countRate, countBurst)
+	}
+	run := &round{Controller: r, ctx: ctx, paces: map[types.UID]*pace{},
+		opened: map[types.NamespacedName]int32{}, harmed: map[types.NamespacedName]int32{},
+		in: status.TrafficInput{
+			Policy:  func(uid types.UID) *meshv1.PodPolicy { return c.Policies[uid].PodPolicy },
+			Observe: r.Push.Observe,
+			Now:     now,
+			Since:   r.since,
+		}}
+	for _, b := range c.Breakers {
+		run.breaker(b)
+	}
+	for _, f := range c.Injections {
+		run.injection(f)
+	}
+	// What others wait for comes first, counts last.
+	slices.SortStableFunc(run.writes, func(a, b statusWrite) int { return cmp.Compare(a.gap, b.gap) })
+	for _, s := range run.writes {
+		run.write(s)
+	}
+	r.paces = run.paces
+	metrics.BreakersOpen.Set(run.opened)
+	metrics.FaultsInForce.Set(run.harmed)
+	r.next = time.Time{}
+	if run.wait > 0 {
+		r.next = time.Now().Add(run.wait)
+	}
+	return errors.Join(run.errs...)
+}

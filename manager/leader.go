@@ -1,0 +1,172 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/bundle"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/endpoint"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/failover"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/lock"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/node"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/policy"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/root"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/share"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/stamp"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/traffic"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+)
+
+// weighRate is how many requests a second are made to weigh, for all roots and resources.
+const weighRate = 100
+
+// leader is what only the leader runs.
+type leader struct {
+	*replica
+	cache        cache.Cache
+	recorder     events.EventRecorder
+	push         *push.Server
+	sweeper      *label.Sweeper
+	weigher      *roots.Weigher
+	keeper       *locks.Keeper
+	roots        *roots.Roots
+	bundleWriter *bundle.Controller
+}
+
+func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *leader {
+	l := &leader{replica: r, cache: from, recorder: recorder}
+	changed := &r.state.Changed
+	l.push = &push.Server{
+		Auth: &push.Authenticator{
+			Reviewer: r.kube.AuthenticationV1().TokenReviews(),
+			User:     fmt.Sprintf("system:serviceaccount:%s:%s", r.Namespace, r.AgentServiceAccount),
+		},
+		Signer: r.certificates.Mesh, EgressSigner: r.certificates.Egress,
+		Changed: changed.Agents.Notify, Counted: changed.Counts.Notify,
+		Log: r.Log,
+	}
+	l.sweeper = &label.Sweeper{
+		Metadata: r.metadata,
+		Served:   r.kube.Discovery().ServerPreferredResources,
+		Limiter:  rate.NewLimiter(rate.Limit(r.StampRate), r.StampBurst),
+		Skip:     r.Namespace,
+		Settings: r.state.Settings.Load,
+		Every:    r.StampEvery,
+		Changed:  changed.Stamping.Notify,
+		Log:      r.Log,
+	}
+	l.weigher = &roots.Weigher{
+		Metadata: r.metadata,
+		Served:   r.kube.Discovery().ServerPreferredResources,
+		Limiter:  rate.NewLimiter(weighRate, weighRate),
+		Changed:  changed.Weights.Notify,
+		Log:      r.Log,
+	}
+	l.keeper = &locks.Keeper{Client: r.live, May: lock.Reviewer{Kube: r.kube}.MayUpdate, Log: r.Log}
+	l.roots = &roots.Roots{
+		Client: r.live, Locks: l.keeper.State, Observe: l.push.Observe, Stamping: l.sweeper.Status, Recorder: recorder, Weigher: l.weigher,
+		Written: changed.Roots.Notify, Asked: changed.Demands.Notify,
+		Log: r.Log,
+	}
+	l.bundleWriter = &bundle.Controller{
+		Kube: r.kube, Bundles: r.bundles, Mesh: r.certificates.Mesh.Bundle, Egress: r.certificates.Egress.Bundle, State: r.state,
+	}
+	return l
+}
+
+// controllers returns all controllers.
+func (l *leader) controllers() []controllers.Reconciler {
+	s := l.state
+	return []controllers.Reconciler{
+		&policy.Controller{
+			Client: l.live, Cache: l.cache, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
+			Roots: l.roots, Keeper: l.keeper, Push: l.push, State: s, Log: l.Log,
+		},
+		&root.Controller{Cache: l.cache, Roots: l.roots, Push: l.push, State: s},
+		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
+		&failover.Controller{Client: l.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.Log},
+		l.certificates,
+		l.bundleWriter,
+		&stamp.Controller{
+			Client: l.live, Service: types.NamespacedName{Namespace: l.Namespace, Name: l.WebhookService}, CA: l.certificates.Serving.Bundle,
+			State: s, Sweeper: l.sweeper,
+		},
+		&status.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
+		&node.Controller{Client: l.live, Namespace: l.Namespace, Push: l.push, State: s},
+		&share.Controller{Push: l.push, State: s},
+		&traffic.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Push: l.push, State: s},
+		&endpoint.Controller{
+			Client: l.live, Namespace: l.Namespace, Service: l.ManagerService, PodName: l.PodName, PodIP: l.PodIP, Address: l.PushAddress,
+		},
+	}
+}
+
+// add adds all runnables, and lets events trigger the policies.
+func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
+	for _, c := range l.controllers() {
+		if err := mgr.Add(controllers.New(l.Log, c.Spec())); err != nil {
+			return err
+		}
+	}
+	for _, o := range []client.Object{
+		&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
+		controllers.MetadataOf(controllers.NamespaceKind), controllers.MetadataOf(controllers.NodeKind),
+	} {
+		informer, err := l.cache.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watching %T: %w", o, err)
+		}
+		if _, err := informer.AddEventHandler(policy.OnChange(l.state.Changed.Objects.Notify)); err != nil {
+			return err
+		}
+	}
+	follow := func(ctx context.Context) error { return l.certificates.Follow(ctx, mgr.Elected()) }
+	for _, r := range []manager.Runnable{
+		manager.RunnableFunc(l.bundleWriter.Watch), // a RunnableFunc runs in the leader
+		manager.RunnableFunc(l.sweeper.Run),
+		manager.RunnableFunc(l.weigher.Run),
+		manager.RunnableFunc(l.serveAgents),
+		everyReplica(follow),
+		everyReplica(l.settings.Watch),
+	} {
+		if err := mgr.Add(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// everyReplica is a Runnable of all replicas.
+type everyReplica func(context.Context) error
+
+// Start implements manager.Runnable.
+func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everyReplica) NeedLeaderElection() bool { return false }
+
+// serveAgents serves the agents' streams.
+func (l *leader) serveAgents(ctx context.Context) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.PushAddress)
+	if err != nil {
+		return err
+	}
+	l.Log.Info("leading: serving agents", "address", listener.Addr().String())
+	return l.push.Serve(ctx, listener, l.certificates.Serving.TLSConfig())
+}

@@ -1,0 +1,184 @@
+package status
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+)
+
+// rootConditions is what the conditions of a root are made of.
+type rootConditions struct {
+	*workload
+	out *v1alpha1.ShardingConfigStatus
+	// word is the state of all handovers.
+	word       string
+	withdrawn  bool
+	leaderless *locks.Obstacle
+	// members counts the ready ones, waits says whom handovers and restarts wait for, and
+	// few which pods are missing.
+	members, waits, few string
+}
+
+func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
+	kind, name := layout.Target(w.Config.Spec.Root)
+	r := rootConditions{
+		workload: w, out: out, word: out.Root.Handover, withdrawn: compile.Withdrawn(w.Config), leaderless: MissingLeaders(w.Leaders),
+		members: fmt.Sprintf("%d of %d members ready in %d shards", out.ReadyMembers, out.Members, out.Shards),
+		waits:   w.waits(out.Root),
+		few: fmt.Sprintf("%s %s lacks %d pods: shard %s has not as many as it is to have; scale the %s up, or the shards down",
+			kind, name, w.missing, strings.Join(clipped(w.lacking), ", "), kind),
+	}
+	if w.Config.Spec.FailurePolicy == v1alpha1.FailOpen {
+		r.members += openWarning
+	}
+	c := conditionsOf{out, w.Config.Generation, w.Now}
+	c.leading(r.leaderless)
+	c.set(v1alpha1.ConditionReady, first(r.settled(), r.withoutShards, r.brokenOrImpeded, r.underWay))
+	c.set(v1alpha1.ConditionProgressing, r.progressing())
+	// A pod that is restarted is missing for a moment.
+	c.set(v1alpha1.ConditionDegraded, r.degraded(c.unreadyFor() > Grace))
+}
+
+// withoutShards is Ready of a root that has no shards to run.
+func (r rootConditions) withoutShards() *condition {
+	switch {
+	case r.Problem != nil:
+		return &condition{false, reasonOf(r.Problem), r.Problem.Error()}
+	case r.withdrawn && (r.word != Settled || len(r.State.Members) > 0):
+		return &condition{false, v1alpha1.ReasonWithdrawing, "the shards are being withdrawn" + r.waits}
+	case r.withdrawn:
+		return &condition{false, v1alpha1.ReasonDisabled, "spec.root.disable is set: the pods run unsharded"}
+	case len(r.Pods) == 0:
+		kind, name := layout.Target(r.Config.Spec.Root)
+		return &condition{false, v1alpha1.ReasonTargetNotFound,
+			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, r.Config.Namespace, v1alpha1.EnableProxyLabel)}
+	}
+	return nil
+}
+
+// brokenOrImpeded is Ready of a root that needs people, or whose shards may not act.
+func (r rootConditions) brokenOrImpeded() *condition {
+	broken := slices.IndexFunc(r.verdicts, verdict.broken)
+	switch {
+	case r.Obstacle != nil && !r.State.Holds():
+		return impeded(r.Obstacle, r.members)
+	case broken >= 0 && !r.State.RolledBack:
+		return &condition{false, r.verdicts[broken].reason, r.members + "; " + describe(r.verdicts, verdict.unready)}
+	case r.Obstacle != nil:
+		return impeded(r.Obstacle, r.members)
+	case r.word == Blocked:
+		return &condition{false, v1alpha1.ReasonBlocked, r.members + "; " + blockedMessage + r.waits}
+	case r.missing > 0:
+		return &condition{false, v1alpha1.ReasonNotEnoughPods, r.members + "; " + r.few}
+	}
+	return nil
+}
+
+// underWay is Ready of a root that will be by itself.
+func (r rootConditions) underWay() *condition {
+	switch {
+	case r.word == Releasing || r.word == Granting:
+		return &condition{false, v1alpha1.ReasonHandingOver, r.members + "; " + handingOverMessage + r.waits}
+	case r.word == Waiting:
+		return &condition{false, v1alpha1.ReasonWaiting, r.members + r.waits}
+	case r.leaderless != nil:
+		return impeded(r.leaderless, r.members)
+	case r.out.ReadyMembers < r.out.Members:
+		return &condition{false, v1alpha1.ReasonStarting, r.members + "; " + describe(r.verdicts, verdict.unready)}
+	case r.word == Restarting:
+		return &condition{false, v1alpha1.ReasonRestarting, r.members + "; members that hold keys of others in their caches are restarted" + r.waits}
+	}
+	return nil
+}
+
+// settled is Ready of a root that is.
+func (r rootConditions) settled() condition {
+	if r.surplus > 0 {
+		kind, name := layout.Target(r.Config.Spec.Root)
+		return condition{true, v1alpha1.ReasonReplicasSurplus,
+			fmt.Sprintf("%s; %d more pods of %s %s are in no shard, in standby: raise spec.root.auto, or scale down", r.members, r.surplus, kind, name)}
+	}
+	return condition{true, v1alpha1.ReasonSettled, r.members}
+}
+
+func (r rootConditions) progressing() condition {
+	switch {
+	case r.Problem != nil:
+		return condition{false, reasonOf(r.Problem), ""}
+	case r.word == Releasing || r.word == Granting || r.word == Blocked:
+		return condition{true, v1alpha1.ReasonHandingOver, handingOverMessage + r.waits}
+	case r.word == Restarting:
+		return condition{true, v1alpha1.ReasonRestarting, cmp.Or(r.Restarting, "members are to be restarted")}
+	case r.word == Waiting:
+		return condition{true, v1alpha1.ReasonWaiting, r.members + r.waits}
+	case slices.ContainsFunc(r.verdicts, verdict.waiting) && r.surplus == 0:
+		return condition{true, v1alpha1.ReasonStarting, describe(r.verdicts, verdict.waiting)}
+	case r.Stamping != nil && !r.Stamping.Done:
+		return condition{true, v1alpha1.ReasonStamping, stampingMessage}
+	}
+	return condition{false, v1alpha1.ReasonSettled, ""}
+}
+
+func (r rootConditions) degraded(long bool) condition {
+	broken := slices.IndexFunc(r.verdicts, verdict.broken)
+	switch {
+	case r.Problem != nil:
+		return condition{true, reasonOf(r.Problem), r.Problem.Error()}
+	case len(r.Conflicts) > 0:
+		return condition{true, v1alpha1.ReasonConflict, conflict(r.Config.Namespace, r.Conflicts[0])}
+	case broken >= 0:
+		return condition{true, r.verdicts[broken].reason, describe(r.verdicts, verdict.broken)}
+	case r.word == Blocked:
+		return condition{true, v1alpha1.ReasonBlocked, blockedMessage + r.waits}
+	case !r.withdrawn && r.missing > 0 && len(r.Pods) > 0 && long:
+		return condition{true, v1alpha1.ReasonNotEnoughPods, r.few}
+	}
+	return memberTroubles(r.Config, r.verdicts, r.Stamping)
+}
+
+// waits says whom handovers and restarts wait for: ", and wait for: ...".
+func (w *workload) waits(root *v1alpha1.RootStatus) string {
+	var all []string
+	for _, h := range root.Handovers {
+		for _, one := range h.WaitsFor {
+			if !slices.Contains(all, one) {
+				all = append(all, one)
+			}
+		}
+	}
+	if len(all) == 0 && w.Restarting != "" {
+		all = []string{w.Restarting}
+	}
+	if len(all) == 0 {
+		all = slices.Concat(w.Unsure, w.unready())
+	}
+	if len(all) == 0 && w.Obstacle != nil {
+		all = []string{w.Obstacle.Message}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return ", waiting for " + strings.Join(clipped(all), "; ")
+}
+
+// clipped is the first few, and how many more there are.
+func clipped(in []string) []string {
+	if len(in) <= maxNamed {
+		return in
+	}
+	return append(slices.Clone(in[:maxNamed]), fmt.Sprintf("and %d more", len(in)-maxNamed))
+}
+
+func reasonOf(err error) v1alpha1.Reason {
+	if p, ok := errors.AsType[*compile.Problem](err); ok {
+		return p.Reason
+	}
+	return v1alpha1.ReasonInvalid
+}
