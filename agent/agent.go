@@ -107,7 +107,7 @@ func Run(told context.Context, o Options) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := newMetrics(registry)
-	method, err := capture.Open(o.capturing(unified, metrics))
+	backend, err := capture.Open(o.capturing(unified, metrics))
 	if err != nil {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)
 	}
@@ -116,9 +116,9 @@ func Run(told context.Context, o Options) error {
 		Address: o.ManagerAddress, ServerName: hostOf(o.ManagerAddress),
 		Roots: managerRoots(o.Client, o.Namespace), TokenFile: o.TokenFile,
 		Node: o.Node, Version: o.Version, Logger: o.Logger,
-		HostNetwork: method.HostNetwork(),
+		HostNetwork: backend.HostNetwork(),
 	}
-	for _, mode := range method.Modes() {
+	for _, mode := range backend.Modes() {
 		manager.Captures = append(manager.Captures, string(mode))
 	}
 	registerManager(registry, manager.InStep)
@@ -149,14 +149,14 @@ func Run(told context.Context, o Options) error {
 
 	writes := o.openJournal(recorder)
 	m := &mesh{
-		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
+		logger: o.Logger, locator: locator, capture: backend, proxy: server, store: store,
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: metrics, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, born: born, journal: writes,
 	}
 	m.enter(serving)
-	for mode, why := range method.Unavailable() {
+	for mode, why := range backend.Unavailable() {
 		recorder.ofNode("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -78,7 +78,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 		Egress: portsOf(mb.egressPolicy().GetTraffic(), mb.traffic), // these stay in force if the policy's cannot be
 	}
 	start := time.Now()
-	mb.handed = nil // the method's, whatever it returns
+	mb.handed = nil // the backend's, whatever it returns
 	captured, err := m.capture.Capture(request)
 	if err != nil {
 		return err

@@ -104,15 +104,15 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	path, do := inNamespace(t)
 	r := start(t, 0)
 	programtest.Link(t)
-	method, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
+	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
 	require.NoError(t, err)
-	defer method.Close()
+	defer backend.Close()
 	cluster := somewhere(t)
 	require.NoError(t, r.SetCluster(cluster))
 	destinations, err := parseAddresses(cluster.GetServiceAddresses())
 	require.NoError(t, err)
-	require.NoError(t, method.SetDestinations(destinations, nil))
-	captured, err := method.Capture(capture.Request{UID: uid, NetNS: path})
+	require.NoError(t, backend.SetDestinations(destinations, nil))
+	captured, err := backend.Capture(capture.Request{UID: uid, NetNS: path})
 	require.NoError(t, err)
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.members[uid] = &member{
@@ -285,12 +285,12 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				})
 				return said, err
 			}
-			begin := func() (*running, capture.Method) {
+			begin := func() (*running, capture.Backend) {
 				r := start(t, 0)
 				programtest.Link(t)
-				method, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
+				backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
 				require.NoError(t, err)
-				t.Cleanup(func() { method.Close() })
+				t.Cleanup(func() { backend.Close() })
 				cgroup, process := filepath.Join(r.cgroups, "kubepods/pod"+uid), filepath.Join(r.proc, "7")
 				require.NoError(t, os.MkdirAll(cgroup, 0o755))
 				require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("7\n"), 0o600))
@@ -300,8 +300,8 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(process, "stat")))
 				store, err := policy.OpenStore(dir)
 				require.NoError(t, err)
-				require.NoError(t, r.do(t.Context(), func() error { r.capture, r.store = method, store; return nil }))
-				return r, method
+				require.NoError(t, r.do(t.Context(), func() error { r.capture, r.store = backend, store; return nil }))
+				return r, backend
 			}
 			restore := func(r *running) {
 				require.NoError(t, r.do(t.Context(), func() error {
@@ -314,7 +314,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				}))
 			}
 
-			r, method := begin()
+			r, backend := begin()
 			require.NoError(t, r.store.SavePod(pods.Pod{UID: uid, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
 			require.NoError(t, r.store.SaveCluster(cluster))
 			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("1", good), Since: time.Now()}))
@@ -323,11 +323,11 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, said, "CircuitBreaker ns/good")
 			require.NoError(t, r.do(t.Context(), func() error { r.stop(); return nil }))
-			_ = method.Close()
+			_ = backend.Close()
 			_, err = ask()
 			require.ErrorIs(t, err, unix.ECONNREFUSED)
 
-			next, method := begin()
+			next, backend := begin()
 			tc.saved(t, next, dir)
 			restore(next)
 			for _, p := range tc.told {
@@ -351,7 +351,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			check()
 
 			require.NoError(t, next.do(t.Context(), func() error { next.stop(); return nil }))
-			_ = method.Close()
+			_ = backend.Close()
 			next, _ = begin()
 			restore(next)
 			check()

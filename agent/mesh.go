@@ -33,7 +33,7 @@ type mesh struct {
 	logger   *slog.Logger
 	watcher  *pods.Watcher
 	locator  *pods.Locator
-	capture  capture.Method
+	capture  capture.Backend
 	proxy    *proxy.Server
 	store    *policy.Store
 	journal  *journal.Journal

@@ -105,7 +105,7 @@ func (mc *machine) start(t *testing.T) *life {
 	require.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
 	programtest.Link(t)
-	method, err := capture.Open(capture.Config{Mode: capture.IPTables, PinDir: filepath.Join(mc.dir, "no-bpf"), Logger: logger})
+	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, PinDir: filepath.Join(mc.dir, "no-bpf"), Logger: logger})
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("needs iptables")
 	}
@@ -123,7 +123,7 @@ func (mc *machine) start(t *testing.T) *life {
 	l.cert, err = x509.ParseCertificate(der)
 	require.NoError(t, err)
 	l.mesh = &mesh{
-		logger: logger, locator: locator, capture: method, proxy: server, store: store,
+		logger: logger, locator: locator, capture: backend, proxy: server, store: store,
 		report: func(*meshv1.PodReport) {}, forget: func(string) {}, renew: func() {},
 		events: newRecorder(events.NewFakeRecorder(1000), "node1"), metrics: newMetrics(prometheus.NewRegistry()),
 		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),

@@ -29,9 +29,9 @@ func capturing(t *testing.T) *running {
 		t.Skip("needs root, for a network namespace")
 	}
 	r := start(t, 0)
-	method, err := capture.Open(capture.Config{Mode: capture.Address, Address: "127.0.0.1:0", PinDir: filepath.Join(t.TempDir(), "no-bpf")})
+	backend, err := capture.Open(capture.Config{Mode: capture.Address, Address: "127.0.0.1:0", PinDir: filepath.Join(t.TempDir(), "no-bpf")})
 	require.NoError(t, err)
-	r.in(t, func() { r.capture = method })
+	r.in(t, func() { r.capture = backend })
 	require.NoError(t, r.SetCluster(somewhere(t)))
 	return r
 }

@@ -56,7 +56,7 @@ type redirector interface {
 	close(pods []*Pod) error
 }
 
-// node is the Method: the pods that are captured, and how.
+// node is the Backend: the pods that are captured, and how.
 type node struct {
 	cfg         Config
 	ways        []redirector // the best first
