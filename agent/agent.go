@@ -21,12 +21,12 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -71,7 +71,8 @@ type Options struct {
 // PinDir is where the redirection is pinned below a BPF file system.
 func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }
 
-// socket is where the agent that serves is asked.
+// socket is where the agent that serves answers its successor. Agents of other versions
+// use the same path.
 func (o Options) socket() string { return filepath.Join(o.RunDir, "handover", "agent.sock") }
 
 // openNode opens what an agent, or its cleanup, needs of the node: the unified
@@ -97,11 +98,11 @@ func Run(told context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	born, err := o.born()
+	podStart, err := takeover.PodStart(o.PodDir)
 	if err != nil {
 		return err
 	}
-	if !o.admitted(told, born) {
+	if !takeover.AwaitAdmission(told, o.socket(), podStart, o.Logger) {
 		return nil
 	}
 	registry := prometheus.NewRegistry()
@@ -153,7 +154,7 @@ func Run(told context.Context, o Options) error {
 		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
 		metrics: metrics, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, born: born, journal: writes,
+		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, podStart: podStart, journal: writes,
 	}
 	m.enter(serving)
 	for mode, why := range backend.Unavailable() {
@@ -253,8 +254,8 @@ func until(ctx context.Context, done <-chan struct{}) context.Context {
 // takeOver takes the pods over from the agent that serves, or from what one left.
 // It returns the socket by which the next agent will. After an error the agent
 // before this one goes on.
-func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, err error) {
-	socket, err := handover.Listen(path, m.logger)
+func (m *mesh) takeOver(ctx context.Context, path string) (_ *takeover.Socket, err error) {
+	socket, err := takeover.Listen(path, m.logger)
 	if err != nil {
 		return nil, err
 	}
@@ -264,14 +265,14 @@ func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, e
 		}
 	}()
 	start := time.Now()
-	offer, err := handover.Ask(ctx, path, m.born)
-	if errors.Is(err, handover.ErrRefused) {
+	offer, err := takeover.Ask(ctx, path, m.podStart)
+	if errors.Is(err, takeover.ErrRefused) {
 		return nil, err
 	}
 	if err != nil {
 		m.logger.Error("starting as after a crash", "reason", err)
 	}
-	m.lastSocket, m.socket = handover.At(path), socket.ID()
+	m.lastSocket, m.socket = takeover.At(path), socket.ID()
 	if offer == nil {
 		// First the socket: an agent that only hangs must find it before it touches
 		// what this one makes.
@@ -296,7 +297,7 @@ func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, e
 }
 
 // tookOver says what is missing of what was offered.
-func (m *mesh) tookOver(offered []handover.Pod) error {
+func (m *mesh) tookOver(offered []takeover.Pod) error {
 	if (m.cluster != nil || len(offered) > 0) && !m.redirected {
 		return errors.New("the apiserver's addresses are not redirected")
 	}

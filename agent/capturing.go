@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -224,7 +224,7 @@ func (m *mesh) lookAt(captured map[string]bool) {
 // release ends the capture of a pod that is gone, or whose sandbox is. over is closed when
 // nothing that the pod wrote can take effect any more; nil: nothing can.
 func (m *mesh) release(mb *member) (over <-chan struct{}) {
-	handover.Close([]handover.Pod{{Handed: mb.handed}})
+	takeover.Close([]takeover.Pod{{Handed: mb.handed}})
 	mb.handed = nil
 	if mb.captured == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 )
 
 // stalledAfter is how long without a check the agent counts as not ready.
@@ -71,7 +71,7 @@ func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss) {
 // watchHealth checks the redirections until ctx ends, while they are this agent's.
 // While they are offered to another they still are: pods that fail open would go
 // direct without a sign of life.
-func (m *mesh) watchHealth(ctx context.Context, socket *handover.Socket) {
+func (m *mesh) watchHealth(ctx context.Context, socket *takeover.Socket) {
 	ticker := time.NewTicker(capture.CheckInterval)
 	defer ticker.Stop()
 	for {

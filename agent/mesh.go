@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -45,7 +45,7 @@ type mesh struct {
 	work     chan func()
 	podsPing chan struct{}
 	started  time.Time
-	born     time.Duration // when its pod started, since the node did
+	podStart time.Duration // when its pod started, since the node booted
 
 	health  health
 	yielded chan struct{} // closed when no pod is captured anew any more
@@ -62,8 +62,8 @@ type mesh struct {
 	members      map[string]*member
 	earlier      earlier
 	ended        map[string]string // namespaces of pods that are gone but for their writes in earlier, by uid
-	// The handover sockets of the agent before this one, and of this one.
-	lastSocket, socket handover.ID
+	// The takeover sockets of the agent before this one, and of this one.
+	lastSocket, socket takeover.ID
 	// Until then a pod that no agent before this one knew may have writes in flight.
 	strangers time.Time
 	left      map[string]*proxy.Pod // to the next agent
@@ -98,7 +98,7 @@ func (m *mesh) do(ctx context.Context, f func() error) error {
 // restore takes up where the last agent of this node stopped, or what the one
 // that still runs hands over, before the API or the manager have said anything. The
 // one before sends nothing any more when drained is closed; nil: it died.
-func (m *mesh) restore(handed []handover.Pod, drained <-chan struct{}) {
+func (m *mesh) restore(handed []takeover.Pod, drained <-chan struct{}) {
 	cluster, policies, err := m.store.Load()
 	if err != nil {
 		m.logger.Error("some saved policies cannot be used; those pods wait for the manager", "error", err)

@@ -31,10 +31,10 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -128,7 +128,7 @@ func startIn(t *testing.T, journals string, failures int) *running {
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, journal: writes,
-		lastSocket: handover.ID{1, 1}, socket: handover.ID{2, 2},
+		lastSocket: takeover.ID{1, 1}, socket: takeover.ID{2, 2},
 	}
 	writes.Serving(r.socket)
 	r.enter(serving)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 )
 
 // offering is an agent that hands these pods over.
@@ -22,9 +22,9 @@ type offering struct {
 }
 
 func (o offering) Admit(time.Duration) error { return nil }
-func (o offering) Offer(context.Context) (pods []handover.Pod, err error) {
+func (o offering) Offer(context.Context) (pods []takeover.Pod, err error) {
 	for _, uid := range o.pods {
-		pods = append(pods, handover.Pod{UID: uid, Namespace: "ns", Name: "p", Handed: &capture.Handed{}})
+		pods = append(pods, takeover.Pod{UID: uid, Namespace: "ns", Name: "p", Handed: &capture.Handed{}})
 	}
 	return pods, nil
 }
@@ -37,9 +37,9 @@ func (o offering) Resume(context.Context) error              { o.heard <- "resum
 func (o offering) Stop(context.Context) error                { return nil }
 
 // hold makes h the one that is asked at path.
-func hold(t *testing.T, path string, h handover.Holder) *handover.Socket {
+func hold(t *testing.T, path string, h takeover.Incumbent) *takeover.Socket {
 	t.Helper()
-	socket, err := handover.Listen(path, slog.New(slog.DiscardHandler))
+	socket, err := takeover.Listen(path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.NoError(t, socket.Take())
 	done := make(chan struct{})
@@ -78,7 +78,7 @@ func TestASuccessorThatCannotServeWhatItWasOfferedTakesNothing(t *testing.T) {
 			var err error
 			r.in(t, func() {
 				r.cluster = nil
-				var socket *handover.Socket
+				var socket *takeover.Socket
 				if socket, err = r.takeOver(t.Context(), path); err == nil {
 					_ = socket.Close()
 				}
@@ -109,7 +109,7 @@ func TestARefusalIsNotTakenForACrash(t *testing.T) {
 }
 
 func TestNoEarlierAgentServesWhatWasCleanedUp(t *testing.T) {
-	c := &cleaner{born: 10}
+	c := &cleaner{podStart: 10}
 	assert.Error(t, c.Admit(9))
 	assert.Error(t, c.Admit(11), "not done")
 	c.done.Store(true)
@@ -127,31 +127,34 @@ func TestACleanupThatFailsLeavesNoSocket(t *testing.T) {
 	assert.Empty(t, entries)
 }
 
-func TestAnAgentWhoseContainerIsRestartedIsAsOldAsItsPod(t *testing.T) {
-	first := Options{PodDir: t.TempDir(), RunDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
-	second := Options{PodDir: t.TempDir()}
-	old, err := first.born()
+func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
+	path, logger := filepath.Join(t.TempDir(), "sock"), slog.New(slog.DiscardHandler)
+	dir := t.TempDir()
+	old, err := takeover.PodStart(dir)
 	require.NoError(t, err)
-	young, err := second.born()
+	young, err := takeover.PodStart(t.TempDir())
 	require.NoError(t, err)
 	assert.Less(t, old, young)
-	again, err := first.born()
+	again, err := takeover.PodStart(dir)
 	require.NoError(t, err)
-	assert.Equal(t, old, again)
+	assert.Equal(t, old, again, "an agent whose container restarts is as old as its pod")
 
-	assert.True(t, first.admitted(t.Context(), old), "nobody serves")
+	admitted := func(ctx context.Context, podStart time.Duration) bool {
+		return takeover.AwaitAdmission(ctx, path, podStart, logger)
+	}
+	assert.True(t, admitted(t.Context(), old), "nobody serves")
 	r := start(t, 0)
-	r.born = young
-	socket := hold(t, first.socket(), holder{r.mesh})
-	assert.True(t, first.admitted(t.Context(), young))
+	r.podStart = young
+	socket := hold(t, path, holder{r.mesh})
+	assert.True(t, admitted(t.Context(), young))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	assert.False(t, first.admitted(ctx, old))
+	assert.False(t, admitted(ctx, old))
 
-	admitted := make(chan bool)
-	go func() { admitted <- first.admitted(t.Context(), old) }()
+	waited := make(chan bool)
+	go func() { waited <- admitted(t.Context(), old) }()
 	require.NoError(t, socket.Close())
-	assert.True(t, <-admitted, "the other is gone")
+	assert.True(t, <-waited, "the other is gone")
 }
 
 func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -53,8 +53,8 @@ func (m *mesh) enter(p phase) {
 // holder is the agent as its successor knows it.
 type holder struct{ *mesh }
 
-// Offer implements handover.Holder.
-func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
+// Offer implements takeover.Incumbent.
+func (h holder) Offer(ctx context.Context) (offered []takeover.Pod, err error) {
 	err = h.do(ctx, func() error {
 		if h.phase != serving {
 			return errors.New("this agent does not serve any more")
@@ -70,7 +70,7 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 				h.logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
 			}
 			mb.confirmed = h.version(mb) // holds for what the successor does until it serves
-			offered = append(offered, handover.Pod{
+			offered = append(offered, takeover.Pod{
 				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.confirmed, Handed: handed,
 				Traffic: h.counted(mb.proxied), Journaled: h.journal.Outlives(),
 			})
@@ -83,12 +83,12 @@ func (h holder) Offer(ctx context.Context) (offered []handover.Pod, err error) {
 	return offered, err
 }
 
-// Yield implements handover.Holder.
+// Yield implements takeover.Incumbent.
 func (h holder) Yield(ctx context.Context) (drained <-chan struct{}, err error) {
 	return h.drained, h.do(ctx, func() error { h.yield(); return nil })
 }
 
-// Traffic implements handover.Holder.
+// Traffic implements takeover.Incumbent.
 func (h holder) Traffic(ctx context.Context) (traffic map[string][]byte) {
 	_ = h.do(ctx, func() error {
 		traffic = map[string][]byte{}
@@ -128,7 +128,7 @@ func (m *mesh) recount(traffic map[string][]byte) {
 	}
 }
 
-// Resume implements handover.Holder.
+// Resume implements takeover.Incumbent.
 func (h holder) Resume(ctx context.Context) error {
 	return h.do(ctx, func() error {
 		if h.phase != handing {
@@ -150,7 +150,7 @@ func (h holder) Resume(ctx context.Context) error {
 	})
 }
 
-// Stop implements handover.Holder.
+// Stop implements takeover.Incumbent.
 func (h holder) Stop(ctx context.Context) error {
 	return h.do(ctx, func() error {
 		h.stop()

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -57,7 +57,7 @@ func (m *mesh) addUnknown(uid string, drained <-chan struct{}) {
 // addEarlier notes what agents before this one may have in flight, once the members
 // are known. Their journals show it. Without them any pod may have writes in flight,
 // and after a crash any pod that fails open, because its requests passed no agent.
-func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
+func (m *mesh) addEarlier(handed []takeover.Pod, drained <-chan struct{}) {
 	found, complete, err := m.journal.Earlier(m.lastSocket)
 	if err != nil {
 		m.logger.Error("failed to read what earlier agents have in flight: handovers wait for all pods", "error", err)
@@ -65,7 +65,7 @@ func (m *mesh) addEarlier(handed []handover.Pod, drained <-chan struct{}) {
 	for _, p := range found {
 		m.earlier.add(p.UID, p.Over)
 	}
-	complete = complete && !slices.ContainsFunc(handed, func(p handover.Pod) bool { return !p.Journaled })
+	complete = complete && !slices.ContainsFunc(handed, func(p takeover.Pod) bool { return !p.Journaled })
 	crashed := drained == nil
 	for uid, mb := range m.members {
 		if !complete || crashed && mb.policy.GetFailOpen() {

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -222,7 +222,7 @@ func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
 	journals := t.TempDir()
 	before, err := journal.Create(journals)
 	require.NoError(t, err)
-	before.Serving(handover.ID{1, 1})
+	before.Serving(takeover.ID{1, 1})
 	writing, idle := before.Pod("writing"), before.Pod("idle")
 	for _, p := range []*journal.Pod{writing, idle} {
 		p.Unseen(unseen)
@@ -257,7 +257,7 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 		"after a crash with a pod that fails open": func(t *testing.T, journals string) (chan struct{}, *meshv1.PodPolicy) {
 			idle, err := journal.Create(journals)
 			require.NoError(t, err)
-			idle.Serving(handover.ID{1, 1})
+			idle.Serving(takeover.ID{1, 1})
 			idle.Abandon()
 			return nil, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, FailOpen: true}
 		},
@@ -282,13 +282,13 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 // serveWithout puts a socket in place as an agent without a journal does, and dies.
 func serveWithout(t *testing.T, path string) {
 	t.Helper()
-	socket, err := handover.Listen(path, slog.New(slog.DiscardHandler))
+	socket, err := takeover.Listen(path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.NoError(t, socket.Take())
 	require.NoError(t, socket.Close())
 }
 
-// takesOver lets r serve, at once without its handover socket, as if it had died.
+// takesOver lets r serve, at once without its takeover socket, as if it had died.
 func (r *running) takesOver(t *testing.T, path string) {
 	t.Helper()
 	r.in(t, func() {
@@ -335,7 +335,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 	journals := t.TempDir()
 	old, err := journal.Create(journals)
 	require.NoError(t, err)
-	old.Serving(handover.ID{1, 1})
+	old.Serving(takeover.ID{1, 1})
 	t.Cleanup(old.Abandon)
 	lost, quiet := old.Pod("lost"), old.Pod("quiet")
 
@@ -344,7 +344,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 		require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
 	}
 	r.in(t, func() {
-		r.restore([]handover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
+		r.restore([]takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
 		for _, mb := range r.members {
 			mb.told = time.Now()
 		}
@@ -478,7 +478,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
 	drained := make(chan struct{})
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.restore([]handover.Pod{{UID: "a", Version: "2-x"}}, drained)
+		r.restore([]takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
 		r.members["a"].told = time.Now()
 		return nil
 	}))

@@ -1,4 +1,4 @@
-package handover
+package takeover
 
 import (
 	"context"
@@ -24,18 +24,18 @@ const (
 	maxPeers = 4
 )
 
-// Holder is the agent that serves. Its methods are called one at a time, but for Admit.
-type Holder interface {
-	// Admit says why an agent whose pod was born then must not take over, if so.
-	Admit(born time.Duration) error
+// Incumbent is the agent that serves. Its methods, except Admit, are called one at a time.
+type Incumbent interface {
+	// Admit returns why an agent whose pod started then must not take over, nil if it may.
+	Admit(podStart time.Duration) error
 	// Offer stops capturing anew and returns what it has captured: the files are
 	// copies, for the caller to close. It goes on serving.
 	Offer(ctx context.Context) ([]Pod, error)
-	// Yield is called when another agent serves what was offered, or has taken
-	// over unasked. It returns when connections are the other's alone; nothing is
-	// under way any more when drained is closed, or nil.
+	// Yield is called when another agent serves what was offered, or has taken over
+	// without asking. It returns when the other alone accepts connections. drained is
+	// closed, or nil, when nothing of this agent is in flight any more.
 	Yield(ctx context.Context) (drained <-chan struct{}, err error)
-	// Traffic is asked for after Yield: what the pods' rules have counted until then.
+	// Traffic is called after Yield and returns the counts of the pods' rules by uid.
 	Traffic(ctx context.Context) map[string][]byte
 	// Resume is called instead of Yield when the other is gone.
 	Resume(ctx context.Context) error
@@ -43,7 +43,7 @@ type Holder interface {
 	Stop(ctx context.Context) error
 }
 
-// Socket is where the agent that serves is asked.
+// Socket is where the agent that serves answers its successor.
 type Socket struct {
 	path     string
 	aside    string      // where it was made
@@ -52,7 +52,7 @@ type Socket struct {
 	logger   *slog.Logger
 }
 
-// ID tells a socket from all others since the node started: an inode may be used again,
+// ID identifies a socket among all others since the node booted: an inode may be reused,
 // but not with the same time. It is zero if there is no socket.
 type ID [2]int64
 
@@ -64,7 +64,7 @@ func idOf(info os.FileInfo) ID {
 	return ID{int64(stat.Ino), info.ModTime().UnixNano()} //nolint:gosec // compared only
 }
 
-// At returns the socket that is at path.
+// At returns the ID of the socket at path.
 func At(path string) ID {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -73,11 +73,11 @@ func At(path string) ID {
 	return idOf(info)
 }
 
-// ID returns the socket's own.
+// ID returns the identity of the socket.
 func (s *Socket) ID() ID { return idOf(s.self) }
 
-// Listen makes a socket that is not at path yet: what can fail, fails before
-// another agent lets go of anything.
+// Listen creates a socket beside path, where Take moves it: all that can fail, fails
+// before another agent lets go of anything.
 func Listen(path string, logger *slog.Logger) (*Socket, error) {
 	s, err := listen(path, logger)
 	if err != nil {
@@ -115,8 +115,8 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 	return s, nil
 }
 
-// Take makes this process the one that is asked at path. Whoever was before is
-// not any more, and hears nothing of it but by Current.
+// Take makes this process the one that answers at path. The agent that answered there
+// before notices it by Current only.
 func (s *Socket) Take() error {
 	if err := os.Rename(s.aside, s.path); err != nil {
 		return fmt.Errorf("taking the place of the agent before this one: %w", err)
@@ -124,22 +124,22 @@ func (s *Socket) Take() error {
 	return nil
 }
 
-// Current says whether the path is still this process's: another agent may have
-// taken it over, or a cleanup away.
+// Current reports whether the path is still this process's: another agent may have
+// taken it over, or a cleanup may have removed it.
 func (s *Socket) Current() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.self)
 }
 
-// Close stops listening. What is under way goes on.
+// Close stops listening. Answers that have begun go on.
 func (s *Socket) Close() error {
 	_ = os.Remove(s.aside) // if it was never taken
 	return s.listener.Close()
 }
 
-// Serve answers until ctx ends or the socket is closed; what it is at then, it
-// finishes.
-func (s *Socket) Serve(ctx context.Context, h Holder) {
+// Serve answers until ctx ends or the socket is closed. It finishes answers that have
+// begun by then.
+func (s *Socket) Serve(ctx context.Context, h Incumbent) {
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
 	one := make(chan struct{}, 1) // at a time is served
 	peers := make(chan struct{}, maxPeers)
@@ -169,7 +169,7 @@ func (s *Socket) Serve(ctx context.Context, h Holder) {
 	}
 }
 
-func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one chan struct{}) error {
+func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, one chan struct{}) error {
 	if err := trust(conn); err != nil {
 		return err
 	}
@@ -180,8 +180,8 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one c
 	if err != nil {
 		return fmt.Errorf("reading what is asked: %w", err)
 	}
-	if m.Ask == knock {
-		return p.send(answerOf(h.Admit(m.Born)))
+	if m.Ask == probe {
+		return p.send(answerOf(h.Admit(m.PodStart)))
 	}
 	patience := answerWithin / 2 // a successor does not wait for longer
 	if m.Ask == stop {
@@ -195,7 +195,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one c
 	}
 	switch m.Ask {
 	case takeOver:
-		if err := h.Admit(m.Born); err != nil {
+		if err := h.Admit(m.PodStart); err != nil {
 			return p.conclude(err)
 		}
 		return s.handOver(ctx, p, h)
@@ -207,7 +207,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Holder, one c
 	}
 }
 
-func (s *Socket) handOver(ctx context.Context, p peer, h Holder) error {
+func (s *Socket) handOver(ctx context.Context, p peer, h Incumbent) error {
 	pods, err := h.Offer(ctx)
 	if err != nil {
 		return errors.Join(err, p.send(answerOf(err)))

@@ -1,4 +1,4 @@
-package handover
+package takeover
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ type agent struct {
 	mu        sync.Mutex
 	listeners []*net.TCPListener
 	fail      error
-	born      time.Duration
+	podStart  time.Duration
 	drained   chan struct{}
 	heard     chan string
 	traffic   map[string][]byte
@@ -40,8 +40,8 @@ func (a *agent) say(what string) error {
 	return a.fail
 }
 
-func (a *agent) Admit(born time.Duration) error {
-	if born < a.born {
+func (a *agent) Admit(podStart time.Duration) error {
+	if podStart < a.podStart {
 		return errors.New("too old")
 	}
 	return nil
@@ -364,14 +364,14 @@ func TestOffersOfOtherVersionsAreTaken(t *testing.T) {
 // The container of an old pod may start anew while its successor serves.
 func TestAnOlderAgentTakesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
-	there, err := Knock(t.Context(), path, 1)
+	there, err := Probe(t.Context(), path, 1)
 	require.NoError(t, err)
 	assert.False(t, there)
 	first := newAgent()
-	first.born = 2
+	first.podStart = 2
 	socket := serve(t, path, first)
 
-	there, err = Knock(t.Context(), path, 1)
+	there, err = Probe(t.Context(), path, 1)
 	assert.True(t, there)
 	require.ErrorIs(t, err, ErrRefused)
 	_, err = Ask(t.Context(), path, 1)
@@ -379,7 +379,7 @@ func TestAnOlderAgentTakesNothing(t *testing.T) {
 	assert.ErrorContains(t, err, "too old")
 	assert.Empty(t, first.heard, "it was asked for nothing")
 
-	_, err = Knock(t.Context(), path, 3)
+	_, err = Probe(t.Context(), path, 3)
 	require.NoError(t, err)
 	offer, err := Ask(t.Context(), path, 3)
 	require.NoError(t, err)

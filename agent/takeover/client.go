@@ -1,4 +1,4 @@
-package handover
+package takeover
 
 import (
 	"context"
@@ -11,43 +11,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offer is what the agent that serves hands over, and goes on serving until it
-// is told of Serving.
+// Offer is what the agent that serves would give up. That agent goes on serving it
+// until Serving is called.
 type Offer struct {
 	Pods []Pod
-	// Drained is closed when, after Serving, the other agent has nothing under way
-	// any more, or died: then what it lost a moment ago may still take effect.
+	// Drained is closed when, after Serving, nothing of the other agent is in flight
+	// any more, or it died: then writes that it lost a moment ago may still take effect.
 	Drained <-chan struct{}
 
 	peer    peer
 	drained chan struct{}
 }
 
-// Knock asks who serves at path, if anybody is there, whether an agent whose pod
-// was born then may take over; no is ErrRefused. It changes nothing.
-func Knock(ctx context.Context, path string, born time.Duration) (there bool, err error) {
+// Probe asks the agent that serves at path, if there is one, whether an agent whose pod
+// started then may take over. The error is ErrRefused if not. It changes nothing.
+func Probe(ctx context.Context, path string, podStart time.Duration) (there bool, err error) {
 	p, err := dial(ctx, path)
 	if err != nil || p == nil {
 		return err != nil, err
 	}
 	defer p.conn.Close()
 	within(p.conn, answerWithin)
-	if err = p.send(message{Ask: knock, Born: born}); err == nil {
+	if err = p.send(message{Ask: probe, PodStart: podStart}); err == nil {
 		err = p.done()
 	}
 	return true, err
 }
 
-// Ask asks the agent that serves at path to hand over. Without one, the offer is
-// nil. One that does not answer in time counts as dead: the error is another than
-// ErrRefused.
-func Ask(ctx context.Context, path string, born time.Duration) (*Offer, error) {
+// Ask asks the agent that serves at path for an offer, which is nil without such an
+// agent. An agent that does not answer in time counts as dead: the error is not
+// ErrRefused then.
+func Ask(ctx context.Context, path string, podStart time.Duration) (*Offer, error) {
 	p, err := dial(ctx, path)
 	if err != nil || p == nil {
 		return nil, err
 	}
 	within(p.conn, answerWithin)
-	err = p.send(message{Ask: takeOver, Born: born})
+	err = p.send(message{Ask: takeOver, PodStart: podStart})
 	var pods []Pod
 	if err == nil {
 		pods, err = p.receivePods()
@@ -60,9 +60,9 @@ func Ask(ctx context.Context, path string, born time.Duration) (*Offer, error) {
 	return &Offer{Pods: pods, Drained: drained, peer: *p, drained: drained}, nil
 }
 
-// Serving tells the other agent to let go of what it offered, and returns when
-// it has, with what its rules have counted until then, by pod. The offer is closed when
-// that agent has drained.
+// Serving tells the other agent to let go of what it offered. It returns once that
+// agent has, with the counts of its rules by pod uid. The offer is closed when that agent
+// has drained.
 func (o *Offer) Serving() (traffic map[string][]byte, err error) {
 	within(o.peer.conn, 2*answerWithin)
 	if err = o.peer.send(message{Ask: serving}); err == nil {
@@ -83,14 +83,14 @@ func (o *Offer) Serving() (traffic map[string][]byte, err error) {
 	return traffic, nil
 }
 
-// Close is for an offer that is not taken.
+// Close declines the offer.
 func (o *Offer) Close() {
 	Close(o.Pods)
 	o.peer.conn.Close()
 }
 
-// Stop asks the agent that serves at path, if there is one, to stop for good, and
-// returns when it has captured nothing any more.
+// Stop asks the agent that serves at path, if there is one, to stop for good. It returns
+// when that agent captures nothing any more.
 func Stop(ctx context.Context, path string) error {
 	p, err := dial(ctx, path)
 	if err != nil || p == nil {
@@ -107,7 +107,7 @@ func Stop(ctx context.Context, path string) error {
 	return nil
 }
 
-// dial returns nil where nobody listens.
+// dial returns nil if nobody listens at path.
 func dial(ctx context.Context, path string) (*peer, error) {
 	dialer := net.Dialer{Timeout: answerWithin}
 	conn, err := dialer.DialContext(ctx, network, path)

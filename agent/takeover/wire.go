@@ -1,4 +1,4 @@
-package handover
+package takeover
 
 import (
 	"encoding/json"
@@ -27,12 +27,12 @@ const (
 	maxTraffic = 8 << 20
 )
 
-// Pod is a captured pod that changes hands.
+// Pod is a captured pod that one agent offers to another.
 type Pod struct {
 	UID, Namespace, Name string
 	// Version of the policy that the first agent has confirmed to the manager.
 	Version string
-	// Traffic is what its rules have counted; nil if there is none, or too much to say
+	// Traffic is the counts of its rules; nil if there are none, or too many to send
 	// before Serving.
 	Traffic []byte
 	// Journaled: the first agent keeps a journal of its writes.
@@ -43,7 +43,7 @@ type Pod struct {
 
 // What is asked for.
 const (
-	knock    = "knock"     // answered by whether takeOver would be refused
+	probe    = "knock"     // answered by whether takeOver would be refused
 	takeOver = "take over" // answered by the pods
 	serving  = "serving"   // after takeOver; answered when the listeners are let go
 	stop     = "stop"      // answered when nothing is captured any more
@@ -51,8 +51,8 @@ const (
 
 type message struct {
 	Ask string `json:"ask,omitempty"`
-	// Born is when the pod of who asks first started.
-	Born time.Duration `json:"born,omitempty"`
+	// PodStart is when the pod of the asking agent first started, since the node booted.
+	PodStart time.Duration `json:"born,omitempty"`
 
 	// An answer.
 	Pods  []podMessage `json:"pods,omitempty"`
@@ -62,7 +62,7 @@ type message struct {
 	Refused bool `json:"refused,omitempty"`
 }
 
-// ErrRefused is the word of an agent that lives, and gives nothing away.
+// ErrRefused is the answer of an agent that runs and does not let go of its pods.
 var ErrRefused = errors.New("the one that holds this node's pods refuses")
 
 func (m message) err() error {
@@ -75,8 +75,8 @@ func (m message) err() error {
 	return errors.New(m.Error)
 }
 
-// podMessage is a Pod; its listeners are the message's next files, those for egress
-// last. An agent that does not know of those takes them for too many listeners.
+// podMessage is a Pod. Its listeners are the next files of the message, those for egress
+// last. An agent that does not know of egress takes these for too many listeners.
 type podMessage struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -311,7 +311,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// trust says no to a peer that is not the user that this process is: root.
+// trust rejects a peer that does not run as the user of this process, which is root.
 func trust(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
