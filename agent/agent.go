@@ -21,11 +21,12 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/certs"
+	"github.com/ctrlmesh/ctrlmesh/agent/control"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
-	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -94,7 +95,7 @@ func Run(told context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	store, err := policy.OpenStore(filepath.Join(o.StateDir, "policies"))
+	store, err := state.Open(filepath.Join(o.StateDir, "policies"))
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func Run(told context.Context, o Options) error {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)
 	}
 
-	manager := &policy.Manager{
+	manager := &control.Manager{
 		Address: o.ManagerAddress, ServerName: hostOf(o.ManagerAddress),
 		Roots: managerRoots(o.Client, o.Namespace), TokenFile: o.TokenFile,
 		Node: o.Node, Version: o.Version, Logger: o.Logger,
@@ -123,11 +124,11 @@ func Run(told context.Context, o Options) error {
 		manager.Captures = append(manager.Captures, string(mode))
 	}
 	registerManager(registry, manager.InStep)
-	keeper, err := leaf.NewKeeper(o.RunDir, manager.SignLeaf, o.Logger)
+	keeper, err := certs.NewKeeper(o.RunDir, manager.SignLeaf, o.Logger)
 	if err != nil {
 		return err
 	}
-	hosts, err := leaf.NewHosts(manager.SignEgressLeaf)
+	hosts, err := certs.NewHosts(manager.SignEgressLeaf)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -220,10 +220,10 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 		told  []*meshv1.PodPolicy
 	}{
 		"rules that cannot be": {func(t *testing.T, r *running, _ string) {
-			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
+			require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
 		}, "could not be applied", nil},
 		"rules that cannot be, of a pod that is gone": {func(t *testing.T, r *running, _ string) {
-			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
+			require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
 			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
 		}, "could not be applied", nil},
 		"rules that cannot be, after those that are saved": {func(*testing.T, *running, string) {}, "CircuitBreaker ns/good",
@@ -298,7 +298,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				require.NoError(t, os.Symlink(path, filepath.Join(process, "ns/net")))
 				require.NoError(t, os.WriteFile(filepath.Join(process, "cgroup"), []byte("0::/kubepods/pod"+uid+"\n"), 0o600))
 				require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(process, "stat")))
-				store, err := policy.OpenStore(dir)
+				store, err := state.Open(dir)
 				require.NoError(t, err)
 				require.NoError(t, r.do(t.Context(), func() error { r.capture, r.store = backend, store; return nil }))
 				return r, backend
@@ -317,7 +317,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			r, backend := begin()
 			require.NoError(t, r.store.SavePod(pods.Pod{UID: uid, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
 			require.NoError(t, r.store.SaveCluster(cluster))
-			require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: policyOf("1", good), Since: time.Now()}))
+			require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: policyOf("1", good), Since: time.Now()}))
 			restore(r)
 			said, err := ask()
 			require.NoError(t, err)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
+	"github.com/ctrlmesh/ctrlmesh/agent/certs"
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 )
 
@@ -58,7 +58,7 @@ func ServeReady(ctx context.Context, address string) error {
 
 // endpoints are what the kubelet and Prometheus ask for. They do not enter the loop,
 // so that requests without end cost the pods nothing.
-func endpoints(m *mesh, keeper *leaf.Keeper, registry *prometheus.Registry) http.Handler {
+func endpoints(m *mesh, keeper *certs.Keeper, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if _, err := m.lastTurn(); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
+	"github.com/ctrlmesh/ctrlmesh/agent/certs"
 )
 
 const (
@@ -90,7 +90,7 @@ func TestStalledConnectionsKeepNobodyOut(t *testing.T) {
 	r := start(t, 0)
 	registry := prometheus.NewRegistry()
 	newMetrics(registry)
-	keeper, err := leaf.NewKeeper(t.TempDir(), nil, r.logger)
+	keeper, err := certs.NewKeeper(t.TempDir(), nil, r.logger)
 	require.NoError(t, err)
 	e := serveEndpointsOf(t, endpoints(r.mesh, keeper, registry))
 	const flood = 600
@@ -139,7 +139,7 @@ func TestStalledHeadsAreClosed(t *testing.T) {
 
 func TestHealthIsTheLoopsAndDoesNotEnterIt(t *testing.T) {
 	r := start(t, 0)
-	keeper, err := leaf.NewKeeper(t.TempDir(), nil, r.logger)
+	keeper, err := certs.NewKeeper(t.TempDir(), nil, r.logger)
 	require.NoError(t, err)
 	e := serveEndpointsOf(t, endpoints(r.mesh, keeper, prometheus.NewRegistry()))
 	entered, release := make(chan struct{}), make(chan struct{})

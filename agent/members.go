@@ -6,7 +6,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -27,7 +27,7 @@ type member struct {
 	// What the caches of the pod's clients were filled under: saved, unless this
 	// agent was there from the pod's start, when there are none.
 	fresh bool
-	saved policy.Saved
+	saved state.Saved
 
 	netns    uint64 // inode of the captured network namespace
 	cgroup   uint64 // of the pod, under hostNetwork

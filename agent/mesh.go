@@ -11,7 +11,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -35,7 +35,7 @@ type mesh struct {
 	locator  *pods.Locator
 	capture  capture.Backend
 	proxy    *proxy.Server
-	store    *policy.Store
+	store    *state.Store
 	journal  *journal.Journal
 	report   func(*meshv1.PodReport)
 	forget   func(uid string)

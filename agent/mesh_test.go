@@ -31,9 +31,10 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/control"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -113,7 +114,7 @@ func startIn(t *testing.T, journals string, failures int) *running {
 	}
 	locator, err := pods.NewLocator(cgroups, proc)
 	require.NoError(t, err)
-	store, err := policy.OpenStore(t.TempDir())
+	store, err := state.Open(t.TempDir())
 	require.NoError(t, err)
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
 	require.NoError(t, err)
@@ -153,7 +154,7 @@ func (r *running) soon(t *testing.T, what string, cond func() bool) {
 }
 
 // setPolicy says what the manager says.
-func setPolicy(t *testing.T, h policy.Handler, p *meshv1.PodPolicy) (settled <-chan struct{}) {
+func setPolicy(t *testing.T, h control.Handler, p *meshv1.PodPolicy) (settled <-chan struct{}) {
 	t.Helper()
 	settled, err := h.SetPolicy(p)
 	require.NoError(t, err)

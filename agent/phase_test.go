@@ -32,7 +32,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -112,7 +112,7 @@ func (mc *machine) start(t *testing.T) *life {
 	require.NoError(t, err)
 	locator, err := pods.NewLocator(filepath.Join(mc.dir, "cgroup"), filepath.Join(mc.dir, "proc"))
 	require.NoError(t, err)
-	store, err := policy.OpenStore(filepath.Join(mc.dir, "policies"))
+	store, err := state.Open(filepath.Join(mc.dir, "policies"))
 	require.NoError(t, err)
 
 	writes, err := journal.Create(filepath.Join(mc.dir, "journal"))

@@ -12,7 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
@@ -99,8 +99,8 @@ func (m *mesh) apply(mb *member) error {
 		// under this policy.
 		filled := mb.saved
 		if mb.fresh {
-			mb.inForce = policy.Always
-			filled = policy.Saved{PodPolicy: mb.policy, Since: mb.inForce}
+			mb.inForce = state.Always
+			filled = state.Saved{PodPolicy: mb.policy, Since: mb.inForce}
 		}
 		if filled.PodPolicy != nil {
 			if err := mb.proxied.Restore(filled.PodPolicy, filled.Since); err != nil {
@@ -177,14 +177,14 @@ func (m *mesh) keep(mb *member) error {
 	case mb.policy == nil && mb.floor == 0 && mb.traffic.GetEgress() == nil:
 		err = m.store.DeletePolicy(mb.pod.UID)
 	case mb.proxied == nil || mb.applied:
-		saved := policy.Saved{PodPolicy: mb.policy, Since: mb.inForce}
+		saved := state.Saved{PodPolicy: mb.policy, Since: mb.inForce}
 		if mb.policy == nil {
 			saved.PodPolicy = refusal(mb, noPolicy)
 		} else if t := mb.policy.GetTraffic(); t != nil && t != mb.traffic {
 			saved.InForce = mb.traffic
 		}
 		if !mb.applied {
-			saved.Since = policy.Untold
+			saved.Since = state.NotApplied
 		}
 		if saved.GetSerial() < mb.floor { // a refusal: on disk its serial is the floor
 			saved.PodPolicy = proto.CloneOf(saved.PodPolicy)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -194,7 +194,7 @@ func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
 func crashed(t *testing.T, r *running, pods ...*meshv1.PodPolicy) {
 	t.Helper()
 	for _, p := range pods {
-		require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: p, Since: time.Now()}))
+		require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: p, Since: time.Now()}))
 	}
 	r.in(t, func() {
 		r.restore(nil, nil)
@@ -266,7 +266,7 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 			journals := t.TempDir()
 			drained, saved := before(t, journals)
 			second := startIn(t, journals, 0)
-			require.NoError(t, second.store.SavePolicy(policy.Saved{PodPolicy: saved, Since: time.Now()}))
+			require.NoError(t, second.store.SavePolicy(state.Saved{PodPolicy: saved, Since: time.Now()}))
 			second.in(t, func() { second.restore(nil, drained) })
 			second.journal.Abandon()
 
@@ -322,7 +322,7 @@ func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
 			tt.between(t, journals, path)
 
 			next := startIn(t, journals, 0)
-			require.NoError(t, next.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+			require.NoError(t, next.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 			next.takesOver(t, path)
 			settled := setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 			assert.Equal(t, tt.waits, settled != nil && !done(settled))
@@ -341,7 +341,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 
 	r := startIn(t, journals, 0)
 	for _, uid := range []string{"lost", "quiet"} {
-		require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
+		require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
 	}
 	r.in(t, func() {
 		r.restore([]takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
@@ -415,7 +415,7 @@ func TestAgentWithoutRoomForAJournal(t *testing.T) {
 
 	path := filepath.Join(run, "agent.sock")
 	first := start(t, 0)
-	require.NoError(t, first.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+	require.NoError(t, first.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 	first.in(t, func() { first.journal = writes })
 	first.takesOver(t, path)
 
@@ -475,7 +475,7 @@ func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
 func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T) {
 	r := start(t, 0)
 	sharding := &meshv1.Sharding{RequestTimeoutSeconds: 1}
-	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
+	require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
 	drained := make(chan struct{})
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore([]takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
@@ -497,7 +497,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 // The next agent captures the pod under what is saved.
 func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	r := start(t, 0)
-	require.NoError(t, r.store.SavePolicy(policy.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: policy.Always}))
+	require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore(nil, nil)
 		r.members["a"].told = time.Now()
@@ -505,10 +505,10 @@ func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	}))
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "3-x", Serial: 3})
-	saved := func() map[string]policy.Saved {
+	saved := func() map[string]state.Saved {
 		_, all, err := r.store.Load()
 		require.NoError(t, err)
-		byUID := map[string]policy.Saved{}
+		byUID := map[string]state.Saved{}
 		for _, p := range all {
 			byUID[p.GetUid()] = p
 		}
@@ -526,7 +526,7 @@ func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	dir := filepath.Join(t.TempDir(), "policies")
-	store, err := policy.OpenStore(dir)
+	store, err := state.Open(dir)
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, r.do(t.Context(), func() error { r.store = store; return nil }))

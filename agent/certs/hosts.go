@@ -1,4 +1,4 @@
-package leaf
+package certs
 
 import (
 	"context"
@@ -22,42 +22,42 @@ const (
 	maxHosts = 1024
 	// maxHost bounds a host's name.
 	maxHost = 253
-	// refusedFor is how long an error is the answer, so that a client that tries
-	// again and again asks nobody.
+	// refusedFor is how long an error is cached, so that a client that retries does not
+	// reach the manager.
 	refusedFor = 5 * time.Second
 	// askFor is how long a handshake may wait for the manager.
 	askFor = 5 * time.Second
-	// askRate and askBurst bound what one pod asks, to a part of what the manager signs
-	// for a node. They bound as well how fast one pod's names push out those of others.
+	// askRate (per second) and askBurst bound the requests of one pod to a part of what the
+	// manager signs for a node. They also bound how fast one pod's names evict others.
 	askRate, askBurst = 0.25, 50
 )
 
 // SignHostFunc is SignFunc for another host than the apiserver.
 type SignHostFunc func(ctx context.Context, csr []byte, host string) ([][]byte, error)
 
-// Hosts are certificates for other hosts, asked of the manager when they are first
-// needed. The key is in memory alone: an agent that starts asks anew.
+// Hosts are certificates for hosts other than the apiserver. The manager signs them when
+// they are first needed. The key is kept in memory only.
 type Hosts struct {
 	sign SignHostFunc
 	key  *ecdsa.PrivateKey
 	csr  []byte
 	kept *lru.Cache // *hostLeaf by host, whichever pod asked for it
-	// turn is had by the one that asks the manager, which takes few calls at a time.
+	// turn is a semaphore of one: the manager takes few calls at a time.
 	turn chan struct{}
 }
 
-// PodHosts are Hosts for one pod, which has a budget: it chooses the names, and what it
-// asks for beyond that it alone does not get.
+// PodHosts are Hosts for one pod. The pod chooses the names, so each pod has a budget of
+// its own.
 type PodHosts struct {
 	hosts *Hosts
 	calls singleflight.Group
 	asks  *rate.Limiter
-	// turn is had by the one that waits for the turn of Hosts, so that pods take turns
+	// turn is a semaphore of one that is taken before that of Hosts, so that pods alternate
 	// however many names each waits for.
 	turn chan struct{}
 }
 
-// hostLeaf is not changed once made.
+// hostLeaf is immutable.
 type hostLeaf struct {
 	cert *tls.Certificate // nil if there is none
 	err  error            // of the last attempt
@@ -65,7 +65,7 @@ type hostLeaf struct {
 	next time.Time
 }
 
-// NewHosts makes the key.
+// NewHosts returns Hosts with a new key.
 func NewHosts(sign SignHostFunc) (*Hosts, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -78,20 +78,20 @@ func NewHosts(sign SignHostFunc) (*Hosts, error) {
 	return &Hosts{sign: sign, key: key, csr: csr, kept: lru.New(maxHosts), turn: make(chan struct{}, 1)}, nil
 }
 
-// Pod makes the Hosts of a pod.
+// Pod returns the Hosts of one pod.
 func (h *Hosts) Pod() *PodHosts {
 	return &PodHosts{hosts: h, asks: rate.NewLimiter(askRate, askBurst), turn: make(chan struct{}, 1)}
 }
 
-// Get returns a certificate for host. It waits for the manager only if there is
-// none: one that is due is renewed beside the requests.
+// Get returns a certificate for host. It waits for the manager only if there is none.
+// A certificate that is due is renewed in the background.
 func (p *PodHosts) Get(ctx context.Context, host string) (*tls.Certificate, error) {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if host == "" || len(host) > maxHost {
 		return nil, errors.New("no certificate is signed for a host without a name, or with one so long")
 	}
 	now := time.Now()
-	have := p.hosts.have(host)
+	have := p.hosts.cached(host)
 	valid := have != nil && have.cert != nil && now.Before(have.cert.Leaf.NotAfter)
 	switch {
 	case have != nil && now.Before(have.next):
@@ -118,7 +118,7 @@ func (p *PodHosts) Get(ctx context.Context, host string) (*tls.Certificate, erro
 	}
 }
 
-func (h *Hosts) have(host string) *hostLeaf {
+func (h *Hosts) cached(host string) *hostLeaf {
 	if v, ok := h.kept.Get(host); ok {
 		return v.(*hostLeaf)
 	}
@@ -130,7 +130,7 @@ var (
 	errQueue  = errors.New("too many hosts are waiting for a certificate")
 )
 
-// ask asks once for all that wait, and for as long as the one who waits longest.
+// ask requests a certificate once for all callers that wait for the same host.
 func (p *PodHosts) ask(host string) <-chan singleflight.Result {
 	return p.calls.DoChan(host, func() (any, error) {
 		if !p.asks.Allow() {
@@ -150,9 +150,9 @@ func (p *PodHosts) ask(host string) <-chan singleflight.Result {
 	})
 }
 
-// renew asks the manager, unless another pod did meanwhile.
+// renew asks the manager, unless another pod has done so in the meantime.
 func (h *Hosts) renew(ctx context.Context, host string) *hostLeaf {
-	old := h.have(host)
+	old := h.cached(host)
 	if old != nil && time.Now().Before(old.next) {
 		return old
 	}

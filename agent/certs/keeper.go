@@ -1,7 +1,7 @@
-// Package leaf keeps the agent's certificates: the one with which it serves the
-// apiserver's clients, and those for other hosts. It asks the manager for them,
-// renews them at two thirds of their life, and hands them to TLS handshakes.
-package leaf
+// Package certs keeps the agent's certificates: the one with which it serves the clients
+// of the apiserver, and those for other hosts. The manager signs them. They are renewed
+// at two thirds of their lifetime.
+package certs
 
 import (
 	"context"
@@ -14,26 +14,29 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // SignFunc signs the public key of a PKCS #10 request (DER) and returns a DER
 // chain, leaf first.
 type SignFunc func(ctx context.Context, csr []byte) ([][]byte, error)
 
-// Keeper keeps one certificate current. The key never leaves the node: it is
-// kept in a directory that should be in memory (a tmpfs), so that an agent that
-// starts while no manager answers can still serve.
+// Keeper keeps one certificate current. The key never leaves the node. It is kept in a
+// directory that should be in memory (a tmpfs), so that an agent that starts while no
+// manager answers can still serve.
 type Keeper struct {
 	dir     string
 	sign    SignFunc
 	logger  *slog.Logger
 	current atomic.Pointer[tls.Certificate]
 	renew   chan struct{}
-	kept    bool // current is from an earlier agent; Run's alone
+	kept    bool // current is from an earlier agent; only Run uses it
 }
 
 const file = "leaf.pem"
@@ -54,7 +57,7 @@ func NewKeeper(dir string, sign SignFunc, logger *slog.Logger) (*Keeper, error) 
 	return k, nil
 }
 
-// ErrNone says that there is no certificate yet.
+// ErrNone means that there is no certificate yet.
 var ErrNone = errors.New("no serving certificate yet: waiting for the manager to sign one")
 
 // Current returns the certificate to serve with.
@@ -74,9 +77,11 @@ func (k *Keeper) Renew() {
 	}
 }
 
+// signBackoff paces requests to the manager, which answers the agents of all nodes.
+var signBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Cap: 30 * time.Second, Steps: math.MaxInt}
+
 // Run keeps the certificate current until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
-	retry := 100 * time.Millisecond
 	for ctx.Err() == nil {
 		timer := time.NewTimer(k.untilRenewal())
 		select {
@@ -85,27 +90,31 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-timer.C:
 		}
 		timer.Stop()
-		for ctx.Err() == nil {
-			callCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
-			err := k.fetch(callCtx)
-			cancel()
-			if err == nil {
-				retry = 100 * time.Millisecond
-				break
-			}
-			k.logger.Info("no new serving certificate", "error", err, "retry_in", retry)
-			select {
-			case <-ctx.Done():
-			case <-time.After(retry):
-			}
-			retry = min(2*retry, 30*time.Second)
+		k.refresh(ctx)
+	}
+}
+
+// refresh replaces the certificate. It retries until it succeeds or ctx ends.
+func (k *Keeper) refresh(ctx context.Context) {
+	for backoff := signBackoff; ctx.Err() == nil; {
+		callCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		err := k.fetch(callCtx)
+		cancel()
+		if err == nil {
+			return
+		}
+		retry := backoff.Step()
+		k.logger.Info("no new serving certificate", "error", err, "retry_in", retry)
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
 		}
 	}
 }
 
-// untilRenewal is two thirds of the certificate's life from its beginning. One of
-// an earlier agent may be of a CA that nobody trusts any more, for the mesh may have
-// been removed and installed anew since: it serves only until there is a new one.
+// untilRenewal returns the time until two thirds of the certificate's lifetime. The CA
+// of a certificate from an earlier agent may not be trusted any more, because the mesh
+// may have been reinstalled since. Such a certificate serves only until there is a new one.
 func (k *Keeper) untilRenewal() time.Duration {
 	c := k.current.Load()
 	if c == nil || k.kept {
@@ -147,13 +156,17 @@ func (k *Keeper) fetch(ctx context.Context) error {
 	k.current.Store(&cert)
 	k.kept = false
 	k.logger.Info("new serving certificate", "not_after", cert.Leaf.NotAfter)
-	tmp := filepath.Join(k.dir, "."+file)
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		k.logger.Error("keeping the serving certificate for the next start", "error", err)
-		return nil
-	}
-	if err := os.Rename(tmp, filepath.Join(k.dir, file)); err != nil {
+	if err := k.save(b); err != nil {
 		k.logger.Error("keeping the serving certificate for the next start", "error", err)
 	}
 	return nil
+}
+
+// save replaces the file that the next agent reads.
+func (k *Keeper) save(b []byte) error {
+	tmp := filepath.Join(k.dir, "."+file)
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, filepath.Join(k.dir, file))
 }

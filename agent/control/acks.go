@@ -1,4 +1,4 @@
-package policy
+package control
 
 import (
 	"context"
@@ -7,9 +7,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// acks are a stream's answers that wait for what they say to be so. Those of one
-// pod leave in order, and never more than two of it wait: an ack says all that
-// those before it would.
+// acks delays the acks of one stream until they are true. The acks of one pod are sent in
+// order, and at most two of them wait: an ack includes all that earlier ones confirm.
 type acks struct {
 	out chan *meshv1.Ack
 
@@ -19,14 +18,14 @@ type acks struct {
 
 type answer struct {
 	ack     *meshv1.Ack
-	settled <-chan struct{} // nil: it is so
+	settled <-chan struct{} // nil: settled
 }
 
 func newAcks() *acks {
 	return &acks{out: make(chan *meshv1.Ack, 64), waiting: map[string][]answer{}}
 }
 
-// add answers when settled is closed and what waits for the pod has left.
+// add sends an ack once settled is closed and the earlier acks of the pod were sent.
 func (a *acks) add(ctx context.Context, ack *meshv1.Ack, settled <-chan struct{}) {
 	uid := ack.GetUid()
 	a.mu.Lock()
@@ -60,7 +59,7 @@ func over(settled <-chan struct{}) bool {
 	}
 }
 
-// send sends what waits for a pod until nothing does.
+// send sends the acks of a pod until none waits.
 func (a *acks) send(ctx context.Context, uid string) {
 	for {
 		first, ok := a.first(uid)
@@ -75,7 +74,7 @@ func (a *acks) send(ctx context.Context, uid string) {
 			}
 		}
 		if !a.take(uid, first) {
-			continue // a later one says it too
+			continue // a later one includes it
 		}
 		select {
 		case a.out <- first.ack:

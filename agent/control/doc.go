@@ -1,4 +1,3 @@
-// Package policy brings the manager's word to the agent: the stream that
-// carries it, and the directory that keeps the last of it, so that an agent
-// that starts while no manager answers serves as it was last told.
-package policy
+// Package control is the agent's side of the stream to the manager: it receives
+// policies, acknowledges them once they have taken effect, and sends reports.
+package control

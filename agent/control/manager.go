@@ -1,4 +1,4 @@
-package policy
+package control
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"strings"
 	"sync"
@@ -19,36 +20,37 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Handler is told what the manager says. Its methods are called one at a time,
-// in order; an error is the agent's "no" and travels back to the manager.
+// Handler applies what the manager sends. Its methods are called one at a time, in order.
+// An error goes to the manager as a rejection.
 type Handler interface {
 	SetCluster(*meshv1.Cluster) error
-	// SetPolicy puts a policy in force. What earlier ones let through is over when
-	// settled is closed; nil: it is. Only then the manager is told.
+	// SetPolicy applies a policy. settled is closed, or nil, when no write that earlier
+	// policies allowed can take effect any more. The ack is sent only then.
 	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
-	// RemovePolicy leaves a pod without a policy, so that it is refused if it runs. settled
-	// is as of SetPolicy.
+	// RemovePolicy leaves a pod without a policy: it is refused while it runs. settled is
+	// that of SetPolicy.
 	RemovePolicy(uid string) (settled <-chan struct{}, err error)
-	// TrafficProblem tells why the rules of the policy that was set last are not in force
-	// though the rest of it is, and what holds instead; "": they are.
+	// TrafficProblem returns why the traffic rules of the last policy are not applied though
+	// the rest of it is, and which rules apply instead; "" if they are applied.
 	TrafficProblem(uid string) string
-	// Serial is the highest of a policy that the pod has had; barred: it was refused since,
-	// and no policy with that serial is applied any more.
+	// Serial returns the highest serial of a policy that the pod has had. barred means that
+	// the pod was refused since, and that no policy with that serial is applied any more.
 	Serial(uid string) (serial uint64, barred bool)
-	// Synced is told the uids of all pods that the manager has a policy for.
+	// Synced receives the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
-	// Versions are those of the policies that settled, by the uids of all pods that run or
-	// whose writes go on; empty for a pod without such a policy.
+	// Versions returns the versions of the policies that settled, by the uids of all pods
+	// that run or have writes in flight; "" for a pod without such a policy.
 	Versions() map[string]string
-	// Namespaces are those of the pods, by uid, as far as they are known.
+	// Namespaces returns the namespaces of the pods by uid, as far as they are known.
 	Namespaces() map[string]string
 }
 
-// Manager is the agent's line to the manager.
+// Manager is the agent's connection to the manager.
 type Manager struct {
 	// Address is host:port of the manager's Service.
 	Address string
@@ -62,10 +64,9 @@ type Manager struct {
 	Node string
 	// Version is this program's version.
 	Version string
-	// Captures are the ways of capture that work on this node.
+	// Captures are the capture modes that work on this node.
 	Captures []string
-	// HostNetwork is why pods under hostNetwork cannot be captured here; nil where
-	// they can.
+	// HostNetwork is why pods under hostNetwork cannot be captured here; nil if they can.
 	HostNetwork error
 	Logger      *slog.Logger
 
@@ -78,19 +79,22 @@ type Manager struct {
 	inStep atomic.Bool
 }
 
+// connectBackoff paces reconnects. The jitter keeps the agents of all nodes from
+// connecting to a new leader at once.
+var connectBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Cap: 2 * time.Second, Steps: math.MaxInt}
+
 const (
-	minBackoff = 100 * time.Millisecond
-	maxBackoff = 2 * time.Second
-	// connectTimeout bounds one attempt to connect, 20 s by default. One that was
-	// made while the Service still pointed at a leader that is gone gets no answer,
-	// even after it points at the next.
+	// stableAfter is how long a stream lasts before the backoff starts over.
+	stableAfter = 10 * time.Second
+	// connectTimeout bounds one attempt to connect, 20 s by default. An attempt that began
+	// while the Service pointed at a former leader gets no answer, even after the Service
+	// points at the next.
 	connectTimeout = 3 * time.Second
 	// maxReport bounds a report in bytes: the manager takes four times as much.
 	maxReport = 1 << 20
 )
 
-// Report notes the state of a pod, to be told to the manager now if it is
-// connected and else when it is.
+// Report queues the state of a pod. It is sent as soon as the manager is connected.
 func (m *Manager) Report(r *meshv1.PodReport) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,7 +112,7 @@ func (m *Manager) poke() {
 	}
 }
 
-// Forget drops what is noted of a pod that is gone.
+// Forget drops the reports of a pod that was deleted.
 func (m *Manager) Forget(uid string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -130,26 +134,25 @@ func (m *Manager) Run(ctx context.Context, h Handler) {
 	m.mu.Lock()
 	m.init()
 	m.mu.Unlock()
-	wait := minBackoff
-	for ctx.Err() == nil {
+	for backoff := connectBackoff; ctx.Err() == nil; {
 		start := time.Now()
 		err := m.connect(ctx, h)
 		if ctx.Err() != nil {
 			return
 		}
-		m.Logger.Info("no stream to the manager; serving as last told", "error", err, "retry_in", wait)
-		if time.Since(start) > 10*time.Second {
-			wait = minBackoff
+		if time.Since(start) > stableAfter {
+			backoff = connectBackoff
 		}
+		retry := backoff.Step()
+		m.Logger.Info("no stream to the manager; serving as last told", "error", err, "retry_in", retry)
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
+		case <-time.After(retry):
 		}
-		wait = min(2*wait, maxBackoff)
 	}
 }
 
-// InStep tells whether the agent hears a manager that has told it all.
+// InStep reports whether the agent is connected to a manager and has all its policies.
 func (m *Manager) InStep() bool { return m.inStep.Load() }
 
 // SignLeaf asks the manager to sign a certificate for the public key of csr
@@ -167,8 +170,8 @@ func (m *Manager) SignLeaf(ctx context.Context, csr []byte) ([][]byte, error) {
 	return resp.GetChain(), nil
 }
 
-// SignEgressLeaf is SignLeaf for another host, on the connection of the stream:
-// without one, the manager is not waited for.
+// SignEgressLeaf is SignLeaf for another host, on the connection of the stream. Without a
+// stream it fails at once.
 func (m *Manager) SignEgressLeaf(ctx context.Context, csr []byte, host string) ([][]byte, error) {
 	m.mu.Lock()
 	conn := m.conn
@@ -245,7 +248,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 		defer cancel()
 		m.send(ctx, stream, acks.out)
 	}()
-	err = m.receive(ctx, stream, h, acks)
+	err = (&session{Manager: m, handler: h, acks: acks, known: map[string]bool{}}).receive(ctx, stream)
 	cancel()
 	<-done
 	return err
@@ -298,52 +301,71 @@ func (m *Manager) takeReport() *meshv1.Report {
 	return r
 }
 
-func (m *Manager) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient, h Handler, acks *acks) error {
-	world := map[string]bool{} // pods told of before Synced; nil after it
-	ack := func(uid, version string, settled <-chan struct{}, err error) {
-		a := &meshv1.Ack{Uid: uid, Version: version}
-		if err != nil {
-			a.Error = err.Error()
-			m.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
-		} else if uid != "" {
-			a.TrafficError = h.TrafficProblem(uid)
-		}
-		if uid != "" {
-			a.Serial, a.Barred = h.Serial(uid)
-		}
-		acks.add(ctx, a, settled)
-	}
+// session is what is received on one stream.
+type session struct {
+	*Manager
+	handler Handler
+	acks    *acks
+	synced  bool
+	known   map[string]bool // uids of the pods that were received before Synced
+}
+
+// receive applies messages until the stream ends.
+func (s *session) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient) error {
 	for {
 		msg, err := stream.Recv()
 		if err != nil {
 			return fmt.Errorf("listening to the manager: %w", err)
 		}
-		switch k := msg.GetKind().(type) {
-		case *meshv1.ManagerMessage_Cluster:
-			ack("", k.Cluster.GetVersion(), nil, h.SetCluster(k.Cluster))
-		case *meshv1.ManagerMessage_Upsert:
-			if world != nil {
-				world[k.Upsert.GetUid()] = true
-			}
-			settled, err := h.SetPolicy(k.Upsert)
-			ack(k.Upsert.GetUid(), k.Upsert.GetVersion(), settled, err)
-		case *meshv1.ManagerMessage_Remove:
-			settled, err := h.RemovePolicy(k.Remove.GetUid())
-			ack(k.Remove.GetUid(), "", settled, err)
-		case *meshv1.ManagerMessage_Synced:
-			if world == nil {
-				return errors.New("the manager said Synced twice")
-			}
-			m.Logger.Info("in step with the manager", "pods", len(world))
-			h.Synced(world)
-			world = nil
-			m.inStep.Store(true)
+		if err := s.apply(ctx, msg); err != nil {
+			return err
 		}
 	}
 }
 
-// tokenFile authenticates calls with a token that is read anew each time, since
-// the kubelet renews it.
+func (s *session) apply(ctx context.Context, msg *meshv1.ManagerMessage) error {
+	switch k := msg.GetKind().(type) {
+	case *meshv1.ManagerMessage_Cluster:
+		s.ack(ctx, "", k.Cluster.GetVersion(), nil, s.handler.SetCluster(k.Cluster))
+	case *meshv1.ManagerMessage_Upsert:
+		uid := k.Upsert.GetUid()
+		if !s.synced {
+			s.known[uid] = true
+		}
+		settled, err := s.handler.SetPolicy(k.Upsert)
+		s.ack(ctx, uid, k.Upsert.GetVersion(), settled, err)
+	case *meshv1.ManagerMessage_Remove:
+		settled, err := s.handler.RemovePolicy(k.Remove.GetUid())
+		s.ack(ctx, k.Remove.GetUid(), "", settled, err)
+	case *meshv1.ManagerMessage_Synced:
+		if s.synced {
+			return errors.New("the manager said Synced twice")
+		}
+		s.Logger.Info("in step with the manager", "pods", len(s.known))
+		s.handler.Synced(s.known)
+		s.synced, s.known = true, nil
+		s.inStep.Store(true)
+	}
+	return nil
+}
+
+// ack answers once settled is closed. An empty uid is that of the cluster.
+func (s *session) ack(ctx context.Context, uid, version string, settled <-chan struct{}, err error) {
+	a := &meshv1.Ack{Uid: uid, Version: version}
+	if err != nil {
+		a.Error = err.Error()
+		s.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
+	} else if uid != "" {
+		a.TrafficError = s.handler.TrafficProblem(uid)
+	}
+	if uid != "" {
+		a.Serial, a.Barred = s.handler.Serial(uid)
+	}
+	s.acks.add(ctx, a, settled)
+}
+
+// tokenFile authenticates calls with a token that is read for each call, because the
+// kubelet renews it.
 type tokenFile string
 
 func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {

@@ -1,4 +1,4 @@
-package policy
+package control
 
 import (
 	"context"
@@ -30,7 +30,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-const wait = 10 * time.Second
+const timeout = 10 * time.Second
 
 // manager is the other end of the stream, over real TLS and gRPC.
 type manager struct {
@@ -146,7 +146,7 @@ func next[T any](t *testing.T, c <-chan T) T {
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(wait):
+	case <-time.After(timeout):
 		require.Fail(t, "nothing came")
 		panic("unreachable")
 	}
@@ -197,7 +197,7 @@ func TestStreamComesBackAndTellsANewManagerEverything(t *testing.T) {
 	m, client, _ := start(t)
 	inStep := func(want bool) {
 		t.Helper()
-		require.Eventually(t, func() bool { return client.InStep() == want }, wait, time.Millisecond)
+		require.Eventually(t, func() bool { return client.InStep() == want }, timeout, time.Millisecond)
 	}
 	first := next(t, m.streams)
 	next(t, first.got) // hello

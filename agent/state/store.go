@@ -1,4 +1,4 @@
-package policy
+package state
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Store keeps the last policies on disk, one file each. Its directory is for
-// root alone. It is not safe for concurrent use.
+// Store keeps one file per policy and pod, in a directory that only root can read. It is
+// not safe for concurrent use.
 type Store struct{ dir string }
 
 const (
@@ -30,32 +30,32 @@ const (
 	podSuffix    = ".pod.json"
 )
 
-// OpenStore returns the store in dir, which is made if it is not there.
-func OpenStore(dir string) (*Store, error) {
+// Open returns the store in dir, which it creates if necessary.
+func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the policy directory: %w", err)
 	}
 	return &Store{dir: dir}, nil
 }
 
-// Saved is a policy from disk.
+// Saved is a policy as it is kept on disk.
 type Saved struct {
 	*meshv1.PodPolicy
-	// InForce are the rules in force, if those of the policy are not.
+	// InForce are the last valid rules, if those of the policy are invalid; else nil.
 	InForce *meshv1.Traffic
-	// Since is when the policy took the place of another.
+	// Since is when the policy replaced another.
 	Since time.Time
 }
 
-// Always is the Since of a policy that is its pod's first.
+// Always is the Since of a policy that is the first of its pod.
 var Always = time.Unix(0, 0)
 
-// Untold is the Since of a policy that no proxy has had in force: the pod's clients
-// are still to be told of it. File systems know no later time.
-var Untold = time.Unix(math.MaxInt32, 0)
+// NotApplied is the Since of a policy that no proxy has applied yet: the caches of the
+// pod's clients were filled under another. File systems know no later time.
+var NotApplied = time.Unix(math.MaxInt32, 0)
 
-// Load returns what was saved. Files that cannot be read are reported in the
-// error, and left out.
+// Load returns the saved cluster, nil if there is none, and policies. It skips files that
+// it cannot read, and reports them in the error.
 func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 	var cluster *meshv1.Cluster
 	var policies []Saved
@@ -91,7 +91,7 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 	return cluster, policies, errors.Join(errs...)
 }
 
-// SavePod keeps what the API said of a captured pod.
+// SavePod keeps the description of a captured pod.
 func (s *Store) SavePod(p pods.Pod) error {
 	name, err := fileOf(p.UID, podSuffix)
 	if err != nil {
@@ -104,8 +104,8 @@ func (s *Store) SavePod(p pods.Pod) error {
 	return s.write(name, b, time.Now())
 }
 
-// LoadPods returns the pods that were saved, by uid. Files that cannot be read
-// are reported in the error, and left out.
+// LoadPods returns the saved pods by uid. It skips files that it cannot read, and reports
+// them in the error.
 func (s *Store) LoadPods() (map[string]pods.Pod, error) {
 	names, err := filepath.Glob(filepath.Join(s.dir, "*"+podSuffix))
 	if err != nil {
@@ -140,8 +140,8 @@ func (s *Store) SaveCluster(c *meshv1.Cluster) error {
 	return s.writeSummed(clusterFile, b, time.Now())
 }
 
-// SavePolicy replaces the saved policy of a pod. One that is saved already keeps
-// its Since, if that is the earlier.
+// SavePolicy replaces the saved policy of a pod. An equal one that is saved already keeps
+// its Since, if that is earlier.
 func (s *Store) SavePolicy(p Saved) error {
 	name, err := fileOf(p.GetUid(), policySuffix)
 	if err != nil {
@@ -154,10 +154,10 @@ func (s *Store) SavePolicy(p Saved) error {
 	return s.writeSummed(name, b, p.Since)
 }
 
-// DeletePolicy forgets the policy of a pod.
+// DeletePolicy deletes the policy of a pod.
 func (s *Store) DeletePolicy(uid string) error { return s.remove(uid, policySuffix) }
 
-// Delete forgets a pod that is gone.
+// Delete deletes a pod and its policy.
 func (s *Store) Delete(uid string) error {
 	return errors.Join(s.remove(uid, policySuffix), s.remove(uid, podSuffix))
 }
@@ -180,7 +180,7 @@ func fileOf(uid, suffix string) (string, error) {
 	return uid + suffix, nil
 }
 
-// Policy returns the saved policy of a pod, but for its Since.
+// Policy returns the saved policy of a pod, without its Since.
 func (s *Store) Policy(uid string) (Saved, error) {
 	name, err := fileOf(uid, policySuffix)
 	if err != nil {
@@ -213,11 +213,11 @@ func (s *Store) read(name string, decode func([]byte) error) error {
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
-// Numbers of fields that no message has. They come before its own, and earlier versions
-// pass over them.
+// Numbers of fields that no message has. They precede the fields of the message, and
+// earlier versions ignore them.
 const (
-	// sumField is a checksum of all that follows it. What a file lost at its end would
-	// look like a policy that restricts less.
+	// sumField is a checksum of all that follows it. A truncated file would look like a
+	// policy that restricts less.
 	sumField protowire.Number = 1000
 	// inForceField is a policy's InForce.
 	inForceField protowire.Number = 1001
@@ -259,7 +259,7 @@ func checksum(b []byte) []byte {
 	return protowire.AppendFixed32(protowire.AppendTag(nil, sumField, protowire.Fixed32Type), crc32.ChecksumIEEE(b))
 }
 
-// checked is what follows the checksum. Files of earlier versions have none.
+// checked returns what follows the checksum. Files of earlier versions have none.
 func checked(b []byte) ([]byte, error) {
 	n := len(checksum(nil))
 	if tag := protowire.AppendTag(nil, sumField, protowire.Fixed32Type); !bytes.HasPrefix(b, tag) {
@@ -271,7 +271,7 @@ func checked(b []byte) ([]byte, error) {
 	return b[n:], nil
 }
 
-// write replaces a file whole: a crash leaves the old or the new one.
+// write replaces a file atomically: a crash leaves the old or the new one.
 func (s *Store) write(name string, b []byte, modified time.Time) error {
 	path := filepath.Join(s.dir, name)
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, b) {
@@ -295,7 +295,7 @@ func (s *Store) write(name string, b []byte, modified time.Time) error {
 	return nil
 }
 
-// syncDir makes a renaming outlive a loss of power.
+// syncDir makes a rename survive a power failure.
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

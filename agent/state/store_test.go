@@ -1,4 +1,4 @@
-package policy
+package state
 
 import (
 	"os"
@@ -15,7 +15,7 @@ import (
 
 func TestStoreGivesBackWhatWasSaved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "policies")
-	s, err := OpenStore(dir)
+	s, err := Open(dir)
 	require.NoError(t, err)
 	cluster := &meshv1.Cluster{Version: "1", ServiceAddresses: []string{"198.18.0.1:443"}}
 	kept := &meshv1.PodPolicy{Uid: "a", Name: "pod", Version: "2", Sharding: &meshv1.Sharding{Shard: "s"}}
@@ -26,7 +26,7 @@ func TestStoreGivesBackWhatWasSaved(t *testing.T) {
 	require.NoError(t, s.DeletePolicy("b"))
 	require.NoError(t, s.DeletePolicy("never-there"))
 
-	again, err := OpenStore(dir)
+	again, err := Open(dir)
 	require.NoError(t, err)
 	gotCluster, policies, err := again.Load()
 
@@ -38,7 +38,7 @@ func TestStoreGivesBackWhatWasSaved(t *testing.T) {
 
 func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
 	dir := t.TempDir()
-	s, err := OpenStore(dir)
+	s, err := Open(dir)
 	require.NoError(t, err)
 	require.NoError(t, s.SavePolicy(Saved{PodPolicy: &meshv1.PodPolicy{Uid: "good"}, Since: time.Now()}))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bad.policy.pb"), []byte{0xff, 0xff}, 0o600))
@@ -53,7 +53,7 @@ func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
 // Without its end, a policy would restrict less.
 func TestStoreLeavesOutWhatIsNotWhole(t *testing.T) {
 	dir := t.TempDir()
-	s, err := OpenStore(dir)
+	s, err := Open(dir)
 	require.NoError(t, err)
 	p := &meshv1.PodPolicy{Uid: "a", Version: "1", Sharding: &meshv1.Sharding{Shard: "s"}, Traffic: &meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{443}}}}
 	good := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "good"}}}
@@ -87,7 +87,7 @@ func TestStoreLeavesOutWhatIsNotWhole(t *testing.T) {
 }
 
 func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
-	s, err := OpenStore(t.TempDir())
+	s, err := Open(t.TempDir())
 	require.NoError(t, err)
 	for _, uid := range []string{"", "../x", "a/b", "a\x00b", string(make([]byte, 200))} {
 		assert.Error(t, s.SavePolicy(Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid}}), "%q", uid)
@@ -95,7 +95,7 @@ func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
 }
 
 func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
-	s, err := OpenStore(t.TempDir())
+	s, err := Open(t.TempDir())
 	require.NoError(t, err)
 	first, second := &meshv1.PodPolicy{Uid: "a", Version: "1"}, &meshv1.PodPolicy{Uid: "a", Version: "2"}
 	since := func() time.Time {
@@ -107,8 +107,8 @@ func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
 	assert.True(t, since().Equal(Always))
 	require.NoError(t, s.SavePolicy(Saved{PodPolicy: first, Since: time.Now()}))
 	assert.True(t, since().Equal(Always), "it is still the same")
-	require.NoError(t, s.SavePolicy(Saved{PodPolicy: second, Since: Untold}))
-	assert.True(t, since().Equal(Untold))
+	require.NoError(t, s.SavePolicy(Saved{PodPolicy: second, Since: NotApplied}))
+	assert.True(t, since().Equal(NotApplied))
 	require.NoError(t, s.SavePolicy(Saved{PodPolicy: second, Since: time.Now()}))
 	assert.WithinDuration(t, time.Now(), since(), time.Minute)
 }
