@@ -104,7 +104,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	for _, l := range captured.Listeners() {
 		go m.serve(mb.proxied, l, mb.pod)
 	}
-	go (&obituary{mesh: m, uid: mb.pod.UID, proxied: mb.proxied}).run()
+	go m.watchLocks(mb.pod.UID, mb.proxied)
 	if m.phase == serving && !mb.restored {
 		if err := m.store.SavePod(mb.pod); err != nil {
 			m.logger.Error("keeping a pod for the next start", "error", err)

@@ -1,4 +1,4 @@
-package process
+package lockwatch
 
 import (
 	"os"
@@ -19,9 +19,9 @@ func child(t *testing.T) *exec.Cmd {
 	return c
 }
 
-func ended(w *Watch, within time.Duration) bool {
+func ended(w *exitWatch, within time.Duration) bool {
 	select {
-	case <-w.Ended():
+	case <-w.Exited():
 		return true
 	case <-time.After(within):
 		return false
@@ -35,7 +35,7 @@ const (
 
 func TestAllMustEnd(t *testing.T) {
 	a, b := child(t), child(t)
-	w, err := New([]int{a.Process.Pid, b.Process.Pid})
+	w, err := watchExits([]int{a.Process.Pid, b.Process.Pid})
 	require.NoError(t, err)
 	defer w.Close()
 	require.NoError(t, b.Process.Signal(syscall.SIGKILL))
@@ -50,7 +50,7 @@ func TestWhoHasEndedBefore(t *testing.T) {
 	a := child(t)
 	require.NoError(t, a.Process.Kill())
 	_ = a.Wait()
-	w, err := New([]int{a.Process.Pid})
+	w, err := watchExits([]int{a.Process.Pid})
 	require.NoError(t, err)
 	defer w.Close()
 	require.True(t, ended(w, soon))
@@ -58,7 +58,7 @@ func TestWhoHasEndedBefore(t *testing.T) {
 
 func TestCloseEndsNothing(t *testing.T) {
 	a := child(t)
-	w, err := New([]int{a.Process.Pid})
+	w, err := watchExits([]int{a.Process.Pid})
 	require.NoError(t, err)
 	w.Close()
 	w.Close()
@@ -67,9 +67,9 @@ func TestCloseEndsNothing(t *testing.T) {
 }
 
 func TestTooMany(t *testing.T) {
-	_, err := New(make([]int, most+1))
+	_, err := watchExits(make([]int, maxProcesses+1))
 	require.ErrorContains(t, err, "more than")
-	w, err := New([]int{os.Getpid()})
+	w, err := watchExits([]int{os.Getpid()})
 	require.NoError(t, err)
 	w.Close()
 }

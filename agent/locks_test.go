@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/lockwatch"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -59,8 +60,8 @@ func (w *writer) writeAll(t *testing.T, holders ...proxy.Holder) {
 	}
 }
 
-// mourned is a mesh that looks after a pod with a sandbox, whose lock is written.
-func mourned(t *testing.T) (*running, *writer) {
+// watched is a mesh that looks after a pod with a sandbox, whose lock is written.
+func watched(t *testing.T) (*running, *writer) {
 	t.Helper()
 	r := start(t, 0)
 	r.in(t, func() {
@@ -69,7 +70,7 @@ func mourned(t *testing.T) (*running, *writer) {
 	r.runs(t, "cri-5a5a")
 	w := &writer{written: make(chan struct{}), quiet: make(chan error), done: make(chan struct{})}
 	over := make(chan struct{})
-	go func() { defer close(over); (&obituary{mesh: r.mesh, uid: uidA, proxied: w}).run() }()
+	go func() { defer close(over); r.watchLocks(uidA, w) }()
 	t.Cleanup(func() { close(w.done); <-over })
 	return r, w
 }
@@ -100,7 +101,7 @@ func (r *running) dead(t *testing.T) (dead []*meshv1.DeadHolder) {
 }
 
 func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
-	r, w := mourned(t)
+	r, w := watched(t)
 	operator, sidecar := r.runs(t, "cri-operator"), r.runs(t, "cri-sidecar")
 	w.write(t, "pod_1", "7")
 	r.looked(t, w)
@@ -114,7 +115,7 @@ func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
 	require.Empty(t, r.dead(t), "a write of his is under way")
 	w.quiet <- nil
 	r.soon(t, "the report", func() bool { return len(r.members[uidA].dead) == 1 })
-	require.True(t, proto.Equal(deadHolder(lease("lock", "pod_1", "7")), r.dead(t)[0]))
+	require.True(t, proto.Equal(lockwatch.DeadHolder(lease("lock", "pod_1", "7")), r.dead(t)[0]))
 	require.Eventually(t, func() bool { return len(r.reported(uidA).GetDeadHolders()) == 1 }, 10*time.Second, time.Millisecond)
 
 	r.runs(t, "cri-operator-2")
@@ -126,7 +127,7 @@ func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
 // TestEachLockHasItsOwnHolder checks that a lock which a new process has not written yet
 // keeps the holder that has ended.
 func TestEachLockHasItsOwnHolder(t *testing.T) {
-	r, w := mourned(t)
+	r, w := watched(t)
 	operator := r.runs(t, "cri-operator")
 	w.writeAll(t, lease("a", "pod_1", "7"), lease("b", "pod_1", "8"), lease("c", "", "9"))
 	r.looked(t, w)
@@ -153,7 +154,7 @@ func TestWhatProvesNothing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, w := mourned(t)
+			r, w := watched(t)
 			kill := r.runs(t, "cri-operator")
 			w.holders.Store(&[]proxy.Holder{lease("lock", "pod_1", "7")})
 			r.in(t, func() { change(r, w) })

@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/lockwatch"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// loopTimeout bounds the wait for the loop to finish what it does.
+const loopTimeout = 5 * time.Second
+
+// lockRecorder implements lockwatch.Recorder for one pod.
+type lockRecorder struct {
+	*mesh
+	uid string
+}
+
+// watchLocks reports holders of the pod's locks that exit, until the pod is released.
+func (m *mesh) watchLocks(uid string, writer lockwatch.Writer) {
+	w := lockwatch.Watch{UID: uid, Writer: writer, Recorder: lockRecorder{m, uid}, Processes: m.locator.Processes, Logger: m.logger}
+	w.Run()
+}
+
+// Written implements lockwatch.Recorder. Writes in flight of earlier agents may be those
+// of another process.
+func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
+	r.in(func(mb *member) {
+		if done(r.earlier[r.uid]) && !time.Now().Before(r.strangers) {
+			sandbox = mb.sandbox
+		}
+		mb.dead = slices.DeleteFunc(mb.dead, func(d *meshv1.DeadHolder) bool {
+			return !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
+		})
+	})
+	return sandbox
+}
+
+// Exited implements lockwatch.Recorder.
+func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
+	r.in(func(mb *member) {
+		mb.dead = dead
+		r.logger.Info("the holder of a lock has ended", "pod", mb.pod.String())
+	})
+}
+
+// in calls f in the loop, if the pod is still known.
+func (r lockRecorder) in(f func(*member)) {
+	ctx, cancel := context.WithTimeout(context.Background(), loopTimeout)
+	defer cancel()
+	_ = r.do(ctx, func() error {
+		if mb := r.members[r.uid]; mb != nil {
+			f(mb)
+		}
+		return nil
+	})
+}
