@@ -28,6 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -108,7 +109,7 @@ func Run(told context.Context, o Options) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	metrics := newMetrics(registry)
+	metrics := telemetry.NewMetrics(registry)
 	backend, err := capture.Open(o.capturing(unified, metrics))
 	if err != nil {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)
@@ -123,7 +124,7 @@ func Run(told context.Context, o Options) error {
 	for _, mode := range backend.Modes() {
 		manager.Captures = append(manager.Captures, string(mode))
 	}
-	registerManager(registry, manager.InStep)
+	telemetry.RegisterConnected(registry, manager.InStep)
 	keeper, err := certs.NewKeeper(o.RunDir, manager.SignLeaf, o.Logger)
 	if err != nil {
 		return err
@@ -137,12 +138,12 @@ func Run(told context.Context, o Options) error {
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return fmt.Errorf("recording Events: %w", err)
 	}
-	recorder := newRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
+	recorder := telemetry.NewRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
 	server, err := proxy.New(proxy.Config{
 		Leaf: keeper.Current, Logger: o.Logger, Registerer: registry, Node: o.Node,
 		EgressLeaf: func() func(context.Context, string) (*tls.Certificate, error) { return hosts.Pod().Get },
 		Notify: func(p proxy.PodInfo, reason, message string) {
-			recorder.pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
+			recorder.Pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
 		},
 	})
 	if err != nil {
@@ -159,7 +160,7 @@ func Run(told context.Context, o Options) error {
 	}
 	m.enter(serving)
 	for mode, why := range backend.Unavailable() {
-		recorder.ofNode("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
+		recorder.Node("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
 	}
 	group, ctx := errgroup.WithContext(ctx)
 
@@ -203,26 +204,33 @@ func Run(told context.Context, o Options) error {
 		}
 		return nil
 	})
+	ready := func() error {
+		if err := m.ready(); err != nil {
+			return err
+		}
+		_, err := keeper.Current()
+		return err
+	}
 	group.Go(func() error {
-		return serveEndpoints(ctx, listener, endpoints(m, keeper, registry), metrics.countRefusal)
+		return telemetry.Serve(ctx, listener, telemetry.Handler(m.healthy, ready, registry), metrics.RefusedEndpoint)
 	})
 	return group.Wait()
 }
 
 // openJournal opens the journal of this agent. One that cannot make a file serves all
 // the same: it knows of its own writes, and only the next agent waits for all pods.
-func (o Options) openJournal(r *recorder) *journal.Journal {
+func (o Options) openJournal(r *telemetry.Recorder) *journal.Journal {
 	dir := filepath.Join(o.RunDir, "journal")
 	j, err := journal.Create(dir)
 	if err != nil {
 		o.Logger.Error("failed to create the journal: after this agent, handovers wait for all pods of the node", "error", err)
-		r.ofNode("JournalUnavailable", fmt.Sprintf("after the next restart of the agent, handovers wait for all pods of this node: %v", err))
+		r.Node("JournalUnavailable", fmt.Sprintf("after the next restart of the agent, handovers wait for all pods of this node: %v", err))
 		return journal.InMemory(dir)
 	}
 	return j
 }
 
-func (o Options) capturing(unified string, m *metrics) capture.Config {
+func (o Options) capturing(unified string, m *telemetry.Metrics) capture.Config {
 	return capture.Config{
 		Mode: o.Capture, Address: o.AddressListen, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
 		// The node's own view of the hierarchy, which on nodes that are containers
@@ -230,7 +238,7 @@ func (o Options) capturing(unified string, m *metrics) capture.Config {
 		CgroupRoot: unified,
 		// Anybody in the cluster can connect there: one line of each is too many.
 		Refused: func(peer netip.Addr, why capture.Refusal) {
-			m.refused.WithLabelValues(string(why)).Inc()
+			m.RefusedCapture(why)
 			o.Logger.Debug("a connection was closed", "peer", peer, "reason", string(why))
 		},
 	}

@@ -60,7 +60,7 @@ func (m *mesh) uncaptured(mb *member, why string) {
 	}
 	mb.problem = why
 	m.logger.Error("capturing a pod", "pod", mb.pod.String(), "error", why)
-	m.events.pod(mb.pod, "NotCaptured", "the mesh does not capture this pod: "+why)
+	m.events.Pod(mb.pod, "NotCaptured", "the mesh does not capture this pod: "+why)
 }
 
 func (m *mesh) capturePod(mb *member, f pods.Found) error {
@@ -110,7 +110,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 			m.logger.Error("keeping a pod for the next start", "error", err)
 		}
 	}
-	m.metrics.captureSeconds.Observe(time.Since(start).Seconds())
+	m.metrics.Captured(time.Since(start))
 	m.logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(captured.Mode()), "handed_over", request.Handed != nil)
 	return nil
 }

@@ -101,10 +101,10 @@ func (m *mesh) check(ctx context.Context) {
 	}
 	fresh, mended := m.health.note(found)
 	for _, loss := range fresh {
-		m.metrics.losses.WithLabelValues(string(loss.Mode)).Inc()
+		m.metrics.Lost(loss.Mode)
 	}
 	for _, loss := range mended {
-		m.metrics.repaired.WithLabelValues(string(loss.Mode)).Inc()
+		m.metrics.Repaired(loss.Mode)
 	}
 	if len(fresh)+len(mended) > 0 {
 		// The loop knows the pods' names, and is not waited for: pods that fail open
@@ -128,9 +128,9 @@ func (m *mesh) tell(reason, what string, loss capture.Loss) {
 	mb := m.members[loss.UID]
 	if mb == nil {
 		m.logger.Warn(what, "mode", string(loss.Mode), "reason", loss.Reason, "uid", loss.UID)
-		m.events.ofNode(reason, note)
+		m.events.Node(reason, note)
 		return
 	}
 	m.logger.Warn(what, "pod", mb.pod.String(), "mode", string(loss.Mode), "reason", loss.Reason)
-	m.events.pod(mb.pod, reason, note)
+	m.events.Pod(mb.pod, reason, note)
 }

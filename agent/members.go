@@ -180,7 +180,7 @@ func (m *mesh) drop(uid string, mb *member) {
 		m.ended[uid] = mb.pod.Namespace
 	}
 	m.forget(uid)
-	m.metrics.forget(mb.pod.Namespace, mb.pod.Name)
+	m.metrics.Forget(mb.pod.Namespace, mb.pod.Name)
 	if m.phase == serving {
 		if err := m.store.Delete(uid); err != nil {
 			m.logger.Error("forgetting a pod that is gone", "pod", mb.pod.String(), "error", err)

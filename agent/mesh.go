@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -40,8 +41,8 @@ type mesh struct {
 	report   func(*meshv1.PodReport)
 	forget   func(uid string)
 	renew    func() // asks for a serving certificate with other names
-	events   *recorder
-	metrics  *metrics
+	events   *telemetry.Recorder
+	metrics  *telemetry.Metrics
 	work     chan func()
 	podsPing chan struct{}
 	started  time.Time

@@ -36,6 +36,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -124,8 +125,8 @@ func startIn(t *testing.T, journals string, failures int) *running {
 		logger: logger, locator: locator, capture: r.node, proxy: server, store: store,
 		report: func(p *meshv1.PodReport) { r.mu.Lock(); defer r.mu.Unlock(); r.reports[p.GetUid()] = p },
 		forget: func(uid string) { r.mu.Lock(); defer r.mu.Unlock(); r.gone = append(r.gone, uid) },
-		renew:  func() {}, metrics: newMetrics(prometheus.NewRegistry()),
-		events: newRecorder(r.events, "node1"),
+		renew:  func() {}, metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
+		events: telemetry.NewRecorder(r.events, "node1"),
 		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}),
 		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, journal: writes,

@@ -33,6 +33,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
@@ -125,7 +126,7 @@ func (mc *machine) start(t *testing.T) *life {
 	l.mesh = &mesh{
 		logger: logger, locator: locator, capture: backend, proxy: server, store: store,
 		report: func(*meshv1.PodReport) {}, forget: func(string) {}, renew: func() {},
-		events: newRecorder(events.NewFakeRecorder(1000), "node1"), metrics: newMetrics(prometheus.NewRegistry()),
+		events: telemetry.NewRecorder(events.NewFakeRecorder(1000), "node1"), metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
 		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
 		yielded: make(chan struct{}), drained: make(chan struct{}), members: map[string]*member{}, earlier: earlier{}, journal: writes,
 	}

@@ -35,11 +35,11 @@ func (m *mesh) reportChanges() {
 			mb.reported = r
 			m.report(r)
 			if s := mb.policy.GetSharding(); len(s.GetLocks()) > 0 {
-				m.metrics.setLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
+				m.metrics.SetLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
 			}
 		}
 	}
-	m.metrics.setPods(counts)
+	m.metrics.SetPods(counts)
 }
 
 func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {

@@ -28,7 +28,7 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 			mb.starting = false
 		}
 		if mb.captured != nil {
-			s.metrics.enrolmentSeconds.Observe(time.Since(start).Seconds())
+			s.metrics.Enrolled(time.Since(start))
 		}
 		return nil
 	})

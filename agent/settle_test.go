@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -410,7 +411,7 @@ func TestAgentWithoutRoomForAJournal(t *testing.T) {
 	run, recorded := t.TempDir(), events.NewFakeRecorder(1)
 	require.NoError(t, os.WriteFile(filepath.Join(run, "journal"), nil, 0o600)) // where the folder should be
 	o := Options{RunDir: run, Logger: slog.New(slog.DiscardHandler)}
-	writes := o.openJournal(newRecorder(recorded, "node1"))
+	writes := o.openJournal(telemetry.NewRecorder(recorded, "node1"))
 	assert.Contains(t, <-recorded.Events, "JournalUnavailable")
 
 	path := filepath.Join(run, "agent.sock")

@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"bytes"
@@ -19,13 +19,13 @@ const renderInterval = 500 * time.Millisecond
 
 var textFormat = expfmt.NewFormat(expfmt.TypeTextPlain)
 
-// exposition serves metrics in Prometheus's text format. All who ask before a
-// rendering begins share it: the rate of requests changes neither what renderings
-// cost nor how long others wait.
+// exposition serves metrics in Prometheus's text format. All requests that arrive before
+// a rendering begins share it: the rate of requests changes neither the cost of renderings
+// nor how long others wait.
 type exposition struct {
 	gatherer prometheus.Gatherer
-	turn     sync.Mutex // of the rendering that goes on
-	last     time.Time  // that one began, guarded by turn
+	turn     sync.Mutex // held while rendering
+	last     time.Time  // when the last rendering began; under turn
 
 	mu   sync.Mutex
 	next *rendering // nil if nobody waits
@@ -33,7 +33,7 @@ type exposition struct {
 
 func newExposition(g prometheus.Gatherer) *exposition { return &exposition{gatherer: g} }
 
-// rendering is what all metrics were at one time.
+// rendering is all metrics at one time.
 type rendering struct {
 	done   chan struct{}
 	err    error

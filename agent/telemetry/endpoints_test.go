@@ -1,4 +1,4 @@
-package agent
+package telemetry
 
 import (
 	"context"
@@ -18,8 +18,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/ctrlmesh/ctrlmesh/agent/certs"
 )
 
 const (
@@ -31,17 +29,17 @@ const (
 type endpoint struct {
 	t       *testing.T
 	address string
-	metrics *metrics
+	metrics *Metrics
 }
 
 func serveEndpointsOf(t *testing.T, h http.Handler) *endpoint {
 	t.Helper()
 	l, err := net.Listen("tcp4", "0.0.0.0:0")
 	require.NoError(t, err)
-	e := &endpoint{t, fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), newMetrics(prometheus.NewRegistry())}
+	e := &endpoint{t, fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), NewMetrics(prometheus.NewRegistry())}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- serveEndpoints(ctx, l, h, e.metrics.countRefusal) }()
+	go func() { done <- Serve(ctx, l, h, e.metrics.RefusedEndpoint) }()
 	t.Cleanup(func() { cancel(); assert.NoError(t, <-done) })
 	return e
 }
@@ -87,12 +85,10 @@ func (e *endpoint) require(from, path string) string {
 }
 
 func TestStalledConnectionsKeepNobodyOut(t *testing.T) {
-	r := start(t, 0)
 	registry := prometheus.NewRegistry()
-	newMetrics(registry)
-	keeper, err := certs.NewKeeper(t.TempDir(), nil, r.logger)
-	require.NoError(t, err)
-	e := serveEndpointsOf(t, endpoints(r.mesh, keeper, registry))
+	NewMetrics(registry)
+	healthy := func() error { return nil }
+	e := serveEndpointsOf(t, Handler(healthy, healthy, registry))
 	const flood = 600
 	e.stall(intruderAddress, flood)
 
@@ -135,35 +131,6 @@ func TestStalledHeadsAreClosed(t *testing.T) {
 	_, err := io.Copy(io.Discard, c)
 	var timeout net.Error
 	assert.False(t, errors.As(err, &timeout) && timeout.Timeout(), "the server closes it: %v", err)
-}
-
-func TestHealthIsTheLoopsAndDoesNotEnterIt(t *testing.T) {
-	r := start(t, 0)
-	keeper, err := certs.NewKeeper(t.TempDir(), nil, r.logger)
-	require.NoError(t, err)
-	e := serveEndpointsOf(t, endpoints(r.mesh, keeper, prometheus.NewRegistry()))
-	entered, release := make(chan struct{}), make(chan struct{})
-	finished := make(chan error, 1)
-	go func() {
-		finished <- r.do(t.Context(), func() error { close(entered); <-release; return nil })
-	}()
-	<-entered
-	asked := time.Now()
-	e.require(prometheusAddress, "/healthz")
-	assert.Less(t, time.Since(asked), loopStalledAfter/2, "nobody waits for the loop")
-
-	for _, path := range []string{"/healthz", "/readyz"} {
-		require.Eventually(t, func() bool {
-			status, body, err := e.get(prometheusAddress, path)
-			return err == nil && status == http.StatusServiceUnavailable && strings.Contains(body, "stuck")
-		}, 4*loopStalledAfter, 50*time.Millisecond, path)
-	}
-	close(release)
-	require.NoError(t, <-finished)
-	require.Eventually(t, func() bool {
-		status, _, err := e.get(prometheusAddress, "/healthz")
-		return err == nil && status == http.StatusOK
-	}, loopStalledAfter, 10*time.Millisecond)
 }
 
 // counting is a gatherer that knows how often it was asked.

@@ -1,10 +1,8 @@
-package agent
+package telemetry
 
 import (
 	"crypto/tls"
 	"fmt"
-	"log/slog"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -17,9 +15,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
 
-func TestStrangersAreCounted(t *testing.T) {
-	m := newMetrics(prometheus.NewRegistry())
-	Options{Logger: slog.New(slog.DiscardHandler)}.capturing("", m).Refused(netip.Addr{}, capture.Stranger)
+func TestRefusedConnectionsAreCounted(t *testing.T) {
+	m := NewMetrics(prometheus.NewRegistry())
+	m.RefusedCapture(capture.Stranger)
 	require.Equal(t, 1.0, testutil.ToFloat64(m.refused.WithLabelValues("stranger")))
 	require.Equal(t, 0.0, testutil.ToFloat64(m.refused.WithLabelValues("queue_full")))
 }
@@ -27,7 +25,7 @@ func TestStrangersAreCounted(t *testing.T) {
 func TestAnAgentThatLostItsManagerShowsIt(t *testing.T) {
 	r := prometheus.NewRegistry()
 	inStep := false
-	registerManager(r, func() bool { return inStep })
+	RegisterConnected(r, func() bool { return inStep })
 	for _, now := range []bool{false, true, false} {
 		inStep = now
 		require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(fmt.Sprintf(`
@@ -41,9 +39,9 @@ ctrlmesh_agent_manager_connected %v
 // docs/metrics.md has what an agent serves, with its labels, and nothing else.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	newMetrics(registry)
-	registerManager(registry, func() bool { return true })
+	NewMetrics(registry)
+	RegisterConnected(registry, func() bool { return true })
 	_, err := proxy.New(proxy.Config{Registerer: registry, Leaf: func() (*tls.Certificate, error) { return nil, nil }})
 	require.NoError(t, err)
-	docs.RequireMetrics(t, "../docs/metrics.md", "## Agent", registry)
+	docs.RequireMetrics(t, "../../docs/metrics.md", "## Agent", registry)
 }

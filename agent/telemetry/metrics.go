@@ -1,6 +1,8 @@
-package agent
+package telemetry
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
@@ -9,7 +11,8 @@ import (
 
 var modes = []capture.Mode{capture.EBPF, capture.IPTables, capture.Address}
 
-type metrics struct {
+// Metrics are the metrics of one agent.
+type Metrics struct {
 	pods             *prometheus.GaugeVec
 	captureSeconds   prometheus.Histogram
 	enrolmentSeconds prometheus.Histogram
@@ -19,8 +22,9 @@ type metrics struct {
 	refused          *prometheus.CounterVec
 }
 
-func newMetrics(r prometheus.Registerer) *metrics {
-	m := &metrics{
+// NewMetrics registers the metrics of an agent.
+func NewMetrics(r prometheus.Registerer) *Metrics {
+	m := &Metrics{
 		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "ctrlmesh_captured_pods", Help: "Labelled pods of this node, by capture mode; none: not captured.",
 		}, []string{"mode"}),
@@ -63,8 +67,23 @@ const (
 	refusedTotal   = "total"
 )
 
-// countRefusal counts a connection for health and metrics that a bound closed.
-func (m *metrics) countRefusal(r listen.Refusal) {
+// Captured counts a pod that was captured within d of its network namespace being there.
+func (m *Metrics) Captured(d time.Duration) { m.captureSeconds.Observe(d.Seconds()) }
+
+// Enrolled counts a pod that was captured within d of the runtime's announcement.
+func (m *Metrics) Enrolled(d time.Duration) { m.enrolmentSeconds.Observe(d.Seconds()) }
+
+// Lost counts a redirection that was found to have no effect.
+func (m *Metrics) Lost(mode capture.Mode) { m.losses.WithLabelValues(string(mode)).Inc() }
+
+// Repaired counts a redirection that has effect again.
+func (m *Metrics) Repaired(mode capture.Mode) { m.repaired.WithLabelValues(string(mode)).Inc() }
+
+// RefusedCapture counts a connection of a captured pod, or to its agent, that was closed.
+func (m *Metrics) RefusedCapture(r capture.Refusal) { m.refused.WithLabelValues(string(r)).Inc() }
+
+// RefusedEndpoint counts a connection for health and metrics that a bound closed.
+func (m *Metrics) RefusedEndpoint(r listen.Refusal) {
 	reason := refusedTotal
 	if r.Bound == listen.PerPeer {
 		reason = refusedPerPeer
@@ -72,11 +91,29 @@ func (m *metrics) countRefusal(r listen.Refusal) {
 	m.refused.WithLabelValues(reason).Inc()
 }
 
-// registerManager has it told whether the agent is in step with a manager.
-func registerManager(r prometheus.Registerer, inStep func() bool) {
+// SetLockHolder records whether a member of a shard with a lock holds it.
+func (m *Metrics) SetLockHolder(namespace, pod, shard string, holds bool) {
+	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(number(holds))
+}
+
+// Forget drops the series of a pod that was deleted.
+func (m *Metrics) Forget(namespace, pod string) {
+	m.lockHolder.DeletePartialMatch(prometheus.Labels{"namespace": namespace, "pod": pod})
+}
+
+// SetPods records the number of pods by capture mode; "" for those that are not captured.
+func (m *Metrics) SetPods(byMode map[string]int) {
+	for _, mode := range modes {
+		m.pods.WithLabelValues(string(mode)).Set(float64(byMode[string(mode)]))
+	}
+	m.pods.WithLabelValues("none").Set(float64(byMode[""]))
+}
+
+// RegisterConnected registers the metric of the stream to the manager.
+func RegisterConnected(r prometheus.Registerer, connected func() bool) {
 	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "ctrlmesh_agent_manager_connected", Help: "1 while this agent hears a manager that has told it all; pods are served as last told otherwise.",
-	}, func() float64 { return number(inStep()) }))
+	}, func() float64 { return number(connected()) }))
 }
 
 func number(yes bool) float64 {
@@ -84,21 +121,4 @@ func number(yes bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-// setLockHolder tells of a member of a shard with a lock.
-func (m *metrics) setLockHolder(namespace, pod, shard string, holds bool) {
-	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(number(holds))
-}
-
-// forget drops what is told of a pod that is gone.
-func (m *metrics) forget(namespace, pod string) {
-	m.lockHolder.DeletePartialMatch(prometheus.Labels{"namespace": namespace, "pod": pod})
-}
-
-func (m *metrics) setPods(byMode map[string]int) {
-	for _, mode := range modes {
-		m.pods.WithLabelValues(string(mode)).Set(float64(byMode[string(mode)]))
-	}
-	m.pods.WithLabelValues("none").Set(float64(byMode[""]))
 }
