@@ -77,7 +77,7 @@ func Cleanup(ctx context.Context, o Options, clean func() error) error {
 }
 
 func (o Options) cleanNode() error {
-	_, locator, err := o.openNode()
+	_, locator, err := o.findPods()
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,8 @@
-package agent
+package node
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -69,7 +70,7 @@ func TestASuccessorThatCannotServeWhatItWasOfferedTakesNothing(t *testing.T) {
 				r.process(t, "a", "198.18.7.7")
 			}
 			if tc.cluster {
-				require.NoError(t, r.store.SaveCluster(somewhere(t)))
+				require.NoError(t, r.Store.SaveCluster(somewhere(t)))
 			}
 			path := filepath.Join(t.TempDir(), "sock")
 			heard := make(chan string, 1)
@@ -79,7 +80,7 @@ func TestASuccessorThatCannotServeWhatItWasOfferedTakesNothing(t *testing.T) {
 			r.in(t, func() {
 				r.cluster = nil
 				var socket *takeover.Socket
-				if socket, err = r.takeOver(t.Context(), path); err == nil {
+				if socket, err = r.TakeOver(t.Context(), path); err == nil {
 					_ = socket.Close()
 				}
 			})
@@ -95,36 +96,6 @@ func TestASuccessorThatCannotServeWhatItWasOfferedTakesNothing(t *testing.T) {
 			assert.True(t, before.Current())
 		})
 	}
-}
-
-func TestARefusalIsNotTakenForACrash(t *testing.T) {
-	r := start(t, 0)
-	path := filepath.Join(t.TempDir(), "sock")
-	before := hold(t, path, &cleaner{})
-	r.in(t, func() {
-		_, err := r.takeOver(t.Context(), path)
-		assert.ErrorContains(t, err, "being cleaned up")
-	})
-	assert.True(t, before.Current())
-}
-
-func TestNoEarlierAgentServesWhatWasCleanedUp(t *testing.T) {
-	c := &cleaner{podStart: 10}
-	assert.Error(t, c.Admit(9))
-	assert.Error(t, c.Admit(11), "not done")
-	c.done.Store(true)
-	assert.Error(t, c.Admit(9))
-	assert.NoError(t, c.Admit(11), "the mesh was installed again")
-}
-
-func TestACleanupThatFailsLeavesNoSocket(t *testing.T) {
-	dir := t.TempDir()
-	o := Options{RunDir: dir, CgroupDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
-	err := Cleanup(t.Context(), o, func() error { t.Error("it is not clean"); return nil })
-	require.ErrorContains(t, err, "no unified cgroup hierarchy")
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	assert.Empty(t, entries)
 }
 
 func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
@@ -144,8 +115,8 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 	}
 	assert.True(t, admitted(t.Context(), old), "nobody serves")
 	r := start(t, 0)
-	r.podStart = young
-	socket := hold(t, path, holder{r.mesh})
+	r.PodStart = young
+	socket := hold(t, path, holder{r.Node})
 	assert.True(t, admitted(t.Context(), young))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -160,16 +131,16 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	toldToStop := start(t, 0)
-	require.NoError(t, holder{toldToStop.mesh}.Stop(t.Context()))
+	require.NoError(t, holder{toldToStop.Node}.Stop(t.Context()))
 	ctx, cancel := context.WithCancel(t.Context())
 	stays := make(chan error)
-	go func() { stays <- toldToStop.watchSuccessor(ctx, path) }()
+	go func() { stays <- toldToStop.WatchSuccessor(ctx, path) }()
 	r := start(t, 0)
 	socket := hold(t, path, offering{})
 	ends := make(chan error, 1)
-	go func() { ends <- r.watchSuccessor(t.Context(), path) }()
+	go func() { ends <- r.WatchSuccessor(t.Context(), path) }()
 
-	_, err := holder{r.mesh}.Yield(t.Context())
+	_, err := holder{r.Node}.Yield(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, socket.Close())
 
@@ -189,13 +160,29 @@ func TestChecksGoOnUntilTheSuccessorServes(t *testing.T) {
 	socket := hold(t, filepath.Join(t.TempDir(), "sock"), offering{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); r.watchHealth(ctx, socket) }()
+	go func() { defer close(done); r.WatchHealth(ctx, socket) }()
 	t.Cleanup(func() { cancel(); <-done })
-	_, err := holder{r.mesh}.Offer(t.Context())
+	_, err := holder{r.Node}.Offer(t.Context())
 	require.NoError(t, err)
-	before := r.node.checks.Load()
-	require.Eventually(t, func() bool { return r.node.checks.Load() > before+1 }, 10*time.Second, 5*time.Millisecond)
-	assert.False(t, r.node.mends.Load(), "what the successor is about to redirect is its own")
-	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
-	require.Eventually(t, r.node.mends.Load, 10*time.Second, 5*time.Millisecond)
+	before := r.backend.checks.Load()
+	require.Eventually(t, func() bool { return r.backend.checks.Load() > before+1 }, 10*time.Second, 5*time.Millisecond)
+	assert.False(t, r.backend.mends.Load(), "what the successor is about to redirect is its own")
+	require.NoError(t, holder{r.Node}.Resume(t.Context()))
+	require.Eventually(t, r.backend.mends.Load, 10*time.Second, 5*time.Millisecond)
+}
+
+// refusing is an agent that does not let go of its pods.
+type refusing struct{ offering }
+
+func (refusing) Admit(time.Duration) error { return errors.New("being tested") }
+
+func TestARefusalIsNotTakenForACrash(t *testing.T) {
+	r := start(t, 0)
+	path := filepath.Join(t.TempDir(), "sock")
+	before := hold(t, path, refusing{})
+	r.in(t, func() {
+		_, err := r.TakeOver(t.Context(), path)
+		assert.ErrorContains(t, err, "being tested")
+	})
+	assert.True(t, before.Current())
 }

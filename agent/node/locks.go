@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -17,13 +17,13 @@ const loopTimeout = 5 * time.Second
 
 // lockRecorder implements lockwatch.Recorder for one pod.
 type lockRecorder struct {
-	*mesh
+	*Node
 	uid string
 }
 
 // watchLocks reports holders of the pod's locks that exit, until the pod is released.
-func (m *mesh) watchLocks(uid string, writer lockwatch.Writer) {
-	w := lockwatch.Watch{UID: uid, Writer: writer, Recorder: lockRecorder{m, uid}, Processes: m.locator.Processes, Logger: m.logger}
+func (n *Node) watchLocks(uid string, writer lockwatch.Writer) {
+	w := lockwatch.Watch{UID: uid, Writer: writer, Recorder: lockRecorder{n, uid}, Processes: n.Locator.Processes, Logger: n.Logger}
 	w.Run()
 }
 
@@ -45,7 +45,7 @@ func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
 func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
 	r.in(func(mb *member) {
 		mb.dead = dead
-		r.logger.Info("the holder of a lock has ended", "pod", mb.pod.String())
+		r.Logger.Info("the holder of a lock has ended", "pod", mb.pod.String())
 	})
 }
 

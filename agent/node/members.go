@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"time"
@@ -74,36 +74,36 @@ func (mb *member) egressPolicy() *meshv1.PodPolicy {
 }
 
 // syncPods brings members in step with the pod watch.
-func (m *mesh) syncPods() {
-	if !m.watcher.Synced() || m.phase == handing || m.phase >= leaving {
+func (n *Node) syncPods() {
+	if !n.watcher.Synced() || n.phase == handing || n.phase >= leaving {
 		return
 	}
-	seen := m.watcher.List()
+	seen := n.watcher.List()
 	for uid, pod := range seen {
 		if pod.Ended {
 			continue
 		}
-		mb := m.members[uid]
+		mb := n.members[uid]
 		if mb == nil {
 			mb = &member{since: time.Now()}
-			m.members[uid] = mb
+			n.members[uid] = mb
 		}
 		switch {
 		case len(pod.Addresses) == 0:
 			pod.Addresses = mb.pod.Addresses // the runtime's word
 		case mb.captured != nil:
 			if err := mb.captured.SetAddresses(pod.Addresses); err != nil {
-				m.logger.Error("telling a pod by its addresses", "pod", pod.String(), "error", err)
+				n.Logger.Error("telling a pod by its addresses", "pod", pod.String(), "error", err)
 			}
 		}
 		mb.pod, mb.restored, mb.told = pod, false, time.Time{}
-		mb.fresh = mb.fresh || pod.Created.After(m.started)
+		mb.fresh = mb.fresh || pod.Created.After(n.started)
 		if mb.gone { // the apiserver that said so was behind
-			m.disown(mb, false)
+			n.disown(mb, false)
 		}
 	}
 	away := map[string]bool{}
-	for uid, mb := range m.members {
+	for uid, mb := range n.members {
 		if pod, ok := seen[uid]; ok && !pod.Ended || mb.pod.UID == "" {
 			continue // without a uid: a policy that came before the pod was seen
 		}
@@ -112,12 +112,12 @@ func (m *mesh) syncPods() {
 		}
 		away[uid] = true
 	}
-	m.dropThose(away)
-	if m.phase != serving {
+	n.dropThose(away)
+	if n.phase != serving {
 		return
 	}
-	if err := m.capture.Sweep(func(uid string) bool { return m.members[uid] != nil }); err != nil {
-		m.logger.Error("clearing redirections of pods that are gone", "error", err)
+	if err := n.Capture.Sweep(func(uid string) bool { return n.members[uid] != nil }); err != nil {
+		n.Logger.Error("clearing redirections of pods that are gone", "error", err)
 	}
 }
 
@@ -125,46 +125,46 @@ func (m *mesh) syncPods() {
 // deletion by force, a list that is behind, or a label that was removed ends no
 // process. They are refused while they do, whatever their failure policy: others may own
 // their keys by then.
-func (m *mesh) dropThose(uids map[string]bool) {
-	found, err := m.locator.Find(uids)
+func (n *Node) dropThose(uids map[string]bool) {
+	found, err := n.Locator.Find(uids)
 	if err != nil {
-		m.logger.Error("pods that are gone stay captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
+		n.Logger.Error("pods that are gone stay captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
 		return
 	}
 	for uid := range uids {
-		mb := m.members[uid]
+		mb := n.members[uid]
 		if len(found[uid].PIDs) == 0 {
-			m.drop(uid, mb)
+			n.drop(uid, mb)
 		} else if !mb.gone {
-			m.logger.Info("a pod that is gone runs on: it is refused", "pod", mb.pod.String())
-			m.disown(mb, true)
+			n.Logger.Info("a pod that is gone runs on: it is refused", "pod", mb.pod.String())
+			n.disown(mb, true)
 		}
 	}
 }
 
 // disown notes whether a pod that runs is gone from the API.
-func (m *mesh) disown(mb *member, gone bool) {
+func (n *Node) disown(mb *member, gone bool) {
 	mb.gone = gone
-	if err := m.apply(mb); err != nil {
-		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
+	if err := n.apply(mb); err != nil {
+		n.Logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 	}
-	if err := m.keep(mb); err != nil {
-		m.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+	if err := n.keep(mb); err != nil {
+		n.Logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
 	}
 }
 
 // keepUnsaved tries again to save what could not be.
-func (m *mesh) keepUnsaved() {
-	for _, mb := range m.members {
+func (n *Node) keepUnsaved() {
+	for _, mb := range n.members {
 		if mb.unsaved != nil {
-			_ = m.keep(mb) // which failed before, and was told
+			_ = n.keep(mb) // which failed before, and was told
 		}
 	}
 }
 
 // lateEnds says whether the end of a pod that is gone is waited for.
-func (m *mesh) lateEnds() bool {
-	for _, mb := range m.members {
+func (n *Node) lateEnds() bool {
+	for _, mb := range n.members {
 		if mb.gone {
 			return true
 		}
@@ -172,25 +172,25 @@ func (m *mesh) lateEnds() bool {
 	return false
 }
 
-func (m *mesh) drop(uid string, mb *member) {
-	m.release(mb)
+func (n *Node) drop(uid string, mb *member) {
+	n.release(mb)
 	mb.known(true) // nothing acts on it any more
-	delete(m.members, uid)
-	if !done(m.earlier[uid]) {
-		m.ended[uid] = mb.pod.Namespace
+	delete(n.members, uid)
+	if !done(n.earlier[uid]) {
+		n.ended[uid] = mb.pod.Namespace
 	}
-	m.forget(uid)
-	m.metrics.Forget(mb.pod.Namespace, mb.pod.Name)
-	if m.phase == serving {
-		if err := m.store.Delete(uid); err != nil {
-			m.logger.Error("forgetting a pod that is gone", "pod", mb.pod.String(), "error", err)
+	n.Manager.Forget(uid)
+	n.Metrics.Forget(mb.pod.Namespace, mb.pod.Name)
+	if n.phase == serving {
+		if err := n.Store.Delete(uid); err != nil {
+			n.Logger.Error("forgetting a pod that is gone", "pod", mb.pod.String(), "error", err)
 		}
 	}
-	m.logger.Info("pod gone", "pod", mb.pod.String())
+	n.Logger.Info("pod gone", "pod", mb.pod.String())
 }
 
 // capturable says why a pod cannot be captured; "" when it can.
-func (m *mesh) capturable(mb *member) string {
+func (n *Node) capturable(mb *member) string {
 	if mb.pod.Static {
 		return "the kubelet runs the pod from a file of its own, where the mesh cannot make it trust the proxy: run it by a DaemonSet"
 	}
@@ -198,7 +198,7 @@ func (m *mesh) capturable(mb *member) string {
 		return "the pod was made before the mesh was there to admit it: delete it, so that its controller makes it anew"
 	}
 	if mb.pod.HostNetwork {
-		if err := m.capture.HostNetwork(); err != nil {
+		if err := n.Capture.HostNetwork(); err != nil {
 			return "the pod uses the node's network, which cannot be captured on this node: " + err.Error()
 		}
 	}
@@ -207,17 +207,17 @@ func (m *mesh) capturable(mb *member) string {
 
 // mine says whether a pod is this agent's to capture. While two agents run, both
 // serve the pods that know them by address.
-func (m *mesh) mine(mb *member) bool {
-	return m.phase == serving || m.phase == yielded && capture.Mode(mb.pod.Capture) == capture.Address
+func (n *Node) mine(mb *member) bool {
+	return n.phase == serving || n.phase == yielded && capture.Mode(mb.pod.Capture) == capture.Address
 }
 
 // waiting says whether a pod's sandbox is expected any moment.
-func (m *mesh) waiting() bool {
-	if !m.redirected {
+func (n *Node) waiting() bool {
+	if !n.redirected {
 		return false
 	}
-	for _, mb := range m.members {
-		if mb.captured == nil && mb.pod.UID != "" && m.mine(mb) && time.Since(mb.since) < eagerFor && m.capturable(mb) == "" {
+	for _, mb := range n.members {
+		if mb.captured == nil && mb.pod.UID != "" && n.mine(mb) && time.Since(mb.since) < eagerFor && n.capturable(mb) == "" {
 			return true
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"io"
@@ -16,7 +16,7 @@ import (
 
 func TestProbesDoNotWaitForTheLoop(t *testing.T) {
 	r := start(t, 0)
-	server := httptest.NewServer(telemetry.Handler(r.healthy, r.ready, prometheus.NewRegistry()))
+	server := httptest.NewServer(telemetry.Handler(r.Healthy, r.Ready, prometheus.NewRegistry()))
 	t.Cleanup(server.Close)
 	get := func(path string) (status int, body string) {
 		response, err := server.Client().Get(server.URL + path)

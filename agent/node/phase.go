@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -45,13 +45,16 @@ const (
 	endWithin = 27 * time.Second
 )
 
-func (m *mesh) enter(p phase) {
-	m.phase = p
-	m.now.Store(int32(p))
+func (n *Node) enter(p phase) {
+	n.phase = p
+	n.now.Store(int32(p))
 }
 
-// holder is the agent as its successor knows it.
-type holder struct{ *mesh }
+// holder is the agent as its successor sees it.
+type holder struct{ *Node }
+
+// Incumbent returns the node as its successor sees it.
+func (n *Node) Incumbent() takeover.Incumbent { return holder{n} }
 
 // Offer implements takeover.Incumbent.
 func (h holder) Offer(ctx context.Context) (offered []takeover.Pod, err error) {
@@ -67,12 +70,12 @@ func (h holder) Offer(ctx context.Context) (offered []takeover.Pod, err error) {
 			handed, err := mb.captured.Hand()
 			if err != nil {
 				// The successor captures it as after a crash.
-				h.logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
+				h.Logger.Error("handing a pod over", "pod", mb.pod.String(), "error", err)
 			}
 			mb.confirmed = h.version(mb) // holds for what the successor does until it serves
 			offered = append(offered, takeover.Pod{
 				UID: uid, Namespace: mb.pod.Namespace, Name: mb.pod.Name, Version: mb.confirmed, Handed: handed,
-				Traffic: h.counted(mb.proxied), Journaled: h.journal.Outlives(),
+				Traffic: h.counted(mb.proxied), Journaled: h.Journal.Outlives(),
 			})
 		}
 		return nil
@@ -104,26 +107,26 @@ func (h holder) Traffic(ctx context.Context) (traffic map[string][]byte) {
 }
 
 // counted is what a pod's rules have counted, for the next agent.
-func (m *mesh) counted(p *proxy.Pod) []byte {
+func (n *Node) counted(p *proxy.Pod) []byte {
 	if p == nil {
 		return nil
 	}
 	data, err := p.ExportTraffic()
 	if err != nil {
-		m.logger.Error("telling the next agent what rules have counted", "error", err)
+		n.Logger.Error("telling the next agent what rules have counted", "error", err)
 	}
 	return data
 }
 
 // recount lets the pods' rules go on from where those of the agent before this one are.
-func (m *mesh) recount(traffic map[string][]byte) {
+func (n *Node) recount(traffic map[string][]byte) {
 	for uid, data := range traffic {
-		mb := m.members[uid]
+		mb := n.members[uid]
 		if mb == nil || mb.proxied == nil || len(data) == 0 {
 			continue
 		}
 		if err := mb.proxied.ImportTraffic(data); err != nil {
-			m.logger.Error("rules begin anew", "pod", mb.pod.String(), "reason", err)
+			n.Logger.Error("rules begin anew", "pod", mb.pod.String(), "reason", err)
 		}
 	}
 }
@@ -142,7 +145,7 @@ func (h holder) Resume(ctx context.Context) error {
 			if mb.pod.UID != "" {
 				h.setEgress(mb)
 				if err := h.keep(mb); err != nil {
-					h.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+					h.Logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
 				}
 			}
 		}
@@ -160,38 +163,38 @@ func (h holder) Stop(ctx context.Context) error {
 
 // yield leaves the pods to another agent. Those captured by address stay: as long
 // as this agent's address is one of its Service's, connections come in here too.
-func (m *mesh) yield() {
-	if m.phase >= yielded {
+func (n *Node) yield() {
+	if n.phase >= yielded {
 		return
 	}
-	m.enter(yielded)
-	close(m.yielded)
-	m.logger.Info("another agent serves; ending what is under way", "pods", len(m.members))
-	m.left = map[string]*proxy.Pod{}
-	for uid, mb := range m.members {
+	n.enter(yielded)
+	close(n.yielded)
+	n.Logger.Info("another agent serves; ending what is under way", "pods", len(n.members))
+	n.left = map[string]*proxy.Pod{}
+	for uid, mb := range n.members {
 		if mb.captured != nil && mb.captured.Mode() != capture.Address {
-			m.left[uid] = mb.proxied
-			m.abandon(mb)
+			n.left[uid] = mb.proxied
+			n.abandon(mb)
 		}
 	}
-	m.settle()
+	n.settle()
 }
 
 // abandon ends what is under way of a pod that another agent serves.
-func (m *mesh) abandon(mb *member) {
+func (n *Node) abandon(mb *member) {
 	if err := mb.captured.Abandon(); err != nil {
-		m.logger.Error("letting go of a pod", "pod", mb.pod.String(), "error", err)
+		n.Logger.Error("letting go of a pod", "pod", mb.pod.String(), "error", err)
 	}
 	captured, proxied, record := mb.captured, mb.proxied, mb.journal
 	mb.captured = nil // policies still reach what is proxied
-	m.draining++
-	m.unsettled++
+	n.draining++
+	n.unsettled++
 	done := func(count *int) {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 		defer cancel() // no loop, no need to know
-		_ = m.do(ctx, func() error {
+		_ = n.do(ctx, func() error {
 			*count--
-			m.settle()
+			n.settle()
 			return nil
 		})
 	}
@@ -199,7 +202,7 @@ func (m *mesh) abandon(mb *member) {
 		ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 		defer cancel()
 		if err := proxied.Drain(ctx); err != nil {
-			m.logger.Info("connections were cut after the hand-over", "pod", mb.pod.String(), "error", err)
+			n.Logger.Info("connections were cut after the hand-over", "pod", mb.pod.String(), "error", err)
 		}
 		_ = captured.Release() // its network namespace
 		// This agent answers for what is in flight until it is over, or this process
@@ -208,42 +211,42 @@ func (m *mesh) abandon(mb *member) {
 		if err == nil {
 			record.Close()
 		}
-		done(&m.draining)
+		done(&n.draining)
 		if err == nil {
 			<-over
 		}
-		done(&m.unsettled)
+		done(&n.unsettled)
 	}()
 }
 
 // settle notes when nothing is under way any more.
-func (m *mesh) settle() {
-	if m.phase < yielded || m.unsettled > 0 || m.byAddress() {
+func (n *Node) settle() {
+	if n.phase < yielded || n.unsettled > 0 || n.byAddress() {
 		return
 	}
 	select {
-	case <-m.drained:
+	case <-n.drained:
 	default:
-		m.logger.Info("nothing is under way any more")
-		close(m.drained)
-		m.retireJournal()
+		n.Logger.Info("nothing is under way any more")
+		close(n.drained)
+		n.retireJournal()
 	}
 }
 
 // retireJournal removes the journal after a takeover. An agent that ends without one
 // leaves it: its successor reads there that nothing is in flight.
-func (m *mesh) retireJournal() {
-	if m.phase == stopped {
+func (n *Node) retireJournal() {
+	if n.phase == stopped {
 		return
 	}
-	if err := m.journal.Retire(); err != nil {
-		m.logger.Error("failed to remove the journal", "error", err)
+	if err := n.Journal.Retire(); err != nil {
+		n.Logger.Error("failed to remove the journal", "error", err)
 	}
 }
 
 // byAddress says whether a pod is captured by address.
-func (m *mesh) byAddress() bool {
-	for _, mb := range m.members {
+func (n *Node) byAddress() bool {
+	for _, mb := range n.members {
 		if mb.captured != nil && mb.captured.Mode() == capture.Address {
 			return true
 		}
@@ -253,28 +256,28 @@ func (m *mesh) byAddress() bool {
 
 // stop leaves the redirections in place: until the next agent listens, members
 // are refused, and nothing goes around the mesh. Those that fail open go direct.
-func (m *mesh) stop() {
-	if m.phase == stopped {
+func (n *Node) stop() {
+	if n.phase == stopped {
 		return
 	}
-	before := m.phase
-	m.enter(stopped)
+	before := n.phase
+	n.enter(stopped)
 	var proxied []*proxy.Pod
-	for _, mb := range m.members {
+	for _, mb := range n.members {
 		if mb.proxied != nil {
 			proxied = append(proxied, mb.proxied)
 		}
 		mb.captured, mb.proxied = nil, nil
 	}
 	shutdown(proxied)
-	if err := m.capture.Close(); err != nil {
-		m.logger.Error("closing the capture", "error", err)
+	if err := n.Capture.Close(); err != nil {
+		n.Logger.Error("closing the capture", "error", err)
 	}
 	if before < yielded {
-		close(m.yielded)
+		close(n.yielded)
 	}
-	m.draining, m.unsettled = 0, 0
-	m.settle()
+	n.draining, n.unsettled = 0, 0
+	n.settle()
 }
 
 // shutdown ends what is under way of pods, all at once.
@@ -288,42 +291,42 @@ func shutdown(all []*proxy.Pod) {
 	wg.Wait()
 }
 
-// linger keeps an agent that is told to end until it is of no use any more: a
+// Linger keeps an agent that is told to end until it is of no use any more: a
 // successor has taken over and nothing is under way, or none came.
-func (m *mesh) linger() {
+func (n *Node) Linger() {
 	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
 	addressed := time.After(addressWait)
 	select {
-	case <-m.yielded:
+	case <-n.yielded:
 	case <-time.After(successorWait):
 		offered := false
-		if m.do(ctx, func() error { offered = m.phase == handing; return nil }) != nil || !offered {
+		if n.do(ctx, func() error { offered = n.phase == handing; return nil }) != nil || !offered {
 			return
 		}
 		select {
-		case <-m.yielded:
+		case <-n.yielded:
 		case <-ctx.Done():
 			return
 		}
 	}
 	select {
-	case <-m.drained:
+	case <-n.drained:
 		return
 	case <-addressed:
 	}
-	_ = m.do(ctx, func() error {
-		m.enter(leaving)
-		for _, mb := range m.members {
+	_ = n.do(ctx, func() error {
+		n.enter(leaving)
+		for _, mb := range n.members {
 			if mb.captured != nil {
-				m.abandon(mb)
+				n.abandon(mb)
 			}
 		}
-		m.settle()
+		n.settle()
 		return nil
 	})
 	select {
-	case <-m.drained:
+	case <-n.drained:
 	case <-ctx.Done():
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"log/slog"
@@ -25,7 +25,7 @@ import (
 func (r *running) served(t *testing.T, uid string) {
 	t.Helper()
 	require.NoError(t, r.do(t.Context(), func() error {
-		p := r.proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: uid}, nil)
+		p := r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: uid}, nil)
 		r.members[uid] = &member{pod: pods.Pod{UID: uid, Namespace: "ns", Name: uid}, told: time.Now(), proxied: p}
 		return nil
 	}))
@@ -105,7 +105,7 @@ func restarted(t *testing.T, r *running) *running {
 	t.Helper()
 	next := start(t, 0)
 	require.NoError(t, next.do(t.Context(), func() error {
-		next.store = r.store
+		next.Store = r.Store
 		next.restore(nil, nil)
 		next.members["a"].told = time.Now()
 		return nil
@@ -132,7 +132,7 @@ func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
 	}
 	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())
 	assert.Zero(t, told().Breakers[0].Rules[0].Share.Of, "its share goes to others once it is told")
-	saved, err := r.store.Policy("a")
+	saved, err := r.Store.Policy("a")
 	require.NoError(t, err)
 	assert.Equal(t, []uint32{443}, saved.GetTraffic().GetEgress().GetPorts())
 	assert.EqualValues(t, 1, traffic.Breakers[0].Rules[0].Share.Of, "what the manager said is not written to")
@@ -195,7 +195,7 @@ func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
 func crashed(t *testing.T, r *running, pods ...*meshv1.PodPolicy) {
 	t.Helper()
 	for _, p := range pods {
-		require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: p, Since: time.Now()}))
+		require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: p, Since: time.Now()}))
 	}
 	r.in(t, func() {
 		r.restore(nil, nil)
@@ -267,12 +267,12 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 			journals := t.TempDir()
 			drained, saved := before(t, journals)
 			second := startIn(t, journals, 0)
-			require.NoError(t, second.store.SavePolicy(state.Saved{PodPolicy: saved, Since: time.Now()}))
+			require.NoError(t, second.Store.SavePolicy(state.Saved{PodPolicy: saved, Since: time.Now()}))
 			second.in(t, func() { second.restore(nil, drained) })
-			second.journal.Abandon()
+			second.Journal.Abandon()
 
 			third := startIn(t, journals, 0)
-			third.store, third.lastSocket = second.store, second.socket
+			third.Store, third.lastSocket = second.Store, second.socket
 			saved.FailOpen = false
 			crashed(t, third, saved)
 			assert.False(t, done(setPolicy(t, third, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
@@ -293,7 +293,7 @@ func serveWithout(t *testing.T, path string) {
 func (r *running) takesOver(t *testing.T, path string) {
 	t.Helper()
 	r.in(t, func() {
-		socket, err := r.takeOver(t.Context(), path)
+		socket, err := r.TakeOver(t.Context(), path)
 		if assert.NoError(t, err) {
 			assert.NoError(t, socket.Close())
 		}
@@ -318,12 +318,12 @@ func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
 			journals, path := t.TempDir(), filepath.Join(t.TempDir(), "agent.sock")
 			first := startIn(t, journals, 0)
 			first.takesOver(t, path)
-			first.journal.Pod("b").Close()
-			first.journal.Abandon()
+			first.Journal.Pod("b").Close()
+			first.Journal.Abandon()
 			tt.between(t, journals, path)
 
 			next := startIn(t, journals, 0)
-			require.NoError(t, next.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+			require.NoError(t, next.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 			next.takesOver(t, path)
 			settled := setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 			assert.Equal(t, tt.waits, settled != nil && !done(settled))
@@ -342,7 +342,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 
 	r := startIn(t, journals, 0)
 	for _, uid := range []string{"lost", "quiet"} {
-		require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
+		require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
 	}
 	r.in(t, func() {
 		r.restore([]takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
@@ -374,13 +374,13 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 	old := start(t, 0)
 	old.served(t, "a")
 	setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
-	_, err := holder{old.mesh}.Offer(t.Context())
+	_, err := holder{old.Node}.Offer(t.Context())
 	require.NoError(t, err)
 	next := restarted(t, old)
 	assert.Nil(t, setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}), "both know it")
 
 	settled := setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
-	_, err = holder{old.mesh}.Yield(t.Context())
+	_, err = holder{old.Node}.Yield(t.Context())
 	require.NoError(t, err)
 	old.soon(t, "another look", func() bool { old.keepUnsaved(); return true })
 	assert.False(t, done(settled))
@@ -395,14 +395,14 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
-	_, err := holder{r.mesh}.Offer(t.Context())
+	_, err := holder{r.Node}.Offer(t.Context())
 	require.NoError(t, err)
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	assert.False(t, done(settled))
 
-	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	require.NoError(t, holder{r.Node}.Resume(t.Context()))
 	<-settled
-	saved, err := r.store.Policy("a")
+	saved, err := r.Store.Policy("a")
 	require.NoError(t, err)
 	assert.Equal(t, "2-x", saved.GetVersion())
 }
@@ -410,19 +410,18 @@ func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 func TestAgentWithoutRoomForAJournal(t *testing.T) {
 	run, recorded := t.TempDir(), events.NewFakeRecorder(1)
 	require.NoError(t, os.WriteFile(filepath.Join(run, "journal"), nil, 0o600)) // where the folder should be
-	o := Options{RunDir: run, Logger: slog.New(slog.DiscardHandler)}
-	writes := o.openJournal(telemetry.NewRecorder(recorded, "node1"))
+	writes := OpenJournal(filepath.Join(run, "journal"), telemetry.NewRecorder(recorded, "node1"), slog.New(slog.DiscardHandler))
 	assert.Contains(t, <-recorded.Events, "JournalUnavailable")
 
 	path := filepath.Join(run, "agent.sock")
 	first := start(t, 0)
-	require.NoError(t, first.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
-	first.in(t, func() { first.journal = writes })
+	require.NoError(t, first.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+	first.in(t, func() { first.Journal = writes })
 	first.takesOver(t, path)
 
 	require.NoError(t, os.Remove(filepath.Join(run, "journal")))
 	next := startIn(t, filepath.Join(run, "journal"), 0)
-	next.store = first.store
+	next.Store = first.Store
 	next.takesOver(t, path)
 	assert.False(t, done(setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
 }
@@ -435,7 +434,7 @@ func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
 		r.served(t, uid)
 		setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1})
 	}
-	_, err := holder{r.mesh}.Offer(t.Context())
+	_, err := holder{r.Node}.Offer(t.Context())
 	require.NoError(t, err)
 	successor, err := journal.Create(journals)
 	require.NoError(t, err)
@@ -446,7 +445,7 @@ func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
 	meanwhile := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
 	successor.Abandon()
 	began := time.Now()
-	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	require.NoError(t, holder{r.Node}.Resume(t.Context()))
 
 	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}))
 	assert.Equal(t, map[string]string{"idle": "2-x", "writing": ""}, r.Versions())
@@ -463,10 +462,10 @@ func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "1-x", Serial: 1})
-	_, err := holder{r.mesh}.Offer(t.Context())
+	_, err := holder{r.Node}.Offer(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(journals, "other.journal"), nil, 0o600))
-	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	require.NoError(t, holder{r.Node}.Resume(t.Context()))
 	for _, uid := range []string{"a", "unseen"} {
 		assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})))
 	}
@@ -476,7 +475,7 @@ func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
 func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T) {
 	r := start(t, 0)
 	sharding := &meshv1.Sharding{RequestTimeoutSeconds: 1}
-	require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
+	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
 	drained := make(chan struct{})
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore([]takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
@@ -498,7 +497,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 // The next agent captures the pod under what is saved.
 func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	r := start(t, 0)
-	require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
+	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore(nil, nil)
 		r.members["a"].told = time.Now()
@@ -507,7 +506,7 @@ func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "3-x", Serial: 3})
 	saved := func() map[string]state.Saved {
-		_, all, err := r.store.Load()
+		_, all, err := r.Store.Load()
 		require.NoError(t, err)
 		byUID := map[string]state.Saved{}
 		for _, p := range all {
@@ -530,7 +529,7 @@ func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
 	store, err := state.Open(dir)
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(dir))
-	require.NoError(t, r.do(t.Context(), func() error { r.store = store; return nil }))
+	require.NoError(t, r.do(t.Context(), func() error { r.Store = store; return nil }))
 
 	_, err = r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
 	require.ErrorContains(t, err, "is in force, but the next agent would not know")

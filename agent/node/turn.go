@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"errors"
@@ -17,20 +17,20 @@ type turn struct {
 }
 
 // noteTurn is called by the loop after each turn.
-func (m *mesh) noteTurn() {
-	t := &turn{ended: time.Now(), phase: m.phase}
+func (n *Node) noteTurn() {
+	t := &turn{ended: time.Now(), phase: n.phase}
 	switch {
-	case m.cluster == nil:
+	case n.cluster == nil:
 		t.missing = errors.New("waiting for the manager to name the apiserver's addresses")
-	case !m.redirected:
+	case !n.redirected:
 		t.missing = errors.New("the apiserver's addresses are not redirected yet")
 	}
-	m.turn.Store(t)
+	n.turn.Store(t)
 }
 
 // lastTurn returns an error if the loop has stalled.
-func (m *mesh) lastTurn() (*turn, error) {
-	t := m.turn.Load()
+func (n *Node) lastTurn() (*turn, error) {
+	t := n.turn.Load()
 	switch {
 	case t == nil:
 		return nil, errors.New("the agent's loop has not started")
@@ -40,15 +40,15 @@ func (m *mesh) lastTurn() (*turn, error) {
 	return t, nil
 }
 
-// healthy returns an error if the loop has stalled. It does not enter the loop.
-func (m *mesh) healthy() error {
-	_, err := m.lastTurn()
+// Healthy returns an error if the loop has stalled. It does not enter the loop.
+func (n *Node) Healthy() error {
+	_, err := n.lastTurn()
 	return err
 }
 
-// ready returns what is missing before pods can be served. It does not enter the loop.
-func (m *mesh) ready() error {
-	t, err := m.lastTurn()
+// Ready returns what is missing before pods can be served. It does not enter the loop.
+func (n *Node) Ready() error {
+	t, err := n.lastTurn()
 	switch {
 	case err != nil:
 		return err
@@ -58,10 +58,10 @@ func (m *mesh) ready() error {
 		return errors.New("handed over to another agent")
 	case t.missing != nil:
 		return t.missing
-	case !m.watcher.Synced():
+	case !n.watcher.Synced():
 		return errors.New("waiting for the list of this node's pods")
 	case t.phase == handing:
 		return nil
 	}
-	return m.health.ready()
+	return n.health.ready()
 }

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -16,58 +16,58 @@ import (
 )
 
 // captureMissing captures the pods that can be and are not.
-func (m *mesh) captureMissing() {
+func (n *Node) captureMissing() {
 	missing := map[string]bool{}
-	for uid, mb := range m.members {
-		if mb.captured == nil && mb.pod.UID != "" && m.mine(mb) {
+	for uid, mb := range n.members {
+		if mb.captured == nil && mb.pod.UID != "" && n.mine(mb) {
 			missing[uid] = true
 		}
 	}
-	m.captureThese(missing)
+	n.captureThese(missing)
 }
 
-func (m *mesh) captureThese(uids map[string]bool) {
+func (n *Node) captureThese(uids map[string]bool) {
 	for uid := range uids {
 		// An earlier problem stays known until the pod is captured.
-		if why := m.capturable(m.members[uid]); why != "" {
-			m.uncaptured(m.members[uid], why)
+		if why := n.capturable(n.members[uid]); why != "" {
+			n.uncaptured(n.members[uid], why)
 			delete(uids, uid)
 		}
 	}
-	if !m.redirected {
+	if !n.redirected {
 		return // it is not known what to redirect yet
 	}
-	found, err := m.locator.Find(uids)
+	found, err := n.Locator.Find(uids)
 	if err != nil {
-		m.logger.Error("pods that start are not captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
+		n.Logger.Error("pods that start are not captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
 		return
 	}
 	for uid := range uids {
-		mb, f := m.members[uid], found[uid]
+		mb, f := n.members[uid], found[uid]
 		if len(f.PIDs) == 0 {
 			continue
 		}
-		if err := m.capturePod(mb, f); err != nil {
-			m.uncaptured(mb, err.Error())
+		if err := n.capturePod(mb, f); err != nil {
+			n.uncaptured(mb, err.Error())
 		}
 	}
 }
 
 // uncaptured notes why a pod is not captured, and says it once.
-func (m *mesh) uncaptured(mb *member, why string) {
+func (n *Node) uncaptured(mb *member, why string) {
 	if mb.problem == why {
 		return
 	}
 	mb.problem = why
-	m.logger.Error("capturing a pod", "pod", mb.pod.String(), "error", why)
-	m.events.Pod(mb.pod, "NotCaptured", "the mesh does not capture this pod: "+why)
+	n.Logger.Error("capturing a pod", "pod", mb.pod.String(), "error", why)
+	n.Events.Pod(mb.pod, "NotCaptured", "the mesh does not capture this pod: "+why)
 }
 
-func (m *mesh) capturePod(mb *member, f pods.Found) error {
+func (n *Node) capturePod(mb *member, f pods.Found) error {
 	if capture.Mode(mb.pod.Capture) == capture.Address && len(mb.pod.Addresses) == 0 && !mb.starting {
 		return nil // the API will tell; a pod that runs is not asked
 	}
-	ns, err := m.locator.Open(mb.pod.UID, f.PIDs, mb.pod.HostNetwork, 0)
+	ns, err := n.Locator.Open(mb.pod.UID, f.PIDs, mb.pod.HostNetwork, 0)
 	if err != nil || ns == nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	}
 	start := time.Now()
 	mb.handed = nil // the backend's, whatever it returns
-	captured, err := m.capture.Capture(request)
+	captured, err := n.Capture.Capture(request)
 	if err != nil {
 		return err
 	}
@@ -87,39 +87,39 @@ func (m *mesh) capturePod(mb *member, f pods.Found) error {
 	if len(mb.pod.Addresses) == 0 {
 		mb.pod.Addresses = captured.Addresses() // for the next agent
 	}
-	mb.journal = m.journal.Pod(mb.pod.UID)
-	mb.proxied = m.proxy.Pod(proxy.PodInfo{
+	mb.journal = n.Journal.Pod(mb.pod.UID)
+	mb.proxied = n.Proxy.Pod(proxy.PodInfo{
 		UID: mb.pod.UID, Namespace: mb.pod.Namespace, Name: mb.pod.Name,
 		RequireToken: captured.Mode() == capture.Address, Traffic: mb.traffic, Journal: mb.journal,
 	}, captured.DialContext)
 	mb.applied = false
-	m.recount(map[string][]byte{mb.pod.UID: mb.counted})
+	n.recount(map[string][]byte{mb.pod.UID: mb.counted})
 	mb.counted = nil
-	if err := m.apply(mb); err != nil {
-		m.logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
+	if err := n.apply(mb); err != nil {
+		n.Logger.Error("applying a policy", "pod", mb.pod.String(), "error", err)
 	}
-	if err := m.keep(mb); err != nil {
-		m.logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
+	if err := n.keep(mb); err != nil {
+		n.Logger.Error("keeping a policy for the next start", "pod", mb.pod.String(), "error", err)
 	}
 	for _, l := range captured.Listeners() {
-		go m.serve(mb.proxied, l, mb.pod)
+		go n.serve(mb.proxied, l, mb.pod)
 	}
-	go m.watchLocks(mb.pod.UID, mb.proxied)
-	if m.phase == serving && !mb.restored {
-		if err := m.store.SavePod(mb.pod); err != nil {
-			m.logger.Error("keeping a pod for the next start", "error", err)
+	go n.watchLocks(mb.pod.UID, mb.proxied)
+	if n.phase == serving && !mb.restored {
+		if err := n.Store.SavePod(mb.pod); err != nil {
+			n.Logger.Error("keeping a pod for the next start", "error", err)
 		}
 	}
-	m.metrics.Captured(time.Since(start))
-	m.logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(captured.Mode()), "handed_over", request.Handed != nil)
+	n.Metrics.Captured(time.Since(start))
+	n.Logger.Info("captured", "pod", mb.pod.String(), "uid", mb.pod.UID, "mode", string(captured.Mode()), "handed_over", request.Handed != nil)
 	return nil
 }
 
 // setEgress redirects the pod's other connections as the rules in force say: what still
 // comes in, though the pod has no such rules any more, passes. While not serving, that is
 // another's.
-func (m *mesh) setEgress(mb *member) {
-	if mb.captured == nil || m.phase != serving {
+func (n *Node) setEgress(mb *member) {
+	if mb.captured == nil || n.phase != serving {
 		return
 	}
 	traffic, _ := mb.proxied.Traffic()
@@ -132,14 +132,14 @@ func (m *mesh) setEgress(mb *member) {
 		mb.egress = mb.egress && len(ports) > 0 // without ports the listeners are closed all the same
 		if why := err.Error(); mb.egressProblem != why {
 			mb.egressProblem = why
-			m.logger.Error("redirecting other connections of a pod", "pod", mb.pod.String(), "error", err)
+			n.Logger.Error("redirecting other connections of a pod", "pod", mb.pod.String(), "error", err)
 		}
 		return
 	}
 	mb.egressProblem = ""
 	if len(listeners) > 0 && !mb.egress {
 		for _, l := range listeners {
-			go m.serveEgress(mb.proxied, l, mb.pod)
+			go n.serveEgress(mb.proxied, l, mb.pod)
 		}
 	}
 	mb.egress = len(listeners) > 0
@@ -159,23 +159,23 @@ func portsOf(rules ...*meshv1.Traffic) []uint16 {
 }
 
 // retryEgress tries again what failed.
-func (m *mesh) retryEgress() {
-	for _, mb := range m.members {
+func (n *Node) retryEgress() {
+	for _, mb := range n.members {
 		if mb.egressProblem != "" {
-			m.setEgress(mb)
+			n.setEgress(mb)
 		}
 	}
 }
 
-func (m *mesh) serveEgress(p *proxy.Pod, l net.Listener, pod pods.Pod) {
+func (n *Node) serveEgress(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	if err := p.ServeEgress(l); err != nil && !errors.Is(err, net.ErrClosed) {
-		m.logger.Error("serving other connections of a pod", "pod", pod.String(), "error", err)
+		n.Logger.Error("serving other connections of a pod", "pod", pod.String(), "error", err)
 	}
 }
 
-func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
+func (n *Node) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 	if err := p.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
-		m.logger.Error("serving a pod", "pod", pod.String(), "error", err)
+		n.Logger.Error("serving a pod", "pod", pod.String(), "error", err)
 	}
 }
 
@@ -183,30 +183,30 @@ func (m *mesh) serve(p *proxy.Pod, l net.Listener, pod pods.Pod) {
 // longer in the captured one, to be captured anew: their sandbox was replaced. A
 // pod that shows no process is left as it is, for it may be between two of them;
 // what is gone for good, the runtime or the pod watch tells.
-func (m *mesh) lookAtCaptured() {
+func (n *Node) lookAtCaptured() {
 	captured := map[string]bool{}
-	for uid, mb := range m.members {
+	for uid, mb := range n.members {
 		if mb.captured != nil {
 			captured[uid] = true
 		}
 	}
-	m.lookAt(captured)
+	n.lookAt(captured)
 }
 
-func (m *mesh) lookAt(captured map[string]bool) {
-	if m.phase != serving {
+func (n *Node) lookAt(captured map[string]bool) {
+	if n.phase != serving {
 		return
 	}
-	found, err := m.locator.Find(captured)
+	found, err := n.Locator.Find(captured)
 	if err != nil {
-		m.logger.Error("a pod with a new sandbox is not captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
+		n.Logger.Error("a pod with a new sandbox is not captured: the agent needs the node's cgroups and processes (hostPID)", "error", err)
 		return
 	}
 	for uid, f := range found {
-		mb := m.members[uid]
-		ns, err := m.locator.Open(uid, f.PIDs, mb.pod.HostNetwork, mb.netns)
+		mb := n.members[uid]
+		ns, err := n.Locator.Open(uid, f.PIDs, mb.pod.HostNetwork, mb.netns)
 		if err != nil {
-			m.logger.Error("looking at a captured pod", "pod", mb.pod.String(), "error", err)
+			n.Logger.Error("looking at a captured pod", "pod", mb.pod.String(), "error", err)
 			continue
 		}
 		if ns == nil {
@@ -214,8 +214,8 @@ func (m *mesh) lookAt(captured map[string]bool) {
 		}
 		ns.Close()
 		if ns.Inode != mb.netns || mb.pod.HostNetwork && f.Cgroup != mb.cgroup {
-			m.logger.Info("the pod has a new sandbox", "pod", mb.pod.String())
-			m.release(mb)
+			n.Logger.Info("the pod has a new sandbox", "pod", mb.pod.String())
+			n.release(mb)
 			mb.since, mb.fresh = time.Now(), true
 		}
 	}
@@ -223,19 +223,19 @@ func (m *mesh) lookAt(captured map[string]bool) {
 
 // release ends the capture of a pod that is gone, or whose sandbox is. over is closed when
 // nothing that the pod wrote can take effect any more; nil: nothing can.
-func (m *mesh) release(mb *member) (over <-chan struct{}) {
+func (n *Node) release(mb *member) (over <-chan struct{}) {
 	takeover.Close([]takeover.Pod{{Handed: mb.handed}})
 	mb.handed = nil
 	if mb.captured == nil {
 		return nil
 	}
 	if err := mb.captured.Release(); err != nil {
-		m.logger.Error("releasing a pod", "pod", mb.pod.String(), "error", err)
+		n.Logger.Error("releasing a pod", "pod", mb.pod.String(), "error", err)
 	}
 	p := mb.proxied
 	over, err := p.SetPolicy(refusal(mb, "the pod has ended"))
 	if err == nil {
-		m.earlier.add(mb.pod.UID, over)
+		n.earlier.add(mb.pod.UID, over)
 		mb.journal.Close()
 	}
 	if !mb.pod.HostNetwork {

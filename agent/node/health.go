@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -68,10 +68,10 @@ func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss) {
 	return fresh, mended
 }
 
-// watchHealth checks the redirections until ctx ends, while they are this agent's.
+// WatchHealth checks the redirections until ctx ends, while they are this agent's.
 // While they are offered to another they still are: pods that fail open would go
 // direct without a sign of life.
-func (m *mesh) watchHealth(ctx context.Context, socket *takeover.Socket) {
+func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 	ticker := time.NewTicker(capture.CheckInterval)
 	defer ticker.Stop()
 	for {
@@ -80,42 +80,42 @@ func (m *mesh) watchHealth(ctx context.Context, socket *takeover.Socket) {
 			return
 		case <-ticker.C:
 		}
-		if phase(m.now.Load()) > handing {
+		if phase(n.now.Load()) > handing {
 			continue
 		}
 		if !socket.Current() {
 			// This process was stopped, and another took its place. To repair
 			// anything now would take the pods away from that.
-			m.logger.Warn("another agent has taken over unasked")
-			_, _ = holder{m}.Yield(ctx)
+			n.Logger.Warn("another agent has taken over unasked")
+			_, _ = holder{n}.Yield(ctx)
 			continue
 		}
-		m.check(ctx)
+		n.check(ctx)
 	}
 }
 
-func (m *mesh) check(ctx context.Context) {
-	found := m.capture.Check(phase(m.now.Load()) == serving)
-	if ctx.Err() != nil || phase(m.now.Load()) != serving {
+func (n *Node) check(ctx context.Context) {
+	found := n.Capture.Check(phase(n.now.Load()) == serving)
+	if ctx.Err() != nil || phase(n.now.Load()) != serving {
 		return // on its way out: what did not arrive is no loss
 	}
-	fresh, mended := m.health.note(found)
+	fresh, mended := n.health.note(found)
 	for _, loss := range fresh {
-		m.metrics.Lost(loss.Mode)
+		n.Metrics.Lost(loss.Mode)
 	}
 	for _, loss := range mended {
-		m.metrics.Repaired(loss.Mode)
+		n.Metrics.Repaired(loss.Mode)
 	}
 	if len(fresh)+len(mended) > 0 {
 		// The loop knows the pods' names, and is not waited for: pods that fail open
 		// go direct without the next check.
 		go func() {
-			_ = m.do(ctx, func() error {
+			_ = n.do(ctx, func() error {
 				for _, loss := range fresh {
-					m.tell("RedirectionLost", "the redirection to the mesh had no effect", loss)
+					n.tell("RedirectionLost", "the redirection to the mesh had no effect", loss)
 				}
 				for _, loss := range mended {
-					m.tell("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
+					n.tell("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
 				}
 				return nil
 			})
@@ -123,14 +123,14 @@ func (m *mesh) check(ctx context.Context) {
 	}
 }
 
-func (m *mesh) tell(reason, what string, loss capture.Loss) {
+func (n *Node) tell(reason, what string, loss capture.Loss) {
 	note := fmt.Sprintf("%s (%s): %v", what, loss.Mode, loss.Reason)
-	mb := m.members[loss.UID]
+	mb := n.members[loss.UID]
 	if mb == nil {
-		m.logger.Warn(what, "mode", string(loss.Mode), "reason", loss.Reason, "uid", loss.UID)
-		m.events.Node(reason, note)
+		n.Logger.Warn(what, "mode", string(loss.Mode), "reason", loss.Reason, "uid", loss.UID)
+		n.Events.Node(reason, note)
 		return
 	}
-	m.logger.Warn(what, "pod", mb.pod.String(), "mode", string(loss.Mode), "reason", loss.Reason)
-	m.events.Pod(mb.pod, reason, note)
+	n.Logger.Warn(what, "pod", mb.pod.String(), "mode", string(loss.Mode), "reason", loss.Reason)
+	n.Events.Pod(mb.pod, reason, note)
 }

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -14,18 +14,18 @@ const aloneWithin = 5 * time.Second
 
 // Admit implements takeover.Incumbent: of two agents, the one of the later pod stays.
 func (h holder) Admit(podStart time.Duration) error {
-	if podStart < h.podStart {
+	if podStart < h.PodStart {
 		return errors.New("an agent whose pod started later serves: this one is to end")
 	}
 	return nil
 }
 
-// watchSuccessor returns an error when the agent that took over is gone: once restarted,
+// WatchSuccessor returns an error when the agent that took over is gone: once restarted,
 // this one serves again. It returns nil when ctx ends, and does not return before that in
 // an agent that was told to stop.
-func (m *mesh) watchSuccessor(ctx context.Context, path string) error {
+func (n *Node) WatchSuccessor(ctx context.Context, path string) error {
 	select {
-	case <-m.yielded:
+	case <-n.yielded:
 	case <-ctx.Done():
 		return nil
 	}
@@ -37,14 +37,14 @@ func (m *mesh) watchSuccessor(ctx context.Context, path string) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if there, _ := takeover.Probe(ctx, path, m.podStart); there {
+		if there, _ := takeover.Probe(ctx, path, n.PodStart); there {
 			last = time.Now()
 		}
 		if time.Since(last) < aloneWithin {
 			continue
 		}
 		idle := false
-		if err := m.do(ctx, func() error { idle = m.phase == yielded && m.draining == 0; return nil }); err == nil && idle {
+		if err := n.do(ctx, func() error { idle = n.phase == yielded && n.draining == 0; return nil }); err == nil && idle {
 			return errors.New("the agent that took over is gone: starting anew, to serve again")
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -7,8 +7,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 )
 
-// sandboxes brings the runtime's word into the loop.
-type sandboxes struct{ *mesh }
+// sandboxes brings the events of the runtime into the loop.
+type sandboxes struct{ *Node }
+
+// Sandboxes returns the handler of the container runtime's events.
+func (n *Node) Sandboxes() nri.Handler { return sandboxes{n} }
 
 // Started implements nri.Handler: the pod is captured before it has a container.
 func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
@@ -28,12 +31,12 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 			mb.starting = false
 		}
 		if mb.captured != nil {
-			s.metrics.Enrolled(time.Since(start))
+			s.Metrics.Enrolled(time.Since(start))
 		}
 		return nil
 	})
 	if err != nil {
-		s.logger.Error("a pod starts before it is captured: until it is, it is refused", "pod", b.Pod.String(), "error", err)
+		s.Logger.Error("a pod starts before it is captured: until it is, it is refused", "pod", b.Pod.String(), "error", err)
 	}
 }
 
@@ -67,12 +70,12 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 }
 
 // inCaptured says whether a process of the pod is in its captured network namespace.
-func (m *mesh) inCaptured(mb *member) (bool, error) {
-	found, err := m.locator.Find(map[string]bool{mb.pod.UID: true})
+func (n *Node) inCaptured(mb *member) (bool, error) {
+	found, err := n.Locator.Find(map[string]bool{mb.pod.UID: true})
 	if err != nil {
 		return false, err
 	}
-	ns, err := m.locator.Open(mb.pod.UID, found[mb.pod.UID].PIDs, mb.pod.HostNetwork, mb.netns)
+	ns, err := n.Locator.Open(mb.pod.UID, found[mb.pod.UID].PIDs, mb.pod.HostNetwork, mb.netns)
 	if err != nil || ns == nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
@@ -29,24 +31,36 @@ const (
 	shutdownGrace = time.Second
 )
 
-// mesh joins pods, capture, policy and proxy.
-type mesh struct {
-	logger   *slog.Logger
+// Config is what a Node works with.
+type Config struct {
+	Locator *pods.Locator
+	Capture capture.Backend
+	Proxy   *proxy.Server
+	Store   *state.Store
+	Journal *journal.Journal
+	Manager Manager
+	// RenewLeaf requests a serving certificate with the names of a new cluster.
+	RenewLeaf func()
+	Events    *telemetry.Recorder
+	Metrics   *telemetry.Metrics
+	// PodStart is when the pod of this agent started, as time since the node booted.
+	PodStart time.Duration
+	Logger   *slog.Logger
+}
+
+// Manager receives the reports of pods.
+type Manager interface {
+	Report(*meshv1.PodReport)
+	Forget(uid string)
+}
+
+// Node joins pods, capture, policies and proxy.
+type Node struct {
+	Config
 	watcher  *pods.Watcher
-	locator  *pods.Locator
-	capture  capture.Backend
-	proxy    *proxy.Server
-	store    *state.Store
-	journal  *journal.Journal
-	report   func(*meshv1.PodReport)
-	forget   func(uid string)
-	renew    func() // asks for a serving certificate with other names
-	events   *telemetry.Recorder
-	metrics  *telemetry.Metrics
 	work     chan func()
 	podsPing chan struct{}
 	started  time.Time
-	podStart time.Duration // when its pod started, since the node booted
 
 	health  health
 	yielded chan struct{} // closed when no pod is captured anew any more
@@ -72,19 +86,42 @@ type mesh struct {
 	unsettled int                   // pods whose writes are
 }
 
+// New returns a Node that serves nothing until TakeOver and Run.
+func New(c Config) *Node {
+	n := &Node{
+		Config: c, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
+		yielded: make(chan struct{}), drained: make(chan struct{}),
+		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{},
+	}
+	n.enter(serving)
+	return n
+}
+
+// Watch starts to watch the pods of the named node until ctx ends.
+func (n *Node) Watch(ctx context.Context, client kubernetes.Interface, name string) (err error) {
+	n.watcher, err = pods.Watch(ctx, client, name, n.podsChanged)
+	return err
+}
+
+// Yielded is closed when another agent serves the pods, or this one has stopped.
+func (n *Node) Yielded() <-chan struct{} { return n.yielded }
+
+// Drained is closed when, after Yielded, nothing of the pods is in flight any more.
+func (n *Node) Drained() <-chan struct{} { return n.drained }
+
 // podsChanged wakes the loop after a change of the pod watch. It never blocks.
-func (m *mesh) podsChanged() {
+func (n *Node) podsChanged() {
 	select {
-	case m.podsPing <- struct{}{}:
+	case n.podsPing <- struct{}{}:
 	default:
 	}
 }
 
 // do runs f in the loop and waits for it.
-func (m *mesh) do(ctx context.Context, f func() error) error {
+func (n *Node) do(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
-	case m.work <- func() { done <- f() }:
+	case n.work <- func() { done <- f() }:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -99,25 +136,25 @@ func (m *mesh) do(ctx context.Context, f func() error) error {
 // restore takes up where the last agent of this node stopped, or what the one
 // that still runs hands over, before the API or the manager have said anything. The
 // one before sends nothing any more when drained is closed; nil: it died.
-func (m *mesh) restore(handed []takeover.Pod, drained <-chan struct{}) {
-	cluster, policies, err := m.store.Load()
+func (n *Node) restore(handed []takeover.Pod, drained <-chan struct{}) {
+	cluster, policies, err := n.Store.Load()
 	if err != nil {
-		m.logger.Error("some saved policies cannot be used; those pods wait for the manager", "error", err)
+		n.Logger.Error("some saved policies cannot be used; those pods wait for the manager", "error", err)
 	}
-	known, err := m.store.LoadPods()
+	known, err := n.Store.LoadPods()
 	if err != nil {
-		m.logger.Error("some saved pods cannot be used; those wait for the API", "error", err)
+		n.Logger.Error("some saved pods cannot be used; those wait for the API", "error", err)
 	}
 	if cluster != nil {
-		if err := m.setCluster(cluster); err != nil {
-			m.logger.Error("the saved apiserver addresses cannot be used", "error", err)
+		if err := n.setCluster(cluster); err != nil {
+			n.Logger.Error("the saved apiserver addresses cannot be used", "error", err)
 		}
 	}
 	add := func(uid, namespace, name string) *member {
-		mb := m.members[uid]
+		mb := n.members[uid]
 		if mb == nil {
 			mb = &member{pod: pods.Pod{UID: uid, Namespace: namespace, Name: name}, since: time.Now(), restored: true}
-			m.members[uid] = mb
+			n.members[uid] = mb
 		}
 		return mb
 	}
@@ -139,48 +176,49 @@ func (m *mesh) restore(handed []takeover.Pod, drained <-chan struct{}) {
 		mb := add(p.UID, p.Namespace, p.Name)
 		mb.handed, mb.confirmed, mb.counted = p.Handed, p.Version, p.Traffic
 	}
-	m.addEarlier(handed, drained)
+	n.addEarlier(handed, drained)
 	// Of a pod without a process just now, the listeners stay open until there is
 	// one: connections wait, rather than be refused.
-	m.captureMissing()
-	m.logger.Info("restored", "pods", len(m.members), "handed_over", len(handed), "cluster", cluster != nil)
+	n.captureMissing()
+	n.Logger.Info("restored", "pods", len(n.members), "handed_over", len(handed), "cluster", cluster != nil)
 }
 
-func (m *mesh) run(ctx context.Context) {
+// Run is the loop, until ctx ends.
+func (n *Node) Run(ctx context.Context) {
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
-	m.noteTurn()
+	n.noteTurn()
 	for {
 		var eager <-chan time.Time
-		if m.waiting() {
+		if n.waiting() {
 			eager = time.After(pods.PollInterval)
 		}
 		select {
 		case <-ctx.Done():
-			m.stop()
+			n.stop()
 			return
-		case f := <-m.work:
+		case f := <-n.work:
 			f()
-		case <-m.podsPing:
-			m.syncPods()
-			m.captureMissing()
+		case <-n.podsPing:
+			n.syncPods()
+			n.captureMissing()
 		case <-eager:
-			m.captureMissing()
+			n.captureMissing()
 		case <-ticker.C:
-			if err := m.redirect(); err != nil {
-				m.logger.Error("the apiserver's addresses are not redirected, and pods that start are not captured: trying again", "error", err)
+			if err := n.redirect(); err != nil {
+				n.Logger.Error("the apiserver's addresses are not redirected, and pods that start are not captured: trying again", "error", err)
 			}
-			m.lookAtCaptured()
-			m.captureMissing()
-			m.keepUnsaved()
-			m.retryEgress()
-			m.earlier.tidy()
-			maps.DeleteFunc(m.ended, func(uid, _ string) bool { return m.earlier[uid] == nil })
-			if m.lateEnds() {
-				m.syncPods()
+			n.lookAtCaptured()
+			n.captureMissing()
+			n.keepUnsaved()
+			n.retryEgress()
+			n.earlier.tidy()
+			maps.DeleteFunc(n.ended, func(uid, _ string) bool { return n.earlier[uid] == nil })
+			if n.lateEnds() {
+				n.syncPods()
 			}
 		}
-		m.reportChanges()
-		m.noteTurn()
+		n.reportChanges()
+		n.noteTurn()
 	}
 }

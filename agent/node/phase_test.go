@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -83,9 +83,15 @@ func newMachine(t *testing.T) *machine {
 	return mc
 }
 
+// nobody is a Manager that ignores reports.
+type nobody struct{}
+
+func (nobody) Report(*meshv1.PodReport) {}
+func (nobody) Forget(string)            {}
+
 // life is an agent on a machine.
 type life struct {
-	*mesh
+	*Node
 	cert *x509.Certificate // it serves with
 	end  context.CancelFunc
 	done chan struct{}
@@ -123,23 +129,19 @@ func (mc *machine) start(t *testing.T) *life {
 	l := &life{done: make(chan struct{})}
 	l.cert, err = x509.ParseCertificate(der)
 	require.NoError(t, err)
-	l.mesh = &mesh{
-		logger: logger, locator: locator, capture: backend, proxy: server, store: store,
-		report: func(*meshv1.PodReport) {}, forget: func(string) {}, renew: func() {},
-		events: telemetry.NewRecorder(events.NewFakeRecorder(1000), "node1"), metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
-		work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		yielded: make(chan struct{}), drained: make(chan struct{}), members: map[string]*member{}, earlier: earlier{}, journal: writes,
-	}
-	l.enter(serving)
+	l.Node = New(Config{
+		Locator: locator, Capture: backend, Proxy: server, Store: store, Journal: writes, Manager: nobody{}, RenewLeaf: func() {},
+		Events: telemetry.NewRecorder(events.NewFakeRecorder(1000), "node1"), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
+		Logger: logger,
+	})
 	var ctx context.Context
 	ctx, l.end = context.WithCancel(context.WithoutCancel(t.Context()))
-	socket, err := l.takeOver(ctx, filepath.Join(mc.dir, "run/agent.sock"))
+	socket, err := l.TakeOver(ctx, filepath.Join(mc.dir, "run/agent.sock"))
 	require.NoError(t, err)
-	l.watcher, err = pods.Watch(ctx, mc.client, "node1", l.podsChanged)
-	require.NoError(t, err)
-	go func() { defer close(l.done); l.run(ctx) }()
-	go socket.Serve(ctx, holder{l.mesh})
-	go l.watchHealth(ctx, socket)
+	require.NoError(t, l.Watch(ctx, mc.client, "node1"))
+	go func() { defer close(l.done); l.Run(ctx) }()
+	go socket.Serve(ctx, holder{l.Node})
+	go l.WatchHealth(ctx, socket)
 	t.Cleanup(func() { l.end(); <-l.done; _ = socket.Close() })
 	return l
 }
@@ -202,7 +204,7 @@ func (mc *machine) withPod(t *testing.T) *life {
 	p := pod(uidA, v1alpha1.TrustMesh)
 	require.NoError(t, mc.client.Tracker().Add(p))
 	first := mc.start(t)
-	h := handler{t.Context(), first.mesh}
+	h := handler{t.Context(), first.Node}
 	require.NoError(t, h.SetCluster(somewhere(t)))
 	setPolicy(t, h, &meshv1.PodPolicy{Uid: uidA, Namespace: p.Namespace, Name: p.Name, Version: "1", Refuse: "tested"})
 	first.soon(t, func() bool { mb := first.members[uidA]; return mb != nil && mb.captured != nil })
@@ -247,7 +249,7 @@ func TestAnUpgradeRefusesNoConnection(t *testing.T) {
 		}
 		mc.servedBy(t, agents[len(agents)-1])
 		require.NoError(t, old.do(t.Context(), func() error { return nil }), "the turn before this one has ended")
-		assert.ErrorContains(t, old.ready(), "handed over")
+		assert.ErrorContains(t, old.Ready(), "handed over")
 		old.end()
 		<-old.done
 		mc.servedBy(t, agents[len(agents)-1])

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"fmt"
@@ -104,7 +104,7 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	path, do := inNamespace(t)
 	r := start(t, 0)
 	programtest.Link(t)
-	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
+	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
 	require.NoError(t, err)
 	defer backend.Close()
 	cluster := somewhere(t)
@@ -117,7 +117,7 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.members[uid] = &member{
 			pod: pods.Pod{UID: uid, Namespace: "ns", Name: "a"}, since: time.Now(), told: time.Now(), captured: captured,
-			proxied: r.proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: "a"}, captured.DialContext),
+			proxied: r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: "a"}, captured.DialContext),
 		}
 		return nil
 	}))
@@ -166,7 +166,7 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	_, err = r.RemovePolicy(uid)
 	require.NoError(t, err)
 	assert.True(t, redirected(), "the rules last")
-	saved, err := r.store.Policy(uid)
+	saved, err := r.Store.Policy(uid)
 	require.NoError(t, err)
 	assert.Equal(t, noPolicy, saved.GetRefuse())
 	assert.Equal(t, []uint32{8080}, saved.GetTraffic().GetEgress().GetPorts(), "in the next agent too")
@@ -176,7 +176,7 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	require.NoError(t, r.do(t.Context(), func() error { r.enter(handing); return nil }))
 	setPolicy(t, r, with("7"))
 	assert.True(t, redirected())
-	require.NoError(t, holder{r.mesh}.Resume(t.Context()))
+	require.NoError(t, holder{r.Node}.Resume(t.Context()))
 	assert.False(t, redirected())
 
 	// What cannot be, the manager is told. Listeners that come later are served.
@@ -220,10 +220,10 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 		told  []*meshv1.PodPolicy
 	}{
 		"rules that cannot be": {func(t *testing.T, r *running, _ string) {
-			require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
+			require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
 		}, "could not be applied", nil},
 		"rules that cannot be, of a pod that is gone": {func(t *testing.T, r *running, _ string) {
-			require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
+			require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
 			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
 		}, "could not be applied", nil},
 		"rules that cannot be, after those that are saved": {func(*testing.T, *running, string) {}, "CircuitBreaker ns/good",
@@ -288,7 +288,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			begin := func() (*running, capture.Backend) {
 				r := start(t, 0)
 				programtest.Link(t)
-				backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.logger})
+				backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
 				require.NoError(t, err)
 				t.Cleanup(func() { backend.Close() })
 				cgroup, process := filepath.Join(r.cgroups, "kubepods/pod"+uid), filepath.Join(r.proc, "7")
@@ -300,7 +300,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(process, "stat")))
 				store, err := state.Open(dir)
 				require.NoError(t, err)
-				require.NoError(t, r.do(t.Context(), func() error { r.capture, r.store = backend, store; return nil }))
+				require.NoError(t, r.do(t.Context(), func() error { r.Capture, r.Store = backend, store; return nil }))
 				return r, backend
 			}
 			restore := func(r *running) {
@@ -315,9 +315,9 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			}
 
 			r, backend := begin()
-			require.NoError(t, r.store.SavePod(pods.Pod{UID: uid, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
-			require.NoError(t, r.store.SaveCluster(cluster))
-			require.NoError(t, r.store.SavePolicy(state.Saved{PodPolicy: policyOf("1", good), Since: time.Now()}))
+			require.NoError(t, r.Store.SavePod(pods.Pod{UID: uid, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
+			require.NoError(t, r.Store.SaveCluster(cluster))
+			require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: policyOf("1", good), Since: time.Now()}))
 			restore(r)
 			said, err := ask()
 			require.NoError(t, err)
@@ -345,9 +345,9 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				require.Contains(t, said, tc.says)
 			}
 			check()
-			_, err = holder{next.mesh}.Offer(t.Context())
+			_, err = holder{next.Node}.Offer(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, holder{next.mesh}.Resume(t.Context()))
+			require.NoError(t, holder{next.Node}.Resume(t.Context()))
 			check()
 
 			require.NoError(t, next.do(t.Context(), func() error { next.stop(); return nil }))

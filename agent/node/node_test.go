@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"bytes"
@@ -42,8 +42,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// node is a node on which every capture fails: what the loop does around it.
-type node struct {
+// fakeBackend is a node on which every capture fails: what the loop does around it.
+type fakeBackend struct {
 	mu           sync.Mutex
 	failures     int // of SetDestinations, still to come
 	destinations []netip.AddrPort
@@ -52,15 +52,15 @@ type node struct {
 	mends        atomic.Bool
 }
 
-func (*node) Modes() []capture.Mode               { return []capture.Mode{capture.EBPF} }
-func (*node) HostNetwork() error                  { return nil }
-func (*node) Unavailable() map[capture.Mode]error { return nil }
-func (n *node) Check(mend bool) []capture.Loss {
+func (*fakeBackend) Modes() []capture.Mode               { return []capture.Mode{capture.EBPF} }
+func (*fakeBackend) HostNetwork() error                  { return nil }
+func (*fakeBackend) Unavailable() map[capture.Mode]error { return nil }
+func (n *fakeBackend) Check(mend bool) []capture.Loss {
 	n.checks.Add(1)
 	n.mends.Store(mend)
 	return nil
 }
-func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
+func (n *fakeBackend) SetDestinations(d, _ []netip.AddrPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.failures > 0 {
@@ -70,20 +70,22 @@ func (n *node) SetDestinations(d, _ []netip.AddrPort) error {
 	n.destinations = d
 	return nil
 }
-func (*node) Capture(capture.Request) (*capture.Pod, error) { return nil, errors.New("not here") }
-func (n *node) Sweep(keep func(uid string) bool) error {
+func (*fakeBackend) Capture(capture.Request) (*capture.Pod, error) {
+	return nil, errors.New("not here")
+}
+func (n *fakeBackend) Sweep(keep func(uid string) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.swept = keep
 	return nil
 }
-func (*node) Close() error { return nil }
+func (*fakeBackend) Close() error { return nil }
 
-// running is a mesh whose loop runs.
+// running is a node whose loop runs.
 type running struct {
-	*mesh
+	*Node
 	handler
-	node    *node
+	backend *fakeBackend
 	events  *events.FakeRecorder
 	client  *fake.Clientset
 	cgroups string
@@ -120,28 +122,35 @@ func startIn(t *testing.T, journals string, failures int) *running {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
 	require.NoError(t, err)
 
-	r := &running{node: &node{failures: failures}, events: events.NewFakeRecorder(100), cgroups: cgroups, proc: proc, log: log, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
-	r.mesh = &mesh{
-		logger: logger, locator: locator, capture: r.node, proxy: server, store: store,
-		report: func(p *meshv1.PodReport) { r.mu.Lock(); defer r.mu.Unlock(); r.reports[p.GetUid()] = p },
-		forget: func(uid string) { r.mu.Lock(); defer r.mu.Unlock(); r.gone = append(r.gone, uid) },
-		renew:  func() {}, metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
-		events: telemetry.NewRecorder(r.events, "node1"),
-		work:   make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, journal: writes,
-		lastSocket: takeover.ID{1, 1}, socket: takeover.ID{2, 2},
-	}
+	r := &running{backend: &fakeBackend{failures: failures}, events: events.NewFakeRecorder(100), cgroups: cgroups, proc: proc, log: log, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
+	r.Node = New(Config{
+		Locator: locator, Capture: r.backend, Proxy: server, Store: store, Journal: writes, Manager: r,
+		RenewLeaf: func() {}, Events: telemetry.NewRecorder(r.events, "node1"), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
+		Logger: logger,
+	})
+	r.lastSocket, r.socket = takeover.ID{1, 1}, takeover.ID{2, 2}
 	writes.Serving(r.socket)
-	r.enter(serving)
 	ctx, cancel := context.WithCancel(t.Context())
-	r.handler = handler{ctx, r.mesh}
-	r.watcher, err = pods.Watch(ctx, r.client, "node1", r.podsChanged)
-	require.NoError(t, err)
+	r.handler = handler{ctx, r.Node}
+	require.NoError(t, r.Watch(ctx, r.client, "node1"))
 	done := make(chan struct{})
-	go func() { defer close(done); r.run(ctx) }()
+	go func() { defer close(done); r.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	return r
+}
+
+// Report implements Manager.
+func (r *running) Report(p *meshv1.PodReport) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reports[p.GetUid()] = p
+}
+
+// Forget implements Manager.
+func (r *running) Forget(uid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gone = append(r.gone, uid)
 }
 
 // soon waits until cond holds in the loop.
@@ -247,11 +256,11 @@ func TestAProblemIsLoggedOnce(t *testing.T) {
 func TestWhatFailedToRedirectIsTriedAgain(t *testing.T) {
 	r := start(t, 1)
 	assert.Error(t, r.SetCluster(somewhere(t)), "the manager is told")
-	assert.Error(t, r.ready())
+	assert.Error(t, r.Ready())
 
 	r.soon(t, "the redirection", func() bool { return r.redirected })
-	assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.node.destinations)
-	saved, _, err := r.store.Load()
+	assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.backend.destinations)
+	saved, _, err := r.Store.Load()
 	require.NoError(t, err)
 	assert.Equal(t, "1", saved.GetVersion(), "kept for the next agent")
 }
@@ -294,5 +303,5 @@ func TestAPodThatIsGoneIsForgotten(t *testing.T) {
 	r.soon(t, "its end", func() bool { return r.members["a"] == nil })
 
 	assert.Equal(t, []string{"a"}, r.gone)
-	assert.False(t, r.node.swept("a"), "what an earlier agent left of it goes, too")
+	assert.False(t, r.backend.swept("a"), "what an earlier agent left of it goes, too")
 }

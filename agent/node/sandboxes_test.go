@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"fmt"
@@ -31,7 +31,7 @@ func capturing(t *testing.T) *running {
 	r := start(t, 0)
 	backend, err := capture.Open(capture.Config{Mode: capture.Address, Address: "127.0.0.1:0", PinDir: filepath.Join(t.TempDir(), "no-bpf")})
 	require.NoError(t, err)
-	r.in(t, func() { r.capture = backend })
+	r.in(t, func() { r.Capture = backend })
 	require.NoError(t, r.SetCluster(somewhere(t)))
 	return r
 }
@@ -98,7 +98,7 @@ func TestTheEndOfAnEarlierSandboxIsNotThatOfThePod(t *testing.T) {
 	for _, order := range [][]nri.Sandbox{{sandbox("live"), sandbox("dead")}, {sandbox("dead"), sandbox("live")}} {
 		r := capturing(t)
 		end := r.process(t, "a", "198.18.7.1")
-		s := sandboxes{r.mesh}
+		s := sandboxes{r.Node}
 		s.Known(t.Context(), order)
 		before, _ := r.captured(t)
 		require.Nil(t, before, "a pod that runs is not asked for its address")
@@ -131,7 +131,7 @@ func TestTheEndOfAnEarlierSandboxIsNotThatOfThePod(t *testing.T) {
 func TestThePodsSandboxThatEndsIsLetGoOf(t *testing.T) {
 	r := capturing(t)
 	end := r.process(t, "a", "198.18.7.2")
-	s := sandboxes{r.mesh}
+	s := sandboxes{r.Node}
 	s.Started(t.Context(), sandbox("live"))
 	c, _ := r.captured(t)
 	require.NotNil(t, c)
@@ -149,7 +149,7 @@ func TestThePodsSandboxThatEndsIsLetGoOf(t *testing.T) {
 func TestAProcessThatLeavesThePodsNetworkDoesNotFreeThePod(t *testing.T) {
 	r := capturing(t)
 	end := r.process(t, "b", "198.18.7.3")
-	sandboxes{r.mesh}.Started(t.Context(), sandbox("live"))
+	sandboxes{r.Node}.Started(t.Context(), sandbox("live"))
 	before, first := r.captured(t)
 	require.NotNil(t, before)
 
@@ -196,9 +196,9 @@ func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
 func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
 	r := capturing(t)
 	r.process(t, "a", "198.18.7.6")
-	sandboxes{r.mesh}.Started(t.Context(), sandbox("live"))
+	sandboxes{r.Node}.Started(t.Context(), sandbox("live"))
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: "p", FailOpen: true})
-	old := holder{r.mesh}
+	old := holder{r.Node}
 	_, err := old.Offer(t.Context())
 	require.NoError(t, err)
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "2", Namespace: "ns", Name: "p"})
@@ -211,7 +211,7 @@ func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
 	r.in(t, func() {
 		assert.True(t, r.redirected)
 		assert.False(t, r.members[uidA].failOpen)
-		cluster, saved, err := r.store.Load()
+		cluster, saved, err := r.Store.Load()
 		require.NoError(t, err)
 		assert.Equal(t, "2", cluster.GetVersion())
 		require.Len(t, saved, 1)

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"cmp"
@@ -12,11 +12,12 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/control"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-func (m *mesh) setCluster(c *meshv1.Cluster) error {
+func (n *Node) setCluster(c *meshv1.Cluster) error {
 	destinations, err := parseAddresses(c.GetServiceAddresses(), c.GetEndpointAddresses())
 	if err != nil {
 		return fmt.Errorf("apiserver address: %w", err)
@@ -28,25 +29,25 @@ func (m *mesh) setCluster(c *meshv1.Cluster) error {
 	if err != nil {
 		return fmt.Errorf("agent address: %w", err)
 	}
-	if err := m.proxy.SetCluster(c); err != nil {
+	if err := n.Proxy.SetCluster(c); err != nil {
 		return err
 	}
-	if m.cluster != nil && !sameLeaf(m.cluster, c) {
-		m.renew()
+	if n.cluster != nil && !sameLeaf(n.cluster, c) {
+		n.RenewLeaf()
 	}
-	m.cluster, m.destinations, m.agents, m.redirected = c, destinations, agents, false
-	return m.keepCluster()
+	n.cluster, n.destinations, n.agents, n.redirected = c, destinations, agents, false
+	return n.keepCluster()
 }
 
 // redirect tells the capture what to redirect, if it does not know yet.
-func (m *mesh) redirect() error {
-	if m.redirected || m.cluster == nil || m.phase != serving {
+func (n *Node) redirect() error {
+	if n.redirected || n.cluster == nil || n.phase != serving {
 		return nil
 	}
-	if err := m.capture.SetDestinations(m.destinations, m.agents); err != nil {
+	if err := n.Capture.SetDestinations(n.destinations, n.agents); err != nil {
 		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
 	}
-	m.redirected = true
+	n.redirected = true
 	return nil
 }
 
@@ -73,7 +74,7 @@ func sameLeaf(a, b *meshv1.Cluster) bool {
 
 // apply puts what is wanted of a member in force, in this agent. A pod that is here
 // without a policy is refused, not let through.
-func (m *mesh) apply(mb *member) error {
+func (n *Node) apply(mb *member) error {
 	if mb.proxied == nil {
 		return nil // applied when the pod is captured
 	}
@@ -82,7 +83,7 @@ func (m *mesh) apply(mb *member) error {
 		if mb.settled, err = mb.proxied.SetPolicy(p); err != nil {
 			return err
 		}
-		m.setEgress(mb)
+		n.setEgress(mb)
 		return nil
 	}
 	switch {
@@ -115,9 +116,9 @@ func (m *mesh) apply(mb *member) error {
 	mb.applied, mb.settled = true, settled
 	mb.traffic, _ = mb.proxied.Traffic()
 	if why := mb.trafficProblem(); why != "" {
-		m.logger.Error("rules of a pod not applied", "pod", mb.pod.String(), "error", why)
+		n.Logger.Error("rules of a pod not applied", "pod", mb.pod.String(), "error", why)
 	}
-	m.setEgress(mb)
+	n.setEgress(mb)
 	return nil
 }
 
@@ -159,15 +160,15 @@ func refusal(mb *member, why string) *meshv1.PodPolicy {
 // without one, and the policy for the next. While not serving, that is another's:
 // then the policy counts as saved once the other has saved it. An error says that it
 // could not be.
-func (m *mesh) keep(mb *member) error {
-	if m.phase != serving {
-		mb.known(m.savedByAnother(mb))
+func (n *Node) keep(mb *member) error {
+	if n.phase != serving {
+		mb.known(n.savedByAnother(mb))
 		return nil
 	}
 	open := mb.policy.GetFailOpen() && !mb.gone
 	if mb.captured != nil && mb.failOpen != open {
 		if err := mb.captured.SetFailOpen(open); err != nil {
-			m.logger.Error("changing the failure policy of a pod", "pod", mb.pod.String(), "fail_open", open, "error", err)
+			n.Logger.Error("changing the failure policy of a pod", "pod", mb.pod.String(), "fail_open", open, "error", err)
 		} else {
 			mb.failOpen = open
 		}
@@ -175,7 +176,7 @@ func (m *mesh) keep(mb *member) error {
 	var err error
 	switch {
 	case mb.policy == nil && mb.floor == 0 && mb.traffic.GetEgress() == nil:
-		err = m.store.DeletePolicy(mb.pod.UID)
+		err = n.Store.DeletePolicy(mb.pod.UID)
 	case mb.proxied == nil || mb.applied:
 		saved := state.Saved{PodPolicy: mb.policy, Since: mb.inForce}
 		if mb.policy == nil {
@@ -190,18 +191,18 @@ func (m *mesh) keep(mb *member) error {
 			saved.PodPolicy = proto.CloneOf(saved.PodPolicy)
 			saved.Serial = mb.floor
 		}
-		err = m.store.SavePolicy(saved)
+		err = n.Store.SavePolicy(saved)
 	}
 	mb.known(err == nil && done(mb.successor))
 	return err
 }
 
 // savedByAnother says whether the agent that serves knows what this one was told.
-func (m *mesh) savedByAnother(mb *member) bool {
+func (n *Node) savedByAnother(mb *member) bool {
 	if mb.policy == nil {
 		return true
 	}
-	saved, err := m.store.Policy(mb.policy.GetUid())
+	saved, err := n.Store.Policy(mb.policy.GetUid())
 	return err == nil && saved.GetVersion() == mb.policy.GetVersion() && saved.GetSerial() >= mb.floor
 }
 
@@ -217,21 +218,24 @@ func (mb *member) known(yes bool) {
 }
 
 // keepCluster is keep for what all members share.
-func (m *mesh) keepCluster() error {
-	if m.phase != serving || m.cluster == nil {
+func (n *Node) keepCluster() error {
+	if n.phase != serving || n.cluster == nil {
 		return nil
 	}
-	if err := m.store.SaveCluster(m.cluster); err != nil {
-		m.logger.Error("keeping the apiserver's addresses for the next start", "error", err)
+	if err := n.Store.SaveCluster(n.cluster); err != nil {
+		n.Logger.Error("keeping the apiserver's addresses for the next start", "error", err)
 	}
-	return m.redirect()
+	return n.redirect()
 }
 
-// handler brings the manager's word into the loop.
+// handler brings the messages of the manager into the loop.
 type handler struct {
 	ctx context.Context
-	*mesh
+	*Node
 }
+
+// Policies returns the handler of the manager's messages. Its methods fail once ctx ends.
+func (n *Node) Policies(ctx context.Context) control.Handler { return handler{ctx, n} }
 
 func (h handler) SetCluster(c *meshv1.Cluster) error {
 	return h.do(h.ctx, func() error {
@@ -379,26 +383,26 @@ func (h handler) Versions() map[string]string {
 }
 
 // removePolicy leaves a pod that is still here without a policy.
-func (m *mesh) removePolicy(uid string) {
-	mb := m.members[uid]
+func (n *Node) removePolicy(uid string) {
+	mb := n.members[uid]
 	if mb == nil {
 		return
 	}
 	if mb.pod.UID == "" {
-		delete(m.members, uid) // never seen on this node
+		delete(n.members, uid) // never seen on this node
 		mb.known(true)
-		if m.phase == serving {
-			if err := m.store.DeletePolicy(uid); err != nil {
-				m.logger.Error("forgetting a policy", "uid", uid, "error", err)
+		if n.phase == serving {
+			if err := n.Store.DeletePolicy(uid); err != nil {
+				n.Logger.Error("forgetting a policy", "uid", uid, "error", err)
 			}
 		}
 		return
 	}
 	mb.policy = nil
-	if err := m.apply(mb); err != nil {
-		m.logger.Error("refusing a pod without a policy", "pod", mb.pod.String(), "error", err)
+	if err := n.apply(mb); err != nil {
+		n.Logger.Error("refusing a pod without a policy", "pod", mb.pod.String(), "error", err)
 	}
-	if err := m.keep(mb); err != nil {
-		m.logger.Error("forgetting a policy", "pod", mb.pod.String(), "error", err)
+	if err := n.keep(mb); err != nil {
+		n.Logger.Error("forgetting a policy", "pod", mb.pod.String(), "error", err)
 	}
 }

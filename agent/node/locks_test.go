@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -65,7 +65,7 @@ func watched(t *testing.T) (*running, *writer) {
 	t.Helper()
 	r := start(t, 0)
 	r.in(t, func() {
-		sandboxes{r.mesh}.enrol(sandbox("5a5a"))
+		sandboxes{r.Node}.enrol(sandbox("5a5a"))
 	})
 	r.runs(t, "cri-5a5a")
 	w := &writer{written: make(chan struct{}), quiet: make(chan error), done: make(chan struct{})}

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"slices"
@@ -32,9 +32,9 @@ func (e earlier) tidy() {
 // addUnknown notes that another agent may have let writes of a pod through of which
 // nothing is known but that no more leave once drained is closed; nil: by now. It is
 // written to the journal for the agents after this one.
-func (m *mesh) addUnknown(uid string, drained <-chan struct{}) {
-	unseen := proxy.UnseenWrite(m.members[uid].policy)
-	record := m.journal.Pod(uid)
+func (n *Node) addUnknown(uid string, drained <-chan struct{}) {
+	unseen := proxy.UnseenWrite(n.members[uid].policy)
+	record := n.Journal.Pod(uid)
 	record.Unseen(unseen + endWithin) // if this agent dies before the other
 	record.Begin()
 	over := make(chan struct{})
@@ -51,55 +51,55 @@ func (m *mesh) addUnknown(uid string, drained <-chan struct{}) {
 			lose()
 		}()
 	}
-	m.earlier.add(uid, over)
+	n.earlier.add(uid, over)
 }
 
 // addEarlier notes what agents before this one may have in flight, once the members
 // are known. Their journals show it. Without them any pod may have writes in flight,
 // and after a crash any pod that fails open, because its requests passed no agent.
-func (m *mesh) addEarlier(handed []takeover.Pod, drained <-chan struct{}) {
-	found, complete, err := m.journal.Earlier(m.lastSocket)
+func (n *Node) addEarlier(handed []takeover.Pod, drained <-chan struct{}) {
+	found, complete, err := n.Journal.Earlier(n.lastSocket)
 	if err != nil {
-		m.logger.Error("failed to read what earlier agents have in flight: handovers wait for all pods", "error", err)
+		n.Logger.Error("failed to read what earlier agents have in flight: handovers wait for all pods", "error", err)
 	}
 	for _, p := range found {
-		m.earlier.add(p.UID, p.Over)
+		n.earlier.add(p.UID, p.Over)
 	}
 	complete = complete && !slices.ContainsFunc(handed, func(p takeover.Pod) bool { return !p.Journaled })
 	crashed := drained == nil
-	for uid, mb := range m.members {
+	for uid, mb := range n.members {
 		if !complete || crashed && mb.policy.GetFailOpen() {
-			m.addUnknown(uid, drained)
+			n.addUnknown(uid, drained)
 		}
 	}
-	m.journal.Serving(m.socket)
-	m.strangers = m.started.Add(endWithin + meshv1.LostWrite)
+	n.Journal.Serving(n.socket)
+	n.strangers = n.started.Add(endWithin + meshv1.LostWrite)
 	if crashed {
-		m.strangers = m.started.Add(proxy.UnseenWrite(nil))
+		n.strangers = n.started.Add(proxy.UnseenWrite(nil))
 	}
-	m.logger.Info("looked for writes in flight", "complete", complete, "pods", len(m.earlier))
+	n.Logger.Info("looked for writes in flight", "complete", complete, "pods", len(n.earlier))
 }
 
 // addSuccessor notes what a successor that failed may have in flight: it may have served
 // pods for a moment, under the policies that were saved. What came meanwhile is confirmed
 // after that.
-func (m *mesh) addSuccessor() {
-	found, complete, err := m.journal.Earlier(m.socket)
+func (n *Node) addSuccessor() {
+	found, complete, err := n.Journal.Earlier(n.socket)
 	if err != nil {
-		m.logger.Error("failed to read what the successor has in flight: handovers wait for all pods", "error", err)
+		n.Logger.Error("failed to read what the successor has in flight: handovers wait for all pods", "error", err)
 	}
 	for _, p := range found {
-		m.earlier.add(p.UID, p.Over)
+		n.earlier.add(p.UID, p.Over)
 	}
-	for uid, mb := range m.members {
+	for uid, mb := range n.members {
 		if !complete {
-			m.addUnknown(uid, nil)
+			n.addUnknown(uid, nil)
 		}
 		if mb.unsaved != nil {
-			mb.successor = m.earlier[uid]
+			mb.successor = n.earlier[uid]
 		}
 	}
-	m.journal.Serving(m.socket)
+	n.Journal.Serving(n.socket)
 }
 
 // both is closed when both are, and nil if they are already, or nil.
@@ -132,12 +132,12 @@ func done(c <-chan struct{}) bool {
 
 // version is that of the policy which all is held to that is done for a pod, by
 // this agent or by one before it, and that the next one will know; "" for none.
-func (m *mesh) version(mb *member) string {
+func (n *Node) version(mb *member) string {
 	p := mb.policy
 	switch {
 	case mb.unsaved != nil:
 		return ""
-	case !done(m.earlier[mb.pod.UID]) && (p.GetSerial() > 0 || p.GetRefuse() != ""):
+	case !done(n.earlier[mb.pod.UID]) && (p.GetSerial() > 0 || p.GetRefuse() != ""):
 		return mb.confirmed // else nothing is handed over by it
 	case mb.proxied != nil:
 		return mb.proxied.Version()

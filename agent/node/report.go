@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"time"
@@ -10,19 +10,19 @@ import (
 )
 
 // reportChanges tells the manager, and the metrics, what is new.
-func (m *mesh) reportChanges() {
-	if m.phase >= handing {
+func (n *Node) reportChanges() {
+	if n.phase >= handing {
 		return // the successor reports
 	}
 	counts := map[string]int{}
-	for uid, mb := range m.members {
+	for uid, mb := range n.members {
 		if mb.pod.UID == "" {
 			continue
 		}
 		r := &meshv1.PodReport{Uid: uid, Message: mb.problem, DeadHolders: mb.dead}
 		if mb.captured != nil {
 			r.Capture = string(mb.captured.Mode())
-			r.Version = m.version(mb)
+			r.Version = n.version(mb)
 			r.LockHolder, r.HeldLocks = mb.proxied.LockHolder(), mb.proxied.HeldLocks()
 			r.ObservedLocks = observedLocks(mb.proxied.ObservedLocks())
 			r.Methods = mb.proxied.Methods()
@@ -33,13 +33,13 @@ func (m *mesh) reportChanges() {
 		counts[r.GetCapture()]++
 		if !proto.Equal(r, mb.reported) {
 			mb.reported = r
-			m.report(r)
+			n.Manager.Report(r)
 			if s := mb.policy.GetSharding(); len(s.GetLocks()) > 0 {
-				m.metrics.SetLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
+				n.Metrics.SetLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
 			}
 		}
 	}
-	m.metrics.SetPods(counts)
+	n.Metrics.SetPods(counts)
 }
 
 func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {
