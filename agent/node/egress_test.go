@@ -18,6 +18,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -115,10 +116,11 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	captured, err := backend.Capture(capture.Request{UID: uid, NetNS: path})
 	require.NoError(t, err)
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.members[uid] = &member{
-			pod: pods.Pod{UID: uid, Namespace: "ns", Name: "a"}, since: time.Now(), told: time.Now(), captured: captured,
-			proxied: r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: "a"}, captured.DialContext),
-		}
+		p := newPod(pods.Pod{UID: uid, Namespace: "ns", Name: "a"}, lifecycle.Announced)
+		p.announced, p.captured = time.Now(), captured
+		p.proxied = r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: "a"}, captured.DialContext)
+		p.state, _ = p.state.Next(lifecycle.Capture)
+		r.pods[uid] = p
 		return nil
 	}))
 	// Nobody is at that address: who connects is connected to the agent.
@@ -168,7 +170,7 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	assert.True(t, redirected(), "the rules last")
 	saved, err := r.Store.Policy(uid)
 	require.NoError(t, err)
-	assert.Equal(t, noPolicy, saved.GetRefuse())
+	assert.Equal(t, refusedUnassigned, saved.GetRefuse())
 	assert.Equal(t, []uint32{8080}, saved.GetTraffic().GetEgress().GetPorts(), "in the next agent too")
 
 	// An agent that hands over changes nothing of it, until it serves again.
@@ -176,14 +178,14 @@ func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
 	require.NoError(t, r.do(t.Context(), func() error { r.enter(handing); return nil }))
 	setPolicy(t, r, with("7"))
 	assert.True(t, redirected())
-	require.NoError(t, holder{r.Node}.Resume(t.Context()))
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
 	assert.False(t, redirected())
 
 	// What cannot be, the manager is told. Listeners that come later are served.
 	setPolicy(t, r, with("served", 8080))
 	require.NoError(t, captured.Release())
 	setPolicy(t, r, with("ended"))
-	r.in(t, func() { assert.False(t, r.members[uid].egress) })
+	r.in(t, func() { assert.False(t, r.pods[uid].egressServed) })
 	setPolicy(t, r, with("8", 8080))
 	r.soon(t, "the report", func() bool { return r.reported(uid).GetEgressMessage() != "" })
 	assert.Contains(t, r.reported(uid).GetEgressMessage(), "captured no longer")
@@ -224,7 +226,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 		}, "could not be applied", nil},
 		"rules that cannot be, of a pod that is gone": {func(t *testing.T, r *running, _ string) {
 			require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
-			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
+			require.NoError(t, r.do(t.Context(), func() error { r.pods[uid] = newPod(pods.Pod{}, lifecycle.Deleted); return nil }))
 		}, "could not be applied", nil},
 		"rules that cannot be, after those that are saved": {func(*testing.T, *running, string) {}, "CircuitBreaker ns/good",
 			[]*meshv1.PodPolicy{policyOf("bad", bad)}},
@@ -237,7 +239,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			"could not be applied", []*meshv1.PodPolicy{lost, policyOf("3-bad", bad)}},
 		"no file, of a pod that is gone": {func(t *testing.T, r *running, dir string) {
 			require.NoError(t, os.Remove(filepath.Join(dir, file)))
-			require.NoError(t, r.do(t.Context(), func() error { r.members[uid] = &member{gone: true, restored: true}; return nil }))
+			require.NoError(t, r.do(t.Context(), func() error { r.pods[uid] = newPod(pods.Pod{}, lifecycle.Deleted); return nil }))
 		}, "", nil},
 		"a file that ends early": {func(t *testing.T, _ *running, dir string) {
 			info, err := os.Stat(filepath.Join(dir, file))
@@ -306,8 +308,8 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			restore := func(r *running) {
 				require.NoError(t, r.do(t.Context(), func() error {
 					r.restore(nil, nil)
-					mb := r.members[uid]
-					if mb.told = time.Now(); mb.captured == nil {
+					mb := r.pods[uid]
+					if mb.announced = time.Now(); mb.captured == nil {
 						return fmt.Errorf("not captured: %s %s", mb.problem, r.log)
 					}
 					return nil
@@ -345,9 +347,9 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 				require.Contains(t, said, tc.says)
 			}
 			check()
-			_, err = holder{next.Node}.Offer(t.Context())
+			_, err = next.Incumbent().Offer(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, holder{next.Node}.Resume(t.Context()))
+			require.NoError(t, next.Incumbent().Resume(t.Context()))
 			check()
 
 			require.NoError(t, next.do(t.Context(), func() error { next.stop(); return nil }))
@@ -355,7 +357,7 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			next, _ = begin()
 			restore(next)
 			check()
-			require.NoError(t, next.do(t.Context(), func() error { next.members[uid].gone = false; return nil }))
+			require.NoError(t, next.do(t.Context(), func() error { next.pods[uid].state.Presence = lifecycle.Listed; return nil }))
 			setPolicy(t, next, policyOf("2", good))
 			said, err = ask()
 			require.NoError(t, err)

@@ -15,10 +15,10 @@ import (
 // stalledAfter is how long without a check the agent counts as not ready.
 const stalledAfter = 2 * time.Second
 
-// health is what the checks of the redirections found. It is safe for concurrent use.
-type health struct {
+// losses are the redirections that have no effect. It is safe for concurrent use.
+type losses struct {
 	mu   sync.Mutex
-	lost map[lossKey]capture.Loss // not mended
+	lost map[lossKey]capture.Loss // not repaired
 	last time.Time                // a check ended
 }
 
@@ -27,14 +27,14 @@ type lossKey struct {
 	mode capture.Mode
 }
 
-// ready says why the redirections of this node are not in force.
-func (h *health) ready() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.last.IsZero() || time.Since(h.last) > stalledAfter {
+// ready returns why the redirections of this node are not in force.
+func (l *losses) ready() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last.IsZero() || time.Since(l.last) > stalledAfter {
 		return errors.New("the redirections of this node are not checked")
 	}
-	for key, loss := range h.lost {
+	for key, loss := range l.lost {
 		if key.uid == "" {
 			return fmt.Errorf("the redirection of this node (%s) has no effect: %w", key.mode, loss.Reason)
 		}
@@ -42,13 +42,13 @@ func (h *health) ready() error {
 	return nil
 }
 
-// note keeps what a check found. It returns what is new, and what is mended.
-func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.last = time.Now()
-	before := h.lost
-	h.lost = map[lossKey]capture.Loss{}
+// note keeps what a check found. It returns the new losses, and those that are repaired.
+func (l *losses) note(found []capture.Loss) (fresh, mended []capture.Loss) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = time.Now()
+	before := l.lost
+	l.lost = map[lossKey]capture.Loss{}
 	for _, loss := range found {
 		key := lossKey{loss.UID, loss.Mode}
 		_, known := before[key]
@@ -57,7 +57,7 @@ func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss) {
 			fresh = append(fresh, loss)
 		}
 		if loss.Repair != nil {
-			h.lost[key] = loss
+			l.lost[key] = loss
 		} else {
 			mended = append(mended, loss)
 		}
@@ -68,9 +68,8 @@ func (h *health) note(found []capture.Loss) (fresh, mended []capture.Loss) {
 	return fresh, mended
 }
 
-// WatchHealth checks the redirections until ctx ends, while they are this agent's.
-// While they are offered to another they still are: pods that fail open would go
-// direct without a sign of life.
+// WatchHealth checks the redirections until ctx ends, while they are this agent's. They are
+// while they are offered to a successor: without checks, pods that fail open go direct.
 func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 	ticker := time.NewTicker(capture.CheckInterval)
 	defer ticker.Stop()
@@ -80,14 +79,14 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 			return
 		case <-ticker.C:
 		}
-		if phase(n.now.Load()) > handing {
+		if phase(n.shown.Load()) > handing {
 			continue
 		}
 		if !socket.Current() {
 			// This process was stopped, and another took its place. To repair
 			// anything now would take the pods away from that.
 			n.Logger.Warn("another agent has taken over unasked")
-			_, _ = holder{n}.Yield(ctx)
+			_, _ = n.Incumbent().Yield(ctx)
 			continue
 		}
 		n.check(ctx)
@@ -95,11 +94,11 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 }
 
 func (n *Node) check(ctx context.Context) {
-	found := n.Capture.Check(phase(n.now.Load()) == serving)
-	if ctx.Err() != nil || phase(n.now.Load()) != serving {
+	found := n.Capture.Check(phase(n.shown.Load()) == serving)
+	if ctx.Err() != nil || phase(n.shown.Load()) != serving {
 		return // on its way out: what did not arrive is no loss
 	}
-	fresh, mended := n.health.note(found)
+	fresh, mended := n.losses.note(found)
 	for _, loss := range fresh {
 		n.Metrics.Lost(loss.Mode)
 	}
@@ -112,10 +111,10 @@ func (n *Node) check(ctx context.Context) {
 		go func() {
 			_ = n.do(ctx, func() error {
 				for _, loss := range fresh {
-					n.tell("RedirectionLost", "the redirection to the mesh had no effect", loss)
+					n.recordLoss("RedirectionLost", "the redirection to the mesh had no effect", loss)
 				}
 				for _, loss := range mended {
-					n.tell("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
+					n.recordLoss("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
 				}
 				return nil
 			})
@@ -123,14 +122,15 @@ func (n *Node) check(ctx context.Context) {
 	}
 }
 
-func (n *Node) tell(reason, what string, loss capture.Loss) {
+// recordLoss logs a loss, or its repair, and records an Event.
+func (n *Node) recordLoss(reason, what string, loss capture.Loss) {
 	note := fmt.Sprintf("%s (%s): %v", what, loss.Mode, loss.Reason)
-	mb := n.members[loss.UID]
-	if mb == nil {
+	p := n.pods[loss.UID]
+	if p == nil {
 		n.Logger.Warn(what, "mode", string(loss.Mode), "reason", loss.Reason, "uid", loss.UID)
 		n.Events.Node(reason, note)
 		return
 	}
-	n.Logger.Warn(what, "pod", mb.pod.String(), "mode", string(loss.Mode), "reason", loss.Reason)
-	n.Events.Pod(mb.pod, reason, note)
+	n.Logger.Warn(what, "pod", p.info.String(), "mode", string(loss.Mode), "reason", loss.Reason)
+	n.Events.Pod(p.info, reason, note)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 func TestALossIsNewOnceAndMendedOnce(t *testing.T) {
-	var h health
+	var h losses
 	assert.Error(t, h.ready(), "nothing was checked yet")
 	lost := capture.Loss{UID: "a", Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}
 	mended := capture.Loss{Mode: capture.IPTables, Reason: errors.New("flushed")}
@@ -30,7 +30,7 @@ func TestALossIsNewOnceAndMendedOnce(t *testing.T) {
 }
 
 func TestAnAgentWhoseNodeIsNotRedirectedIsNotReady(t *testing.T) {
-	var h health
+	var h losses
 	h.note([]capture.Loss{{Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}})
 	assert.ErrorContains(t, h.ready(), "detached")
 	h.note(nil)

@@ -30,11 +30,11 @@ func (n *Node) watchLocks(uid string, writer lockwatch.Writer) {
 // Written implements lockwatch.Recorder. Writes in flight of earlier agents may be those
 // of another process.
 func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
-	r.in(func(mb *member) {
-		if done(r.earlier[r.uid]) && !time.Now().Before(r.strangers) {
-			sandbox = mb.sandbox
+	r.in(func(p *pod) {
+		if r.earlier.Ended(r.uid) && !time.Now().Before(r.earlier.UnknownUntil) {
+			sandbox = p.sandbox
 		}
-		mb.dead = slices.DeleteFunc(mb.dead, func(d *meshv1.DeadHolder) bool {
+		p.exited = slices.DeleteFunc(p.exited, func(d *meshv1.DeadHolder) bool {
 			return !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
 		})
 	})
@@ -43,19 +43,19 @@ func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
 
 // Exited implements lockwatch.Recorder.
 func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
-	r.in(func(mb *member) {
-		mb.dead = dead
-		r.Logger.Info("the holder of a lock has ended", "pod", mb.pod.String())
+	r.in(func(p *pod) {
+		p.exited = dead
+		r.Logger.Info("the holder of a lock has ended", "pod", p.info.String())
 	})
 }
 
 // in calls f in the loop, if the pod is still known.
-func (r lockRecorder) in(f func(*member)) {
+func (r lockRecorder) in(f func(*pod)) {
 	ctx, cancel := context.WithTimeout(context.Background(), loopTimeout)
 	defer cancel()
 	_ = r.do(ctx, func() error {
-		if mb := r.members[r.uid]; mb != nil {
-			f(mb)
+		if p := r.pods[r.uid]; p != nil {
+			f(p)
 		}
 		return nil
 	})

@@ -65,7 +65,7 @@ func watched(t *testing.T) (*running, *writer) {
 	t.Helper()
 	r := start(t, 0)
 	r.in(t, func() {
-		sandboxes{r.Node}.enrol(sandbox("5a5a"))
+		sandboxes{r.Node}.announce(sandbox("5a5a"))
 	})
 	r.runs(t, "cri-5a5a")
 	w := &writer{written: make(chan struct{}), quiet: make(chan error), done: make(chan struct{})}
@@ -96,7 +96,7 @@ func (r *running) looked(t *testing.T, w *writer) {
 
 func (r *running) dead(t *testing.T) (dead []*meshv1.DeadHolder) {
 	t.Helper()
-	r.in(t, func() { dead = r.members[uidA].dead })
+	r.in(t, func() { dead = r.pods[uidA].exited })
 	return dead
 }
 
@@ -114,7 +114,7 @@ func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
 	sidecar()
 	require.Empty(t, r.dead(t), "a write of his is under way")
 	w.quiet <- nil
-	r.soon(t, "the report", func() bool { return len(r.members[uidA].dead) == 1 })
+	r.soon(t, "the report", func() bool { return len(r.pods[uidA].exited) == 1 })
 	require.True(t, proto.Equal(lockwatch.DeadHolder(lease("lock", "pod_1", "7")), r.dead(t)[0]))
 	require.Eventually(t, func() bool { return len(r.reported(uidA).GetDeadHolders()) == 1 }, 10*time.Second, time.Millisecond)
 
@@ -133,7 +133,7 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 	r.looked(t, w)
 	operator()
 	w.quiet <- nil
-	r.soon(t, "both locks", func() bool { return len(r.members[uidA].dead) == 2 })
+	r.soon(t, "both locks", func() bool { return len(r.pods[uidA].exited) == 2 })
 
 	r.runs(t, "cri-operator-2")
 	w.writeAll(t, lease("a", "pod_2", "10"), lease("b", "pod_1", "8"), lease("c", "", "9"))
@@ -146,9 +146,9 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 func TestWhatProvesNothing(t *testing.T) {
 	for name, change := range map[string]func(*running, *writer){
 		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]proxy.Holder{lease("lock", "", "7")}) },
-		"an unknown sandbox":        func(r *running, _ *writer) { r.members[uidA].sandbox = "" },
-		"an earlier agent's writes": func(r *running, _ *writer) { r.earlier.add(uidA, make(chan struct{})) },
-		"writes of a stranger":      func(r *running, _ *writer) { r.strangers = time.Now().Add(time.Hour) },
+		"an unknown sandbox":        func(r *running, _ *writer) { r.pods[uidA].sandbox = "" },
+		"an earlier agent's writes": func(r *running, _ *writer) { r.earlier.Add(uidA, make(chan struct{})) },
+		"writes of a stranger":      func(r *running, _ *writer) { r.earlier.UnknownUntil = time.Now().Add(time.Hour) },
 		"processes that are not seen": func(r *running, _ *writer) {
 			_ = os.RemoveAll(filepath.Join(r.cgroups, "kubepods/pod"+uidA, "cri-operator"))
 		},

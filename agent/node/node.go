@@ -2,33 +2,30 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
-	"maps"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
-	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
 const (
-	// lookInterval is how often captured pods are looked at again: a sandbox
-	// that was made anew has another network namespace.
-	lookInterval = time.Second
-	// eagerFor is how long a pod whose sandbox is not there yet is looked for at
-	// pods.PollInterval; then at lookInterval.
+	// checkInterval is how often captured pods are checked: a sandbox that was replaced has
+	// another network namespace.
+	checkInterval = time.Second
+	// eagerFor is how long a pod whose sandbox is missing is looked for each
+	// pods.PollInterval; later, each checkInterval.
 	eagerFor = 30 * time.Second
-	// shutdownGrace is how long requests under way may take when a pod goes.
-	shutdownGrace = time.Second
 )
 
 // Config is what a Node works with.
@@ -62,39 +59,37 @@ type Node struct {
 	podsPing chan struct{}
 	started  time.Time
 
-	health  health
-	yielded chan struct{} // closed when no pod is captured anew any more
-	drained chan struct{} // closed when nothing of the pods is under way any more
-	now     atomic.Int32  // phase, for others than run
-	turn    atomic.Pointer[turn]
+	losses losses
+	turn   atomic.Pointer[turn]
 
-	// The rest belongs to run.
-	phase        phase
-	cluster      *meshv1.Cluster
-	destinations []netip.AddrPort // of cluster
-	agents       []netip.AddrPort // of cluster
-	redirected   bool             // capture knows destinations
-	members      map[string]*member
-	earlier      earlier
-	ended        map[string]string // namespaces of pods that are gone but for their writes in earlier, by uid
-	// The takeover sockets of the agent before this one, and of this one.
-	lastSocket, socket takeover.ID
-	// Until then a pod that no agent before this one knew may have writes in flight.
-	strangers time.Time
-	left      map[string]*proxy.Pod // to the next agent
-	draining  int                   // pods whose requests are being waited for
-	unsettled int                   // pods whose writes are
+	// The rest belongs to Run, but for what departure says.
+	departure
+	destinations
+	pods    map[string]*pod // by uid
+	earlier *inflight.Earlier
 }
 
 // New returns a Node that serves nothing until TakeOver and Run.
 func New(c Config) *Node {
 	n := &Node{
 		Config: c, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{},
+		departure: departure{yielded: make(chan struct{}), drained: make(chan struct{})},
+		pods:      map[string]*pod{}, earlier: inflight.New(c.Journal, c.Logger),
 	}
 	n.enter(serving)
 	return n
+}
+
+// OpenJournal creates the journal of this agent in dir. Without room for a file, the agent
+// serves all the same: it knows its own writes, and only the next agent waits for all pods.
+func OpenJournal(dir string, events *telemetry.Recorder, logger *slog.Logger) *journal.Journal {
+	j, err := journal.Create(dir)
+	if err != nil {
+		logger.Error("failed to create the journal: after this agent, handovers wait for all pods of the node", "error", err)
+		events.Node("JournalUnavailable", fmt.Sprintf("after the next restart of the agent, handovers wait for all pods of this node: %v", err))
+		return journal.InMemory(dir)
+	}
+	return j
 }
 
 // Watch starts to watch the pods of the named node until ctx ends.
@@ -133,64 +128,23 @@ func (n *Node) do(ctx context.Context, f func() error) error {
 	}
 }
 
-// restore takes up where the last agent of this node stopped, or what the one
-// that still runs hands over, before the API or the manager have said anything. The
-// one before sends nothing any more when drained is closed; nil: it died.
-func (n *Node) restore(handed []takeover.Pod, drained <-chan struct{}) {
-	cluster, policies, err := n.Store.Load()
-	if err != nil {
-		n.Logger.Error("some saved policies cannot be used; those pods wait for the manager", "error", err)
+// policies returns the policies of all pods, nil for a pod without one.
+func (n *Node) policies() map[string]*meshv1.PodPolicy {
+	policies := map[string]*meshv1.PodPolicy{}
+	for uid, p := range n.pods {
+		policies[uid] = p.policy
 	}
-	known, err := n.Store.LoadPods()
-	if err != nil {
-		n.Logger.Error("some saved pods cannot be used; those wait for the API", "error", err)
-	}
-	if cluster != nil {
-		if err := n.setCluster(cluster); err != nil {
-			n.Logger.Error("the saved apiserver addresses cannot be used", "error", err)
-		}
-	}
-	add := func(uid, namespace, name string) *member {
-		mb := n.members[uid]
-		if mb == nil {
-			mb = &member{pod: pods.Pod{UID: uid, Namespace: namespace, Name: name}, since: time.Now(), restored: true}
-			n.members[uid] = mb
-		}
-		return mb
-	}
-	for uid, pod := range known {
-		add(uid, "", "").pod = pod
-	}
-	for _, p := range policies {
-		mb := add(p.GetUid(), p.GetNamespace(), p.GetName())
-		mb.policy, mb.saved, mb.floor = p.PodPolicy, p, p.GetSerial()
-		mb.serial = p.GetSerial()
-		if p.GetRefuse() != "" && mb.serial > 0 {
-			mb.serial-- // the saved serial of a refusal is the floor
-		}
-		if mb.traffic = p.InForce; mb.traffic == nil {
-			mb.traffic = p.GetTraffic()
-		}
-	}
-	for _, p := range handed {
-		mb := add(p.UID, p.Namespace, p.Name)
-		mb.handed, mb.confirmed, mb.counted = p.Handed, p.Version, p.Traffic
-	}
-	n.addEarlier(handed, drained)
-	// Of a pod without a process just now, the listeners stay open until there is
-	// one: connections wait, rather than be refused.
-	n.captureMissing()
-	n.Logger.Info("restored", "pods", len(n.members), "handed_over", len(handed), "cluster", cluster != nil)
+	return policies
 }
 
-// Run is the loop, until ctx ends.
+// Run is the loop. It returns when ctx ends.
 func (n *Node) Run(ctx context.Context) {
-	ticker := time.NewTicker(lookInterval)
+	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
 	n.noteTurn()
 	for {
 		var eager <-chan time.Time
-		if n.waiting() {
+		if n.awaitsSandbox() {
 			eager = time.After(pods.PollInterval)
 		}
 		select {
@@ -205,20 +159,24 @@ func (n *Node) Run(ctx context.Context) {
 		case <-eager:
 			n.captureMissing()
 		case <-ticker.C:
-			if err := n.redirect(); err != nil {
-				n.Logger.Error("the apiserver's addresses are not redirected, and pods that start are not captured: trying again", "error", err)
-			}
-			n.lookAtCaptured()
-			n.captureMissing()
-			n.keepUnsaved()
-			n.retryEgress()
-			n.earlier.tidy()
-			maps.DeleteFunc(n.ended, func(uid, _ string) bool { return n.earlier[uid] == nil })
-			if n.lateEnds() {
-				n.syncPods()
-			}
+			n.tick()
 		}
 		n.reportChanges()
 		n.noteTurn()
+	}
+}
+
+// tick repeats what nobody announces, and retries what has failed.
+func (n *Node) tick() {
+	if err := n.redirect(); err != nil {
+		n.Logger.Error("the apiserver's addresses are not redirected, and pods that start are not captured: trying again", "error", err)
+	}
+	n.checkSandboxes()
+	n.captureMissing()
+	n.saveMissing()
+	n.retryEgress()
+	n.earlier.Tidy()
+	if n.awaitsExit() {
+		n.syncPods()
 	}
 }

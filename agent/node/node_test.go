@@ -128,8 +128,8 @@ func startIn(t *testing.T, journals string, failures int) *running {
 		RenewLeaf: func() {}, Events: telemetry.NewRecorder(r.events, "node1"), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
 		Logger: logger,
 	})
-	r.lastSocket, r.socket = takeover.ID{1, 1}, takeover.ID{2, 2}
-	writes.Serving(r.socket)
+	r.earlier.Predecessor, r.earlier.Own = takeover.ID{1, 1}, takeover.ID{2, 2}
+	writes.Serving(r.earlier.Own)
 	ctx, cancel := context.WithCancel(t.Context())
 	r.handler = handler{ctx, r.Node}
 	require.NoError(t, r.Watch(ctx, r.client, "node1"))
@@ -177,7 +177,7 @@ func (r *running) reported(uid string) *meshv1.PodReport {
 	return r.reports[uid]
 }
 
-func pod(uid, trust string) *corev1.Pod {
+func podObject(uid, trust string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "pod-" + uid, UID: types.UID(uid), CreationTimestamp: metav1.Now(),
 		Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"},
@@ -211,21 +211,21 @@ func somewhere(t *testing.T) *meshv1.Cluster {
 // not talk to the apiserver any more.
 func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
 	r := start(t, 0)
-	r.create(t, pod("a", ""))
+	r.create(t, podObject("a", ""))
 	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
 
 	require.NoError(t, r.do(t.Context(), func() error { r.captureMissing(); return nil }))
-	r.soon(t, "the reason", func() bool { return r.members["a"].problem != "" })
-	assert.Contains(t, r.members["a"].problem, "delete it, so that its controller makes it anew")
+	r.soon(t, "the reason", func() bool { return r.pods["a"].problem != "" })
+	assert.Contains(t, r.pods["a"].problem, "delete it, so that its controller makes it anew")
 }
 
 func TestAStaticPodIsToldWhyItIsNotCaptured(t *testing.T) {
 	r := start(t, 0)
-	p := pod("a", v1alpha1.TrustMesh)
+	p := podObject("a", v1alpha1.TrustMesh)
 	p.Annotations[corev1.MirrorPodAnnotationKey] = "d41d8cd98f00b204e9800998ecf8427e"
 	r.create(t, p)
-	r.soon(t, "the reason", func() bool { return r.members["a"] != nil && r.members["a"].problem != "" })
-	assert.Contains(t, r.members["a"].problem, "DaemonSet")
+	r.soon(t, "the reason", func() bool { return r.pods["a"] != nil && r.pods["a"].problem != "" })
+	assert.Contains(t, r.pods["a"].problem, "DaemonSet")
 }
 
 // A pod that cannot be captured is looked at forty times a second, and told of once.
@@ -239,15 +239,15 @@ func TestAProblemIsLoggedOnce(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(r.proc, "7/cgroup"), []byte("0::/kubepods/poda\n"), 0o600))
 	require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(r.proc, "7/stat")))
 	require.NoError(t, r.SetCluster(somewhere(t)))
-	r.create(t, pod("a", v1alpha1.TrustMesh))
-	r.soon(t, "the problem", func() bool { return r.members["a"] != nil && r.members["a"].problem != "" })
+	r.create(t, podObject("a", v1alpha1.TrustMesh))
+	r.soon(t, "the problem", func() bool { return r.pods["a"] != nil && r.pods["a"].problem != "" })
 
 	require.NoError(t, r.do(t.Context(), func() error {
 		for range 3 {
 			r.captureMissing()
 		}
 		assert.Equal(t, 1, strings.Count(r.log.String(), "capturing a pod"))
-		assert.Equal(t, "not here", r.members["a"].problem)
+		assert.Equal(t, "not here", r.pods["a"].problem)
 		return nil
 	}))
 }
@@ -284,8 +284,8 @@ func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
 	r := start(t, 0)
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1"})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "never", Version: "1"})
-	r.create(t, pod("a", v1alpha1.TrustMesh))
-	r.soon(t, "the pod", func() bool { return r.members["a"].pod.Name == "pod-a" })
+	r.create(t, podObject("a", v1alpha1.TrustMesh))
+	r.soon(t, "the pod", func() bool { return r.pods["a"].info.Name == "pod-a" })
 	assert.Equal(t, map[string]string{"a": "1", "never": "1"}, r.Versions())
 
 	r.Synced(map[string]bool{"a": true})
@@ -295,12 +295,12 @@ func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
 
 func TestAPodThatIsGoneIsForgotten(t *testing.T) {
 	r := start(t, 0)
-	p := pod("a", v1alpha1.TrustMesh)
+	p := podObject("a", v1alpha1.TrustMesh)
 	r.create(t, p)
-	r.soon(t, "the pod", func() bool { return r.members["a"] != nil })
+	r.soon(t, "the pod", func() bool { return r.pods["a"] != nil })
 	require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 
-	r.soon(t, "its end", func() bool { return r.members["a"] == nil })
+	r.soon(t, "its end", func() bool { return r.pods["a"] == nil })
 
 	assert.Equal(t, []string{"a"}, r.gone)
 	assert.False(t, r.backend.swept("a"), "what an earlier agent left of it goes, too")

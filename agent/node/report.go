@@ -5,41 +5,49 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// reportChanges tells the manager, and the metrics, what is new.
+// reportChanges reports pods that have changed to the manager and the metrics.
 func (n *Node) reportChanges() {
 	if n.phase >= handing {
 		return // the successor reports
 	}
 	counts := map[string]int{}
-	for uid, mb := range n.members {
-		if mb.pod.UID == "" {
+	for uid, p := range n.pods {
+		if p.state.Presence == lifecycle.Expected {
 			continue
 		}
-		r := &meshv1.PodReport{Uid: uid, Message: mb.problem, DeadHolders: mb.dead}
-		if mb.captured != nil {
-			r.Capture = string(mb.captured.Mode())
-			r.Version = n.version(mb)
-			r.LockHolder, r.HeldLocks = mb.proxied.LockHolder(), mb.proxied.HeldLocks()
-			r.ObservedLocks = observedLocks(mb.proxied.ObservedLocks())
-			r.Methods = mb.proxied.Methods()
-			r.EgressMessage = mb.egressProblem
-			r.TrafficMessage = mb.trafficProblem()
-			mb.addRules(r)
-		}
+		r := n.report(uid, p)
 		counts[r.GetCapture()]++
-		if !proto.Equal(r, mb.reported) {
-			mb.reported = r
+		if !proto.Equal(r, p.reported) {
+			p.reported = r
 			n.Manager.Report(r)
-			if s := mb.policy.GetSharding(); len(s.GetLocks()) > 0 {
-				n.Metrics.SetLockHolder(mb.pod.Namespace, mb.pod.Name, s.GetShard(), r.GetLockHolder())
+			if s := p.policy.GetSharding(); len(s.GetLocks()) > 0 {
+				n.Metrics.SetLockHolder(p.info.Namespace, p.info.Name, s.GetShard(), r.GetLockHolder())
 			}
 		}
 	}
 	n.Metrics.SetPods(counts)
+}
+
+// report returns the present state of a pod.
+func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
+	r := &meshv1.PodReport{Uid: uid, Message: p.problem, DeadHolders: p.exited}
+	if p.captured == nil {
+		return r
+	}
+	r.Capture = string(p.captured.Mode())
+	r.Version = n.version(p)
+	r.LockHolder, r.HeldLocks = p.proxied.LockHolder(), p.proxied.HeldLocks()
+	r.ObservedLocks = observedLocks(p.proxied.ObservedLocks())
+	r.Methods = p.proxied.Methods()
+	r.EgressMessage = p.egressProblem
+	r.TrafficMessage = p.trafficProblem()
+	p.addCounts(r)
+	return r
 }
 
 func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {
@@ -49,15 +57,15 @@ func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {
 	return out
 }
 
-// rulesInterval is how often counts alone are reported, at most.
-const rulesInterval = 2 * time.Second
+// countInterval is the shortest time between reports of changed counts alone.
+const countInterval = 2 * time.Second
 
-// addRules says how rules and faults fare, as of a moment ago.
-func (mb *member) addRules(r *meshv1.PodReport) {
-	if last := mb.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && time.Since(mb.ruled) < rulesInterval {
+// addCounts adds the counts of rules and faults, as of countInterval ago at most.
+func (p *pod) addCounts(r *meshv1.PodReport) {
+	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && time.Since(p.counted) < countInterval {
 		r.Rules, r.Faults = last.GetRules(), last.GetFaults()
 		return
 	}
-	mb.ruled = time.Now()
-	r.Rules, r.Faults = mb.proxied.RuleStates(), mb.proxied.FaultStates()
+	p.counted = time.Now()
+	r.Rules, r.Faults = p.proxied.RuleStates(), p.proxied.FaultStates()
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 )
 
@@ -20,17 +22,17 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 		if s.phase != serving {
 			return nil
 		}
-		mb := s.enrol(b)
-		if mb.captured != nil { // it was found first, or has had a sandbox before
-			s.lookAt(map[string]bool{b.Pod.UID: true})
+		uid := b.Pod.UID
+		p := s.announce(b)
+		if p.captured != nil { // it was found first, or has had a sandbox before
+			s.checkSandboxesOf(map[string]bool{uid: true})
 		}
-		if mb.captured == nil {
-			mb.fresh, mb.since, mb.starting = true, time.Now(), true
-			mb.pod.Addresses = b.Pod.Addresses
-			s.captureThese(map[string]bool{b.Pod.UID: true})
-			mb.starting = false
+		if p.captured == nil {
+			p.fresh, p.since = true, time.Now()
+			p.info.Addresses = b.Pod.Addresses
+			s.captureAll(map[string]bool{uid: true}, true)
 		}
-		if mb.captured != nil {
+		if p.captured != nil {
 			s.Metrics.Enrolled(time.Since(start))
 		}
 		return nil
@@ -40,26 +42,27 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// Stopped implements nri.Handler: listeners would keep the network namespace. A
-// pod's earlier sandboxes stop too, when they are thrown away. The runtime removes the
-// pod's network afterwards, so the responses to its last writes are awaited first.
+// Stopped implements nri.Handler: listeners would keep the network namespace. The earlier
+// sandboxes of a pod stop too, when they are removed. The runtime removes the pod's network
+// afterwards, so the responses to its last writes are awaited first.
 func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	var over <-chan struct{}
 	err := s.do(ctx, func() error {
-		mb := s.members[b.Pod.UID]
-		if mb == nil || mb.sandbox != b.ID || s.phase != serving {
+		p := s.pods[b.Pod.UID]
+		if p == nil || p.sandbox != b.ID || s.phase != serving {
 			return nil
 		}
-		if in, err := s.inCaptured(mb); in || err != nil {
-			return err // the pod watch will tell
+		if in, err := s.inCaptured(p); in || err != nil {
+			return err // the pod watch will report it
 		}
-		if over = s.release(mb); mb.pod.HostNetwork {
-			over = nil // its network stays
+		s.handle(b.Pod.UID, p, lifecycle.SandboxExit)
+		if !p.info.HostNetwork { // else its network stays
+			over = p.last
 		}
-		mb.sandbox, mb.since = "", time.Time{}
+		p.sandbox, p.since = "", time.Time{}
 		return nil
 	})
-	if err != nil || done(over) {
+	if err != nil || inflight.Closed(over) {
 		return
 	}
 	select {
@@ -69,55 +72,58 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// inCaptured says whether a process of the pod is in its captured network namespace.
-func (n *Node) inCaptured(mb *member) (bool, error) {
-	found, err := n.Locator.Find(map[string]bool{mb.pod.UID: true})
+// inCaptured reports whether a process of the pod is in its captured network namespace.
+func (n *Node) inCaptured(p *pod) (bool, error) {
+	uid := p.info.UID
+	found, err := n.Locator.Find(map[string]bool{uid: true})
 	if err != nil {
 		return false, err
 	}
-	ns, err := n.Locator.Open(mb.pod.UID, found[mb.pod.UID].PIDs, mb.pod.HostNetwork, mb.netns)
+	ns, err := n.Locator.Open(uid, found[uid].PIDs, p.info.HostNetwork, p.netns)
 	if err != nil || ns == nil {
 		return false, err
 	}
 	defer ns.Close()
-	return ns.Inode == mb.netns, nil
+	return ns.Inode == p.netns, nil
 }
 
-// Known implements nri.Handler. Sandboxes that ended long ago are among all: of a
-// pod with several, it is not known which is its own.
+// Known implements nri.Handler. Sandboxes that exited long ago are among all: if a pod has
+// several, it is not certain which one is current.
 func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
 	_ = s.do(ctx, func() error {
 		if s.phase != serving {
 			return nil
 		}
-		of := map[string]int{}
+		count := map[string]int{}
 		for _, b := range all {
-			of[b.Pod.UID]++
+			count[b.Pod.UID]++
 		}
 		for _, b := range all {
-			if of[b.Pod.UID] > 1 {
+			if count[b.Pod.UID] > 1 {
 				b.ID = ""
 			}
-			s.enrol(b)
+			s.announce(b)
 		}
 		s.captureMissing()
 		return nil
 	})
 }
 
-// enrol makes the pod of a sandbox a member.
-func (s sandboxes) enrol(b nri.Sandbox) *member {
-	mb := s.members[b.Pod.UID]
-	if mb == nil {
-		mb = &member{since: time.Now()}
-		s.members[b.Pod.UID] = mb
+// announce notes that the runtime has a sandbox of a pod.
+func (s sandboxes) announce(b nri.Sandbox) *pod {
+	uid := b.Pod.UID
+	p := s.pods[uid]
+	if p == nil {
+		p = newPod(b.Pod, lifecycle.Expected)
+		s.pods[uid] = p
 	}
-	if mb.pod.UID == "" || mb.restored {
-		mb.pod, mb.restored, mb.told = b.Pod, false, time.Now()
+	if p.state.Presence <= lifecycle.Restored {
+		p.info, p.announced = b.Pod, time.Now()
 	}
-	if len(mb.pod.Addresses) == 0 {
-		mb.pod.Addresses = b.Pod.Addresses
+	if len(p.info.Addresses) == 0 {
+		p.info.Addresses = b.Pod.Addresses
 	}
-	mb.sandbox = b.ID
-	return mb
+	p.sandbox = b.ID
+	s.handle(uid, p, lifecycle.Announcement)
+	return p
 }

@@ -45,7 +45,7 @@ func (r *running) in(t *testing.T, f func()) {
 // look is what the loop does every second.
 func (r *running) look(t *testing.T) {
 	t.Helper()
-	r.in(t, func() { r.lookAtCaptured(); r.captureMissing() })
+	r.in(t, func() { r.checkSandboxes(); r.captureMissing() })
 }
 
 // process starts one in a network namespace of its own, which is shown as a
@@ -86,7 +86,7 @@ func sandbox(id string) nri.Sandbox {
 func (r *running) captured(t *testing.T) (c *capture.Pod, netns uint64) {
 	t.Helper()
 	r.in(t, func() {
-		if mb := r.members[uidA]; mb != nil {
+		if mb := r.pods[uidA]; mb != nil {
 			c, netns = mb.captured, mb.netns
 		}
 	})
@@ -170,26 +170,26 @@ func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		r := capturing(t)
 		end := r.process(t, "a", "198.18.7.5")
-		p := pod(uidA, v1alpha1.TrustMesh)
+		p := podObject(uidA, v1alpha1.TrustMesh)
 		p.Annotations[v1alpha1.CaptureAnnotation] = v1alpha1.CaptureAddress
 		p.Status.PodIPs = []corev1.PodIP{{IP: "198.18.7.5"}}
 		r.create(t, p)
-		r.soon(t, "the capture", func() bool { return r.members[uidA] != nil && r.members[uidA].captured != nil })
+		r.soon(t, "the capture", func() bool { return r.pods[uidA] != nil && r.pods[uidA].captured != nil })
 		setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open})
 		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
-		r.soon(t, "the refusal", func() bool { return r.members[uidA].gone })
+		r.soon(t, "the refusal", func() bool { return r.pods[uidA].deleted() })
 		r.in(t, func() {
-			mb := r.members[uidA]
+			mb := r.pods[uidA]
 			assert.NotNil(t, mb.captured)
 			assert.Equal(t, "1", mb.proxied.Version(), "a refusal of all is within the policy")
 		})
 		r.create(t, p) // the list was behind
-		r.soon(t, "its policy", func() bool { mb := r.members[uidA]; return !mb.gone && mb.proxied.Version() == "1" })
+		r.soon(t, "its policy", func() bool { mb := r.pods[uidA]; return !mb.deleted() && mb.proxied.Version() == "1" })
 
 		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
-		r.soon(t, "the refusal", func() bool { return r.members[uidA].gone })
+		r.soon(t, "the refusal", func() bool { return r.pods[uidA].deleted() })
 		end()
-		r.soon(t, "its end", func() bool { return r.members[uidA] == nil })
+		r.soon(t, "its end", func() bool { return r.pods[uidA] == nil })
 	}
 }
 
@@ -198,7 +198,7 @@ func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
 	r.process(t, "a", "198.18.7.6")
 	sandboxes{r.Node}.Started(t.Context(), sandbox("live"))
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: "p", FailOpen: true})
-	old := holder{r.Node}
+	old := r.Incumbent()
 	_, err := old.Offer(t.Context())
 	require.NoError(t, err)
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "2", Namespace: "ns", Name: "p"})
@@ -210,7 +210,7 @@ func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
 
 	r.in(t, func() {
 		assert.True(t, r.redirected)
-		assert.False(t, r.members[uidA].failOpen)
+		assert.False(t, r.pods[uidA].failOpen)
 		cluster, saved, err := r.Store.Load()
 		require.NoError(t, err)
 		assert.Equal(t, "2", cluster.GetVersion())

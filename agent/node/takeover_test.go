@@ -116,7 +116,7 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 	assert.True(t, admitted(t.Context(), old), "nobody serves")
 	r := start(t, 0)
 	r.PodStart = young
-	socket := hold(t, path, holder{r.Node})
+	socket := hold(t, path, r.Incumbent())
 	assert.True(t, admitted(t.Context(), young))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -131,7 +131,7 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	toldToStop := start(t, 0)
-	require.NoError(t, holder{toldToStop.Node}.Stop(t.Context()))
+	require.NoError(t, toldToStop.Incumbent().Stop(t.Context()))
 	ctx, cancel := context.WithCancel(t.Context())
 	stays := make(chan error)
 	go func() { stays <- toldToStop.WatchSuccessor(ctx, path) }()
@@ -140,7 +140,7 @@ func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {
 	ends := make(chan error, 1)
 	go func() { ends <- r.WatchSuccessor(t.Context(), path) }()
 
-	_, err := holder{r.Node}.Yield(t.Context())
+	_, err := r.Incumbent().Yield(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, socket.Close())
 
@@ -162,12 +162,12 @@ func TestChecksGoOnUntilTheSuccessorServes(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); r.WatchHealth(ctx, socket) }()
 	t.Cleanup(func() { cancel(); <-done })
-	_, err := holder{r.Node}.Offer(t.Context())
+	_, err := r.Incumbent().Offer(t.Context())
 	require.NoError(t, err)
 	before := r.backend.checks.Load()
 	require.Eventually(t, func() bool { return r.backend.checks.Load() > before+1 }, 10*time.Second, 5*time.Millisecond)
 	assert.False(t, r.backend.mends.Load(), "what the successor is about to redirect is its own")
-	require.NoError(t, holder{r.Node}.Resume(t.Context()))
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
 	require.Eventually(t, r.backend.mends.Load, 10*time.Second, 5*time.Millisecond)
 }
 

@@ -6,14 +6,14 @@ import (
 )
 
 // loopStalledAfter is how long the loop may take for one turn. Idle, it takes one
-// each lookInterval.
+// each checkInterval.
 const loopStalledAfter = 3 * time.Second
 
-// turn is what the loop last left behind.
+// turn is the state of the loop after its last turn.
 type turn struct {
 	ended   time.Time
 	phase   phase
-	missing error // what pods wait for that only the loop knows
+	missing error // why pods wait, as far as only the loop knows
 }
 
 // noteTurn is called by the loop after each turn.
@@ -63,5 +63,5 @@ func (n *Node) Ready() error {
 	case t.phase == handing:
 		return nil
 	}
-	return n.health.ready()
+	return n.losses.ready()
 }

@@ -24,6 +24,10 @@ const (
 	maxPeers = 4
 )
 
+// MaxExit is how long an agent takes at most from the signal to stop until its process
+// ends. It is less than the termination grace of its pod.
+const MaxExit = 27 * time.Second
+
 // Incumbent is the agent that serves. Its methods, except Admit, are called one at a time.
 type Incumbent interface {
 	// Admit returns why an agent whose pod started then must not take over, nil if it may.

@@ -12,7 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/client-go/tools/events"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
@@ -26,7 +28,11 @@ func (r *running) served(t *testing.T, uid string) {
 	t.Helper()
 	require.NoError(t, r.do(t.Context(), func() error {
 		p := r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: uid}, nil)
-		r.members[uid] = &member{pod: pods.Pod{UID: uid, Namespace: "ns", Name: uid}, told: time.Now(), proxied: p}
+		r.pods[uid] = &pod{
+			info: pods.Pod{UID: uid, Namespace: "ns", Name: uid}, announced: time.Now(),
+			state:       lifecycle.State{Presence: lifecycle.Announced, Redirect: lifecycle.Successor, Proxy: lifecycle.Waiting},
+			redirection: redirection{proxied: p},
+		}
 		return nil
 	}))
 }
@@ -82,22 +88,22 @@ func TestRemovedPodIsRefusedOnceItsWritesHaveEnded(t *testing.T) {
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
 	over, another := make(chan struct{}), make(chan struct{})
-	r.in(t, func() { r.earlier["a"], r.earlier["gone"], r.ended["gone"] = over, another, "another" })
+	r.in(t, func() { r.earlier.Add("a", over); r.earlier.Add("gone", another); r.earlier.Deleted("gone", "another") })
 	settled, err := r.RemovePolicy("a")
 	require.NoError(t, err)
-	assert.False(t, done(settled))
+	assert.False(t, inflight.Closed(settled))
 	close(over)
 	<-settled
 	settled, err = r.RemovePolicy("gone")
 	require.NoError(t, err)
-	assert.False(t, done(settled))
+	assert.False(t, inflight.Closed(settled))
 	assert.Equal(t, map[string]string{"a": "", "gone": ""}, r.Versions())
 	assert.Equal(t, map[string]string{"a": "ns", "gone": "another"}, r.Namespaces())
 	close(another)
 	<-settled
 	settled, err = r.RemovePolicy("unknown")
 	require.NoError(t, err)
-	assert.True(t, done(settled))
+	assert.True(t, inflight.Closed(settled))
 }
 
 // restarted is the agent after r, on the same node, that knows pod a from disk.
@@ -107,7 +113,7 @@ func restarted(t *testing.T, r *running) *running {
 	require.NoError(t, next.do(t.Context(), func() error {
 		next.Store = r.Store
 		next.restore(nil, nil)
-		next.members["a"].told = time.Now()
+		next.pods["a"].announced = time.Now()
 		return nil
 	}))
 	return next
@@ -127,7 +133,7 @@ func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
 	told := func() (out *meshv1.Traffic) {
-		r.in(t, func() { out, _ = r.members["a"].proxied.Traffic() })
+		r.in(t, func() { out, _ = r.pods["a"].proxied.Traffic() })
 		return out
 	}
 	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())
@@ -155,7 +161,7 @@ func TestWhatRulesOfARefusedPodCountedIsHandedOver(t *testing.T) {
 		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: []*meshv1.LimitRule{{Name: "all", Key: "counted"}}}},
 	}})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
-	r.in(t, func() { assert.Contains(t, string(r.counted(r.members["a"].proxied)), "counted") })
+	r.in(t, func() { assert.Contains(t, string(r.exportCounts(r.pods["a"].proxied)), "counted") })
 }
 
 func TestARefusalWithASerialBarsItForever(t *testing.T) {
@@ -200,7 +206,7 @@ func crashed(t *testing.T, r *running, pods ...*meshv1.PodPolicy) {
 	r.in(t, func() {
 		r.restore(nil, nil)
 		for _, p := range pods {
-			r.members[p.GetUid()].told = time.Now()
+			r.pods[p.GetUid()].announced = time.Now()
 		}
 	})
 }
@@ -238,9 +244,9 @@ func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
 		&meshv1.PodPolicy{Uid: "writing", Version: "1-x", Serial: 1}, &meshv1.PodPolicy{Uid: "idle", Version: "1-x", Serial: 1},
 		&meshv1.PodPolicy{Uid: "open", Version: "1-x", Serial: 1, FailOpen: true})
 	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}), "its writes had ended")
-	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "open", Version: "2-x", Serial: 2})), "its writes passed no agent")
+	assert.False(t, inflight.Closed(setPolicy(t, r, &meshv1.PodPolicy{Uid: "open", Version: "2-x", Serial: 2})), "its writes passed no agent")
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
-	require.False(t, done(settled))
+	require.False(t, inflight.Closed(settled))
 	assert.Equal(t, map[string]string{"idle": "2-x", "open": "", "writing": ""}, r.Versions())
 	<-settled
 	assert.GreaterOrEqual(t, time.Since(began), unseen)
@@ -272,10 +278,10 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 			second.Journal.Abandon()
 
 			third := startIn(t, journals, 0)
-			third.Store, third.lastSocket = second.Store, second.socket
+			third.Store, third.earlier.Predecessor = second.Store, second.earlier.Own
 			saved.FailOpen = false
 			crashed(t, third, saved)
-			assert.False(t, done(setPolicy(t, third, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
+			assert.False(t, inflight.Closed(setPolicy(t, third, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
 		})
 	}
 }
@@ -326,7 +332,7 @@ func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
 			require.NoError(t, next.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 			next.takesOver(t, path)
 			settled := setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
-			assert.Equal(t, tt.waits, settled != nil && !done(settled))
+			assert.Equal(t, tt.waits, settled != nil && !inflight.Closed(settled))
 		})
 	}
 }
@@ -346,8 +352,8 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 	}
 	r.in(t, func() {
 		r.restore([]takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
-		for _, mb := range r.members {
-			mb.told = time.Now()
+		for _, mb := range r.pods {
+			mb.announced = time.Now()
 		}
 	})
 	settled := map[string]<-chan struct{}{}
@@ -356,7 +362,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 		settled[uid] = setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})
 	}
 	time.Sleep(100 * time.Millisecond)
-	assert.False(t, done(settled["quiet"]), "the old agent serves its connections")
+	assert.False(t, inflight.Closed(settled["quiet"]), "the old agent serves its connections")
 
 	began := time.Now()
 	lost.Begin()
@@ -374,20 +380,20 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 	old := start(t, 0)
 	old.served(t, "a")
 	setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
-	_, err := holder{old.Node}.Offer(t.Context())
+	_, err := old.Incumbent().Offer(t.Context())
 	require.NoError(t, err)
 	next := restarted(t, old)
 	assert.Nil(t, setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}), "both know it")
 
 	settled := setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
-	_, err = holder{old.Node}.Yield(t.Context())
+	_, err = old.Incumbent().Yield(t.Context())
 	require.NoError(t, err)
-	old.soon(t, "another look", func() bool { old.keepUnsaved(); return true })
-	assert.False(t, done(settled))
+	old.soon(t, "another look", func() bool { old.saveMissing(); return true })
+	assert.False(t, inflight.Closed(settled))
 	assert.Empty(t, old.Versions()["a"])
 
 	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
-	old.soon(t, "the successor's", func() bool { return done(settled) })
+	old.soon(t, "the successor's", func() bool { return inflight.Closed(settled) })
 	assert.Equal(t, map[string]string{"a": "2-x"}, old.Versions())
 }
 
@@ -395,12 +401,12 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
-	_, err := holder{r.Node}.Offer(t.Context())
+	_, err := r.Incumbent().Offer(t.Context())
 	require.NoError(t, err)
 	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
-	assert.False(t, done(settled))
+	assert.False(t, inflight.Closed(settled))
 
-	require.NoError(t, holder{r.Node}.Resume(t.Context()))
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
 	<-settled
 	saved, err := r.Store.Policy("a")
 	require.NoError(t, err)
@@ -416,14 +422,14 @@ func TestAgentWithoutRoomForAJournal(t *testing.T) {
 	path := filepath.Join(run, "agent.sock")
 	first := start(t, 0)
 	require.NoError(t, first.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
-	first.in(t, func() { first.Journal = writes })
+	first.in(t, func() { first.Journal, first.earlier = writes, inflight.New(writes, first.Logger) })
 	first.takesOver(t, path)
 
 	require.NoError(t, os.Remove(filepath.Join(run, "journal")))
 	next := startIn(t, filepath.Join(run, "journal"), 0)
 	next.Store = first.Store
 	next.takesOver(t, path)
-	assert.False(t, done(setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
+	assert.False(t, inflight.Closed(setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
 }
 
 func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
@@ -434,7 +440,7 @@ func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
 		r.served(t, uid)
 		setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1})
 	}
-	_, err := holder{r.Node}.Offer(t.Context())
+	_, err := r.Incumbent().Offer(t.Context())
 	require.NoError(t, err)
 	successor, err := journal.Create(journals)
 	require.NoError(t, err)
@@ -445,11 +451,11 @@ func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
 	meanwhile := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
 	successor.Abandon()
 	began := time.Now()
-	require.NoError(t, holder{r.Node}.Resume(t.Context()))
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
 
 	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}))
 	assert.Equal(t, map[string]string{"idle": "2-x", "writing": ""}, r.Versions())
-	assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "3-x", Serial: 3})))
+	assert.False(t, inflight.Closed(setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "3-x", Serial: 3})))
 	<-meanwhile
 	assert.GreaterOrEqual(t, time.Since(began), unseen)
 	assert.Less(t, time.Since(began), meshv1.LostWrite)
@@ -462,12 +468,12 @@ func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "1-x", Serial: 1})
-	_, err := holder{r.Node}.Offer(t.Context())
+	_, err := r.Incumbent().Offer(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(journals, "other.journal"), nil, 0o600))
-	require.NoError(t, holder{r.Node}.Resume(t.Context()))
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
 	for _, uid := range []string{"a", "unseen"} {
-		assert.False(t, done(setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})))
+		assert.False(t, inflight.Closed(setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})))
 	}
 }
 
@@ -479,7 +485,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 	drained := make(chan struct{})
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore([]takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
-		r.members["a"].told = time.Now()
+		r.pods["a"].announced = time.Now()
 		return nil
 	}))
 	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
@@ -500,7 +506,7 @@ func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.restore(nil, nil)
-		r.members["a"].told = time.Now()
+		r.pods["a"].announced = time.Now()
 		return nil
 	}))
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
@@ -534,8 +540,8 @@ func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
 	_, err = r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
 	require.ErrorContains(t, err, "is in force, but the next agent would not know")
 	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
-	r.soon(t, "the policy", func() bool { return r.members["a"].proxied.Version() == "1-x" })
+	r.soon(t, "the policy", func() bool { return r.pods["a"].proxied.Version() == "1-x" })
 
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	r.soon(t, "another try", func() bool { return r.version(r.members["a"]) == "1-x" })
+	r.soon(t, "another try", func() bool { return r.version(r.pods["a"]) == "1-x" })
 }

@@ -140,7 +140,7 @@ func (mc *machine) start(t *testing.T) *life {
 	require.NoError(t, err)
 	require.NoError(t, l.Watch(ctx, mc.client, "node1"))
 	go func() { defer close(l.done); l.Run(ctx) }()
-	go socket.Serve(ctx, holder{l.Node})
+	go socket.Serve(ctx, l.Incumbent())
 	go l.WatchHealth(ctx, socket)
 	t.Cleanup(func() { l.end(); <-l.done; _ = socket.Close() })
 	return l
@@ -201,13 +201,13 @@ func (mc *machine) servedBy(t *testing.T, l *life) {
 
 func (mc *machine) withPod(t *testing.T) *life {
 	t.Helper()
-	p := pod(uidA, v1alpha1.TrustMesh)
+	p := podObject(uidA, v1alpha1.TrustMesh)
 	require.NoError(t, mc.client.Tracker().Add(p))
 	first := mc.start(t)
 	h := handler{t.Context(), first.Node}
 	require.NoError(t, h.SetCluster(somewhere(t)))
 	setPolicy(t, h, &meshv1.PodPolicy{Uid: uidA, Namespace: p.Namespace, Name: p.Name, Version: "1", Refuse: "tested"})
-	first.soon(t, func() bool { mb := first.members[uidA]; return mb != nil && mb.captured != nil })
+	first.soon(t, func() bool { mb := first.pods[uidA]; return mb != nil && mb.captured != nil })
 	mc.servedBy(t, first)
 	return first
 }
@@ -258,8 +258,8 @@ func TestAnUpgradeRefusesNoConnection(t *testing.T) {
 	require.NoError(t, <-failed)
 	assert.NotZero(t, asked)
 	last := agents[len(agents)-1]
-	last.soon(t, func() bool { return last.members[uidA].proxied.Version() == "1" })
-	last.soon(t, func() bool { return last.version(last.members[uidA]) == "1" })
+	last.soon(t, func() bool { return last.pods[uidA].proxied.Version() == "1" })
+	last.soon(t, func() bool { return last.version(last.pods[uidA]) == "1" })
 	journals, err := os.ReadDir(filepath.Join(mc.dir, "journal"))
 	require.NoError(t, err)
 	require.Len(t, journals, 1, "of the agents before, none has anything in flight")
