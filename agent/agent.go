@@ -6,9 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -21,223 +19,202 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/certs"
+	"github.com/ctrlmesh/ctrlmesh/agent/control"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
-	"github.com/ctrlmesh/ctrlmesh/agent/leaf"
+	"github.com/ctrlmesh/ctrlmesh/agent/node"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
-	"github.com/ctrlmesh/ctrlmesh/agent/policy"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// Options are what an agent must be told. Directories are as this process sees them.
-type Options struct {
-	// Node is the name of this node.
-	Node string
-	// Namespace is the mesh's own, where the manager publishes its CA.
-	Namespace string
-	// ManagerAddress is host:port of the manager's Service.
-	ManagerAddress string
-	// TokenFile holds a service-account token with the audience ctrlmesh-manager.
-	TokenFile string
-	// StateDir keeps the last policies over restarts and reboots.
-	StateDir string
-	// RunDir keeps the serving certificate over restarts, and the socket by which
-	// one agent takes over from another; it should be in memory.
-	RunDir string
-	// PodDir is kept over restarts of this container, by its pod alone; it must be
-	// in memory. If empty, each start is that of another pod.
-	PodDir string
-	// CgroupDir is the node's /sys/fs/cgroup.
-	CgroupDir string
-	// BPFDir is the node's BPF file system, usually /sys/fs/bpf.
-	BPFDir string
-	// Capture is ebpf, iptables, address, or empty for the best that works.
-	Capture capture.Mode
-	// AddressListen is where the pods that know their agent by address find it;
-	// empty for nowhere.
-	AddressListen string
-	// NRISocket is the container runtime's.
-	NRISocket string
-	// ListenAddress serves /healthz, /readyz and /metrics.
-	ListenAddress string
-	// Version of this program.
-	Version string
-	Client  kubernetes.Interface
-	Logger  *slog.Logger
-}
+// runtimeWait is how long the start waits for the container runtime.
+const runtimeWait = 2 * time.Second
 
-// PinDir is where the redirection is pinned below a BPF file system.
-func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }
-
-// socket is where the agent that serves is asked.
-func (o Options) socket() string { return filepath.Join(o.RunDir, "handover", "agent.sock") }
-
-// openNode opens what an agent, or its cleanup, needs of the node: the unified
-// cgroup hierarchy, and where pods are found in it.
-func (o Options) openNode() (unified string, locator *pods.Locator, err error) {
-	if unified, err = pods.FindUnified(o.CgroupDir); err != nil {
-		return
-	}
-	locator, err = pods.NewLocator(unified, "/proc")
-	return
-}
-
-// Run is the agent until ctx ends and what is under way has come to its end.
-func Run(told context.Context, o Options) error {
-	// An agent that is told to end lives on for its successor and its pods.
-	ctx, end := context.WithCancel(context.WithoutCancel(told))
+// Run runs the agent until stop ends and nothing is in flight any more.
+func Run(stop context.Context, o Options) error {
+	// An agent that is told to stop goes on for its successor and its pods.
+	ctx, end := context.WithCancel(context.WithoutCancel(stop))
 	defer end()
-	unified, locator, err := o.openNode()
+	podStart, err := takeover.PodStart(o.PodDir)
 	if err != nil {
 		return err
 	}
-	store, err := policy.OpenStore(filepath.Join(o.StateDir, "policies"))
-	if err != nil {
-		return err
-	}
-	born, err := o.born()
-	if err != nil {
-		return err
-	}
-	if !o.admitted(told, born) {
+	if !takeover.AwaitAdmission(stop, o.socket(), podStart, o.Logger) {
 		return nil
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	metrics := newMetrics(registry)
-	method, err := capture.Open(o.capturing(unified, metrics))
-	if err != nil {
-		return fmt.Errorf("no way to capture pods on this node: %w", err)
-	}
-
-	manager := &policy.Manager{
-		Address: o.ManagerAddress, ServerName: hostOf(o.ManagerAddress),
-		Roots: managerRoots(o.Client, o.Namespace), TokenFile: o.TokenFile,
-		Node: o.Node, Version: o.Version, Logger: o.Logger,
-		HostNetwork: method.HostNetwork(),
-	}
-	for _, mode := range method.Modes() {
-		manager.Captures = append(manager.Captures, string(mode))
-	}
-	registerManager(registry, manager.InStep)
-	keeper, err := leaf.NewKeeper(o.RunDir, manager.SignLeaf, o.Logger)
-	if err != nil {
-		return err
-	}
-	hosts, err := leaf.NewHosts(manager.SignEgressLeaf)
-	if err != nil {
-		return err
-	}
+	a := &agent{Options: o, podStart: podStart, registry: prometheus.NewRegistry()}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: o.Client.EventsV1()})
 	defer broadcaster.Shutdown()
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return fmt.Errorf("recording Events: %w", err)
 	}
-	recorder := newRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
-	server, err := proxy.New(proxy.Config{
-		Leaf: keeper.Current, Logger: o.Logger, Registerer: registry, Node: o.Node,
-		EgressLeaf: func() func(context.Context, string) (*tls.Certificate, error) { return hosts.Pod().Get },
-		Notify: func(p proxy.PodInfo, reason, message string) {
-			recorder.pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("starting the proxy: %w", err)
-	}
-
-	writes := o.openJournal(recorder)
-	m := &mesh{
-		logger: o.Logger, locator: locator, capture: method, proxy: server, store: store,
-		report: manager.Report, forget: manager.Forget, renew: keeper.Renew, events: recorder,
-		metrics: metrics, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		yielded: make(chan struct{}), drained: make(chan struct{}),
-		members: map[string]*member{}, earlier: earlier{}, ended: map[string]string{}, born: born, journal: writes,
-	}
-	m.enter(serving)
-	for mode, why := range method.Unavailable() {
-		recorder.ofNode("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
-	}
-	group, ctx := errgroup.WithContext(ctx)
-
-	// The runtime first: between two agents, no pod starts that neither hears of.
-	hearing := make(chan struct{})
-	group.Go(func() error {
-		nri.Run(until(ctx, m.yielded), o.NRISocket, sandboxes{m}, o.Logger, func() { close(hearing) })
-		return nil
-	})
-	select {
-	case <-hearing:
-	case <-time.After(hearWithin):
-	}
-	// What can fail, fails before the agent that serves is asked to hand over.
-	if m.watcher, err = pods.Watch(ctx, o.Client, o.Node, m.podsChanged); err != nil {
+	a.events = telemetry.NewRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
+	if err := a.open(); err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", o.ListenAddress)
-	if err != nil {
-		return fmt.Errorf("listening for health and metrics: %w", err)
+	group, ctx := errgroup.WithContext(ctx)
+	if err := a.serve(ctx, stop, group); err != nil {
+		return err
 	}
-	socket, err := m.takeOver(ctx, o.socket())
-	if err != nil {
-		return errors.Join(err, writes.Retire()) // nothing was let through
-	}
-	o.Logger.Info("agent started", "node", o.Node, "captures", manager.Captures, "version", o.Version)
-	group.Go(func() error { m.run(ctx); return nil })
-	group.Go(func() error { m.watchHealth(until(ctx, m.yielded), socket); return nil })
-	group.Go(func() error { socket.Serve(ctx, holder{m}); return nil })
-	context.AfterFunc(until(ctx, m.yielded), func() { _ = socket.Close() })
-	// No change of a policy may miss a request under way.
-	group.Go(func() error { manager.Run(until(ctx, m.drained), handler{ctx, m}); return nil })
-	group.Go(func() error { keeper.Run(until(ctx, m.drained)); return nil })
-	group.Go(func() error { return m.watchSuccessor(until(ctx, told.Done()), o.socket()) })
 	group.Go(func() error {
 		select {
-		case <-told.Done():
-			m.linger()
+		case <-stop.Done():
+			a.node.Linger()
 			end()
 		case <-ctx.Done():
 		}
 		return nil
 	})
-	group.Go(func() error {
-		return serveEndpoints(ctx, listener, endpoints(m, keeper, registry), metrics.countRefusal)
-	})
 	return group.Wait()
 }
 
-// openJournal opens the journal of this agent. One that cannot make a file serves all
-// the same: it knows of its own writes, and only the next agent waits for all pods.
-func (o Options) openJournal(r *recorder) *journal.Journal {
-	dir := filepath.Join(o.RunDir, "journal")
-	j, err := journal.Create(dir)
+// agent is the parts of an agent.
+type agent struct {
+	Options
+	podStart time.Duration
+	registry *prometheus.Registry
+	events   *telemetry.Recorder
+	metrics  *telemetry.Metrics
+	capture  capture.Backend
+	manager  *control.Manager
+	keeper   *certs.Keeper
+	journal  *journal.Journal
+	node     *node.Node
+}
+
+// open makes the parts. It changes nothing that another agent serves.
+func (a *agent) open() error {
+	unified, locator, err := a.findPods()
 	if err != nil {
-		o.Logger.Error("failed to create the journal: after this agent, handovers wait for all pods of the node", "error", err)
-		r.ofNode("JournalUnavailable", fmt.Sprintf("after the next restart of the agent, handovers wait for all pods of this node: %v", err))
-		return journal.InMemory(dir)
+		return err
 	}
-	return j
+	store, err := state.Open(filepath.Join(a.StateDir, "policies"))
+	if err != nil {
+		return err
+	}
+	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a.metrics = telemetry.NewMetrics(a.registry)
+	if a.capture, err = capture.Open(a.captureConfig(unified, a.metrics)); err != nil {
+		return fmt.Errorf("no way to capture pods on this node: %w", err)
+	}
+	for mode, why := range a.capture.Unavailable() {
+		a.events.Node("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
+	}
+	a.manager = a.connection()
+	telemetry.RegisterConnected(a.registry, a.manager.InStep)
+	if a.keeper, err = certs.NewKeeper(a.RunDir, a.manager.SignLeaf, a.Logger); err != nil {
+		return err
+	}
+	server, err := a.newProxy()
+	if err != nil {
+		return err
+	}
+	a.journal = node.OpenJournal(filepath.Join(a.RunDir, "journal"), a.events, a.Logger)
+	a.node = node.New(node.Config{
+		Locator: locator, Capture: a.capture, Proxy: server, Store: store, Journal: a.journal,
+		Manager: a.manager, RenewLeaf: a.keeper.Renew, Events: a.events, Metrics: a.metrics,
+		PodStart: a.podStart, Logger: a.Logger,
+	})
+	return nil
 }
 
-func (o Options) capturing(unified string, m *metrics) capture.Config {
-	return capture.Config{
-		Mode: o.Capture, Address: o.AddressListen, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
-		// The node's own view of the hierarchy, which on nodes that are containers
-		// is a part of the machine's. NewLocator saw that pods are below it.
-		CgroupRoot: unified,
-		// Anybody in the cluster can connect there: one line of each is too many.
-		Refused: func(peer netip.Addr, why capture.Refusal) {
-			m.refused.WithLabelValues(string(why)).Inc()
-			o.Logger.Debug("a connection was closed", "peer", peer, "reason", string(why))
+// connection returns the connection to the manager, which is not open yet.
+func (a *agent) connection() *control.Manager {
+	m := &control.Manager{
+		Address: a.ManagerAddress, ServerName: hostOf(a.ManagerAddress),
+		Roots: managerRoots(a.Client, a.Namespace), TokenFile: a.TokenFile,
+		Node: a.Node, Version: a.Version, Logger: a.Logger,
+		HostNetwork: a.capture.HostNetwork(),
+	}
+	for _, mode := range a.capture.Modes() {
+		m.Captures = append(m.Captures, string(mode))
+	}
+	return m
+}
+
+func (a *agent) newProxy() (*proxy.Server, error) {
+	hosts, err := certs.NewHosts(a.manager.SignEgressLeaf)
+	if err != nil {
+		return nil, err
+	}
+	server, err := proxy.New(proxy.Config{
+		Leaf: a.keeper.Current, Logger: a.Logger, Registerer: a.registry, Node: a.Node,
+		EgressLeaf: func() func(context.Context, string) (*tls.Certificate, error) { return hosts.Pod().Get },
+		Notify: func(p proxy.PodInfo, reason, message string) {
+			a.events.Pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
 		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("starting the proxy: %w", err)
+	}
+	return server, nil
+}
+
+// serve takes the pods over, then starts all parts in group. After an error, an agent that
+// served before goes on.
+func (a *agent) serve(ctx, stop context.Context, group *errgroup.Group) error {
+	serving, draining := until(ctx, a.node.Yielded()), until(ctx, a.node.Drained())
+	// The runtime first: every pod that starts is announced to one of two agents.
+	a.listenToRuntime(serving, group)
+	// All that can fail, fails before the takeover.
+	if err := a.node.Watch(ctx, a.Client, a.Node); err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", a.ListenAddress)
+	if err != nil {
+		return fmt.Errorf("listening for health and metrics: %w", err)
+	}
+	socket, err := a.node.TakeOver(ctx, a.socket())
+	if err != nil {
+		return errors.Join(err, a.journal.Retire()) // nothing was let through
+	}
+	a.Logger.Info("agent started", "node", a.Node, "captures", a.manager.Captures, "version", a.Version)
+	context.AfterFunc(serving, func() { _ = socket.Close() })
+	for _, part := range []func(){
+		func() { a.node.Run(ctx) },
+		func() { a.node.WatchHealth(serving, socket) },
+		func() { socket.Serve(ctx, a.node.Incumbent()) },
+		// Requests in flight must not miss a change of their policy.
+		func() { a.manager.Run(draining, a.node.Policies(ctx)) },
+		func() { a.keeper.Run(draining) },
+	} {
+		group.Go(func() error { part(); return nil })
+	}
+	group.Go(func() error { return a.node.WatchSuccessor(until(ctx, stop.Done()), a.socket()) })
+	group.Go(func() error {
+		return telemetry.Serve(ctx, listener, telemetry.Handler(a.node.Healthy, a.ready, a.registry), a.metrics.RefusedEndpoint)
+	})
+	return nil
+}
+
+// listenToRuntime returns when the container runtime was reached, or has not been in time.
+func (a *agent) listenToRuntime(ctx context.Context, group *errgroup.Group) {
+	tried := make(chan struct{})
+	group.Go(func() error {
+		nri.Run(ctx, a.NRISocket, a.node.Sandboxes(), a.Logger, func() { close(tried) })
+		return nil
+	})
+	select {
+	case <-tried:
+	case <-time.After(runtimeWait):
 	}
 }
 
-// hearWithin is how long the start waits for the container runtime.
-const hearWithin = 2 * time.Second
+// ready returns why the agent cannot serve yet.
+func (a *agent) ready() error {
+	if err := a.node.Ready(); err != nil {
+		return err
+	}
+	_, err := a.keeper.Current()
+	return err
+}
 
-// until ends with ctx, or when done is closed.
+// until returns a context that ends with ctx, or when done is closed.
 func until(ctx context.Context, done <-chan struct{}) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -250,76 +227,8 @@ func until(ctx context.Context, done <-chan struct{}) context.Context {
 	return ctx
 }
 
-// takeOver takes the pods over from the agent that serves, or from what one left.
-// It returns the socket by which the next agent will. After an error the agent
-// before this one goes on.
-func (m *mesh) takeOver(ctx context.Context, path string) (_ *handover.Socket, err error) {
-	socket, err := handover.Listen(path, m.logger)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			_ = socket.Close()
-		}
-	}()
-	start := time.Now()
-	offer, err := handover.Ask(ctx, path, m.born)
-	if errors.Is(err, handover.ErrRefused) {
-		return nil, err
-	}
-	if err != nil {
-		m.logger.Error("starting as after a crash", "reason", err)
-	}
-	m.lastSocket, m.socket = handover.At(path), socket.ID()
-	if offer == nil {
-		// First the socket: an agent that only hangs must find it before it touches
-		// what this one makes.
-		if err := socket.Take(); err != nil {
-			return nil, err
-		}
-		m.restore(nil, nil)
-		return socket, nil
-	}
-	m.restore(offer.Pods, offer.Drained)
-	if err := m.tookOver(offer.Pods); err != nil {
-		offer.Close()
-		return nil, fmt.Errorf("taking over: the agent before this one goes on: %w", err)
-	}
-	traffic, err := offer.Serving()
-	if err != nil {
-		m.logger.Error("the agent before this one will find out by itself", "reason", err)
-	}
-	m.recount(traffic)
-	m.logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
-	return socket, socket.Take()
-}
-
-// tookOver says what is missing of what was offered.
-func (m *mesh) tookOver(offered []handover.Pod) error {
-	if (m.cluster != nil || len(offered) > 0) && !m.redirected {
-		return errors.New("the apiserver's addresses are not redirected")
-	}
-	missing := map[string]bool{}
-	for _, p := range offered {
-		if m.members[p.UID].captured == nil {
-			missing[p.UID] = true
-		}
-	}
-	found, err := m.locator.Find(missing)
-	if err != nil {
-		return err
-	}
-	for uid := range missing {
-		if mb := m.members[uid]; len(found[uid].PIDs) > 0 { // else it waits for one
-			return fmt.Errorf("pod %s was captured, and is not now: %s", mb.pod, mb.problem)
-		}
-	}
-	return nil
-}
-
-// managerRoots reads the CA of the manager's certificate where the manager
-// publishes it.
+// managerRoots returns a function that reads the CA of the manager's certificate from
+// where the manager publishes it.
 func managerRoots(client kubernetes.Interface, namespace string) func(context.Context) (*x509.CertPool, error) {
 	const name, key = meshv1.ManagerCAConfigMap, meshv1.ManagerCAKey
 	return func(ctx context.Context) (*x509.CertPool, error) {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
-	"github.com/ctrlmesh/ctrlmesh/agent/handover"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 )
 
 // stopWithin is how long a cleanup waits for the running agent to stop.
@@ -18,21 +18,21 @@ const stopWithin = 30 * time.Second
 
 // cleaner holds a node's pods against agents that would serve them.
 type cleaner struct {
-	born time.Duration
-	done atomic.Bool
+	podStart time.Duration
+	done     atomic.Bool
 }
 
-// Admit implements handover.Holder. An agent of a later pod is there because
+// Admit implements takeover.Incumbent. An agent of a later pod is there because
 // somebody wants the mesh back.
-func (c *cleaner) Admit(born time.Duration) error {
-	if !c.done.Load() || born < c.born {
+func (c *cleaner) Admit(podStart time.Duration) error {
+	if !c.done.Load() || podStart < c.podStart {
 		return errors.New("this node is being cleaned up")
 	}
 	return nil
 }
 
-// The rest of handover.Holder: there is nothing to hand over.
-func (c *cleaner) Offer(context.Context) ([]handover.Pod, error)  { return nil, nil }
+// The rest of takeover.Incumbent: there is nothing to hand over.
+func (c *cleaner) Offer(context.Context) ([]takeover.Pod, error)  { return nil, nil }
 func (c *cleaner) Yield(context.Context) (<-chan struct{}, error) { return nil, nil }
 func (c *cleaner) Traffic(context.Context) map[string][]byte      { return nil }
 func (c *cleaner) Resume(context.Context) error                   { return nil }
@@ -46,22 +46,22 @@ func (c *cleaner) Stop(context.Context) error                     { return nil }
 func Cleanup(ctx context.Context, o Options, clean func() error) error {
 	stopping, cancel := context.WithTimeout(ctx, stopWithin)
 	defer cancel()
-	if err := handover.Stop(stopping, o.socket()); err != nil {
+	if err := takeover.Stop(stopping, o.socket()); err != nil {
 		// It hangs, most likely, and finds the socket taken when it does not any more.
 		o.Logger.Error("the running agent did not stop", "error", err)
 	}
-	born, err := o.born()
+	podStart, err := takeover.PodStart(o.PodDir)
 	if err != nil {
 		return err
 	}
-	socket, err := handover.Listen(o.socket(), o.Logger)
+	socket, err := takeover.Listen(o.socket(), o.Logger)
 	if err != nil {
 		return err
 	}
 	if err := socket.Take(); err != nil {
 		return errors.Join(err, socket.Close())
 	}
-	c := &cleaner{born: born}
+	c := &cleaner{podStart: podStart}
 	served := make(chan struct{})
 	go func() { defer close(served); socket.Serve(ctx, c) }()
 	if err = o.cleanNode(); err == nil {
@@ -77,7 +77,7 @@ func Cleanup(ctx context.Context, o Options, clean func() error) error {
 }
 
 func (o Options) cleanNode() error {
-	_, locator, err := o.openNode()
+	_, locator, err := o.findPods()
 	if err != nil {
 		return err
 	}

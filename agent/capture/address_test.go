@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-var byAddress = methods[len(methods)-1]
+var byAddress = backends[len(backends)-1]
 
 // TestStrangersAreTurnedAway are peers whose address is no captured pod's.
 func TestStrangersAreTurnedAway(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 // that left its redirection there. What it takes of the processors is told apart
 // by whose it is: the agent's own, or that of programs that it runs.
 func BenchmarkCapture(b *testing.B) {
-	for _, m := range methods {
+	for _, m := range backends {
 		for name, again := range map[string]bool{"first": false, "again": true} {
 			b.Run(m.name+"/"+name, func(b *testing.B) {
 				cfg := m.config(b)
@@ -52,7 +52,7 @@ func BenchmarkCapture(b *testing.B) {
 
 // BenchmarkCheck checks 110 captured pods as often as an agent does.
 func BenchmarkCheck(b *testing.B) {
-	for _, m := range methods {
+	for _, m := range backends {
 		if m.name == string(Address) {
 			continue // its pods need links to the agent
 		}
@@ -98,7 +98,7 @@ func processorTime(b *testing.B) (own, children time.Duration) {
 // BenchmarkDial compares the agent's dial from a pod's network namespace with a
 // plain one, both within one namespace: what entering, marking and leaving cost.
 func BenchmarkDial(b *testing.B) {
-	for _, m := range methods {
+	for _, m := range backends {
 		b.Run(m.name, func(b *testing.B) {
 			cfg := m.config(b)
 			w := newWorld(b)

@@ -115,8 +115,8 @@ type Loss struct {
 	Repair error
 }
 
-// Method captures pods. It is safe for concurrent use.
-type Method interface {
+// Backend captures pods. It is safe for concurrent use.
+type Backend interface {
 	// Modes are the ways that work on this node, the best first; at least one.
 	Modes() []Mode
 
@@ -156,7 +156,7 @@ type Method interface {
 	// Sweep releases the captured pods that keep does not know, and forgets what
 	// earlier agents left of such pods: they go direct. keep must know every pod
 	// of the node that is to be captured, whichever agent does, and must not call
-	// the Method.
+	// the Backend.
 	Sweep(keep func(uid string) bool) error
 
 	// Close closes all listeners and lets go of the network namespaces. The
@@ -175,7 +175,7 @@ var ErrHostNetwork = errors.New("the pod has no network namespace of its own")
 // by doing: it loads and attaches the BPF programs, and makes rules in a network
 // namespace of its own. In Auto mode one way is enough, whichever; a way that was
 // asked for must work.
-func Open(cfg Config) (Method, error) {
+func Open(cfg Config) (Backend, error) {
 	cfg = cfg.withDefaults()
 	n := &node{cfg: cfg, rotation: rotation, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}
 	if err := n.open(); err != nil {

@@ -516,7 +516,7 @@ func TestModeChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			pod := w.pod()
-			cfg := methods[0].config(t)
+			cfg := backends[0].config(t)
 			cfg.Mode, cfg.IPTables, cfg.Address = Auto, "nft", ":7443"
 			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 			modes := []Mode{EBPF, IPTables, EBPF, IPTables}
@@ -525,7 +525,7 @@ func TestModeChanges(t *testing.T) {
 			}
 			var h *hammer
 			var handed *Handed
-			var last Method
+			var last Backend
 			for i, mode := range modes {
 				if i > 0 && !hand {
 					require.NoError(t, last.Close())
@@ -582,7 +582,7 @@ func TestModeChanges(t *testing.T) {
 }
 
 func TestAuto(t *testing.T) {
-	cfg := methods[0].config(t)
+	cfg := backends[0].config(t)
 	cfg.Mode = Auto
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	require.Equal(t, EBPF, agent(t, cfg).Modes()[0])

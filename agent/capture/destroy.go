@@ -1,43 +1,34 @@
 package capture
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/sockdiag"
 )
 
-// What linux/sock_diag.h and linux/inet_diag.h say.
-const (
-	sockDestroy      = 21
-	inetDiagCgroupID = 21
-	sizeofDiagID     = 48 // struct inet_diag_sockid
-	sizeofDiagMsg    = 72 // struct inet_diag_msg
-)
+// destroyAtOnce is how many connections are destroyed at a time.
+const destroyAtOnce = 4096
 
-// comeBack is for a pod that may have gone direct for want of an agent.
+// comeBack notes that the pod may have gone direct for want of an agent.
 func (p *Pod) comeBack() {
 	p.direct = p.direct || p.failOpen && p.way.mode() == EBPF
 }
 
-// recaptured is for a pod whose redirection was lost and is mended: what it
-// connected meanwhile went direct, whatever its failure policy.
+// recaptured notes that the pod's redirection was lost and is repaired: what it connected
+// meanwhile went direct, whatever its failure policy.
 func (p *Pod) recaptured() {
 	p.direct = p.direct || p.way.mode() != Address
 }
 
-// endDirect ends the connections around the agent, for as many pods as there is
-// time for. The others are the next check's.
+// endDirect ends the connections around the agent, of as many pods as there is time for.
+// The next check continues.
 func (n *node) endDirect(pods []*Pod, until time.Time) {
 	for i, p := range pods {
 		if !p.direct {
@@ -46,7 +37,7 @@ func (n *node) endDirect(pods []*Pod, until time.Time) {
 		if !time.Now().Before(until) {
 			return
 		}
-		// Those under hostNetwork share a namespace, and all it takes to look there.
+		// Pods under hostNetwork share a namespace, and the cost of looking there.
 		together := []*Pod{p}
 		if p.hostNetwork && p.egress == nil {
 			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool {
@@ -60,48 +51,32 @@ func (n *node) endDirect(pods []*Pod, until time.Time) {
 	}
 }
 
-// destroyDirect destroys the connections to the destinations, and to the ports anywhere
-// else, that these pods, which share a network namespace, made around the agent, and which are
-// redirected by now: whoever made them connects again. What fails is logged: a
-// pod that must not go around the agent trusts nobody else anyway. It is called
-// under node.mu, and tells whether there may be more of them.
+// destroyDirect destroys the connections to the destinations, and to the ports at any other
+// address, that these pods made around the agent. The pods share a network namespace and
+// are redirected by now: their clients connect again. Failures are logged, because a pod
+// that must not go around the agent trusts nobody else anyway. It is called under node.mu,
+// and reports whether there may be more connections.
 func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods ...*Pod) (more bool) {
 	log := n.cfg.Logger
 	if len(pods) == 1 {
 		log = log.With("pod", pods[0].uid)
 	}
-	known, cgroups := 0, map[uint64]bool{}
+	s := search{netns: pods[0].netns, shared: pods[0].hostNetwork, protocols: []uint8{unix.IPPROTO_TCP}}
+	if len(ports) > 0 {
+		s.protocols = append(s.protocols, unix.IPPROTO_UDP)
+	}
+	s.isDirect = n.isDirect(s.netns, destinations, ports)
+	cgroups := map[uint64]bool{}
 	for _, p := range pods {
-		known += len(p.sockets)
-		if p.egress != nil {
-			known += len(p.egress.sockets)
-		}
+		s.known += p.ownSockets()
 		if p.cgroup != 0 {
 			cgroups[p.cgroup] = true
 		}
 	}
-	shared := pods[0].hostNetwork
-	wanted := make(map[netip.AddrPort]bool, len(destinations))
-	for _, d := range destinations {
-		wanted[d] = true
+	if len(cgroups) > 0 && n.cfg.CgroupRoot != "" {
+		s.cgroups = func() (map[uint64]bool, error) { return cgroupsBelow(n.cfg.CgroupRoot, cgroups) }
 	}
-	var own []netip.Addr
-	if len(ports) > 0 {
-		own, _ = ownAddresses(pods[0].netns) // without them, more is ended than need be
-	}
-	isDirect := func(to netip.AddrPort) bool {
-		return wanted[to] || slices.Contains(ports, to.Port()) && !slices.Contains(n.destinations, to) && !to.Addr().IsLoopback() && !slices.Contains(own, to.Addr())
-	}
-	protocols := []uint8{unix.IPPROTO_TCP}
-	if len(ports) > 0 {
-		protocols = append(protocols, unix.IPPROTO_UDP)
-	}
-	destroyed, more, err := destroy(pods[0].netns, known, shared, protocols, isDirect, func() (map[uint64]bool, error) {
-		if len(cgroups) == 0 || n.cfg.CgroupRoot == "" {
-			return nil, nil
-		}
-		return cgroupsBelow(n.cfg.CgroupRoot, cgroups)
-	})
+	destroyed, more, err := s.destroy()
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		n.noDestroy.Do(func() {
@@ -116,206 +91,120 @@ func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods
 	return more && destroyed > 0
 }
 
-// destroyAtOnce is how many connections are destroyed at a time.
-const destroyAtOnce = 4096
+// isDirect returns a function that reports whether a connection from netns to an address
+// goes around the agent.
+func (n *node) isDirect(netns *os.File, destinations []netip.AddrPort, ports []uint16) func(netip.AddrPort) bool {
+	redirected := make(map[netip.AddrPort]bool, len(destinations))
+	for _, d := range destinations {
+		redirected[d] = true
+	}
+	var own []netip.Addr
+	if len(ports) > 0 {
+		own, _ = ownAddresses(netns) // without them, more is ended than necessary
+	}
+	return func(to netip.AddrPort) bool {
+		if redirected[to] {
+			return true
+		}
+		return slices.Contains(ports, to.Port()) && !slices.Contains(n.destinations, to) && !to.Addr().IsLoopback() && !slices.Contains(own, to.Addr())
+	}
+}
 
-// destroy destroys the connections by these protocols in netns that are direct: those of the
-// cgroups, where the kernel says whose they are. Where it does not, or if cgroups
-// are not known, all that are not this process's own, unless netns is shared. One by MPTCP can carry
-// nothing from then on, and ends a minute later. No more sockets than known
-// means none to look for. There may be more of them than are destroyed at once.
-func destroy(netns *os.File, known int, shared bool, protocols []uint8, isDirect func(to netip.AddrPort) bool, cgroups func() (map[uint64]bool, error)) (destroyed int, more bool, err error) {
-	var socket *nl.NetlinkSocket
-	if err := inNetNS(netns, func() error {
-		// To list them, the kernel walks through those of the whole node. A pod that
-		// has only just been made has none.
-		if n, err := countSockets(protocols); err != nil || n <= known {
+// ownSockets returns how many sockets the agent has in the pod's network namespace.
+func (p *Pod) ownSockets() int {
+	if p.egress == nil {
+		return len(p.sockets)
+	}
+	return len(p.sockets) + len(p.egress.sockets)
+}
+
+// search is for the connections in one network namespace that go around the agent.
+type search struct {
+	netns     *os.File
+	known     int  // sockets of the agent there; if there are no others, the search is over
+	shared    bool // netns is the node's
+	protocols []uint8
+	isDirect  func(to netip.AddrPort) bool
+	// cgroups returns the cgroups whose connections are meant. If it is nil, or for
+	// connections of which the kernel does not say the cgroup, all are meant that are not
+	// this process's own, unless netns is shared.
+	cgroups func() (map[uint64]bool, error)
+}
+
+// destroy destroys what it finds, and reports whether there was more than it destroys at
+// once. A connection by MPTCP can carry nothing from then on, and ends a minute later.
+func (s search) destroy() (destroyed int, more bool, err error) {
+	var sockets *sockdiag.Namespace
+	if err := inNetNS(s.netns, func() error {
+		// A pod that was created a moment ago has none.
+		if n, err := sockdiag.Count(s.protocols); err != nil || n <= s.known {
 			return err
 		}
-		socket, err = nl.Subscribe(unix.NETLINK_INET_DIAG)
+		opened, err := sockdiag.Open()
+		sockets = &opened
 		return err
 	}); err != nil {
 		return 0, false, fmt.Errorf("ask for the pod's connections: %w", err)
 	}
-	if socket == nil {
+	if sockets == nil {
 		return 0, false, nil
 	}
-	defer socket.Close()
-	execute := func(request *nl.NetlinkRequest, each func(message []byte)) error {
-		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_INET_DIAG: {Socket: socket}}
-		return request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, func(message []byte) bool {
-			each(message)
-			return true
-		})
-	}
-
-	only, err := cgroups()
-	if err != nil {
-		return 0, false, err
-	}
-	var found []connection
-	for i := range 2 * len(protocols) {
-		family, protocol := []uint8{unix.AF_INET, unix.AF_INET6}[i%2], protocols[i/2]
-		request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-		request.AddRawData(diagRequest(protocol, family, [sizeofDiagID]byte{}))
-		if err := execute(request, func(message []byte) {
-			c, ok := parseConnection(message)
-			c.protocol = protocol
-			switch {
-			case !ok, c.inode == 0, !isDirect(c.remote): // closed by whoever made it, or going elsewhere
-			case only != nil && (c.cgroup != 0 || shared) && !only[c.cgroup]: // an agent's, or a stranger's
-			case len(found) == destroyAtOnce:
-				more = true
-			default:
-				found = append(found, c)
-			}
-		}); err != nil && (protocol != unix.IPPROTO_UDP || !errors.Is(err, unix.ENOENT)) { // a kernel that does not tell
-			return 0, false, fmt.Errorf("list the pod's connections: %w", err)
+	defer sockets.Close()
+	var meant map[uint64]bool
+	if s.cgroups != nil {
+		if meant, err = s.cgroups(); err != nil {
+			return 0, false, err
 		}
 	}
-	if len(found) == 0 {
-		return 0, false, nil
-	}
-
-	// Own sockets are looked for after all others: one that came in between is in neither.
-	own, err := ownSockets()
-	if err != nil {
+	found, more, err := s.find(*sockets, meant)
+	if err != nil || len(found) == 0 {
 		return 0, false, err
+	}
+	destroyed, err = destroyAll(*sockets, found, meant)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return destroyed, false, err
+	}
+	return destroyed, more, err
+}
+
+// find returns destroyAtOnce connections at most, and whether there are more.
+func (s search) find(sockets sockdiag.Namespace, meant map[uint64]bool) (found []sockdiag.Connection, more bool, err error) {
+	err = sockets.Each(s.protocols, func(c sockdiag.Connection) {
+		switch {
+		case c.Inode == 0, !s.isDirect(c.Remote): // closed by its process, or not direct
+		case meant != nil && (c.Cgroup != 0 || s.shared) && !meant[c.Cgroup]: // an agent's, or another pod's
+		case len(found) == destroyAtOnce:
+			more = true
+		default:
+			found = append(found, c)
+		}
+	})
+	return found, more, err
+}
+
+// destroyAll destroys connections, except this process's own. It stops if the kernel cannot
+// destroy any.
+func destroyAll(sockets sockdiag.Namespace, found []sockdiag.Connection, meant map[uint64]bool) (destroyed int, err error) {
+	// Own sockets are listed after all others, so that one that was opened in between is in
+	// neither list.
+	own, err := sockdiag.Own()
+	if err != nil {
+		return 0, err
 	}
 	var errs []error
 	for _, c := range found {
-		if own[c.inode] && (only == nil || c.cgroup == 0) {
+		if own[c.Inode] && (meant == nil || c.Cgroup == 0) {
 			continue
 		}
-		request := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
-		request.AddRawData(diagRequest(c.protocol, c.family, c.id))
-		switch err := execute(request, func([]byte) {}); {
-		case err == nil:
+		ok, err := sockets.Destroy(c)
+		switch {
+		case ok:
 			destroyed++
 		case errors.Is(err, unix.EOPNOTSUPP):
-			return destroyed, false, err // so it will be of all
-		case !errors.Is(err, unix.ENOENT):
-			errs = append(errs, fmt.Errorf("destroy the connection to %s: %w", c.remote, err))
+			return destroyed, err
+		case err != nil:
+			errs = append(errs, err)
 		}
 	}
-	return destroyed, more, errors.Join(errs...)
-}
-
-// countSockets is how many sockets listen, connect or are connected in the calling
-// thread's network namespace.
-func countSockets(protocols []uint8) (int, error) {
-	formats := map[string][]string{"sockstat": {"TCP: inuse %d"}, "sockstat6": {"TCP6: inuse %d"}}
-	if slices.Contains(protocols, unix.IPPROTO_UDP) {
-		formats = map[string][]string{"sockstat": {"TCP: inuse %d", "UDP: inuse %d"}, "sockstat6": {"TCP6: inuse %d", "UDP6: inuse %d"}}
-	}
-	sum := 0
-	for file, formats := range formats {
-		stat, err := os.ReadFile("/proc/thread-self/net/" + file)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // a kernel without IPv6
-		}
-		if err != nil {
-			return 0, err
-		}
-		for line := range strings.Lines(string(stat)) {
-			for _, format := range formats {
-				var n int
-				if _, err := fmt.Sscanf(line, format, &n); err == nil {
-					sum += n
-				}
-			}
-		}
-	}
-	return sum, nil
-}
-
-// connection is what the kernel says of a socket.
-type connection struct {
-	family   uint8
-	protocol uint8
-	id       [sizeofDiagID]byte // by which it can be named
-	remote   netip.AddrPort
-	inode    uint32 // 0 if no process has it
-	cgroup   uint64 // 0 if it is not said
-}
-
-// diagRequest is a struct inet_diag_req_v2 for connections that carry data, or may.
-func diagRequest(protocol, family uint8, id [sizeofDiagID]byte) []byte {
-	const listen, timeWait, newSynRecv = 10, 6, 12
-	b := []byte{family, protocol, 0, 0}
-	b = binary.NativeEndian.AppendUint32(b, ^uint32(1<<listen|1<<timeWait|1<<newSynRecv))
-	return append(b, id[:]...)
-}
-
-// parseConnection reads a struct inet_diag_msg.
-func parseConnection(message []byte) (c connection, ok bool) {
-	if len(message) < sizeofDiagMsg {
-		return c, false
-	}
-	c.family = message[0]
-	copy(c.id[:], message[4:])
-	port, remote := binary.BigEndian.Uint16(c.id[2:]), c.id[20:36]
-	switch c.family {
-	case unix.AF_INET:
-		c.remote = netip.AddrPortFrom(netip.AddrFrom4([4]byte(remote)), port)
-	case unix.AF_INET6:
-		c.remote = netip.AddrPortFrom(netip.AddrFrom16([16]byte(remote)).Unmap(), port)
-	default:
-		return c, false
-	}
-	c.inode = binary.NativeEndian.Uint32(message[68:])
-	attributes, err := nl.ParseRouteAttr(message[sizeofDiagMsg:])
-	if err != nil {
-		return c, false
-	}
-	for _, a := range attributes {
-		if a.Attr.Type == inetDiagCgroupID && len(a.Value) == 8 {
-			c.cgroup = binary.NativeEndian.Uint64(a.Value)
-		}
-	}
-	return c, true
-}
-
-// ownSockets are the inodes of this process's sockets.
-func ownSockets() (map[uint32]bool, error) {
-	const dir = "/proc/self/fd"
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("list own sockets: %w", err)
-	}
-	own := map[uint32]bool{}
-	for _, f := range files {
-		to, err := os.Readlink(filepath.Join(dir, f.Name()))
-		if err != nil {
-			continue // closed meanwhile
-		}
-		if number, ok := strings.CutPrefix(to, "socket:["); ok {
-			inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 32)
-			if err != nil {
-				return nil, fmt.Errorf("list own sockets: %w", err)
-			}
-			own[uint32(inode)] = true
-		}
-	}
-	return own, nil
-}
-
-// cgroupsBelow are the ids of these cgroups and of all below them.
-func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
-	ids := map[uint64]bool{}
-	var below string // of the one that is being walked through
-	err := walkCgroups(root, func(path string, id uint64) error {
-		inside := below != "" && strings.HasPrefix(path, below)
-		if !inside && tops[id] {
-			below, inside = path+string(filepath.Separator), true
-		}
-		if inside {
-			ids[id] = true
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return ids, nil
+	return destroyed, errors.Join(errs...)
 }

@@ -423,21 +423,17 @@ func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
 		only := func(id uint64) func() (map[uint64]bool, error) {
 			return func() (map[uint64]bool, error) { return cgroupsBelow(root, map[uint64]bool{id: true}) }
 		}
-		destroyed, _, err := destroy(pod.file, 0, true, []uint8{unix.IPPROTO_TCP}, isQuiet, only(1<<40))
+		direct := search{netns: pod.file, shared: true, protocols: []uint8{unix.IPPROTO_TCP}, isDirect: isQuiet, cgroups: only(1 << 40)}
+		destroyed, _, err := direct.destroy()
 		require.NoError(t, err)
 		require.Zero(t, destroyed, "of a pod that is gone")
-		destroyed, _, err = destroy(pod.file, 0, true, []uint8{unix.IPPROTO_TCP}, isQuiet, only(id))
+		direct.cgroups = only(id)
+		destroyed, _, err = direct.destroy()
 		require.NoError(t, err)
 		require.Equal(t, 1, destroyed)
 		mine.requireAborted()
 		theirs.requireOpen(q)
 	})
-}
-
-func FuzzParseConnection(f *testing.F) {
-	f.Add([]byte{unix.AF_INET})
-	f.Add(make([]byte, sizeofDiagMsg+4))
-	f.Fuzz(func(_ *testing.T, message []byte) { parseConnection(message) })
 }
 
 // TestHandedNothing is a pod of which the agent before had no listener: nobody served it.

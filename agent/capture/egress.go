@@ -64,6 +64,21 @@ func (p *Pod) setEgress(ports []uint16) ([]net.Listener, error) {
 		return nil, err
 	}
 	p.stopMending() // it would make the redirection of before
+	next, err := p.replaceEgress(before, ports)
+	if err != nil {
+		return nil, err
+	}
+	added := slices.DeleteFunc(slices.Clone(ports), func(port uint16) bool {
+		return before != nil && slices.Contains(before.ports, port)
+	})
+	for tries := 16; tries > 0 && len(added) > 0 && p.node.destroyDirect(nil, added, p); tries-- {
+	}
+	return next.listeners, nil
+}
+
+// replaceEgress redirects to listeners for these ports. After an error, what was redirected
+// before still is.
+func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 	next := &egress{ports: ports}
 	if before != nil {
 		next.port, next.sockets, next.listeners = before.port, before.sockets, before.listeners
@@ -72,20 +87,16 @@ func (p *Pod) setEgress(ports []uint16) ([]net.Listener, error) {
 		return nil, err
 	}
 	p.egress = next
-	if err := p.redirect(); err != nil {
-		p.egress = before
-		if before == nil || len(before.sockets) == 0 {
-			_ = closeAll(next.listeners)
-		}
-		// Of what is in force by now, some may lead to where nobody listens.
-		return nil, errors.Join(err, p.way.redirect(context.Background(), p))
+	err := p.redirect()
+	if err == nil {
+		return next, nil
 	}
-	added := slices.DeleteFunc(slices.Clone(ports), func(port uint16) bool {
-		return before != nil && slices.Contains(before.ports, port)
-	})
-	for tries := 16; tries > 0 && len(added) > 0 && p.node.destroyDirect(nil, added, p); tries-- {
+	p.egress = before
+	if before == nil || len(before.sockets) == 0 {
+		_ = closeAll(next.listeners)
 	}
-	return next.listeners, nil
+	// Some of what is in force by now may lead to a port that nobody listens on.
+	return nil, errors.Join(err, p.way.redirect(context.Background(), p))
 }
 
 // listenEgress opens the listeners, unless they are.

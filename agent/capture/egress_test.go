@@ -405,9 +405,9 @@ func TestEgressIsHandedOver(t *testing.T) {
 func TestEgressOutlivesAChangeOfMode(t *testing.T) {
 	w := newWorld(t)
 	pod := w.pod()
-	cfg := methods[0].config(t)
+	cfg := backends[0].config(t)
 	cfg.Mode, cfg.IPTables = Auto, "nft"
-	var last Method
+	var last Backend
 	for i, mode := range []Mode{EBPF, IPTables, EBPF} {
 		if last != nil {
 			require.NoError(t, last.Close())

@@ -20,7 +20,7 @@ func TestHandOver(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		h := (*hammer)(nil)
-		var last Method
+		var last Backend
 		var handed *Handed
 		for _, name := range []string{"first", "second", "third"} {
 			m := w.agent(cfg)
@@ -213,7 +213,7 @@ func TestPodsOwnPorts(t *testing.T) {
 // TestWaysSideBySide captures each pod in its own way, on one node.
 func TestWaysSideBySide(t *testing.T) {
 	w := newWorld(t)
-	cfg := methods[0].config(t)
+	cfg := backends[0].config(t)
 	cfg.Mode, cfg.Address, cfg.IPTables = Auto, ":7443", iptablesConfig(t).IPTables
 	m := w.agent(cfg)
 	require.Equal(t, []Mode{EBPF, IPTables, Address}, m.Modes())

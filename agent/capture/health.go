@@ -91,21 +91,36 @@ func (n *node) Check(mend bool) []Loss {
 			return []Loss{{Mode: n.ways[0].mode(), Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
-	if own := h.own; own != nil {
-		if own.vitals.probe == nil {
-			n.begin([]*Pod{own})
-		}
-		own.acceptOwn()
-		if pr := own.vitals.probe; pr != nil && pr.arrived.Load() {
-			for _, w := range n.ways {
-				h.slept = w.beat() || h.slept
-			}
-		}
-	}
+	n.showLife()
 	if !locked || !mend {
 		return nil
 	}
+	return n.mendLosses()
+}
 
+// showLife gives a sign of life once the probe of the agent's own pod has arrived.
+func (n *node) showLife() {
+	h := &n.health
+	own := h.own
+	if own == nil {
+		return
+	}
+	if own.vitals.probe == nil {
+		n.begin([]*Pod{own})
+	}
+	own.acceptOwn()
+	if pr := own.vitals.probe; pr == nil || !pr.arrived.Load() {
+		return
+	}
+	for _, w := range n.ways {
+		h.slept = w.beat() || h.slept
+	}
+}
+
+// mendLosses repairs what audits and probes show, and begins the next probes. It is called
+// under node.mu.
+func (n *node) mendLosses() []Loss {
+	h := &n.health
 	if h.slept {
 		for _, p := range n.pods {
 			p.comeBack()
@@ -200,36 +215,19 @@ func (n *node) audit(now time.Time) []Loss {
 	return losses
 }
 
-// examine sees what has become of the pod's probe, and mends what did not let
-// it arrive. It returns what was mended for certain.
+// examine looks at what became of the pod's probe, and mends what kept it from arriving. It
+// returns what was mended for certain.
 func (n *node) examine(p *Pod) (mended *Loss) {
 	v := &p.vitals
 	pr := v.probe
-	if pr.err == nil {
-		if code, err := unix.GetsockoptInt(pr.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
-			pr.err = unix.Errno(code)
-		}
-	}
-	arrived, waits := pr.arrived.Load(), false
-	if !arrived && (pr.err != nil || time.Since(pr.began) > patience) {
-		arrived, waits = p.landed(pr)
-	} else if !arrived {
-		return nil
-	}
+	arrived, waits, pending := p.outcome(pr)
 	switch {
+	case pending:
 	case arrived && v.damage != nil: // it may not be all there is
 		v.end()
 		v.failed = 0
 	case arrived:
-		if v.found != nil {
-			p.recaptured()
-			if v.lost == nil {
-				mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
-			}
-		}
-		v.end()
-		v.failed, v.excused, v.found, v.lost = 0, false, nil, nil
-		n.setStalled(p, false)
+		return n.arrived(p)
 	case waits:
 		if time.Since(pr.began) > stallAfter {
 			n.setStalled(p, true)
@@ -244,6 +242,39 @@ func (n *node) examine(p *Pod) (mended *Loss) {
 	default:
 		n.failed(p)
 	}
+	return nil
+}
+
+// outcome returns whether a probe has arrived, or waits to be accepted; pending: that is not
+// decided yet.
+func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
+	if pr.err == nil {
+		if code, err := unix.GetsockoptInt(pr.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
+			pr.err = unix.Errno(code)
+		}
+	}
+	switch {
+	case pr.arrived.Load():
+		return true, false, false
+	case pr.err == nil && time.Since(pr.began) <= patience:
+		return false, false, true
+	}
+	arrived, waits = p.landed(pr)
+	return arrived, waits, false
+}
+
+// arrived is for a probe that arrived. It returns the loss that was mended by then, if any.
+func (n *node) arrived(p *Pod) (mended *Loss) {
+	v := &p.vitals
+	if v.found != nil {
+		p.recaptured()
+		if v.lost == nil {
+			mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
+		}
+	}
+	v.end()
+	v.failed, v.excused, v.found, v.lost = 0, false, nil, nil
+	n.setStalled(p, false)
 	return mended
 }
 

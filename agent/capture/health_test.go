@@ -30,7 +30,7 @@ type checker struct {
 	stop   func()
 }
 
-func check(t testing.TB, m Method) *checker {
+func check(t testing.TB, m Backend) *checker {
 	c := &checker{}
 	quit, done := make(chan struct{}), make(chan struct{})
 	c.stop = sync.OnceFunc(func() {
@@ -102,7 +102,7 @@ func becomes(t testing.TB, pod *ns, who string, to netip.AddrPort) {
 }
 
 func ebpfConfig(t testing.TB) Config {
-	cfg := methods[0].config(t)
+	cfg := backends[0].config(t)
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	return cfg
 }
@@ -205,7 +205,7 @@ func TestLossesAreMended(t *testing.T) {
 		})},
 		{"rules flushed", IPTables, ofPod, flush},
 	} {
-		for _, m := range methods {
+		for _, m := range backends {
 			if !strings.HasPrefix(m.name, string(test.mode)) {
 				continue
 			}
@@ -314,7 +314,7 @@ func TestRepairsHideNoLoss(t *testing.T) {
 
 // TestPodThatFillsItsTables holds up no other pod.
 func TestPodThatFillsItsTables(t *testing.T) {
-	for _, m := range methods {
+	for _, m := range backends {
 		if !strings.HasPrefix(m.name, string(IPTables)) {
 			continue
 		}
@@ -485,9 +485,9 @@ func TestStalledPod(t *testing.T) {
 
 // TestAgentsThatShareListeners take each other's probes during a hand-over.
 func TestAgentsThatShareListeners(t *testing.T) {
-	for _, method := range methods[:2] {
-		t.Run(method.name, func(t *testing.T) {
-			cfg := method.config(t)
+	for _, backend := range backends[:2] {
+		t.Run(backend.name, func(t *testing.T) {
+			cfg := backend.config(t)
 			w := newWorld(t)
 			pod := w.pod()
 			first, second := w.agent(cfg), w.agent(cfg)

@@ -27,22 +27,10 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 	}
 	var err error
 	for range attempts {
-		switch {
-		case v4 != nil:
-			last = portOf(v4)
-		case v6 != nil:
-			last = portOf(v6)
-		}
-		if v4 == nil {
-			v4, err = listenAt(loopback4, last)
-		}
-		if v4 != nil && v6 == nil {
-			v6, err = listenAt(loopback6, portOf(v4))
-		}
-		switch {
-		case v4 != nil && v6 != nil:
+		if v4, v6, err = listenBoth(last, v4, v6); v4 != nil && v6 != nil {
 			return []*net.TCPListener{v4, v6}, nil
-		case v4 != nil && errors.Is(err, unix.EAFNOSUPPORT):
+		}
+		if v4 != nil && errors.Is(err, unix.EAFNOSUPPORT) {
 			return []*net.TCPListener{v4}, nil
 		}
 		for _, l := range []*net.TCPListener{v4, v6} {
@@ -56,6 +44,24 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 		}
 	}
 	return nil, fmt.Errorf("listen in the pod's network namespace: %w", err)
+}
+
+// listenBoth opens the listeners that are nil, on the port of the other, or else on last. It
+// stops at the first failure.
+func listenBoth(last uint16, v4, v6 *net.TCPListener) (_, _ *net.TCPListener, err error) {
+	switch {
+	case v4 != nil:
+		last = portOf(v4)
+	case v6 != nil:
+		last = portOf(v6)
+	}
+	if v4 == nil {
+		v4, err = listenAt(loopback4, last)
+	}
+	if v4 != nil && v6 == nil {
+		v6, err = listenAt(loopback6, portOf(v4))
+	}
+	return v4, v6, err
 }
 
 func portOf(l *net.TCPListener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }

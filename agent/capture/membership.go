@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,11 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/sockdiag"
 )
 
 // maxCgroups bounds the cgroups of one pod that are looked through and known.
@@ -48,10 +47,10 @@ func (m *membership) check(conn net.Conn) error {
 	switch {
 	case err != nil:
 		return err
-	case peer.cgroup == 0:
+	case peer.Cgroup == 0:
 		return errNoCgroups
 	}
-	return m.has(peer.cgroup)
+	return m.has(peer.Cgroup)
 }
 
 // has returns an error unless a cgroup is the pod's or below.
@@ -105,6 +104,26 @@ func cgroupsIn(dir string) (map[uint64]bool, error) {
 	})
 }
 
+// cgroupsBelow returns the ids of these cgroups and of all below them.
+func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
+	ids := map[uint64]bool{}
+	var below string // of the one that is being walked through
+	err := walkCgroups(root, func(path string, id uint64) error {
+		inside := below != "" && strings.HasPrefix(path, below)
+		if !inside && tops[id] {
+			below, inside = path+string(filepath.Separator), true
+		}
+		if inside {
+			ids[id] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ids, nil
+}
+
 // walkCgroups visits the cgroup at root and those below. Those that are removed
 // meanwhile are passed over.
 func walkCgroups(root string, visit func(path string, id uint64) error) error {
@@ -128,44 +147,18 @@ func walkCgroups(root string, visit func(path string, id uint64) error) error {
 }
 
 // findConnection asks the kernel for the socket in netns that has these ends.
-func findConnection(netns *os.File, local, remote netip.AddrPort) (found connection, err error) {
+func findConnection(netns *os.File, local, remote netip.AddrPort) (found sockdiag.Connection, err error) {
 	err = inNetNS(netns, func() (err error) {
-		found, err = findSocket(local, remote)
+		found, err = sockdiag.Find(local, remote)
 		return err
 	})
-	if err == nil && found.remote.Port() != remote.Port() {
+	if err == nil && found.Remote.Port() != remote.Port() {
 		err = fs.ErrNotExist // what was found listens
 	}
 	if err != nil {
 		return found, fmt.Errorf("ask for a connection: %w", err)
 	}
 	return found, nil
-}
-
-// findSocket asks for a socket in the calling thread's network namespace: that of a
-// connection with these ends, or else one that listens at local.
-func findSocket(local, remote netip.AddrPort) (found connection, err error) {
-	family := uint8(unix.AF_INET)
-	if local.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	var id [sizeofDiagID]byte
-	binary.BigEndian.PutUint16(id[0:], local.Port())
-	binary.BigEndian.PutUint16(id[2:], remote.Port())
-	copy(id[4:], local.Addr().AsSlice())
-	copy(id[20:], remote.Addr().AsSlice())
-	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // whatever its cookie
-	request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, 0)
-	request.AddRawData(diagRequest(unix.IPPROTO_TCP, family, id))
-	ok := false
-	err = request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, func(message []byte) bool {
-		found, ok = parseConnection(message)
-		return true
-	})
-	if err == nil && !ok {
-		err = fs.ErrNotExist
-	}
-	return found, err
 }
 
 // socketsTellCgroups returns an error if the kernel does not say in which cgroup a
@@ -176,11 +169,11 @@ func socketsTellCgroups() error {
 		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
 	}
 	defer l.Close()
-	found, err := findSocket(netip.AddrPortFrom(loopback4, portOf(l)), netip.AddrPortFrom(loopback4, 0))
+	found, err := sockdiag.Find(netip.AddrPortFrom(loopback4, portOf(l)), netip.AddrPortFrom(loopback4, 0))
 	if err != nil {
 		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
 	}
-	if found.cgroup == 0 {
+	if found.Cgroup == 0 {
 		return errNoCgroups
 	}
 	return nil

@@ -56,7 +56,7 @@ type redirector interface {
 	close(pods []*Pod) error
 }
 
-// node is the Method: the pods that are captured, and how.
+// node is the Backend: the pods that are captured, and how.
 type node struct {
 	cfg         Config
 	ways        []redirector // the best first
@@ -233,23 +233,41 @@ func (n *node) capture(r Request) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
-		netns.Close()
-		return nil, os.ErrClosed
-	}
-	if len(n.destinations) == 0 {
-		netns.Close()
-		return nil, errors.New("no destinations have been set")
-	}
 	earlier := n.pods[r.UID]
-	if earlier != nil && (earlier.cgroup == r.Cgroup || !r.HostNetwork) && earlier.hostNetwork == r.HostNetwork && sameFile(earlier.netns, netns) {
+	switch {
+	case n.closed:
+		err = os.ErrClosed
+	case len(n.destinations) == 0:
+		err = errors.New("no destinations have been set")
+	case earlier != nil && earlier.isFor(r, netns):
 		netns.Close()
 		return earlier, nil
 	}
+	if err != nil {
+		netns.Close()
+		return nil, err
+	}
+	p := n.newPod(id, way, netns, r)
+	if err := p.open(r); err != nil {
+		return nil, errors.Join(err, p.closeFiles())
+	}
+	n.pods[r.UID] = p
+	if earlier != nil {
+		// The sandbox was replaced. The old one is gone, whatever it says.
+		_ = earlier.way.release(earlier)
+		_ = earlier.closeFiles()
+	}
+	return p, nil
+}
 
+// isFor reports whether a captured pod is the one that a request asks for.
+func (p *Pod) isFor(r Request, netns *os.File) bool {
+	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && sameFile(p.netns, netns)
+}
+
+func (n *node) newPod(id uuid.UUID, way redirector, netns *os.File, r Request) *Pod {
 	p := &Pod{uid: id, node: n, way: way, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
 	if r.HostNetwork {
 		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: netns}
@@ -257,16 +275,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 	if way.mode() == Address {
 		p.addresses, p.given = r.Addresses, len(r.Addresses) > 0
 	}
-	if err := p.open(r); err != nil {
-		return nil, errors.Join(err, p.closeFiles())
-	}
-	n.pods[r.UID] = p
-	if earlier != nil {
-		// The sandbox was made anew. The old one is gone, whatever it says.
-		_ = earlier.way.release(earlier)
-		_ = earlier.closeFiles()
-	}
-	return p, nil
+	return p
 }
 
 // forgetOthers ends the pod's redirections by other ways than its own, which

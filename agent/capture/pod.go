@@ -41,7 +41,7 @@ type Pod struct {
 // Listeners returns where the pod's redirected connections come in: 127.0.0.1
 // and, unless the kernel has no IPv6, ::1, on the same port; or what comes to
 // the agent's own address from the pod's. They are the caller's to accept from,
-// and closed by [Pod.Release] and [Method.Close].
+// and closed by [Pod.Release] and [Backend.Close].
 //
 // A connection accepted here, like one made by [Pod.DialContext], keeps the
 // pod's network namespace alive until it is closed.
@@ -120,7 +120,7 @@ func (p *Pod) Hand() (*Handed, error) {
 // Abandon is for a pod that was handed over: it closes this agent's listeners
 // and leaves the redirection to the other. What was accepted before can still be
 // served: [Pod.DialContext] works until [Pod.Release], which then does no more
-// than let go of the network namespace. It must come before [Method.Close]. For a
+// than let go of the network namespace. It must come before [Backend.Close]. For a
 // pod captured by Address it should come last: what still comes to this agent's
 // own address is turned away from then on.
 func (p *Pod) Abandon() error {

@@ -200,19 +200,7 @@ func (t natTable) lastLeads(ctx context.Context) (lead, error) {
 // ports is refused before, and until after. If the chain leads to another port, nothing
 // is done unless seize.
 func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *egress, seize bool) error {
-	wanted, refused := []rule{markRule}, []rule{markRule, stayRule}
-	for _, d := range destinations {
-		if d.Addr().Is4() == (t.family == 4) {
-			wanted = append(wanted, redirectRule(d, port))
-		}
-	}
-	if e != nil {
-		wanted = append(wanted, stayRule)
-		for _, at := range e.ports {
-			wanted = append(wanted, egressRule(at, e.port))
-			refused = append(refused, refuseRule(at))
-		}
-	}
+	wanted, refused := t.rulesFor(destinations, port, e)
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
 	}
@@ -237,6 +225,25 @@ func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port 
 		return t.drop(ctx, filter)
 	}
 	return nil
+}
+
+// rulesFor returns the rules of our chain in the nat and in the filter table.
+func (t natTable) rulesFor(destinations []netip.AddrPort, port uint16, e *egress) (redirected, refused []rule) {
+	redirected, refused = []rule{markRule}, []rule{markRule, stayRule}
+	for _, d := range destinations {
+		if d.Addr().Is4() == (t.family == 4) {
+			redirected = append(redirected, redirectRule(d, port))
+		}
+	}
+	if e == nil {
+		return redirected, refused
+	}
+	redirected = append(redirected, stayRule)
+	for _, at := range e.ports {
+		redirected = append(redirected, egressRule(at, e.port))
+		refused = append(refused, refuseRule(at))
+	}
+	return redirected, refused
 }
 
 // put makes the rules those of our chain in the table, and OUTPUT go through it first.

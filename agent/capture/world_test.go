@@ -225,13 +225,13 @@ func (*ns) addresses(n int) (v4, v6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{198, 18, byte(n), 1}), netip.MustParseAddr(fmt.Sprintf("fd00:18:%d::1", n))
 }
 
-// method is a way of capture under test, and how to open it again and again.
-type method struct {
+// backend is a way of capture under test, and how to open it again and again.
+type backend struct {
 	name   string
 	config func(t testing.TB) Config
 }
 
-var methods = []method{
+var backends = []backend{
 	{"ebpf", func(t testing.TB) Config {
 		programtest.Link(t) // for tests that change the mode
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
@@ -270,7 +270,7 @@ func iptablesConfig(t testing.TB) Config {
 
 // forEachMethod runs a test for every way of capture that the machine has.
 func forEachMethod(t *testing.T, test func(t *testing.T, cfg Config)) {
-	for _, m := range methods {
+	for _, m := range backends {
 		t.Run(m.name, func(t *testing.T) {
 			cfg := m.config(t)
 			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -279,8 +279,8 @@ func forEachMethod(t *testing.T, test func(t *testing.T, cfg Config)) {
 	}
 }
 
-// agent opens a method with the listed destinations.
-func agent(t testing.TB, cfg Config) Method {
+// agent opens a backend with the listed destinations.
+func agent(t testing.TB, cfg Config) Backend {
 	t.Helper()
 	m, err := Open(cfg)
 	require.NoError(t, err)
@@ -291,7 +291,7 @@ func agent(t testing.TB, cfg Config) Method {
 }
 
 // agent is one whose own network namespace is that of the servers.
-func (w *world) agent(cfg Config) (m Method) {
+func (w *world) agent(cfg Config) (m Backend) {
 	w.t.Helper()
 	require.NoError(w.t, w.server.do(func() error {
 		m = agent(w.t, cfg)
@@ -301,12 +301,12 @@ func (w *world) agent(cfg Config) (m Method) {
 }
 
 // request asks for a pod to be captured in the best way.
-func request(m Method, uid string, pod *ns) Request {
+func request(m Backend, uid string, pod *ns) Request {
 	return Request{UID: uid, NetNS: pod.path, Mode: m.Modes()[0]}
 }
 
 // captured captures a pod; its listeners answer with name.
-func captured(t testing.TB, m Method, uid string, pod *ns, name string) *Pod {
+func captured(t testing.TB, m Backend, uid string, pod *ns, name string) *Pod {
 	t.Helper()
 	p, err := m.Capture(request(m, uid, pod))
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ type Earlier struct {
 }
 
 // Earlier returns the pods of the other journals in the folder. It is complete if the
-// agent that served last, which had the given handover socket, kept one of the journals
+// agent that served last, which had the given takeover socket, kept one of the journals
 // or this one, all of them can be read, and none lacked room for a pod. Journals are
 // removed when their agents are dead and nothing is left that they are about.
 func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err error) {

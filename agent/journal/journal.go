@@ -85,7 +85,7 @@ func create(dir string) (_ *Journal, err error) {
 	return j, os.Rename(f.Name(), j.path)
 }
 
-// Serving notes that this agent serves once the given handover socket is in place, and
+// Serving notes that this agent serves once the given takeover socket is in place, and
 // that all which is in flight from then on is in the journals, that of agents whose
 // journals could not be read included. An agent without a journal puts another socket
 // there.

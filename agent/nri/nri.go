@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -27,9 +29,11 @@ const (
 	answerWithin = 1500 * time.Millisecond
 	// startWithin bounds a registration.
 	startWithin = 10 * time.Second
-	minBackoff  = 250 * time.Millisecond
-	maxBackoff  = 15 * time.Second
+	// stableAfter is how long a connection lasts before the backoff starts over.
+	stableAfter = 15 * time.Second
 )
+
+var connectBackoff = wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 0.5, Cap: 15 * time.Second, Steps: math.MaxInt}
 
 // Sandbox is the sandbox of a labelled pod that the mesh admitted.
 type Sandbox struct {
@@ -38,42 +42,41 @@ type Sandbox struct {
 	Pod pods.Pod
 }
 
-// Handler is told of sandboxes. Its methods return when ctx ends, at the latest.
+// Handler receives sandboxes. Its methods return when ctx ends, at the latest.
 type Handler interface {
-	// Started is told of a sandbox before it has a container. The runtime waits.
+	// Started is called before a sandbox has a container. The runtime waits.
 	Started(ctx context.Context, s Sandbox)
-	// Stopped is told when its containers have ended for good, and again when it is
-	// thrown away: then the pod may have another sandbox by now.
+	// Stopped is called when the containers of a sandbox have exited for good, and again
+	// when it is removed: the pod may have another sandbox by then.
 	Stopped(ctx context.Context, s Sandbox)
-	// Known is told what sandboxes there are, after the runtime was lost too. Those
-	// that have ended are among them, in any order.
+	// Known receives all sandboxes after each registration, in any order. Sandboxes that
+	// have exited are among them.
 	Known(ctx context.Context, all []Sandbox)
 }
 
-// Run listens to the runtime at socket until ctx ends, and calls tried, once,
-// when it first hears or has failed to.
+// Run registers with the runtime at socket, again and again until ctx ends. It calls tried
+// once, after the first registration or the first failure.
 func Run(ctx context.Context, socket string, h Handler, logger *slog.Logger, tried func()) {
-	wait, told := minBackoff, false
+	logged := false
 	tried = sync.OnceFunc(tried)
-	for ctx.Err() == nil {
+	for backoff := connectBackoff; ctx.Err() == nil; {
 		start := time.Now()
 		err := connect(ctx, socket, h, logger, tried)
 		if ctx.Err() != nil {
 			return
 		}
 		tried()
-		if time.Since(start) > maxBackoff {
-			wait, told = minBackoff, false
+		if time.Since(start) > stableAfter {
+			backoff, logged = connectBackoff, false
 		}
-		if !told {
-			told = true
+		if !logged {
+			logged = true
 			logger.Info("the container runtime does not tell of pods (NRI); they are found a moment later", "reason", err)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
+		case <-time.After(backoff.Step()):
 		}
-		wait = min(2*wait, maxBackoff)
 	}
 }
 

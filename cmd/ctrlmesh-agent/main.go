@@ -22,6 +22,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 )
 
 // version is set by the linker.
@@ -93,7 +94,7 @@ func run(ctx context.Context, args []string) error {
 			if !wait {
 				return nil
 			}
-			return agent.ServeReady(ctx, o.ListenAddress)
+			return telemetry.ServeReady(ctx, o.ListenAddress)
 		})
 	}
 	if o.Node == "" {

@@ -1,0 +1,125 @@
+// Package lockwatch reports lock holders that have exited, so that another replica need
+// not wait for the lock to expire.
+//
+// The proof: at each write of one of the pod's locks, and so while the writer runs, the
+// watch collects all processes of the pod's containers. When all of them have exited, the
+// writer has too. It takes all, because the connection does not tell which process wrote:
+// one container may forward requests of another. A pod of which one container still runs
+// therefore proves nothing.
+package lockwatch
+
+import (
+	"context"
+	"log/slog"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// Writer is the proxy of a pod that may write locks: a *proxy.Pod.
+type Writer interface {
+	Holders() []proxy.Holder
+	HolderWritten() <-chan struct{}
+	Quiet(context.Context) error
+	Done() <-chan struct{}
+}
+
+// Recorder keeps the lock holders of one pod that have exited.
+type Recorder interface {
+	// Written is called with the last writes of all locks when one of them was written. The
+	// recorder drops exited holders whose lock was written since. It returns the name of the
+	// sandbox that the writer runs in, "" if that is not certain.
+	Written(holders []proxy.Holder) (sandbox string)
+	// Exited is called when these holders have exited and no write of theirs is in flight.
+	Exited([]*meshv1.DeadHolder)
+}
+
+// Watch watches the locks of one pod.
+type Watch struct {
+	UID      string
+	Writer   Writer
+	Recorder Recorder
+	// Processes returns the pids of the containers of a pod in a sandbox.
+	Processes func(uid, sandbox string) ([]int, error)
+	Logger    *slog.Logger
+}
+
+// Run returns when the writer is done and nothing is left to report.
+func (w *Watch) Run() {
+	select {
+	case <-w.Writer.HolderWritten():
+	case <-w.Writer.Done():
+		return
+	}
+	for w.await() {
+	}
+}
+
+// await handles one write of a lock. It reports whether a lock was written again.
+func (w *Watch) await() bool {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	holders := w.Writer.Holders()
+	var exited <-chan struct{} // nil: unknown for good
+	if watch := w.watchWriters(holders); watch != nil {
+		defer watch.Close()
+		exited = watch.Exited()
+	}
+	quiet := make(chan error, 1)
+	done := w.Writer.Done()
+	for {
+		select {
+		case <-w.Writer.HolderWritten():
+			return true
+		case <-exited:
+			exited, done = nil, nil
+			go func() { quiet <- w.Writer.Quiet(ctx) }()
+		case err := <-quiet:
+			if err != nil {
+				w.Logger.Error("nobody is told that the holder of a lock has ended", "uid", w.UID, "error", err)
+			} else {
+				w.Recorder.Exited(deadHolders(holders))
+			}
+			done = w.Writer.Done()
+		case <-done:
+			return false
+		}
+	}
+}
+
+// watchWriters watches all processes that may have written the locks. It returns nil if
+// they are not known, or if no lock is held.
+func (w *Watch) watchWriters(holders []proxy.Holder) *exitWatch {
+	sandbox := w.Recorder.Written(holders)
+	if len(deadHolders(holders)) == 0 || sandbox == "" {
+		return nil
+	}
+	pids, err := w.Processes(w.UID, sandbox)
+	if err == nil && len(pids) == 0 {
+		return nil
+	}
+	var watch *exitWatch
+	if err == nil {
+		watch, err = watchExits(pids)
+	}
+	if err != nil {
+		w.Logger.Error("it will not be seen when the holder of a lock ends", "uid", w.UID, "error", err)
+		return nil
+	}
+	return watch
+}
+
+// DeadHolder returns a last write as it is reported once its holder has exited.
+func DeadHolder(h proxy.Holder) *meshv1.DeadHolder {
+	return &meshv1.DeadHolder{Namespace: h.Namespace, Name: h.Name, Identity: h.Identity, ResourceVersion: h.Version}
+}
+
+// deadHolders omits locks that nobody holds.
+func deadHolders(holders []proxy.Holder) (dead []*meshv1.DeadHolder) {
+	for _, h := range holders {
+		if h.Identity != "" {
+			dead = append(dead, DeadHolder(h))
+		}
+	}
+	return dead
+}

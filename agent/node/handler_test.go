@@ -1,0 +1,547 @@
+package node
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
+	"github.com/ctrlmesh/ctrlmesh/agent/journal"
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// served makes a pod one whose requests come here.
+func (r *running) served(t *testing.T, uid string) {
+	t.Helper()
+	require.NoError(t, r.do(t.Context(), func() error {
+		p := r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: uid}, nil)
+		r.pods[uid] = &pod{
+			info: pods.Pod{UID: uid, Namespace: "ns", Name: uid}, announced: time.Now(),
+			state:       lifecycle.State{Presence: lifecycle.Announced, Redirect: lifecycle.Successor, Proxy: lifecycle.Waiting},
+			redirection: redirection{proxied: p},
+		}
+		return nil
+	}))
+}
+
+func TestALesserSerialIsRefusedAlsoByTheNextAgent(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
+	require.ErrorContains(t, err, "policy 6-x has serial 6, and the pod may act on 7 or later")
+	assert.Equal(t, map[string]string{"a": "7-x"}, r.Versions(), "the last good one")
+
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	assert.Equal(t, map[string]string{"a": "none"}, r.Versions())
+
+	next := restarted(t, r)
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
+	require.Error(t, err, "a refusal lowers nothing")
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	require.Error(t, err, "it came late: the pod was refused since")
+	serial, barred := next.Serial("a")
+	assert.EqualValues(t, 7, serial)
+	assert.True(t, barred)
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "8-y", Serial: 8})
+	serial, barred = next.Serial("a")
+	assert.EqualValues(t, 8, serial)
+	assert.False(t, barred)
+
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "by-hand", Sharding: &meshv1.Sharding{Shard: "by-hand"}})
+	require.ErrorContains(t, err, "delete the pod")
+}
+
+// A restored backup may have a pod as a member that ended since, and that its agent forgot.
+func TestPolicyOfAMemberThatTheAgentForgot(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, RequiredSerial: 6})
+	require.ErrorContains(t, err, "policy 7-x is for a pod that has had serial 6 and was not refused since")
+	serial, _ := r.Serial("a")
+	assert.Zero(t, serial)
+	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, RequiredSerial: 6, Refuse: "forgotten"})
+	next := restarted(t, r)
+	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8, RequiredSerial: 7})
+	require.Error(t, err, "a refusal may have ended its membership")
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8})
+	setPolicy(t, restarted(t, next), &meshv1.PodPolicy{Uid: "a", Version: "9-x", Serial: 9, RequiredSerial: 8})
+}
+
+// The manager counts a pod that it does not know as one that acts until this is so.
+func TestRemovedPodIsRefusedOnceItsWritesHaveEnded(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	over, another := make(chan struct{}), make(chan struct{})
+	r.in(t, func() { r.earlier.Add("a", over); r.earlier.Add("gone", another); r.earlier.Deleted("gone", "another") })
+	settled, err := r.RemovePolicy("a")
+	require.NoError(t, err)
+	assert.False(t, inflight.Closed(settled))
+	close(over)
+	<-settled
+	settled, err = r.RemovePolicy("gone")
+	require.NoError(t, err)
+	assert.False(t, inflight.Closed(settled))
+	assert.Equal(t, map[string]string{"a": "", "gone": ""}, r.Versions())
+	assert.Equal(t, map[string]string{"a": "ns", "gone": "another"}, r.Namespaces())
+	close(another)
+	<-settled
+	settled, err = r.RemovePolicy("unknown")
+	require.NoError(t, err)
+	assert.True(t, inflight.Closed(settled))
+}
+
+// restarted is the agent after r, on the same node, that knows pod a from disk.
+func restarted(t *testing.T, r *running) *running {
+	t.Helper()
+	next := start(t, 0)
+	require.NoError(t, next.do(t.Context(), func() error {
+		next.Store = r.Store
+		next.restore(nil, nil)
+		next.pods["a"].announced = time.Now()
+		return nil
+	}))
+	return next
+}
+
+// Of a pod that is gone the manager knows no rules. If it runs on, they hold, in the next
+// agent too.
+func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	traffic := &meshv1.Traffic{
+		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: []*meshv1.LimitRule{{
+			Name: "hosts", Key: "k", Http: []*meshv1.HttpMatch{{}}, MaxInFlight: 1, Share: &meshv1.Share{Of: 1},
+		}}}},
+		Egress: &meshv1.Egress{Ports: []uint32{443}},
+	}
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
+	told := func() (out *meshv1.Traffic) {
+		r.in(t, func() { out, _ = r.pods["a"].proxied.Traffic() })
+		return out
+	}
+	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())
+	assert.Zero(t, told().Breakers[0].Rules[0].Share.Of, "its share goes to others once it is told")
+	saved, err := r.Store.Policy("a")
+	require.NoError(t, err)
+	assert.Equal(t, []uint32{443}, saved.GetTraffic().GetEgress().GetPorts())
+	assert.EqualValues(t, 1, traffic.Breakers[0].Rules[0].Share.Of, "what the manager said is not written to")
+
+	traffic.Egress.Ports[0] = 8443
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet", Traffic: traffic})
+	assert.Equal(t, []uint32{8443}, told().GetEgress().GetPorts(), "of a pod that is known they are the manager's")
+	assert.EqualValues(t, 1, told().Breakers[0].Rules[0].Share.Of)
+
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "free", Refuse: "no shard yet"})
+	assert.True(t, proto.Equal(&meshv1.Traffic{}, told()), "and end when they are deleted: %s", told())
+}
+
+// A pod that is refused lacks rules of the apiserver's, and what they counted is not forgotten
+// with the agent.
+func TestWhatRulesOfARefusedPodCountedIsHandedOver(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "x", Traffic: &meshv1.Traffic{
+		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: []*meshv1.LimitRule{{Name: "all", Key: "counted"}}}},
+	}})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	r.in(t, func() { assert.Contains(t, string(r.exportCounts(r.pods["a"].proxied)), "counted") })
+}
+
+func TestARefusalWithASerialBarsItForever(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
+	for range 2 {
+		_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+		require.ErrorContains(t, err, "may act on 8 or later")
+		r = restarted(t, r)
+	}
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8})
+}
+
+func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
+	for what, remove := range map[string]func(*running){
+		"removed": func(r *running) { _, err := r.RemovePolicy("a"); require.NoError(t, err) },
+		"untold":  func(r *running) { r.Synced(nil) },
+	} {
+		r := start(t, 0)
+		r.served(t, "a")
+		setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+		remove(r)
+		next := restarted(t, r)
+		for range 2 {
+			_, err := next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "whole"})
+			require.Error(t, err, what)
+			remove(next)
+		}
+		setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "1-y", Serial: 1})
+	}
+}
+
+// crashed saves policies of pods as an agent does that dies then.
+func crashed(t *testing.T, r *running, pods ...*meshv1.PodPolicy) {
+	t.Helper()
+	for _, p := range pods {
+		require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: p, Since: time.Now()}))
+	}
+	r.in(t, func() {
+		r.restore(nil, nil)
+		for _, p := range pods {
+			r.pods[p.GetUid()].announced = time.Now()
+		}
+	})
+}
+
+func TestCrashOfAnAgentWithoutJournal(t *testing.T) {
+	r := start(t, 0)
+	began := time.Now()
+	crashed(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, Sharding: &meshv1.Sharding{RequestTimeoutSeconds: 2}})
+	assert.Empty(t, r.Versions()["a"])
+
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	require.NotNil(t, settled)
+	<-settled
+	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second+meshv1.LostWrite)
+	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+}
+
+func TestCrashOfAnAgentDelaysPodsThatWereWriting(t *testing.T) {
+	const unseen = time.Second
+	journals := t.TempDir()
+	before, err := journal.Create(journals)
+	require.NoError(t, err)
+	before.Serving(takeover.ID{1, 1})
+	writing, idle := before.Pod("writing"), before.Pod("idle")
+	for _, p := range []*journal.Pod{writing, idle} {
+		p.Unseen(unseen)
+		p.Begin()
+	}
+	idle.End()
+	before.Abandon()
+
+	r := startIn(t, journals, 0)
+	began := time.Now()
+	crashed(t, r,
+		&meshv1.PodPolicy{Uid: "writing", Version: "1-x", Serial: 1}, &meshv1.PodPolicy{Uid: "idle", Version: "1-x", Serial: 1},
+		&meshv1.PodPolicy{Uid: "open", Version: "1-x", Serial: 1, FailOpen: true})
+	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}), "its writes had ended")
+	assert.False(t, inflight.Closed(setPolicy(t, r, &meshv1.PodPolicy{Uid: "open", Version: "2-x", Serial: 2})), "its writes passed no agent")
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
+	require.False(t, inflight.Closed(settled))
+	assert.Equal(t, map[string]string{"idle": "2-x", "open": "", "writing": ""}, r.Versions())
+	<-settled
+	assert.GreaterOrEqual(t, time.Since(began), unseen)
+	assert.Less(t, time.Since(began), meshv1.LostWrite)
+}
+
+func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
+	for name, before := range map[string]func(t *testing.T, journals string) (drained chan struct{}, policy *meshv1.PodPolicy){
+		"after a crash without a journal": func(*testing.T, string) (chan struct{}, *meshv1.PodPolicy) {
+			return nil, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}
+		},
+		"while an agent without a journal drains": func(*testing.T, string) (chan struct{}, *meshv1.PodPolicy) {
+			return make(chan struct{}), &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}
+		},
+		"after a crash with a pod that fails open": func(t *testing.T, journals string) (chan struct{}, *meshv1.PodPolicy) {
+			idle, err := journal.Create(journals)
+			require.NoError(t, err)
+			idle.Serving(takeover.ID{1, 1})
+			idle.Abandon()
+			return nil, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1, FailOpen: true}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			journals := t.TempDir()
+			drained, saved := before(t, journals)
+			second := startIn(t, journals, 0)
+			require.NoError(t, second.Store.SavePolicy(state.Saved{PodPolicy: saved, Since: time.Now()}))
+			second.in(t, func() { second.restore(nil, drained) })
+			second.Journal.Abandon()
+
+			third := startIn(t, journals, 0)
+			third.Store, third.earlier.Predecessor = second.Store, second.earlier.Own
+			saved.FailOpen = false
+			crashed(t, third, saved)
+			assert.False(t, inflight.Closed(setPolicy(t, third, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
+		})
+	}
+}
+
+// serveWithout puts a socket in place as an agent without a journal does, and dies.
+func serveWithout(t *testing.T, path string) {
+	t.Helper()
+	socket, err := takeover.Listen(path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.NoError(t, socket.Take())
+	require.NoError(t, socket.Close())
+}
+
+// takesOver lets r serve, at once without its takeover socket, as if it had died.
+func (r *running) takesOver(t *testing.T, path string) {
+	t.Helper()
+	r.in(t, func() {
+		socket, err := r.TakeOver(t.Context(), path)
+		if assert.NoError(t, err) {
+			assert.NoError(t, socket.Close())
+		}
+	})
+}
+
+func TestOnlyTheLastAgentsJournalCounts(t *testing.T) {
+	for name, tt := range map[string]struct {
+		between func(t *testing.T, journals, path string)
+		waits   bool
+	}{
+		"nobody served in between":               {func(*testing.T, string, string) {}, false},
+		"an agent without a journal was between": {func(t *testing.T, _, path string) { serveWithout(t, path) }, true},
+		"and one that never served": {func(t *testing.T, journals, path string) {
+			serveWithout(t, path)
+			killed, err := journal.Create(journals)
+			require.NoError(t, err)
+			killed.Abandon()
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			journals, path := t.TempDir(), filepath.Join(t.TempDir(), "agent.sock")
+			first := startIn(t, journals, 0)
+			first.takesOver(t, path)
+			first.Journal.Pod("b").Close()
+			first.Journal.Abandon()
+			tt.between(t, journals, path)
+
+			next := startIn(t, journals, 0)
+			require.NoError(t, next.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+			next.takesOver(t, path)
+			settled := setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+			assert.Equal(t, tt.waits, settled != nil && !inflight.Closed(settled))
+		})
+	}
+}
+
+func TestTakeoverPassesDeadlines(t *testing.T) {
+	const left = time.Second
+	journals := t.TempDir()
+	old, err := journal.Create(journals)
+	require.NoError(t, err)
+	old.Serving(takeover.ID{1, 1})
+	t.Cleanup(old.Abandon)
+	lost, quiet := old.Pod("lost"), old.Pod("quiet")
+
+	r := startIn(t, journals, 0)
+	for _, uid := range []string{"lost", "quiet"} {
+		require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
+	}
+	r.in(t, func() {
+		r.restore([]takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
+		for _, mb := range r.pods {
+			mb.announced = time.Now()
+		}
+	})
+	settled := map[string]<-chan struct{}{}
+	for _, uid := range []string{"lost", "quiet"} {
+		assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}), "the old agent confirmed it")
+		settled[uid] = setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})
+	}
+	time.Sleep(100 * time.Millisecond)
+	assert.False(t, inflight.Closed(settled["quiet"]), "the old agent serves its connections")
+
+	began := time.Now()
+	lost.Begin()
+	lost.Lose(left)
+	lost.Close()
+	quiet.Close()
+	<-settled["quiet"]
+	assert.Less(t, time.Since(began), left, "nothing of it was lost")
+	<-settled["lost"]
+	assert.GreaterOrEqual(t, time.Since(began), left)
+}
+
+// The one that serves has the pods from disk, as they were.
+func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T) {
+	old := start(t, 0)
+	old.served(t, "a")
+	setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+	_, err := old.Incumbent().Offer(t.Context())
+	require.NoError(t, err)
+	next := restarted(t, old)
+	assert.Nil(t, setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}), "both know it")
+
+	settled := setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	_, err = old.Incumbent().Yield(t.Context())
+	require.NoError(t, err)
+	old.soon(t, "another look", func() bool { old.saveMissing(); return true })
+	assert.False(t, inflight.Closed(settled))
+	assert.Empty(t, old.Versions()["a"])
+
+	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	old.soon(t, "the successor's", func() bool { return inflight.Closed(settled) })
+	assert.Equal(t, map[string]string{"a": "2-x"}, old.Versions())
+}
+
+// The successor is lost: what was said meanwhile is saved now.
+func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	_, err := r.Incumbent().Offer(t.Context())
+	require.NoError(t, err)
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	assert.False(t, inflight.Closed(settled))
+
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
+	<-settled
+	saved, err := r.Store.Policy("a")
+	require.NoError(t, err)
+	assert.Equal(t, "2-x", saved.GetVersion())
+}
+
+func TestAgentWithoutRoomForAJournal(t *testing.T) {
+	run, recorded := t.TempDir(), events.NewFakeRecorder(1)
+	require.NoError(t, os.WriteFile(filepath.Join(run, "journal"), nil, 0o600)) // where the folder should be
+	writes := OpenJournal(filepath.Join(run, "journal"), telemetry.NewRecorder(recorded, "node1"), slog.New(slog.DiscardHandler))
+	assert.Contains(t, <-recorded.Events, "JournalUnavailable")
+
+	path := filepath.Join(run, "agent.sock")
+	first := start(t, 0)
+	require.NoError(t, first.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
+	first.in(t, func() { first.Journal, first.earlier = writes, inflight.New(writes, first.Logger) })
+	first.takesOver(t, path)
+
+	require.NoError(t, os.Remove(filepath.Join(run, "journal")))
+	next := startIn(t, filepath.Join(run, "journal"), 0)
+	next.Store = first.Store
+	next.takesOver(t, path)
+	assert.False(t, inflight.Closed(setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
+}
+
+func TestResumeWaitsForWritesOfTheSuccessor(t *testing.T) {
+	const unseen = time.Second
+	journals := t.TempDir()
+	r := startIn(t, journals, 0)
+	for _, uid := range []string{"writing", "idle"} {
+		r.served(t, uid)
+		setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1})
+	}
+	_, err := r.Incumbent().Offer(t.Context())
+	require.NoError(t, err)
+	successor, err := journal.Create(journals)
+	require.NoError(t, err)
+	writing := successor.Pod("writing")
+	writing.Unseen(unseen)
+	writing.Begin()
+	successor.Pod("idle")
+	meanwhile := setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "2-x", Serial: 2})
+	successor.Abandon()
+	began := time.Now()
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
+
+	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "idle", Version: "2-x", Serial: 2}))
+	assert.Equal(t, map[string]string{"idle": "2-x", "writing": ""}, r.Versions())
+	assert.False(t, inflight.Closed(setPolicy(t, r, &meshv1.PodPolicy{Uid: "writing", Version: "3-x", Serial: 3})))
+	<-meanwhile
+	assert.GreaterOrEqual(t, time.Since(began), unseen)
+	assert.Less(t, time.Since(began), meshv1.LostWrite)
+	assert.Equal(t, map[string]string{"idle": "2-x", "writing": "3-x"}, r.Versions())
+}
+
+func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
+	journals := t.TempDir()
+	r := startIn(t, journals, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "1-x", Serial: 1})
+	_, err := r.Incumbent().Offer(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(journals, "other.journal"), nil, 0o600))
+	require.NoError(t, r.Incumbent().Resume(t.Context()))
+	for _, uid := range []string{"a", "unseen"} {
+		assert.False(t, inflight.Closed(setPolicy(t, r, &meshv1.PodPolicy{Uid: uid, Version: "2-x", Serial: 2})))
+	}
+}
+
+// What the old agent has under way is within what it confirmed, and no other.
+func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T) {
+	r := start(t, 0)
+	sharding := &meshv1.Sharding{RequestTimeoutSeconds: 1}
+	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
+	drained := make(chan struct{})
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.restore([]takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
+		r.pods["a"].announced = time.Now()
+		return nil
+	}))
+	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+	assert.Nil(t, setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2}))
+
+	settled := setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "3-x", Serial: 3})
+	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
+	began := time.Now()
+	close(drained)
+	<-settled
+	assert.GreaterOrEqual(t, time.Since(began), time.Second+meshv1.LostWrite, "it may have died, and has no journal")
+	assert.Equal(t, map[string]string{"a": "3-x"}, r.Versions())
+}
+
+// The next agent captures the pod under what is saved.
+func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
+	r := start(t, 0)
+	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.restore(nil, nil)
+		r.pods["a"].announced = time.Now()
+		return nil
+	}))
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "unseen", Version: "3-x", Serial: 3})
+	saved := func() map[string]state.Saved {
+		_, all, err := r.Store.Load()
+		require.NoError(t, err)
+		byUID := map[string]state.Saved{}
+		for _, p := range all {
+			byUID[p.GetUid()] = p
+		}
+		return byUID
+	}
+	assert.Equal(t, "2-x", saved()["a"].GetVersion())
+	assert.True(t, saved()["a"].Since.After(time.Now()), "its clients were not told")
+	assert.Equal(t, "3-x", saved()["unseen"].GetVersion())
+
+	r.Synced(map[string]bool{"a": true})
+	assert.NotContains(t, saved(), "unseen")
+}
+
+func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	dir := filepath.Join(t.TempDir(), "policies")
+	store, err := state.Open(dir)
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, r.do(t.Context(), func() error { r.Store = store; return nil }))
+
+	_, err = r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
+	require.ErrorContains(t, err, "is in force, but the next agent would not know")
+	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
+	r.soon(t, "the policy", func() bool { return r.pods["a"].proxied.Version() == "1-x" })
+
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	r.soon(t, "another try", func() bool { return r.version(r.pods["a"]) == "1-x" })
+}

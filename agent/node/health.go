@@ -1,0 +1,136 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+)
+
+// stalledAfter is how long without a check the agent counts as not ready.
+const stalledAfter = 2 * time.Second
+
+// losses are the redirections that have no effect. It is safe for concurrent use.
+type losses struct {
+	mu   sync.Mutex
+	lost map[lossKey]capture.Loss // not repaired
+	last time.Time                // a check ended
+}
+
+type lossKey struct {
+	uid  string
+	mode capture.Mode
+}
+
+// ready returns why the redirections of this node are not in force.
+func (l *losses) ready() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last.IsZero() || time.Since(l.last) > stalledAfter {
+		return errors.New("the redirections of this node are not checked")
+	}
+	for key, loss := range l.lost {
+		if key.uid == "" {
+			return fmt.Errorf("the redirection of this node (%s) has no effect: %w", key.mode, loss.Reason)
+		}
+	}
+	return nil
+}
+
+// note keeps what a check found. It returns the new losses, and those that are repaired.
+func (l *losses) note(found []capture.Loss) (fresh, mended []capture.Loss) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = time.Now()
+	before := l.lost
+	l.lost = map[lossKey]capture.Loss{}
+	for _, loss := range found {
+		key := lossKey{loss.UID, loss.Mode}
+		_, known := before[key]
+		delete(before, key)
+		if !known {
+			fresh = append(fresh, loss)
+		}
+		if loss.Repair != nil {
+			l.lost[key] = loss
+		} else {
+			mended = append(mended, loss)
+		}
+	}
+	for loss := range maps.Values(before) { // lost before and not now
+		mended = append(mended, loss)
+	}
+	return fresh, mended
+}
+
+// WatchHealth checks the redirections until ctx ends, while they are this agent's. They are
+// while they are offered to a successor: without checks, pods that fail open go direct.
+func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
+	ticker := time.NewTicker(capture.CheckInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if phase(n.shown.Load()) > handing {
+			continue
+		}
+		if !socket.Current() {
+			// This process was stopped, and another took its place. To repair
+			// anything now would take the pods away from that.
+			n.Logger.Warn("another agent has taken over unasked")
+			_, _ = n.Incumbent().Yield(ctx)
+			continue
+		}
+		n.check(ctx)
+	}
+}
+
+func (n *Node) check(ctx context.Context) {
+	found := n.Capture.Check(phase(n.shown.Load()) == serving)
+	if ctx.Err() != nil || phase(n.shown.Load()) != serving {
+		return // on its way out: what did not arrive is no loss
+	}
+	fresh, mended := n.losses.note(found)
+	for _, loss := range fresh {
+		n.Metrics.Lost(loss.Mode)
+	}
+	for _, loss := range mended {
+		n.Metrics.Repaired(loss.Mode)
+	}
+	if len(fresh)+len(mended) > 0 {
+		// The loop knows the pods' names, and is not waited for: pods that fail open
+		// go direct without the next check.
+		go func() {
+			_ = n.do(ctx, func() error {
+				for _, loss := range fresh {
+					n.recordLoss("RedirectionLost", "the redirection to the mesh had no effect", loss)
+				}
+				for _, loss := range mended {
+					n.recordLoss("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
+				}
+				return nil
+			})
+		}()
+	}
+}
+
+// recordLoss logs a loss, or its repair, and records an Event.
+func (n *Node) recordLoss(reason, what string, loss capture.Loss) {
+	note := fmt.Sprintf("%s (%s): %v", what, loss.Mode, loss.Reason)
+	p := n.pods[loss.UID]
+	if p == nil {
+		n.Logger.Warn(what, "mode", string(loss.Mode), "reason", loss.Reason, "uid", loss.UID)
+		n.Events.Node(reason, note)
+		return
+	}
+	n.Logger.Warn(what, "pod", p.info.String(), "mode", string(loss.Mode), "reason", loss.Reason)
+	n.Events.Pod(p.info, reason, note)
+}

@@ -1,0 +1,41 @@
+package node
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+)
+
+func TestALossIsNewOnceAndMendedOnce(t *testing.T) {
+	var h losses
+	assert.Error(t, h.ready(), "nothing was checked yet")
+	lost := capture.Loss{UID: "a", Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}
+	mended := capture.Loss{Mode: capture.IPTables, Reason: errors.New("flushed")}
+
+	fresh, again := h.note([]capture.Loss{lost, mended})
+	assert.Equal(t, []capture.Loss{lost, mended}, fresh)
+	assert.Equal(t, []capture.Loss{mended}, again)
+
+	fresh, again = h.note([]capture.Loss{lost})
+	assert.Empty(t, fresh)
+	assert.Empty(t, again)
+	assert.NoError(t, h.ready(), "one pod does not take the others' agent away")
+
+	_, again = h.note(nil)
+	assert.Equal(t, []capture.Loss{lost}, again)
+}
+
+func TestAnAgentWhoseNodeIsNotRedirectedIsNotReady(t *testing.T) {
+	var h losses
+	h.note([]capture.Loss{{Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}})
+	assert.ErrorContains(t, h.ready(), "detached")
+	h.note(nil)
+	require.NoError(t, h.ready())
+
+	h.last = h.last.Add(-2 * stalledAfter)
+	assert.Error(t, h.ready(), "checks that stopped say nothing")
+}

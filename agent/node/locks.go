@@ -1,0 +1,62 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/lockwatch"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// loopTimeout bounds the wait for the loop to finish what it does.
+const loopTimeout = 5 * time.Second
+
+// lockRecorder implements lockwatch.Recorder for one pod.
+type lockRecorder struct {
+	*Node
+	uid string
+}
+
+// watchLocks reports holders of the pod's locks that exit, until the pod is released.
+func (n *Node) watchLocks(uid string, writer lockwatch.Writer) {
+	w := lockwatch.Watch{UID: uid, Writer: writer, Recorder: lockRecorder{n, uid}, Processes: n.Locator.Processes, Logger: n.Logger}
+	w.Run()
+}
+
+// Written implements lockwatch.Recorder. Writes in flight of earlier agents may be those
+// of another process.
+func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
+	r.in(func(p *pod) {
+		if r.earlier.Ended(r.uid) && !time.Now().Before(r.earlier.UnknownUntil) {
+			sandbox = p.sandbox
+		}
+		p.exited = slices.DeleteFunc(p.exited, func(d *meshv1.DeadHolder) bool {
+			return !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
+		})
+	})
+	return sandbox
+}
+
+// Exited implements lockwatch.Recorder.
+func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
+	r.in(func(p *pod) {
+		p.exited = dead
+		r.Logger.Info("the holder of a lock has ended", "pod", p.info.String())
+	})
+}
+
+// in calls f in the loop, if the pod is still known.
+func (r lockRecorder) in(f func(*pod)) {
+	ctx, cancel := context.WithTimeout(context.Background(), loopTimeout)
+	defer cancel()
+	_ = r.do(ctx, func() error {
+		if p := r.pods[r.uid]; p != nil {
+			f(p)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,71 @@
+package node
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// reportChanges reports pods that have changed to the manager and the metrics.
+func (n *Node) reportChanges() {
+	if n.phase >= handing {
+		return // the successor reports
+	}
+	counts := map[string]int{}
+	for uid, p := range n.pods {
+		if p.state.Presence == lifecycle.Expected {
+			continue
+		}
+		r := n.report(uid, p)
+		counts[r.GetCapture()]++
+		if !proto.Equal(r, p.reported) {
+			p.reported = r
+			n.Manager.Report(r)
+			if s := p.policy.GetSharding(); len(s.GetLocks()) > 0 {
+				n.Metrics.SetLockHolder(p.info.Namespace, p.info.Name, s.GetShard(), r.GetLockHolder())
+			}
+		}
+	}
+	n.Metrics.SetPods(counts)
+}
+
+// report returns the present state of a pod.
+func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
+	r := &meshv1.PodReport{Uid: uid, Message: p.problem, DeadHolders: p.exited}
+	if p.captured == nil {
+		return r
+	}
+	r.Capture = string(p.captured.Mode())
+	r.Version = n.version(p)
+	r.LockHolder, r.HeldLocks = p.proxied.LockHolder(), p.proxied.HeldLocks()
+	r.ObservedLocks = observedLocks(p.proxied.ObservedLocks())
+	r.Methods = p.proxied.Methods()
+	r.EgressMessage = p.egressProblem
+	r.TrafficMessage = p.trafficProblem()
+	p.addCounts(r)
+	return r
+}
+
+func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {
+	for _, l := range locks {
+		out = append(out, &meshv1.ObservedLock{Namespace: l.Namespace, Name: l.Name, Resource: l.Resource, Holder: l.Holder, Written: l.Written})
+	}
+	return out
+}
+
+// countInterval is the shortest time between reports of changed counts alone.
+const countInterval = 2 * time.Second
+
+// addCounts adds the counts of rules and faults, as of countInterval ago at most.
+func (p *pod) addCounts(r *meshv1.PodReport) {
+	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && time.Since(p.counted) < countInterval {
+		r.Rules, r.Faults = last.GetRules(), last.GetFaults()
+		return
+	}
+	p.counted = time.Now()
+	r.Rules, r.Faults = p.proxied.RuleStates(), p.proxied.FaultStates()
+}

@@ -1,0 +1,129 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
+	"github.com/ctrlmesh/ctrlmesh/agent/nri"
+)
+
+// sandboxes brings the events of the runtime into the loop.
+type sandboxes struct{ *Node }
+
+// Sandboxes returns the handler of the container runtime's events.
+func (n *Node) Sandboxes() nri.Handler { return sandboxes{n} }
+
+// Started implements nri.Handler: the pod is captured before it has a container.
+func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
+	start := time.Now()
+	err := s.do(ctx, func() error {
+		if s.phase != serving {
+			return nil
+		}
+		uid := b.Pod.UID
+		p := s.announce(b)
+		if p.captured != nil { // it was found first, or has had a sandbox before
+			s.checkSandboxesOf(map[string]bool{uid: true})
+		}
+		if p.captured == nil {
+			p.fresh, p.since = true, time.Now()
+			p.info.Addresses = b.Pod.Addresses
+			s.captureAll(map[string]bool{uid: true}, true)
+		}
+		if p.captured != nil {
+			s.Metrics.Enrolled(time.Since(start))
+		}
+		return nil
+	})
+	if err != nil {
+		s.Logger.Error("a pod starts before it is captured: until it is, it is refused", "pod", b.Pod.String(), "error", err)
+	}
+}
+
+// Stopped implements nri.Handler: listeners would keep the network namespace. The earlier
+// sandboxes of a pod stop too, when they are removed. The runtime removes the pod's network
+// afterwards, so the responses to its last writes are awaited first.
+func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
+	var over <-chan struct{}
+	err := s.do(ctx, func() error {
+		p := s.pods[b.Pod.UID]
+		if p == nil || p.sandbox != b.ID || s.phase != serving {
+			return nil
+		}
+		if in, err := s.inCaptured(p); in || err != nil {
+			return err // the pod watch will report it
+		}
+		s.handle(b.Pod.UID, p, lifecycle.SandboxExit)
+		if !p.info.HostNetwork { // else its network stays
+			over = p.last
+		}
+		p.sandbox, p.since = "", time.Time{}
+		return nil
+	})
+	if err != nil || inflight.Closed(over) {
+		return
+	}
+	select {
+	case <-over:
+	case <-time.After(shutdownGrace):
+	case <-ctx.Done():
+	}
+}
+
+// inCaptured reports whether a process of the pod is in its captured network namespace.
+func (n *Node) inCaptured(p *pod) (bool, error) {
+	uid := p.info.UID
+	found, err := n.Locator.Find(map[string]bool{uid: true})
+	if err != nil {
+		return false, err
+	}
+	ns, err := n.Locator.Open(uid, found[uid].PIDs, p.info.HostNetwork, p.netns)
+	if err != nil || ns == nil {
+		return false, err
+	}
+	defer ns.Close()
+	return ns.Inode == p.netns, nil
+}
+
+// Known implements nri.Handler. Sandboxes that exited long ago are among all: if a pod has
+// several, it is not certain which one is current.
+func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
+	_ = s.do(ctx, func() error {
+		if s.phase != serving {
+			return nil
+		}
+		count := map[string]int{}
+		for _, b := range all {
+			count[b.Pod.UID]++
+		}
+		for _, b := range all {
+			if count[b.Pod.UID] > 1 {
+				b.ID = ""
+			}
+			s.announce(b)
+		}
+		s.captureMissing()
+		return nil
+	})
+}
+
+// announce notes that the runtime has a sandbox of a pod.
+func (s sandboxes) announce(b nri.Sandbox) *pod {
+	uid := b.Pod.UID
+	p := s.pods[uid]
+	if p == nil {
+		p = newPod(b.Pod, lifecycle.Expected)
+		s.pods[uid] = p
+	}
+	if p.state.Presence <= lifecycle.Restored {
+		p.info, p.announced = b.Pod, time.Now()
+	}
+	if len(p.info.Addresses) == 0 {
+		p.info.Addresses = b.Pod.Addresses
+	}
+	p.sandbox = b.ID
+	s.handle(uid, p, lifecycle.Announcement)
+	return p
+}

@@ -1,0 +1,236 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
+)
+
+// TakeOver takes the pods over from the agent that serves, or restores what one has left. It
+// returns the socket where the next agent asks. After an error the predecessor goes on.
+func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, err error) {
+	socket, err := takeover.Listen(path, n.Logger)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = socket.Close()
+		}
+	}()
+	start := time.Now()
+	offer, err := takeover.Ask(ctx, path, n.PodStart)
+	if errors.Is(err, takeover.ErrRefused) {
+		return nil, err
+	}
+	if err != nil {
+		n.Logger.Error("starting as after a crash", "reason", err)
+	}
+	n.earlier.Predecessor, n.earlier.Own = takeover.At(path), socket.ID()
+	if offer == nil {
+		// First the socket: an agent that only hangs must find it before it changes what
+		// this one makes.
+		if err := socket.Take(); err != nil {
+			return nil, err
+		}
+		n.restore(nil, nil)
+		return socket, nil
+	}
+	n.restore(offer.Pods, offer.Drained)
+	if err := n.verifyCaptured(offer.Pods); err != nil {
+		offer.Close()
+		return nil, fmt.Errorf("taking over: the agent before this one goes on: %w", err)
+	}
+	traffic, err := offer.Serving()
+	if err != nil {
+		n.Logger.Error("the agent before this one will find out by itself", "reason", err)
+	}
+	n.importCounts(traffic)
+	n.Logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
+	return socket, socket.Take()
+}
+
+// verifyCaptured returns what is missing of what was offered.
+func (n *Node) verifyCaptured(offered []takeover.Pod) error {
+	if (n.cluster != nil || len(offered) > 0) && !n.redirected {
+		return errors.New("the apiserver's addresses are not redirected")
+	}
+	missing := map[string]bool{}
+	for _, p := range offered {
+		if n.pods[p.UID].captured == nil {
+			missing[p.UID] = true
+		}
+	}
+	found, err := n.Locator.Find(missing)
+	if err != nil {
+		return err
+	}
+	for uid := range missing {
+		if p := n.pods[uid]; len(found[uid].PIDs) > 0 { // else it waits for one
+			return fmt.Errorf("pod %s was captured, and is not now: %s", p.info, p.problem)
+		}
+	}
+	return nil
+}
+
+// incumbent is the agent as its successor sees it.
+type incumbent struct{ *Node }
+
+// Incumbent returns the node as its successor sees it.
+func (n *Node) Incumbent() takeover.Incumbent { return incumbent{n} }
+
+// Offer implements takeover.Incumbent.
+func (i incumbent) Offer(ctx context.Context) (offered []takeover.Pod, err error) {
+	err = i.do(ctx, func() error {
+		if i.phase != serving {
+			return errors.New("this agent does not serve any more")
+		}
+		i.enter(handing)
+		for uid, p := range i.pods {
+			if p.captured != nil {
+				offered = append(offered, i.offer(uid, p))
+			}
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		offered = nil // the loop may be at it still
+	}
+	return offered, err
+}
+
+// offer returns what a successor needs to serve a pod.
+func (n *Node) offer(uid string, p *pod) takeover.Pod {
+	handed, err := p.captured.Hand()
+	if err != nil {
+		// The successor captures it as after a crash.
+		n.Logger.Error("handing a pod over", "pod", p.info.String(), "error", err)
+	}
+	p.confirmed = n.version(p) // holds for what the successor does until it serves
+	return takeover.Pod{
+		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Handed: handed,
+		Traffic: n.exportCounts(p.proxied), Journaled: n.Journal.Outlives(),
+	}
+}
+
+// Yield implements takeover.Incumbent.
+func (i incumbent) Yield(ctx context.Context) (drained <-chan struct{}, err error) {
+	return i.drained, i.do(ctx, func() error { i.yield(); return nil })
+}
+
+// Traffic implements takeover.Incumbent.
+func (i incumbent) Traffic(ctx context.Context) (traffic map[string][]byte) {
+	_ = i.do(ctx, func() error {
+		traffic = map[string][]byte{}
+		for uid, p := range i.left {
+			traffic[uid] = i.exportCounts(p)
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		traffic = nil // the loop may be at it still
+	}
+	return traffic
+}
+
+// exportCounts returns the counts of a pod's rules for the next agent.
+func (n *Node) exportCounts(p *proxy.Pod) []byte {
+	if p == nil {
+		return nil
+	}
+	data, err := p.ExportTraffic()
+	if err != nil {
+		n.Logger.Error("telling the next agent what rules have counted", "error", err)
+	}
+	return data
+}
+
+// importCounts continues the counts of the pods' rules from those of the predecessor.
+func (n *Node) importCounts(traffic map[string][]byte) {
+	for uid, data := range traffic {
+		p := n.pods[uid]
+		if p == nil || p.proxied == nil || len(data) == 0 {
+			continue
+		}
+		if err := p.proxied.ImportTraffic(data); err != nil {
+			n.Logger.Error("rules begin anew", "pod", p.info.String(), "reason", err)
+		}
+	}
+}
+
+// Resume implements takeover.Incumbent.
+func (i incumbent) Resume(ctx context.Context) error {
+	return i.do(ctx, func() error {
+		if i.phase != handing {
+			return nil
+		}
+		i.enter(serving)
+		i.podsChanged()
+		i.earlier.AddSuccessor(i.policies())
+		for uid, p := range i.pods {
+			if p.unsaved != nil {
+				p.successor = i.earlier.Over(uid)
+			}
+		}
+		// What arrived in the meantime is in force in this agent only.
+		for uid, p := range i.pods {
+			i.handle(uid, p, lifecycle.Resumption)
+		}
+		return i.saveCluster()
+	})
+}
+
+// Stop implements takeover.Incumbent.
+func (i incumbent) Stop(ctx context.Context) error {
+	return i.do(ctx, func() error {
+		i.stop()
+		return nil
+	})
+}
+
+// aloneWithin is how long a node may be without an agent after a takeover: the container
+// of a successor that exits usually restarts sooner.
+const aloneWithin = 5 * time.Second
+
+// Admit implements takeover.Incumbent: of two agents, the one of the later pod stays.
+func (i incumbent) Admit(podStart time.Duration) error {
+	if podStart < i.PodStart {
+		return errors.New("an agent whose pod started later serves: this one is to end")
+	}
+	return nil
+}
+
+// WatchSuccessor returns an error when the agent that took over is gone: once restarted,
+// this one serves again. It returns nil when ctx ends, and does not return before that in
+// an agent that was told to stop.
+func (n *Node) WatchSuccessor(ctx context.Context, path string) error {
+	select {
+	case <-n.yielded:
+	case <-ctx.Done():
+		return nil
+	}
+	ticker := time.NewTicker(takeover.ProbeInterval)
+	defer ticker.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if there, _ := takeover.Probe(ctx, path, n.PodStart); there {
+			last = time.Now()
+		}
+		if time.Since(last) < aloneWithin {
+			continue
+		}
+		idle := false
+		if err := n.do(ctx, func() error { idle = n.phase == yielded && n.draining == 0; return nil }); err == nil && idle {
+			return errors.New("the agent that took over is gone: starting anew, to serve again")
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
+)
+
+// Options configure an agent. Directories are as this process sees them.
+type Options struct {
+	// Node is the name of this node.
+	Node string
+	// Namespace is that of the mesh, where the manager publishes its CA.
+	Namespace string
+	// ManagerAddress is host:port of the manager's Service.
+	ManagerAddress string
+	// TokenFile holds a service-account token with the audience ctrlmesh-manager.
+	TokenFile string
+	// StateDir keeps the last policies across restarts and reboots.
+	StateDir string
+	// RunDir keeps the serving certificate across restarts, and the socket by which one
+	// agent takes over from another. It should be in memory.
+	RunDir string
+	// PodDir lives as long as the pod of this agent. It must be in memory. If empty, each
+	// start counts as that of another pod.
+	PodDir string
+	// CgroupDir is the node's /sys/fs/cgroup.
+	CgroupDir string
+	// BPFDir is the node's BPF file system, usually /sys/fs/bpf.
+	BPFDir string
+	// Capture is ebpf, iptables or address; empty for the best that works.
+	Capture capture.Mode
+	// AddressListen is the address for pods in capture mode address; empty for none.
+	AddressListen string
+	// NRISocket is the socket of the container runtime.
+	NRISocket string
+	// ListenAddress serves /healthz, /readyz and /metrics.
+	ListenAddress string
+	// Version of this program.
+	Version string
+	Client  kubernetes.Interface
+	Logger  *slog.Logger
+}
+
+// PinDir returns where the redirection is pinned below a BPF file system.
+func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }
+
+// socket is where the agent that serves answers its successor. Agents of other versions
+// use the same path.
+func (o Options) socket() string { return filepath.Join(o.RunDir, "handover", "agent.sock") }
+
+// findPods returns the unified cgroup hierarchy of the node, and what locates pods in it.
+func (o Options) findPods() (unified string, locator *pods.Locator, err error) {
+	if unified, err = pods.FindUnified(o.CgroupDir); err != nil {
+		return
+	}
+	locator, err = pods.NewLocator(unified, "/proc")
+	return
+}
+
+// captureConfig returns the configuration of the capture below a cgroup hierarchy.
+func (o Options) captureConfig(unified string, m *telemetry.Metrics) capture.Config {
+	return capture.Config{
+		Mode: o.Capture, Address: o.AddressListen, PinDir: PinDir(o.BPFDir), Logger: o.Logger,
+		// The node's view of the hierarchy, which on nodes that are containers is a part
+		// of the machine's. NewLocator has found pods below it.
+		CgroupRoot: unified,
+		// Anybody in the cluster can connect: a line for each would flood the log.
+		Refused: func(peer netip.Addr, why capture.Refusal) {
+			m.RefusedCapture(why)
+			o.Logger.Debug("a connection was closed", "peer", peer, "reason", string(why))
+		},
+	}
+}

@@ -1,0 +1,259 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+const network = "unixpacket" // a stream of messages, each with its files
+
+const (
+	// answerWithin bounds one message.
+	answerWithin = 2 * time.Second
+	// serveWithin is how long a successor may take to capture a full node.
+	serveWithin = 20 * time.Second
+	// maxPeers is how many are heard at once.
+	maxPeers = 4
+)
+
+// MaxExit is how long an agent takes at most from the signal to stop until its process
+// ends. It is less than the termination grace of its pod.
+const MaxExit = 27 * time.Second
+
+// Incumbent is the agent that serves. Its methods, except Admit, are called one at a time.
+type Incumbent interface {
+	// Admit returns why an agent whose pod started then must not take over, nil if it may.
+	Admit(podStart time.Duration) error
+	// Offer stops capturing anew and returns what it has captured: the files are
+	// copies, for the caller to close. It goes on serving.
+	Offer(ctx context.Context) ([]Pod, error)
+	// Yield is called when another agent serves what was offered, or has taken over
+	// without asking. It returns when the other alone accepts connections. drained is
+	// closed, or nil, when nothing of this agent is in flight any more.
+	Yield(ctx context.Context) (drained <-chan struct{}, err error)
+	// Traffic is called after Yield and returns the counts of the pods' rules by uid.
+	Traffic(ctx context.Context) map[string][]byte
+	// Resume is called instead of Yield when the other is gone.
+	Resume(ctx context.Context) error
+	// Stop stops serving and capturing, for good.
+	Stop(ctx context.Context) error
+}
+
+// Socket is where the agent that serves answers its successor.
+type Socket struct {
+	path     string
+	aside    string      // where it was made
+	self     os.FileInfo // the socket itself, wherever it was moved
+	listener *net.UnixListener
+	logger   *slog.Logger
+}
+
+// ID identifies a socket among all others since the node booted: an inode may be reused,
+// but not with the same time. It is zero if there is no socket.
+type ID [2]int64
+
+func idOf(info os.FileInfo) ID {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ID{}
+	}
+	return ID{int64(stat.Ino), info.ModTime().UnixNano()} //nolint:gosec // compared only
+}
+
+// At returns the ID of the socket at path.
+func At(path string) ID {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return ID{}
+	}
+	return idOf(info)
+}
+
+// ID returns the identity of the socket.
+func (s *Socket) ID() ID { return idOf(s.self) }
+
+// Listen creates a socket beside path, where Take moves it: all that can fail, fails
+// before another agent lets go of anything.
+func Listen(path string, logger *slog.Logger) (*Socket, error) {
+	s, err := listen(path, logger)
+	if err != nil {
+		return nil, fmt.Errorf("listening for the next agent: %w", err)
+	}
+	return s, nil
+}
+
+func listen(path string, logger *slog.Logger) (*Socket, error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, err
+	}
+	// Made aside, to be moved: there is no moment without a socket at path.
+	aside := fmt.Sprintf("%s.%d", path, os.Getpid())
+	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: aside, Net: network})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false) // path is another's by then
+	s := &Socket{path: path, aside: aside, listener: listener, logger: logger}
+	if err = os.Chmod(aside, 0o600); err == nil {
+		s.self, err = os.Lstat(aside)
+	}
+	if err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Take makes this process the one that answers at path. The agent that answered there
+// before notices it by Current only.
+func (s *Socket) Take() error {
+	if err := os.Rename(s.aside, s.path); err != nil {
+		return fmt.Errorf("taking the place of the agent before this one: %w", err)
+	}
+	return nil
+}
+
+// Current reports whether the path is still this process's: another agent may have
+// taken it over, or a cleanup may have removed it.
+func (s *Socket) Current() bool {
+	info, err := os.Lstat(s.path)
+	return err == nil && os.SameFile(info, s.self)
+}
+
+// Close stops listening. Answers that have begun go on.
+func (s *Socket) Close() error {
+	_ = os.Remove(s.aside) // if it was never taken
+	return s.listener.Close()
+}
+
+// Serve answers until ctx ends or the socket is closed. It finishes answers that have
+// begun by then.
+func (s *Socket) Serve(ctx context.Context, h Incumbent) {
+	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
+	one := make(chan struct{}, 1) // at a time is served
+	peers := make(chan struct{}, maxPeers)
+	for {
+		conn, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.logger.Error("accepting another agent", "error", err)
+			time.Sleep(answerWithin) // out of files, most likely
+			continue
+		}
+		select {
+		case peers <- struct{}{}:
+		default:
+			conn.Close()
+			continue
+		}
+		go func() {
+			defer func() { <-peers }()
+			defer conn.Close()
+			if err := s.answer(ctx, conn, h, one); err != nil {
+				s.logger.Error("handing over", "error", err)
+			}
+		}()
+	}
+}
+
+func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, one chan struct{}) error {
+	if err := trust(conn); err != nil {
+		return err
+	}
+	p := peer{conn}
+	within(conn, answerWithin)
+	m, files, err := p.receive()
+	closeAll(files)
+	if err != nil {
+		return fmt.Errorf("reading what is asked: %w", err)
+	}
+	if m.Ask == probe {
+		return p.send(answerOf(h.Admit(m.PodStart)))
+	}
+	patience := answerWithin / 2 // a successor does not wait for longer
+	if m.Ask == stop {
+		patience = 2 * serveWithin
+	}
+	select {
+	case one <- struct{}{}:
+		defer func() { <-one }()
+	case <-time.After(patience):
+		return p.conclude(errors.New("another is being served"))
+	}
+	switch m.Ask {
+	case takeOver:
+		if err := h.Admit(m.PodStart); err != nil {
+			return p.conclude(err)
+		}
+		return s.handOver(ctx, p, h)
+	case stop:
+		s.logger.Info("told to stop for good")
+		return p.conclude(h.Stop(ctx))
+	default:
+		return p.send(message{Error: fmt.Sprintf("cannot %q", m.Ask)})
+	}
+}
+
+func (s *Socket) handOver(ctx context.Context, p peer, h Incumbent) error {
+	pods, err := h.Offer(ctx)
+	if err != nil {
+		return errors.Join(err, p.send(answerOf(err)))
+	}
+	s.logger.Info("handing over", "pods", len(pods))
+	err = p.sendPods(pods)
+	Close(pods)
+	if err == nil {
+		within(p.conn, serveWithin)
+		var m message
+		var files []*os.File
+		m, files, err = p.receive()
+		closeAll(files)
+		if err == nil && m.Ask != serving {
+			err = fmt.Errorf("the successor says %q", m.Ask)
+		}
+	}
+	if err != nil && s.Current() {
+		return errors.Join(fmt.Errorf("the successor is lost: %w", err), h.Resume(ctx))
+	}
+	drained, err := h.Yield(ctx)
+	if err == nil {
+		within(p.conn, answerWithin)
+		err = p.sendTraffic(h.Traffic(ctx))
+	} else {
+		err = p.conclude(err)
+	}
+	if drained != nil {
+		<-drained // the connection says so by its end, and so does the end of this process
+	}
+	return err
+}
+
+// conclude answers that what was asked for is done.
+func (p peer) conclude(err error) error {
+	within(p.conn, answerWithin)
+	return errors.Join(err, p.send(answerOf(err)))
+}
+
+func answerOf(err error) (m message) {
+	if err != nil {
+		m.Error, m.Refused = err.Error(), true
+	}
+	return m
+}

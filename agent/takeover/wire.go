@@ -1,0 +1,335 @@
+package takeover
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+)
+
+const (
+	maxMessage = 64 << 10
+	maxFiles   = 253 // the kernel's bound for one message
+	maxPods    = 4096
+	// batch is how many pods go in one message at most: some hundred bytes each.
+	batch = 100
+	// piece is how much of what rules have counted goes in one message, in bytes.
+	piece = 32 << 10
+	// maxTraffic is how much of that is taken of one pod.
+	maxTraffic = 8 << 20
+)
+
+// Pod is a captured pod that one agent offers to another.
+type Pod struct {
+	UID, Namespace, Name string
+	// Version of the policy that the first agent has confirmed to the manager.
+	Version string
+	// Traffic is the counts of its rules; nil if there are none, or too many to send
+	// before Serving.
+	Traffic []byte
+	// Journaled: the first agent keeps a journal of its writes.
+	Journaled bool
+	// Handed is nil if the first agent could not hand over what it had.
+	Handed *capture.Handed
+}
+
+// What is asked for.
+const (
+	probe    = "knock"     // answered by whether takeOver would be refused
+	takeOver = "take over" // answered by the pods
+	serving  = "serving"   // after takeOver; answered when the listeners are let go
+	stop     = "stop"      // answered when nothing is captured any more
+)
+
+type message struct {
+	Ask string `json:"ask,omitempty"`
+	// PodStart is when the pod of the asking agent first started, since the node booted.
+	PodStart time.Duration `json:"born,omitempty"`
+
+	// An answer.
+	Pods  []podMessage `json:"pods,omitempty"`
+	More  bool         `json:"more,omitempty"` // another message with pods follows
+	Error string       `json:"error,omitempty"`
+	// Refused says that what was asked was understood.
+	Refused bool `json:"refused,omitempty"`
+}
+
+// ErrRefused is the answer of an agent that runs and does not let go of its pods.
+var ErrRefused = errors.New("the one that holds this node's pods refuses")
+
+func (m message) err() error {
+	switch {
+	case m.Error == "":
+		return nil
+	case m.Refused:
+		return fmt.Errorf("%w: %s", ErrRefused, m.Error)
+	}
+	return errors.New(m.Error)
+}
+
+// podMessage is a Pod. Its listeners are the next files of the message, those for egress
+// last. An agent that does not know of egress takes these for too many listeners.
+type podMessage struct {
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Version   string `json:"version,omitempty"`
+	Handed    bool   `json:"handed"`
+	Listeners int    `json:"listeners"`
+	Egress    int    `json:"egress,omitempty"` // of them
+	Traffic   []byte `json:"traffic,omitempty"`
+	Journaled bool   `json:"journaled,omitempty"`
+}
+
+// peer is one end of a connection.
+type peer struct{ conn *net.UnixConn }
+
+func (p peer) send(m message, files ...*os.File) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var oob []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			if fds[i], err = descriptor(f); err != nil {
+				return err
+			}
+		}
+		oob = unix.UnixRights(fds...)
+	}
+	_, _, err = p.conn.WriteMsgUnix(b, oob, nil)
+	runtime.KeepAlive(files)
+	return err
+}
+
+// descriptor is f.Fd without its side effect: that makes the listener, which this
+// agent still accepts from, a blocking one.
+func descriptor(f *os.File) (fd int, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = raw.Control(func(d uintptr) { fd = int(d) })
+	return fd, err
+}
+
+// receive returns the next message. The files are the caller's to close.
+func (p peer) receive() (message, []*os.File, error) {
+	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, flags, _, err := p.conn.ReadMsgUnix(b, oob)
+	if err != nil {
+		return message{}, nil, err
+	}
+	files, err := parseFiles(oob[:oobn])
+	var m message
+	switch {
+	case err != nil:
+	case n == 0:
+		err = net.ErrClosed
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+		err = errors.New("a message is too long")
+	default:
+		err = json.Unmarshal(b[:n], &m)
+	}
+	if err != nil {
+		closeAll(files)
+		return message{}, nil, err
+	}
+	return m, files, nil
+}
+
+func parseFiles(oob []byte) (files []*os.File, err error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	parts, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts {
+		fds, err := unix.ParseUnixRights(&part)
+		if err != nil {
+			continue // credentials, or what else there may be
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "listener"))
+		}
+	}
+	return files, nil
+}
+
+// sendPods sends pods in as many messages as they need.
+func (p peer) sendPods(pods []Pod) error {
+	for {
+		var m message
+		var files []*os.File
+		counted := 0
+		for len(pods) > 0 && len(m.Pods) < batch {
+			pod := pods[0]
+			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version, Journaled: pod.Journaled}
+			if len(pod.Traffic) <= piece/2 { // else it is told later
+				pm.Traffic = pod.Traffic
+			}
+			if counted += len(pm.Traffic); counted > piece/2 {
+				break
+			}
+			if h := pod.Handed; h != nil {
+				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
+				if len(files)+pm.Listeners > maxFiles {
+					break
+				}
+				files = append(append(files, h.Listeners...), h.Egress...)
+			}
+			m.Pods, pods = append(m.Pods, pm), pods[1:]
+		}
+		m.More = len(pods) > 0
+		if err := p.send(m, files...); err != nil {
+			return err
+		}
+		if !m.More {
+			return nil
+		}
+	}
+}
+
+// receivePods is the other end of sendPods.
+func (p peer) receivePods() ([]Pod, error) {
+	var pods []Pod
+	fail := func(err error) ([]Pod, error) {
+		Close(pods)
+		return nil, err
+	}
+	for {
+		m, files, err := p.receive()
+		if err == nil {
+			err = m.err()
+		}
+		if err != nil {
+			closeAll(files)
+			return fail(err)
+		}
+		for _, pm := range m.Pods {
+			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version, Traffic: pm.Traffic, Journaled: pm.Journaled}
+			if pm.Egress < 0 || pm.Listeners < pm.Egress || pm.Listeners > len(files) {
+				closeAll(files)
+				return fail(errors.New("listeners are missing"))
+			}
+			if pm.Handed {
+				first := pm.Listeners - pm.Egress
+				pod.Handed = &capture.Handed{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
+				files = files[pm.Listeners:]
+			}
+			pods = append(pods, pod)
+		}
+		closeAll(files)
+		switch {
+		case len(pods) > maxPods || m.More && len(m.Pods) == 0:
+			return fail(errors.New("no end of pods"))
+		case !m.More:
+			return pods, nil
+		}
+	}
+}
+
+// sendTraffic answers that serving is done, and what rules have counted by then. To an
+// agent that does not ask for it what follows the first message says nothing.
+func (p peer) sendTraffic(traffic map[string][]byte) error {
+	var pieces []podMessage
+	for uid, data := range traffic {
+		for part := range slices.Chunk(data, piece) {
+			pieces = append(pieces, podMessage{UID: uid, Traffic: part})
+		}
+	}
+	err := p.send(message{More: len(pieces) > 0})
+	for i := 0; err == nil && i < len(pieces); i++ {
+		err = p.send(message{Pods: pieces[i : i+1], More: i+1 < len(pieces)})
+	}
+	return err
+}
+
+// receiveTraffic is the other end of sendTraffic. An older agent says no more than
+// that it is done.
+func (p peer) receiveTraffic() (map[string][]byte, error) {
+	traffic := map[string][]byte{}
+	for first := true; ; first = false {
+		m, files, err := p.receive()
+		closeAll(files)
+		if err == nil {
+			err = m.err()
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, pm := range m.Pods {
+			traffic[pm.UID] = append(traffic[pm.UID], pm.Traffic...)
+			if len(traffic) > maxPods || len(traffic[pm.UID]) > maxTraffic {
+				return nil, errors.New("no end of what rules have counted")
+			}
+		}
+		switch {
+		case !m.More:
+			return traffic, nil
+		case !first && len(m.Pods) == 0:
+			return nil, errors.New("no end of what rules have counted")
+		}
+	}
+}
+
+// done waits for the answer that something asked for is done.
+func (p peer) done() error {
+	m, files, err := p.receive()
+	closeAll(files)
+	if err == nil {
+		err = m.err()
+	}
+	return err
+}
+
+// Close closes the files of pods that nobody takes over.
+func Close(pods []Pod) {
+	for _, p := range pods {
+		if p.Handed != nil {
+			closeAll(p.Handed.Listeners)
+			closeAll(p.Handed.Egress)
+		}
+	}
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// trust rejects a peer that does not run as the user of this process, which is root.
+func trust(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); cerr != nil {
+		return cerr
+	}
+	if err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	}
+	if int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("user %d has no business here", cred.Uid)
+	}
+	return nil
+}
+
+func within(conn *net.UnixConn, d time.Duration) { _ = conn.SetDeadline(time.Now().Add(d)) }

@@ -1,0 +1,124 @@
+package telemetry
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
+)
+
+var modes = []capture.Mode{capture.EBPF, capture.IPTables, capture.Address}
+
+// Metrics are the metrics of one agent.
+type Metrics struct {
+	pods             *prometheus.GaugeVec
+	captureSeconds   prometheus.Histogram
+	enrolmentSeconds prometheus.Histogram
+	lockHolder       *prometheus.GaugeVec
+	losses           *prometheus.CounterVec
+	repaired         *prometheus.CounterVec
+	refused          *prometheus.CounterVec
+}
+
+// NewMetrics registers the metrics of an agent.
+func NewMetrics(r prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "ctrlmesh_captured_pods", Help: "Labelled pods of this node, by capture mode; none: not captured.",
+		}, []string{"mode"}),
+		captureSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "ctrlmesh_capture_duration_seconds", Help: "Time to capture a pod once its network namespace is there.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
+		}),
+		enrolmentSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "ctrlmesh_enrolment_duration_seconds", Help: "Time from the runtime's word that a pod starts until it is captured.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
+		}),
+		lockHolder: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "ctrlmesh_lock_holder", Help: "1 while the member holds its shard's lock, by its last renewal.",
+		}, []string{"namespace", "pod", "shard"}),
+		losses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_agent_redirection_losses_total", Help: "Redirections that were found to have no effect.",
+		}, []string{"mode"}),
+		repaired: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_agent_redirection_repaired_total", Help: "Redirections that were found to have no effect and are in force again.",
+		}, []string{"mode"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ctrlmesh_agent_refused_connections_total",
+			Help: "Connections to this agent that were closed: by address, the peer is no captured pod (stranger), or its pod has too many that wait (queue_full); under hostNetwork, no process of the pod made it (foreign_process); for health and metrics, the peer has too many (per_peer), or all have (total).",
+		}, []string{"reason"}),
+	}
+	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedPerPeer, refusedTotal} {
+		m.refused.WithLabelValues(why)
+	}
+	for _, mode := range modes { // a rate needs the zero before the first
+		m.losses.WithLabelValues(string(mode))
+		m.repaired.WithLabelValues(string(mode))
+	}
+	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.lockHolder, m.losses, m.repaired, m.refused)
+	return m
+}
+
+// Reasons for which connections for health and metrics are refused.
+const (
+	refusedPerPeer = "per_peer"
+	refusedTotal   = "total"
+)
+
+// Captured counts a pod that was captured within d of its network namespace being there.
+func (m *Metrics) Captured(d time.Duration) { m.captureSeconds.Observe(d.Seconds()) }
+
+// Enrolled counts a pod that was captured within d of the runtime's announcement.
+func (m *Metrics) Enrolled(d time.Duration) { m.enrolmentSeconds.Observe(d.Seconds()) }
+
+// Lost counts a redirection that was found to have no effect.
+func (m *Metrics) Lost(mode capture.Mode) { m.losses.WithLabelValues(string(mode)).Inc() }
+
+// Repaired counts a redirection that has effect again.
+func (m *Metrics) Repaired(mode capture.Mode) { m.repaired.WithLabelValues(string(mode)).Inc() }
+
+// RefusedCapture counts a connection of a captured pod, or to its agent, that was closed.
+func (m *Metrics) RefusedCapture(r capture.Refusal) { m.refused.WithLabelValues(string(r)).Inc() }
+
+// RefusedEndpoint counts a connection for health and metrics that a bound closed.
+func (m *Metrics) RefusedEndpoint(r listen.Refusal) {
+	reason := refusedTotal
+	if r.Bound == listen.PerPeer {
+		reason = refusedPerPeer
+	}
+	m.refused.WithLabelValues(reason).Inc()
+}
+
+// SetLockHolder records whether a member of a shard with a lock holds it.
+func (m *Metrics) SetLockHolder(namespace, pod, shard string, holds bool) {
+	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(number(holds))
+}
+
+// Forget drops the series of a pod that was deleted.
+func (m *Metrics) Forget(namespace, pod string) {
+	m.lockHolder.DeletePartialMatch(prometheus.Labels{"namespace": namespace, "pod": pod})
+}
+
+// SetPods records the number of pods by capture mode; "" for those that are not captured.
+func (m *Metrics) SetPods(byMode map[string]int) {
+	for _, mode := range modes {
+		m.pods.WithLabelValues(string(mode)).Set(float64(byMode[string(mode)]))
+	}
+	m.pods.WithLabelValues("none").Set(float64(byMode[""]))
+}
+
+// RegisterConnected registers the metric of the stream to the manager.
+func RegisterConnected(r prometheus.Registerer, connected func() bool) {
+	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "ctrlmesh_agent_manager_connected", Help: "1 while this agent hears a manager that has told it all; pods are served as last told otherwise.",
+	}, func() float64 { return number(connected()) }))
+}
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
