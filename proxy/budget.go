@@ -119,19 +119,38 @@ func (x *exchange) urgent() bool {
 	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
 		return false
 	}
-	info, refused := classify(x.r)
-	return refused == nil && pol.plan(info).urgent(info)
+	if x.classify(); x.malformed != nil {
+		return false
+	}
+	plan := pol.plan(x.info)
+	return plan.locks != nil && plan.locks.urgent(x.info)
 }
 
-// assign charges x to the budget that its plan says, and what that plan holds.
-func (x *exchange) assign(upgrade bool) *apierrors.StatusError {
+// admissionStage charges a request to the budget of its kind.
+type admissionStage struct {
+	route route
+	locks *lockStage // not nil: a request may be urgent
+}
+
+func (s admissionStage) apply(x *exchange) *outcome {
 	switch {
-	case x.plan.urgent(x.info):
-		return x.charge(&x.pod.lock)
-	case x.plan.route == stream || upgrade:
-		return x.charge(&x.pod.long)
+	case s.locks != nil && s.locks.urgent(x.info):
+		return refusal(x.charge(&x.pod.lock))
+	case s.route == stream || x.protocol != "":
+		return refusal(x.charge(&x.pod.long))
 	}
-	return x.short()
+	return refusal(x.short())
+}
+
+// readmissionStage moves a request whose body shows that it is about no lock from the
+// locks' budget to that of others.
+type readmissionStage struct{}
+
+func (readmissionStage) apply(x *exchange) *outcome {
+	if x.lock != nil || x.budget != &x.pod.lock {
+		return nil
+	}
+	return refusal(x.short())
 }
 
 // short charges x to the budget of short requests.

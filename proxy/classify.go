@@ -37,6 +37,23 @@ var resolver = &request.RequestInfoFactory{
 	GrouplessAPIPrefixes: sets.NewString("api"),
 }
 
+// classifyStage refuses a request that cannot be classified.
+type classifyStage struct{}
+
+func (classifyStage) apply(x *exchange) *outcome {
+	if x.classify(); x.malformed != nil {
+		return refusalBy("malformed", x.malformed)
+	}
+	return nil
+}
+
+// classify classifies the request once.
+func (x *exchange) classify() {
+	if x.info == nil && x.malformed == nil {
+		x.info, x.malformed = classify(x.r)
+	}
+}
+
 // classify tells what r asks for, and refuses what could be read in two ways:
 // the apiserver must never see another request than the one classified here.
 //

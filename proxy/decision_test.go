@@ -107,10 +107,17 @@ func decider(t testing.TB, d decided) func() {
 	r.Header.Set("X-Tenant", "tenant")
 	info := &request.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
 	pol, x := m.pod.policy.Load(), &exchange{}
+	var rules stages
+	for _, s := range pol.plan(info).stages {
+		switch s.(type) {
+		case *limitStage, *faultStage:
+			rules.add(s)
+		}
+	}
 	return func() {
 		*x = exchange{pod: m.pod, policy: pol, info: info, r: r, code: 200}
 		x.plan = pol.plan(info)
-		if !x.limit() || !x.inject() {
+		if rules.apply(x) != nil {
 			t.Fatal("refused")
 		}
 		x.countFaults()

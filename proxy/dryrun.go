@@ -3,7 +3,6 @@ package proxy
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -39,7 +38,7 @@ func (d dryRun) note(x *exchange) {
 }
 
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
-func (p *policy) dryRunStages(key planKey) (out []stage) {
+func (p *policy) dryRunStages(key planKey) (out stages) {
 	would := p.would
 	if len(would.locks) > 0 && key.subresource == "" && lock.Kind(key.group, key.resource) {
 		out = append(out, &dryLockStage{would.locks, p.dryRun(key, wouldRename)})
@@ -67,7 +66,7 @@ type dryLockStage struct {
 	dryRun
 }
 
-func (s *dryLockStage) apply(x *exchange) *apierrors.StatusError {
+func (s *dryLockStage) apply(x *exchange) *outcome {
 	if x.exempt = s.concerned(x); x.exempt {
 		s.note(x)
 	}
@@ -121,7 +120,7 @@ func (p *policy) dryNarrowStage(key planKey, d dryRun) *dryNarrowStage {
 	return s
 }
 
-func (s *dryNarrowStage) apply(x *exchange) *apierrors.StatusError {
+func (s *dryNarrowStage) apply(x *exchange) *outcome {
 	namespace := x.info.Namespace
 	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.narrows(namespace) || s.sweep != nil && s.sweep.foreign(namespace)) {
 		s.note(x)

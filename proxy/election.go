@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -133,7 +131,7 @@ func (p *policy) electionStage(key planKey) stage {
 	return nil
 }
 
-func (s *electionStage) apply(x *exchange) *apierrors.StatusError {
+func (s *electionStage) apply(x *exchange) *outcome {
 	// A lock that the policy names is exempt. Heartbeats of nodes are no locks, and the
 	// manager discovers none among them.
 	if x.exempt || x.info.Namespace == "" || x.info.Namespace == heartbeats {
@@ -154,9 +152,8 @@ func (s *electionStage) apply(x *exchange) *apierrors.StatusError {
 		x.exempt = true
 		return nil
 	}
-	x.reason = "unknown_lock"
-	return status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
-		s.resource, x.info.Namespace, name, x.pod.info.Namespace, x.policy.shard)
+	return refusalBy("unknown_lock", status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+		s.resource, x.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
 }
 
 // peek returns the request's body if all of it fits into a buffer. It is sent on as it
@@ -180,7 +177,7 @@ func (x *exchange) peek() (body []byte, whole bool) {
 // name: one that waits for another to release a lock never writes it.
 type pollStage struct{}
 
-func (pollStage) apply(x *exchange) *apierrors.StatusError {
+func (pollStage) apply(x *exchange) *outcome {
 	x.polls = !x.exempt && x.info.Namespace != "" && x.info.Namespace != heartbeats && len(x.info.Parts) == 2
 	return nil
 }

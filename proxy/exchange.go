@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,15 +10,12 @@ import (
 	"maps"
 	"net/http"
 	"runtime/debug"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -31,14 +27,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
-
 // exchange is one request and its answer.
 type exchange struct {
-	pod    *Pod
-	policy *policy
-	plan   *plan
-	info   *request.RequestInfo
+	pod       *Pod
+	policy    *policy
+	plan      *plan
+	info      *request.RequestInfo   // nil: not classified, or malformed
+	malformed *apierrors.StatusError // not nil: it cannot be classified
 
 	w   http.ResponseWriter
 	r   *http.Request
@@ -61,13 +56,14 @@ type exchange struct {
 	filtered      int64          // bytes that it keeps of the pod's account
 	judged        atomic.Bool    // it had objects that could have been foreign
 
-	fence   *fenceStage   // not nil: the answer tells whose the object is
-	early   *upstream.Buf // holds a body, or its beginning, until it is sent
-	counted bool          // in policy.writes
-	end     outcome       // of a connection into a pod or a service
-	polls   bool          // the answer may tell who holds a lock
-	reason  string        // of a refusal, if a stage has its own
-	would   string        // what a policy that is no dry run would have done, or empty
+	fence     *fenceStage   // not nil: the answer tells whose the object is
+	early     *upstream.Buf // holds a body, or its beginning, until it is sent
+	counted   bool          // in policy.writes
+	connected bool          // in pod.connects
+	end       completion    // of a connection into a pod or a service
+	polls     bool          // the answer may tell who holds a lock
+
+	would string // what a policy that is no dry run would have done, or empty
 
 	allowed allowance
 
@@ -81,7 +77,6 @@ type exchange struct {
 	ticket *ticket // of a list or watch
 	gap    *gap    // what faults keep from a watch's client
 	fills  bool    // the answer fills a client's cache from nothing
-	again  bool    // the policy changed under the request: start over
 
 	close   bool           // the client is to ask no more on this connection
 	budget  *account       // of the pod's, that the request is in
@@ -121,18 +116,14 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.refuse("bound", refused)
 		return
 	}
-	for x.serve(); x.again; x.serve() {
-		x.again = false
+	for x.serve() {
 	}
 }
 
 // finish runs however the request ended.
 func (x *exchange) finish() {
 	defer x.release()
-	if x.ticket != nil {
-		x.pod.ledger.over(x.ticket, x.gap)
-		x.pod.ledger.leave(x.ticket)
-	}
+	x.leave()
 	if x.counted { // a panic came first
 		x.answered(nil, errShutdown)
 	}
@@ -162,94 +153,74 @@ func (x *exchange) finish() {
 	}
 }
 
-func (x *exchange) serve() {
-	pol := x.pod.policy.Load()
-	clients := x.pod.clients.Load()
+// serve evaluates the request and answers it. It reports whether the policy changed
+// meanwhile, so that the request must be evaluated anew.
+func (x *exchange) serve() (again bool) {
+	pol, clients := x.pod.policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.close = true // the policy may be to see no request at all
 		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
-		return
+		return false
 	}
+	end := x.evaluate(pol)
+	if end == nil {
+		if x.debug && (x.protocol != "" || x.plan.route == stream) {
+			// Its access line comes with the answer, which may take long. This line
+			// shows that the request passed here, even if the agent is killed before.
+			x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)
+		}
+		end = x.send(clients)
+	}
+	switch {
+	case end == nil:
+	case end.kind == startOver:
+		x.leave()
+		return true
+	default:
+		x.conclude(end)
+	}
+	return false
+}
+
+// evaluate applies the stages of a policy.
+func (x *exchange) evaluate(pol *policy) *outcome {
 	x.policy = pol
 	x.close = pol.passthrough // the connection is older than that
-	if x.r.TLS != nil && len(x.r.TLS.PeerCertificates) > 0 {
-		x.refuseCertificate()
-		return
+	if end := pol.gate.apply(x); end != nil {
+		return end
 	}
-	if pol.refuse != "" {
-		// Not 403: clients retry 503, and the contradiction ends when somebody
-		// mends the configuration.
-		x.refuse("contradiction", status.Unavailable(5, "%s", pol.refuse))
-		return
-	}
-	info, refused := classify(x.r)
-	if refused != nil {
-		x.refuse("malformed", refused)
-		return
-	}
-	x.info = info
-	if refused := x.checkTokens(); refused != nil {
-		x.refuse("token", refused)
-		return
-	}
-	x.plan = pol.plan(info)
+	x.plan = pol.plan(x.info)
 	x.ctx, x.lock, x.exempt, x.fence, x.polls = x.r.Context(), nil, false, nil, false
 	x.narrow, x.shardSelector = nil, ""
 	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
 	x.body, x.length = x.r.Body, x.r.ContentLength
-	if x.protocol == "" { // else the request has started over, and its header is stripped
-		protocol, refused := upgradeOf(x.r, x.plan)
-		if refused != nil {
-			x.refuse("upgrade", refused)
-			return
-		}
-		x.protocol = protocol
+	return x.plan.stages.apply(x)
+}
+
+// leave ends what the request takes part in under its policy.
+func (x *exchange) leave() {
+	if x.connected {
+		x.connected = false
+		x.pod.connects.leave(x)
 	}
-	if refused := x.assign(x.protocol != ""); refused != nil {
-		x.refuse("bound", refused)
-		return
+	if x.ticket != nil {
+		x.pod.ledger.over(x.ticket, x.gap)
+		x.pod.ledger.leave(x.ticket)
+		x.ticket = nil
 	}
-	stripHopByHop(x.r.Header)
-	for _, s := range x.plan.stages {
-		if refused := s.apply(x); refused != nil {
-			x.refuse(cmp.Or(x.reason, refusalReason(refused)), refused)
-			return
-		}
-		if x.again {
-			return
-		}
-	}
-	if x.debug && x.r.Header[auditHeader] == nil {
-		x.r.Header[auditHeader] = []string{string(uuid.NewUUID())}
-	}
+}
+
+// send sends the request upstream and the response down.
+func (x *exchange) send(clients *clients) *outcome {
 	client := clients.main
 	if x.lock != nil {
 		client = clients.lock
-	} else if x.budget == &x.pod.lock { // its body says that it is not
-		if refused := x.short(); refused != nil {
-			x.refuse("bound", refused)
-			return
-		}
-	}
-	if !x.limit() || !x.inject() {
-		return
-	}
-	if x.plan.key.connects() {
-		if x.again = !x.pod.connects.enter(x); x.again {
-			return
-		}
-		defer x.pod.connects.leave(x)
-	}
-	if x.debug && (x.protocol != "" || x.plan.route == stream) {
-		// Its access line comes with the answer, which may take long. This line
-		// shows that the request passed here, even if the agent is killed before.
-		x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)
 	}
 	if x.protocol != "" {
 		x.upgrade(client, x.protocol)
-		return
+		return nil
 	}
-	x.forward(client)
+	return x.forward(client)
 }
 
 func (x *exchange) upstreamRequest() *upstream.Request {
@@ -268,7 +239,7 @@ func (x *exchange) upstreamRequest() *upstream.Request {
 	}
 }
 
-func (x *exchange) forward(client *upstream.Client) {
+func (x *exchange) forward(client *upstream.Client) *outcome {
 	send := client.Short
 	if x.plan.route == stream {
 		send = client.Stream
@@ -284,19 +255,19 @@ func (x *exchange) forward(client *upstream.Client) {
 	if x.gathers() {
 		if err := x.gather(); err != nil {
 			x.failed(&upstream.BodyError{Err: err})
-			return
+			return nil
 		}
 	}
 	write := x.plan.route == short && x.plan.key.writes() && x.lock == nil
 	if write {
-		if x.again = !x.depart(); x.again {
-			return
+		if !x.depart() {
+			return restart
 		}
 		// Nothing of a connection that is closed leaves any more: Pod.Quiet.
 		if gone := x.r.Context().Err(); gone != nil {
 			x.answered(nil, gone)
 			x.failed(gone)
-			return
+			return nil
 		}
 	}
 	x.allowed.waits()
@@ -310,29 +281,29 @@ func (x *exchange) forward(client *upstream.Client) {
 		x.early = nil
 	}
 	if err != nil {
-		x.end = x.outcome(nil, err)
+		x.end = x.completion(nil, err)
 		x.failed(err)
-		return
+		return nil
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if write && x.r.Context().Err() != nil {
 		x.failed(x.r.Context().Err())
-		return
+		return nil
 	}
 	x.head = time.Now()
 	if x.fence != nil && resp.StatusCode == http.StatusOK {
 		x.answerObject(resp)
-		return
+		return nil
 	}
 	if x.lock != nil {
 		x.answerLock(resp)
-		return
+		return nil
 	}
 	if x.polls && resp.StatusCode == http.StatusOK {
 		x.observePoll(resp)
 	}
 	if x.narrow != nil && !x.filter(resp) {
-		return
+		return nil
 	}
 	if x.plan.stale != nil {
 		x.remember(resp)
@@ -341,13 +312,14 @@ func (x *exchange) forward(client *upstream.Client) {
 	x.sendHead(resp)
 	if x.plan.route == stream {
 		if whole := x.copyStream(resp.Body); whole {
-			x.end = x.outcome(resp, nil)
+			x.end = x.completion(resp, nil)
 		}
 	} else {
 		x.copyShort(resp)
 		x.noteMethod()
 	}
 	maps.Copy(x.w.Header(), resp.Trailer) // announced in sendHead
+	return nil
 }
 
 // gathers tells whether gather has anything to do: a stage may have read the body.
@@ -472,7 +444,7 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 		case errors.Is(err, events.ErrCut):
 			panic(http.ErrAbortHandler)
 		case err != nil:
-			x.end = x.outcome(nil, err)
+			x.end = x.completion(nil, err)
 			x.broken()
 		case n == len(small) && big == nil:
 			big = upstream.Buffer()
@@ -546,32 +518,6 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 	x.guard.Arm()
 	x.bytes += int64(status.Write(x.w, x.r, err))
 	x.guard.Disarm()
-}
-
-func (x *exchange) refuseCertificate() {
-	if x.policy.passthrough {
-		x.refuse("passthrough", status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
-		return
-	}
-	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
-		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
-	x.close = true
-	x.pod.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
-	x.refuse("client_certificate", unauthorized(message))
-}
-
-func refusalReason(err *apierrors.StatusError) string {
-	switch err.ErrStatus.Code {
-	case http.StatusGone:
-		return "relist"
-	case http.StatusBadRequest:
-		return "malformed"
-	case http.StatusTooManyRequests:
-		return "bound"
-	case http.StatusNotAcceptable:
-		return "not_acceptable"
-	}
-	return "lock"
 }
 
 // failed answers for an apiserver that did not.
@@ -680,24 +626,3 @@ func (x *exchange) log() {
 }
 
 func bounded(id string) string { return id[:min(len(id), 64)] }
-
-// hopByHop headers concern one connection only (RFC 9110, 7.6.1).
-var hopByHop = []string{
-	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
-}
-
-func stripHopByHop(h http.Header) {
-	for _, line := range h["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				h.Del(name)
-			}
-		}
-	}
-	for _, name := range hopByHop {
-		delete(h, name)
-	}
-}
-
-func setLength(h http.Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }

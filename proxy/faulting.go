@@ -27,76 +27,76 @@ func (x *exchange) object() match.Object {
 	return o
 }
 
-// inject decides on the request's faults, and does what comes before it is sent on. It
-// is false when the client was answered, or the request starts over. One that starts
-// over keeps its faults, but waits once.
-func (x *exchange) inject() bool {
+// faultStage decides on a request's faults, and injects those that come before it is
+// sent on. A request that starts over keeps its faults, but waits once.
+type faultStage struct {
+	resources *fault.Resources // nil: no rule is about such requests
+	paths     *fault.Rules     // not nil: the request is for a path
+}
+
+// faultStage returns nil where there are no rules. Where there are some it returns the
+// stage even if none is about such requests: they may have started over, and keep the
+// faults of an earlier policy.
+func (p *policy) faultStage(key planKey, isResource bool) stage {
+	if len(p.faults.Names()) == 0 {
+		return nil
+	}
+	if !isResource {
+		return &faultStage{paths: p.faults}
+	}
+	return &faultStage{resources: p.faults.OfKind(key.kind())}
+}
+
+func (s *faultStage) apply(x *exchange) *outcome {
 	if !x.decided {
 		x.decided = true
-		if !x.decide() {
-			return false
+		if refused := s.decide(x); refused != nil {
+			return refusalBy("fault", refused)
 		}
 	}
 	f := x.faults
 	if f == nil {
-		return true
+		return nil
 	}
 	if f.Delay > 0 {
 		x.delay()
-		if f.Delay = 0; x.outdated() {
-			return false
+		if f.Delay = 0; x.lift() != x.policy { // another came meanwhile
+			return restart
 		}
 	}
 	switch {
 	case f.Reset:
-		x.reset()
+		return reset
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
-		x.final(x.w.Header())
-		x.wrote, x.code = true, f.Abort.Status
-		x.w.WriteHeader(f.Abort.Status)
-		return false
+		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
-		x.refuse("fault", x.aborted(f.Abort))
-		return false
+		return refusalBy("fault", x.aborted(f.Abort))
 	case f.Stale > 0:
 		x.stale(f.Stale)
 	}
-	return true
+	return nil
 }
 
-// decide decides on the request's faults. It is false when the client was answered.
-func (x *exchange) decide() bool {
+// decide decides on the request's faults, or refuses it.
+func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
 	if x.plan.stale != nil {
 		if refused := x.prepare(); refused != nil {
-			x.refuse("fault", refused)
-			return false
+			return refused
 		}
 	}
 	if x.pod.draining.Err() != nil {
-		return true // what the rules counted, and have left of their counts, is the next proxy's
+		return nil // what the rules counted, and have left of their counts, is the next proxy's
 	}
-	if !x.info.IsResourceRequest {
-		x.faults = x.policy.faults.DecidePath(time.Now(), x.info.Verb, x.info.Path)
-	} else if x.plan.faults != nil {
+	if s.paths != nil {
+		x.faults = s.paths.DecidePath(time.Now(), x.info.Verb, x.info.Path)
+	} else if s.resources != nil {
 		o := x.object()
-		x.faults = x.plan.faults.Decide(time.Now(), &o)
+		x.faults = s.resources.Decide(time.Now(), &o)
 	}
 	if x.faults != nil && x.faults.Watch != nil {
 		x.faults.Watch.Told = x.harmed
 	}
-	return true
-}
-
-// outdated has a request start over that waited until another policy came.
-func (x *exchange) outdated() bool {
-	if x.again = x.lift() != x.policy; !x.again {
-		return false
-	}
-	if x.ticket != nil {
-		x.pod.ledger.leave(x.ticket)
-		x.ticket = nil
-	}
-	return true
+	return nil
 }
 
 // lift takes out of the request's faults what is not in effect any more, under the

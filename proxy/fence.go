@@ -91,7 +91,7 @@ func (b border) foreign(namespace string) bool {
 // as a list finds nothing there.
 type sweepStage struct{ border }
 
-func (s sweepStage) apply(x *exchange) *apierrors.StatusError {
+func (s sweepStage) apply(x *exchange) *outcome {
 	if x.exempt || !s.foreign(x.info.Namespace) {
 		return nil
 	}
@@ -154,7 +154,7 @@ type fenceStage struct {
 	dryRun     *dryRun            // not nil: observed for this alone
 }
 
-func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
+func (s *fenceStage) apply(x *exchange) *outcome {
 	switch {
 	case x.exempt:
 		return nil
@@ -170,7 +170,7 @@ func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
 
 // meet deals with a request for what is another shard's; the key is empty if it is not
 // known.
-func (s *fenceStage) meet(x *exchange, what, key string) *apierrors.StatusError {
+func (s *fenceStage) meet(x *exchange, what, key string) *outcome {
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		return nil
@@ -183,23 +183,22 @@ func (s *fenceStage) meet(x *exchange, what, key string) *apierrors.StatusError 
 }
 
 // unknown deals with a request of which it cannot be told whose object it is for.
-func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *apierrors.StatusError {
+func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *outcome {
 	if s.observe {
 		s.unknowns.Inc()
 		return nil
 	}
-	x.reason = "unknown"
-	return refused
+	return refusalBy("unknown", refused)
 }
 
 // born decides on a Namespace that is to be made by the name in the body.
-func (s *fenceStage) born(x *exchange) *apierrors.StatusError {
+func (s *fenceStage) born(x *exchange) *outcome {
 	if s.observe && x.r.Header.Get("Content-Encoding") != "" {
 		return s.unknown(x, nil)
 	}
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
-		return refused
+		return refusal(refused)
 	}
 	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
 	_, name, _, err := filter.KeyOf(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON), raw)

@@ -184,15 +184,15 @@ func (x *exchange) answered(resp *http.Response, err error) {
 		return
 	}
 	x.counted = false
-	x.pod.lower(&x.policy.writes, x.outcome(resp, err).left(x.pod))
+	x.pod.lower(&x.policy.writes, x.completion(resp, err).left(x.pod))
 }
 
-// outcome is what is known of the end of a write at the apiserver.
-type outcome int
+// completion is what is known of the end of a write at the apiserver.
+type completion int
 
 const (
 	// unseen: it may go on until the apiserver's request timeout.
-	unseen outcome = iota
+	unseen completion = iota
 	// dropped: the apiserver does nothing more for it, but etcd may.
 	dropped
 	// ended: it has taken effect, or never will.
@@ -200,8 +200,8 @@ const (
 )
 
 // left is how long a write may still take effect.
-func (o outcome) left(p *Pod) time.Duration {
-	switch o {
+func (c completion) left(p *Pod) time.Duration {
+	switch c {
 	case ended:
 		return 0
 	case dropped:
@@ -210,9 +210,9 @@ func (o outcome) left(p *Pod) time.Duration {
 	return p.unseen()
 }
 
-// outcome judges a write by its response, or by the error instead of one. The
+// completion judges a write by its response, or by the error instead of one. The
 // apiserver knows of our end of a connection only once it has ended its own.
-func (x *exchange) outcome(resp *http.Response, err error) outcome {
+func (x *exchange) completion(resp *http.Response, err error) completion {
 	if err == nil {
 		switch {
 		case resp.StatusCode < http.StatusInternalServerError:
@@ -294,6 +294,16 @@ type connect struct {
 	end context.CancelCauseFunc
 	// counts is the policy in whose writes it counts; nil: it only reads.
 	counts *policy
+}
+
+// connectStage keeps account of a connection into a pod or a service.
+type connectStage struct{}
+
+func (connectStage) apply(x *exchange) *outcome {
+	if x.connected = x.pod.connects.enter(x); !x.connected {
+		return restart
+	}
+	return nil
 }
 
 // enter adds x. It is false when another policy has come since x was looked at.

@@ -126,7 +126,7 @@ func (p *policy) exemptStage(key planKey) *exemptStage {
 	return s
 }
 
-func (s *exemptStage) apply(x *exchange) *apierrors.StatusError {
+func (s *exemptStage) apply(x *exchange) *outcome {
 	if x.exempt {
 		return nil
 	}
@@ -134,7 +134,7 @@ func (s *exemptStage) apply(x *exchange) *apierrors.StatusError {
 	if s.inBody && name == "" && s.shared.some(namespace) && !s.shared.all(namespace) {
 		var refused *apierrors.StatusError
 		if name, refused = x.nameInBody(); refused != nil {
-			return refused
+			return refusal(refused)
 		}
 	}
 	if s.self {

@@ -12,8 +12,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -374,7 +372,7 @@ type relistStage struct {
 	watch    bool
 }
 
-func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
+func (s *relistStage) apply(x *exchange) *outcome {
 	// The client's own words: the stages before have edited the exchange's.
 	q := x.r.URL.Query()
 	first := q.Get
@@ -391,8 +389,7 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	}
 	t, err := x.pod.ledger.enter(x, s.resource, v, end)
 	if err != nil {
-		x.again = true
-		return nil
+		return restart
 	}
 	x.ticket = t
 	initial := truthy(q["sendInitialEvents"])
@@ -402,16 +399,16 @@ func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
 	x.fills = !s.watch && first("continue") == "" || s.watch && initial
 	version := first("resourceVersion")
 	if s.watch && !initial && version != "" && version != "0" && x.pod.ledger.missed(t, version) {
-		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
-			"faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.resource)
+		return refusal(status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
+			"faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.resource))
 	}
 	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, x.policy, version) {
 		if x.pod.ledger.doubt(t, x.policy) {
-			return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
-				"faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", s.resource.resource)
+			return refusal(status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
+				"faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", s.resource.resource))
 		}
-		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
-			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)
+		return refusal(status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
+			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version))
 	}
 	return nil
 }

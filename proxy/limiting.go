@@ -27,35 +27,50 @@ type allowance struct {
 	broken bool
 }
 
-// limit takes the request from what the rules allow. It is false when the client was
-// refused. A request that starts over has taken already.
-func (x *exchange) limit() bool {
-	if !x.allowed.taken.IsZero() {
-		return true
+// limitStage takes a request from what the rules allow.
+type limitStage struct {
+	resources *limit.Resources // nil: the request is for a path
+	paths     *limit.Rules
+}
+
+// limitStage returns nil where no rule is about such requests.
+func (p *policy) limitStage(key planKey, isResource bool) stage {
+	if !isResource {
+		if !p.rules.Paths() {
+			return nil
+		}
+		return &limitStage{paths: p.rules}
 	}
-	var refusal *limit.Refusal
+	if resources := p.rules.OfKind(key.kind()); resources != nil {
+		return &limitStage{resources: resources}
+	}
+	return nil
+}
+
+// apply takes once: a request that starts over has taken already.
+func (s *limitStage) apply(x *exchange) *outcome {
+	if !x.allowed.taken.IsZero() {
+		return nil
+	}
+	var refused *limit.Refusal
 	now := time.Now()
-	switch {
-	case x.plan.limits != nil:
+	if s.resources != nil {
 		o := x.object()
-		x.allowed.ticket, refusal = x.plan.limits.Take(now, &o, x.r.UserAgent())
-	case !x.info.IsResourceRequest && x.policy.rules.Paths():
-		x.allowed.ticket, refusal = x.policy.rules.TakePath(now, x.info.Verb, x.info.Path, x.r.UserAgent())
-	default:
-		return true
+		x.allowed.ticket, refused = s.resources.Take(now, &o, x.r.UserAgent())
+	} else {
+		x.allowed.ticket, refused = s.paths.TakePath(now, x.info.Verb, x.info.Path, x.r.UserAgent())
 	}
 	x.allowed.taken = now
-	if refusal == nil {
-		return true
+	if refused == nil {
+		return nil
 	}
-	x.allowed.refusedBy = refusal.Breaker + "/" + refusal.Rule
-	x.policy.limited.count(refusal.Breaker, refusal.Rule, refusal.Reason)
+	x.allowed.refusedBy = refused.Breaker + "/" + refused.Rule
+	x.policy.limited.count(refused.Breaker, refused.Rule, refused.Reason)
 	reason := "limited"
-	if refusal.Opened {
+	if refused.Opened {
 		reason = "breaker"
 	}
-	x.refuse(reason, limited(x.pod.info.Namespace, refusal))
-	return false
+	return refusalBy(reason, limited(x.pod.info.Namespace, refused))
 }
 
 // limited is what to tell whom a rule refused.

@@ -71,8 +71,11 @@ func (p *policy) lockStage(key planKey) *lockStage {
 	return &lockStage{locks: p.locks, standby: p.standby}
 }
 
-// concerns reports whether a request for one object is about a lock, or may be.
-func (s *lockStage) concerns(info *request.RequestInfo) bool {
+// urgent reports whether a request is about a lock, as far as its head says.
+func (s *lockStage) urgent(info *request.RequestInfo) bool {
+	if info.Verb == "watch" { // it may wait
+		return false
+	}
 	for _, l := range s.locks {
 		if l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace() {
 			return true
@@ -81,7 +84,7 @@ func (s *lockStage) concerns(info *request.RequestInfo) bool {
 	return false
 }
 
-func (s *lockStage) apply(x *exchange) *apierrors.StatusError {
+func (s *lockStage) apply(x *exchange) *outcome {
 	switch {
 	case len(x.info.Parts) == 2:
 		return s.object(x)
@@ -92,7 +95,7 @@ func (s *lockStage) apply(x *exchange) *apierrors.StatusError {
 }
 
 // object handles a request whose path names the object.
-func (s *lockStage) object(x *exchange) *apierrors.StatusError {
+func (s *lockStage) object(x *exchange) *outcome {
 	l := s.locks.named(x.info.Namespace, x.info.Name)
 	if l == nil {
 		return nil
@@ -103,7 +106,7 @@ func (s *lockStage) object(x *exchange) *apierrors.StatusError {
 	x.path = l.Path(x.path, 0)
 	if x.info.Verb == "update" || x.info.Verb == "patch" {
 		if _, refused := s.body(x, locks{l}); refused != nil {
-			return refused
+			return refusal(refused)
 		}
 	}
 	return s.claim(x, l)
@@ -111,14 +114,14 @@ func (s *lockStage) object(x *exchange) *apierrors.StatusError {
 
 // create looks whether the object to be created is a lock. If not, the bytes go on
 // as they came.
-func (s *lockStage) create(x *exchange) *apierrors.StatusError {
+func (s *lockStage) create(x *exchange) *outcome {
 	candidates := s.locks.in(x.info.Namespace)
 	if len(candidates) == 0 {
 		return nil
 	}
 	l, refused := s.body(x, candidates)
 	if refused != nil || l == nil {
-		return refused
+		return refusal(refused)
 	}
 	if s.standby {
 		return x.inStandby()
@@ -128,14 +131,14 @@ func (s *lockStage) create(x *exchange) *apierrors.StatusError {
 
 // collection handles a list, watch or deletecollection: of a lock if a field
 // selector names it.
-func (s *lockStage) collection(x *exchange) *apierrors.StatusError {
+func (s *lockStage) collection(x *exchange) *outcome {
 	for _, l := range s.locks {
 		if l.Namespace() != x.info.Namespace {
 			continue
 		}
 		edited, byName, err := l.Query(x.query)
 		if err != nil {
-			return status.BadRequest("%v", err)
+			return refusal(status.BadRequest("%v", err))
 		}
 		if !byName {
 			continue
@@ -174,10 +177,10 @@ func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.
 
 // claim makes x a request about a lock: on the locks' own connection, exempt from
 // what is said of other objects, with an answer whose names can be exchanged back.
-func (s *lockStage) claim(x *exchange, l *lock.Lock) *apierrors.StatusError {
+func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
 	if !ok {
-		return status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only")
+		return refusal(status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only"))
 	}
 	x.r.Header["Accept"] = []string{accept}
 	delete(x.r.Header, "Accept-Encoding")

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -92,7 +91,7 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 	return s
 }
 
-func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
+func (s *narrowStage) apply(x *exchange) *outcome {
 	if x.exempt {
 		return nil
 	}
@@ -109,17 +108,17 @@ func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
 	}
 	accept, ok := filter.Accept(x.r.Header["Accept"])
 	if !ok {
-		return status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource)
+		return refusal(status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource))
 	}
 	if err := s.edit(x, selector, nothing); err != nil {
-		return status.BadRequest("%v", err)
+		return refusal(status.BadRequest("%v", err))
 	}
 	x.r.Header["Accept"] = []string{accept}
 	// What is compressed would have to be expanded to be read, and is cheap to
 	// carry where the proxy sits.
 	delete(x.r.Header, "Accept-Encoding")
 	x.narrow = s
-	return x.hold(s.weight)
+	return refusal(x.hold(s.weight))
 }
 
 // narrows reports whether a list or watch of a namespace is narrowed; "" is all.

@@ -34,7 +34,7 @@ const (
 //
 // The name may come to be another object's between the look and the write. So the
 // body is there before the look, and the write says the uid that it is for (pin).
-func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
+func (s *fenceStage) object(x *exchange) *outcome {
 	switch {
 	case len(x.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
 		return s.meet(x, "not each of these objects", "")
@@ -45,7 +45,7 @@ func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
 	if x.plan.key.writes() && !x.plan.key.connects() && !s.observe {
 		var refused *apierrors.StatusError
 		if body, refused = x.readBody(lock.MaxObject); refused != nil {
-			return refused
+			return refusal(refused)
 		}
 		x.body, x.length = bytes.NewReader(body), int64(len(body))
 	}
@@ -64,14 +64,14 @@ func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
 }
 
 // get has the answer be one that tells the object's uid.
-func (s *fenceStage) get(x *exchange) *apierrors.StatusError {
+func (s *fenceStage) get(x *exchange) *outcome {
 	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
 	if !ok {
-		return status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.info.Resource)
+		return refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.info.Resource))
 	}
 	var err error
 	if x.query, err = withMetadata(x.query); err != nil {
-		return status.BadRequest("%v", err)
+		return refusal(status.BadRequest("%v", err))
 	}
 	x.r.Header["Accept"] = []string{accept}
 	delete(x.r.Header, "Accept-Encoding")
@@ -97,8 +97,8 @@ func (x *exchange) answerObject(resp *http.Response) {
 		return
 	}
 	if !x.fence.owned.Owns(uid) {
-		if refused := x.fence.meet(x, "object "+x.info.Name, uid); refused != nil {
-			x.refuse(x.reason, refused)
+		if end := x.fence.meet(x, "object "+x.info.Name, uid); end != nil {
+			x.conclude(end)
 			return
 		}
 	}

@@ -6,8 +6,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -47,8 +45,7 @@ func (o *ownership) owner(owners []*meshv1.Owner, key string) string {
 
 // forbidden refuses a request for what another shard owns. The key is empty if it is
 // not known.
-func (x *exchange) forbidden(what, key string) *apierrors.StatusError {
-	x.reason = "foreign"
+func (x *exchange) forbidden(what, key string) *outcome {
 	resource := x.info.Resource
 	if x.info.Subresource != "" {
 		resource += "/" + x.info.Subresource
@@ -57,5 +54,5 @@ func (x *exchange) forbidden(what, key string) *apierrors.StatusError {
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
 		x.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard, x.policy.ownership.owner(x.policy.message.GetSharding().GetOwners(), key))
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: x.info.Name, Group: x.info.APIGroup, Kind: x.info.Resource}
-	return refused
+	return refusalBy("foreign", refused)
 }

@@ -7,7 +7,6 @@ import (
 	"mime"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -31,7 +30,7 @@ var (
 // What has no place for a uid is not pinned: a JSON patch, an apply in YAML, and
 // subresources other than the status. Nor, by the apiserver, are patches of a status
 // where that drops all metadata, as those of custom resources.
-func (s *fenceStage) pin(x *exchange, body []byte, uid string) *apierrors.StatusError {
+func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
 	at := inMetadata
 	switch verb := x.info.Verb; {
 	case verb == "delete" && x.info.Subresource == "":

@@ -6,6 +6,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -19,13 +20,24 @@ type scopeStage struct {
 	shared bool
 }
 
-func (s *scopeStage) apply(x *exchange) *apierrors.StatusError {
+// scopeStage returns nil where no selector narrows.
+func (p *policy) scopeStage(key planKey) *scopeStage {
+	switch key.verb {
+	case "list", "watch", "deletecollection":
+		if selector := p.limits.For(key.group, key.resource); selector != nil {
+			return &scopeStage{selector, p.standby || p.method != meshv1.Method_METHOD_LABELS}
+		}
+	}
+	return nil
+}
+
+func (s *scopeStage) apply(x *exchange) *outcome {
 	if x.exempt && (!s.shared || x.info.Name != "") {
 		return nil
 	}
 	narrowed, err := s.selector.Narrow(x.query)
 	if err != nil {
-		return status.BadRequest("%v", err)
+		return refusal(status.BadRequest("%v", err))
 	}
 	x.query = narrowed
 	return nil

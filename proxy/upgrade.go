@@ -17,10 +17,28 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-// upgradeOf returns the protocol r asks to change to, "" for none. Refused, not
-// stripped, is every other use of the header: a client that asked for h2c and
+// upgradeStage reads the protocol that a request asks to change to. It refuses, and
+// does not strip, every other use of the header: a client that asked for h2c and
 // is served HTTP/1.1 is a client that two servers may understand differently.
-func upgradeOf(r *http.Request, p *plan) (string, *apierrors.StatusError) {
+type upgradeStage struct {
+	// allowed: the resource is one whose connection may change protocol.
+	allowed bool
+}
+
+func (s upgradeStage) apply(x *exchange) *outcome {
+	if x.protocol != "" { // the request has started over, and its header is stripped
+		return nil
+	}
+	protocol, refused := s.protocol(x.r)
+	if refused != nil {
+		return refusalBy("upgrade", refused)
+	}
+	x.protocol = protocol
+	return nil
+}
+
+// protocol returns the protocol r asks to change to, "" for none.
+func (s upgradeStage) protocol(r *http.Request) (string, *apierrors.StatusError) {
 	values := r.Header["Upgrade"]
 	asked := httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
 	if len(values) == 0 && !asked {
@@ -31,7 +49,7 @@ func upgradeOf(r *http.Request, p *plan) (string, *apierrors.StatusError) {
 		return "", status.BadRequest("malformed upgrade")
 	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
 		return "", status.BadRequest("an upgrade to %q is not proxied", bounded(values[0]))
-	case !p.upgrades:
+	case !s.allowed:
 		return "", status.BadRequest("this resource is not upgraded")
 	case r.ContentLength != 0:
 		return "", status.BadRequest("an upgrade has no body")
@@ -44,13 +62,13 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) {
 	x.allowed.waits()
 	resp, up, err := client.Upgrade(x.ctx, x.upstreamRequest(), protocol)
 	if err != nil {
-		x.end = x.outcome(nil, err)
+		x.end = x.completion(nil, err)
 		x.failed(err)
 		return
 	}
 	x.head = time.Now()
 	if up == nil { // refused, for example 403: an answer like any other
-		x.end = x.outcome(resp, nil)
+		x.end = x.completion(resp, nil)
 		defer func() { _ = resp.Body.Close() }()
 		x.sendHead(resp)
 		x.copyStream(resp.Body)
@@ -99,7 +117,7 @@ const maxDrained = 1 << 20
 // splice copies both ways until one side ends, the pod shuts down, or the policy
 // cuts them. If it is not the apiserver's that ends first, splice sends it the end and
 // waits for its own: before that, the apiserver may pass on what it was sent.
-func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) outcome {
+func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) completion {
 	closed := make(chan struct{})
 	closeOurs := sync.OnceFunc(func() {
 		_ = down.Close()

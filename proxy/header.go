@@ -1,0 +1,51 @@
+package proxy
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
+
+// forwardedHeaderStage removes the header fields that concern the client's connection.
+type forwardedHeaderStage struct{}
+
+func (forwardedHeaderStage) apply(x *exchange) *outcome {
+	stripHopByHop(x.r.Header)
+	return nil
+}
+
+// auditStage gives a request an audit id, by which its access line and the apiserver's
+// audit log can be joined.
+type auditStage struct{ server *Server }
+
+func (s auditStage) apply(x *exchange) *outcome {
+	if x.debug && x.r.Header[auditHeader] == nil {
+		x.r.Header[auditHeader] = []string{string(uuid.NewUUID())}
+	}
+	return nil
+}
+
+// hopByHop headers concern one connection only (RFC 9110, 7.6.1).
+var hopByHop = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+}
+
+func stripHopByHop(h http.Header) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				h.Del(name)
+			}
+		}
+	}
+	for _, name := range hopByHop {
+		delete(h, name)
+	}
+}
+
+func setLength(h http.Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
