@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -82,28 +81,28 @@ const (
 )
 
 // weight is what r holds, in bytes, whatever it asks.
-func weight(r *http.Request) int64 {
-	n := requestWeight + copies*len(r.RequestURI)
+func (r *request) weight() int64 {
+	n := requestWeight + copies*len(r.target)
 	for _, separator := range []string{"/", "&", ",", "%"} { // escaped ones too
-		n += partWeight * strings.Count(r.RequestURI, separator)
+		n += partWeight * strings.Count(r.target, separator)
 	}
-	for k, vv := range r.Header {
+	for k, vv := range r.header {
 		for _, v := range vv {
 			n += fieldWeight + len(k) + len(v)
 		}
 	}
 	switch {
-	case r.ContentLength < 0:
+	case r.length < 0:
 		n += receivePerStream
-	case r.ContentLength > 0:
-		n += int(min(r.ContentLength, receivePerStream))
+	case r.length > 0:
+		n += int(min(r.length, receivePerStream))
 	}
 	return int64(n)
 }
 
 // admit takes what x holds before anything of it is read.
 func (x *exchange) admit() *apierrors.StatusError {
-	x.budget, x.held = &x.pod.held, weight(x.r)
+	x.budget, x.held = &x.pod.held, x.req.weight()
 	if x.budget.take(x.held) {
 		return nil
 	}
@@ -119,11 +118,11 @@ func (x *exchange) urgent() bool {
 	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
 		return false
 	}
-	if x.classify(); x.malformed != nil {
+	if x.req.classify(); x.req.malformed != nil {
 		return false
 	}
-	plan := pol.plan(x.info)
-	return plan.locks != nil && plan.locks.urgent(x.info)
+	plan := pol.plan(x.req.info)
+	return plan.locks != nil && plan.locks.urgent(x.req.info)
 }
 
 // admissionStage charges a request to the budget of its kind.
@@ -134,7 +133,7 @@ type admissionStage struct {
 
 func (s admissionStage) apply(x *exchange) *outcome {
 	switch {
-	case s.locks != nil && s.locks.urgent(x.info):
+	case s.locks != nil && s.locks.urgent(x.req.info):
 		return refusal(x.charge(&x.pod.lock))
 	case s.route == stream || x.protocol != "":
 		return refusal(x.charge(&x.pod.long))
@@ -211,6 +210,8 @@ var nowhere = &url.URL{}
 // request. The map itself may still be read on the way upstream.
 func (x *exchange) strip() {
 	x.r.Header, x.r.URL, x.r.RequestURI, x.r.Host = nil, nowhere, "", ""
+	x.req.forget()
+	x.out = outgoing{}
 }
 
 // release gives back all that x holds.
@@ -251,17 +252,23 @@ func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
 // readBody reads the request's body whole, up to limit bytes. It can be read again
 // when the request starts over.
 func (x *exchange) readBody(limit int) ([]byte, *apierrors.StatusError) {
-	if x.r.Header.Get("Content-Encoding") != "" {
+	if x.out.header.get("Content-Encoding") != "" {
 		return nil, status.UnsupportedMediaType("a body that the proxy must read must not be encoded")
 	}
-	raw, err := x.readAll(x.body, limit)
+	if kept := x.req.body.whole; kept != nil {
+		if len(kept) > limit {
+			return nil, status.TooLarge(limit)
+		}
+		return kept, nil
+	}
+	raw, err := x.readAll(x.req.body.reader(), limit)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return nil, refused
 	}
 	if err != nil {
 		return nil, status.BadRequest("the body cannot be read")
 	}
-	x.r.Body = io.NopCloser(bytes.NewReader(raw))
+	x.req.body.whole = raw
 	return raw, nil
 }
 

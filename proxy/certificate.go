@@ -7,7 +7,7 @@ import "github.com/ctrlmesh/ctrlmesh/proxy/status"
 type certificateStage struct{ passthrough bool }
 
 func (s certificateStage) apply(x *exchange) *outcome {
-	if x.r.TLS == nil || len(x.r.TLS.PeerCertificates) == 0 {
+	if !x.req.certificate {
 		return nil
 	}
 	if s.passthrough {

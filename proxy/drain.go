@@ -127,7 +127,7 @@ func (x *exchange) linger() {
 	}
 	select {
 	case <-time.After(minWatch - time.Since(time.Unix(0, began))):
-	case <-x.r.Context().Done():
+	case <-x.req.ctx.Done():
 	case <-x.pod.done.Done():
 	}
 }

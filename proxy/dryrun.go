@@ -74,11 +74,11 @@ func (s *dryLockStage) apply(x *exchange) *outcome {
 }
 
 func (s *dryLockStage) concerned(x *exchange) bool {
-	if x.info.Name != "" {
-		return s.locks.named(x.info.Namespace, x.info.Name) != nil
+	if x.req.info.Name != "" {
+		return s.locks.named(x.req.info.Namespace, x.req.info.Name) != nil
 	}
-	candidates := s.locks.in(x.info.Namespace)
-	if len(candidates) == 0 || x.info.Verb != "create" {
+	candidates := s.locks.in(x.req.info.Namespace)
+	if len(candidates) == 0 || x.req.info.Verb != "create" {
 		return false
 	}
 	body, whole := x.peek()
@@ -86,7 +86,7 @@ func (s *dryLockStage) concerned(x *exchange) bool {
 		return false
 	}
 	for _, l := range candidates {
-		if out, err := l.Request(x.r.Header.Get("Content-Type"), body); err == nil && out.Lock {
+		if out, err := l.Request(x.out.header.get("Content-Type"), body); err == nil && out.Lock {
 			return true
 		}
 	}
@@ -121,7 +121,7 @@ func (p *policy) dryNarrowStage(key planKey, d dryRun) *dryNarrowStage {
 }
 
 func (s *dryNarrowStage) apply(x *exchange) *outcome {
-	namespace := x.info.Namespace
+	namespace := x.req.info.Namespace
 	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.narrows(namespace) || s.sweep != nil && s.sweep.foreign(namespace)) {
 		s.note(x)
 	}

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
@@ -29,11 +27,9 @@ import (
 
 // exchange is one request and its answer.
 type exchange struct {
-	pod       *Pod
-	policy    *policy
-	plan      *plan
-	info      *request.RequestInfo   // nil: not classified, or malformed
-	malformed *apierrors.StatusError // not nil: it cannot be classified
+	pod    *Pod
+	policy *policy
+	plan   *plan
 
 	w   http.ResponseWriter
 	r   *http.Request
@@ -42,13 +38,12 @@ type exchange struct {
 	interrupt func()
 	debug     bool
 
-	// What goes upstream, edited by the stages.
-	path, query string
-	body        io.Reader
-	length      int64
-	lock        *lock.Lock // not nil: the request is about this lock
-	exempt      bool       // neither narrowed nor fenced: a lock, or readable by every shard
-	protocol    string     // that the connection is to change to, or empty
+	req request
+	out outgoing
+
+	lock     *lock.Lock // not nil: the request is about this lock
+	exempt   bool       // neither narrowed nor fenced: a lock, or readable by every shard
+	protocol string     // that the connection is to change to, or empty
 
 	narrow        *narrowStage   // not nil: the answer is filtered
 	shardSelector string         // that the apiserver was sent for it
@@ -56,12 +51,11 @@ type exchange struct {
 	filtered      int64          // bytes that it keeps of the pod's account
 	judged        atomic.Bool    // it had objects that could have been foreign
 
-	fence     *fenceStage   // not nil: the answer tells whose the object is
-	early     *upstream.Buf // holds a body, or its beginning, until it is sent
-	counted   bool          // in policy.writes
-	connected bool          // in pod.connects
-	end       completion    // of a connection into a pod or a service
-	polls     bool          // the answer may tell who holds a lock
+	fence     *fenceStage // not nil: the answer tells whose the object is
+	counted   bool        // in policy.writes
+	connected bool        // in pod.connects
+	end       completion  // of a connection into a pod or a service
+	polls     bool        // the answer may tell who holds a lock
 
 	would string // what a policy that is no dry run would have done, or empty
 
@@ -100,6 +94,7 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		pod:   p,
 		w:     w,
 		r:     r,
+		req:   newRequest(r),
 		start: time.Now(),
 		debug: p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
@@ -110,6 +105,7 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor == 2 {
 		x.guard = guard.New(w, p.stall)
 	}
+	x.out.header = x.req.header // for the access line, if that is all
 	refused := x.admit()
 	defer x.finish()
 	if refused != nil {
@@ -127,9 +123,7 @@ func (x *exchange) finish() {
 	if x.counted { // a panic came first
 		x.answered(nil, errShutdown)
 	}
-	if x.early != nil {
-		x.early.Free()
-	}
+	x.req.body.free()
 	v := recover()
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.panics.Inc()
@@ -148,7 +142,7 @@ func (x *exchange) finish() {
 	if v != nil {
 		panic(http.ErrAbortHandler)
 	}
-	if x.r.ProtoMajor == 2 && x.bytes > 0 {
+	if x.req.major == 2 && x.bytes > 0 {
 		x.flush() // or net/http does, and waits for the client when all was given back
 	}
 }
@@ -189,11 +183,10 @@ func (x *exchange) evaluate(pol *policy) *outcome {
 	if end := pol.gate.apply(x); end != nil {
 		return end
 	}
-	x.plan = pol.plan(x.info)
-	x.ctx, x.lock, x.exempt, x.fence, x.polls = x.r.Context(), nil, false, nil, false
+	x.plan = pol.plan(x.req.info)
+	x.ctx, x.lock, x.exempt, x.fence, x.polls = x.req.ctx, nil, false, nil, false
 	x.narrow, x.shardSelector = nil, ""
-	x.path, x.query = x.r.URL.EscapedPath(), x.r.URL.RawQuery
-	x.body, x.length = x.r.Body, x.r.ContentLength
+	x.out = x.req.outgoing()
 	return x.plan.stages.apply(x)
 }
 
@@ -224,17 +217,17 @@ func (x *exchange) send(clients *clients) *outcome {
 }
 
 func (x *exchange) upstreamRequest() *upstream.Request {
-	target := x.path
-	if x.query != "" || x.r.URL.ForceQuery {
-		target += "?" + x.query
+	target := x.out.path
+	if x.out.query != "" || x.req.bareQuery {
+		target += "?" + x.out.query
 	}
 	return &upstream.Request{
-		Method: x.r.Method,
+		Method: x.req.method,
 		Target: target,
-		Host:   x.r.Host,
-		Header: x.r.Header,
-		Body:   x.body,
-		Length: x.length,
+		Host:   x.req.host,
+		Header: http.Header(x.out.header),
+		Body:   x.out.body,
+		Length: x.out.length,
 		Sent:   func() { x.sent = time.Now() },
 	}
 }
@@ -248,7 +241,7 @@ func (x *exchange) forward(client *upstream.Client) *outcome {
 		x.interrupt = func() { cancel(nil) }
 		defer x.interrupt()
 		defer context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })()
-		if ctx := x.ctx; x.info.Verb == "watch" {
+		if ctx := x.ctx; x.req.info.Verb == "watch" {
 			defer context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })()
 		}
 	}
@@ -264,7 +257,7 @@ func (x *exchange) forward(client *upstream.Client) *outcome {
 			return restart
 		}
 		// Nothing of a connection that is closed leaves any more: Pod.Quiet.
-		if gone := x.r.Context().Err(); gone != nil {
+		if gone := x.req.gone(); gone != nil {
 			x.answered(nil, gone)
 			x.failed(gone)
 			return nil
@@ -276,18 +269,15 @@ func (x *exchange) forward(client *upstream.Client) *outcome {
 		resp, err = x.refresh(resp, send)
 	}
 	x.answered(resp, err)
-	if x.early != nil {
-		x.early.Free()
-		x.early = nil
-	}
+	x.req.body.free()
 	if err != nil {
 		x.end = x.completion(nil, err)
 		x.failed(err)
 		return nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if write && x.r.Context().Err() != nil {
-		x.failed(x.r.Context().Err())
+	if write && x.req.gone() != nil {
+		x.failed(x.req.gone())
 		return nil
 	}
 	x.head = time.Now()
@@ -322,28 +312,17 @@ func (x *exchange) forward(client *upstream.Client) *outcome {
 	return nil
 }
 
-// gathers tells whether gather has anything to do: a stage may have read the body.
+// gathers reports whether gather has anything to do: a stage may have read the body.
 func (x *exchange) gathers() bool {
-	return x.plan.route == short && x.r.ContentLength != 0 && x.body == io.Reader(x.r.Body)
+	return x.plan.route == short && x.req.length != 0 && !x.req.body.begun()
 }
 
 // gather waits for the body, or as much of it as a buffer takes, before the apiserver
-// hears of the request: who announces bodies that never come takes room here, and
-// none of what the apiserver shares out among all its clients.
+// hears of the request. A client that announces bodies which never come takes room here,
+// and none of what the apiserver shares out among all its clients.
 func (x *exchange) gather() error {
-	if x.early != nil { // the request has started over since
-		return nil
-	}
-	x.early = upstream.Buffer()
-	n, err := fill(x.body, x.early.B)
-	x.early.B = x.early.B[:n]
-	whole := bytes.NewReader(x.early.B)
-	if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
-		x.body, x.r.Body = whole, io.NopCloser(whole)
-		return nil
-	}
-	x.body = io.MultiReader(whole, x.body)
-	x.r.Body = io.NopCloser(x.body)
+	err := x.req.body.begin()
+	x.out.body = x.req.body.reader()
 	return err
 }
 
@@ -489,7 +468,7 @@ func (x *exchange) flush() {
 // broken ends an answer that stopped half way so that the client sees that it
 // did.
 func (x *exchange) broken() {
-	if x.r.Context().Err() == nil {
+	if x.req.gone() == nil {
 		x.plan.meters.upstreamErrors.Inc()
 		x.allowed.broken = true
 	}
@@ -526,7 +505,7 @@ func (x *exchange) failed(err error) {
 	case x.ended():
 		x.refuse("ended", status.Unavailable(1, "the request ended before it began: ask again"))
 		return
-	case x.r.Context().Err() != nil:
+	case x.req.gone() != nil:
 		x.code = statusClientGone
 		x.abandoned()
 		panic(http.ErrAbortHandler)
@@ -584,14 +563,14 @@ func (x *exchange) account() {
 func (x *exchange) accessAttrs() []slog.Attr {
 	attrs := make([]slog.Attr, 0, 15)
 	attrs = append(attrs,
-		slog.String("audit_id", bounded(x.r.Header.Get(auditHeader))),
+		slog.String("audit_id", bounded(x.out.header.get(auditHeader))),
 		slog.String("pod", x.pod.id),
 		slog.String("uid", x.pod.info.UID),
 	)
 	if x.policy != nil {
 		attrs = append(attrs, slog.String("shard", x.policy.shard))
 	}
-	if i := x.info; i != nil {
+	if i := x.req.info; i != nil {
 		attrs = append(attrs,
 			slog.String("verb", i.Verb),
 			slog.String("resource", i.Resource),

@@ -17,12 +17,12 @@ import (
 // object is what rules ask of a request for a resource beside its kind. The lock has
 // the name that the client gives it.
 func (x *exchange) object() match.Object {
-	o := match.Object{Namespace: x.info.Namespace, Name: x.info.Name, Header: x.r.Header}
+	o := match.Object{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Header: x.out.header}
 	switch {
 	case x.lock != nil:
 		o.Name, o.Lock = x.lock.Name(), true
-	case x.info.APIGroup == "coordination.k8s.io" && x.info.Resource == "leases":
-		o.Lock = x.info.Name != "" || x.info.Verb == "create"
+	case x.req.info.APIGroup == "coordination.k8s.io" && x.req.info.Resource == "leases":
+		o.Lock = x.req.info.Name != "" || x.req.info.Verb == "create"
 	}
 	return o
 }
@@ -48,6 +48,9 @@ func (p *policy) faultStage(key planKey, isResource bool) stage {
 }
 
 func (s *faultStage) apply(x *exchange) *outcome {
+	if x.plan.stale != nil && x.req.info.Verb == "list" {
+		x.out.drop("Accept-Encoding") // its version must be read
+	}
 	if !x.decided {
 		x.decided = true
 		if refused := s.decide(x); refused != nil {
@@ -79,16 +82,14 @@ func (s *faultStage) apply(x *exchange) *outcome {
 
 // decide decides on the request's faults, or refuses it.
 func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
-	if x.plan.stale != nil {
-		if refused := x.prepare(); refused != nil {
-			return refused
-		}
+	if refused := x.refuseInitialEvents(); refused != nil {
+		return refused
 	}
 	if x.pod.draining.Err() != nil {
 		return nil // what the rules counted, and have left of their counts, is the next proxy's
 	}
 	if s.paths != nil {
-		x.faults = s.paths.DecidePath(time.Now(), x.info.Verb, x.info.Path)
+		x.faults = s.paths.DecidePath(time.Now(), x.req.info.Verb, x.req.info.Path)
 	} else if s.resources != nil {
 		o := x.object()
 		x.faults = s.resources.Decide(time.Now(), &o)
@@ -137,7 +138,7 @@ func (x *exchange) wait(d func() time.Duration) bool {
 		case <-pol.replaced:
 		case <-x.ctx.Done():
 			ended = true
-		case <-x.r.Context().Done():
+		case <-x.req.ctx.Done():
 			ended = true
 		case <-x.pod.draining.Done():
 			ended = true
@@ -151,7 +152,7 @@ func (x *exchange) wait(d func() time.Duration) bool {
 // reset breaks off what the client gets, without an end: its connection, or its
 // HTTP/2 stream.
 func (x *exchange) reset() {
-	if c := connOf(x.r); c != nil && x.r.ProtoMajor == 1 {
+	if c := connOf(x.r); c != nil && x.req.major == 1 {
 		c.reset()
 	}
 	panic(http.ErrAbortHandler)
@@ -171,7 +172,7 @@ func (x *exchange) resetAfter() {
 
 // aborted is what an apiserver would answer.
 func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
-	usual := apierrors.NewGenericServerResponse(a.Status, x.r.Method, schema.GroupResource{}, "", "", 0, false)
+	usual := apierrors.NewGenericServerResponse(a.Status, x.req.method, schema.GroupResource{}, "", "", 0, false)
 	reason, retry := usual.ErrStatus.Reason, 0
 	switch a.Status {
 	case http.StatusGone:
@@ -183,12 +184,12 @@ func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
 	}
 	err := status.New(a.Status, cmp.Or(metav1.StatusReason(a.Reason), reason), retry,
 		"injected by FaultInjection %s/%s, in place of the apiserver's answer", x.pod.info.Namespace, a.Rule)
-	if x.info.IsResourceRequest {
+	if x.req.info.IsResourceRequest {
 		if err.ErrStatus.Details == nil {
 			err.ErrStatus.Details = &metav1.StatusDetails{}
 		}
 		d := err.ErrStatus.Details
-		d.Group, d.Kind, d.Name = x.info.APIGroup, x.info.Resource, x.info.Name
+		d.Group, d.Kind, d.Name = x.req.info.APIGroup, x.req.info.Resource, x.req.info.Name
 	}
 	return err
 }
@@ -208,7 +209,7 @@ func (x *exchange) spoil(p []byte) bool {
 	}
 	x.broke = true
 	x.flush()
-	if !x.r.ProtoAtLeast(1, 1) { // whose bodies end with the connection
+	if x.req.major == 1 && x.req.minor == 0 { // whose bodies end with the connection
 		x.reset()
 	}
 	panic(http.ErrAbortHandler)

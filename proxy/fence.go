@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 
@@ -92,7 +91,7 @@ func (b border) foreign(namespace string) bool {
 type sweepStage struct{ border }
 
 func (s sweepStage) apply(x *exchange) *outcome {
-	if x.exempt || !s.foreign(x.info.Namespace) {
+	if x.exempt || !s.foreign(x.req.info.Namespace) {
 		return nil
 	}
 	return (&scopeStage{selector: narrow.Nothing}).apply(x)
@@ -162,8 +161,8 @@ func (s *fenceStage) apply(x *exchange) *outcome {
 		return s.object(x)
 	case s.inBody:
 		return s.born(x)
-	case s.foreign(x.info.Namespace):
-		return s.meet(x, "namespace "+x.info.Namespace, x.info.Namespace)
+	case s.foreign(x.req.info.Namespace):
+		return s.meet(x, "namespace "+x.req.info.Namespace, x.req.info.Namespace)
 	}
 	return nil
 }
@@ -193,15 +192,15 @@ func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *outco
 
 // born decides on a Namespace that is to be made by the name in the body.
 func (s *fenceStage) born(x *exchange) *outcome {
-	if s.observe && x.r.Header.Get("Content-Encoding") != "" {
+	if s.observe && x.out.header.get("Content-Encoding") != "" {
 		return s.unknown(x, nil)
 	}
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return refusal(refused)
 	}
-	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
-	_, name, _, err := filter.KeyOf(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON), raw)
+	x.out.replace(raw)
+	_, name, _, err := filter.KeyOf(cmp.Or(x.out.header.get("Content-Type"), typeJSON), raw)
 	switch {
 	case errors.Is(err, filter.ErrType):
 		return s.unknown(x, status.UnsupportedMediaType("the name of a namespace must be read: %v", err))

@@ -26,7 +26,7 @@ const (
 // filter makes an answer one of the shard's objects alone. It is false when the
 // client was answered otherwise.
 func (x *exchange) filter(resp *http.Response) bool {
-	if resp.StatusCode/100 != 2 || x.r.Method == http.MethodHead {
+	if resp.StatusCode/100 != 2 || x.req.method == http.MethodHead {
 		return true // no objects
 	}
 	plain, err := decoded(resp)
@@ -98,7 +98,7 @@ func (x *exchange) holdFiltered(n int) error {
 	}
 	x.pod.bound("filtered bytes")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
-		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", x.pod.id, x.info.Resource)
+		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", x.pod.id, x.req.info.Resource)
 }
 
 // unfiltered answers for an answer that was not filtered, and so is not passed on.
@@ -108,11 +108,11 @@ func (x *exchange) unfiltered(err error) {
 	case isRefusal:
 		x.refuse(refusalReason(refused), refused)
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
-		refused := status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", x.info.Resource, err)
+		refused := status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", x.req.info.Resource, err)
 		x.refuse(refusalReason(refused), refused)
 	case errors.Is(err, filter.ErrForm):
 		x.plan.meters.upstreamErrors.Inc()
-		x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", x.info.Resource, err))
+		x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", x.req.info.Resource, err))
 	default:
 		x.failed(err)
 	}

@@ -14,7 +14,7 @@ const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
 type forwardedHeaderStage struct{}
 
 func (forwardedHeaderStage) apply(x *exchange) *outcome {
-	stripHopByHop(x.r.Header)
+	x.out.dropHopByHop()
 	return nil
 }
 
@@ -23,8 +23,8 @@ func (forwardedHeaderStage) apply(x *exchange) *outcome {
 type auditStage struct{ server *Server }
 
 func (s auditStage) apply(x *exchange) *outcome {
-	if x.debug && x.r.Header[auditHeader] == nil {
-		x.r.Header[auditHeader] = []string{string(uuid.NewUUID())}
+	if x.debug && x.out.header[auditHeader] == nil {
+		x.out.set(auditHeader, string(uuid.NewUUID()))
 	}
 	return nil
 }
@@ -33,6 +33,20 @@ func (s auditStage) apply(x *exchange) *outcome {
 var hopByHop = []string{
 	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+}
+
+// dropHopByHop removes what concerns the client's connection only.
+func (o *outgoing) dropHopByHop() {
+	for _, line := range o.header["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				o.drop(http.CanonicalHeaderKey(name))
+			}
+		}
+	}
+	for _, name := range hopByHop {
+		o.drop(name)
+	}
 }
 
 func stripHopByHop(h http.Header) {

@@ -263,7 +263,7 @@ func (b *lastByte) Read(p []byte) (int, error) {
 		if !b.x.begin() {
 			return 0, errPolicyChanged
 		}
-		if gone := b.x.r.Context().Err(); gone != nil {
+		if gone := b.x.req.gone(); gone != nil {
 			return 0, gone
 		}
 	}
@@ -275,10 +275,10 @@ func (b *lastByte) Read(p []byte) (int, error) {
 // false when it must be looked at anew.
 func (x *exchange) depart() bool {
 	x.ctx = x.pod.writing
-	if _, whole := x.body.(*bytes.Reader); whole || x.length == 0 {
+	if _, whole := x.out.body.(*bytes.Reader); whole || x.out.length == 0 {
 		return x.begin()
 	}
-	x.body = &lastByte{Reader: x.body, x: x, left: x.length}
+	x.out.body = &lastByte{Reader: x.out.body, x: x, left: x.out.length}
 	return true
 }
 
@@ -312,7 +312,7 @@ func (c *connects) enter(x *exchange) bool {
 	added := &connect{end: end}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if x.protocol != "" || x.r.Method != http.MethodGet && x.r.Method != http.MethodHead {
+	if x.protocol != "" || !x.req.reads() {
 		added.counts = x.policy
 		x.pod.raise(&x.policy.writes)
 	}
@@ -351,7 +351,7 @@ func (c *connects) cut(next *policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for x, open := range c.open {
-		refused := next.refuse != "" || next.refuses(x.plan.key, x.info.Namespace)
+		refused := next.refuse != "" || next.refuses(x.plan.key, x.req.info.Namespace)
 		switch {
 		case refused && open.counts != nil && x.protocol == "":
 			time.AfterFunc(meshv1.LostWrite, func() { open.end(errPolicyChanged) })

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 
@@ -130,7 +129,7 @@ func (s *exemptStage) apply(x *exchange) *outcome {
 	if x.exempt {
 		return nil
 	}
-	namespace, name := x.info.Namespace, x.info.Name
+	namespace, name := x.req.info.Namespace, x.req.info.Name
 	if s.inBody && name == "" && s.shared.some(namespace) && !s.shared.all(namespace) {
 		var refused *apierrors.StatusError
 		if name, refused = x.nameInBody(); refused != nil {
@@ -158,8 +157,8 @@ func (x *exchange) nameInBody() (string, *apierrors.StatusError) {
 	if refused != nil {
 		return "", refused
 	}
-	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
-	_, name, _, err := filter.KeyOf(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON), raw)
+	x.out.replace(raw)
+	_, name, _, err := filter.KeyOf(cmp.Or(x.out.header.get("Content-Type"), typeJSON), raw)
 	if err != nil {
 		return "", nil
 	}

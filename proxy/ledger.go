@@ -374,14 +374,14 @@ type relistStage struct {
 
 func (s *relistStage) apply(x *exchange) *outcome {
 	// The client's own words: the stages before have edited the exchange's.
-	q := x.r.URL.Query()
+	q := parameters(x.req.query)
 	first := q.Get
 	v := words{
-		path:   strings.TrimRight(x.r.URL.Path, "/"),
+		path:   strings.TrimRight(x.req.path, "/"),
 		labels: first("labelSelector"),
 		fields: first("fieldSelector"),
-		as:     transform(x.r.Header.Get("Accept")),
-		agent:  x.r.Header.Get("User-Agent"),
+		as:     transform(x.out.header.get("Accept")),
+		agent:  x.out.header.get("User-Agent"),
 	}.view()
 	var end context.CancelCauseFunc
 	if s.watch {

@@ -56,9 +56,9 @@ func (s *limitStage) apply(x *exchange) *outcome {
 	now := time.Now()
 	if s.resources != nil {
 		o := x.object()
-		x.allowed.ticket, refused = s.resources.Take(now, &o, x.r.UserAgent())
+		x.allowed.ticket, refused = s.resources.Take(now, &o, x.out.header.get("User-Agent"))
 	} else {
-		x.allowed.ticket, refused = s.paths.TakePath(now, x.info.Verb, x.info.Path, x.r.UserAgent())
+		x.allowed.ticket, refused = s.paths.TakePath(now, x.req.info.Verb, x.req.info.Path, x.out.header.get("User-Agent"))
 	}
 	x.allowed.taken = now
 	if refused == nil {
@@ -116,7 +116,7 @@ func (x *exchange) answeredWithin() {
 		Failed: broken || x.code == 0 || x.code >= http.StatusInternalServerError || x.code == http.StatusTooManyRequests,
 		// Whose client is gone before the answer came whole tells nothing of it.
 		// But if it waited for long, that tells how long answers take.
-		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.r.Context().Err() != nil,
+		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.req.gone() != nil,
 	}
 	switch {
 	case x.plan.route == stream, a.unknown: // who watches, or follows a log, waits for what comes to pass

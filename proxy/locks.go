@@ -1,12 +1,11 @@
 package proxy
 
 import (
-	"bytes"
 	"errors"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -72,7 +71,7 @@ func (p *policy) lockStage(key planKey) *lockStage {
 }
 
 // urgent reports whether a request is about a lock, as far as its head says.
-func (s *lockStage) urgent(info *request.RequestInfo) bool {
+func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
 	if info.Verb == "watch" { // it may wait
 		return false
 	}
@@ -86,9 +85,9 @@ func (s *lockStage) urgent(info *request.RequestInfo) bool {
 
 func (s *lockStage) apply(x *exchange) *outcome {
 	switch {
-	case len(x.info.Parts) == 2:
+	case len(x.req.info.Parts) == 2:
 		return s.object(x)
-	case x.info.Verb == "create":
+	case x.req.info.Verb == "create":
 		return s.create(x)
 	}
 	return s.collection(x)
@@ -96,15 +95,15 @@ func (s *lockStage) apply(x *exchange) *outcome {
 
 // object handles a request whose path names the object.
 func (s *lockStage) object(x *exchange) *outcome {
-	l := s.locks.named(x.info.Namespace, x.info.Name)
+	l := s.locks.named(x.req.info.Namespace, x.req.info.Name)
 	if l == nil {
 		return nil
 	}
 	if s.standby && x.plan.key.writes() {
 		return x.inStandby()
 	}
-	x.path = l.Path(x.path, 0)
-	if x.info.Verb == "update" || x.info.Verb == "patch" {
+	x.out.path = l.Path(x.out.path, 0)
+	if x.req.info.Verb == "update" || x.req.info.Verb == "patch" {
 		if _, refused := s.body(x, locks{l}); refused != nil {
 			return refusal(refused)
 		}
@@ -115,7 +114,7 @@ func (s *lockStage) object(x *exchange) *outcome {
 // create looks whether the object to be created is a lock. If not, the bytes go on
 // as they came.
 func (s *lockStage) create(x *exchange) *outcome {
-	candidates := s.locks.in(x.info.Namespace)
+	candidates := s.locks.in(x.req.info.Namespace)
 	if len(candidates) == 0 {
 		return nil
 	}
@@ -133,10 +132,10 @@ func (s *lockStage) create(x *exchange) *outcome {
 // selector names it.
 func (s *lockStage) collection(x *exchange) *outcome {
 	for _, l := range s.locks {
-		if l.Namespace() != x.info.Namespace {
+		if l.Namespace() != x.req.info.Namespace {
 			continue
 		}
-		edited, byName, err := l.Query(x.query)
+		edited, byName, err := l.Query(x.out.query)
 		if err != nil {
 			return refusal(status.BadRequest("%v", err))
 		}
@@ -146,7 +145,7 @@ func (s *lockStage) collection(x *exchange) *outcome {
 		if s.standby && x.plan.key.writes() {
 			return x.inStandby()
 		}
-		x.query = edited
+		x.out.query = edited
 		return s.claim(x, l)
 	}
 	return nil
@@ -159,16 +158,16 @@ func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.
 	if refused != nil {
 		return nil, refused
 	}
-	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
+	x.out.replace(raw)
 	for _, l := range candidates {
-		out, err := l.Request(x.r.Header.Get("Content-Type"), raw)
+		out, err := l.Request(x.out.header.get("Content-Type"), raw)
 		switch {
 		case errors.Is(err, lock.ErrUnsupported):
-			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.info.Resource, x.info.Namespace)
+			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.req.info.Resource, x.req.info.Namespace)
 		case err != nil:
 			return nil, status.BadRequest("%v", err)
 		case out.Lock:
-			x.body, x.length = bytes.NewReader(out.Bytes), int64(len(out.Bytes))
+			x.out.replace(out.Bytes)
 			return l, nil
 		}
 	}
@@ -178,12 +177,12 @@ func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.
 // claim makes x a request about a lock: on the locks' own connection, exempt from
 // what is said of other objects, with an answer whose names can be exchanged back.
 func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
-	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
+	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
 		return refusal(status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only"))
 	}
-	x.r.Header["Accept"] = []string{accept}
-	delete(x.r.Header, "Accept-Encoding")
+	x.out.set("Accept", accept)
+	x.out.drop("Accept-Encoding")
 	x.lock, x.exempt = l, true
 	return nil
 }

@@ -95,7 +95,7 @@ func (s *narrowStage) apply(x *exchange) *outcome {
 	if x.exempt {
 		return nil
 	}
-	namespace := x.info.Namespace
+	namespace := x.req.info.Namespace
 	if !s.narrows(namespace) {
 		return nil
 	}
@@ -106,17 +106,17 @@ func (s *narrowStage) apply(x *exchange) *outcome {
 	case s.by == byUID && (namespace == "" && len(s.shared) > 0 || s.shared.some(namespace)):
 		selector = "" // which says nothing of namespaces
 	}
-	accept, ok := filter.Accept(x.r.Header["Accept"])
+	accept, ok := filter.Accept(x.out.header["Accept"])
 	if !ok {
 		return refusal(status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource))
 	}
 	if err := s.edit(x, selector, nothing); err != nil {
 		return refusal(status.BadRequest("%v", err))
 	}
-	x.r.Header["Accept"] = []string{accept}
+	x.out.set("Accept", accept)
 	// What is compressed would have to be expanded to be read, and is cheap to
 	// carry where the proxy sits.
-	delete(x.r.Header, "Accept-Encoding")
+	x.out.drop("Accept-Encoding")
 	x.narrow = s
 	return refusal(x.hold(s.weight))
 }
@@ -130,19 +130,19 @@ func (s *narrowStage) narrows(namespace string) bool {
 // of a table.
 func (s *narrowStage) edit(x *exchange, selector string, nothing bool) error {
 	var err error
-	if x.query, err = withMetadata(x.query); err != nil {
+	if x.out.query, err = withMetadata(x.out.query); err != nil {
 		return err
 	}
 	if nothing {
-		x.query, err = narrow.Nothing.Narrow(x.query)
+		x.out.query, err = narrow.Nothing.Narrow(x.out.query)
 		return err
 	}
-	theirs, _, err := query.Get(x.query, shardSelector)
+	theirs, _, err := query.Get(x.out.query, shardSelector)
 	if err != nil || theirs != "" || selector == "" {
 		return err
 	}
 	x.shardSelector = selector
-	x.query, err = query.Set(x.query, shardSelector, selector)
+	x.out.query, err = query.Set(x.out.query, shardSelector, selector)
 	return err
 }
 
@@ -188,7 +188,7 @@ func (s *narrowStage) owns(k filter.Key) bool {
 // something foreign in it and had not.
 func (x *exchange) noteMethod() {
 	s := x.narrow
-	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" || s.watch && !x.judged.Load() {
+	if s == nil || x.objects == nil || s.by != byUID && x.req.info.Namespace != "" || s.watch && !x.judged.Load() {
 		return
 	}
 	method := filtering

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -36,9 +35,9 @@ const (
 // body is there before the look, and the write says the uid that it is for (pin).
 func (s *fenceStage) object(x *exchange) *outcome {
 	switch {
-	case len(x.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
+	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
 		return s.meet(x, "not each of these objects", "")
-	case x.r.Method == http.MethodGet && len(x.info.Parts) == 2 && !s.observe:
+	case x.req.method == http.MethodGet && len(x.req.info.Parts) == 2 && !s.observe:
 		return s.get(x)
 	}
 	var body []byte
@@ -47,7 +46,7 @@ func (s *fenceStage) object(x *exchange) *outcome {
 		if body, refused = x.readBody(lock.MaxObject); refused != nil {
 			return refusal(refused)
 		}
-		x.body, x.length = bytes.NewReader(body), int64(len(body))
+		x.out.replace(body)
 	}
 	uid, refused := x.lookUp()
 	switch {
@@ -56,7 +55,7 @@ func (s *fenceStage) object(x *exchange) *outcome {
 	case refused != nil:
 		return s.unknown(x, refused)
 	case !s.owned.Owns(uid):
-		return s.meet(x, "object "+x.info.Name, uid)
+		return s.meet(x, "object "+x.req.info.Name, uid)
 	case s.observe:
 		return nil
 	}
@@ -65,16 +64,16 @@ func (s *fenceStage) object(x *exchange) *outcome {
 
 // get has the answer be one that tells the object's uid.
 func (s *fenceStage) get(x *exchange) *outcome {
-	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
+	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
-		return refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.info.Resource))
+		return refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.req.info.Resource))
 	}
 	var err error
-	if x.query, err = withMetadata(x.query); err != nil {
+	if x.out.query, err = withMetadata(x.out.query); err != nil {
 		return refusal(status.BadRequest("%v", err))
 	}
-	x.r.Header["Accept"] = []string{accept}
-	delete(x.r.Header, "Accept-Encoding")
+	x.out.set("Accept", accept)
+	x.out.drop("Accept-Encoding")
 	x.fence = s
 	return nil
 }
@@ -84,7 +83,7 @@ func (x *exchange) answerObject(resp *http.Response) {
 	contentType := resp.Header.Get("Content-Type")
 	body, err := x.readAll(resp.Body, maxRead)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		x.badAnswer(x.info.Resource, refused)
+		x.badAnswer(x.req.info.Resource, refused)
 		return
 	}
 	if err != nil {
@@ -93,11 +92,11 @@ func (x *exchange) answerObject(resp *http.Response) {
 	}
 	_, _, uid, err := filter.KeyOf(contentType, body)
 	if err != nil {
-		x.badAnswer(x.info.Resource, err)
+		x.badAnswer(x.req.info.Resource, err)
 		return
 	}
 	if !x.fence.owned.Owns(uid) {
-		if end := x.fence.meet(x, "object "+x.info.Name, uid); end != nil {
+		if end := x.fence.meet(x, "object "+x.req.info.Name, uid); end != nil {
 			x.conclude(end)
 			return
 		}
@@ -113,13 +112,13 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 	if clients == nil {
 		return "", status.Unavailable(1, "the pod is about to end")
 	}
-	header := maps.Clone(x.r.Header)
+	header := maps.Clone(x.out.header)
 	header["Accept"] = []string{partial}
 	for _, of := range []string{"Accept-Encoding", "Content-Type", auditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
-	resp, err := clients.main.Short(x.r.Context(), &upstream.Request{
-		Method: http.MethodGet, Target: x.objectPath(), Host: x.r.Host, Header: header,
+	resp, err := clients.main.Short(x.req.ctx, &upstream.Request{
+		Method: http.MethodGet, Target: x.objectPath(), Host: x.req.host, Header: http.Header(header),
 	})
 	if err != nil {
 		return "", x.silence(err)
@@ -146,11 +145,11 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 
 // objectPath is the escaped path up to the object's name.
 func (x *exchange) objectPath() string {
-	segments := strings.Split(strings.TrimPrefix(x.path, "/"), "/")
-	head := len(strings.Split(strings.Trim(x.r.URL.Path, "/"), "/")) - len(x.info.Parts) + 2
+	segments := strings.Split(strings.TrimPrefix(x.out.path, "/"), "/")
+	head := len(strings.Split(strings.Trim(x.req.path, "/"), "/")) - len(x.req.info.Parts) + 2
 	segments = segments[:min(head, len(segments))]
-	if x.info.Subresource == "proxy" { // the name may have a scheme and a port around it
-		if _, name, _, ok := utilnet.SplitSchemeNamePort(x.info.Name); ok {
+	if x.req.info.Subresource == "proxy" { // the name may have a scheme and a port around it
+		if _, name, _, ok := utilnet.SplitSchemeNamePort(x.req.info.Name); ok {
 			segments[len(segments)-1] = url.PathEscape(name)
 		}
 	}

@@ -46,13 +46,13 @@ func (o *ownership) owner(owners []*meshv1.Owner, key string) string {
 // forbidden refuses a request for what another shard owns. The key is empty if it is
 // not known.
 func (x *exchange) forbidden(what, key string) *outcome {
-	resource := x.info.Resource
-	if x.info.Subresource != "" {
-		resource += "/" + x.info.Subresource
+	resource := x.req.info.Resource
+	if x.req.info.Subresource != "" {
+		resource += "/" + x.req.info.Subresource
 	}
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
-		x.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard, x.policy.ownership.owner(x.policy.message.GetSharding().GetOwners(), key))
-	refused.ErrStatus.Details = &metav1.StatusDetails{Name: x.info.Name, Group: x.info.APIGroup, Kind: x.info.Resource}
+		x.req.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard, x.policy.ownership.owner(x.policy.message.GetSharding().GetOwners(), key))
+	refused.ErrStatus.Details = &metav1.StatusDetails{Name: x.req.info.Name, Group: x.req.info.APIGroup, Kind: x.req.info.Resource}
 	return refusalBy("foreign", refused)
 }

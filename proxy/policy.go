@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -174,7 +174,7 @@ const (
 	stream
 )
 
-func (p *policy) plan(info *request.RequestInfo) *plan {
+func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 	key := planKey{info.Verb, info.Subresource, groupResource{info.APIGroup, info.Resource}}
 	if known, ok := p.plans.Load(key); ok {
 		return known.(*plan)

@@ -32,11 +32,11 @@ func (p *policy) rootCAStage(key planKey) stage {
 }
 
 func (s rootCAStage) apply(x *exchange) *outcome {
-	if x.info.Name != rootCAs && x.info.Name != "" {
+	if x.req.info.Name != rootCAs && x.req.info.Name != "" {
 		return nil
 	}
 	body, whole := x.peek()
-	if !whole || x.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
+	if !whole || x.req.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
 		return nil
 	}
 	leaf, err := s.server.leaf()
@@ -45,7 +45,7 @@ func (s rootCAStage) apply(x *exchange) *outcome {
 	}
 	return refusalBy("mesh_ca", status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"configmaps %s/%s would get the CA of the mesh, by which pods outside the mesh cannot verify the API server: give the operator the cluster's own CA, for kube-controller-manager with --root-ca-file, or turn off the controller that publishes it",
-		x.info.Namespace, rootCAs))
+		x.req.info.Namespace, rootCAs))
 }
 
 // containsPEM reports whether a text contains a certificate, by the lines of its PEM form,

@@ -32,21 +32,21 @@ func (p *policy) scopeStage(key planKey) *scopeStage {
 }
 
 func (s *scopeStage) apply(x *exchange) *outcome {
-	if x.exempt && (!s.shared || x.info.Name != "") {
+	if x.exempt && (!s.shared || x.req.info.Name != "") {
 		return nil
 	}
-	narrowed, err := s.selector.Narrow(x.query)
+	narrowed, err := s.selector.Narrow(x.out.query)
 	if err != nil {
 		return refusal(status.BadRequest("%v", err))
 	}
-	x.query = narrowed
+	x.out.query = narrowed
 	return nil
 }
 
 // answerLock sends what the apiserver answered about the lock.
 func (x *exchange) answerLock(resp *http.Response) {
 	contentType := resp.Header.Get("Content-Type")
-	if x.info.Verb == "watch" && resp.StatusCode == http.StatusOK {
+	if x.req.info.Verb == "watch" && resp.StatusCode == http.StatusOK {
 		events, err := x.lock.Events(contentType, resp.Body)
 		if err != nil {
 			x.badAnswer("the lock", err)
@@ -70,7 +70,7 @@ func (x *exchange) answerLock(resp *http.Response) {
 		return
 	}
 	if resp.StatusCode/100 == 2 {
-		switch x.info.Verb {
+		switch x.req.info.Verb {
 		case "create", "update", "patch":
 			x.wroteLock(lock.Holder(contentType, body))
 		case "delete", "deletecollection":
@@ -82,7 +82,7 @@ func (x *exchange) answerLock(resp *http.Response) {
 		x.badAnswer("the lock", err)
 		return
 	}
-	if x.r.Method != http.MethodHead {
+	if x.req.method != http.MethodHead {
 		setLength(resp.Header, len(edited))
 	}
 	x.sendHead(resp)
@@ -91,7 +91,7 @@ func (x *exchange) answerLock(resp *http.Response) {
 
 // wroteLock notes what the request wrote into its lock.
 func (x *exchange) wroteLock(h lock.Held) {
-	x.pod.records.write(x.lock, x.policy.locks, x.info.Resource, h)
+	x.pod.records.write(x.lock, x.policy.locks, x.req.info.Resource, h)
 }
 
 // maxLockAnswer bounds the answer to a lock request, in bytes.

@@ -165,37 +165,32 @@ func (h *history) forget(version string) {
 	}
 }
 
-// prepare readies a list or watch of a resource whose lists can be stale. A watch that
-// would begin with what a list has is refused, as by an apiserver that has no such
-// watches: its client lists then.
-func (x *exchange) prepare() *apierrors.StatusError {
-	if x.info.Verb == "list" {
-		delete(x.r.Header, "Accept-Encoding") // its version must be read
-		return nil
-	}
-	if x.initial == nil {
+// refuseInitialEvents refuses a watch that would begin with what a list has, where lists
+// can be stale, as an apiserver does that has no such watches: its client lists then.
+func (x *exchange) refuseInitialEvents() *apierrors.StatusError {
+	if x.plan.stale == nil || x.initial == nil {
 		return nil
 	}
 	if o := x.object(); !x.plan.stale.lists.MayBeStale(time.Now(), &o) {
 		return nil
 	}
 	return status.New(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, 0,
-		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.info.Resource)
+		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.req.info.Resource)
 }
 
 // stale asks for a list as it was so long ago, if it begins with this request and the
 // pod saw the resource before.
 func (x *exchange) stale(age time.Duration) {
 	if x.plan.stale != nil {
-		more, _, err := query.Get(x.query, "continue")
+		more, _, err := query.Get(x.out.query, "continue")
 		version := x.plan.stale.seen.at(time.Now().Add(-age))
 		if err == nil && more == "" && version != "" {
 			var asked string
-			if asked, err = query.Set(x.query, "resourceVersion", version); err == nil {
+			if asked, err = query.Set(x.out.query, "resourceVersion", version); err == nil {
 				asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
 			}
 			if err == nil {
-				x.fresh, x.version, x.query = x.query, version, asked
+				x.fresh, x.version, x.out.query = x.out.query, version, asked
 				return
 			}
 		}
@@ -212,18 +207,18 @@ func (x *exchange) refresh(resp *http.Response, send func(context.Context, *upst
 	}
 	_ = resp.Body.Close()
 	x.plan.stale.seen.forget(x.version)
-	x.query, x.version = x.fresh, ""
+	x.out.query, x.version = x.fresh, ""
 	return send(x.ctx, x.upstreamRequest())
 }
 
 // remember notes what versions an answer tells of.
 func (x *exchange) remember(resp *http.Response) {
-	if resp.StatusCode != http.StatusOK || x.r.Method != http.MethodGet || resp.Header.Get("Content-Encoding") != "" {
+	if resp.StatusCode != http.StatusOK || x.req.method != http.MethodGet || resp.Header.Get("Content-Encoding") != "" {
 		return
 	}
-	q := x.r.URL.Query()
+	q := parameters(x.req.query)
 	see := func(version []byte) { x.plan.stale.seen.see(time.Now(), version) }
-	if x.info.Verb == "watch" {
+	if x.req.info.Verb == "watch" {
 		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Header.Get("Content-Type"), Hold: x.holdFiltered})
 		if err == nil {
 			from := q.Get("resourceVersion")

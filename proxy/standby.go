@@ -32,7 +32,7 @@ func (p *policy) standbyStage(key planKey) *standbyStage {
 }
 
 func (s *standbyStage) apply(x *exchange) *outcome {
-	if !s.refuses(x.info.Namespace) {
+	if !s.refuses(x.req.info.Namespace) {
 		return nil
 	}
 	return x.inStandby()

@@ -54,7 +54,7 @@ func (s *tokenStage) apply(x *exchange) *outcome {
 
 func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 	sent := false
-	switch lines := x.r.Header["Authorization"]; len(lines) {
+	switch lines := x.req.header["Authorization"]; len(lines) {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
@@ -73,7 +73,7 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 	default:
 		return unauthorized("more than one Authorization header")
 	}
-	for _, line := range x.r.Header["Sec-Websocket-Protocol"] {
+	for _, line := range x.req.header["Sec-Websocket-Protocol"] {
 		for protocol := range strings.SplitSeq(line, ",") {
 			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), websocketBearer)
 			if !ok {
@@ -89,7 +89,7 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 			sent = true
 		}
 	}
-	if foreignInQuery(x.r.URL.RawQuery, s.pod.info.UID) {
+	if foreignInQuery(x.req.query, s.pod.info.UID) {
 		return s.refuse()
 	}
 	if s.required && !sent {

@@ -170,7 +170,7 @@ func BenchmarkCheckTokens(b *testing.B) {
 	m := newMesh(b, &recorder{})
 	m.policy(nil)
 	s := m.pod.policy.Load().tokenStage()
-	x := &exchange{r: getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000))}
+	x := &exchange{req: newRequest(getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000)))}
 	b.ReportAllocs()
 	for b.Loop() {
 		if s.apply(x) != nil {

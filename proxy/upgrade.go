@@ -26,10 +26,7 @@ type upgradeStage struct {
 }
 
 func (s upgradeStage) apply(x *exchange) *outcome {
-	if x.protocol != "" { // the request has started over, and its header is stripped
-		return nil
-	}
-	protocol, refused := s.protocol(x.r)
+	protocol, refused := s.protocol(&x.req)
 	if refused != nil {
 		return refusalBy("upgrade", refused)
 	}
@@ -38,20 +35,20 @@ func (s upgradeStage) apply(x *exchange) *outcome {
 }
 
 // protocol returns the protocol r asks to change to, "" for none.
-func (s upgradeStage) protocol(r *http.Request) (string, *apierrors.StatusError) {
-	values := r.Header["Upgrade"]
-	asked := httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
+func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
+	values := r.header["Upgrade"]
+	asked := httpguts.HeaderValuesContainsToken(r.header["Connection"], "upgrade")
 	if len(values) == 0 && !asked {
 		return "", nil
 	}
 	switch {
-	case len(values) != 1 || !asked || r.ProtoMajor != 1:
+	case len(values) != 1 || !asked || r.major != 1:
 		return "", status.BadRequest("malformed upgrade")
 	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
 		return "", status.BadRequest("an upgrade to %q is not proxied", bounded(values[0]))
 	case !s.allowed:
 		return "", status.BadRequest("this resource is not upgraded")
-	case r.ContentLength != 0:
+	case r.length != 0:
 		return "", status.BadRequest("an upgrade has no body")
 	}
 	return values[0], nil

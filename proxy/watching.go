@@ -17,7 +17,7 @@ func (x *exchange) harmWatch(resp *http.Response) {
 	if x.faults == nil || x.faults.Watch == nil {
 		return
 	}
-	if x.ticket == nil || x.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
+	if x.ticket == nil || x.req.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
 		x.faults.Over()
 		return
 	}
@@ -26,7 +26,7 @@ func (x *exchange) harmWatch(resp *http.Response) {
 		return
 	}
 	w := x.faults.Watch
-	overtakes := w.Exempt != nil && x.info.Namespace == "" && (w.Stall || w.Delay != nil)
+	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall || w.Delay != nil)
 	if w.Drop != nil || overtakes {
 		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
 			w.Drop = nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -119,6 +120,7 @@ func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error)
 		req.Body, req.ContentLength = io.NopCloser(source{r.Body}), r.Length
 	}
 	if _, ok := req.Header["User-Agent"]; !ok {
+		req.Header = maps.Clone(r.Header)       // the caller's stays as it is
 		req.Header["User-Agent"] = []string{""} // none, rather than Go's
 	}
 	if r.Sent != nil {
