@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -98,6 +97,15 @@ func (r *request) weight() int64 {
 		n += int(min(r.length, receivePerStream))
 	}
 	return int64(n)
+}
+
+// holding is what a request holds of the pod's budgets until it is over.
+type holding struct {
+	budget   *account // that it is in
+	held     int64    // bytes of it
+	filtered int64    // bytes of what the pod's filters may keep
+	over     bool     // it is beyond the budget
+	refusing bool     // it is one of the maxRefusing
 }
 
 // admit takes what x holds before anything of it is read.
@@ -194,35 +202,29 @@ func (x *exchange) beyond() *apierrors.StatusError {
 func (x *exchange) shed() {
 	if x.pod.refusing.Add(1) > maxRefusing {
 		x.pod.refusing.Add(-1)
-		panic(http.ErrAbortHandler)
+		panic(errAbort)
 	}
 	x.refusing = true
-	accept := x.r.Header.Get("Accept")
-	x.strip()
-	if accept != "" {
-		x.r.Header = http.Header{"Accept": {accept[:min(len(accept), 4<<10)]}}
-	}
+	x.strip(4 << 10)
 }
 
-var nowhere = &url.URL{}
-
-// strip lets go of the head, which net/http keeps until it has done with the
-// request. The map itself may still be read on the way upstream.
-func (x *exchange) strip() {
-	x.r.Header, x.r.URL, x.r.RequestURI, x.r.Host = nil, nowhere, "", ""
+// strip lets go of the head but for so many bytes of Accept. The map itself may still
+// be read on the way upstream.
+func (x *exchange) strip(accept int) {
+	x.client.forget(accept)
 	x.req.forget()
 	x.out = outgoing{}
 }
 
 // release gives back all that x holds.
 func (x *exchange) release() {
-	x.strip()
+	x.strip(0)
 	x.budget.give(x.held)
 	x.pod.filtered.give(x.filtered)
 	if x.refusing {
 		x.pod.refusing.Add(-1)
 	}
-	x.guard.Release()
+	x.client.guard.Release()
 }
 
 // readAll reads r whole, up to limit bytes. What it read counts twice: it is
@@ -285,7 +287,5 @@ func (x *exchange) abandoned() {
 		return
 	}
 	x.pod.bound("abandoned requests")
-	if c := connOf(x.r); c != nil {
-		_ = c.Close()
-	}
+	x.client.closeConn()
 }

@@ -15,7 +15,7 @@ func (s certificateStage) apply(x *exchange) *outcome {
 	}
 	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
 		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
-	x.close = true
+	x.client.last = true
 	x.pod.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
 	return refusalBy("client_certificate", unauthorized(message))
 }

@@ -118,7 +118,7 @@ func decider(t testing.TB, d decided) func() {
 		}
 	}
 	return func() {
-		*x = exchange{pod: m.pod, policy: pol, req: asked, out: out, code: 200}
+		*x = exchange{pod: m.pod, req: asked, decision: decision{policy: pol, out: out}, response: response{code: 200}}
 		x.plan = pol.plan(info)
 		if rules.apply(x) != nil {
 			t.Fatal("refused")

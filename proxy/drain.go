@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"time"
 )
 
@@ -90,13 +89,6 @@ func (p *Pod) cut() {
 	defer cancel()
 	_ = p.http.Shutdown(ctx)
 	_ = p.http.Close()
-}
-
-// final tells the client to ask no more on this connection, where that is so.
-func (x *exchange) final(h http.Header) {
-	if x.close || x.pod.draining.Err() != nil {
-		h["Connection"] = []string{"close"}
-	}
 }
 
 // retire ends a watch while the pod drains, once a client can take it.

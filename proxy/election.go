@@ -177,13 +177,18 @@ func (x *exchange) peek() (body []byte, whole bool) {
 // name: one that waits for another to release a lock never writes it.
 type pollStage struct{}
 
-func (pollStage) apply(x *exchange) *outcome {
-	x.polls = !x.exempt && x.req.info.Namespace != "" && x.req.info.Namespace != heartbeats && len(x.req.info.Parts) == 2
+func (s pollStage) apply(x *exchange) *outcome {
+	if !x.exempt && x.req.info.Namespace != "" && x.req.info.Namespace != heartbeats && len(x.req.info.Parts) == 2 {
+		x.responses.add(s)
+	}
 	return nil
 }
 
-// observePoll looks at the answer of a poll and passes it on as it came.
-func (x *exchange) observePoll(resp *http.Response) {
+// respond looks at the response to a poll and passes it on as it came.
+func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status != http.StatusOK {
+		return nil
+	}
 	buf := upstream.Buffer()
 	defer buf.Free()
 	n, err := fill(resp.Body, buf.B)
@@ -192,15 +197,16 @@ func (x *exchange) observePoll(resp *http.Response) {
 	if err != nil {
 		rest = failing{err}
 	}
-	resp.Body = filtered{io.MultiReader(bytes.NewReader(body), rest), resp.Body}
-	if err != io.EOF || resp.Header.Get("Content-Encoding") != "" { //nolint:errorlint // a wrapped one is a body cut short
-		return
+	resp.Wrap(io.MultiReader(bytes.NewReader(body), rest))
+	if err != io.EOF || resp.Get("Content-Encoding") != "" { //nolint:errorlint // a wrapped one is a body cut short
+		return nil
 	}
-	record, ok := lock.FindRecord("leases", resp.Header.Get("Content-Type"), body)
+	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
 	if !ok || x.pod.identifiesAs(record.Holder) || !memorable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
-		return
+		return nil
 	}
 	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	return nil
 }
 
 // failing is the end of a body.

@@ -12,6 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // object is what rules ask of a request for a resource beside its kind. The lock has
@@ -48,9 +49,6 @@ func (p *policy) faultStage(key planKey, isResource bool) stage {
 }
 
 func (s *faultStage) apply(x *exchange) *outcome {
-	if x.plan.stale != nil && x.req.info.Verb == "list" {
-		x.out.drop("Accept-Encoding") // its version must be read
-	}
 	if !x.decided {
 		x.decided = true
 		if refused := s.decide(x); refused != nil {
@@ -61,6 +59,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	if f == nil {
 		return nil
 	}
+	x.responses.add(s)
 	if f.Delay > 0 {
 		x.delay()
 		if f.Delay = 0; x.lift() != x.policy { // another came meanwhile
@@ -118,6 +117,13 @@ func (x *exchange) delay() {
 	x.wait(func() time.Duration { return x.faults.Delay })
 }
 
+// injection is what faults do to a request.
+type injection struct {
+	faults   *fault.Faults // nil: none
+	unharmed string        // why the events of a watch were not harmed that were to be
+	decided  bool          // on them
+}
+
 // look is how often those who wait look whether the time of their rules is over.
 const look = time.Second
 
@@ -149,25 +155,15 @@ func (x *exchange) wait(d func() time.Duration) bool {
 	}
 }
 
-// reset breaks off what the client gets, without an end: its connection, or its
-// HTTP/2 stream.
-func (x *exchange) reset() {
-	if c := connOf(x.r); c != nil && x.req.major == 1 {
-		c.reset()
-	}
-	panic(http.ErrAbortHandler)
-}
-
-// resetAfter breaks off instead of passing on what the apiserver answered, if that is
-// to be so.
-func (x *exchange) resetAfter() {
-	if x.faults == nil {
-		return
-	}
+// respond injects the faults of a response: into a watch's events, or its end before it
+// began.
+func (s *faultStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	x.harmWatch(resp)
 	if x.lift(); x.faults.ResetAfter {
 		x.broke = true
-		x.reset()
+		return reset
 	}
+	return nil
 }
 
 // aborted is what an apiserver would answer.
@@ -208,11 +204,11 @@ func (x *exchange) spoil(p []byte) bool {
 		return x.trickle(p[n:])
 	}
 	x.broke = true
-	x.flush()
+	x.client.flush()
 	if x.req.major == 1 && x.req.minor == 0 { // whose bodies end with the connection
-		x.reset()
+		x.client.reset()
 	}
-	panic(http.ErrAbortHandler)
+	panic(errAbort)
 }
 
 // trickle writes p slowly, if it is to be.
@@ -224,7 +220,7 @@ func (x *exchange) trickle(p []byte) bool {
 		if !x.pass(p[:n]) {
 			return false
 		}
-		x.flush()
+		x.client.flush()
 		p = p[n:]
 		pause := time.Duration(n) * time.Second / time.Duration(rate)
 		if !x.wait(func() time.Duration { return pause * time.Duration(min(x.faults.Slow, 1)) }) {

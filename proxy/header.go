@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,23 +38,21 @@ var hopByHop = []string{
 
 // dropHopByHop removes what concerns the client's connection only.
 func (o *outgoing) dropHopByHop() {
-	for _, line := range o.header["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				o.drop(http.CanonicalHeaderKey(name))
-			}
-		}
-	}
-	for _, name := range hopByHop {
-		o.drop(name)
+	if perConnection(o.header) {
+		dropHopByHop(o.own())
 	}
 }
 
-func stripHopByHop(h http.Header) {
+// connects reports whether there are fields that concern one connection only.
+func perConnection(h header) bool {
+	return slices.ContainsFunc(hopByHop, func(name string) bool { _, has := h[name]; return has })
+}
+
+func dropHopByHop(h header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = strings.TrimSpace(name); name != "" {
-				h.Del(name)
+				delete(h, http.CanonicalHeaderKey(name))
 			}
 		}
 	}
@@ -62,4 +61,4 @@ func stripHopByHop(h http.Header) {
 	}
 }
 
-func setLength(h http.Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
+func setLength(h header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }

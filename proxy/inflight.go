@@ -179,7 +179,7 @@ func (x *exchange) begin() bool {
 }
 
 // answered notes how a write that counts ended upstream.
-func (x *exchange) answered(resp *http.Response, err error) {
+func (x *exchange) answered(resp *upstream.Response, err error) {
 	if !x.counted {
 		return
 	}
@@ -212,10 +212,10 @@ func (c completion) left(p *Pod) time.Duration {
 
 // completion judges a write by its response, or by the error instead of one. The
 // apiserver knows of our end of a connection only once it has ended its own.
-func (x *exchange) completion(resp *http.Response, err error) completion {
+func (x *exchange) completion(resp *upstream.Response, err error) completion {
 	if err == nil {
 		switch {
-		case resp.StatusCode < http.StatusInternalServerError:
+		case resp.Status < http.StatusInternalServerError:
 			return ended
 		case x.plan.key.local() && fromAPIServer(resp.Header):
 			return dropped
@@ -224,7 +224,7 @@ func (x *exchange) completion(resp *http.Response, err error) completion {
 	}
 	_, cutShort := errors.AsType[*upstream.BodyError](err)
 	switch {
-	case x.sent.IsZero():
+	case x.sending.Sent.IsZero():
 		return ended
 	case cutShort && !x.plan.key.connects(): // the apiserver does nothing without the last byte
 		return dropped
@@ -336,7 +336,7 @@ func (c *connects) leave(x *exchange) {
 	delete(c.open, x)
 	c.mu.Unlock()
 	left.end(nil)
-	if x.sent.IsZero() {
+	if x.sending.Sent.IsZero() {
 		x.end = ended
 	}
 	if left.counts != nil {

@@ -120,8 +120,8 @@ func (x *exchange) answeredWithin() {
 	}
 	switch {
 	case x.plan.route == stream, a.unknown: // who watches, or follows a log, waits for what comes to pass
-	case !x.head.Before(a.taken):
-		o.Took = x.head.Sub(a.taken)
+	case !x.received.Before(a.taken):
+		o.Took = x.received.Sub(a.taken)
 	case !o.Unknown: // nothing came
 		o.Took = now.Sub(a.taken)
 	case !a.asked.IsZero():

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -10,6 +11,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // locks are the operator's locks that a policy names.
@@ -184,5 +186,51 @@ func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 	x.out.set("Accept", accept)
 	x.out.drop("Accept-Encoding")
 	x.lock, x.exempt = l, true
+	x.responses.only(s)
 	return nil
 }
+
+// respond exchanges the names back in what the apiserver answers about a lock.
+func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	contentType := resp.Get("Content-Type")
+	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
+		events, err := x.lock.Events(contentType, resp.Body)
+		if err != nil {
+			return x.badResponse("the lock", err)
+		}
+		resp.Replace(events)
+		return nil
+	}
+	body, err := x.readAll(resp.Body, maxLockAnswer)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return x.badResponse("the lock", refused)
+	}
+	if err != nil {
+		return failure(err)
+	}
+	if resp.Status/100 == 2 {
+		switch x.req.info.Verb {
+		case "create", "update", "patch":
+			x.wroteLock(lock.Holder(contentType, body))
+		case "delete", "deletecollection":
+			x.wroteLock(lock.Held{})
+		}
+	}
+	edited, err := x.lock.Answer(contentType, body)
+	if err != nil {
+		return x.badResponse("the lock", err)
+	}
+	if x.req.method != http.MethodHead {
+		setLength(resp.Header, len(edited))
+	}
+	x.whole = edited
+	return nil
+}
+
+// wroteLock notes what the request wrote into its lock.
+func (x *exchange) wroteLock(h lock.Held) {
+	x.pod.records.write(x.lock, x.policy.locks, x.req.info.Resource, h)
+}
+
+// maxLockAnswer bounds the answer to a lock request, in bytes.
+const maxLockAnswer = 4 * lock.MaxObject

@@ -118,6 +118,7 @@ func (s *narrowStage) apply(x *exchange) *outcome {
 	// carry where the proxy sits.
 	x.out.drop("Accept-Encoding")
 	x.narrow = s
+	x.responses.add(s)
 	return refusal(x.hold(s.weight))
 }
 

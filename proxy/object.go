@@ -74,36 +74,35 @@ func (s *fenceStage) get(x *exchange) *outcome {
 	}
 	x.out.set("Accept", accept)
 	x.out.drop("Accept-Encoding")
-	x.fence = s
+	x.responses.only(s) // nothing else is to look at what may be another shard's
 	return nil
 }
 
-// answerObject sends the answer of a get, if the object is the shard's.
-func (x *exchange) answerObject(resp *http.Response) {
-	contentType := resp.Header.Get("Content-Type")
+// respond passes the object that a get is answered with, if it is the shard's.
+func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status != http.StatusOK {
+		return nil
+	}
+	contentType := resp.Get("Content-Type")
 	body, err := x.readAll(resp.Body, maxRead)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		x.badAnswer(x.req.info.Resource, refused)
-		return
+		return x.badResponse(x.req.info.Resource, refused)
 	}
 	if err != nil {
-		x.failed(err)
-		return
+		return failure(err)
 	}
 	_, _, uid, err := filter.KeyOf(contentType, body)
 	if err != nil {
-		x.badAnswer(x.req.info.Resource, err)
-		return
+		return x.badResponse(x.req.info.Resource, err)
 	}
-	if !x.fence.owned.Owns(uid) {
-		if end := x.fence.meet(x, "object "+x.req.info.Name, uid); end != nil {
-			x.conclude(end)
-			return
+	if !s.owned.Owns(uid) {
+		if end := s.meet(x, "object "+x.req.info.Name, uid); end != nil {
+			return end
 		}
 	}
 	setLength(resp.Header, len(body))
-	x.sendHead(resp)
-	x.write(body)
+	x.whole = body
+	return nil
 }
 
 // lookUp asks the apiserver for the uid of the object that a request is for.
@@ -118,7 +117,7 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 		delete(header, of)
 	}
 	resp, err := clients.main.Short(x.req.ctx, &upstream.Request{
-		Method: http.MethodGet, Target: x.objectPath(), Host: x.req.host, Header: http.Header(header),
+		Method: http.MethodGet, Target: x.objectPath(), Host: x.req.host, Header: header,
 	})
 	if err != nil {
 		return "", x.silence(err)
@@ -131,13 +130,13 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 	if err != nil {
 		return "", x.silence(err)
 	}
-	if resp.StatusCode != http.StatusOK {
-		said := metav1.Status{Code: int32(resp.StatusCode), Status: metav1.StatusFailure}
+	if resp.Status != http.StatusOK {
+		said := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
 		_ = json.Unmarshal(body, &said) // else the code must do
-		said.Code = int32(resp.StatusCode)
+		said.Code = int32(resp.Status)
 		return "", &apierrors.StatusError{ErrStatus: said}
 	}
-	if _, _, uid, err = filter.KeyOf(resp.Header.Get("Content-Type"), body); err != nil {
+	if _, _, uid, err = filter.KeyOf(resp.Get("Content-Type"), body); err != nil {
 		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "whose the object is cannot be read: %v", err)
 	}
 	return uid, nil

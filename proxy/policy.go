@@ -240,6 +240,9 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	if out.locks != nil {
 		out.stages.add(readmissionStage{})
 	}
+	if out.stale != nil {
+		out.stages.add(out.stale)
+	}
 	out.stages.add(p.limitStage(key, isResource), p.faultStage(key, isResource))
 	if key.connects() {
 		out.stages.add(connectStage{})

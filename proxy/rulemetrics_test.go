@@ -137,7 +137,7 @@ func BenchmarkFaultsCounted(b *testing.B) {
 			b.Error(err)
 			return
 		}
-		x := &exchange{pod: p, policy: p.policy.Load()}
+		x := &exchange{pod: p, decision: decision{policy: p.policy.Load()}}
 		for pb.Next() {
 			x.harmed(fault.Injected{Injection: "chaos", Rule: "r0", Kind: fault.Delay})
 		}

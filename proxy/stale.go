@@ -199,8 +199,8 @@ func (x *exchange) stale(age time.Duration) {
 
 // refresh asks for a list as the client did, if the apiserver has not what it was asked
 // for instead.
-func (x *exchange) refresh(resp *http.Response, send func(context.Context, *upstream.Request) (*http.Response, error)) (*http.Response, error) {
-	switch resp.StatusCode {
+func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *upstream.Request) (upstream.Response, error)) (upstream.Response, error) {
+	switch resp.Status {
 	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
 	default:
 		return resp, nil
@@ -211,25 +211,37 @@ func (x *exchange) refresh(resp *http.Response, send func(context.Context, *upst
 	return send(x.ctx, x.upstreamRequest())
 }
 
-// remember notes what versions an answer tells of.
-func (x *exchange) remember(resp *http.Response) {
-	if resp.StatusCode != http.StatusOK || x.req.method != http.MethodGet || resp.Header.Get("Content-Encoding") != "" {
-		return
+// apply has the versions in the response be readable.
+func (s *staleness) apply(x *exchange) *outcome {
+	if x.req.info.Verb == "list" {
+		x.out.drop("Accept-Encoding")
+	}
+	if x.lock == nil {
+		x.responses.add(s)
+	}
+	return nil
+}
+
+// respond notes what versions a response tells of.
+func (s *staleness) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status != http.StatusOK || x.req.method != http.MethodGet || resp.Get("Content-Encoding") != "" {
+		return nil
 	}
 	q := parameters(x.req.query)
-	see := func(version []byte) { x.plan.stale.seen.see(time.Now(), version) }
+	see := func(version []byte) { s.seen.see(time.Now(), version) }
 	if x.req.info.Verb == "watch" {
-		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Header.Get("Content-Type"), Hold: x.holdFiltered})
+		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: x.holdFiltered})
 		if err == nil {
 			from := q.Get("resourceVersion")
 			initial := from == "" || from == "0" || x.initial != nil
-			resp.Body = filtered{&eventVersions{events: events, see: see, initial: initial}, resp.Body}
+			resp.Wrap(&eventVersions{events: events, see: see, initial: initial})
 		}
-		return
+		return nil
 	}
 	if x.version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
-		resp.Body = filtered{&listVersion{Reader: resp.Body, see: see}, resp.Body}
+		resp.Wrap(&listVersion{Reader: resp.Body, see: see})
 	}
+	return nil
 }
 
 // eventVersions passes a watch on and tells of the versions in it. What it does not

@@ -55,52 +55,53 @@ func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
 }
 
 // upgrade hands the client's connection over to one of its own upstream.
-func (x *exchange) upgrade(client *upstream.Client, protocol string) {
+func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 	x.allowed.waits()
 	resp, up, err := client.Upgrade(x.ctx, x.upstreamRequest(), protocol)
+	x.reply = resp
 	if err != nil {
 		x.end = x.completion(nil, err)
-		x.failed(err)
-		return
+		return failure(err)
 	}
-	x.head = time.Now()
+	x.received = time.Now()
 	if up == nil { // refused, for example 403: an answer like any other
-		x.end = x.completion(resp, nil)
-		defer func() { _ = resp.Body.Close() }()
-		x.sendHead(resp)
-		x.copyStream(resp.Body)
-		return
+		x.end = x.completion(&x.reply, nil)
+		defer func() { _ = x.reply.Body.Close() }()
+		if end := x.responses.respond(x, &x.reply); end != nil {
+			return end
+		}
+		x.sendHead(&x.reply)
+		x.copyStream(x.reply.Body)
+		return nil
 	}
 	defer func() { _ = up.Close() }()
-	if x.resetAfter(); x.faults != nil {
+	if end := x.responses.respond(x, &x.reply); end != nil {
+		return end
+	}
+	if x.faults != nil {
 		x.faults.Missed(fault.SlowBody) // what comes now is no body
 	}
-	stripHopByHop(resp.Header)
-	down, buffered, err := http.NewResponseController(x.w).Hijack()
+	dropHopByHop(resp.Header)
+	down, buffered, err := x.client.hijack()
 	if err != nil {
-		x.failed(fmt.Errorf("hijack: %w", err))
-		return
+		return failure(fmt.Errorf("hijack: %w", err))
 	}
 	defer func() { _ = down.Close() }()
-	x.wrote, x.code = true, resp.StatusCode
+	x.begun, x.code = true, resp.Status
 	x.account()
-	// The server's deadlines do not hold for what the connection is now.
-	if c := connOf(x.r); c != nil {
-		c.upgraded.Store(true)
-	}
-	_ = down.SetDeadline(time.Time{})
-	if err := writeSwitch(down, resp, protocol); err != nil {
-		return
+	if err := writeSwitch(down, resp.Header, protocol); err != nil {
+		return nil
 	}
 	x.end = x.splice(down, buffered, up)
+	return nil
 }
 
-func writeSwitch(w io.Writer, resp *http.Response, protocol string) error {
-	resp.Header["Connection"] = []string{"Upgrade"}
-	resp.Header["Upgrade"] = []string{protocol}
+func writeSwitch(w io.Writer, fields header, protocol string) error {
+	fields["Connection"] = []string{"Upgrade"}
+	fields["Upgrade"] = []string{protocol}
 	var head strings.Builder
 	head.WriteString("HTTP/1.1 101 Switching Protocols\r\n")
-	if err := resp.Header.Write(&head); err != nil {
+	if err := http.Header(fields).Write(&head); err != nil {
 		return err
 	}
 	head.WriteString("\r\n")

@@ -9,19 +9,20 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // harmWatch lets faults at the events of a watch, where they can be read. The head
 // is not sent yet.
-func (x *exchange) harmWatch(resp *http.Response) {
+func (x *exchange) harmWatch(resp *upstream.Response) {
 	if x.faults == nil || x.faults.Watch == nil {
 		return
 	}
-	if x.ticket == nil || x.req.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
+	if x.ticket == nil || x.req.info.Verb != "watch" || resp.Status != http.StatusOK {
 		x.faults.Over()
 		return
 	}
-	if encoding := resp.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+	if encoding := resp.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
 		x.spare("the events are encoded", x.faults.Over)
 		return
 	}
@@ -34,7 +35,7 @@ func (x *exchange) harmWatch(resp *http.Response) {
 		}
 	}
 	o := events.Options{
-		ContentType: resp.Header.Get("Content-Type"),
+		ContentType: resp.Get("Content-Type"),
 		Faults:      x.faults.Watch,
 		Interrupt:   x.interrupt,
 		Still:       x.stillHarmed,
@@ -51,7 +52,6 @@ func (x *exchange) harmWatch(resp *http.Response) {
 		return
 	}
 	resp.Body = &harmedBody{harmed, resp.Body, x.ctx}
-	resp.ContentLength = -1
 	delete(resp.Header, "Content-Length")
 }
 
