@@ -101,6 +101,7 @@ func (r *request) weight() int64 {
 
 // holding is what a request holds of the pod's budgets until it is over.
 type holding struct {
+	pod      *Pod
 	budget   *account // that it is in
 	held     int64    // bytes of it
 	filtered int64    // bytes of what the pod's filters may keep
@@ -161,40 +162,40 @@ func (readmissionStage) apply(x *exchange) *outcome {
 }
 
 // short charges x to the budget of short requests.
-func (x *exchange) short() *apierrors.StatusError {
-	if refused := x.charge(&x.pod.held); refused != nil {
+func (h *holding) short() *apierrors.StatusError {
+	if refused := h.charge(&h.pod.held); refused != nil {
 		return refused
 	}
-	return x.hold(upstream.BufferSize)
+	return h.hold(upstream.BufferSize)
 }
 
 // charge moves what x holds to another budget of the pod.
-func (x *exchange) charge(to *account) *apierrors.StatusError {
-	if to == x.budget {
+func (h *holding) charge(to *account) *apierrors.StatusError {
+	if to == h.budget {
 		return nil
 	}
-	x.budget.give(x.held)
-	x.budget = to
-	if to.take(x.held) {
+	h.budget.give(h.held)
+	h.budget = to
+	if to.take(h.held) {
 		return nil
 	}
-	return x.beyond()
+	return h.beyond()
 }
 
 // hold takes n bytes more from x's budget until the request is over, or refuses
 // the request.
-func (x *exchange) hold(n int64) *apierrors.StatusError {
-	x.held += n
-	if x.budget.take(n) {
+func (h *holding) hold(n int64) *apierrors.StatusError {
+	h.held += n
+	if h.budget.take(n) {
 		return nil
 	}
-	return x.beyond()
+	return h.beyond()
 }
 
-func (x *exchange) beyond() *apierrors.StatusError {
-	x.over = true
-	x.pod.bound("requests")
-	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", x.pod.id)
+func (h *holding) beyond() *apierrors.StatusError {
+	h.over = true
+	h.pod.bound("requests")
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", h.pod.id)
 }
 
 // shed makes room before a request is told that it is beyond a bound, or cuts it
@@ -219,21 +220,25 @@ func (x *exchange) strip(accept int) {
 // release gives back all that x holds.
 func (x *exchange) release() {
 	x.strip(0)
-	x.budget.give(x.held)
-	x.pod.filtered.give(x.filtered)
-	if x.refusing {
-		x.pod.refusing.Add(-1)
-	}
+	x.holding.release()
 	x.client.guard.Release()
+}
+
+func (h *holding) release() {
+	h.budget.give(h.held)
+	h.pod.filtered.give(h.filtered)
+	if h.refusing {
+		h.pod.refusing.Add(-1)
+	}
 }
 
 // readAll reads r whole, up to limit bytes. What it read counts twice: it is
 // there once more when it was edited.
-func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
+func (h *holding) readAll(r io.Reader, limit int) ([]byte, error) {
 	b := make([]byte, 0, 4<<10) // within requestWeight
 	for {
 		if len(b) == cap(b) {
-			if refused := x.hold(2 * int64(cap(b))); refused != nil {
+			if refused := h.hold(2 * int64(cap(b))); refused != nil {
 				return nil, refused
 			}
 			b = slices.Grow(b, cap(b))

@@ -6,12 +6,10 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -24,7 +22,7 @@ type exchange struct {
 	req       request
 	debug     bool
 	start     time.Time
-	holding             // what it holds of the pod's budgets
+	holding             // of the pod's budgets
 	allowed   allowance // what it has of what limits allow
 	injection           // of faults
 	decision            // what the stages made of it under the policy in force
@@ -63,44 +61,15 @@ type decision struct {
 	flight
 }
 
-// narrowed is what becomes of a list or watch whose response is filtered.
-type narrowed struct {
-	narrow        *narrowStage   // nil: it is not filtered
-	shardSelector string         // that the apiserver was sent for it
-	objects       *filter.Reader // the response
-	judged        atomic.Bool    // it had objects that could have been foreign
-}
-
-// resumption is the place of a list or watch in the ledger.
-type resumption struct {
-	ticket  *ticket        // nil: it has none
-	gap     *gap           // what faults keep from a watch's client
-	fills   bool           // the response fills a client's cache from nothing
-	initial *initialEvents // not nil: a watch whose initial events have not ended
-	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
-}
-
-// staleList is a list that a fault makes stale.
-type staleList struct {
-	version string // that it is asked for at, or empty
-	fresh   string // the query without it
-}
-
-// flight is what is counted of a write, or of a connection into a pod or a service.
-type flight struct {
-	counted   bool       // in policy.writes
-	connected bool       // in pod.connects
-	end       completion // of a connection
-}
-
 // ServeHTTP serves one request of the pod.
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{
-		pod:    p,
-		client: newDownstream(w, r, p.stall),
-		req:    newRequest(r),
-		start:  time.Now(),
-		debug:  p.server.log.Enabled(context.Background(), slog.LevelDebug),
+		pod:     p,
+		holding: holding{pod: p},
+		client:  newDownstream(w, r, p.stall),
+		req:     newRequest(r),
+		start:   time.Now(),
+		debug:   p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
 	if c := x.client.conn; c != nil {
 		c.enter()
@@ -194,9 +163,5 @@ func (x *exchange) leave() {
 		x.connected = false
 		x.pod.connects.leave(x)
 	}
-	if x.ticket != nil {
-		x.pod.ledger.over(x.ticket, x.gap)
-		x.pod.ledger.leave(x.ticket)
-		x.ticket = nil
-	}
+	x.resumption.leave(&x.pod.ledger)
 }

@@ -33,19 +33,20 @@ func (x *exchange) object() match.Object {
 type faultStage struct {
 	resources *fault.Resources // nil: no rule is about such requests
 	paths     *fault.Rules     // not nil: the request is for a path
+	stale     *staleness       // nil: lists are never stale
 }
 
 // faultStage returns nil where there are no rules. Where there are some it returns the
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
-func (p *policy) faultStage(key planKey, isResource bool) stage {
+func (p *policy) faultStage(key planKey, isResource bool, stale *staleness) stage {
 	if len(p.faults.Names()) == 0 {
 		return nil
 	}
 	if !isResource {
 		return &faultStage{paths: p.faults}
 	}
-	return &faultStage{resources: p.faults.OfKind(key.kind())}
+	return &faultStage{resources: p.faults.OfKind(key.kind()), stale: stale}
 }
 
 func (s *faultStage) apply(x *exchange) *outcome {
@@ -73,16 +74,18 @@ func (s *faultStage) apply(x *exchange) *outcome {
 		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
 		return refusalBy("fault", x.aborted(f.Abort))
-	case f.Stale > 0:
-		x.stale(f.Stale)
+	case f.Stale > 0 && s.stale != nil:
+		s.stale.ask(x, f.Stale)
 	}
 	return nil
 }
 
 // decide decides on the request's faults, or refuses it.
 func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
-	if refused := x.refuseInitialEvents(); refused != nil {
-		return refused
+	if s.stale != nil {
+		if refused := s.stale.refuseInitialEvents(x); refused != nil {
+			return refused
+		}
 	}
 	if x.pod.draining.Err() != nil {
 		return nil // what the rules counted, and have left of their counts, is the next proxy's
@@ -94,7 +97,7 @@ func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
 		x.faults = s.resources.Decide(time.Now(), &o)
 	}
 	if x.faults != nil && x.faults.Watch != nil {
-		x.faults.Watch.Told = x.harmed
+		x.faults.Watch.Told = func(by fault.Injected) { x.policy.countFault(by) }
 	}
 	return nil
 }
@@ -230,9 +233,9 @@ func (x *exchange) trickle(p []byte) bool {
 	return len(p) == 0 || x.pass(p)
 }
 
-// harmed counts one fault.
-func (x *exchange) harmed(by fault.Injected) {
-	x.policy.harmed.count(by.Injection, by.Rule, by.Kind.String())
+// countFault counts one fault.
+func (p *policy) countFault(by fault.Injected) {
+	p.harmed.count(by.Injection, by.Rule, by.Kind.String())
 }
 
 // countFaults counts what was done to the request, when it is over.
@@ -252,6 +255,6 @@ func (x *exchange) countFaults() {
 	}
 	x.faults.Over()
 	for _, by := range x.faults.Injected {
-		x.harmed(by)
+		x.policy.countFault(by)
 	}
 }

@@ -178,7 +178,7 @@ func (s *fenceStage) meet(x *exchange, what, key string) *outcome {
 	if s.observe {
 		return nil
 	}
-	return x.forbidden(what, key)
+	return x.policy.forbidden(x.req.info, what, key)
 }
 
 // unknown deals with a request of which it cannot be told whose object it is for.

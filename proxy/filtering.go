@@ -35,18 +35,18 @@ func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 			ContentType:   resp.Get("Content-Type"),
 			Watch:         s.watch,
 			ShardSelector: x.shardSelector,
-			Hold:          x.holdFiltered,
+			Hold:          func(n int) error { return x.holdFiltered(s.resource.resource, n) },
 		})
 	}
 	if err != nil {
-		return x.unfiltered(err)
+		return s.unfiltered(x, err)
 	}
 	body := io.Reader(x.objects)
 	if !s.watch {
 		// What is wrong with the first of a list can still be said.
 		begun := bufio.NewReaderSize(x.objects, 4<<10)
 		if _, err := begun.Peek(1); err != nil {
-			return x.unfiltered(err)
+			return s.unfiltered(x, err)
 		}
 		body = begun
 	}
@@ -55,12 +55,12 @@ func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	return nil
 }
 
-// keep tells whether an object of the answer is passed on.
-func (x *exchange) keep(k filter.Key) bool {
-	if x.narrow.by != byNamespace || len(k.Namespace) > 0 {
-		x.judged.Store(true)
+// keep reports whether an object of the response is passed on.
+func (n *narrowed) keep(k filter.Key) bool {
+	if n.narrow.by != byNamespace || len(k.Namespace) > 0 {
+		n.judged.Store(true)
 	}
-	return x.narrow.keep(k)
+	return n.narrow.keep(k)
 }
 
 // decoded is an answer's body as it was before it was compressed. The apiserver
@@ -80,28 +80,28 @@ func decoded(resp *upstream.Response) (io.Reader, error) {
 	}
 }
 
-// holdFiltered takes n bytes that a filter keeps until the request is over.
-func (x *exchange) holdFiltered(n int) error {
-	x.filtered += int64(n)
-	if x.pod.filtered.take(int64(n)) {
+// holdFiltered takes n bytes that a filter of a resource keeps until the request is over.
+func (h *holding) holdFiltered(resource string, n int) error {
+	h.filtered += int64(n)
+	if h.pod.filtered.take(int64(n)) {
 		return nil
 	}
-	x.pod.bound("filtered bytes")
+	h.pod.bound("filtered bytes")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
-		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", x.pod.id, x.req.info.Resource)
+		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", h.pod.id, resource)
 }
 
 // unfiltered answers for an answer that was not filtered, and so is not passed on.
-func (x *exchange) unfiltered(err error) *outcome {
+func (s *narrowStage) unfiltered(x *exchange, err error) *outcome {
 	refused, isRefusal := errors.AsType[*apierrors.StatusError](err)
 	switch {
 	case isRefusal:
 		return refusal(refused)
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
-		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", x.req.info.Resource, err))
+		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.resource, err))
 	case errors.Is(err, filter.ErrForm):
 		x.plan.meters.upstreamErrors.Inc()
-		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", x.req.info.Resource, err)}
+		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", s.resource.resource, err)}
 	}
 	return failure(err)
 }

@@ -37,7 +37,7 @@ func (x *exchange) send(clients *clients) *outcome {
 	do := client.Short
 	if x.plan.route == stream {
 		do = client.Stream
-		defer x.last()()
+		defer x.lasting()()
 	}
 	if end := x.ask(do); end != nil {
 		return end
@@ -50,9 +50,9 @@ func (x *exchange) send(clients *clients) *outcome {
 	return nil
 }
 
-// last has the request go on until the pod shuts down, its policy ends it, or, if it is
+// lasting has the request go on until the pod shuts down, its policy ends it, or, if it is
 // a watch, the pod drains. It must be released.
-func (x *exchange) last() (release func()) {
+func (x *exchange) lasting() (release func()) {
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	x.ctx, x.interrupt = ctx, func() { cancel(nil) }
 	shutdown := context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })

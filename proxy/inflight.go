@@ -296,6 +296,13 @@ type connect struct {
 	counts *policy
 }
 
+// flight is what is counted of a write, or of a connection into a pod or a service.
+type flight struct {
+	counted   bool       // in policy.writes
+	connected bool       // in pod.connects
+	end       completion // of a connection
+}
+
 // connectStage keeps account of a connection into a pod or a service.
 type connectStage struct{}
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -363,6 +364,24 @@ func (l *ledger) listed(t *ticket) {
 	}
 	if d := l.debt(t.state, t.view, 0); d != nil {
 		d.owed = 0
+	}
+}
+
+// resumption is the place of a list or watch in the ledger.
+type resumption struct {
+	ticket  *ticket        // nil: it has none
+	gap     *gap           // what faults keep from a watch's client
+	fills   bool           // the response fills a client's cache from nothing
+	initial *initialEvents // not nil: a watch whose initial events have not ended
+	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
+}
+
+// leave ends the place.
+func (r *resumption) leave(l *ledger) {
+	if r.ticket != nil {
+		l.over(r.ticket, r.gap)
+		l.leave(r.ticket)
+		r.ticket = nil
 	}
 }
 

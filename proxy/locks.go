@@ -102,7 +102,7 @@ func (s *lockStage) object(x *exchange) *outcome {
 		return nil
 	}
 	if s.standby && x.plan.key.writes() {
-		return x.inStandby()
+		return x.policy.inStandby()
 	}
 	x.out.path = l.Path(x.out.path, 0)
 	if x.req.info.Verb == "update" || x.req.info.Verb == "patch" {
@@ -125,7 +125,7 @@ func (s *lockStage) create(x *exchange) *outcome {
 		return refusal(refused)
 	}
 	if s.standby {
-		return x.inStandby()
+		return x.policy.inStandby()
 	}
 	return s.claim(x, l)
 }
@@ -145,7 +145,7 @@ func (s *lockStage) collection(x *exchange) *outcome {
 			continue
 		}
 		if s.standby && x.plan.key.writes() {
-			return x.inStandby()
+			return x.policy.inStandby()
 		}
 		x.out.query = edited
 		return s.claim(x, l)
@@ -196,40 +196,36 @@ func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
 		events, err := x.lock.Events(contentType, resp.Body)
 		if err != nil {
-			return x.badResponse("the lock", err)
+			return x.plan.badResponse("the lock", err)
 		}
 		resp.Replace(events)
 		return nil
 	}
 	body, err := x.readAll(resp.Body, maxLockAnswer)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return x.badResponse("the lock", refused)
+		return x.plan.badResponse("the lock", refused)
 	}
 	if err != nil {
 		return failure(err)
 	}
 	if resp.Status/100 == 2 {
+		records, resource := &x.pod.records, x.req.info.Resource
 		switch x.req.info.Verb {
 		case "create", "update", "patch":
-			x.wroteLock(lock.Holder(contentType, body))
+			records.write(x.lock, s.locks, resource, lock.Holder(contentType, body))
 		case "delete", "deletecollection":
-			x.wroteLock(lock.Held{})
+			records.write(x.lock, s.locks, resource, lock.Held{})
 		}
 	}
 	edited, err := x.lock.Answer(contentType, body)
 	if err != nil {
-		return x.badResponse("the lock", err)
+		return x.plan.badResponse("the lock", err)
 	}
 	if x.req.method != http.MethodHead {
 		setLength(resp.Header, len(edited))
 	}
 	x.whole = edited
 	return nil
-}
-
-// wroteLock notes what the request wrote into its lock.
-func (x *exchange) wroteLock(h lock.Held) {
-	x.pod.records.write(x.lock, x.policy.locks, x.req.info.Resource, h)
 }
 
 // maxLockAnswer bounds the answer to a lock request, in bytes.

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -184,18 +186,26 @@ func (s *narrowStage) owns(k filter.Key) bool {
 	return len(k.Namespace) == 0 || s.owned.OwnsHash(sharding.Hash(k.Namespace))
 }
 
+// narrowed is what becomes of a list or watch whose response is filtered.
+type narrowed struct {
+	narrow        *narrowStage   // nil: it is not filtered
+	shardSelector string         // that the apiserver was sent for it
+	objects       *filter.Reader // the response
+	judged        atomic.Bool    // it had objects that could have been foreign
+}
+
 // noteMethod remembers for the report how a list was narrowed, or the initial
 // events of a watch, which echo nothing: the apiserver narrowed what could have had
 // something foreign in it and had not.
-func (x *exchange) noteMethod() {
-	s := x.narrow
-	if s == nil || x.objects == nil || s.by != byUID && x.req.info.Namespace != "" || s.watch && !x.judged.Load() {
+func (n *narrowed) noteMethod(as *methods, namespace string) {
+	s := n.narrow
+	if s == nil || n.objects == nil || s.by != byUID && namespace != "" || s.watch && !n.judged.Load() {
 		return
 	}
 	method := filtering
 	// A watch that is harmed is read by another goroutine.
-	if x.shardSelector != "" && (!s.watch && x.objects.Echoed() || s.watch && x.objects.Dropped() == 0) {
+	if n.shardSelector != "" && (!s.watch && n.objects.Echoed() || s.watch && n.objects.Dropped() == 0) {
 		method = serverSide
 	}
-	x.pod.methods.note(s.resource, method)
+	as.note(s.resource, method)
 }

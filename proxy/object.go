@@ -86,14 +86,14 @@ func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	contentType := resp.Get("Content-Type")
 	body, err := x.readAll(resp.Body, maxRead)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return x.badResponse(x.req.info.Resource, refused)
+		return x.plan.badResponse(x.req.info.Resource, refused)
 	}
 	if err != nil {
 		return failure(err)
 	}
 	_, _, uid, err := filter.KeyOf(contentType, body)
 	if err != nil {
-		return x.badResponse(x.req.info.Resource, err)
+		return x.plan.badResponse(x.req.info.Resource, err)
 	}
 	if !s.owned.Owns(uid) {
 		if end := s.meet(x, "object "+x.req.info.Name, uid); end != nil {
@@ -117,10 +117,10 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 		delete(header, of)
 	}
 	resp, err := clients.main.Short(x.req.ctx, &upstream.Request{
-		Method: http.MethodGet, Target: x.objectPath(), Host: x.req.host, Header: header,
+		Method: http.MethodGet, Target: x.req.objectPath(x.out.path), Host: x.req.host, Header: header,
 	})
 	if err != nil {
-		return "", x.silence(err)
+		return "", x.noResponse(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := x.readAll(resp.Body, maxRead)
@@ -128,7 +128,7 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 		return "", refused
 	}
 	if err != nil {
-		return "", x.silence(err)
+		return "", x.noResponse(err)
 	}
 	if resp.Status != http.StatusOK {
 		said := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
@@ -142,13 +142,13 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 	return uid, nil
 }
 
-// objectPath is the escaped path up to the object's name.
-func (x *exchange) objectPath() string {
-	segments := strings.Split(strings.TrimPrefix(x.out.path, "/"), "/")
-	head := len(strings.Split(strings.Trim(x.req.path, "/"), "/")) - len(x.req.info.Parts) + 2
+// objectPath returns an escaped path up to the object's name.
+func (r *request) objectPath(escaped string) string {
+	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
+	head := len(strings.Split(strings.Trim(r.path, "/"), "/")) - len(r.info.Parts) + 2
 	segments = segments[:min(head, len(segments))]
-	if x.req.info.Subresource == "proxy" { // the name may have a scheme and a port around it
-		if _, name, _, ok := utilnet.SplitSchemeNamePort(x.req.info.Name); ok {
+	if r.info.Subresource == "proxy" { // the name may have a scheme and a port around it
+		if _, name, _, ok := utilnet.SplitSchemeNamePort(r.info.Name); ok {
 			segments[len(segments)-1] = url.PathEscape(name)
 		}
 	}

@@ -135,11 +135,12 @@ func (x *exchange) failed(err error) {
 		x.refuse("malformed", status.BadRequest("the body cannot be read"))
 		return
 	}
-	x.answer(x.silence(err))
+	x.answer(x.noResponse(err))
 }
 
-// silence is what to tell for an apiserver that did not answer.
-func (x *exchange) silence(err error) *apierrors.StatusError {
+// noResponse counts and logs that the apiserver did not answer, and returns what to
+// answer in its place.
+func (x *exchange) noResponse(err error) *apierrors.StatusError {
 	x.plan.meters.upstreamErrors.Inc()
 	level := slog.LevelDebug
 	if x.pod.notices.due("upstream") {
@@ -154,7 +155,7 @@ func (x *exchange) silence(err error) *apierrors.StatusError {
 }
 
 // badResponse answers for a response that cannot be passed on.
-func (x *exchange) badResponse(about string, err error) *outcome {
-	x.plan.meters.upstreamErrors.Inc()
+func (p *plan) badResponse(about string, err error) *outcome {
+	p.meters.upstreamErrors.Inc()
 	return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about %s cannot be read: %v", about, err)}
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -45,14 +46,14 @@ func (o *ownership) owner(owners []*meshv1.Owner, key string) string {
 
 // forbidden refuses a request for what another shard owns. The key is empty if it is
 // not known.
-func (x *exchange) forbidden(what, key string) *outcome {
-	resource := x.req.info.Resource
-	if x.req.info.Subresource != "" {
-		resource += "/" + x.req.info.Subresource
+func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *outcome {
+	resource := info.Resource
+	if info.Subresource != "" {
+		resource += "/" + info.Subresource
 	}
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
-		x.req.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard, x.policy.ownership.owner(x.policy.message.GetSharding().GetOwners(), key))
-	refused.ErrStatus.Details = &metav1.StatusDetails{Name: x.req.info.Name, Group: x.req.info.APIGroup, Kind: x.req.info.Resource}
+		info.Verb, resource, what, p.pod.info.Namespace, p.shard, p.ownership.owner(p.message.GetSharding().GetOwners(), key))
+	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return refusalBy("foreign", refused)
 }

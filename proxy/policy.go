@@ -153,7 +153,6 @@ type plan struct {
 	stages stages
 	route  route
 	locks  *lockStage // one of them, or nil
-	stale  *staleness // of lists and watches; nil: lists are never stale
 	meters *meters
 }
 
@@ -229,8 +228,9 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		route:  routeOf(key),
 		meters: p.pod.server.metrics.of(p.owner, key.verb, p.owner.names.label(key.resource), isResource),
 	}
+	var stale *staleness
 	if isResource {
-		out.locks, out.stale = p.lockStage(key), p.staleness(key)
+		out.locks, stale = p.lockStage(key), p.staleness(key)
 	}
 	out.stages.add(upgradeStage{upgrades(key)}, admissionStage{out.route, out.locks}, forwardedHeaderStage{})
 	if isResource {
@@ -240,10 +240,10 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	if out.locks != nil {
 		out.stages.add(readmissionStage{})
 	}
-	if out.stale != nil {
-		out.stages.add(out.stale)
+	if stale != nil {
+		out.stages.add(stale)
 	}
-	out.stages.add(p.limitStage(key, isResource), p.faultStage(key, isResource))
+	out.stages.add(p.limitStage(key, isResource), p.faultStage(key, isResource, stale))
 	if key.connects() {
 		out.stages.add(connectStage{})
 	}

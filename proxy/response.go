@@ -62,7 +62,7 @@ func (x *exchange) deliver(resp *upstream.Response) {
 		}
 	default:
 		x.copyShort(resp.Body)
-		x.noteMethod()
+		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
 	}
 	x.client.trailer(resp.Trailer)
 }
@@ -155,7 +155,7 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 			x.client.flush()
 			if x.initial != nil && x.initial.passed(p[:n]) {
 				x.initial = nil
-				x.noteMethod()
+				x.noteMethod(&x.pod.methods, x.req.info.Namespace)
 				x.settled.Store(time.Now().UnixNano())
 			}
 		}

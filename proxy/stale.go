@@ -167,34 +167,42 @@ func (h *history) forget(version string) {
 
 // refuseInitialEvents refuses a watch that would begin with what a list has, where lists
 // can be stale, as an apiserver does that has no such watches: its client lists then.
-func (x *exchange) refuseInitialEvents() *apierrors.StatusError {
-	if x.plan.stale == nil || x.initial == nil {
+func (s *staleness) refuseInitialEvents(x *exchange) *apierrors.StatusError {
+	if x.initial == nil {
 		return nil
 	}
-	if o := x.object(); !x.plan.stale.lists.MayBeStale(time.Now(), &o) {
+	if o := x.object(); !s.lists.MayBeStale(time.Now(), &o) {
 		return nil
 	}
 	return status.New(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, 0,
 		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.req.info.Resource)
 }
 
-// stale asks for a list as it was so long ago, if it begins with this request and the
-// pod saw the resource before.
-func (x *exchange) stale(age time.Duration) {
-	if x.plan.stale != nil {
-		more, _, err := query.Get(x.out.query, "continue")
-		version := x.plan.stale.seen.at(time.Now().Add(-age))
-		if err == nil && more == "" && version != "" {
-			var asked string
-			if asked, err = query.Set(x.out.query, "resourceVersion", version); err == nil {
-				asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
-			}
-			if err == nil {
-				x.fresh, x.version, x.out.query = x.out.query, version, asked
-				return
-			}
-		}
+// staleList is a list that a fault makes stale.
+type staleList struct {
+	version string // that it is asked for at, or empty
+	fresh   string // the query without it
+	seen    *history
+}
+
+// ask asks for a list as it was so long ago, if it begins with this request and the pod
+// saw the resource before.
+func (s *staleness) ask(x *exchange, age time.Duration) {
+	more, _, err := query.Get(x.out.query, "continue")
+	version := s.seen.at(time.Now().Add(-age))
+	if err != nil || more != "" || version == "" {
+		return
 	}
+	asked, err := query.Set(x.out.query, "resourceVersion", version)
+	if err != nil {
+		return
+	}
+	asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
+	if err != nil {
+		return
+	}
+	x.staleList = staleList{version, x.out.query, s.seen}
+	x.out.query = asked
 }
 
 // refresh asks for a list as the client did, if the apiserver has not what it was asked
@@ -206,7 +214,7 @@ func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *u
 		return resp, nil
 	}
 	_ = resp.Body.Close()
-	x.plan.stale.seen.forget(x.version)
+	x.seen.forget(x.version)
 	x.out.query, x.version = x.fresh, ""
 	return send(x.ctx, x.upstreamRequest())
 }
@@ -230,7 +238,7 @@ func (s *staleness) respond(x *exchange, resp *upstream.Response) *outcome {
 	q := parameters(x.req.query)
 	see := func(version []byte) { s.seen.see(time.Now(), version) }
 	if x.req.info.Verb == "watch" {
-		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: x.holdFiltered})
+		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: func(n int) error { return x.holdFiltered(x.req.info.Resource, n) }})
 		if err == nil {
 			from := q.Get("resourceVersion")
 			initial := from == "" || from == "0" || x.initial != nil

@@ -56,10 +56,10 @@ func (x *exchange) harmWatch(resp *upstream.Response) {
 }
 
 // spare says why a watch is not harmed as it was to be, beside the rules that were to.
-func (x *exchange) spare(why string, missed func()) {
-	rules := slices.Clone(x.faults.Rules)
+func (i *injection) spare(why string, missed func()) {
+	rules := slices.Clone(i.faults.Rules)
 	missed()
-	x.faults.Rules, x.unharmed = rules, why
+	i.faults.Rules, i.unharmed = rules, why
 }
 
 // harmedBody is a watch that faults are let at, and the answer that it comes from.
@@ -98,11 +98,11 @@ var errNoRoom = errors.New("no room to read an event")
 
 // holdRead takes n bytes that an event is read into, until the request is over. An event
 // that there is no room for is passed as it is, and all after it.
-func (x *exchange) holdRead(n int) error {
-	if !x.pod.withhold(int64(n)) {
+func (h *holding) holdRead(n int) error {
+	if !h.pod.withhold(int64(n)) {
 		return errNoRoom
 	}
-	x.filtered += int64(n)
+	h.filtered += int64(n)
 	return nil
 }
 
