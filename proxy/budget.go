@@ -287,10 +287,10 @@ const (
 )
 
 // abandoned closes the connection of a client that makes a habit of it.
-func (x *exchange) abandoned() {
-	if x.pod.dropped.Allow() {
+func (p *Pod) abandoned(c *downstream) {
+	if p.dropped.Allow() {
 		return
 	}
-	x.pod.bound("abandoned requests")
-	x.client.closeConn()
+	p.bound("abandoned requests")
+	c.closeConn()
 }

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"context"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -14,6 +16,23 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
+// ServeHTTP serves one request of the pod.
+func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	x := &exchange{
+		pod:      p,
+		holding:  holding{pod: p},
+		response: response{client: newDownstream(p, w, r)},
+		req:      newRequest(r),
+		start:    time.Now(),
+		debug:    p.server.log.Enabled(context.Background(), slog.LevelDebug),
+	}
+	if c := x.client.conn; c != nil {
+		c.enter()
+		defer c.leave()
+	}
+	x.run()
+}
+
 // downstream is the client's side of an exchange, as net/http serves it. Whatever may
 // wait for an HTTP/2 client is guarded.
 type downstream struct {
@@ -22,13 +41,14 @@ type downstream struct {
 	guard *guard.Guard // of HTTP/2
 	conn  *conn        // nil in tests
 	// last: the client is to ask no more on this connection.
-	last bool
+	last     bool
+	draining context.Context // when it ends, last is true of every connection
 }
 
-func newDownstream(w http.ResponseWriter, r *http.Request, stall time.Duration) downstream {
-	d := downstream{w: w, r: r, conn: connOf(r)}
+func newDownstream(p *Pod, w http.ResponseWriter, r *http.Request) downstream {
+	d := downstream{w: w, r: r, conn: connOf(r), draining: p.draining}
 	if r.ProtoMajor == 2 {
-		d.guard = guard.New(w, stall)
+		d.guard = guard.New(w, p.stall)
 	}
 	return d
 }
@@ -50,7 +70,7 @@ func (d *downstream) head(code int, fields, trailer header) {
 
 // close tells the client to ask no more on this connection, if that is so.
 func (d *downstream) close() {
-	if d.last {
+	if d.last || d.draining.Err() != nil {
 		d.w.Header()["Connection"] = []string{"close"}
 	}
 }
@@ -121,4 +141,19 @@ func (d *downstream) forget(accept int) {
 	if kept != "" && accept > 0 {
 		d.r.Header = http.Header{"Accept": {kept[:min(len(kept), accept)]}}
 	}
+}
+
+// newRequest returns a request that net/http received.
+func newRequest(r *http.Request) request {
+	out := request{
+		ctx:    r.Context(),
+		method: r.Method, target: r.RequestURI, query: r.URL.RawQuery, bareQuery: r.URL.ForceQuery, host: r.Host,
+		header: header(r.Header), length: r.ContentLength, body: body{rest: r.Body},
+		certificate: r.TLS != nil && len(r.TLS.PeerCertificates) > 0,
+		major:       r.ProtoMajor, minor: r.ProtoMinor,
+	}
+	if r.URL.Opaque == "" {
+		out.path, out.escaped = r.URL.Path, r.URL.EscapedPath()
+	}
+	return out
 }

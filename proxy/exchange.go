@@ -18,7 +18,6 @@ import (
 // exchange is one request and its response.
 type exchange struct {
 	pod       *Pod
-	client    downstream
 	req       request
 	debug     bool
 	start     time.Time
@@ -61,20 +60,8 @@ type decision struct {
 	flight
 }
 
-// ServeHTTP serves one request of the pod.
-func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{
-		pod:     p,
-		holding: holding{pod: p},
-		client:  newDownstream(w, r, p.stall),
-		req:     newRequest(r),
-		start:   time.Now(),
-		debug:   p.server.log.Enabled(context.Background(), slog.LevelDebug),
-	}
-	if c := x.client.conn; c != nil {
-		c.enter()
-		defer c.leave()
-	}
+// run serves the request.
+func (x *exchange) run() {
 	x.out.header = x.req.header // for the access line, if that is all
 	refused := x.admit()
 	defer x.finish()
@@ -103,7 +90,7 @@ func (x *exchange) finish() {
 			v = nil
 		}
 	}
-	x.countFaults()
+	x.injection.count(x.policy, x.broke, x.version != "")
 	x.account()
 	x.allowed.ticket.Leave()
 	if x.plan != nil {

@@ -63,7 +63,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	x.responses.add(s)
 	if f.Delay > 0 {
 		x.delay()
-		if f.Delay = 0; x.lift() != x.policy { // another came meanwhile
+		if f.Delay = 0; x.lift(x.pod) != x.policy { // another came meanwhile
 			return restart
 		}
 	}
@@ -73,7 +73,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
 		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
-		return refusalBy("fault", x.aborted(f.Abort))
+		return refusalBy("fault", injected(x.pod.info.Namespace, &x.req, f.Abort))
 	case f.Stale > 0 && s.stale != nil:
 		s.stale.ask(x, f.Stale)
 	}
@@ -104,9 +104,9 @@ func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
 
 // lift takes out of the request's faults what is not in effect any more, under the
 // policy that it returns.
-func (x *exchange) lift() *policy {
-	pol := x.pod.policy.Load()
-	pol.faults.Lift(time.Now(), x.faults)
+func (i *injection) lift(p *Pod) *policy {
+	pol := p.policy.Load()
+	pol.faults.Lift(time.Now(), i.faults)
 	return pol
 }
 
@@ -135,7 +135,7 @@ const look = time.Second
 // proxy takes over.
 func (x *exchange) wait(d func() time.Duration) bool {
 	for start := time.Now(); ; {
-		pol := x.lift()
+		pol := x.lift(x.pod)
 		left := d() - time.Since(start)
 		if left <= 0 {
 			return true
@@ -162,16 +162,17 @@ func (x *exchange) wait(d func() time.Duration) bool {
 // began.
 func (s *faultStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	x.harmWatch(resp)
-	if x.lift(); x.faults.ResetAfter {
+	if x.lift(x.pod); x.faults.ResetAfter {
 		x.broke = true
 		return reset
 	}
 	return nil
 }
 
-// aborted is what an apiserver would answer.
-func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
-	usual := apierrors.NewGenericServerResponse(a.Status, x.req.method, schema.GroupResource{}, "", "", 0, false)
+// injected returns what an apiserver would answer to a request that a rule of a namespace
+// aborts.
+func injected(namespace string, r *request, a *fault.Abort) *apierrors.StatusError {
+	usual := apierrors.NewGenericServerResponse(a.Status, r.method, schema.GroupResource{}, "", "", 0, false)
 	reason, retry := usual.ErrStatus.Reason, 0
 	switch a.Status {
 	case http.StatusGone:
@@ -182,13 +183,13 @@ func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
 		retry = 1
 	}
 	err := status.New(a.Status, cmp.Or(metav1.StatusReason(a.Reason), reason), retry,
-		"injected by FaultInjection %s/%s, in place of the apiserver's answer", x.pod.info.Namespace, a.Rule)
-	if x.req.info.IsResourceRequest {
+		"injected by FaultInjection %s/%s, in place of the apiserver's answer", namespace, a.Rule)
+	if r.info.IsResourceRequest {
 		if err.ErrStatus.Details == nil {
 			err.ErrStatus.Details = &metav1.StatusDetails{}
 		}
 		d := err.ErrStatus.Details
-		d.Group, d.Kind, d.Name = x.req.info.APIGroup, x.req.info.Resource, x.req.info.Name
+		d.Group, d.Kind, d.Name = r.info.APIGroup, r.info.Resource, r.info.Name
 	}
 	return err
 }
@@ -203,7 +204,7 @@ func (x *exchange) spoil(p []byte) bool {
 	if !x.trickle(p[:n]) {
 		return false
 	}
-	if x.lift(); f.Truncate < 0 {
+	if x.lift(x.pod); f.Truncate < 0 {
 		return x.trickle(p[n:])
 	}
 	x.broke = true
@@ -238,23 +239,24 @@ func (p *policy) countFault(by fault.Injected) {
 	p.harmed.count(by.Injection, by.Rule, by.Kind.String())
 }
 
-// countFaults counts what was done to the request, when it is over.
-func (x *exchange) countFaults() {
-	if x.faults == nil {
+// count counts what was done to the request, when it is over: whether its response was
+// broken off, and whether it was a stale list.
+func (i *injection) count(under *policy, broke, stale bool) {
+	if i.faults == nil {
 		return
 	}
-	if !x.broke { // there was no answer, or not as much of it
-		x.faults.Missed(fault.ResetAfter)
-		x.faults.Missed(fault.Truncate)
+	if !broke { // there was no response, or not as much of it
+		i.faults.Missed(fault.ResetAfter)
+		i.faults.Missed(fault.Truncate)
 	}
-	if !x.faults.Slowed {
-		x.faults.Missed(fault.SlowBody)
+	if !i.faults.Slowed {
+		i.faults.Missed(fault.SlowBody)
 	}
-	if x.version == "" {
-		x.faults.Missed(fault.StaleList)
+	if !stale {
+		i.faults.Missed(fault.StaleList)
 	}
-	x.faults.Over()
-	for _, by := range x.faults.Injected {
-		x.policy.countFault(by)
+	i.faults.Over()
+	for _, by := range i.faults.Injected {
+		under.countFault(by)
 	}
 }

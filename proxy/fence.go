@@ -97,18 +97,31 @@ func (s sweepStage) apply(x *exchange) *outcome {
 	return (&scopeStage{selector: narrow.Nothing}).apply(x)
 }
 
+// applies reports whether requests for objects are refused where they are another
+// shard's. A created object has no uid yet.
+func (f *fence) applies(key planKey, byObject bool) bool {
+	switch {
+	case f.off || !key.single():
+		return false
+	case key.verb == "deletecollection":
+		return byObject
+	case key.verb == "get" && !key.connects():
+		return !f.readAll
+	case key.verb == "create" && key.subresource == "" && key.groupResource != bindings:
+		return !byObject
+	}
+	return true
+}
+
 // fenceStage returns what decides about requests for single objects; nil when they
 // are all the shard's. Where the uid decides, it decides about deletecollections too.
 func (p *policy) fenceStage(key planKey) *fenceStage {
 	byObject := p.key == meshv1.Key_KEY_OBJECT
-	if p.fence.off || !key.single() || key.verb == "deletecollection" && !byObject {
-		return nil
-	}
-	if p.fence.readAll && key.verb == "get" && !key.connects() {
+	if !p.fence.applies(key, byObject) {
 		return nil
 	}
 	b, ok := p.border(key)
-	if !ok || byObject && key.verb == "create" && key.subresource == "" && key.groupResource != bindings {
+	if !ok {
 		return nil
 	}
 	s := &fenceStage{border: b, resource: key.groupResource, byObject: byObject, observe: p.fence.observe}

@@ -69,7 +69,7 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 					end(errUnanswerable)
 				}
 				x := &exchange{
-					pod: &Pod{writing: writing}, sending: upstream.Request{Sent: time.Now()},
+					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
 					decision: decision{
 						policy: &policy{}, flight: flight{counted: true},
 						plan: &plan{key: planKey{verb: "update", groupResource: groupResource{c.group, "things"}}},

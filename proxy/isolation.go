@@ -132,7 +132,7 @@ func (s *exemptStage) apply(x *exchange) *outcome {
 	namespace, name := x.req.info.Namespace, x.req.info.Name
 	if s.inBody && name == "" && s.shared.some(namespace) && !s.shared.all(namespace) {
 		var refused *apierrors.StatusError
-		if name, refused = x.nameInBody(); refused != nil {
+		if name, refused = nameInBody(x); refused != nil {
 			return refusal(refused)
 		}
 	}
@@ -152,7 +152,7 @@ func (s *exemptStage) apply(x *exchange) *outcome {
 
 // nameInBody returns the name of the object that is to be created; empty if it cannot
 // be read.
-func (x *exchange) nameInBody() (string, *apierrors.StatusError) {
+func nameInBody(x *exchange) (string, *apierrors.StatusError) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return "", refused

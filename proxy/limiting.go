@@ -118,16 +118,23 @@ func (x *exchange) answeredWithin() {
 		// But if it waited for long, that tells how long answers take.
 		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.req.gone() != nil,
 	}
-	switch {
-	case x.plan.route == stream, a.unknown: // who watches, or follows a log, waits for what comes to pass
-	case !x.received.Before(a.taken):
-		o.Took = x.received.Sub(a.taken)
-	case !o.Unknown: // nothing came
-		o.Took = now.Sub(a.taken)
-	case !a.asked.IsZero():
-		o.Took = now.Sub(a.asked)
+	if x.plan.route != stream && !a.unknown { // a watch, or a log that is followed, waits for what comes to pass
+		o.Took = a.took(now, x.received, o.Unknown)
 	}
 	a.ticket.Answered(now, o)
+}
+
+// took returns how long the response took, 0 if that is not known.
+func (a *allowance) took(now, received time.Time, unknown bool) time.Duration {
+	switch {
+	case !received.Before(a.taken):
+		return received.Sub(a.taken)
+	case !unknown: // nothing came
+		return now.Sub(a.taken)
+	case !a.asked.IsZero():
+		return now.Sub(a.asked)
+	}
+	return 0
 }
 
 // waits notes that the answer is due.

@@ -48,7 +48,7 @@ func (s *fenceStage) object(x *exchange) *outcome {
 		}
 		x.out.replace(body)
 	}
-	uid, refused := x.lookUp()
+	uid, refused := lookUp(x)
 	switch {
 	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
 		return nil
@@ -106,7 +106,7 @@ func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 }
 
 // lookUp asks the apiserver for the uid of the object that a request is for.
-func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
+func lookUp(x *exchange) (uid string, refused *apierrors.StatusError) {
 	clients := x.pod.clients.Load()
 	if clients == nil {
 		return "", status.Unavailable(1, "the pod is about to end")

@@ -112,8 +112,7 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 	if x.over {
 		x.shed()
 	}
-	x.responds(int(err.ErrStatus.Code))
-	x.bytes += int64(x.client.refuse(err))
+	x.response.refuse(err)
 }
 
 // failed answers for an apiserver that did not.
@@ -124,7 +123,7 @@ func (x *exchange) failed(err error) {
 		return
 	case x.req.gone() != nil:
 		x.code = statusClientGone
-		x.abandoned()
+		x.pod.abandoned(&x.client)
 		panic(errAbort)
 	}
 	if errors.Is(err, errPolicyChanged) {

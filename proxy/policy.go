@@ -20,34 +20,51 @@ import (
 // beyond the bound plans are made for each request.
 const maxPlans = 1024
 
-// policy is a compiled PodPolicy. It is immutable but for the plans it remembers.
+// policy is a compiled PodPolicy. It is immutable but for what it remembers and counts.
 type policy struct {
 	pod                      *Pod
 	message                  *meshv1.PodPolicy // that it was compiled from
 	version, workload, shard string
 	refuse                   string
-	limits                   narrow.Limits
-	locks                    locks
-	standby                  bool
-	key                      meshv1.Key
-	method                   meshv1.Method
 	anyToken, passthrough    bool
-	fence                    fence
-	keepCaches               bool
 	requestTimeout           time.Duration // the apiserver's; 0: not known
-	ownership                ownership
+	division
 	traffic
 	would *policy // not nil: a dry run of this one, which holds nothing else
+	tally
+	succession
+	plans
+}
 
-	owner           *owner  // of what is counted
+// division is what a policy says of the shard.
+type division struct {
+	limits     narrow.Limits
+	locks      locks
+	standby    bool
+	key        meshv1.Key
+	method     meshv1.Method
+	fence      fence
+	keepCaches bool
+	ownership  ownership
+}
+
+// tally is what is counted under a policy.
+type tally struct {
+	owner           *owner
 	limited, harmed tallies // of the rules
+}
 
+// succession is how a policy takes the place of another.
+type succession struct {
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes
 	settled  chan struct{} // closed when all that earlier policies let through is over
+}
 
-	gate  stages   // apply to every request, before its plan is known
-	plans sync.Map // planKey -> *plan
+// plans are the stages that a policy has requests pass.
+type plans struct {
+	gate  stages   // of every request, before its plan is known
+	known sync.Map // planKey -> *plan
 	count atomic.Int32
 }
 
@@ -62,12 +79,11 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 
 		anyToken:    m.GetAnyToken(),
 		passthrough: m.GetPassthrough(),
-		keepCaches:  m.GetSharding().GetKeepCaches(),
 
 		requestTimeout: requestTimeout(m),
 
-		settled:  make(chan struct{}),
-		replaced: make(chan struct{}),
+		division:   division{keepCaches: m.GetSharding().GetKeepCaches()},
+		succession: succession{settled: make(chan struct{}), replaced: make(chan struct{})},
 	}
 	out.writes.n.Store(2)
 	if err := out.divide(m.GetSharding()); err != nil {
@@ -175,13 +191,13 @@ const (
 
 func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 	key := planKey{info.Verb, info.Subresource, groupResource{info.APIGroup, info.Resource}}
-	if known, ok := p.plans.Load(key); ok {
+	if known, ok := p.plans.known.Load(key); ok {
 		return known.(*plan)
 	}
 	key = key.clone()
 	made := p.make(key, info.IsResourceRequest)
 	if p.count.Load() < maxPlans && memorable(key.verb, key.subresource, key.group, key.resource) {
-		if _, loaded := p.plans.LoadOrStore(key, made); !loaded {
+		if _, loaded := p.plans.known.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}
 	}

@@ -33,21 +33,6 @@ type request struct {
 	malformed *apierrors.StatusError  // not nil: it cannot be classified
 }
 
-// newRequest returns a request that net/http received.
-func newRequest(r *http.Request) request {
-	out := request{
-		ctx:    r.Context(),
-		method: r.Method, target: r.RequestURI, query: r.URL.RawQuery, bareQuery: r.URL.ForceQuery, host: r.Host,
-		header: header(r.Header), length: r.ContentLength, body: body{rest: r.Body},
-		certificate: r.TLS != nil && len(r.TLS.PeerCertificates) > 0,
-		major:       r.ProtoMajor, minor: r.ProtoMinor,
-	}
-	if r.URL.Opaque == "" {
-		out.path, out.escaped = r.URL.Path, r.URL.EscapedPath()
-	}
-	return out
-}
-
 // forget lets go of all that clients choose the size of.
 func (r *request) forget() {
 	r.target, r.path, r.escaped, r.query, r.host, r.header = "", "", "", "", "", nil

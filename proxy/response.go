@@ -9,14 +9,16 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// response is what the client got so far.
+// response is what the client gets.
 type response struct {
-	code  int   // of the status; 0: none yet
-	bytes int64 // of the body
-	begun bool  // its head was sent
-	broke bool  // a fault broke it off
+	client downstream
+	code   int   // of the status; 0: none yet
+	bytes  int64 // of the body
+	begun  bool  // its head was sent
+	broke  bool  // a fault broke it off
 }
 
 // responseStage edits a response on its way down, or ends the exchange.
@@ -87,15 +89,15 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 }
 
 // head sends a head to the client.
-func (x *exchange) head(code int, fields, trailer header) {
-	x.responds(code)
-	x.client.head(code, fields, trailer)
+func (r *response) head(code int, fields, trailer header) {
+	r.begun, r.code = true, code
+	r.client.head(code, fields, trailer)
 }
 
-// responds notes that the response begins.
-func (x *exchange) responds(code int) {
-	x.client.last = x.client.last || x.pod.draining.Err() != nil
-	x.begun, x.code = true, code
+// refuse sends a refusal to the client.
+func (r *response) refuse(err *apierrors.StatusError) {
+	r.begun, r.code = true, int(err.ErrStatus.Code)
+	r.bytes += int64(r.client.refuse(err))
 }
 
 // copyShort copies a body in large pieces.
@@ -127,55 +129,81 @@ func fill(r io.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// copyStream copies a body and flushes what each read gave. While nothing comes
-// it holds a small buffer; it takes a large one while more comes than fits. It reports
-// whether the client got the whole body.
+// copyStream copies a body and flushes what each read gave. It reports whether the
+// client got the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
 	if m := x.plan.meters.watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
 	}
-	small := make([]byte, 4<<10)
-	var big *upstream.Buf
-	defer func() {
-		if big != nil {
-			big.Free()
-		}
-	}()
+	b := streamBuffer{small: make([]byte, 4<<10)}
+	defer b.free()
 	for {
-		p := small
-		if big != nil {
-			p = big.B
-		}
+		p := b.next()
 		n, err := r.Read(p)
-		if n > 0 {
-			if !x.write(p[:n]) {
-				return false
-			}
-			x.client.flush()
-			if x.initial != nil && x.initial.passed(p[:n]) {
-				x.initial = nil
-				x.noteMethod(&x.pod.methods, x.req.info.Namespace)
-				x.settled.Store(time.Now().UnixNano())
-			}
+		if n > 0 && !x.writeStream(p[:n]) {
+			return false
 		}
 		switch {
+		case err == nil:
+			b.read(n)
 		case err == io.EOF:
 			return true
-		case err != nil && x.ended():
-			x.linger()
+		case x.ended():
+			if errors.Is(context.Cause(x.ctx), errPolicyChanged) {
+				x.linger(x.pod, x.req.ctx)
+			}
 			return false // a clean end: the client resumes
 		case errors.Is(err, events.ErrCut):
 			panic(errAbort)
-		case err != nil:
+		default:
 			x.end = x.completion(nil, err)
 			x.broken()
-		case n == len(small) && big == nil:
-			big = upstream.Buffer()
-		case n < len(small) && big != nil:
-			big.Free()
-			big = nil
 		}
+	}
+}
+
+// writeStream writes p and flushes it; false when the client is gone.
+func (x *exchange) writeStream(p []byte) bool {
+	if !x.write(p) {
+		return false
+	}
+	x.client.flush()
+	if x.initial != nil && x.initial.passed(p) {
+		x.initial = nil
+		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
+		x.settled.Store(time.Now().UnixNano())
+	}
+	return true
+}
+
+// streamBuffer is small while little comes, and large while more comes than fits.
+type streamBuffer struct {
+	small []byte
+	big   *upstream.Buf // nil: small is in use
+}
+
+func (b *streamBuffer) next() []byte {
+	if b.big != nil {
+		return b.big.B
+	}
+	return b.small
+}
+
+// read tells how much the last read gave.
+func (b *streamBuffer) read(n int) {
+	switch {
+	case n == len(b.small) && b.big == nil:
+		b.big = upstream.Buffer()
+	case n < len(b.small):
+		b.free()
+	}
+}
+
+func (b *streamBuffer) free() {
+	if b.big != nil {
+		b.big.Free()
+		b.big = nil
 	}
 }
 
@@ -193,8 +221,9 @@ func (x *exchange) write(p []byte) bool {
 	return x.pass(p)
 }
 
-func (x *exchange) pass(p []byte) bool {
-	n, err := x.client.write(p)
-	x.bytes += int64(n)
+// pass sends p as it is; false when the client is gone.
+func (r *response) pass(p []byte) bool {
+	n, err := r.client.write(p)
+	r.bytes += int64(n)
 	return err == nil
 }

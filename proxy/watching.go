@@ -26,14 +26,7 @@ func (x *exchange) harmWatch(resp *upstream.Response) {
 		x.spare("the events are encoded", x.faults.Over)
 		return
 	}
-	w := x.faults.Watch
-	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall || w.Delay != nil)
-	if w.Drop != nil || overtakes {
-		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
-			w.Drop = nil
-			x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
-		}
-	}
+	x.openGap()
 	o := events.Options{
 		ContentType: resp.Get("Content-Type"),
 		Faults:      x.faults.Watch,
@@ -53,6 +46,19 @@ func (x *exchange) harmWatch(resp *upstream.Response) {
 	}
 	resp.Body = &harmedBody{harmed, resp.Body, x.ctx}
 	delete(resp.Header, "Content-Length")
+}
+
+// openGap makes room for what the watch's client will miss, or has it miss nothing.
+func (x *exchange) openGap() {
+	w := x.faults.Watch
+	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall || w.Delay != nil)
+	if w.Drop == nil && !overtakes {
+		return
+	}
+	if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
+		w.Drop = nil
+		x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
+	}
 }
 
 // spare says why a watch is not harmed as it was to be, beside the rules that were to.
@@ -90,7 +96,7 @@ func (b *harmedBody) Close() error {
 // they may not be any more. While another proxy takes over they are not: it would not
 // know what was kept from the client.
 func (x *exchange) stillHarmed() (still bool, changed <-chan struct{}) {
-	pol := x.lift()
+	pol := x.lift(x.pod)
 	return x.pod.draining.Err() == nil && x.faults.Watch != nil, pol.replaced
 }
 
