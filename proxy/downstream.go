@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -116,6 +117,20 @@ func (d *downstream) hijack() (net.Conn, io.Reader, error) {
 	return conn, buffered, nil
 }
 
+// writeSwitch tells a client whose connection was taken over that it has changed protocol.
+func writeSwitch(w io.Writer, fields header, protocol string) error {
+	fields["Connection"] = []string{"Upgrade"}
+	fields["Upgrade"] = []string{protocol}
+	var head strings.Builder
+	head.WriteString("HTTP/1.1 101 Switching Protocols\r\n")
+	if err := http.Header(fields).Write(&head); err != nil {
+		return err
+	}
+	head.WriteString("\r\n")
+	_, err := io.WriteString(w, head.String())
+	return err
+}
+
 // closeConn closes the client's connection.
 func (d *downstream) closeConn() {
 	if d.conn != nil {
@@ -150,7 +165,7 @@ func newRequest(r *http.Request) request {
 		method: r.Method, target: r.RequestURI, query: r.URL.RawQuery, bareQuery: r.URL.ForceQuery, host: r.Host,
 		header: header(r.Header), length: r.ContentLength, body: body{rest: r.Body},
 		certificate: r.TLS != nil && len(r.TLS.PeerCertificates) > 0,
-		major:       r.ProtoMajor, minor: r.ProtoMinor,
+		proto:       r.Proto,
 	}
 	if r.URL.Opaque == "" {
 		out.path, out.escaped = r.URL.Path, r.URL.EscapedPath()

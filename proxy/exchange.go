@@ -99,7 +99,7 @@ func (x *exchange) finish() {
 	if v != nil {
 		panic(errAbort)
 	}
-	if x.req.major == 2 && x.bytes > 0 {
+	if x.req.proto == proto2 && x.bytes > 0 {
 		x.client.flush() // or net/http does, and waits for the client when all was given back
 	}
 }

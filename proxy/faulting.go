@@ -209,7 +209,7 @@ func (x *exchange) spoil(p []byte) bool {
 	}
 	x.broke = true
 	x.client.flush()
-	if x.req.major == 1 && x.req.minor == 0 { // whose bodies end with the connection
+	if x.req.proto == proto10 { // whose bodies end with the connection
 		x.client.reset()
 	}
 	panic(errAbort)

@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"net/http"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,7 +52,7 @@ func dropHopByHop(h header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = strings.TrimSpace(name); name != "" {
-				delete(h, http.CanonicalHeaderKey(name))
+				delete(h, textproto.CanonicalMIMEHeaderKey(name))
 			}
 		}
 	}

@@ -240,8 +240,8 @@ func (x *exchange) completion(resp *upstream.Response, err error) completion {
 
 // fromAPIServer reports whether an error was encoded by an API server. What a proxy says
 // in place of one, the apiserver's own aggregation layer included, is plain text.
-func fromAPIServer(h http.Header) bool {
-	mediaType, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+func fromAPIServer(h header) bool {
+	mediaType, _, err := mime.ParseMediaType(h.get("Content-Type"))
 	return err == nil && (mediaType == typeJSON || mediaType == typeProtobuf)
 }
 

@@ -113,7 +113,7 @@ func (x *exchange) answeredWithin() {
 	now := time.Now()
 	broken := a.broken || x.broke || x.code == 0 && x.faults != nil && x.faults.Reset
 	o := limit.Outcome{
-		Failed: broken || x.code == 0 || x.code >= http.StatusInternalServerError || x.code == http.StatusTooManyRequests,
+		Failed: broken || failed(x.code),
 		// Whose client is gone before the answer came whole tells nothing of it.
 		// But if it waited for long, that tells how long answers take.
 		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.req.gone() != nil,
@@ -122,6 +122,11 @@ func (x *exchange) answeredWithin() {
 		o.Took = a.took(now, x.received, o.Unknown)
 	}
 	a.ticket.Answered(now, o)
+}
+
+// failed reports whether a status code says that the apiserver is in trouble; 0 is none.
+func failed(code int) bool {
+	return code == 0 || code >= http.StatusInternalServerError || code == http.StatusTooManyRequests
 }
 
 // took returns how long the response took, 0 if that is not known.

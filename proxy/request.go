@@ -26,12 +26,18 @@ type request struct {
 	header        header
 	length        int64 // of the body in bytes; -1: unknown
 	body          body
-	certificate   bool // the client presented one
-	major, minor  int  // version of HTTP
+	certificate   bool   // the client presented one
+	proto         string // version of HTTP
 
 	info      *apirequest.RequestInfo // nil: not classified, or malformed
 	malformed *apierrors.StatusError  // not nil: it cannot be classified
 }
+
+// Versions of HTTP.
+const (
+	proto10 = "HTTP/1.0"
+	proto2  = "HTTP/2.0"
+)
 
 // forget lets go of all that clients choose the size of.
 func (r *request) forget() {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -42,7 +41,7 @@ func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
 		return "", nil
 	}
 	switch {
-	case len(values) != 1 || !asked || r.major != 1:
+	case len(values) != 1 || !asked || r.proto == proto2:
 		return "", status.BadRequest("malformed upgrade")
 	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
 		return "", status.BadRequest("an upgrade to %q is not proxied", bounded(values[0]))
@@ -94,19 +93,6 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 	}
 	x.end = x.splice(down, buffered, up)
 	return nil
-}
-
-func writeSwitch(w io.Writer, fields header, protocol string) error {
-	fields["Connection"] = []string{"Upgrade"}
-	fields["Upgrade"] = []string{protocol}
-	var head strings.Builder
-	head.WriteString("HTTP/1.1 101 Switching Protocols\r\n")
-	if err := http.Header(fields).Write(&head); err != nil {
-		return err
-	}
-	head.WriteString("\r\n")
-	_, err := io.WriteString(w, head.String())
-	return err
 }
 
 // maxDrained is how much is read that nobody receives any more, in bytes.
