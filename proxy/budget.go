@@ -1,11 +1,9 @@
 package proxy
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -82,28 +80,38 @@ const (
 )
 
 // weight is what r holds, in bytes, whatever it asks.
-func weight(r *http.Request) int64 {
-	n := requestWeight + copies*len(r.RequestURI)
+func (r *request) weight() int64 {
+	n := requestWeight + copies*len(r.target)
 	for _, separator := range []string{"/", "&", ",", "%"} { // escaped ones too
-		n += partWeight * strings.Count(r.RequestURI, separator)
+		n += partWeight * strings.Count(r.target, separator)
 	}
-	for k, vv := range r.Header {
+	for k, vv := range r.header {
 		for _, v := range vv {
 			n += fieldWeight + len(k) + len(v)
 		}
 	}
 	switch {
-	case r.ContentLength < 0:
+	case r.length < 0:
 		n += receivePerStream
-	case r.ContentLength > 0:
-		n += int(min(r.ContentLength, receivePerStream))
+	case r.length > 0:
+		n += int(min(r.length, receivePerStream))
 	}
 	return int64(n)
 }
 
+// holding is what a request holds of the pod's budgets until it is over.
+type holding struct {
+	pod      *Pod
+	budget   *account // that it is in
+	held     int64    // bytes of it
+	filtered int64    // bytes of what the pod's filters may keep
+	over     bool     // it is beyond the budget
+	refusing bool     // it is one of the maxRefusing
+}
+
 // admit takes what x holds before anything of it is read.
 func (x *exchange) admit() *apierrors.StatusError {
-	x.budget, x.held = &x.pod.held, weight(x.r)
+	x.budget, x.held = &x.pod.held, x.req.weight()
 	if x.budget.take(x.held) {
 		return nil
 	}
@@ -119,56 +127,75 @@ func (x *exchange) urgent() bool {
 	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
 		return false
 	}
-	info, refused := classify(x.r)
-	return refused == nil && pol.plan(info).urgent(info)
+	if x.req.classify(); x.req.malformed != nil {
+		return false
+	}
+	plan := pol.plan(x.req.info)
+	return plan.locks != nil && plan.locks.urgent(x.req.info)
 }
 
-// assign charges x to the budget that its plan says, and what that plan holds.
-func (x *exchange) assign(upgrade bool) *apierrors.StatusError {
+// admissionStage charges a request to the budget of its kind.
+type admissionStage struct {
+	route route
+	locks *lockStage // not nil: a request may be urgent
+}
+
+func (s admissionStage) apply(x *exchange) *outcome {
 	switch {
-	case x.plan.urgent(x.info):
-		return x.charge(&x.pod.lock)
-	case x.plan.route == stream || upgrade:
-		return x.charge(&x.pod.long)
+	case s.locks != nil && s.locks.urgent(x.req.info):
+		return refusal(x.charge(&x.pod.lock))
+	case s.route == stream || x.protocol != "":
+		return refusal(x.charge(&x.pod.long))
 	}
-	return x.short()
+	return refusal(x.short())
+}
+
+// readmissionStage moves a request whose body shows that it is about no lock from the
+// locks' budget to that of others.
+type readmissionStage struct{}
+
+func (readmissionStage) apply(x *exchange) *outcome {
+	if x.lock != nil || x.budget != &x.pod.lock {
+		return nil
+	}
+	return refusal(x.short())
 }
 
 // short charges x to the budget of short requests.
-func (x *exchange) short() *apierrors.StatusError {
-	if refused := x.charge(&x.pod.held); refused != nil {
+func (h *holding) short() *apierrors.StatusError {
+	if refused := h.charge(&h.pod.held); refused != nil {
 		return refused
 	}
-	return x.hold(upstream.BufferSize)
+	return h.hold(upstream.BufferSize)
 }
 
 // charge moves what x holds to another budget of the pod.
-func (x *exchange) charge(to *account) *apierrors.StatusError {
-	if to == x.budget {
+func (h *holding) charge(to *account) *apierrors.StatusError {
+	if to == h.budget {
 		return nil
 	}
-	x.budget.give(x.held)
-	x.budget = to
-	if to.take(x.held) {
+	h.budget.give(h.held)
+	h.budget = to
+	if to.take(h.held) {
 		return nil
 	}
-	return x.beyond()
+	return h.beyond()
 }
 
 // hold takes n bytes more from x's budget until the request is over, or refuses
 // the request.
-func (x *exchange) hold(n int64) *apierrors.StatusError {
-	x.held += n
-	if x.budget.take(n) {
+func (h *holding) hold(n int64) *apierrors.StatusError {
+	h.held += n
+	if h.budget.take(n) {
 		return nil
 	}
-	return x.beyond()
+	return h.beyond()
 }
 
-func (x *exchange) beyond() *apierrors.StatusError {
-	x.over = true
-	x.pod.bound("requests")
-	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", x.pod.id)
+func (h *holding) beyond() *apierrors.StatusError {
+	h.over = true
+	h.pod.bound("requests")
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", h.pod.id)
 }
 
 // shed makes room before a request is told that it is beyond a bound, or cuts it
@@ -176,42 +203,42 @@ func (x *exchange) beyond() *apierrors.StatusError {
 func (x *exchange) shed() {
 	if x.pod.refusing.Add(1) > maxRefusing {
 		x.pod.refusing.Add(-1)
-		panic(http.ErrAbortHandler)
+		panic(errAbort)
 	}
 	x.refusing = true
-	accept := x.r.Header.Get("Accept")
-	x.strip()
-	if accept != "" {
-		x.r.Header = http.Header{"Accept": {accept[:min(len(accept), 4<<10)]}}
-	}
+	x.strip(4 << 10)
 }
 
-var nowhere = &url.URL{}
-
-// strip lets go of the head, which net/http keeps until it has done with the
-// request. The map itself may still be read on the way upstream.
-func (x *exchange) strip() {
-	x.r.Header, x.r.URL, x.r.RequestURI, x.r.Host = nil, nowhere, "", ""
+// strip lets go of the head but for so many bytes of Accept. The map itself may still
+// be read on the way upstream.
+func (x *exchange) strip(accept int) {
+	x.client.forget(accept)
+	x.req.forget()
+	x.out = outgoing{}
 }
 
 // release gives back all that x holds.
 func (x *exchange) release() {
-	x.strip()
-	x.budget.give(x.held)
-	x.pod.filtered.give(x.filtered)
-	if x.refusing {
-		x.pod.refusing.Add(-1)
+	x.strip(0)
+	x.holding.release()
+	x.client.guard.Release()
+}
+
+func (h *holding) release() {
+	h.budget.give(h.held)
+	h.pod.filtered.give(h.filtered)
+	if h.refusing {
+		h.pod.refusing.Add(-1)
 	}
-	x.guard.Release()
 }
 
 // readAll reads r whole, up to limit bytes. What it read counts twice: it is
 // there once more when it was edited.
-func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
+func (h *holding) readAll(r io.Reader, limit int) ([]byte, error) {
 	b := make([]byte, 0, 4<<10) // within requestWeight
 	for {
 		if len(b) == cap(b) {
-			if refused := x.hold(2 * int64(cap(b))); refused != nil {
+			if refused := h.hold(2 * int64(cap(b))); refused != nil {
 				return nil, refused
 			}
 			b = slices.Grow(b, cap(b))
@@ -232,17 +259,23 @@ func (x *exchange) readAll(r io.Reader, limit int) ([]byte, error) {
 // readBody reads the request's body whole, up to limit bytes. It can be read again
 // when the request starts over.
 func (x *exchange) readBody(limit int) ([]byte, *apierrors.StatusError) {
-	if x.r.Header.Get("Content-Encoding") != "" {
+	if x.out.header.get("Content-Encoding") != "" {
 		return nil, status.UnsupportedMediaType("a body that the proxy must read must not be encoded")
 	}
-	raw, err := x.readAll(x.body, limit)
+	if kept := x.req.body.whole; kept != nil {
+		if len(kept) > limit {
+			return nil, status.TooLarge(limit)
+		}
+		return kept, nil
+	}
+	raw, err := x.readAll(x.req.body.reader(), limit)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return nil, refused
 	}
 	if err != nil {
 		return nil, status.BadRequest("the body cannot be read")
 	}
-	x.r.Body = io.NopCloser(bytes.NewReader(raw))
+	x.req.body.whole = raw
 	return raw, nil
 }
 
@@ -254,12 +287,10 @@ const (
 )
 
 // abandoned closes the connection of a client that makes a habit of it.
-func (x *exchange) abandoned() {
-	if x.pod.dropped.Allow() {
+func (p *Pod) abandoned(c *downstream) {
+	if p.dropped.Allow() {
 		return
 	}
-	x.pod.bound("abandoned requests")
-	if c := connOf(x.r); c != nil {
-		_ = c.Close()
-	}
+	p.bound("abandoned requests")
+	c.closeConn()
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -32,47 +32,72 @@ var builtIn = sets.New(
 func (k planKey) local() bool { return builtIn.Has(k.group) && !k.connects() }
 
 // resolver reads paths as kube-apiserver does.
-var resolver = &request.RequestInfoFactory{
+var resolver = &apirequest.RequestInfoFactory{
 	APIPrefixes:          sets.NewString("api", "apis"),
 	GrouplessAPIPrefixes: sets.NewString("api"),
 }
 
-// classify tells what r asks for, and refuses what could be read in two ways:
+// classifyStage refuses a request that cannot be classified.
+type classifyStage struct{}
+
+func (classifyStage) apply(x *exchange) *outcome {
+	if x.req.classify(); x.req.malformed != nil {
+		return refusalBy("malformed", x.req.malformed)
+	}
+	return nil
+}
+
+// classify finds out once what r asks for, and refuses what could be read in two ways:
 // the apiserver must never see another request than the one classified here.
 //
 // The apiserver neither cleans paths nor knows encoded slashes apart from plain
 // ones. Empty, "." and ".." segments and encoded slashes have no good use before
 // the tail of a proxy subresource, so they are refused there. A trailing slash
 // means nothing to either side and passes.
-func classify(r *http.Request) (*request.RequestInfo, *apierrors.StatusError) {
-	switch r.Method {
+func (r *request) classify() {
+	if r.info != nil || r.malformed != nil {
+		return
+	}
+	if r.info, r.malformed = r.read(); r.malformed != nil {
+		r.info = nil
+	}
+}
+
+func (r *request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
+	switch r.method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut,
 		http.MethodPatch, http.MethodDelete, http.MethodOptions:
 	default: // CONNECT among them
-		return nil, status.New(http.StatusMethodNotAllowed, "MethodNotAllowed", 0, "method %q is not proxied", r.Method)
+		return nil, status.New(http.StatusMethodNotAllowed, "MethodNotAllowed", 0, "method %q is not proxied", r.method)
 	}
-	if !strings.HasPrefix(r.URL.Path, "/") || r.URL.Opaque != "" {
+	if !strings.HasPrefix(r.path, "/") {
 		return nil, status.BadRequest("the request target is not a path")
 	}
-	if !clean(r.URL.RawQuery) || !clean(r.Host) || r.Host == "" || !httpguts.ValidHostHeader(r.Host) {
+	if !clean(r.query) || !clean(r.host) || r.host == "" || !httpguts.ValidHostHeader(r.host) {
 		return nil, status.BadRequest("malformed request target")
 	}
 	// The query is left out: NewRequestInfo would log it when it cannot decode it.
-	info, err := resolver.NewRequestInfo(&http.Request{Method: r.Method, URL: &url.URL{Path: r.URL.Path}})
+	info, err := resolver.NewRequestInfo(&http.Request{Method: r.method, URL: &url.URL{Path: r.path}})
 	if err != nil {
 		return nil, status.BadRequest("the path names no resource")
 	}
-	if refused := checkPath(r.URL, info); refused != nil {
+	if refused := r.checkPath(info); refused != nil {
 		return nil, refused
 	}
-	if info.Verb == "list" && r.URL.RawQuery != "" {
-		fromQuery(info, r.URL.Query())
+	if info.Verb == "list" && r.query != "" {
+		fromQuery(info, parameters(r.query))
 	}
 	return info, nil
 }
 
+// parameters returns those of a raw query that can be decoded.
+func parameters(raw string) url.Values {
+	values, _ := url.ParseQuery(raw)
+	return values
+}
+
 // fromQuery does what NewRequestInfo does with the query of a list.
-func fromQuery(info *request.RequestInfo, query url.Values) {
+func fromQuery(info *apirequest.RequestInfo, query url.Values) {
 	if values := query["watch"]; len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false") {
 		info.Verb = "watch"
 	}
@@ -85,8 +110,8 @@ func fromQuery(info *request.RequestInfo, query url.Values) {
 	}
 }
 
-func checkPath(u *url.URL, info *request.RequestInfo) *apierrors.StatusError {
-	escaped := u.EscapedPath()
+func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError {
+	escaped := r.escaped
 	if !strings.Contains(escaped, "//") && !strings.Contains(escaped, "/.") && !strings.Contains(escaped, "%") {
 		return nil
 	}
@@ -94,7 +119,7 @@ func checkPath(u *url.URL, info *request.RequestInfo) *apierrors.StatusError {
 	if isProxy(info) {
 		// What follows belongs to whatever is proxied to. Up to there the decoded
 		// and the escaped segments correspond, or the loop refuses.
-		head := len(strings.Split(strings.Trim(u.Path, "/"), "/")) - len(info.Parts) + 3
+		head := len(strings.Split(strings.Trim(r.path, "/"), "/")) - len(info.Parts) + 3
 		segments = segments[:min(head, len(segments))]
 	} else if n := len(segments) - 1; segments[n] == "" {
 		segments = segments[:n]
@@ -108,7 +133,7 @@ func checkPath(u *url.URL, info *request.RequestInfo) *apierrors.StatusError {
 	return nil
 }
 
-func isProxy(info *request.RequestInfo) bool {
+func isProxy(info *apirequest.RequestInfo) bool {
 	return upgrades(planKey{subresource: info.Subresource, groupResource: groupResource{info.APIGroup, info.Resource}}) &&
 		info.Subresource == "proxy"
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -105,15 +105,25 @@ func decider(t testing.TB, d decided) func() {
 	require.NoError(t, err)
 	r.Header.Set("User-Agent", "benchmark/1.0")
 	r.Header.Set("X-Tenant", "tenant")
-	info := &request.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
+	info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
+	asked := newRequest(r)
+	asked.info = info
+	out := asked.outgoing()
 	pol, x := m.pod.policy.Load(), &exchange{}
+	var rules stages
+	for _, s := range pol.plan(info).stages {
+		switch s.(type) {
+		case *limitStage, *faultStage:
+			rules.add(s)
+		}
+	}
 	return func() {
-		*x = exchange{pod: m.pod, policy: pol, info: info, r: r, code: 200}
+		*x = exchange{pod: m.pod, req: asked, decision: decision{policy: pol, out: out}, response: response{code: 200}}
 		x.plan = pol.plan(info)
-		if !x.limit() || !x.inject() {
+		if rules.apply(x) != nil {
 			t.Fatal("refused")
 		}
-		x.countFaults()
+		x.injection.count(x.policy, x.broke, x.version != "")
 		x.answeredWithin()
 		x.allowed.ticket.Leave()
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"time"
 )
 
@@ -92,18 +91,11 @@ func (p *Pod) cut() {
 	_ = p.http.Close()
 }
 
-// final tells the client to ask no more on this connection, where that is so.
-func (x *exchange) final(h http.Header) {
-	if x.close || x.pod.draining.Err() != nil {
-		h["Connection"] = []string{"close"}
-	}
-}
-
 // retire ends a watch while the pod drains, once a client can take it.
-func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
+func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 	for {
 		wait := minWatch
-		if since := x.settled.Load(); since != 0 {
+		if since := r.settled.Load(); since != 0 {
 			wait -= time.Since(time.Unix(0, since))
 		}
 		if wait <= 0 {
@@ -120,15 +112,15 @@ func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 
 // linger keeps the answer of a watch that the policy ended until a client can take
 // its end, where caches are to stay as they are. Nothing comes on it any more.
-func (x *exchange) linger() {
-	began := x.settled.Load()
-	if !errors.Is(context.Cause(x.ctx), errPolicyChanged) || !x.pod.policy.Load().keepCaches || began == 0 {
+func (r *resumption) linger(p *Pod, client context.Context) {
+	began := r.settled.Load()
+	if !p.policy.Load().keepCaches || began == 0 {
 		return
 	}
 	select {
 	case <-time.After(minWatch - time.Since(time.Unix(0, began))):
-	case <-x.r.Context().Done():
-	case <-x.pod.done.Done():
+	case <-client.Done():
+	case <-p.done.Done():
 	}
 }
 

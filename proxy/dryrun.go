@@ -3,7 +3,6 @@ package proxy
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -39,7 +38,7 @@ func (d dryRun) note(x *exchange) {
 }
 
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
-func (p *policy) dryRunStages(key planKey) (out []stage) {
+func (p *policy) dryRunStages(key planKey) (out stages) {
 	would := p.would
 	if len(would.locks) > 0 && key.subresource == "" && lock.Kind(key.group, key.resource) {
 		out = append(out, &dryLockStage{would.locks, p.dryRun(key, wouldRename)})
@@ -67,7 +66,7 @@ type dryLockStage struct {
 	dryRun
 }
 
-func (s *dryLockStage) apply(x *exchange) *apierrors.StatusError {
+func (s *dryLockStage) apply(x *exchange) *outcome {
 	if x.exempt = s.concerned(x); x.exempt {
 		s.note(x)
 	}
@@ -75,11 +74,11 @@ func (s *dryLockStage) apply(x *exchange) *apierrors.StatusError {
 }
 
 func (s *dryLockStage) concerned(x *exchange) bool {
-	if x.info.Name != "" {
-		return s.locks.named(x.info.Namespace, x.info.Name) != nil
+	if x.req.info.Name != "" {
+		return s.locks.named(x.req.info.Namespace, x.req.info.Name) != nil
 	}
-	candidates := s.locks.in(x.info.Namespace)
-	if len(candidates) == 0 || x.info.Verb != "create" {
+	candidates := s.locks.in(x.req.info.Namespace)
+	if len(candidates) == 0 || x.req.info.Verb != "create" {
 		return false
 	}
 	body, whole := x.peek()
@@ -87,7 +86,7 @@ func (s *dryLockStage) concerned(x *exchange) bool {
 		return false
 	}
 	for _, l := range candidates {
-		if out, err := l.Request(x.r.Header.Get("Content-Type"), body); err == nil && out.Lock {
+		if out, err := l.Request(x.out.header.get("Content-Type"), body); err == nil && out.Lock {
 			return true
 		}
 	}
@@ -121,8 +120,8 @@ func (p *policy) dryNarrowStage(key planKey, d dryRun) *dryNarrowStage {
 	return s
 }
 
-func (s *dryNarrowStage) apply(x *exchange) *apierrors.StatusError {
-	namespace := x.info.Namespace
+func (s *dryNarrowStage) apply(x *exchange) *outcome {
+	namespace := x.req.info.Namespace
 	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.narrows(namespace) || s.sweep != nil && s.sweep.foreign(namespace)) {
 		s.note(x)
 	}

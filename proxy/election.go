@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
@@ -133,39 +131,38 @@ func (p *policy) electionStage(key planKey) stage {
 	return nil
 }
 
-func (s *electionStage) apply(x *exchange) *apierrors.StatusError {
+func (s *electionStage) apply(x *exchange) *outcome {
 	// A lock that the policy names is exempt. Heartbeats of nodes are no locks, and the
 	// manager discovers none among them.
-	if x.exempt || x.info.Namespace == "" || x.info.Namespace == heartbeats {
+	if x.exempt || x.req.info.Namespace == "" || x.req.info.Namespace == heartbeats {
 		return nil
 	}
 	body, whole := x.peek()
 	if !whole {
 		return nil
 	}
-	record, ok := lock.FindRecord(s.resource, x.r.Header.Get("Content-Type"), body)
-	name := cmp.Or(x.info.Name, record.Name)
-	if !ok || name == "" || !memorable(x.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
+	record, ok := lock.FindRecord(s.resource, x.out.header.get("Content-Type"), body)
+	name := cmp.Or(x.req.info.Name, record.Name)
+	if !ok || name == "" || !memorable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
-	x.pod.observed.note(ObservedLock{Namespace: x.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		x.exempt = true
 		return nil
 	}
-	x.reason = "unknown_lock"
-	return status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
-		s.resource, x.info.Namespace, name, x.pod.info.Namespace, x.policy.shard)
+	return refusalBy("unknown_lock", status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+		s.resource, x.req.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
 }
 
 // peek returns the request's body if all of it fits into a buffer. It is sent on as it
 // came.
 func (x *exchange) peek() (body []byte, whole bool) {
-	if x.r.Header.Get("Content-Encoding") != "" {
+	if x.out.header.get("Content-Encoding") != "" {
 		return nil, false
 	}
-	if r, read := x.body.(*bytes.Reader); read { // by a stage
+	if r, read := x.out.body.(*bytes.Reader); read { // by a stage
 		body = make([]byte, min(r.Len(), upstream.BufferSize))
 		_, err := r.ReadAt(body, r.Size()-int64(r.Len()))
 		return body, err == nil && r.Len() == len(body)
@@ -173,20 +170,25 @@ func (x *exchange) peek() (body []byte, whole bool) {
 	if !x.gathers() || x.gather() != nil {
 		return nil, false
 	}
-	return x.early.B, len(x.early.B) < cap(x.early.B)
+	return x.req.body.early.B, x.req.body.ended
 }
 
 // pollStage looks for leader-election records in the Leases that a member reads by
 // name: one that waits for another to release a lock never writes it.
 type pollStage struct{}
 
-func (pollStage) apply(x *exchange) *apierrors.StatusError {
-	x.polls = !x.exempt && x.info.Namespace != "" && x.info.Namespace != heartbeats && len(x.info.Parts) == 2
+func (s pollStage) apply(x *exchange) *outcome {
+	if !x.exempt && x.req.info.Namespace != "" && x.req.info.Namespace != heartbeats && len(x.req.info.Parts) == 2 {
+		x.responses.add(s)
+	}
 	return nil
 }
 
-// observePoll looks at the answer of a poll and passes it on as it came.
-func (x *exchange) observePoll(resp *http.Response) {
+// respond looks at the response to a poll and passes it on as it came.
+func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status != http.StatusOK {
+		return nil
+	}
 	buf := upstream.Buffer()
 	defer buf.Free()
 	n, err := fill(resp.Body, buf.B)
@@ -195,15 +197,16 @@ func (x *exchange) observePoll(resp *http.Response) {
 	if err != nil {
 		rest = failing{err}
 	}
-	resp.Body = filtered{io.MultiReader(bytes.NewReader(body), rest), resp.Body}
-	if err != io.EOF || resp.Header.Get("Content-Encoding") != "" { //nolint:errorlint // a wrapped one is a body cut short
-		return
+	resp.Wrap(io.MultiReader(bytes.NewReader(body), rest))
+	if err != io.EOF || resp.Get("Content-Encoding") != "" { //nolint:errorlint // a wrapped one is a body cut short
+		return nil
 	}
-	record, ok := lock.FindRecord("leases", resp.Header.Get("Content-Type"), body)
-	if !ok || x.pod.identifiesAs(record.Holder) || !memorable(x.info.Namespace, x.info.Name) || strings.HasSuffix(x.info.Name, "---"+x.policy.shard) {
-		return
+	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
+	if !ok || x.pod.identifiesAs(record.Holder) || !memorable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
+		return nil
 	}
-	x.pod.observed.note(ObservedLock{Namespace: x.info.Namespace, Name: x.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	return nil
 }
 
 // failing is the end of a body.

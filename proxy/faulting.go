@@ -12,98 +12,101 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // object is what rules ask of a request for a resource beside its kind. The lock has
 // the name that the client gives it.
 func (x *exchange) object() match.Object {
-	o := match.Object{Namespace: x.info.Namespace, Name: x.info.Name, Header: x.r.Header}
+	o := match.Object{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Header: x.out.header}
 	switch {
 	case x.lock != nil:
 		o.Name, o.Lock = x.lock.Name(), true
-	case x.info.APIGroup == "coordination.k8s.io" && x.info.Resource == "leases":
-		o.Lock = x.info.Name != "" || x.info.Verb == "create"
+	case x.req.info.APIGroup == "coordination.k8s.io" && x.req.info.Resource == "leases":
+		o.Lock = x.req.info.Name != "" || x.req.info.Verb == "create"
 	}
 	return o
 }
 
-// inject decides on the request's faults, and does what comes before it is sent on. It
-// is false when the client was answered, or the request starts over. One that starts
-// over keeps its faults, but waits once.
-func (x *exchange) inject() bool {
+// faultStage decides on a request's faults, and injects those that come before it is
+// sent on. A request that starts over keeps its faults, but waits once.
+type faultStage struct {
+	resources *fault.Resources // nil: no rule is about such requests
+	paths     *fault.Rules     // not nil: the request is for a path
+	stale     *staleness       // nil: lists are never stale
+}
+
+// faultStage returns nil where there are no rules. Where there are some it returns the
+// stage even if none is about such requests: they may have started over, and keep the
+// faults of an earlier policy.
+func (p *policy) faultStage(key planKey, isResource bool, stale *staleness) stage {
+	if len(p.faults.Names()) == 0 {
+		return nil
+	}
+	if !isResource {
+		return &faultStage{paths: p.faults}
+	}
+	return &faultStage{resources: p.faults.OfKind(key.kind()), stale: stale}
+}
+
+func (s *faultStage) apply(x *exchange) *outcome {
 	if !x.decided {
 		x.decided = true
-		if !x.decide() {
-			return false
+		if refused := s.decide(x); refused != nil {
+			return refusalBy("fault", refused)
 		}
 	}
 	f := x.faults
 	if f == nil {
-		return true
+		return nil
 	}
+	x.responses.add(s)
 	if f.Delay > 0 {
 		x.delay()
-		if f.Delay = 0; x.outdated() {
-			return false
+		if f.Delay = 0; x.lift(x.pod) != x.policy { // another came meanwhile
+			return restart
 		}
 	}
 	switch {
 	case f.Reset:
-		x.reset()
+		return reset
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
-		x.final(x.w.Header())
-		x.wrote, x.code = true, f.Abort.Status
-		x.w.WriteHeader(f.Abort.Status)
-		return false
+		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
-		x.refuse("fault", x.aborted(f.Abort))
-		return false
-	case f.Stale > 0:
-		x.stale(f.Stale)
+		return refusalBy("fault", injected(x.pod.info.Namespace, &x.req, f.Abort))
+	case f.Stale > 0 && s.stale != nil:
+		s.stale.ask(x, f.Stale)
 	}
-	return true
+	return nil
 }
 
-// decide decides on the request's faults. It is false when the client was answered.
-func (x *exchange) decide() bool {
-	if x.plan.stale != nil {
-		if refused := x.prepare(); refused != nil {
-			x.refuse("fault", refused)
-			return false
+// decide decides on the request's faults, or refuses it.
+func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
+	if s.stale != nil {
+		if refused := s.stale.refuseInitialEvents(x); refused != nil {
+			return refused
 		}
 	}
 	if x.pod.draining.Err() != nil {
-		return true // what the rules counted, and have left of their counts, is the next proxy's
+		return nil // what the rules counted, and have left of their counts, is the next proxy's
 	}
-	if !x.info.IsResourceRequest {
-		x.faults = x.policy.faults.DecidePath(time.Now(), x.info.Verb, x.info.Path)
-	} else if x.plan.faults != nil {
+	if s.paths != nil {
+		x.faults = s.paths.DecidePath(time.Now(), x.req.info.Verb, x.req.info.Path)
+	} else if s.resources != nil {
 		o := x.object()
-		x.faults = x.plan.faults.Decide(time.Now(), &o)
+		x.faults = s.resources.Decide(time.Now(), &o)
 	}
 	if x.faults != nil && x.faults.Watch != nil {
-		x.faults.Watch.Told = x.harmed
+		x.faults.Watch.Told = func(by fault.Injected) { x.policy.countFault(by) }
 	}
-	return true
-}
-
-// outdated has a request start over that waited until another policy came.
-func (x *exchange) outdated() bool {
-	if x.again = x.lift() != x.policy; !x.again {
-		return false
-	}
-	if x.ticket != nil {
-		x.pod.ledger.leave(x.ticket)
-		x.ticket = nil
-	}
-	return true
+	return nil
 }
 
 // lift takes out of the request's faults what is not in effect any more, under the
 // policy that it returns.
-func (x *exchange) lift() *policy {
-	pol := x.pod.policy.Load()
-	pol.faults.Lift(time.Now(), x.faults)
+func (i *injection) lift(p *Pod) *policy {
+	pol := p.policy.Load()
+	pol.faults.Lift(time.Now(), i.faults)
 	return pol
 }
 
@@ -117,6 +120,13 @@ func (x *exchange) delay() {
 	x.wait(func() time.Duration { return x.faults.Delay })
 }
 
+// injection is what faults do to a request.
+type injection struct {
+	faults   *fault.Faults // nil: none
+	unharmed string        // why the events of a watch were not harmed that were to be
+	decided  bool          // on them
+}
+
 // look is how often those who wait look whether the time of their rules is over.
 const look = time.Second
 
@@ -125,7 +135,7 @@ const look = time.Second
 // proxy takes over.
 func (x *exchange) wait(d func() time.Duration) bool {
 	for start := time.Now(); ; {
-		pol := x.lift()
+		pol := x.lift(x.pod)
 		left := d() - time.Since(start)
 		if left <= 0 {
 			return true
@@ -137,7 +147,7 @@ func (x *exchange) wait(d func() time.Duration) bool {
 		case <-pol.replaced:
 		case <-x.ctx.Done():
 			ended = true
-		case <-x.r.Context().Done():
+		case <-x.req.ctx.Done():
 			ended = true
 		case <-x.pod.draining.Done():
 			ended = true
@@ -148,30 +158,21 @@ func (x *exchange) wait(d func() time.Duration) bool {
 	}
 }
 
-// reset breaks off what the client gets, without an end: its connection, or its
-// HTTP/2 stream.
-func (x *exchange) reset() {
-	if c := connOf(x.r); c != nil && x.r.ProtoMajor == 1 {
-		c.reset()
-	}
-	panic(http.ErrAbortHandler)
-}
-
-// resetAfter breaks off instead of passing on what the apiserver answered, if that is
-// to be so.
-func (x *exchange) resetAfter() {
-	if x.faults == nil {
-		return
-	}
-	if x.lift(); x.faults.ResetAfter {
+// respond injects the faults of a response: into a watch's events, or its end before it
+// began.
+func (s *faultStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	x.harmWatch(resp)
+	if x.lift(x.pod); x.faults.ResetAfter {
 		x.broke = true
-		x.reset()
+		return reset
 	}
+	return nil
 }
 
-// aborted is what an apiserver would answer.
-func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
-	usual := apierrors.NewGenericServerResponse(a.Status, x.r.Method, schema.GroupResource{}, "", "", 0, false)
+// injected returns what an apiserver would answer to a request that a rule of a namespace
+// aborts.
+func injected(namespace string, r *request, a *fault.Abort) *apierrors.StatusError {
+	usual := apierrors.NewGenericServerResponse(a.Status, r.method, schema.GroupResource{}, "", "", 0, false)
 	reason, retry := usual.ErrStatus.Reason, 0
 	switch a.Status {
 	case http.StatusGone:
@@ -182,13 +183,13 @@ func (x *exchange) aborted(a *fault.Abort) *apierrors.StatusError {
 		retry = 1
 	}
 	err := status.New(a.Status, cmp.Or(metav1.StatusReason(a.Reason), reason), retry,
-		"injected by FaultInjection %s/%s, in place of the apiserver's answer", x.pod.info.Namespace, a.Rule)
-	if x.info.IsResourceRequest {
+		"injected by FaultInjection %s/%s, in place of the apiserver's answer", namespace, a.Rule)
+	if r.info.IsResourceRequest {
 		if err.ErrStatus.Details == nil {
 			err.ErrStatus.Details = &metav1.StatusDetails{}
 		}
 		d := err.ErrStatus.Details
-		d.Group, d.Kind, d.Name = x.info.APIGroup, x.info.Resource, x.info.Name
+		d.Group, d.Kind, d.Name = r.info.APIGroup, r.info.Resource, r.info.Name
 	}
 	return err
 }
@@ -203,15 +204,15 @@ func (x *exchange) spoil(p []byte) bool {
 	if !x.trickle(p[:n]) {
 		return false
 	}
-	if x.lift(); f.Truncate < 0 {
+	if x.lift(x.pod); f.Truncate < 0 {
 		return x.trickle(p[n:])
 	}
 	x.broke = true
-	x.flush()
-	if !x.r.ProtoAtLeast(1, 1) { // whose bodies end with the connection
-		x.reset()
+	x.client.flush()
+	if x.req.proto == proto10 { // whose bodies end with the connection
+		x.client.reset()
 	}
-	panic(http.ErrAbortHandler)
+	panic(errAbort)
 }
 
 // trickle writes p slowly, if it is to be.
@@ -223,7 +224,7 @@ func (x *exchange) trickle(p []byte) bool {
 		if !x.pass(p[:n]) {
 			return false
 		}
-		x.flush()
+		x.client.flush()
 		p = p[n:]
 		pause := time.Duration(n) * time.Second / time.Duration(rate)
 		if !x.wait(func() time.Duration { return pause * time.Duration(min(x.faults.Slow, 1)) }) {
@@ -233,28 +234,29 @@ func (x *exchange) trickle(p []byte) bool {
 	return len(p) == 0 || x.pass(p)
 }
 
-// harmed counts one fault.
-func (x *exchange) harmed(by fault.Injected) {
-	x.policy.harmed.count(by.Injection, by.Rule, by.Kind.String())
+// countFault counts one fault.
+func (p *policy) countFault(by fault.Injected) {
+	p.harmed.count(by.Injection, by.Rule, by.Kind.String())
 }
 
-// countFaults counts what was done to the request, when it is over.
-func (x *exchange) countFaults() {
-	if x.faults == nil {
+// count counts what was done to the request, when it is over: whether its response was
+// broken off, and whether it was a stale list.
+func (i *injection) count(under *policy, broke, stale bool) {
+	if i.faults == nil {
 		return
 	}
-	if !x.broke { // there was no answer, or not as much of it
-		x.faults.Missed(fault.ResetAfter)
-		x.faults.Missed(fault.Truncate)
+	if !broke { // there was no response, or not as much of it
+		i.faults.Missed(fault.ResetAfter)
+		i.faults.Missed(fault.Truncate)
 	}
-	if !x.faults.Slowed {
-		x.faults.Missed(fault.SlowBody)
+	if !i.faults.Slowed {
+		i.faults.Missed(fault.SlowBody)
 	}
-	if x.version == "" {
-		x.faults.Missed(fault.StaleList)
+	if !stale {
+		i.faults.Missed(fault.StaleList)
 	}
-	x.faults.Over()
-	for _, by := range x.faults.Injected {
-		x.harmed(by)
+	i.faults.Over()
+	for _, by := range i.faults.Injected {
+		under.countFault(by)
 	}
 }

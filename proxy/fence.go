@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 
@@ -91,25 +90,38 @@ func (b border) foreign(namespace string) bool {
 // as a list finds nothing there.
 type sweepStage struct{ border }
 
-func (s sweepStage) apply(x *exchange) *apierrors.StatusError {
-	if x.exempt || !s.foreign(x.info.Namespace) {
+func (s sweepStage) apply(x *exchange) *outcome {
+	if x.exempt || !s.foreign(x.req.info.Namespace) {
 		return nil
 	}
 	return (&scopeStage{selector: narrow.Nothing}).apply(x)
+}
+
+// applies reports whether requests for objects are refused where they are another
+// shard's. A created object has no uid yet.
+func (f *fence) applies(key planKey, byObject bool) bool {
+	switch {
+	case f.off || !key.single():
+		return false
+	case key.verb == "deletecollection":
+		return byObject
+	case key.verb == "get" && !key.connects():
+		return !f.readAll
+	case key.verb == "create" && key.subresource == "" && key.groupResource != bindings:
+		return !byObject
+	}
+	return true
 }
 
 // fenceStage returns what decides about requests for single objects; nil when they
 // are all the shard's. Where the uid decides, it decides about deletecollections too.
 func (p *policy) fenceStage(key planKey) *fenceStage {
 	byObject := p.key == meshv1.Key_KEY_OBJECT
-	if p.fence.off || !key.single() || key.verb == "deletecollection" && !byObject {
-		return nil
-	}
-	if p.fence.readAll && key.verb == "get" && !key.connects() {
+	if !p.fence.applies(key, byObject) {
 		return nil
 	}
 	b, ok := p.border(key)
-	if !ok || byObject && key.verb == "create" && key.subresource == "" && key.groupResource != bindings {
+	if !ok {
 		return nil
 	}
 	s := &fenceStage{border: b, resource: key.groupResource, byObject: byObject, observe: p.fence.observe}
@@ -154,7 +166,7 @@ type fenceStage struct {
 	dryRun     *dryRun            // not nil: observed for this alone
 }
 
-func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
+func (s *fenceStage) apply(x *exchange) *outcome {
 	switch {
 	case x.exempt:
 		return nil
@@ -162,15 +174,15 @@ func (s *fenceStage) apply(x *exchange) *apierrors.StatusError {
 		return s.object(x)
 	case s.inBody:
 		return s.born(x)
-	case s.foreign(x.info.Namespace):
-		return s.meet(x, "namespace "+x.info.Namespace, x.info.Namespace)
+	case s.foreign(x.req.info.Namespace):
+		return s.meet(x, "namespace "+x.req.info.Namespace, x.req.info.Namespace)
 	}
 	return nil
 }
 
 // meet deals with a request for what is another shard's; the key is empty if it is not
 // known.
-func (s *fenceStage) meet(x *exchange, what, key string) *apierrors.StatusError {
+func (s *fenceStage) meet(x *exchange, what, key string) *outcome {
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		return nil
@@ -179,30 +191,29 @@ func (s *fenceStage) meet(x *exchange, what, key string) *apierrors.StatusError 
 	if s.observe {
 		return nil
 	}
-	return x.forbidden(what, key)
+	return x.policy.forbidden(x.req.info, what, key)
 }
 
 // unknown deals with a request of which it cannot be told whose object it is for.
-func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *apierrors.StatusError {
+func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *outcome {
 	if s.observe {
 		s.unknowns.Inc()
 		return nil
 	}
-	x.reason = "unknown"
-	return refused
+	return refusalBy("unknown", refused)
 }
 
 // born decides on a Namespace that is to be made by the name in the body.
-func (s *fenceStage) born(x *exchange) *apierrors.StatusError {
-	if s.observe && x.r.Header.Get("Content-Encoding") != "" {
+func (s *fenceStage) born(x *exchange) *outcome {
+	if s.observe && x.out.header.get("Content-Encoding") != "" {
 		return s.unknown(x, nil)
 	}
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
-		return refused
+		return refusal(refused)
 	}
-	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
-	_, name, _, err := filter.KeyOf(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON), raw)
+	x.out.replace(raw)
+	_, name, _, err := filter.KeyOf(cmp.Or(x.out.header.get("Content-Type"), typeJSON), raw)
 	switch {
 	case errors.Is(err, filter.ErrType):
 		return s.unknown(x, status.UnsupportedMediaType("the name of a namespace must be read: %v", err))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // What the filters of one pod may keep of lists and of large objects, in bytes, if
@@ -23,60 +24,49 @@ const (
 	ownFiltered = 4 << 20
 )
 
-// filter makes an answer one of the shard's objects alone. It is false when the
-// client was answered otherwise.
-func (x *exchange) filter(resp *http.Response) bool {
-	if resp.StatusCode/100 != 2 || x.r.Method == http.MethodHead {
-		return true // no objects
+// respond makes a response one of the shard's objects alone.
+func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status/100 != 2 || x.req.method == http.MethodHead {
+		return nil // no objects
 	}
 	plain, err := decoded(resp)
 	if err == nil {
 		x.objects, err = filter.New(plain, x.keep, filter.Options{
-			ContentType:   resp.Header.Get("Content-Type"),
-			Watch:         x.narrow.watch,
+			ContentType:   resp.Get("Content-Type"),
+			Watch:         s.watch,
 			ShardSelector: x.shardSelector,
-			Hold:          x.holdFiltered,
+			Hold:          func(n int) error { return x.holdFiltered(s.resource.resource, n) },
 		})
 	}
 	if err != nil {
-		x.unfiltered(err)
-		return false
+		return s.unfiltered(x, err)
 	}
 	body := io.Reader(x.objects)
-	if !x.narrow.watch {
+	if !s.watch {
 		// What is wrong with the first of a list can still be said.
 		begun := bufio.NewReaderSize(x.objects, 4<<10)
 		if _, err := begun.Peek(1); err != nil {
-			x.unfiltered(err)
-			return false
+			return s.unfiltered(x, err)
 		}
 		body = begun
 	}
-	resp.Body = filtered{body, resp.Body}
-	resp.ContentLength = -1
-	delete(resp.Header, "Content-Length")
+	resp.Replace(body)
 	delete(resp.Header, "Content-Encoding")
-	return true
+	return nil
 }
 
-// keep tells whether an object of the answer is passed on.
-func (x *exchange) keep(k filter.Key) bool {
-	if x.narrow.by != byNamespace || len(k.Namespace) > 0 {
-		x.judged.Store(true)
+// keep reports whether an object of the response is passed on.
+func (n *narrowed) keep(k filter.Key) bool {
+	if n.narrow.by != byNamespace || len(k.Namespace) > 0 {
+		n.judged.Store(true)
 	}
-	return x.narrow.keep(k)
-}
-
-// filtered is a filtered body.
-type filtered struct {
-	io.Reader
-	io.Closer
+	return n.narrow.keep(k)
 }
 
 // decoded is an answer's body as it was before it was compressed. The apiserver
 // does not compress unasked, but others may be in between.
-func decoded(resp *http.Response) (io.Reader, error) {
-	switch encoding := resp.Header.Get("Content-Encoding"); encoding {
+func decoded(resp *upstream.Response) (io.Reader, error) {
+	switch encoding := resp.Get("Content-Encoding"); encoding {
 	case "", "identity":
 		return resp.Body, nil
 	case "gzip":
@@ -90,30 +80,28 @@ func decoded(resp *http.Response) (io.Reader, error) {
 	}
 }
 
-// holdFiltered takes n bytes that a filter keeps until the request is over.
-func (x *exchange) holdFiltered(n int) error {
-	x.filtered += int64(n)
-	if x.pod.filtered.take(int64(n)) {
+// holdFiltered takes n bytes that a filter of a resource keeps until the request is over.
+func (h *holding) holdFiltered(resource string, n int) error {
+	h.filtered += int64(n)
+	if h.pod.filtered.take(int64(n)) {
 		return nil
 	}
-	x.pod.bound("filtered bytes")
+	h.pod.bound("filtered bytes")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
-		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", x.pod.id, x.info.Resource)
+		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", h.pod.id, resource)
 }
 
 // unfiltered answers for an answer that was not filtered, and so is not passed on.
-func (x *exchange) unfiltered(err error) {
+func (s *narrowStage) unfiltered(x *exchange, err error) *outcome {
 	refused, isRefusal := errors.AsType[*apierrors.StatusError](err)
 	switch {
 	case isRefusal:
-		x.refuse(refusalReason(refused), refused)
+		return refusal(refused)
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
-		refused := status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", x.info.Resource, err)
-		x.refuse(refusalReason(refused), refused)
+		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.resource, err))
 	case errors.Is(err, filter.ErrForm):
 		x.plan.meters.upstreamErrors.Inc()
-		x.answer(status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", x.info.Resource, err))
-	default:
-		x.failed(err)
+		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", s.resource.resource, err)}
 	}
+	return failure(err)
 }

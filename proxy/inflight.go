@@ -179,20 +179,20 @@ func (x *exchange) begin() bool {
 }
 
 // answered notes how a write that counts ended upstream.
-func (x *exchange) answered(resp *http.Response, err error) {
+func (x *exchange) answered(resp *upstream.Response, err error) {
 	if !x.counted {
 		return
 	}
 	x.counted = false
-	x.pod.lower(&x.policy.writes, x.outcome(resp, err).left(x.pod))
+	x.pod.lower(&x.policy.writes, x.completion(resp, err).left(x.pod))
 }
 
-// outcome is what is known of the end of a write at the apiserver.
-type outcome int
+// completion is what is known of the end of a write at the apiserver.
+type completion int
 
 const (
 	// unseen: it may go on until the apiserver's request timeout.
-	unseen outcome = iota
+	unseen completion = iota
 	// dropped: the apiserver does nothing more for it, but etcd may.
 	dropped
 	// ended: it has taken effect, or never will.
@@ -200,8 +200,8 @@ const (
 )
 
 // left is how long a write may still take effect.
-func (o outcome) left(p *Pod) time.Duration {
-	switch o {
+func (c completion) left(p *Pod) time.Duration {
+	switch c {
 	case ended:
 		return 0
 	case dropped:
@@ -210,12 +210,12 @@ func (o outcome) left(p *Pod) time.Duration {
 	return p.unseen()
 }
 
-// outcome judges a write by its response, or by the error instead of one. The
+// completion judges a write by its response, or by the error instead of one. The
 // apiserver knows of our end of a connection only once it has ended its own.
-func (x *exchange) outcome(resp *http.Response, err error) outcome {
+func (x *exchange) completion(resp *upstream.Response, err error) completion {
 	if err == nil {
 		switch {
-		case resp.StatusCode < http.StatusInternalServerError:
+		case resp.Status < http.StatusInternalServerError:
 			return ended
 		case x.plan.key.local() && fromAPIServer(resp.Header):
 			return dropped
@@ -224,7 +224,7 @@ func (x *exchange) outcome(resp *http.Response, err error) outcome {
 	}
 	_, cutShort := errors.AsType[*upstream.BodyError](err)
 	switch {
-	case x.sent.IsZero():
+	case x.sending.Sent.IsZero():
 		return ended
 	case cutShort && !x.plan.key.connects(): // the apiserver does nothing without the last byte
 		return dropped
@@ -240,8 +240,8 @@ func (x *exchange) outcome(resp *http.Response, err error) outcome {
 
 // fromAPIServer reports whether an error was encoded by an API server. What a proxy says
 // in place of one, the apiserver's own aggregation layer included, is plain text.
-func fromAPIServer(h http.Header) bool {
-	mediaType, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+func fromAPIServer(h header) bool {
+	mediaType, _, err := mime.ParseMediaType(h.get("Content-Type"))
 	return err == nil && (mediaType == typeJSON || mediaType == typeProtobuf)
 }
 
@@ -263,7 +263,7 @@ func (b *lastByte) Read(p []byte) (int, error) {
 		if !b.x.begin() {
 			return 0, errPolicyChanged
 		}
-		if gone := b.x.r.Context().Err(); gone != nil {
+		if gone := b.x.req.gone(); gone != nil {
 			return 0, gone
 		}
 	}
@@ -275,10 +275,10 @@ func (b *lastByte) Read(p []byte) (int, error) {
 // false when it must be looked at anew.
 func (x *exchange) depart() bool {
 	x.ctx = x.pod.writing
-	if _, whole := x.body.(*bytes.Reader); whole || x.length == 0 {
+	if _, whole := x.out.body.(*bytes.Reader); whole || x.out.length == 0 {
 		return x.begin()
 	}
-	x.body = &lastByte{Reader: x.body, x: x, left: x.length}
+	x.out.body = &lastByte{Reader: x.out.body, x: x, left: x.out.length}
 	return true
 }
 
@@ -296,13 +296,30 @@ type connect struct {
 	counts *policy
 }
 
+// flight is what is counted of a write, or of a connection into a pod or a service.
+type flight struct {
+	counted   bool       // in policy.writes
+	connected bool       // in pod.connects
+	end       completion // of a connection
+}
+
+// connectStage keeps account of a connection into a pod or a service.
+type connectStage struct{}
+
+func (connectStage) apply(x *exchange) *outcome {
+	if x.connected = x.pod.connects.enter(x); !x.connected {
+		return restart
+	}
+	return nil
+}
+
 // enter adds x. It is false when another policy has come since x was looked at.
 func (c *connects) enter(x *exchange) bool {
 	ctx, end := context.WithCancelCause(x.ctx)
 	added := &connect{end: end}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if x.protocol != "" || x.r.Method != http.MethodGet && x.r.Method != http.MethodHead {
+	if x.protocol != "" || !x.req.reads() {
 		added.counts = x.policy
 		x.pod.raise(&x.policy.writes)
 	}
@@ -326,7 +343,7 @@ func (c *connects) leave(x *exchange) {
 	delete(c.open, x)
 	c.mu.Unlock()
 	left.end(nil)
-	if x.sent.IsZero() {
+	if x.sending.Sent.IsZero() {
 		x.end = ended
 	}
 	if left.counts != nil {
@@ -341,7 +358,7 @@ func (c *connects) cut(next *policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for x, open := range c.open {
-		refused := next.refuse != "" || next.refuses(x.plan.key, x.info.Namespace)
+		refused := next.refuse != "" || next.refuses(x.plan.key, x.req.info.Namespace)
 		switch {
 		case refused && open.counts != nil && x.protocol == "":
 			time.AfterFunc(meshv1.LostWrite, func() { open.end(errPolicyChanged) })

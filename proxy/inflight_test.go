@@ -69,16 +69,19 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 					end(errUnanswerable)
 				}
 				x := &exchange{
-					pod: &Pod{writing: writing}, policy: &policy{}, counted: true, sent: time.Now(),
-					plan: &plan{key: planKey{verb: "update", groupResource: groupResource{c.group, "things"}}},
+					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
+					decision: decision{
+						policy: &policy{}, flight: flight{counted: true},
+						plan: &plan{key: planKey{verb: "update", groupResource: groupResource{c.group, "things"}}},
+					},
 				}
 				if c.unsent {
-					x.sent = time.Time{}
+					x.sending.Sent = time.Time{}
 				}
 				x.policy.writes.over = func() { close(over) }
 				x.policy.writes.raise()
 				began := time.Now()
-				x.answered(&http.Response{StatusCode: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
+				x.answered(&upstream.Response{Status: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
 				<-over
 				require.Equal(t, c.want, time.Since(began))
 			})

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 
@@ -126,15 +125,15 @@ func (p *policy) exemptStage(key planKey) *exemptStage {
 	return s
 }
 
-func (s *exemptStage) apply(x *exchange) *apierrors.StatusError {
+func (s *exemptStage) apply(x *exchange) *outcome {
 	if x.exempt {
 		return nil
 	}
-	namespace, name := x.info.Namespace, x.info.Name
+	namespace, name := x.req.info.Namespace, x.req.info.Name
 	if s.inBody && name == "" && s.shared.some(namespace) && !s.shared.all(namespace) {
 		var refused *apierrors.StatusError
-		if name, refused = x.nameInBody(); refused != nil {
-			return refused
+		if name, refused = nameInBody(x); refused != nil {
+			return refusal(refused)
 		}
 	}
 	if s.self {
@@ -153,13 +152,13 @@ func (s *exemptStage) apply(x *exchange) *apierrors.StatusError {
 
 // nameInBody returns the name of the object that is to be created; empty if it cannot
 // be read.
-func (x *exchange) nameInBody() (string, *apierrors.StatusError) {
+func nameInBody(x *exchange) (string, *apierrors.StatusError) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return "", refused
 	}
-	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
-	_, name, _, err := filter.KeyOf(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON), raw)
+	x.out.replace(raw)
+	_, name, _, err := filter.KeyOf(cmp.Or(x.out.header.get("Content-Type"), typeJSON), raw)
 	if err != nil {
 		return "", nil
 	}

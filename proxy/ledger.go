@@ -5,14 +5,15 @@ import (
 	"errors"
 	"hash/maphash"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
@@ -368,52 +369,77 @@ func (l *ledger) listed(t *ticket) {
 	}
 }
 
+// resumption is the place of a list or watch in the ledger.
+type resumption struct {
+	ticket  *ticket        // nil: it has none
+	gap     *gap           // what faults keep from a watch's client
+	fills   bool           // the response fills a client's cache from nothing
+	initial *initialEvents // not nil: a watch whose initial events have not ended
+	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
+}
+
+// leave ends the place.
+func (r *resumption) leave(l *ledger) {
+	if r.ticket != nil {
+		l.over(r.ticket, r.gap)
+		l.leave(r.ticket)
+		r.ticket = nil
+	}
+}
+
 // relistStage keeps the ledger for a list or a watch of one resource.
 type relistStage struct {
 	resource groupResource
 	watch    bool
 }
 
-func (s *relistStage) apply(x *exchange) *apierrors.StatusError {
-	// The client's own words: the stages before have edited the exchange's.
-	q := x.r.URL.Query()
-	first := q.Get
-	v := words{
-		path:   strings.TrimRight(x.r.URL.Path, "/"),
-		labels: first("labelSelector"),
-		fields: first("fieldSelector"),
-		as:     transform(x.r.Header.Get("Accept")),
-		agent:  x.r.Header.Get("User-Agent"),
-	}.view()
+func (s *relistStage) apply(x *exchange) *outcome {
+	q := parameters(x.req.query) // the client's own: stages have edited what is sent
 	var end context.CancelCauseFunc
 	if s.watch {
 		x.ctx, end = context.WithCancelCause(x.ctx)
 	}
-	t, err := x.pod.ledger.enter(x, s.resource, v, end)
+	t, err := x.pod.ledger.enter(x, s.resource, viewOf(x, q), end)
 	if err != nil {
-		x.again = true
-		return nil
+		return restart
 	}
 	x.ticket = t
-	initial := truthy(q["sendInitialEvents"])
-	if s.watch && initial {
+	initial := s.watch && truthy(q["sendInitialEvents"])
+	if initial {
 		x.initial = &initialEvents{}
 	}
-	x.fills = !s.watch && first("continue") == "" || s.watch && initial
-	version := first("resourceVersion")
-	if s.watch && !initial && version != "" && version != "0" && x.pod.ledger.missed(t, version) {
-		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
-			"faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.resource)
-	}
-	if s.watch && !initial && version != "" && version != "0" && !x.pod.ledger.resumable(t, x.policy, version) {
-		if x.pod.ledger.doubt(t, x.policy) {
-			return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
-				"faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", s.resource.resource)
-		}
-		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0,
-			"what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, s.resource.resource, version)
+	x.fills = !s.watch && q.Get("continue") == "" || initial
+	if version := q.Get("resourceVersion"); s.watch && !initial && version != "" && version != "0" {
+		return refusal(s.resume(x, version))
 	}
 	return nil
+}
+
+func viewOf(x *exchange, q url.Values) view {
+	return words{
+		path:   strings.TrimRight(x.req.path, "/"),
+		labels: q.Get("labelSelector"),
+		fields: q.Get("fieldSelector"),
+		as:     transform(x.out.header.get("Accept")),
+		agent:  x.out.header.get("User-Agent"),
+	}.view()
+}
+
+// resume refuses a watch from a resource version whose client must list first.
+func (s *relistStage) resume(x *exchange, version string) *apierrors.StatusError {
+	expired := func(format string, args ...any) *apierrors.StatusError {
+		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...)
+	}
+	l, resource := &x.pod.ledger, s.resource.resource
+	switch {
+	case l.missed(x.ticket, version):
+		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", resource)
+	case l.resumable(x.ticket, x.policy, version):
+		return nil
+	case l.doubt(x.ticket, x.policy):
+		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
+	}
+	return expired("what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, resource, version)
 }
 
 // truthy reads a boolean parameter as the apiserver does.

@@ -27,35 +27,50 @@ type allowance struct {
 	broken bool
 }
 
-// limit takes the request from what the rules allow. It is false when the client was
-// refused. A request that starts over has taken already.
-func (x *exchange) limit() bool {
-	if !x.allowed.taken.IsZero() {
-		return true
+// limitStage takes a request from what the rules allow.
+type limitStage struct {
+	resources *limit.Resources // nil: the request is for a path
+	paths     *limit.Rules
+}
+
+// limitStage returns nil where no rule is about such requests.
+func (p *policy) limitStage(key planKey, isResource bool) stage {
+	if !isResource {
+		if !p.rules.Paths() {
+			return nil
+		}
+		return &limitStage{paths: p.rules}
 	}
-	var refusal *limit.Refusal
+	if resources := p.rules.OfKind(key.kind()); resources != nil {
+		return &limitStage{resources: resources}
+	}
+	return nil
+}
+
+// apply takes once: a request that starts over has taken already.
+func (s *limitStage) apply(x *exchange) *outcome {
+	if !x.allowed.taken.IsZero() {
+		return nil
+	}
+	var refused *limit.Refusal
 	now := time.Now()
-	switch {
-	case x.plan.limits != nil:
+	if s.resources != nil {
 		o := x.object()
-		x.allowed.ticket, refusal = x.plan.limits.Take(now, &o, x.r.UserAgent())
-	case !x.info.IsResourceRequest && x.policy.rules.Paths():
-		x.allowed.ticket, refusal = x.policy.rules.TakePath(now, x.info.Verb, x.info.Path, x.r.UserAgent())
-	default:
-		return true
+		x.allowed.ticket, refused = s.resources.Take(now, &o, x.out.header.get("User-Agent"))
+	} else {
+		x.allowed.ticket, refused = s.paths.TakePath(now, x.req.info.Verb, x.req.info.Path, x.out.header.get("User-Agent"))
 	}
 	x.allowed.taken = now
-	if refusal == nil {
-		return true
+	if refused == nil {
+		return nil
 	}
-	x.allowed.refusedBy = refusal.Breaker + "/" + refusal.Rule
-	x.policy.limited.count(refusal.Breaker, refusal.Rule, refusal.Reason)
+	x.allowed.refusedBy = refused.Breaker + "/" + refused.Rule
+	x.policy.limited.count(refused.Breaker, refused.Rule, refused.Reason)
 	reason := "limited"
-	if refusal.Opened {
+	if refused.Opened {
 		reason = "breaker"
 	}
-	x.refuse(reason, limited(x.pod.info.Namespace, refusal))
-	return false
+	return refusalBy(reason, limited(x.pod.info.Namespace, refused))
 }
 
 // limited is what to tell whom a rule refused.
@@ -98,21 +113,33 @@ func (x *exchange) answeredWithin() {
 	now := time.Now()
 	broken := a.broken || x.broke || x.code == 0 && x.faults != nil && x.faults.Reset
 	o := limit.Outcome{
-		Failed: broken || x.code == 0 || x.code >= http.StatusInternalServerError || x.code == http.StatusTooManyRequests,
+		Failed: broken || failed(x.code),
 		// Whose client is gone before the answer came whole tells nothing of it.
 		// But if it waited for long, that tells how long answers take.
-		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.r.Context().Err() != nil,
+		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.req.gone() != nil,
 	}
-	switch {
-	case x.plan.route == stream, a.unknown: // who watches, or follows a log, waits for what comes to pass
-	case !x.head.Before(a.taken):
-		o.Took = x.head.Sub(a.taken)
-	case !o.Unknown: // nothing came
-		o.Took = now.Sub(a.taken)
-	case !a.asked.IsZero():
-		o.Took = now.Sub(a.asked)
+	if x.plan.route != stream && !a.unknown { // a watch, or a log that is followed, waits for what comes to pass
+		o.Took = a.took(now, x.received, o.Unknown)
 	}
 	a.ticket.Answered(now, o)
+}
+
+// failed reports whether a status code says that the apiserver is in trouble; 0 is none.
+func failed(code int) bool {
+	return code == 0 || code >= http.StatusInternalServerError || code == http.StatusTooManyRequests
+}
+
+// took returns how long the response took, 0 if that is not known.
+func (a *allowance) took(now, received time.Time, unknown bool) time.Duration {
+	switch {
+	case !received.Before(a.taken):
+		return received.Sub(a.taken)
+	case !unknown: // nothing came
+		return now.Sub(a.taken)
+	case !a.asked.IsZero():
+		return now.Sub(a.asked)
+	}
+	return 0
 }
 
 // waits notes that the answer is due.

@@ -1,16 +1,17 @@
 package proxy
 
 import (
-	"bytes"
 	"errors"
+	"net/http"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // locks are the operator's locks that a policy names.
@@ -71,8 +72,11 @@ func (p *policy) lockStage(key planKey) *lockStage {
 	return &lockStage{locks: p.locks, standby: p.standby}
 }
 
-// concerns reports whether a request for one object is about a lock, or may be.
-func (s *lockStage) concerns(info *request.RequestInfo) bool {
+// urgent reports whether a request is about a lock, as far as its head says.
+func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
+	if info.Verb == "watch" { // it may wait
+		return false
+	}
 	for _, l := range s.locks {
 		if l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace() {
 			return true
@@ -81,29 +85,29 @@ func (s *lockStage) concerns(info *request.RequestInfo) bool {
 	return false
 }
 
-func (s *lockStage) apply(x *exchange) *apierrors.StatusError {
+func (s *lockStage) apply(x *exchange) *outcome {
 	switch {
-	case len(x.info.Parts) == 2:
+	case len(x.req.info.Parts) == 2:
 		return s.object(x)
-	case x.info.Verb == "create":
+	case x.req.info.Verb == "create":
 		return s.create(x)
 	}
 	return s.collection(x)
 }
 
 // object handles a request whose path names the object.
-func (s *lockStage) object(x *exchange) *apierrors.StatusError {
-	l := s.locks.named(x.info.Namespace, x.info.Name)
+func (s *lockStage) object(x *exchange) *outcome {
+	l := s.locks.named(x.req.info.Namespace, x.req.info.Name)
 	if l == nil {
 		return nil
 	}
 	if s.standby && x.plan.key.writes() {
-		return x.inStandby()
+		return x.policy.inStandby()
 	}
-	x.path = l.Path(x.path, 0)
-	if x.info.Verb == "update" || x.info.Verb == "patch" {
+	x.out.path = l.Path(x.out.path, 0)
+	if x.req.info.Verb == "update" || x.req.info.Verb == "patch" {
 		if _, refused := s.body(x, locks{l}); refused != nil {
-			return refused
+			return refusal(refused)
 		}
 	}
 	return s.claim(x, l)
@@ -111,39 +115,39 @@ func (s *lockStage) object(x *exchange) *apierrors.StatusError {
 
 // create looks whether the object to be created is a lock. If not, the bytes go on
 // as they came.
-func (s *lockStage) create(x *exchange) *apierrors.StatusError {
-	candidates := s.locks.in(x.info.Namespace)
+func (s *lockStage) create(x *exchange) *outcome {
+	candidates := s.locks.in(x.req.info.Namespace)
 	if len(candidates) == 0 {
 		return nil
 	}
 	l, refused := s.body(x, candidates)
 	if refused != nil || l == nil {
-		return refused
+		return refusal(refused)
 	}
 	if s.standby {
-		return x.inStandby()
+		return x.policy.inStandby()
 	}
 	return s.claim(x, l)
 }
 
 // collection handles a list, watch or deletecollection: of a lock if a field
 // selector names it.
-func (s *lockStage) collection(x *exchange) *apierrors.StatusError {
+func (s *lockStage) collection(x *exchange) *outcome {
 	for _, l := range s.locks {
-		if l.Namespace() != x.info.Namespace {
+		if l.Namespace() != x.req.info.Namespace {
 			continue
 		}
-		edited, byName, err := l.Query(x.query)
+		edited, byName, err := l.Query(x.out.query)
 		if err != nil {
-			return status.BadRequest("%v", err)
+			return refusal(status.BadRequest("%v", err))
 		}
 		if !byName {
 			continue
 		}
 		if s.standby && x.plan.key.writes() {
-			return x.inStandby()
+			return x.policy.inStandby()
 		}
-		x.query = edited
+		x.out.query = edited
 		return s.claim(x, l)
 	}
 	return nil
@@ -156,16 +160,16 @@ func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.
 	if refused != nil {
 		return nil, refused
 	}
-	x.body, x.length = bytes.NewReader(raw), int64(len(raw))
+	x.out.replace(raw)
 	for _, l := range candidates {
-		out, err := l.Request(x.r.Header.Get("Content-Type"), raw)
+		out, err := l.Request(x.out.header.get("Content-Type"), raw)
 		switch {
 		case errors.Is(err, lock.ErrUnsupported):
-			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.info.Resource, x.info.Namespace)
+			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.req.info.Resource, x.req.info.Namespace)
 		case err != nil:
 			return nil, status.BadRequest("%v", err)
 		case out.Lock:
-			x.body, x.length = bytes.NewReader(out.Bytes), int64(len(out.Bytes))
+			x.out.replace(out.Bytes)
 			return l, nil
 		}
 	}
@@ -174,13 +178,55 @@ func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.
 
 // claim makes x a request about a lock: on the locks' own connection, exempt from
 // what is said of other objects, with an answer whose names can be exchanged back.
-func (s *lockStage) claim(x *exchange, l *lock.Lock) *apierrors.StatusError {
-	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
+func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
+	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
-		return status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only")
+		return refusal(status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only"))
 	}
-	x.r.Header["Accept"] = []string{accept}
-	delete(x.r.Header, "Accept-Encoding")
+	x.out.set("Accept", accept)
+	x.out.drop("Accept-Encoding")
 	x.lock, x.exempt = l, true
+	x.responses.only(s)
 	return nil
 }
+
+// respond exchanges the names back in what the apiserver answers about a lock.
+func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	contentType := resp.Get("Content-Type")
+	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
+		events, err := x.lock.Events(contentType, resp.Body)
+		if err != nil {
+			return x.plan.badResponse("the lock", err)
+		}
+		resp.Replace(events)
+		return nil
+	}
+	body, err := x.readAll(resp.Body, maxLockAnswer)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return x.plan.badResponse("the lock", refused)
+	}
+	if err != nil {
+		return failure(err)
+	}
+	if resp.Status/100 == 2 {
+		records, resource := &x.pod.records, x.req.info.Resource
+		switch x.req.info.Verb {
+		case "create", "update", "patch":
+			records.write(x.lock, s.locks, resource, lock.Holder(contentType, body))
+		case "delete", "deletecollection":
+			records.write(x.lock, s.locks, resource, lock.Held{})
+		}
+	}
+	edited, err := x.lock.Answer(contentType, body)
+	if err != nil {
+		return x.plan.badResponse("the lock", err)
+	}
+	if x.req.method != http.MethodHead {
+		setLength(resp.Header, len(edited))
+	}
+	x.whole = edited
+	return nil
+}
+
+// maxLockAnswer bounds the answer to a lock request, in bytes.
+const maxLockAnswer = 4 * lock.MaxObject

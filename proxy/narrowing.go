@@ -1,8 +1,9 @@
 package proxy
 
 import (
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -92,11 +93,11 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 	return s
 }
 
-func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
+func (s *narrowStage) apply(x *exchange) *outcome {
 	if x.exempt {
 		return nil
 	}
-	namespace := x.info.Namespace
+	namespace := x.req.info.Namespace
 	if !s.narrows(namespace) {
 		return nil
 	}
@@ -107,19 +108,20 @@ func (s *narrowStage) apply(x *exchange) *apierrors.StatusError {
 	case s.by == byUID && (namespace == "" && len(s.shared) > 0 || s.shared.some(namespace)):
 		selector = "" // which says nothing of namespaces
 	}
-	accept, ok := filter.Accept(x.r.Header["Accept"])
+	accept, ok := filter.Accept(x.out.header["Accept"])
 	if !ok {
-		return status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource)
+		return refusal(status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.resource))
 	}
 	if err := s.edit(x, selector, nothing); err != nil {
-		return status.BadRequest("%v", err)
+		return refusal(status.BadRequest("%v", err))
 	}
-	x.r.Header["Accept"] = []string{accept}
+	x.out.set("Accept", accept)
 	// What is compressed would have to be expanded to be read, and is cheap to
 	// carry where the proxy sits.
-	delete(x.r.Header, "Accept-Encoding")
+	x.out.drop("Accept-Encoding")
 	x.narrow = s
-	return x.hold(s.weight)
+	x.responses.add(s)
+	return refusal(x.hold(s.weight))
 }
 
 // narrows reports whether a list or watch of a namespace is narrowed; "" is all.
@@ -131,19 +133,19 @@ func (s *narrowStage) narrows(namespace string) bool {
 // of a table.
 func (s *narrowStage) edit(x *exchange, selector string, nothing bool) error {
 	var err error
-	if x.query, err = withMetadata(x.query); err != nil {
+	if x.out.query, err = withMetadata(x.out.query); err != nil {
 		return err
 	}
 	if nothing {
-		x.query, err = narrow.Nothing.Narrow(x.query)
+		x.out.query, err = narrow.Nothing.Narrow(x.out.query)
 		return err
 	}
-	theirs, _, err := query.Get(x.query, shardSelector)
+	theirs, _, err := query.Get(x.out.query, shardSelector)
 	if err != nil || theirs != "" || selector == "" {
 		return err
 	}
 	x.shardSelector = selector
-	x.query, err = query.Set(x.query, shardSelector, selector)
+	x.out.query, err = query.Set(x.out.query, shardSelector, selector)
 	return err
 }
 
@@ -184,18 +186,26 @@ func (s *narrowStage) owns(k filter.Key) bool {
 	return len(k.Namespace) == 0 || s.owned.OwnsHash(sharding.Hash(k.Namespace))
 }
 
+// narrowed is what becomes of a list or watch whose response is filtered.
+type narrowed struct {
+	narrow        *narrowStage   // nil: it is not filtered
+	shardSelector string         // that the apiserver was sent for it
+	objects       *filter.Reader // the response
+	judged        atomic.Bool    // it had objects that could have been foreign
+}
+
 // noteMethod remembers for the report how a list was narrowed, or the initial
 // events of a watch, which echo nothing: the apiserver narrowed what could have had
 // something foreign in it and had not.
-func (x *exchange) noteMethod() {
-	s := x.narrow
-	if s == nil || x.objects == nil || s.by != byUID && x.info.Namespace != "" || s.watch && !x.judged.Load() {
+func (n *narrowed) noteMethod(as *methods, namespace string) {
+	s := n.narrow
+	if s == nil || n.objects == nil || s.by != byUID && namespace != "" || s.watch && !n.judged.Load() {
 		return
 	}
 	method := filtering
 	// A watch that is harmed is read by another goroutine.
-	if x.shardSelector != "" && (!s.watch && x.objects.Echoed() || s.watch && x.objects.Dropped() == 0) {
+	if n.shardSelector != "" && (!s.watch && n.objects.Echoed() || s.watch && n.objects.Dropped() == 0) {
 		method = serverSide
 	}
-	x.pod.methods.note(s.resource, method)
+	as.note(s.resource, method)
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -34,29 +33,29 @@ const (
 //
 // The name may come to be another object's between the look and the write. So the
 // body is there before the look, and the write says the uid that it is for (pin).
-func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
+func (s *fenceStage) object(x *exchange) *outcome {
 	switch {
-	case len(x.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
+	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
 		return s.meet(x, "not each of these objects", "")
-	case x.r.Method == http.MethodGet && len(x.info.Parts) == 2 && !s.observe:
+	case x.req.method == http.MethodGet && len(x.req.info.Parts) == 2 && !s.observe:
 		return s.get(x)
 	}
 	var body []byte
 	if x.plan.key.writes() && !x.plan.key.connects() && !s.observe {
 		var refused *apierrors.StatusError
 		if body, refused = x.readBody(lock.MaxObject); refused != nil {
-			return refused
+			return refusal(refused)
 		}
-		x.body, x.length = bytes.NewReader(body), int64(len(body))
+		x.out.replace(body)
 	}
-	uid, refused := x.lookUp()
+	uid, refused := lookUp(x)
 	switch {
 	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
 		return nil
 	case refused != nil:
 		return s.unknown(x, refused)
 	case !s.owned.Owns(uid):
-		return s.meet(x, "object "+x.info.Name, uid)
+		return s.meet(x, "object "+x.req.info.Name, uid)
 	case s.observe:
 		return nil
 	}
@@ -64,65 +63,64 @@ func (s *fenceStage) object(x *exchange) *apierrors.StatusError {
 }
 
 // get has the answer be one that tells the object's uid.
-func (s *fenceStage) get(x *exchange) *apierrors.StatusError {
-	accept, ok := lock.Accept(x.r.Header.Get("Accept"))
+func (s *fenceStage) get(x *exchange) *outcome {
+	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
-		return status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.info.Resource)
+		return refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.req.info.Resource))
 	}
 	var err error
-	if x.query, err = withMetadata(x.query); err != nil {
-		return status.BadRequest("%v", err)
+	if x.out.query, err = withMetadata(x.out.query); err != nil {
+		return refusal(status.BadRequest("%v", err))
 	}
-	x.r.Header["Accept"] = []string{accept}
-	delete(x.r.Header, "Accept-Encoding")
-	x.fence = s
+	x.out.set("Accept", accept)
+	x.out.drop("Accept-Encoding")
+	x.responses.only(s) // nothing else is to look at what may be another shard's
 	return nil
 }
 
-// answerObject sends the answer of a get, if the object is the shard's.
-func (x *exchange) answerObject(resp *http.Response) {
-	contentType := resp.Header.Get("Content-Type")
+// respond passes the object that a get is answered with, if it is the shard's.
+func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status != http.StatusOK {
+		return nil
+	}
+	contentType := resp.Get("Content-Type")
 	body, err := x.readAll(resp.Body, maxRead)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		x.badAnswer(x.info.Resource, refused)
-		return
+		return x.plan.badResponse(x.req.info.Resource, refused)
 	}
 	if err != nil {
-		x.failed(err)
-		return
+		return failure(err)
 	}
 	_, _, uid, err := filter.KeyOf(contentType, body)
 	if err != nil {
-		x.badAnswer(x.info.Resource, err)
-		return
+		return x.plan.badResponse(x.req.info.Resource, err)
 	}
-	if !x.fence.owned.Owns(uid) {
-		if refused := x.fence.meet(x, "object "+x.info.Name, uid); refused != nil {
-			x.refuse(x.reason, refused)
-			return
+	if !s.owned.Owns(uid) {
+		if end := s.meet(x, "object "+x.req.info.Name, uid); end != nil {
+			return end
 		}
 	}
 	setLength(resp.Header, len(body))
-	x.sendHead(resp)
-	x.write(body)
+	x.whole = body
+	return nil
 }
 
 // lookUp asks the apiserver for the uid of the object that a request is for.
-func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
+func lookUp(x *exchange) (uid string, refused *apierrors.StatusError) {
 	clients := x.pod.clients.Load()
 	if clients == nil {
 		return "", status.Unavailable(1, "the pod is about to end")
 	}
-	header := maps.Clone(x.r.Header)
+	header := maps.Clone(x.out.header)
 	header["Accept"] = []string{partial}
 	for _, of := range []string{"Accept-Encoding", "Content-Type", auditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
-	resp, err := clients.main.Short(x.r.Context(), &upstream.Request{
-		Method: http.MethodGet, Target: x.objectPath(), Host: x.r.Host, Header: header,
+	resp, err := clients.main.Short(x.req.ctx, &upstream.Request{
+		Method: http.MethodGet, Target: x.req.objectPath(x.out.path), Host: x.req.host, Header: header,
 	})
 	if err != nil {
-		return "", x.silence(err)
+		return "", x.noResponse(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := x.readAll(resp.Body, maxRead)
@@ -130,27 +128,27 @@ func (x *exchange) lookUp() (uid string, refused *apierrors.StatusError) {
 		return "", refused
 	}
 	if err != nil {
-		return "", x.silence(err)
+		return "", x.noResponse(err)
 	}
-	if resp.StatusCode != http.StatusOK {
-		said := metav1.Status{Code: int32(resp.StatusCode), Status: metav1.StatusFailure}
+	if resp.Status != http.StatusOK {
+		said := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
 		_ = json.Unmarshal(body, &said) // else the code must do
-		said.Code = int32(resp.StatusCode)
+		said.Code = int32(resp.Status)
 		return "", &apierrors.StatusError{ErrStatus: said}
 	}
-	if _, _, uid, err = filter.KeyOf(resp.Header.Get("Content-Type"), body); err != nil {
+	if _, _, uid, err = filter.KeyOf(resp.Get("Content-Type"), body); err != nil {
 		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "whose the object is cannot be read: %v", err)
 	}
 	return uid, nil
 }
 
-// objectPath is the escaped path up to the object's name.
-func (x *exchange) objectPath() string {
-	segments := strings.Split(strings.TrimPrefix(x.path, "/"), "/")
-	head := len(strings.Split(strings.Trim(x.r.URL.Path, "/"), "/")) - len(x.info.Parts) + 2
+// objectPath returns an escaped path up to the object's name.
+func (r *request) objectPath(escaped string) string {
+	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
+	head := len(strings.Split(strings.Trim(r.path, "/"), "/")) - len(r.info.Parts) + 2
 	segments = segments[:min(head, len(segments))]
-	if x.info.Subresource == "proxy" { // the name may have a scheme and a port around it
-		if _, name, _, ok := utilnet.SplitSchemeNamePort(x.info.Name); ok {
+	if r.info.Subresource == "proxy" { // the name may have a scheme and a port around it
+		if _, name, _, ok := utilnet.SplitSchemeNamePort(r.info.Name); ok {
 			segments[len(segments)-1] = url.PathEscape(name)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -78,7 +78,7 @@ func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
 	other := m.job("other", "deployment")
 	_ = stays.Shutdown(gone)
 	require.Equal(t, one, m.series(), "its workload has a pod yet")
-	other.policy.Load().plan(&request.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
+	other.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
 	sum, _ := m.tally("ctrlmesh_requests_total", "workload", "deployment", "verb", "get", "code", "200")
 	require.Equal(t, 3.0, sum, "of both pods, and the last")
 	late := other.policy.Load()
@@ -86,10 +86,10 @@ func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
 	require.Equal(t, before, m.series())
 
 	// What goes on all the same shows nowhere.
-	plan := late.plan(&request.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
+	plan := late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
 	plan.meters.count(418)
 	plan.meters.watches.Inc()
-	late.plan(&request.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.bytes.Add(1)
+	late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.bytes.Add(1)
 	other.bound("connections")
 	_ = other.Quiet(t.Context())
 	require.NotSame(t, late, other.policy.Load())
@@ -114,6 +114,6 @@ func TestCountingOfAWorkloadTakesNoSharedLock(t *testing.T) {
 	p.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/namespaces/mine/pods/x", http.NoBody))
 	require.Equal(t, 200, w.Code)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		p.policy.Load().plan(&request.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
+		p.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
 	}))
 }

@@ -5,8 +5,7 @@ import (
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -47,15 +46,14 @@ func (o *ownership) owner(owners []*meshv1.Owner, key string) string {
 
 // forbidden refuses a request for what another shard owns. The key is empty if it is
 // not known.
-func (x *exchange) forbidden(what, key string) *apierrors.StatusError {
-	x.reason = "foreign"
-	resource := x.info.Resource
-	if x.info.Subresource != "" {
-		resource += "/" + x.info.Subresource
+func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *outcome {
+	resource := info.Resource
+	if info.Subresource != "" {
+		resource += "/" + info.Subresource
 	}
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
-		x.info.Verb, resource, what, x.pod.info.Namespace, x.policy.shard, x.policy.ownership.owner(x.policy.message.GetSharding().GetOwners(), key))
-	refused.ErrStatus.Details = &metav1.StatusDetails{Name: x.info.Name, Group: x.info.APIGroup, Kind: x.info.Resource}
-	return refused
+		info.Verb, resource, what, p.pod.info.Namespace, p.shard, p.ownership.owner(p.message.GetSharding().GetOwners(), key))
+	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
+	return refusalBy("foreign", refused)
 }

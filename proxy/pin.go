@@ -7,7 +7,6 @@ import (
 	"mime"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -31,20 +30,20 @@ var (
 // What has no place for a uid is not pinned: a JSON patch, an apply in YAML, and
 // subresources other than the status. Nor, by the apiserver, are patches of a status
 // where that drops all metadata, as those of custom resources.
-func (s *fenceStage) pin(x *exchange, body []byte, uid string) *apierrors.StatusError {
+func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
 	at := inMetadata
-	switch verb := x.info.Verb; {
-	case verb == "delete" && x.info.Subresource == "":
+	switch verb := x.req.info.Verb; {
+	case verb == "delete" && x.req.info.Subresource == "":
 		at = inPreconditions
 		if len(bytes.TrimSpace(body)) == 0 {
 			body = []byte(`{"kind":"DeleteOptions","apiVersion":"v1"}`)
-			x.r.Header["Content-Type"] = []string{typeJSON}
+			x.out.set("Content-Type", typeJSON)
 		}
-	case (verb == "update" || verb == "patch") && (x.info.Subresource == "" || x.info.Subresource == "status"):
+	case (verb == "update" || verb == "patch") && (x.req.info.Subresource == "" || x.req.info.Subresource == "status"):
 	default:
 		return nil
 	}
-	media, _, err := mime.ParseMediaType(cmp.Or(x.r.Header.Get("Content-Type"), typeJSON))
+	media, _, err := mime.ParseMediaType(cmp.Or(x.out.header.get("Content-Type"), typeJSON))
 	if err != nil {
 		return nil // for the apiserver to refuse
 	}
@@ -58,9 +57,9 @@ func (s *fenceStage) pin(x *exchange, body []byte, uid string) *apierrors.Status
 	}
 	switch {
 	case said != "" && !s.owned.Owns(said):
-		return s.meet(x, "object "+x.info.Name, said)
+		return s.meet(x, "object "+x.req.info.Name, said)
 	case pinned != nil:
-		x.body, x.length = bytes.NewReader(pinned), int64(len(pinned))
+		x.out.replace(pinned)
 	}
 	return nil
 }

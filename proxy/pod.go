@@ -51,6 +51,19 @@ type Pod struct {
 	http   *http.Server
 	http11 *tls.Config // serves no HTTP/2
 
+	lifetime
+	accepting
+	accounts
+	inForce
+	known
+	rules
+
+	egress  *egress.Server
+	outward outward
+}
+
+// lifetime is how a pod ends, in steps.
+type lifetime struct {
 	// draining ends when the pod accepts no more.
 	draining context.Context
 	drain    context.CancelFunc
@@ -64,12 +77,27 @@ type Pod struct {
 	// the cause is errUnanswerable then.
 	writing    context.Context
 	endWriting context.CancelCauseFunc
+}
 
+func newLifetime() (l lifetime) {
+	l.draining, l.drain = context.WithCancel(context.Background())
+	l.done, l.end = context.WithCancelCause(context.Background())
+	l.life, l.die = context.WithCancel(context.Background())
+	l.writing, l.endWriting = context.WithCancelCause(context.Background())
+	return l
+}
+
+// accepting is what a pod has open towards its clients.
+type accepting struct {
 	mu        sync.Mutex
 	listeners []*listener
 	conns     conns
+	tunnels   tunnels
+	stall     time.Duration // of an HTTP/2 stream
+}
 
-	// The pod's accounts, within the bounds in conn.go and budget.go.
+// accounts are a pod's, within the bounds in conn.go and budget.go.
+type accounts struct {
 	open       account       // connections
 	empty      chan struct{} // gets a token when open becomes 0
 	http2      account       // of them, that speak HTTP/2
@@ -81,29 +109,33 @@ type Pod struct {
 	refusing   atomic.Int64  // requests that are told of a bound
 	handshakes chan struct{} // a token for each that is computed
 	dropped    *rate.Limiter // of requests
+}
 
-	stall time.Duration // of an HTTP/2 stream
-
-	clients atomic.Pointer[clients]
-	policy  atomic.Pointer[policy]
-	settled atomic.Pointer[policy] // the last under which nothing earlier goes on
-	ledger  ledger
-
+// inForce is what a pod is held to, and what goes on under it.
+type inForce struct {
+	clients  atomic.Pointer[clients]
+	policy   atomic.Pointer[policy]
+	settled  atomic.Pointer[policy] // the last under which nothing earlier goes on
+	ledger   ledger
 	connects connects
+	nobody   *owner // until a policy names another
+	removed  bool   // nothing is counted any more; ledger.mu
+}
+
+// known is what was seen of a pod's requests.
+type known struct {
 	methods  methods
 	records  lockRecords
 	observed observedLocks
 	tokens   tokens
-	tunnels  tunnels
 	notices  notices
-	limits   *limit.Store
-	faults   *fault.Store
-	egress   *egress.Server
-	outward  outward
+}
 
+// rules are what a pod's rules have counted.
+type rules struct {
+	limits    *limit.Store
+	faults    *fault.Store
 	histories histories
-	nobody    *owner // until a policy names another
-	removed   bool   // nothing is counted any more; ledger.mu
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -116,28 +148,35 @@ type clients struct {
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
 		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
-		open:       account{pool: s.connections, own: ownConnections},
-		http2:      account{pool: s.http2, own: ownHTTP2},
-		unserved:   account{pool: s.unserved, own: ownUnserved},
-		held:       account{pool: s.held, own: ownHeld},
-		long:       account{pool: s.long, own: ownLong},
-		lock:       account{pool: s.held, own: ownLock},
-		filtered:   account{pool: s.filtered, own: ownFiltered},
-		stall:      stall,
-		empty:      make(chan struct{}, 1),
-		records:    lockRecords{written: make(chan struct{}, 1)},
-		handshakes: make(chan struct{}, maxHandshakes),
-		limits:     limit.NewStore(),
-		faults:     fault.NewStore(info.UID),
-		dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
-		nobody:     s.metrics.owners.hold(info.Namespace, "", ""),
+		lifetime:  newLifetime(),
+		accepting: accepting{stall: stall},
+		accounts: accounts{
+			open:       account{pool: s.connections, own: ownConnections},
+			http2:      account{pool: s.http2, own: ownHTTP2},
+			unserved:   account{pool: s.unserved, own: ownUnserved},
+			held:       account{pool: s.held, own: ownHeld},
+			long:       account{pool: s.long, own: ownLong},
+			lock:       account{pool: s.held, own: ownLock},
+			filtered:   account{pool: s.filtered, own: ownFiltered},
+			empty:      make(chan struct{}, 1),
+			handshakes: make(chan struct{}, maxHandshakes),
+			dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
+		},
+		inForce: inForce{nobody: s.metrics.owners.hold(info.Namespace, "", "")},
+		known:   known{records: lockRecords{written: make(chan struct{}, 1)}},
+		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
-	p.done, p.end = context.WithCancelCause(context.Background())
-	p.life, p.die = context.WithCancel(context.Background())
-	p.writing, p.endWriting = context.WithCancelCause(context.Background())
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
-	p.draining, p.drain = context.WithCancel(context.Background())
-	p.http11 = &tls.Config{
+	p.http, p.http11 = p.newHTTP()
+	p.egress = newEgress(p)
+	return p
+}
+
+// newHTTP returns the server of the pod's clients, and the TLS configuration of clients
+// that are served no HTTP/2.
+func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
+	s := p.server
+	http11 := &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"http/1.1"},
 		// Asked for so that a client which relies on one hears that it is in vain.
@@ -145,10 +184,10 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
 		GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.leaf() },
 	}
-	both := p.http11.Clone()
+	both := http11.Clone()
 	both.NextProtos = []string{"h2", "http/1.1"}
 	both.GetConfigForClient = p.hello
-	p.http = &http.Server{
+	return &http.Server{
 		Handler:           p,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       downstreamIdle,
@@ -164,9 +203,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 			MaxReadFrameSize:              maxFrame,
 		},
 		TLSConfig: both,
-	}
-	p.egress = newEgress(p)
-	return p
+	}, http11
 }
 
 // SetPolicy puts a policy in force for every request that starts after it

@@ -8,12 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
-	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
@@ -23,33 +20,51 @@ import (
 // beyond the bound plans are made for each request.
 const maxPlans = 1024
 
-// policy is a compiled PodPolicy. It is immutable but for the plans it remembers.
+// policy is a compiled PodPolicy. It is immutable but for what it remembers and counts.
 type policy struct {
 	pod                      *Pod
 	message                  *meshv1.PodPolicy // that it was compiled from
 	version, workload, shard string
 	refuse                   string
-	limits                   narrow.Limits
-	locks                    locks
-	standby                  bool
-	key                      meshv1.Key
-	method                   meshv1.Method
 	anyToken, passthrough    bool
-	fence                    fence
-	keepCaches               bool
 	requestTimeout           time.Duration // the apiserver's; 0: not known
-	ownership                ownership
+	division
 	traffic
 	would *policy // not nil: a dry run of this one, which holds nothing else
+	tally
+	succession
+	plans
+}
 
-	owner           *owner  // of what is counted
+// division is what a policy says of the shard.
+type division struct {
+	limits     narrow.Limits
+	locks      locks
+	standby    bool
+	key        meshv1.Key
+	method     meshv1.Method
+	fence      fence
+	keepCaches bool
+	ownership  ownership
+}
+
+// tally is what is counted under a policy.
+type tally struct {
+	owner           *owner
 	limited, harmed tallies // of the rules
+}
 
+// succession is how a policy takes the place of another.
+type succession struct {
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes
 	settled  chan struct{} // closed when all that earlier policies let through is over
+}
 
-	plans sync.Map // planKey -> *plan
+// plans are the stages that a policy has requests pass.
+type plans struct {
+	gate  stages   // of every request, before its plan is known
+	known sync.Map // planKey -> *plan
 	count atomic.Int32
 }
 
@@ -64,18 +79,18 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 
 		anyToken:    m.GetAnyToken(),
 		passthrough: m.GetPassthrough(),
-		keepCaches:  m.GetSharding().GetKeepCaches(),
 
 		requestTimeout: requestTimeout(m),
 
-		settled:  make(chan struct{}),
-		replaced: make(chan struct{}),
+		division:   division{keepCaches: m.GetSharding().GetKeepCaches()},
+		succession: succession{settled: make(chan struct{}), replaced: make(chan struct{})},
 	}
 	out.writes.n.Store(2)
 	if err := out.divide(m.GetSharding()); err != nil {
 		return nil, err
 	}
 	out.traffic = trafficOf(p, m) // who may not write what does not wait for rules
+	out.gate = out.identify()
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
 		return nil, errors.New("passthrough of a pod that is sharded or refused")
 	}
@@ -151,25 +166,16 @@ func memorable(names ...string) bool {
 type plan struct {
 	key planKey
 	// stages edit the request in turn. The first that refuses it ends it.
-	stages []stage
+	stages stages
 	route  route
-	locks  *lockStage       // one of them, or nil
-	limits *limit.Resources // nil: no rule is about such requests
-	faults *fault.Resources // likewise
-	stale  *staleness       // of lists and watches; nil: lists are never stale
-	// upgrades: the resource is one whose connection may change protocol.
-	upgrades bool
-	meters   *meters
+	locks  *lockStage // one of them, or nil
+	meters *meters
 }
 
-// urgent reports whether a request is about a lock, as far as its head says.
-func (p *plan) urgent(info *request.RequestInfo) bool {
-	return p.locks != nil && p.route == short && p.locks.concerns(info)
-}
-
-// stage edits one request on its way up, or refuses it.
+// stage is one decision about a request on its way up. It edits what goes upstream, or
+// ends the request.
 type stage interface {
-	apply(*exchange) *apierrors.StatusError
+	apply(*exchange) *outcome
 }
 
 // route is the way upstream.
@@ -183,71 +189,119 @@ const (
 	stream
 )
 
-func (p *policy) plan(info *request.RequestInfo) *plan {
+func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 	key := planKey{info.Verb, info.Subresource, groupResource{info.APIGroup, info.Resource}}
-	if known, ok := p.plans.Load(key); ok {
+	if known, ok := p.plans.known.Load(key); ok {
 		return known.(*plan)
 	}
 	key = key.clone()
 	made := p.make(key, info.IsResourceRequest)
 	if p.count.Load() < maxPlans && memorable(key.verb, key.subresource, key.group, key.resource) {
-		if _, loaded := p.plans.LoadOrStore(key, made); !loaded {
+		if _, loaded := p.plans.known.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}
 	}
 	return made
 }
 
-func (p *policy) make(key planKey, isResource bool) *plan {
-	out := &plan{
-		key:      key,
-		route:    routeOf(key),
-		upgrades: upgrades(key),
-		meters:   p.pod.server.metrics.of(p.owner, key.verb, p.owner.names.label(key.resource), isResource),
+// identify returns the stages that decide who may ask at all, before it matters what is
+// asked.
+func (p *policy) identify() stages {
+	var out stages
+	out.add(certificateStage{p.passthrough})
+	if p.refuse != "" {
+		out.add(contradictionStage{p.refuse})
 	}
-	if !isResource {
-		return out
-	}
-	out.limits, out.faults = p.rules.OfKind(key.kind()), p.faults.OfKind(key.kind())
-	out.stale = p.staleness(key)
-	if p.would != nil {
-		out.stages = p.dryRunStages(key)
-	}
-	if out.locks = p.lockStage(key); out.locks != nil {
-		out.stages = append(out.stages, out.locks)
-	}
-	if s := p.electionStage(key); s != nil && p.would == nil {
-		out.stages = append(out.stages, s)
-	}
-	if s := p.rootCAStage(key); s != nil {
-		out.stages = append(out.stages, s)
-	}
-	if s := p.exemptStage(key); s != nil {
-		out.stages = append(out.stages, s)
-	}
-	switch key.verb {
-	case "list", "watch", "deletecollection":
-		if selector := p.limits.For(key.group, key.resource); selector != nil {
-			out.stages = append(out.stages, &scopeStage{selector, p.standby || p.method != meshv1.Method_METHOD_LABELS})
+	out.add(classifyStage{})
+	out.add(p.tokenStage())
+	return out
+}
+
+// stages are applied in turn. The first that ends the request is the last.
+type stages []stage
+
+// add appends those that have something to do.
+func (s *stages) add(all ...stage) {
+	for _, one := range all {
+		if one != nil {
+			*s = append(*s, one)
 		}
 	}
+}
+
+func (s stages) apply(x *exchange) *outcome {
+	for _, one := range s {
+		if end := one.apply(x); end != nil {
+			return end
+		}
+	}
+	return nil
+}
+
+func (p *policy) make(key planKey, isResource bool) *plan {
+	out := &plan{
+		key:    key,
+		route:  routeOf(key),
+		meters: p.pod.server.metrics.of(p.owner, key.verb, p.owner.names.label(key.resource), isResource),
+	}
+	var stale *staleness
+	if isResource {
+		out.locks, stale = p.lockStage(key), p.staleness(key)
+	}
+	out.stages.add(upgradeStage{upgrades(key)}, admissionStage{out.route, out.locks}, forwardedHeaderStage{})
+	if isResource {
+		out.stages.add(p.shardingStages(key, out.locks)...)
+	}
+	out.stages.add(auditStage{p.pod.server})
+	if out.locks != nil {
+		out.stages.add(readmissionStage{})
+	}
+	if stale != nil {
+		out.stages.add(stale)
+	}
+	out.stages.add(p.limitStage(key, isResource), p.faultStage(key, isResource, stale))
+	if key.connects() {
+		out.stages.add(connectStage{})
+	}
+	return out
+}
+
+// shardingStages returns the stages that hold a request for a resource to the shard.
+func (p *policy) shardingStages(key planKey, locks *lockStage) (out stages) {
+	if p.would != nil {
+		out = p.dryRunStages(key)
+	}
+	if locks != nil {
+		out.add(locks)
+	}
+	if p.would == nil {
+		out.add(p.electionStage(key))
+	}
+	out.add(p.rootCAStage(key))
+	if s := p.exemptStage(key); s != nil {
+		out.add(s)
+	}
+	if s := p.scopeStage(key); s != nil {
+		out.add(s)
+	}
 	if s := p.standbyStage(key); s != nil {
-		out.stages = append(out.stages, s)
+		out.add(s)
 	} else if s := p.fenceStage(key); s != nil {
-		out.stages = append(out.stages, s)
+		out.add(s)
 	}
 	switch key.verb {
 	case "deletecollection":
 		if b, ok := p.border(key); ok && p.key != meshv1.Key_KEY_OBJECT {
-			out.stages = append(out.stages, sweepStage{b})
+			out.add(sweepStage{b})
 		}
 	case "list", "watch":
-		if narrowing := p.narrowing(key.groupResource, key.verb == "watch"); narrowing != nil {
-			out.stages = append(out.stages, narrowing)
+		watch := key.verb == "watch"
+		if s := p.narrowing(key.groupResource, watch); s != nil {
+			out.add(s)
 		} else if p.limits.For(key.group, key.resource) != nil {
 			p.pod.methods.note(key.groupResource, byLabels)
 		}
-		out.stages = append(out.stages, &relistStage{resource: key.groupResource, watch: key.verb == "watch"})
+		out.add(&relistStage{resource: key.groupResource, watch: watch})
 	}
 	return out
 }

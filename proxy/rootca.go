@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -32,22 +31,21 @@ func (p *policy) rootCAStage(key planKey) stage {
 	return nil
 }
 
-func (s rootCAStage) apply(x *exchange) *apierrors.StatusError {
-	if x.info.Name != rootCAs && x.info.Name != "" {
+func (s rootCAStage) apply(x *exchange) *outcome {
+	if x.req.info.Name != rootCAs && x.req.info.Name != "" {
 		return nil
 	}
 	body, whole := x.peek()
-	if !whole || x.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
+	if !whole || x.req.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
 		return nil
 	}
 	leaf, err := s.server.leaf()
 	if err != nil || !containsPEM(body, leaf.Certificate[len(leaf.Certificate)-1]) {
 		return nil
 	}
-	x.reason = "mesh_ca"
-	return status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+	return refusalBy("mesh_ca", status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"configmaps %s/%s would get the CA of the mesh, by which pods outside the mesh cannot verify the API server: give the operator the cluster's own CA, for kube-controller-manager with --root-ca-file, or turn off the controller that publishes it",
-		x.info.Namespace, rootCAs)
+		x.req.info.Namespace, rootCAs))
 }
 
 // containsPEM reports whether a text contains a certificate, by the lines of its PEM form,

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes/scheme"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
@@ -397,17 +397,18 @@ func FuzzClassify(f *testing.F) {
 		f.Add("GET", s)
 		f.Add("DELETE", s)
 	}
-	real := &request.RequestInfoFactory{APIPrefixes: resolver.APIPrefixes, GrouplessAPIPrefixes: resolver.GrouplessAPIPrefixes}
+	real := &apirequest.RequestInfoFactory{APIPrefixes: resolver.APIPrefixes, GrouplessAPIPrefixes: resolver.GrouplessAPIPrefixes}
 	f.Fuzz(func(t *testing.T, method, target string) {
 		u, err := url.ParseRequestURI(target)
 		if err != nil {
 			return
 		}
 		r := &http.Request{Method: method, URL: u, Host: "x", Header: http.Header{}}
-		got, refused := classify(r)
-		if refused != nil {
+		asked := newRequest(r)
+		if asked.classify(); asked.malformed != nil {
 			return
 		}
+		got := asked.info
 		want, err := real.NewRequestInfo(r)
 		require.NoError(t, err)
 		require.Equal(t, want.Verb, got.Verb)

@@ -165,76 +165,91 @@ func (h *history) forget(version string) {
 	}
 }
 
-// prepare readies a list or watch of a resource whose lists can be stale. A watch that
-// would begin with what a list has is refused, as by an apiserver that has no such
-// watches: its client lists then.
-func (x *exchange) prepare() *apierrors.StatusError {
-	if x.info.Verb == "list" {
-		delete(x.r.Header, "Accept-Encoding") // its version must be read
-		return nil
-	}
+// refuseInitialEvents refuses a watch that would begin with what a list has, where lists
+// can be stale, as an apiserver does that has no such watches: its client lists then.
+func (s *staleness) refuseInitialEvents(x *exchange) *apierrors.StatusError {
 	if x.initial == nil {
 		return nil
 	}
-	if o := x.object(); !x.plan.stale.lists.MayBeStale(time.Now(), &o) {
+	if o := x.object(); !s.lists.MayBeStale(time.Now(), &o) {
 		return nil
 	}
 	return status.New(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, 0,
-		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.info.Resource)
+		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.req.info.Resource)
 }
 
-// stale asks for a list as it was so long ago, if it begins with this request and the
-// pod saw the resource before.
-func (x *exchange) stale(age time.Duration) {
-	if x.plan.stale != nil {
-		more, _, err := query.Get(x.query, "continue")
-		version := x.plan.stale.seen.at(time.Now().Add(-age))
-		if err == nil && more == "" && version != "" {
-			var asked string
-			if asked, err = query.Set(x.query, "resourceVersion", version); err == nil {
-				asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
-			}
-			if err == nil {
-				x.fresh, x.version, x.query = x.query, version, asked
-				return
-			}
-		}
+// staleList is a list that a fault makes stale.
+type staleList struct {
+	version string // that it is asked for at, or empty
+	fresh   string // the query without it
+	seen    *history
+}
+
+// ask asks for a list as it was so long ago, if it begins with this request and the pod
+// saw the resource before.
+func (s *staleness) ask(x *exchange, age time.Duration) {
+	more, _, err := query.Get(x.out.query, "continue")
+	version := s.seen.at(time.Now().Add(-age))
+	if err != nil || more != "" || version == "" {
+		return
 	}
+	asked, err := query.Set(x.out.query, "resourceVersion", version)
+	if err != nil {
+		return
+	}
+	asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
+	if err != nil {
+		return
+	}
+	x.staleList = staleList{version, x.out.query, s.seen}
+	x.out.query = asked
 }
 
 // refresh asks for a list as the client did, if the apiserver has not what it was asked
 // for instead.
-func (x *exchange) refresh(resp *http.Response, send func(context.Context, *upstream.Request) (*http.Response, error)) (*http.Response, error) {
-	switch resp.StatusCode {
+func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *upstream.Request) (upstream.Response, error)) (upstream.Response, error) {
+	switch resp.Status {
 	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
 	default:
 		return resp, nil
 	}
 	_ = resp.Body.Close()
-	x.plan.stale.seen.forget(x.version)
-	x.query, x.version = x.fresh, ""
+	x.seen.forget(x.version)
+	x.out.query, x.version = x.fresh, ""
 	return send(x.ctx, x.upstreamRequest())
 }
 
-// remember notes what versions an answer tells of.
-func (x *exchange) remember(resp *http.Response) {
-	if resp.StatusCode != http.StatusOK || x.r.Method != http.MethodGet || resp.Header.Get("Content-Encoding") != "" {
-		return
+// apply has the versions in the response be readable.
+func (s *staleness) apply(x *exchange) *outcome {
+	if x.req.info.Verb == "list" {
+		x.out.drop("Accept-Encoding")
 	}
-	q := x.r.URL.Query()
-	see := func(version []byte) { x.plan.stale.seen.see(time.Now(), version) }
-	if x.info.Verb == "watch" {
-		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Header.Get("Content-Type"), Hold: x.holdFiltered})
+	if x.lock == nil {
+		x.responses.add(s)
+	}
+	return nil
+}
+
+// respond notes what versions a response tells of.
+func (s *staleness) respond(x *exchange, resp *upstream.Response) *outcome {
+	if resp.Status != http.StatusOK || x.req.method != http.MethodGet || resp.Get("Content-Encoding") != "" {
+		return nil
+	}
+	q := parameters(x.req.query)
+	see := func(version []byte) { s.seen.see(time.Now(), version) }
+	if x.req.info.Verb == "watch" {
+		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: func(n int) error { return x.holdFiltered(x.req.info.Resource, n) }})
 		if err == nil {
 			from := q.Get("resourceVersion")
 			initial := from == "" || from == "0" || x.initial != nil
-			resp.Body = filtered{&eventVersions{events: events, see: see, initial: initial}, resp.Body}
+			resp.Wrap(&eventVersions{events: events, see: see, initial: initial})
 		}
-		return
+		return nil
 	}
 	if x.version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
-		resp.Body = filtered{&listVersion{Reader: resp.Body, see: see}, resp.Body}
+		resp.Wrap(&listVersion{Reader: resp.Body, see: see})
 	}
+	return nil
 }
 
 // eventVersions passes a watch on and tells of the versions in it. What it does not

@@ -3,8 +3,6 @@ package proxy
 import (
 	"fmt"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -33,11 +31,11 @@ func (p *policy) standbyStage(key planKey) *standbyStage {
 	return &standbyStage{border: b, divided: divided}
 }
 
-func (s *standbyStage) apply(x *exchange) *apierrors.StatusError {
-	if !s.refuses(x.info.Namespace) {
+func (s *standbyStage) apply(x *exchange) *outcome {
+	if !s.refuses(x.req.info.Namespace) {
 		return nil
 	}
-	return x.inStandby()
+	return x.policy.inStandby()
 }
 
 // refuses reports whether a write in a namespace is refused. Of divided resources all
@@ -45,11 +43,10 @@ func (s *standbyStage) apply(x *exchange) *apierrors.StatusError {
 func (s *standbyStage) refuses(namespace string) bool { return s.divided || s.foreign(namespace) }
 
 // inStandby refuses a write until the pod is given keys.
-func (x *exchange) inStandby() *apierrors.StatusError {
-	x.reason = "standby"
-	why := x.policy.message.GetSharding().GetStandbyReason()
+func (p *policy) inStandby() *outcome {
+	why := p.message.GetSharding().GetStandbyReason()
 	if why == "" {
-		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", x.pod.info.Namespace, x.policy.shard)
+		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.pod.info.Namespace, p.shard)
 	}
-	return status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", x.pod.id, why)
+	return refusalBy("standby", status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.pod.id, why))
 }

@@ -27,35 +27,53 @@ func (t *tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() 
 
 func (t *tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
 
-// checkTokens refuses a request with a token that is bound to another pod, in
-// whichever way the apiserver takes tokens. A request with none passes, unless
+// tokenStage refuses a request with a token that is bound to another pod, in
+// whichever way the apiserver takes tokens. A request without a token passes, unless
 // the pod must send one.
-func (x *exchange) checkTokens() *apierrors.StatusError {
-	required := x.pod.info.RequireToken
-	if x.policy.anyToken && !required {
+type tokenStage struct {
+	pod      *Pod
+	shard    string
+	required bool
+}
+
+// tokenStage returns nil where any token is allowed.
+func (p *policy) tokenStage() stage {
+	required := p.pod.info.RequireToken
+	if p.anyToken && !required {
 		return nil
 	}
+	return &tokenStage{p.pod, p.shard, required}
+}
+
+func (s *tokenStage) apply(x *exchange) *outcome {
+	if refused := s.check(x); refused != nil {
+		return refusalBy("token", refused)
+	}
+	return nil
+}
+
+func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 	sent := false
-	switch lines := x.r.Header["Authorization"]; len(lines) {
+	switch lines := x.req.header["Authorization"]; len(lines) {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
-		if sent = x.pod.tokens.known(hash); sent {
+		if sent = s.pod.tokens.known(hash); sent {
 			break
 		}
 		token, ok := bearer(lines[0])
 		if !ok {
 			break
 		}
-		if refused := x.checkToken(token); refused != nil {
+		if refused := s.checkToken(token); refused != nil {
 			return refused
 		}
 		sent = true
-		x.pod.tokens.remember(hash)
+		s.pod.tokens.remember(hash)
 	default:
 		return unauthorized("more than one Authorization header")
 	}
-	for _, line := range x.r.Header["Sec-Websocket-Protocol"] {
+	for _, line := range x.req.header["Sec-Websocket-Protocol"] {
 		for protocol := range strings.SplitSeq(line, ",") {
 			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), websocketBearer)
 			if !ok {
@@ -65,39 +83,39 @@ func (x *exchange) checkTokens() *apierrors.StatusError {
 			if err != nil {
 				return unauthorized("malformed bearer token")
 			}
-			if refused := x.checkToken(string(token)); refused != nil {
+			if refused := s.checkToken(string(token)); refused != nil {
 				return refused
 			}
 			sent = true
 		}
 	}
-	if x.foreignInQuery() {
-		return x.refuseToken()
+	if foreignInQuery(x.req.query, s.pod.info.UID) {
+		return s.refuse()
 	}
-	if required && !sent {
-		return unauthorized("pod %s is known by its address, so each of its requests must bear its own service account token", x.pod.id)
+	if s.required && !sent {
+		return unauthorized("pod %s is known by its address, so each of its requests must bear its own service account token", s.pod.id)
 	}
 	return nil
 }
 
-func (x *exchange) checkToken(token string) *apierrors.StatusError {
-	switch v := judge(token, x.pod.info.UID); {
+func (s *tokenStage) checkToken(token string) *apierrors.StatusError {
+	switch v := judge(token, s.pod.info.UID); {
 	case v == malformed:
 		return unauthorized("malformed bearer token")
-	case v == foreign, v == unbound && x.pod.info.RequireToken:
-		return x.refuseToken()
+	case v == foreign, v == unbound && s.required:
+		return s.refuse()
 	}
 	return nil
 }
 
-func (x *exchange) refuseToken() *apierrors.StatusError {
-	p := x.pod
+func (s *tokenStage) refuse() *apierrors.StatusError {
+	p := s.pod
 	enforced := "no ShardingConfig selects the pod, so that none says spec.tokenBinding: Off"
 	switch {
-	case p.info.RequireToken:
+	case s.required:
 		enforced = "spec.tokenBinding does not change this for a pod that is known by its address"
-	case x.policy.shard != "":
-		enforced = "spec.tokenBinding of ShardingConfig " + p.info.Namespace + "/" + x.policy.shard + " is Enforce"
+	case s.shard != "":
+		enforced = "spec.tokenBinding of ShardingConfig " + p.info.Namespace + "/" + s.shard + " is Enforce"
 	}
 	why := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"the token is not bound to pod %s, which the request came from: use the pod's own projected token (%s)", p.id, enforced)
@@ -125,8 +143,8 @@ func bearer(header string) (token string, ok bool) {
 // foreignInQuery looks for a token that is bound to another pod where RFC 6750
 // allows one in a query. kube-apiserver does not read it; others that serve its
 // API do, and to applications behind a proxied service it may mean anything.
-func (x *exchange) foreignInQuery() bool {
-	for pair := range strings.SplitSeq(x.r.URL.RawQuery, "&") {
+func foreignInQuery(query, uid string) bool {
+	for pair := range strings.SplitSeq(query, "&") {
 		key, value, _ := strings.Cut(pair, "=")
 		if strings.ContainsAny(key, "%+") {
 			key, _ = url.QueryUnescape(key)
@@ -134,7 +152,7 @@ func (x *exchange) foreignInQuery() bool {
 		if key != "access_token" {
 			continue
 		}
-		if token, err := url.QueryUnescape(value); err == nil && judge(token, x.pod.info.UID) == foreign {
+		if token, err := url.QueryUnescape(value); err == nil && judge(token, uid) == foreign {
 			return true
 		}
 	}

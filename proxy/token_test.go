@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +96,7 @@ func TestTokens(t *testing.T) {
 				require.Equal(t, c.address, m.raw(request).StatusCode)
 			}
 			m.pod.info.RequireToken = false
+			m.set(&meshv1.PodPolicy{Uid: "uid-1", AnyToken: true})
 			require.Equal(t, 200, m.raw(request).StatusCode, "binding is off")
 			for _, secret := range []string{mine, others, unbound} {
 				require.NotContains(t, m.logs.String(), secret)
@@ -162,18 +162,18 @@ func FuzzJudge(f *testing.F) {
 				t.Fatalf("%q", got)
 			}
 		}
-		x := &exchange{pod: &Pod{info: PodInfo{UID: "uid-1"}}, r: &http.Request{URL: &url.URL{RawQuery: token}}}
-		_ = x.foreignInQuery()
+		_ = foreignInQuery(token, "uid-1")
 	})
 }
 
 func BenchmarkCheckTokens(b *testing.B) {
 	m := newMesh(b, &recorder{})
 	m.policy(nil)
-	x := &exchange{pod: m.pod, policy: m.pod.policy.Load(), r: getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000))}
+	s := m.pod.policy.Load().tokenStage()
+	x := &exchange{req: newRequest(getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000)))}
 	b.ReportAllocs()
 	for b.Loop() {
-		if x.checkTokens() != nil {
+		if s.apply(x) != nil {
 			b.Fatal("refused")
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -17,80 +16,83 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
-// upgradeOf returns the protocol r asks to change to, "" for none. Refused, not
-// stripped, is every other use of the header: a client that asked for h2c and
+// upgradeStage reads the protocol that a request asks to change to. It refuses, and
+// does not strip, every other use of the header: a client that asked for h2c and
 // is served HTTP/1.1 is a client that two servers may understand differently.
-func upgradeOf(r *http.Request, p *plan) (string, *apierrors.StatusError) {
-	values := r.Header["Upgrade"]
-	asked := httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
+type upgradeStage struct {
+	// allowed: the resource is one whose connection may change protocol.
+	allowed bool
+}
+
+func (s upgradeStage) apply(x *exchange) *outcome {
+	protocol, refused := s.protocol(&x.req)
+	if refused != nil {
+		return refusalBy("upgrade", refused)
+	}
+	x.protocol = protocol
+	return nil
+}
+
+// protocol returns the protocol r asks to change to, "" for none.
+func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
+	values := r.header["Upgrade"]
+	asked := httpguts.HeaderValuesContainsToken(r.header["Connection"], "upgrade")
 	if len(values) == 0 && !asked {
 		return "", nil
 	}
 	switch {
-	case len(values) != 1 || !asked || r.ProtoMajor != 1:
+	case len(values) != 1 || !asked || r.proto == proto2:
 		return "", status.BadRequest("malformed upgrade")
 	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
 		return "", status.BadRequest("an upgrade to %q is not proxied", bounded(values[0]))
-	case !p.upgrades:
+	case !s.allowed:
 		return "", status.BadRequest("this resource is not upgraded")
-	case r.ContentLength != 0:
+	case r.length != 0:
 		return "", status.BadRequest("an upgrade has no body")
 	}
 	return values[0], nil
 }
 
 // upgrade hands the client's connection over to one of its own upstream.
-func (x *exchange) upgrade(client *upstream.Client, protocol string) {
+func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 	x.allowed.waits()
 	resp, up, err := client.Upgrade(x.ctx, x.upstreamRequest(), protocol)
+	x.reply = resp
 	if err != nil {
-		x.end = x.outcome(nil, err)
-		x.failed(err)
-		return
+		x.end = x.completion(nil, err)
+		return failure(err)
 	}
-	x.head = time.Now()
+	x.received = time.Now()
 	if up == nil { // refused, for example 403: an answer like any other
-		x.end = x.outcome(resp, nil)
-		defer func() { _ = resp.Body.Close() }()
-		x.sendHead(resp)
-		x.copyStream(resp.Body)
-		return
+		x.end = x.completion(&x.reply, nil)
+		defer func() { _ = x.reply.Body.Close() }()
+		if end := x.responses.respond(x, &x.reply); end != nil {
+			return end
+		}
+		x.sendHead(&x.reply)
+		x.copyStream(x.reply.Body)
+		return nil
 	}
 	defer func() { _ = up.Close() }()
-	if x.resetAfter(); x.faults != nil {
+	if end := x.responses.respond(x, &x.reply); end != nil {
+		return end
+	}
+	if x.faults != nil {
 		x.faults.Missed(fault.SlowBody) // what comes now is no body
 	}
-	stripHopByHop(resp.Header)
-	down, buffered, err := http.NewResponseController(x.w).Hijack()
+	dropHopByHop(resp.Header)
+	down, buffered, err := x.client.hijack()
 	if err != nil {
-		x.failed(fmt.Errorf("hijack: %w", err))
-		return
+		return failure(fmt.Errorf("hijack: %w", err))
 	}
 	defer func() { _ = down.Close() }()
-	x.wrote, x.code = true, resp.StatusCode
+	x.begun, x.code = true, resp.Status
 	x.account()
-	// The server's deadlines do not hold for what the connection is now.
-	if c := connOf(x.r); c != nil {
-		c.upgraded.Store(true)
-	}
-	_ = down.SetDeadline(time.Time{})
-	if err := writeSwitch(down, resp, protocol); err != nil {
-		return
+	if err := writeSwitch(down, resp.Header, protocol); err != nil {
+		return nil
 	}
 	x.end = x.splice(down, buffered, up)
-}
-
-func writeSwitch(w io.Writer, resp *http.Response, protocol string) error {
-	resp.Header["Connection"] = []string{"Upgrade"}
-	resp.Header["Upgrade"] = []string{protocol}
-	var head strings.Builder
-	head.WriteString("HTTP/1.1 101 Switching Protocols\r\n")
-	if err := resp.Header.Write(&head); err != nil {
-		return err
-	}
-	head.WriteString("\r\n")
-	_, err := io.WriteString(w, head.String())
-	return err
+	return nil
 }
 
 // maxDrained is how much is read that nobody receives any more, in bytes.
@@ -99,7 +101,7 @@ const maxDrained = 1 << 20
 // splice copies both ways until one side ends, the pod shuts down, or the policy
 // cuts them. If it is not the apiserver's that ends first, splice sends it the end and
 // waits for its own: before that, the apiserver may pass on what it was sent.
-func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) outcome {
+func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) completion {
 	closed := make(chan struct{})
 	closeOurs := sync.OnceFunc(func() {
 		_ = down.Close()

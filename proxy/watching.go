@@ -9,32 +9,26 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 )
 
 // harmWatch lets faults at the events of a watch, where they can be read. The head
 // is not sent yet.
-func (x *exchange) harmWatch(resp *http.Response) {
+func (x *exchange) harmWatch(resp *upstream.Response) {
 	if x.faults == nil || x.faults.Watch == nil {
 		return
 	}
-	if x.ticket == nil || x.info.Verb != "watch" || resp.StatusCode != http.StatusOK {
+	if x.ticket == nil || x.req.info.Verb != "watch" || resp.Status != http.StatusOK {
 		x.faults.Over()
 		return
 	}
-	if encoding := resp.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+	if encoding := resp.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
 		x.spare("the events are encoded", x.faults.Over)
 		return
 	}
-	w := x.faults.Watch
-	overtakes := w.Exempt != nil && x.info.Namespace == "" && (w.Stall || w.Delay != nil)
-	if w.Drop != nil || overtakes {
-		if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
-			w.Drop = nil
-			x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
-		}
-	}
+	x.openGap()
 	o := events.Options{
-		ContentType: resp.Header.Get("Content-Type"),
+		ContentType: resp.Get("Content-Type"),
 		Faults:      x.faults.Watch,
 		Interrupt:   x.interrupt,
 		Still:       x.stillHarmed,
@@ -51,15 +45,27 @@ func (x *exchange) harmWatch(resp *http.Response) {
 		return
 	}
 	resp.Body = &harmedBody{harmed, resp.Body, x.ctx}
-	resp.ContentLength = -1
 	delete(resp.Header, "Content-Length")
 }
 
+// openGap makes room for what the watch's client will miss, or has it miss nothing.
+func (x *exchange) openGap() {
+	w := x.faults.Watch
+	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall || w.Delay != nil)
+	if w.Drop == nil && !overtakes {
+		return
+	}
+	if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
+		w.Drop = nil
+		x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
+	}
+}
+
 // spare says why a watch is not harmed as it was to be, beside the rules that were to.
-func (x *exchange) spare(why string, missed func()) {
-	rules := slices.Clone(x.faults.Rules)
+func (i *injection) spare(why string, missed func()) {
+	rules := slices.Clone(i.faults.Rules)
 	missed()
-	x.faults.Rules, x.unharmed = rules, why
+	i.faults.Rules, i.unharmed = rules, why
 }
 
 // harmedBody is a watch that faults are let at, and the answer that it comes from.
@@ -90,7 +96,7 @@ func (b *harmedBody) Close() error {
 // they may not be any more. While another proxy takes over they are not: it would not
 // know what was kept from the client.
 func (x *exchange) stillHarmed() (still bool, changed <-chan struct{}) {
-	pol := x.lift()
+	pol := x.lift(x.pod)
 	return x.pod.draining.Err() == nil && x.faults.Watch != nil, pol.replaced
 }
 
@@ -98,11 +104,11 @@ var errNoRoom = errors.New("no room to read an event")
 
 // holdRead takes n bytes that an event is read into, until the request is over. An event
 // that there is no room for is passed as it is, and all after it.
-func (x *exchange) holdRead(n int) error {
-	if !x.pod.withhold(int64(n)) {
+func (h *holding) holdRead(n int) error {
+	if !h.pod.withhold(int64(n)) {
 		return errNoRoom
 	}
-	x.filtered += int64(n)
+	h.filtered += int64(n)
 	return nil
 }
 

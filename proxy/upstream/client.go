@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -69,26 +70,26 @@ func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, e
 
 // Short sends a request that ends soon. The body is sent before the answer is
 // read. Writes are never sent twice.
-func (c *Client) Short(ctx context.Context, r *Request) (*http.Response, error) {
-	return c.short.roundTrip(ctx, r)
+func (c *Client) Short(ctx context.Context, r *Request) (Response, error) {
+	return responseOf(c.short.roundTrip(ctx, r))
 }
 
 // Stream sends a request whose bodies may go on for long and both ways at once.
-func (c *Client) Stream(ctx context.Context, r *Request) (*http.Response, error) {
+func (c *Client) Stream(ctx context.Context, r *Request) (Response, error) {
 	if r.hasBody() {
-		return c.shared(ctx, r)
+		return responseOf(c.shared(ctx, r))
 	}
 	if c.alone.Add(1) > maxAlone {
 		c.alone.Add(-1)
-		return c.shared(ctx, r)
+		return responseOf(c.shared(ctx, r))
 	}
 	resp, err := c.short.roundTrip(ctx, r)
 	if err != nil {
 		c.alone.Add(-1)
-		return nil, err
+		return Response{}, err
 	}
 	resp.Body = &counted{ReadCloser: resp.Body, done: sync.OnceFunc(func() { c.alone.Add(-1) })}
-	return resp, nil
+	return responseOf(resp, nil)
 }
 
 // counted calls done when the body is closed.
@@ -119,11 +120,10 @@ func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error)
 		req.Body, req.ContentLength = io.NopCloser(source{r.Body}), r.Length
 	}
 	if _, ok := req.Header["User-Agent"]; !ok {
+		req.Header = maps.Clone(r.Header)       // the caller's stays as it is
 		req.Header["User-Agent"] = []string{""} // none, rather than Go's
 	}
-	if r.Sent != nil {
-		r.Sent()
-	}
+	r.Sent = time.Now()
 	return c.streams.RoundTrip(req)
 }
 

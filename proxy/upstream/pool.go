@@ -31,12 +31,11 @@ type Request struct {
 	Method string
 	Target string // escaped path and raw query
 	Host   string
-	Header http.Header
-	Body   io.Reader // nil: none
-	Length int64     // of Body in bytes; -1: unknown
-	// Sent, if not nil, is called when a connection is there and the request is
-	// about to leave.
-	Sent func()
+	Header map[string][]string // by canonical names
+	Body   io.Reader           // nil: none
+	Length int64               // of Body in bytes; -1: unknown
+	// Sent is set when a connection is there and the request is about to leave.
+	Sent time.Time
 }
 
 func (r *Request) hasBody() bool { return r.Body != nil && r.Length != 0 }
@@ -82,9 +81,7 @@ func (p *pool) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 		if err != nil {
 			return nil, err
 		}
-		if r.Sent != nil {
-			r.Sent()
-		}
+		r.Sent = time.Now()
 		resp, err := c.roundTrip(ctx, r)
 		if errors.Is(err, errStale) && r.replayable() && ctx.Err() == nil {
 			continue // each turn uses up one kept connection

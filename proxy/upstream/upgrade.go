@@ -9,15 +9,16 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Upgrade sends r with an upgrade to protocol on a connection of its own. With
 // status 101 conn is that connection, to be closed by the caller; with any
 // other conn is nil, and closing the answer's body closes the connection.
-func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp *http.Response, conn *Upgraded, err error) {
+func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp Response, conn *Upgraded, err error) {
 	raw, err := c.connect(ctx, protocolHTTP11)
 	if err != nil {
-		return nil, nil, err
+		return Response{}, nil, err
 	}
 	// Breaks the exchange of heads only: what comes after outlives ctx.
 	stop := context.AfterFunc(ctx, func() { _ = raw.NetConn().Close() })
@@ -29,29 +30,27 @@ func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp
 			_ = raw.NetConn().Close()
 		}
 	}()
-	if r.Sent != nil {
-		r.Sent()
-	}
+	r.Sent = time.Now()
 	head := appendHead(nil, r)
 	head = head[:len(head)-2] // the blank line moves behind
 	head = append(head, "Connection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n"...)
 	if _, err := raw.Write(head); err != nil {
-		return nil, nil, err
+		return Response{}, nil, err
 	}
 	br := bufio.NewReader(raw)
-	resp, err = http.ReadResponse(br, &http.Request{Method: r.Method})
+	resp, err = responseOf(http.ReadResponse(br, &http.Request{Method: r.Method}))
 	if err != nil {
-		return nil, nil, err
+		return Response{}, nil, err
 	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		if resp.StatusCode < 200 {
-			return nil, nil, fmt.Errorf("unexpected status %d", resp.StatusCode)
+	if resp.Status != http.StatusSwitchingProtocols {
+		if resp.Status < 200 {
+			return Response{}, nil, fmt.Errorf("unexpected status %d", resp.Status)
 		}
 		resp.Body = &closing{Reader: resp.Body, conn: raw.NetConn()}
 		return resp, nil, nil
 	}
-	if got := resp.Header.Get("Upgrade"); !strings.EqualFold(got, protocol) {
-		return nil, nil, fmt.Errorf("asked to upgrade to %q, got %q", protocol, got)
+	if got := resp.Get("Upgrade"); !strings.EqualFold(got, protocol) {
+		return Response{}, nil, fmt.Errorf("asked to upgrade to %q, got %q", protocol, got)
 	}
 	return resp, &Upgraded{Conn: raw, br: br}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -89,6 +90,27 @@ func TestPureCoresDoNoIO(t *testing.T) {
 		}
 	}
 	assert.Empty(t, pure, "no such packages")
+}
+
+// TestStagesKnowNoTransport holds the stages of a request to values of our own: of net/http
+// they may use status codes and the names of methods.
+func TestStagesKnowNoTransport(t *testing.T) {
+	transport := []string{"downstream.go", "conn.go", "drain.go", "pod.go", "classify.go"}
+	files, err := filepath.Glob("../../proxy/*.go")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	uses := regexp.MustCompile(`[^.\w]http\.([A-Z]\w*)`)
+	for _, file := range files {
+		name := filepath.Base(file)
+		if strings.HasSuffix(name, "_test.go") || slices.Contains(transport, name) {
+			continue
+		}
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, use := range uses.FindAllStringSubmatch(string(source), -1) {
+			assert.Regexp(t, "^(Status|Method)", use[1], "%s uses http.%s", name, use[1])
+		}
+	}
 }
 
 func TestEveryPackageIsDocumented(t *testing.T) {

@@ -1,0 +1,30 @@
+package proxy
+
+import "github.com/ctrlmesh/ctrlmesh/proxy/status"
+
+// certificateStage refuses clients that present a certificate: TLS ends here, so it
+// cannot reach the apiserver.
+type certificateStage struct{ passthrough bool }
+
+func (s certificateStage) apply(x *exchange) *outcome {
+	if !x.req.certificate {
+		return nil
+	}
+	if s.passthrough {
+		return refusalBy("passthrough", status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
+	}
+	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
+		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
+	x.client.last = true
+	x.pod.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
+	return refusalBy("client_certificate", unauthorized(message))
+}
+
+// contradictionStage refuses all requests of a pod whose configurations contradict each
+// other. Not with 403: clients retry 503, and the contradiction ends when somebody fixes
+// the configuration.
+type contradictionStage struct{ message string }
+
+func (s contradictionStage) apply(*exchange) *outcome {
+	return refusalBy("contradiction", status.Unavailable(5, "%s", s.message))
+}

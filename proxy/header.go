@@ -1,0 +1,64 @@
+package proxy
+
+import (
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
+
+// forwardedHeaderStage removes the header fields that concern the client's connection.
+type forwardedHeaderStage struct{}
+
+func (forwardedHeaderStage) apply(x *exchange) *outcome {
+	x.out.dropHopByHop()
+	return nil
+}
+
+// auditStage gives a request an audit id, by which its access line and the apiserver's
+// audit log can be joined.
+type auditStage struct{ server *Server }
+
+func (s auditStage) apply(x *exchange) *outcome {
+	if x.debug && x.out.header[auditHeader] == nil {
+		x.out.set(auditHeader, string(uuid.NewUUID()))
+	}
+	return nil
+}
+
+// hopByHop headers concern one connection only (RFC 9110, 7.6.1).
+var hopByHop = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+}
+
+// dropHopByHop removes what concerns the client's connection only.
+func (o *outgoing) dropHopByHop() {
+	if perConnection(o.header) {
+		dropHopByHop(o.own())
+	}
+}
+
+// connects reports whether there are fields that concern one connection only.
+func perConnection(h header) bool {
+	return slices.ContainsFunc(hopByHop, func(name string) bool { _, has := h[name]; return has })
+}
+
+func dropHopByHop(h header) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				delete(h, textproto.CanonicalMIMEHeaderKey(name))
+			}
+		}
+	}
+	for _, name := range hopByHop {
+		delete(h, name)
+	}
+}
+
+func setLength(h header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }

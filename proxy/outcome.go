@@ -1,0 +1,160 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// outcome says how a stage ends a request. A nil outcome passes it to the next stage.
+type outcome struct {
+	kind   outcomeKind
+	reason string                 // of a refusal, in metrics
+	status *apierrors.StatusError // of a refusal
+	code   int                    // of an empty response
+	err    error                  // of an exchange with the apiserver
+}
+
+type outcomeKind int
+
+const (
+	refuseRequest   outcomeKind = iota // with a status, counted by reason
+	respond                            // with a status, in place of the apiserver's response
+	respondEmpty                       // with a status code alone
+	failUpstream                       // for the apiserver did not answer: err
+	resetConnection                    // without a response
+	startOver                          // the policy changed: evaluate the request anew
+)
+
+var (
+	restart = &outcome{kind: startOver}
+	reset   = &outcome{kind: resetConnection}
+)
+
+// refusal returns the outcome of a refusal, nil if there is none.
+func refusal(status *apierrors.StatusError) *outcome {
+	if status == nil {
+		return nil
+	}
+	return refusalBy(refusalReason(status), status)
+}
+
+// refusalBy is refusal with a reason of its own.
+func refusalBy(reason string, status *apierrors.StatusError) *outcome {
+	return &outcome{reason: reason, status: status}
+}
+
+// failure returns the outcome of an exchange with the apiserver that failed.
+func failure(err error) *outcome { return &outcome{kind: failUpstream, err: err} }
+
+// refusalReason returns the reason of a refusal by its status code.
+func refusalReason(err *apierrors.StatusError) string {
+	switch err.ErrStatus.Code {
+	case http.StatusGone:
+		return "relist"
+	case http.StatusBadRequest:
+		return "malformed"
+	case http.StatusTooManyRequests:
+		return "bound"
+	case http.StatusNotAcceptable:
+		return "not_acceptable"
+	}
+	return "lock"
+}
+
+// conclude carries out an outcome, except for a restart.
+func (x *exchange) conclude(o *outcome) {
+	switch o.kind {
+	case refuseRequest:
+		x.refuse(o.reason, o.status)
+	case respond:
+		x.answer(o.status)
+	case respondEmpty:
+		x.head(o.code, nil, nil)
+	case failUpstream:
+		x.failed(o.err)
+	case resetConnection:
+		x.client.reset()
+	}
+}
+
+// broken ends an answer that stopped half way so that the client sees that it
+// did.
+func (x *exchange) broken() {
+	if x.req.gone() == nil {
+		x.plan.meters.upstreamErrors.Inc()
+		x.allowed.broken = true
+	}
+	panic(errAbort)
+}
+
+// refuse answers the request without the apiserver.
+func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
+	x.allowed.unknown = reason != "fault"
+	owner := x.pod.nobody
+	if x.policy != nil {
+		owner = x.policy.owner
+	}
+	owner.refusals.of(reason, func(string) prometheus.Counter {
+		return owner.counter(x.pod.server.metrics.refusals, reason)
+	}).Inc()
+	x.answer(err)
+}
+
+func (x *exchange) answer(err *apierrors.StatusError) {
+	if x.over {
+		x.shed()
+	}
+	x.response.refuse(err)
+}
+
+// failed answers for an apiserver that did not.
+func (x *exchange) failed(err error) {
+	switch {
+	case x.ended():
+		x.refuse("ended", status.Unavailable(1, "the request ended before it began: ask again"))
+		return
+	case x.req.gone() != nil:
+		x.code = statusClientGone
+		x.pod.abandoned(&x.client)
+		panic(errAbort)
+	}
+	if errors.Is(err, errPolicyChanged) {
+		x.refuse("ended", status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
+		return
+	}
+	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
+		x.refuse("malformed", status.BadRequest("the body cannot be read"))
+		return
+	}
+	x.answer(x.noResponse(err))
+}
+
+// noResponse counts and logs that the apiserver did not answer, and returns what to
+// answer in its place.
+func (x *exchange) noResponse(err error) *apierrors.StatusError {
+	x.plan.meters.upstreamErrors.Inc()
+	level := slog.LevelDebug
+	if x.pod.notices.due("upstream") {
+		level = slog.LevelWarn
+	}
+	x.pod.server.log.Log(context.Background(), level, "the apiserver did not answer", "pod", x.pod.id, "error", err)
+	const toLog = ": the agent of the pod's node logs why"
+	if upstream.IsTimeout(err) {
+		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time"+toLog)
+	}
+	return status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver did not answer"+toLog)
+}
+
+// badResponse answers for a response that cannot be passed on.
+func (p *plan) badResponse(about string, err error) *outcome {
+	p.meters.upstreamErrors.Inc()
+	return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about %s cannot be read: %v", about, err)}
+}

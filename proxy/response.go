@@ -1,0 +1,229 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// response is what the client gets.
+type response struct {
+	client downstream
+	code   int   // of the status; 0: none yet
+	bytes  int64 // of the body
+	begun  bool  // its head was sent
+	broke  bool  // a fault broke it off
+}
+
+// responseStage edits a response on its way down, or ends the exchange.
+type responseStage interface {
+	respond(x *exchange, r *upstream.Response) *outcome
+}
+
+// responseStages are those that the stages of a request asked for, in their order.
+type responseStages struct {
+	n   int
+	all [4]responseStage
+}
+
+func (s *responseStages) add(one responseStage) {
+	s.all[s.n] = one
+	s.n++
+}
+
+// only has a stage be the first, and those before it none.
+func (s *responseStages) only(one responseStage) {
+	s.n = 0
+	s.add(one)
+}
+
+func (s *responseStages) respond(x *exchange, r *upstream.Response) *outcome {
+	for _, one := range s.all[:s.n] {
+		if end := one.respond(x, r); end != nil {
+			return end
+		}
+	}
+	return nil
+}
+
+// deliver sends a response to the client.
+func (x *exchange) deliver(resp *upstream.Response) {
+	x.sendHead(resp)
+	switch {
+	case x.whole != nil:
+		x.write(x.whole)
+	case x.plan.route == stream:
+		if whole := x.copyStream(resp.Body); whole {
+			x.end = x.completion(resp, nil)
+		}
+	default:
+		x.copyShort(resp.Body)
+		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
+	}
+	x.client.trailer(resp.Trailer)
+}
+
+// sendHead sends the status and header of a response, and keeps the books that
+// depend on them.
+func (x *exchange) sendHead(resp *upstream.Response) {
+	dropHopByHop(resp.Header)
+	if x.ticket != nil && x.fills && resp.Status == http.StatusOK {
+		x.pod.ledger.listed(x.ticket)
+	}
+	x.head(resp.Status, resp.Header, resp.Trailer)
+	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
+	x.plan.meters.added.Observe(x.added.Seconds())
+	if x.plan.route == stream {
+		x.client.flush() // a client of a quiet watch must see that it began
+		if x.initial == nil {
+			x.settled.Store(time.Now().UnixNano())
+		}
+		x.account()
+	}
+}
+
+// head sends a head to the client.
+func (r *response) head(code int, fields, trailer header) {
+	r.begun, r.code = true, code
+	r.client.head(code, fields, trailer)
+}
+
+// refuse sends a refusal to the client.
+func (r *response) refuse(err *apierrors.StatusError) {
+	r.begun, r.code = true, int(err.ErrStatus.Code)
+	r.bytes += int64(r.client.refuse(err))
+}
+
+// copyShort copies a body in large pieces.
+func (x *exchange) copyShort(r io.Reader) {
+	buf := upstream.Buffer()
+	defer buf.Free()
+	for {
+		n, err := fill(r, buf.B)
+		if n > 0 && !x.write(buf.B[:n]) {
+			return
+		}
+		if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
+			return
+		}
+		if err != nil {
+			x.broken()
+		}
+	}
+}
+
+// fill reads until p is full or r has no more. Unlike io.ReadFull it keeps a
+// truncated body apart from its end.
+func fill(r io.Reader, p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var m int
+		m, err = r.Read(p[n:])
+		n += m
+	}
+	return n, err
+}
+
+// copyStream copies a body and flushes what each read gave. It reports whether the
+// client got the whole body.
+func (x *exchange) copyStream(r io.Reader) (whole bool) {
+	if m := x.plan.meters.watches; m != nil && x.code == http.StatusOK {
+		m.Inc()
+		defer m.Dec()
+	}
+	b := streamBuffer{small: make([]byte, 4<<10)}
+	defer b.free()
+	for {
+		p := b.next()
+		n, err := r.Read(p)
+		if n > 0 && !x.writeStream(p[:n]) {
+			return false
+		}
+		switch {
+		case err == nil:
+			b.read(n)
+		case err == io.EOF:
+			return true
+		case x.ended():
+			if errors.Is(context.Cause(x.ctx), errPolicyChanged) {
+				x.linger(x.pod, x.req.ctx)
+			}
+			return false // a clean end: the client resumes
+		case errors.Is(err, events.ErrCut):
+			panic(errAbort)
+		default:
+			x.end = x.completion(nil, err)
+			x.broken()
+		}
+	}
+}
+
+// writeStream writes p and flushes it; false when the client is gone.
+func (x *exchange) writeStream(p []byte) bool {
+	if !x.write(p) {
+		return false
+	}
+	x.client.flush()
+	if x.initial != nil && x.initial.passed(p) {
+		x.initial = nil
+		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
+		x.settled.Store(time.Now().UnixNano())
+	}
+	return true
+}
+
+// streamBuffer is small while little comes, and large while more comes than fits.
+type streamBuffer struct {
+	small []byte
+	big   *upstream.Buf // nil: small is in use
+}
+
+func (b *streamBuffer) next() []byte {
+	if b.big != nil {
+		return b.big.B
+	}
+	return b.small
+}
+
+// read tells how much the last read gave.
+func (b *streamBuffer) read(n int) {
+	switch {
+	case n == len(b.small) && b.big == nil:
+		b.big = upstream.Buffer()
+	case n < len(b.small):
+		b.free()
+	}
+}
+
+func (b *streamBuffer) free() {
+	if b.big != nil {
+		b.big.Free()
+		b.big = nil
+	}
+}
+
+// ended tells whether the proxy itself ended the request.
+func (x *exchange) ended() bool {
+	cause := context.Cause(x.ctx)
+	return errors.Is(cause, errPolicyChanged) || errors.Is(cause, errShutdown) || errors.Is(cause, errDraining)
+}
+
+// write sends p to the client; false when it is gone.
+func (x *exchange) write(p []byte) bool {
+	if x.faults != nil {
+		return x.spoil(p)
+	}
+	return x.pass(p)
+}
+
+// pass sends p as it is; false when the client is gone.
+func (r *response) pass(p []byte) bool {
+	n, err := r.client.write(p)
+	r.bytes += int64(n)
+	return err == nil
+}
