@@ -36,6 +36,12 @@ type fakeAPI struct {
 	expire    bool // the next continue token is refused
 }
 
+func (f *fakeAPI) forbid(verb string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.forbidden = verb
+}
+
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,7 +221,7 @@ func TestSweepSurvivesAnExpiredToken(t *testing.T) {
 func TestSweepSaysWhatItMayNot(t *testing.T) {
 	for _, verb := range []string{"list", "patch"} {
 		f, s := newSweep(t, 20)
-		f.forbidden = verb
+		f.forbid(verb)
 		c := config("one", group([]string{""}, []string{"configmaps", "pods"}))
 		s.Set([]*v1alpha1.ShardingConfig{c})
 		require.False(t, s.Pass(t.Context(), false))
@@ -224,7 +230,7 @@ func TestSweepSaysWhatItMayNot(t *testing.T) {
 		require.Contains(t, st.Message, "kubectl create clusterrole ctrlmesh-stamp-configmaps --verb=list,patch --resource=configmaps")
 		require.Equal(t, []string{"pods"}, st.Completed, "the others are labelled")
 
-		f.forbidden = ""
+		f.forbid("")
 		require.True(t, s.Pass(t.Context(), false))
 		st = s.Status(c)
 		require.True(t, st.Done)
