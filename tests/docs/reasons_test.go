@@ -72,7 +72,7 @@ type found struct {
 }
 
 // reasonArgument is the index of the reason among the arguments of functions that record Events.
-var reasonArgument = map[string]int{"Eventf": 3, "Pod": 1, "Node": 0, "tell": 0}
+var reasonArgument = map[string]int{"Eventf": 3, "Pod": 1, "Node": 0, "recordLoss": 0}
 
 // constant adds the constants Reason... of a declaration.
 func (f *found) constant(n *ast.ValueSpec, dir string) {
