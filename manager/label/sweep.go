@@ -404,13 +404,11 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 		out.Done = false
 		problems = append(problems, "not all API groups answer: "+s.failing.Error())
 	}
-	if len(problems) > 0 {
-		const most = 3
-		if n := len(problems) - most; n > 0 {
-			problems = append(problems[:most], fmt.Sprintf("and %d more", n))
-		}
-		out.Message = strings.Join(problems, "; ")
+	const most = 3
+	if n := len(problems) - most; n > 0 {
+		problems = append(problems[:most], fmt.Sprintf("and %d more", n))
 	}
+	out.Message = strings.Join(problems, "; ")
 	return out
 }
 
