@@ -65,9 +65,14 @@ type Sweeper struct {
 	configs  []*v1alpha1.ShardingConfig
 	allowed  *platform.Settings // that Set was called with last
 	resumed  map[types.UID]v1alpha1.StampingStatus
-	served   []*metav1.APIResourceList
-	failing  error // of discovery
 	progress map[schema.GroupResource]*progress
+	discovered
+}
+
+// discovered is what the apiserver serves, as far as is known.
+type discovered struct {
+	served  []*metav1.APIResourceList
+	failing error // of discovery
 }
 
 // progress of one resource.
