@@ -67,7 +67,7 @@ func slimPod(o any) (any, error) {
 	return slim, nil
 }
 
-// slimMetadata keeps what tells that an object exists, and whether it is a namespace
+// slimMetadata keeps that an object exists, and whether it is a namespace
 // that forbids faults.
 func slimMetadata(o any) (any, error) {
 	m, ok := o.(*metav1.PartialObjectMetadata)

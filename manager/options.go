@@ -33,7 +33,7 @@ type Options struct {
 	// the leader, WebhookService the one of admission.
 	ManagerService, WebhookService string
 	// WebhookConfiguration is the name of the Mutating- and of the
-	// ValidatingWebhookConfiguration that are told the manager's CA.
+	// ValidatingWebhookConfiguration that verify the manager by its CA.
 	WebhookConfiguration string
 
 	// PushAddress, WebhookPort, MetricsAddress and HealthAddress are listened on.

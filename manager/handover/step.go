@@ -11,10 +11,30 @@ import (
 // Step is what becomes of a State by an Event.
 func Step(s State, e Event) (State, []Effect) {
 	n := newNext(s)
+	if !n.apply(e) {
+		return s, nil
+	}
+	n.verify()
+	n.release()
+	n.grant()
+	n.track()
+	n.restart()
+	n.Evidence.Acting = n.Evidence.Acting && n.Holds() // else the mesh may release the locks
+	if e, ok := e.(Want); ok {
+		n.forget(e.Scopes)
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.tell)) {
+		n.effects = append(n.effects, Tell{name})
+	}
+	return n.State, n.effects
+}
+
+// apply takes in an Event. It reports false for one that must have no effect.
+func (n *next) apply(e Event) bool {
 	switch e := e.(type) {
 	case Want:
 		if !disjoint(e.Scopes) || !n.accepts(e) {
-			return s, nil
+			return false
 		}
 		n.now = e.Now
 		n.want(e)
@@ -41,26 +61,9 @@ func Step(s State, e Event) (State, []Effect) {
 		n.now = e.Now
 		n.barred(e.UID, e.Serial)
 	case Outdated:
-		if m, ok := n.Members[e.UID]; ok && !m.Stale {
-			m.Stale = true
-			n.Members[e.UID] = m
-			n.tell[m.Shard] = true
-		}
+		n.outdated(e.UID)
 	}
-
-	n.verify()
-	n.release()
-	n.grant()
-	n.track()
-	n.restart()
-	n.Evidence.Acting = n.Evidence.Acting && n.Holds() // else the mesh may release the locks
-	if e, ok := e.(Want); ok {
-		n.forget(e.Scopes)
-	}
-	for _, name := range slices.Sorted(maps.Keys(n.tell)) {
-		n.effects = append(n.effects, Tell{name})
-	}
-	return n.State, n.effects
+	return true
 }
 
 // next is a State in the making.
@@ -153,6 +156,14 @@ func (n *next) stale(shard string) {
 			m.Stale = true
 			n.Members[uid] = m
 		}
+	}
+}
+
+func (n *next) outdated(uid string) {
+	if m, ok := n.Members[uid]; ok && !m.Stale {
+		m.Stale = true
+		n.Members[uid] = m
+		n.tell[m.Shard] = true
 	}
 }
 

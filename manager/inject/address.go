@@ -212,14 +212,7 @@ func mountFiles(at string, have []corev1.VolumeMount, volumes []corev1.Volume, f
 		ops = append(ops, jsonpatch.NewOperation("add", at+"/-", corev1.VolumeMount{Name: addressVolume, MountPath: addressDir, ReadOnly: true}))
 	}
 	for _, file := range files {
-		// The mount that the file is on, or is.
-		on := -1
-		for i, m := range have {
-			dir := path.Clean(m.MountPath)
-			if (file == dir || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")) && (on < 0 || len(dir) > len(path.Clean(have[on].MountPath))) {
-				on = i
-			}
-		}
+		on := mountOf(have, file)
 		mount := corev1.VolumeMount{Name: addressVolume, MountPath: file, SubPath: kubeconfigFile, ReadOnly: true}
 		if on < 0 {
 			ops = append(ops, jsonpatch.NewOperation("add", at+"/-", mount))
@@ -239,6 +232,18 @@ func mountFiles(at string, have []corev1.VolumeMount, volumes []corev1.Volume, f
 		}
 	}
 	return ops
+}
+
+// mountOf is the index of the mount that a file is on, or is; -1 if there is none.
+func mountOf(have []corev1.VolumeMount, file string) int {
+	on := -1
+	for i, m := range have {
+		dir := path.Clean(m.MountPath)
+		if (file == dir || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")) && (on < 0 || len(dir) > len(path.Clean(have[on].MountPath))) {
+			on = i
+		}
+	}
+	return on
 }
 
 func keptUpToDate(v corev1.Volume) bool {

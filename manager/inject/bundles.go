@@ -122,23 +122,22 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 				continue
 			}
 		default:
-			cm.Labels = maps.Clone(cm.Labels)
-			if cm.Labels == nil {
-				cm.Labels = map[string]string{}
-			}
-			cm.Labels[BundleLabel] = "true"
+			metav1.SetMetaDataLabel(&cm.ObjectMeta, BundleLabel, "true")
 			cm.Data, cm.BinaryData = want, nil
 			err = b.Client.Update(ctx, cm)
 		}
 		if err == nil {
 			return nil
 		}
-		if !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			break
-		}
-		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		if !isRace(err) {
 			break
 		}
 	}
 	return fmt.Errorf("ConfigMap %s: %w", key, err)
+}
+
+// isRace reports whether somebody else wrote the object meanwhile.
+func isRace(err error) bool {
+	return (apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)) &&
+		!apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }

@@ -60,15 +60,8 @@ func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOper
 					ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts/-", mount))
 				}
 			}
-			var missing []corev1.EnvVar
-			for _, e := range egressEnvironment {
-				switch j := slices.IndexFunc(c.Env, func(h corev1.EnvVar) bool { return h.Name == e.Name }); {
-				case j < 0:
-					missing = append(missing, e)
-				case c.Env[j] != e:
-					warnings = append(warnings, fmt.Sprintf("container %s: %s is set, and is left alone: clients that heed it refuse hosts whose requests the mesh must see (add %s to it, or remove annotation %s)", c.Name, e.Name, strings.SplitN(e.Value, ":", 2)[0], v1alpha1.TrustEgressAnnotation))
-				}
-			}
+			missing, left := lacksEnvironment(c)
+			warnings = append(warnings, left...)
 			if len(missing) > 0 && c.Env == nil && !byAddress {
 				ops = append(ops, jsonpatch.NewOperation("add", at+"/env", missing))
 				continue
@@ -79,4 +72,18 @@ func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOper
 		}
 	}
 	return ops, warnings
+}
+
+// lacksEnvironment returns what a container's environment lacks, and warns of what it sets
+// itself.
+func lacksEnvironment(c corev1.Container) (missing []corev1.EnvVar, warnings []string) {
+	for _, e := range egressEnvironment {
+		switch j := slices.IndexFunc(c.Env, func(h corev1.EnvVar) bool { return h.Name == e.Name }); {
+		case j < 0:
+			missing = append(missing, e)
+		case c.Env[j] != e:
+			warnings = append(warnings, fmt.Sprintf("container %s: %s is set, and is left alone: clients that heed it refuse hosts whose requests the mesh must see (add %s to it, or remove annotation %s)", c.Name, e.Name, strings.SplitN(e.Value, ":", 2)[0], v1alpha1.TrustEgressAnnotation))
+		}
+	}
+	return missing, warnings
 }

@@ -1,6 +1,7 @@
 package label
 
 import (
+	"cmp"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,35 +14,11 @@ import (
 // serves: namespaced ones that can be listed and patched, each in its preferred
 // version. Missing are those listed by full name that are not served so.
 func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) (found []schema.GroupVersionResource, missing []string) {
-	available := map[schema.GroupResource]schema.GroupVersionResource{}
-	for _, list := range served {
-		gv, err := schema.ParseGroupVersion(list.GroupVersion)
-		if err != nil {
-			continue
-		}
-		for _, r := range list.APIResources {
-			if !r.Namespaced || !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "patch") {
-				continue
-			}
-			gvr := gv.WithResource(r.Name)
-			if r.Group != "" {
-				gvr.Group = r.Group
-			}
-			if r.Version != "" {
-				gvr.Version = r.Version
-			}
-			if _, ok := available[gvr.GroupResource()]; !ok {
-				available[gvr.GroupResource()] = gvr
-			}
-		}
-	}
+	available := labelled(served)
 	wanted := map[schema.GroupVersionResource]bool{}
 	for _, g := range groups {
 		for gr, gvr := range available {
-			if !slices.Contains(g.APIGroups, "*") && !slices.Contains(g.APIGroups, gr.Group) {
-				continue
-			}
-			if slices.Contains(g.Resources, "*") || slices.Contains(g.Resources, gr.Resource) {
+			if names(g.APIGroups, gr.Group) && names(g.Resources, gr.Resource) {
 				wanted[gvr] = true
 			}
 		}
@@ -64,4 +41,29 @@ func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) 
 	slices.SortFunc(found, func(a, b schema.GroupVersionResource) int { return byString(a.GroupResource(), b.GroupResource()) })
 	slices.Sort(missing)
 	return found, slices.Compact(missing)
+}
+
+func names(list []string, one string) bool {
+	return slices.Contains(list, "*") || slices.Contains(list, one)
+}
+
+// labelled returns the served resources whose objects can be labelled.
+func labelled(served []*metav1.APIResourceList) map[schema.GroupResource]schema.GroupVersionResource {
+	out := map[schema.GroupResource]schema.GroupVersionResource{}
+	for _, list := range served {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			continue
+		}
+		for _, r := range list.APIResources {
+			if !r.Namespaced || !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "patch") {
+				continue
+			}
+			gvr := schema.GroupVersionResource{Group: cmp.Or(r.Group, gv.Group), Version: cmp.Or(r.Version, gv.Version), Resource: r.Name}
+			if _, ok := out[gvr.GroupResource()]; !ok {
+				out[gvr.GroupResource()] = gvr
+			}
+		}
+	}
+	return out
 }

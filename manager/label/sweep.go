@@ -65,9 +65,14 @@ type Sweeper struct {
 	configs  []*v1alpha1.ShardingConfig
 	allowed  *platform.Settings // that Set was called with last
 	resumed  map[types.UID]v1alpha1.StampingStatus
-	served   []*metav1.APIResourceList
-	failing  error // of discovery
 	progress map[schema.GroupResource]*progress
+	discovered
+}
+
+// discovered is what the apiserver serves, as far as is known.
+type discovered struct {
+	served  []*metav1.APIResourceList
+	failing error // of discovery
 }
 
 // progress of one resource.
@@ -404,13 +409,11 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 		out.Done = false
 		problems = append(problems, "not all API groups answer: "+s.failing.Error())
 	}
-	if len(problems) > 0 {
-		const most = 3
-		if n := len(problems) - most; n > 0 {
-			problems = append(problems[:most], fmt.Sprintf("and %d more", n))
-		}
-		out.Message = strings.Join(problems, "; ")
+	const most = 3
+	if n := len(problems) - most; n > 0 {
+		problems = append(problems[:most], fmt.Sprintf("and %d more", n))
 	}
+	out.Message = strings.Join(problems, "; ")
 	return out
 }
 

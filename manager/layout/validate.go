@@ -37,20 +37,30 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 		}
 	}
 	if root.Key == v1alpha1.KeyObject {
-		if root.Canary != nil {
-			errs = append(errs, field.Forbidden(path.Child("canary"), "objects are assigned by uid (key: Object), which leaves no namespaces to give to a canary: remove canary, or choose key: Namespace"))
-		}
-		if root.Method == v1alpha1.MethodLabels {
-			errs = append(errs, field.NotSupported(path.Child("method"), root.Method, []v1alpha1.Method{v1alpha1.MethodAuto, v1alpha1.MethodServerSide, v1alpha1.MethodFilter}))
-		}
+		errs = append(errs, validateByObject(root, path)...)
 	}
 	if root.Canary == nil {
 		return errs
 	}
-	problems := validateCanary(root.Canary, path.Child("canary"))
-	if len(problems) > 0 {
+	if problems := validateCanary(root.Canary, path.Child("canary")); len(problems) > 0 {
 		return append(errs, problems...)
 	}
+	return append(errs, validateRest(root, path)...)
+}
+
+// validateByObject finds what key: Object does not allow.
+func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	if root.Canary != nil {
+		errs = append(errs, field.Forbidden(path.Child("canary"), "objects are assigned by uid (key: Object), which leaves no namespaces to give to a canary: remove canary, or choose key: Namespace"))
+	}
+	if root.Method == v1alpha1.MethodLabels {
+		errs = append(errs, field.NotSupported(path.Child("method"), root.Method, []v1alpha1.Method{v1alpha1.MethodAuto, v1alpha1.MethodServerSide, v1alpha1.MethodFilter}))
+	}
+	return errs
+}
+
+// validateRest finds what cannot be meant by a valid canary and the keys that it leaves.
+func validateRest(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
 	taken := canary(root)
 	rest := sharding.All().Minus(taken)
 	if root.Auto != nil && rest.Empty() {

@@ -117,13 +117,16 @@ func (s sight) free() bool {
 	return !s.exists || s.holder == "" || s.identified() || s.age >= s.duration
 }
 
+// mislabelled reports whether an object has the mesh's label, but not its identity.
+func (s sight) mislabelled() bool { return s.exists && s.marked && !s.identified() }
+
 // steps says what to do about the objects of one lock: nothing, if it cannot be done to
 // all of them.
 func steps(mode Mode, objects map[string]sight) map[string]action {
 	out := map[string]action{}
 	for resource, s := range objects {
 		switch {
-		case s.exists && s.marked && !s.identified() && (mode != Keep || !s.free()):
+		case s.mislabelled() && (mode != Keep || !s.free()):
 			out[resource] = unmark
 		case mode == Release && s.exists && s.ours():
 			out[resource] = release

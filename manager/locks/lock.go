@@ -245,8 +245,7 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 	var errs []error
 	for _, resource := range resources {
 		what, ok := todo[resource]
-		if !ok || what == acquire && l.denied != nil || what == renew && now.Sub(l.objects[resource].wrote) < renewEvery ||
-			what == release && now.Sub(l.contested) < contestedFor {
+		if !ok || !l.may(what, resource, now) {
 			continue
 		}
 		if what == release && !l.objects[resource].proven(now) {
@@ -261,18 +260,32 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 			errs = append(errs, err)
 			break // a lock is acquired in the order in which clients do
 		}
-		switch what {
-		case acquire:
-			did = append(did, "acquired a lock")
-		case release:
-			did = append(did, "released a lock")
-		case unmark:
-			did = append(did, "removed the label from a lock that another holds")
-		case renew:
+		if said := done[what]; said != "" {
+			did = append(did, said)
 		}
 	}
 	l.problem = errors.Join(errs...)
 	return did
+}
+
+// done is what is logged of an action; nothing of renewals.
+var done = map[action]string{
+	acquire: "acquired a lock",
+	release: "released a lock",
+	unmark:  "removed the label from a lock that another holds",
+}
+
+// may reports whether it is time for an action.
+func (l *lock) may(what action, resource string, now time.Time) bool {
+	switch what {
+	case acquire:
+		return l.denied == nil
+	case renew:
+		return now.Sub(l.objects[resource].wrote) >= renewEvery
+	case release:
+		return now.Sub(l.contested) >= contestedFor
+	}
+	return true
 }
 
 // do writes the record of an object. Somebody else may have written it meanwhile: then

@@ -91,16 +91,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 	newCluster := first || s.cluster.Version != cluster.Version
 	s.cluster = cluster
 
-	byNode := map[string]map[string]*meshv1.PodPolicy{}
-	for uid, p := range policies {
-		if p.Node == "" {
-			continue
-		}
-		if byNode[p.Node] == nil {
-			byNode[p.Node] = map[string]*meshv1.PodPolicy{}
-		}
-		byNode[p.Node][string(uid)] = p.PodPolicy
-	}
+	byNode := byNode(policies)
 	for name := range byNode {
 		s.node(name)
 	}
@@ -108,20 +99,8 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 		old, wanted := n.policies, byNode[name]
 		n.policies = wanted
 		for _, st := range n.streams {
-			if newCluster {
-				st.clusterDirty = true
-			}
-			for uid, p := range wanted {
-				if first || old[uid].GetVersion() != p.Version {
-					st.dirty[uid] = struct{}{}
-				}
-			}
-			for uid := range old {
-				if wanted[uid] == nil {
-					st.dirty[uid] = struct{}{}
-					delete(st.seen, uid)
-				}
-			}
+			st.clusterDirty = st.clusterDirty || newCluster
+			st.mark(old, wanted, first)
 		}
 		for uid, p := range old {
 			if wanted[uid] == nil {
@@ -136,6 +115,36 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			st.wake()
 		}
 		s.forget(name)
+	}
+}
+
+// byNode are the policies of scheduled pods, by node and uid.
+func byNode(policies map[types.UID]compile.Policy) map[string]map[string]*meshv1.PodPolicy {
+	out := map[string]map[string]*meshv1.PodPolicy{}
+	for uid, p := range policies {
+		if p.Node == "" {
+			continue
+		}
+		if out[p.Node] == nil {
+			out[p.Node] = map[string]*meshv1.PodPolicy{}
+		}
+		out[p.Node][string(uid)] = p.PodPolicy
+	}
+	return out
+}
+
+// mark marks the pods whose policies are to be sent: those that differ, or all.
+func (st *stream) mark(old, wanted map[string]*meshv1.PodPolicy, all bool) {
+	for uid, p := range wanted {
+		if all || old[uid].GetVersion() != p.Version {
+			st.dirty[uid] = struct{}{}
+		}
+	}
+	for uid := range old {
+		if wanted[uid] == nil {
+			st.dirty[uid] = struct{}{}
+			delete(st.seen, uid)
+		}
 	}
 }
 

@@ -246,7 +246,12 @@ func (b *Book) readPod(p *pod, policy compile.Policy, opened map[types.Namespace
 			m.set(now)
 		}
 	}
-	// What is on record counts, whatever the policy says of it now.
+	p.readRecord(policy, opened)
+	p.leaveOthers(inForce)
+}
+
+// readRecord enters what is on record, which counts whatever the policy says of it now.
+func (p *pod) readRecord(policy compile.Policy, opened map[types.NamespacedName]*breaker) {
 	for name, br := range opened {
 		for rule, pods := range br.found {
 			if _, ok := pods[policy.Name]; ok && name.Namespace == policy.Namespace {
@@ -254,12 +259,15 @@ func (b *Book) readPod(p *pod, policy compile.Policy, opened map[types.Namespace
 			}
 		}
 	}
+}
+
+// leaveOthers leaves the rules that the policy is without.
+func (p *pod) leaveOthers(inForce bool) {
 	for at, m := range p.members {
 		if m.named {
 			m.named = false
 			continue
 		}
-		// The policy is without the rule.
 		now := m.Member
 		now.Leaving, now.Told = true, Share{}
 		if m.set(now); now.May.None() || inForce {

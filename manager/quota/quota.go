@@ -141,6 +141,12 @@ func wants(members []Member, of uint32) []Share {
 			out[i] = Share{m.Like.Index, of}
 		}
 	}
+	fill(members, of, out, taken)
+	return out
+}
+
+// fill gives the free indexes to those that have none, and nothing to those that leave.
+func fill(members []Member, of uint32, out []Share, taken map[uint32]bool) {
 	free := uint32(0)
 	for i, m := range members {
 		if m.Leaving {
@@ -156,7 +162,6 @@ func wants(members []Member, of uint32) []Share {
 		taken[free] = true
 		out[i] = Share{free, of}
 	}
-	return out
 }
 
 // less is as much of what is wanted as is no more than what there is.

@@ -42,13 +42,8 @@ func (rt *root) keepChildren(ctx context.Context, v view) error {
 			if err := rt.Client.Create(ctx, want); err != nil && !rt.mine(ctx, v.config, name, err) {
 				errs = append(errs, fmt.Errorf("creating its ShardingConfig %s: %w", name, err))
 			}
-		case !equality.Semantic.DeepEqual(is.Spec, want.Spec) || is.Labels[v1alpha1.RootLabel] != v.config.Name:
-			updated := is.DeepCopy()
-			updated.Spec = want.Spec
-			metav1.SetMetaDataLabel(&updated.ObjectMeta, v1alpha1.RootLabel, v.config.Name)
-			if err := rt.Client.Update(ctx, updated); err != nil && !apierrors.IsConflict(err) {
-				errs = append(errs, fmt.Errorf("updating its ShardingConfig %s: %w", name, err))
-			}
+		default:
+			errs = append(errs, rt.updateChild(ctx, is, want))
 		}
 	}
 	for name, is := range have {
@@ -57,6 +52,20 @@ func (rt *root) keepChildren(ctx context.Context, v view) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// updateChild reverts what is written into a child.
+func (rt *root) updateChild(ctx context.Context, is, want *v1alpha1.ShardingConfig) error {
+	if equality.Semantic.DeepEqual(is.Spec, want.Spec) && is.Labels[v1alpha1.RootLabel] == want.Labels[v1alpha1.RootLabel] {
+		return nil
+	}
+	updated := is.DeepCopy()
+	updated.Spec = want.Spec
+	metav1.SetMetaDataLabel(&updated.ObjectMeta, v1alpha1.RootLabel, want.Labels[v1alpha1.RootLabel])
+	if err := rt.Client.Update(ctx, updated); err != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("updating its ShardingConfig %s: %w", want.Name, err)
+	}
+	return nil
 }
 
 // mine tells whether a child could not be created because it is there already, and

@@ -50,23 +50,13 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	uid, why := rt.mayRestart(v)
 	pod := v.all[uid]
 	if uid == "" {
-		if now.After(rt.retry) {
-			rt.why = ""
-		}
-		if rt.lacking(v) > 0 {
-			rt.why = fmt.Sprintf("pod %s was evicted, and its successor is not there yet", rt.name)
-		}
+		rt.awaitsSuccessor(v, now)
 		return nil
 	}
 	if now.Before(rt.retry) || uid == rt.evicted && now.Sub(rt.at) < askAgain {
 		return nil
 	}
-	eviction := &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
-	}
-	err := rt.Client.SubResource("eviction").Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}, eviction)
-	switch {
+	switch err := rt.evict(ctx, pod); {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		return nil // it is gone already
 	case apierrors.IsTooManyRequests(err):
@@ -87,6 +77,24 @@ func (rt *root) restart(ctx context.Context, v view, now time.Time) error {
 	rt.why = fmt.Sprintf("pod %s is being restarted", pod.Name)
 	rt.Recorder.Eventf(v.config, pod, corev1.EventTypeNormal, "Restarting", "Evict", "pod %s is restarted: %s", pod.Name, why)
 	return nil
+}
+
+func (rt *root) evict(ctx context.Context, pod *corev1.Pod) error {
+	meta := metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}
+	return rt.Client.SubResource("eviction").Create(ctx, &corev1.Pod{ObjectMeta: meta}, &policyv1.Eviction{
+		ObjectMeta:    meta,
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+	})
+}
+
+// awaitsSuccessor says what restarts wait for while no pod may be evicted.
+func (rt *root) awaitsSuccessor(v view, now time.Time) {
+	if now.After(rt.retry) {
+		rt.why = ""
+	}
+	if rt.lacking(v) > 0 {
+		rt.why = fmt.Sprintf("pod %s was evicted, and its successor is not there yet", rt.name)
+	}
 }
 
 // mayRestart says which pod may be evicted now, and why it is to be replaced.

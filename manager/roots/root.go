@@ -29,12 +29,7 @@ import (
 type root struct {
 	*Roots
 	uid types.UID
-	// object is as it was last read or written here; nil while it must be read.
-	object *v1alpha1.ShardingConfig
-	state  handover.State
-	readAt time.Time // when state was read
-	broken error     // why the state cannot be read
-
+	record
 	plan
 	gate
 	restarting
@@ -43,14 +38,27 @@ type root struct {
 	forgotten map[string]bool // members, by uid, that their agents know nothing of
 	dropped   []string        // of them, that are members no more once it is written
 	unsure    []string        // whom the first keys wait for, for people
-	blocked   bool            // people were told
 	unplanned bool            // the state does not follow the configuration yet
-	// rolledBack: an Event says that the state was.
-	rolledBack bool
 	leading
-	counted []string // shards with metrics
+	reported
+}
+
+// record is what is written of a root.
+type record struct {
+	// object is as it was last read or written here; nil while it must be read.
+	object *v1alpha1.ShardingConfig
+	state  handover.State
+	readAt time.Time // when state was read
+	broken error     // why the state cannot be read
 	// published is what the rest of the manager knows.
 	published compile.Root
+}
+
+// reported is what people were told of a root.
+type reported struct {
+	// blocked: an Event says that a handover is, and rolledBack that the state was.
+	blocked, rolledBack bool
+	counted             []string // shards with metrics
 }
 
 // round is a round of one root. config is as watched; what must not be stale is

@@ -51,75 +51,97 @@ func (p *plan) lasting(outdated []string, now time.Time) (out []string) {
 
 // step is what becomes of the state by all that happened.
 func (rt *root) step(v view, now time.Time) (handover.State, []handover.Effect) {
-	state := rt.state
-	var effects []handover.Effect
-	do := func(e handover.Event) {
-		var more []handover.Effect
-		state, more = handover.Step(state, e)
-		effects = append(effects, more...)
+	s := &stepping{root: rt, v: v, now: now, next: rt.state}
+	s.learn()
+	if s.assignKeys() {
+		s.assignPods()
 	}
+	return s.next, s.effects
+}
 
-	rt.ended.observe(state.Members, v, now)
-	rt.forget(state.Members, v)
-	rt.leftovers.observe(rt, v, state, now)
-	v.removed = rt.removed(v, now)
-	state.Evidence.LocksHeld, state.Evidence.OthersIdle = rt.locksHeld(v), len(rt.others(v, state)) == 0
-	for _, e := range rt.ahead(v, now) {
-		do(e)
+// stepping is one call of step. Its stages run in the order in which they are written.
+type stepping struct {
+	*root
+	v       view
+	now     time.Time
+	next    handover.State // in the making
+	effects []handover.Effect
+}
+
+func (s *stepping) do(e handover.Event) {
+	next, effects := handover.Step(s.next, e)
+	s.next, s.effects = next, append(s.effects, effects...)
+}
+
+// learn takes in what agents said since the last step.
+func (s *stepping) learn() {
+	s.ended.observe(s.next.Members, s.v, s.now)
+	s.forget(s.next.Members, s.v)
+	s.leftovers.observe(s.root, s.v, s.next, s.now)
+	s.v.removed = s.removed(s.v, s.now)
+	s.next.Evidence.LocksHeld, s.next.Evidence.OthersIdle = s.locksHeld(s.v), len(s.others(s.v, s.next)) == 0
+	for _, e := range s.ahead(s.v, s.now) {
+		s.do(e)
 	}
-	for _, uid := range slices.Sorted(maps.Keys(state.Members)) {
-		if e := rt.heard(state, state.Members[uid], v, now); e != nil {
-			do(e)
+	for _, uid := range slices.Sorted(maps.Keys(s.next.Members)) {
+		if e := s.heard(s.next, s.next.Members[uid], s.v, s.now); e != nil {
+			s.do(e)
 		}
 	}
-	rt.dropped = nil
-	for uid := range rt.forgotten {
-		if _, member := state.Members[uid]; !member { // it may join again, once that is written
-			rt.dropped = append(rt.dropped, uid)
+	s.dropped = nil
+	for uid := range s.forgotten {
+		if _, member := s.next.Members[uid]; !member { // it may join again, once that is written
+			s.dropped = append(s.dropped, uid)
 		}
 	}
-	rt.unsure, rt.closed, rt.ripe, rt.unplanned = nil, nil, false, false
-	first := !state.Holds() && !grantsNothing(v.config)
+}
+
+// assignKeys makes the plan of keys, and follows it. It reports whether pods may be assigned:
+// not while a pod outside the mesh may act, or the configuration is invalid.
+func (s *stepping) assignKeys() bool {
+	s.unsure, s.closed, s.ripe, s.unplanned = nil, nil, false, false
+	first := !s.next.Holds() && !grantsNothing(s.v.config)
 	if first {
-		if rt.unsure = rt.unrefused(v); len(rt.unsure) > 0 {
-			return state, effects
+		if s.unsure = s.unrefused(s.v); len(s.unsure) > 0 {
+			return false
 		}
 	}
-	if !rt.heardAll(v, state, now) || !rt.replan(v, state, now) {
-		rt.unplanned = true
+	if !s.heardAll(s.v, s.next, s.now) || !s.replan(s.v, s.next, s.now) {
+		s.unplanned = true
 	} else {
-		if first && v.problem == nil && !rt.mayGrant(v) {
-			return state, effects
+		if first && s.v.problem == nil && !s.mayGrant(s.v) {
+			return false
 		}
-		do(handover.Want{
-			Scopes:  rt.scopes,
-			Ready:   rt.ready(v, state, now),
-			Restart: v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist && !v.config.Spec.DryRun,
-			Now:     now,
+		s.do(handover.Want{
+			Scopes:  s.scopes,
+			Ready:   s.ready(s.v, s.next, s.now),
+			Restart: s.v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist && !s.v.config.Spec.DryRun,
+			Now:     s.now,
 		})
-		rt.unplanned = !follows(state, rt.scopes)
+		s.unplanned = !follows(s.next, s.scopes)
 	}
-	if v.problem != nil && !compile.Withdrawn(v.config) {
-		return state, effects
-	}
-	spec := v.config.Spec.Root
-	if compile.Withdrawn(v.config) { // deleted or disabled: all members are to be replaced
+	return s.v.problem == nil || compile.Withdrawn(s.v.config)
+}
+
+// assignPods lets pods join shards, and marks those that are to be replaced.
+func (s *stepping) assignPods() {
+	spec := s.v.config.Spec.Root
+	if compile.Withdrawn(s.v.config) { // deleted or disabled: all members are to be replaced
 		spec = spec.DeepCopy()
 		spec.Disable = new(true)
 	}
-	placed, outdated := layout.Place(spec, v.pods, state.Members)
-	if join := rt.joining(v, placed); len(join) > 0 {
-		do(handover.Join{Members: join})
+	placed, outdated := layout.Place(spec, s.v.pods, s.next.Members)
+	if join := s.joining(s.v, placed); len(join) > 0 {
+		s.do(handover.Join{Members: join})
 	}
-	for _, uid := range rt.lasting(outdated, now) {
-		do(handover.Outdated{UID: uid})
+	for _, uid := range s.lasting(outdated, s.now) {
+		s.do(handover.Outdated{UID: uid})
 	}
-	for uid := range state.Members {
-		if p := v.all[uid]; p != nil && (!layout.Selects(v.config.Spec.Root, p) || !admitted(v, p)) {
-			do(handover.Outdated{UID: uid})
+	for uid := range s.next.Members {
+		if p := s.v.all[uid]; p != nil && (!layout.Selects(s.v.config.Spec.Root, p) || !admitted(s.v, p)) {
+			s.do(handover.Outdated{UID: uid})
 		}
 	}
-	return state, effects
 }
 
 // ahead is what agents said of serials, of members and of pods that wait: the core knows

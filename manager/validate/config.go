@@ -30,25 +30,32 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 		errs = append(errs, field.Forbidden(spec.Child("clientCertificates"), "Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"))
 	}
 	if c.Spec.Root == nil {
-		errs = append(errs, selector(c.Spec.Selector, spec.Child("selector"))...)
-		if s := c.Spec.Selector; s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
-			errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
-		}
-		if len(c.Spec.Limits) == 0 && !passes {
-			errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
-		}
-		for i, l := range c.Spec.Limits {
-			// An agent would not take it: to narrow nothing is to be unsharded.
-			if s := l.Selector; s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
-				errs = append(errs, field.Required(spec.Child("limits").Index(i).Child("selector"), "say which objects are this shard's: an empty selector would give it all of them"))
-			}
-		}
+		errs = append(errs, handWritten(c, passes, spec)...)
 	} else {
 		errs = append(errs, root(c, spec.Child("root"))...)
 	}
 	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
 	if c.Spec.Root == nil {
 		errs = append(errs, lockNames(c, c.Name)...)
+	}
+	return errs
+}
+
+// handWritten finds what is wrong with a configuration that names its shard's pods itself.
+func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) field.ErrorList {
+	empty := func(s *metav1.LabelSelector) bool { return s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 }
+	errs := selector(c.Spec.Selector, spec.Child("selector"))
+	if empty(c.Spec.Selector) {
+		errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
+	}
+	if len(c.Spec.Limits) == 0 && !passes {
+		errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
+	}
+	for i, l := range c.Spec.Limits {
+		// An agent would not take it: to narrow nothing is to be unsharded.
+		if empty(l.Selector) {
+			errs = append(errs, field.Required(spec.Child("limits").Index(i).Child("selector"), "say which objects are this shard's: an empty selector would give it all of them"))
+		}
 	}
 	return errs
 }

@@ -197,60 +197,71 @@ func ofResources(path string) bool {
 }
 
 func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []string) {
-	told, ports, connect := compile.ToldBreaker(c), map[int32]bool{}, false
-	look := func(matches []*meshv1.HttpMatch) {
-		for _, m := range matches {
-			ports[int32(m.Port)] = true
-			connect = connect || connects(m)
-		}
-	}
-	otherHosts := len(told.Intercepts) > 0
 	for i, l := range c.Spec.RateLimitings {
-		for j, m := range l.ResourceRules {
-			at := fmt.Sprintf("spec.rateLimitings[%d].resourceRules[%d]", i, j)
-			out = append(out, resourceWarnings(at, m.APIGroups, m.Resources, m.Verbs, m.Names)...)
-			if !slices.Contains(m.Namespaces, "*") && !slices.ContainsFunc(m.APIGroups, custom) {
-				for _, resource := range m.Resources {
-					if clusterScoped[resource] {
-						out = append(out, fmt.Sprintf(`%s has no effect on %s, which are in no namespace: give them an entry with namespaces ["*"]`, at, resource))
-					}
-				}
-			}
-		}
-		out = append(out, pathWarnings(fmt.Sprintf("spec.rateLimitings[%d]", i), "resourceRules", l.NonResourceRules)...)
-		if l.Scope == v1alpha1.LimitScopeWorkload && l.Bucket == nil && l.MaxInFlight == nil {
-			out = append(out, fmt.Sprintf("spec.rateLimitings[%d].scope Workload has no effect: bucket and maxInFlight are shared alone, and each pod counts failures by itself", i))
-		}
-		if l.RecoverPolicy != nil && (l.TriggerPolicy != "" && l.TriggerPolicy != v1alpha1.TriggerNormal || l.Bucket == nil && l.Trip == nil) {
-			out = append(out, fmt.Sprintf("spec.rateLimitings[%d].recoverPolicy has no effect: a breaker opens, and then recovers, with triggerPolicy Normal and a bucket or trip", i))
-		}
+		out = append(out, limitWarnings(fmt.Sprintf("spec.rateLimitings[%d]", i), l)...)
 	}
 	if len(c.Spec.RateLimitings)+len(c.Spec.TrafficInterceptRules) == 0 {
 		out = append(out, "this has no effect: it has neither spec.rateLimitings nor spec.trafficInterceptRules")
 	}
+	told := compile.ToldBreaker(c)
+	var matches []*meshv1.HttpMatch
 	for _, r := range told.Rules {
-		look(r.Http)
-		otherHosts = otherHosts || len(r.Http) > 0
+		matches = append(matches, r.Http...)
 	}
 	for _, r := range told.Intercepts {
-		look(r.Http)
+		matches = append(matches, r.Http...)
 	}
-	if connect {
+	if slices.ContainsFunc(matches, connects) {
 		out = append(out, connectUnmatched)
 	}
 	if rules.Hidden(told) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and user agents match nothing there, limits count connections, and trip.slowPercent sees none")
 	}
-	if c.Spec.Egress != nil && !otherHosts {
-		out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
+	redirected := []int32{80, 443}
+	if e := c.Spec.Egress; e != nil {
+		if len(matches)+len(told.Intercepts) == 0 {
+			out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
+		}
+		out = append(out, portWarnings(e.Ports)...)
+		if len(e.Ports) > 0 {
+			redirected = e.Ports
+		}
 	}
-	if c.Spec.Egress != nil {
-		out = append(out, portWarnings(c.Spec.Egress.Ports)...)
+	return append(out, unseenPorts(matches, redirected)...)
+}
+
+// limitWarnings are of a rule that does less than it seems to.
+func limitWarnings(at string, l v1alpha1.Limiting) (out []string) {
+	for j, m := range l.ResourceRules {
+		at := fmt.Sprintf("%s.resourceRules[%d]", at, j)
+		out = append(out, resourceWarnings(at, m.APIGroups, m.Resources, m.Verbs, m.Names)...)
+		if slices.Contains(m.Namespaces, "*") || slices.ContainsFunc(m.APIGroups, custom) {
+			continue
+		}
+		for _, resource := range m.Resources {
+			if clusterScoped[resource] {
+				out = append(out, fmt.Sprintf(`%s has no effect on %s, which are in no namespace: give them an entry with namespaces ["*"]`, at, resource))
+			}
+		}
 	}
-	redirected := []int32{0, 80, 443} // 0: any
-	if e := c.Spec.Egress; e != nil && len(e.Ports) > 0 {
-		redirected = append(redirected[:1], e.Ports...)
+	out = append(out, pathWarnings(at, "resourceRules", l.NonResourceRules)...)
+	if l.Scope == v1alpha1.LimitScopeWorkload && l.Bucket == nil && l.MaxInFlight == nil {
+		out = append(out, at+".scope Workload has no effect: bucket and maxInFlight are shared alone, and each pod counts failures by itself")
 	}
+	opens := (l.TriggerPolicy == "" || l.TriggerPolicy == v1alpha1.TriggerNormal) && (l.Bucket != nil || l.Trip != nil)
+	if l.RecoverPolicy != nil && !opens {
+		out = append(out, at+".recoverPolicy has no effect: a breaker opens, and then recovers, with triggerPolicy Normal and a bucket or trip")
+	}
+	return out
+}
+
+// unseenPorts are of ports that rules name and that are not redirected.
+func unseenPorts(matches []*meshv1.HttpMatch, redirected []int32) (out []string) {
+	ports := map[int32]bool{}
+	for _, m := range matches {
+		ports[int32(m.Port)] = true
+	}
+	delete(ports, 0) // any
 	for _, p := range redirected {
 		delete(ports, p)
 	}
@@ -322,37 +333,10 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 	}
 	otherHosts := false
 	for i, r := range f.Spec.HTTPFaultInjections {
-		about := func(verb string) bool {
-			m := r.Match
-			return m == nil || len(m.Resources)+len(m.NonResourceRules)+len(m.HTTPMatch) == 0 || slices.ContainsFunc(m.Resources, func(m v1alpha1.FaultResourceMatch) bool {
-				return len(m.Verbs) == 0 || slices.Contains(m.Verbs, "*") || slices.Contains(m.Verbs, verb)
-			})
-		}
-		if r.Watch != nil && !about("watch") {
-			out = append(out, fmt.Sprintf("spec.httpFault[%d].watch has no effect: match.resources has no entry with the verb watch", i))
-		}
-		if r.StaleList != nil && !about("list") {
-			out = append(out, fmt.Sprintf("spec.httpFault[%d].staleList has no effect: match.resources has no entry with the verb list", i))
-		}
-		if idle(r.Delay) {
-			out = append(out, fmt.Sprintf("spec.httpFault[%d].delay has no effect: fixedDelay is 0s", i))
-		}
-		if r.Watch != nil && idle(r.Watch.Delay) {
-			out = append(out, fmt.Sprintf("spec.httpFault[%d].watch.delay has no effect: fixedDelay is 0s", i))
-		}
-		if r.EffectiveTime != nil && dead(r.EffectiveTime) {
-			out = append(out, fmt.Sprintf("spec.httpFault[%d] has no effect: none of effectiveTime.months has one of daysOfMonth", i))
-		}
+		at := fmt.Sprintf("spec.httpFault[%d]", i)
+		out = append(out, faultWarnings(at, r)...)
 		if r.Match != nil {
-			for j, m := range r.Match.Resources {
-				out = append(out, resourceWarnings(fmt.Sprintf("spec.httpFault[%d].match.resources[%d]", i, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
-			}
-			out = append(out, pathWarnings(fmt.Sprintf("spec.httpFault[%d].match", i), "resources", r.Match.NonResourceRules)...)
-			for j, m := range r.Match.HTTPMatch {
-				if p := m.Path; p != nil && (p.Exact != "" && p.Exact[0] != '/' || p.Prefix != "" && p.Prefix[0] != '/') {
-					out = append(out, fmt.Sprintf("spec.httpFault[%d].match.httpMatch[%d].path matches nothing: paths begin with \"/\"", i, j))
-				}
-			}
+			out = append(out, matchWarnings(at+".match", r.Match)...)
 			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
 		}
 	}
@@ -368,6 +352,47 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 			out = append(out, "spec.egress has no effect: it is about what httpMatch is about, and no rule has any")
 		}
 		out = append(out, portWarnings(e.Ports)...)
+	}
+	return out
+}
+
+// faultWarnings are of faults that have no effect.
+func faultWarnings(at string, r v1alpha1.HTTPFaultInjection) (out []string) {
+	if r.Watch != nil && !about(r.Match, "watch") {
+		out = append(out, at+".watch has no effect: match.resources has no entry with the verb watch")
+	}
+	if r.StaleList != nil && !about(r.Match, "list") {
+		out = append(out, at+".staleList has no effect: match.resources has no entry with the verb list")
+	}
+	if idle(r.Delay) {
+		out = append(out, at+".delay has no effect: fixedDelay is 0s")
+	}
+	if r.Watch != nil && idle(r.Watch.Delay) {
+		out = append(out, at+".watch.delay has no effect: fixedDelay is 0s")
+	}
+	if r.EffectiveTime != nil && dead(r.EffectiveTime) {
+		out = append(out, at+" has no effect: none of effectiveTime.months has one of daysOfMonth")
+	}
+	return out
+}
+
+// about reports whether requests with a verb match.
+func about(m *v1alpha1.FaultMatch, verb string) bool {
+	return m == nil || len(m.Resources)+len(m.NonResourceRules)+len(m.HTTPMatch) == 0 || slices.ContainsFunc(m.Resources, func(m v1alpha1.FaultResourceMatch) bool {
+		return len(m.Verbs) == 0 || slices.Contains(m.Verbs, "*") || slices.Contains(m.Verbs, verb)
+	})
+}
+
+// matchWarnings are of entries that match less than they seem to.
+func matchWarnings(at string, match *v1alpha1.FaultMatch) (out []string) {
+	for j, m := range match.Resources {
+		out = append(out, resourceWarnings(fmt.Sprintf("%s.resources[%d]", at, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)
+	}
+	out = append(out, pathWarnings(at, "resources", match.NonResourceRules)...)
+	for j, m := range match.HTTPMatch {
+		if p := m.Path; p != nil && (p.Exact != "" && p.Exact[0] != '/' || p.Prefix != "" && p.Prefix[0] != '/') {
+			out = append(out, fmt.Sprintf("%s.httpMatch[%d].path matches nothing: paths begin with \"/\"", at, j))
+		}
 	}
 	return out
 }

@@ -62,20 +62,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if c.DeletionTimestamp != nil || compile.Derived(c) {
 		return admission.Allowed("") // let finalizers go; a derived shard is as good as its root
 	}
-	errs := Config(c)
-	if old != nil {
-		errs = append(errs, Update(old, c)...)
-	}
-	if len(errs) > 0 {
-		return refuse(kind, "Invalid", errs.ToAggregate().Error())
-	}
-	// One that exceeds settings which are newer can be labelled, and finalizers go.
-	if old == nil || !equality.Semantic.DeepEqual(old.Spec, c.Spec) {
-		if msg := permitted(c, w.Settings(), w.Namespace); msg != "" {
-			return refuse(kind, "Platform", msg)
-		}
-	}
-	if refused := w.among(ctx, old, c); refused != nil {
+	if refused := w.wrong(ctx, old, c); refused != nil {
 		return *refused
 	}
 	allowed := admission.Allowed("")
@@ -83,6 +70,24 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		allowed = allowed.WithWarnings("spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
 	}
 	return allowed
+}
+
+// wrong refuses a configuration by itself, by the settings, and by the others there are.
+func (w *Webhook) wrong(ctx context.Context, old, c *v1alpha1.ShardingConfig) *admission.Response {
+	errs := Config(c)
+	if old != nil {
+		errs = append(errs, Update(old, c)...)
+	}
+	if len(errs) > 0 {
+		return new(refuse(kind, "Invalid", errs.ToAggregate().Error()))
+	}
+	// One that exceeds settings which are newer can be labelled, and finalizers go.
+	if old == nil || !equality.Semantic.DeepEqual(old.Spec, c.Spec) {
+		if msg := permitted(c, w.Settings(), w.Namespace); msg != "" {
+			return new(refuse(kind, "Platform", msg))
+		}
+	}
+	return w.among(ctx, old, c)
 }
 
 // among refuses a configuration that does not go with the others of its namespace.

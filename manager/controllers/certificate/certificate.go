@@ -78,11 +78,11 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if !bytes.Equal(egress, r.Egress.Bundle()) {
 		r.State.Changed.EgressCA.Notify()
 	}
-	told := errors.Join(r.publishCA(ctx), r.injectCA(ctx))
-	if told == nil {
+	publishErr := errors.Join(r.publishCA(ctx), r.injectCA(ctx))
+	if publishErr == nil {
 		r.published = r.Serving.Bundle()
 	}
-	return errors.Join(err, told)
+	return errors.Join(err, publishErr)
 }
 
 // Follow reads what the leader writes until this replica is elected.
@@ -111,7 +111,7 @@ func dereference(b *[]byte) []byte {
 	return *b
 }
 
-// trusting are the pods that trust a CA, and when they were created; nil while they
+// trusting returns the pods that trust a CA, and when they were created; nil while they
 // are not known.
 func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
 	c := r.State.Compiled.Load()
@@ -145,7 +145,7 @@ func (r *Controller) publishCA(ctx context.Context) error {
 	return nil
 }
 
-// injectCA tells the apiserver how to verify the webhooks.
+// injectCA writes the CA by which the apiserver verifies the webhooks.
 func (r *Controller) injectCA(ctx context.Context) error {
 	ca := r.Serving.Bundle()
 	key := types.NamespacedName{Name: r.WebhookConfiguration}

@@ -1,4 +1,4 @@
-// Package failover frees the locks of shards whose leader is proven to have ended, so
+// Package failover frees the locks of shards whose leader is proven to have exited, so
 // that the next need not wait for the lease to run out.
 package failover
 
@@ -32,7 +32,7 @@ const within = 5 * time.Second
 type Controller struct {
 	// Client reads and writes past any cache.
 	Client client.Client
-	// Observe tells what the agent of a node said of a pod.
+	// Observe returns what the agent of a node reported of a pod.
 	Observe  func(node, uid string) push.Observation
 	Recorder events.EventRecorder
 	State    *controllers.State
@@ -109,7 +109,7 @@ func (f *Controller) succeed(ctx context.Context, shard compile.Shard, pod *core
 	defer cancel()
 	freed, err := f.free(ctx, client.ObjectKey{Namespace: lock.GetNamespace(), Name: lock.GetUpstreamName()}, w.dead)
 	if freed {
-		f.tell(shard, pod, lock.GetUpstreamName())
+		f.report(shard, pod, lock.GetUpstreamName())
 	}
 	return err
 }
@@ -143,7 +143,7 @@ func (f *Controller) free(ctx context.Context, key client.ObjectKey, dead push.H
 	return true, nil
 }
 
-func (f *Controller) tell(shard compile.Shard, pod *corev1.Pod, lock string) {
+func (f *Controller) report(shard compile.Shard, pod *corev1.Pod, lock string) {
 	metrics.LocksFreed.Inc()
 	f.Log.Info("a lock was freed, for its holder has ended", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock)
 	config := shard.Config

@@ -36,12 +36,16 @@ func sameMeaning(before, after any) bool {
 		return ok && compile.SameSpec(a, b) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
 	case *v1alpha1.CircuitBreaker:
 		b, ok := before.(*v1alpha1.CircuitBreaker)
-		return ok && a.UID == b.UID && a.Generation == b.Generation && maps.Equal(a.Labels, b.Labels) &&
-			a.Annotations[v1alpha1.RecoverAnnotation] == b.Annotations[v1alpha1.RecoverAnnotation]
+		return ok && sameRules(a, b) && a.Annotations[v1alpha1.RecoverAnnotation] == b.Annotations[v1alpha1.RecoverAnnotation]
 	case *v1alpha1.FaultInjection:
 		b, ok := before.(*v1alpha1.FaultInjection)
-		return ok && a.UID == b.UID && a.Generation == b.Generation && maps.Equal(a.Labels, b.Labels) &&
+		return ok && sameRules(a, b) &&
 			a.Status.ExpirationGeneration == b.Status.ExpirationGeneration && a.Status.ExpirationTime.Equal(b.Status.ExpirationTime)
 	}
 	return false
+}
+
+// sameRules reports whether two states of an object have the same spec and labels.
+func sameRules(a, b metav1.Object) bool {
+	return a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration() && maps.Equal(a.GetLabels(), b.GetLabels())
 }

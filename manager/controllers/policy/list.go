@@ -26,7 +26,7 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 	var injections v1alpha1.FaultInjectionList
 	if err := errors.Join(
 		r.Cache.List(ctx, &configs), r.Cache.List(ctx, &pods), r.Cache.List(ctx, &namespaces),
-		// Nobody changes these, and there may be many that have no effect.
+		// These are not changed here, and there may be many that have no effect.
 		r.Cache.List(ctx, &breakers, client.UnsafeDisableDeepCopy), r.Cache.List(ctx, &injections, client.UnsafeDisableDeepCopy),
 	); err != nil {
 		return nil, err

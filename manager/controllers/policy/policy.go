@@ -68,7 +68,7 @@ func otherTimeout(before, after *platform.Settings) bool {
 func (r *Controller) Reconcile(ctx context.Context) error {
 	cluster, err := apiserver.Read(ctx, r.Cache, r.Namespace, r.ClusterCA(), r.MeshCA())
 	if err != nil {
-		// What was known stands: agents must not forget where the apiserver is.
+		// The last addresses stay: agents must not lose the apiserver's.
 		cluster = r.State.Cluster.Load()
 		r.Log.Warn("the apiserver's addresses are not known, the last ones stay", "error", err)
 	} else {
@@ -82,7 +82,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	r.State.Listed.Store(l)
 	known, ok := r.Roots.Known(l.Configs, l.Namespaces)
 	if !ok || !r.addHandWritten(known, l.Configs) {
-		// Agents keep what they were told last, until it is known who holds what.
+		// Agents keep the last policies until it is known which shard owns what.
 		return err
 	}
 	if openErr := r.openBook(ctx, l.Rules.Breakers); openErr != nil {
@@ -106,8 +106,8 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 }
 
 // addHandWritten adds what is known of hand-written configurations: whether their
-// members must be in standby, because a pod outside the mesh may lead. It is not ok
-// before the locks were looked at.
+// members must be in standby, because a pod outside the mesh may lead. It reports false
+// until the lock controller has looked at the locks.
 func (r *Controller) addHandWritten(known map[types.NamespacedName]compile.Root, configs []*v1alpha1.ShardingConfig) (ok bool) {
 	for _, c := range configs {
 		if !compile.HandWritten(c) || len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {

@@ -20,9 +20,9 @@ const (
 	pageOfBreakers = 20
 )
 
-// openBook reads what is on record of CircuitBreakers whose members share, or did, before
-// anybody is told anything of them. For a while everybody waits for that; then none
-// of what cannot be read is shared out, and the rest goes on.
+// openBook reads the record of CircuitBreakers whose members share, or did, before their
+// rules are pushed. For sharesPatience all policies wait for that. Then the rules that
+// cannot be read are not shared out, and the others are pushed.
 func (r *Controller) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreaker) error {
 	there, unread := map[types.NamespacedName]bool{}, map[types.NamespacedName]bool{}
 	for _, c := range breakers {
@@ -47,7 +47,7 @@ func (r *Controller) openBook(ctx context.Context, breakers []*v1alpha1.CircuitB
 	return nil
 }
 
-// readShares opens the book at these CircuitBreakers, by what is in no cache.
+// readShares opens the book at these CircuitBreakers. It reads past the cache.
 func (r *Controller) readShares(ctx context.Context, unread map[types.NamespacedName]bool) error {
 	if len(unread) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (r *Controller) readShares(ctx context.Context, unread map[types.Namespaced
 			break
 		}
 	}
-	for name := range unread { // it is gone
+	for name := range unread { // it was deleted
 		r.State.Book.Open(name, v1alpha1.CircuitBreakerStatus{})
 	}
 	return nil

@@ -33,11 +33,11 @@ func (r *Controller) Reconcile(context.Context) error {
 	if c == nil {
 		return nil
 	}
-	tell, record := r.State.Book.Round(c.Policies, func(p compile.Policy) bool {
+	publish, record := r.State.Book.Round(c.Policies, func(p compile.Policy) bool {
 		o := r.Push.Observe(p.Node, p.Uid)
 		return o.Version == p.Version && o.TrafficMessage == ""
 	})
-	if tell {
+	if publish {
 		r.State.Changed.Shares.Notify()
 	}
 	if record {

@@ -114,7 +114,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 			continue
 		}
 		last.replaced, last.object = append(last.replaced, current.ResourceVersion), updated
-		r.tell(updated, before, next)
+		r.report(updated, before, next)
 	}
 	r.written = statuses
 	return errors.Join(errs...)
@@ -136,8 +136,8 @@ func (s *writtenStatus) since(cached *v1alpha1.ShardingConfig) *writtenStatus {
 	return s
 }
 
-// tell makes Events of the changes that matter.
-func (r *Controller) tell(c *v1alpha1.ShardingConfig, before, after v1alpha1.ShardingConfigStatus) {
+// report sends Events of the changes that matter.
+func (r *Controller) report(c *v1alpha1.ShardingConfig, before, after v1alpha1.ShardingConfigStatus) {
 	news := func(kind string) (metav1.Condition, bool) {
 		is := meta.FindStatusCondition(after.Conditions, kind)
 		was := meta.FindStatusCondition(before.Conditions, kind)

@@ -44,12 +44,12 @@ func (r *round) breaker(b compile.Breaker) {
 		if waits {
 			r.State.Changed.Recorded.Notify()
 		}
-		r.tellTurns(p, updated, before)
+		r.reportTurns(p, updated, before)
 	}})
 }
 
-// tellTurns makes Events of breakers that opened or closed.
-func (r *Controller) tellTurns(p *pace, c *v1alpha1.CircuitBreaker, before v1alpha1.CircuitBreakerStatus) {
+// reportTurns makes Events of breakers that opened or closed.
+func (r *Controller) reportTurns(p *pace, c *v1alpha1.CircuitBreaker, before v1alpha1.CircuitBreakerStatus) {
 	for _, turn := range status.Turns(before.TargetStatus, c.Status.TargetStatus) {
 		switch {
 		case !p.events.Allow():

@@ -13,7 +13,7 @@ import (
 
 func (r *round) injection(f compile.Injection) {
 	name := client.ObjectKeyFromObject(f)
-	r.harmed[name] = f.Status.PodsInForce
+	r.injected[name] = f.Status.PodsInForce
 	cached := &v1alpha1.FaultInjection{}
 	if !r.current(f.FaultInjection, cached) {
 		return
@@ -25,7 +25,7 @@ func (r *round) injection(f compile.Injection) {
 	if next.ExpirationTime != nil && next.ExpirationTime.After(r.in.Now) {
 		r.again(next.ExpirationTime.Sub(r.in.Now))
 	}
-	r.harmed[name] = next.PodsInForce
+	r.injected[name] = next.PodsInForce
 	before := current.Status
 	if equality.Semantic.DeepEqual(before, next) {
 		return
@@ -41,11 +41,11 @@ func (r *round) injection(f compile.Injection) {
 	}
 	updated := current.DeepCopy()
 	updated.Status = next
-	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() { r.tellFaults(p, updated, before) }})
+	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() { r.reportFaults(p, updated, before) }})
 }
 
-// tellFaults makes Events of when faults begin and when they expire.
-func (r *Controller) tellFaults(p *pace, f *v1alpha1.FaultInjection, before v1alpha1.FaultInjectionStatus) {
+// reportFaults makes Events of when faults begin and when they expire.
+func (r *Controller) reportFaults(p *pace, f *v1alpha1.FaultInjection, before v1alpha1.FaultInjectionStatus) {
 	reason := func(s v1alpha1.FaultInjectionStatus) string {
 		if c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); c != nil {
 			return c.Reason

@@ -40,16 +40,16 @@ type round struct {
 	errs  []error
 	// writes are to be made, once all objects are looked at.
 	writes []statusWrite
-	calm   int // that were made and nobody waited for
-	// opened and harmed are numbers of pods, by object.
-	opened, harmed map[types.NamespacedName]int32
+	calm   int // that were made and were not urgent
+	// opened and injected are numbers of pods, by object.
+	opened, injected map[types.NamespacedName]int32
 }
 
 // statusWrite is one of an object's status.
 type statusWrite struct {
 	*pace
 	current, updated client.Object
-	gap              time.Duration // 0: others wait for it
+	gap              time.Duration // 0: it is urgent
 	written          func()
 }
 
@@ -62,7 +62,7 @@ func (r *round) pace(uid types.UID) *pace {
 	return p
 }
 
-// current reads the newest state of an object whose spec was compiled, and tells
+// current reads the newest state of an object whose spec was compiled, and reports
 // whether there is one.
 func (r *round) current(compiled, into client.Object) bool {
 	err := r.Cache.Get(r.ctx, client.ObjectKeyFromObject(compiled), into)

@@ -28,7 +28,7 @@ const (
 	// writeRetry is the time after which a write is tried again.
 	writeRetry = 200 * time.Millisecond
 	// countRate and countBurst bound the writes of all objects' mere counts, and calmWrites
-	// those of one round that nobody waits for: what is urgent meanwhile comes after it.
+	// those of one round that are not urgent: what becomes urgent meanwhile is written after it.
 	countRate, countBurst = 20, 20
 	calmWrites            = 100
 	// eventGap and eventBurst bound the Events of an object.
@@ -75,7 +75,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		r.since, r.counts = now, rate.NewLimiter(countRate, countBurst)
 	}
 	run := &round{Controller: r, ctx: ctx, paces: map[types.UID]*pace{},
-		opened: map[types.NamespacedName]int32{}, harmed: map[types.NamespacedName]int32{},
+		opened: map[types.NamespacedName]int32{}, injected: map[types.NamespacedName]int32{},
 		in: status.TrafficInput{
 			Policy:  func(uid types.UID) *meshv1.PodPolicy { return c.Policies[uid].PodPolicy },
 			Observe: r.Push.Observe,
@@ -88,14 +88,14 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	for _, f := range c.Injections {
 		run.injection(f)
 	}
-	// What others wait for comes first, counts last.
+	// What is urgent comes first, counts last.
 	slices.SortStableFunc(run.writes, func(a, b statusWrite) int { return cmp.Compare(a.gap, b.gap) })
 	for _, s := range run.writes {
 		run.write(s)
 	}
 	r.paces = run.paces
 	metrics.BreakersOpen.Set(run.opened)
-	metrics.FaultsInForce.Set(run.harmed)
+	metrics.FaultsInForce.Set(run.injected)
 	r.next = time.Time{}
 	if run.wait > 0 {
 		r.next = time.Now().Add(run.wait)

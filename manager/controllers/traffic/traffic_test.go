@@ -253,17 +253,17 @@ func TestEventsOfBreakers(t *testing.T) {
 		return c
 	}
 	closed, opened, halfOpen := as(v1alpha1.BreakerClosed), as(v1alpha1.BreakerOpened), as(v1alpha1.BreakerHalfOpen)
-	w.tellTurns(p, opened, closed.Status)
+	w.reportTurns(p, opened, closed.Status)
 	require.Contains(t, <-w.Env.Recorder.Events, "Warning BreakerOpened rule deletes opened in pod op-0")
-	w.tellTurns(p, halfOpen, opened.Status)
-	w.tellTurns(p, opened, halfOpen.Status)
-	w.tellTurns(p, opened, opened.Status)
+	w.reportTurns(p, halfOpen, opened.Status)
+	w.reportTurns(p, opened, halfOpen.Status)
+	w.reportTurns(p, opened, opened.Status)
 	require.Empty(t, w.Env.Recorder.Events)
-	w.tellTurns(p, closed, opened.Status)
+	w.reportTurns(p, closed, opened.Status)
 	require.Contains(t, <-w.Env.Recorder.Events, "Normal BreakerClosed")
 	for range 50 {
-		w.tellTurns(p, opened, closed.Status)
-		w.tellTurns(p, closed, opened.Status)
+		w.reportTurns(p, opened, closed.Status)
+		w.reportTurns(p, closed, opened.Status)
 	}
 	require.LessOrEqual(t, len(w.Env.Recorder.Events), eventBurst)
 }
@@ -274,10 +274,10 @@ func TestEventsOfFaults(t *testing.T) {
 	as := func(pods int32) *v1alpha1.FaultInjection {
 		return &v1alpha1.FaultInjection{Status: v1alpha1.FaultInjectionStatus{Pods: 3, PodsInForce: pods}}
 	}
-	w.tellFaults(p, as(2), as(0).Status)
+	w.reportFaults(p, as(2), as(0).Status)
 	require.Contains(t, <-w.Env.Recorder.Events, "faults are injected in 2 of 3 pods")
-	w.tellFaults(p, as(3), as(2).Status)
-	w.tellFaults(p, as(0), as(2).Status)
+	w.reportFaults(p, as(3), as(2).Status)
+	w.reportFaults(p, as(0), as(2).Status)
 	require.Empty(t, w.Env.Recorder.Events)
 }
 
@@ -437,7 +437,7 @@ func TestSharesAreAskedForAgainOnce(t *testing.T) {
 		began, asked = time.Now(), nil
 		ctx, cancel := context.WithTimeout(t.Context(), 2*sharesPatience)
 		defer cancel()
-		c := controllers.New(w.Env.Log, w.policy.Spec())
+		c := controllers.New(w.Log, w.policy.Spec())
 		time.AfterFunc(sharesPatience/2, c.Trigger)
 		time.AfterFunc(sharesPatience*3/4, c.Trigger)
 		require.NoError(t, c.Start(ctx))
