@@ -14,9 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -112,18 +114,21 @@ func faults(t *testing.T, ns, name, spec string, pods int) *meshv1alpha1.FaultIn
 	return f
 }
 
-// write creates an object, or puts it in the place of the one that has its name.
+// write creates an object, or replaces the one that has its name, whatever the manager
+// writes into its status meanwhile.
 func write(t *testing.T, obj client.Object) {
 	t.Helper()
 	old := obj.DeepCopyObject().(client.Object)
-	if err := cluster.Get(t.Context(), client.ObjectKeyFromObject(obj), old); client.IgnoreNotFound(err) != nil {
-		require.NoError(t, err)
-	} else if err != nil {
-		create(t, obj)
-		return
-	}
-	obj.SetResourceVersion(old.GetResourceVersion())
-	require.NoError(t, cluster.Update(t.Context(), obj))
+	require.NoError(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := cluster.Get(t.Context(), client.ObjectKeyFromObject(obj), old); apierrors.IsNotFound(err) {
+			create(t, obj)
+			return nil
+		} else if err != nil {
+			return err
+		}
+		obj.SetResourceVersion(old.GetResourceVersion())
+		return cluster.Update(t.Context(), obj)
+	}))
 }
 
 func remove(t *testing.T, obj client.Object) {
