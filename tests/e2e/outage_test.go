@@ -10,13 +10,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-// recovery is how soon after an agent's return its members must work again, on a machine
-// that is busy: an idle one needs less than a fifth of it. Those captured by address wait for a Service
-// besides: for a readiness probe and kube-proxy.
+// recovery bounds the time from an agent's restart until its members work again, on a busy
+// machine: an idle one needs less than a fifth of it. Members captured by address also wait
+// for a Service: for a readiness probe and kube-proxy.
 const recovery, serviceRecovery = 10 * time.Second, 25 * time.Second
 
-// An agent is killed: until it is back its members are refused, none of their
-// requests goes around it, and then they work again.
+// An agent is killed. Until it is back, its members are refused and none of their requests
+// bypasses it; then they work again.
 func TestAgentKilled(t *testing.T) {
 	newPair(t).agentKilled(t)
 }
