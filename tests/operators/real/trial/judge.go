@@ -45,7 +45,7 @@ func judge(states []audit.State, writes []audit.Request) verdict {
 func afterRemoval(states []audit.State, w audit.Request) bool {
 	before := false
 	for i, s := range states {
-		if s.Ended.Before(w.Received) && s.Holder(w.Namespace) != "" {
+		if s.Ended.Before(w.Received) && s.Owner(w.Namespace) != "" {
 			before = true
 		}
 		if inForce(states, i, w) && slices.ContainsFunc(s.Root.Shards, func(shard meshv1alpha1.ShardStatus) bool { return len(shard.Held) > 0 }) {
@@ -67,7 +67,7 @@ func inForce(states []audit.State, i int, w audit.Request) bool {
 // heldDuring returns a shard that held the namespace at any time of a write, "" if none did.
 func heldDuring(states []audit.State, w audit.Request) string {
 	for i, s := range states {
-		if holder := s.Holder(w.Namespace); holder != "" && inForce(states, i, w) {
+		if holder := s.Owner(w.Namespace); holder != "" && inForce(states, i, w) {
 			return holder
 		}
 	}
