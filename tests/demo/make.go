@@ -20,7 +20,7 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// ours marks the demo's namespaces.
+// ours marks the demo's namespaces and its root.
 var ours = client.MatchingLabels{"app.kubernetes.io/part-of": "tally-demo"}
 
 // writers is how many requests the demo has in flight while it creates objects.
