@@ -1,4 +1,4 @@
-// Package check tells what the operator sloppy has done wrong, by the objects alone.
+// Package check finds mistakes of the operator sloppy by its objects alone.
 package check
 
 import (
@@ -17,8 +17,8 @@ const (
 	DoneAnnotation = "sloppy.example.com/done"
 )
 
-// Wrong is what is wrong with a namespace's ConfigMaps once the operator had time to
-// come to rest; empty when all is right. A claim that is not done yet is no mistake.
+// Wrong returns the mistakes in a namespace's ConfigMaps, once the operator had time to
+// finish; none if all are correct. A claim that is not done yet is no mistake.
 func Wrong(all []corev1.ConfigMap) []string {
 	claims, children := map[string]bool{}, map[string]int{}
 	for _, m := range all {
