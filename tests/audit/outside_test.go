@@ -25,7 +25,7 @@ func TestOutsideWritesWhileOwned(t *testing.T) {
 		{"across the release", "x", 190, 250, true},
 		{"between release and grant", "x", 200, 305, false},
 		{"while it is owned again, without an end", "x", 400, 0, true},
-		{"in a namespace that nobody holds", "y", 150, 160, false},
+		{"in a namespace that no shard owns", "y", 150, 160, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Len(t, Outside(all, []Request{write("outsider", c.namespace, c.received, c.ended)}), map[bool]int{true: 1, false: 0}[c.outside])

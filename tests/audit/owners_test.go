@@ -113,7 +113,7 @@ func TestJudge(t *testing.T) {
 		{"between two owners", []Request{write("a", "n", 220, 230), write("b", "n", 240, 250)}, []string{"a-n-220", "b-n-240"}},
 		{"on both sides of another's time", []Request{write("a", "n", 150, 650)}, []string{"a-n-150"}},
 		{"in turns", []Request{write("a", "n", 110, 120), write("b", "n", 310, 320), write("a", "n", 330, 340), write("b", "n", 350, 360)}, []string{"a-n-330"}},
-		{"nobody's namespace", []Request{write("a", "x", 110, 120)}, []string{"a-x-110"}},
+		{"a namespace without an owner", []Request{write("a", "x", 110, 120)}, []string{"a-x-110"}},
 		{"without an end", []Request{write("a", "n", 199, 0), write("a", "n", 201, 0)}, []string{"a-n-201"}},
 		{"before anything was owned", []Request{write("a", "n", 10, 20)}, []string{"a-n-10"}},
 	} {

@@ -148,7 +148,7 @@ func (s *faultTest) abort(t *testing.T) {
 	require.True(t, apierrors.IsConflict(err), "%v", err)
 	require.Contains(t, shell(t, s.pod, `kubectl label configmap here a=b 2>&1 || true`), "Error from server (Conflict)")
 	_, err = s.maps.Update(t.Context(), cm, metav1.UpdateOptions{})
-	require.NoError(t, err, "three are all")
+	require.NoError(t, err, "the count is 3")
 	injected(t, s.f, s.pod.Name, "conflict", 3)
 
 	requests, err := cluster.Requests(audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}, Since: s.start})

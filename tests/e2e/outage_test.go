@@ -39,13 +39,13 @@ func (p *pair) agentKilled(t *testing.T) {
 	if p.a.Annotations[meshv1alpha1.CaptureAnnotation] == meshv1alpha1.CaptureAddress {
 		within = serviceRecovery
 	}
-	t.Logf("the agent was gone for %v, its member worked %v after its start", started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
+	t.Logf("the agent was down for %v, its member worked %v after its start", started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
 	require.LessOrEqual(t, took, within, "from the agent's start to its member's first reply")
 	other.await(t, "a reply", back.at, isGood)
 
 	answered, unanswered := struck.neverUnsharded(t)
 	_, elsewhere := other.neverUnsharded(t)
-	require.Zero(t, elsewhere, "the agent of another node is nobody's concern")
+	require.Zero(t, elsewhere, "members of another node are not affected")
 	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: killed})
 	require.NoError(t, err)
 	require.NotEmpty(t, traffic.Requests)

@@ -41,7 +41,7 @@ func (m *members) testWatch(t *testing.T) {
 			}
 			if format == typeJSON {
 				assert.Equal(t, []string{"ADDED", "MODIFIED", "MODIFIED", "DELETED", "ADDED"}, kinds(t, member[0].Frames))
-				assert.Equal(t, []string{"ADDED", "MODIFIED", "DELETED", "ADDED"}, kinds(t, member[1].Frames), "an object that its selector matches no more is gone")
+				assert.Equal(t, []string{"ADDED", "MODIFIED", "DELETED", "ADDED"}, kinds(t, member[1].Frames), "an object that its selector no longer matches is deleted")
 				assert.Equal(t, []string{"ADDED", "DELETED", "ADDED"}, kinds(t, member[2].Frames), "an object that its selector matches now is new")
 			}
 		}

@@ -136,7 +136,7 @@ func (i *watcher) holds(t *testing.T, cm *corev1.ConfigMap) {
 // truth waits until the store has exactly the existing objects.
 func (i *watcher) truth(t *testing.T) {
 	t.Helper()
-	until(t, "the informer to hold the truth", func(ctx context.Context) error {
+	until(t, "the informer to have exactly the existing objects", func(ctx context.Context) error {
 		var list corev1.ConfigMapList
 		if err := cluster.List(ctx, &list, client.InNamespace(i.ns)); err != nil {
 			return err

@@ -36,7 +36,7 @@ func TestFindKubeconfig(t *testing.T) {
 		require.Equal(t, own, got)
 	}
 	_, err = findKubeconfig(root, "/else/where")
-	require.ErrorContains(t, err, "two clusters", "a test must not choose for whoever runs it")
+	require.ErrorContains(t, err, "two clusters", "a test must not choose a cluster itself")
 }
 
 func TestDecode(t *testing.T) {

@@ -154,7 +154,7 @@ func join() (verdict, error) {
 		return verdict{}, err
 	}
 	if len(ports) == 0 {
-		return verdict{}, errors.New("nobody listens in this network")
+		return verdict{}, errors.New("nothing listens in this network namespace")
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		cerr := c.Control(func(fd uintptr) {

@@ -85,7 +85,7 @@ func TestBugs(t *testing.T) {
 	exposes := map[Bug]map[string][]string{
 		None:          {},
 		StaleRead:     {"stale lists": {"claim stays has 2 children"}},
-		LostEvent:     {"dropped events": {"claim goes is gone and has a child yet"}},
+		LostEvent:     {"dropped events": {"claim goes is deleted and still has a child"}},
 		AssumedCreate: {"aborted creates": {"claim stays is recorded as done and has no child"}},
 	}
 	for bug, by := range exposes {

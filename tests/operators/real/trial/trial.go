@@ -147,7 +147,7 @@ func (t *trial) compare(ctx context.Context, reference []endState, result *Resul
 	for _, d := range last[:min(5, len(last))] {
 		t.say("  ! %s", d)
 	}
-	if len(last) > 0 { // then the wait ended for want of time, which the count says
+	if len(last) > 0 { // the wait timed out, which the count shows
 		return nil
 	}
 	return err

@@ -40,7 +40,7 @@ func Wrong(all []corev1.ConfigMap) []string {
 	}
 	for claim := range children {
 		if _, ok := claims[claim]; !ok {
-			wrong = append(wrong, fmt.Sprintf("claim %s is gone and has a child yet", claim))
+			wrong = append(wrong, fmt.Sprintf("claim %s is deleted and still has a child", claim))
 		}
 	}
 	slices.Sort(wrong)
