@@ -319,7 +319,7 @@ func TestVerdicts(t *testing.T) {
 
 	stop()
 	_, err = client{}.connect(other4)
-	require.ErrorIs(t, err, unix.ECONNREFUSED, "nobody listens")
+	require.ErrorIs(t, err, unix.ECONNREFUSED, "nothing listens")
 	require.NoError(t, r.DeletePod(cookie))
 	_, err = client{}.connect(other4)
 	require.ErrorIs(t, err, unix.ENETUNREACH, "let go")
@@ -343,7 +343,7 @@ func TestOpenPodsGoDirectWithoutAgent(t *testing.T) {
 		}}.connect(service4)
 		return err
 	}
-	require.ErrorIs(t, bound(), unix.EINPROGRESS, "it goes direct: lo has nobody of that address")
+	require.ErrorIs(t, bound(), unix.EINPROGRESS, "it goes direct: lo does not have that address")
 	r.Beat()
 	requireRedirected(t, "alive")
 	require.ErrorIs(t, bound(), unix.EPERM, "bound to a device it cannot be redirected, and does not go around")
@@ -374,12 +374,12 @@ func TestOpenPodsGoDirectWithoutAgent(t *testing.T) {
 
 	stop()
 	r.Beat()
-	requireDirect(t, "nobody listens")
+	requireDirect(t, "nothing listens")
 	connected, err := net.Listen("tcp4", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
 	require.NoError(t, err)
 	defer connected.Close()
 	_, err = client{}.connect(service4)
-	require.NoError(t, err, "somebody listens")
+	require.NoError(t, err, "a process listens")
 	_, err = client{}.connect(service6)
 	require.ErrorIs(t, err, unix.ENETUNREACH, "but not there")
 }
@@ -429,7 +429,7 @@ func TestHostNetworkPodsByCgroup(t *testing.T) {
 	r.Beat()
 	requireRedirected(t, "open")
 	stop()
-	requireDirect(t, "open, and nobody listens")
+	requireDirect(t, "open, and nothing listens")
 
 	require.NoError(t, r.Sweep(func([16]byte) bool { return false }))
 	_, there, err := r.Cgroup(inode(t, filepath.Join(cgroup, "pod")))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Access is one line of an agent about a request. Of a stream it writes two: before it
-// sends the request, without a code, and when the answer begins.
+// Access is one line of an agent about a request. For a stream the agent writes two lines:
+// before it sends the request, without a code, and when the answer begins.
 type Access struct {
 	ID       string    `json:"audit_id"`
 	Time     time.Time `json:"time"`
@@ -26,9 +26,8 @@ const (
 )
 
 // AccessLines reads an agent's log and returns its access lines: JSON objects with
-// one of their messages and an audit id. Anything else is passed over, for a log may hold
-// whatever a program prints when it dies. Lines may have the prefix that container
-// runtimes put before them in their log files.
+// one of their messages and an audit id. It skips anything else, such as the output of a
+// crash. Lines may have the prefix of container runtimes' log files.
 func AccessLines(log io.Reader) ([]Access, error) {
 	var (
 		out     []Access
@@ -56,9 +55,9 @@ func AccessLines(log io.Reader) ([]Access, error) {
 	return out, err
 }
 
-// stripCRI takes `<time> <stream> <tag> ` off a line of a container's log file. The
-// tag is F, or P when the line goes on in the next one. A line without such a
-// prefix is whole.
+// stripCRI removes `<time> <stream> <tag> ` from a line of a container's log file. The
+// tag is F, or P when the line continues in the next one. A line without such a
+// prefix is complete.
 func stripCRI(line []byte) (content []byte, whole bool) {
 	parts := bytes.SplitN(line, []byte(" "), 4)
 	if len(parts) < 4 || string(parts[1]) != "stdout" && string(parts[1]) != "stderr" {

@@ -34,7 +34,7 @@ func ids(rs []Request) (out []string) {
 	return out
 }
 
-// The whole path: the log has a request of each kind that must or must not count.
+// The log has a request of each kind that must count or must not.
 func TestLeaked(t *testing.T) {
 	requests, err := Requests(open(t, "audit.log"), members())
 	require.NoError(t, err)
@@ -73,7 +73,7 @@ func TestCallersByPod(t *testing.T) {
 	require.Empty(t, by("operator-demo/tally-9"))
 }
 
-func TestRequestsRefuseWhatIsNoAuditLog(t *testing.T) {
+func TestRequestsRejectOtherFiles(t *testing.T) {
 	_, err := Requests(strings.NewReader("\nsystem:serviceaccount:operator-demo:tally {\n"), members())
 	require.ErrorContains(t, err, "line 2")
 
@@ -108,9 +108,9 @@ func TestRequestsThatFillACache(t *testing.T) {
 	}
 }
 
-// What an agent that was killed wrote of a stream before it sent it is enough: the
-// apiserver may take longer than the agent lives to answer.
-func TestStreamThatWasNotAnsweredHasALine(t *testing.T) {
+// The line that an agent writes before it sends a stream counts: the agent may be killed
+// before the apiserver answers.
+func TestLineOfUnansweredStream(t *testing.T) {
 	lines, err := AccessLines(strings.NewReader(
 		`{"time":"2026-11-20T10:00:44Z","level":"DEBUG","msg":"stream begins","audit_id":"slow","pod":"ns/a","uid":"u0","verb":"watch","resource":"configmaps"}` + "\n"))
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestStreamThatWasNotAnsweredHasALine(t *testing.T) {
 	require.Len(t, leaked, 1, "a watch without any line leaked")
 }
 
-// Who is killed cannot write a line. That excuses what it had in hand, and nothing else.
+// A killed agent cannot write lines. This excuses its requests in flight, and nothing else.
 func TestCutOff(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	requests := []Request{

@@ -6,19 +6,19 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// Handover is a move of keys that was settled.
+// Handover is a completed handover of keys.
 type Handover struct {
 	From, To string
-	// Began is when it was first written down, Settled when it was struck out.
+	// Began is when the status first had it, Settled when the status no longer had it.
 	Began, Settled time.Time
 }
 
-// Took is the time from its beginning to its end.
+// Took returns the time from its beginning to its end.
 func (h Handover) Took() time.Duration { return h.Settled.Sub(h.Began) }
 
-// Handovers are the moves from one shard to another that states tell of. One that was
-// called off, because its keys are to go elsewhere by now, is none. Keys that join a
-// move while it is under way are part of it.
+// Handovers returns the handovers from one shard to another in the states. It skips those
+// that were cancelled because their keys got another destination. Keys that join a handover
+// later are part of it.
 func Handovers(states []State) []Handover {
 	type move struct {
 		Handover
@@ -48,7 +48,7 @@ func Handovers(states []State) []Handover {
 		for i, m := range open {
 			if under[i] {
 				still = append(still, m)
-			} else if m.keys.Overlaps(s.held[m.To]) {
+			} else if m.keys.Overlaps(s.owned[m.To]) {
 				m.Settled = s.Ended
 				out = append(out, m.Handover)
 			}

@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// eachLine calls f with every terminated line of r and its number. Lines may be of
-// any length. f must not keep the line.
+// eachLine calls f with every terminated line of r and its number. Lines may have any
+// length. f must not keep the line.
 func eachLine(r io.Reader, f func(n int, line []byte) error) error {
 	in := bufio.NewReaderSize(r, 1<<20)
 	var long []byte

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// Outside returns the writes, by pods that were never members, that were under way
-// while a shard held their namespace: a second owner from outside the mesh.
+// Outside returns the writes in flight, by pods that were never members, while a shard owned
+// their namespace: a second owner from outside the mesh.
 //
-// A shard may act on a key from the moment that the state which says so has been
-// written, until the state which takes it is being written. A write without an end
-// is judged by its beginning. States must be oldest first.
+// A shard may write the objects of a key from the end of the request that writes the state
+// in which it owns the key, to the beginning of the request that writes the next state. A
+// write without an end is judged by its beginning. States must be oldest first.
 func Outside(states []State, writes []Request) []Foreign {
 	var out []Foreign
 	for _, w := range writes {
@@ -18,9 +18,9 @@ func Outside(states []State, writes []Request) []Foreign {
 		if end.IsZero() {
 			end = w.Received
 		}
-		for _, p := range heldTimes(states, w.Namespace) {
+		for _, p := range ownedTimes(states, w.Namespace) {
 			if end.After(p.from) && (p.to.IsZero() || w.Received.Before(p.to)) {
-				out = append(out, Foreign{Request: w, Shard: "(outside)", Holder: p.shard})
+				out = append(out, Foreign{Request: w, Shard: "(outside)", Owner: p.shard})
 				break
 			}
 		}
@@ -28,40 +28,40 @@ func Outside(states []State, writes []Request) []Foreign {
 	return out
 }
 
-// heldTime is a time in which a shard may act on a namespace.
-type heldTime struct {
+// ownedTime is a period in which a shard may write in a namespace.
+type ownedTime struct {
 	shard string
 	period
 }
 
-// heldTimes are the times in which any shard may act on a namespace, oldest first.
-func heldTimes(states []State, namespace string) []heldTime {
-	var out []heldTime
-	holder := ""
+// ownedTimes returns the periods in which any shard may write in a namespace, oldest first.
+func ownedTimes(states []State, namespace string) []ownedTime {
+	var out []ownedTime
+	owner := ""
 	for _, s := range states {
-		next := s.Holder(namespace)
-		if next == holder {
+		next := s.Owner(namespace)
+		if next == owner {
 			continue
 		}
-		if holder != "" {
+		if owner != "" {
 			out[len(out)-1].to = s.Received
 		}
 		if next != "" {
-			out = append(out, heldTime{next, period{from: s.Ended}})
+			out = append(out, ownedTime{next, period{from: s.Ended}})
 		}
-		holder = next
+		owner = next
 	}
 	return out
 }
 
-// Turns returns the writes that took a namespace's turn without having been given it:
-// of two shards that write in one namespace, the later must have been given it by a
-// state that was written after the earlier one's last write ended and before its own
-// first. It says less than Judge, and needs no history without gaps: after etcd was
-// restored from a backup, the states in force are not all in the log.
+// Turns returns the writes of a shard in a namespace that it did not get from the shard that
+// wrote there before: a state that gives it the namespace must be written after the last
+// write of the other shard ended and before its own first write. Turns detects less than
+// Judge, but the states may have gaps: after a restore of etcd from a backup, the log lacks
+// some of the states in force.
 //
-// Writes by pods that no state assigns to a shard are left out. A write without an
-// end is judged by its beginning.
+// Turns skips writes by pods that no state assigns to a shard. A write without an end is
+// judged by its beginning.
 func Turns(states []State, writes []Request) []Foreign {
 	shards := map[string]string{} // by pod uid
 	for _, s := range states {
@@ -83,7 +83,7 @@ func Turns(states []State, writes []Request) []Foreign {
 		for _, w := range all {
 			shard := shards[w.PodUID]
 			if writer != "" && shard != writer && !givenBetween(states, namespace, shard, last, w.Received) {
-				out = append(out, Foreign{Request: w, Shard: shard, Holder: writer})
+				out = append(out, Foreign{Request: w, Shard: shard, Owner: writer})
 			}
 			if shard != writer {
 				writer, last = shard, time.Time{}
@@ -100,10 +100,10 @@ func Turns(states []State, writes []Request) []Foreign {
 	return out
 }
 
-// givenBetween reports whether a state that was written between two times says that a
-// shard holds a namespace.
+// givenBetween reports whether a shard owns a namespace in a state that was written between
+// two times.
 func givenBetween(states []State, namespace, shard string, after, before time.Time) bool {
 	return slices.ContainsFunc(states, func(s State) bool {
-		return !s.Ended.Before(after) && !s.Received.After(before) && s.held[shard].Owns(namespace)
+		return !s.Ended.Before(after) && !s.Received.After(before) && s.owned[shard].Owns(namespace)
 	})
 }

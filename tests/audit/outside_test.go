@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOutsideWritesWhileHeld checks when a pod outside the mesh may write.
-func TestOutsideWritesWhileHeld(t *testing.T) {
+// TestOutsideWritesWhileOwned checks when a pod outside the mesh may write.
+func TestOutsideWritesWhileOwned(t *testing.T) {
 	all := states(t,
 		wrote(t, 1, 100, 110, nil, "a:x"),
 		wrote(t, 2, 200, 210, nil, "a:"),
@@ -21,11 +21,11 @@ func TestOutsideWritesWhileHeld(t *testing.T) {
 	}{
 		{"before the first grant", "x", 50, 105, false},
 		{"across the first grant", "x", 50, 120, true},
-		{"while it is held", "x", 150, 160, true},
+		{"while it is owned", "x", 150, 160, true},
 		{"across the release", "x", 190, 250, true},
 		{"between release and grant", "x", 200, 305, false},
-		{"while it is held again, without an end", "x", 400, 0, true},
-		{"in a namespace that nobody holds", "y", 150, 160, false},
+		{"while it is owned again, without an end", "x", 400, 0, true},
+		{"in a namespace that no shard owns", "y", 150, 160, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Len(t, Outside(all, []Request{write("outsider", c.namespace, c.received, c.ended)}), map[bool]int{true: 1, false: 0}[c.outside])

@@ -6,45 +6,43 @@ import (
 	"time"
 )
 
-// Judgement is what became of the promise that no key ever has two owners.
+// Judgement reports violations of the invariant that no key ever has two owners.
 type Judgement struct {
 	Writes int
-	// Foreign are writes that reached the apiserver while the writer's shard did
-	// not hold their namespace. Also those that the apiserver then refused: it did
-	// so for another reason.
+	// Foreign are writes that reached the apiserver while the writer's shard did not own
+	// their namespace. They include those that the apiserver refused, for another reason.
 	Foreign []Foreign
 	// Unknown are writes by pods that were never assigned to a shard.
 	Unknown []Request
-	// Shared are the states by which two shards held a key.
+	// Shared are the states in which two shards owned a key.
 	Shared []string
 }
 
-// Foreign is a write that its shard had no right to.
+// Foreign is a write by a shard that did not own the namespace.
 type Foreign struct {
 	Request
 	Shard string
-	// Holder is the shard that held the namespace when the request came, "" if none did.
-	Holder string
+	// Owner is the shard that owned the namespace when the request was received, "" if none did.
+	Owner string
 }
 
-// String tells of the write in one line.
+// String describes the write in one line.
 func (f Foreign) String() string {
-	return fmt.Sprintf("%s wrote in %s, which %q held: until %s: %s", f.Shard, f.Namespace, f.Holder, f.Ended.UTC().Format(time.RFC3339Nano), f.Request)
+	return fmt.Sprintf("%s wrote in %s, which %q owned: until %s: %s", f.Shard, f.Namespace, f.Owner, f.Ended.UTC().Format(time.RFC3339Nano), f.Request)
 }
 
-// Judge decides for each write whether the shard of its pod held the namespace all
-// the time that the request was under way. Keys that a shard is given are its own
-// when the state that says so has been written, and keys that it gives are no more
-// when the state that says so comes to be written: so the times of two owners do not
-// touch. A write without an end, because the apiserver was killed, is judged by its
-// beginning.
+// Judge decides for each write whether the shard of its pod owned the namespace during the
+// whole request. A shard owns the keys that it gets from the end of the request that writes
+// the state, and loses keys at the beginning of the request that writes the state. So the
+// periods of two owners do not touch. A write without an end, because the apiserver was
+// killed, is judged by its beginning.
 //
-// An apiserver that is killed may leave a state unrecorded. The first state that is
-// known after one of the restarts counts, for what it gives, from the last one
-// before; but not before the other shards' last write, so that of two shards who
-// write in turns one is still found out.
+// A killed apiserver may not have recorded a state. The first known state after a restart
+// therefore counts, for the keys that it gives, from the last state before the restart, but
+// not from before the other shards' last write: if two shards write in turns, one of them is
+// still reported.
 //
-// States must be those of one root since it was made, oldest first.
+// States must be all of one root since its creation, oldest first.
 func Judge(states []State, writes []Request, restarts []time.Time) Judgement {
 	j := Judgement{Writes: len(writes)}
 	for _, s := range states {
@@ -75,7 +73,7 @@ func Judge(states []State, writes []Request, restarts []time.Time) Judgement {
 				owned[shard] = t.of(shard)
 			}
 			if !slices.ContainsFunc(owned[shard], func(p period) bool { return p.covers(w) }) {
-				j.Foreign = append(j.Foreign, Foreign{w, shard, t.holder(w.Received)})
+				j.Foreign = append(j.Foreign, Foreign{w, shard, t.owner(w.Received)})
 			}
 		}
 	}
@@ -83,7 +81,7 @@ func Judge(states []State, writes []Request, restarts []time.Time) Judgement {
 	return j
 }
 
-// times says when a namespace was whose.
+// times computes when each shard owned a namespace.
 type times struct {
 	namespace string
 	states    []State
@@ -92,7 +90,7 @@ type times struct {
 	shards    map[string]string
 }
 
-// period is a time of ownership; without an end it lasts.
+// period is a period of ownership, which continues if it has no end.
 type period struct{ from, to time.Time }
 
 func (p period) covers(w Request) bool {
@@ -103,25 +101,25 @@ func (p period) covers(w Request) bool {
 	return !w.Received.Before(p.from) && (p.to.IsZero() || !end.After(p.to))
 }
 
-// of are the periods of a shard.
+// of returns the periods in which a shard owned the namespace.
 func (t *times) of(shard string) []period {
-	out := []period{} // not nil: it is known
-	holds := false
+	out := []period{} // not nil: nil means not computed
+	owns := false
 	for i, s := range t.states {
-		held := s.held[shard].Owns(t.namespace)
+		owned := s.owned[shard].Owns(t.namespace)
 		switch {
-		case held && !holds:
+		case owned && !owns:
 			out = append(out, period{from: t.given(i, shard)})
-		case !held && holds:
+		case !owned && owns:
 			out[len(out)-1].to = s.Received
 		}
-		holds = held
+		owns = owned
 	}
 	return out
 }
 
-// given is when a shard was given the namespace that it holds in a state, but not in
-// that before.
+// given returns when a shard got the namespace that it owns in state i and not in the one
+// before.
 func (t *times) given(i int, shard string) time.Time {
 	given := t.states[i].Ended
 	if i == 0 {
@@ -140,14 +138,14 @@ func (t *times) given(i int, shard string) time.Time {
 	return last
 }
 
-// holder is the shard that held the namespace at a time.
-func (t *times) holder(at time.Time) string {
-	holder := ""
+// owner returns the shard that owned the namespace at a time.
+func (t *times) owner(at time.Time) string {
+	owner := ""
 	for _, s := range t.states {
 		if s.Ended.After(at) {
 			break
 		}
-		holder = s.Holder(t.namespace)
+		owner = s.Owner(t.namespace)
 	}
-	return holder
+	return owner
 }

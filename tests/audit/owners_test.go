@@ -66,7 +66,7 @@ func states(t *testing.T, lines ...string) []State {
 	return out
 }
 
-// write is one of a shard's pod; without an end if that is 0.
+// write returns a write of a shard's pod; it has no end if that is 0.
 func write(shard, namespace string, received, ended int) Request {
 	r := Request{
 		ID: fmt.Sprintf("%s-%s-%d", shard, namespace, received), PodUID: "uid-" + shard, Verb: "update", Namespace: namespace,
@@ -113,9 +113,9 @@ func TestJudge(t *testing.T) {
 		{"between two owners", []Request{write("a", "n", 220, 230), write("b", "n", 240, 250)}, []string{"a-n-220", "b-n-240"}},
 		{"on both sides of another's time", []Request{write("a", "n", 150, 650)}, []string{"a-n-150"}},
 		{"in turns", []Request{write("a", "n", 110, 120), write("b", "n", 310, 320), write("a", "n", 330, 340), write("b", "n", 350, 360)}, []string{"a-n-330"}},
-		{"nobody's namespace", []Request{write("a", "x", 110, 120)}, []string{"a-x-110"}},
+		{"a namespace without an owner", []Request{write("a", "x", 110, 120)}, []string{"a-x-110"}},
 		{"without an end", []Request{write("a", "n", 199, 0), write("a", "n", 201, 0)}, []string{"a-n-201"}},
-		{"before anything was held", []Request{write("a", "n", 10, 20)}, []string{"a-n-10"}},
+		{"before anything was owned", []Request{write("a", "n", 10, 20)}, []string{"a-n-10"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := Judge(thereAndBack(t), c.writes, nil)
@@ -125,13 +125,13 @@ func TestJudge(t *testing.T) {
 			require.Empty(t, j.Shared)
 		})
 	}
-	require.Equal(t, "b", Judge(thereAndBack(t), []Request{write("a", "n", 330, 340)}, nil).Foreign[0].Holder)
+	require.Equal(t, "b", Judge(thereAndBack(t), []Request{write("a", "n", 330, 340)}, nil).Foreign[0].Owner)
 }
 
-// Who writes and was never told that it may is not passed over.
+// Writes by pods without a shard are reported.
 func TestJudgeUnknownPods(t *testing.T) {
 	stranger, nobody := write("c", "n", 110, 120), write("a", "n", 130, 140)
-	nobody.PodUID = "" // a token that is bound to no pod
+	nobody.PodUID = "" // a token without a pod
 	j := Judge(thereAndBack(t), []Request{stranger, nobody, write("a", "n", 110, 120)}, nil)
 	require.Equal(t, []Request{stranger, nobody}, j.Unknown)
 	require.Empty(t, j.Foreign)
@@ -144,8 +144,8 @@ func TestJudgeStatesThatShare(t *testing.T) {
 	require.Contains(t, j.Shared[0], "a and b")
 }
 
-// A restart of the apiserver may hide the state that gave b what it wrote. It excuses
-// b, but not that both write, nor a state that was hidden at another time.
+// A restart of the apiserver may hide the state that gave b its keys. It excuses writes of b,
+// but not writes of both shards, nor a state that is missing at another time.
 func TestJudgeAfterARestart(t *testing.T) {
 	history := states(t, wrote(t, 1, 90, 100, nil, "a:n", "b:o"), wrote(t, 5, 490, 500, nil, "a:", "b:o,n"))
 	early := []Request{write("a", "n", 110, 120), write("b", "n", 310, 320)}
@@ -165,7 +165,7 @@ func TestHandovers(t *testing.T) {
 		wrote(t, 1, 90, 100, nil, "a:n,m,x", "b:o"),
 		wrote(t, 2, 200, 210, moves(move("a", "b", "Releasing", "n"), move("a", "b", "Releasing", "x"), move("", "a", "Granting", "y")), "a:n,m,x,y", "b:o"),
 		wrote(t, 3, 290, 300, moves(move("a", "b", "Granting", "n"), move("a", "b", "Releasing", "x")), "a:m,x,y", "b:o,n"),
-		wrote(t, 4, 400, 410, nil, "a:m,x,y", "b:o,n"), // x is to stay, after all
+		wrote(t, 4, 400, 410, nil, "a:m,x,y", "b:o,n"), // x stays, after all
 		wrote(t, 5, 500, 510, moves(move("b", "a", "Granting", "o")), "a:m,x,y,o", "b:n"),
 	))
 	require.Len(t, got, 1)
@@ -174,9 +174,9 @@ func TestHandovers(t *testing.T) {
 	require.Equal(t, 210*time.Millisecond, got[0].Took())
 }
 
-// Of a log with everything in it, what matters is found: states of the root alone,
-// in the order of their versions, and the writes with what they are for.
-func TestStatesAndWritesOfALog(t *testing.T) {
+// From a log with other events, States returns those of the root in the order of their
+// versions, and Requests the writes with their resources.
+func TestStatesAndWritesOfLog(t *testing.T) {
 	other := strings.ReplaceAll(wrote(t, 2, 150, 160, nil, "z:n"), `"root"`, `"other"`)
 	refused := strings.Replace(wrote(t, 4, 150, 160, nil, "z:n"), `"code":200`, `"code":409`, 1)
 	lease := auditv1.Event{AuditID: "w", Verb: "update", User: authenticationv1.UserInfo{
@@ -190,8 +190,8 @@ func TestStatesAndWritesOfALog(t *testing.T) {
 	got, err := States(strings.NewReader(log), root, start)
 	require.NoError(t, err)
 	require.Len(t, got, 2)
-	require.Equal(t, "a", got[0].Holder("n"))
-	require.Empty(t, got[1].Holder("n"))
+	require.Equal(t, "a", got[0].Owner("n"))
+	require.Empty(t, got[1].Owner("n"))
 	require.True(t, slices.IsSortedFunc(got, func(a, b State) int { return a.Received.Compare(b.Received) }))
 
 	requests, err := Requests(strings.NewReader(log), Callers{Users: []string{ServiceAccount("operator", "tally")}})

@@ -19,24 +19,24 @@ type Request struct {
 	User   string
 	Pod    string // namespace/name that the token is bound to, if it is
 	PodUID string
-	From   []string // addresses: those that headers speak of, and the connection's as the last
+	From   []string // addresses: those in headers, and the connection's as the last
 	Agent  string   // the client's program, as it names itself
 	Verb   string
 	URI    string
-	// Group, Resource and Namespace of what it is for; empty where it is for none.
+	// Group, Resource and Namespace of the object; empty if the request has none.
 	Group, Resource, Namespace string
 	Code                       int32 // 0 until the response began
 	Received                   time.Time
 	Ended                      time.Time // zero until the response is over
 }
 
-// String tells of a request in one line.
+// String describes the request in one line.
 func (r Request) String() string {
 	return fmt.Sprintf("%s %s %s %d %s %s %s", r.Received.UTC().Format(time.RFC3339Nano), r.Verb, r.URI, r.Code, r.User, r.Pod, r.ID)
 }
 
-// Fills says whether a request is for everything that there is, and not for what is
-// new: what an informer asks at its start, and again only if it lost its place.
+// Fills reports whether the request is for all existing objects: an informer sends it at its
+// start, and again only if its resourceVersion is too old.
 func (r Request) Fills() bool {
 	switch r.Verb {
 	case "list":
@@ -49,7 +49,7 @@ func (r Request) Fills() bool {
 	return false
 }
 
-// Writes says whether a request is to change something.
+// Writes reports whether the request is a write.
 func (r Request) Writes() bool {
 	switch r.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":
@@ -58,15 +58,15 @@ func (r Request) Writes() bool {
 	return false
 }
 
-// Callers says whose requests are meant: those of any of the users and those made
-// with a token bound to any of the pods.
+// Callers selects the requests of any of the users, and those with a token bound to any of
+// the pods.
 type Callers struct {
 	Users []string // as authenticated; see ServiceAccount
 	Pods  []string // namespace/name
 	Since time.Time
 }
 
-// ServiceAccount is the user name of a service account.
+// ServiceAccount returns the user name of a service account.
 func ServiceAccount(namespace, name string) string {
 	return serviceAccountPrefix + namespace + ":" + name
 }
@@ -79,9 +79,9 @@ const (
 
 // Requests reads an audit log, one audit.k8s.io/v1 Event per line, and returns the
 // callers' requests in the order of the log. A request has an event for each of
-// its stages; it is returned once, as its last event has it.
+// its stages; it is returned once, with the content of its last event.
 //
-// A last line without an end is a line still being written, and is left out.
+// A last line without an end is still being written, and is skipped.
 func Requests(log io.Reader, of Callers) ([]Request, error) {
 	var out []Request
 	index := map[string]int{} // by id
@@ -136,7 +136,7 @@ func request(e *auditv1.Event) Request {
 	return r
 }
 
-// namespaceOf a service account's user name.
+// namespaceOf returns the namespace of a service account's user name.
 func namespaceOf(user string) string {
 	rest, ok := strings.CutPrefix(user, serviceAccountPrefix)
 	if !ok {
@@ -151,7 +151,8 @@ func (c Callers) have(r Request) bool {
 		(slices.Contains(c.Users, r.User) || r.Pod != "" && slices.Contains(c.Pods, r.Pod))
 }
 
-// mayHave spares decoding the lines of everyone else, which are most of a log.
+// mayHave reports whether a line may be of one of the callers. Most lines of a log are not,
+// and need no decoding.
 func (c Callers) mayHave(line []byte) bool {
 	for _, user := range c.Users {
 		if bytes.Contains(line, []byte(user)) {

@@ -17,21 +17,21 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// State is what a root's shards held, from the request that wrote it to that which
-// wrote the next. It was committed at some time from Received to Ended.
+// State has the scopes that a root's shards owned, from the request that wrote it to the one
+// that wrote the next. It was committed at some time from Received to Ended.
 type State struct {
-	Version  uint64 // of the object: it grows
+	Version  uint64 // the object's resourceVersion, which increases
 	Received time.Time
 	Ended    time.Time
 	Root     meshv1alpha1.RootStatus
 
-	held map[string]sharding.Scope // by shard
+	owned map[string]sharding.Scope // by shard
 }
 
 const statesResource = "shardingconfigs"
 
-// States are those of a root that an audit log has, oldest first. The log must have
-// what was written of it at the level RequestResponse.
+// States returns the states of a root in an audit log, oldest first. The log must have the
+// writes of the root at the level RequestResponse.
 func States(log io.Reader, root types.NamespacedName, since time.Time) ([]State, error) {
 	var out []State
 	err := eachLine(log, func(n int, line []byte) error {
@@ -60,7 +60,7 @@ func States(log io.Reader, root types.NamespacedName, since time.Time) ([]State,
 }
 
 func state(e *auditv1.Event) (State, error) {
-	s := State{Received: e.RequestReceivedTimestamp.Time, Ended: e.StageTimestamp.Time, held: map[string]sharding.Scope{}}
+	s := State{Received: e.RequestReceivedTimestamp.Time, Ended: e.StageTimestamp.Time, owned: map[string]sharding.Scope{}}
 	var object meshv1alpha1.ShardingConfig
 	if err := json.Unmarshal(e.ResponseObject.Raw, &object); err != nil {
 		return s, fmt.Errorf("reading a root: %w", err)
@@ -74,29 +74,29 @@ func state(e *auditv1.Event) (State, error) {
 	}
 	s.Root = *object.Status.Root
 	for _, shard := range s.Root.Shards {
-		if s.held[shard.Name], err = sharding.Parse(shard.Held); err != nil {
-			return s, fmt.Errorf("reading what %s holds: %w", shard.Name, err)
+		if s.owned[shard.Name], err = sharding.Parse(shard.Held); err != nil {
+			return s, fmt.Errorf("reading the scope of %s: %w", shard.Name, err)
 		}
 	}
 	return s, nil
 }
 
-// Holder is the shard that holds a key, "" if none does.
-func (s State) Holder(key string) string {
-	for shard, held := range s.held {
-		if held.Owns(key) {
+// Owner returns the shard that owns a key, "" if none does.
+func (s State) Owner(key string) string {
+	for shard, owned := range s.owned {
+		if owned.Owns(key) {
 			return shard
 		}
 	}
 	return ""
 }
 
-// Shared tells of two shards that hold the same keys, "" if there are none.
+// Shared describes two shards that own the same keys, "" if there are none.
 func (s State) Shared() string {
 	for i, a := range s.Root.Shards {
 		for _, b := range s.Root.Shards[i+1:] {
-			if both := s.held[a.Name].Intersect(s.held[b.Name]); !both.Empty() {
-				return fmt.Sprintf("%s: %s and %s both hold %s", s.Received.UTC().Format(time.RFC3339Nano), a.Name, b.Name, both)
+			if both := s.owned[a.Name].Intersect(s.owned[b.Name]); !both.Empty() {
+				return fmt.Sprintf("%s: %s and %s both own %s", s.Received.UTC().Format(time.RFC3339Nano), a.Name, b.Name, both)
 			}
 		}
 	}

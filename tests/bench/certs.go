@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// serverName is the apiserver's, whatever stands in for it.
+// serverName is the apiserver's name, in all certificates.
 const serverName = "kubernetes.default.svc"
 
 // writeCertificate writes to path a certificate for an hour and its key, and
-// returns the certificate: all proxies serve with it, clients trust it alone.
+// returns the certificate: all proxies serve with it, and clients trust only it.
 func writeCertificate(path string) ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

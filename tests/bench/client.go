@@ -15,7 +15,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// client is one HTTP/2 connection, made as client-go makes it.
+// client is one HTTP/2 connection, configured like client-go's.
 type client struct {
 	http        *http.Client
 	base, token string
@@ -32,21 +32,21 @@ func newClients(addr string, ca []byte, token string) []*client {
 				TLSClientConfig:     &tls.Config{RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS12},
 				MaxIdleConnsPerHost: 25,
 				DialContext:         (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-				DisableCompression:  true, // the row with gzip asks for it itself, and does not unpack
+				DisableCompression:  true, // the row with gzip requests it itself, and does not decompress
 			}),
 		}}
 	}
 	return all
 }
 
-// request is what a row asks for.
+// request is the request that a row measures.
 type request struct {
 	method, path, accept string
 	gzip                 bool
 	body                 []byte
 }
 
-// send returns the answer's head. Anything but success is an error.
+// send returns the answer's head, or an error unless its status is a success.
 func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
 	method, body := r.method, io.Reader(nil)
 	if method == "" {
@@ -95,7 +95,7 @@ func check(resp *http.Response, r request) error {
 	return nil
 }
 
-// do sends r and reads the answer to its end; it returns its length.
+// do sends r, reads the whole answer and returns its length.
 func (c *client) do(ctx context.Context, r request) (int64, error) {
 	resp, err := c.send(ctx, r)
 	if err != nil {

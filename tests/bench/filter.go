@@ -16,14 +16,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// mostFilter is how much longer a filtered list may take than one that is passed.
+// mostFilter limits the ratio of a filtered list's time to that of a list that is passed.
 const mostFilter = 1.5
 
 // filteredNamespaces have a fifth of the objects each.
 var filteredNamespaces = []string{"filtered-0", "filtered-1", "filtered-2", "filtered-3", "filtered-4"}
 
-// filters are a proxy that has nothing to leave out, and so passes lists as they
-// are, and two that read them.
+// filters are three proxies: one that owns everything, and so passes lists unchanged, and two
+// that filter them.
 var filters = []struct {
 	name string
 	owns sharding.Scope
@@ -33,8 +33,8 @@ var filters = []struct {
 	{"filtered, a fifth stays", sharding.Keys(filteredNamespaces[0])},
 }
 
-// runFilter compares lists of all namespaces. The namespaces are there; the token of
-// who may list all comes on standard input.
+// runFilter compares lists of all namespaces. The namespaces exist; it reads a token that may
+// list all objects from standard input.
 func runFilter(ctx context.Context, o options) error {
 	defer running.Wait()
 	ctx, cancel := context.WithTimeout(ctx, longest)
@@ -104,7 +104,7 @@ func seedFiltered(ctx context.Context, clients []*client) error {
 	return group.Wait()
 }
 
-// checkFilters opens all connections, and makes sure that what is to be left out is.
+// checkFilters opens all connections, and requires that the proxies filter.
 func checkFilters(ctx context.Context, all []*subject, r request) error {
 	var lengths []int64
 	for _, s := range all {
@@ -124,7 +124,7 @@ func checkFilters(ctx context.Context, all []*subject, r request) error {
 	return nil
 }
 
-// reportFilter prints the table, and fails if the limit does not hold.
+// reportFilter prints the table, and fails if the limit is exceeded.
 func reportFilter(w io.Writer, rows []row, subjects []*subject, results map[string]map[string][]sample) error {
 	var missed error
 	_, _ = fmt.Fprintf(w, "\n| all namespaces | | p50 ms | of the time of passing | proxy CPU us | RSS MB | limit |\n|---|---|--:|--:|--:|--:|---|\n")
@@ -146,7 +146,7 @@ func reportFilter(w io.Writer, rows []row, subjects []*subject, results map[stri
 	return missed
 }
 
-// filtering is the policy of a member that owns some namespaces' ConfigMaps.
+// filtering returns the policy of a member that owns some namespaces' ConfigMaps.
 func filtering(namespace, owns string) (*meshv1.PodPolicy, error) {
 	owned, err := sharding.Parse(strings.Split(owns, ";"))
 	if err != nil {

@@ -2,9 +2,9 @@ package main
 
 import "fmt"
 
-// haproxyConfig is HAProxy's best for this: HTTP/2 towards clients, kept HTTP/1.1
-// connections to the apiserver, and the cipher that Go's TLS picks, so that all
-// subjects encrypt alike.
+// haproxyConfig is HAProxy's fastest configuration here: HTTP/2 for clients, persistent
+// HTTP/1.1 connections to the apiserver, and the cipher that Go's TLS chooses, so that all
+// subjects use the same encryption.
 func haproxyConfig(o options, upstream string) string {
 	return fmt.Sprintf(`
 global

@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// runInformer is a client as operators are: one informer of the namespace's
-// ConfigMaps. It says when it has them all.
+// runInformer runs a client like an operator's: one informer of the namespace's ConfigMaps.
+// It prints a line when the informer has synced.
 func runInformer(ctx context.Context, o options) error {
 	config, err := rest.InClusterConfig()
 	if err != nil {

@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// options are every command's; run hands its own down to the proxies.
+// options are the flags of every command; run passes its own to the proxies.
 type options struct {
 	api, ca, namespace string // the real apiserver and where the objects are
 	cert               string // certificate and key that a proxy serves with
@@ -60,7 +60,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.profiles, "profiles", "", "existing directory for CPU profiles of the Go proxies")
 }
 
-// forProxy are the arguments of a proxy's command.
+// forProxy returns the arguments of a proxy's command.
 func (o *options) forProxy(command string) []string {
 	return []string{command, "-api", o.api, "-ca", o.ca, "-namespace", o.namespace, "-cert", o.cert, "-profiles", o.profiles}
 }
@@ -81,7 +81,7 @@ func (o *options) profiled(name string, f func() error) error {
 	return f()
 }
 
-// inherited is the listener that a proxy was started with.
+// inherited returns the listener that a proxy was started with.
 func inherited() (net.Listener, error) {
 	f := os.NewFile(3, "listener")
 	defer func() { _ = f.Close() }()

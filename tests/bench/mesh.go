@@ -15,9 +15,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// serveMesh is ctrlmesh's data plane for one member, as the agent uses it: the
-// member's shard owns every object of the benchmark, and has a lock in the same
-// namespace, so that both stages of the policy are at work.
+// serveMesh runs ctrlmesh's data plane for one member, as the agent does. The member's shard
+// owns every object of the benchmark, and has a lock in the same namespace, so that both
+// stages of the policy are active.
 func serveMesh(ctx context.Context, o options) error {
 	leaf, err := tls.LoadX509KeyPair(o.cert, o.cert)
 	if err != nil {

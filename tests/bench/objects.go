@@ -14,7 +14,7 @@ import (
 
 const (
 	objects = 5000
-	// Updates go round these, each written by one writer only: no conflicts.
+	// Updates rotate over these. Each has one writer, so there are no conflicts.
 	hotObjects = 16
 	hotLabel   = "bench.ctrlmesh.io/hot"
 
@@ -33,7 +33,8 @@ func collection(namespace string) string { return "/api/v1/namespaces/" + namesp
 
 func objectName(i int) string { return fmt.Sprintf("object-%04d", i) }
 
-// configMap is one of about 1 KB. sent goes with an update, to be found in its event.
+// configMap returns a ConfigMap of about 1 KB. sent is the time of an update, which its event
+// contains.
 func configMap(name, sent string, labels map[string]string) []byte {
 	b, err := json.Marshal(&corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
@@ -41,7 +42,7 @@ func configMap(name, sent string, labels map[string]string) []byte {
 		Data:       map[string]string{sentKey: sent, "text": strings.Repeat("a benchmark's data, sixty-four bytes at a time, over and over. \n", 9)},
 	})
 	if err != nil {
-		panic(err) // it is a constant but for strings
+		panic(err) // only its strings vary
 	}
 	return b
 }
@@ -50,7 +51,7 @@ func hot(i int, sent string) []byte {
 	return configMap(objectName(i), sent, map[string]string{shardLabel: shard, hotLabel: "yes"})
 }
 
-// seed makes the objects, and one that is another shard's.
+// seed creates the objects, and one of another shard.
 func seed(ctx context.Context, s *subject, namespace string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
@@ -72,7 +73,7 @@ func seed(ctx context.Context, s *subject, namespace string) error {
 	return group.Wait()
 }
 
-// narrowed tells whether s hides the object of another shard.
+// narrowed reports whether s hides the object of another shard.
 func narrowed(ctx context.Context, s *subject, namespace string) (bool, error) {
 	list := &corev1.ConfigMapList{}
 	resp, err := s.clients[0].send(ctx, request{path: collection(namespace) + "?labelSelector=" + shardLabel + "%3D" + outsider, accept: jsonType})

@@ -11,8 +11,8 @@ import (
 	"os"
 )
 
-// servePlain is the reverse proxy that anybody would write with Go's standard
-// library: TLS and HTTP/2 on both sides.
+// servePlain runs a simple reverse proxy of Go's standard library, with TLS and HTTP/2 on both
+// sides.
 func servePlain(ctx context.Context, o options) error {
 	ca, err := os.ReadFile(o.ca)
 	if err != nil {
@@ -29,7 +29,7 @@ func servePlain(ctx context.Context, o options) error {
 		Transport: &http.Transport{
 			TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: serverName},
 			ForceAttemptHTTP2: true,
-			// Else it would ask for gzip where the client did not, and unpack it.
+			// Otherwise it would request gzip where the client did not, and decompress it.
 			DisableCompression: true,
 		},
 	}}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report prints two tables: what was measured, and how ctrlmesh compares. A
-// ratio above one is in ctrlmesh's favour.
+// report prints two tables: the results, and the ratios of ctrlmesh to the others. A ratio
+// above one is in ctrlmesh's favour.
 func report(w io.Writer, rows []row, subjects []*subject, results map[string]map[string][]sample) {
 	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 	p("\n| row | subject | throughput | of direct | p50 ms | p99 ms | proxy CPU | RSS MB |\n|---|---|--:|--:|--:|--:|--:|--:|\n")
@@ -72,7 +72,7 @@ func machine() string {
 	return fmt.Sprintf("%d cores, Linux %s, %s", runtime.NumCPU(), unix.ByteSliceToString(u.Release[:]), runtime.Version())
 }
 
-// load is how many processes want a core, averaged over one, five and fifteen minutes.
+// load returns the load averages over one, five and fifteen minutes.
 func load() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(b))[:3], " ")

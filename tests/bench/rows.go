@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Turns are short and many, so that what else the machine does meets all
-// subjects alike.
+// Turns are short and many, so that other load of the machine affects all subjects equally.
 const (
 	getTurn  = 300 * time.Millisecond
 	listTurn = 2 // requests
@@ -25,8 +24,7 @@ type row struct {
 	run  turn
 }
 
-// turn measures one subject once. It calls begin when what is to be measured
-// begins.
+// turn measures one subject once. It calls begin when the measured part begins.
 type turn func(ctx context.Context, s *subject, begin func() error) (sample, error)
 
 func rows(namespace string, api *subject) []row {
@@ -53,14 +51,13 @@ func rows(namespace string, api *subject) []row {
 	}
 }
 
-// loop sends one request over and over, each worker the next when the last was
-// answered.
+// loop sends one request repeatedly: each worker sends the next after an answer.
 type loop struct {
 	request request
 	workers int
-	least   int64         // bytes that an answer must have
+	least   int64         // minimum size of an answer in bytes
 	lasts   time.Duration // or:
-	atMost  int64         // so many requests
+	atMost  int64         // number of requests
 }
 
 func (l loop) run(ctx context.Context, s *subject, begin func() error) (sample, error) {

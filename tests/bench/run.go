@@ -19,7 +19,7 @@ var running sync.WaitGroup
 // longest bounds a whole run.
 const longest = 10 * time.Minute
 
-// run measures. The token of a service account comes on standard input.
+// run measures. It reads the token of a service account from standard input.
 func run(ctx context.Context, o options) error {
 	defer running.Wait()
 	ctx, cancel := context.WithTimeout(ctx, longest)
@@ -66,8 +66,8 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// warm opens all connections, and makes sure that a subject does its work: no
-// policy in force would be a cheap way to be fast.
+// warm opens all connections, and requires that a subject does its work: without a policy in
+// force it would be faster.
 func warm(ctx context.Context, s *subject, namespace string) error {
 	for _, c := range s.clients {
 		for range 20 {
@@ -110,7 +110,7 @@ func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (
 	return results, nil
 }
 
-// take is one turn of one subject, with what the proxy used meanwhile.
+// take runs one turn of one subject, and measures the proxy's usage meanwhile.
 func take(ctx context.Context, r row, s *subject) (sample, error) {
 	var before time.Duration
 	out, err := r.run(ctx, s, func() (err error) {

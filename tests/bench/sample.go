@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// sample is what one turn of one subject gave.
+// sample is the result of one turn of one subject.
 type sample struct {
 	count     int
 	bytes     int64
@@ -15,7 +15,7 @@ type sample struct {
 	rss       int64         // of the proxy, after
 }
 
-// metric reads one number off a sample.
+// metric returns one number of a sample.
 type metric func(sample) float64
 
 func perSecond(s sample) float64   { return float64(s.count) / s.elapsed.Seconds() }
@@ -24,7 +24,7 @@ func cpuEach(s sample) float64     { return s.cpu.Seconds() * 1e6 / float64(s.co
 func cpuMegabyte(s sample) float64 { return s.cpu.Seconds() * 1e6 / (float64(s.bytes) / 1e6) }
 func memory(s sample) float64      { return float64(s.rss) / 1e6 }
 
-// percentile is in milliseconds.
+// percentile returns a percentile of the latencies in milliseconds.
 func percentile(p int) metric {
 	return func(s sample) float64 {
 		sorted := slices.Sorted(slices.Values(s.latencies))
@@ -40,7 +40,7 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// of is the median of the rounds.
+// of returns the median of the rounds.
 func (m metric) of(rounds []sample) float64 {
 	values := make([]float64, len(rounds))
 	for i, s := range rounds {
@@ -49,8 +49,8 @@ func (m metric) of(rounds []sample) float64 {
 	return median(values)
 }
 
-// ratio is the median of a to b in the same round: what else the machine does
-// changes from round to round, and less within one.
+// ratio returns the median of the ratios of a to b in the same round: other load of the
+// machine changes less within a round than between rounds.
 func (m metric) ratio(a, b []sample) float64 {
 	values := make([]float64, len(a))
 	for i := range a {

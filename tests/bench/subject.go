@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// subject is a way from the client to the apiserver.
+// subject is a proxy between the client and the apiserver, or none.
 type subject struct {
 	name    string
 	pid     int // of the proxy; 0: there is none
@@ -32,7 +32,7 @@ const (
 	ctrlmesh = "ctrlmesh"
 )
 
-// subjects starts the proxies. They end with ctx, or with this process.
+// subjects starts the proxies. They exit with ctx, or with this process.
 func subjects(ctx context.Context, o options, token, dir string) ([]*subject, error) {
 	ca, err := os.ReadFile(o.ca)
 	if err != nil {
@@ -69,8 +69,8 @@ func subjects(ctx context.Context, o options, token, dir string) ([]*subject, er
 	return all, nil
 }
 
-// start runs a proxy with a listener that is there before it is, so that nobody
-// has to wait for it.
+// start runs a proxy with a listener that exists before the process, so that no client has to
+// wait for it.
 func start(ctx context.Context, command []string) (pid int, addr string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -85,7 +85,7 @@ func start(ctx context.Context, command []string) (pid int, addr string, err err
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{f}
-	cmd.Env = append(os.Environ(), "GOMEMLIMIT=256MiB") // as the agent's manifest has it
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT=256MiB") // as in the agent's manifest
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 2 * time.Second
@@ -100,13 +100,13 @@ func start(ctx context.Context, command []string) (pid int, addr string, err err
 	return cmd.Process.Pid, l.Addr().String(), nil
 }
 
-// cpu is the CPU time the proxy has used, user and system.
+// cpu returns the CPU time that the proxy has used, user and system.
 func (s *subject) cpu() (time.Duration, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
-	// The process's CPU clock, as clock_getcpuclockid(3) names it: what
-	// /proc/PID/stat counts in ticks of 10 ms, to the nanosecond.
+	// The process's CPU clock, see clock_getcpuclockid(3): it has nanoseconds, where
+	// /proc/PID/stat counts ticks of 10 ms.
 	var t unix.Timespec
 	if err := unix.ClockGettime(int32(^s.pid<<3|2), &t); err != nil {
 		return 0, fmt.Errorf("%s: CPU time: %w", s.name, err)
@@ -114,7 +114,7 @@ func (s *subject) cpu() (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// rss is the proxy's resident memory in bytes.
+// rss returns the proxy's resident memory in bytes.
 func (s *subject) rss() (int64, error) {
 	if s.pid == 0 {
 		return 0, nil

@@ -19,15 +19,14 @@ import (
 const (
 	updates     = 500 // a second
 	watchTurn   = 500 * time.Millisecond
-	watchGrace  = 5 * time.Second // for the last events to come
+	watchGrace  = 5 * time.Second // wait for the last events
 	sentKey     = "sent"
-	noTime      = "0000000000000000000" // as long as the Unix nanoseconds of our days
+	noTime      = "0000000000000000000" // as long as current Unix times in nanoseconds
 	longestLine = 64 << 10
 )
 
-// watches opens so many watches on one connection, writes at a fixed rate
-// straight to the apiserver, and takes the time from before the write to the
-// event being read.
+// watches opens a number of watches on one connection, writes at a fixed rate directly to the
+// apiserver, and measures the time from before a write until its event is read.
 type watches struct {
 	namespace string
 	count     int
@@ -50,7 +49,7 @@ func (w watches) run(ctx context.Context, s *subject, begin func() error) (sampl
 		}
 		defer func() { _ = streams[i].Body.Close() }()
 	}
-	// A watch lasts for minutes: what it costs to open one is not an event's.
+	// A watch lasts for minutes: the cost of opening one is not measured.
 	if err := begin(); err != nil {
 		return sample{}, err
 	}
@@ -79,7 +78,7 @@ func (w watches) run(ctx context.Context, s *subject, begin func() error) (sampl
 	return out, nil
 }
 
-// version is where the watches start.
+// version returns the resourceVersion at which the watches start.
 func (w watches) version(ctx context.Context) (string, error) {
 	resp, err := w.writer.send(ctx, request{path: collection(w.namespace) + "?limit=1", accept: jsonType})
 	if err != nil {
@@ -91,7 +90,7 @@ func (w watches) version(ctx context.Context) (string, error) {
 	return list.ResourceVersion, err
 }
 
-// write updates objects at a fixed rate, whatever the answers take.
+// write updates objects at a fixed rate, without waiting for answers.
 func (w watches) write(ctx context.Context, n int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	due := make(chan struct{}, n)
@@ -120,7 +119,7 @@ func (w watches) write(ctx context.Context, n int) error {
 	return group.Wait()
 }
 
-// events reads n events and how old each was.
+// events reads n events and the age of each.
 func events(stream *http.Response, n int) ([]time.Duration, int64, error) {
 	out, size := make([]time.Duration, 0, n), int64(0)
 	lines := bufio.NewScanner(stream.Body)

@@ -10,12 +10,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// watchAgain is how long a watcher waits after a refusal. Informers wait for
-// longer; what is measured is the agent.
+// watchAgain is how long a watcher waits after a refusal. Informers wait longer, but the agent
+// is measured, not the client.
 const watchAgain = 200 * time.Millisecond
 
-// runWatcher is a client that holds one watch of the namespace's ConfigMaps, and
-// opens the next when it ends. It says when a watch was answered, and when not.
+// runWatcher runs a client that keeps one watch of the namespace's ConfigMaps open, and opens
+// the next when it ends. It prints whether each watch was answered.
 func runWatcher(ctx context.Context, o options) error {
 	config, err := rest.InClusterConfig()
 	if err != nil {
@@ -38,7 +38,7 @@ func runWatcher(ctx context.Context, o options) error {
 	return nil
 }
 
-// watchOnce returns nil once a watch that was answered has ended, however.
+// watchOnce returns nil when a watch that was answered has ended, for any reason.
 func watchOnce(ctx context.Context, client *http.Client, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

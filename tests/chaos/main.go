@@ -8,7 +8,7 @@
 // access lines decide whether a request leaked, never what a client believes.
 //
 // The program breaks the mesh, and the capture suite in the end uninstalls it: do not run it
-// on a cluster that somebody works with.
+// on a cluster in use.
 package main
 
 import (

@@ -16,10 +16,10 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// clear removes the operator, its locks, shards and objects: what an earlier run
-// counted must not be counted again. Namespaces stay, because they take long to go.
-// The operator goes first, while it is still sharded, and locks after the shards: the
-// mesh holds them until then.
+// clear deletes the operator, its locks, shards and objects, so that those of an earlier run
+// are not counted again. Namespaces stay, because their deletion takes long. The operator is
+// deleted first, while it is still sharded, and the locks after the shards, because the mesh
+// keeps them until then.
 func (d *demo) clear(ctx context.Context) error {
 	for _, f := range []func(context.Context) error{d.clearOperator, d.clearShards, d.clearLocks, d.clearObjects} {
 		if err := f(ctx); err != nil {
@@ -34,7 +34,7 @@ func (d *demo) clearOperator(ctx context.Context) error {
 	if err := d.Delete(ctx, set); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("deleting the operator: %w", err)
 	}
-	return kube.Until(ctx, "the operator's end", func(ctx context.Context) error {
+	return kube.Until(ctx, "the operator to be deleted", func(ctx context.Context) error {
 		var pods corev1.PodList
 		return empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
 	})
@@ -50,12 +50,12 @@ func (d *demo) clearLocks(ctx context.Context) error {
 func (d *demo) clearShards(ctx context.Context) error {
 	err := d.DeleteAllOf(ctx, &meshv1alpha1.ShardingConfig{}, client.InNamespace(operator), ours)
 	if meta.IsNoMatchError(err) && !d.sharded {
-		return nil // ctrlmesh is not installed, and need not be
+		return nil // ctrlmesh is not installed
 	}
 	if err != nil {
 		return fmt.Errorf("deleting ShardingConfigs: %w", err)
 	}
-	return kube.Until(ctx, "the ShardingConfigs' end", func(ctx context.Context) error {
+	return kube.Until(ctx, "the ShardingConfigs to be deleted", func(ctx context.Context) error {
 		var configs meshv1alpha1.ShardingConfigList
 		return empty(&configs, d.List(ctx, &configs, client.InNamespace(operator), ours))
 	})
@@ -71,13 +71,13 @@ func (d *demo) clearObjects(ctx context.Context) error {
 			return fmt.Errorf("deleting the objects in %s: %w", ns.Name, err)
 		}
 	}
-	return kube.Until(ctx, "the objects' end", func(ctx context.Context) error {
+	return kube.Until(ctx, "the objects to be deleted", func(ctx context.Context) error {
 		tallies, err := d.tallies(ctx)
 		return empty(&tallyv1.TallyList{Items: tallies}, err)
 	})
 }
 
-// empty says how much a list, read with err, still holds.
+// empty returns an error unless a list, read with err, is empty.
 func empty(list client.ObjectList, err error) error {
 	if err == nil && meta.LenList(list) > 0 {
 		err = fmt.Errorf("%d are left", meta.LenList(list))

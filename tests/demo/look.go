@@ -30,7 +30,7 @@ func (d *demo) look(ctx context.Context, at played) (*world, error) {
 	return w, err
 }
 
-// world reads what the cluster's objects tell.
+// world reads the cluster's objects.
 func (d *demo) world(ctx context.Context) (*world, error) {
 	var (
 		configs meshv1alpha1.ShardingConfigList
@@ -46,7 +46,7 @@ func (d *demo) world(ctx context.Context) (*world, error) {
 		{&leases, []client.ListOption{client.InNamespace(operator)}},
 	} {
 		if err := d.List(ctx, l.list, l.opts...); err != nil && (d.sharded || !meta.IsNoMatchError(err)) {
-			return nil, fmt.Errorf("looking at the operator: %w", err)
+			return nil, fmt.Errorf("reading the operator: %w", err)
 		}
 	}
 	tallies, err := d.tallies(ctx)
@@ -65,7 +65,7 @@ func (d *demo) world(ctx context.Context) (*world, error) {
 	return w, nil
 }
 
-// tallies are the objects in the demo's namespaces, and no others there may be.
+// tallies returns the objects in the demo's namespaces.
 func (d *demo) tallies(ctx context.Context) ([]tallyv1.Tally, error) {
 	var namespaces corev1.NamespaceList
 	if err := d.List(ctx, &namespaces, ours); err != nil {

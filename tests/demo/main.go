@@ -1,13 +1,13 @@
-// Demo adopts a running operator that knows nothing of the mesh, on the cluster of
-// tests/cluster with ctrlmesh installed, and shows what came of it.
+// Demo adopts a running, unmodified operator on the cluster of tests/cluster with ctrlmesh
+// installed, and shows the result.
 //
 // It runs tests/operators/tally as a StatefulSet of two outside the mesh, over objects in
 // many namespaces. While the objects change all the time, it applies a ShardingConfig of
 // two shards and sets the label of the mesh on the pod template. Half of the objects exist
-// before that, and half are made while the shards work. Then it prints a table and one
+// before that, and half are created while the shards work. Then it prints a table and one
 // line of counts, all read from the cluster, from the apiserver's audit log and from the
-// agents' access logs. It exits with status 0 only if every count is as it must be. It may
-// be run again on the same cluster.
+// agents' access logs. It exits with status 0 only if every count is as expected. It can be
+// run again on the same cluster.
 package main
 
 import (
@@ -25,8 +25,8 @@ import (
 
 func main() {
 	d := demo{start: time.Now()}
-	flag.IntVar(&d.namespaces, "namespaces", 12, "how many namespaces to divide")
-	flag.IntVar(&d.objects, "objects", 600, "how many objects to put into them")
+	flag.IntVar(&d.namespaces, "namespaces", 12, "number of namespaces")
+	flag.IntVar(&d.objects, "objects", 600, "number of objects")
 	flag.BoolVar(&d.sharded, "sharded", true, "adopt the operator; otherwise one pod does all the work, and the demo fails")
 	flag.DurationVar(&d.timeout, "timeout", 4*time.Minute, "how long to wait for the operator at most")
 	flag.Parse()
@@ -51,8 +51,7 @@ type demo struct {
 	start time.Time
 }
 
-// run reports whether all counts are as they must be. An error means that they
-// could not be taken.
+// run reports whether all counts are as expected. It returns an error if it cannot count.
 func (d *demo) run(ctx context.Context) (bool, error) {
 	if d.namespaces < shards || d.objects < d.namespaces {
 		return false, fmt.Errorf("%d objects in %d namespaces cannot be divided among %d shards", d.objects, d.namespaces, shards)
@@ -65,9 +64,9 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 	if played.began.IsZero() {
 		return false, err
 	}
-	// Whatever went wrong on the way, the counts say what it led to.
+	// After a failure, the counts show its effect.
 	if err != nil {
-		d.say("not as it should be: %v", err)
+		d.say("failed: %v", err)
 		d.printLogs(ctx)
 	}
 	w, err := d.look(ctx, played)
@@ -86,7 +85,7 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 	return got == want && len(w.doubts()) == 0, nil
 }
 
-// say tells how far the demo has come.
+// say prints the progress of the demo.
 func (d *demo) say(format string, args ...any) {
 	fmt.Printf("[%5.1f s] %s\n", time.Since(d.start).Seconds(), fmt.Sprintf(format, args...))
 }

@@ -20,10 +20,10 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// ours marks what the demo made, beside the operator itself.
+// ours marks the demo's namespaces and its root.
 var ours = client.MatchingLabels{"app.kubernetes.io/part-of": "tally-demo"}
 
-// writers is how many requests the demo has in flight while it makes objects.
+// writers is how many requests the demo has in flight while it creates objects.
 const writers = 8
 
 // churnEvery is the time between two changes while the operator is adopted.
@@ -41,14 +41,13 @@ func (d *demo) makeNamespaces(ctx context.Context, names []string) error {
 	for _, name := range names {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: ours}}
 		if err := d.Create(ctx, ns); client.IgnoreAlreadyExists(err) != nil {
-			return fmt.Errorf("making namespace %s: %w", name, err)
+			return fmt.Errorf("creating namespace %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// makeObjects makes the objects from number first up to end, dealt out to the
-// namespaces in turn.
+// makeObjects creates the objects from number first up to end, in the namespaces in turn.
 func (d *demo) makeObjects(ctx context.Context, names []string, first, end int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(writers)
@@ -59,7 +58,7 @@ func (d *demo) makeObjects(ctx context.Context, names []string, first, end int) 
 				Name:      fmt.Sprintf("t-%02d", i/len(names)),
 			}, Spec: tallyv1.TallySpec{Say: "hello"}}
 			if err := d.Create(ctx, t); err != nil {
-				return fmt.Errorf("making Tally %s/%s: %w", t.Namespace, t.Name, err)
+				return fmt.Errorf("creating Tally %s/%s: %w", t.Namespace, t.Name, err)
 			}
 			return nil
 		})
@@ -67,7 +66,7 @@ func (d *demo) makeObjects(ctx context.Context, names []string, first, end int) 
 	return g.Wait()
 }
 
-// makeOperator makes the StatefulSet as its author wrote it: outside the mesh.
+// makeOperator creates the StatefulSet of its manifest, outside the mesh.
 func (d *demo) makeOperator(ctx context.Context) error {
 	text, err := os.ReadFile(filepath.Join(d.Root, deploy, "statefulset.yaml"))
 	if err != nil {
@@ -81,7 +80,7 @@ func (d *demo) makeOperator(ctx context.Context) error {
 	return d.ApplyObject(ctx, set)
 }
 
-// makeRoot divides the operator's work among two shards.
+// makeRoot creates the root, which shards the operator.
 func (d *demo) makeRoot(ctx context.Context) error {
 	c := &meshv1alpha1.ShardingConfig{
 		ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload, Labels: ours},
@@ -98,12 +97,12 @@ func (d *demo) makeRoot(ctx context.Context) error {
 		},
 	}
 	if err := d.Create(ctx, c); err != nil {
-		return fmt.Errorf("making ShardingConfig %s: %w", c.Name, err)
+		return fmt.Errorf("creating ShardingConfig %s: %w", c.Name, err)
 	}
 	return nil
 }
 
-// label puts the label of the mesh on the pod template, which begins a rolling update.
+// label sets the label of the mesh on the pod template, which starts a rolling update.
 func (d *demo) label(ctx context.Context) error {
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload}}
 	patch := fmt.Appendf(nil, `{"spec": {"template": {"metadata": {"labels": {%q: "true"}}}}}`, meshv1alpha1.EnableProxyLabel)

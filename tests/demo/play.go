@@ -24,13 +24,13 @@ const (
 	shards = 2
 )
 
-// played is what the counts begin with.
+// played has the times from which the counts begin.
 type played struct {
 	began   time.Time // the operator started; zero if there is nothing to count
 	sharded time.Time // its pods were all members of shards
 }
 
-// play makes everything and waits until the operator has done its work.
+// play runs the demo and waits until the operator has reconciled all objects.
 func (d *demo) play(ctx context.Context) (at played, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -62,18 +62,18 @@ func (d *demo) play(ctx context.Context) (at played, err error) {
 			return at, err
 		}
 	}
-	d.say("making the other half of the objects")
+	d.say("creating the other half of the objects")
 	if err := d.makeObjects(ctx, names, d.objects/2, d.objects); err != nil {
 		return at, err
 	}
-	d.say("waiting until every object is reconciled, and nobody writes any more")
+	d.say("waiting until every object is reconciled and writes have stopped")
 	if err := kube.Until(ctx, "the objects", d.reconciled); err != nil {
 		return at, err
 	}
 	return at, kube.Until(ctx, "quiet", d.quiet())
 }
 
-// prepare makes what the operator works on.
+// prepare creates the namespaces and the first half of the objects.
 func (d *demo) prepare(ctx context.Context, names []string) error {
 	if d.sharded {
 		d.say("waiting for ctrlmesh to be ready")
@@ -86,18 +86,18 @@ func (d *demo) prepare(ctx context.Context, names []string) error {
 			return err
 		}
 	}
-	d.say("clearing what an earlier run left")
+	d.say("deleting the objects of an earlier run")
 	if err := d.clear(ctx); err != nil {
 		return err
 	}
-	d.say("making %d namespaces and the first half of %d objects", len(names), d.objects)
+	d.say("creating %d namespaces and the first half of %d objects", len(names), d.objects)
 	if err := d.makeNamespaces(ctx, names); err != nil {
 		return err
 	}
 	return d.makeObjects(ctx, names, 0, d.objects/2)
 }
 
-// adopt makes shards of the operator by a rolling update, while its objects change.
+// adopt shards the operator by a rolling update, while its objects change.
 func (d *demo) adopt(ctx context.Context) error {
 	churning, stop := context.WithCancel(ctx)
 	defer stop()
@@ -127,11 +127,11 @@ func (d *demo) adopt(ctx context.Context) error {
 	if err := <-done; err != nil {
 		return err
 	}
-	d.say("adopted: %d changes of objects came meanwhile", changes)
+	d.say("adopted: %d objects changed meanwhile", changes)
 	return nil
 }
 
-// observed holds when the manager has seen the root. It tells of each new state.
+// observed returns an error until the manager has seen the root. It prints each new state.
 func (d *demo) observed() func(context.Context) error {
 	last := ""
 	return func(ctx context.Context) error {
@@ -162,7 +162,7 @@ func (d *demo) meshReady(ctx context.Context) error {
 	return nil
 }
 
-// led says which shard is not at work yet. It looks at the root first.
+// led returns an error until each shard has a leader. It checks the root first.
 func (d *demo) led(root func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := root(ctx); err != nil {
@@ -188,7 +188,7 @@ func (d *demo) led(root func(context.Context) error) func(context.Context) error
 	}
 }
 
-// reconciled says how many objects nobody has reconciled yet.
+// reconciled returns an error until every object is reconciled.
 func (d *demo) reconciled(ctx context.Context) error {
 	tallies, err := d.tallies(ctx)
 	if err != nil {
@@ -206,8 +206,8 @@ func (d *demo) reconciled(ctx context.Context) error {
 	return nil
 }
 
-// quiet holds when no object has changed for a while: a second pod may be slower
-// than the first, and must be seen all the same.
+// quiet returns an error until no object has changed for a while: a second owner of an object
+// may write later than the first, and must be detected.
 func (d *demo) quiet() func(context.Context) error {
 	const long = 2 * time.Second
 	var last map[string]string

@@ -29,7 +29,7 @@ func printTable(out io.Writer, rows []row) {
 	_ = t.Flush()
 }
 
-// span tells of sorted names in little room.
+// span abbreviates sorted names.
 func span(names []string) string {
 	switch len(names) {
 	case 0:
@@ -40,7 +40,7 @@ func span(names []string) string {
 	return fmt.Sprintf("%d (%s to %s)", len(names), names[0], names[len(names)-1])
 }
 
-// printLogs shows the end of what the operator's pods said, to tell what ails them.
+// printLogs prints the end of the logs of the operator's pods.
 func (d *demo) printLogs(ctx context.Context) {
 	const enough = 10
 	var pods corev1.PodList
@@ -53,11 +53,11 @@ func (d *demo) printLogs(ctx context.Context) {
 			d.say("%v", err)
 		}
 		lines := strings.Split(strings.TrimSpace(logs), "\n")
-		fmt.Printf("  the last that %s said:\n    %s\n", pod.Name, strings.Join(lines[max(0, len(lines)-enough):], "\n    "))
+		fmt.Printf("  the end of the log of %s:\n    %s\n", pod.Name, strings.Join(lines[max(0, len(lines)-enough):], "\n    "))
 	}
 }
 
-// printNext says what to try on the cluster, which stays up.
+// printNext prints commands to try on the cluster, which stays up.
 func (d *demo) printNext(ctx context.Context, w *world) {
 	agent, port := "AGENT", "PORT"
 	var pods corev1.PodList
@@ -69,23 +69,23 @@ func (d *demo) printNext(ctx context.Context, w *world) {
 		object = fmt.Sprintf("-n %s tally %s", w.tallies[0].Namespace, w.tallies[0].Name)
 	}
 	fmt.Printf(`
-The cluster stays up; make cluster-down ends it. What to try next:
+The cluster stays up; make cluster-down stops it. Commands to try next:
 
   export KUBECONFIG=%s PATH=%s:$PATH
   # the shards; with -o yaml each member's state
   kubectl -n %[3]s get shardingconfigs
-  # end a leader: that shard's lock is taken again, the other's stays
+  # delete a leader: that shard gets a new one, the other keeps its own
   kubectl -n %[3]s delete pod %[4]s-0; kubectl -n %[3]s get leases
-  # change an object: one pod answers
+  # change an object: one pod reconciles it
   kubectl patch %[5]s --type merge -p '{"spec":{"say":"again"}}'; kubectl get %[5]s -o yaml
-  # what an agent counts, and what it forwarded
+  # an agent's metrics, and the requests that it forwarded
   kubectl get --raw /api/v1/namespaces/%[6]s/pods/%[7]s:%[8]s/proxy/metrics
   kubectl -n %[6]s logs %[7]s
 
 `, d.Kubeconfig, filepath.Join(d.Root, ".run", "bin"), operator, workload, object, kube.SystemNamespace, agent, port)
 }
 
-// metricsOf finds an agent and the port of its metrics.
+// metricsOf returns an agent and the port of its metrics.
 func metricsOf(pods []corev1.Pod, agent, port string) (string, string) {
 	for _, pod := range pods {
 		if !strings.HasPrefix(pod.Name, kube.AgentName+"-") {

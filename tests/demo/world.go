@@ -18,7 +18,7 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// world is all that the demo's result is made of, as it was read at one moment.
+// world is the state from which the demo's result is computed.
 type world struct {
 	now     time.Time
 	root    meshv1alpha1.ShardingConfig
@@ -26,8 +26,8 @@ type world struct {
 	pods    []corev1.Pod
 	leases  []coordinationv1.Lease
 	tallies []tallyv1.Tally
-	// traffic is what the members of shards did, and requests what the operator did
-	// before as well.
+	// traffic has the requests of shards' members, and requests those of the operator,
+	// including the time before it was sharded.
 	traffic  *kube.Traffic
 	requests []audit.Request
 }
@@ -37,10 +37,10 @@ type counts struct {
 	Shards     int // ShardingConfigs of which every member is captured
 	Namespaces int // with objects
 	Objects    int
-	Missing    int // objects that nobody reconciled
+	Missing    int // objects that no pod reconciled
 	Overlap    int // objects of which two pods reconciled the last change, or wrote in turns
-	Leaders    int // shards of which a living member holds the shard's lock
-	Leaked     int // requests that went around the mesh
+	Leaders    int // shards of which a running member holds the shard's lock
+	Leaked     int // requests that bypassed the mesh
 }
 
 func (c counts) String() string {
@@ -73,7 +73,7 @@ func (w *world) count() counts {
 	return c
 }
 
-// reconciledBy are the pods that reconciled the last change of an object.
+// reconciledBy returns the pods that reconciled the last change of an object.
 func reconciledBy(t *tallyv1.Tally) (pods []string) {
 	for pod, generation := range t.Status.Generations {
 		if generation == t.Generation {
@@ -84,16 +84,16 @@ func reconciledBy(t *tallyv1.Tally) (pods []string) {
 	return pods
 }
 
-// inTurns are the objects, as namespace/name, that a pod wrote again after another pod
-// did: both owned them at the same time. While an operator is adopted an object has one
-// owner after the other.
+// inTurns returns the objects, as namespace/name, that a pod wrote again after another pod
+// did: both owned them at the same time. During adoption, an object has one owner after
+// another.
 func inTurns(requests []audit.Request) map[string]bool {
 	writes := slices.DeleteFunc(slices.Clone(requests), func(r audit.Request) bool {
 		return r.Resource != "tallies" || !r.Writes() || r.Code != http.StatusOK
 	})
 	slices.SortStableFunc(writes, func(a, b audit.Request) int { return a.Received.Compare(b.Received) })
 	type turn struct {
-		last   string // who wrote last
+		last   string // the last writer
 		before map[string]bool
 	}
 	turns := map[string]*turn{}
@@ -117,7 +117,7 @@ func inTurns(requests []audit.Request) map[string]bool {
 	return out
 }
 
-// doubts are what the counts do not tell and what yet spoils the result.
+// doubts returns reasons to fail that the counts do not show.
 func (w *world) doubts() []string {
 	var out []string
 	if len(w.traffic.Requests) == 0 {
@@ -139,12 +139,12 @@ func (w *world) doubts() []string {
 		}
 	}
 	if strays > 0 {
-		out = append(out, fmt.Sprintf("%d objects were reconciled by a pod of another shard: %s, for one", strays, example))
+		out = append(out, fmt.Sprintf("%d objects were reconciled by a pod of another shard, such as %s", strays, example))
 	}
 	return out
 }
 
-// row is what the table says of one pod.
+// row is the table's row of one pod.
 type row struct {
 	root, shard, pod, node, capture string
 	owns                            int      // namespaces with objects that its shard owns
@@ -182,7 +182,7 @@ func (w *world) rows() []row {
 	return out
 }
 
-// owned counts the namespaces with objects that a shard owns.
+// owned returns the number of namespaces with objects that a shard owns.
 func (w *world) owned(c *meshv1alpha1.ShardingConfig) int {
 	namespaces := map[string]bool{}
 	for _, t := range w.tallies {
@@ -193,7 +193,7 @@ func (w *world) owned(c *meshv1alpha1.ShardingConfig) int {
 	return len(namespaces)
 }
 
-// members are the living pods that are assigned to a shard.
+// members returns the running pods that are assigned to a shard.
 func (w *world) members(c *meshv1alpha1.ShardingConfig) []string {
 	if w.root.Status.Root == nil {
 		return nil
@@ -208,7 +208,7 @@ func (w *world) members(c *meshv1alpha1.ShardingConfig) []string {
 	return out
 }
 
-// shardOf is the shard that a living pod is a member of, or nil.
+// shardOf returns the shard of which a running pod is a member, or nil.
 func (w *world) shardOf(pod string) *meshv1alpha1.ShardingConfig {
 	for i := range w.shards {
 		if slices.Contains(w.members(&w.shards[i]), pod) {
@@ -218,7 +218,7 @@ func (w *world) shardOf(pod string) *meshv1alpha1.ShardingConfig {
 	return nil
 }
 
-// captured says whether a shard has members and the mesh has captured them all.
+// captured reports whether a shard has members and all are captured.
 func (w *world) captured(c *meshv1alpha1.ShardingConfig) bool {
 	members := w.members(c)
 	return len(members) > 0 && !slices.ContainsFunc(members, func(pod string) bool { return capture(c, pod) == "" })
@@ -233,7 +233,7 @@ func capture(c *meshv1alpha1.ShardingConfig, pod string) string {
 	return ""
 }
 
-// leader is the living member that holds the lock of a shard, or "".
+// leader returns the running member that holds the lock of a shard, or "".
 func (w *world) leader(c *meshv1alpha1.ShardingConfig) string {
 	for i := range w.leases {
 		if w.leases[i].Name != lockOf(c) {
@@ -248,7 +248,7 @@ func (w *world) leader(c *meshv1alpha1.ShardingConfig) string {
 
 func lockOf(c *meshv1alpha1.ShardingConfig) string { return lock + "---" + c.Name }
 
-// holder is the pod that holds a lease that has not run out, or "".
+// holder returns the pod that holds a lease that has not expired, or "".
 func (w *world) holder(l *coordinationv1.Lease) string {
 	s := l.Spec
 	if s.HolderIdentity == nil || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
@@ -257,7 +257,7 @@ func (w *world) holder(l *coordinationv1.Lease) string {
 	if s.RenewTime.Add(time.Duration(*s.LeaseDurationSeconds) * time.Second).Before(w.now) {
 		return ""
 	}
-	pod, _, _ := strings.Cut(*s.HolderIdentity, "_") // host name, then what makes it unique
+	pod, _, _ := strings.Cut(*s.HolderIdentity, "_") // host name, then a unique suffix
 	return pod
 }
 

@@ -22,8 +22,8 @@ import (
 
 var now = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
-// good is a world in which everything went as it must: two shards of two
-// namespaces each, two objects in each namespace.
+// good returns a world without failures: two shards of two namespaces each, two objects in
+// each namespace.
 func good() *world {
 	w := &world{now: now, traffic: &kube.Traffic{Requests: make([]audit.Request, 9), Lines: 9}}
 	w.root.Name, w.root.Status.Root = workload, &meshv1alpha1.RootStatus{}
@@ -61,9 +61,10 @@ func good() *world {
 	return w
 }
 
+// allGood are the counts of good.
 var allGood = counts{Shards: 2, Namespaces: 4, Objects: 8, Leaders: 2}
 
-func TestGood(t *testing.T) {
+func TestCountsWithoutFailures(t *testing.T) {
 	w := good()
 	require.Equal(t, allGood, w.count())
 	require.Empty(t, w.doubts())
@@ -81,24 +82,24 @@ tally   tally-2-normal   2 namespaces   tally-1   node2   ebpf      tally-leader
 // Every failure shows, each in its own number.
 //
 //nolint:funlen // the table is clearer whole
-func TestNotGood(t *testing.T) {
+func TestCountsOfFailures(t *testing.T) {
 	tests := map[string]struct {
 		spoil func(*world)
 		want  func(*counts)
 		doubt string
 	}{
-		"an object nobody reconciled": {
+		"an object that no pod reconciled": {
 			spoil: func(w *world) { w.tallies[0].Status = tallyv1.TallyStatus{} },
 			want:  func(c *counts) { c.Missing = 1 },
 		},
-		"an object whose change nobody reconciled": {
+		"an object whose change no pod reconciled": {
 			spoil: func(w *world) { w.tallies[0].Generation++ },
 			want:  func(c *counts) { c.Missing = 1 },
 		},
 		"an object both reconciled": {
 			spoil: func(w *world) { w.tallies[0].Record("tally-1") },
 			want:  func(c *counts) { c.Overlap = 1 },
-			doubt: "1 objects were reconciled by a pod of another shard: demo-00/t-00 by tally-1",
+			doubt: "1 objects were reconciled by a pod of another shard, such as demo-00/t-00 by tally-1",
 		},
 		"an object that two pods wrote in turns": {
 			spoil: func(w *world) {
@@ -124,7 +125,7 @@ func TestNotGood(t *testing.T) {
 			spoil: func(w *world) { w.shards[0].Status.Pods[0].Capture = "" },
 			want:  func(c *counts) { c.Shards = 1 },
 		},
-		"a shard without a living member": {
+		"a shard without a running member": {
 			spoil: func(w *world) { w.pods[1].DeletionTimestamp = &metav1.Time{Time: now} },
 			want:  func(c *counts) { c.Shards, c.Leaders = 1, 1 },
 		},
@@ -132,7 +133,7 @@ func TestNotGood(t *testing.T) {
 			spoil: func(w *world) { w.leases[0].Spec.HolderIdentity = new("tally-1_0d4e7c1a") },
 			want:  func(c *counts) { c.Leaders = 1 },
 		},
-		"a lock that nobody renews": {
+		"a lock that is not renewed": {
 			spoil: func(w *world) { w.leases[1].Spec.RenewTime.Time = now.Add(-16 * time.Second) },
 			want:  func(c *counts) { c.Leaders = 1 },
 		},
@@ -140,12 +141,12 @@ func TestNotGood(t *testing.T) {
 			spoil: func(w *world) { w.leases[0].Name = lock },
 			want:  func(c *counts) { c.Leaders = 1 },
 		},
-		"a request that went around": {
+		"a request that bypassed the mesh": {
 			spoil: func(w *world) { w.traffic.Leaked = []audit.Request{{ID: "id-1", URI: "/api"}} },
 			want:  func(c *counts) { c.Leaked = 1 },
 			doubt: "leaked: ",
 		},
-		"an audit log that was not there to be asked": {
+		"an audit log without requests": {
 			spoil: func(w *world) { w.traffic.Requests = nil },
 			want:  func(*counts) {},
 			doubt: "leaked counts nothing",
@@ -167,7 +168,7 @@ func TestNotGood(t *testing.T) {
 			}
 			require.Contains(t, doubts, test.doubt)
 			require.NotPanics(t, func() { w.rows() })
-			require.False(t, want == allGood && doubts == "", "spoilt and yet as it must be")
+			require.False(t, want == allGood && doubts == "", "the failure does not show")
 		})
 	}
 }

@@ -1,5 +1,4 @@
-// Package docs reads what the tables of docs/ say, so that tests can hold it against the
-// code.
+// Package docs reads the tables of docs/, so that tests can compare them with the code.
 package docs
 
 import (
@@ -58,7 +57,7 @@ func body(table *extast.Table, source []byte) (rows [][]string) {
 	return rows
 }
 
-// content returns the words of a node.
+// content returns the text of a node.
 func content(node ast.Node, source []byte) string {
 	var b strings.Builder
 	_ = ast.Walk(node, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -75,7 +74,7 @@ type Metric struct {
 	Name, Type, Labels, Meaning string
 }
 
-// Metrics are those of a section of docs/metrics.md.
+// Metrics returns the metrics of a section of docs/metrics.md.
 func Metrics(t testing.TB, file, heading string) map[string]Metric {
 	t.Helper()
 	out := map[string]Metric{}
@@ -88,11 +87,11 @@ func Metrics(t testing.TB, file, heading string) map[string]Metric {
 	return out
 }
 
-// description is what a prometheus.Desc prints as.
+// description matches the string of a prometheus.Desc.
 var description = regexp.MustCompile(`fqName: "(ctrlmesh_[^"]*)".*variableLabels: \{([^}]*)\}`)
 
-// RequireMetrics holds a section of docs/metrics.md to what the mesh has registered,
-// whether or not there is any of it yet.
+// RequireMetrics requires that a section of docs/metrics.md lists exactly the registered
+// metrics, including those without a value so far.
 func RequireMetrics(t testing.TB, file, heading string, registry prometheus.Collector) {
 	t.Helper()
 	descs := make(chan *prometheus.Desc)

@@ -22,8 +22,8 @@ var (
 	anchor     = regexp.MustCompile(`[^a-z0-9 -]`)
 )
 
-// asks requires that an expression is about metrics that there are, by labels that they have,
-// and returns those labels. What whoever scrapes adds is known.
+// asks requires that the metrics of an expression exist and have its labels, and returns those
+// labels. Labels that Prometheus adds are allowed.
 func asks(t *testing.T, known map[string]Metric, expr string) map[string]bool {
 	labels := map[string]bool{"pod": true, "namespace": true}
 	for _, use := range metricName.FindAllString(expr, -1) {
@@ -59,7 +59,7 @@ func metrics(t *testing.T) map[string]Metric {
 	return known
 }
 
-// Alerts are about metrics that there are, and lead to a section that says what to do.
+// Alerts use existing metrics, and link to a section that says what to do.
 func TestAlerts(t *testing.T) {
 	known := metrics(t)
 	var rules struct {
@@ -103,7 +103,7 @@ func TestAlerts(t *testing.T) {
 	require.GreaterOrEqual(t, len(seen), 20)
 }
 
-// The dashboard shows metrics that there are, and all but some.
+// The dashboard shows existing metrics, and all but some of them.
 func TestDashboard(t *testing.T) {
 	known := metrics(t)
 	data, err := os.ReadFile("../../deploy/monitoring/dashboard.json")

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a user may be told a reason of is in the table, and nothing else.
-func TestReasonsAreToldOf(t *testing.T) {
+// The tables list exactly the reasons of conditions and Events.
+func TestReasonsAreDocumented(t *testing.T) {
 	conditions, events := reasons(t)
 	const file = "../../docs/operations.md"
 	first := func(rows [][]string) (out []string) {

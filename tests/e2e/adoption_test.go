@@ -24,8 +24,8 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// running is an operator at work outside the mesh: two replicas of tests/operators/tally,
-// which looks after the objects of its own label in four namespaces.
+// running is an operator that runs outside the mesh: two replicas of tests/operators/tally,
+// which reconciles the objects with its own label in four namespaces.
 type running struct {
 	home, kind string
 	lock       types.NamespacedName
@@ -92,8 +92,8 @@ func (op *running) rolledOut(t *testing.T) {
 	until(t, "the rollout of the operator", func(ctx context.Context) error { return cluster.RolledOut(ctx, op.object()) })
 }
 
-// label sets or removes the label of the mesh on the pod template. Of a StatefulSet the
-// pods below partition stay as they are.
+// label sets or removes the label of the mesh on the pod template. A StatefulSet keeps its
+// pods below partition as they are.
 func (op *running) label(t *testing.T, on bool, partition int) {
 	t.Helper()
 	value := `"true"`
@@ -108,7 +108,7 @@ func (op *running) label(t *testing.T, on bool, partition int) {
 	require.NoError(t, cluster.Patch(t.Context(), op.object(), client.RawPatch(types.MergePatchType, patch)))
 }
 
-// adopt applies a root of two shards, with locks besides the one in its own namespace.
+// adopt applies a root of two shards, with locks in addition to the one in its own namespace.
 func (op *running) adopt(t *testing.T, locks ...meshv1alpha1.LockReference) {
 	t.Helper()
 	c := &meshv1alpha1.ShardingConfig{
@@ -249,15 +249,15 @@ func (op *running) unsharded(t *testing.T) {
 			return err
 		}
 		if pod.DeletionTimestamp != nil { // the record of a pod that a rolling update replaced
-			return fmt.Errorf("pod %s, which holds the lock, ends", leader)
+			return fmt.Errorf("pod %s, which holds the lock, is terminating", leader)
 		}
 		return nil
 	})
-	op.works(t) // what the new leader began with is over then
+	op.works(t) // waits until the new leader's first reconciles have ended
 	require.Equal(t, []string{leader}, op.works(t))
 }
 
-// heldByMesh requires that the mesh holds a Lease.
+// heldByMesh requires that the mesh owns a Lease.
 func heldByMesh(t *testing.T, key client.ObjectKey) {
 	t.Helper()
 	lease := &coordinationv1.Lease{}
@@ -266,8 +266,8 @@ func heldByMesh(t *testing.T, key client.ObjectKey) {
 	require.Equal(t, "true", lease.Labels[meshv1alpha1.LockHeldLabel])
 }
 
-// An operator at work is adopted by rolling updates of its own, and removed by them.
-// Nobody reconciles what another does, whatever comes first and however far it gets.
+// A running operator is adopted by a rolling update, and removed from the mesh by another.
+// At no time do two pods reconcile the same object.
 func testAdoptedStatefulSet(t *testing.T) {
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	op.works(t)
@@ -314,7 +314,7 @@ func testAdoptedWithUnnamedLock(t *testing.T) {
 	t.Cleanup(func() {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lock.Namespace, Name: lock.Name}}
 		if err := client.IgnoreNotFound(cluster.Delete(context.Background(), lease)); err != nil {
-			t.Errorf("lease %s stays: %v", lock, err)
+			t.Errorf("deleting lease %s: %v", lock, err)
 		}
 	})
 	op := newRunning(t, "Deployment", lock)
@@ -413,7 +413,7 @@ func (op *running) losesLeader(t *testing.T) {
 	op.sharded(t)
 }
 
-// Members of a hand-written shard wait as well until no pod outside the mesh leads.
+// Members of a hand-written shard wait, too, until no pod outside the mesh leads.
 func testHandWrittenShardWaitsForTheLock(t *testing.T) {
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	op.works(t)
@@ -444,7 +444,7 @@ func testHandWrittenShardWaitsForTheLock(t *testing.T) {
 	require.Equal(t, []string{"member-0"}, op.works(t))
 	heldByMesh(t, op.lock)
 
-	// The lock is released when the last of its configurations is gone.
+	// The lock is released when the last of its configurations is deleted.
 	require.NoError(t, cluster.Delete(t.Context(), c))
 	until(t, "the release of the lock", func(ctx context.Context) error {
 		lease := &coordinationv1.Lease{}

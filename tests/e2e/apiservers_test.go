@@ -19,8 +19,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-// A second apiserver comes and goes while members run. They are sharded whichever
-// they ask, by way of the Service or at its own address.
+// A second apiserver starts and stops while members run. They are sharded on both
+// apiservers, through the Service and at the apiserver's own address.
 func TestApiservers(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(cluster.Root, ".run", "kubeconfig")); err != nil {
 		t.Skip("only the cluster of tests/cluster can be given a second apiserver, and there is another")
@@ -63,7 +63,7 @@ func TestApiservers(t *testing.T) {
 	require.Empty(t, traffic.Leaked)
 }
 
-// secondApiserver starts one, and returns what ends it.
+// secondApiserver starts a second apiserver and returns a function that stops it.
 func secondApiserver(t *testing.T) (end func()) {
 	t.Helper()
 	run := func(ctx context.Context, do string) error {
@@ -78,7 +78,7 @@ func secondApiserver(t *testing.T) (end func()) {
 	return end
 }
 
-// endpoints waits until there are as many apiservers, and returns where.
+// endpoints waits until there are n apiservers, and returns their addresses.
 func endpoints(t *testing.T, count int) []string {
 	t.Helper()
 	var out []string

@@ -23,8 +23,8 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// testBalance divides all kinds of a group, some of which come later, in namespaces
-// that come later and are neighbours in the key space.
+// testBalance shards all kinds of a group, some created later, in namespaces created later
+// that are neighbours in the key space.
 func testBalance(t *testing.T) {
 	apple, pear := newKind(t, "Apple"), newKind(t, "Pear")
 	r := newRoot(t, "e2e-balance", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
@@ -81,7 +81,7 @@ func (r root) testMayNotWeigh(t *testing.T) {
 	r.weighing(t, func(note string) bool { return note == "" })
 }
 
-// neighbours makes namespaces whose names differ in the last character.
+// neighbours creates namespaces whose names differ in the last character.
 func neighbours(t *testing.T, prefix string, n int) (names tenants) {
 	t.Helper()
 	for i := range n {
@@ -95,7 +95,7 @@ func neighbours(t *testing.T, prefix string, n int) (names tenants) {
 	return names
 }
 
-// testAllKinds makes another kind, and finds each namespace with one owner for all.
+// testAllKinds creates another kind, and requires that each namespace has one owner for all.
 func testAllKinds(t *testing.T, names tenants, pods []*corev1.Pod, apple, pear schema.GroupVersionKind) {
 	quince := newKind(t, "Quince")
 	for _, ns := range names {
@@ -123,7 +123,7 @@ func testAllKinds(t *testing.T, names tenants, pods []*corev1.Pod, apple, pear s
 	require.Contains(t, stderr, " owns it")
 }
 
-// weighing waits for what the status says of counting, and returns it.
+// weighing waits until the status reports on counting, and returns that message.
 func (r root) weighing(t *testing.T, holds func(note string) bool) (note string) {
 	t.Helper()
 	until(t, "the note on weighing", func(context.Context) error {
@@ -138,7 +138,7 @@ func (r root) weighing(t *testing.T, holds func(note string) bool) (note string)
 	return note
 }
 
-// newKind makes a namespaced kind of the group that testBalance divides.
+// newKind creates a namespaced kind of the group that testBalance shards.
 func newKind(t *testing.T, kind string) schema.GroupVersionKind {
 	t.Helper()
 	gvk := schema.GroupVersionKind{Group: "balance.example.com", Version: "v1", Kind: kind}

@@ -25,7 +25,7 @@ type breakerTest struct {
 	b      *meshv1alpha1.CircuitBreaker
 }
 
-// A breaker opens, says so, and recovers: by its own, or when somebody says so.
+// A breaker opens, reports it, and recovers: by itself, or when a user requests it.
 func testBreakers(t *testing.T) {
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
@@ -82,7 +82,7 @@ httpFault:
 	t.Run("half open", s.halfOpen)
 	t.Run("by hand", s.byHand)
 	t.Run("slow calls", s.slowCalls)
-	t.Run("what is no error", s.noErrors)
+	t.Run("calls that are no errors", s.noErrors)
 }
 
 // opened reports whether a breaker is open and says since when.
@@ -99,7 +99,7 @@ func (s *breakerTest) emptyBucket(t *testing.T) {
 	}
 	var start time.Time // of the request that opens it
 	var a answered
-	for begun := time.Now(); ; require.Less(t, time.Since(begun), patience) { // tokens come meanwhile
+	for begun := time.Now(); ; require.Less(t, time.Since(begun), patience) { // tokens are added meanwhile
 		start = time.Now()
 		if a = s.caller.get(t, s.in+"/secrets"); a.code != http.StatusOK {
 			break
@@ -111,7 +111,7 @@ func (s *breakerTest) emptyBucket(t *testing.T) {
 	require.Greater(t, a.retryAfter(), 2, "longer than a token takes")
 	require.LessOrEqual(t, a.retryAfter(), 10)
 	s.caller.recovers(t, s.in+"/secrets", "bucket")
-	require.GreaterOrEqual(t, time.Since(start), 10*time.Second, "tokens alone close nothing")
+	require.GreaterOrEqual(t, time.Since(start), 10*time.Second, "tokens alone do not close it")
 }
 
 func (s *breakerTest) halfOpen(t *testing.T) {
@@ -122,9 +122,9 @@ func (s *breakerTest) halfOpen(t *testing.T) {
 	start := time.Now()
 	snapshot(t, s.b, s.pod.Name, "sleeps", opened)
 	took := time.Since(start)
-	t.Logf("the status told of it after %v", took.Round(time.Millisecond))
-	require.Less(t, took, 18*time.Second, "the status tells within seconds")
-	until(t, "a probe, that fails", func(ctx context.Context) error {
+	t.Logf("the status reported it after %v", took.Round(time.Millisecond))
+	require.Less(t, took, 18*time.Second, "the status reports it within seconds")
+	until(t, "a probe that fails", func(ctx context.Context) error {
 		start = time.Now()
 		return s.caller.answers(ctx, s.in+"/services", http.StatusInternalServerError)
 	})
@@ -145,7 +145,7 @@ func (s *breakerTest) byHand(t *testing.T) {
 	require.Empty(t, a.header.Get("Retry-After"))
 	snapshot(t, s.b, s.pod.Name, "by-hand", opened)
 
-	s.b.Spec.RateLimitings[0].Bucket.Burst = 50 // another rule's
+	s.b.Spec.RateLimitings[0].Bucket.Burst = 50 // of another rule
 	write(t, s.b)
 	inForce(t, s.b, 1)
 	s.caller.get(t, s.in+"/configmaps").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "by-hand")
@@ -174,8 +174,8 @@ func (s *breakerTest) noErrors(t *testing.T) {
 	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/podtemplates").code)
 }
 
-// TestTrafficUpgrade: what rules have counted and decided outlives the agent, and what is
-// under way comes to its end.
+// TestTrafficUpgrade: counters and states of rules outlive the agent, and requests in flight
+// complete.
 func TestTrafficUpgrade(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
@@ -291,7 +291,7 @@ func uploads(t *testing.T, pod *corev1.Pod) <-chan string {
 	return uploaded
 }
 
-// restartAgents puts new agents in the place of all, as an upgrade does.
+// restartAgents replaces all agents, as an upgrade does.
 func restartAgents(t *testing.T) {
 	t.Helper()
 	_, err := cluster.Kubectl(t.Context(), "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName)
@@ -299,7 +299,7 @@ func restartAgents(t *testing.T) {
 	until(t, "the agents' rollout", agentsCurrent)
 }
 
-// answers says whether a request is answered as it should.
+// answers returns an error unless the answer has the given code.
 func (p hasty) answers(ctx context.Context, path string, code int) error {
 	a, err := p.try(ctx, http.MethodGet, path)
 	if err == nil && a.code != code {

@@ -18,8 +18,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/sloppy/check"
 )
 
-// The operator sloppy has bugs. Each is silent until one rule exposes it, and the operator
-// without it takes the same rule.
+// The operator sloppy has bugs. Each shows only under the fault that exposes it, and the
+// operator without the bug works under the same fault.
 func testBuggyOperator(t *testing.T) {
 	for _, c := range []struct{ bug, rule string }{
 		{"stale-read", `

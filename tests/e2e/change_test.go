@@ -16,8 +16,8 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// A shard is given other namespaces. Its members hold those, and nothing of what
-// they lost, without being started anew.
+// A shard gets other namespaces. Its members see those, and nothing of those they lost,
+// without a restart.
 func TestChangedLimits(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -36,7 +36,7 @@ func TestChangedLimits(t *testing.T) {
 			}
 			slices.Sort(got)
 			if got = slices.Compact(got); !slices.Equal(got, want) {
-				return fmt.Errorf("it holds %v, not %v", got, want)
+				return fmt.Errorf("it contains %v, not %v", got, want)
 			}
 			return nil
 		}
@@ -48,14 +48,14 @@ func TestChangedLimits(t *testing.T) {
 		owns(t, p.namespace, "a", step...)
 		until(t, "the informer after the change", holds(step...))
 		took := time.Since(start)
-		t.Logf("held after %v", took.Round(time.Millisecond))
+		t.Logf("updated after %v", took.Round(time.Millisecond))
 		require.Less(t, took, 30*time.Second)
 	}
 	require.Zero(t, restarts(t, p.a.Pod))
 	p.b.works(t)
 }
 
-// A member's configuration is deleted under it. It sees nothing then, not
+// A running member's configuration is deleted. The member then sees nothing, instead of
 // everything, and its shard again when the configuration is back.
 func TestDeletedConfig(t *testing.T) {
 	t.Parallel()
@@ -81,7 +81,7 @@ func owns(t *testing.T, namespace, shard string, namespaces ...string) {
 	require.NoError(t, cluster.Patch(t.Context(), c, client.MergeFrom(before)))
 }
 
-// restarts is how often a pod's container was started anew.
+// restarts returns how often a pod's container was restarted.
 func restarts(t *testing.T, pod *corev1.Pod) int32 {
 	t.Helper()
 	return ready(t, pod.Namespace, pod.Name).Status.ContainerStatuses[0].RestartCount

@@ -12,10 +12,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-// clients are such as users have. Each lists the ConfigMaps of all namespaces.
+// clients are clients that users have. Each lists the ConfigMaps of all namespaces.
 var clients = []struct {
 	name, script string
-	byName       bool // goes where no client is told to: the Service's name
+	byName       bool // connects to the Service's name, not to the configured address
 }{
 	{name: "curl", script: `curl $curl $api$list`},
 	{name: "curl, HTTP/1.1", script: `curl $curl --http1.1 $api$list`},
@@ -23,7 +23,7 @@ var clients = []struct {
 	{name: "curl, TCP fast open", script: `curl $curl --tcp-fastopen $api$list`},
 	{name: "curl, from the pod's address", script: `curl $curl --interface $POD_IP $api$list`},
 	{name: "kubectl", script: `kubectl get configmaps -A -o json`},
-	// The runtime speaks it if it is told to; that it does, shows in the sockets that it has.
+	// The runtime uses MPTCP if configured to; its sockets show that it does.
 	{name: "kubectl, Multipath TCP", script: `export GODEBUG=multipathtcp=3
 kubectl get configmaps -A -w -o name >seen &
 await grep -q configmap/ seen
@@ -41,7 +41,7 @@ fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async 
 })' $api$list "$auth"`},
 }
 
-// clientPrelude is what a client needs to know, in a directory of its own.
+// clientPrelude prepares what a client needs, in a directory of its own.
 const clientPrelude = shellPrelude + `
 sa=` + account + ` list=/api/v1/configmaps
 host=$KUBERNETES_SERVICE_HOST; case $host in *:*) host="[$host]"; esac
@@ -51,8 +51,8 @@ curl="--silent --show-error --fail-with-body --cacert $sa/ca.crt --header @auth"
 echo "$auth" >auth
 `
 
-// ownPorts is a pod's own use of ports: all that others like to take, 15000 to 16000
-// at any address, and one of the loopback's alone. A number says whose it is.
+// ownPorts has the pod itself listen on ports: 15000 to 16000, which service meshes often
+// use, at any address, and one on each loopback address alone. Each sends its port.
 const ownPorts = `const net = require("net")
 const listen = (port, at) => new Promise((ok, no) => net.createServer(c => c.end("own " + port)).once("error", no).listen(port, at, ok))
 const all = []
@@ -60,12 +60,12 @@ for (let port = 15000; port <= 16000; port++) all.push(listen(port, "::"))
 all.push(listen(8001, "127.0.0.1"), listen(8002, "::1"))
 Promise.all(all).then(() => require("fs").writeFileSync("/tmp/listening", ""))`
 
-// Clients as users have them are sharded like any other, however they are captured,
-// and the apiserver sees the address that they have: a NetworkPolicy that holds
-// without the mesh holds with it. Their pod has its ports to itself.
+// Common clients are sharded in every capture mode, and the apiserver sees the pod's own
+// address: a NetworkPolicy that works without the mesh works with it. The pod can use all
+// of its ports.
 func TestClients(t *testing.T) {
 	t.Parallel()
-	for _, way := range ways {
+	for _, way := range captureModes {
 		t.Run(way, func(t *testing.T) {
 			start := time.Now()
 			p := newPair(t, capturedBy(way), withClients)
@@ -73,7 +73,7 @@ func TestClients(t *testing.T) {
 			pod := p.a.Pod
 			for _, c := range clients {
 				if c.byName && way == meshv1alpha1.CaptureAddress {
-					continue // who is known by where it goes has to go there
+					continue // a client captured by address has to use that address
 				}
 				t.Run(c.name, func(t *testing.T) {
 					out := in(t, pod, "sh", "-c", clientPrelude+c.script)
@@ -90,8 +90,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// withClients makes a pod the probe's, with all its clients, which listens at ports
-// of its own from its start.
+// withClients gives a pod the probe's image, with all clients, and has it listen on ports of
+// its own from its start.
 func withClients(pod *corev1.Pod) {
 	c := &pod.Spec.Containers[0]
 	c.Image = probeImage
@@ -101,8 +101,8 @@ func withClients(pod *corev1.Pod) {
 		Exec: &corev1.ExecAction{Command: []string{"test", "-e", "/tmp/listening"}}}}
 }
 
-// requireOwnAddress: all requests of a pod came to the apiserver from the pod's
-// address, and through the mesh.
+// requireOwnAddress requires that all requests of a pod reached the apiserver from the pod's
+// address, through the mesh.
 func requireOwnAddress(t *testing.T, pod *corev1.Pod, since time.Time) {
 	t.Helper()
 	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{pod.Namespace + "/" + pod.Name}, Since: since})

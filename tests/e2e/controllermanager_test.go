@@ -9,9 +9,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/real/trial"
 )
 
-// Kubernetes' own controllers are adopted in place, divided, deprived of a leader and
-// removed, while their objects change. It runs alone: until it ends the cluster's controller
-// manager is without the controllers that are on trial.
+// Kubernetes' own controllers are adopted in place, sharded, deprived of a leader and
+// removed, while their objects change. The test runs alone: until it ends, the cluster's
+// controller manager runs without the controllers under test.
 func TestKubeControllerManager(t *testing.T) {
 	operator, err := trial.Build(t.Context(), cluster, trial.Find(trial.KubeControllerManager))
 	require.NoError(t, err)

@@ -19,15 +19,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Whatever a member's request says about where it wants to go, the agent connects
-// to the apiserver or to nobody.
+// Whatever destination a member's request names, the agent connects to the apiserver alone.
 func TestAgentDialsOnlyTheApiserver(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
 	d := newDecoy(t, p.namespace)
 	c := &pickyClient{pod: p.a.Pod, apiserver: apiserver(t), token: in(t, p.a.Pod, "cat", account+"token"), roots: trusts(t, p.a.Pod)}
 
-	// The decoy counts: who goes to it directly is seen.
+	// The decoy counts connections: it sees one that reaches it directly.
 	in(t, p.a.Pod, "sh", "-c", `nc "$@" </dev/null`, "sh", d.pod.Status.PodIP, "8443")
 	require.Equal(t, 1, d.connections(t))
 
@@ -78,7 +77,7 @@ func requireFromApiserver(t *testing.T, proxied bool, code int, body string) {
 	require.NotContains(t, body, "gitVersion")
 }
 
-// decoy is a server that counts who connects to it, and has nothing to say.
+// decoy is a server that counts connections and sends nothing.
 type decoy struct {
 	pod           *corev1.Pod
 	name, address string
@@ -91,7 +90,7 @@ func newDecoy(t *testing.T, namespace string) *decoy {
 	pod.Spec.Containers[0].Command = []string{"sh", "-c", "touch /tmp/connections; exec nc -ll -p 8443 -e sh -c 'echo >>/tmp/connections'"}
 	pod.Spec.Containers[0].ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"sh", "-c", "netstat -ltn | grep -q :8443"}}}}
-	create(t, pod, &corev1.Service{ // who resolves its name must be able to reach it
+	create(t, pod, &corev1.Service{ // a client that resolves its name must reach it
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "decoy"},
 		Spec: corev1.ServiceSpec{Selector: pod.Labels, Ports: []corev1.ServicePort{
 			{Name: "default", Port: 443, TargetPort: intstr.FromInt32(8443)},
@@ -107,15 +106,15 @@ func (d *decoy) connections(t *testing.T) int {
 	return strings.Count(in(t, d.pod, "cat", "/tmp/connections"), "\n")
 }
 
-// pickyClient speaks TLS with the apiserver's address from inside a pod, and says
-// whom it wants in words of its choice.
+// pickyClient speaks TLS with the apiserver's address from inside a pod, and names any
+// destination in its requests.
 type pickyClient struct {
 	pod              *corev1.Pod
 	apiserver, token string
 	roots            *x509.CertPool
 }
 
-// connect makes sure that it is the mesh that answers.
+// connect requires that the mesh answers.
 func (c *pickyClient) connect(t *testing.T, sni, protocol string) net.Conn {
 	t.Helper()
 	raw, err := cluster.DialFrom(t.Context(), c.pod, c.apiserver)

@@ -29,14 +29,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// hosts are other hosts than the apiserver, which all are one pod behind a Service: who
-// asks there is told which name he asked for, by what method, and where.
+// hosts is one pod behind a Service that serves all hosts other than the apiserver. Its
+// answers contain the host, method and path of the request.
 type hosts struct {
 	ip   string
 	cert []byte // in PEM, by which they are trusted
 }
 
-// at is their address as it stands in URLs, with no name.
+// at returns the hosts' address in the form of URLs.
 func (h hosts) at() string {
 	if strings.Contains(h.ip, ":") {
 		return "[" + h.ip + "]"
@@ -44,12 +44,12 @@ func (h hosts) at() string {
 	return h.ip
 }
 
-// otherHosts are their names.
+// otherHosts are the hosts' names.
 var otherHosts = []string{"api.example.com", "hooks.example.com", "paths.example.com", "evil.example.com"}
 
-// hostsScript serves HTTP at 80 and 8080, HTTPS at 443 and 8443, HTTP/2 without TLS at 8082,
-// and sends back what comes by UDP at 443 and 4443, and in WebSockets at 80 and 443. The
-// proxy at 3128 connects to itself, whom it is asked for.
+// hostsScript serves HTTP at 80 and 8080, HTTPS at 443 and 8443, and HTTP/2 without TLS at
+// 8082. It echoes UDP at 443 and 4443, and WebSockets at 80 and 443. The proxy at 3128
+// connects to this pod for every host.
 const hostsScript = `const fs = require("fs"), net = require("net"), http = require("http"), http2 = require("http2")
 const tls = {key: fs.readFileSync("/hosts/tls.key"), cert: fs.readFileSync("/hosts/tls.crt"), allowHTTP1: true}
 const answer = (q, a) => {
@@ -97,7 +97,7 @@ func newHosts(t *testing.T, ns string) hosts {
 	return hosts{svc.Spec.ClusterIP, secret.Data[corev1.TLSCertKey]}
 }
 
-// serve waits until a pod reaches them.
+// serve waits until a pod reaches the hosts.
 func (h hosts) serve(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	until(t, "the hosts", func(context.Context) error {
@@ -106,7 +106,7 @@ func (h hosts) serve(t *testing.T, pod *corev1.Pod) {
 	})
 }
 
-// ownCertificate is one for the names, with its key, that is its own CA.
+// ownCertificate returns a self-signed certificate for the names, with its key.
 func ownCertificate(t *testing.T) map[string][]byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -126,14 +126,14 @@ func ownCertificate(t *testing.T) map[string][]byte {
 	}
 }
 
-// known lets a pod know the names.
+// known gives a pod the hosts' names and address.
 func (h hosts) known(pod *corev1.Pod) *corev1.Pod {
 	pod.Spec.HostAliases = []corev1.HostAlias{{IP: h.ip, Hostnames: otherHosts}}
 	return pod
 }
 
-// url asks for one with curl in a pod, and returns the status, 000 if there was none, what
-// curl complained of, and the answer.
+// curls requests a URL with curl in a pod. It returns the status, 000 if there was no answer,
+// curl's error message, and the body.
 func curls(t *testing.T, pod *corev1.Pod, url string, flags ...string) (code, complaint, body string) {
 	t.Helper()
 	out := shell(t, pod, `curl -sSk -m 30 -o body -w '%{http_code}\n%{errormsg}\n' `+strings.Join(flags, " ")+` `+url+` 2>/dev/null || true; cat body 2>/dev/null || true`)
@@ -148,7 +148,7 @@ func passes(t *testing.T, pod *corev1.Pod, what string, flags ...string) string 
 	return body
 }
 
-// denied requires that a rule refuses plain HTTP, and says so.
+// denied requires that a rule refuses plain HTTP with a message, which it returns.
 func denied(t *testing.T, pod *corev1.Pod, code int, breaker, what string, flags ...string) string {
 	t.Helper()
 	got, complaint, body := curls(t, pod, what, flags...)
@@ -159,7 +159,7 @@ func denied(t *testing.T, pod *corev1.Pod, code int, breaker, what string, flags
 	return said.Message
 }
 
-// shut requires that TLS that is not decrypted is refused.
+// shut requires that a TLS connection that is not decrypted is refused.
 func shut(t *testing.T, pod *corev1.Pod, what string, flags ...string) {
 	t.Helper()
 	code, complaint, body := curls(t, pod, what, flags...)
@@ -177,7 +177,7 @@ type egressTest struct {
 	b     *meshv1alpha1.CircuitBreaker
 }
 
-// Of other hosts a pod reaches what the rules allow, by the names that its clients say.
+// A pod reaches the other hosts that the rules allow, by the names that its clients send.
 func testEgress(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
@@ -228,7 +228,7 @@ rateLimitings:
 	t.Run("limits", s.limits)
 	t.Run("faults", s.faults)
 	t.Run("unseen: Allow", s.unseenAllowed)
-	t.Run("open connections that are refused now are cut", s.openConnections)
+	t.Run("open connections that are now denied are closed", s.openConnections)
 	t.Run("removed", s.removed)
 }
 
@@ -261,10 +261,10 @@ func (s *egressTest) byPathAndMethod(t *testing.T) {
 	code, _, body := curls(t, s.pod, "http://paths.example.com/open/../shut", "--path-as-is")
 	require.Equal(t, "400", code, "servers read it in two ways: %s", body)
 	denied(t, s.pod, http.StatusForbidden, s.of, "http://paths.example.com/open/x", "-d data")
-	// On one connection each request for itself.
+	// Each request on one connection is decided by itself.
 	out := shell(t, s.pod, `curl -s -w '%{http_code} ' -o a http://paths.example.com/open/1 -o b http://paths.example.com/shut -o c http://paths.example.com/open/2`)
 	require.Equal(t, "200 403 200", out)
-	shut(t, s.pod, "https://paths.example.com/open/x") // who knows what it asks for
+	shut(t, s.pod, "https://paths.example.com/open/x") // the path is encrypted
 }
 
 func (s *egressTest) noServerName(t *testing.T) {
@@ -278,7 +278,7 @@ func (s *egressTest) otherPorts(t *testing.T) {
 
 func (s *egressTest) udp(t *testing.T) {
 	require.Equal(t, "echo", s.h.echo(t, s.pod, "4443"))
-	require.Regexp(t, "^E[A-Z]+$", s.h.echo(t, s.pod, "443"), "who would speak HTTP/3 learns it at once")
+	require.Regexp(t, "^E[A-Z]+$", s.h.echo(t, s.pod, "443"), "HTTP/3 clients fail at once")
 }
 
 func (s *egressTest) nodeAndGo(t *testing.T) {
@@ -344,7 +344,7 @@ func (s *egressTest) openConnections(t *testing.T) {
 	conn, err := cluster.DialFrom(t.Context(), s.pod, net.JoinHostPort(s.h.ip, "443"))
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
-	c := tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true}) // whom it reaches is no matter
+	c := tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true}) // the server's identity does not matter
 	require.NoError(t, c.HandshakeContext(t.Context()))
 	breaker(t, s.ns, "egress", strings.Replace(s.rules, "api.example.com, hooks", "hooks", 1), 1)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
@@ -358,18 +358,18 @@ func (s *egressTest) openConnections(t *testing.T) {
 func (s *egressTest) removed(t *testing.T) {
 	remove(t, s.b)
 	start := time.Now()
-	until(t, "the way to be open", func(context.Context) error {
+	until(t, "the host to be reachable", func(context.Context) error {
 		code, complaint, _ := curls(t, s.pod, "https://evil.example.com/")
 		return orElse(code == "200", complaint)
 	})
 	took := time.Since(start)
-	t.Logf("it was after %v", took.Round(time.Millisecond))
+	t.Logf("reachable after %v", took.Round(time.Millisecond))
 	require.Less(t, took, 15*time.Second)
 	passes(t, s.pod, "http://evil.example.com/")
 	require.Equal(t, "echo", s.h.echo(t, s.pod, "443"))
 }
 
-// echo sends to a port by UDP, and returns what comes back, or the error that it meets.
+// echo sends a datagram to a port and returns the answer, or the code of the error.
 func (h hosts) echo(t *testing.T, pod *corev1.Pod, port string) string {
 	t.Helper()
 	return strings.TrimSpace(in(t, pod, "node", "-e", `const [ip, port] = process.argv.slice(1)
@@ -379,11 +379,11 @@ s.connect(Number(port), ip, e => e ? end(e.code) : s.send("echo"))
 setTimeout(end, 10000, "nothing")`, h.ip, port))
 }
 
-// goClient is Go's own, in a pod that knows the hosts.
+// goClient returns Go's HTTP client, which connects to the hosts from inside a pod.
 func goClient(t *testing.T, pod *corev1.Pod, h hosts, roots *x509.CertPool) *http.Client {
 	t.Helper()
 	transport := &http.Transport{
-		TLSClientConfig:   &tls.Config{RootCAs: roots, InsecureSkipVerify: roots == nil}, // whom it reaches is no matter then
+		TLSClientConfig:   &tls.Config{RootCAs: roots, InsecureSkipVerify: roots == nil}, // the server's identity does not matter then
 		ForceAttemptHTTP2: true,
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			_, port, err := net.SplitHostPort(address)
@@ -397,7 +397,7 @@ func goClient(t *testing.T, pod *corev1.Pod, h hosts, roots *x509.CertPool) *htt
 	return &http.Client{Transport: transport}
 }
 
-// Two hosts are reached, and no other.
+// The pod reaches two hosts, and no other.
 func testExampleEgress(t *testing.T) {
 	ns := namespace(t, "operator-demo")
 	probeRights(t, ns)
@@ -415,7 +415,7 @@ func testExampleEgress(t *testing.T) {
 	shut(t, pod, "https://evil.example.com/")
 	shut(t, pod, "https://"+h.at()+"/")
 	denied(t, pod, http.StatusForbidden, ns+"/egress", "http://evil.example.com/")
-	require.Equal(t, http.StatusOK, hastyClient(t, pod).get(t, "/version").code, "the apiserver is another matter")
+	require.Equal(t, http.StatusOK, hastyClient(t, pod).get(t, "/version").code, "rules for other hosts do not apply to the apiserver")
 }
 
 // TestTrafficDecrypted: in a pod that opted in, rules see paths and methods within HTTPS, and
@@ -472,7 +472,7 @@ func trustHosts(t *testing.T, h hosts) {
 	write(t, roots)
 	t.Cleanup(func() {
 		if err := cluster.Delete(context.Background(), roots); err != nil {
-			t.Errorf("ConfigMap %s stays: %v", roots.Name, err)
+			t.Errorf("deleting ConfigMap %s: %v", roots.Name, err)
 		}
 	})
 	restartAgents(t)
@@ -498,7 +498,7 @@ const curlStatus = `-sS -m 30 -o /dev/null -o /dev/null -w '%{http_code} ' `
 func (d *decryptedTest) curl(t *testing.T) {
 	for _, version := range []string{"--http1.1", "--http2"} {
 		out := d.shell(t, "curl "+version+" "+curlStatus+"https://paths.example.com/open/1 https://paths.example.com/shut; curl "+version+" -d data "+curlStatus+"https://paths.example.com/open/1")
-		require.Equal(t, "200 403 403", out, "curl, which verifies whom it speaks with")
+		require.Equal(t, "200 403 403", out, "curl, which verifies the certificate")
 	}
 	message := denied(t, d.pod, http.StatusForbidden, d.ns+"/paths", "https://paths.example.com/shut")
 	require.NotEmpty(t, message)
@@ -524,13 +524,13 @@ func (d *decryptedTest) golang(t *testing.T) {
 	own := x509.NewCertPool()
 	require.True(t, own.AppendCertsFromPEM(d.h.cert))
 	resp, err := goClient(t, d.pod, d.h, own).Get("https://api.example.com/")
-	require.NoError(t, err, "what no rule must see into is not decrypted")
+	require.NoError(t, err, "not decrypted unless a rule needs it")
 	_ = resp.Body.Close()
 }
 
 func (d *decryptedTest) refused(t *testing.T) {
 	shut(t, d.pod, "https://evil.example.com/")
-	shut(t, d.pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // for whom nothing is signed
+	shut(t, d.pod, "https://kubernetes.default.svc/x", "--connect-to", "kubernetes.default.svc:443:api.example.com:443") // the mesh signs no certificate for this name
 }
 
 func (d *decryptedTest) streams(t *testing.T) {
@@ -550,7 +550,7 @@ httpFault:
   abort: {httpStatus: 418, percent: "100"}
 `, 2)
 	require.Equal(t, "418 200", d.shell(t, "curl "+curlStatus+"https://paths.example.com/open/brew https://paths.example.com/open/drink"))
-	require.Equal(t, "418", d.shell(t, "curl "+curlStatus+"https://api.example.com/"), "an answer is to a request")
+	require.Equal(t, "418", d.shell(t, "curl "+curlStatus+"https://api.example.com/"), "a fault with an answer needs decryption")
 	shut(t, d.without, "https://api.example.com/")
 	remove(t, f)
 }

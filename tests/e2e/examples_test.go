@@ -22,10 +22,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-// The examples of deploy/examples do what their comments say. Only their namespace is
-// another, so that they can be tried beside each other.
+// The examples of deploy/examples do what their comments say. Only their namespace differs, so
+// that they can be tested in parallel.
 
-// example applies one, and waits until it is in force in as many pods.
+// example applies an example, and waits until it is in force in the given number of pods.
 func example[T any, P interface {
 	*T
 	client.Object
@@ -42,7 +42,7 @@ func example[T any, P interface {
 	return obj
 }
 
-// examplePods are of the operator that the examples are about.
+// examplePods creates pods of the operator that the examples select.
 func examplePods(t *testing.T, replicas int32, labels ...string) (ns string, pods []*corev1.Pod) {
 	t.Helper()
 	ns = namespace(t, "operator-demo")
@@ -54,7 +54,7 @@ func examplePods(t *testing.T, replicas int32, labels ...string) (ns string, pod
 	return ns, clientSet(t, ns, "operator-demo", replicas, all)
 }
 
-// An operator gone wild is capped.
+// An operator that sends too many requests is limited.
 func testExampleCap(t *testing.T) {
 	ns, pods := examplePods(t, 1)
 	caller := hastyClient(t, pods[0])
@@ -84,7 +84,7 @@ grep -l 'CircuitBreaker %s/cap' body* | wc -l`, method, in, n, ns)))
 	capped := func(method string, n int, burst, perSecond float64) {
 		t.Helper()
 		passed := 0
-		until(t, "more than the cap to be asked for", func(context.Context) error { // a busy machine may ask for less at first
+		until(t, "more than the cap to be asked for", func(context.Context) error { // a busy machine may send fewer requests at first
 			ok, refused, took := hammer(method, n)
 			passed += ok
 			require.LessOrEqual(t, float64(ok), burst+perSecond*took.Seconds())
@@ -95,7 +95,7 @@ grep -l 'CircuitBreaker %s/cap' body* | wc -l`, method, in, n, ns)))
 	capped(http.MethodGet, 600, 100, 50)
 	capped(http.MethodDelete, 100, 20, 10)
 
-	// Half of its updates of status fail: here all, for there is no such object's status.
+	// The breaker opens when half of the updates of status fail; here a fault fails all of them.
 	faults(t, ns, "fails", `
 httpFault:
 - name: status
@@ -107,7 +107,7 @@ httpFault:
 	}
 	until(t, "the breaker to open", func(context.Context) error {
 		var a answered
-		for range 20 { // so many there must be in ten seconds, and they are writes
+		for range 20 { // enough writes in ten seconds
 			a = update()
 		}
 		if a.code != http.StatusServiceUnavailable {
@@ -150,7 +150,7 @@ func testExampleDeletes(t *testing.T) {
 				if a.code == http.StatusTooManyRequests {
 					assert.Contains(t, a.Message, "CircuitBreaker "+ns+"/deletes")
 				}
-				select { // as one that asks often, and not all the time
+				select { // like a client that sends many requests with pauses
 				case <-ctx.Done():
 				case <-time.After(100 * time.Millisecond):
 				}
@@ -167,7 +167,7 @@ func testExampleDeletes(t *testing.T) {
 	require.GreaterOrEqual(t, len(left.Items), 7)
 }
 
-// A canary meets a conflict on one update in twenty.
+// A canary gets a conflict on one update in twenty.
 func testExampleConflicts(t *testing.T) {
 	ns := namespace(t, "operator-demo")
 	probeRights(t, ns)

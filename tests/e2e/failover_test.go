@@ -21,12 +21,11 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// knowing is how old an agent is that has seen all that is under way.
+// knowing is the age at which an agent has seen all requests in flight.
 const knowing = 40 * time.Second
 
-// The next leader of a shard need not wait until the lock of a dead one runs out: whoever
-// waits looks at it every 2 s to 4.4 s, with the defaults of client-go, and it would run out
-// after 15 s.
+// The next leader of a shard need not wait until the lock of a dead leader expires. With the
+// defaults of client-go, candidates read the lock every 2 s to 4.4 s, and it expires after 15 s.
 func TestFailover(t *testing.T) {
 	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
 		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
@@ -37,7 +36,7 @@ func TestFailover(t *testing.T) {
 	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}})
 	shard, members := membersOf(t, ns, working(t, owned, "hello")[0])
 
-	until(t, "agents that know what is under way", func(context.Context) error {
+	until(t, "agents that have seen all requests in flight", func(context.Context) error {
 		for node, agent := range agents(t) {
 			if s := agent.Status.ContainerStatuses[0].State.Running; s == nil || time.Since(s.StartedAt.Time) < knowing {
 				return fmt.Errorf("the one on %s is too young", node)
@@ -53,7 +52,7 @@ func TestFailover(t *testing.T) {
 		killOperator(t, pod)
 		lock = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
 		t.Logf("%s follows %s after %v", holder(lock), before, time.Since(killed).Round(time.Millisecond))
-		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut), "it is acquired before it runs out: %+v", lock.Spec)
+		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut), "it is acquired before it expires: %+v", lock.Spec)
 		require.Subset(t, members, working(t, owned, fmt.Sprintf("after %d", i)))
 	}
 }
@@ -76,7 +75,7 @@ func shardTally(t *testing.T, ns string) {
 		},
 	}
 	create(t, root)
-	until(t, "the manager to see the root", func(ctx context.Context) error { // pods made before are nobody's
+	until(t, "the manager to see the root", func(ctx context.Context) error { // pods created before would be in no shard
 		err := cluster.Get(ctx, client.ObjectKeyFromObject(root), root)
 		if err == nil && root.Status.ObservedGeneration < root.Generation {
 			err = errors.New("it has not")
@@ -117,7 +116,8 @@ func goneWithPods(set *appsv1.StatefulSet) error {
 	})
 }
 
-// working changes the object, waits until it was reconciled, and says by whom so far.
+// working changes the object, waits until it is reconciled, and returns the pods that have
+// reconciled it so far.
 func working(t *testing.T, owned, say string) (by []string) {
 	t.Helper()
 	obj := &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}}
@@ -132,7 +132,7 @@ func working(t *testing.T, owned, say string) (by []string) {
 	return obj.Status.ReconciledBy
 }
 
-// membersOf is the shard that a pod is of, and all its members.
+// membersOf returns the shard of a pod, and all members of that shard.
 func membersOf(t *testing.T, ns, pod string) (shard string, members []string) {
 	t.Helper()
 	until(t, "the shard of "+pod, func(ctx context.Context) error {
@@ -154,13 +154,13 @@ func membersOf(t *testing.T, ns, pod string) (shard string, members []string) {
 	return shard, members
 }
 
-// lockOnce is a shard's lock once it is as it should be.
+// lockOnce waits until a shard's lock satisfies ok, and returns it.
 func lockOnce(t *testing.T, ns, shard string, ok func(*coordinationv1.Lease) bool) *coordinationv1.Lease {
 	t.Helper()
 	lock := &coordinationv1.Lease{}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond) // what is measured must not depend on how it is waited for
+	tick := time.NewTicker(20 * time.Millisecond) // the measurement must not depend on the polling interval
 	defer tick.Stop()
 	for {
 		err := cluster.Get(ctx, client.ObjectKey{Namespace: ns, Name: tallyLock + "---" + shard}, lock)
@@ -169,19 +169,19 @@ func lockOnce(t *testing.T, ns, shard string, ok func(*coordinationv1.Lease) boo
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("the lock of %s has not come to be as it should: %v (%v)", shard, lock.Spec, err)
+			t.Fatalf("the lock of %s is not as required: %v (%v)", shard, lock.Spec, err)
 		case <-tick.C:
 		}
 	}
 }
 
-// renewed is a lock that was written a moment ago, so that it is not being written now.
+// renewed reports whether a lock was just renewed, so that the next renewal is not due now.
 func renewed(l *coordinationv1.Lease) bool {
 	return holder(l) != "" && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < time.Second
 }
 
-// killOperator ends the operator's process in a pod as the kernel would that is out
-// of memory.
+// killOperator kills the operator's process in a pod, as the kernel does when it is out of
+// memory.
 func killOperator(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	const kill = `for p in $(pidof tally); do grep -qs "pod$1" "/proc/$p/cgroup" && exec kill -KILL "$p"; done; exit 1`

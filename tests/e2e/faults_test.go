@@ -40,7 +40,7 @@ type faultTest struct {
 	f         *meshv1alpha1.FaultInjection
 }
 
-// Each fault in requests and answers, as clients meet it.
+// Each fault in requests and answers, as clients observe it.
 func testFaults(t *testing.T) {
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
@@ -70,7 +70,7 @@ func testFaults(t *testing.T) {
 	t.Run("removed", s.removed)
 }
 
-// everyFault is a specification with a rule for every kind of fault and of match.
+// everyFault returns a specification with a rule for every kind of fault and of match.
 //
 //nolint:funlen // the list of rules is clearer whole
 func everyFault(t *testing.T, ns string, start time.Time) string {
@@ -87,7 +87,7 @@ httpFault:
   abort: {httpStatus: 409, percent: "100"}
   count: 3
 - name: teapot
-  match: {resources: [{apiGroups: [""], resources: [nodes], verbs: [get], headers: [{name: X-Harm, value: "yes"}]}]}
+  match: {resources: [{apiGroups: [""], resources: [nodes], verbs: [get], headers: [{name: X-Inject, value: "yes"}]}]}
   abort: {httpStatus: 429, percent: "100", reason: TooManyRequests}
 - name: delay
   match: {resources: [{resources: [secrets]}]}
@@ -148,18 +148,18 @@ func (s *faultTest) abort(t *testing.T) {
 	require.True(t, apierrors.IsConflict(err), "%v", err)
 	require.Contains(t, shell(t, s.pod, `kubectl label configmap here a=b 2>&1 || true`), "Error from server (Conflict)")
 	_, err = s.maps.Update(t.Context(), cm, metav1.UpdateOptions{})
-	require.NoError(t, err, "three are all")
+	require.NoError(t, err, "the count is 3")
 	injected(t, s.f, s.pod.Name, "conflict", 3)
 
 	requests, err := cluster.Requests(audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}, Since: s.start})
 	require.NoError(t, err)
-	require.Equal(t, 1, writesOf(requests, "configmaps"), "what is aborted does not come to the apiserver")
+	require.Equal(t, 1, writesOf(requests, "configmaps"), "aborted requests do not reach the apiserver")
 }
 
 func (s *faultTest) header(t *testing.T) {
 	node := "/api/v1/nodes/" + nodes(t)[0]
-	require.Equal(t, "429", shell(t, s.pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: yes' $api"+node+" || true"))
-	require.Equal(t, "200", shell(t, s.pod, "curl $curl -o body -w '%{http_code}' -H 'X-Harm: no' $api"+node))
+	require.Equal(t, "429", shell(t, s.pod, "curl $curl -o body -w '%{http_code}' -H 'X-Inject: yes' $api"+node+" || true"))
+	require.Equal(t, "200", shell(t, s.pod, "curl $curl -o body -w '%{http_code}' -H 'X-Inject: no' $api"+node))
 }
 
 func (s *faultTest) subresourceAndNamespace(t *testing.T) {
@@ -216,11 +216,11 @@ func (s *faultTest) slowBody(t *testing.T) {
 	a := s.caller.get(t, s.in+"/configmaps?fieldSelector=metadata.name%3Dhere")
 	require.Equal(t, http.StatusOK, a.code)
 	require.Greater(t, len(a.body), 3000)
-	require.GreaterOrEqual(t, a.took.Seconds(), float64(len(a.body)-200)/2000, "all but what comes in the first tenth of a second")
+	require.GreaterOrEqual(t, a.took.Seconds(), float64(len(a.body)-200)/2000, "all but the bytes of the first tenth of a second")
 }
 
 func (s *faultTest) staleList(t *testing.T) {
-	_, err := s.clientset.CoreV1().Services(s.ns).List(t.Context(), metav1.ListOptions{}) // older than that it cannot be
+	_, err := s.clientset.CoreV1().Services(s.ns).List(t.Context(), metav1.ListOptions{}) // a stale list is at least this old
 	require.NoError(t, err)
 	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "new"}, Spec: corev1.ServiceSpec{
 		Ports: []corev1.ServicePort{{Port: 80}}}})
@@ -251,7 +251,7 @@ func (s *faultTest) percent(t *testing.T) {
 }
 
 func (s *faultTest) kubectl(t *testing.T) {
-	until(t, "the columns", func(context.Context) error { // that count are seconds old
+	until(t, "the columns", func(context.Context) error { // the columns are seconds old
 		head, row := columns(t, s.pod, "faultinjections", "faults")
 		require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "INJECTED", "EXPIRES", "STATE", "AGE"}, head)
 		return orElse(slices.Equal(row[:3], []string{"faults", "2", "2"}) && row[3] != "0" && slices.Contains(row, "InForce"), fmt.Sprint(row))
@@ -289,7 +289,7 @@ func (s *faultTest) removed(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list.Items, 1)
 	until(t, "an answer without delay", func(context.Context) error {
-		return orElse(s.caller.get(t, s.in+"/secrets").took < time.Second, "it is late")
+		return orElse(s.caller.get(t, s.in+"/secrets").took < time.Second, "it is delayed")
 	})
 }
 
@@ -302,7 +302,7 @@ func writesOf(requests []audit.Request, resource string) (n int) {
 	return n
 }
 
-// faultLine says whether an access line of a pod tells of a fault.
+// faultLine returns an error unless an access line of a pod names a fault.
 func faultLine(ns, pod, rule string) error {
 	found := false
 	err := cluster.MeshLogs(kube.AgentName, func(_ string, log io.Reader) error {
@@ -318,20 +318,20 @@ func faultLine(ns, pod, rule string) error {
 	return orElse(found, "there is none")
 }
 
-// Who and what is spared: whoever says so, what is in a namespace that says so, locks,
-// and all when the time has come.
-func testWhoIsSpared(t *testing.T) {
+// No fault is injected into pods outside the mesh, into namespaces whose label forbids it,
+// into locks, while the rule is disabled, and after it has expired.
+func testFaultExemptions(t *testing.T) {
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
-	spared := namespace(t, "spared")
-	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: spared}}, fmt.Sprintf(`{"metadata": {"labels": {%q: "true"}}}`, meshv1alpha1.NoFaultsLabel))
-	here, there := "/api/v1/namespaces/"+ns+"/secrets", "/api/v1/namespaces/"+spared+"/secrets"
+	exempt := namespace(t, "exempt")
+	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: exempt}}, fmt.Sprintf(`{"metadata": {"labels": {%q: "true"}}}`, meshv1alpha1.NoFaultsLabel))
+	here, there := "/api/v1/namespaces/"+ns+"/secrets", "/api/v1/namespaces/"+exempt+"/secrets"
 	const all = `
 httpFault:
 - name: all
   abort: {httpStatus: 500, percent: "100"}
 `
-	harms := func(code int) {
+	answers := func(code int) {
 		t.Helper()
 		until(t, fmt.Sprint("answers of ", code), func(ctx context.Context) error { return caller.answers(ctx, here, code) })
 	}
@@ -345,18 +345,18 @@ httpFault:
 	f.Spec.Disabled = true
 	write(t, f)
 	notInForce(t, f, "Disabled")
-	harms(http.StatusOK)
+	answers(http.StatusOK)
 	f.Spec.Disabled = false
 	write(t, f)
-	harms(http.StatusInternalServerError)
+	answers(http.StatusInternalServerError)
 
 	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, fmt.Sprintf(`{"metadata": {"labels": {%q: ""}}}`, meshv1alpha1.NoFaultsLabel))
 	notInForce(t, f, "Forbidden")
-	harms(http.StatusOK)
+	answers(http.StatusOK)
 	patch(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, fmt.Sprintf(`{"metadata": {"labels": {%q: null}}}`, meshv1alpha1.NoFaultsLabel))
-	harms(http.StatusInternalServerError)
+	answers(http.StatusInternalServerError)
 	remove(t, f)
-	harms(http.StatusOK)
+	answers(http.StatusOK)
 
 	start := time.Now()
 	const lasts = 30 * time.Second
@@ -365,14 +365,14 @@ httpFault:
 		require.Equal(t, http.StatusInternalServerError, caller.get(t, here).code)
 	}
 	injected(t, f, pod.Name, "all", 3)
-	harms(http.StatusOK)
-	require.GreaterOrEqual(t, time.Since(start), lasts-time.Second, "from its creation on, which is told in whole seconds")
+	answers(http.StatusOK)
+	require.GreaterOrEqual(t, time.Since(start), lasts-time.Second, "from its creation on, which is recorded in whole seconds")
 	notInForce(t, f, "Expired")
 	require.NotNil(t, f.Status.ExpirationTime)
-	require.GreaterOrEqual(t, f.Status.Injected, int64(3), "what it did is told when it is over")
+	require.GreaterOrEqual(t, f.Status.Injected, int64(3), "the count stays when it has expired")
 }
 
-// A leader whose renewals are lost is no leader any more, if a rule names its lock.
+// A leader whose renewals fail stops leading, if a rule names its lock.
 func testLockLost(t *testing.T) {
 	pod := clientPod(t)
 	ns := pod.Namespace
@@ -393,7 +393,7 @@ func testLockLost(t *testing.T) {
 	})
 	require.NoError(t, err)
 	go func() { elector.Run(ctx); close(done) }()
-	until(t, "the lock", func(context.Context) error { return orElse(leads.Load(), "somebody else has it") })
+	until(t, "the lock", func(context.Context) error { return orElse(leads.Load(), "it does not lead") })
 
 	const lose = `
 httpFault:

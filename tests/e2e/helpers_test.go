@@ -19,11 +19,10 @@ import (
 const (
 	probeImage   = "localhost/ctrlmesh/probe:dev"
 	probeAccount = "probe"
-	podNameLabel = "statefulset.kubernetes.io/pod-name" // what shards select their pods by
+	podNameLabel = "statefulset.kubernetes.io/pod-name" // by which shards select their pods
 )
 
-// until waits for cond with the patience that a test has, and fails with what cond
-// last complained of.
+// until polls cond for up to patience, and fails with its last error.
 func until(t *testing.T, what string, cond func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -31,21 +30,21 @@ func until(t *testing.T, what string, cond func(context.Context) error) {
 	require.NoError(t, kube.Until(ctx, what, cond))
 }
 
-// namespace makes a namespace that goes with the test. Its name begins with the
-// given one and is new in every run: the last run's may still be going.
+// namespace creates a namespace that is deleted when the test ends. Its name begins with the
+// given one and is new in every run: the last run's may still be terminating.
 func namespace(t *testing.T, name string) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-", Labels: ours}}
 	require.NoError(t, cluster.Create(t.Context(), ns))
 	t.Cleanup(func() {
 		if err := cluster.Delete(context.Background(), ns); client.IgnoreNotFound(err) != nil {
-			t.Errorf("namespace %s stays: %v", ns.Name, err)
+			t.Errorf("deleting namespace %s: %v", ns.Name, err)
 		}
 	})
 	return ns.Name
 }
 
-// create makes objects, which go with their namespace.
+// create creates objects, which are deleted with their namespace.
 func create(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	for _, obj := range objects {
@@ -53,8 +52,8 @@ func create(t *testing.T, objects ...client.Object) {
 	}
 }
 
-// probeRights makes the service account that probes use. It may do everything: what
-// keeps a probe from something is then the mesh.
+// probeRights creates the service account that probes use. It may do everything, so only the
+// mesh can refuse a probe's request.
 func probeRights(t *testing.T, namespace string) {
 	t.Helper()
 	var ns corev1.Namespace
@@ -62,7 +61,7 @@ func probeRights(t *testing.T, namespace string) {
 	create(t,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: probeAccount}},
 		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: namespace, OwnerReferences: []metav1.OwnerReference{ // it goes with the namespace
+			ObjectMeta: metav1.ObjectMeta{Name: namespace, OwnerReferences: []metav1.OwnerReference{ // it is deleted with the namespace
 				{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID},
 			}},
 			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
@@ -70,8 +69,8 @@ func probeRights(t *testing.T, namespace string) {
 		})
 }
 
-// probe is a pod of the probe's image, on the mesh or outside of it. It can be
-// selected by its name, as a pod of a StatefulSet can.
+// probe returns a pod of the probe's image, on the mesh or outside of it. It can be
+// selected by its name, like a pod of a StatefulSet.
 func probe(namespace, name string, onMesh bool) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{podNameLabel: name}},
@@ -95,7 +94,7 @@ func probeSpec() corev1.PodSpec {
 	}
 }
 
-// ready waits for a pod and returns it as it then is.
+// ready waits until a pod is ready and returns it.
 func ready(t *testing.T, namespace, name string) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{}
@@ -119,8 +118,8 @@ func in(t *testing.T, pod *corev1.Pod, command ...string) string {
 	return stdout
 }
 
-// shard is the ShardingConfig of the named pods, in their namespace. Of the
-// resources (plural.group or plural) they see what is in the owned namespaces.
+// shard returns the ShardingConfig of the named pods, in their namespace. They see the
+// resources (plural.group or plural) of the owned namespaces.
 func shard(namespace, name string, pods, owned []string, resources ...string) *meshv1alpha1.ShardingConfig {
 	groups := make([]meshv1alpha1.ResourceGroup, len(resources))
 	for i, r := range resources {
@@ -145,8 +144,8 @@ func oneOf(key string, values ...string) *metav1.LabelSelector {
 	}}
 }
 
-// settled waits until a shard's members, as many as given, hold their policy and are
-// captured, and what existed is stamped. It returns the object as it then is.
+// settled waits until the given number of members have their policy and are captured, and
+// existing objects are stamped. It returns the current object.
 func settled(t *testing.T, namespace, name string, members int32) *meshv1alpha1.ShardingConfig {
 	t.Helper()
 	c := &meshv1alpha1.ShardingConfig{}
@@ -168,7 +167,7 @@ func settled(t *testing.T, namespace, name string, members int32) *meshv1alpha1.
 	return c
 }
 
-// agents are the mesh's agents by the name of their node.
+// agents returns the ready agents by the name of their node.
 func agents(t *testing.T) map[string]*corev1.Pod {
 	t.Helper()
 	var pods corev1.PodList

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The other way of capture keeps the same promises, for pods that start under it
-// and for pods that were captured by eBPF before.
+// Capture by iptables gives the same guarantees, for pods that start in this mode and for
+// pods that were captured by eBPF before.
 func TestIPTables(t *testing.T) {
 	before := newPair(t)
 	require.Equal(t, "ebpf", before.capture(t))
@@ -52,7 +52,7 @@ trafficInterceptRules:
 	egress()
 }
 
-// capture is how the members are captured, by their shards' status.
+// capture returns the capture mode of the members, by their shards' status.
 func (p *pair) capture(t *testing.T) string {
 	t.Helper()
 	a := settled(t, p.namespace, "a", 1).Status.Pods[0].Capture

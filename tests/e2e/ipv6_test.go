@@ -8,12 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The mesh where the apiserver has IPv6 addresses alone.
+// The apiserver has only IPv6 addresses.
 func TestIPv6(t *testing.T) {
 	if a := netip.MustParseAddrPort(apiserver(t)).Addr(); a.Is4() {
 		t.Skipf("the apiserver's Service is %s: this is about a cluster with IPv6; `make e2e-ipv6` starts one", a)
 	}
-	for _, way := range ways {
+	for _, way := range captureModes {
 		t.Run(way, func(t *testing.T) {
 			start := time.Now()
 			p := newPair(t, capturedBy(way))

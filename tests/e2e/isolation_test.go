@@ -47,7 +47,7 @@ func newIsolation(t *testing.T) isolation {
 	return i
 }
 
-// listed are the ConfigMaps that the canary lists, as namespace/name.
+// listed returns the ConfigMaps that the canary lists, as namespace/name.
 func (i isolation) listed(t *testing.T, namespace string, o metav1.ListOptions) (names []string) {
 	t.Helper()
 	list, err := i.client.CoreV1().ConfigMaps(namespace).List(t.Context(), o)
@@ -68,7 +68,7 @@ func (i isolation) write(ctx context.Context, namespace, name string) error {
 	return err
 }
 
-// objectNames are ConfigMaps of a namespace, as listed returns them.
+// objectNames returns the ConfigMaps of a namespace, as namespace/name.
 func objectNames(namespace string, of ...string) (out []string) {
 	for _, name := range of {
 		out = append(out, namespace+"/"+name)
@@ -76,7 +76,7 @@ func objectNames(namespace string, of ...string) (out []string) {
 	return out
 }
 
-// TestIsolation is about what a member may do with objects of another shard.
+// A member reads objects of another shard and cannot write them.
 func TestIsolation(t *testing.T) {
 	i := newIsolation(t)
 	t.Run("singletons are read", i.testSingletons)
@@ -171,15 +171,15 @@ func (i isolation) testDryRun(t *testing.T) {
 	require.NoError(t, i.write(t.Context(), i.own, "one"))
 }
 
-// testLockInAnotherNamespace is about an operator whose Lease is in kube-system, as that
-// of many is: each shard leads.
+// testLockInAnotherNamespace has an operator whose Lease is in kube-system, which is common:
+// each shard has a leader.
 func testLockInAnotherNamespace(t *testing.T) {
 	lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
 	t.Cleanup(func() {
 		for _, name := range []string{lock.Name, lock.Name + "---tally-1-normal", lock.Name + "---tally-2-normal"} {
 			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lock.Namespace, Name: name}}
 			if err := client.IgnoreNotFound(cluster.Delete(context.Background(), lease)); err != nil {
-				t.Errorf("lease %s stays: %v", name, err)
+				t.Errorf("deleting lease %s: %v", name, err)
 			}
 		}
 	})

@@ -13,7 +13,7 @@ import (
 
 // kubectl inside of a member works as it does without the mesh.
 func (m *members) testKubectl(t *testing.T) {
-	// The two ways to upgrade a connection, as kubectl speaks them.
+	// The two protocols by which kubectl upgrades a connection.
 	protocols := map[string]string{
 		"websocket": "export KUBECTL_REMOTE_COMMAND_WEBSOCKETS=true KUBECTL_PORT_FORWARD_WEBSOCKETS=true",
 		"spdy":      "export KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false KUBECTL_PORT_FORWARD_WEBSOCKETS=false",
@@ -32,9 +32,8 @@ func (m *members) testKubectl(t *testing.T) {
 	t.Run("watch", m.testKubectlWatch)
 }
 
-// shellPrelude begins a script that runs in a directory of its own. In it
-// `await COMMAND` repeats a command until it succeeds; what runs in the background
-// is ended with the script.
+// shellPrelude begins a script that runs in a directory of its own. `await COMMAND` repeats
+// a command until it succeeds. Background processes end with the script.
 const shellPrelude = `set -eu
 dir=$(mktemp -d); cd "$dir"
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$dir"' EXIT
@@ -91,7 +90,7 @@ func (m *members) testKubectlExec(t *testing.T, env string) {
 	assert.Equal(t, "out err", m.script(t, env, "kubectl exec direct -- sh -c 'echo out; echo err >&2' >o 2>e; echo $(cat o) $(cat e)"))
 }
 
-// testKubectlCopy copies more than fits into any buffer, there and back.
+// testKubectlCopy copies more than fits into any buffer, in both directions.
 func (m *members) testKubectlCopy(t *testing.T, env string) {
 	m.script(t, env, `
 dd if=/dev/urandom of=there bs=1M count=8 2>/dev/null

@@ -34,7 +34,7 @@ type limitTest struct {
 	b       *meshv1alpha1.CircuitBreaker
 }
 
-// A pod is held to its rules, and told which of them and until when.
+// A pod's requests are limited by its rules. Refusals name the rule and when to retry.
 func testLimits(t *testing.T) {
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
@@ -51,8 +51,8 @@ func testLimits(t *testing.T) {
 	t.Run("user agents", s.userAgents)
 	t.Run("labels", s.labels)
 	t.Run("subresources", s.subresources)
-	t.Run("not of resources", s.nonResources)
-	// What takes its time, and what fails, is a fault's.
+	t.Run("non-resource URLs", s.nonResources)
+	// Faults make requests slow, and make them fail.
 	faults(t, ns, "slow", `
 httpFault:
 - name: slow
@@ -66,11 +66,11 @@ httpFault:
 	t.Run("in flight", s.inFlight)
 	t.Run("backoff", s.backoff)
 	t.Run("kubectl", s.kubectl)
-	t.Run("what cannot be is refused", s.invalid)
+	t.Run("invalid rules are refused", s.invalid)
 	t.Run("disabled", s.disabled)
 }
 
-// everyLimit is a specification with a rule for every kind of limit and of match.
+// everyLimit returns a specification with a rule for every kind of limit and of match.
 //
 //nolint:funlen // the list of rules is clearer whole
 func everyLimit(ns string) string {
@@ -141,7 +141,7 @@ func (s *limitTest) bucket(t *testing.T) {
 	a.refused(t, http.StatusTooManyRequests, s.ns+"/limits", "secrets")
 	require.InDelta(t, 50, a.retryAfter(), 10)
 	require.EqualValues(t, a.retryAfter(), a.Details.RetryAfterSeconds)
-	require.Equal(t, http.StatusOK, s.caller.get(t, "/api/v1/namespaces/"+s.ns+"/pods").code, "another rule's")
+	require.Equal(t, http.StatusOK, s.caller.get(t, "/api/v1/namespaces/"+s.ns+"/pods").code, "another rule applies")
 
 	out := shell(t, s.pod, `curl $curl --output body --write-out '%{http_code} %header{retry-after}' $api`+s.secrets+` || true`)
 	require.Regexp(t, `^429 [1-6]\d$`, out)
@@ -172,7 +172,7 @@ func (s *limitTest) exemptLocks(t *testing.T) {
 	require.Equal(t, http.StatusCreated, s.caller.ask(t, http.MethodPost, leases,
 		`{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "lock"}}`).code)
 	require.Equal(t, http.StatusOK, s.caller.ask(t, http.MethodPatch, leases+"/lock", `{"spec": {"holderIdentity": "me"}}`).code)
-	s.caller.get(t, leases).refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "leases") // lists are of no lock
+	s.caller.get(t, leases).refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "leases") // a list is no request for a lock
 	s.caller.ask(t, http.MethodPatch, leases+"/held", `{}`).refused(t, http.StatusServiceUnavailable, s.ns+"/limits", "a-lock")
 }
 
@@ -235,7 +235,7 @@ func (s *limitTest) backoff(t *testing.T) {
 func (s *limitTest) kubectl(t *testing.T) {
 	head, row := columns(t, s.pod, "circuitbreakers", "limits")
 	require.Equal(t, []string{"NAME", "PODS", "IN FORCE", "OPENED", "REFUSED", "STATE", "AGE"}, head)
-	require.Equal(t, []string{"limits", "1", "1", "1"}, row[:4], "what is forced open is open")
+	require.Equal(t, []string{"limits", "1", "1", "1"}, row[:4], "a breaker that is forced open counts as opened")
 	require.NotEqual(t, "0", row[4])
 	require.Equal(t, "InForce", row[5])
 	require.Contains(t, shell(t, s.pod, "kubectl wait --for=condition=Ready cbk/limits"), "condition met")
@@ -267,8 +267,8 @@ func (s *limitTest) disabled(t *testing.T) {
 	require.Equal(t, http.StatusOK, s.caller.get(t, s.secrets).code)
 }
 
-// Pods of one workload together never pass more than the rule says, by the apiserver's
-// own record, also as there come to be fewer and more of them.
+// The pods of a workload together never pass more requests than the rule allows, by the
+// apiserver's audit log, also while the workload is scaled.
 func testWorkloadLimit(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
@@ -298,7 +298,7 @@ rateLimitings:
 		w.callers.Pods = append(w.callers.Pods, ns+"/"+pod.Name)
 		w.ask(ctx, t, pod)
 	}
-	// Nor much less, where all ask all the time.
+	// Nor much less, when all pods ask all the time.
 	until(t, "requests", func(context.Context) error {
 		all := w.requests(t)
 		secrets, services := of(all, "secrets"), of(all, "services")
@@ -370,7 +370,7 @@ func (w *workloadTest) requireShare(t *testing.T, pod *corev1.Pod, n int) {
 	}
 }
 
-// columns are what kubectl in a pod says of an object.
+// columns returns the table that kubectl in a pod prints of an object.
 func columns(t *testing.T, pod *corev1.Pod, kind, name string) (head, row []string) {
 	t.Helper()
 	lines := strings.Split(shell(t, pod, "kubectl get "+kind+" "+name), "\n")
@@ -386,7 +386,7 @@ func scaled(t *testing.T, ns, name string, replicas int32) {
 		client.WithSubResourceBody(&autoscalingv1.Scale{ObjectMeta: set.ObjectMeta, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}})))
 }
 
-// of is when requests for a resource came.
+// of returns the times of the requests for a resource, sorted; lists do not count.
 func of(requests []audit.Request, resource string) (times []time.Time) {
 	for _, r := range requests {
 		if r.Resource == resource && r.Verb != "list" {
@@ -397,7 +397,7 @@ func of(requests []audit.Request, resource string) (times []time.Time) {
 	return times
 }
 
-// span is the time from the first to the last.
+// span returns the time from the first to the last.
 func span(times []time.Time) time.Duration {
 	if len(times) == 0 {
 		return 0
@@ -405,9 +405,9 @@ func span(times []time.Time) time.Duration {
 	return times[len(times)-1].Sub(times[0])
 }
 
-// muchOf requires that a quarter at least of what the rate allows came, in the time
-// between the first request and the last by the apiserver's record: how long the test
-// took to find out does not count.
+// muchOf requires at least a quarter of the requests that the rate allows, in the time from
+// the first request to the last by the apiserver's audit log. The duration of the test does
+// not count.
 func muchOf(t *testing.T, requests []audit.Request, resource string, perSecond float64) {
 	t.Helper()
 	times := of(requests, resource)
@@ -416,17 +416,17 @@ func muchOf(t *testing.T, requests []audit.Request, resource string, perSecond f
 	require.GreaterOrEqual(t, float64(len(times)), perSecond*took.Seconds()/4, "%s within %v", resource, took)
 }
 
-// neverMore requires that in no time more than burst + rate*time requests came, but for
-// how much longer the first was on its way than the last, on a machine that is busy. Who
-// passes twice as much is found out when it was asked for longer than that.
+// neverMore requires at most burst + rate*time requests in any interval. It allows for the
+// first request being delayed longer than the last on a busy machine. A limit of twice the
+// rate is detected if requests are sent for longer than that.
 func neverMore(t *testing.T, requests []audit.Request, resource string, burst, perSecond float64) {
 	t.Helper()
-	const onItsWay = 3 // seconds
+	const delay = 3 // seconds
 	times := of(requests, resource)
 	for i := range times {
 		for j := i; j < len(times); j++ {
 			took := times[j].Sub(times[i]).Seconds()
-			require.LessOrEqual(t, float64(j-i+1), burst+perSecond*(took+onItsWay), "%s within %.3f s", resource, took)
+			require.LessOrEqual(t, float64(j-i+1), burst+perSecond*(took+delay), "%s within %.3f s", resource, took)
 		}
 	}
 }

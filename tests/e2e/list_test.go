@@ -29,8 +29,7 @@ const (
 	asTable      = ";as=Table;g=meta.k8s.io;v=v1"
 )
 
-// Whatever a member selects by, it sees what its selector and its shard's both
-// match: no error, no more, no less.
+// With any selector, a member sees exactly the objects that match it and its shard's selector.
 func (m *members) testSelectors(t *testing.T) {
 	const everywhere = "/api/v1/configmaps"
 	key := meshv1alpha1.NamespaceLabel
@@ -51,7 +50,7 @@ func (m *members) testSelectors(t *testing.T) {
 			"", "color!=red", "color notin (red,blue)", "color in (red,green)", "color==red", "n>20", "n<5,odd", "odd", "!odd",
 			key, "!" + key, key + "=" + own, key + "=" + foreign, key + "!=" + own, key + "!=" + foreign,
 			key + " in (" + own + "," + foreign + ")", key + " notin (" + own + ")", key + " notin (" + strings.Join(m.owned[shard], ",") + ")",
-			meshv1alpha1.ShardingHashLabel + ">=" + "0", // no selector at all: `>=` is none
+			meshv1alpha1.ShardingHashLabel + ">=" + "0", // invalid: there is no operator `>=`
 			meshv1alpha1.ControlLabel + "=false",
 		} {
 			add(everywhere, "labelSelector="+selector)
@@ -91,9 +90,9 @@ func (m *members) testSelectors(t *testing.T) {
 	}
 }
 
-// expected are the objects, as namespace/name, that a shard's member must see, as
-// told by the selectors' own package and by what the shard owns. It is false if the
-// path's selector is none.
+// expected returns the objects, as namespace/name, that a shard's member must see, by the
+// selectors' own package and the shard's namespaces. It returns false if the path's selector
+// is invalid.
 func (m *members) expected(t *testing.T, shard int, path string, all []corev1.ConfigMap) ([]string, bool) {
 	t.Helper()
 	u, err := url.Parse(path)
@@ -117,7 +116,7 @@ func (m *members) expected(t *testing.T, shard int, path string, all []corev1.Co
 	return out, true
 }
 
-// names are the objects of a list in JSON, as namespace/name.
+// names returns the objects of a list in JSON, as namespace/name.
 func names(t *testing.T, list []byte) []string {
 	t.Helper()
 	var decoded metav1.PartialObjectMetadataList
@@ -164,7 +163,7 @@ func (m *members) testFormats(t *testing.T) {
 	}
 }
 
-// plain is an answer's body, decompressed.
+// plain returns an answer's body, decompressed.
 func plain(t *testing.T, a answer) []byte {
 	t.Helper()
 	if a.Header.Get("Content-Encoding") != "gzip" {
@@ -177,7 +176,7 @@ func plain(t *testing.T, a answer) []byte {
 	return out
 }
 
-// ageless is a table without the cells that change while one looks.
+// ageless returns a table without the cells that change with time.
 func ageless(t *testing.T, body []byte) []byte {
 	t.Helper()
 	var table metav1.Table
@@ -193,8 +192,7 @@ func ageless(t *testing.T, body []byte) []byte {
 	return out
 }
 
-// Lists from wherever the apiserver takes them hold the same objects, over each
-// version of HTTP.
+// Lists from the cache and from etcd contain the same objects, over each version of HTTP.
 func (m *members) testReads(t *testing.T) {
 	rv := revision(t)
 	for shard := range m.pods {
@@ -232,8 +230,8 @@ func namespaces(items []corev1.ConfigMap) []string {
 	return slices.Compact(out)
 }
 
-// A list in pieces is the same, piece by piece: what is left and where it goes on
-// are the apiserver's.
+// A list in chunks is the same, chunk by chunk: remaining count and continue token are the
+// apiserver's.
 func (m *members) testChunks(t *testing.T) {
 	for _, selector := range []string{"", "labelSelector=color+notin+(red)&"} {
 		base := "/api/v1/configmaps?" + selector + "limit=17"
@@ -255,7 +253,7 @@ func (m *members) testChunks(t *testing.T) {
 	}
 }
 
-// Resources that no limit lists are untouched, and single objects of the shard's.
+// Requests for resources outside the scope, and for single objects of the shard, are unchanged.
 func (m *members) testUnlisted(t *testing.T) {
 	rv := revision(t)
 	paths := []string{
@@ -280,7 +278,7 @@ func (m *members) testUnlisted(t *testing.T) {
 	assert.Contains(t, string(write[0].Body), "ShardingConfig "+m.home+"/"+m.shard(0))
 }
 
-// A member deletes at once what it sees, and never what it does not.
+// A deletecollection deletes the objects that the member sees, and no others.
 func (m *members) testDeleteCollection(t *testing.T) {
 	count := func(ns string, selector client.MatchingLabels) int {
 		var list corev1.ConfigMapList

@@ -28,12 +28,12 @@ const (
 	inProtobuf = runtime.ContentTypeProtobuf
 )
 
-// A lock is what a shard's members say it is, and has another name upstream, of
-// whatever kind it is and in whatever words they speak of it.
+// Members see a lock under its own name; upstream it has another name. This is so for every
+// kind of lock and every content type.
 func TestLockNames(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t, "lock")
-	lock := ns // a name that is in the path twice
+	lock := ns // so that the path contains the name twice
 	probeRights(t, ns)
 	c := shard(ns, "s", []string{"member"}, []string{owned(t)}, "configmaps")
 	c.Spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: lock}
@@ -63,7 +63,7 @@ func TestLockNames(t *testing.T) {
 			})
 		}
 	}
-	t.Run("what is unknown to the mesh arrives", func(t *testing.T) {
+	t.Run("unknown fields reach the apiserver", func(t *testing.T) {
 		clientset, err := kubernetes.NewForConfig(config)
 		require.NoError(t, err)
 		body := fmt.Sprintf(`{"metadata": {"fieldOfTheFuture": 1, "name": %q}, "another": [{}]}`, lock)

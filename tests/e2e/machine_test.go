@@ -10,13 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The tests' cluster leaves the machine alone, and itself too.
+// The tests' cluster does not touch the machine's network, and is not started twice.
 func TestClusterOfTests(t *testing.T) {
 	own := filepath.Join(cluster.Root, ".run", "kubeconfig")
 	if _, err := os.Stat(own); err != nil {
 		t.Skip("this is about the cluster of tests/cluster, and there is another")
 	}
-	t.Run("a second start says that there is one", func(t *testing.T) {
+	t.Run("a second start reports the running cluster", func(t *testing.T) {
 		before, err := os.ReadFile(own)
 		require.NoError(t, err)
 		out, err := exec.CommandContext(t.Context(), filepath.Join(cluster.Root, "tests", "cluster", "up.sh")).CombinedOutput()
@@ -28,7 +28,7 @@ func TestClusterOfTests(t *testing.T) {
 		require.Equal(t, before, after)
 		nodes(t) // it still answers
 	})
-	t.Run("nothing of it is in the machine's own network", func(t *testing.T) {
+	t.Run("the machine's own network has none of its addresses", func(t *testing.T) {
 		links, err := net.Interfaces()
 		require.NoError(t, err)
 		for _, l := range links {

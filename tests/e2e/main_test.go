@@ -50,8 +50,8 @@ func setUp() (err error) {
 	return sweep(ctx)
 }
 
-// sweep removes what an interrupted run left, and does not wait for its end, and what make
-// demo left: its operator reconciles objects of these tests, too.
+// sweep deletes the namespaces of an interrupted run, without waiting, and those of make
+// demo, whose operator would reconcile objects of these tests, too.
 func sweep(ctx context.Context) error {
 	var left, demo corev1.NamespaceList
 	if err := errors.Join(cluster.List(ctx, &left, ours), cluster.List(ctx, &demo, demos)); err != nil {
@@ -81,10 +81,10 @@ func sweep(ctx context.Context) error {
 	})
 }
 
-// patience is how long to wait for what takes seconds on an idle machine.
+// patience is how long to wait for a condition that takes seconds on an idle machine.
 const patience = 90 * time.Second
 
-// ours marks the namespaces that tests make.
+// ours marks the namespaces that tests create.
 var ours = client.MatchingLabels{"app.kubernetes.io/part-of": "ctrlmesh-e2e"}
 
 // demos marks the namespaces in which make demo has objects; its operator runs in demoOperator.

@@ -22,9 +22,9 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// What a member of a shard sees and does, beside a pod outside of the mesh that
-// asks for the shard's part by itself. The tests share one world, for it takes some
-// seconds to make. The one that deletes comes late.
+// A member of a shard is compared with a pod outside of the mesh that selects the shard's
+// objects itself. The subtests share one setup because it takes some seconds. The one that
+// deletes runs late.
 func TestMember(t *testing.T) {
 	m := newMembers(t)
 	for _, test := range []struct {
@@ -59,14 +59,14 @@ type members struct {
 	home   string         // their namespace
 	owned  [2][]string    // the namespaces of each shard
 	pods   [2]*corev1.Pod // its member
-	direct *corev1.Pod    // the one outside
+	direct *corev1.Pod    // the pod outside
 }
 
 const (
 	workload = "probe"
 	perSpace = 40 // ConfigMaps in each namespace
-	// payload makes a list of a shard's ConfigMaps larger than what the apiserver
-	// begins to compress at, 128 KiB.
+	// payload makes a list of a shard's ConfigMaps larger than 128 KiB, from which the
+	// apiserver compresses.
 	payload = 2 << 10
 )
 
@@ -84,7 +84,7 @@ func newMembers(t *testing.T) *members {
 	for i, owned := range m.owned {
 		create(t, shard(m.home, m.shard(i), []string{fmt.Sprintf("%s-%d", workload, i)}, owned, "configmaps"))
 	}
-	for i := range m.owned { // a pod made before the manager knows would be nobody's member
+	for i := range m.owned { // a pod created before the manager knows them would not be a member
 		until(t, "the manager to see "+m.shard(i), func(ctx context.Context) error {
 			c := &meshv1alpha1.ShardingConfig{}
 			err := cluster.Get(ctx, client.ObjectKey{Namespace: m.home, Name: m.shard(i)}, c)
@@ -95,7 +95,7 @@ func newMembers(t *testing.T) *members {
 		})
 	}
 	direct := probe(m.home, "direct", false)
-	direct.Labels[podNameLabel] = workload + "-0" // as a shard selects, but it has not asked for the mesh
+	direct.Labels[podNameLabel] = workload + "-0" // a shard's selector matches, but it lacks the label of the mesh
 	labels := map[string]string{"app": workload, meshv1alpha1.EnableProxyLabel: "true"}
 	create(t, direct, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.home, Name: workload},
@@ -116,15 +116,15 @@ func newMembers(t *testing.T) *members {
 
 func (m *members) shard(i int) string { return fmt.Sprintf("shard-%d", i) }
 
-// foreign are the namespaces of the other shard.
+// foreign returns the namespaces of the other shard.
 func (m *members) foreign(shard int) []string { return m.owned[1-shard] }
 
-// selector is what a shard requires, as a user outside of the mesh would write it.
+// selector returns the shard's selector, as a user outside of the mesh would write it.
 func (m *members) selector(shard int) string {
 	return fmt.Sprintf("%s in (%s)", meshv1alpha1.NamespaceLabel, strings.Join(m.owned[shard], ","))
 }
 
-// fill makes the ConfigMaps numbered first to end in each namespace.
+// fill creates the ConfigMaps numbered first to end in each namespace.
 func (m *members) fill(t *testing.T, first, end int) {
 	t.Helper()
 	g, ctx := errgroup.WithContext(t.Context())
@@ -154,8 +154,8 @@ func configMap(ns string, i int) *corev1.ConfigMap {
 	return cm
 }
 
-// revision is the newest resourceVersion of ConfigMaps. Lists at exactly this one
-// are the same, byte for byte, whoever asks and however often.
+// revision returns the newest resourceVersion of ConfigMaps. Lists at exactly this version
+// are the same, byte for byte, for every client and every time.
 func revision(t *testing.T) string {
 	t.Helper()
 	list, err := cluster.Clientset.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{Limit: 1})
@@ -167,7 +167,7 @@ func at(revision string) string {
 	return "resourceVersion=" + revision + "&resourceVersionMatch=Exact"
 }
 
-// answer is what probe prints of one.
+// answer is an answer as probe prints it.
 type answer struct {
 	Code   int
 	Proto  string
@@ -188,8 +188,8 @@ func ask(t *testing.T, pod *corev1.Pod, flags []string, method string, paths ...
 
 func accept(value string) []string { return []string{"-H", "Accept: " + value} }
 
-// both asks a shard's member, and asks outside the mesh with the shard's selector
-// joined to the request's own by hand, except where any shard may read.
+// both sends a request as a shard's member, and outside the mesh with the shard's selector
+// added to the request's own, unless any shard may read the object.
 func (m *members) both(t *testing.T, shard int, flags []string, method string, paths ...string) (member, direct []answer) {
 	t.Helper()
 	narrowed := make([]string, len(paths))
@@ -202,7 +202,7 @@ func (m *members) both(t *testing.T, shard int, flags []string, method string, p
 	return ask(t, m.pods[shard], flags, method, paths...), ask(t, m.direct, flags, method, narrowed...)
 }
 
-// oneObject says whether a list is of one object of one namespace, which any shard may read.
+// oneObject reports whether a list is of one object of one namespace, which any shard may read.
 func oneObject(t *testing.T, path string) bool {
 	t.Helper()
 	u, err := url.Parse(path)

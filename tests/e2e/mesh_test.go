@@ -19,9 +19,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// What tests do to the mesh itself. All of it is undone when the test ends.
+// Functions that change the mesh itself. Each change is undone when the test ends.
 
-// withoutManager takes all managers away, and returns what brings them back.
+// withoutManager scales the managers to zero, and returns a function that restores them.
 func withoutManager(t *testing.T) (restore func()) {
 	t.Helper()
 	m := manager()
@@ -36,20 +36,20 @@ func withoutManager(t *testing.T) (restore func()) {
 		if err := scale(ctx, before); err != nil {
 			return err
 		}
-		return kube.Until(ctx, "the manager's return", func(ctx context.Context) error { return cluster.RolledOut(ctx, manager()) })
+		return kube.Until(ctx, "the manager to be ready again", func(ctx context.Context) error { return cluster.RolledOut(ctx, manager()) })
 	})
 	require.NoError(t, scale(t.Context(), 0))
-	until(t, "the managers' end", func(ctx context.Context) error { return noPods(ctx, kube.ManagerName, "") })
+	until(t, "the managers to exit", func(ctx context.Context) error { return noPods(ctx, kube.ManagerName, "") })
 	return restore
 }
 
-// changedAgents changes the agents' pod template, waits until that is rolled out,
-// and returns what undoes it.
+// changedAgents changes the agents' pod template, waits for the rollout, and returns a
+// function that undoes it.
 func changedAgents(t *testing.T, change func(*corev1.PodTemplateSpec)) (restore func()) {
 	t.Helper()
 	var before corev1.PodTemplateSpec
 	roll := func(ctx context.Context, change func(*corev1.PodTemplateSpec)) error {
-		err := kube.Until(ctx, "the agents to be changed", func(ctx context.Context) error { // others write it too: its status
+		err := kube.Until(ctx, "the agents to be changed", func(ctx context.Context) error { // its status changes concurrently
 			a := agent()
 			if err := cluster.Get(ctx, client.ObjectKeyFromObject(a), a); err != nil {
 				return err
@@ -74,7 +74,7 @@ func changedAgents(t *testing.T, change func(*corev1.PodTemplateSpec)) (restore 
 	return restore
 }
 
-// agentsCurrent says what keeps the agents from being as their DaemonSet says and no more.
+// agentsCurrent returns an error unless exactly the agents of the current DaemonSet run.
 func agentsCurrent(ctx context.Context) error {
 	a := agent()
 	if err := cluster.RolledOut(ctx, a); err != nil {
@@ -110,7 +110,8 @@ func inMesh(name string) []client.ListOption {
 	return []client.ListOption{client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": name}}
 }
 
-// noPods says which pods of the mesh are still there: on the node, or on any.
+// noPods returns an error if pods of the mesh are still there: on the node, or on any if it
+// is empty.
 func noPods(ctx context.Context, name, node string) error {
 	var pods corev1.PodList
 	if err := cluster.List(ctx, &pods, inMesh(name)...); err != nil {
@@ -124,7 +125,7 @@ func noPods(ctx context.Context, name, node string) error {
 	return nil
 }
 
-// notOn keeps the agents from a node.
+// notOn excludes a node from the agents' DaemonSet.
 func notOn(node string) func(*corev1.PodTemplateSpec) {
 	return func(s *corev1.PodTemplateSpec) {
 		s.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -139,15 +140,15 @@ func notOn(node string) func(*corev1.PodTemplateSpec) {
 	}
 }
 
-// withArgs adds arguments for the agents.
+// withArgs adds arguments to the agents' command line.
 func withArgs(args ...string) func(*corev1.PodTemplateSpec) {
 	return func(s *corev1.PodTemplateSpec) {
 		s.Spec.Containers[0].Args = append(slices.Clone(s.Spec.Containers[0].Args), args...)
 	}
 }
 
-// killAgent kills the agent's process on a node, as the kernel would that is out of
-// memory. It returns when the process is gone.
+// killAgent kills the agent's process on a node, as the kernel does when it is out of
+// memory. It returns when the process has exited.
 func killAgent(t *testing.T, node string) {
 	t.Helper()
 	_, err := cluster.NodeExec(t.Context(), node, "bash", "-c",
@@ -155,8 +156,8 @@ func killAgent(t *testing.T, node string) {
 	require.NoError(t, err)
 }
 
-// agentStarted waits until the agent of a node has started since a time, and returns
-// when that was, by its own log: the line may come a moment after its first work.
+// agentStarted waits until the agent of a node has started since a time, and returns the
+// start time in its own log: the line may come a moment after its first work.
 func agentStarted(t *testing.T, node string, since time.Time) (started time.Time) {
 	t.Helper()
 	until(t, "a start of the agent on "+node, func(ctx context.Context) error {
@@ -181,7 +182,7 @@ func agentStarted(t *testing.T, node string, since time.Time) (started time.Time
 	return started
 }
 
-// startIn is when an agent started by its log, the zero time if it has not.
+// startIn returns when an agent started, by its log; the zero time if it has not.
 func startIn(log []byte) time.Time {
 	lines := bufio.NewScanner(bytes.NewReader(log))
 	for lines.Scan() {

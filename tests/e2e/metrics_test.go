@@ -32,7 +32,8 @@ func scrape(t *testing.T, pod *corev1.Pod) map[string]*dto.MetricFamily {
 	return families
 }
 
-// scrapeAgent reads those of a node's agent, once it is ready: a busy one may not be for a moment.
+// scrapeAgent reads the metrics of a node's agent, once it is ready: a busy agent may be
+// unready for a moment.
 func scrapeAgent(t *testing.T, node string) map[string]*dto.MetricFamily {
 	t.Helper()
 	var agent *corev1.Pod
@@ -72,7 +73,7 @@ func (m *members) testMetrics(t *testing.T) {
 		ask(t, m.pods[shard], nil, http.MethodGet, "/api/v1/configmaps?limit=1")
 	}
 	var after map[string]*dto.MetricFamily
-	until(t, "the requests to be counted", func(context.Context) error { // which they are when they are over
+	until(t, "the requests to be counted", func(context.Context) error { // requests are counted when they end
 		after = scrapeAgent(t, node)
 		n := sum(after, "ctrlmesh_requests_total", series) - before
 		return orElse(n >= requests, fmt.Sprint(n, " are"))
@@ -85,7 +86,7 @@ func (m *members) testMetrics(t *testing.T) {
 	assert.Zero(t, sum(after, "ctrlmesh_panics_total", nil))
 	assert.Positive(t, sum(after, "ctrlmesh_captured_pods", nil)-sum(after, "ctrlmesh_captured_pods", map[string]string{"mode": "none"}))
 
-	// One of the managers leads, and tells of the agents and policies.
+	// The managers' leader reports agents and policies.
 	var pods corev1.PodList
 	require.NoError(t, cluster.List(t.Context(), &pods, client.InNamespace(kube.SystemNamespace),
 		client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}))

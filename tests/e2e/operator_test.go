@@ -21,7 +21,7 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// tallyLock is the name by which tests/operators/tally knows its lock.
+// tallyLock is the name of the lock of tests/operators/tally.
 const tallyLock = "tally-leader"
 
 // tally is the operator of that name, in two shards of two replicas each.
@@ -46,7 +46,7 @@ func newTally(t *testing.T) *tally {
 		c := shard(op.namespace, name, []string{name + "-0", name + "-1"}, []string{s.owns}, "tallies.tally.example.com")
 		c.Spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: tallyLock}
 		create(t, c)
-		settled(t, op.namespace, name, 0) // what is made from now on is stamped
+		settled(t, op.namespace, name, 0) // objects created from now on are stamped
 		for i := range 5 {
 			create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: s.owns, Name: fmt.Sprintf("t-%d", i)}})
 		}
@@ -58,7 +58,8 @@ func newTally(t *testing.T) *tally {
 	return op
 }
 
-// workload runs the operator, and beside it a client to look from inside its pods.
+// workload returns a StatefulSet of the operator, with a second container in which tests run
+// clients.
 func (op *tally) workload(name string) *appsv1.StatefulSet {
 	pod := probe(op.namespace, name, true)
 	pod.Labels = map[string]string{"app": name, meshv1alpha1.EnableProxyLabel: "true"}
@@ -78,7 +79,7 @@ func (op *tally) workload(name string) *appsv1.StatefulSet {
 	}
 }
 
-// leads waits until somebody new holds a shard's lock, and returns the lock.
+// leads waits until a shard's lock has a holder other than old, and returns the lock.
 func (op *tally) leads(t *testing.T, s *tallyShard, old string) *coordinationv1.Lease {
 	t.Helper()
 	lease := &coordinationv1.Lease{}
@@ -99,14 +100,14 @@ func holder(lease *coordinationv1.Lease) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// leaderPod is the pod that holds a lock: client-go appends a random text to its name.
+// leaderPod returns the pod that leads: client-go appends a random suffix to its name.
 func leaderPod(lease *coordinationv1.Lease) string {
 	name, _, _ := strings.Cut(holder(lease), "_")
 	return name
 }
 
-// works changes all objects, and waits until each was reconciled since, by nobody
-// but members of the shard that owns it.
+// works changes all objects, and waits until each is reconciled, only by members of the
+// shard that owns it.
 func (op *tally) works(t *testing.T, say string) {
 	t.Helper()
 	for _, s := range op.shards {
@@ -149,7 +150,7 @@ type operatorTest struct {
 	leaseB *coordinationv1.Lease
 }
 
-// Each shard of an operator that knows nothing of the mesh elects a leader of its own.
+// Each shard of an unmodified operator elects a leader of its own.
 func TestOperator(t *testing.T) {
 	op := newTally(t)
 	a, b := op.shards[0], op.shards[1]
@@ -207,10 +208,10 @@ func (o *operatorTest) noManager(t *testing.T) {
 	restore := withoutManager(t)
 	o.op.works(t, "without a manager")
 	err := cluster.Create(t.Context(), netPod(o.op.namespace, "new", nodes(t)[0]))
-	require.ErrorContains(t, err, "webhook", "nobody could tell whose member it is")
+	require.ErrorContains(t, err, "webhook", "its shard is unknown without a manager")
 	outsider(t, o.op.namespace, "not-on-the-mesh")
 
-	// Nor is there one when the agents of both leaders start anew.
+	// The agents of both leaders restart without a manager.
 	var led []string
 	for _, s := range o.op.shards {
 		led = append(led, ready(t, o.op.namespace, leaderPod(o.op.leads(t, s, ""))).Spec.NodeName)
@@ -220,7 +221,7 @@ func (o *operatorTest) noManager(t *testing.T) {
 	for _, node := range slices.Compact(led) {
 		require.NoError(t, cluster.Delete(t.Context(), before[node]))
 	}
-	until(t, "the agents' return", func(ctx context.Context) error {
+	until(t, "the agents to be replaced", func(ctx context.Context) error {
 		for node, pod := range agents(t) {
 			if slices.Contains(led, node) && pod.UID == before[node].UID {
 				return fmt.Errorf("the old one is still on %s", node)
@@ -236,14 +237,14 @@ func (o *operatorTest) noManager(t *testing.T) {
 	restore()
 	start := time.Now()
 	for _, s := range o.op.shards {
-		owns(t, o.op.namespace, s.name, s.owns, "new-of-"+s.name) // only a policy that arrives can settle this
+		owns(t, o.op.namespace, s.name, s.owns, "new-of-"+s.name) // settles only when the new policy has arrived
 		settled(t, o.op.namespace, s.name, 2)
 	}
 	took := time.Since(start)
-	t.Logf("agents heard of changes %v after the manager's return", took.Round(time.Millisecond))
-	require.Less(t, took, 30*time.Second, "until agents hear of changes again")
+	t.Logf("agents received changes %v after the manager's return", took.Round(time.Millisecond))
+	require.Less(t, took, 30*time.Second, "until agents receive changes again")
 	o.op.works(t, "with a manager again")
-	until(t, "the mesh to hold the operator's lock again", func(ctx context.Context) error {
+	until(t, "the mesh to acquire the operator lock again", func(ctx context.Context) error {
 		lease := &coordinationv1.Lease{}
 		err := cluster.Get(ctx, lock, lease)
 		if err == nil && lease.Labels[meshv1alpha1.LockHeldLabel] != "true" {

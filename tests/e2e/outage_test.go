@@ -10,13 +10,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-// recovery is how soon after an agent's return its members must work again, on a machine
-// that is busy: an idle one needs less than a fifth of it. Those captured by address wait for a Service
-// besides: for a readiness probe and kube-proxy.
+// recovery bounds the time from an agent's restart until its members work again, on a busy
+// machine: an idle one needs less than a fifth of it. Members captured by address also wait
+// for a Service: for a readiness probe and kube-proxy.
 const recovery, serviceRecovery = 10 * time.Second, 25 * time.Second
 
-// An agent is killed: until it is back its members are refused, none of their
-// requests goes around it, and then they work again.
+// An agent is killed. Until it is back, its members are refused and none of their requests
+// bypasses it; then they work again.
 func TestAgentKilled(t *testing.T) {
 	newPair(t).agentKilled(t)
 }
@@ -39,13 +39,13 @@ func (p *pair) agentKilled(t *testing.T) {
 	if p.a.Annotations[meshv1alpha1.CaptureAnnotation] == meshv1alpha1.CaptureAddress {
 		within = serviceRecovery
 	}
-	t.Logf("the agent was gone for %v, its member worked %v after its start", started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
+	t.Logf("the agent was down for %v, its member worked %v after its start", started.Sub(killed).Round(time.Millisecond), took.Round(time.Millisecond))
 	require.LessOrEqual(t, took, within, "from the agent's start to its member's first reply")
 	other.await(t, "a reply", back.at, isGood)
 
 	answered, unanswered := struck.neverUnsharded(t)
 	_, elsewhere := other.neverUnsharded(t)
-	require.Zero(t, elsewhere, "the agent of another node is nobody's concern")
+	require.Zero(t, elsewhere, "members of another node are not affected")
 	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: killed})
 	require.NoError(t, err)
 	require.NotEmpty(t, traffic.Requests)

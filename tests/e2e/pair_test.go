@@ -15,8 +15,8 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// pair is two shards, a and b, with one member each, on two nodes. Of ConfigMaps
-// each sees what is in a namespace of its own.
+// pair is two shards, a and b, with one member each, on two nodes. Each sees the ConfigMaps
+// of a namespace of its own.
 type pair struct {
 	namespace string // the members'
 	a, b      *member
@@ -28,8 +28,8 @@ type member struct {
 	owns string // a namespace
 }
 
-// newPair makes a pair and waits until both members work. Its pods are changed as
-// given before they are made.
+// newPair creates a pair and waits until both members work. It applies the changes to the
+// pods before it creates them.
 func newPair(t *testing.T, change ...func(*corev1.Pod)) *pair {
 	t.Helper()
 	p := &pair{namespace: namespace(t, "pair")}
@@ -52,15 +52,15 @@ func newPair(t *testing.T, change ...func(*corev1.Pod)) *pair {
 	return p
 }
 
-// capturedBy chooses how a pod is captured.
+// capturedBy sets a pod's capture mode.
 func capturedBy(way string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: way} }
 }
 
-// ways are the ways of capture. Each keeps the same promises.
-var ways = []string{meshv1alpha1.CaptureEBPF, meshv1alpha1.CaptureIPTables, meshv1alpha1.CaptureAddress}
+// captureModes are all capture modes; each has the same guarantees.
+var captureModes = []string{meshv1alpha1.CaptureEBPF, meshv1alpha1.CaptureIPTables, meshv1alpha1.CaptureAddress}
 
-// owned makes a namespace with an object in it, for a shard to own.
+// owned creates a namespace with an object in it, for a shard to own.
 func owned(t *testing.T) string {
 	t.Helper()
 	ns := namespace(t, "owned")
@@ -68,8 +68,8 @@ func owned(t *testing.T) string {
 	return ns
 }
 
-// netPod is a pod on the mesh, on a node, with gonet and nc in it: small tools that
-// know nothing of Kubernetes and start at once.
+// netPod returns a pod on the mesh, on a node, with gonet and nc: small tools that do not
+// use Kubernetes and start at once.
 func netPod(namespace, name, node string) *corev1.Pod {
 	pod := probe(namespace, name, true)
 	pod.Spec.NodeName = node
@@ -79,7 +79,7 @@ func netPod(namespace, name, node string) *corev1.Pod {
 	return pod
 }
 
-// outsider makes such a pod that is not on the mesh, all else the same.
+// outsider creates the same pod without the label of the mesh.
 func outsider(t *testing.T, namespace, name string) *corev1.Pod {
 	t.Helper()
 	pod := netPod(namespace, name, nodes(t)[0])
@@ -88,7 +88,7 @@ func outsider(t *testing.T, namespace, name string) *corev1.Pod {
 	return ready(t, namespace, name)
 }
 
-// nodes are the names of the cluster's nodes.
+// nodes returns the names of the cluster's nodes.
 func nodes(t *testing.T) []string {
 	t.Helper()
 	var list corev1.NodeList
@@ -102,10 +102,10 @@ func nodes(t *testing.T) []string {
 	return names
 }
 
-// account is where a pod finds what it needs to speak with the apiserver.
+// account is the directory of a pod's token and CA.
 const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
-// apiserver is where pods are told that the apiserver is.
+// apiserver returns the apiserver's address in a pod's environment.
 func apiserver(t *testing.T) string {
 	t.Helper()
 	svc, err := cluster.Clientset.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
@@ -113,8 +113,8 @@ func apiserver(t *testing.T) string {
 	return net.JoinHostPort(svc.Spec.ClusterIP, "443")
 }
 
-// from is how a client in the pod reaches the apiserver: it connects from there,
-// trusts whom the pod was told to trust, and shows the pod's own token.
+// from returns the configuration of a client in the pod: it connects from inside the pod,
+// with the pod's CA certificates and token.
 func from(t *testing.T, pod *corev1.Pod) *rest.Config {
 	t.Helper()
 	return &rest.Config{
@@ -128,7 +128,7 @@ func from(t *testing.T, pod *corev1.Pod) *rest.Config {
 	}
 }
 
-// trusts is whom a pod was told to trust.
+// trusts returns a pod's CA certificates.
 func trusts(t *testing.T, pod *corev1.Pod) *x509.CertPool {
 	t.Helper()
 	pool := x509.NewCertPool()

@@ -49,8 +49,8 @@ type protocolTest struct {
 	f        *meshv1alpha1.FaultInjection // set before the subtest faults
 }
 
-// Whatever pods speak with other hosts is decided about, and what passes works as it
-// does without the mesh. What a Blacklist does not name passes.
+// Rules apply to every protocol that pods speak with other hosts, and what passes works as
+// without the mesh. What a Blacklist does not name passes.
 func testEgressProtocols(t *testing.T) {
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
@@ -72,7 +72,7 @@ func testEgressProtocols(t *testing.T) {
 	t.Run("HTTP/2 without TLS", s.cleartextHTTP2)
 	t.Run("a proxy", s.proxy)
 	t.Run("long uploads", s.longUploads)
-	t.Run("what faults did", s.injected)
+	t.Run("injected faults are reported", s.injected)
 	t.Run("WebSockets", s.webSockets)
 	t.Run("an encrypted ClientHello", s.encryptedClientHello)
 	t.Run("captured by address", s.capturedByAddress)
@@ -83,11 +83,11 @@ func (s *protocolTest) blacklist(t *testing.T) {
 	for _, pod := range []*corev1.Pod{s.pod, s.iptables} {
 		passes(t, pod, "http://api.example.com/")
 		passes(t, pod, "https://api.example.com/")
-		passes(t, pod, "https://"+s.h.at()+"/") // no server name: nothing says that it is evil's
+		passes(t, pod, "https://"+s.h.at()+"/") // no server name: nothing matches the Blacklist
 		require.Contains(t, denied(t, pod, http.StatusForbidden, s.of, "http://evil.example.com/"), "not-evil")
 		shut(t, pod, "https://evil.example.com/")
 		denied(t, pod, http.StatusForbidden, s.of, "http://evil.example.com:8082/")
-		passes(t, pod, "https://evil.example.com:8443/") // goes around
+		passes(t, pod, "https://evil.example.com:8443/") // not a port of egress.ports
 		require.Regexp(t, "^E[A-Z]+$", s.h.echo(t, pod, "443"))
 	}
 	require.Contains(t, denied(t, s.pod, http.StatusForbidden, s.of, "http://api.example.com/admin/1", "-X DELETE"), "no-deletes")
@@ -113,7 +113,7 @@ func (s *protocolTest) proxy(t *testing.T) {
 	require.Equal(t, "000", code)
 	require.Contains(t, complaint, "403", "the proxy is not asked to connect")
 	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com/", proxy)
-	// Who names another host to the proxy than within.
+	// Clients that name one host to the proxy and another inside the tunnel.
 	shut(t, s.pod, "https://evil.example.com/", proxy, "--connect-to evil.example.com:443:api.example.com:443")
 	denied(t, s.pod, http.StatusForbidden, s.of, "http://evil.example.com/", proxy, "--proxytunnel", "--connect-to evil.example.com:80:api.example.com:80")
 	denied(t, s.pod, http.StatusForbidden, s.of, "http://api.example.com/admin/1", proxy, "--proxytunnel", "-X DELETE")
@@ -162,14 +162,14 @@ func (s *protocolTest) encryptedClientHello(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { _ = conn.Close() }()
 		return tls.Client(conn, &tls.Config{
-			ServerName: inner, EncryptedClientHelloConfigList: echConfigs(t, outer), MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, // whom it reaches is no matter
+			ServerName: inner, EncryptedClientHelloConfigList: echConfigs(t, outer), MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, // the server's identity does not matter
 			EncryptedClientHelloRejectionVerify: func(tls.ConnectionState) error { return nil },
 		}).HandshakeContext(t.Context())
 	}
-	var reached *tls.ECHRejectionError // the hosts themselves know nothing of it
+	var reached *tls.ECHRejectionError // the hosts do not support it
 	require.ErrorAs(t, hello("evil.example.com", "paths.example.com"), &reached)
 	breaker(t, s.ns, "blacklist", blacklist+", unseen: Deny}", 2)
-	require.ErrorContains(t, hello("paths.example.com", "paths.example.com"), "access denied", "the name beside it is not believed")
+	require.ErrorContains(t, hello("paths.example.com", "paths.example.com"), "access denied", "the outer name does not count")
 	passes(t, s.pod, "https://paths.example.com/")
 	shut(t, s.pod, "https://"+s.h.at()+"/")
 }
@@ -202,7 +202,7 @@ httpFault:
   match: {httpMatch: [{host: {exact: api.example.com}, path: {exact: /delay}}]}
   delay: {fixedDelay: 1s, percent: "100"}
 - name: header
-  match: {httpMatch: [{host: {regex: "(api|hooks)[.].*"}, method: POST, headers: [{name: X-Harm, value: "yes"}]}]}
+  match: {httpMatch: [{host: {regex: "(api|hooks)[.].*"}, method: POST, headers: [{name: X-Inject, value: "yes"}]}]}
   abort: {httpStatus: 503, percent: "100"}
   count: 1
 - name: reset
@@ -219,7 +219,8 @@ httpFault:
   reset: {percent: "100", afterAnswer: true}
 `
 
-// Faults meet requests to other hosts likewise, and of TLS what can be seen.
+// Faults are injected into requests to other hosts, too, and into TLS where no decryption is
+// needed.
 func testFaultsOfOthers(t *testing.T, pod *corev1.Pod) {
 	took := func(url string, flags ...string) time.Duration {
 		start := time.Now()
@@ -229,10 +230,10 @@ func testFaultsOfOthers(t *testing.T, pod *corev1.Pod) {
 	require.GreaterOrEqual(t, took("http://api.example.com/delay"), time.Second)
 	require.GreaterOrEqual(t, took("http://api.example.com/slow/"+strings.Repeat("a", 3000)), 1200*time.Millisecond)
 
-	code, complaint, body := curls(t, pod, "http://api.example.com/x", "-H 'X-Harm: yes' -d data")
+	code, complaint, body := curls(t, pod, "http://api.example.com/x", "-H 'X-Inject: yes' -d data")
 	require.Equal(t, "503", code, complaint)
 	require.Contains(t, body, "FaultInjection "+pod.Namespace+"/others/header")
-	passes(t, pod, "http://api.example.com/x", "-H 'X-Harm: yes' -d data") // one is all
+	passes(t, pod, "http://api.example.com/x", "-H 'X-Inject: yes' -d data") // the count is 1
 	code, complaint, _ = curls(t, pod, "http://api.example.com/reset/1")
 	require.Equal(t, "000", code, complaint)
 	passes(t, pod, "http://api.example.com/reset/none")
@@ -241,16 +242,16 @@ func testFaultsOfOthers(t *testing.T, pod *corev1.Pod) {
 	require.Len(t, body, 20)
 	_, complaint, body = curls(t, pod, "http://api.example.com:8082/truncate", "--http2-prior-knowledge")
 	require.NotEmpty(t, complaint)
-	require.LessOrEqual(t, len(body), 20) // curl forgets what it was given when the stream breaks
+	require.LessOrEqual(t, len(body), 20) // curl may discard the bytes of a broken stream
 	code, complaint, _ = curls(t, pod, "https://hooks.example.com/")
 	require.Equal(t, "000", code, complaint)
-	passes(t, pod, "https://api.example.com/truncate") // who knows what it asks for
+	passes(t, pod, "https://api.example.com/truncate") // the path is encrypted
 
 	out := shell(t, ready(t, pod.Namespace, "hosts"), "curl -s -o body -w '%{http_code}' http://127.0.0.1/reset/1")
-	require.Equal(t, "200", out, "pods without the label are never harmed")
+	require.Equal(t, "200", out, "no faults in pods without the label")
 }
 
-// speakingWebSocket is Node's client, which says what comes back, or that nothing does.
+// speakingWebSocket is Node's client, which prints the echo, or "error".
 const speakingWebSocket = `node --experimental-websocket -e 'const s = new WebSocket(process.argv[1]), end = text => { process.stdout.write(text); process.exit() }
 s.onopen = () => s.send("hello"); s.onmessage = m => end(m.data); s.onerror = () => end("error")' 2>/dev/null `
 
@@ -275,7 +276,7 @@ func (h hosts) socket(t *testing.T, pod *corev1.Pod, host string) socket {
 	return s
 }
 
-// echoes says whether what is sent comes back.
+// echoes returns an error unless a message is echoed.
 func (s socket) echoes() error {
 	const text = "hello"
 	if _, err := io.WriteString(s, "\x81\x85\x00\x00\x00\x00"+text); err != nil { // the mask changes nothing
@@ -288,7 +289,7 @@ func (s socket) echoes() error {
 	return orElse(string(back) == "\x81\x05"+text, "another text came back")
 }
 
-// echConfigs are those of a server that hides its name behind another.
+// echConfigs returns the ECH configurations of a server with the given public name.
 func echConfigs(t *testing.T, public string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)

@@ -34,8 +34,8 @@ spec:
     selector: {matchExpressions: [{key: bucket, operator: In, values: [a]}]}
 `
 
-// What cannot mean what its author thinks is refused by kubectl apply, with words
-// that say what to change.
+// kubectl apply refuses configurations that are ambiguous or have no effect, with a message
+// that says what to change.
 //
 //nolint:funlen // the table is clearer whole
 func TestWrongConfigsAreRefused(t *testing.T) {
@@ -107,8 +107,8 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 	})
 }
 
-// apply applies the good configuration under a name, with texts replaced: each old
-// one by the new one after it.
+// apply applies the good configuration under a name, with texts replaced: pairs of an old
+// and a new text.
 func apply(t *testing.T, namespace, name string, oldnew ...string) error {
 	t.Helper()
 	text := strings.NewReplacer("NAMESPACE", namespace, "NAME", name).Replace(goodConfig)
@@ -122,7 +122,7 @@ func apply(t *testing.T, namespace, name string, oldnew ...string) error {
 	return err
 }
 
-// The manifest of those who come from KusionStack is taken as it is.
+// A manifest written for KusionStack's controller mesh is accepted unchanged.
 func TestSeedIsAccepted(t *testing.T) {
 	require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/namespace.yaml")) // operator-demo, which it names
 	c := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "operator-demo", Name: "sharding-demo"}}
@@ -132,7 +132,7 @@ func TestSeedIsAccepted(t *testing.T) {
 	settled(t, c.Namespace, c.Name, 0)
 }
 
-// Pods that could not be on the mesh, or not from their start, are not let on it.
+// Pods that cannot be captured, or not from their start, are refused.
 func TestWrongPodsAreRefused(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t, "refused")
@@ -147,10 +147,10 @@ func TestWrongPodsAreRefused(t *testing.T) {
 			p.Spec.HostNetwork = true
 			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: meshv1alpha1.CaptureIPTables}
 		}, "remove hostNetwork from the pod template, or the label " + meshv1alpha1.EnableProxyLabel},
-		{"unknown way of capture", func(p *corev1.Pod) {
+		{"unknown capture mode", func(p *corev1.Pod) {
 			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: "sidecar"}
 		}, `"sidecar" is no way of capture: write ebpf, iptables or address`},
-		{"kubeconfig that cannot be told", func(p *corev1.Pod) {
+		{"kubeconfig with a relative path", func(p *corev1.Pod) {
 			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: meshv1alpha1.CaptureAddress}
 			p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--kubeconfig=config")
 		}, "relative path (config)"},

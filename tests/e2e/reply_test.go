@@ -15,16 +15,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// reply is what a member's client got when it listed the ConfigMaps of all
-// namespaces: objects, or a reason why not.
+// reply is the result of a member's client that lists the ConfigMaps of all namespaces:
+// objects, or the reason of the refusal.
 type reply struct {
 	at         time.Time
 	namespaces []string // of the objects, sorted
 	refused    string
 }
 
-// askScript lists once, with a connection of its own, and prints one line: gonet's exit
-// code and what it said. $1 is the time between two questions, none if empty.
+// askScript lists in a loop, with a new connection each time, and prints one line per list:
+// gonet's exit code and output. $1 is the interval; if it is empty, it lists once.
 const askScript = `set -f; sa=` + account + `
 host=$KUBERNETES_SERVICE_HOST; case $host in *:*) host="[$host]"; esac
 while :; do
@@ -65,7 +65,7 @@ func (m *member) ask(ctx context.Context) (reply, error) {
 	return parseReply(out), err
 }
 
-// check says what is wrong with a reply that should be good.
+// check returns an error unless the reply is exactly the shard's.
 func (m *member) check(a reply) error {
 	if a.refused != "" {
 		return errors.New(a.refused)
@@ -76,7 +76,7 @@ func (m *member) check(a reply) error {
 	return nil
 }
 
-// works waits until the member sees what its shard owns, and nothing else.
+// works waits until the member sees exactly what its shard owns.
 func (m *member) works(t *testing.T) {
 	t.Helper()
 	until(t, m.Name+" to work", func(ctx context.Context) error {
@@ -100,7 +100,7 @@ func (m *member) refused(t *testing.T, why string) {
 	})
 }
 
-// replies are those that a member's client got so far.
+// replies are the replies that a member's client got so far.
 type replies struct {
 	member *member
 	mu     sync.Mutex
@@ -108,7 +108,7 @@ type replies struct {
 	stop   func()
 }
 
-// asking starts a client in the member that asks all the time, each time anew.
+// asking starts a client in the member that lists all the time, on new connections.
 func (m *member) asking(t *testing.T) *replies {
 	t.Helper()
 	as := &replies{member: m}
@@ -129,7 +129,7 @@ func (m *member) asking(t *testing.T) *replies {
 	return as
 }
 
-// await waits for a reply after the given time that is as wanted.
+// await waits for a reply after the given time that satisfies wanted.
 func (as *replies) await(t *testing.T, what string, after time.Time, wanted func(reply) bool) reply {
 	t.Helper()
 	var found reply
@@ -149,8 +149,8 @@ func (as *replies) await(t *testing.T, what string, after time.Time, wanted func
 func isGood(a reply) bool    { return a.refused == "" }
 func isRefused(a reply) bool { return a.refused != "" }
 
-// neverUnsharded ends the asking, and fails if any reply had more in it than the
-// shard owns. It returns how many were good and how many refused.
+// neverUnsharded stops the client, and fails if any reply had more in it than the shard
+// owns. It returns how many lists succeeded and how many were refused.
 func (as *replies) neverUnsharded(t *testing.T) (good, refused int) {
 	t.Helper()
 	as.stop()

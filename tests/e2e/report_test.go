@@ -21,8 +21,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// What was there before the shards is stamped, and what came after. Namespaces of
-// nobody's are, too: whoever gets them later finds them stamped.
+// Objects older and newer than the shards are stamped. So are objects of namespaces that no
+// shard owns: a shard that gets them later finds them stamped.
 func (m *members) testStamping(t *testing.T) {
 	for i := range m.pods {
 		s := settled(t, m.home, m.shard(i), 1).Status.Stamping
@@ -46,12 +46,12 @@ func (m *members) testStamping(t *testing.T) {
 	require.NoError(t, cluster.List(t.Context(), &all))
 	assert.GreaterOrEqual(t, len(all.Items), 4*perSpace)
 	for i := range all.Items {
-		// The mesh's own objects are no shard's, and those of the excluded namespaces keep their labels.
+		// The mesh's own objects and those of excluded namespaces are not stamped.
 		if !slices.Contains([]string{kube.SystemNamespace, "kube-system", corev1.NamespaceNodeLease}, all.Items[i].Namespace) {
 			check(&all.Items[i])
 		}
 	}
-	// At creation, not a moment later; and nobody takes the labels off.
+	// Objects are stamped at creation, not a moment later; the labels cannot be removed.
 	cm := &corev1.ConfigMap{}
 	cm.Namespace, cm.Name = m.home, "stamped"
 	create(t, cm)
@@ -61,7 +61,7 @@ func (m *members) testStamping(t *testing.T) {
 	check(cm)
 }
 
-// What kubectl prints and the status tells.
+// kubectl prints the status.
 func (m *members) testStatus(t *testing.T) {
 	table, err := cluster.Kubectl(t.Context(), "-n", m.home, "get", "shardingconfig", "-o", "wide")
 	require.NoError(t, err)
@@ -69,7 +69,7 @@ func (m *members) testStatus(t *testing.T) {
 	require.Len(t, lines, 1+len(m.pods), table)
 	assert.Equal(t, strings.Fields("NAME SHARDS MEMBERS READY METHOD HANDOVER LOCK STATE AGE"), strings.Fields(lines[0]))
 	for i, line := range lines[1:] {
-		cells := strings.Fields(line) // what is empty is no field
+		cells := strings.Fields(line) // Fields omits empty columns
 		assert.Equal(t, []string{m.shard(i), "1", "1", "1", "Labels", "AllMembersReady"}, cells[:len(cells)-1], table)
 	}
 	for i, pod := range m.pods {
@@ -89,8 +89,7 @@ func (m *members) testStatus(t *testing.T) {
 	}
 }
 
-// All that members have asked so far went through the mesh, and nothing that the
-// pod outside of it asked.
+// All requests of members so far went through the mesh, and no request of the pod outside.
 func (m *members) testTraffic(t *testing.T) {
 	for _, pod := range m.pods {
 		traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{pod.Namespace + "/" + pod.Name}})
@@ -109,7 +108,7 @@ func (m *members) testTraffic(t *testing.T) {
 	}
 }
 
-// A member trusts the mesh alone. An unlabelled pod is as it would be without it.
+// A member trusts only the mesh. An unlabelled pod is unchanged.
 func (m *members) testTrust(t *testing.T) {
 	const file = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 	var root corev1.ConfigMap
@@ -130,7 +129,7 @@ func (m *members) testTrust(t *testing.T) {
 	}
 }
 
-// sources are the ConfigMaps that a pod's volumes project.
+// sources returns the ConfigMaps that a pod's volumes project.
 func sources(pod *corev1.Pod) []string {
 	var out []string
 	for _, v := range pod.Spec.Volumes {
@@ -146,7 +145,7 @@ func sources(pod *corev1.Pod) []string {
 	return out
 }
 
-// listeners are the TCP sockets that listen in a pod's network.
+// listeners returns the TCP sockets that listen in a pod's network namespace.
 func listeners(t *testing.T, pod *corev1.Pod) []string {
 	t.Helper()
 	var out []string
@@ -158,8 +157,8 @@ func listeners(t *testing.T, pod *corev1.Pod) []string {
 	return out
 }
 
-// No token is in any log of the mesh, though agents log at debug level and though
-// clients send tokens in ways of their own.
+// No log of the mesh contains a token, although agents log at debug level and clients send
+// tokens in unusual places.
 func (m *members) testTokens(t *testing.T) {
 	const file = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 	var secrets []string
@@ -168,7 +167,7 @@ func (m *members) testTokens(t *testing.T) {
 		bad := fmt.Sprintf("e30.eyJub25lIjoidGVzdC%d.c2lnbmF0dXJlLW9mLW5vYm9keQ", i)
 		ask(t, pod, []string{"-H", "Authorization: Bearer " + bad}, http.MethodGet, "/api/v1/configmaps?limit=1", "/api/v1/configmaps?access_token="+bad)
 		for _, token := range []string{strings.TrimSpace(in(t, pod, "cat", file)), bad} {
-			secrets = append(secrets, strings.Split(token, ".")[1:]...) // the claims and the signature; every token begins alike
+			secrets = append(secrets, strings.Split(token, ".")[1:]...) // the claims and the signature; the header is the same in every token
 		}
 	}
 	secrets = append(secrets, "Bearer ")
@@ -189,7 +188,7 @@ func (m *members) testTokens(t *testing.T) {
 	}
 }
 
-// meshLogs are the logs of all agents and managers, past ones included.
+// meshLogs returns the logs of all agents and managers, including previous containers.
 func meshLogs(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder

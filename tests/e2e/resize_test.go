@@ -20,8 +20,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// testResize has one shard become three, and two, beside a canary that keeps its
-// namespaces. Who loses some has its informers list again, and is not restarted.
+// testResize changes one shard into three, and into two; a canary keeps its namespaces. The
+// informers of members that lose namespaces list again; the members are not restarted.
 func testResize(t *testing.T) {
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
@@ -60,7 +60,7 @@ func testResize(t *testing.T) {
 				got := store.ListKeys()
 				slices.Sort(got)
 				if !slices.Equal(got, want) {
-					return fmt.Errorf("it holds %v, not %v", got, want)
+					return fmt.Errorf("it contains %v, not %v", got, want)
 				}
 				return nil
 			})
@@ -71,7 +71,7 @@ func testResize(t *testing.T) {
 	}
 }
 
-// storeIn is the store of an informer of ConfigMaps that runs in a pod.
+// storeIn returns the store of an informer of ConfigMaps that runs in a pod.
 func storeIn(t *testing.T, pod *corev1.Pod, selector string) cache.Store {
 	t.Helper()
 	clientset, err := kubernetes.NewForConfig(from(t, pod))
@@ -83,8 +83,7 @@ func storeIn(t *testing.T, pod *corev1.Pod, selector string) cache.Store {
 	return informer.GetStore()
 }
 
-// testDisable has the shards of a Deployment withdrawn: its pods are restarted, and
-// see everything then.
+// testDisable disables the root of a Deployment: its pods are restarted and see everything.
 func testDisable(t *testing.T) {
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")

@@ -30,7 +30,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// asManager is the cluster with the rights of the manager, as an attacker that took it over has.
+// asManager returns a client with the permissions of the manager, like an attacker who has its token.
 func asManager(t *testing.T) client.Client {
 	t.Helper()
 	config := rest.CopyConfig(cluster.Config)
@@ -45,7 +45,7 @@ func asManager(t *testing.T) client.Client {
 
 func mergePatch(text string) client.Patch { return client.RawPatch(types.MergePatchType, []byte(text)) }
 
-// requireConfined requires that a policy, or RBAC, refused what was asked.
+// requireConfined requires that a policy, or RBAC, refused the request.
 func requireConfined(t *testing.T, err error, says string) {
 	t.Helper()
 	require.Error(t, err)
@@ -53,7 +53,7 @@ func requireConfined(t *testing.T, err error, says string) {
 	require.ErrorContains(t, err, says)
 }
 
-func TestManagerIsConfinedToItsOwn(t *testing.T) {
+func TestManagerWritesOnlyItsObjects(t *testing.T) {
 	ns := namespace(t, "rights")
 	m, ctx := asManager(t), t.Context()
 	object := func() *corev1.ConfigMap {
@@ -100,7 +100,7 @@ func TestManagerIsConfinedToItsOwn(t *testing.T) {
 	})
 }
 
-func TestManagerCreatesItsOwnAlone(t *testing.T) {
+func TestManagerCreatesOnlyItsObjects(t *testing.T) {
 	ns := namespace(t, "rights")
 	m, ctx := asManager(t), t.Context()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "lock"}}
@@ -138,8 +138,8 @@ func TestManagerCreatesItsOwnAlone(t *testing.T) {
 	})
 }
 
-// updateWebhooks tries an update of a webhook configuration, which the manager itself
-// updates meanwhile.
+// updateWebhooks tries to update a webhook configuration, which the manager updates
+// concurrently.
 func updateWebhooks(t *testing.T, as client.Client, name string, change func(*admissionv1.MutatingWebhookConfiguration)) error {
 	t.Helper()
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -150,7 +150,7 @@ func updateWebhooks(t *testing.T, as client.Client, name string, change func(*ad
 	})
 }
 
-func TestManagerIsConfinedToItsWebhooks(t *testing.T) {
+func TestManagerWritesOnlyItsWebhooks(t *testing.T) {
 	m := asManager(t)
 	requireConfined(t, m.Create(t.Context(), &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "another"}}, client.DryRunAll), "cannot create resource")
 	require.NoError(t, updateWebhooks(t, m, "ctrlmesh", func(c *admissionv1.MutatingWebhookConfiguration) {
@@ -171,7 +171,7 @@ func TestManagerIsConfinedToItsWebhooks(t *testing.T) {
 	}
 }
 
-// stamps has a resource stamped, as the manager would write it.
+// stamps returns a change that has a resource stamped, as the manager writes it.
 func stamps(group, resource string) func(*admissionv1.MutatingWebhookConfiguration) {
 	return func(c *admissionv1.MutatingWebhookConfiguration) {
 		c.Webhooks = []admissionv1.MutatingWebhook{{
@@ -189,7 +189,7 @@ func stamps(group, resource string) func(*admissionv1.MutatingWebhookConfigurati
 	}
 }
 
-func TestManagerIsConfinedInWhatItStamps(t *testing.T) {
+func TestManagerStampsOnlyPermittedResources(t *testing.T) {
 	m := asManager(t)
 	require.NoError(t, updateWebhooks(t, m, "ctrlmesh-stamp", stamps("", "configmaps")))
 	for name, of := range map[string][2]string{
@@ -208,7 +208,7 @@ func TestManagerIsConfinedInWhatItStamps(t *testing.T) {
 	})
 }
 
-func TestStampingLeavesOutWhatTheAdministratorExcludes(t *testing.T) {
+func TestStampingSkipsExcludedNamespaces(t *testing.T) {
 	ns := namespace(t, "platform")
 	for name, c := range map[string]struct {
 		resource, owned, setting string
@@ -235,7 +235,7 @@ func TestStampingLeavesOutWhatTheAdministratorExcludes(t *testing.T) {
 	}
 }
 
-// Any client that reaches the webhook can send a review of a pod that nobody creates.
+// Any client that reaches the webhook can send a review of a pod that does not exist.
 func TestAnonymousReviewHasNoEffect(t *testing.T) {
 	ns := namespace(t, "anonymous")
 	probeRights(t, ns)
@@ -253,7 +253,7 @@ func TestAnonymousReviewHasNoEffect(t *testing.T) {
 	service := &corev1.Service{}
 	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: kube.SystemNamespace, Name: "ctrlmesh-webhook"}, service))
 	caller := &http.Client{Timeout: patience, Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a stranger does not know the CA
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // a foreign client does not have the CA
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return cluster.DialFrom(ctx, stranger, net.JoinHostPort(service.Spec.ClusterIP, "443"))
 		},

@@ -17,9 +17,9 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// TestRoots is about roots and the operators that they divide, each test with a root and
-// pods of its own. They run beside each other, for they wait most of the time, and beside
-// no test whose shards have objects labelled.
+// TestRoots tests roots and the operators that they shard. Each test has a root and pods of
+// its own. The tests run in parallel because they mostly wait, but not in parallel with tests
+// whose shards stamp objects.
 func TestRoots(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -44,12 +44,12 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// root is a configuration with spec.root, in a namespace of its own with the
-// workload that it divides.
+// root is a configuration with spec.root, in a namespace of its own with the workload that
+// it shards.
 type root struct{ home string }
 
-// newRoot makes one, of ConfigMaps unless it says of what, and its workload of as
-// many probes.
+// newRoot creates a root, by default of ConfigMaps, and its workload of the given number of
+// probes.
 func newRoot(t *testing.T, name string, replicas int32, spec meshv1alpha1.ShardingConfigSpec) root {
 	t.Helper()
 	r := root{namespace(t, name)}
@@ -75,7 +75,7 @@ func newRoot(t *testing.T, name string, replicas int32, spec meshv1alpha1.Shardi
 	return r
 }
 
-// listing are limits of whole resources (plural.group or plural).
+// listing returns a scope of whole resources (plural.group or plural).
 func listing(resources ...string) []meshv1alpha1.ObjectLimiter {
 	return []meshv1alpha1.ObjectLimiter{{RelateResources: shard("", "", nil, nil, resources...).Spec.Limits[0].RelateResources}}
 }
@@ -87,7 +87,7 @@ func (r root) config(t *testing.T) *meshv1alpha1.ShardingConfig {
 	return c
 }
 
-// change edits the configuration, and waits until its members have heard of it.
+// change edits the configuration, and waits until its members have applied it.
 func (r root) change(t *testing.T, members int32, edit func(*meshv1alpha1.ShardingConfigSpec)) {
 	t.Helper()
 	c := r.config(t)
@@ -97,7 +97,7 @@ func (r root) change(t *testing.T, members int32, edit func(*meshv1alpha1.Shardi
 	r.settles(t, members)
 }
 
-// settles waits until the shards' members, as many as given, act on what they are to.
+// settles waits until the given number of members have applied their policies.
 func (r root) settles(t *testing.T, members int32) {
 	t.Helper()
 	until(t, "the root's shards", func(context.Context) error {
@@ -111,7 +111,7 @@ func (r root) settles(t *testing.T, members int32) {
 	})
 }
 
-// pods are the first n of a StatefulSet's.
+// pods returns the first n pods of a StatefulSet.
 func (r root) pods(t *testing.T, n int) (pods []*corev1.Pod) {
 	t.Helper()
 	for i := range n {
@@ -120,7 +120,7 @@ func (r root) pods(t *testing.T, n int) (pods []*corev1.Pod) {
 	return pods
 }
 
-// tenants are namespaces to be divided.
+// tenants are namespaces that shards divide among them.
 type tenants []string
 
 func newTenants(t *testing.T, n int) (names tenants) {
@@ -131,10 +131,10 @@ func newTenants(t *testing.T, n int) (names tenants) {
 	return names
 }
 
-// selector is of what was filled in.
+// selector selects the objects of fill.
 func (names tenants) selector() string { return "tenants=" + names[0] }
 
-// fill makes a ConfigMap of that name for each.
+// fill creates a ConfigMap of the given name for each tenant.
 func (names tenants) fill(t *testing.T, name string) {
 	t.Helper()
 	for _, ns := range names {
@@ -142,15 +142,15 @@ func (names tenants) fill(t *testing.T, name string) {
 	}
 }
 
-// listed is what kubectl in a pod lists of that, as namespace/name.
+// listed returns the objects of fill that kubectl lists in a pod, as namespace/name.
 func (names tenants) listed(t *testing.T, pod *corev1.Pod) []string {
 	t.Helper()
 	return strings.Fields(in(t, pod, "kubectl", "get", "configmaps", "-A", "-l", names.selector(), "-o",
 		`jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}`))
 }
 
-// divided asks the members for what each has (as namespace/name), and returns whose
-// each namespace is. Between them they have n objects of each, and none is in two.
+// divided asks each member for its objects (as namespace/name), and returns the owner of
+// each namespace. It requires that each namespace has one owner, which has n objects of it.
 func (names tenants) divided(t *testing.T, n int, pods []*corev1.Pod, ask func(*corev1.Pod) []string) map[string]string {
 	t.Helper()
 	seen, owner := map[string]int{}, map[string]string{}

@@ -28,8 +28,8 @@ type scopeTest struct {
 // perTenant is how many objects each tenant has, until the subtest watch adds one.
 const perTenant = 3
 
-// testScopes is about two members of a root's shards, whose objects bear no label of
-// ctrlmesh's: whatever client asks, each namespace is one member's, and all are seen.
+// testScopes has two members of a root's shards, whose objects have no label of the mesh.
+// For every client, each namespace belongs to one member, and no object is missing.
 func testScopes(t *testing.T) {
 	tenants := newTenants(t, 8)
 	for i := range perTenant {
@@ -46,7 +46,7 @@ func testScopes(t *testing.T) {
 	t.Run("kubectl", s.kubectl)
 	t.Run("informers", s.informers)
 	t.Run("each has something", s.noneEmpty)
-	// A watch has what a list has, sooner or later.
+	// A watch delivers what a list contains, with a delay.
 	t.Run("watch", s.watch)
 	owners := s.divided(t, perTenant+1, words(t, s.listCommand("")+nameColumns))
 	for _, method := range []meshv1alpha1.Method{meshv1alpha1.MethodLabels, meshv1alpha1.MethodFilter, meshv1alpha1.MethodServerSide, meshv1alpha1.MethodAuto} {

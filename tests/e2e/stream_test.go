@@ -23,7 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// An agent hears of the pods of its own node alone, and nobody else of any.
+// An agent receives the policies of its own node's pods, and no other client receives any.
 func TestPoliciesOfOneNode(t *testing.T) {
 	p := newPair(t)
 	nodeA, nodeB := p.a.Spec.NodeName, p.b.Spec.NodeName
@@ -78,7 +78,7 @@ func TestPoliciesOfOneNode(t *testing.T) {
 // leader is the manager that serves agents.
 type leader struct{ meshv1.MeshClient }
 
-// dialLeader connects to it from inside a pod, and verifies it as agents do.
+// dialLeader connects to the leader from inside a pod, and verifies it as agents do.
 func dialLeader(t *testing.T, pod *corev1.Pod) *leader {
 	t.Helper()
 	slice := &discoveryv1.EndpointSlice{}
@@ -98,8 +98,8 @@ func dialLeader(t *testing.T, pod *corev1.Pod) *leader {
 	return &leader{meshv1.NewMeshClient(conn)}
 }
 
-// listen says hello as the agent of a node, and returns the policies that it is
-// told of, by pod uid, once it is told that these are all.
+// listen sends a hello as the agent of a node, and returns the policies that it receives, by
+// pod uid, until the sync is complete.
 func (l *leader) listen(t *testing.T, token, node string) (map[string]*meshv1.PodPolicy, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -108,23 +108,23 @@ func (l *leader) listen(t *testing.T, token, node string) (map[string]*meshv1.Po
 	if err != nil {
 		return nil, err
 	}
-	// Whether this is heard is told by the answer.
+	// The answer shows whether this was received.
 	_ = stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: node, AgentVersion: "e2e", Abilities: []string{meshv1.AbilityStandby}}}})
-	told := map[string]*meshv1.PodPolicy{}
+	policies := map[string]*meshv1.PodPolicy{}
 	for {
 		msg, err := stream.Recv()
 		switch {
 		case err != nil:
-			return told, err
+			return policies, err
 		case msg.GetUpsert() != nil:
-			told[msg.GetUpsert().GetUid()] = msg.GetUpsert()
+			policies[msg.GetUpsert().GetUid()] = msg.GetUpsert()
 		case msg.GetSynced() != nil:
-			return told, nil
+			return policies, nil
 		}
 	}
 }
 
-// bearer sends a token along, if there is one.
+// bearer adds a token to each call, if there is one.
 func bearer(ctx context.Context, token string) context.Context {
 	if token == "" {
 		return ctx
@@ -132,8 +132,8 @@ func bearer(ctx context.Context, token string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 }
 
-// token is one of a service account, bound to a pod if one is given, for the
-// apiserver's own audience if none is.
+// token requests a token of a service account, bound to a pod if one is given. Without an
+// audience it is for the apiserver.
 func token(t *testing.T, namespace, account string, pod *corev1.Pod, audience string) string {
 	t.Helper()
 	request := &authenticationv1.TokenRequest{}

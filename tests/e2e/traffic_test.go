@@ -25,8 +25,8 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// What CircuitBreakers and FaultInjections do to pods that no shard selects, each test
-// with pods of its own. They run beside each other, for they wait most of the time.
+// CircuitBreakers and FaultInjections apply to pods that no shard selects. Each test has pods
+// of its own. The tests run in parallel because they mostly wait.
 func TestTraffic(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -40,7 +40,7 @@ func TestTraffic(t *testing.T) {
 		{"WatchFaults", testWatchFaults},
 		{"LockLost", testLockLost},
 		{"Faults", testFaults},
-		{"WhoIsSpared", testWhoIsSpared},
+		{"FaultExemptions", testFaultExemptions},
 		{"BuggyOperator", testBuggyOperator},
 		{"ExampleCap", testExampleCap},
 		{"ExampleDeletes", testExampleDeletes},
@@ -54,7 +54,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// clientPod is a pod on the mesh, with clients of all kinds in it, in a namespace of its own.
+// clientPod creates a pod on the mesh, with clients of all kinds in it, in a namespace of its own.
 func clientPod(t *testing.T, change ...func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()
 	ns := namespace(t, "traffic")
@@ -73,7 +73,7 @@ func clientPodOf(ns, name string) *corev1.Pod {
 	return pod
 }
 
-// clientSet is a StatefulSet of such pods, with labels.
+// clientSet creates a StatefulSet of such pods, with labels.
 func clientSet(t *testing.T, ns, name string, replicas int32, labels map[string]string) (pods []*corev1.Pod) {
 	t.Helper()
 	labels[meshv1alpha1.EnableProxyLabel] = "true"
@@ -91,8 +91,8 @@ func clientSet(t *testing.T, ns, name string, replicas int32, labels map[string]
 	return pods
 }
 
-// breaker applies a CircuitBreaker with a spec in YAML, for all pods of the namespace if
-// it does not select, and waits until it is in force in as many.
+// breaker applies a CircuitBreaker with a spec in YAML, which selects all pods of the
+// namespace by default. It waits until the object is in force in the given number of pods.
 func breaker(t *testing.T, ns, name, spec string, pods int) *meshv1alpha1.CircuitBreaker {
 	t.Helper()
 	b := &meshv1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
@@ -103,7 +103,7 @@ func breaker(t *testing.T, ns, name, spec string, pods int) *meshv1alpha1.Circui
 	return b
 }
 
-// faults applies a FaultInjection likewise.
+// faults does for a FaultInjection what breaker does for a CircuitBreaker.
 func faults(t *testing.T, ns, name, spec string, pods int) *meshv1alpha1.FaultInjection {
 	t.Helper()
 	f := &meshv1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
@@ -148,7 +148,7 @@ func inForce(t *testing.T, obj client.Object, pods int) {
 	})
 }
 
-// notInForce waits until an object says that it has no effect, and why.
+// notInForce waits until an object reports the reason for which it has no effect.
 func notInForce(t *testing.T, obj client.Object, reason string) {
 	t.Helper()
 	until(t, obj.GetName()+" to be "+reason, func(ctx context.Context) error {
@@ -173,7 +173,7 @@ func fares(ctx context.Context, obj client.Object) (generation int64, pods int32
 	return 0, 0, nil, fmt.Errorf("%T has no such status", obj)
 }
 
-// snapshot waits until the status tells of a rule in a pod what is to be true.
+// snapshot waits until the status of a rule in a pod satisfies want.
 func snapshot(t *testing.T, b *meshv1alpha1.CircuitBreaker, pod, rule string, want func(meshv1alpha1.LimitingSnapshot) bool) {
 	t.Helper()
 	until(t, "the status of rule "+rule, func(ctx context.Context) error {
@@ -187,11 +187,11 @@ func snapshot(t *testing.T, b *meshv1alpha1.CircuitBreaker, pod, rule string, wa
 				}
 			}
 		}
-		return fmt.Errorf("it tells otherwise: %+v", b.Status.TargetStatus)
+		return fmt.Errorf("it does not: %+v", b.Status.TargetStatus)
 	})
 }
 
-// injected waits until the status tells how many requests a rule harmed in a pod.
+// injected waits until the status reports that a rule injected want faults in a pod.
 func injected(t *testing.T, f *meshv1alpha1.FaultInjection, pod, rule string, want int64) {
 	t.Helper()
 	until(t, "the status of rule "+rule, func(ctx context.Context) error {
@@ -205,11 +205,11 @@ func injected(t *testing.T, f *meshv1alpha1.FaultInjection, pod, rule string, wa
 				}
 			}
 		}
-		return fmt.Errorf("it does not tell of %d: %+v", want, f.Status.TargetStatus)
+		return fmt.Errorf("it does not report %d: %+v", want, f.Status.TargetStatus)
 	})
 }
 
-// hasty is a client in a pod that tries once: client-go's transport without its patience.
+// hasty is a client in a pod that does not retry: client-go's transport alone.
 type hasty struct {
 	*http.Client
 	host string
@@ -224,7 +224,7 @@ func hastyClient(t *testing.T, pod *corev1.Pod) hasty {
 	return hasty{c, config.Host}
 }
 
-// answered is what came of a request.
+// answered is the answer to a request.
 type answered struct {
 	code   int
 	header http.Header
@@ -269,12 +269,12 @@ func (p hasty) try(ctx context.Context, method, path string, body ...string) (an
 	defer func() { _ = resp.Body.Close() }()
 	out, err := io.ReadAll(resp.Body)
 	a := answered{code: resp.StatusCode, header: resp.Header, body: string(out), took: time.Since(start)}
-	_ = json.Unmarshal(out, &a.Status) // what is none leaves it empty
+	_ = json.Unmarshal(out, &a.Status) // empty if the body is no Status
 	return a, err
 }
 
-// refused requires that a rule of the pod's namespace refused a request, with words of the Status
-// that say which.
+// refused requires that a rule of the pod's namespace refused a request, with a Status that
+// names the rule.
 func (a answered) refused(t *testing.T, code int, breaker, rule string) {
 	t.Helper()
 	require.Equal(t, code, a.code, a.body)

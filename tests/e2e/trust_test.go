@@ -18,7 +18,7 @@ import (
 
 const unknownAuthority = "x509: certificate signed by unknown authority"
 
-// What is not redirected reaches the real apiserver, and does not trust it.
+// A connection that is not redirected reaches the real apiserver, which the pod does not trust.
 func TestNotCaptured(t *testing.T) {
 	p := newPair(t)
 	node := p.b.Spec.NodeName
@@ -37,7 +37,7 @@ func TestNotCaptured(t *testing.T) {
 		require.Empty(t, traffic.Requests)
 
 		restore()
-		late.works(t) // as it is: the agent came late, the pod did not start anew
+		late.works(t) // the same pod: it was not restarted when the agent started late
 		settled(t, p.namespace, "late", 1)
 	})
 
@@ -58,7 +58,8 @@ func TestNotCaptured(t *testing.T) {
 	})
 }
 
-// cleaners turns the agents into what removes every redirection from their nodes.
+// cleaners returns a change of the agents into pods that remove every redirection from their
+// nodes.
 func cleaners(t *testing.T) func(*corev1.PodTemplateSpec) {
 	t.Helper()
 	manifests, err := cluster.Kubectl(t.Context(), "kustomize", filepath.Join(cluster.Root, "deploy", "cleanup"))

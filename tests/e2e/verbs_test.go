@@ -24,7 +24,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// singles are requests for one object of a divided resource each.
+// singles are requests for one object of a divided resource.
 var singles = []struct {
 	name string
 	do   func(context.Context, kubernetes.Interface, string) error
@@ -84,8 +84,8 @@ func verbsSeed(ns string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "seed", Labels: map[string]string{"sweep": "yes"}}}
 }
 
-// testVerbs has a canary, which owns one namespace, do everything there and in
-// another shard's.
+// testVerbs has a canary, which owns one namespace, use every verb there and in a namespace
+// of another shard.
 func testVerbs(t *testing.T) {
 	own, foreign := namespace(t, "e2e-own"), namespace(t, "e2e-foreign")
 	r := newRoot(t, "e2e-verbs", 2, meshv1alpha1.ShardingConfigSpec{Reads: meshv1alpha1.ReadsOwn, Root: &meshv1alpha1.RootConfig{
@@ -134,7 +134,7 @@ type verbs struct {
 	client       kubernetes.Interface
 }
 
-// met is how often a request of the member was for what is another shard's, by what became of it.
+// met returns how many requests of the member were for objects of another shard, by outcome.
 func (v verbs) met(t *testing.T, action string) float64 {
 	t.Helper()
 	return sum(scrapeAgent(t, v.pod.Spec.NodeName), "ctrlmesh_foreign_requests_total", map[string]string{"namespace": v.home, "action": action})
@@ -170,7 +170,7 @@ func (v verbs) testSingles(t *testing.T, isolation meshv1alpha1.Isolation) {
 	}
 }
 
-// testMany asks for many at once: in a foreign namespace there are none.
+// testMany sends requests for many objects: a foreign namespace has none.
 func (v verbs) testMany(t *testing.T) {
 	for ns, want := range map[string][]string{v.own: {"seed"}, v.foreign: nil} {
 		maps := v.client.CoreV1().ConfigMaps(ns)
@@ -198,8 +198,8 @@ func (v verbs) testMany(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// requireFenced runs commands in which $ns is the own namespace, and the foreign one:
-// there each is refused.
+// requireFenced runs commands in which $ns is the own namespace, and then a foreign one,
+// where each is refused.
 func (v verbs) requireFenced(t *testing.T, prelude string, commands ...string) {
 	t.Helper()
 	script := prelude + `
@@ -248,7 +248,7 @@ func (v verbs) testCurl(t *testing.T) {
 	)
 }
 
-// An object may be owned by one that is in no namespace, and so no shard's.
+// An object may have an owner without a namespace, which no shard owns.
 func (v verbs) testOwner(t *testing.T) {
 	owner := &rbacv1.ClusterRoleBinding{}
 	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Name: v.home}, owner))
@@ -262,7 +262,7 @@ func (v verbs) testOwner(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Under fence: Namespace, writes of any kind stay in the shard's namespaces and the
+// With fence: Namespace, a member can write only in the shard's namespaces and the
 // operator's own.
 func (v verbs) testFence(t *testing.T) {
 	v.change(t, 2, func(s *meshv1alpha1.ShardingConfigSpec) { s.Fence = meshv1alpha1.FenceNamespace })

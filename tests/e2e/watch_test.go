@@ -17,8 +17,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// A watch tells of the shard's objects alone, in the apiserver's own bytes, with
-// objects coming and going by the client's selector.
+// A watch delivers only the shard's objects, in the apiserver's own bytes, and objects enter
+// and leave it by the client's selector.
 func (m *members) testWatch(t *testing.T) {
 	for shard := range m.pods {
 		rv := revision(t)
@@ -41,16 +41,16 @@ func (m *members) testWatch(t *testing.T) {
 			}
 			if format == typeJSON {
 				assert.Equal(t, []string{"ADDED", "MODIFIED", "MODIFIED", "DELETED", "ADDED"}, kinds(t, member[0].Frames))
-				assert.Equal(t, []string{"ADDED", "MODIFIED", "DELETED", "ADDED"}, kinds(t, member[1].Frames), "an object that its selector matches no more is gone")
+				assert.Equal(t, []string{"ADDED", "MODIFIED", "DELETED", "ADDED"}, kinds(t, member[1].Frames), "an object that its selector no longer matches is deleted")
 				assert.Equal(t, []string{"ADDED", "DELETED", "ADDED"}, kinds(t, member[2].Frames), "an object that its selector matches now is new")
 			}
 		}
 	}
 }
 
-// commotion makes, changes and deletes an object in the shard and one in the other's,
-// and at last makes one in the shard, which all of testWatch's selectors match, and
-// returns its name.
+// commotion creates, changes and deletes an object in the shard and one in the other shard.
+// At last it creates one in the shard that all of testWatch's selectors match, and returns
+// its name.
 func (m *members) commotion(t *testing.T, shard int) string {
 	t.Helper()
 	ctx := t.Context()
@@ -87,8 +87,8 @@ func kinds(t *testing.T, frames [][]byte) []string {
 	return out
 }
 
-// A watch ends as the apiserver ends it: at its time, or at once because it would
-// begin too long ago.
+// A watch ends when the apiserver ends it: at its timeout, or at once because its
+// resourceVersion is too old.
 func (m *members) testWatchEnd(t *testing.T) {
 	member, direct := m.both(t, 0, accept(typeJSON), http.MethodGet,
 		"/api/v1/configmaps?watch=true&timeoutSeconds=1&resourceVersion="+revision(t),
@@ -100,8 +100,7 @@ func (m *members) testWatchEnd(t *testing.T) {
 	}
 }
 
-// A streamed list ends with the bookmark that says so, which has no labels to select
-// it by.
+// A streamed list ends with its bookmark, which has no labels that a selector could match.
 func (m *members) testWatchList(t *testing.T) {
 	rv := revision(t)
 	for shard := range m.pods {
@@ -113,13 +112,13 @@ func (m *members) testWatchList(t *testing.T) {
 			assert.Equal(t, want, got)
 			assert.GreaterOrEqual(t, len(got), perSpace)
 			require.NotEmpty(t, gotMark.ResourceVersion)
-			wantMark.ResourceVersion, gotMark.ResourceVersion = "", "" // the newest one of when it was asked
+			wantMark.ResourceVersion, gotMark.ResourceVersion = "", "" // the newest at the time of the request
 			assert.Equal(t, wantMark, gotMark)
 		}
 	}
 }
 
-// initial are the initial events, and the bookmark at their end.
+// initial returns the initial events, and the bookmark at their end.
 func initial(t *testing.T, frames [][]byte) ([]string, corev1.ConfigMap) {
 	t.Helper()
 	n := len(frames) - 1
@@ -133,14 +132,14 @@ func initial(t *testing.T, frames [][]byte) ([]string, corev1.ConfigMap) {
 	return texts(frames[:n]), event.Object
 }
 
-// held is what probe prints of an informer.
+// held is an informer's content as probe prints it.
 type held struct {
 	Objects  map[string]string
 	Requests []string
 }
 
-// client-go's informers hold what they would hold outside, whether they list or
-// stream, and hear of what comes after.
+// client-go's informers have the content that they would have outside the mesh, whether they
+// list or stream, and receive later events.
 func (m *members) testInformers(t *testing.T) {
 	for _, watchList := range []bool{true, false} {
 		for _, format := range []string{typeProtobuf, typeJSON} {
@@ -166,14 +165,14 @@ func (m *members) testInformer(t *testing.T, watchList bool, format string) {
 	assert.Greater(t, len(got.Objects), perSpace)
 	assert.NotContains(t, got.Objects, foreign+"/"+name)
 
-	// It came by the same way, without a fallback.
+	// The member's informer sent the same requests, without a fallback.
 	require.Len(t, got.Requests, len(want.Requests), "%s", got.Requests)
 	assert.Equal(t, watchList, strings.Contains(got.Requests[0], "sendInitialEvents=true"), got.Requests[0])
 	assert.Equal(t, watchList, strings.Contains(got.Requests[0], "watch=true"), got.Requests[0])
 }
 
-// inform runs an informer in a shard's member. It returns when the informer watches,
-// with a function that waits for its end.
+// inform runs an informer in a shard's member. When the informer watches, it returns a
+// function that waits for its end.
 func (m *members) inform(t *testing.T, shard int, flags ...string) func() held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -201,7 +200,7 @@ func (m *members) inform(t *testing.T, shard int, flags ...string) func() held {
 	}
 }
 
-// informed is how an informer ended.
+// informed is the result of an informer.
 type informed struct {
 	held
 	err error
@@ -217,7 +216,7 @@ func informer(ctx context.Context, pod *corev1.Pod, flags ...string) (out inform
 	return out
 }
 
-// watches is how many watches of ConfigMaps a shard's member has open.
+// watches returns how many watches of ConfigMaps a shard's member has open.
 func (m *members) watches(t *testing.T, shard int) float64 {
 	t.Helper()
 	return sum(scrapeAgent(t, m.pods[shard].Spec.NodeName), "ctrlmesh_watches",

@@ -18,14 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Watches are harmed in each way, and the informer of client-go that meets it comes to the
-// truth by itself.
+// Each fault is injected into watches, and client-go's informer recovers from it by itself.
 func testWatchFaults(t *testing.T) {
 	pod := clientPod(t)
 	ns := pod.Namespace
 	for _, c := range []struct {
 		name, watch string
-		// soonest is when the informer hears of an object, at the least; 0 if it may at once.
+		// soonest is the minimum delay of an event; 0 if there is none.
 		soonest time.Duration
 		again   bool // it has to watch again, or list
 	}{
@@ -45,23 +44,23 @@ httpFault:
 `, 1)
 			i := newWatcher(t, pod)
 			start := time.Now()
-			if c.name == "stall" { // what it is from the watch's start
+			if c.name == "stall" { // a watch stalls from its start
 				start = i.began
 			}
 			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: c.name}, Data: map[string]string{"n": "0"}}
 			create(t, cm)
 			i.holds(t, cm)
 			require.GreaterOrEqual(t, time.Since(start), c.soonest)
-			for n := range 3 { // changes of one object, and what is deleted
+			for n := range 3 { // changes of one object, then a deletion
 				cm.Data["n"] = fmt.Sprint(n + 1)
 				require.NoError(t, cluster.Update(t.Context(), cm))
 			}
-			remove(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "kube-root-ca.crt"}}) // it is made anew
+			remove(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "kube-root-ca.crt"}}) // it is created again
 			i.holds(t, cm)
 			if c.again {
 				until(t, "it to watch again", func(context.Context) error { return orElse(i.watches() > 2, "it does not") })
 			}
-			if c.name != "stall" { // which counts when the watch ends
+			if c.name != "stall" { // a stall is counted when the watch ends
 				require.Positive(t, sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "rule": c.name}))
 			}
 			remove(t, f)
@@ -107,7 +106,7 @@ func newWatcher(t *testing.T, pod *corev1.Pod) *watcher {
 	return i
 }
 
-// watches is how often it watched.
+// watches returns how many watches it has sent.
 func (i *watcher) watches() (n int) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -119,7 +118,7 @@ func (i *watcher) watches() (n int) {
 	return n
 }
 
-// holds waits until it holds an object as it is.
+// holds waits until the store has the current version of an object.
 func (i *watcher) holds(t *testing.T, cm *corev1.ConfigMap) {
 	t.Helper()
 	until(t, "the informer to hold "+cm.Name, func(context.Context) error {
@@ -134,10 +133,10 @@ func (i *watcher) holds(t *testing.T, cm *corev1.ConfigMap) {
 	})
 }
 
-// truth waits until it holds what there is.
+// truth waits until the store has exactly the existing objects.
 func (i *watcher) truth(t *testing.T) {
 	t.Helper()
-	until(t, "the informer to hold the truth", func(ctx context.Context) error {
+	until(t, "the informer to have exactly the existing objects", func(ctx context.Context) error {
 		var list corev1.ConfigMapList
 		if err := cluster.List(ctx, &list, client.InNamespace(i.ns)); err != nil {
 			return err
@@ -150,7 +149,7 @@ func (i *watcher) truth(t *testing.T) {
 			got[obj.(*corev1.ConfigMap).Name] = obj.(*corev1.ConfigMap).ResourceVersion
 		}
 		if fmt.Sprint(want) != fmt.Sprint(got) {
-			return fmt.Errorf("it holds %v, not %v", got, want)
+			return fmt.Errorf("it contains %v, not %v", got, want)
 		}
 		return nil
 	})

@@ -30,10 +30,10 @@ type Cluster struct {
 	Root, Kubeconfig string
 }
 
-// Connect finds the cluster of tests/cluster or, if none was started, the one that
-// KUBECONFIG names. If these are two, it refuses to guess: tests must not run by
-// accident against a cluster that somebody works with. The client knows Kubernetes'
-// own kinds, the mesh's, and what the functions add.
+// Connect finds the cluster of tests/cluster or, if it is not running, the one that
+// KUBECONFIG names. If both exist and differ, it fails: tests must not run against another
+// cluster by accident. The client's scheme has the kinds of Kubernetes and of the mesh, and
+// those that the functions add.
 func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
 	root, err := findRoot()
 	if err != nil {
@@ -49,7 +49,7 @@ func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
 	c.Config.QPS = -1 // the apiserver's own fairness is enough
 	c.Config.UserAgent = "ctrlmesh-tests"
 
-	// The libraries' own chatter would hide what a test has to say.
+	// The libraries' logs would hide the output of tests.
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
 
@@ -69,7 +69,7 @@ func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
 	return c, nil
 }
 
-// findRoot looks upwards from the working directory, for tests run in their own.
+// findRoot looks upwards from the working directory, which for tests is their package's.
 func findRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -36,7 +36,7 @@ func TestFindKubeconfig(t *testing.T) {
 		require.Equal(t, own, got)
 	}
 	_, err = findKubeconfig(root, "/else/where")
-	require.ErrorContains(t, err, "two clusters", "a test must not choose for whoever runs it")
+	require.ErrorContains(t, err, "two clusters", "a test must not choose a cluster itself")
 }
 
 func TestDecode(t *testing.T) {
@@ -58,9 +58,9 @@ metadata: {name: a}
 	require.Error(t, err)
 }
 
-// Traffic as the files of a run would show it: a rotated, compressed log of an
-// agent, and one request that is in none.
-func TestTraffic(t *testing.T) { synctest.Test(t, testTraffic) } // it waits before it believes in a leak
+// The files are those of a run: a rotated, compressed log of an agent, and one request
+// without an access line.
+func TestTraffic(t *testing.T) { synctest.Test(t, testTraffic) } // Traffic waits before it reports a leak
 
 func testTraffic(t *testing.T) {
 	c := &Cluster{Root: t.TempDir()}

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// Exec runs a command in a container of a pod; the name may be empty if there is one alone.
-// What it printed is returned also when it failed.
+// Exec runs a command in a container of a pod; the container's name may be empty if there is
+// only one. It returns the command's output even if the command fails.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command ...string) (stdout, stderr string, err error) {
 	var out bytes.Buffer
 	stderr, err = c.execTo(ctx, &out, namespace, pod, container, command...)
@@ -24,7 +24,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 }
 
 // ExecLines runs a command in a pod of one container and calls f with each line
-// as it is printed, until the command or ctx ends. The end of ctx is no error.
+// as it is printed, until the command or ctx ends. It returns no error when ctx ends.
 func (c *Cluster) ExecLines(ctx context.Context, namespace, pod string, f func(line string), command ...string) error {
 	read, write := io.Pipe()
 	done := make(chan struct{})
@@ -46,7 +46,7 @@ func (c *Cluster) ExecLines(ctx context.Context, namespace, pod string, f func(l
 	return err
 }
 
-// maxLine is more than any answer of the apiserver that tests print.
+// maxLine is larger than any answer of the apiserver that tests print.
 const maxLine = 4 << 20
 
 func (c *Cluster) execTo(ctx context.Context, stdout io.Writer, namespace, pod, container string, command ...string) (stderr string, err error) {
@@ -79,7 +79,7 @@ func (c *Cluster) NodeExec(ctx context.Context, node string, command ...string) 
 	return output(cmd, fmt.Sprintf("%q on %s", strings.Join(command, " "), node))
 }
 
-// output runs cmd; a failure is told with the end of what it wrote to stderr.
+// output runs cmd and returns its stdout; errors contain the end of its stderr.
 func output(cmd *exec.Cmd, what string) (string, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -90,7 +90,7 @@ func output(cmd *exec.Cmd, what string) (string, error) {
 	return string(out), err
 }
 
-// tail is the end of a text, enough to see what went wrong.
+// tail returns the end of a text.
 func tail(s string) string {
 	const enough = 2000
 	s = strings.TrimSpace(s)

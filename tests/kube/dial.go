@@ -12,10 +12,9 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// DialFrom connects to a literal address from inside a pod: what a client there
-// would meet on its way, a client of this connection meets. The pod's first
-// container must have nc. The connection is returned at once; that nothing answers
-// is told by the first read.
+// DialFrom connects to a literal address from inside a pod, so that the connection is
+// redirected and filtered like any of the pod. The pod's first container must have nc. The
+// connection is returned at once; if connecting fails, the first read returns the error.
 func (c *Cluster) DialFrom(ctx context.Context, pod *corev1.Pod, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -28,7 +27,7 @@ func (c *Cluster) DialFrom(ctx context.Context, pod *corev1.Pod, address string)
 	if err != nil {
 		return nil, err
 	}
-	// The connection outlives the attempt, whose end ctx may be.
+	// The connection outlives ctx, which may end with the attempt to connect.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	near, far := net.Pipe()
 	conn := &podConn{Conn: near, hangUp: cancel, ended: make(chan struct{})}
@@ -53,7 +52,7 @@ type podConn struct {
 	err    error // why it ended, once it has
 }
 
-// Read tells why there is no connection where a pipe would only end.
+// Read returns the reason for which nc ended, instead of io.EOF.
 func (c *podConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if err == nil {
@@ -69,7 +68,7 @@ func (c *podConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the nc as well.
+// Close ends nc as well.
 func (c *podConn) Close() error {
 	c.once.Do(c.hangUp)
 	return c.Conn.Close()

@@ -1,7 +1,6 @@
-// Package kube is what the tests do to a cluster: find it, apply manifests, wait,
-// run commands in pods and on nodes, and read logs, those of agents and apiserver
-// included.
+// Package kube accesses the tests' cluster: it finds it, applies manifests, waits, runs
+// commands in pods and on nodes, and reads logs, including those of agents and apiserver.
 //
-// Nothing here sleeps for a fixed time: [Until] asks until the answer is the wanted
-// one or the context ends, and then tells what was still wrong.
+// Nothing here sleeps for a fixed time: [Until] polls until a condition is met or the context
+// ends, and then returns the last error.
 package kube

@@ -38,7 +38,7 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, name string) (string, 
 		for _, previous := range []bool{true, false} {
 			text, err := c.Clientset.CoreV1().Pods(namespace).
 				GetLogs(name, &corev1.PodLogOptions{Container: container.Name, Previous: previous}).DoRaw(ctx)
-			if apierrors.IsBadRequest(err) { // it never ran, or never before
+			if apierrors.IsBadRequest(err) { // it never ran, or was never restarted
 				continue
 			}
 			if err != nil {
@@ -54,10 +54,10 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, name string) (string, 
 	return out.String(), nil
 }
 
-// AuditLog is the apiserver's audit log.
+// AuditLog opens the apiserver's audit log.
 func (c *Cluster) AuditLog() string { return filepath.Join(c.Root, ".run", "audit.log") }
 
-// Requests are the callers' requests that the apiserver has recorded so far.
+// Requests returns the callers' requests that the apiserver has recorded so far.
 func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
 	f, err := os.Open(c.AuditLog())
 	if err != nil {
@@ -67,7 +67,7 @@ func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
 	return audit.Requests(f, of)
 }
 
-// AccessLines are the access lines of all agents.
+// AccessLines returns the access lines of all agents.
 func (c *Cluster) AccessLines() ([]audit.Access, error) {
 	var out []audit.Access
 	err := c.MeshLogs(AgentName, func(_ string, log io.Reader) error {
@@ -88,7 +88,7 @@ func (c *Cluster) MeshLogs(workload string, visit func(file string, log io.Reade
 	}
 	for _, file := range files {
 		err := visitLog(file, visit)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // rotated meanwhile: its lines are in another file, at the latest the next time
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // rotated meanwhile: the next call finds its lines in another file
 			return fmt.Errorf("reading %s: %w", file, err)
 		}
 	}
@@ -110,19 +110,19 @@ func visitLog(file string, visit func(string, io.Reader) error) error {
 	return visit(file, log)
 }
 
-// Settle is how long an access line may come after the apiserver's record, on a machine
-// that is busy.
+// Settle is how much later than the apiserver's record an access line may be written, on a
+// busy machine.
 const Settle = 30 * time.Second
 
-// Traffic is what callers sent, and what of it went around the mesh.
+// Traffic has the requests of callers, and those of them that bypassed the mesh.
 type Traffic struct {
 	Requests []audit.Request
-	Lines    int // access lines of all agents, these callers' or not
+	Lines    int // access lines of all agents, for all callers
 	Leaked   []audit.Request
 }
 
 // Traffic compares the callers' requests up to now with the agents' access lines.
-// It reads those again for a while before it believes in a leak.
+// It reads the lines again for up to [Settle] before it reports a leak.
 func (c *Cluster) Traffic(ctx context.Context, of audit.Callers) (*Traffic, error) {
 	requests, err := c.Requests(of)
 	if err != nil {

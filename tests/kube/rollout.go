@@ -9,9 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// RolledOut says, as an error, what keeps a Deployment, StatefulSet or DaemonSet
-// from having all its pods updated and ready. The object needs a name only; it is
-// read anew. For use in [Until].
+// RolledOut returns an error unless all pods of a Deployment, StatefulSet or DaemonSet are
+// updated and ready. It reads the object, of which only the name is needed. Use it in [Until].
 func (c *Cluster) RolledOut(ctx context.Context, workload client.Object) error {
 	if err := c.Get(ctx, client.ObjectKeyFromObject(workload), workload); err != nil {
 		return err
@@ -21,7 +20,7 @@ func (c *Cluster) RolledOut(ctx context.Context, workload client.Object) error {
 	switch w := workload.(type) {
 	case *appsv1.Deployment:
 		observed, want, updated, ready = w.Status.ObservedGeneration, *w.Spec.Replicas, w.Status.UpdatedReplicas, w.Status.AvailableReplicas
-		updated -= w.Status.Replicas - w.Status.UpdatedReplicas // old ones must be gone
+		updated -= w.Status.Replicas - w.Status.UpdatedReplicas // old ones must be deleted
 	case *appsv1.StatefulSet:
 		observed, want, updated, ready = w.Status.ObservedGeneration, *w.Spec.Replicas, w.Status.UpdatedReplicas, w.Status.ReadyReplicas
 	case *appsv1.DaemonSet:
@@ -39,7 +38,7 @@ func (c *Cluster) RolledOut(ctx context.Context, workload client.Object) error {
 	return nil
 }
 
-// PodReady says whether a pod is running, ready and to stay.
+// PodReady reports whether a pod is running, ready and not terminating.
 func PodReady(pod *corev1.Pod) bool {
 	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
 		return false

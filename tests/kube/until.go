@@ -7,15 +7,14 @@ import (
 	"time"
 )
 
-// pause between two questions of Until: short at first, for what is nearly there.
+// pause is the time between two polls of Until: short at first.
 const (
 	minPause = 20 * time.Millisecond
 	maxPause = 500 * time.Millisecond
 )
 
-// Until calls cond until it returns nil. An error of cond says what is not yet as
-// it should be; the last one is returned if ctx ends first. A [Never] ends the
-// waiting at once.
+// Until calls cond until it returns nil. If ctx ends first, Until returns the last error of
+// cond. It returns at once if that is a [Never].
 func Until(ctx context.Context, what string, cond func(context.Context) error) error {
 	var last error
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
@@ -26,7 +25,7 @@ func Until(ctx context.Context, what string, cond func(context.Context) error) e
 		if never, ok := errors.AsType[neverError](err); ok {
 			return fmt.Errorf("waiting for %s: %w", what, never.error)
 		}
-		// A question cut off by the end of ctx says less than the answer before it.
+		// The error of a call that ctx interrupted says less than the error before it.
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
@@ -42,5 +41,5 @@ type neverError struct{ error }
 
 func (e neverError) Unwrap() error { return e.error }
 
-// Never marks an error that no waiting mends.
+// Never marks an error that is permanent.
 func Never(err error) error { return neverError{err} }

@@ -24,7 +24,7 @@ func TestUntil(t *testing.T) {
 	})
 }
 
-func TestUntilTellsTheLastAnswer(t *testing.T) {
+func TestUntilReturnsLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

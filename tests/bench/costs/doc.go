@@ -1,4 +1,4 @@
-// Command costs reads what `go test -bench` printed of package bpf's Connect and
-// agent/capture's Capture and Check, each run several times, from its standard
-// input. It prints the medians beside what they may cost and fails if one is over.
+// Command costs reads the output of `go test -bench` from its standard input: of package
+// bpf's Connect and agent/capture's Capture and Check, each run several times. It prints the
+// medians and their limits, and fails if one is above its limit.
 package main

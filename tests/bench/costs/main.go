@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// Limits of what capture may cost.
+// Limits of the cost of capture.
 const (
-	mostRatio     = 1.25 // of a captured pod's connect to a plain one on the loopback
+	mostRatio     = 1.25 // a captured pod's connect to a plain one on the loopback
 	mostMillis    = 5.0  // of the agent's processor time to capture a pod
 	ratioUnit     = "redirected-ratio"
 	openRatioUnit = "redirected-open-ratio"
@@ -35,7 +35,7 @@ func main() {
 // figures are the values of each unit of each benchmark, one for each run.
 type figures map[string]map[string][]float64
 
-// processors is what the testing package puts behind a benchmark's name.
+// processors matches the suffix that the testing package adds to a benchmark's name.
 var processors = regexp.MustCompile(`-\d+$`)
 
 func read(r io.Reader) (figures, error) {
@@ -50,7 +50,7 @@ func read(r io.Reader) (figures, error) {
 		if all[name] == nil {
 			all[name] = map[string][]float64{}
 		}
-		for pair := range slices.Chunk(fields[2:], 2) { // after the name and how often
+		for pair := range slices.Chunk(fields[2:], 2) { // after the name and the number of iterations
 			value, err := strconv.ParseFloat(pair[0], 64)
 			if err != nil || len(pair) != 2 {
 				return nil, fmt.Errorf("not a benchmark's result: %s", lines.Text())
@@ -61,7 +61,7 @@ func read(r io.Reader) (figures, error) {
 	return all, lines.Err()
 }
 
-// median is false if there is none.
+// median returns the median, and false if there are no values.
 func (f figures) median(name, unit string) (float64, bool) {
 	sorted := slices.Sorted(slices.Values(f[name][unit]))
 	if len(sorted) == 0 {
@@ -70,7 +70,7 @@ func (f figures) median(name, unit string) (float64, bool) {
 	return sorted[len(sorted)/2], true
 }
 
-// report prints the table and returns the limits that do not hold.
+// report prints the table and returns the limits that are exceeded.
 func report(w io.Writer, measured figures) (missed []string) {
 	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 	within := func(what string, value, limit float64, ok bool) string {

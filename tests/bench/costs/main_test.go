@@ -18,7 +18,7 @@ BenchmarkCheck/ebpf-2 	      30	  2.5 %core
 PASS
 `
 
-func TestMediansAreHeldToTheLimits(t *testing.T) {
+func TestMediansAboveLimitsFail(t *testing.T) {
 	for name, c := range map[string]struct {
 		printed string
 		missed  []string
@@ -39,7 +39,7 @@ func TestMediansAreHeldToTheLimits(t *testing.T) {
 	}
 }
 
-func TestResultsOfAnotherShapeAreRefused(t *testing.T) {
+func TestUnexpectedResultsFail(t *testing.T) {
 	_, err := read(strings.NewReader("BenchmarkConnect-2 50 some ns/op\n"))
 	require.Error(t, err)
 }

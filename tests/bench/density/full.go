@@ -34,7 +34,7 @@ type full struct {
 	namespace  string
 }
 
-// fill starts the pods and waits until the mesh says that all are served.
+// fill starts the pods and waits until the mesh reports that all are captured.
 func (f *full) fill(ctx context.Context) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "density-" + f.mode + "-"}}
 	if err := f.cluster.Create(ctx, ns); err != nil {
@@ -58,7 +58,7 @@ func (f *full) fill(ctx context.Context) error {
 	})
 }
 
-// empty removes the pods, and waits until the node has room again.
+// empty deletes the pods, and waits until the node has room again.
 func (f *full) empty(ctx context.Context) error {
 	if f.namespace == "" {
 		return nil
@@ -76,7 +76,7 @@ func (f *full) empty(ctx context.Context) error {
 	})
 }
 
-// agent is the process of the agent that is to stay.
+// agent returns the process of the agent that is not terminating.
 func (f *full) agent(ctx context.Context) (*process, error) {
 	var pods corev1.PodList
 	err := f.cluster.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.AgentName})
@@ -91,15 +91,15 @@ func (f *full) agent(ctx context.Context) (*process, error) {
 	return nil, fmt.Errorf("no agent on %s", f.node)
 }
 
-// enrolled is when the last pod was captured by the agent that started at since,
-// by the agent's own log.
+// enrolled returns when the agent that started at since captured the last pod, by the agent's
+// own log.
 func (f *full) enrolled(since time.Time) (last time.Time, err error) {
 	captured := map[string]bool{}
 	err = f.cluster.MeshLogs(kube.AgentName, func(_ string, log io.Reader) error {
 		lines := bufio.NewScanner(log)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			_, text, _ := strings.Cut(lines.Text(), " F ") // what the runtime writes before it
+			_, text, _ := strings.Cut(lines.Text(), " F ") // the container runtime's prefix
 			var line struct {
 				Time     time.Time
 				Msg, Pod string
@@ -122,7 +122,7 @@ func (f *full) enrolled(since time.Time) (last time.Time, err error) {
 	return last, err
 }
 
-// answered is when the last pod's watch was answered for the first time since then.
+// answered returns when the last pod's watch was first answered since then.
 func (f *full) answered(since time.Time) (last time.Time, err error) {
 	said, err := f.said(since)
 	if err != nil {
@@ -146,7 +146,7 @@ func (f *full) answered(since time.Time) (last time.Time, err error) {
 	return last, nil
 }
 
-// failed counts what the pods' watches met but answers and ends.
+// failed returns how often the pods' watches failed.
 func (f *full) failed(since time.Time) (int, error) {
 	said, err := f.said(since)
 	failed := 0
@@ -161,13 +161,13 @@ func (f *full) failed(since time.Time) (int, error) {
 	return failed, err
 }
 
-// line is what a watcher said.
+// line is a line of a watcher's log.
 type line struct {
 	at        time.Time
 	what, why string
 }
 
-// said is what the pods have said since then, from their logs on the node's disk.
+// said returns the pods' log lines since then, from the files on the node's disk.
 func (f *full) said(since time.Time) (map[string][]line, error) {
 	files, err := filepath.Glob(filepath.Join(f.cluster.Root, ".run", f.node, "pods", f.namespace+"_*", "watcher", "*.log"))
 	if err != nil {
@@ -196,7 +196,7 @@ func (f *full) said(since time.Time) (map[string][]line, error) {
 	return said, nil
 }
 
-// roll replaces the agent as an upgrade does, and calls look until that is done.
+// roll replaces the agent, as an upgrade does, and calls look until the rollout is complete.
 func (f *full) roll(ctx context.Context, look func()) error {
 	if _, err := f.cluster.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName); err != nil {
 		return err

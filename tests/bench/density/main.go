@@ -13,13 +13,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// What must hold on a node with 110 captured pods.
+// Limits on a node with 110 captured pods.
 const (
 	enrolledWithin = 2 * time.Second
 	mostMemory     = 150e6
 )
 
-// patience is for what a busy machine takes to start, or end, a node full of pods.
+// patience is how long a busy machine may take to start, or stop, a node full of pods.
 const patience = 15 * time.Minute
 
 func main() {
@@ -60,11 +60,11 @@ func run(ctx context.Context, pods int, node string, modes []string) (held bool,
 	return held, nil
 }
 
-// figures are what was measured of one mode.
+// figures are the results of one capture mode.
 type figures struct {
-	enrolled, answered time.Duration // since the start of the process that followed the killed one
+	enrolled, answered time.Duration // since the start of the process after the killed one
 	idle               memory
-	handover, rollout  time.Duration // the pods' part, since the process's start; all of it
+	handover, rollout  time.Duration // of the pods, since the process's start; of the whole rollout
 	peakOld, peakNew   int64
 	failed             int // requests during the roll-out
 }

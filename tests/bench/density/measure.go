@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	settle = 10 * time.Second // before an agent that has just started is disturbed
-	idle   = 30 * time.Second // before its memory is read
+	settle = 10 * time.Second // wait before disturbing an agent that has just started
+	idle   = 30 * time.Second // wait before reading its memory
 )
 
 func measure(ctx context.Context, f *full) (out figures, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	defer func() { // what follows needs the room, and an interrupted run leaves nothing
+	defer func() { // the next mode needs the room, and an interrupted run leaves no pods
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		err = errors.Join(err, f.empty(ctx))
@@ -47,7 +47,7 @@ func measure(ctx context.Context, f *full) (out figures, err error) {
 	return out, nil
 }
 
-// measureStart kills the agent and looks at the next one.
+// measureStart kills the agent and measures the next one.
 func (f *full) measureStart(ctx context.Context, out *figures) error {
 	before, err := f.agent(ctx)
 	if err != nil {
@@ -68,7 +68,7 @@ func (f *full) measureStart(ctx context.Context, out *figures) error {
 	return err
 }
 
-// measureHandover replaces the agent and looks at both.
+// measureHandover replaces the agent and measures both.
 func (f *full) measureHandover(ctx context.Context, out *figures) error {
 	before, err := f.agent(ctx)
 	if err != nil {

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentProgram is what the kernel calls the agent.
+// agentProgram is the agent's process name.
 const agentProgram = "ctrlmesh-agent"
 
-// process is an agent's, as this machine sees it.
+// process is the process of an agent on this machine.
 type process struct {
 	pid     int
 	started time.Time
 }
 
-// memory is in bytes.
+// memory is a process's memory in bytes.
 type memory struct{ resident, file, peak int64 }
 
 // agentProcess finds the agent of a pod, by the pod's uid.
@@ -49,14 +49,14 @@ func agentProcess(uid string) (*process, error) {
 	return nil, fmt.Errorf("no process of pod %s", uid)
 }
 
-// startTime is when a process began, to a hundredth of a second: the kernel
-// tells it in its ticks of 10 ms since boot.
+// startTime returns when a process started. The resolution is 10 ms: the kernel counts ticks
+// of 10 ms since boot.
 func startTime(dir string) (time.Time, error) {
 	stat, err := os.ReadFile(dir + "/stat")
 	if err != nil {
 		return time.Time{}, err
 	}
-	_, after, _ := strings.Cut(string(stat), ") ") // the 3rd field follows, the 22nd is wanted
+	_, after, _ := strings.Cut(string(stat), ") ") // after begins with the 3rd field; the start time is the 22nd
 	fields := strings.Fields(after)
 	if len(fields) < 20 {
 		return time.Time{}, fmt.Errorf("%s/stat is not as expected", dir)
@@ -72,7 +72,7 @@ func startTime(dir string) (time.Time, error) {
 	return time.Now().Add(time.Duration(ticks)*10*time.Millisecond - time.Duration(up.Nano())), nil
 }
 
-// kill ends the process at once and waits until it is gone.
+// kill kills the process and waits until it has exited.
 func (p *process) kill() error {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {

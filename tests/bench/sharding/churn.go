@@ -20,24 +20,24 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// quietFor is how long nobody may write before a measurement begins.
+// quietFor is the time without writes before a measurement begins.
 const quietFor = 3 * time.Second
 
-// churn changes objects and sees them reconciled. A change is the time at which it
-// was sent, and the operator repeats that in the status.
+// churn changes objects and watches until they are reconciled. A change contains its time,
+// which the operator copies to the status.
 type churn struct {
 	client  client.Client
-	random  *rand.Rand // alike in every run
+	random  *rand.Rand // the same in every run
 	objects []types.NamespacedName
 	next    int
 
 	mu      sync.Mutex
-	wrote   time.Time                          // when anybody did last
+	wrote   time.Time                          // time of the last write by any client
 	waiting map[types.NamespacedName]time.Time // changes that are not reconciled
 	took    []time.Duration
 }
 
-// newChurn watches until ctx ends.
+// newChurn starts a watch until ctx ends.
 func (b *bench) newChurn(ctx context.Context) (*churn, error) {
 	c := &churn{client: b.Client, random: rand.New(rand.NewPCG(1, 1)), wrote: time.Now(), waiting: map[types.NamespacedName]time.Time{}}
 	informers, err := cache.New(b.Config, cache.Options{Scheme: b.Scheme()})
@@ -54,7 +54,7 @@ func (b *bench) newChurn(ctx context.Context) (*churn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watching the objects: %w", err)
 	}
-	go func() { _ = informers.Start(ctx) }() // it fails only if started twice
+	go func() { _ = informers.Start(ctx) }() // fails only if started twice
 	if !toolscache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
 		return nil, fmt.Errorf("listing the objects: %w", context.Cause(ctx))
 	}
@@ -82,7 +82,7 @@ func (c *churn) saw(t *tallyv1.Tally, now time.Time) {
 
 func say(t time.Time) string { return strconv.FormatInt(t.UnixNano(), 10) }
 
-// quiet waits until nobody has written for a while.
+// quiet waits until there was no write for quietFor.
 func (c *churn) quiet(ctx context.Context) error {
 	return until(ctx, "the operator to have nothing to do", func(context.Context) error {
 		c.mu.Lock()
@@ -94,7 +94,7 @@ func (c *churn) quiet(ctx context.Context) error {
 	})
 }
 
-// latencies are from a change being sent to its being read in a status, sorted.
+// latencies are the times from sending a change to reading it in a status, sorted.
 type latencies []time.Duration
 
 func (l latencies) percentile(p int) time.Duration {
@@ -104,10 +104,10 @@ func (l latencies) percentile(p int) time.Duration {
 	return l[(len(l)*p+99)/100-1]
 }
 
-// run changes objects at a rate, at random times as of many users, and waits until
-// all changes are reconciled.
+// run changes objects at a rate, at random times like many users, and waits until all changes
+// are reconciled.
 func (c *churn) run(ctx context.Context, rate float64, lasts time.Duration) (latencies, error) {
-	c.took = nil // nothing is waited for
+	c.took = nil // no change is pending
 	group, sending := errgroup.WithContext(ctx)
 	begin := time.Now()
 	for at := time.Duration(0); at < lasts; at += time.Duration(c.random.ExpFloat64() / rate * float64(time.Second)) {
@@ -144,7 +144,7 @@ func (c *churn) run(ctx context.Context, rate float64, lasts time.Duration) (lat
 	return c.took, err
 }
 
-// choose is the next object, but for those that are still waited for.
+// choose returns the next object that has no pending change.
 func (c *churn) choose() (types.NamespacedName, time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -73,7 +73,7 @@ func (o *options) parse(list string) error {
 	return nil
 }
 
-// bench is the cluster, and what is measured on it.
+// bench is the cluster and the results.
 type bench struct {
 	*kube.Cluster
 	options
@@ -103,12 +103,12 @@ func run(ctx context.Context, o options) (missed []string, err error) {
 	return missed, nil
 }
 
-// progress goes where it does not disturb the tables.
+// progress prints to stderr, apart from the tables.
 func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 }
 
-// until waits for as long as a busy machine may take.
+// until polls a condition for as long as a busy machine may take.
 func until(ctx context.Context, what string, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("it has had 5 minutes"))
 	defer cancel()

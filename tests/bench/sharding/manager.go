@@ -24,20 +24,20 @@ const (
 	tenantShards = 5
 	tenantHome   = "bench-tenants"
 
-	fillFor    = 5 * time.Minute // what is not made by then is done without
+	fillFor    = 5 * time.Minute // objects not created by then are omitted
 	balanceFor = 4 * time.Minute
 )
 
-// crowd is what the manager has to say of so many divided objects.
+// crowd is the measurement of the manager with a number of sharded objects.
 type crowd struct {
-	objects     int64   // as it counted them
+	objects     int64   // by the manager's count
 	first, skew float64 // heaviest shard over the mean, once they had been counted and after balancing
 	live        float64 // bytes of its heap
 }
 
-// manager measures its memory with few and with many divided objects, and how
-// evenly a root divides them: its shards are cut when there are few, and moved when
-// there are many more in some of the namespaces.
+// manager measures the manager's memory with few and with many sharded objects, and how
+// evenly a root divides them. The shards are first cut when there are few, and then balanced
+// when some of the namespaces have many more.
 func (b *bench) manager(ctx context.Context) ([]string, error) {
 	before := load()
 	namespaces, err := b.makeNamespaces(ctx, "tenant-%04d", tenants)
@@ -66,8 +66,8 @@ func (b *bench) manager(ctx context.Context) ([]string, error) {
 	return reportManager(first, last, before), nil
 }
 
-// fill makes about n ConfigMaps: a namespace has as many as go by its rank, one over
-// its square root. It returns how many there was time for.
+// fill creates about n ConfigMaps: the number in a namespace is proportional to one over the
+// square root of its rank. It returns how many it created in time.
 func (b *bench) fill(ctx context.Context, namespaces []string, n int) (made int64, err error) {
 	progress("making %d objects", n)
 	sum := 0.0
@@ -79,7 +79,7 @@ func (b *bench) fill(ctx context.Context, namespaces []string, n int) (made int6
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(creators)
 	for i, ns := range namespaces {
-		rank := i * 617 % len(namespaces) // like names do not have like ranks
+		rank := i * 617 % len(namespaces) // similar names do not have similar ranks
 		for range int(math.Ceil(float64(n) / sum / math.Sqrt(float64(rank+1)))) {
 			group.Go(func() error {
 				if time.Since(begin) > fillFor {
@@ -94,7 +94,7 @@ func (b *bench) fill(ctx context.Context, namespaces []string, n int) (made int6
 	return count.Load(), err
 }
 
-// divide makes a root of the ConfigMaps, and members that do nothing.
+// divide creates a root of the ConfigMaps, and members that do nothing.
 func (b *bench) divide(ctx context.Context) error {
 	home := metav1.ObjectMeta{Namespace: tenantHome, Name: operatorName}
 	root := &meshv1alpha1.ShardingConfig{ObjectMeta: home, Spec: meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
@@ -122,7 +122,7 @@ func (b *bench) divide(ctx context.Context) error {
 	return b.create(ctx, set)
 }
 
-// restartManager has all its processes follow.
+// restartManager restarts all replicas.
 func (b *bench) restartManager(ctx context.Context) error {
 	progress("restarting the manager")
 	if _, err := b.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "restart", "deployment/"+kube.ManagerName); err != nil {
@@ -133,8 +133,8 @@ func (b *bench) restartManager(ctx context.Context) error {
 	})
 }
 
-// look waits until the manager has counted the objects, and some time for it to
-// balance them. The manager is a new one: it counts at once, and has done nothing else.
+// look waits until the manager has counted the objects, and some time until it has balanced
+// them. The manager was restarted: it counts at once, and has done nothing else.
 func (b *bench) look(ctx context.Context, objects int64) (c crowd, err error) {
 	if err := b.restartManager(ctx); err != nil {
 		return c, err
@@ -161,7 +161,7 @@ func (b *bench) look(ctx context.Context, objects int64) (c crowd, err error) {
 	c.first = c.skew
 	patient, cancel := context.WithTimeout(ctx, balanceFor)
 	defer cancel()
-	_ = kube.Until(patient, "balance", func(ctx context.Context) error { // if it does not come, the skew will tell
+	_ = kube.Until(patient, "balance", func(ctx context.Context) error { // if there is none, the skew shows it
 		if err := read(ctx); err != nil {
 			return err
 		}

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// padding makes an object worth caching.
+	// padding makes the cached objects large enough to measure.
 	padding  = 4 << 10
 	creators = 32
 	warmUp   = 3 * time.Second
 )
 
-// Throughput is what an operator gets done that is bound by how many objects it
-// works at, not by two cores: one at a time, each for a while.
+// Throughput is measured with an operator that is bound by its concurrency, not by the
+// machine's two cores: it works on one object at a time, each for a while.
 const (
 	wait    = 100 * time.Millisecond
 	mostP90 = 600 * time.Millisecond // the latency at which throughputs are compared
@@ -33,23 +33,23 @@ const (
 	tries   = 4
 )
 
-// result is what was measured of a setting.
+// result is the measurement of a setting.
 type result struct {
 	*setting
-	used       []usage // for a reconcile, in each round
-	idle       []usage // for a second in which nothing changes
+	used       []usage // per reconcile, in each round
+	idle       []usage // per second without changes
 	took       latencies
 	live       []share
 	throughput float64 // changes a second
 	at         latencies
 }
 
-// share is a pod's part of the objects, and what its cache takes.
+// share is a pod's part of the objects, and the size of its cache.
 type share struct{ of, bytes float64 }
 
 // operator measures the operator in all settings, which take turns.
 func (b *bench) operator(ctx context.Context) ([]string, error) {
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} { // the last lets the mesh count the objects
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} { // the last permits the mesh to count the objects
 		if err := b.ApplyPath(ctx, operatorDeploy+file); err != nil {
 			return nil, err
 		}
@@ -71,7 +71,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 	if err := b.makeTallies(ctx, namespaces); err != nil {
 		return nil, err
 	}
-	for _, r := range results[1:] { // their first cuts are by the objects that there are
+	for _, r := range results[1:] { // their first cuts depend on the existing objects
 		if err := r.make(ctx); err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 	return b.report(results, before), nil
 }
 
-// empty is the live heap of an operator that caches nothing.
+// empty returns the live heap of an operator that caches nothing.
 func (r *result) empty(ctx context.Context) (float64, error) {
 	if err := r.make(ctx); err != nil {
 		return 0, err
@@ -111,13 +111,13 @@ func (r *result) empty(ctx context.Context) (float64, error) {
 	return bytes, r.stop(ctx)
 }
 
-// turn is one turn of a setting; only in the last all is measured.
+// turn runs one turn of a setting; only the last turn measures everything.
 func (r *result) turn(ctx context.Context, c *churn, namespaces []string, empty float64, last bool) error {
 	if err := r.start(ctx); err != nil {
 		return err
 	}
-	// Changes in all shards are reconciled when all lead; then they have seen to all the
-	// other objects when nobody writes any more.
+	// Changes in all shards are reconciled when all shards have leaders; when writes stop, the
+	// leaders have reconciled all other objects.
 	if _, err := c.run(ctx, r.rate, warmUp); err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (r *result) turn(ctx context.Context, c *churn, namespaces []string, empty 
 	return r.stop(ctx)
 }
 
-// caches measures what each pod's cache takes.
+// caches measures the size of each pod's cache.
 func (r *result) caches(ctx context.Context, namespaces []string, empty float64) error {
 	shares, err := r.shares(ctx, namespaces)
 	if err != nil {
@@ -180,11 +180,11 @@ func (r *result) most(ctx context.Context, c *churn) error {
 	if err := c.quiet(ctx); err != nil {
 		return err
 	}
-	low, high := 0.0, float64(r.shards)/wait.Seconds() // if to write took no time
+	low, high := 0.0, float64(r.shards)/wait.Seconds() // if writing took no time
 	for range tries {
 		rate := low + (high-low)*2/3
 		took, err := c.run(ctx, rate, tryFor)
-		if err == nil && took.percentile(90) > mostP90 { // what else the machine does may have been why
+		if err == nil && took.percentile(90) > mostP90 { // other load of the machine may be the cause
 			took, err = c.run(ctx, rate, tryFor)
 		}
 		if err != nil {
@@ -201,7 +201,7 @@ func (r *result) most(ctx context.Context, c *churn) error {
 	return nil
 }
 
-// makeNamespaces makes n, and returns their names.
+// makeNamespaces creates n namespaces and returns their names.
 func (b *bench) makeNamespaces(ctx context.Context, format string, n int) (names []string, err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(creators)
@@ -229,7 +229,7 @@ func (b *bench) makeTallies(ctx context.Context, namespaces []string) error {
 	return group.Wait()
 }
 
-// create makes objects.
+// create creates objects.
 func (b *bench) create(ctx context.Context, objects ...client.Object) error {
 	for _, obj := range objects {
 		if err := b.Create(ctx, obj); err != nil {

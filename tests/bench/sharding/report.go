@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// What must hold.
+// Limits of ratios.
 const (
 	mostCPU     = 1.05 // of 5 shards and that of one, of 5 parts by hand and that of the whole
 	mostCache   = 1.15 // of a shard, of its part of the unsharded one
@@ -16,7 +16,7 @@ const (
 	mostSkew    = 1.10
 )
 
-// limits collects what does not hold.
+// limits collects the limits that are exceeded.
 type limits []string
 
 func (l *limits) within(what string, value, limit float64) string {
@@ -27,8 +27,8 @@ func (l *limits) within(what string, value, limit float64) string {
 	return fmt.Sprintf("<= %.2f MISSED", limit)
 }
 
-// report prints what was measured of the operator: first the settings off the mesh,
-// then that of one shard, then the others.
+// report prints the results of the operator: first the settings off the mesh, then that of
+// one shard, then the others.
 func (b *bench) report(results []*result, before string) []string {
 	var missed limits
 	off, hand, one := results[0], results[1], results[2]
@@ -39,7 +39,7 @@ func (b *bench) report(results []*result, before string) []string {
 		slices.Sort(r.took)
 		limit := ""
 		if r.shards == 5 {
-			// To divide an operator costs, whoever does it. What the mesh adds to that is limited.
+			// Dividing an operator has a cost without the mesh, too. The limit is on what the mesh adds.
 			limit = missed.within(fmt.Sprintf("CPU of %s, less what dividing costs", r), r.costBeside(one)/hand.costBeside(off), mostCPU)
 			limit += fmt.Sprintf(" (%.2f)", r.costBeside(one)/hand.costBeside(off))
 		}
@@ -77,7 +77,7 @@ func (b *bench) report(results []*result, before string) []string {
 	return missed
 }
 
-// cost is what the operator takes, with what it takes of the mesh if it is on it.
+// cost is the usage of the operator, and of the mesh if the operator is on it.
 func (r *result) cost(u usage) time.Duration {
 	if r.shards == 0 {
 		return u.operator
@@ -94,8 +94,8 @@ func median(rounds []usage, of func(usage) time.Duration) float64 {
 	return middle(values)
 }
 
-// costBeside is the median of the ratios within the same round: what else the
-// machine does makes a reconcile dearer, and changes less within one.
+// costBeside returns the median of the ratios within the same round: other load of the machine
+// makes a reconcile more expensive, and changes less within a round.
 func (r *result) costBeside(other *result) float64 {
 	var values []float64
 	for i, u := range r.used {
@@ -126,7 +126,7 @@ func reportManager(few, many crowd, before string) []string {
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// load is how many processes want a core, averaged over one, five and fifteen minutes.
+// load returns the load averages over one, five and fifteen minutes.
 func load() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(b))[:3], " ")

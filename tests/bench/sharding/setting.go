@@ -28,15 +28,15 @@ const (
 
 var operatorLabels = client.MatchingLabels{"app": operatorName}
 
-// setting is a way to run the operator, in a namespace of its own. Its pods run
-// only while it has its turn.
+// setting is a configuration of the operator, in a namespace of its own. Its pods run only
+// during its turn.
 type setting struct {
 	*bench
 	shards int32 // 0: one pod that is not on the mesh
-	byHand int32 // pods that are not on the mesh either, of which each is told its part of the objects
+	byHand int32 // pods outside the mesh, each configured with its part of the objects
 }
 
-// byHand are as many parts as the objects have labels for.
+// byHand is the number of parts for which the objects have labels.
 const (
 	byHand    = 5
 	partLabel = "bench.ctrlmesh.io/part"
@@ -63,7 +63,7 @@ func (s *setting) namespace() string {
 
 func (s *setting) pods() int32 { return max(1, s.shards, s.byHand) }
 
-// make makes all but pods.
+// make creates all objects of the setting except pods.
 func (s *setting) make(ctx context.Context) error {
 	home := metav1.ObjectMeta{Namespace: s.namespace(), Name: operatorName}
 	set, err := s.statefulSet(home)
@@ -98,7 +98,7 @@ func (s *setting) make(ctx context.Context) error {
 	return s.observed(ctx, home.Namespace)
 }
 
-// statefulSet is the operator's own, but for where it runs, and without pods.
+// statefulSet returns the operator's StatefulSet, in the setting's namespace and without pods.
 func (s *setting) statefulSet(home metav1.ObjectMeta) (*appsv1.StatefulSet, error) {
 	text, err := os.ReadFile(filepath.Join(s.Root, operatorDeploy, "statefulset.yaml"))
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *setting) start(ctx context.Context, flags ...string) error {
 	})
 }
 
-// stop ends them.
+// stop stops the operator's pods.
 func (s *setting) stop(ctx context.Context) error {
 	if err := s.edit(ctx, func(set *appsv1.StatefulSet) { set.Spec.Replicas = new(int32(0)) }); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (s *setting) edit(ctx context.Context, change func(*appsv1.StatefulSet)) er
 	})
 }
 
-// shares is which part of some namespaces is each pod's.
+// shares returns each pod's part of some namespaces.
 func (s *setting) shares(ctx context.Context, namespaces []string) (map[string]float64, error) {
 	if s.shards == 0 {
 		shares := map[string]float64{}
@@ -201,8 +201,7 @@ func (s *setting) shares(ctx context.Context, namespaces []string) (map[string]f
 	return out, nil
 }
 
-// observed waits until the manager has seen a root: a pod made before would be
-// nobody's member.
+// observed waits until the manager has seen a root: a pod created before would be in no shard.
 func (b *bench) observed(ctx context.Context, namespace string) error {
 	return until(ctx, "the manager to see the root", func(ctx context.Context) error {
 		root := &meshv1alpha1.ShardingConfig{}
@@ -216,7 +215,7 @@ func (b *bench) observed(ctx context.Context, namespace string) error {
 	})
 }
 
-// settled is a root whose members are all there and have nothing to hand over.
+// settled returns a root, and an error unless it has all members and no handover.
 func (b *bench) settled(ctx context.Context, namespace string, members int32) (*meshv1alpha1.ShardingConfig, error) {
 	root := &meshv1alpha1.ShardingConfig{}
 	if err := b.Get(ctx, client.ObjectKey{Namespace: namespace, Name: operatorName}, root); err != nil {

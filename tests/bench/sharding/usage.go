@@ -40,7 +40,7 @@ func (u usage) over(n int) usage {
 	return usage{each(u.operator), each(u.agents), each(u.manager), each(u.apiserver)}
 }
 
-// used is what all have used so far, in pods that run.
+// used returns the usage of all running pods so far.
 func (b *bench) used(ctx context.Context, namespace string) (u usage, err error) {
 	for _, of := range []struct {
 		to     *time.Duration
@@ -67,7 +67,7 @@ func (b *bench) used(ctx context.Context, namespace string) (u usage, err error)
 	return u, err
 }
 
-// idle is what all use in a second in which nobody changes anything.
+// idle returns the usage of all per second without changes.
 func (b *bench) idle(ctx context.Context, namespace string) (usage, error) {
 	before, err := b.used(ctx, namespace)
 	if err != nil {
@@ -82,7 +82,7 @@ func (b *bench) idle(ctx context.Context, namespace string) (usage, error) {
 	return after.minus(before).over(int(idleFor / time.Second)), err
 }
 
-// ofGroup is what a pod has used, by its control group, which has its uid in its name.
+// ofGroup returns the usage of a pod, by its cgroup, whose name contains the pod's uid.
 func ofGroup(uid string) (used time.Duration, err error) {
 	root := "/sys/fs/cgroup/cpuacct"
 	if _, err := os.Stat(root); err != nil {
@@ -91,7 +91,7 @@ func ofGroup(uid string) (used time.Duration, err error) {
 	found := errors.New("no control group")
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() || !strings.Contains(d.Name(), uid) {
-			return nil // others' groups come and go
+			return nil // other cgroups are created and removed meanwhile
 		}
 		used, found = ofPath(path)
 		return fs.SkipAll
@@ -114,7 +114,7 @@ func ofPath(group string) (time.Duration, error) {
 	return time.Duration(n) * unit, err
 }
 
-// ofUnit is what a component of tests/cluster has used.
+// ofUnit returns the usage of a component of tests/cluster.
 func ofUnit(root, name string) (time.Duration, error) {
 	text, err := os.ReadFile(filepath.Join(root, ".run", "units", name))
 	if err != nil {
@@ -124,21 +124,21 @@ func ofUnit(root, name string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	var t unix.Timespec // of the process's CPU clock, as clock_getcpuclockid(3) names it
+	var t unix.Timespec // of the process's CPU clock; see clock_getcpuclockid(3)
 	if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
 		return 0, fmt.Errorf("processor time of %s: %w", name, err)
 	}
 	return time.Duration(t.Nano()), nil
 }
 
-// What Go's collector of metrics tells.
+// Metrics of Go's collector.
 const (
-	liveBytes = "go_gc_heap_live_bytes" // what the last collection found in use
+	liveBytes = "go_gc_heap_live_bytes" // in use at the last garbage collection
 	cycles    = "go_gc_cycles_total_gc_cycles_total"
 )
 
-// live is how much of a pod's heap is in use, by a collection that began after the
-// call: the second that ends. To be asked for metrics makes the garbage for it.
+// live returns how much of a pod's heap is in use, by a garbage collection that began after the
+// call: the second that ends. Reading metrics allocates the garbage for it.
 func (b *bench) live(ctx context.Context, namespace, pod string) (bytes float64, err error) {
 	first := -1.0
 	err = until(ctx, "two collections of "+pod, func(ctx context.Context) error {

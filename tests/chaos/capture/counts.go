@@ -27,7 +27,7 @@ type counts struct {
 	starts     int      // pods whose first instruction was a request that succeeded
 	leaked     int      // requests of members under Closed that bypassed the mesh
 	kills      int
-	unsharded  int // requests and responses beyond the shard, of members under Closed while agents were killed
+	unsharded  int // requests and responses outside the shard, of members under Closed while agents were killed
 	recoveries []time.Duration
 	upgrades   int
 	failed     int // requests during upgrades

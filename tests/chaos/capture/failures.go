@@ -62,7 +62,7 @@ func (s *suite) failures(ctx context.Context) error {
 	}
 	leaked, err := s.fleet.Leaks(ctx, requests, cuts)
 	s.counts.leaked += len(leaked)
-	s.Logf("  of %d requests of members under Closed %d went around the mesh", len(requests), len(leaked))
+	s.Logf("  of %d requests of members under Closed %d bypassed the mesh", len(requests), len(leaked))
 	return err
 }
 

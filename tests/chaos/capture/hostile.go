@@ -58,7 +58,7 @@ func (s *suite) hostile(ctx context.Context) error {
 		return err
 	}
 	if len(leaked) > 0 {
-		s.Doubt("hostile: %d requests of the intruder went around the mesh", len(leaked))
+		s.Doubt("hostile: %d requests of the intruder bypassed the mesh", len(leaked))
 	}
 	return s.fleet.WaitServed(ctx, time.Now())
 }

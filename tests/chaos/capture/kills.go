@@ -58,7 +58,7 @@ func (s *suite) kills(ctx context.Context) error {
 	return s.judgeClosed(ctx, begun, k.killed)
 }
 
-// judgeClosed counts what members under Closed got beyond their shard, and which of their
+// judgeClosed counts what members under Closed got from outside their shard, and which of their
 // requests bypassed the mesh.
 func (s *suite) judgeClosed(ctx context.Context, begun harness.Mark, killed []time.Time) error {
 	members := s.fleet.Under(fleet.Closed)
@@ -74,7 +74,7 @@ func (s *suite) judgeClosed(ctx context.Context, begun harness.Mark, killed []ti
 		return err
 	}
 	s.counts.unsharded += len(leaked)
-	s.Logf("  of %d requests of members under Closed %d went around the mesh", requests, len(leaked))
+	s.Logf("  of %d requests of members under Closed %d bypassed the mesh", requests, len(leaked))
 	return nil
 }
 

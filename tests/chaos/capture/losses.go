@@ -95,7 +95,7 @@ func (s *suite) losses(ctx context.Context) error {
 			continue
 		}
 		s.counts.repaired++
-		s.Logf("  %s on %s: mended after %v", kind.name, node, took.Round(10*time.Millisecond))
+		s.Logf("  %s on %s: repaired after %v", kind.name, node, took.Round(10*time.Millisecond))
 	}
 	if err := s.fleet.WaitServed(ctx, time.Now()); err != nil {
 		return err

@@ -71,7 +71,7 @@ func (s *suite) startKeepers(ctx context.Context, home string) error {
 		}
 		for _, mode := range fleet.Modes {
 			if got := captured["keeper-"+mode]; got != mode {
-				return fmt.Errorf("who asked for %s is captured by %q", mode, got)
+				return fmt.Errorf("the pod for mode %s is captured by %q", mode, got)
 			}
 			s.counts.captured(mode)
 		}
@@ -130,7 +130,7 @@ func (s *suite) startBatch(ctx context.Context, home, owns string, from, to int)
 	return awaited
 }
 
-// awaitStarters waits until all starters have succeeded. It returns them also beside an error.
+// awaitStarters waits until all starters have succeeded. It returns them even with an error.
 func (s *suite) awaitStarters(ctx context.Context, home string) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	err := s.Until(ctx, "the pods to be answered", func(ctx context.Context) error {

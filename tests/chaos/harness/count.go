@@ -12,7 +12,7 @@ type Count struct {
 	Parts   []string // that take the count
 	Value   string
 	OK      bool
-	Details []string // printed beside the result, whichever parts ran
+	Details []string // printed with the result, whichever parts ran
 }
 
 // Number returns a count of n. The named parts take it.

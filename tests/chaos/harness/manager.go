@@ -14,7 +14,7 @@ import (
 )
 
 // WithoutManager stops all managers, and returns a function that restores them. The caller must
-// call it unless it is nil, also beside an error.
+// call it unless it is nil, even with an error.
 func (w *World) WithoutManager(ctx context.Context) (restore func() error, err error) {
 	m := Manager()
 	if err := w.Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {

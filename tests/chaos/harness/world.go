@@ -86,8 +86,8 @@ func (w *World) MeshReady(ctx context.Context) error {
 	return nil
 }
 
-// Close stops reading logs and deletes the namespaces of the run. It does not wait until they
-// are gone.
+// Close stops reading logs and deletes the namespaces of the run. It does not wait for the
+// deletion.
 func (w *World) Close() {
 	w.stopAccess()
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
@@ -97,7 +97,7 @@ func (w *World) Close() {
 	}
 }
 
-// sweep deletes the namespaces of an interrupted run and waits until they are gone.
+// sweep deletes the namespaces of an interrupted run and waits for the deletion.
 func (w *World) sweep(ctx context.Context) error {
 	if err := w.remove(ctx); err != nil {
 		return err

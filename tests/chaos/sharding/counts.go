@@ -26,7 +26,7 @@ const (
 	maxFailover   = 5 * time.Second
 )
 
-// counts are the counts of the suite beside those of its operators.
+// counts are the counts of the suite, in addition to those of its operators.
 type counts struct {
 	kills      int
 	partitions int

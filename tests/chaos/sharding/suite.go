@@ -50,7 +50,7 @@ func (s *suite) run(ctx context.Context, part string, spec meshv1alpha1.Sharding
 	})
 }
 
-// start starts the operator. If it returns one, also beside an error, the caller must Remove it.
+// start starts the operator. If it returns one, even with an error, the caller must Remove it.
 func (s *suite) start(ctx context.Context, part string, spec meshv1alpha1.ShardingConfigSpec) (*shardedOperator, error) {
 	o, err := s.Start(ctx, part, spec)
 	if o == nil {

@@ -18,7 +18,7 @@ const (
 	maxRSS        = 16e6 // of about 57 MB; garbage makes runs differ by -0.5 to 4.3 MB
 )
 
-// counts are the counts of the suite beside those of its operator.
+// counts are the counts of the suite, in addition to those of its operator.
 type counts struct {
 	injected  map[string]int // faults by kind
 	restarts  int            // of the operator's processes that lost their locks

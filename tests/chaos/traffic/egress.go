@@ -154,7 +154,7 @@ func (o *egressTest) waitVisits(ctx context.Context, host, what string, is func(
 		}
 		for _, kind := range []string{"http", "kept", "https"} {
 			if seen[kind] < minVisits {
-				return fmt.Errorf("%s was heard %d times; the last: %s", kind, seen[kind], last)
+				return fmt.Errorf("%s was received %d times; the last: %s", kind, seen[kind], last)
 			}
 		}
 		return nil

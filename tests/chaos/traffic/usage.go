@@ -71,7 +71,7 @@ func (s *suite) usages(ctx context.Context) (map[string]usage, error) {
 // waitAtRest waits until the usage of the agents no longer falls, and returns it: idle
 // connections are closed some time after their last request.
 func (s *suite) waitAtRest(ctx context.Context) (start map[string]usage, err error) {
-	err = s.Until(ctx, "the agents to come to rest", func(ctx context.Context) error {
+	err = s.Until(ctx, "the usage of the agents to stop falling", func(ctx context.Context) error {
 		before := start
 		if start, err = s.usages(ctx); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (s *suite) checkUsage(ctx context.Context, start map[string]usage) error {
 	begun := time.Now()
 	var more usage
 	var read bool
-	err := s.Until(ctx, "the agents to hold as much as at the start", func(ctx context.Context) error {
+	err := s.Until(ctx, "the usage of the agents to be as at the start", func(ctx context.Context) error {
 		now, err := s.usages(ctx)
 		if err != nil {
 			return err
@@ -113,7 +113,7 @@ func (s *suite) checkUsage(ctx context.Context, start map[string]usage) error {
 			more, first, read = more.highest(d), false, true
 		}
 		if !more.withinBounds() {
-			return fmt.Errorf("they hold more: %v", more)
+			return fmt.Errorf("it is higher: %v", more)
 		}
 		return nil
 	})

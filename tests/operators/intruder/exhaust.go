@@ -15,8 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// exhaustions are what each of many workers does without end to a server that it needs
-// no right to connect to.
+// exhaustions are attacks that many workers repeat on a server to which any pod may connect.
 var exhaustions = map[string]func(ctx context.Context, to *url.URL, keep func(io.Closer)) error{
 	"stalled": stalledHeads,
 	"idle":    idle,
@@ -27,7 +26,7 @@ var exhaustions = map[string]func(ctx context.Context, to *url.URL, keep func(io
 	"streams": anonymousStreams,
 }
 
-// exhaust attacks all the servers. That they held is for those to say who depend on them.
+// exhaust attacks all the servers. Their other clients show whether they withstood it.
 func exhaust(ctx context.Context, kind string, targets []string) (verdict, error) {
 	attack := exhaustions[kind]
 	if attack == nil {
@@ -46,7 +45,7 @@ func exhaust(ctx context.Context, kind string, targets []string) (verdict, error
 	})
 }
 
-// open connects to a server, by TLS if its scheme says so.
+// open connects to a server, by TLS if its scheme is https.
 func open(ctx context.Context, to *url.URL, protocol string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", to.Host)
 	if err != nil {
@@ -75,7 +74,7 @@ func write(ctx context.Context, to *url.URL, keep func(io.Closer), text string) 
 	return err
 }
 
-// idle opens connections, without TLS, and nothing more.
+// idle opens connections, without TLS, and sends nothing.
 func idle(ctx context.Context, to *url.URL, keep func(io.Closer)) error {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", to.Host)
 	if err == nil {
@@ -89,22 +88,22 @@ func stalledHeads(ctx context.Context, to *url.URL, keep func(io.Closer)) error 
 	return write(ctx, to, keep, "GET "+to.Path+" HTTP/1.1\r\nHost: x\r\nX-Slow: "+strings.Repeat("x", 8<<10))
 }
 
-// giantHeads are as large as net/http takes by default, and do not end.
+// giantHeads are request heads as large as net/http accepts by default, which do not end.
 func giantHeads(ctx context.Context, to *url.URL, keep func(io.Closer)) error {
 	return write(ctx, to, keep, "GET "+to.Path+" HTTP/1.1\r\nHost: x\r\nX-Large: "+strings.Repeat("x", 1<<20))
 }
 
-// slowBodies announce more than they send.
+// slowBodies are requests that announce more bytes than they send.
 func slowBodies(ctx context.Context, to *url.URL, keep func(io.Closer)) error {
 	return write(ctx, to, keep, "POST "+to.Path+" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7000000\r\n\r\n"+strings.Repeat(" ", 1<<20))
 }
 
-// unreadAnswers are asked for many times on a connection.
+// unreadAnswers requests many answers on a connection and reads none.
 func unreadAnswers(ctx context.Context, to *url.URL, keep func(io.Closer)) error {
 	return write(ctx, to, keep, strings.Repeat("GET "+to.Path+" HTTP/1.1\r\nHost: x\r\n\r\n", 1000))
 }
 
-// anonymousReviews are admission reviews of pods that nobody makes.
+// anonymousReviews are admission reviews of pods that do not exist.
 func anonymousReviews(ctx context.Context, to *url.URL, _ func(io.Closer)) error {
 	conn, err := open(ctx, to, "http/1.1")
 	if err != nil {
@@ -124,8 +123,8 @@ func anonymousReviews(ctx context.Context, to *url.URL, _ func(io.Closer)) error
 	return err
 }
 
-// anonymousStreams are an agent's streams, without a token or with a false one, as many
-// as a connection takes.
+// anonymousStreams are an agent's streams, without a token or with an invalid one, as many as
+// a connection allows.
 func anonymousStreams(ctx context.Context, to *url.URL, keep func(io.Closer)) error {
 	conn, err := open(ctx, to, "h2")
 	if err != nil {

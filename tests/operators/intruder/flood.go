@@ -22,8 +22,8 @@ const (
 	workers   = 64
 )
 
-// floods are what each of many workers does without end. The connections that they
-// leave open stay open until the flood is over.
+// floods are attacks that many workers repeat. Connections that they leave open stay open
+// until the flood ends.
 var floods = map[string]func(ctx context.Context, keep func(io.Closer)) error{
 	"connections": connections,
 	"garbage":     garbage,
@@ -34,8 +34,7 @@ var floods = map[string]func(ctx context.Context, keep func(io.Closer)) error{
 	"streams":     streams,
 }
 
-// flood does the worst for a while. That the mesh held is for those to say who
-// depend on it meanwhile.
+// flood attacks the mesh for a while. Its other clients show whether it withstood the attack.
 func flood(ctx context.Context, kind string) (verdict, error) {
 	attack := floods[kind]
 	if attack == nil {
@@ -78,7 +77,7 @@ func repeat(ctx context.Context, attack func(ctx context.Context, worker int, ke
 	return held("%d went through, %d did not, %d connections open in the end", done.Load(), refused.Load(), len(open))
 }
 
-// connections are opened, and then nothing.
+// connections opens connections and sends nothing.
 func connections(ctx context.Context, keep func(io.Closer)) error {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", apiserver())
 	if err != nil {
@@ -88,7 +87,7 @@ func connections(ctx context.Context, keep func(io.Closer)) error {
 	return nil
 }
 
-// garbage is no TLS.
+// garbage sends random bytes instead of TLS.
 func garbage(ctx context.Context, _ func(io.Closer)) error {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", apiserver())
 	if err != nil {
@@ -121,7 +120,7 @@ func slowloris(ctx context.Context, keep func(io.Closer)) error {
 	return err
 }
 
-// headers are larger than anybody's.
+// headers sends headers that are larger than any client's.
 func headers(context.Context, func(io.Closer)) error {
 	conn, err := dial("kubernetes", "http/1.1")
 	if err != nil {
@@ -132,7 +131,7 @@ func headers(context.Context, func(io.Closer)) error {
 	return err
 }
 
-// framer opens an HTTP/2 connection that is spoken by hand.
+// framer opens an HTTP/2 connection on which the attack writes single frames.
 func framer() (*http2.Framer, io.Closer, error) {
 	conn, err := dial("kubernetes", "h2")
 	if err != nil {
@@ -156,7 +155,7 @@ func framerOn(conn io.ReadWriter) (*http2.Framer, error) {
 	return f, f.WriteSettings()
 }
 
-// fields is the block of a request's headers.
+// fields returns the header block of a request.
 func fields(method, path string) ([]byte, error) {
 	token, err := os.ReadFile(tokenFile)
 	if err != nil {
@@ -175,7 +174,7 @@ func fields(method, path string) ([]byte, error) {
 	return block.Bytes(), nil
 }
 
-// resets are requests taken back as soon as they are made.
+// resets sends requests and cancels them at once.
 func resets(ctx context.Context, _ func(io.Closer)) error {
 	f, conn, err := framer()
 	if err != nil {
@@ -197,8 +196,8 @@ func resets(ctx context.Context, _ func(io.Closer)) error {
 	return nil
 }
 
-// streams are requests of which the body never comes, as many as a connection
-// takes, on many connections.
+// streams sends requests without their bodies, as many as a connection allows, on many
+// connections.
 func streams(_ context.Context, keep func(io.Closer)) error {
 	f, conn, err := framer()
 	if err != nil {

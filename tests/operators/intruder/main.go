@@ -1,16 +1,16 @@
-// Intruder is a root process in a pod that wishes the mesh ill. Tests run it by exec
-// inside of a member and read what came of it.
+// Intruder is a root process in a pod that attacks the mesh. Tests run it by exec inside of a
+// member and read its result.
 //
-//	intruder sniff                 read every packet on the loopback of its own network while it asks
-//	intruder join                  listen where the mesh listens for the pod
-//	intruder forge                 connect to the apiserver in every way that might get round a redirection
-//	intruder misdirect DECOY:PORT  ask the mesh for another address
-//	intruder borrow FILE           ask with the token in a file
-//	intruder flood KIND            exhaust the mesh, for some seconds
-//	intruder exhaust KIND URL...   exhaust servers that anybody can connect to, for some seconds
+//	intruder sniff                 reads every packet on the loopback of its own network while it sends requests
+//	intruder join                  listens where the mesh listens for the pod
+//	intruder forge                 connects to the apiserver in every way that might bypass a redirection
+//	intruder misdirect DECOY:PORT  requests another address from the mesh
+//	intruder borrow FILE           sends requests with the token in a file
+//	intruder flood KIND            exhausts the mesh, for some seconds
+//	intruder exhaust KIND URL...   exhausts servers to which any pod can connect, for some seconds
 //
-// It prints one JSON object: whether the mesh held, and why. Status 1 means that the
-// attack could not be made, which is no success of the mesh.
+// It prints one JSON object: whether the mesh withstood the attack, and why. Status 1 means
+// that the attack could not be made, which proves nothing.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"syscall"
 )
 
-// verdict is what came of an attack.
+// verdict is the result of an attack.
 type verdict struct {
 	Held bool   `json:"held"`
 	Why  string `json:"why"`

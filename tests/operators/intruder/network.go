@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	meshMark = 0x6d657368 // what the mesh marks its own sockets with
+	meshMark = 0x6d657368 // the mark of the mesh's own sockets
 	patience = 3 * time.Second
 )
 
-// apiserver is where the pod was told that the apiserver is.
+// apiserver returns the apiserver's address in the pod's environment.
 func apiserver() string {
 	return net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))
 }
 
-// whose says who signed the certificate of whoever answers a connection.
-func whose(conn net.Conn) (string, error) {
+// issuer returns the issuer of the certificate of a connection's server.
+func issuer(conn net.Conn) (string, error) {
 	_ = conn.SetDeadline(time.Now().Add(patience))
-	t := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes.default.svc"}) //nolint:gosec // it wants to know who answers, whoever it is
+	t := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes.default.svc"}) //nolint:gosec // it inspects the certificate of any server
 	defer t.Close()
 	if err := t.Handshake(); err != nil {
 		return "", err
@@ -41,8 +41,8 @@ func whose(conn net.Conn) (string, error) {
 
 func isMesh(issuer string) bool { return strings.Contains(issuer, "O=ctrlmesh") }
 
-// sniff reads what the loopback carries: the pod's own connection to the mesh, and
-// nobody else's.
+// sniff reads the packets on the loopback, which must be only those of the pod's own
+// connection to the mesh.
 func sniff(ctx context.Context) (verdict, error) {
 	lo, err := net.InterfaceByName("lo")
 	if err != nil {
@@ -67,7 +67,7 @@ func sniff(ctx context.Context) (verdict, error) {
 	seen := 0
 	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; {
 		if conn, err := net.DialTimeout("tcp", apiserver(), patience); err == nil {
-			_, _ = whose(conn)
+			_, _ = issuer(conn)
 		}
 		packet := make([]byte, 1<<16)
 		for {
@@ -107,7 +107,7 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// ends are the addresses of an IP packet.
+// ends returns the addresses of an IP packet.
 func ends(packet []byte) (source, destination netip.Addr, ok bool) {
 	switch {
 	case len(packet) >= 20 && packet[0]>>4 == 4:
@@ -122,7 +122,7 @@ func ends(packet []byte) (source, destination netip.Addr, ok bool) {
 	return source, destination, true
 }
 
-// listeners are the ports at which somebody listens in this network.
+// listeners returns the ports at which a process listens in this network namespace.
 func listeners() ([]int, error) {
 	const listening = "0A"
 	var ports []int
@@ -146,15 +146,15 @@ func listeners() ([]int, error) {
 	return ports, nil
 }
 
-// join listens beside the mesh, so as to get some of the connections of the pod's
-// other processes.
+// join listens on the mesh's ports, to receive some of the connections of the pod's other
+// processes.
 func join() (verdict, error) {
 	ports, err := listeners()
 	if err != nil {
 		return verdict{}, err
 	}
 	if len(ports) == 0 {
-		return verdict{}, errors.New("nobody listens in this network")
+		return verdict{}, errors.New("nothing listens in this network namespace")
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		cerr := c.Control(func(fd uintptr) {
@@ -180,7 +180,7 @@ func join() (verdict, error) {
 	return held("ports %v are taken", ports)
 }
 
-// forge connects in unusual ways. Whoever answers must be the mesh.
+// forge connects in unusual ways. The mesh must answer each of them.
 func forge() (verdict, error) {
 	address, err := netip.ParseAddrPort(apiserver())
 	if err != nil {
@@ -220,7 +220,7 @@ func forge() (verdict, error) {
 	return held("%d ways led to the mesh, %d nowhere", answered, refused)
 }
 
-// by connects by system calls and says who answers.
+// by connects by system calls and returns the issuer of the server's certificate.
 func by(to netip.AddrPort, protocol int, prepare func(int) error, mapped, fastOpen bool) (string, error) {
 	family := unix.AF_INET
 	var address unix.Sockaddr = &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
@@ -253,5 +253,5 @@ func by(to netip.AddrPort, protocol int, prepare func(int) error, mapped, fastOp
 	if err != nil {
 		return "", err
 	}
-	return whose(conn)
+	return issuer(conn)
 }

@@ -15,7 +15,7 @@ import (
 
 const tokenFile = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 
-// dial speaks TLS with whoever answers for the apiserver.
+// dial speaks TLS with the server that answers at the apiserver's address.
 func dial(sni, protocol string) (*tls.Conn, error) {
 	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", apiserver(), &tls.Config{
 		InsecureSkipVerify: true, ServerName: sni, NextProtos: []string{protocol}, //nolint:gosec // it is the mesh, says forge
@@ -45,8 +45,8 @@ func send(sni, request, token string) (int, string, error) {
 	return resp.StatusCode, string(body), err
 }
 
-// misdirect names another address in each place of a request that could. Whether the
-// mesh went there is known at that address.
+// misdirect names another address in each place of a request that can name one. The server
+// there knows whether the mesh connected.
 func misdirect(_ context.Context, decoy string) (verdict, error) {
 	token, err := os.ReadFile(tokenFile)
 	if err != nil {
@@ -62,7 +62,7 @@ func misdirect(_ context.Context, decoy string) (verdict, error) {
 		{"", "GET //" + decoy + "/version HTTP/1.1\r\nHost: kubernetes\r\n"},
 		{"", "GET /version HTTP/1.1\r\nHost: kubernetes\r\nX-Forwarded-Host: " + decoy + "\r\nForwarded: host=" + host + "\r\n"},
 		{"", "GET /version HTTP/1.1\r\nHost: " + decoy + "\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"},
-		// Two lengths: whoever believes the one takes the rest for another request.
+		// Two lengths: a server that uses the shorter one reads the rest as another request.
 		{"", "POST /version HTTP/1.1\r\nHost: kubernetes\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n"},
 	} {
 		if _, _, err := send(r.sni, r.request, strings.TrimSpace(string(token))); err == nil {
@@ -75,7 +75,7 @@ func misdirect(_ context.Context, decoy string) (verdict, error) {
 	return held("%d requests were answered", answered)
 }
 
-// borrow asks with another pod's token.
+// borrow sends a request with another pod's token.
 func borrow(_ context.Context, file string) (verdict, error) {
 	const request = "GET /version HTTP/1.1\r\nHost: kubernetes\r\n"
 	own, err := os.ReadFile(tokenFile)

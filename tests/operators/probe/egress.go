@@ -22,25 +22,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// sentHeader says when a request of `probe visit` was sent, and under which id.
+// The headers of a request of `probe visit`: when it was sent, and its id.
 const (
 	sentHeader = "X-Sent"
 	idHeader   = "X-Id"
 )
 
-// visit is a request to another host, as who asked and who was asked saw it.
+// visit is a request to another host, as client and server print it.
 type visit struct {
 	ID   string    `json:"id"`
 	Sent time.Time `json:"sent"`
 	Kind string    `json:"visit"`
 	Host string    `json:"host"`
-	// Of who asked.
+	// Printed by the client.
 	Code  int    `json:"code,omitempty"`
 	Error string `json:"error,omitempty"`
 }
 
-// host answers on ports 80 and 443, there with a certificate that nobody knows, and
-// prints a line for each request.
+// host answers on ports 80 and 443, there with a self-signed certificate, and prints a line
+// for each request.
 func host(ctx context.Context) error {
 	certificate, err := selfSigned()
 	if err != nil {
@@ -48,7 +48,7 @@ func host(ctx context.Context) error {
 	}
 	out := &printer{out: json.NewEncoder(os.Stdout)}
 	plain := &http.Server{Addr: ":80", ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sent, _ := time.Parse(time.RFC3339Nano, r.Header.Get(sentHeader)) // it tells of who asked, if it is none
+		sent, _ := time.Parse(time.RFC3339Nano, r.Header.Get(sentHeader)) // the zero time if the header is missing
 		kind := "http"
 		if r.TLS != nil {
 			kind = "https"
@@ -83,14 +83,13 @@ func selfSigned() (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// visits are the kinds of requests to each host: on connections of their own, and on
-// one that is kept.
+// visits are the kinds of requests to each host: on new connections, and on a persistent one.
 var visits = []struct {
 	kind, scheme string
 	keep         bool
 }{{"http", "http", false}, {"kept", "http", true}, {"https", "https", false}}
 
-// visitAll asks hosts at a steady rate, whatever becomes of the answers, and prints a
+// visitAll sends requests to hosts at a steady rate, without waiting for answers, and prints a
 // line for each until ctx ends.
 func visitAll(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("visit", flag.ContinueOnError)
@@ -108,7 +107,7 @@ func visitAll(ctx context.Context, args []string) error {
 		clients[i] = &http.Client{Timeout: *timeout, Transport: &http.Transport{
 			DisableKeepAlives: !v.keep,
 			DialContext:       (&net.Dialer{Timeout: *timeout}).DialContext,
-			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, // that of a host of tests
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, // the tests' hosts have self-signed certificates
 		}}
 	}
 	out := &printer{out: json.NewEncoder(os.Stdout)}
@@ -160,5 +159,5 @@ type printer struct {
 func (p *printer) print(line any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_ = p.out.Encode(line) // who does not read does not want to know
+	_ = p.out.Encode(line) // the reader may have exited
 }

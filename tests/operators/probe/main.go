@@ -1,15 +1,15 @@
-// Probe asks the apiserver from inside a pod, as any client there would: with the
-// pod's own service account and nothing of ctrlmesh. Tests run it by exec and read
-// the JSON that it prints.
+// Probe sends requests to the apiserver from inside a pod, like any client there: with the
+// pod's own service account and without code of ctrlmesh. Tests run it by exec and read the
+// JSON that it prints.
 //
-//	probe wait                           run, serve HTTP on :8080 and log each request, until SIGTERM
-//	probe pulse [flags]                  ask all the time and keep an informer, until SIGTERM; a line for each answer and change
-//	probe host                           be another host than the apiserver, on :80 and :443; a line for each request
-//	probe visit [flags] HOST...          ask other hosts all the time, until SIGTERM; a line for each answer
-//	probe raw [flags] METHOD PATH...     requests, one after the other; prints status, headers and bodies as they came
-//	probe informer [flags] RESOURCE      a client-go informer; prints what it holds and how it got it
+//	probe wait                           serves HTTP on :8080 and logs each request, until SIGTERM
+//	probe pulse [flags]                  sends requests all the time and runs an informer, until SIGTERM; a line for each answer and change
+//	probe host                           acts as a host other than the apiserver, on :80 and :443; a line for each request
+//	probe visit [flags] HOST...          sends requests to other hosts all the time, until SIGTERM; a line for each answer
+//	probe raw [flags] METHOD PATH...     sends requests in turn; prints status, headers and bodies unchanged
+//	probe informer [flags] RESOURCE      runs a client-go informer; prints its objects and its requests
 //
-// Flags are told by `probe COMMAND -h`. A failure is told on stderr, with status 1.
+// `probe COMMAND -h` lists flags. Errors go to stderr, with status 1.
 package main
 
 import (

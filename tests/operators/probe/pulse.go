@@ -24,34 +24,34 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// beat is one request and what became of it.
+// beat is one request and its result.
 type beat struct {
-	ID     string    `json:"id"` // that it asked to be audited under
+	ID     string    `json:"id"` // sent as Audit-ID
 	Start  time.Time `json:"start"`
 	Millis float64   `json:"ms"`
 	Kind   string    `json:"kind"`
 	Code   int       `json:"code,omitempty"`
 	Error  string    `json:"error,omitempty"`
-	// Issuers of the certificates of those it was sent to, if it was.
+	// Issuers of the certificates of the servers that it was sent to.
 	Issuers []string `json:"issuers,omitempty"`
-	// Namespaces that the answer's objects are in.
+	// Namespaces of the answer's objects.
 	Namespaces []string `json:"namespaces,omitempty"`
 }
 
-// change is something that the informer was told.
+// change is an event that the informer received.
 type change struct {
 	Time    time.Time `json:"time"`
 	Object  string    `json:"object"` // namespace/name
 	Version string    `json:"version"`
 }
 
-// rhythm is the order of the kinds of requests. Every second one comes on a
-// connection of its own, for those meet what is changed under them at once; the
-// others keep theirs, as most clients do.
+// rhythm is the order of the kinds of requests. Every second one uses a new connection, which
+// is affected by changes of the redirection at once; the others use persistent connections,
+// like most clients.
 var rhythm = []string{"fresh", "http2", "fresh", "http1", "fresh", "write"}
 
-// pulse asks at a steady rate, whatever becomes of the answers, and keeps an
-// informer beside it. It prints a line for each beat and each change until ctx ends.
+// pulse sends requests at a steady rate, without waiting for answers, and runs an informer. It
+// prints a line for each beat and each change until ctx ends.
 func pulse(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("pulse", flag.ContinueOnError)
 	every := flags.Duration("every", 50*time.Millisecond, "the time from one request to the next")
@@ -115,12 +115,12 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 
 	method, path, body := http.MethodGet, "/api/v1/configmaps?limit=500", ""
 	accept := "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-	if kind == "write" { // one that leaves nothing behind
+	if kind == "write" { // a write that creates no object
 		accept, method, path = "application/json", http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 		body = `{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}}`
 	}
-	// Whom it was sent to is known also of a request that never got an answer, and
-	// of each try of one that the transport sends again.
+	// The issuers are recorded also for a request without an answer, and for each attempt of
+	// a request that the transport retries.
 	var mu sync.Mutex
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
 		if conn, ok := got.Conn.(*tls.Conn); ok {
@@ -130,7 +130,7 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 		}
 	}})
 	defer func() {
-		mu.Lock() // another try may be under way
+		mu.Lock() // another attempt may be in flight
 		defer mu.Unlock()
 		b.Issuers = slices.Clone(b.Issuers)
 	}()
@@ -155,7 +155,7 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 		}
 	}
 	if resp.StatusCode >= http.StatusBadRequest {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // as much as there is
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // as much as arrives
 		b.Error = string(text)
 	} else if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
 		b.Error = fmt.Sprintf("reading the answer: %v", err)
@@ -168,8 +168,7 @@ func (p *pulser) ask(ctx context.Context, kind string) (b beat) {
 	return b
 }
 
-// inform starts an informer that names itself, so that its requests can be told
-// from the others'.
+// inform starts an informer with a user agent of its own, which distinguishes its requests.
 func (p *pulser) inform(ctx context.Context) error {
 	config := rest.CopyConfig(p.config)
 	config.UserAgent = "probe-informer"

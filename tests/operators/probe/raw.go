@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// answer is an answer as it came. Of a stream, Body is nil and Frames are its
-// events, each undecoded.
+// answer is an unmodified answer. For a stream, Body is nil and Frames are its undecoded
+// events.
 type answer struct {
 	Code   int         `json:"code"`
 	Proto  string      `json:"proto"`
@@ -27,7 +27,7 @@ type answer struct {
 	Frames [][]byte    `json:"frames,omitempty"`
 }
 
-// maxFrame is more than any event holds.
+// maxFrame is larger than any event, in bytes.
 const maxFrame = 8 << 20
 
 func raw(ctx context.Context, args []string) ([]*answer, error) {
@@ -58,7 +58,7 @@ func raw(ctx context.Context, args []string) ([]*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.DisableCompression = true // what is asked for, and comes, must show
+	config.DisableCompression = true // encodings that are requested and sent must stay visible
 	if *http1 {
 		config.NextProtos = []string{"http/1.1"}
 	}
@@ -97,7 +97,7 @@ func ask(client *http.Client, req *http.Request, last string) (*answer, error) {
 	return a, err
 }
 
-// frames reads events up to the one that has last in it.
+// frames reads events up to the one that contains last.
 func frames(resp *http.Response, last string) ([][]byte, error) {
 	var framer runtime.Framer = json.Framer
 	if strings.Contains(resp.Header.Get("Content-Type"), "protobuf") {

@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// wait gives port-forward something to reach and logs something to say.
+// wait serves requests, for tests of port-forward, and logs them, for tests of logs.
 func wait(ctx context.Context) error {
 	name, err := os.Hostname()
 	if err != nil {

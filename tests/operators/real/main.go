@@ -1,7 +1,7 @@
 // Real tries published operators on the cluster of tests/cluster with ctrlmesh installed: each is
-// built from its module, runs without the mesh, is adopted, divided, rescaled and removed. It
+// built from its module, runs without the mesh, is adopted, sharded, rescaled and removed. It
 // prints a line per operator and a summary, and exits with status 0 only if no key had two owners,
-// nothing was left unreconciled, nothing stopped silently, and the end states are equal.
+// all changes were reconciled, nothing stopped silently, and the end states are equal.
 package main
 
 import (
@@ -43,7 +43,7 @@ type options struct {
 	build              bool
 }
 
-// run reports whether the mesh has kept its promises to all operators.
+// run reports whether the trials of all operators succeeded.
 func run(ctx context.Context, opts options) (bool, error) {
 	c, err := kube.Connect()
 	if err != nil {

@@ -1,6 +1,6 @@
-// Sloppy is an operator for the tests that has bugs on purpose: for each claim, a
-// ConfigMap with a label, it makes one child. Each bug, chosen by a flag, is silent
-// while the apiserver answers at once, truly and in full. It knows nothing of a mesh.
+// Sloppy is an operator for the tests that has bugs on purpose: for each claim, a ConfigMap
+// with a label, it creates one child. Each bug, chosen by a flag, has no effect while the
+// apiserver answers at once, correctly and completely. It does not use the mesh.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 
 func main() {
 	if err := run(); err != nil {
-		slog.Error("the operator ended", "error", err)
+		slog.Error("operator failed", "error", err)
 		os.Exit(1)
 	}
 }
@@ -61,11 +61,11 @@ func run() error {
 	return nil
 }
 
-// roundFor is how long a watch is heard before everything is read again.
+// roundFor is how long a watch runs before everything is listed again.
 const roundFor = 10 * time.Second
 
-// round reads all claims, and then hears of changes for a while. With the bug
-// LostEvent it goes on where it was told last.
+// round lists all claims, and then watches changes for a while. With the bug LostEvent, it
+// continues the watch at the last event instead of listing.
 func (o *operator) round(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, roundFor)
 	defer cancel()

@@ -17,30 +17,30 @@ import (
 // ClaimLabel marks the claims.
 const ClaimLabel = check.ClaimLabel
 
-// Bug is what is wrong with the operator.
+// Bug is a bug of the operator.
 type Bug string
 
 const (
-	// None: it takes no answer for more than it is.
+	// None: the operator is correct.
 	None Bug = ""
-	// StaleRead: whether a claim has its child is read from a list that may be old
-	// (resourceVersion 0), and a child's name is not the claim's, so that nothing else
-	// keeps a second one from being made. Exposed by stale lists.
+	// StaleRead: the operator looks for a claim's child in a list that may be stale
+	// (resourceVersion 0). Children have generated names, so the apiserver does not reject a
+	// second child. Exposed by stale lists.
 	StaleRead Bug = "stale-read"
-	// LostEvent: claims are read once, when it starts; from then on it relies on
-	// being told of every deletion, in time and once. Exposed by dropped events.
+	// LostEvent: the operator lists claims once, when it starts. Afterwards it relies on
+	// receiving an event for every deletion. Exposed by dropped events.
 	LostEvent Bug = "lost-event"
-	// AssumedCreate: that a child was created is recorded whatever was answered.
-	// Exposed by aborted creates.
+	// AssumedCreate: the operator records that a child was created without checking the
+	// answer. Exposed by aborted creates.
 	AssumedCreate Bug = "assumed-create"
 )
 
 type operator struct {
 	maps typedcorev1.ConfigMapInterface
 	bug  Bug
-	// synced says that claims were read once.
+	// synced is true once claims were listed.
 	synced bool
-	// version is where the watch is.
+	// version is the resourceVersion of the last event.
 	version string
 }
 
@@ -52,10 +52,10 @@ func newOperator(maps typedcorev1.ConfigMapInterface, bug Bug) (*operator, error
 	return nil, fmt.Errorf("-bug=%s: no such bug: write %s, %s or %s", bug, StaleRead, LostEvent, AssumedCreate)
 }
 
-// resync makes right what all claims come to, deleted ones included.
+// resync creates the missing children of all claims, and deletes those of deleted claims.
 func (o *operator) resync(ctx context.Context, claims []corev1.ConfigMap) error {
 	if o.bug == LostEvent && o.synced {
-		return nil // "the watch will tell"
+		return nil // the bug: it relies on the watch alone
 	}
 	alive := map[string]bool{}
 	for i := range claims {
@@ -95,7 +95,7 @@ func (o *operator) event(ctx context.Context, kind watch.EventType, claim *corev
 	return nil
 }
 
-// serve sees to it that a claim has its child and says so.
+// serve ensures that a claim has its child and is marked as done.
 func (o *operator) serve(ctx context.Context, claim *corev1.ConfigMap) error {
 	child := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: claim.Name + "-child", Labels: map[string]string{check.ChildLabel: claim.Name}}}
 	var err error
@@ -108,7 +108,7 @@ func (o *operator) serve(ctx context.Context, claim *corev1.ConfigMap) error {
 			return lerr
 		}
 		if len(have) == 0 {
-			// The claim's version: each change of it is another name.
+			// The claim's version: each change of the claim gives another name.
 			child.Name += "-" + claim.ResourceVersion
 			_, err = o.maps.Create(ctx, child, metav1.CreateOptions{})
 		}

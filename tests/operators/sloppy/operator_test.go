@@ -15,11 +15,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/sloppy/check"
 )
 
-// faults are what may come between the operator and the apiserver.
+// faults may be injected between the operator and the apiserver.
 type faults struct{ staleLists, dropDeletes, abortCreates bool }
 
-// live is a claim's life: it is made, changed, and goes, while another stays. What
-// is wrong afterwards, when faults are over and the operator came to rest.
+// live creates, changes and deletes a claim, while another stays. It returns the mistakes
+// afterwards, when faults have ended and the operator has finished.
 func live(t *testing.T, bug Bug, f faults) []string {
 	t.Helper()
 	ctx := t.Context()
@@ -27,7 +27,7 @@ func live(t *testing.T, bug Bug, f faults) []string {
 	maps := kube.CoreV1().ConfigMaps("ns")
 	faulty := true
 	kube.PrependReactor("list", "configmaps", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		// Only lists that take what is cached can be stale.
+		// Only lists that accept cached objects can be stale.
 		if o := a.(clienttesting.ListActionImpl).ListOptions; f.staleLists && faulty && o.ResourceVersion == "0" {
 			return true, &corev1.ConfigMapList{}, nil
 		}
@@ -45,7 +45,7 @@ func live(t *testing.T, bug Bug, f faults) []string {
 	resync := func() {
 		list, err := maps.List(ctx, metav1.ListOptions{LabelSelector: ClaimLabel})
 		require.NoError(t, err)
-		_ = o.resync(ctx, list.Items) // it comes back to what failed
+		_ = o.resync(ctx, list.Items) // the next round retries what failed
 	}
 	tell := func(kind watch.EventType, claim *corev1.ConfigMap) { _ = o.event(ctx, kind, claim) }
 	resync()
@@ -77,7 +77,7 @@ type injected struct{}
 
 func (injected) Error() string { return "injected by the test" }
 
-// Each bug is silent without faults, and exposed by one fault and by no other.
+// Each bug has no effect without faults, and is exposed by one fault and by no other.
 func TestBugs(t *testing.T) {
 	rules := map[string]faults{
 		"none": {}, "stale lists": {staleLists: true}, "dropped events": {dropDeletes: true}, "aborted creates": {abortCreates: true},
@@ -85,7 +85,7 @@ func TestBugs(t *testing.T) {
 	exposes := map[Bug]map[string][]string{
 		None:          {},
 		StaleRead:     {"stale lists": {"claim stays has 2 children"}},
-		LostEvent:     {"dropped events": {"claim goes is gone and has a child yet"}},
+		LostEvent:     {"dropped events": {"claim goes is deleted and still has a child"}},
 		AssumedCreate: {"aborted creates": {"claim stays is recorded as done and has no child"}},
 	}
 	for bug, by := range exposes {

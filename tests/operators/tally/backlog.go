@@ -20,9 +20,9 @@ const (
 	backlogAfter = 10 * time.Second
 )
 
-// backlog reports objects that the operator has in its cache but does not come to,
-// because its queue hands out others. An object that is not reported and yet not
-// reconciled never reached the cache, or its reconciles fail.
+// backlog reports objects that are in the operator's cache but not reconciled, because its
+// queue returns others first. An object that is neither reported nor reconciled never reached
+// the cache, or its reconciles fail.
 type backlog struct {
 	client.Reader // the cache
 	pod           string
@@ -38,7 +38,7 @@ func newBacklog(cache client.Reader, pod string) *backlog {
 	return &backlog{Reader: cache, pod: pod, begun: map[types.NamespacedName]time.Time{}, since: map[types.NamespacedName]time.Time{}}
 }
 
-// began notes that an object left the queue.
+// began records that an object left the queue.
 func (b *backlog) began(object types.NamespacedName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -65,7 +65,7 @@ func (b *backlog) Start(ctx context.Context) error {
 	}
 }
 
-// waiting is for how many seconds objects have waited in the queue, by namespace/name.
+// waiting returns how many seconds objects have waited in the queue, by namespace/name.
 func (b *backlog) waiting(ctx context.Context, now time.Time) (map[string]float64, error) {
 	var list v1.TallyList
 	if err := b.List(ctx, &list); err != nil {

@@ -1,6 +1,6 @@
-// Tally is an operator for the tests: an ordinary controller-runtime program, with
-// leader election and a kind of its own, that writes onto each object who
-// reconciled it. It knows nothing of a mesh, and that is the point of it.
+// Tally is an operator for the tests: an ordinary controller-runtime program with leader
+// election and its own kind, which records in each object the pods that reconciled it. It does
+// not use the mesh, on purpose.
 package main
 
 import (

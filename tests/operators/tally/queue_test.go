@@ -12,16 +12,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 )
 
-// served says how soon an object of the initial list is reconciled, 0 for never within
-// three minutes, beside as many others that the operator refreshes each second. Four
-// workers take 15 ms for each write, as controller-runtime's queue hands objects out.
+// served returns the time until an object of the initial list is reconciled, 0 if it is not
+// within three minutes, while the operator refreshes a number of others each second. Four
+// workers take objects from controller-runtime's queue, with 15 ms for each write.
 func served(t *testing.T, refreshed int) (after time.Duration) {
 	const listed = -1
 	begin := time.Now()
 	queue := priorityqueue.New[int]("tally")
 	var workers sync.WaitGroup
 	var over atomic.Bool
-	defer func() { // while somebody waits for an object, a queue that shuts down may hang
+	defer func() { // a queue may hang at shutdown while a worker waits for an object
 		over.Store(true)
 		workers.Wait()
 		queue.ShutDown()
@@ -55,9 +55,9 @@ func served(t *testing.T, refreshed int) (after time.Duration) {
 	return after
 }
 
-// An operator whose queue is full of objects that it refreshes never comes to one of
-// its initial list: controller-runtime hands those out after all others.
-func TestAFullQueueStarvesTheInitialList(t *testing.T) {
+// An operator whose queue is full of objects that it refreshes never reconciles those of its
+// initial list: controller-runtime returns these after all others.
+func TestFullQueueStarvesInitialList(t *testing.T) {
 	for refreshed, starves := range map[int]bool{72: false, 240: false, 672: true} {
 		synctest.Test(t, func(t *testing.T) {
 			after := served(t, refreshed)

@@ -14,13 +14,13 @@ import (
 	v1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// reconciler records its pod on every object that it is given.
+// reconciler records its pod in every object that it reconciles.
 type reconciler struct {
 	client.Client
-	live    client.Reader // past the cache
+	live    client.Reader // bypasses the cache
 	pod     string
 	refresh time.Duration // 0 for never
-	wait    time.Duration // before a generation is recorded
+	wait    time.Duration // wait before recording a generation
 	began   func(types.NamespacedName)
 }
 
@@ -46,7 +46,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if !apierrors.IsConflict(err) {
 			return err
 		}
-		// The cache may be as old as what we just tried.
+		// The cache may still have the version of the conflict.
 		fresh := &v1.Tally{}
 		if err := r.live.Get(ctx, req.NamespacedName, fresh); err != nil {
 			return err
@@ -60,7 +60,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: r.refresh}, nil
 }
 
-// record reports whether there is news to write.
+// record updates the status, and reports whether it changed.
 func (r *reconciler) record(tally *v1.Tally) bool {
 	news := tally.Record(r.pod)
 	if r.refresh > 0 && tally.Refresh(time.Now(), r.refresh) {

@@ -15,7 +15,7 @@ import (
 	v1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// stale is a client whose reads are stuck at one version, as a lagging cache.
+// stale is a client whose reads return one old version, like a lagging cache.
 type stale struct {
 	client.Client
 	seen *v1.Tally
@@ -37,8 +37,8 @@ func TestReconcile(t *testing.T) {
 	seen := &v1.Tally{}
 	require.NoError(t, c.Get(ctx, key, seen))
 
-	// Two pods write from the same cached version: the second meets a conflict,
-	// reads again, and is recorded beside the first. A repeat records nothing.
+	// Two pods write from the same cached version: the second gets a conflict, reads again,
+	// and is recorded after the first. A repetition records nothing.
 	for _, pod := range []string{"a", "b", "a"} {
 		r := &reconciler{Client: stale{c, seen}, live: c, pod: pod, began: func(types.NamespacedName) {}}
 		_, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: key})
@@ -49,7 +49,7 @@ func TestReconcile(t *testing.T) {
 	require.Equal(t, []string{"a", "b"}, got.Status.ReconciledBy)
 	require.Equal(t, map[string]int64{"a": 1, "b": 1}, got.Status.Reconciles)
 
-	// One that refreshes writes again though there is nothing new, and comes back to it.
+	// A reconciler with refresh writes again without a change, and requeues the object.
 	r := &reconciler{Client: c, live: c, pod: "a", refresh: time.Minute, began: func(types.NamespacedName) {}}
 	for range 2 {
 		result, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: key})

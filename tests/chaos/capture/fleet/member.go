@@ -75,7 +75,7 @@ func (m *Member) waitEvent(ctx context.Context, version string) error {
 				return nil
 			}
 		}
-		return fmt.Errorf("it has not heard of version %s", version)
+		return fmt.Errorf("it has not received version %s", version)
 	})
 }
 

@@ -2,13 +2,13 @@ package operator
 
 import "time"
 
-// Counts is what all operators of a run came to.
+// Counts are the counts of all operators of a run.
 type Counts struct {
 	Handovers    int
 	Took         map[string][]time.Duration // how long handovers took, by part
 	DoubleWrites int                        // writes of another shard's keys, and keys with two owners
-	Lost         int                        // objects that nobody has reconciled in the end
-	Orphans      int                        // namespaces without an owner in the end, or with none at work for too long
+	Lost         int                        // objects that no pod has reconciled in the end
+	Orphans      int                        // namespaces without an owner in the end, or without a working one for too long
 }
 
 // addHandovers counts handovers of a part, by how long each took.

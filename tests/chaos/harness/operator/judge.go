@@ -63,7 +63,7 @@ func (o *Operator) judge(ctx context.Context) error {
 	return nil
 }
 
-// judgeOwners counts the tenants that nobody owns in the end.
+// judgeOwners counts the tenants that no shard owns in the end.
 func (o *Operator) judgeOwners(ctx context.Context) error {
 	root, err := o.ShardingConfig(ctx)
 	if err != nil || root.Status.Root == nil {
@@ -75,7 +75,7 @@ func (o *Operator) judgeOwners(ctx context.Context) error {
 	}
 	o.Counts.Orphans += len(orphans)
 	if len(orphans) > 0 {
-		o.Logf("  ! nobody holds %d tenants: %s, for one", len(orphans), orphans[0])
+		o.Logf("  ! no shard owns %d tenants, such as %s", len(orphans), orphans[0])
 	}
 	return nil
 }
@@ -106,6 +106,6 @@ func (o *Operator) JudgeWaits(ctx context.Context) {
 	harness.LogSome(o.World, 3, "  ! %s", lost)
 	harness.LogSome(o.World, 3, "  ! %s", long)
 	if len(starved) > 0 {
-		o.Result.Doubt("%s: the operator was too slow to tell: %d objects that the mesh showed it starved in its queue: %s", o.Part, len(starved), starved[0])
+		o.Result.Doubt("%s: the operator was too slow for a result: %d objects that it received starved in its queue: %s", o.Part, len(starved), starved[0])
 	}
 }

@@ -145,7 +145,7 @@ func (o *Operator) Pods(ctx context.Context) ([]corev1.Pod, error) {
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
 }
 
-// Remove removes the operator and its root, and waits until both are gone. The removal of a
+// Remove removes the operator and its root, and waits until both are deleted. The removal of a
 // root is a handover, too.
 func (o *Operator) Remove(ctx context.Context) error {
 	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: Name}}

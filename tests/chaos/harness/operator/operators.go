@@ -37,7 +37,7 @@ func (t *Operators) Run(ctx context.Context, part string, spec meshv1alpha1.Shar
 }
 
 // Start starts the operator and waits until all its shards work. If it returns an
-// operator, also beside an error, the caller must Remove it.
+// operator, even with an error, the caller must Remove it.
 func (t *Operators) Start(ctx context.Context, part string, spec meshv1alpha1.ShardingConfigSpec) (*Operator, error) {
 	if err := t.ApplyCRD(ctx); err != nil {
 		return nil, err

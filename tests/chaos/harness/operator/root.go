@@ -41,7 +41,7 @@ func shardsOf(root *meshv1alpha1.RootConfig) int {
 	return n
 }
 
-// WaitSettled waits until no handover is under way and all shards have ready members.
+// WaitSettled waits until there is no handover and all shards have ready members.
 func (o *Operator) WaitSettled(ctx context.Context) error {
 	return harness.UntilWithin(ctx, SettleTimeout, "the shards to settle", o.Settled)
 }
@@ -67,12 +67,12 @@ func (o *Operator) Settled(ctx context.Context) error {
 		}
 	}
 	if orphans, err := o.unowned(s); err != nil || len(orphans) > 0 {
-		return errors.Join(err, fmt.Errorf("nobody holds %d tenants", len(orphans)))
+		return errors.Join(err, fmt.Errorf("no shard owns %d tenants", len(orphans)))
 	}
 	return o.RolledOut(ctx, o.StatefulSet())
 }
 
-// handovers describes the handovers under way.
+// handovers describes the current handovers.
 func handovers(s *meshv1alpha1.RootStatus) (out []string) {
 	for _, h := range s.Handovers {
 		out = append(out, fmt.Sprintf("%s to %s %s, waits for %v", h.From, h.To, h.Phase, h.WaitsFor))

@@ -1,11 +1,11 @@
-// etcdbackup takes a snapshot of the cluster's etcd, and makes a data directory of one:
+// etcdbackup saves a snapshot of the cluster's etcd, and restores one into a data directory:
 //
 //	etcdbackup save FILE
 //	etcdbackup restore FILE DIR
 //
-// A restored member counts revisions from far beyond those of the snapshot, and
-// answers watches from before it that they are compacted, as etcd's own tool does
-// for Kubernetes: clients list again instead of waiting for revisions to come.
+// A restored member counts revisions from far above those of the snapshot, and rejects older
+// watches as compacted, like etcd's own tool with the options for Kubernetes. So clients list
+// again instead of waiting for old revisions.
 package main
 
 import (

@@ -20,14 +20,14 @@ const (
 	changeEvery  = 400 * time.Millisecond // one namespace after the other
 	observeEvery = 250 * time.Millisecond
 	passingEvery = 3               // rounds over all namespaces
-	silence      = time.Minute     // by then the status must report what is wrong
+	silence      = time.Minute     // after this time the status must report the problem
 	finalWait    = 2 * time.Minute // for the last changes to be reconciled
 )
 
 // change is one that the operator must act on.
 type change struct {
 	object     types.NamespacedName
-	generation int64 // that the operator must have observed; 0 if the object must go
+	generation int64 // that the operator must have observed; 0 if the object must be deleted
 	phase      string
 	at         time.Time // when it was requested
 	made       time.Time // when the apiserver had answered
@@ -86,8 +86,8 @@ func (c *churn) enter(phase string) {
 	c.phase = phase
 }
 
-// step makes the i-th change, also if the churn is stopped meanwhile: it must be known what is left
-// to remove.
+// step makes the i-th change, also if the churn is stopped meanwhile, so that all objects to
+// remove are known.
 func (c *churn) step(ctx context.Context, i int) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -244,8 +244,7 @@ func observedGeneration(obj map[string]any) int64 {
 	return 0
 }
 
-// done reports whether nothing is to be expected of the operator any more, and whether that is
-// its doing.
+// done reports whether the operator need not act any more, and whether that is because it acted.
 func (w change) done(seen map[types.NamespacedName]int64) (done, counts bool) {
 	generation, exists := seen[w.object]
 	switch {
@@ -258,7 +257,7 @@ func (w change) done(seen map[types.NamespacedName]int64) (done, counts bool) {
 	}
 }
 
-// judgeSilence records namespaces whose changes wait for long while the status says that all is well.
+// judgeSilence records namespaces whose changes wait for long while the status reports no problem.
 func (c *churn) judgeSilence(ctx context.Context, namespaces []string) {
 	if len(namespaces) == 0 {
 		return

@@ -17,7 +17,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// endState is what a namespace holds: normalised objects by kind and name.
+// endState is the content of a namespace: normalised objects by kind and name.
 type endState map[string][]string
 
 // snapshot reads the end states of a set's namespaces, in the order of the set.
@@ -66,7 +66,7 @@ func (t *trial) settledSnapshot(ctx context.Context, set string) ([]endState, er
 
 const unchangedFor = 5 * time.Second
 
-// differences are the objects that two end states do not share, one line each.
+// differences returns the objects that two end states do not share, one line each.
 func differences(want, got []endState) (out []string) {
 	for i := range want {
 		keys := maps.Clone(want[i])
@@ -101,7 +101,7 @@ func at(list []string, i int) string {
 	return ""
 }
 
-// firstDifference shows where two normalised objects begin to differ.
+// firstDifference returns the place at which two normalised objects begin to differ.
 func firstDifference(want, got string) string {
 	switch {
 	case want == "":

@@ -33,7 +33,7 @@ const (
 	trialMark       = "operators.example.com/trial" // on all namespaces of a trial: the operator's name
 )
 
-// deploy runs the operator unlabelled, with all that it needs.
+// deploy runs the operator without the label of the mesh, with all objects that it needs.
 func (t *trial) deploy(ctx context.Context) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: t.home, Labels: map[string]string{trialMark + "-home": t.Name}}}
 	if err := t.Create(ctx, ns); err != nil {
@@ -94,8 +94,8 @@ func (t *trial) weighing() (rules []rbacv1.PolicyRule) {
 	return rules
 }
 
-// replicasOutside is how many pods run outside the mesh. Without a lock a second one would write
-// what the first does.
+// replicasOutside returns how many pods run outside the mesh. Without a lock, a second pod would
+// write the same objects as the first.
 func (t *trial) replicasOutside() int32 {
 	if t.Lockless {
 		return 1
@@ -163,7 +163,7 @@ func (t *trial) named() client.Object {
 
 func (t *trial) rolledOut(ctx context.Context) error { return t.RolledOut(ctx, t.named()) }
 
-// label puts the mesh's label on the pod template, or removes it, and waits for the rolling update.
+// label sets the mesh's label on the pod template, or removes it, and waits for the rolling update.
 func (t *trial) label(ctx context.Context, on bool) error {
 	value := "null"
 	if on {
@@ -186,7 +186,7 @@ func (t *trial) scale(ctx context.Context, replicas int32) error {
 	return nil
 }
 
-// pods returns the operator's pods that are to stay.
+// pods returns the operator's pods that are not terminating.
 func (t *trial) pods(ctx context.Context) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	if err := t.List(ctx, &list, client.InNamespace(t.home), client.MatchingLabels{appLabel: t.Name}); err != nil {
@@ -195,7 +195,7 @@ func (t *trial) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
 }
 
-// applyCRDs applies the definitions of the operator's module as they are.
+// applyCRDs applies the definitions of the operator's module unchanged.
 func (t *trial) applyCRDs(ctx context.Context) error {
 	for _, pattern := range t.CRDs {
 		files, err := filepath.Glob(filepath.Join(t.Module, pattern))
@@ -211,7 +211,7 @@ func (t *trial) applyCRDs(ctx context.Context) error {
 	return nil
 }
 
-// templated are the lines that the operator's own chart would fill in: labels that name a release.
+// templated matches the lines that the operator's own chart would fill in: labels that name a release.
 var templated = regexp.MustCompile(`(?m)^.*\{\{.*\}\}.*\n`)
 
 func (t *trial) applyCRD(ctx context.Context, file string) error {

@@ -12,8 +12,8 @@ import (
 // lastLines is how much of each pod's log a failure shows.
 const lastLines = 4
 
-// explain reports what the status and the operator's pods say when a step has failed. What cannot
-// be read is left out: the failure itself is reported elsewhere.
+// explain prints the status and the logs of the operator's pods when a step has failed. It skips
+// what it cannot read: the failure itself is reported elsewhere.
 func (t *trial) explain(ctx context.Context) {
 	if root, err := t.root(ctx); err == nil {
 		for _, cond := range root.Status.Conditions {

@@ -21,9 +21,9 @@ type verdict struct {
 // leave a pod and come back.
 const turnaround = 10 * time.Second
 
-// judge decides for each write whether its pod alone could write in its namespace at the time:
-// a member only what its shard held, a pod outside the mesh only what no shard held, and of
-// several pods of one shard, or several outside, one after the other.
+// judge decides for each write whether its pod alone could write in its namespace at the time.
+// A member may write only what its shard owned, and a pod outside the mesh only what no shard
+// owned. Several pods of one shard, or several outside, may write only one after the other.
 func judge(states []audit.State, writes []audit.Request) verdict {
 	j := audit.Judge(states, writes, nil)
 	v := verdict{writes: j.Writes, outside: len(j.Unknown), twoOwners: slices.Clone(j.Shared)}
@@ -33,19 +33,19 @@ func judge(states []audit.State, writes []audit.Request) verdict {
 		}
 	}
 	for _, w := range j.Unknown {
-		if shard := heldDuring(states, w); shard != "" {
+		if shard := ownedDuring(states, w); shard != "" {
 			v.twoOwners = append(v.twoOwners, fmt.Sprintf("outside the mesh, while %s held %s: %s", shard, w.Namespace, w))
 		}
 	}
 	return v.interleaved(writes)
 }
 
-// afterRemoval reports whether shards have held the namespace of a write before, and none holds
-// anything at the time: a member may then act as any pod does.
+// afterRemoval reports whether shards owned the namespace of a write before, and none owns
+// anything at the time: a member may then act like any pod.
 func afterRemoval(states []audit.State, w audit.Request) bool {
 	before := false
 	for i, s := range states {
-		if s.Ended.Before(w.Received) && s.Holder(w.Namespace) != "" {
+		if s.Ended.Before(w.Received) && s.Owner(w.Namespace) != "" {
 			before = true
 		}
 		if inForce(states, i, w) && slices.ContainsFunc(s.Root.Shards, func(shard meshv1alpha1.ShardStatus) bool { return len(shard.Held) > 0 }) {
@@ -64,10 +64,10 @@ func inForce(states []audit.State, i int, w audit.Request) bool {
 	return i+1 == len(states) || !states[i+1].Received.Before(w.Received)
 }
 
-// heldDuring returns a shard that held the namespace at any time of a write, "" if none did.
-func heldDuring(states []audit.State, w audit.Request) string {
+// ownedDuring returns a shard that owned the namespace at any time of a write, "" if none did.
+func ownedDuring(states []audit.State, w audit.Request) string {
 	for i, s := range states {
-		if holder := s.Holder(w.Namespace); holder != "" && inForce(states, i, w) {
+		if holder := s.Owner(w.Namespace); holder != "" && inForce(states, i, w) {
 			return holder
 		}
 	}
@@ -81,8 +81,8 @@ func ended(w audit.Request) time.Time {
 	return w.Ended
 }
 
-// interleaved adds the writes of a key by two pods at once, or by turns that are too short for
-// a change of leaders.
+// interleaved adds the writes of a key by two pods at once, or in turns that are too short for a
+// change of leaders.
 func (v verdict) interleaved(writes []audit.Request) verdict {
 	byKey := map[string][]audit.Request{}
 	for _, w := range writes {

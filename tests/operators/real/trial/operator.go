@@ -52,7 +52,7 @@ type Operator struct {
 	// Volumes are mounted at the given paths.
 	Volumes map[string]corev1.VolumeSource
 	// Certificate is where a self-signed serving certificate is mounted, if the operator
-	// insists on one.
+	// requires one.
 	Certificate string
 	// Tracked is the kind whose objects change and show when the operator has acted.
 	Tracked schema.GroupVersionKind

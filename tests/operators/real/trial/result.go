@@ -13,7 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// Result is what came of a trial.
+// Result is the result of a trial.
 type Result struct {
 	Operator, Version  string
 	Key, Method, Locks string
@@ -51,12 +51,12 @@ func (b *Built) locks() string {
 	}
 }
 
-// OK reports whether the mesh has kept its promises.
+// OK reports whether the mesh kept its guarantees.
 func (r *Result) OK() bool {
 	return r.Divided && r.Problem == "" && r.TwoOwners+r.Unreconciled+r.SilentStops+r.Differences == 0
 }
 
-// String is the result in a line.
+// String returns the result in one line.
 func (r *Result) String() string {
 	line := fmt.Sprintf("%s %s: divided=%t method=%s writes=%d outside=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d (%v)",
 		r.Operator, r.Version, r.Divided, r.Method, r.Writes, r.OutsideWrites, r.TwoOwners, r.Unreconciled, r.SilentStops,
@@ -67,7 +67,7 @@ func (r *Result) String() string {
 	return line
 }
 
-// Save keeps the result beside the cluster's state, where Latest finds it.
+// Save writes the result to the folder of the cluster's state, where Latest finds it.
 func (r *Result) Save(c *kube.Cluster) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -141,7 +141,7 @@ func (t *trial) rescale(ctx context.Context, c *churn, size int32) error {
 	return nil
 }
 
-// settled waits until nothing moves and every shard has a working member.
+// settled waits until there is no handover and every shard has a working member.
 func (t *trial) settled(ctx context.Context) error {
 	return t.until(ctx, "the shards to settle", func(ctx context.Context) error {
 		root, err := t.root(ctx)
@@ -201,7 +201,7 @@ func (t *trial) killLeader(ctx context.Context, c *churn) error {
 
 // unadopt disables the root, removes the label by a rolling update, and deletes the root.
 func (t *trial) unadopt(ctx context.Context, c *churn) error {
-	if t.Lockless { // several pods would all act once the shards are withdrawn
+	if t.Lockless { // several pods would all act once the shards are deleted
 		if err := t.rescale(ctx, c, t.replicasOutside()); err != nil {
 			return err
 		}
@@ -242,7 +242,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 	return nil
 }
 
-// removeRoot deletes the root, if there is one, and waits for its end.
+// removeRoot deletes the root, if there is one, and waits until it is deleted.
 func (t *trial) removeRoot(ctx context.Context) error {
 	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: rootName}}
 	if err := client.IgnoreNotFound(t.Delete(ctx, root)); err != nil {
@@ -257,7 +257,8 @@ func (t *trial) removeRoot(ctx context.Context) error {
 	})
 }
 
-// reportsReady reports whether the status has claimed for as long that all is well.
+// reportsReady reports whether the status has been Ready for the given time, and no leader is
+// missing.
 func reportsReady(root *meshv1alpha1.ShardingConfig, since time.Duration) bool {
 	ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
 	return ready != nil && ready.Status == metav1.ConditionTrue && time.Since(ready.LastTransitionTime.Time) >= since &&

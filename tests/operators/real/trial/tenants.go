@@ -44,7 +44,7 @@ func (t *trial) seed(ctx context.Context, set string) error {
 	return nil
 }
 
-// removeNamespaces deletes namespaces and waits for their end.
+// removeNamespaces deletes namespaces and waits until they are deleted.
 func removeNamespaces(ctx context.Context, c *kube.Cluster, names ...string) error {
 	for _, name := range names {
 		err := c.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})

@@ -35,7 +35,7 @@ func Full(say func(string, ...any)) Plan {
 // patience is how long a step may take on a busy machine.
 const patience = 3 * time.Minute
 
-// trial is one operator under way.
+// trial is the state of one operator's trial.
 type trial struct {
 	*kube.Cluster
 	*Built
@@ -65,7 +65,7 @@ func Run(ctx context.Context, c *kube.Cluster, b *Built, plan Plan) (result *Res
 	if err != nil {
 		return result, err
 	}
-	// What the operator would have to finalise, the restored controllers do if it cannot.
+	// The restored controllers finalise objects that the operator no longer can.
 	defer func() { err = errors.Join(err, restore(), t.remove(context.WithoutCancel(ctx))) }()
 	if err := t.deploy(ctx); err != nil {
 		return result, err
@@ -128,7 +128,7 @@ func (t *trial) adopted(ctx context.Context, reference []endState, result *Resul
 	return errors.Join(stepsErr, t.compare(ctx, reference, result), t.judgeAudit(result))
 }
 
-// compare waits for the end state to be that of the reference, and counts what is not.
+// compare waits until the end state equals the reference, and counts the differences.
 func (t *trial) compare(ctx context.Context, reference []endState, result *Result) error {
 	var last []string
 	ctx, cancel := context.WithTimeout(ctx, finalWait+t.Unreleased)
@@ -147,13 +147,13 @@ func (t *trial) compare(ctx context.Context, reference []endState, result *Resul
 	for _, d := range last[:min(5, len(last))] {
 		t.say("  ! %s", d)
 	}
-	if len(last) > 0 { // then the wait ended for want of time, which the count says
+	if len(last) > 0 { // the wait timed out, which the count shows
 		return nil
 	}
 	return err
 }
 
-// judgeAudit reads from the audit log who wrote what.
+// judgeAudit judges the writes in the audit log.
 func (t *trial) judgeAudit(result *Result) error {
 	root := types.NamespacedName{Namespace: t.home, Name: rootName}
 	var states []audit.State
@@ -180,7 +180,7 @@ func (t *trial) judgeAudit(result *Result) error {
 	return nil
 }
 
-// readAudit gives the audit log from the beginning of the trial on.
+// readAudit opens the audit log at the beginning of the trial.
 func (t *trial) readAudit(read func(*os.File) error) error {
 	f, err := os.Open(t.AuditLog())
 	if err != nil {
@@ -206,7 +206,8 @@ func (t *trial) judged(r audit.Request) bool {
 	return false
 }
 
-// remove deletes all of the trial. The operator goes last: objects may have its finalizers.
+// remove deletes all objects of the trial. The operator is deleted last: objects may have its
+// finalizers.
 func (t *trial) remove(ctx context.Context) error {
 	err := removeNamespaces(ctx, t.Cluster, append(tenantsOf(referenceSet), tenantsOf(adoptedSet)...)...)
 	workload := client.IgnoreNotFound(t.Delete(ctx, t.named()))
@@ -222,7 +223,7 @@ func (t *trial) until(ctx context.Context, what string, cond func(context.Contex
 	return kube.Until(ctx, what, cond)
 }
 
-// pause lets the churn go on.
+// pause lets the churn continue for a while.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -1,4 +1,4 @@
-// Package check tells what the operator sloppy has done wrong, by the objects alone.
+// Package check finds mistakes of the operator sloppy by its objects alone.
 package check
 
 import (
@@ -17,8 +17,8 @@ const (
 	DoneAnnotation = "sloppy.example.com/done"
 )
 
-// Wrong is what is wrong with a namespace's ConfigMaps once the operator had time to
-// come to rest; empty when all is right. A claim that is not done yet is no mistake.
+// Wrong returns the mistakes in a namespace's ConfigMaps, once the operator had time to
+// finish; none if all are correct. A claim that is not done yet is no mistake.
 func Wrong(all []corev1.ConfigMap) []string {
 	claims, children := map[string]bool{}, map[string]int{}
 	for _, m := range all {
@@ -40,7 +40,7 @@ func Wrong(all []corev1.ConfigMap) []string {
 	}
 	for claim := range children {
 		if _, ok := claims[claim]; !ok {
-			wrong = append(wrong, fmt.Sprintf("claim %s is gone and has a child yet", claim))
+			wrong = append(wrong, fmt.Sprintf("claim %s is deleted and still has a child", claim))
 		}
 	}
 	slices.Sort(wrong)

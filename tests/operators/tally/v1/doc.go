@@ -1,4 +1,3 @@
-// Package v1 holds Tally, the kind that the test operator reconciles. Its status
-// is a record of who reconciled the object, which is how tests see what reached
-// which pod.
+// Package v1 defines Tally, the kind that the test operator reconciles. Its status records
+// the pods that reconciled the object, by which tests see which objects reached which pod.
 package v1

@@ -23,11 +23,11 @@ var (
 	AddToScheme = builder.AddToScheme
 )
 
-// BacklogMessage is what the operator logs, with a map of seconds, of the objects that
-// it has in its cache and does not come to.
+// BacklogMessage is the message of the log line, with a map of seconds, about objects that are
+// in the cache and wait in the queue.
 const BacklogMessage = "objects in the cache wait in the queue"
 
-// Tally is an object on which every pod that reconciles it leaves its name.
+// Tally is an object that records every pod that reconciles it.
 type Tally struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -38,7 +38,7 @@ type Tally struct {
 
 // TallySpec is what a user may change to cause a reconcile.
 type TallySpec struct {
-	// Say is repeated in the status.
+	// Say is copied to the status.
 	Say string `json:"say,omitempty"`
 }
 
@@ -54,16 +54,16 @@ type TallyStatus struct {
 	Reconciles map[string]int64 `json:"reconciles,omitempty"`
 	// Generations is the newest generation that each pod reconciled.
 	Generations map[string]int64 `json:"generations,omitempty"`
-	// Refreshed is when a pod last said that it still looks after the object, if
-	// it was told to say so.
+	// Refreshed is when a pod last wrote the object without a change, if the operator runs
+	// with -refresh.
 	Refreshed *metav1.MicroTime `json:"refreshed,omitempty"`
 }
 
-// Record notes that pod reconciles the object's current generation. It reports
-// whether that was news.
+// Record records that pod reconciles the object's current generation. It reports whether the
+// status changed.
 //
-// Each pod counts a generation once, however often it is asked. So two pods that
-// both see an object both show, and yet do not answer each other's writes for ever.
+// Each pod records a generation once. So the status shows two pods that both reconcile an
+// object, and their writes do not trigger each other without end.
 func (t *Tally) Record(pod string) bool {
 	s := &t.Status
 	if s.Generations[pod] >= t.Generation {
@@ -84,8 +84,8 @@ func (t *Tally) Record(pod string) bool {
 	return true
 }
 
-// Refresh notes that the object is looked after now. It reports whether that was
-// news: it is if nobody has said so for a while.
+// Refresh records the current time unless it was recorded a short time ago. It reports
+// whether the status changed.
 func (t *Tally) Refresh(now time.Time, every time.Duration) bool {
 	if r := t.Status.Refreshed; r != nil && now.Sub(r.Time) < every {
 		return false

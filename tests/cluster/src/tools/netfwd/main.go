@@ -1,8 +1,9 @@
 // netfwd PORT PORTFILE TARGET
 //
-// makes a network namespace, holds it for as long as it runs, and forwards 127.0.0.1:PORT of the
-// namespace it was started in to TARGET inside the new one. PORT 0 takes a free one; PORTFILE is
-// told which. It is the only way into the cluster, and needs no link, route or rule outside.
+// creates a network namespace for as long as it runs, and forwards 127.0.0.1:PORT of the
+// namespace in which it was started to TARGET inside the new one. PORT 0 chooses a free one and
+// writes it to PORTFILE. This is the only connection to the cluster: it needs no link, route or
+// rule outside.
 package main
 
 import (

@@ -3,7 +3,7 @@
 // packs files as an image of one layer, in the archive format of docker save. A SOURCE is
 //
 //	FILE=DEST     one file
-//	DIR=DEST/     all that is below DIR
+//	DIR=DEST/     all files below DIR
 //	LINK@TARGET   a symbolic link
 //
 // and -with-libs adds a dynamically linked program, or a directory of shared objects, at its own place
@@ -86,7 +86,7 @@ func pack(out, ref string, config v1.Config, tree files, sources []string) error
 	if err != nil {
 		return err
 	}
-	// Not compressed: it travels from one directory to the next.
+	// Not compressed: the image is only copied on this machine.
 	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(content, types.DockerUncompressedLayer))
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func pack(out, ref string, config v1.Config, tree files, sources []string) error
 	if err != nil {
 		return err
 	}
-	// Renamed into place, so that nobody loads half an image.
+	// Renamed into place, so that no process loads half an image.
 	if err := tarball.WriteToFile(out+".new", tag, image); err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (f files) addSource(source string) error {
 	return f.add(src, dest)
 }
 
-// add puts src, a file or a directory with all that is below it, at dest.
+// add adds src, a file or a directory with all files below it, at dest.
 func (f files) add(src, dest string) error {
 	if info, err := os.Stat(src); err != nil {
 		return err
@@ -199,8 +199,8 @@ func (f files) addWithLibs(src string) error {
 	return nil
 }
 
-// layer returns the tree as a tar, with its directories. It is sorted: a directory comes before what is
-// in it, and the output depends on nothing but the input.
+// layer returns the tree as a tar, with its directories. It is sorted: a directory comes before its
+// content, and the output depends only on the input.
 func (f files) layer() ([]byte, error) {
 	tree := maps.Clone(f)
 	tree["tmp/"] = file{mode: 0o1777}

@@ -1,4 +1,4 @@
-// pause is what a pod's sandbox runs: it reaps zombies and sleeps until it is signalled.
+// pause runs in a pod's sandbox: it reaps zombies and sleeps until it is signalled.
 package main
 
 import (
