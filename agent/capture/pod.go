@@ -136,7 +136,8 @@ func (p *Pod) Abandon() error {
 	return nil
 }
 
-// open opens the listeners, or takes those that were handed over, and redirects the pod to them.
+// open opens the listeners, or takes those that were handed over, and redirects the pod to
+// them.
 func (p *Pod) open(r Request) error {
 	if err := inNetNS(p.netns, func() (err error) {
 		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
@@ -154,7 +155,11 @@ func (p *Pod) open(r Request) error {
 		}
 		return a.redirect(context.Background(), p)
 	}
+	return p.openSockets(r)
+}
 
+// openSockets is open for a pod that is redirected to sockets in its network namespace.
+func (p *Pod) openSockets(r Request) error {
 	last, elsewhere := p.way.last(p)
 	given, toElsewhere := r.Handed.listeners(p.netns)
 	if err := inNetNS(p.netns, func() (err error) {
@@ -163,13 +168,13 @@ func (p *Pod) open(r Request) error {
 	}); err != nil {
 		return err
 	}
-	p.port = uint16(p.sockets[0].Addr().(*net.TCPAddr).Port)
+	p.port = portOf(p.sockets[0])
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
 	p.inheritEgress(elsewhere, r.Egress, toElsewhere)
 	err := p.redirect()
-	if err != nil && elsewhere == nil && p.egress != nil { // which is no reason to leave all else
+	if err != nil && elsewhere == nil && p.egress != nil { // no reason to give up all else
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil
 		err = p.redirect()
@@ -180,8 +185,8 @@ func (p *Pod) open(r Request) error {
 	if err := p.node.forgetOthers(p); err != nil {
 		return err
 	}
-	// What an agent redirected and handed over, or refused since it died, went
-	// around none.
+	// Connections that an agent redirected and handed over, or that were refused since it
+	// died, did not go around it.
 	if len(given) == 0 && (last == 0 || p.failOpen) {
 		p.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
 	}
