@@ -202,7 +202,7 @@ func (s *stranger) requireOpen(q *quiet) {
 
 // TestConnectionsFromBeforeAreDestroyed are clients that were there before the agent.
 func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod, q := w.pod(), w.quiet()
 		stay := []*stranger{connectStranger(t, pod, "", "4", foreign[0]), connectStranger(t, pod, "", "6", foreign[1])}
@@ -281,7 +281,7 @@ func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
 
 // TestConnectionsFromWhileTheAgentHungAreDestroyed is a pod that fails open.
 func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != EBPF {
 			t.Skip("without an agent it refuses")
 		}
@@ -328,7 +328,7 @@ func podCgroup(t *testing.T, root string) (id uint64, container string) {
 // TestConnectionsOfAnotherAgentLive though they are in the pod's network
 // namespace, and are not this process's.
 func TestConnectionsOfAnotherAgentLive(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("ends none")
 		}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 )
 
 // MaxEgressPorts bounds the ports of one pod, for those of all pods of a node must find room
@@ -153,6 +155,14 @@ func (p *Pod) inheritEgress(earlier *egress, ports []uint16, given map[netip.Add
 	for _, l := range given {
 		l.Close()
 	}
+}
+
+// rules returns the egress as iptables has it.
+func (e *egress) rules() *iptables.Egress {
+	if e == nil {
+		return nil
+	}
+	return &iptables.Egress{Ports: e.ports, Port: e.port}
 }
 
 // allPorts are the redirected ports, none without egress.

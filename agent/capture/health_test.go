@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
@@ -108,7 +109,7 @@ func ebpfConfig(t testing.TB) Config {
 }
 
 func TestProbesDisturbNobody(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		m := w.agent(cfg)
 		namespaces := []*ns{w.pod(), w.pod(), w.pod()}
@@ -330,7 +331,7 @@ func TestPodThatFillsItsTables(t *testing.T) {
 			probesOf(t, other, 1)
 
 			var rules strings.Builder
-			rules.WriteString("*nat\n-F " + chain + "\n-F OUTPUT\n")
+			rules.WriteString("*nat\n-F " + iptables.Chain + "\n-F OUTPUT\n")
 			for i := range 60000 {
 				fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
@@ -295,18 +296,18 @@ func (n *node) forgetOthers(p *Pod) error {
 }
 
 // natTables returns those that are open, so that no pod waits for programs to be probed.
-func (n *node) natTables() ([2]natTable, error) {
+func (n *node) natTables() ([2]iptables.Table, error) {
 	for _, w := range n.ways {
-		if t, ok := w.(*iptables); ok {
+		if t, ok := w.(*rules); ok {
 			return t.tables, nil
 		}
 	}
-	return openNATTables(n.cfg.IPTables)
+	return iptables.OpenTables(n.cfg.IPTables)
 }
 
 // mark lets a socket pass every way of redirection there is, an earlier agent's among them.
 func (n *node) mark(fd int) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, iptables.Mark); err != nil {
 		return fmt.Errorf("mark socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
 	}
 	var errs []error
