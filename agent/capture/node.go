@@ -18,7 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
-// redirector is what the ways of capture differ in.
+// redirector is one capture mode.
 type redirector interface {
 	mode() Mode
 	// hostNetwork is nil if a pod can be told from others in its network namespace.
@@ -34,7 +34,7 @@ type redirector interface {
 	// redirect points the pod at its listeners, those for egress too or not any more. What pointed it elsewhere is in
 	// force until then. It mends what is broken, and changes nothing else.
 	redirect(ctx context.Context, p *Pod) error
-	// slow tells whether the pod can hold redirect up. Checks do not wait for it then.
+	// slow reports whether the pod can delay redirect. Checks do not wait for it then.
 	slow() bool
 	// release ends the redirection, unless another agent has made it its own since.
 	release(p *Pod) error
@@ -57,7 +57,7 @@ type redirector interface {
 	close(pods []*Pod) error
 }
 
-// node is the Backend: the pods that are captured, and how.
+// node implements Backend for the modes that work on this node.
 type node struct {
 	cfg         Config
 	ways        []redirector // the best first

@@ -69,7 +69,7 @@ func (p *Pod) owns(conn net.Conn) bool {
 	return false
 }
 
-// takes tells whether a connection from a port is the awaited probe. Nothing
+// takes reports whether a connection from a port is the awaited probe. Nothing
 // else can come from there: the probe is bound to its port on all addresses.
 func (v *vitals) takes(port int) bool {
 	pr := v.awaited.Load()
@@ -212,7 +212,7 @@ func isOwnPod(uid uuid.UUID) bool {
 	return [12]byte(uid[:]) == [12]byte(ownPod[:])
 }
 
-// isGone tells whether a uid is of an agent's own pod, and the agent is gone.
+// isGone reports whether a uid is that of an agent's own pod, and the agent is gone.
 func isGone(uid uuid.UUID) bool {
 	if !isOwnPod(uid) {
 		return false

@@ -119,7 +119,7 @@ func refuseRule(at uint16) rule {
 	return rule{"-p", "udp", "-m", "udp", "--dport", strconv.Itoa(int(at)), "-j", "REJECT"}
 }
 
-// value is the number after an option, 0 without.
+// value returns the number after an option; 0 if there is none.
 func (r rule) value(option string) uint16 {
 	i := slices.Index(r, option)
 	if i < 0 || i+1 == len(r) {
@@ -155,7 +155,7 @@ func leadsOf(lines []string) (l Lead) {
 	return l
 }
 
-// isAnothers tells whether rules Lead elsewhere than to port, or to nowhere.
+// isAnothers reports whether rules redirect to another port than these.
 func (l Lead) isAnothers(port uint16, e *Egress) bool {
 	if l.Port != 0 {
 		return l.Port != port
@@ -292,7 +292,7 @@ func (t Table) Restore(ctx context.Context, rules string) error {
 }
 
 // Remove removes our chains and the jumps to them. It is no error if they are not there.
-// Unless port is 0, chains that Lead elsewhere stay.
+// Unless port is 0, chains that redirect elsewhere stay.
 func (t Table) Remove(ctx context.Context, port uint16, e *Egress) error {
 	if t.err != nil || !t.mayExist(nat) {
 		return nil // without the program no rules could have been made

@@ -37,6 +37,7 @@ var transitions = []struct {
 	{"unseen pod when the agent resumes", State{Assigned: true}, Resumption, State{Assigned: true}, nil},
 
 	// Sources of knowledge.
+	{"restored pod has a policy", State{Presence: Restored}, PolicyRestored, State{Presence: Restored, Assigned: true}, nil},
 	{"restored pod is announced", State{Presence: Restored}, Announcement, State{Presence: Announced}, nil},
 	{"restored pod is listed", State{Presence: Restored}, Listing, State{Presence: Listed}, nil},
 	{"restored pod was deleted meanwhile", State{Presence: Restored, Redirect: Self, Proxy: Deciding}, Absence, State{Presence: Deleted, Redirect: Self, Proxy: Deciding}, []Effect{RefuseDeleted, Save}},
