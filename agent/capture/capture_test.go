@@ -250,7 +250,7 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		h := startHammer(t, pod, destinations(cfg)...)
 		for range 5 {
-			require.NoError(t, p.way.redirect(t.Context(), p))
+			require.NoError(t, p.redirector.redirect(t.Context(), p))
 			h.await(8)
 		}
 		counts := h.stop()
@@ -388,7 +388,7 @@ func TestSweep(t *testing.T) {
 			for _, pod := range pods[1:] {
 				var cookie uint64
 				require.NoError(t, pod.do(func() (err error) { cookie, err = netnsCookie(); return err }))
-				_, ok, err := n.ways[0].(ebpf).bpf.Pod(cookie)
+				_, ok, err := n.redirectors[0].(ebpf).bpf.Pod(cookie)
 				require.NoError(t, err)
 				require.False(t, ok)
 			}

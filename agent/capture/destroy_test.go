@@ -401,14 +401,14 @@ func TestSignOfLifeAlone(t *testing.T) {
 	p, err := m.Capture(r)
 	require.NoError(t, err)
 	answer(t, "mesh", p.Listeners()...)
-	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	require.NoError(t, m.(*node).redirectors[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
 	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
 		require.Empty(t, m.Check(false))
 	}
-	entry, _, err := m.(*node).ways[0].(ebpf).bpf.Pod(p.cookie)
+	entry, _, err := m.(*node).redirectors[0].(ebpf).bpf.Pod(p.cookie)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, entry.Port, "the successor's")
-	require.False(t, m.(*node).ways[0].(ebpf).bpf.Beat(), "it showed no sign of life")
+	require.False(t, m.(*node).redirectors[0].(ebpf).bpf.Beat(), "it showed no sign of life")
 }
 
 // TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.

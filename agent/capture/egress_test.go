@@ -242,8 +242,8 @@ func TestEgressIsEndedOnceItCanBe(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
-		way := &failing{redirector: p.way}
-		p.way = way
+		way := &failing{redirector: p.redirector}
+		p.redirector = way
 		fail := func() {
 			t.Helper()
 			way.times = 1

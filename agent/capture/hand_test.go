@@ -254,7 +254,7 @@ func TestRulesAreMended(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
-		tables := p.way.(*rules).tables
+		tables := p.redirector.(*rules).tables
 		harm := func(rules string) func(iptables.Table) error {
 			return func(table iptables.Table) error { return table.Restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
 		}
@@ -271,7 +271,7 @@ func TestRulesAreMended(t *testing.T) {
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error { return harm(table) }))
 				}
-				require.NoError(t, p.way.redirect(t.Context(), p))
+				require.NoError(t, p.redirector.redirect(t.Context(), p))
 				for _, to := range listed {
 					who, _, err := client{}.connect(pod, to)
 					require.NoError(t, err)
@@ -301,7 +301,7 @@ func TestDoubledJumps(t *testing.T) {
 			w := newWorld(t)
 			pod := w.pod()
 			p := captured(t, w.agent(cfg), uid, pod, "mesh")
-			for _, table := range p.way.(*rules).tables {
+			for _, table := range p.redirector.(*rules).tables {
 				require.NoError(t, pod.do(func() error {
 					return table.Restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+iptables.Chain+"\n", jumps)+"COMMIT\n")
 				}))

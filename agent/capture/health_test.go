@@ -301,14 +301,14 @@ func TestRepairsHideNoLoss(t *testing.T) {
 	agent := w.agent(cfg)
 	p := captured(t, agent, uid, pod, "mesh")
 	n := agent.(*node)
-	require.NoError(t, n.ways[0].(ebpf).bpf.DeletePod(p.cookie))
+	require.NoError(t, n.redirectors[0].(ebpf).bpf.DeletePod(p.cookie))
 	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(start), soon)
 		detach(t, cfg, "connect4")
 		n.health.audited = time.Time{}
 		agent.Check(true)
 		var err error
-		_, found, err = n.ways[0].(ebpf).entry(p)
+		_, found, err = n.redirectors[0].(ebpf).entry(p)
 		require.NoError(t, err)
 	}
 }
@@ -561,7 +561,7 @@ func TestHostNetwork(t *testing.T) {
 
 	// An entry that somebody removed.
 	require.Empty(t, c.losses())
-	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.DeleteCgroup(q.cgroup))
+	require.NoError(t, m.(*node).redirectors[0].(ebpf).bpf.DeleteCgroup(q.cgroup))
 	require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
 	require.NoError(t, c.losses()[0].Repair)
 	join(filepath.Join(pods, "pod2/container"))
@@ -583,7 +583,7 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	w := newWorld(t)
 	m := w.agent(cfg)
 	require.Empty(t, m.Check(true))
-	r := m.(*node).ways[0].(ebpf).bpf
+	r := m.(*node).redirectors[0].(ebpf).bpf
 	dead := exec.Command("/bin/true")
 	require.NoError(t, dead.Run())
 	var uid uuid.UUID

@@ -26,7 +26,7 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 	fill.Stdin = strings.NewReader(listing.String())
 	require.NoError(t, pod.do(fill.Run))
 
-	table := p.way.(*rules).tables[0]
+	table := p.redirector.(*rules).tables[0]
 	require.ErrorContains(t, pod.do(func() error {
 		_, err := table.Lead(t.Context())
 		return err

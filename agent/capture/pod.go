@@ -16,7 +16,7 @@ import (
 type Pod struct {
 	uid         uuid.UUID
 	node        *node
-	way         redirector
+	redirector  redirector
 	netns       *os.File
 	hostNetwork bool        // netns is the node's
 	cgroup      uint64      // 0 if it is not known; never under hostNetwork
@@ -63,15 +63,15 @@ func (p *Pod) Addresses() []netip.Addr {
 func (p *Pod) SetAddresses(addresses []netip.Addr) error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	a, ok := p.way.(*address)
+	a, ok := p.redirector.(*address)
 	if !ok || p.node.pods[p.uid.String()] != p {
 		return nil
 	}
 	return a.know(p, addresses, true)
 }
 
-// Mode is the way the pod was captured.
-func (p *Pod) Mode() Mode { return p.way.mode() }
+// Mode returns the mode that the pod was captured in.
+func (p *Pod) Mode() Mode { return p.redirector.mode() }
 
 // SetFailOpen changes what becomes of the pod's connections while no agent serves it.
 func (p *Pod) SetFailOpen(open bool) error {
@@ -84,7 +84,7 @@ func (p *Pod) SetFailOpen(open bool) error {
 	if p.node.pods[p.uid.String()] != p {
 		return nil // another agent's by now
 	}
-	if err := p.way.setFailOpen(p); err != nil {
+	if err := p.redirector.setFailOpen(p); err != nil {
 		return fmt.Errorf("set what becomes of pod %s without an agent: %w", p.uid, err)
 	}
 	return nil
@@ -140,14 +140,14 @@ func (p *Pod) Abandon() error {
 // them.
 func (p *Pod) open(r Request) error {
 	if err := inNetNS(p.netns, func() (err error) {
-		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
+		if p.cookie, err = netnsCookie(); err != nil && p.redirector.mode() == EBPF {
 			return err
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	if a, ok := p.way.(*address); ok {
+	if a, ok := p.redirector.(*address); ok {
 		p.queue = newQueue(a.listener.Addr())
 		p.listeners = []net.Listener{watched{p.queue, p}}
 		if err := p.node.forgetOthers(p); err != nil {
@@ -160,7 +160,7 @@ func (p *Pod) open(r Request) error {
 
 // openSockets is open for a pod that is redirected to sockets in its network namespace.
 func (p *Pod) openSockets(r Request) error {
-	last, elsewhere := p.way.last(p)
+	last, elsewhere := p.redirector.last(p)
 	given, toElsewhere := r.Handed.listeners(p.netns)
 	if err := inNetNS(p.netns, func() (err error) {
 		p.sockets, err = listen(last, given)
@@ -196,8 +196,8 @@ func (p *Pod) openSockets(r Request) error {
 // redirect puts in force what is wanted.
 func (p *Pod) redirect() error {
 	start := time.Now()
-	err := p.way.redirect(context.Background(), p)
-	if err != nil && p.way.slow() && time.Since(start) > slowAfter {
+	err := p.redirector.redirect(context.Background(), p)
+	if err != nil && p.redirector.slow() && time.Since(start) > slowAfter {
 		p.damaged(err) // not again and again, with all others waiting
 		return nil
 	}

@@ -85,9 +85,9 @@ func (n *node) target(p *Pod) netip.AddrPort {
 	switch {
 	case p == n.health.own:
 		return n.health.to
-	case p.way.mode() == Address && len(n.agents) == 0:
+	case p.redirector.mode() == Address && len(n.agents) == 0:
 		return netip.AddrPort{}
-	case p.way.mode() == Address:
+	case p.redirector.mode() == Address:
 		return n.agents[0]
 	case p.hostNetwork:
 		// The hook would not take this process for one of the pod's.
@@ -223,14 +223,14 @@ func isGone(uid uuid.UUID) bool {
 
 // makeOwn captures a network namespace with nothing in it but lo.
 func (n *node) makeOwn() error {
-	if n.health.own != nil || n.ways[0].mode() == Address {
+	if n.health.own != nil || n.redirectors[0].mode() == Address {
 		return nil
 	}
 	netns, err := newNetNS()
 	if err != nil {
 		return err
 	}
-	p := &Pod{uid: ownPod, node: n, way: n.ways[0], netns: netns}
+	p := &Pod{uid: ownPod, node: n, redirector: n.redirectors[0], netns: netns}
 	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
 	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
