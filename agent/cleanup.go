@@ -16,14 +16,14 @@ import (
 // stopWithin is how long a cleanup waits for the running agent to stop.
 const stopWithin = 30 * time.Second
 
-// cleaner holds a node's pods against agents that would serve them.
+// cleaner keeps agents from serving a node while it is cleaned up.
 type cleaner struct {
 	podStart time.Duration
 	done     atomic.Bool
 }
 
-// Admit implements takeover.Incumbent. An agent of a later pod is there because
-// somebody wants the mesh back.
+// Admit implements takeover.Incumbent. Once clean, an agent of a later pod is admitted: the
+// mesh was installed again.
 func (c *cleaner) Admit(podStart time.Duration) error {
 	if !c.done.Load() || podStart < c.podStart {
 		return errors.New("this node is being cleaned up")
@@ -31,23 +31,22 @@ func (c *cleaner) Admit(podStart time.Duration) error {
 	return nil
 }
 
-// The rest of takeover.Incumbent: there is nothing to hand over.
+// The rest of takeover.Incumbent: there is nothing to offer.
 func (c *cleaner) Offer(context.Context) ([]takeover.Pod, error)  { return nil, nil }
 func (c *cleaner) Yield(context.Context) (<-chan struct{}, error) { return nil, nil }
 func (c *cleaner) Traffic(context.Context) map[string][]byte      { return nil }
 func (c *cleaner) Resume(context.Context) error                   { return nil }
 func (c *cleaner) Stop(context.Context) error                     { return nil }
 
-// Cleanup removes from the node what agents leave there on purpose between
-// their lives: redirections, policies, the serving certificate. A running agent
-// is told to stop first, for good. Pods captured until now go direct; those that
-// trust the mesh CA alone then reach nothing. Until clean, called then, returns, no
-// agent of an earlier pod serves again.
+// Cleanup removes what agents leave on the node for their successors: redirections,
+// policies, the serving certificate. It stops a running agent first, for good. Captured pods
+// go direct from then on; those that trust the mesh CA alone reach nothing. Then it calls
+// clean. Until that returns, no agent of an earlier pod serves again.
 func Cleanup(ctx context.Context, o Options, clean func() error) error {
 	stopping, cancel := context.WithTimeout(ctx, stopWithin)
 	defer cancel()
 	if err := takeover.Stop(stopping, o.socket()); err != nil {
-		// It hangs, most likely, and finds the socket taken when it does not any more.
+		// Most likely it hangs. When it wakes up, it finds that the socket was taken.
 		o.Logger.Error("the running agent did not stop", "error", err)
 	}
 	podStart, err := takeover.PodStart(o.PodDir)
@@ -81,7 +80,7 @@ func (o Options) cleanNode() error {
 	if err != nil {
 		return err
 	}
-	// All pods: which were captured, nobody need have kept.
+	// All pods, because there may be no record of those that were captured.
 	found, err := locator.All()
 	errs := []error{err}
 	var paths []string
@@ -108,7 +107,7 @@ func (o Options) cleanNode() error {
 	return nil
 }
 
-// removeContents empties a directory that may be a mount point, but for one path.
+// removeContents empties a directory, which may be a mount point, except for one path.
 func removeContents(dir, but string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestNoEarlierAgentServesWhatWasCleanedUp(t *testing.T) {
+func TestCleanedNodeAdmitsLaterPodsOnly(t *testing.T) {
 	c := &cleaner{podStart: 10}
 	assert.Error(t, c.Admit(9))
 	assert.Error(t, c.Admit(11), "not done")
@@ -18,7 +18,7 @@ func TestNoEarlierAgentServesWhatWasCleanedUp(t *testing.T) {
 	assert.NoError(t, c.Admit(11), "the mesh was installed again")
 }
 
-func TestACleanupThatFailsLeavesNoSocket(t *testing.T) {
+func TestFailedCleanupLeavesNoSocket(t *testing.T) {
 	dir := t.TempDir()
 	o := Options{RunDir: dir, CgroupDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
 	err := Cleanup(t.Context(), o, func() error { t.Error("it is not clean"); return nil })

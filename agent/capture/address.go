@@ -132,7 +132,7 @@ func (a *address) know(p *Pod, addresses []netip.Addr, given bool) error {
 	return nil
 }
 
-// has tells whether a pod still has an address: a pod that is gone, but not yet
+// has reports whether a pod still has an address: a pod that is gone, but not yet
 // released, may have lost it to another.
 func has(p *Pod, at netip.Addr) bool {
 	return !errors.Is(inNetNS(p.netns, func() error {
@@ -258,7 +258,7 @@ func newQueue(at net.Addr) *queue {
 	return &queue{at: at, conns: make(chan net.Conn, queueLength), closed: make(chan struct{})}
 }
 
-// push tells whether there was room for the connection.
+// push reports whether there was room for the connection.
 func (q *queue) push(conn net.Conn) bool {
 	q.mu.Lock() // or it would come into a queue that nobody empties any more
 	defer q.mu.Unlock()

@@ -1,3 +1,30 @@
+// Package capture brings a pod's connections to the apiserver to the agent.
+//
+// The agent opens listeners inside the network namespace of each captured pod,
+// on 127.0.0.1 and ::1, and connections to a listed destination are redirected
+// to them: by BPF at the connect, or by iptables in the pod's namespace. So the
+// listener a connection came in by is the pod's identity, and the connections
+// that the agent makes for a pod (see [Pod.DialContext]) leave from the pod's
+// own address, under the pod's own network policies. Where a node allows
+// neither, a pod can be made to look for the apiserver at the agent's own
+// address: then the address that it comes from is its identity.
+//
+// What a pod connects to elsewhere goes its own way, unless [Pod.SetEgress] names
+// ports: then it comes in by listeners of its own, under the same rules.
+//
+// A captured pod stays captured. Listeners come before the redirection, an
+// earlier agent's redirection stays until the new one replaces it at once, and
+// without an agent the connections are refused, but for pods that fail open. An
+// agent that is there when the next one comes hands its listeners over, so that
+// nothing is refused in between. What a pod had connected before it was captured
+// is ended.
+//
+// What the process needs: CAP_SYS_ADMIN to enter a network namespace (it
+// includes CAP_BPF), CAP_NET_ADMIN to load and attach the programs, to mark
+// and end sockets and for iptables (that of nftables), and read access to the paths
+// that name the namespaces (for /proc/PID/ns/net of another user's process
+// CAP_SYS_PTRACE). Package bpf says which kernels it needs; on earlier ones only
+// iptables is possible.
 package capture
 
 import (
@@ -11,7 +38,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
-// Mode is a way of capture.
+// Mode is a capture mode.
 type Mode string
 
 const (
@@ -33,11 +60,11 @@ const DefaultPinDir = "/sys/fs/bpf/ctrlmesh"
 
 // Config says how pods are captured. The zero value suits a usual node.
 type Config struct {
-	// Mode is the one way of redirecting to use; in Auto mode all that work are open.
+	// Mode is the one mode to open; Auto opens all that work.
 	Mode Mode
 
 	// Address is the host:port to listen on, in the agent's own network namespace,
-	// for the pods captured by Address. If empty, that way is not open.
+	// for the pods captured by Address. If empty, that mode is not open.
 	Address string
 	// Refused, if not nil, is called for each connection that was closed, to Address or
 	// to the listener of a pod under hostNetwork. It must not block.
@@ -73,7 +100,7 @@ type Request struct {
 	UID string
 	// NetNS names the pod's network namespace (/proc/PID/ns/net, /run/netns/NAME).
 	NetNS string
-	// Mode is the way of capture; Auto for the first that works on this node.
+	// Mode is the capture mode; Auto for the first that works on this node.
 	Mode Mode
 	// HostNetwork is for a pod without a network namespace of its own.
 	HostNetwork bool
@@ -117,10 +144,10 @@ type Loss struct {
 
 // Backend captures pods. It is safe for concurrent use.
 type Backend interface {
-	// Modes are the ways that work on this node, the best first; at least one.
+	// Modes returns the modes that work on this node, the best first; at least one.
 	Modes() []Mode
 
-	// Unavailable is why the other ways that were to be opened do not work here.
+	// Unavailable returns why the other modes that were to be opened do not work here.
 	Unavailable() map[Mode]error
 
 	// HostNetwork is nil where pods under hostNetwork can be captured, else the reason.
@@ -171,10 +198,9 @@ const CheckInterval = 250 * time.Millisecond
 // ErrHostNetwork means that a pod has no network namespace of its own.
 var ErrHostNetwork = errors.New("the pod has no network namespace of its own")
 
-// Open makes the ways of capture ready that this node allows. It finds that out
-// by doing: it loads and attaches the BPF programs, and makes rules in a network
-// namespace of its own. In Auto mode one way is enough, whichever; a way that was
-// asked for must work.
+// Open opens the capture modes that work on this node. It finds out by trying: it loads and
+// attaches the BPF programs, and makes rules in a network namespace of its own. In Auto mode
+// any one mode is enough; a mode that was asked for must work.
 func Open(cfg Config) (Backend, error) {
 	cfg = cfg.withDefaults()
 	n := &node{cfg: cfg, rotation: rotation, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}

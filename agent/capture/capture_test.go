@@ -19,7 +19,7 @@ import (
 )
 
 func TestConnectLandsOnTheListener(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		pod4, pod6 := pod.addresses(1)
@@ -96,7 +96,7 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 }
 
 func TestDialGoesDirect(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		pod4, pod6 := pod.addresses(1)
@@ -174,7 +174,7 @@ func requireHome(t *testing.T) {
 }
 
 func TestDeadAgentRefuses(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		m := w.agent(cfg)
@@ -198,7 +198,7 @@ func TestDeadAgentRefuses(t *testing.T) {
 func TestTakeover(t *testing.T) {
 	for name, overlap := range map[string]bool{"overlapping": true, "after": false} {
 		t.Run(name, func(t *testing.T) {
-			forEachMethod(t, func(t *testing.T, cfg Config) {
+			forEachBackend(t, func(t *testing.T, cfg Config) {
 				if overlap && cfg.Mode == Address {
 					t.Skip("agents that overlap have addresses of their own")
 				}
@@ -244,13 +244,13 @@ func TestTakeover(t *testing.T) {
 
 // TestRedirectionIsReplacedAtOnce does the one step of a takeover that could open a hole, again and again.
 func TestRedirectionIsReplacedAtOnce(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		h := startHammer(t, pod, destinations(cfg)...)
 		for range 5 {
-			require.NoError(t, p.way.redirect(t.Context(), p))
+			require.NoError(t, p.redirector.redirect(t.Context(), p))
 			h.await(8)
 		}
 		counts := h.stop()
@@ -260,7 +260,7 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 }
 
 func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("has none but its own address")
 		}
@@ -302,7 +302,7 @@ func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 }
 
 func TestReleaseLetsGo(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
@@ -328,7 +328,7 @@ func requireGone(t *testing.T, w *world, pod *ns) {
 }
 
 func TestCloseLetsGo(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		m := w.agent(cfg)
@@ -339,7 +339,7 @@ func TestCloseLetsGo(t *testing.T) {
 }
 
 func TestCaptureAgain(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		m := w.agent(cfg)
@@ -363,7 +363,7 @@ func TestCaptureAgain(t *testing.T) {
 }
 
 func TestSweep(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
 		pods := []*ns{w.pod(), w.pod(), w.pod()}
@@ -388,7 +388,7 @@ func TestSweep(t *testing.T) {
 			for _, pod := range pods[1:] {
 				var cookie uint64
 				require.NoError(t, pod.do(func() (err error) { cookie, err = netnsCookie(); return err }))
-				_, ok, err := n.ways[0].(ebpf).bpf.Pod(cookie)
+				_, ok, err := n.redirectors[0].(ebpf).bpf.Pod(cookie)
 				require.NoError(t, err)
 				require.False(t, ok)
 			}
@@ -397,7 +397,7 @@ func TestSweep(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		m, err := Open(cfg)
@@ -428,7 +428,7 @@ func TestRefused(t *testing.T) {
 }
 
 func TestCleanup(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		m := w.agent(cfg)
@@ -450,7 +450,7 @@ func TestCleanup(t *testing.T) {
 func TestNoIPv6(t *testing.T) {
 	for name, device := range map[string]string{"nowhere": "all", "not on lo": "lo"} {
 		t.Run(name, func(t *testing.T) {
-			forEachMethod(t, func(t *testing.T, cfg Config) {
+			forEachBackend(t, func(t *testing.T, cfg Config) {
 				w := newWorld(t)
 				pod := w.pod()
 				disable := func(value string) {
@@ -484,7 +484,7 @@ func TestNoIPv6(t *testing.T) {
 }
 
 func TestListenersShareNothing(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("has no listeners in the pod")
 		}

@@ -18,13 +18,13 @@ const destroyAtOnce = 4096
 
 // comeBack notes that the pod may have gone direct for want of an agent.
 func (p *Pod) comeBack() {
-	p.direct = p.direct || p.failOpen && p.way.mode() == EBPF
+	p.direct = p.direct || p.failOpen && p.redirector.mode() == EBPF
 }
 
 // recaptured notes that the pod's redirection was lost and is repaired: what it connected
 // meanwhile went direct, whatever its failure policy.
 func (p *Pod) recaptured() {
-	p.direct = p.direct || p.way.mode() != Address
+	p.direct = p.direct || p.redirector.mode() != Address
 }
 
 // endDirect ends the connections around the agent, of as many pods as there is time for.

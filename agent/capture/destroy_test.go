@@ -202,7 +202,7 @@ func (s *stranger) requireOpen(q *quiet) {
 
 // TestConnectionsFromBeforeAreDestroyed are clients that were there before the agent.
 func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod, q := w.pod(), w.quiet()
 		stay := []*stranger{connectStranger(t, pod, "", "4", foreign[0]), connectStranger(t, pod, "", "6", foreign[1])}
@@ -281,7 +281,7 @@ func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
 
 // TestConnectionsFromWhileTheAgentHungAreDestroyed is a pod that fails open.
 func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != EBPF {
 			t.Skip("without an agent it refuses")
 		}
@@ -328,7 +328,7 @@ func podCgroup(t *testing.T, root string) (id uint64, container string) {
 // TestConnectionsOfAnotherAgentLive though they are in the pod's network
 // namespace, and are not this process's.
 func TestConnectionsOfAnotherAgentLive(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("ends none")
 		}
@@ -401,14 +401,14 @@ func TestSignOfLifeAlone(t *testing.T) {
 	p, err := m.Capture(r)
 	require.NoError(t, err)
 	answer(t, "mesh", p.Listeners()...)
-	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	require.NoError(t, m.(*node).redirectors[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
 	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
 		require.Empty(t, m.Check(false))
 	}
-	entry, _, err := m.(*node).ways[0].(ebpf).bpf.Pod(p.cookie)
+	entry, _, err := m.(*node).redirectors[0].(ebpf).bpf.Pod(p.cookie)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, entry.Port, "the successor's")
-	require.False(t, m.(*node).ways[0].(ebpf).bpf.Beat(), "it showed no sign of life")
+	require.False(t, m.(*node).redirectors[0].(ebpf).bpf.Beat(), "it showed no sign of life")
 }
 
 // TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.

@@ -180,7 +180,7 @@ func (e ebpf) repair(destinations []netip.AddrPort, pods []*Pod) error {
 	return errors.Join(errs...)
 }
 
-// unprobed tells whether probes do not show all there is of a pod.
+// unprobed reports whether probes do not cover all of a pod's redirection.
 func unprobed(p *Pod) bool { return p.hostNetwork || p.egress != nil }
 
 func (e ebpf) close([]*Pod) error { return e.bpf.Close() }

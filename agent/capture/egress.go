@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 )
 
 // MaxEgressPorts bounds the ports of one pod, for those of all pods of a node must find room
@@ -60,7 +62,7 @@ func (p *Pod) setEgress(ports []uint16) ([]net.Listener, error) {
 	case before != nil && len(before.sockets) > 0 && slices.Equal(before.ports, ports):
 		return before.listeners, nil
 	}
-	if err := p.way.canEgress(); err != nil {
+	if err := p.redirector.canEgress(); err != nil {
 		return nil, err
 	}
 	p.stopMending() // it would make the redirection of before
@@ -96,7 +98,7 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 		_ = closeAll(next.listeners)
 	}
 	// Some of what is in force by now may lead to a port that nobody listens on.
-	return nil, errors.Join(err, p.way.redirect(context.Background(), p))
+	return nil, errors.Join(err, p.redirector.redirect(context.Background(), p))
 }
 
 // listenEgress opens the listeners, unless they are.
@@ -136,7 +138,7 @@ func (p *Pod) endEgress() error {
 func (p *Pod) inheritEgress(earlier *egress, ports []uint16, given map[netip.Addr]*net.TCPListener) {
 	ports = portSet(ports)
 	switch {
-	case p.way.canEgress() != nil:
+	case p.redirector.canEgress() != nil:
 	case earlier != nil:
 		p.egress = earlier
 		if len(given) > 0 && p.listenEgress(earlier, given) == nil {
@@ -153,6 +155,14 @@ func (p *Pod) inheritEgress(earlier *egress, ports []uint16, given map[netip.Add
 	for _, l := range given {
 		l.Close()
 	}
+}
+
+// rules returns the egress as iptables has it.
+func (e *egress) rules() *iptables.Egress {
+	if e == nil {
+		return nil
+	}
+	return &iptables.Egress{Ports: e.ports, Port: e.port}
 }
 
 // allPorts are the redirected ports, none without egress.
@@ -177,7 +187,7 @@ func (l redirected) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		to, err := l.pod.way.origin(l.pod, conn)
+		to, err := l.pod.redirector.origin(l.pod, conn)
 		if err == nil && to.IsValid() {
 			return toElsewhere{conn, to}, nil
 		}

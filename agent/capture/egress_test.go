@@ -24,9 +24,9 @@ import (
 // egressPorts are all that other4 and other6 are reached at, and the apiservers too.
 var egressPorts = []uint16{443, 6443}
 
-// forEachRedirection is forEachMethod but for Address.
+// forEachRedirection is forEachBackend but for Address.
 func forEachRedirection(t *testing.T, test func(t *testing.T, cfg Config)) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("redirects nothing")
 		}
@@ -242,8 +242,8 @@ func TestEgressIsEndedOnceItCanBe(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
-		way := &failing{redirector: p.way}
-		p.way = way
+		way := &failing{redirector: p.redirector}
+		p.redirector = way
 		fail := func() {
 			t.Helper()
 			way.times = 1

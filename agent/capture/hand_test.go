@@ -1,19 +1,23 @@
 package capture
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 )
 
 // TestHandOver is an upgrade as it should be: no connection is refused, and none goes around.
 func TestHandOver(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("agents that overlap have addresses of their own")
 		}
@@ -146,7 +150,7 @@ func TestHandedNonsense(t *testing.T) {
 
 // TestStopLetsFailOpenPodsGo is an agent that stops for good: pods that fail open go direct, the others stay captured.
 func TestStopLetsFailOpenPodsGo(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != IPTables {
 			t.Skip("without an agent the hook decides, or the address is nobody's")
 		}
@@ -179,7 +183,7 @@ func TestStopLetsFailOpenPodsGo(t *testing.T) {
 
 // TestPodsOwnPorts is a pod that uses the ports that such proxies like, and those of its own loopback.
 func TestPodsOwnPorts(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
 		var own []net.Listener
@@ -243,31 +247,31 @@ func TestWaysSideBySide(t *testing.T) {
 
 // TestRulesAreMended is somebody who flushes them.
 func TestRulesAreMended(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != IPTables {
 			t.Skip("has no rules")
 		}
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
-		tables := p.way.(*iptables).tables
-		harm := func(rules string) func(natTable) error {
-			return func(table natTable) error { return table.restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
+		tables := p.redirector.(*rules).tables
+		harm := func(rules string) func(iptables.Table) error {
+			return func(table iptables.Table) error { return table.Restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
 		}
-		for name, harm := range map[string]func(natTable) error{
-			"chain flushed":  harm("-F " + chain),
+		for name, harm := range map[string]func(iptables.Table) error{
+			"chain flushed":  harm("-F " + iptables.Chain),
 			"OUTPUT flushed": harm("-F OUTPUT"),
-			"all removed":    func(table natTable) error { return table.remove(t.Context(), 0, nil) },
+			"all removed":    func(table iptables.Table) error { return table.Remove(t.Context(), 0, nil) },
 			"jump not first": harm("-I OUTPUT 1 -p tcp -j ACCEPT"),
-			"jumps doubled":  harm("-I OUTPUT 1 -j " + chain),
-			"a rule added":   harm("-I " + chain + " 1 -p tcp -j ACCEPT"),
-			"rules reversed": harm("-A " + chain + " " + strings.Join(markRule, " ")),
+			"jumps doubled":  harm("-I OUTPUT 1 -j " + iptables.Chain),
+			"a rule added":   harm("-I " + iptables.Chain + " 1 -p tcp -j ACCEPT"),
+			"rules reversed": harm("-A " + iptables.Chain + " " + fmt.Sprintf("-m mark --mark %#x -j RETURN", iptables.Mark)),
 		} {
 			t.Run(name, func(t *testing.T) {
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error { return harm(table) }))
 				}
-				require.NoError(t, p.way.redirect(t.Context(), p))
+				require.NoError(t, p.redirector.redirect(t.Context(), p))
 				for _, to := range listed {
 					who, _, err := client{}.connect(pod, to)
 					require.NoError(t, err)
@@ -275,9 +279,10 @@ func TestRulesAreMended(t *testing.T) {
 				}
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error {
-						lines, err := table.commands.List("nat", "OUTPUT")
+						program := map[int]string{4: "iptables-", 6: "ip6tables-"}[table.Family] + cfg.IPTables
+						listing, err := exec.Command(program, "-t", "nat", "-S", "OUTPUT").Output()
 						require.NoError(t, err)
-						require.Equal(t, "-A OUTPUT "+strings.Join(jump, " "), lines[1])
+						require.Equal(t, "-A OUTPUT -j "+iptables.Chain, strings.Split(string(listing), "\n")[1])
 						return nil
 					}))
 				}
@@ -288,7 +293,7 @@ func TestRulesAreMended(t *testing.T) {
 
 // TestDoubledJumps do not keep the rules from going.
 func TestDoubledJumps(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != IPTables {
 			t.Skip("has no rules")
 		}
@@ -296,9 +301,9 @@ func TestDoubledJumps(t *testing.T) {
 			w := newWorld(t)
 			pod := w.pod()
 			p := captured(t, w.agent(cfg), uid, pod, "mesh")
-			for _, table := range p.way.(*iptables).tables {
+			for _, table := range p.redirector.(*rules).tables {
 				require.NoError(t, pod.do(func() error {
-					return table.restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+chain+"\n", jumps)+"COMMIT\n")
+					return table.Restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+iptables.Chain+"\n", jumps)+"COMMIT\n")
 				}))
 			}
 			require.NoError(t, p.Release())

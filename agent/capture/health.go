@@ -88,7 +88,7 @@ func (n *node) Check(mend bool) []Loss {
 		}
 		h.to = n.destinations[0]
 		if err := n.makeOwn(); err != nil {
-			return []Loss{{Mode: n.ways[0].mode(), Reason: err, Repair: errors.New("the redirection cannot be checked")}}
+			return []Loss{{Mode: n.redirectors[0].mode(), Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
 	n.showLife()
@@ -112,7 +112,7 @@ func (n *node) showLife() {
 	if pr := own.vitals.probe; pr == nil || !pr.arrived.Load() {
 		return
 	}
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		h.slept = w.beat() || h.slept
 	}
 }
@@ -191,7 +191,7 @@ func (n *node) audit(now time.Time) []Loss {
 	if now.Sub(h.audited) >= n.rotation {
 		h.audited = now
 		h.audits = map[Mode]Loss{}
-		for _, w := range n.ways {
+		for _, w := range n.redirectors {
 			pods := n.captured(w)
 			reason := w.check(pods)
 			if reason == nil {
@@ -301,11 +301,11 @@ func (n *node) failed(p *Pod) {
 		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: reason}
 	}
 	v.found = cmp.Or(v.found, reason)
-	if p.way.slow() {
+	if p.redirector.slow() {
 		v.damage = reason
 		return
 	}
-	if err := errors.Join(p.way.repair(n.destinations, nil), p.way.redirect(context.Background(), p)); err != nil {
+	if err := errors.Join(p.redirector.repair(n.destinations, nil), p.redirector.redirect(context.Background(), p)); err != nil {
 		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: err}
 	} else if p == n.health.own {
 		n.health.repaired = time.Now()
@@ -321,7 +321,7 @@ func (n *node) setStalled(p *Pod, stalled bool) {
 	if stalled {
 		n.cfg.Logger.Warn("the pod's connections are not accepted", "pod", p.uid, "fail_open", p.failOpen)
 	}
-	if err := p.way.setFailOpen(p); err != nil {
+	if err := p.redirector.setFailOpen(p); err != nil {
 		n.cfg.Logger.Error("telling the hook whether the pod's connections are accepted", "pod", p.uid, "error", err)
 	}
 	if !stalled {
@@ -341,5 +341,5 @@ func (n *node) closeHealth() []error {
 		return nil
 	}
 	n.health.own = nil
-	return []error{own.way.release(own), own.closeFiles()}
+	return []error{own.redirector.release(own), own.closeFiles()}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
@@ -108,7 +109,7 @@ func ebpfConfig(t testing.TB) Config {
 }
 
 func TestProbesDisturbNobody(t *testing.T) {
-	forEachMethod(t, func(t *testing.T, cfg Config) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		m := w.agent(cfg)
 		namespaces := []*ns{w.pod(), w.pod(), w.pod()}
@@ -300,14 +301,14 @@ func TestRepairsHideNoLoss(t *testing.T) {
 	agent := w.agent(cfg)
 	p := captured(t, agent, uid, pod, "mesh")
 	n := agent.(*node)
-	require.NoError(t, n.ways[0].(ebpf).bpf.DeletePod(p.cookie))
+	require.NoError(t, n.redirectors[0].(ebpf).bpf.DeletePod(p.cookie))
 	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(start), soon)
 		detach(t, cfg, "connect4")
 		n.health.audited = time.Time{}
 		agent.Check(true)
 		var err error
-		_, found, err = n.ways[0].(ebpf).entry(p)
+		_, found, err = n.redirectors[0].(ebpf).entry(p)
 		require.NoError(t, err)
 	}
 }
@@ -330,7 +331,7 @@ func TestPodThatFillsItsTables(t *testing.T) {
 			probesOf(t, other, 1)
 
 			var rules strings.Builder
-			rules.WriteString("*nat\n-F " + chain + "\n-F OUTPUT\n")
+			rules.WriteString("*nat\n-F " + iptables.Chain + "\n-F OUTPUT\n")
 			for i := range 60000 {
 				fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
 			}
@@ -560,7 +561,7 @@ func TestHostNetwork(t *testing.T) {
 
 	// An entry that somebody removed.
 	require.Empty(t, c.losses())
-	require.NoError(t, m.(*node).ways[0].(ebpf).bpf.DeleteCgroup(q.cgroup))
+	require.NoError(t, m.(*node).redirectors[0].(ebpf).bpf.DeleteCgroup(q.cgroup))
 	require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
 	require.NoError(t, c.losses()[0].Repair)
 	join(filepath.Join(pods, "pod2/container"))
@@ -582,7 +583,7 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	w := newWorld(t)
 	m := w.agent(cfg)
 	require.Empty(t, m.Check(true))
-	r := m.(*node).ways[0].(ebpf).bpf
+	r := m.(*node).redirectors[0].(ebpf).bpf
 	dead := exec.Command("/bin/true")
 	require.NoError(t, dead.Run())
 	var uid uuid.UUID

@@ -58,7 +58,7 @@ func (n *node) mend(pods []*Pod) {
 	go func() {
 		defer close(m.done)
 		defer cancel()
-		m.err = next.way.redirect(ctx, next)
+		m.err = next.redirector.redirect(ctx, next)
 	}()
 }
 

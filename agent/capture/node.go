@@ -14,10 +14,11 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
-// redirector is what the ways of capture differ in.
+// redirector is one capture mode.
 type redirector interface {
 	mode() Mode
 	// hostNetwork is nil if a pod can be told from others in its network namespace.
@@ -33,7 +34,7 @@ type redirector interface {
 	// redirect points the pod at its listeners, those for egress too or not any more. What pointed it elsewhere is in
 	// force until then. It mends what is broken, and changes nothing else.
 	redirect(ctx context.Context, p *Pod) error
-	// slow tells whether the pod can hold redirect up. Checks do not wait for it then.
+	// slow reports whether the pod can delay redirect. Checks do not wait for it then.
 	slow() bool
 	// release ends the redirection, unless another agent has made it its own since.
 	release(p *Pod) error
@@ -56,10 +57,10 @@ type redirector interface {
 	close(pods []*Pod) error
 }
 
-// node is the Backend: the pods that are captured, and how.
+// node implements Backend for the modes that work on this node.
 type node struct {
 	cfg         Config
-	ways        []redirector // the best first
+	redirectors []redirector // the best first
 	unavailable map[Mode]error
 	rotation    time.Duration
 	health      health // its lock comes first
@@ -72,11 +73,11 @@ type node struct {
 	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was reported
 }
 
-// allModes are the ways of capture, the best first.
+// allModes are the capture modes, the best first.
 var allModes = []Mode{EBPF, IPTables, Address}
 
 func (n *node) open() error {
-	for _, way := range []struct {
+	for _, m := range []struct {
 		mode   Mode
 		open   func(Config) (redirector, error)
 		wanted bool
@@ -85,21 +86,21 @@ func (n *node) open() error {
 		{IPTables, openIPTables, n.cfg.Mode == Auto},
 		{Address, openAddress, n.cfg.Address != ""},
 	} {
-		if !way.wanted && way.mode != n.cfg.Mode {
+		if !m.wanted && m.mode != n.cfg.Mode {
 			continue
 		}
-		r, err := way.open(n.cfg)
+		r, err := m.open(n.cfg)
 		switch {
 		case err == nil:
-			n.ways = append(n.ways, r)
-		case way.mode == n.cfg.Mode, way.mode == EBPF && !errors.Is(err, bpf.ErrUnsupported):
+			n.redirectors = append(n.redirectors, r)
+		case m.mode == n.cfg.Mode, m.mode == EBPF && !errors.Is(err, bpf.ErrUnsupported):
 			return err
 		default:
-			n.unavailable[way.mode] = err
-			n.cfg.Logger.Warn("a way to capture pods does not work here", "mode", way.mode, "reason", err)
+			n.unavailable[m.mode] = err
+			n.cfg.Logger.Warn("a way to capture pods does not work here", "mode", m.mode, "reason", err)
 		}
 	}
-	if len(n.ways) == 0 {
+	if len(n.redirectors) == 0 {
 		errs := []error{errors.New("unknown or impossible here")}
 		for _, mode := range allModes {
 			if err := n.unavailable[mode]; err != nil {
@@ -113,7 +114,7 @@ func (n *node) open() error {
 
 func (n *node) Modes() []Mode {
 	var modes []Mode
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		modes = append(modes, w.mode())
 	}
 	return modes
@@ -122,14 +123,14 @@ func (n *node) Modes() []Mode {
 func (n *node) Unavailable() map[Mode]error { return n.unavailable }
 
 func (n *node) HostNetwork() error {
-	_, err := n.way(Request{HostNetwork: true})
+	_, err := n.redirectorFor(Request{HostNetwork: true})
 	return err
 }
 
-// way chooses the way to capture a pod.
-func (n *node) way(r Request) (redirector, error) {
+// redirectorFor returns the redirector of the mode to capture a pod by.
+func (n *node) redirectorFor(r Request) (redirector, error) {
 	var errs []error
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		if r.Mode != w.mode() && r.Mode != Auto {
 			continue
 		}
@@ -171,7 +172,7 @@ func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	}
 	n.destinations, n.agents = set, agents
 	var errs []error
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		errs = append(errs, w.setDestinations(set, n.captured(w)))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -180,11 +181,11 @@ func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
 	return nil
 }
 
-// captured are the pods that are captured in a way, the agent's own among them.
+// captured returns the pods that a redirector has captured, the agent's own among them.
 func (n *node) captured(w redirector) []*Pod {
 	var pods []*Pod
 	for _, p := range n.all() {
-		if p.way.mode() == w.mode() {
+		if p.redirector.mode() == w.mode() {
 			pods = append(pods, p)
 		}
 	}
@@ -222,7 +223,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 	if err != nil || id.String() != r.UID {
 		return nil, errors.New("its uid is not a UUID")
 	}
-	way, err := n.way(r)
+	by, err := n.redirectorFor(r)
 	if err != nil {
 		return nil, err
 	}
@@ -249,14 +250,14 @@ func (n *node) capture(r Request) (*Pod, error) {
 		netns.Close()
 		return nil, err
 	}
-	p := n.newPod(id, way, netns, r)
+	p := n.newPod(id, by, netns, r)
 	if err := p.open(r); err != nil {
 		return nil, errors.Join(err, p.closeFiles())
 	}
 	n.pods[r.UID] = p
 	if earlier != nil {
 		// The sandbox was replaced. The old one is gone, whatever it says.
-		_ = earlier.way.release(earlier)
+		_ = earlier.redirector.release(earlier)
 		_ = earlier.closeFiles()
 	}
 	return p, nil
@@ -267,25 +268,25 @@ func (p *Pod) isFor(r Request, netns *os.File) bool {
 	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && sameFile(p.netns, netns)
 }
 
-func (n *node) newPod(id uuid.UUID, way redirector, netns *os.File, r Request) *Pod {
-	p := &Pod{uid: id, node: n, way: way, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+func (n *node) newPod(id uuid.UUID, by redirector, netns *os.File, r Request) *Pod {
+	p := &Pod{uid: id, node: n, redirector: by, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
 	if r.HostNetwork {
 		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: netns}
 	}
-	if way.mode() == Address {
+	if by.mode() == Address {
 		p.addresses, p.given = r.Addresses, len(r.Addresses) > 0
 	}
 	return p
 }
 
-// forgetOthers ends the pod's redirections by other ways than its own, which
+// forgetOthers ends the pod's redirections by other modes than its own, which
 // were an earlier agent's. They would turn its connections to that one's port.
 func (n *node) forgetOthers(p *Pod) error {
 	var errs []error
-	if p.way.mode() != EBPF {
+	if p.redirector.mode() != EBPF {
 		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.cookie))
 	}
-	if p.way.mode() != IPTables && !p.hostNetwork {
+	if p.redirector.mode() != IPTables && !p.hostNetwork {
 		errs = append(errs, forgetRules(p.netns, n.natTables))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -295,22 +296,22 @@ func (n *node) forgetOthers(p *Pod) error {
 }
 
 // natTables returns those that are open, so that no pod waits for programs to be probed.
-func (n *node) natTables() ([2]natTable, error) {
-	for _, w := range n.ways {
-		if t, ok := w.(*iptables); ok {
+func (n *node) natTables() ([2]iptables.Table, error) {
+	for _, w := range n.redirectors {
+		if t, ok := w.(*rules); ok {
 			return t.tables, nil
 		}
 	}
-	return openNATTables(n.cfg.IPTables)
+	return iptables.OpenTables(n.cfg.IPTables)
 }
 
-// mark lets a socket pass every way of redirection there is, an earlier agent's among them.
+// mark lets a socket pass every redirection, including those of an earlier agent.
 func (n *node) mark(fd int) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, iptables.Mark); err != nil {
 		return fmt.Errorf("mark socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
 	}
 	var errs []error
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		errs = append(errs, w.mark(fd))
 	}
 	return errors.Join(errs...)
@@ -325,7 +326,7 @@ func (n *node) release(p *Pod) error {
 		return nil
 	}
 	delete(n.pods, p.uid.String())
-	if err := errors.Join(p.closeListeners(), p.way.release(p), p.netns.Close()); err != nil {
+	if err := errors.Join(p.closeListeners(), p.redirector.release(p), p.netns.Close()); err != nil {
 		return fmt.Errorf("release pod %s: %w", p.uid, err)
 	}
 	return nil
@@ -350,7 +351,7 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 	if n.closed {
 		return os.ErrClosed
 	}
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		errs = append(errs, w.sweep(func(uid uuid.UUID) bool { return n.pods[uid.String()] != nil || keep(uid.String()) }))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -369,7 +370,7 @@ func (n *node) Close() error {
 	}
 	n.closed = true
 	errs := n.closeHealth()
-	for _, w := range n.ways {
+	for _, w := range n.redirectors {
 		errs = append(errs, w.close(n.captured(w)))
 	}
 	for uid, p := range n.pods {

@@ -16,7 +16,7 @@ import (
 type Pod struct {
 	uid         uuid.UUID
 	node        *node
-	way         redirector
+	redirector  redirector
 	netns       *os.File
 	hostNetwork bool        // netns is the node's
 	cgroup      uint64      // 0 if it is not known; never under hostNetwork
@@ -63,15 +63,15 @@ func (p *Pod) Addresses() []netip.Addr {
 func (p *Pod) SetAddresses(addresses []netip.Addr) error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	a, ok := p.way.(*address)
+	a, ok := p.redirector.(*address)
 	if !ok || p.node.pods[p.uid.String()] != p {
 		return nil
 	}
 	return a.know(p, addresses, true)
 }
 
-// Mode is the way the pod was captured.
-func (p *Pod) Mode() Mode { return p.way.mode() }
+// Mode returns the mode that the pod was captured in.
+func (p *Pod) Mode() Mode { return p.redirector.mode() }
 
 // SetFailOpen changes what becomes of the pod's connections while no agent serves it.
 func (p *Pod) SetFailOpen(open bool) error {
@@ -84,7 +84,7 @@ func (p *Pod) SetFailOpen(open bool) error {
 	if p.node.pods[p.uid.String()] != p {
 		return nil // another agent's by now
 	}
-	if err := p.way.setFailOpen(p); err != nil {
+	if err := p.redirector.setFailOpen(p); err != nil {
 		return fmt.Errorf("set what becomes of pod %s without an agent: %w", p.uid, err)
 	}
 	return nil
@@ -136,17 +136,18 @@ func (p *Pod) Abandon() error {
 	return nil
 }
 
-// open opens the listeners, or takes those that were handed over, and redirects the pod to them.
+// open opens the listeners, or takes those that were handed over, and redirects the pod to
+// them.
 func (p *Pod) open(r Request) error {
 	if err := inNetNS(p.netns, func() (err error) {
-		if p.cookie, err = netnsCookie(); err != nil && p.way.mode() == EBPF {
+		if p.cookie, err = netnsCookie(); err != nil && p.redirector.mode() == EBPF {
 			return err
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	if a, ok := p.way.(*address); ok {
+	if a, ok := p.redirector.(*address); ok {
 		p.queue = newQueue(a.listener.Addr())
 		p.listeners = []net.Listener{watched{p.queue, p}}
 		if err := p.node.forgetOthers(p); err != nil {
@@ -154,8 +155,12 @@ func (p *Pod) open(r Request) error {
 		}
 		return a.redirect(context.Background(), p)
 	}
+	return p.openSockets(r)
+}
 
-	last, elsewhere := p.way.last(p)
+// openSockets is open for a pod that is redirected to sockets in its network namespace.
+func (p *Pod) openSockets(r Request) error {
+	last, elsewhere := p.redirector.last(p)
 	given, toElsewhere := r.Handed.listeners(p.netns)
 	if err := inNetNS(p.netns, func() (err error) {
 		p.sockets, err = listen(last, given)
@@ -163,13 +168,13 @@ func (p *Pod) open(r Request) error {
 	}); err != nil {
 		return err
 	}
-	p.port = uint16(p.sockets[0].Addr().(*net.TCPAddr).Port)
+	p.port = portOf(p.sockets[0])
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
 	p.inheritEgress(elsewhere, r.Egress, toElsewhere)
 	err := p.redirect()
-	if err != nil && elsewhere == nil && p.egress != nil { // which is no reason to leave all else
+	if err != nil && elsewhere == nil && p.egress != nil { // no reason to give up all else
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil
 		err = p.redirect()
@@ -180,8 +185,8 @@ func (p *Pod) open(r Request) error {
 	if err := p.node.forgetOthers(p); err != nil {
 		return err
 	}
-	// What an agent redirected and handed over, or refused since it died, went
-	// around none.
+	// Connections that an agent redirected and handed over, or that were refused since it
+	// died, did not go around it.
 	if len(given) == 0 && (last == 0 || p.failOpen) {
 		p.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
 	}
@@ -191,8 +196,8 @@ func (p *Pod) open(r Request) error {
 // redirect puts in force what is wanted.
 func (p *Pod) redirect() error {
 	start := time.Now()
-	err := p.way.redirect(context.Background(), p)
-	if err != nil && p.way.slow() && time.Since(start) > slowAfter {
+	err := p.redirector.redirect(context.Background(), p)
+	if err != nil && p.redirector.slow() && time.Since(start) > slowAfter {
 		p.damaged(err) // not again and again, with all others waiting
 		return nil
 	}

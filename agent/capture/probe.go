@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 )
 
@@ -67,7 +69,7 @@ func (p *Pod) owns(conn net.Conn) bool {
 	return false
 }
 
-// takes tells whether a connection from a port is the awaited probe. Nothing
+// takes reports whether a connection from a port is the awaited probe. Nothing
 // else can come from there: the probe is bound to its port on all addresses.
 func (v *vitals) takes(port int) bool {
 	pr := v.awaited.Load()
@@ -83,9 +85,9 @@ func (n *node) target(p *Pod) netip.AddrPort {
 	switch {
 	case p == n.health.own:
 		return n.health.to
-	case p.way.mode() == Address && len(n.agents) == 0:
+	case p.redirector.mode() == Address && len(n.agents) == 0:
 		return netip.AddrPort{}
-	case p.way.mode() == Address:
+	case p.redirector.mode() == Address:
 		return n.agents[0]
 	case p.hostNetwork:
 		// The hook would not take this process for one of the pod's.
@@ -200,4 +202,68 @@ func (p *Pod) accepted(pr *probe) bool {
 	}
 	_, err = findConnection(p.netns, netip.AddrPortFrom(near, p.port), from)
 	return err == nil
+}
+
+// ownPod is the uid of the pods that agents make for themselves, but for the
+// agent's process id at its end. Uids that Kubernetes makes are never like it.
+var ownPod uuid.UUID
+
+func isOwnPod(uid uuid.UUID) bool {
+	return [12]byte(uid[:]) == [12]byte(ownPod[:])
+}
+
+// isGone reports whether a uid is that of an agent's own pod, and the agent is gone.
+func isGone(uid uuid.UUID) bool {
+	if !isOwnPod(uid) {
+		return false
+	}
+	pid := binary.BigEndian.Uint32(uid[12:])
+	return errors.Is(unix.Kill(int(pid), 0), unix.ESRCH)
+}
+
+// makeOwn captures a network namespace with nothing in it but lo.
+func (n *node) makeOwn() error {
+	if n.health.own != nil || n.redirectors[0].mode() == Address {
+		return nil
+	}
+	netns, err := newNetNS()
+	if err != nil {
+		return err
+	}
+	p := &Pod{uid: ownPod, node: n, redirector: n.redirectors[0], netns: netns}
+	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
+	if err := p.open(Request{}); err != nil {
+		return errors.Join(err, p.closeFiles())
+	}
+	n.health.own = p
+	return nil
+}
+
+// acceptOwn takes what waits to be accepted.
+func (p *Pod) acceptOwn() {
+	for _, l := range p.sockets {
+		conn, err := l.SyscallConn()
+		if err != nil {
+			continue
+		}
+		_ = conn.Control(func(fd uintptr) {
+			for {
+				accepted, from, err := unix.Accept4(int(fd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+				if err != nil {
+					return
+				}
+				p.vitals.takes(int(addrPort(from).Port()))
+				_ = unix.SetsockoptLinger(accepted, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+				_ = unix.Close(accepted)
+			}
+		})
+	}
+}
+
+// name is the pod's uid as the outside knows it.
+func (p *Pod) name() string {
+	if isOwnPod(p.uid) {
+		return ""
+	}
+	return p.uid.String()
 }

@@ -268,8 +268,8 @@ func iptablesConfig(t testing.TB) Config {
 	return Config{Mode: IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none")}
 }
 
-// forEachMethod runs a test for every way of capture that the machine has.
-func forEachMethod(t *testing.T, test func(t *testing.T, cfg Config)) {
+// forEachBackend runs a test for every way of capture that the machine has.
+func forEachBackend(t *testing.T, test func(t *testing.T, cfg Config)) {
 	for _, m := range backends {
 		t.Run(m.name, func(t *testing.T) {
 			cfg := m.config(t)

@@ -8,7 +8,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-func TestAcksOfAPodWaitInOrderAndNoOtherForThem(t *testing.T) {
+func TestAcksOfOnePodStayInOrder(t *testing.T) {
 	a := newAcks()
 	over1, over2 := make(chan struct{}), make(chan struct{})
 	add := func(uid, version, err string, settled <-chan struct{}) {

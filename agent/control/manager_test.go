@@ -166,7 +166,7 @@ func TestStreamReceivesTheLargestPolicy(t *testing.T) {
 	assert.Equal(t, "1", next(t, s.got).GetAck().GetVersion())
 }
 
-func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
+func TestStreamAppliesAndAcks(t *testing.T) {
 	m, _, agent := start(t)
 	s := next(t, m.streams)
 	assert.Equal(t, "Bearer a-token", s.token)
@@ -193,7 +193,7 @@ func TestStreamGreetsAppliesAndAcknowledges(t *testing.T) {
 	assert.Equal(t, map[string]string{"held": "7", "a": "1", "rules": "1"}, agent.Versions())
 }
 
-func TestStreamComesBackAndTellsANewManagerEverything(t *testing.T) {
+func TestReconnectReportsEverything(t *testing.T) {
 	m, client, _ := start(t)
 	inStep := func(want bool) {
 		t.Helper()

@@ -1,11 +1,10 @@
-// Package journal records where it outlives an agent whether writes of its pods may be
-// in flight, so that the next agent confirms no policy too early.
+// Package journal records which pods may have writes in flight. The record survives the
+// agent, so that the next one does not confirm a policy too early.
 //
-// Each agent has a file in the node's run directory, mapped into its memory: to count
-// a write is one atomic addition. The kernel keeps the pages when the process dies.
-// The agent holds a lock on the file for as long as it lives, so others see its death
-// without a protocol, however it dies.
+// Each agent has a file in the node's run directory that is mapped into its memory: counting
+// a write is one atomic addition. The kernel keeps the pages when the process dies. The
+// agent locks the file while it runs, so others notice its end without a protocol.
 //
-// The deadlines are of CLOCK_BOOTTIME. A reboot of the node empties the run directory,
-// or changes the boot ID: then nothing is known of what was in flight.
+// Deadlines are times of CLOCK_BOOTTIME. After a reboot the run directory is empty, or the
+// boot ID has changed: then nothing is known of the writes before.
 package journal

@@ -18,7 +18,7 @@ const (
 	reuseAfter = time.Minute
 )
 
-// Journal is this agent's own.
+// Journal is the journal of this agent.
 type Journal struct {
 	dir  string
 	path string
@@ -39,8 +39,8 @@ func Create(dir string) (*Journal, error) {
 	return j, nil
 }
 
-// InMemory is for an agent that can make no journal in dir. The next agent finds that
-// this one kept none.
+// InMemory returns a journal for an agent that cannot create one in dir. The next agent
+// notices that this one kept none.
 func InMemory(dir string) *Journal { return &Journal{dir: dir, mem: make(mapped, fileSize)} }
 
 // Outlives reports whether the next agent can read the journal.

@@ -33,7 +33,7 @@ const (
 	moment = 50 * time.Millisecond
 )
 
-func TestAllMustEnd(t *testing.T) {
+func TestAllProcessesMustExit(t *testing.T) {
 	a, b := child(t), child(t)
 	w, err := watchExits([]int{a.Process.Pid, b.Process.Pid})
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func TestAllMustEnd(t *testing.T) {
 	require.True(t, ended(w, soon), "though nobody has waited for them")
 }
 
-func TestWhoHasEndedBefore(t *testing.T) {
+func TestProcessThatHasExitedBefore(t *testing.T) {
 	a := child(t)
 	require.NoError(t, a.Process.Kill())
 	_ = a.Wait()
@@ -66,7 +66,7 @@ func TestCloseEndsNothing(t *testing.T) {
 	require.False(t, ended(w, moment))
 }
 
-func TestTooMany(t *testing.T) {
+func TestTooManyProcesses(t *testing.T) {
 	_, err := watchExits(make([]int, maxProcesses+1))
 	require.ErrorContains(t, err, "more than")
 	w, err := watchExits([]int{os.Getpid()})

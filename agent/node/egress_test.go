@@ -94,7 +94,7 @@ func inNamespace(t *testing.T) (path string, do func(f func() error) error) {
 
 // The rules of a pod decide about its other connections as soon as the policy has
 // them, and its connections are its own again once it has none.
-func TestOtherConnectionsAreRedirectedWhileThePolicySaysSo(t *testing.T) {
+func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
 	}
@@ -199,15 +199,80 @@ func TestPortsOfRulesThatMayHold(t *testing.T) {
 	require.Equal(t, []uint16{443}, portsOf(nil, rules(443)))
 }
 
+const restoredPod = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
+
+// askFrom connects to another host from a network namespace. It returns what it is told.
+func askFrom(do func(func() error) error) (said string, err error) {
+	err = do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		timeout := &unix.Timeval{Sec: 5}
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeout)
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeout)
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{198, 18, 7, 7}, Port: 8080}); err != nil {
+			return err
+		}
+		if _, err := unix.Write(fd, []byte("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")); err != nil {
+			return err
+		}
+		for b := make([]byte, 4096); ; {
+			n, err := unix.Read(fd, b)
+			if n <= 0 {
+				return err
+			}
+			said += string(b[:n])
+		}
+	})
+	return said, err
+}
+
+// startCapturing starts an agent that captures by iptables a pod whose network namespace is
+// at path. Its store is in dir.
+func startCapturing(t *testing.T, path, dir string) (*running, capture.Backend) {
+	t.Helper()
+	r := start(t, 0)
+	programtest.Link(t)
+	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
+	require.NoError(t, err)
+	t.Cleanup(func() { backend.Close() })
+	cgroup, process := filepath.Join(r.cgroups, "kubepods/pod"+restoredPod), filepath.Join(r.proc, "7")
+	require.NoError(t, os.MkdirAll(cgroup, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("7\n"), 0o600))
+	require.NoError(t, os.MkdirAll(filepath.Join(process, "ns"), 0o755))
+	require.NoError(t, os.Symlink(path, filepath.Join(process, "ns/net")))
+	require.NoError(t, os.WriteFile(filepath.Join(process, "cgroup"), []byte("0::/kubepods/pod"+restoredPod+"\n"), 0o600))
+	require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(process, "stat")))
+	store, err := state.Open(dir)
+	require.NoError(t, err)
+	require.NoError(t, r.do(t.Context(), func() error { r.Capture, r.Store = backend, store; return nil }))
+	return r, backend
+}
+
+// restoreCaptured restores what an earlier agent left, and captures the pod.
+func (r *running) restoreCaptured(t *testing.T) {
+	t.Helper()
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.restore(nil, nil)
+		p := r.pods[restoredPod]
+		if p.announced = time.Now(); p.captured == nil {
+			return fmt.Errorf("not captured: %s %s", p.problem, r.log)
+		}
+		return nil
+	}))
+}
+
 // What an agent that died had redirected goes nowhere else before its rules are known again.
-func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
+func TestEgressStaysRedirectedUntilRulesAreKnown(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
 	}
 	if _, err := exec.LookPath("iptables-nft"); err != nil {
 		t.Skip("needs iptables-nft")
 	}
-	const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
+	const uid = restoredPod
 	egress := &meshv1.Egress{Ports: []uint32{8080}}
 	good := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "good", Intercepts: []*meshv1.InterceptRule{{Name: "none", Deny: true, Http: []*meshv1.HttpMatch{{}}}}}}, Egress: egress}
 	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{}}}}, Egress: egress}
@@ -260,62 +325,9 @@ func TestWhatWasRedirectedIsSoUntilTheRulesAreKnown(t *testing.T) {
 			path, do := inNamespace(t)
 			dir := t.TempDir()
 			cluster := somewhere(t)
-			// ask connects from the pod; what it is told.
-			ask := func() (said string, err error) {
-				err = do(func() error {
-					fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-					if err != nil {
-						return err
-					}
-					defer unix.Close(fd)
-					timeout := &unix.Timeval{Sec: 5}
-					_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeout)
-					_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeout)
-					if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{198, 18, 7, 7}, Port: 8080}); err != nil {
-						return err
-					}
-					if _, err := unix.Write(fd, []byte("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")); err != nil {
-						return err
-					}
-					for b := make([]byte, 4096); ; {
-						n, err := unix.Read(fd, b)
-						if n <= 0 {
-							return err
-						}
-						said += string(b[:n])
-					}
-				})
-				return said, err
-			}
-			begin := func() (*running, capture.Backend) {
-				r := start(t, 0)
-				programtest.Link(t)
-				backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
-				require.NoError(t, err)
-				t.Cleanup(func() { backend.Close() })
-				cgroup, process := filepath.Join(r.cgroups, "kubepods/pod"+uid), filepath.Join(r.proc, "7")
-				require.NoError(t, os.MkdirAll(cgroup, 0o755))
-				require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("7\n"), 0o600))
-				require.NoError(t, os.MkdirAll(filepath.Join(process, "ns"), 0o755))
-				require.NoError(t, os.Symlink(path, filepath.Join(process, "ns/net")))
-				require.NoError(t, os.WriteFile(filepath.Join(process, "cgroup"), []byte("0::/kubepods/pod"+uid+"\n"), 0o600))
-				require.NoError(t, os.Symlink("/proc/self/stat", filepath.Join(process, "stat")))
-				store, err := state.Open(dir)
-				require.NoError(t, err)
-				require.NoError(t, r.do(t.Context(), func() error { r.Capture, r.Store = backend, store; return nil }))
-				return r, backend
-			}
-			restore := func(r *running) {
-				require.NoError(t, r.do(t.Context(), func() error {
-					r.restore(nil, nil)
-					mb := r.pods[uid]
-					if mb.announced = time.Now(); mb.captured == nil {
-						return fmt.Errorf("not captured: %s %s", mb.problem, r.log)
-					}
-					return nil
-				}))
-			}
-
+			ask := func() (string, error) { return askFrom(do) }
+			begin := func() (*running, capture.Backend) { return startCapturing(t, path, dir) }
+			restore := func(r *running) { r.restoreCaptured(t) }
 			r, backend := begin()
 			require.NoError(t, r.Store.SavePod(pods.Pod{UID: uid, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
 			require.NoError(t, r.Store.SaveCluster(cluster))

@@ -222,7 +222,7 @@ func (l *life) soon(t *testing.T, cond func() bool) {
 	}, 10*time.Second, 5*time.Millisecond)
 }
 
-func TestAnUpgradeRefusesNoConnection(t *testing.T) {
+func TestUpgradeRefusesNoConnection(t *testing.T) {
 	mc := newMachine(t)
 	agents := []*life{mc.withPod(t)}
 
@@ -266,7 +266,7 @@ func TestAnUpgradeRefusesNoConnection(t *testing.T) {
 }
 
 // After a crash, or a hang that lasted too long to ask, nobody hands anything over.
-func TestAnAgentThatHungYieldsToTheOneThatTookItsPlace(t *testing.T) {
+func TestHungAgentYieldsToSuccessor(t *testing.T) {
 	mc := newMachine(t)
 	first := mc.withPod(t)
 	awake := make(chan struct{})

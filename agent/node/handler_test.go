@@ -37,7 +37,7 @@ func (r *running) served(t *testing.T, uid string) {
 	}))
 }
 
-func TestALesserSerialIsRefusedAlsoByTheNextAgent(t *testing.T) {
+func TestLowerSerialIsRejectedByNextAgentToo(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
@@ -121,7 +121,7 @@ func restarted(t *testing.T, r *running) *running {
 
 // Of a pod that is gone the manager knows no rules. If it runs on, they hold, in the next
 // agent too.
-func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
+func TestDeletedPodKeepsItsRules(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	traffic := &meshv1.Traffic{
@@ -154,7 +154,7 @@ func TestAPodThatIsGoneIsHeldToItsRules(t *testing.T) {
 
 // A pod that is refused lacks rules of the apiserver's, and what they counted is not forgotten
 // with the agent.
-func TestWhatRulesOfARefusedPodCountedIsHandedOver(t *testing.T) {
+func TestCountsOfRefusedPodAreHandedOver(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "x", Traffic: &meshv1.Traffic{
@@ -164,7 +164,7 @@ func TestWhatRulesOfARefusedPodCountedIsHandedOver(t *testing.T) {
 	r.in(t, func() { assert.Contains(t, string(r.exportCounts(r.pods["a"].proxied)), "counted") })
 }
 
-func TestARefusalWithASerialBarsItForever(t *testing.T) {
+func TestRefusalBarsItsSerial(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
@@ -178,7 +178,7 @@ func TestARefusalWithASerialBarsItForever(t *testing.T) {
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "8-x", Serial: 8})
 }
 
-func TestAPodWhosePolicyIsTakenAwayMayActOnNoLesserSerial(t *testing.T) {
+func TestRemovedPolicyKeepsSerial(t *testing.T) {
 	for what, remove := range map[string]func(*running){
 		"removed": func(r *running) { _, err := r.RemovePolicy("a"); require.NoError(t, err) },
 		"untold":  func(r *running) { r.Synced(nil) },
@@ -376,7 +376,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 }
 
 // The one that serves has the pods from disk, as they were.
-func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T) {
+func TestPredecessorAcksWhatSuccessorSaved(t *testing.T) {
 	old := start(t, 0)
 	old.served(t, "a")
 	setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
@@ -398,7 +398,7 @@ func TestAnAgentThatHandedOverConfirmsWhatTheOneThatServesHasSaved(t *testing.T)
 }
 
 // The successor is lost: what was said meanwhile is saved now.
-func TestAnAgentThatServesOnSavesWhatItWasTold(t *testing.T) {
+func TestResumeSavesPolicies(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	_, err := r.Incumbent().Offer(t.Context())
@@ -478,7 +478,7 @@ func TestResumeAfterASuccessorWithAnotherJournalFormat(t *testing.T) {
 }
 
 // What the old agent has under way is within what it confirmed, and no other.
-func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T) {
+func TestSuccessorAcksAfterPredecessorDrained(t *testing.T) {
 	r := start(t, 0)
 	sharding := &meshv1.Sharding{RequestTimeoutSeconds: 1}
 	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
@@ -501,7 +501,7 @@ func TestAfterAHandOverNothingElseIsSaidUntilTheOldAgentHasDrained(t *testing.T)
 }
 
 // The next agent captures the pod under what is saved.
-func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
+func TestPolicyOfUncapturedPodIsSaved(t *testing.T) {
 	r := start(t, 0)
 	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
 	require.NoError(t, r.do(t.Context(), func() error {
@@ -528,7 +528,7 @@ func TestThePolicyOfAPodThatIsNotCapturedIsSaved(t *testing.T) {
 	assert.NotContains(t, saved(), "unseen")
 }
 
-func TestAPolicyThatCannotBeSavedIsInForceAndNotAcknowledged(t *testing.T) {
+func TestUnsavedPolicyIsNotAcked(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	dir := filepath.Join(t.TempDir(), "policies")

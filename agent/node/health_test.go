@@ -10,7 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 )
 
-func TestALossIsNewOnceAndMendedOnce(t *testing.T) {
+func TestLossIsReportedOnce(t *testing.T) {
 	var h losses
 	assert.Error(t, h.ready(), "nothing was checked yet")
 	lost := capture.Loss{UID: "a", Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}
@@ -29,7 +29,7 @@ func TestALossIsNewOnceAndMendedOnce(t *testing.T) {
 	assert.Equal(t, []capture.Loss{lost}, again)
 }
 
-func TestAnAgentWhoseNodeIsNotRedirectedIsNotReady(t *testing.T) {
+func TestAgentWithoutRedirectionIsNotReady(t *testing.T) {
 	var h losses
 	h.note([]capture.Loss{{Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}})
 	assert.ErrorContains(t, h.ready(), "detached")

@@ -100,7 +100,7 @@ func (r *running) dead(t *testing.T) (dead []*meshv1.DeadHolder) {
 	return dead
 }
 
-func TestAHolderIsDeadWhenAllProcessesEndedAndNothingIsUnderWay(t *testing.T) {
+func TestHolderExitIsReportedAfterItsWrites(t *testing.T) {
 	r, w := watched(t)
 	operator, sidecar := r.runs(t, "cri-operator"), r.runs(t, "cri-sidecar")
 	w.write(t, "pod_1", "7")
@@ -143,7 +143,7 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 	require.Equal(t, "b", dead[0].GetName())
 }
 
-func TestWhatProvesNothing(t *testing.T) {
+func TestNoProofOfHolderExit(t *testing.T) {
 	for name, change := range map[string]func(*running, *writer){
 		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]proxy.Holder{lease("lock", "", "7")}) },
 		"an unknown sandbox":        func(r *running, _ *writer) { r.pods[uidA].sandbox = "" },

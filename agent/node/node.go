@@ -62,7 +62,7 @@ type Node struct {
 	losses losses
 	turn   atomic.Pointer[turn]
 
-	// The rest belongs to Run, but for what departure says.
+	// The rest belongs to the goroutine of Run, except where departure says otherwise.
 	departure
 	destinations
 	pods    map[string]*pod // by uid

@@ -209,7 +209,7 @@ func somewhere(t *testing.T) *meshv1.Cluster {
 
 // A pod that was made before the mesh cannot verify the proxy: captured, it could
 // not talk to the apiserver any more.
-func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
+func TestUnadmittedPodIsNotCaptured(t *testing.T) {
 	r := start(t, 0)
 	r.create(t, podObject("a", ""))
 	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
@@ -219,7 +219,7 @@ func TestAPodThatWasNotAdmittedIsLeftAloneAndTold(t *testing.T) {
 	assert.Contains(t, r.pods["a"].problem, "delete it, so that its controller makes it anew")
 }
 
-func TestAStaticPodIsToldWhyItIsNotCaptured(t *testing.T) {
+func TestStaticPodIsNotCaptured(t *testing.T) {
 	r := start(t, 0)
 	p := podObject("a", v1alpha1.TrustMesh)
 	p.Annotations[corev1.MirrorPodAnnotationKey] = "d41d8cd98f00b204e9800998ecf8427e"
@@ -229,7 +229,7 @@ func TestAStaticPodIsToldWhyItIsNotCaptured(t *testing.T) {
 }
 
 // A pod that cannot be captured is looked at forty times a second, and told of once.
-func TestAProblemIsLoggedOnce(t *testing.T) {
+func TestProblemIsLoggedOnce(t *testing.T) {
 	r := start(t, 0)
 	dir := filepath.Join(r.cgroups, "kubepods/poda")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -253,7 +253,7 @@ func TestAProblemIsLoggedOnce(t *testing.T) {
 }
 
 // One pod on its way out must not keep the whole node from knowing the apiserver.
-func TestWhatFailedToRedirectIsTriedAgain(t *testing.T) {
+func TestFailedRedirectionIsRetried(t *testing.T) {
 	r := start(t, 1)
 	assert.Error(t, r.SetCluster(somewhere(t)), "the manager is told")
 	assert.Error(t, r.Ready())
@@ -265,7 +265,7 @@ func TestWhatFailedToRedirectIsTriedAgain(t *testing.T) {
 	assert.Equal(t, "1", saved.GetVersion(), "kept for the next agent")
 }
 
-func TestAddressesThatAreNoneAreRefusedAndChangeNothing(t *testing.T) {
+func TestInvalidAddressesChangeNothing(t *testing.T) {
 	r := start(t, 0)
 	good := somewhere(t)
 	require.NoError(t, r.SetCluster(good))
@@ -280,7 +280,7 @@ func TestAddressesThatAreNoneAreRefusedAndChangeNothing(t *testing.T) {
 }
 
 // The manager may hear of a pod first, and may be wrong about one that never comes.
-func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
+func TestPolicyBeforeItsPod(t *testing.T) {
 	r := start(t, 0)
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1"})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "never", Version: "1"})
@@ -293,7 +293,7 @@ func TestAPolicyMayComeBeforeItsPod(t *testing.T) {
 	assert.Equal(t, map[string]string{"a": "1"}, r.Versions())
 }
 
-func TestAPodThatIsGoneIsForgotten(t *testing.T) {
+func TestDeletedPodIsForgotten(t *testing.T) {
 	r := start(t, 0)
 	p := podObject("a", v1alpha1.TrustMesh)
 	r.create(t, p)

@@ -39,7 +39,7 @@ func (n *Node) restore(offered []takeover.Pod, drained <-chan struct{}) {
 	for _, saved := range policies {
 		p := n.restored(saved.GetUid(), saved.GetNamespace(), saved.GetName())
 		p.policy, p.cachedBy = saved.PodPolicy, saved
-		p.state.Assigned = true
+		n.handle(saved.GetUid(), p, lifecycle.PolicyRestored)
 		p.fence = lifecycle.RestoreFence(saved.PodPolicy)
 		if p.rules = saved.InForce; p.rules == nil {
 			p.rules = saved.GetTraffic()

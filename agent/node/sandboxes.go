@@ -55,8 +55,9 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 		if in, err := s.inCaptured(p); in || err != nil {
 			return err // the pod watch will report it
 		}
+		captured := p.captured != nil
 		s.handle(b.Pod.UID, p, lifecycle.SandboxExit)
-		if !p.info.HostNetwork { // else its network stays
+		if captured && !p.info.HostNetwork { // else its network stays
 			over = p.last
 		}
 		p.sandbox, p.since = "", time.Time{}

@@ -94,7 +94,7 @@ func (r *running) captured(t *testing.T) (c *capture.Pod, netns uint64) {
 }
 
 // A pod whose sandbox was made anew has two, until the dead one is thrown away.
-func TestTheEndOfAnEarlierSandboxIsNotThatOfThePod(t *testing.T) {
+func TestExitOfEarlierSandboxKeepsCapture(t *testing.T) {
 	for _, order := range [][]nri.Sandbox{{sandbox("live"), sandbox("dead")}, {sandbox("dead"), sandbox("live")}} {
 		r := capturing(t)
 		end := r.process(t, "a", "198.18.7.1")
@@ -128,7 +128,7 @@ func TestTheEndOfAnEarlierSandboxIsNotThatOfThePod(t *testing.T) {
 	}
 }
 
-func TestThePodsSandboxThatEndsIsLetGoOf(t *testing.T) {
+func TestSandboxExitReleasesPod(t *testing.T) {
 	r := capturing(t)
 	end := r.process(t, "a", "198.18.7.2")
 	s := sandboxes{r.Node}
@@ -146,7 +146,7 @@ func TestThePodsSandboxThatEndsIsLetGoOf(t *testing.T) {
 	assert.Nil(t, c)
 }
 
-func TestAProcessThatLeavesThePodsNetworkDoesNotFreeThePod(t *testing.T) {
+func TestProcessInAnotherNetworkKeepsCapture(t *testing.T) {
 	r := capturing(t)
 	end := r.process(t, "b", "198.18.7.3")
 	sandboxes{r.Node}.Started(t.Context(), sandbox("live"))
@@ -166,7 +166,7 @@ func TestAProcessThatLeavesThePodsNetworkDoesNotFreeThePod(t *testing.T) {
 }
 
 // The API may say that a pod is gone which runs on.
-func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
+func TestDeletedPodIsRefusedWhileItRuns(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		r := capturing(t)
 		end := r.process(t, "a", "198.18.7.5")
@@ -193,7 +193,7 @@ func TestAPodThatIsGoneIsRefusedWhileItRuns(t *testing.T) {
 	}
 }
 
-func TestWhatTheManagerSaidDuringAHandOverThatFailedIsInForce(t *testing.T) {
+func TestResumeAppliesPoliciesOfFailedTakeover(t *testing.T) {
 	r := capturing(t)
 	r.process(t, "a", "198.18.7.6")
 	sandboxes{r.Node}.Started(t.Context(), sandbox("live"))

@@ -49,7 +49,7 @@ func hold(t *testing.T, path string, h takeover.Incumbent) *takeover.Socket {
 	return socket
 }
 
-func TestASuccessorThatCannotServeWhatItWasOfferedTakesNothing(t *testing.T) {
+func TestSuccessorThatCannotServeDeclines(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pods    []string
 		cluster bool
@@ -128,7 +128,7 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 	assert.True(t, <-waited, "the other is gone")
 }
 
-func TestAnAgentWhoseSuccessorIsGoneStartsAnew(t *testing.T) {
+func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	toldToStop := start(t, 0)
 	require.NoError(t, toldToStop.Incumbent().Stop(t.Context()))
@@ -176,7 +176,7 @@ type refusing struct{ offering }
 
 func (refusing) Admit(time.Duration) error { return errors.New("being tested") }
 
-func TestARefusalIsNotTakenForACrash(t *testing.T) {
+func TestRefusedTakeoverIsNoCrash(t *testing.T) {
 	r := start(t, 0)
 	path := filepath.Join(t.TempDir(), "sock")
 	before := hold(t, path, refusing{})

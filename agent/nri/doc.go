@@ -1,5 +1,4 @@
-// Package nri hears from the container runtime, by its Node Resource Interface,
-// of the labelled pods' sandboxes: the runtime waits for the answer before it
-// makes the first container. Where the runtime has no such interface, nothing is
-// heard, and pods are found as the API tells of them.
+// Package nri receives the sandboxes of labelled pods from the container runtime, by its
+// Node Resource Interface: the runtime waits for the answer before it creates the first
+// container. Without such a runtime, the API announces pods a moment later.
 package nri

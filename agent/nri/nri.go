@@ -126,8 +126,8 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 	}
 }
 
-// plugin answers the runtime. It never refuses anything: a pod that could not be
-// captured is refused by its own trust in the mesh's CA alone.
+// plugin answers the runtime. It never rejects a sandbox: a pod that could not be captured
+// trusts the mesh CA alone, and so cannot reach the apiserver.
 type plugin struct{ handler Handler }
 
 // Synchronize implements stub.SynchronizeInterface.
@@ -171,8 +171,8 @@ func (p *plugin) tell(ctx context.Context, s *api.PodSandbox, of func(context.Co
 	}
 }
 
-// labelled returns a sandbox whose pod is on the mesh: it has the label, and the
-// annotation that only admission writes.
+// labelled returns the sandbox of a pod that has the label of the mesh, and the annotation
+// that only admission writes.
 func labelled(s *api.PodSandbox) (Sandbox, bool) {
 	trust := s.GetAnnotations()[v1alpha1.TrustAnnotation]
 	if s.GetLabels()[v1alpha1.EnableProxyLabel] != "true" || trust == "" || s.GetUid() == "" {
@@ -193,7 +193,7 @@ func labelled(s *api.PodSandbox) (Sandbox, bool) {
 	}}, true
 }
 
-// hostNetwork says whether a sandbox has no network namespace of its own.
+// hostNetwork reports whether a sandbox has no network namespace of its own.
 func hostNetwork(s *api.PodSandbox) bool {
 	for _, ns := range s.GetLinux().GetNamespaces() {
 		if ns.GetType() == "network" {
@@ -203,7 +203,7 @@ func hostNetwork(s *api.PodSandbox) bool {
 	return true
 }
 
-// quiet is the stub's log: of interest to nobody unless it is looked for.
+// quiet logs the messages of the stub at debug level.
 type quiet struct{ *slog.Logger }
 
 func (q quiet) Debugf(ctx context.Context, format string, args ...any) { q.say(ctx, format, args) }

@@ -1,4 +1,3 @@
-// Package pods knows the labelled pods of one node: which there are, from the
-// Kubernetes API, and where their network namespaces are, from the node's
-// cgroup tree.
+// Package pods finds the labelled pods of one node: the pods in the Kubernetes API, their
+// network namespaces in the node's cgroup tree.
 package pods

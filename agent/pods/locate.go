@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Locator finds the network namespaces of pods by way of the node's unified
-// cgroup hierarchy: the kubelet names a pod's cgroup by its uid, under either
-// cgroup driver and any runtime.
+// Locator finds the network namespaces of pods in the node's unified cgroup hierarchy: the
+// kubelet names a pod's cgroup by its uid, with either cgroup driver and any runtime.
 type Locator struct {
 	cgroupRoot string // mount of the unified hierarchy
 	procDir    string // the node's /proc
@@ -47,10 +46,10 @@ type NetNS struct {
 	file  *os.File
 }
 
-// Path names the namespace until Close.
+// Path returns a path of the namespace that is valid until Close.
 func (n *NetNS) Path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()) }
 
-// Close lets go of the namespace.
+// Close releases the namespace.
 func (n *NetNS) Close() error { return n.file.Close() }
 
 func (n *NetNS) close() {
@@ -59,7 +58,7 @@ func (n *NetNS) close() {
 	}
 }
 
-// Found is what the node shows of a pod.
+// Found is what was found of a pod on the node.
 type Found struct {
 	// PIDs are processes of the pod; none between two containers of a pod without
 	// a sandbox process.
@@ -68,7 +67,7 @@ type Found struct {
 	Cgroup uint64
 }
 
-// Find looks for the pods asked for, by uid. Pods without a cgroup are left out.
+// Find returns what the node has of these pods, by uid. It omits pods without a cgroup.
 func (l *Locator) Find(uids map[string]bool) (map[string]Found, error) {
 	if len(uids) == 0 {
 		return nil, nil
@@ -76,14 +75,13 @@ func (l *Locator) Find(uids map[string]bool) (map[string]Found, error) {
 	return l.find(func(uid string) bool { return uids[uid] })
 }
 
-// All finds all pods of the node.
+// All returns what the node has of all pods, by uid.
 func (l *Locator) All() (map[string]Found, error) {
 	return l.find(func(string) bool { return true })
 }
 
-// Processes are those of a pod's containers; sandbox is the runtime's name of the
-// pod's sandbox, which runs on between them. There are none to be seen where the
-// runtime runs containers in a machine of their own.
+// Processes returns the pids of a pod's containers, without its sandbox, whose name in the
+// runtime is given. There are none if the runtime runs containers in a virtual machine.
 func (l *Locator) Processes(uid, sandbox string) ([]int, error) {
 	var pids []int
 	err := l.walk(func(is string) bool { return is == uid }, func(_, path string) {

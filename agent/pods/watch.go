@@ -21,23 +21,22 @@ type Pod struct {
 	UID, Namespace, Name string
 	// Trust is the pod's trust annotation; empty if the mesh did not admit it.
 	Trust string
-	// Capture is the way of capture that the pod was created for; empty if the
-	// agent chooses.
+	// Capture is the capture mode that the pod was created for; empty if the agent chooses.
 	Capture string
-	// Addresses are the pod's, as far as the API or the runtime has said.
+	// Addresses are those that the API or the runtime has named.
 	Addresses []netip.Addr
 	// HostNetwork is true for a pod without a network namespace of its own.
 	HostNetwork bool
-	// Static is true for a pod that the kubelet has from a file: what the API shows
-	// is a mirror, by another uid, and no admission changes the pod itself.
+	// Static is true for a pod that the kubelet runs from a file: the API shows a mirror of
+	// it, by another uid, and no admission changes the pod itself.
 	Static bool
-	// Created is when the API made it, by the apiserver's clock.
+	// Created is the creation timestamp, by the apiserver's clock.
 	Created time.Time
-	// Ended is true once all its containers ended for good.
+	// Ended is true once all its containers have exited for good.
 	Ended bool
 }
 
-// String is the pod's namespace/name.
+// String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
 // Watcher follows the labelled pods of one node.
@@ -65,7 +64,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, change
 	}
 	factory.Start(ctx.Done())
 	go func() {
-		// The first list may be empty, and then no event tells that it came.
+		// An empty first list causes no event.
 		if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
 			changed()
 		}
@@ -73,7 +72,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, change
 	return w, nil
 }
 
-// Synced says whether the first list has come.
+// Synced reports whether the first list has arrived.
 func (w *Watcher) Synced() bool { return w.informer.HasSynced() }
 
 // List returns the labelled pods of the node, by uid.

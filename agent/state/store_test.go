@@ -13,7 +13,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-func TestStoreGivesBackWhatWasSaved(t *testing.T) {
+func TestStoreRestoresWhatWasSaved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "policies")
 	s, err := Open(dir)
 	require.NoError(t, err)
@@ -36,7 +36,7 @@ func TestStoreGivesBackWhatWasSaved(t *testing.T) {
 	assert.True(t, proto.Equal(kept, policies[0].PodPolicy), "the last one saved counts")
 }
 
-func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
+func TestStoreReportsDamagedFiles(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir)
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func TestStoreLeavesOutADamagedFileAndSaysSo(t *testing.T) {
 }
 
 // Without its end, a policy would restrict less.
-func TestStoreLeavesOutWhatIsNotWhole(t *testing.T) {
+func TestStoreRejectsTruncatedFiles(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir)
 	require.NoError(t, err)

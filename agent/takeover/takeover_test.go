@@ -102,7 +102,7 @@ func listener(t *testing.T) *net.TCPListener {
 	return l
 }
 
-func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
+func TestTakeoverRefusesNoConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "sock")
 	first := newAgent()
 	const pods = 300 // three messages
@@ -176,7 +176,7 @@ func TestNoConnectionIsRefusedWhileListenersChangeHands(t *testing.T) {
 
 // A listener that is handed over must not become a blocking one: its agent could
 // not stop accepting any more.
-func TestAnAgentThatHandedOverSaysWhenItHasDrained(t *testing.T) {
+func TestPredecessorReportsDrained(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	first.drained = make(chan struct{})
@@ -198,7 +198,7 @@ func TestAnAgentThatHandedOverSaysWhenItHasDrained(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatOfferedCanStillCloseItsListeners(t *testing.T) {
+func TestOfferedListenersCanBeClosed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	first.listeners = []*net.TCPListener{listener(t)}
@@ -220,7 +220,7 @@ func TestAnAgentThatOfferedCanStillCloseItsListeners(t *testing.T) {
 	}
 }
 
-func TestAnAgentResumesWhenItsSuccessorDies(t *testing.T) {
+func TestResumeWhenSuccessorDies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	first.listeners = []*net.TCPListener{listener(t)}
@@ -239,7 +239,7 @@ func TestAnAgentResumesWhenItsSuccessorDies(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestNobodyThereIsNoError(t *testing.T) {
+func TestNoAgentIsNoError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
@@ -252,7 +252,7 @@ func TestNobodyThereIsNoError(t *testing.T) {
 	assert.Nil(t, offer)
 }
 
-func TestAnAgentThatHangsIsNotWaitedFor(t *testing.T) {
+func TestHungAgentIsNotAwaited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	hangs, err := Listen(path, slog.New(slog.DiscardHandler)) // and does not accept
 	require.NoError(t, err)
@@ -281,7 +281,7 @@ func TestStopIsAnsweredWhenItIsDone(t *testing.T) {
 	assert.ErrorContains(t, Stop(t.Context(), path), "a rule stayed")
 }
 
-func TestWhatIsNotUnderstoodIsAnsweredAndWhatIsNewIgnored(t *testing.T) {
+func TestUnknownMessagesAndFields(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	serve(t, path, first)
@@ -304,7 +304,7 @@ func TestWhatIsNotUnderstoodIsAnsweredAndWhatIsNewIgnored(t *testing.T) {
 }
 
 // An offer that says more listeners than it brings must not give a pod another's.
-func TestAnOfferWithoutItsListenersIsNone(t *testing.T) {
+func TestOfferWithoutItsListenersIsRejected(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	require.NoError(t, err)
@@ -322,7 +322,7 @@ func TestAnOfferWithoutItsListenersIsNone(t *testing.T) {
 }
 
 // An agent of another version says more, or less, than this one knows of.
-func TestOffersOfOtherVersionsAreTaken(t *testing.T) {
+func TestOffersOfOtherVersions(t *testing.T) {
 	for name, says := range map[string][]string{
 		"newer": {
 			`{"pods":[{"uid":"a","namespace":"ns","name":"x","version":"1","traffic":"e30=","more":{"b":[1]}}],"phase":"new","format":9}`,
@@ -362,7 +362,7 @@ func TestOffersOfOtherVersionsAreTaken(t *testing.T) {
 }
 
 // The container of an old pod may start anew while its successor serves.
-func TestAnOlderAgentTakesNothing(t *testing.T) {
+func TestOlderAgentIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	there, err := Probe(t.Context(), path, 1)
 	require.NoError(t, err)
@@ -509,7 +509,7 @@ func TestAnAgentThatKnowsNoRulesHandsOverAsWell(t *testing.T) {
 	require.Eventually(t, func() bool { return p.done() != nil }, 10*time.Second, time.Millisecond)
 }
 
-func TestPodsOfWhichMuchWasCountedAreOfferedAll(t *testing.T) {
+func TestOffersWithManyCounts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	pair := make([]Pod, 50)
 	for i := range pair {

@@ -84,7 +84,7 @@ func (e *endpoint) require(from, path string) string {
 	return body
 }
 
-func TestStalledConnectionsKeepNobodyOut(t *testing.T) {
+func TestStalledConnectionsDoNotBlockOthers(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	NewMetrics(registry)
 	healthy := func() error { return nil }

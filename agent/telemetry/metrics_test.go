@@ -22,7 +22,7 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 	require.Equal(t, 0.0, testutil.ToFloat64(m.refused.WithLabelValues("queue_full")))
 }
 
-func TestAnAgentThatLostItsManagerShowsIt(t *testing.T) {
+func TestManagerConnectedMetric(t *testing.T) {
 	r := prometheus.NewRegistry()
 	inStep := false
 	RegisterConnected(r, func() bool { return inStep })

@@ -47,10 +47,48 @@ func run(ctx context.Context, args []string) error {
 	if cleanup {
 		args = args[1:]
 	}
-	var o agent.Options
-	var level slog.Level
+	c, err := parse(args, cleanup)
+	if err != nil {
+		return err
+	}
+	if c.printVersion {
+		fmt.Println(version)
+		return nil
+	}
+	o := c.options
+	// Below debug the Kubernetes client logs bodies of requests.
+	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: max(c.level, slog.LevelDebug)}))
+	slog.SetDefault(o.Logger)
+	klog.SetSlogLogger(o.Logger)
+	if cleanup {
+		return agent.Cleanup(ctx, o, func() error {
+			if !c.wait {
+				return nil
+			}
+			return telemetry.ServeReady(ctx, o.ListenAddress)
+		})
+	}
+	if o.Node == "" {
+		return errors.New("--node is empty: set it, or NODE_NAME, to the name of this node")
+	}
+	if o.Client, err = newClient(); err != nil {
+		return err
+	}
+	return agent.Run(ctx, o)
+}
+
+// command is a parsed command line.
+type command struct {
+	options      agent.Options
+	level        slog.Level
+	wait         bool
+	printVersion bool
+}
+
+func parse(args []string, cleanup bool) (*command, error) {
+	c := &command{options: agent.Options{Version: version}}
+	o := &c.options
 	var mode string
-	var printVersion, wait bool
 	fs := flag.NewFlagSet("ctrlmesh-agent", flag.ContinueOnError)
 	fs.StringVar(&o.Node, "node", os.Getenv("NODE_NAME"), "name of this node")
 	fs.StringVar(&o.Namespace, "namespace", envOr("POD_NAMESPACE", "ctrlmesh-system"), "the mesh's own namespace")
@@ -65,51 +103,36 @@ func run(ctx context.Context, args []string) error {
 	fs.StringVar(&o.AddressListen, "address-listen", ":6443", "where pods that are captured by address find their agent; empty for nowhere")
 	fs.StringVar(&o.NRISocket, "nri-socket", nri.Socket, "where the container runtime tells of pods")
 	fs.StringVar(&o.ListenAddress, "listen", ":9090", "address of /healthz, /readyz and /metrics")
-	fs.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error; debug writes a line for each request")
+	fs.TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error; debug writes a line for each request")
 	if cleanup {
-		fs.BoolVar(&wait, "wait", false, "once clean, answer readiness probes until stopped: for a DaemonSet")
+		fs.BoolVar(&c.wait, "wait", false, "once clean, answer readiness probes until stopped: for a DaemonSet")
 	}
-	fs.BoolVar(&printVersion, "version", false, "print the version and exit")
-	if err := fs.Parse(args); err != nil {
-		return err
-	}
-	if printVersion {
-		fmt.Println(version)
-		return nil
+	fs.BoolVar(&c.printVersion, "version", false, "print the version and exit")
+	if err := fs.Parse(args); err != nil || c.printVersion {
+		return c, err
 	}
 	switch mode {
 	case "auto":
 	case string(capture.EBPF), string(capture.IPTables), string(capture.Address):
 		o.Capture = capture.Mode(mode)
 	default:
-		return fmt.Errorf("--capture=%s: say ebpf, iptables, address or auto", mode)
+		return nil, fmt.Errorf("--capture=%s: say ebpf, iptables, address or auto", mode)
 	}
-	o.Version = version
-	// Below debug the Kubernetes client logs bodies of requests.
-	o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: max(level, slog.LevelDebug)}))
-	slog.SetDefault(o.Logger)
-	klog.SetSlogLogger(o.Logger)
-	if cleanup {
-		return agent.Cleanup(ctx, o, func() error {
-			if !wait {
-				return nil
-			}
-			return telemetry.ServeReady(ctx, o.ListenAddress)
-		})
-	}
-	if o.Node == "" {
-		return errors.New("--node is empty: set it, or NODE_NAME, to the name of this node")
-	}
+	return c, nil
+}
+
+func newClient() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if err != nil {
-		return fmt.Errorf("finding the apiserver: %w", err)
+		return nil, fmt.Errorf("finding the apiserver: %w", err)
 	}
 	config.UserAgent = "ctrlmesh-agent/" + version
 	config.ContentType = "application/vnd.kubernetes.protobuf"
-	if o.Client, err = kubernetes.NewForConfig(config); err != nil {
-		return fmt.Errorf("making the apiserver client: %w", err)
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making the apiserver client: %w", err)
 	}
-	return agent.Run(ctx, o)
+	return client, nil
 }
 
 func envOr(name, otherwise string) string {

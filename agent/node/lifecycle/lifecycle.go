@@ -65,6 +65,8 @@ const (
 	PolicySet Event = iota
 	// PolicyRemoved: the manager has no policy for the pod any more.
 	PolicyRemoved
+	// PolicyRestored: an earlier agent has saved a policy.
+	PolicyRestored
 	// PolicyApplied: the proxy has taken the pod's policy.
 	PolicyApplied
 	// Announcement: the container runtime names the pod.
@@ -121,38 +123,36 @@ func (s State) Next(e Event) (State, []Effect) {
 		return s, s.enforced(Save)
 	case PolicyRemoved:
 		return s.unassign()
+	case PolicyRestored:
+		s.Assigned = true
 	case PolicyApplied:
 		if s.Proxy == Waiting {
 			s.Proxy = Deciding
 		}
-		return s, nil
 	case Capture:
-		if s.Redirect != Nobody || s.Presence == Expected {
-			return s, nil
+		if s.Redirect == Nobody && s.Presence != Expected {
+			s.Redirect, s.Proxy = Self, Waiting
+			return s, s.enforced(Save)
 		}
-		s.Redirect, s.Proxy = Self, Waiting
-		return s, s.enforced(Save)
 	case SandboxExit:
-		if s.Redirect == Successor {
-			return s, nil
+		if s.Redirect != Successor {
+			s.Redirect, s.Proxy = Nobody, None
+			return s, []Effect{Release}
 		}
-		s.Redirect, s.Proxy = Nobody, None
-		return s, []Effect{Release}
 	case Stop:
 		s.Redirect, s.Proxy = Nobody, None
-		return s, nil
 	case Takeover:
 		if s.Redirect == Self {
 			s.Redirect = Successor
 		}
-		return s, nil
 	case Resumption:
-		if s.Presence == Expected {
-			return s, nil
+		if s.Presence != Expected {
+			return s, []Effect{RedirectEgress, Save}
 		}
-		return s, []Effect{RedirectEgress, Save}
+	default:
+		return s.observe(e)
 	}
-	return s.observe(e)
+	return s, nil
 }
 
 // observe handles the events that say whether the pod exists.

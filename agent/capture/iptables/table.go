@@ -1,4 +1,7 @@
-package capture
+// Package iptables redirects connections by the nat table of a network namespace, and
+// refuses UDP by its filter table. Its functions act in the network namespace of the
+// calling thread.
+package iptables
 
 import (
 	"cmp"
@@ -19,8 +22,20 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 )
 
+// Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let pass. It can be
+// forged by a process that has CAP_NET_ADMIN or CAP_NET_RAW in the pod's network namespace:
+// only the trust in the mesh CA alone stops those. BPF does not use it.
+const Mark = 0x6d657368 // "mesh"
+
+// Egress is the redirection of connections to other hosts than the apiserver.
+type Egress struct {
+	Ports []uint16 // sorted
+	Port  uint16   // of the listeners
+}
+
 const (
-	chain = "CTRLMESH-OUTPUT"
+	// Chain is the name of our chain in each table.
+	Chain = "CTRLMESH-OUTPUT"
 
 	// The tables that have a chain of ours.
 	nat    = "nat"
@@ -29,20 +44,20 @@ const (
 
 var waitOption = fmt.Sprintf("--wait=%d", int(program.Time.Seconds()))
 
-// natTable are the tables of one address family, in whatever network namespace the
+// Table are the tables of one address family, in whatever network namespace the
 // calling thread is.
-type natTable struct {
-	family   int                  // 4 or 6
+type Table struct {
+	Family   int                  // 4 or 6
 	commands *goiptables.IPTables // list and delete
 	// lister lists a chain while a pod is captured, restorer changes a table as one.
 	lister, restorer string
 	err              error // why they are not there
 }
 
-// openNATTables finds the programs of a variant of iptables, once for all pods.
+// OpenTables finds the programs of a variant of iptables, once for all pods.
 // Without those for IPv6, only pods without IPv6 can be captured.
-func openNATTables(variant string) ([2]natTable, error) {
-	tables := [2]natTable{{family: 4}, {family: 6}}
+func OpenTables(variant string) ([2]Table, error) {
+	tables := [2]Table{{Family: 4}, {Family: 6}}
 	for i, protocol := range []goiptables.Protocol{goiptables.ProtocolIPv4, goiptables.ProtocolIPv6} {
 		name := []string{"iptables", "ip6tables"}[i]
 		if variant != "" {
@@ -66,7 +81,7 @@ func openNATTables(variant string) ([2]natTable, error) {
 
 // within calls f with the commands, each of which may take as long as ctx allows, in
 // whole seconds, and at most [program.Time].
-func (t natTable) within(ctx context.Context, f func(*goiptables.IPTables) error) error {
+func (t Table) within(ctx context.Context, f func(*goiptables.IPTables) error) error {
 	if err := cmp.Or(t.err, ctx.Err()); err != nil {
 		return err
 	}
@@ -82,7 +97,7 @@ func (t natTable) within(ctx context.Context, f func(*goiptables.IPTables) error
 // rule is a rule of our chain, as iptables spells it after "-A CHAIN".
 type rule []string
 
-var jump = rule{"-j", chain}
+var jump = rule{"-j", Chain}
 
 var markRule = rule{"-m", "mark", "--mark", fmt.Sprintf("%#x", Mark), "-j", "RETURN"}
 
@@ -104,7 +119,7 @@ func refuseRule(at uint16) rule {
 	return rule{"-p", "udp", "-m", "udp", "--dport", strconv.Itoa(int(at)), "-j", "REJECT"}
 }
 
-// value is the number after an option, 0 without.
+// value returns the number after an option; 0 if there is none.
 func (r rule) value(option string) uint16 {
 	i := slices.Index(r, option)
 	if i < 0 || i+1 == len(r) {
@@ -114,48 +129,51 @@ func (r rule) value(option string) uint16 {
 	return uint16(number)
 }
 
-// lead is where rules redirect to.
-type lead struct {
-	port   uint16   // for apiservers, 0 if nowhere
-	egress uint16   // for others, 0 if nowhere
-	ports  []uint16 // of others
+// Lead is where rules redirect to.
+type Lead struct {
+	Port   uint16   // for apiservers; 0 if they are not redirected
+	Egress uint16   // for other hosts; 0 if they are not redirected
+	Ports  []uint16 // of other hosts
 }
 
 // leadsOf reads the lines that list our chain.
-func leadsOf(lines []string) (l lead) {
+func leadsOf(lines []string) (l Lead) {
 	for _, line := range lines {
 		r := rule(strings.Fields(line))
 		to := r.value("--to-ports")
 		switch {
 		case to == 0:
 		case slices.Contains(r, "-d"):
-			l.port = cmp.Or(l.port, to)
+			l.Port = cmp.Or(l.Port, to)
 		case r.value("--dport") != 0:
-			l.egress = cmp.Or(l.egress, to)
-			l.ports = append(l.ports, r.value("--dport"))
+			l.Egress = cmp.Or(l.Egress, to)
+			l.Ports = append(l.Ports, r.value("--dport"))
 		}
 	}
-	slices.Sort(l.ports)
-	l.ports = slices.Compact(l.ports)
+	slices.Sort(l.Ports)
+	l.Ports = slices.Compact(l.Ports)
 	return l
 }
 
-// isAnothers tells whether rules lead elsewhere than to port, or to nowhere.
-func (l lead) isAnothers(port uint16, e *egress) bool {
-	if l.port != 0 {
-		return l.port != port
+// isAnothers reports whether rules redirect to another port than these.
+func (l Lead) isAnothers(port uint16, e *Egress) bool {
+	if l.Port != 0 {
+		return l.Port != port
 	}
-	return l.egress != 0 && (e == nil || l.egress != e.port)
+	return l.Egress != 0 && (e == nil || l.Egress != e.Port)
 }
+
+// MayExist reports whether the nat table may have a chain of ours.
+func (t Table) MayExist() bool { return t.mayExist(nat) }
 
 // mayExist is false only if the table surely has no chain of ours. It starts no
 // program: of a pod that is captured for the first time, that is all there is to ask.
-func (t natTable) mayExist(table string) bool {
+func (t Table) mayExist(table string) bool {
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
 	request := nl.NewNetlinkRequest(getChain, 0)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: map[int]uint8{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[t.family]})
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: map[int]uint8{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[t.Family]})
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(Chain)))
 	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	for _, absent := range []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL} {
 		if errors.Is(err, absent) {
@@ -165,41 +183,41 @@ func (t natTable) mayExist(table string) bool {
 	return true
 }
 
-// leads returns where our chain redirects to.
-func (t natTable) leads(ctx context.Context) (lead, error) {
+// Lead returns where our chain redirects to.
+func (t Table) Lead(ctx context.Context) (Lead, error) {
 	if !t.mayExist(nat) {
-		return lead{}, nil
+		return Lead{}, nil
 	}
 	var lines []string
 	err := t.within(ctx, func(commands *goiptables.IPTables) (err error) {
-		lines, err = commands.List(nat, chain)
+		lines, err = commands.List(nat, Chain)
 		return err
 	})
 	var exit *goiptables.Error
 	if errors.As(err, &exit) && exit.ExitStatus() == 1 {
-		return lead{}, nil // the chain does not exist; the message depends on the variant
+		return Lead{}, nil // the chain does not exist; the message depends on the variant
 	}
 	if err != nil {
-		return lead{}, fmt.Errorf("listing chain %s: %w", chain, err)
+		return Lead{}, fmt.Errorf("listing chain %s: %w", Chain, err)
 	}
 	return leadsOf(lines), nil
 }
 
-// lastLeads is leads for the capture of a pod. It runs iptables directly, because the
+// LastLead is Lead for the capture of a pod. It runs iptables directly, because the
 // commands run it through the agent's binary, which takes several times as long to start.
-func (t natTable) lastLeads(ctx context.Context) (lead, error) {
+func (t Table) LastLead(ctx context.Context) (Lead, error) {
 	if t.err != nil || !t.mayExist(nat) {
-		return lead{}, t.err
+		return Lead{}, t.err
 	}
-	out, err := program.Run(ctx, "", t.lister, "-t", nat, "-S", chain, waitOption)
+	out, err := program.Run(ctx, "", t.lister, "-t", nat, "-S", Chain, waitOption)
 	return leadsOf(strings.Split(out, "\n")), err
 }
 
-// sync makes our chain redirect the table's share of the destinations to port, and the
+// Sync makes our chain redirect the table's share of the destinations to port, and the
 // ports of egress to its port, and OUTPUT go through it first, all at once. UDP to those
 // ports is refused before, and until after. If the chain leads to another port, nothing
 // is done unless seize.
-func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *egress, seize bool) error {
+func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *Egress, seize bool) error {
 	wanted, refused := t.rulesFor(destinations, port, e)
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
@@ -207,7 +225,7 @@ func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port 
 	exists := t.mayExist(nat)
 	if exists && !seize {
 		// What cannot be read is no agent's doing, and is replaced.
-		if l, err := t.leads(ctx); err == nil && l.isAnothers(port, e) {
+		if l, err := t.Lead(ctx); err == nil && l.isAnothers(port, e) {
 			return nil
 		}
 	}
@@ -228,10 +246,10 @@ func (t natTable) sync(ctx context.Context, destinations []netip.AddrPort, port 
 }
 
 // rulesFor returns the rules of our chain in the nat and in the filter table.
-func (t natTable) rulesFor(destinations []netip.AddrPort, port uint16, e *egress) (redirected, refused []rule) {
+func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *Egress) (redirected, refused []rule) {
 	redirected, refused = []rule{markRule}, []rule{markRule, stayRule}
 	for _, d := range destinations {
-		if d.Addr().Is4() == (t.family == 4) {
+		if d.Addr().Is4() == (t.Family == 4) {
 			redirected = append(redirected, redirectRule(d, port))
 		}
 	}
@@ -239,33 +257,33 @@ func (t natTable) rulesFor(destinations []netip.AddrPort, port uint16, e *egress
 		return redirected, refused
 	}
 	redirected = append(redirected, stayRule)
-	for _, at := range e.ports {
-		redirected = append(redirected, egressRule(at, e.port))
+	for _, at := range e.Ports {
+		redirected = append(redirected, egressRule(at, e.Port))
 		refused = append(refused, refuseRule(at))
 	}
 	return redirected, refused
 }
 
 // put makes the rules those of our chain in the table, and OUTPUT go through it first.
-func (t natTable) put(ctx context.Context, table string, rules []rule, exists bool) error {
+func (t Table) put(ctx context.Context, table string, rules []rule, exists bool) error {
 	// Naming a chain empties it; no packet sees it so, for all is committed together.
 	var b strings.Builder
-	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, chain)
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, Chain)
 	for _, r := range rules {
-		fmt.Fprintf(&b, "-A %s %s\n", chain, strings.Join(r, " "))
+		fmt.Fprintf(&b, "-A %s %s\n", Chain, strings.Join(r, " "))
 	}
 	deleteJump := fmt.Sprintf("-D OUTPUT %s\n", strings.Join(jump, " ")) // fails if there is none
 	insert := fmt.Sprintf("-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
-	if exists && t.restore(ctx, b.String()+deleteJump+insert) == nil {
+	if exists && t.Restore(ctx, b.String()+deleteJump+insert) == nil {
 		return nil
 	}
 	// There is no jump, or too much else to find it. One too many does no harm, and
 	// to put it first takes no reading of the others.
-	return t.restore(ctx, b.String()+insert)
+	return t.Restore(ctx, b.String()+insert)
 }
 
-// restore changes the table by one program run, and as one.
-func (t natTable) restore(ctx context.Context, rules string) error {
+// Restore changes the table by one program run, and as one.
+func (t Table) Restore(ctx context.Context, rules string) error {
 	if t.err != nil {
 		return t.err
 	}
@@ -273,14 +291,14 @@ func (t natTable) restore(ctx context.Context, rules string) error {
 	return err
 }
 
-// remove removes our chains and the jumps to them. It is no error if they are not there.
-// Unless port is 0, chains that lead elsewhere stay.
-func (t natTable) remove(ctx context.Context, port uint16, e *egress) error {
+// Remove removes our chains and the jumps to them. It is no error if they are not there.
+// Unless port is 0, chains that redirect elsewhere stay.
+func (t Table) Remove(ctx context.Context, port uint16, e *Egress) error {
 	if t.err != nil || !t.mayExist(nat) {
 		return nil // without the program no rules could have been made
 	}
 	if port != 0 {
-		if l, err := t.leads(ctx); err != nil || l.isAnothers(port, e) {
+		if l, err := t.Lead(ctx); err != nil || l.isAnothers(port, e) {
 			return err
 		}
 	}
@@ -288,7 +306,7 @@ func (t natTable) remove(ctx context.Context, port uint16, e *egress) error {
 }
 
 // drop removes our chain from a table that may have it.
-func (t natTable) drop(ctx context.Context, table string) error {
+func (t Table) drop(ctx context.Context, table string) error {
 	if t.err != nil || !t.mayExist(table) {
 		return nil
 	}
@@ -296,15 +314,15 @@ func (t natTable) drop(ctx context.Context, table string) error {
 }
 
 // empty removes our chain from a table. It fails only if the chain still has an effect.
-func (t natTable) empty(ctx context.Context, table string) error {
+func (t Table) empty(ctx context.Context, table string) error {
 	// Empty, it has no effect. That takes no reading of OUTPUT.
-	if err := t.restore(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\nCOMMIT\n", table, chain)); err != nil {
+	if err := t.Restore(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\nCOMMIT\n", table, Chain)); err != nil {
 		return err
 	}
 	for range 2 { // jumps; put leaves no more
 		_ = t.within(ctx, func(commands *goiptables.IPTables) error { return commands.Delete(table, "OUTPUT", jump...) })
 		// It fails while there is a jump.
-		if t.within(ctx, func(commands *goiptables.IPTables) error { return commands.DeleteChain(table, chain) }) == nil {
+		if t.within(ctx, func(commands *goiptables.IPTables) error { return commands.DeleteChain(table, Chain) }) == nil {
 			break
 		}
 	}

@@ -1,12 +1,10 @@
-package capture
+package iptables
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +22,7 @@ func TestCommandsGetTheTimeThatIsLeft(t *testing.T) {
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	programtest.Link(t, "iptables-echo")
-	tables, err := openNATTables("echo")
+	tables, err := OpenTables("echo")
 	require.NoError(t, err)
 	require.ErrorIs(t, tables[1].err, exec.ErrNotFound)
 
@@ -36,8 +34,8 @@ func TestCommandsGetTheTimeThatIsLeft(t *testing.T) {
 			defer cancel()
 		}
 		require.NoError(t, tables[0].within(ctx, func(commands *goiptables.IPTables) error {
-			lines, err := commands.List(nat, chain)
-			require.Equal(t, []string{"-t nat -S " + chain + " --wait " + wait}, lines)
+			lines, err := commands.List(nat, Chain)
+			require.Equal(t, []string{"-t nat -S " + Chain + " --wait " + wait}, lines)
 			return err
 		}))
 	}
@@ -55,39 +53,7 @@ func TestMissingLinkIsNotMissingIPTables(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o755))
 	}
 	t.Setenv("PATH", dir)
-	_, err := openNATTables("")
+	_, err := OpenTables("")
 	require.ErrorContains(t, err, "iptables-bounded, which must be a link to this binary")
 	require.NotErrorIs(t, err, exec.ErrNotFound)
-}
-
-func TestListingOfFilledChainIsBounded(t *testing.T) {
-	cfg := iptablesConfig(t)
-	w := newWorld(t)
-	pod := w.pod()
-	p := captured(t, w.agent(cfg), uid, pod, "mesh")
-	var rules strings.Builder
-	rules.WriteString("*nat\n")
-	for i := range 2000 {
-		fmt.Fprintf(&rules, "-A %s -d 10.0.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", chain, i>>8, i&255)
-	}
-	rules.WriteString("COMMIT\n")
-	fill := exec.Command("iptables-"+cfg.IPTables+"-restore", "--noflush")
-	fill.Stdin = strings.NewReader(rules.String())
-	require.NoError(t, pod.do(fill.Run))
-
-	table := p.way.(*iptables).tables[0]
-	require.ErrorContains(t, pod.do(func() error {
-		_, err := table.leads(t.Context())
-		return err
-	}), "exit status 125")
-	require.Error(t, pod.do(func() error {
-		_, err := table.lastLeads(t.Context())
-		return err
-	}))
-	require.ErrorContains(t, p.Release(), "exit status 125", "the rules may be another agent's")
-	require.NoError(t, Cleanup(cfg, pod.path), "by any agent")
-	require.NoError(t, pod.do(func() error {
-		require.False(t, table.mayExist(nat), "the chain still exists")
-		return nil
-	}))
 }
