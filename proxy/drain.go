@@ -72,7 +72,7 @@ func (p *Pod) stopAccepting() {
 
 // deserted waits until no connection is open.
 func (p *Pod) deserted(ctx context.Context) error {
-	for p.open.taken.Load() > 0 {
+	for p.open.Taken() > 0 {
 		select {
 		case <-p.empty:
 		case <-ctx.Done():

@@ -34,7 +34,7 @@ func (x *exchange) harmWatch(resp *upstream.Response) {
 		Still:       x.stillHarmed,
 		Hold:        x.holdRead,
 		Take:        x.pod.withhold,
-		Give:        x.pod.filtered.give,
+		Give:        x.pod.filtered.Give,
 	}
 	if x.gap != nil {
 		o.Gap = &x.gap.Gap
@@ -114,9 +114,9 @@ func (h *holding) holdRead(n int) error {
 
 // withhold takes n bytes for what is kept from a client, if they are within bounds.
 func (p *Pod) withhold(n int64) bool {
-	if p.filtered.take(n) {
+	if p.filtered.Take(n) {
 		return true
 	}
-	p.filtered.give(n)
+	p.filtered.Give(n)
 	return false
 }
