@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
 func TestAClientCertificateIsRefusedInWords(t *testing.T) {

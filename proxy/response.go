@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
