@@ -85,7 +85,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 	return x.beyond()
 }
 
-// urgent tells whether x is about the lock when there is no room to look closer.
+// urgent reports whether x is about the lock when there is no room to look closer.
 func (x *exchange) urgent() bool {
 	pol := x.pod.policy.Load()
 	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {

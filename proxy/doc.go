@@ -60,7 +60,7 @@
 // # Rules
 //
 // What passed all that is asked of rules: first of those that limit (proxy/limit,
-// limiting.go), then of those that harm (proxy/fault, faulting.go). How a request fares
+// limiting.go), then of those that inject faults (proxy/fault, faulting.go). How a request fares
 // that was sent on, or that a fault answered, counts in the rules that limit; what the
 // proxy says of itself does not, and a client that went away tells nothing.
 //

@@ -61,7 +61,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Harmed: func(by fault.Injected) {
 			if pol := p.policy.Load(); pol != nil {
-				pol.harmed.count(by.Injection, by.Rule, by.Kind.String())
+				pol.injected.count(by.Injection, by.Rule, by.Kind.String())
 			}
 		},
 		Panicked: s.metrics.panics.Inc,

@@ -6,9 +6,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // maxPlans bounds the plans a policy remembers. Paths can name any resource;
@@ -39,7 +40,7 @@ func (k planKey) clone() planKey {
 	}
 }
 
-// memorable tells whether parts of a path are short enough to be remembered:
+// memorable reports whether parts of a path are short enough to be remembered:
 // nothing that exists has a longer name.
 func memorable(names ...string) bool {
 	return !slices.ContainsFunc(names, func(s string) bool { return len(s) > 253 })
@@ -135,7 +136,7 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 	if isResource {
 		out.stages.add(p.shardingStages(key, out.locks)...)
 	}
-	out.stages.add(auditStage{p.pod.server})
+	out.stages.add(auditStage{})
 	if out.locks != nil {
 		out.stages.add(readmissionStage{})
 	}

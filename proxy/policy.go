@@ -40,8 +40,8 @@ type division struct {
 
 // tally is what is counted under a policy.
 type tally struct {
-	owner           *owner
-	limited, harmed tallies // of the rules
+	owner             *owner
+	limited, injected tallies // of the rules
 }
 
 // succession is how a policy takes the place of another.
@@ -102,7 +102,7 @@ func (p *policy) divide(s *meshv1.Sharding) (err error) {
 	return err
 }
 
-// affects tells whether clients see another set of objects of a resource under
+// affects reports whether clients see another set of objects of a resource under
 // next than under p, or must be rid now of what they might keep under p.
 func (p *policy) affects(next *policy, res groupResource) bool {
 	before, filtered := p.filters(res)

@@ -81,7 +81,7 @@ func (w *Watch) leave(left kinds, parts []Injected) {
 	}
 }
 
-// Drops tells whether a rule may keep events from the watches of a kind, in effect now
+// Drops reports whether a rule may keep events from the watches of a kind, in effect now
 // or not.
 func (r *Rules) Drops(k match.Kind) bool {
 	of := r.OfKind(k)

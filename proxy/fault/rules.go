@@ -262,7 +262,7 @@ func (r *Resources) Oldest() (age time.Duration) {
 	return age
 }
 
-// MayBeStale tells whether a rule that is in force now may make a list stale.
+// MayBeStale reports whether a rule that is in force now may make a list stale.
 func (r *Resources) MayBeStale(now time.Time, o *match.Object) bool {
 	for of := range r.about(o) {
 		most := of.message.GetCount()
@@ -360,7 +360,7 @@ func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults 
 // Met are rules that were asked about something, whatever they did.
 type Met map[*counts]struct{}
 
-// add tells whether the rule was not in it.
+// add reports whether the rule was not in it.
 func (m Met) add(r *rule) bool {
 	if _, ok := m[r.counts]; ok {
 		return false
@@ -371,8 +371,8 @@ func (m Met) add(r *rule) bool {
 	return true
 }
 
-// Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
-// tell whether it matches them, or to harm one of them.
+// Decrypts reports whether a rule is about the requests in TLS of which asked is seen: to
+// report whether it matches them, or to harm one of them.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	return r != nil && slices.ContainsFunc(r.entries.Hosts.Of(asked.Host), func(n int32) bool {
 		e := &r.entries.URLs[n]
@@ -381,5 +381,5 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	})
 }
 
-// Deep tells whether a rule asks for more of requests to a host than its name.
+// Deep reports whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }

@@ -25,7 +25,7 @@ type config struct {
 	sleep                  time.Duration // 0: recovered by hand
 }
 
-// forced tells whether nothing that is counted matters.
+// forced reports whether nothing that is counted matters.
 func (c config) forced() bool {
 	return c.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED || c.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED
 }
