@@ -90,7 +90,7 @@ func (x *exchange) finish() {
 			v = nil
 		}
 	}
-	x.injection.count(x.policy, x.broke, x.version != "")
+	x.countInjected(x.policy, x.broke, x.version != "")
 	x.account()
 	x.allowed.ticket.Leave()
 	if x.plan != nil {

@@ -239,9 +239,9 @@ func (p *policy) countFault(by fault.Injected) {
 	p.injected.count(by.Injection, by.Rule, by.Kind.String())
 }
 
-// count counts what was done to the request, when it is over: whether its response was
+// countInjected counts what was done to the request, when it is over: whether its response was
 // broken off, and whether it was a stale list.
-func (i *injection) count(under *policy, broke, stale bool) {
+func (i *injection) countInjected(under *policy, broke, stale bool) {
 	if i.faults == nil {
 		return
 	}

@@ -75,13 +75,13 @@ const (
 
 func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 	key := planKey{info.Verb, info.Subresource, groupResource{info.APIGroup, info.Resource}}
-	if known, ok := p.plans.known.Load(key); ok {
+	if known, ok := p.known.Load(key); ok {
 		return known.(*plan)
 	}
 	key = key.clone()
 	made := p.make(key, info.IsResourceRequest)
 	if p.count.Load() < maxPlans && memorable(key.verb, key.subresource, key.group, key.resource) {
-		if _, loaded := p.plans.known.LoadOrStore(key, made); !loaded {
+		if _, loaded := p.known.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}
 	}
