@@ -60,8 +60,8 @@ func (x *exchange) log() {
 	}
 	if x.faults != nil {
 		attrs = append(attrs, slog.Any("faults", x.faults.Rules))
-		if x.unharmed != "" {
-			attrs = append(attrs, slog.String("unharmed", x.unharmed))
+		if x.skipped != "" {
+			attrs = append(attrs, slog.String("unharmed", x.skipped))
 		}
 	}
 	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)

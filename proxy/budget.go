@@ -6,51 +6,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
-
-// pool is what the pods of a node share of something.
-type pool struct{ free atomic.Int64 }
-
-// account is one pod's part: something of its own, and beyond that never more
-// than is left for the others. So one pod alone gets half of the pool, and n of
-// them 1/(n+1) each: however many take all they can, others find something.
-type account struct {
-	pool  *pool
-	own   int64
-	taken atomic.Int64
-}
-
-// newPool makes a pool of which one pod alone gets most, its own included.
-func newPool(most, own int64) *pool {
-	p := &pool{}
-	p.free.Store(2 * (most - own))
-	return p
-}
-
-// take takes n and tells whether that is within bounds; it is taken either way.
-func (a *account) take(n int64) bool {
-	now := a.taken.Add(n)
-	if now <= a.own {
-		return true
-	}
-	beyond := now - a.own
-	return beyond <= a.pool.free.Add(max(0, now-n-a.own)-beyond)
-}
-
-// give gives n back.
-func (a *account) give(n int64) {
-	if before := a.taken.Add(-n) + n; before > a.own {
-		a.pool.free.Add(before - max(a.own, before-n))
-	}
-}
 
 // What the requests of one pod under way may hold, in bytes, if no other holds
 // as much. Those that may last have a part apart from the short ones, and those
@@ -102,17 +66,17 @@ func (r *request) weight() int64 {
 // holding is what a request holds of the pod's budgets until it is over.
 type holding struct {
 	pod      *Pod
-	budget   *account // that it is in
-	held     int64    // bytes of it
-	filtered int64    // bytes of what the pod's filters may keep
-	over     bool     // it is beyond the budget
-	refusing bool     // it is one of the maxRefusing
+	budget   *bounds.Account // that it is in
+	held     int64           // bytes of it
+	filtered int64           // bytes of what the pod's filters may keep
+	over     bool            // it is beyond the budget
+	refusing bool            // it is one of the maxRefusing
 }
 
 // admit takes what x holds before anything of it is read.
 func (x *exchange) admit() *apierrors.StatusError {
 	x.budget, x.held = &x.pod.held, x.req.weight()
-	if x.budget.take(x.held) {
+	if x.budget.Take(x.held) {
 		return nil
 	}
 	if x.urgent() {
@@ -121,7 +85,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 	return x.beyond()
 }
 
-// urgent tells whether x is about the lock when there is no room to look closer.
+// urgent reports whether x is about the lock when there is no room to look closer.
 func (x *exchange) urgent() bool {
 	pol := x.pod.policy.Load()
 	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
@@ -170,13 +134,13 @@ func (h *holding) short() *apierrors.StatusError {
 }
 
 // charge moves what x holds to another budget of the pod.
-func (h *holding) charge(to *account) *apierrors.StatusError {
+func (h *holding) charge(to *bounds.Account) *apierrors.StatusError {
 	if to == h.budget {
 		return nil
 	}
-	h.budget.give(h.held)
+	h.budget.Give(h.held)
 	h.budget = to
-	if to.take(h.held) {
+	if to.Take(h.held) {
 		return nil
 	}
 	return h.beyond()
@@ -186,7 +150,7 @@ func (h *holding) charge(to *account) *apierrors.StatusError {
 // the request.
 func (h *holding) hold(n int64) *apierrors.StatusError {
 	h.held += n
-	if h.budget.take(n) {
+	if h.budget.Take(n) {
 		return nil
 	}
 	return h.beyond()
@@ -225,8 +189,8 @@ func (x *exchange) release() {
 }
 
 func (h *holding) release() {
-	h.budget.give(h.held)
-	h.pod.filtered.give(h.filtered)
+	h.budget.Give(h.held)
+	h.pod.filtered.Give(h.filtered)
 	if h.refusing {
 		h.pod.refusing.Add(-1)
 	}

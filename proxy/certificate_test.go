@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
 func TestAClientCertificateIsRefusedInWords(t *testing.T) {
@@ -111,7 +111,7 @@ func TestPassthrough(t *testing.T) {
 	for _, way := range []string{"up", "down"} {
 		require.Greater(t, testutil.ToFloat64(m.server.metrics.tunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
 	}
-	require.Eventually(t, func() bool { return m.pod.open.taken.Load() <= 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.open.Taken() <= 1 }, soon, time.Millisecond)
 }
 
 func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
@@ -151,7 +151,7 @@ func TestTunnelsAreCutWithThePod(t *testing.T) {
 	require.ErrorIs(t, m.pod.Drain(ctx), context.DeadlineExceeded)
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return m.pod.open.taken.Load() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.open.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // pair is a TCP connection, both ends.

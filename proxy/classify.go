@@ -138,7 +138,7 @@ func isProxy(info *apirequest.RequestInfo) bool {
 		info.Subresource == "proxy"
 }
 
-// clean tells whether s can stand in a request line or a Host header.
+// clean reports whether s can stand in a request line or a Host header.
 func clean(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c <= ' ' || c >= 0x7f {

@@ -78,8 +78,8 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		p := l.pod
-		if !p.open.take(1) {
-			p.open.give(1)
+		if !p.open.Take(1) {
+			p.open.Give(1)
 			_ = raw.Close()
 			p.bound("connections")
 			continue
@@ -180,8 +180,8 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 	if !slices.Contains(h.SupportedProtos, "h2") {
 		return nil, nil
 	}
-	if !p.http2.take(1) {
-		p.http2.give(1)
+	if !p.http2.Take(1) {
+		p.http2.Give(1)
 		return p.http11, nil
 	}
 	c.http2.Store(true)
@@ -209,7 +209,7 @@ func (c *conn) leave() { c.serving.Add(-1) }
 
 func (c *conn) forgive() {
 	if n := c.unserved.Load(); n != 0 {
-		c.pod.unserved.give(c.unserved.Swap(0))
+		c.pod.unserved.Give(c.unserved.Swap(0))
 	}
 }
 
@@ -217,7 +217,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && c.serving.Load() == 0 {
 		read := int64(unservedWeight * n)
-		within := c.pod.unserved.take(read)
+		within := c.pod.unserved.Take(read)
 		c.unserved.Add(read)
 		if c.closed.Load() {
 			c.forgive()
@@ -283,14 +283,14 @@ func (c *conn) reset() {
 
 func (c *conn) leaveHTTP2() {
 	if c.http2.Swap(false) {
-		c.pod.http2.give(1)
+		c.pod.http2.Give(1)
 	}
 }
 
 // left notes that a connection is gone.
 func (p *Pod) left() {
-	p.open.give(1)
-	if p.open.taken.Load() == 0 {
+	p.open.Give(1)
+	if p.open.Taken() == 0 {
 		select {
 		case p.empty <- struct{}{}:
 		default:

@@ -123,7 +123,7 @@ func decider(t testing.TB, d decided) func() {
 		if rules.apply(x) != nil {
 			t.Fatal("refused")
 		}
-		x.injection.count(x.policy, x.broke, x.version != "")
+		x.countInjected(x.policy, x.broke, x.version != "")
 		x.answeredWithin()
 		x.allowed.ticket.Leave()
 	}

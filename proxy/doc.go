@@ -13,12 +13,25 @@
 //
 // # A request
 //
-// It is classified by its path, as the apiserver would (classify.go). A path that
-// two readers could read differently is refused. The policy holds a plan for each
-// verb and resource: the stages that have something to say about it (lock, scope)
-// and the way upstream (short, stream or upgrade). Then it is forwarded; what the
-// apiserver answers streams back untouched, unless the lock's name is in it or it
-// has objects of a divided resource.
+//	downstream.go    net/http hands the request over; from here on it is a value
+//	request.go       request: as it came, never changed; outgoing: what stages edit
+//	classify.go      what it asks for, by its path, as the apiserver reads it
+//	exchange.go      run: evaluate, send, conclude; start over if the policy changed
+//	plan.go          the stages of each verb and resource, resolved once by the policy
+//	outcome.go       how a stage ends a request: refusal, restart, reset
+//	forward.go       to the apiserver, by a client of package upstream
+//	response.go      the stages of the response, then to the client as it comes
+//	access.go        accounting and the access line
+//
+// Every decision is a stage, a small type with one job. Those of a policy's gate decide
+// who may ask: certificate, contradiction, classification, token. Those of the plan
+// decide the rest, in order: upgrade, admission to a budget (budget.go), lock
+// (locks.go), election, root CA, isolation, scope, standby or fence, narrowing, relist
+// (ledger.go), stale lists, limits, faults, connections. A stage that has nothing to do
+// about a verb and resource is not in its plan. A stage edits what is sent, asks for a
+// stage of the response, or ends the request. If the policy changes before the request
+// leaves, it is evaluated anew, as it came. What the apiserver answers streams back
+// untouched unless a stage asked for it.
 //
 // # Lists and watches
 //
@@ -47,7 +60,7 @@
 // # Rules
 //
 // What passed all that is asked of rules: first of those that limit (proxy/limit,
-// limiting.go), then of those that harm (proxy/fault, faulting.go). How a request fares
+// limiting.go), then of those that inject faults (proxy/fault, faulting.go). How a request fares
 // that was sent on, or that a fault answered, counts in the rules that limit; what the
 // proxy says of itself does not, and a client that went away tells nothing.
 //

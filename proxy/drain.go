@@ -72,7 +72,7 @@ func (p *Pod) stopAccepting() {
 
 // deserted waits until no connection is open.
 func (p *Pod) deserted(ctx context.Context) error {
-	for p.open.taken.Load() > 0 {
+	for p.open.Taken() > 0 {
 		select {
 		case <-p.empty:
 		case <-ctx.Done():
@@ -110,9 +110,9 @@ func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// linger keeps the answer of a watch that the policy ended until a client can take
+// delayEnd keeps the response of a watch that the policy ended until a client can take
 // its end, where caches are to stay as they are. Nothing comes on it any more.
-func (r *resumption) linger(p *Pod, client context.Context) {
+func (r *resumption) delayEnd(p *Pod, client context.Context) {
 	began := r.settled.Load()
 	if !p.policy.Load().keepCaches || began == 0 {
 		return
@@ -131,7 +131,7 @@ var endOfInitial = []byte("k8s.io/initial-events-end")
 // initialEvents looks for the end of the initial events in a watch.
 type initialEvents struct{ tail []byte }
 
-// passed tells whether the end was in what went by until p, in pieces.
+// passed reports whether the end was in what went by until p, in pieces.
 func (i *initialEvents) passed(p []byte) bool {
 	overlap := len(endOfInitial) - 1
 	seam := append(i.tail, p[:min(len(p), overlap)]...)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
@@ -15,20 +16,14 @@ import (
 
 // outward are the pod's accounts of connections to other hosts, apart from those of
 // connections to the apiserver: whatever it asks of others, it can renew its lock.
-type outward struct{ open, http2, unserved, held account }
-
-// egressAccount is an account as package egress asks for one.
-type egressAccount struct{ *account }
-
-func (a egressAccount) Take(n int64) bool { return a.take(n) }
-func (a egressAccount) Give(n int64)      { a.give(n) }
+type outward struct{ open, http2, unserved, held bounds.Account }
 
 func newEgress(p *Pod) *egress.Server {
 	s := p.server
-	p.outward.open = account{pool: s.connections, own: ownConnections}
-	p.outward.http2 = account{pool: s.http2, own: ownHTTP2}
-	p.outward.unserved = account{pool: s.unserved, own: ownUnserved}
-	p.outward.held = account{pool: s.long, own: ownLong}
+	p.outward.open = bounds.Account{Pool: s.connections, Own: ownConnections}
+	p.outward.http2 = bounds.Account{Pool: s.http2, Own: ownHTTP2}
+	p.outward.unserved = bounds.Account{Pool: s.unserved, Own: ownUnserved}
+	p.outward.held = bounds.Account{Pool: s.long, Own: ownLong}
 	var leaf func(context.Context, string) (*tls.Certificate, error)
 	if s.egressLeaf != nil {
 		leaf = s.egressLeaf()
@@ -46,10 +41,10 @@ func newEgress(p *Pod) *egress.Server {
 		Leaf:      leaf,
 		Roots:     s.egressRoots,
 		Bounds: egress.Bounds{
-			Open:     egressAccount{&p.outward.open},
-			HTTP2:    egressAccount{&p.outward.http2},
-			Unserved: egressAccount{&p.outward.unserved},
-			Held:     egressAccount{&p.outward.held},
+			Open:     &p.outward.open,
+			HTTP2:    &p.outward.http2,
+			Unserved: &p.outward.unserved,
+			Held:     &p.outward.held,
 			Reached:  p.bound,
 		},
 		Log: s.log,
@@ -66,7 +61,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Harmed: func(by fault.Injected) {
 			if pol := p.policy.Load(); pol != nil {
-				pol.harmed.count(by.Injection, by.Rule, by.Kind.String())
+				pol.injected.count(by.Injection, by.Rule, by.Kind.String())
 			}
 		},
 		Panicked: s.metrics.panics.Inc,

@@ -12,7 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // exchange is one request and its response.
@@ -90,7 +90,7 @@ func (x *exchange) finish() {
 			v = nil
 		}
 	}
-	x.injection.count(x.policy, x.broke, x.version != "")
+	x.countInjected(x.policy, x.broke, x.version != "")
 	x.account()
 	x.allowed.ticket.Leave()
 	if x.plan != nil {

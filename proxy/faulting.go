@@ -12,7 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // object is what rules ask of a request for a resource beside its kind. The lock has
@@ -122,9 +122,9 @@ func (x *exchange) delay() {
 
 // injection is what faults do to a request.
 type injection struct {
-	faults   *fault.Faults // nil: none
-	unharmed string        // why the events of a watch were not harmed that were to be
-	decided  bool          // on them
+	faults  *fault.Faults // nil: none
+	skipped string        // why no fault was injected into the events of a watch, where one was to be
+	decided bool          // on them
 }
 
 // look is how often those who wait look whether the time of their rules is over.
@@ -161,7 +161,7 @@ func (x *exchange) wait(d func() time.Duration) bool {
 // respond injects the faults of a response: into a watch's events, or its end before it
 // began.
 func (s *faultStage) respond(x *exchange, resp *upstream.Response) *outcome {
-	x.harmWatch(resp)
+	x.injectEvents(resp)
 	if x.lift(x.pod); x.faults.ResetAfter {
 		x.broke = true
 		return reset
@@ -194,18 +194,18 @@ func injected(namespace string, r *request, a *fault.Abort) *apierrors.StatusErr
 	return err
 }
 
-// spoil writes p as faults have it.
-func (x *exchange) spoil(p []byte) bool {
+// writeFaulty writes p as the faults have it: slowly, or cut short.
+func (x *exchange) writeFaulty(p []byte) bool {
 	f := x.faults
 	if f.Truncate < 0 || x.bytes+int64(len(p)) <= f.Truncate {
-		return x.trickle(p)
+		return x.writeSlowly(p)
 	}
 	n := f.Truncate - x.bytes
-	if !x.trickle(p[:n]) {
+	if !x.writeSlowly(p[:n]) {
 		return false
 	}
 	if x.lift(x.pod); f.Truncate < 0 {
-		return x.trickle(p[n:])
+		return x.writeSlowly(p[n:])
 	}
 	x.broke = true
 	x.client.flush()
@@ -215,8 +215,8 @@ func (x *exchange) spoil(p []byte) bool {
 	panic(errAbort)
 }
 
-// trickle writes p slowly, if it is to be.
-func (x *exchange) trickle(p []byte) bool {
+// writeSlowly writes p, slowly if a fault says so.
+func (x *exchange) writeSlowly(p []byte) bool {
 	for len(p) > 0 && x.faults.Slow > 0 {
 		rate := x.faults.Slow
 		x.faults.Slowed = true
@@ -236,12 +236,12 @@ func (x *exchange) trickle(p []byte) bool {
 
 // countFault counts one fault.
 func (p *policy) countFault(by fault.Injected) {
-	p.harmed.count(by.Injection, by.Rule, by.Kind.String())
+	p.injected.count(by.Injection, by.Rule, by.Kind.String())
 }
 
-// count counts what was done to the request, when it is over: whether its response was
+// countInjected counts what was done to the request, when it is over: whether its response was
 // broken off, and whether it was a stale list.
-func (i *injection) count(under *policy, broke, stale bool) {
+func (i *injection) countInjected(under *policy, broke, stale bool) {
 	if i.faults == nil {
 		return
 	}

@@ -38,7 +38,7 @@ func fenceOf(p *policy, s *meshv1.Sharding) fence {
 	return f
 }
 
-// writes tells whether a request changes something, as far as its verb says.
+// writes reports whether a request changes something, as far as its verb says.
 func (k planKey) writes() bool {
 	switch k.verb {
 	case "create", "update", "patch", "delete", "deletecollection":
@@ -47,7 +47,7 @@ func (k planKey) writes() bool {
 	return false
 }
 
-// connects tells whether a request opens a connection into a pod or a service,
+// connects reports whether a request opens a connection into a pod or a service,
 // by any verb.
 func (k planKey) connects() bool {
 	switch k.subresource {
@@ -57,7 +57,7 @@ func (k planKey) connects() bool {
 	return false
 }
 
-// single tells whether a request is for one object, or for all of one namespace.
+// single reports whether a request is for one object, or for all of one namespace.
 func (k planKey) single() bool { return k.verb == "get" || k.writes() || k.connects() }
 
 // border is what is the shard's of what requests may be about.
@@ -80,7 +80,7 @@ func (p *policy) border(key planKey) (b border, ok bool) {
 	return b, !b.owned.Everything()
 }
 
-// foreign tells whether a namespace is another shard's. What is in none is
+// foreign reports whether a namespace is another shard's. What is in none is
 // everybody's.
 func (b border) foreign(namespace string) bool {
 	return namespace != "" && namespace != b.except && !b.owned.Owns(namespace)
@@ -139,7 +139,7 @@ func (p *policy) fenceStage(key planKey) *fenceStage {
 	return s
 }
 
-// refuses tells whether a request with this key and namespace is refused as it
+// refuses reports whether a request with this key and namespace is refused as it
 // stands. One that would have to be asked about is.
 func (p *policy) refuses(key planKey, namespace string) bool {
 	if s := p.standbyStage(key); s != nil {
@@ -173,16 +173,16 @@ func (s *fenceStage) apply(x *exchange) *outcome {
 	case s.byObject:
 		return s.object(x)
 	case s.inBody:
-		return s.born(x)
+		return s.create(x)
 	case s.foreign(x.req.info.Namespace):
-		return s.meet(x, "namespace "+x.req.info.Namespace, x.req.info.Namespace)
+		return s.encounter(x, "namespace "+x.req.info.Namespace, x.req.info.Namespace)
 	}
 	return nil
 }
 
-// meet deals with a request for what is another shard's; the key is empty if it is not
+// encounter deals with a request for what is another shard's; the key is empty if it is not
 // known.
-func (s *fenceStage) meet(x *exchange, what, key string) *outcome {
+func (s *fenceStage) encounter(x *exchange, what, key string) *outcome {
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		return nil
@@ -203,8 +203,8 @@ func (s *fenceStage) unknown(x *exchange, refused *apierrors.StatusError) *outco
 	return refusalBy("unknown", refused)
 }
 
-// born decides on a Namespace that is to be made by the name in the body.
-func (s *fenceStage) born(x *exchange) *outcome {
+// create decides on a Namespace that is to be made by the name in the body.
+func (s *fenceStage) create(x *exchange) *outcome {
 	if s.observe && x.out.header.get("Content-Encoding") != "" {
 		return s.unknown(x, nil)
 	}
@@ -220,9 +220,9 @@ func (s *fenceStage) born(x *exchange) *outcome {
 	case err != nil:
 		return s.unknown(x, status.BadRequest("the name of a namespace must be read: %v", err))
 	case name == "": // generated: nobody knows whose it will be
-		return s.meet(x, "a namespace whose name is to be generated", "")
+		return s.encounter(x, "a namespace whose name is to be generated", "")
 	case s.foreign(name):
-		return s.meet(x, "namespace "+name, name)
+		return s.encounter(x, "namespace "+name, name)
 	}
 	return nil
 }

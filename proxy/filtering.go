@@ -14,7 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // What the filters of one pod may keep of lists and of large objects, in bytes, if
@@ -83,7 +83,7 @@ func decoded(resp *upstream.Response) (io.Reader, error) {
 // holdFiltered takes n bytes that a filter of a resource keeps until the request is over.
 func (h *holding) holdFiltered(resource string, n int) error {
 	h.filtered += int64(n)
-	if h.pod.filtered.take(int64(n)) {
+	if h.pod.filtered.Take(int64(n)) {
 		return nil
 	}
 	h.pod.bound("filtered bytes")

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // upstreamRequest returns the request as the stages have edited it.

@@ -21,9 +21,9 @@ func (forwardedHeaderStage) apply(x *exchange) *outcome {
 
 // auditStage gives a request an audit id, by which its access line and the apiserver's
 // audit log can be joined.
-type auditStage struct{ server *Server }
+type auditStage struct{}
 
-func (s auditStage) apply(x *exchange) *outcome {
+func (auditStage) apply(x *exchange) *outcome {
 	if x.debug && x.out.header[auditHeader] == nil {
 		x.out.set(auditHeader, string(uuid.NewUUID()))
 	}
@@ -43,7 +43,7 @@ func (o *outgoing) dropHopByHop() {
 	}
 }
 
-// connects reports whether there are fields that concern one connection only.
+// perConnection reports whether there are fields that concern one connection only.
 func perConnection(h header) bool {
 	return slices.ContainsFunc(hopByHop, func(name string) bool { _, has := h[name]; return has })
 }

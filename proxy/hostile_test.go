@@ -28,7 +28,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // siege is a mesh whose pod attacks, with another pod beside it that goes about
@@ -43,7 +44,7 @@ type siege struct {
 
 // held is what the pod's requests hold.
 func (s *siege) held() int64 {
-	return s.pod.held.taken.Load() + s.pod.long.taken.Load() + s.pod.lock.taken.Load()
+	return s.pod.held.Taken() + s.pod.long.Taken() + s.pod.lock.Taken()
 }
 
 type live struct {
@@ -124,10 +125,10 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		for _, a := range []*account{&s.pod.held, &s.pod.long, &s.pod.lock, &s.pod.unserved, &s.pod.http2} {
-			require.Zero(c, a.taken.Load())
+		for _, a := range []*bounds.Account{&s.pod.held, &s.pod.long, &s.pod.lock, &s.pod.unserved, &s.pod.http2} {
+			require.Zero(c, a.Taken())
 		}
-		require.Zero(c, s.pod.open.taken.Load())
+		require.Zero(c, s.pod.open.Taken())
 		require.Zero(c, s.pod.refusing.Load())
 	}, soon, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
@@ -299,7 +300,7 @@ func TestHostileConnections(t *testing.T) {
 		}
 		closed := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, soon, time.Millisecond)
-		require.EqualValues(t, maxConnections, s.pod.open.taken.Load())
+		require.EqualValues(t, maxConnections, s.pod.open.Taken())
 		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), maxConnections)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
@@ -318,14 +319,14 @@ func TestHostileSilence(t *testing.T) {
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	}
 	t.Logf("hostile: attack=silence closed_after=%v", time.Since(start).Round(time.Second))
-	require.Eventually(t, func() bool { return s.pod.open.taken.Load() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.pod.open.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // Heads that do not end, of fields that hold many times what they are on the way.
 func TestHostileHeads(t *testing.T) {
 	s := newSiege(t, quick(0))
 	const most = maxUnserved / 4 // parsing all of it takes minutes with the race detector
-	s.pod.unserved.pool = newPool(most, ownUnserved)
+	s.pod.unserved.Pool = bounds.NewPool(most, ownUnserved)
 	var pieces []string
 	for i := 0; i < 20_000; { // 120 KB of 128 KiB
 		var lines strings.Builder
@@ -339,7 +340,7 @@ func TestHostileHeads(t *testing.T) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
 		bounds := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
-		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.unserved.taken.Load() > most*3/4 }
+		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.unserved.Taken() > most*3/4 }
 		for start := time.Now(); !full(); { // a busy machine takes longer for all than each may
 			require.Less(t, time.Since(start), 2*time.Minute)
 			closeAll(conns)()
@@ -366,8 +367,8 @@ func TestHostileHeads(t *testing.T) {
 			}
 		}
 		// Who goes beyond it by what it read last is on its way out.
-		require.Eventually(t, func() bool { return s.pod.unserved.taken.Load() <= most }, soon, time.Millisecond)
-		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.unserved.taken.Load()>>10)
+		require.Eventually(t, func() bool { return s.pod.unserved.Taken() <= most }, soon, time.Millisecond)
+		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.unserved.Taken()>>10)
 	})
 }
 
@@ -407,7 +408,7 @@ func TestHostileWindows(t *testing.T) {
 						_, err := f.ask("GET", of.path, true, of.head...)
 						require.NoError(t, err)
 						require.NoError(t, f.w.Flush())
-						most = max(most, s.pod.held.taken.Load())
+						most = max(most, s.pod.held.Taken())
 					}
 					go func() {
 						for range served {
@@ -415,11 +416,11 @@ func TestHostileWindows(t *testing.T) {
 					}()
 				}
 				// On a slow machine the first are given up before the last are sent.
-				require.Eventually(t, func() bool { return max(most, s.pod.held.taken.Load()) > maxHeld/24 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return max(most, s.pod.held.Taken()) > maxHeld/24 }, soon, time.Millisecond)
 				grown := measure().heap - s.before.heap
-				held := s.pod.held.taken.Load()
+				held := s.pod.held.Taken()
 				// The connections stay, and nothing of the streams.
-				require.Eventually(t, func() bool { return s.pod.held.taken.Load() == 0 }, soon, 10*time.Millisecond)
+				require.Eventually(t, func() bool { return s.pod.held.Taken() == 0 }, soon, 10*time.Millisecond)
 				s.pod.clients.Load().main.Close() // idle ones are not of the streams
 				return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
 			})
@@ -512,11 +513,9 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 	c := m.client(true)
 	const lease = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
 	body := `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"leases","namespace":"leases"},"spec":{"holderIdentity":"a"}}`
-	fill := func(a *account) { // as pods without number, and this one
-		for a.pool.free.Load() > 0 {
-			a.pool.free.Add(-a.pool.free.Load())
-		}
-		for a.take(1 << 10) {
+	fill := func(a *bounds.Account) { // as pods without number, and this one
+		(&bounds.Account{Pool: a.Pool}).Take(1 << 40)
+		for a.Take(1 << 10) {
 		}
 	}
 	get := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets/b", "").StatusCode }
@@ -535,7 +534,7 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 	other := strings.Replace(body, `"name":"leases"`, `"name":"other"`, 1)
 	require.Equal(t, 429, m.with(c, "POST", lease, other, "Content-Type", "application/json").StatusCode, "not the lock")
 	require.Equal(t, 429, m.with(c, "GET", lease+"/other", "").StatusCode)
-	require.Eventually(t, func() bool { return m.pod.lock.taken.Load() == 0 }, soon, time.Millisecond, "nothing else is in the reserve")
+	require.Eventually(t, func() bool { return m.pod.lock.Taken() == 0 }, soon, time.Millisecond, "nothing else is in the reserve")
 }
 
 // Refusals are bounded too: beyond so many the streams are reset.
@@ -543,8 +542,8 @@ func TestHostileRefusals(t *testing.T) {
 	s := newSiege(t, quick(0))
 	s.pod.stall = 6 * time.Second // more than it takes to get there
 	s.policy(nil)
-	held := s.pod.held.own
-	s.pod.held.own = -1 << 40 // nothing is left
+	held := s.pod.held.Own
+	s.pod.held.Own = -1 << 40 // nothing is left
 	s.under("refusals", 32<<20, func() (func(), string) {
 		f := s.frames()
 		require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
@@ -570,7 +569,7 @@ func TestHostileRefusals(t *testing.T) {
 		}
 		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.refusing.Load())
 	})
-	s.pod.held.own = held
+	s.pod.held.Own = held
 }
 
 func TestHostileHeadSizes(t *testing.T) {
@@ -881,8 +880,8 @@ func TestHostileCertificates(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, soon, time.Millisecond)
-		require.LessOrEqual(t, s.pod.unserved.taken.Load(), int64(maxUnserved))
-		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.taken.Load()>>10)
+		require.LessOrEqual(t, s.pod.unserved.Taken(), int64(maxUnserved))
+		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.Taken()>>10)
 	})
 }
 
@@ -1054,7 +1053,7 @@ func TestHostileWritesHaveDeadlines(t *testing.T) {
 	require.NoError(t, c.SetDeadline(time.Time{}))
 	write()
 	require.Len(t, spy.set, 4)
-	m.pod.open.take(1)
+	m.pod.open.Take(1)
 	require.NoError(t, c.Close())
 }
 

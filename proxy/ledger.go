@@ -76,10 +76,10 @@ type resourceState struct {
 	gaps    []*gap
 }
 
-// kept tells whether its caches are to be left as they are.
+// kept reports whether its caches are to be left as they are.
 func (s *resourceState) kept(p *policy) bool { return p.keepCaches && longAgo(s.doubted) }
 
-// doubt tells whether a cache is told to list only as it is not known what it misses.
+// doubt reports whether a cache is told to list only as it is not known what it misses.
 func (l *ledger) doubt(t *ticket, under *policy) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -299,7 +299,7 @@ func (l *ledger) forget(s *resourceState, which func(*gap) bool) {
 	l.gaps -= before - len(s.gaps)
 }
 
-// missed tells whether one who resumes from a version would miss what faults kept
+// missed reports whether one who resumes from a version would miss what faults kept
 // from it.
 func (l *ledger) missed(t *ticket, version string) bool {
 	l.mu.Lock()
@@ -313,7 +313,7 @@ func (l *ledger) missed(t *ticket, version string) bool {
 	return missed
 }
 
-// resumable tells whether a watch may go on from a resource version.
+// resumable reports whether a watch may go on from a resource version.
 //
 // A cache that was told comes back with another version, or lost the answer and
 // comes back with the same. So a version that was not told while none is owed

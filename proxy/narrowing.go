@@ -81,7 +81,7 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 	case res == groupResource{"", "namespaces"}:
 		s.by = byName // which no shardSelector reads
 	default:
-		// Objects without a namespace are everybody's. A path does not tell whether
+		// Objects without a namespace are everybody's. A path does not show whether
 		// a resource has such, and needs not: they are those of the namespace "".
 		if others, ok := s.shared.namespaces(); ok {
 			s.selector, _ = sharding.Union(owned, others, sharding.Keys("")).ShardSelector("object.metadata.namespace")
@@ -203,7 +203,7 @@ func (n *narrowed) noteMethod(as *methods, namespace string) {
 		return
 	}
 	method := filtering
-	// A watch that is harmed is read by another goroutine.
+	// A watch with injected faults is read by another goroutine.
 	if n.shardSelector != "" && (!s.watch && n.objects.Echoed() || s.watch && n.objects.Dropped() == 0) {
 		method = serverSide
 	}

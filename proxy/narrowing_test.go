@@ -319,14 +319,14 @@ func TestWhatFiltersKeepIsBounded(t *testing.T) {
 	c := m.client(true)
 	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
-	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
 
-	m.pod.filtered.take(maxFiltered)
+	m.pod.filtered.Take(maxFiltered)
 	a := m.do("GET", "/api/v1/configmaps", "", "Accept", protoType+","+jsonType)
 	require.Equal(t, 429, a.StatusCode)
 	require.Equal(t, "1", a.Header.Get("Retry-After"))
 	require.Len(t, m.all(c, "/api/v1/configmaps", jsonType, 0), 1000, "which is not kept")
-	m.pod.filtered.give(maxFiltered)
+	m.pod.filtered.Give(maxFiltered)
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
-	require.Eventually(t, func() bool { return m.pod.filtered.taken.Load() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 func (s *fenceStage) object(x *exchange) *outcome {
 	switch {
 	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
-		return s.meet(x, "not each of these objects", "")
+		return s.encounter(x, "not each of these objects", "")
 	case x.req.method == http.MethodGet && len(x.req.info.Parts) == 2 && !s.observe:
 		return s.get(x)
 	}
@@ -55,7 +55,7 @@ func (s *fenceStage) object(x *exchange) *outcome {
 	case refused != nil:
 		return s.unknown(x, refused)
 	case !s.owned.Owns(uid):
-		return s.meet(x, "object "+x.req.info.Name, uid)
+		return s.encounter(x, "object "+x.req.info.Name, uid)
 	case s.observe:
 		return nil
 	}
@@ -96,7 +96,7 @@ func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 		return x.plan.badResponse(x.req.info.Resource, err)
 	}
 	if !s.owned.Owns(uid) {
-		if end := s.meet(x, "object "+x.req.info.Name, uid); end != nil {
+		if end := s.encounter(x, "object "+x.req.info.Name, uid); end != nil {
 			return end
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // delayed puts a policy in force that delays requests for ever, asks, and waits until
@@ -139,4 +140,19 @@ func TestADelayedUpgradeIsStillOneUnderAnotherPolicy(t *testing.T) {
 	}()
 	u := m.upgrade("/api/v1/namespaces/a/pods/b/exec?command=ls", "SPDY/3.1", "")
 	require.Equal(t, 101, u.resp.StatusCode)
+}
+
+func TestRestartedRequestIsSentAsItCame(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	r := asking(t, t.Context(), "GET", "/api/v1/pods?limit=5")
+	r.Header.Set("Accept", "application/json;q=0.5, application/yaml")
+	r.Header.Set("Accept-Encoding", "gzip")
+	code := m.delayed(divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_SERVER_SIDE), r)
+	m.policy(nil)
+	require.Equal(t, 200, <-code)
+	got := api.last(t)
+	require.Equal(t, "/api/v1/pods?limit=5", got.URI)
+	require.Equal(t, r.Header.Values("Accept"), got.Header.Values("Accept"))
+	require.Equal(t, "gzip", got.Header.Get("Accept-Encoding"))
 }

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
 // tunnelIdle is how long a tunnel may say nothing in either direction. Peers that

@@ -57,7 +57,7 @@ func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
 	}
 	switch {
 	case said != "" && !s.owned.Owns(said):
-		return s.meet(x, "object "+x.req.info.Name, said)
+		return s.encounter(x, "object "+x.req.info.Name, said)
 	case pinned != nil:
 		x.out.replace(pinned)
 	}

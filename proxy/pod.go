@@ -14,10 +14,11 @@ import (
 	"golang.org/x/time/rate"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 var (
@@ -98,17 +99,17 @@ type accepting struct {
 
 // accounts are a pod's, within the bounds in conn.go and budget.go.
 type accounts struct {
-	open       account       // connections
-	empty      chan struct{} // gets a token when open becomes 0
-	http2      account       // of them, that speak HTTP/2
-	unserved   account       // bytes, as what they become
-	held       account       // bytes of short requests
-	long       account       // bytes of those that may last
-	lock       account       // bytes of those about the lock
-	filtered   account       // bytes that filters keep
-	refusing   atomic.Int64  // requests that are told of a bound
-	handshakes chan struct{} // a token for each that is computed
-	dropped    *rate.Limiter // of requests
+	open       bounds.Account // connections
+	empty      chan struct{}  // gets a token when open becomes 0
+	http2      bounds.Account // of them, that speak HTTP/2
+	unserved   bounds.Account // bytes, as what they become
+	held       bounds.Account // bytes of short requests
+	long       bounds.Account // bytes of those that may last
+	lock       bounds.Account // bytes of those about the lock
+	filtered   bounds.Account // bytes that filters keep
+	refusing   atomic.Int64   // requests that are told of a bound
+	handshakes chan struct{}  // a token for each that is computed
+	dropped    *rate.Limiter  // of requests
 }
 
 // inForce is what a pod is held to, and what goes on under it.
@@ -151,13 +152,13 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		lifetime:  newLifetime(),
 		accepting: accepting{stall: stall},
 		accounts: accounts{
-			open:       account{pool: s.connections, own: ownConnections},
-			http2:      account{pool: s.http2, own: ownHTTP2},
-			unserved:   account{pool: s.unserved, own: ownUnserved},
-			held:       account{pool: s.held, own: ownHeld},
-			long:       account{pool: s.long, own: ownLong},
-			lock:       account{pool: s.held, own: ownLock},
-			filtered:   account{pool: s.filtered, own: ownFiltered},
+			open:       bounds.Account{Pool: s.connections, Own: ownConnections},
+			http2:      bounds.Account{Pool: s.http2, Own: ownHTTP2},
+			unserved:   bounds.Account{Pool: s.unserved, Own: ownUnserved},
+			held:       bounds.Account{Pool: s.held, Own: ownHeld},
+			long:       bounds.Account{Pool: s.long, Own: ownLong},
+			lock:       bounds.Account{Pool: s.held, Own: ownLock},
+			filtered:   bounds.Account{Pool: s.filtered, Own: ownFiltered},
 			empty:      make(chan struct{}, 1),
 			handshakes: make(chan struct{}, maxHandshakes),
 			dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),

@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // request is a request as its client sent it. Its evaluation does not change it.

@@ -7,9 +7,10 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // response is what the client gets.
@@ -151,7 +152,7 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 			return true
 		case x.ended():
 			if errors.Is(context.Cause(x.ctx), errPolicyChanged) {
-				x.linger(x.pod, x.req.ctx)
+				x.delayEnd(x.pod, x.req.ctx)
 			}
 			return false // a clean end: the client resumes
 		case errors.Is(err, events.ErrCut):
@@ -207,7 +208,7 @@ func (b *streamBuffer) free() {
 	}
 }
 
-// ended tells whether the proxy itself ended the request.
+// ended reports whether the proxy itself ended the request.
 func (x *exchange) ended() bool {
 	cause := context.Cause(x.ctx)
 	return errors.Is(cause, errPolicyChanged) || errors.Is(cause, errShutdown) || errors.Is(cause, errDraining)
@@ -216,7 +217,7 @@ func (x *exchange) ended() bool {
 // write sends p to the client; false when it is gone.
 func (x *exchange) write(p []byte) bool {
 	if x.faults != nil {
-		return x.spoil(p)
+		return x.writeFaulty(p)
 	}
 	return x.pass(p)
 }

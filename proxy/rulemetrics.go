@@ -146,7 +146,7 @@ func (p *policy) hold() {
 			}
 		}
 	})
-	p.harmed = m.faults.hold(func(yield func(ruleSeries) bool) {
+	p.injected = m.faults.hold(func(yield func(ruleSeries) bool) {
 		for n := range p.faults.Names() {
 			if !yield(p.series(n.Injection, n.Rule)) {
 				return
@@ -170,6 +170,6 @@ func (p *policy) release() {
 	}
 	m := p.pod.server.metrics
 	m.limits.release(p.limited)
-	m.faults.release(p.harmed)
+	m.faults.release(p.injected)
 	m.owners.release(p.owner)
 }

@@ -623,7 +623,7 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 func TestABugIsAnswered500(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
-	m.pod.policy.Load().plans.known.Store(planKey{verb: "get"}, (*plan)(nil))
+	m.pod.policy.Load().known.Store(planKey{verb: "get"}, (*plan)(nil))
 	a := m.do("GET", "/version", "")
 	require.Equal(t, 500, a.StatusCode)
 	require.Equal(t, metav1.StatusReasonInternalError, statusOf(t, a).Reason)

@@ -11,7 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // Config is what a Server needs from its host.
@@ -54,7 +55,7 @@ type Server struct {
 	egressLeaf  func() func(context.Context, string) (*tls.Certificate, error)
 	egressRoots *x509.CertPool
 	// What the pods share, within their bounds.
-	connections, http2, unserved, held, long, filtered *pool
+	connections, http2, unserved, held, long, filtered *bounds.Pool
 
 	mu      sync.Mutex
 	cluster *upstream.Cluster
@@ -80,9 +81,9 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
 		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
-		connections: newPool(maxConnections, ownConnections), http2: newPool(maxHTTP2, ownHTTP2),
-		unserved: newPool(maxUnserved, ownUnserved), held: newPool(maxHeld, ownHeld), long: newPool(maxLong, ownLong),
-		filtered: newPool(maxFiltered, ownFiltered),
+		connections: bounds.NewPool(maxConnections, ownConnections), http2: bounds.NewPool(maxHTTP2, ownHTTP2),
+		unserved: bounds.NewPool(maxUnserved, ownUnserved), held: bounds.NewPool(maxHeld, ownHeld), long: bounds.NewPool(maxLong, ownLong),
+		filtered: bounds.NewPool(maxFiltered, ownFiltered),
 	}
 	if c.Registerer != nil {
 		if err := c.Registerer.Register(openBreakers{s}); err != nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // upgradeStage reads the protocol that a request asks to change to. It refuses, and

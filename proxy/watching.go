@@ -9,12 +9,12 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// harmWatch lets faults at the events of a watch, where they can be read. The head
+// injectEvents injects faults into the events of a watch, if they can be read. The head
 // is not sent yet.
-func (x *exchange) harmWatch(resp *upstream.Response) {
+func (x *exchange) injectEvents(resp *upstream.Response) {
 	if x.faults == nil || x.faults.Watch == nil {
 		return
 	}
@@ -23,7 +23,7 @@ func (x *exchange) harmWatch(resp *upstream.Response) {
 		return
 	}
 	if encoding := resp.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		x.spare("the events are encoded", x.faults.Over)
+		x.skip("the events are encoded", x.faults.Over)
 		return
 	}
 	x.openGap()
@@ -31,20 +31,20 @@ func (x *exchange) harmWatch(resp *upstream.Response) {
 		ContentType: resp.Get("Content-Type"),
 		Faults:      x.faults.Watch,
 		Interrupt:   x.interrupt,
-		Still:       x.stillHarmed,
+		Still:       x.stillInjecting,
 		Hold:        x.holdRead,
 		Take:        x.pod.withhold,
-		Give:        x.pod.filtered.give,
+		Give:        x.pod.filtered.Give,
 	}
 	if x.gap != nil {
 		o.Gap = &x.gap.Gap
 	}
-	harmed, err := events.New(resp.Body, o)
+	injected, err := events.New(resp.Body, o)
 	if err != nil {
-		x.spare(bounded(err.Error()), x.faults.Over)
+		x.skip(bounded(err.Error()), x.faults.Over)
 		return
 	}
-	resp.Body = &harmedBody{harmed, resp.Body, x.ctx}
+	resp.Body = &injectedBody{injected, resp.Body, x.ctx}
 	delete(resp.Header, "Content-Length")
 }
 
@@ -57,19 +57,19 @@ func (x *exchange) openGap() {
 	}
 	if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
 		w.Drop = nil
-		x.spare("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
+		x.skip("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
 	}
 }
 
-// spare says why a watch is not harmed as it was to be, beside the rules that were to.
-func (i *injection) spare(why string, missed func()) {
+// skip notes why a fault is not injected into a watch, beside the rules that were to.
+func (i *injection) skip(why string, missed func()) {
 	rules := slices.Clone(i.faults.Rules)
 	missed()
-	i.faults.Rules, i.unharmed = rules, why
+	i.faults.Rules, i.skipped = rules, why
 }
 
-// harmedBody is a watch that faults are let at, and the answer that it comes from.
-type harmedBody struct {
+// injectedBody is a watch with injected faults, and the response that it comes from.
+type injectedBody struct {
 	*events.Reader
 	body io.Closer
 	ctx  context.Context
@@ -78,7 +78,7 @@ type harmedBody struct {
 // Read reads nothing more when a policy has ended the watch: what is held back may be
 // none of the client's business now. It misses nothing, as it resumes from before that
 // or lists.
-func (b *harmedBody) Read(p []byte) (int, error) {
+func (b *injectedBody) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	if cause := context.Cause(b.ctx); errors.Is(cause, errPolicyChanged) {
 		return 0, cause
@@ -86,16 +86,16 @@ func (b *harmedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close closes what faults are let at when they are done with it.
-func (b *harmedBody) Close() error {
+// Close closes the response when the faults are done with it.
+func (b *injectedBody) Close() error {
 	_ = b.Reader.Close()
 	return b.body.Close()
 }
 
-// stillHarmed tells whether rules that harm x are in effect, and what is closed when
+// stillInjecting reports whether rules that inject into x are in effect, and what is closed when
 // they may not be any more. While another proxy takes over they are not: it would not
 // know what was kept from the client.
-func (x *exchange) stillHarmed() (still bool, changed <-chan struct{}) {
+func (x *exchange) stillInjecting() (still bool, changed <-chan struct{}) {
 	pol := x.lift(x.pod)
 	return x.pod.draining.Err() == nil && x.faults.Watch != nil, pol.replaced
 }
@@ -114,9 +114,9 @@ func (h *holding) holdRead(n int) error {
 
 // withhold takes n bytes for what is kept from a client, if they are within bounds.
 func (p *Pod) withhold(n int64) bool {
-	if p.filtered.take(n) {
+	if p.filtered.Take(n) {
 		return true
 	}
-	p.filtered.give(n)
+	p.filtered.Give(n)
 	return false
 }

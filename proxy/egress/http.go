@@ -21,10 +21,10 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
-	"github.com/ctrlmesh/ctrlmesh/proxy/guard"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/guard"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 const (

@@ -23,7 +23,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
-	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
 // whole puts limits and faults in force too, and returns what the faults count in.

@@ -12,7 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
 // tunnel lets the rules decide about a connection of which no more is seen than what

@@ -57,14 +57,15 @@ func (f *Faults) leave() {
 	if !left.has(StaleList) {
 		f.Stale = 0
 	}
-	w := f.Watch
-	if w == nil {
-		return
-	}
 	if left&ofWatches == 0 {
 		f.Watch = nil
-		return
 	}
+	if f.Watch != nil {
+		f.Watch.leave(left, f.parts)
+	}
+}
+
+func (w *Watch) leave(left kinds, parts []Injected) {
 	w.Gone, w.Cut, w.Stall = w.Gone && left.has(WatchGone), w.Cut && left.has(WatchCut), w.Stall && left.has(WatchStall)
 	if !left.has(WatchDuplicate) {
 		w.Duplicate = nil
@@ -73,14 +74,14 @@ func (f *Faults) leave() {
 		w.Drop = nil
 	}
 	w.delays = slices.DeleteFunc(w.delays, func(d delays) bool {
-		return !slices.ContainsFunc(f.parts, func(part Injected) bool { return part.Kind == WatchDelay && part.of == d.by.of })
+		return !slices.ContainsFunc(parts, func(part Injected) bool { return part.Kind == WatchDelay && part.of == d.by.of })
 	})
 	if !left.has(WatchDelay) {
 		w.Delay = nil
 	}
 }
 
-// Drops tells whether a rule may keep events from the watches of a kind, in effect now
+// Drops reports whether a rule may keep events from the watches of a kind, in effect now
 // or not.
 func (r *Rules) Drops(k match.Kind) bool {
 	of := r.OfKind(k)

@@ -102,7 +102,7 @@ type Watch struct {
 	Delay            func() time.Duration
 	Duplicate, Drop  func() bool
 	MadeUpAfter      time.Duration
-	// Exempt tells whether events of a namespace's objects are left alone; nil: none are.
+	// Exempt reports whether events of a namespace's objects are left alone; nil: none are.
 	Exempt func(namespace string) bool
 	// Told, if not nil, hears of each fault that was done.
 	Told func(Injected)

@@ -93,35 +93,55 @@ func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
 
 // kindsOf returns the kinds of fault that a rule may do, and checks what it says of
 // them: it came from outside.
-func kindsOf(m *meshv1.FaultRule) (can kinds, err error) {
-	add := func(k Kind, percent float64) {
-		if !isPercent(percent) && err == nil {
-			err = fmt.Errorf("%s: %v is no percentage", k, percent)
-		}
-		if percent > 0 {
-			can |= setOf(k)
+func kindsOf(m *meshv1.FaultRule) (kinds, error) {
+	var c checked
+	c.request(m)
+	c.watch(m.GetWatch())
+	return c.can, c.err
+}
+
+// checked has the kinds of fault found so far, and the first error.
+type checked struct {
+	can kinds
+	err error
+}
+
+func (c *checked) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf(format, args...)
+	}
+}
+
+// add adds a kind with its percentage, and lengths of time in nanoseconds.
+func (c *checked) add(k Kind, percent float64, lengths ...int64) {
+	if !isPercent(percent) {
+		c.fail("%s: %v is no percentage", k, percent)
+	}
+	if percent > 0 {
+		c.can |= setOf(k)
+	}
+	for _, ns := range lengths {
+		if ns < 0 {
+			c.fail("%s: a negative length of time", k)
 		}
 	}
-	lasts := func(k Kind, lengths ...int64) {
-		for _, ns := range lengths {
-			if ns < 0 && err == nil {
-				err = fmt.Errorf("%s: a negative length of time", k)
-			}
-		}
+}
+
+// amount checks a number of bytes.
+func (c *checked) amount(k Kind, n, low uint64) {
+	if n < low || n > math.MaxInt64 {
+		c.fail("%s: %d bytes are not possible", k, n)
 	}
-	amount := func(k Kind, n, low uint64) {
-		if (n < low || n > math.MaxInt64) && err == nil {
-			err = fmt.Errorf("%s: %d bytes are not possible", k, n)
-		}
-	}
+}
+
+func (c *checked) request(m *meshv1.FaultRule) {
 	if f := m.GetDelay(); f != nil {
-		add(Delay, f.GetPercent())
-		lasts(Delay, f.GetFixedNs())
+		c.add(Delay, f.GetPercent(), f.GetFixedNs())
 	}
 	if f := m.GetAbort(); f != nil {
-		add(Aborted, f.GetPercent())
-		if s := f.GetStatus(); (s < 200 || s > 599) && err == nil {
-			err = fmt.Errorf("%s: %d is no status of 200 to 599", Aborted, s)
+		c.add(Aborted, f.GetPercent())
+		if s := f.GetStatus(); s < 200 || s > 599 {
+			c.fail("%s: %d is no status of 200 to 599", Aborted, s)
 		}
 	}
 	if f := m.GetReset_(); f != nil {
@@ -129,45 +149,40 @@ func kindsOf(m *meshv1.FaultRule) (can kinds, err error) {
 		if f.GetAfterAnswer() {
 			k = ResetAfter
 		}
-		add(k, f.GetPercent())
+		c.add(k, f.GetPercent())
 	}
 	if f := m.GetTruncate(); f != nil {
-		add(Truncate, f.GetPercent())
-		amount(Truncate, f.GetAfterBytes(), 0)
+		c.add(Truncate, f.GetPercent())
+		c.amount(Truncate, f.GetAfterBytes(), 0)
 	}
 	if f := m.GetSlowBody(); f != nil {
-		add(SlowBody, f.GetPercent())
-		amount(SlowBody, f.GetBytesPerSecond(), 1)
+		c.add(SlowBody, f.GetPercent())
+		c.amount(SlowBody, f.GetBytesPerSecond(), 1)
 	}
 	if f := m.GetStaleList(); f != nil {
-		add(StaleList, f.GetPercent())
-		lasts(StaleList, f.GetAgeNs())
+		c.add(StaleList, f.GetPercent(), f.GetAgeNs())
 	}
-	w := m.GetWatch()
+}
+
+func (c *checked) watch(w *meshv1.WatchFault) {
 	if f := w.GetGone(); f != nil {
-		add(WatchGone, f.GetPercent())
-		lasts(WatchGone, f.GetAfterNs())
+		c.add(WatchGone, f.GetPercent(), f.GetAfterNs())
 	}
 	if f := w.GetCut(); f != nil {
-		add(WatchCut, f.GetPercent())
-		lasts(WatchCut, f.GetAfterNs())
+		c.add(WatchCut, f.GetPercent(), f.GetAfterNs())
 	}
 	if f := w.GetStall(); f != nil {
-		add(WatchStall, f.GetPercent())
-		lasts(WatchStall, f.GetAfterNs(), f.GetLastsNs())
+		c.add(WatchStall, f.GetPercent(), f.GetAfterNs(), f.GetLastsNs())
 	}
 	if f := w.GetDelay(); f != nil {
-		add(WatchDelay, f.GetPercent())
-		lasts(WatchDelay, f.GetByNs())
+		c.add(WatchDelay, f.GetPercent(), f.GetByNs())
 	}
 	if f := w.GetDuplicate(); f != nil {
-		add(WatchDuplicate, f.GetPercent())
+		c.add(WatchDuplicate, f.GetPercent())
 	}
 	if f := w.GetDrop(); f != nil {
-		add(WatchDrop, f.GetPercent())
-		lasts(WatchDrop, f.GetMadeUpAfterNs())
+		c.add(WatchDrop, f.GetPercent(), f.GetMadeUpAfterNs())
 	}
-	return can, err
 }
 
 // Enforce makes these the rules that the store tells of. Others are forgotten later.
@@ -247,7 +262,7 @@ func (r *Resources) Oldest() (age time.Duration) {
 	return age
 }
 
-// MayBeStale tells whether a rule that is in force now may make a list stale.
+// MayBeStale reports whether a rule that is in force now may make a list stale.
 func (r *Resources) MayBeStale(now time.Time, o *match.Object) bool {
 	for of := range r.about(o) {
 		most := of.message.GetCount()
@@ -345,7 +360,7 @@ func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults 
 // Met are rules that were asked about something, whatever they did.
 type Met map[*counts]struct{}
 
-// add tells whether the rule was not in it.
+// add reports whether the rule was not in it.
 func (m Met) add(r *rule) bool {
 	if _, ok := m[r.counts]; ok {
 		return false
@@ -356,8 +371,8 @@ func (m Met) add(r *rule) bool {
 	return true
 }
 
-// Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
-// tell whether it matches them, or to harm one of them.
+// Decrypts reports whether a rule is about the requests in TLS of which asked is seen: to
+// report whether it matches them, or to harm one of them.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	return r != nil && slices.ContainsFunc(r.entries.Hosts.Of(asked.Host), func(n int32) bool {
 		e := &r.entries.URLs[n]
@@ -366,5 +381,5 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	})
 }
 
-// Deep tells whether a rule asks for more of requests to a host than its name.
+// Deep reports whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }

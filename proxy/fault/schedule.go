@@ -54,7 +54,7 @@ func newSchedule(m *meshv1.EffectiveTime) (*schedule, error) {
 	return s, nil
 }
 
-// has tells whether a time is within the schedule.
+// has reports whether a time is within the schedule.
 func (s *schedule) has(t time.Time) bool {
 	if s == nil {
 		return true
@@ -71,7 +71,7 @@ func (s *schedule) has(t time.Time) bool {
 	return clock >= s.start && s.on(t, 0) || clock < s.end && s.on(t, -1)
 }
 
-// on tells whether the day of t, or one so many days off, is one of the schedule's.
+// on reports whether the day of t, or one so many days off, is one of the schedule's.
 func (s *schedule) on(t time.Time, off int) bool {
 	year, month, date := t.Date()
 	d := time.Date(year, month, date+off, 0, 0, 0, 0, time.UTC) // where each day has a midnight

@@ -21,7 +21,7 @@ type Event struct {
 	Head bool
 }
 
-// OfTheStream tells whether the event is no object's but of the watch itself.
+// OfTheStream reports whether the event is no object's but of the watch itself.
 func (e *Event) OfTheStream() bool { return ofTheStream(e.Kind) }
 
 // Events reads a watch event by event, in the forms that New filters.
@@ -43,7 +43,7 @@ func NewEvents(src io.Reader, o Options) (*Events, error) {
 	return &Events{in: in, protobuf: media == typeProtobuf}, nil
 }
 
-// Protobuf tells whether the events are, or else JSON.
+// Protobuf reports whether the events are, or else JSON.
 func (e *Events) Protobuf() bool { return e.protobuf }
 
 // Next reads one event. After an error Rest has all that no event was made of.

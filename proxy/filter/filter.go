@@ -12,7 +12,7 @@ import (
 // Key is what decides on an object. Its bytes are valid during the call only.
 type Key struct{ Namespace, Name, UID []byte }
 
-// Keep tells whether an object stays.
+// Keep reports whether an object stays.
 type Keep func(Key) bool
 
 // Errors of New and of what it returns.

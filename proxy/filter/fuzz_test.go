@@ -131,7 +131,7 @@ type jsonEvent struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// stays tells whether an event is to stay.
+// stays reports whether an event is to stay.
 func (e jsonEvent) stays(t *testing.T) (stays, ok bool) {
 	if e.Type == string(watch.Bookmark) || e.Type == string(watch.Error) {
 		return true, true

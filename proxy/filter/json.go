@@ -130,7 +130,7 @@ func (l *jsonList) element(r *Reader) ([]byte, error) {
 	return out, nil
 }
 
-// echoes walks over the metadata of a list and tells whether it echoes a selector.
+// echoes walks over the metadata of a list and reports whether it echoes a selector.
 func (s *scanner) echoes(selector string) bool {
 	if s.peek() == 'n' {
 		s.null()
@@ -267,7 +267,7 @@ func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, 
 	return event, nil
 }
 
-// ofTheStream tells whether an event is no object's but of the watch itself.
+// ofTheStream reports whether an event is no object's but of the watch itself.
 func ofTheStream(kind []byte) bool {
 	return string(kind) == "BOOKMARK" || string(kind) == "ERROR"
 }

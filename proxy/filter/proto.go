@@ -303,7 +303,7 @@ func kindOf(typeMeta []byte) (string, error) {
 	return string(version) + " " + string(kind), err
 }
 
-// isList tells whether a kind is a list of typed objects: those of "List" itself come
+// isList reports whether a kind is a list of typed objects: those of "List" itself come
 // in envelopes.
 func isList(kind string) bool {
 	return strings.HasSuffix(kind, "List") && !strings.HasSuffix(kind, " List")
@@ -398,7 +398,7 @@ func (l *protoList) readTail(in *input) error {
 	}
 }
 
-// echoed tells whether the metadata of a list echo the selector.
+// echoed reports whether the metadata of a list echo the selector.
 func (l *protoList) echoed(in *input, f field) bool {
 	metadata, err := in.bytes(f)
 	if err != nil {

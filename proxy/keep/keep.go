@@ -39,7 +39,7 @@ const (
 
 // State is what a rule S has counted. It has a lock of its own.
 type State[S, E any] interface {
-	// Like tells whether it may go on in the place of another.
+	// Like reports whether it may go on in the place of another.
 	Like(S) bool
 	// Save is what to tell the next process.
 	Save(now time.Time) E
@@ -50,7 +50,7 @@ type State[S, E any] interface {
 
 // Saved is a State as JSON.
 type Saved interface {
-	// Possible tells whether a state can be so; it came from outside.
+	// Possible reports whether a state can be so; it came from outside.
 	Possible() bool
 }
 
@@ -70,7 +70,7 @@ type dated[T any] struct {
 	away time.Duration // how long its rule was not in force by then
 }
 
-// over tells whether it is to be forgotten.
+// over reports whether it is to be forgotten.
 func (d dated[T]) over(now time.Time) bool { return now.Sub(d.at.Add(-d.away)) >= For }
 
 // Add adds the state of a rule's key to those of a policy: the one that is known, or

@@ -74,7 +74,7 @@ func (t Ticket) Answered(now time.Time, o Outcome) {
 	}
 }
 
-// of tells whether a rule with that state gave the ticket.
+// of reports whether a rule with that state gave the ticket.
 func (t Ticket) of(s *state) bool {
 	return t.first.state == s || slices.ContainsFunc(t.rest, func(h held) bool { return h.state == s })
 }
@@ -163,7 +163,7 @@ func (r *Rules) TakeHTTP(now time.Time, partOf Ticket, userAgent string, asked .
 	return found.take(now, true)
 }
 
-// Shut tells whether a rule that is ForceOpened refuses what is asked, which counts
+// Shut reports whether a rule that is ForceOpened refuses what is asked, which counts
 // nowhere.
 func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 	if r == nil {
@@ -195,11 +195,11 @@ func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (f
 	return found
 }
 
-// Deep tells whether a rule asks for more of requests to a host than its name.
+// Deep reports whether a rule asks for more of requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
 
-// Decrypts tells whether a rule is about the requests in TLS of which asked is seen: to
-// tell whether it matches them, or to count them.
+// Decrypts reports whether a rule is about the requests in TLS of which asked is seen: to
+// report whether it matches them, or to count them.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	if r == nil {
 		return false

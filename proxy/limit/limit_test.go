@@ -64,7 +64,7 @@ func (p *pod) put(t testing.TB, now time.Time, rules ...*meshv1.LimitRule) {
 
 func (p *pod) ask(now time.Time) (Ticket, *Refusal) { return p.Take(now, &match.Object{}, "") }
 
-// passes tells whether a request passes that succeeds at once.
+// passes reports whether a request passes that succeeds at once.
 func (p *pod) passes(now time.Time) bool {
 	ticket, refusal := p.ask(now)
 	if refusal == nil {

@@ -141,5 +141,5 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	return &Resources{rules: r, index: index, flies: k.Verb != "watch"}
 }
 
-// Paths tells whether any rule is about requests for no resource.
+// Paths reports whether any rule is about requests for no resource.
 func (r *Rules) Paths() bool { return r != nil && len(r.entries.Paths) > 0 }

@@ -25,7 +25,7 @@ type config struct {
 	sleep                  time.Duration // 0: recovered by hand
 }
 
-// forced tells whether nothing that is counted matters.
+// forced reports whether nothing that is counted matters.
 func (c config) forced() bool {
 	return c.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED || c.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED
 }
@@ -208,7 +208,7 @@ func (s *state) turnTo(b meshv1.BreakerState, now time.Time) {
 	}
 }
 
-// check tells whether a request may pass. flies: it counts as in flight. The lock is held.
+// check refuses a request that may not pass. flies: it counts as in flight. The lock is held.
 func (s *state) check(now time.Time, flies bool) *Refusal {
 	switch s.trigger {
 	case meshv1.Trigger_TRIGGER_FORCE_OPENED:
@@ -216,6 +216,19 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 	case meshv1.Trigger_TRIGGER_FORCE_CLOSED:
 		return nil
 	}
+	if r := s.checkBreaker(now); r != nil {
+		return r
+	}
+	if left := s.until.Sub(now); !s.until.IsZero() && left > 0 {
+		return &Refusal{Reason: "backoff", RetryAfter: left}
+	}
+	if flies && s.maxInFlight > 0 && s.inFlight >= s.places() {
+		return &Refusal{Reason: "in_flight", RetryAfter: time.Second}
+	}
+	return s.checkRate(now)
+}
+
+func (s *state) checkBreaker(now time.Time) *Refusal {
 	switch {
 	case s.breaker == closed:
 	case s.sleep == 0:
@@ -225,12 +238,10 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 	case s.probing && now.Sub(s.probed) < s.sleep: // one that takes longer is given up
 		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.probed), 0)}
 	}
-	if left := s.until.Sub(now); !s.until.IsZero() && left > 0 {
-		return &Refusal{Reason: "backoff", RetryAfter: left}
-	}
-	if flies && s.maxInFlight > 0 && s.inFlight >= s.places() {
-		return &Refusal{Reason: "in_flight", RetryAfter: time.Second}
-	}
+	return nil
+}
+
+func (s *state) checkRate(now time.Time) *Refusal {
 	switch {
 	case s.share.shared && s.share.of == 0:
 		return &Refusal{Reason: "bucket", RetryAfter: time.Second}
@@ -305,15 +316,7 @@ func (s *state) answered(h held, started, now time.Time, o Outcome) {
 	slow := s.slowPercent > 0 && o.Took > s.slow
 	unknown := o.Unknown && !slow
 	if h.probe != 0 && h.probe == s.probe && s.probing && s.breaker == halfOpen {
-		switch {
-		case unknown:
-			s.probing = false
-			return
-		case o.Failed || slow:
-			s.turnTo(opened, now)
-		default:
-			s.turnTo(closed, now)
-		}
+		s.conclude(now, unknown, o.Failed || slow)
 	}
 	if unknown {
 		return
@@ -321,7 +324,27 @@ func (s *state) answered(h held, started, now time.Time, o Outcome) {
 	if !o.Unknown {
 		s.back(started, now, o.Failed)
 	}
-	if s.window.part == 0 || s.trigger != meshv1.Trigger_TRIGGER_NORMAL || s.breaker != closed || h.probe != 0 || started.Before(s.since) {
+	if s.breaker == closed && h.probe == 0 && !started.Before(s.since) {
+		s.count(now, o, slow)
+	}
+}
+
+// conclude ends a probe.
+func (s *state) conclude(now time.Time, unknown, failed bool) {
+	switch {
+	case unknown:
+		s.probing = false
+	case failed:
+		s.turnTo(opened, now)
+	default:
+		s.turnTo(closed, now)
+	}
+}
+
+// count counts how a request ended in the window, and opens the breaker if too many
+// failed or were slow.
+func (s *state) count(now time.Time, o Outcome, slow bool) {
+	if s.window.part == 0 || s.trigger != meshv1.Trigger_TRIGGER_NORMAL {
 		return
 	}
 	c := counts{Ended: 1}

@@ -23,7 +23,7 @@ const (
 type Body struct {
 	Bytes       []byte
 	ContentType string
-	// Lock tells whether the body names the lock.
+	// Lock reports whether the body names the lock.
 	Lock bool
 }
 

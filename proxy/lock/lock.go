@@ -68,7 +68,7 @@ func newLock(l *meshv1.Lock, upstream string) (*Lock, error) {
 	}, nil
 }
 
-// Kind tells whether locks are made of this resource.
+// Kind reports whether locks are made of this resource.
 func Kind(group, resource string) bool {
 	switch resource {
 	case "leases":
@@ -85,12 +85,12 @@ func (l *Lock) Namespace() string { return l.namespace }
 // Name is what clients call the lock.
 func (l *Lock) Name() string { return l.name }
 
-// Named tells whether an object of this namespace and name is the lock.
+// Named reports whether an object of this namespace and name is the lock.
 func (l *Lock) Named(namespace, name string) bool {
 	return namespace == l.namespace && name == l.name
 }
 
-// Equal tells whether both exchange the same names. Either may be nil.
+// Equal reports whether both exchange the same names. Either may be nil.
 func (l *Lock) Equal(o *Lock) bool {
 	if l == nil || o == nil {
 		return l == o
@@ -109,7 +109,7 @@ func (l *Lock) Path(escaped string, segment int) string {
 	return strings.Join(parts, "/") + escaped[len(trimmed):]
 }
 
-// Query exchanges the name in the field selector of raw. byName tells whether
+// Query exchanges the name in the field selector of raw. byName reports whether
 // the selector asked for exactly the lock; else raw comes back as it was.
 func (l *Lock) Query(raw string) (out string, byName bool, err error) {
 	text, ok, err := query.Get(raw, fieldSelector)

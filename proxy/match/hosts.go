@@ -67,7 +67,7 @@ func (h *Hosts) Of(host string) []int32 {
 	return of
 }
 
-// Deep tells whether a match asks for more of requests to a host than its name.
+// Deep reports whether a match asks for more of requests to a host than its name.
 func (h *Hosts) Deep(host string) bool {
 	return slices.ContainsFunc(h.Of(host), func(n int32) bool { return h.urls[n].Deep() && h.urls[n].HostIs(host) })
 }

@@ -22,7 +22,7 @@ type HTTP struct {
 	Header map[string][]string // as in net/http
 }
 
-// Verdict tells whether a request is what is asked for.
+// Verdict reports whether a request is what is asked for.
 type Verdict int
 
 // Verdicts.
@@ -58,7 +58,7 @@ func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 	return out, nil
 }
 
-// Deep tells whether more is asked for than TLS shows.
+// Deep reports whether more is asked for than TLS shows.
 func (u *URL) Deep() bool {
 	return u.path != nil || !u.methods.all() || len(u.headers) > 0
 }
@@ -76,7 +76,7 @@ func (u *URL) Wildcards() (n int) {
 	return n
 }
 
-// Match tells whether r is what is asked for.
+// Match reports whether r is what is asked for.
 func (u *URL) Match(r *HTTP) Verdict {
 	switch {
 	case u.scheme != "" && u.scheme != r.Scheme, u.port != 0 && u.port != r.Port:
@@ -95,7 +95,7 @@ func (u *URL) Match(r *HTTP) Verdict {
 	return Yes
 }
 
-// HostIs tells whether the match may be about a host: whether it is one to decrypt for.
+// HostIs reports whether the match may be about a host: whether it is one to decrypt for.
 func (u *URL) HostIs(host string) bool { return u.host == nil || u.host.match(host) }
 
 type kind int
@@ -149,7 +149,7 @@ func (t *text) match(s string) bool {
 // Patterns are exact texts, or prefixes that end with "*".
 type Patterns []string
 
-// Match tells whether s is one of them; no patterns match anything.
+// Match reports whether s is one of them; no patterns match anything.
 func (p Patterns) Match(s string) bool {
 	return len(p) == 0 || slices.ContainsFunc(p, func(pattern string) bool {
 		if start, ok := strings.CutSuffix(pattern, "*"); ok {

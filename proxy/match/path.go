@@ -17,7 +17,7 @@ func NewPath(m *meshv1.PathMatch) *Path {
 	return &Path{m.GetPaths(), newSet(m.GetVerbs())}
 }
 
-// Match tells whether a request to the apiserver, for no resource, is what is asked
+// Match reports whether a request to the apiserver, for no resource, is what is asked
 // for. verb is the method in lower case.
 func (p *Path) Match(verb, path string) bool { return p.verbs.has(verb) && p.paths.Match(path) }
 

@@ -79,7 +79,7 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 // half of a resource's name: the less, the more specific it is.
 func (m *Resource) Wildcards() int { return m.wildcards }
 
-// Of tells whether the match may be about requests of a kind.
+// Of reports whether the match may be about requests of a kind.
 func (m *Resource) Of(k Kind) bool {
 	return m.verbs.has(k.Verb) && m.groups.has(k.Group) && m.resource(k)
 }
@@ -93,7 +93,7 @@ func (m *Resource) resource(k Kind) bool {
 	})
 }
 
-// Match tells whether the match is about a request of a kind that Of is true of.
+// Match reports whether the match is about a request of a kind that Of is true of.
 func (m *Resource) Match(o *Object) bool {
 	if o.Lock && (m.names.all() || !m.names.has(o.Name)) {
 		return false
@@ -131,7 +131,7 @@ func newSet(values []string) set {
 	return set{many: many}
 }
 
-// all tells whether the set asks for nothing.
+// all reports whether the set asks for nothing.
 func (s *set) all() bool { return s.few == nil && s.many == nil }
 
 func (s *set) has(v string) bool {
@@ -161,7 +161,7 @@ func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
 	return out, nil
 }
 
-// Match tells whether all are there.
+// Match reports whether all are there.
 func (h Headers) Match(of map[string][]string) bool {
 	for _, m := range h {
 		if !slices.Contains(of[m.name], m.value) {

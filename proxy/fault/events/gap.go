@@ -14,7 +14,7 @@ type Gap struct {
 	open     bool
 }
 
-// Covers tells whether a watch must not resume from a version.
+// Covers reports whether a watch must not resume from a version.
 func (g *Gap) Covers(version string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -25,7 +25,7 @@ func (g *Gap) Covers(version string) bool {
 	return err != nil || g.from <= v && v <= g.to
 }
 
-// Empty tells whether it covers nothing.
+// Empty reports whether it covers nothing.
 func (g *Gap) Empty() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

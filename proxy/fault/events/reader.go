@@ -28,7 +28,7 @@ type Options struct {
 	Faults      *fault.Watch
 	// Interrupt ends the Read of the source that is under way, and all later ones.
 	Interrupt func()
-	// Still tells whether any of the faults are in force, and takes out of Faults those
+	// Still reports whether any of the faults are in force, and takes out of Faults those
 	// that are not. It is asked again when changed is closed, and every second. What is
 	// held back for what is not in force any more is read at once, and what comes then
 	// as it comes. A watch that had nothing more to say ends.

@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// alive tells whether an idle connection still seems open: nothing to read, and
+// alive reports whether an idle connection still seems open: nothing to read, and
 // no end of stream. An idle HTTP/1.1 connection has nothing to say.
 func alive(c net.Conn) bool {
 	sc, ok := c.(syscall.Conn)

@@ -1,4 +1,4 @@
-package proxy
+package bounds
 
 import (
 	"math/rand/v2"
@@ -13,15 +13,15 @@ import (
 // is there again.
 func TestPoolIsShared(t *testing.T) {
 	const most, own, pods = 1024, 16, 40
-	p := newPool(most, own)
+	p := NewPool(most, own)
 	var total int64
-	accounts := make([]account, pods)
+	accounts := make([]Account, pods)
 	for i := range accounts {
 		a := &accounts[i]
-		a.pool, a.own = p, own
-		for a.take(1) {
+		a.Pool, a.Own = p, own
+		for a.Take(1) {
 		}
-		a.give(1)
+		a.Give(1)
 		total += a.taken.Load()
 		switch i {
 		case 0:
@@ -32,16 +32,16 @@ func TestPoolIsShared(t *testing.T) {
 	}
 	require.LessOrEqual(t, total, int64(2*most+pods*own))
 	for i := range accounts {
-		accounts[i].give(accounts[i].taken.Load())
+		accounts[i].Give(accounts[i].taken.Load())
 	}
 	require.EqualValues(t, 2*(most-own), p.free.Load())
 }
 
 func TestPoolCountsRight(t *testing.T) {
-	p := newPool(100, 3)
-	accounts := make([]account, 3)
+	p := NewPool(100, 3)
+	accounts := make([]Account, 3)
 	for i := range accounts {
-		accounts[i].pool, accounts[i].own = p, 3
+		accounts[i].Pool, accounts[i].Own = p, 3
 	}
 	var wg sync.WaitGroup
 	for i := range 12 {
@@ -49,8 +49,8 @@ func TestPoolCountsRight(t *testing.T) {
 		wg.Go(func() {
 			for range 2000 {
 				n := rand.Int64N(9)
-				a.take(n)
-				a.give(n)
+				a.Take(n)
+				a.Give(n)
 			}
 		})
 	}

@@ -58,12 +58,12 @@ func NewCluster(m *meshv1.Cluster) (*Cluster, error) {
 	return c, nil
 }
 
-// Equal tells whether connections to c are as good as connections to o.
+// Equal reports whether connections to c are as good as connections to o.
 func (c *Cluster) Equal(o *Cluster) bool {
 	return o != nil && slices.Equal(c.addresses, o.addresses) && string(c.ca) == string(o.ca)
 }
 
-// Has tells whether c is at an address.
+// Has reports whether c is at an address.
 func (c *Cluster) Has(addr netip.AddrPort) bool {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	return slices.ContainsFunc(c.addresses, func(s string) bool {

@@ -40,7 +40,7 @@ type Request struct {
 
 func (r *Request) hasBody() bool { return r.Body != nil && r.Length != 0 }
 
-// replayable tells whether r may be sent twice: nothing of it changes state, and
+// replayable reports whether r may be sent twice: nothing of it changes state, and
 // no body was consumed.
 func (r *Request) replayable() bool {
 	return !r.hasBody() && (r.Method == http.MethodGet || r.Method == http.MethodHead)
@@ -385,7 +385,7 @@ func Ended(err error) bool {
 	}, func(known error) bool { return errors.Is(err, known) })
 }
 
-// IsTimeout tells whether the apiserver was too slow to answer or to connect to.
+// IsTimeout reports whether the apiserver was too slow to answer or to connect to.
 func IsTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
