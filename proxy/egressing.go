@@ -73,7 +73,7 @@ func newEgress(p *Pod) *egress.Server {
 // be called for several listeners.
 func (p *Pod) ServeEgress(l net.Listener) error { return p.egress.Serve(l) }
 
-// isAPIServer tells whether an address is the apiserver's: whoever is redirected
+// isAPIServer reports whether an address is the apiserver's: whoever is redirected
 // from there on the way to other hosts would be held to nothing.
 func (p *Pod) isAPIServer(to netip.AddrPort) bool {
 	c := p.clients.Load()

@@ -65,7 +65,7 @@ func InBuckets(buckets ...int) Scope {
 	return canonical(sets)
 }
 
-// Owns tells whether a key is in the scope.
+// Owns reports whether a key is in the scope.
 func (s Scope) Owns(key string) bool { return s.OwnsHash(Hash(key)) }
 
 // OwnsHash is Owns by the key's hash.
@@ -84,7 +84,7 @@ func (s Scope) OwnsHash(h uint64) bool {
 	return false
 }
 
-// Empty tells whether nothing is owned.
+// Empty reports whether nothing is owned.
 //
 // A scope of ranges so narrow that they hold no hash of the right bucket is not
 // taken to be empty.
@@ -100,10 +100,10 @@ func (s Scope) Hull() (hull Range, ok bool) {
 	return hull, !s.Empty()
 }
 
-// Everything tells whether all is owned.
+// Everything reports whether all is owned.
 func (s Scope) Everything() bool { return s.Equal(All()) }
 
-// Equal tells whether two scopes are the same set.
+// Equal reports whether two scopes are the same set.
 func (s Scope) Equal(t Scope) bool {
 	return slices.EqualFunc(s.parts, t.parts, func(a, b part) bool {
 		return a.buckets == b.buckets && slices.Equal(a.ranges, b.ranges)
@@ -127,7 +127,7 @@ func (s Scope) Minus(t Scope) Scope {
 	return combine(s, t, func(a, b []Range) []Range { return intersect(a, complement(b)) })
 }
 
-// Overlaps tells whether some key is in both.
+// Overlaps reports whether some key is in both.
 func (s Scope) Overlaps(t Scope) bool { return !s.Intersect(t).Empty() }
 
 // combine applies a set operation bucket by bucket.
@@ -144,7 +144,7 @@ func combine(s, t Scope, op func(a, b []Range) []Range) Scope {
 	return canonical(out)
 }
 
-// same tells whether two sets are one slice.
+// same reports whether two sets are one slice.
 func same(a, b []Range) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
-// Labelled tells whether a pod is on the mesh.
+// Labelled reports whether a pod is on the mesh.
 func Labelled(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.EnableProxyLabel] == "true" }
 
-// Ended tells whether a pod will run no more.
+// Ended reports whether a pod will run no more.
 func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// ForbidsFaults tells whether a namespace does.
+// ForbidsFaults reports whether a namespace does.
 func ForbidsFaults(namespace metav1.Object) bool {
 	v, ok := namespace.GetLabels()[v1alpha1.NoFaultsLabel]
 	return ok && v != "false"
@@ -60,11 +60,11 @@ func Selects(c *v1alpha1.ShardingConfig) (func(metav1.Object) bool, *Problem) {
 	return func(pod metav1.Object) bool { return sel.Matches(labels.Set(pod.GetLabels())) }, nil
 }
 
-// Derived tells whether a configuration was derived from a root, which is what
+// Derived reports whether a configuration was derived from a root, which is what
 // counts for its pods.
 func Derived(c *v1alpha1.ShardingConfig) bool { return c.Labels[v1alpha1.RootLabel] != "" }
 
-// Withdrawn tells whether a root is to have no shards.
+// Withdrawn reports whether a root is to have no shards.
 func Withdrawn(root *v1alpha1.ShardingConfig) bool {
 	return root.DeletionTimestamp != nil || root.Spec.Root.Disable != nil && *root.Spec.Root.Disable
 }
@@ -80,18 +80,18 @@ func Trust(c *v1alpha1.ShardingConfig) string {
 	return v1alpha1.TrustMesh
 }
 
-// CanFailOpen tells whether a pod's clients could verify the real apiserver.
+// CanFailOpen reports whether a pod's clients could verify the real apiserver.
 func CanFailOpen(pod *corev1.Pod) bool {
 	return pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustBoth
 }
 
-// CanPassThrough tells whether a pod's connections could end at the real
+// CanPassThrough reports whether a pod's connections could end at the real
 // apiserver: one that connects to the agent's address would not accept it there.
 func CanPassThrough(pod *corev1.Pod) bool {
 	return CanFailOpen(pod) && pod.Annotations[v1alpha1.CaptureAnnotation] != v1alpha1.CaptureAddress
 }
 
-// PassesThrough tells whether a configuration leaves the requests of its pods unread.
+// PassesThrough reports whether a configuration leaves the requests of its pods unread.
 func PassesThrough(c *v1alpha1.ShardingConfig) bool {
 	return c.Spec.ClientCertificates == v1alpha1.ClientCertificatesPassthrough
 }

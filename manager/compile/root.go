@@ -75,7 +75,7 @@ func rootLimits(c *v1alpha1.ShardingConfig) ([]*meshv1.Limit, *Problem) {
 	return append(limits, more...), problem
 }
 
-// selects tells whether a pod is the root's: one that was assigned stays so,
+// selects reports whether a pod is the root's: one that was assigned stays so,
 // whatever became of its owner.
 func (r *root) selects(pod metav1.Object) bool {
 	_, assigned := r.State.Members[string(pod.GetUID())]

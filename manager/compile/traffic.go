@@ -277,7 +277,7 @@ func (a *assembly) target(r *ruling) *Target {
 	return target
 }
 
-// takes tells whether r has effect in the pod.
+// takes reports whether r has effect in the pod.
 func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 	sum := a.cost.plus(c)
 	tooMuch := func(format string, args ...any) bool {

@@ -49,7 +49,7 @@ type Evidence struct {
 	Doubtful sharding.Scope
 }
 
-// Holds tells whether any shard holds anything.
+// Holds reports whether any shard holds anything.
 func (s State) Holds() bool {
 	for _, shard := range s.Shards {
 		if !shard.Held.Empty() {

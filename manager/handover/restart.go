@@ -19,7 +19,7 @@ const (
 // not serve. Silence is no reason: a member of Unknown health is not evicted, and
 // no other for its sake.
 //
-// leads tells whether a member holds its shard's lock: those go last. wanted is the
+// leads reports whether a member holds its shard's lock: those go last. wanted is the
 // number of members that must be Up, over all shards, for an outdated member is one
 // too many in its shard and lacks in another.
 func (s State) Restarts(wanted int, health func(uid string) Health, leads func(uid string) bool) (uid string) {

@@ -85,7 +85,7 @@ func (b *Bundles) egress() (map[string]string, error) {
 	return files, nil
 }
 
-// Right tells whether a ConfigMap is as it must be.
+// Right reports whether a ConfigMap is as it must be.
 func (b *Bundles) Right(cm *corev1.ConfigMap) bool {
 	want, err := b.content(cm.Name)
 	return err == nil && cm.Labels[BundleLabel] == "true" && maps.Equal(cm.Data, want) && len(cm.BinaryData) == 0

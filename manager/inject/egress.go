@@ -26,7 +26,7 @@ var egressEnvironment = []corev1.EnvVar{
 	{Name: "NODE_EXTRA_CA_CERTS", Value: egressDir + "/" + bundleKey},
 }
 
-// TrustsEgress tells whether a pod opted in to the egress CA.
+// TrustsEgress reports whether a pod opted in to the egress CA.
 func TrustsEgress(pod *corev1.Pod) bool {
 	return pod.Annotations[v1alpha1.TrustEgressAnnotation] == "true"
 }

@@ -36,7 +36,7 @@ type Webhook struct {
 	Bundles *Bundles
 	// Namespace of the mesh.
 	Namespace string
-	// Permits tells whether agents' certificates may name an address.
+	// Permits reports whether agents' certificates may name an address.
 	Permits func(context.Context, netip.Addr) bool
 }
 

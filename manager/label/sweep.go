@@ -175,7 +175,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 }
 
 // Pass walks the resources that were not walked yet; with repeat, all of them.
-// It tells whether all went well.
+// It reports whether all went well.
 func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	served, err := s.Served()
 	s.mu.Lock()

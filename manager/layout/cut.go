@@ -170,7 +170,7 @@ func (l line) bound(k int) uint64 {
 	return a + (b-a)/2 + (b-a)%2
 }
 
-// populated tells whether every run has a key.
+// populated reports whether every run has a key.
 func (l line) populated(cuts []int) bool {
 	before := 0
 	for _, k := range cuts {

@@ -179,7 +179,7 @@ func normals(root *v1alpha1.RootConfig) []string {
 	return names
 }
 
-// gone tells whether some automatic shard held keys last and is no more.
+// gone reports whether some automatic shard held keys last and is no more.
 func gone(root *v1alpha1.RootConfig, names []string, last map[string]sharding.Scope) bool {
 	for name, s := range last {
 		if name != canaryName(root) && !s.Empty() && !slices.Contains(names, name) {

@@ -61,7 +61,7 @@ func Target(root *v1alpha1.RootConfig) (kind, name string) {
 	return StatefulSet, root.TargetStatefulSet
 }
 
-// Selects tells whether a pod is one of the root's workload, by its controller: a
+// Selects reports whether a pod is one of the root's workload, by its controller: a
 // StatefulSet, or a ReplicaSet that a Deployment named. It holds at admission too.
 func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)

@@ -211,7 +211,7 @@ func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 	}
 }
 
-// reportPod tells whether a pod's report says more than what rules have done. Those
+// reportPod reports whether a pod's report says more than what rules have done. Those
 // are many: everybody else does not wait for them to be looked through.
 func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news bool) {
 	policy := s.policy(name, p.GetUid())

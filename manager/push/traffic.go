@@ -72,7 +72,7 @@ func faultStates(t *meshv1.Traffic, said []*meshv1.FaultState) map[string]*meshv
 	return out
 }
 
-// saysAs tells whether two observations differ in nothing but what rules have done.
+// saysAs reports whether two observations differ in nothing but what rules have done.
 func (o observation) saysAs(p observation) bool {
 	return o.reported == p.reported && o.capture == p.capture && o.message == p.message && o.version == p.version &&
 		o.nacked == p.nacked && o.nack == p.nack && o.holder == p.holder && slices.Equal(o.dead, p.dead) &&

@@ -67,7 +67,7 @@ type member struct {
 	gone  bool
 }
 
-// set tells whether anything changed.
+// set reports whether anything changed.
 func (m *member) set(now Member) bool {
 	if m.Member == now {
 		return false
@@ -85,7 +85,7 @@ func (m *member) leave() {
 
 func (g *group) change() { g.changed, g.breaker.known = true, false }
 
-// Lacks tells whether the book is to be opened with a CircuitBreaker before anybody is told
+// Lacks reports whether the book is to be opened with a CircuitBreaker before anybody is told
 // anything of it: its members are to share, or may have what they had when they were.
 func (b *Book) Lacks(c *v1alpha1.CircuitBreaker) bool {
 	b.mu.Lock()
@@ -131,7 +131,7 @@ func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID)
 }
 
 // Round splits anew, by the policies that agents are told last and whether those are in
-// force. It tells whether pods are to be told other shares, and whether any wait for
+// force. It reports whether pods are to be told other shares, and whether any wait for
 // their bounds to be recorded. Policies of the same version must be the same.
 func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (tell, record bool) {
 	b.mu.Lock()
@@ -155,7 +155,7 @@ func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile
 // splitter splits groups. Most are like the one before.
 type splitter struct{ in, before, after []Member }
 
-// split tells whether anybody is to be told another share.
+// split reports whether anybody is to be told another share.
 func (s *splitter) split(g *group) (tell bool) {
 	g.members = slices.DeleteFunc(g.members, func(m *member) bool { return m.gone })
 	if g.unsorted {
@@ -357,7 +357,7 @@ func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares)
 	}
 }
 
-// Unrecorded tells whether a member of a CircuitBreaker waits for that.
+// Unrecorded reports whether a member of a CircuitBreaker waits for that.
 func (b *Book) Unrecorded(name types.NamespacedName) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

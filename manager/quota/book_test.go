@@ -393,7 +393,7 @@ func (w *bookWorld) lead() {
 	w.compile()
 }
 
-// turn is one of each of the manager's loops. It tells whether there is more to do.
+// turn is one of each of the manager's loops. It reports whether there is more to do.
 func (w *bookWorld) turn(t require.TestingT) bool {
 	tell, waits := w.book.Round(w.compiled, w.inForce)
 	if w.status = w.record(t); waits {

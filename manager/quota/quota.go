@@ -21,7 +21,7 @@ type Share struct {
 	Index, Of uint32
 }
 
-// None tells whether a share is none.
+// None reports whether a share is none.
 func (s Share) None() bool { return s.Of == 0 }
 
 // bound is a share that gives no less than either.
@@ -35,7 +35,7 @@ func bound(a, b Share) Share {
 	return Share{min(a.Index, b.Index), min(a.Of, b.Of)}
 }
 
-// covers tells whether s gives no less than t.
+// covers reports whether s gives no less than t.
 func (s Share) covers(t Share) bool { return bound(s, t) == s }
 
 // String is as statuses have it: "2/5" is the second of five, "-" none.
@@ -187,7 +187,7 @@ func tell(members []Member, wanted []Share, who func(i int) bool) []Member {
 	return out
 }
 
-// sound tells whether all that may be in force is no more than one.
+// sound reports whether all that may be in force is no more than one.
 func sound(members []Member) bool {
 	_, ok := roomLeft(members)
 	return ok

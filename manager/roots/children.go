@@ -68,7 +68,7 @@ func (rt *root) updateChild(ctx context.Context, is, want *v1alpha1.ShardingConf
 	return nil
 }
 
-// mine tells whether a child could not be created because it is there already, and
+// mine reports whether a child could not be created because it is there already, and
 // only what is watched is behind.
 func (rt *root) mine(ctx context.Context, config *v1alpha1.ShardingConfig, name string, err error) bool {
 	is := &v1alpha1.ShardingConfig{}

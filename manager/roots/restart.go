@@ -226,7 +226,7 @@ func (rt *root) replicas(ctx context.Context, c *v1alpha1.ShardingConfig) (int, 
 	return int(scale.Spec.Replicas), nil
 }
 
-// unsharded tells whether a pod is up that need not be a member.
+// unsharded reports whether a pod is up that need not be a member.
 func (rt *root) unsharded(v view, p *corev1.Pod) bool {
 	o, policy := rt.Observe(p.Spec.NodeName, string(p.UID)), v.world.Compiled.Policies[p.UID]
 	return status.PodReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && policy.Sharding == nil && o.Connected && o.Version == policy.Version

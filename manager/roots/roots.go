@@ -34,7 +34,7 @@ type World struct {
 	Compiled compile.Result
 	// Namespaces are those that exist.
 	Namespaces []string
-	// Node tells whether a Node object exists.
+	// Node reports whether a Node object exists.
 	Node func(name string) bool
 	// RequestTimeout is the apiserver's --request-timeout.
 	RequestTimeout time.Duration

@@ -267,7 +267,7 @@ func follows(state handover.State, scopes map[string]sharding.Scope) bool {
 	return true
 }
 
-// heardAll tells whether it is known who is ready: a new leader must not take back
+// heardAll reports whether it is known who is ready: a new leader must not take back
 // what the last began only because no agent has come to it yet.
 func (rt *root) heardAll(v view, state handover.State, now time.Time) bool {
 	if now.Sub(rt.since) >= status.Grace {
@@ -294,7 +294,7 @@ func (rt *root) ready(v view, state handover.State, now time.Time) map[string]bo
 	return out
 }
 
-// serves tells whether a member is up and, when it was heard of last, acted on what
+// serves reports whether a member is up and, when it was heard of last, acted on what
 // it is told.
 func serves(v view, m handover.Member, o push.Observation) bool {
 	_, told := compile.Serial(o.Version)

@@ -303,7 +303,7 @@ const (
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )
 
-// stuck tells whether a member is refused while its agent is away though it is
+// stuck reports whether a member is refused while its agent is away though it is
 // under Open: nobody can tell there that it is.
 func stuck(c *v1alpha1.ShardingConfig, v verdict) bool {
 	return c.Spec.FailurePolicy == v1alpha1.FailOpen && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)

@@ -428,7 +428,7 @@ func number(targets []target, which func(target) bool) (n int) {
 
 func (t target) notInForce() bool { return !t.inForce }
 
-// late tells whether what was told last is not in force yet, as far as is known.
+// late reports whether what was told last is not in force yet, as far as is known.
 func (t target) late() bool {
 	return t.why != "" && t.reason != v1alpha1.ReasonNoEffect && t.reason != v1alpha1.ReasonNotAdmitted && t.reason != v1alpha1.ReasonNotCaptured
 }
@@ -472,7 +472,7 @@ func plus(a, b int64) int64 {
 	return a + b
 }
 
-// CountsAlone tells whether two statuses of a CircuitBreaker differ in nothing but
+// CountsAlone reports whether two statuses of a CircuitBreaker differ in nothing but
 // numbers of requests.
 func CountsAlone(a, b v1alpha1.CircuitBreakerStatus) bool {
 	a, b = *a.DeepCopy(), *b.DeepCopy()

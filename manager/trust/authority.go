@@ -165,7 +165,7 @@ func (a *Authority) Expiry() time.Time {
 	return time.Time{}
 }
 
-// Permits tells whether agents' leaves may name an address already.
+// Permits reports whether agents' leaves may name an address already.
 func (a *Authority) Permits(ip netip.Addr) bool {
 	ring := a.ring.Load()
 	return ring != nil && len(ring.signer.Usable(Names{IPs: []netip.Addr{ip.Unmap()}}).IPs) == 1

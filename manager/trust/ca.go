@@ -82,7 +82,7 @@ func certify(key *ecdsa.PrivateKey, commonName string, constrain func(*x509.Cert
 	return x509.ParseCertificate(der)
 }
 
-// Stale tells whether another CA is due: the newest is not constrained by one of names,
+// Stale reports whether another CA is due: the newest is not constrained by one of names,
 // or has lived two thirds of its life. A name that went away is no reason, for
 // apiservers come back.
 func (ca *CA) Stale(names Names, now time.Time) bool {
@@ -245,7 +245,7 @@ func renewal(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
 }
 
-// boundBy tells whether a certificate permits all of names or, if it is the egress
+// boundBy reports whether a certificate permits all of names or, if it is the egress
 // CA's, excludes them all.
 func boundBy(c *x509.Certificate, names Names) bool {
 	bounds := boundsOf(c)

@@ -122,7 +122,7 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 	return &out, nil
 }
 
-// due tells whether next can sign: no pod is left that may not know it. When the
+// due reports whether next can sign: no pod is left that may not know it. When the
 // signer ends, its leaves help nobody either.
 func (r *Ring) due(f Facts) bool {
 	if r.next == nil || r.published.IsZero() || len(r.retired)+len(r.signer.certs) > maxRetired {

@@ -168,7 +168,7 @@ const seenOnly = `requests in https are seen only in pods created with the annot
 
 const connectUnmatched = "the method CONNECT matches nothing that is seen: CONNECT is decided by the host that it asks for, and rules with methods are about the requests in its tunnel; without methods, a rule is about both"
 
-// connects tells whether requests are asked for by the method CONNECT.
+// connects reports whether requests are asked for by the method CONNECT.
 func connects(m *meshv1.HttpMatch) bool { return slices.Contains(m.GetMethods(), http.MethodConnect) }
 
 // clusterScoped are resources that all know to be in no namespace. Requests for a
@@ -180,12 +180,12 @@ var clusterScoped = map[string]bool{
 	"validatingwebhookconfigurations": true, "mutatingwebhookconfigurations": true,
 }
 
-// custom tells whether a group may have resources of any name: it is not Kubernetes' own.
+// custom reports whether a group may have resources of any name: it is not Kubernetes' own.
 func custom(group string) bool {
 	return strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
 }
 
-// ofResources tells whether all that a path matches are resources: what is below
+// ofResources reports whether all that a path matches are resources: what is below
 // /api/VERSION and /apis/GROUP/VERSION.
 func ofResources(path string) bool {
 	path, prefix := strings.CutSuffix(path, "*")
@@ -300,7 +300,7 @@ func pathWarnings(at, instead string, rules []v1alpha1.NonResourceRule) (out []s
 	return out
 }
 
-// dead tells whether a schedule has no day in any year.
+// dead reports whether a schedule has no day in any year.
 func dead(e *v1alpha1.EffectiveTimeRange) bool {
 	days := []int{31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
 	return len(e.DaysOfMonth) > 0 && len(e.Months) > 0 && !slices.ContainsFunc(e.Months, func(m int) bool {
@@ -308,7 +308,7 @@ func dead(e *v1alpha1.EffectiveTimeRange) bool {
 	})
 }
 
-// idle tells whether a delay is of no time.
+// idle reports whether a delay is of no time.
 func idle(d *v1alpha1.FaultDelay) bool {
 	if d == nil {
 		return false

@@ -102,7 +102,7 @@ func (c *conn) receive(b []byte) (int, error) {
 	return n, err
 }
 
-// hold takes what n bytes can become, and tells whether that is within bounds.
+// hold takes what n bytes can become, and reports whether that is within bounds.
 func (c *conn) hold(n int) bool {
 	read := int64(unservedWeight * n)
 	within := c.s.Bounds.Unserved.Take(read)
@@ -224,7 +224,7 @@ func (c *conn) enter() {
 
 func (c *conn) leave() { c.serving.Add(-1) }
 
-// takeHTTP2 tells whether c may speak HTTP/2.
+// takeHTTP2 reports whether c may speak HTTP/2.
 func (c *conn) takeHTTP2() bool {
 	if !c.s.Bounds.HTTP2.Take(1) {
 		c.s.Bounds.HTTP2.Give(1)

@@ -35,7 +35,7 @@ type Conn interface {
 
 // Account is what a pod has taken of something.
 type Account interface {
-	// Take takes n and tells whether that is within bounds; it is taken either way.
+	// Take takes n and reports whether that is within bounds; it is taken either way.
 	Take(n int64) bool
 	Give(n int64)
 }
@@ -57,7 +57,7 @@ type Config struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Policy is the one in force. Before ok is true nothing passes.
 	Policy func() (p *Policy, ok bool)
-	// Forbidden tells whether nothing may be passed to an address.
+	// Forbidden reports whether nothing may be passed to an address.
 	Forbidden func(netip.AddrPort) bool
 	// Leaf returns what the pod's clients take for a host's certificate. Nil: there is
 	// none for any.
@@ -269,7 +269,7 @@ func (s *Server) serve(c *conn) {
 	}
 }
 
-// itself tells whether c was meant for where it was accepted: nothing redirected it,
+// itself reports whether c was meant for where it was accepted: nothing redirected it,
 // and to pass it on would go round in circles.
 func (s *Server) itself(c *conn) bool {
 	local, ok := c.LocalAddr().(*net.TCPAddr)
@@ -458,7 +458,7 @@ func (f *flows) decide(s *Server) {
 	}
 }
 
-// shuts tells whether limits refuse what is asked, whatever they count.
+// shuts reports whether limits refuse what is asked, whatever they count.
 func (p *Policy) shuts(f *flow) bool {
 	return !f.within && len(f.asked) > 0 && p.limits.Shut(http.Header(f.asked[0].Header).Get("User-Agent"), f.asked...)
 }

@@ -178,7 +178,7 @@ func (p *Policy) blind(r *match.HTTP) *denial {
 	return nil
 }
 
-// deep tells whether a rule asks for more of requests to a host than its name.
+// deep reports whether a rule asks for more of requests to a host than its name.
 func (p *Policy) deep(host string) bool {
 	if p == nil {
 		return false
@@ -191,7 +191,7 @@ func (p *Policy) deep(host string) bool {
 	return p.limits.Deep(host) || p.faults.Deep(host)
 }
 
-// decrypts tells whether TLS, of which asked is seen, is to be decrypted: whether a rule
+// decrypts reports whether TLS, of which asked is seen, is to be decrypted: whether a rule
 // is about the requests in it.
 func (p *Policy) decrypts(asked ...match.HTTP) bool {
 	return p != nil && p.decrypt && slices.ContainsFunc(asked, func(r match.HTTP) bool {
@@ -199,7 +199,7 @@ func (p *Policy) decrypts(asked ...match.HTTP) bool {
 	})
 }
 
-// intercepts tells whether intercept rules must see more of a request to decide.
+// intercepts reports whether intercept rules must see more of a request to decide.
 func (p *Policy) intercepts(r *match.HTTP) bool {
 	return slices.ContainsFunc(p.breakers, func(b breaker) bool {
 		deny, _ := b.deny.decide(r)

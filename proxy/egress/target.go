@@ -36,7 +36,7 @@ func authority(s string) (host string, port uint16, ok bool) {
 	return host, uint16(n), true
 }
 
-// unambiguous tells whether all servers see the same path in a target, given without
+// unambiguous reports whether all servers see the same path in a target, given without
 // its query and decoded once: one that cuts it differently, decodes it once more, or
 // resolves parts of it sees another.
 func unambiguous(raw, path string) bool {
@@ -59,7 +59,7 @@ func unambiguous(raw, path string) bool {
 	return !separatorEscaped(raw) && !separatorEscaped(path) && !strings.Contains(strings.ToLower(path), "%2e")
 }
 
-// separatorEscaped tells whether s has an escaped slash or backslash.
+// separatorEscaped reports whether s has an escaped slash or backslash.
 func separatorEscaped(s string) bool {
 	s = strings.ToLower(s)
 	return strings.Contains(s, "%2f") || strings.Contains(s, "%5c")

@@ -118,7 +118,7 @@ func (c *conn) alert(protocol string) {
 	}
 }
 
-// sleep tells whether the time passed before ctx was done.
+// sleep reports whether the time passed before ctx was done.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

@@ -6,7 +6,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Hidden tells whether rules ask for what of https is seen only where it is decrypted, or
+// Hidden reports whether rules ask for what of https is seen only where it is decrypted, or
 // count its requests.
 func Hidden(b *meshv1.Breaker) bool {
 	return slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool {

@@ -17,7 +17,7 @@ const (
 	ofNone                      // no host: it asks for a port or a path
 )
 
-// hostless tells whether an expression, or one of its alternatives, matches no host.
+// hostless reports whether an expression, or one of its alternatives, matches no host.
 func hostless(re *syntax.Regexp) bool { return ofEither.then(re)&(ofPort|ofNone) != 0 }
 
 // then reads an expression. Alternatives are not looked at by themselves, for the parser

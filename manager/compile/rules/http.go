@@ -223,7 +223,7 @@ func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path
 	return true
 }
 
-// expression tells whether a regular expression can be compiled, and is not too large.
+// expression reports whether a regular expression can be compiled, and is not too large.
 func (r *Renderer) expression(s string, path *field.Path) bool {
 	if len(s) > maxExpression {
 		r.invalid(path, "(long)", "must not be longer than %d characters", maxExpression)
