@@ -19,23 +19,33 @@ type Pod struct {
 	redirector  redirector
 	netns       *os.File
 	hostNetwork bool        // netns is the node's
-	cgroup      uint64      // 0 if it is not known; never under hostNetwork
-	members     *membership // of hostNetwork; nil: whatever connects is the pod's
+	cgroup      uint64      // 0 if it is unknown; never under hostNetwork
+	members     *membership // of hostNetwork; nil: every connection is the pod's
 
-	cookie    uint64             // of the network namespace, 0 where the kernel gives none
-	port      uint16             // of all sockets
-	sockets   []*net.TCPListener // in the network namespace; none when captured by Address
-	addresses []netip.Addr       // that it is known by, when captured by Address; under node.mu
-	given     bool               // addresses were, by who knows; under node.mu
-	queue     *queue             // of connections to the agent's own address, when captured by Address
-	listeners []net.Listener
-	egress    *egress // under node.mu
+	listening
+	addressing
 
 	failOpen bool     // under node.mu
 	direct   bool     // it may have connections around the agent; under node.mu
 	mending  *mending // under node.mu
-	stalled  bool     // nobody accepts its connections; under node.mu
+	stalled  bool     // its connections are not accepted; under node.mu
 	vitals   vitals   // what checks know
+}
+
+// listening is where a pod's connections arrive.
+type listening struct {
+	cookie    uint64             // of the network namespace; 0 if the kernel gives none
+	port      uint16             // of all sockets
+	sockets   []*net.TCPListener // in the network namespace; none in mode Address
+	listeners []net.Listener
+	egress    *egress // under node.mu
+}
+
+// addressing is what a pod in mode Address is known by.
+type addressing struct {
+	addresses []netip.Addr // under node.mu
+	given     bool         // the API or the runtime has named them; under node.mu
+	queue     *queue       // of connections to the agent's own address
 }
 
 // Listeners returns where the pod's redirected connections come in: 127.0.0.1
