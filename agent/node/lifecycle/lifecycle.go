@@ -7,19 +7,19 @@ package lifecycle
 type Presence int
 
 const (
-	// Expected: the manager has sent a policy, and nothing else is known of the pod.
+	// Expected means that the manager has sent a policy, and nothing else is known of the pod.
 	Expected Presence = iota
-	// Restored: an earlier agent knew the pod.
+	// Restored means that an earlier agent knew the pod.
 	Restored
-	// Announced: the container runtime has announced the pod.
+	// Announced means that the container runtime has announced the pod.
 	Announced
-	// Listed: the API lists the pod.
+	// Listed means that the API lists the pod.
 	Listed
-	// Deleted: the API does not list the pod any more, and its processes run on: it was
+	// Deleted means that the API does not list the pod any more, and its processes run on: it was
 	// deleted by force, its label was removed, or the list is stale. Others may own its
 	// keys by now, so it is refused everything, whatever its failure policy.
 	Deleted
-	// Gone: neither the pod nor a process of it exists. This state is final.
+	// Gone means that neither the pod nor a process of it exists. This state is final.
 	Gone
 )
 
@@ -27,11 +27,11 @@ const (
 type Redirect int
 
 const (
-	// Nobody: the pod is not captured.
+	// Nobody means that the pod is not captured.
 	Nobody Redirect = iota
-	// Self: this agent accepts the pod's connections.
+	// Self means that this agent accepts the pod's connections.
 	Self
-	// Successor: another agent accepts the pod's connections. This one ends the requests
+	// Successor means that another agent accepts the pod's connections. This one ends the requests
 	// that are in flight.
 	Successor
 )
@@ -40,11 +40,11 @@ const (
 type Proxy int
 
 const (
-	// None: there is no proxy for the pod.
+	// None means that there is no proxy for the pod.
 	None Proxy = iota
-	// Waiting: the proxy has not had a policy of the pod yet, and requests wait for it.
+	// Waiting means that the proxy has not had a policy of the pod yet, and requests wait for it.
 	Waiting
-	// Deciding: the proxy decides by the pod's policy, or by a refusal that replaced it.
+	// Deciding means that the proxy decides by the pod's policy, or by a refusal that replaced it.
 	Deciding
 )
 
@@ -61,32 +61,32 @@ type State struct {
 type Event int
 
 const (
-	// PolicySet: the manager has sent a policy.
+	// PolicySet occurs when the manager has sent a policy.
 	PolicySet Event = iota
-	// PolicyRemoved: the manager has no policy for the pod any more.
+	// PolicyRemoved occurs when the manager has no policy for the pod any more.
 	PolicyRemoved
-	// PolicyRestored: an earlier agent has saved a policy.
+	// PolicyRestored occurs when the agent reads a policy that an earlier agent saved.
 	PolicyRestored
-	// PolicyApplied: the proxy has taken the pod's policy.
+	// PolicyApplied occurs when the proxy has taken the pod's policy.
 	PolicyApplied
-	// Announcement: the container runtime names the pod.
+	// Announcement occurs when the container runtime names the pod.
 	Announcement
-	// Listing: the API lists the pod.
+	// Listing occurs when the API lists the pod.
 	Listing
-	// Absence: the API does not list the pod, and a process of it runs.
+	// Absence occurs when the API does not list the pod, and a process of it runs.
 	Absence
-	// Exit: the API does not list the pod, and no process of it runs.
+	// Exit occurs when the API does not list the pod, and no process of it runs.
 	Exit
-	// Capture: the pod's connections are redirected to this agent, which has made a proxy
+	// Capture occurs when the pod's connections are redirected to this agent, which has made a proxy
 	// for them.
 	Capture
-	// SandboxExit: the network namespace that was captured is gone, or not the pod's any more.
+	// SandboxExit occurs when the network namespace that was captured is gone, or not the pod's any more.
 	SandboxExit
-	// Takeover: another agent accepts the pod's connections.
+	// Takeover occurs when another agent accepts the pod's connections.
 	Takeover
-	// Stop: this agent stops. The redirection stays, so that nothing goes around the mesh.
+	// Stop occurs when this agent stops. The redirection stays, so that nothing goes around the mesh.
 	Stop
-	// Resumption: this agent goes on, because its successor has failed. Meanwhile it saved
+	// Resumption occurs when this agent goes on, because its successor has failed. Meanwhile it saved
 	// nothing and redirected nothing.
 	Resumption
 )
