@@ -80,8 +80,6 @@ tally   tally-2-normal   2 namespaces   tally-1   node2   ebpf      tally-leader
 }
 
 // Every failure shows, each in its own number.
-//
-//nolint:funlen // the table is clearer whole
 func TestCountsOfFailures(t *testing.T) {
 	tests := map[string]struct {
 		spoil func(*world)

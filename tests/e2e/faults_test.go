@@ -71,8 +71,6 @@ func testFaults(t *testing.T) {
 }
 
 // everyFault returns a specification with a rule for every kind of fault and of match.
-//
-//nolint:funlen // the list of rules is clearer whole
 func everyFault(t *testing.T, ns string, start time.Time) string {
 	t.Helper()
 	tokyo, err := time.LoadLocation("Asia/Tokyo")

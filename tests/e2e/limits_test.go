@@ -71,8 +71,6 @@ httpFault:
 }
 
 // everyLimit returns a specification with a rule for every kind of limit and of match.
-//
-//nolint:funlen // the list of rules is clearer whole
 func everyLimit(ns string) string {
 	return `
 rateLimitings:

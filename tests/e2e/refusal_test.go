@@ -36,8 +36,6 @@ spec:
 
 // kubectl apply refuses configurations that are ambiguous or have no effect, with a message
 // that says what to change.
-//
-//nolint:funlen // the table is clearer whole
 func TestWrongConfigsAreRefused(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t, "refused")
