@@ -17,56 +17,58 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
-// Policy is what one pod is held to, and the node whose agent must know.
+// Policy is the policy of one pod, and the node whose agent applies it.
 type Policy struct {
 	// Node is empty while the pod is not scheduled.
 	Node string
 	*meshv1.PodPolicy
 }
 
-// Root is what is known of a configuration, as it is written: nobody may be told of
-// what is not. Of those without spec.root it is Locks and Standby alone.
+// Root is the recorded state of a configuration. It must have been written to the API
+// before it is compiled, because agents must not receive unrecorded state. Configurations
+// without spec.root have only Locks and Standby.
 type Root struct {
 	State handover.State
 	// Namespaces are those that exist, for method Labels.
 	Namespaces []string
 	// Locks are the operator's locks, as status.locks lists them.
 	Locks []v1alpha1.LockStatus
-	// Lost are pods without a shard that were deleted or have ended, and may run on: they
-	// are refused.
+	// Lost are pods without a shard that were deleted or exited according to the API, but
+	// may still run. All their requests are refused.
 	Lost []handover.Member
-	// Forgotten are the members, by uid, that their agents know nothing of. They are
-	// refused until they are members no more.
+	// Forgotten are the members, by uid, that their agents have no record of. All their
+	// requests are refused until they are no longer members.
 	Forgotten map[string]bool
-	// Standby is why all members are in standby; empty if they are not.
+	// Standby is the reason why all members are in standby; empty if they are not.
 	Standby string
 }
 
-// Shard is what became of one configuration.
+// Shard is the result of compiling one configuration.
 type Shard struct {
 	types.NamespacedName
 	// Config is nil for a derived shard whose object does not exist yet.
 	Config *v1alpha1.ShardingConfig
-	// Root is what a derived shard was derived from; nil for others.
+	// Root is the root that a derived shard was derived from; nil for other shards.
 	Root *v1alpha1.ShardingConfig
-	// Held is what a derived shard holds.
+	// Held is the scope that a derived shard owns.
 	Held sharding.Scope
-	// Members are its pods, by name; of a root, all of its workload.
+	// Members are its pods, sorted by name. The members of a root are all pods of its
+	// workload.
 	Members []*corev1.Pod
-	// Lock is the upstream name of its first lock, empty without leader election.
+	// Lock is the upstream name of its first lock; empty without leader election.
 	Lock string
 	// Locks are the operator's locks under the shard's names.
 	Locks []*meshv1.Lock
-	// Problem says why the configuration has no effect, for people.
+	// Problem explains to the user why the configuration has no effect; nil if it has.
 	Problem *Problem
 	// Conflicts are the members that another configuration selects too.
 	Conflicts []Conflict
-	// TooLarge are the names of members that are refused because their policy exceeds
-	// what an agent receives.
+	// TooLarge are the names of members that are refused because their policies exceed
+	// the size that an agent accepts.
 	TooLarge []string
 }
 
-// Problem is something about a configuration that only its author can mend.
+// Problem is an error in a configuration that only its author can fix.
 type Problem struct {
 	// Reason is a condition's reason.
 	Reason  v1alpha1.Reason
@@ -78,7 +80,7 @@ func (p *Problem) Error() string { return p.Message }
 // Conflict is a pod that several configurations select.
 type Conflict struct {
 	Pod string
-	// Configs are all that select it, sorted.
+	// Configs are the names of all configurations that select the pod, sorted.
 	Configs []string
 }
 
@@ -90,7 +92,8 @@ type Result struct {
 	Shards     []Shard
 	Breakers   []Breaker
 	Injections []Injection
-	// Until is when the next FaultInjection that expires is left out; zero if none is.
+	// Until is the time from which the next FaultInjection to expire is omitted; zero if
+	// none expires.
 	Until time.Time
 }
 
@@ -100,17 +103,18 @@ type source struct {
 	selects func(metav1.Object) bool
 	// judge fills in the policy of a member.
 	judge func(*corev1.Pod, *meshv1.PodPolicy)
-	// serial is that of a pod's shard, 0 for a pod without one; nil if shards have none.
+	// serial returns the serial of a pod's shard, 0 for a pod without a shard. It is nil if
+	// the shards of the source have no serials.
 	serial func(*corev1.Pod) uint64
 }
 
 // Compile assigns pods to configurations and renders the policy of each pod.
-// Pods without the label and pods that have ended are left out, but for those
-// that a root's State tells of: they are refused until it forgets them.
+// Pods without the label and pods that have exited get no policy, except those that
+// are recorded in a root's State: they are refused until they are removed from it.
 //
-// The pods of a root that is not among roots are refused: who owns what is not
-// known. One that is being deleted is as one that is disabled. Pods of a root that
-// wait for a shard, or that were withdrawn from theirs, are in standby.
+// The pods of a root that is missing in roots are refused, because it is unknown which
+// shard owns which keys. A root that is being deleted is treated as disabled. Pods of a
+// root that wait for a shard, or whose shard was withdrawn, are in standby.
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
 	c := &compilation{
 		Result: Result{Policies: make(map[types.UID]Policy, len(pods))}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
@@ -136,7 +140,7 @@ type compilation struct {
 	tooLarge       map[types.UID]bool
 }
 
-// readConfigs makes sources and shards of configurations.
+// readConfigs converts configurations to sources and shards.
 func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))
 	for _, config := range configs {
@@ -167,7 +171,7 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 	}
 }
 
-// readRoot makes a source of a root and returns the shards derived from it.
+// readRoot converts a root to a source and returns the shards derived from it.
 func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) map[string]*Shard {
 	known, ok := c.roots[s.NamespacedName]
 	r := newRoot(s.Shard, known, ok, objects)
@@ -180,7 +184,7 @@ func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1al
 	return r.derived
 }
 
-// judgePods makes the policies of pods.
+// judgePods renders the policies of all pods.
 func (c *compilation) judgePods(traffic *trafficRules) {
 	sizes := sizer{}
 	for _, pod := range c.pods {
@@ -202,7 +206,8 @@ func (c *compilation) judgePods(traffic *trafficRules) {
 	}
 }
 
-// listShards sorts the shards, whose members are known now.
+// listShards sorts the shards into the result. It runs after judgePods, which adds
+// their members.
 func (c *compilation) listShards() {
 	slices.SortFunc(c.shards, func(a, b *Shard) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -218,7 +223,8 @@ func (c *compilation) listShards() {
 	}
 }
 
-// policy of a pod, which becomes a member of what selects it.
+// policy returns the policy of a pod, and adds the pod to the members of each source
+// that selects it.
 func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 	p := &meshv1.PodPolicy{
 		Uid:       string(pod.UID),
@@ -236,12 +242,12 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 	}
 	switch {
 	case len(selecting) == 0 && pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustMesh:
-		// It was admitted as a member, and would run unsharded now: its
-		// configuration was deleted, or is not known here yet.
+		// The pod was admitted as a member and would now run unsharded. Its
+		// configuration was deleted, or is not in the cache yet.
 		p.Refuse = fmt.Sprintf("pod %s/%s was admitted as a member of a shard, and no ShardingConfig selects it: create one that does, or delete the pod so that it is admitted anew", pod.Namespace, pod.Name)
 	case len(selecting) == 0:
 		p.FailOpen = CanFailOpen(pod)
-		p.AnyToken = true // there is nothing in which to ask for it
+		p.AnyToken = true // no configuration could require token binding
 	case len(selecting) > 1:
 		for _, s := range selecting {
 			s.Conflicts = append(s.Conflicts, Conflict{Pod: pod.Name, Configs: names})
@@ -253,7 +259,7 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 		s := selecting[0]
 		if s.judge(pod, p); p.Refuse == "" {
 			p.AnyToken = s.Config.Spec.TokenBinding == v1alpha1.TokenBindingOff
-			// A pod in standby would act on everything while its agent is away.
+			// Without its agent, a pod in standby would act on all objects.
 			p.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen && !p.GetSharding().GetStandby()
 		}
 	}
@@ -263,8 +269,9 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 	return p
 }
 
-// refusedSerial is the serial of a pod's refusal: that of its shard, so that the shard does
-// not wait for the pod. 0 if the pod has no shard: nothing waits for it to have a serial.
+// refusedSerial returns the serial of a pod's refusal. It is the serial of the pod's
+// shard, so that a handover does not wait for the pod. It is 0 if the pod has no shard,
+// because then nothing waits for the pod.
 func refusedSerial(pod *corev1.Pod, selecting []source) (serial uint64) {
 	for _, s := range selecting {
 		if s.serial != nil {
@@ -274,7 +281,7 @@ func refusedSerial(pod *corev1.Pod, selecting []source) (serial uint64) {
 	return serial
 }
 
-// written makes a source of a configuration that names its shard's pods itself.
+// written fills in the source of a hand-written configuration.
 func (s *source) written(known Root, requestTimeout time.Duration) {
 	c := s.Config
 	if s.selects, s.Problem = Selects(c); s.Problem != nil {

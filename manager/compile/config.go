@@ -12,23 +12,23 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
-// Labelled reports whether a pod is on the mesh.
+// Labelled reports whether a pod has the label that adds it to the mesh.
 func Labelled(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.EnableProxyLabel] == "true" }
 
-// Ended reports whether a pod will run no more.
+// Ended reports whether all containers of a pod have exited for good.
 func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// ForbidsFaults reports whether a namespace does.
+// ForbidsFaults reports whether a namespace forbids fault injection.
 func ForbidsFaults(namespace metav1.Object) bool {
 	v, ok := namespace.GetLabels()[v1alpha1.NoFaultsLabel]
 	return ok && v != "false"
 }
 
-// Members is the selector of the pods of a configuration that was written by
-// hand, in its namespace. It is nil for roots and what is derived from them, and
-// with a problem when it selects none whatever their labels.
+// Members returns the selector for the pods of a hand-written configuration, in its
+// namespace. It is nil for roots and derived shards. It is nil with a problem if the
+// selector is empty or invalid.
 func Members(c *v1alpha1.ShardingConfig) (labels.Selector, *Problem) {
 	if c.Spec.Root != nil || Derived(c) {
 		return nil, nil
@@ -44,12 +44,12 @@ func Members(c *v1alpha1.ShardingConfig) (labels.Selector, *Problem) {
 	return sel, nil
 }
 
-// Selects tells which pods of its namespace a configuration is for, with a
-// problem where that cannot be told. It holds at admission too.
+// Selects returns a function that reports whether a configuration selects a pod of its
+// namespace, or a problem if the selector is invalid. Admission uses it too.
 func Selects(c *v1alpha1.ShardingConfig) (func(metav1.Object) bool, *Problem) {
 	switch {
 	case Derived(c):
-		return func(metav1.Object) bool { return false }, nil // they are its root's
+		return func(metav1.Object) bool { return false }, nil // the root selects them
 	case c.Spec.Root != nil:
 		return func(pod metav1.Object) bool { return layout.Selects(c.Spec.Root, pod) }, nil
 	}
@@ -60,19 +60,20 @@ func Selects(c *v1alpha1.ShardingConfig) (func(metav1.Object) bool, *Problem) {
 	return func(pod metav1.Object) bool { return sel.Matches(labels.Set(pod.GetLabels())) }, nil
 }
 
-// Derived reports whether a configuration was derived from a root, which is what
-// counts for its pods.
+// Derived reports whether a configuration was derived from a root. The root, not the
+// derived configuration, selects the pods.
 func Derived(c *v1alpha1.ShardingConfig) bool { return c.Labels[v1alpha1.RootLabel] != "" }
 
-// Withdrawn reports whether a root is to have no shards.
+// Withdrawn reports whether a root is disabled or being deleted, so that it must have no
+// shards.
 func Withdrawn(root *v1alpha1.ShardingConfig) bool {
 	return root.DeletionTimestamp != nil || root.Spec.Root.Disable != nil && *root.Spec.Root.Disable
 }
 
-// Trust is the value of the trust annotation of pods admitted while the
-// configuration selects them; nil for pods that none selects. Pods that may be let
-// go past the proxy must be able to verify the apiserver: so must those of a root that
-// is withdrawn, which run unsharded and outlive it.
+// Trust returns the value of the trust annotation for pods that are admitted while c
+// selects them; c is nil for pods that no configuration selects. Pods that may bypass the
+// proxy must be able to verify the apiserver. This includes the pods of a withdrawn root,
+// which run unsharded and may outlive it.
 func Trust(c *v1alpha1.ShardingConfig) string {
 	if c == nil || c.Spec.FailurePolicy == v1alpha1.FailOpen || PassesThrough(c) || c.Spec.Root != nil && Withdrawn(c) {
 		return v1alpha1.TrustBoth
@@ -86,29 +87,32 @@ func CanFailOpen(pod *corev1.Pod) bool {
 }
 
 // CanPassThrough reports whether a pod's connections could end at the real
-// apiserver: one that connects to the agent's address would not accept it there.
+// apiserver. A pod that connects to the agent's address would not accept the
+// apiserver's certificate there.
 func CanPassThrough(pod *corev1.Pod) bool {
 	return CanFailOpen(pod) && pod.Annotations[v1alpha1.CaptureAnnotation] != v1alpha1.CaptureAddress
 }
 
-// PassesThrough reports whether a configuration leaves the requests of its pods unread.
+// PassesThrough reports whether the proxy forwards the connections of a configuration's
+// pods without decrypting them.
 func PassesThrough(c *v1alpha1.ShardingConfig) bool {
 	return c.Spec.ClientCertificates == v1alpha1.ClientCertificatesPassthrough
 }
 
-// ConflictMessage says that several configurations select a pod and what to do.
+// ConflictMessage returns the message for a pod that several configurations select, with
+// the ways to fix it.
 func ConflictMessage(namespace string, configs []string) string {
 	return fmt.Sprintf("ShardingConfigs %s in namespace %s all select this pod, which must belong to one shard: change the pod's labels, or delete all but one and create them again so that they exclude each other",
 		strings.Join(configs, ", "), namespace)
 }
 
-// SameSpec reports whether two states of a configuration have the same spec.
+// SameSpec reports whether two versions of a configuration have the same spec.
 func SameSpec(a, b *v1alpha1.ShardingConfig) bool {
 	return a.UID == b.UID && a.Generation == b.Generation
 }
 
-// HandWritten reports whether a configuration names its shard's pods itself, and divides
-// anything.
+// HandWritten reports whether a configuration is hand-written and divides resources: it is
+// neither a root nor derived, and sets neither passthrough nor a dry run.
 func HandWritten(c *v1alpha1.ShardingConfig) bool {
 	return c.Spec.Root == nil && !Derived(c) && !PassesThrough(c) && !c.Spec.DryRun
 }

@@ -8,15 +8,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
-// dryRun is what a root under spec.dryRun would do. Its shards own nothing, so that the
-// end of the dry run is an adoption as any other: the pods act on everything until then.
+// dryRun is the plan of a root with spec.dryRun. Its shards own nothing, and the pods act
+// on all objects until the dry run ends. So its end is the same as the adoption of any
+// running workload.
 type dryRun struct {
 	placed map[string]string // shards by pod uid
 	scopes map[string]sharding.Scope
 	owners []*meshv1.Owner
 }
 
-// planDryRun divides keys evenly among the shards, and places the pods.
+// planDryRun divides the keys evenly among the shards, and assigns the pods to shards.
 func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 	spec := r.config.Spec.Root
 	var own []*corev1.Pod
@@ -31,12 +32,12 @@ func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 	return d
 }
 
-// judgeDryRun fills in the policy of a pod whose requests are only judged. One that has
-// no shard is left alone.
+// judgeDryRun fills in the policy of a pod in a dry run. A pod without a shard gets no
+// sharding.
 func (r *root) judgeDryRun(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	p.Serial = uint64(r.State.MinSerial)
 	if m, assigned := r.State.Members[string(pod.UID)]; assigned {
-		// It was under another policy: what its shard owned is released.
+		// The pod was a member before the dry run: its shard releases its keys.
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
 		if d := r.derived[m.Shard]; d != nil {
 			d.Members = append(d.Members, pod)

@@ -12,9 +12,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
-// isolate renders what members may do with objects of other shards. The namespace of the
-// configuration, in which members keep their own, is shared for reading if namespaces
-// are what is divided.
+// isolate renders what members may do with objects of other shards. If resources are
+// divided by namespace, all shards may read the namespace of the configuration, because
+// members keep their own objects there.
 func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 	s.Isolation = isolations[c.Spec.Isolation]
 	s.FenceNamespaces = c.Spec.Fence == v1alpha1.FenceNamespace
@@ -43,16 +43,16 @@ func sharedOf(in []v1alpha1.SharedObjects) (out []*meshv1.SharedObjects) {
 	return out
 }
 
-// dividesNamespaces reports whether all that is divided is divided by namespace. By uid,
-// or by labels of the operator's own, the objects of one namespace are divided too, and
-// to list them all would undo that.
+// dividesNamespaces reports whether all divided resources are divided by namespace. A
+// division by uid, or by the operator's own labels, also divides the objects within one
+// namespace; listing all of them would undo it.
 func dividesNamespaces(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) bool {
 	unscoped := func(l *meshv1.Limit) bool { return l.GetScope() == nil }
 	if s.Key != meshv1.Key_KEY_NAMESPACE || slices.ContainsFunc(s.Limits, unscoped) {
 		return false
 	}
 	if s.Method != meshv1.Method_METHOD_LABELS {
-		return true // the labels are imposed apart
+		return true // other methods apply selectors separately from scopes
 	}
 	limits := c.Spec.Limits
 	if c.Spec.Root != nil {
@@ -84,7 +84,8 @@ func heldBy(s handover.State) map[string]sharding.Scope {
 	return out
 }
 
-// ownersOf renders what shards own, by name. Those that own nothing are left out.
+// ownersOf renders the scopes that shards own, sorted by name. It omits shards that own
+// nothing.
 func ownersOf(owned map[string]sharding.Scope) (out []*meshv1.Owner) {
 	for _, name := range slices.Sorted(maps.Keys(owned)) {
 		if !owned[name].Empty() {

@@ -9,8 +9,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// NamedLocks returns the operator locks that a configuration names: the one of
-// leaderElectionName first, then those of locks that differ from it.
+// NamedLocks returns the operator locks that a configuration names, without duplicates:
+// first leaderElectionName, then the list of locks.
 func NamedLocks(c *v1alpha1.ShardingConfig) []types.NamespacedName {
 	ctl := c.Spec.Controller
 	if ctl == nil {
@@ -42,9 +42,8 @@ func OperatorLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []ty
 
 // renamedLocks returns the locks that members may acquire under their shards' names.
 // A lock that the mesh does not hold is not among them, because a pod outside the mesh
-// may hold it: members must not lead beside that pod. Configurations of which no lock
-// was looked at yet are as an earlier version of the manager left them: all that they
-// name was renamed.
+// may hold it: members must not lead beside that pod. If the status lists no locks yet,
+// an earlier version of the manager wrote it, which renamed all named locks.
 func renamedLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []types.NamespacedName {
 	if len(known) == 0 {
 		return NamedLocks(c)
@@ -65,7 +64,7 @@ func shardLocks(locks []types.NamespacedName, shard string) []*meshv1.Lock {
 	return out
 }
 
-// ownLocks renders the locks of pods in standby, which see them by their own names.
+// ownLocks renders the locks of pods in standby under the operator's own names.
 func ownLocks(locks []types.NamespacedName) []*meshv1.Lock {
 	var out []*meshv1.Lock
 	for _, l := range locks {

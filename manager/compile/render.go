@@ -11,7 +11,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// What is not among the keys is the default, which is the zero.
+// Values that are missing here mean the default, which is the zero value.
 var (
 	isolations = map[v1alpha1.Isolation]meshv1.Isolation{
 		v1alpha1.IsolationObserve: meshv1.Isolation_ISOLATION_OBSERVE,
@@ -27,13 +27,13 @@ var (
 	}
 )
 
-// UpstreamLock is the name under which a shard's lock is held.
+// UpstreamLock returns the name of a shard's lock at the apiserver.
 func UpstreamLock(leaderElectionName, shard string) string {
 	return leaderElectionName + "---" + shard
 }
 
-// render is what members of a configuration that was written by hand are told:
-// nil if it divides nothing.
+// render returns the sharding of a hand-written configuration's members; nil if it
+// divides nothing.
 func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem) {
 	if PassesThrough(c) {
 		if len(c.Spec.Limits) > 0 || c.Spec.Controller != nil {
@@ -56,7 +56,7 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 		return out, nil
 	}
 	locks := renamedLocks(c, known.Locks)
-	if c.Spec.DryRun { // which contends for all of them as they are
+	if c.Spec.DryRun { // members contend for all locks under the operator's own names
 		locks = OperatorLocks(c, known.Locks)
 	}
 	out.Locks = shardLocks(locks, c.Name)
@@ -69,7 +69,7 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 	return out, nil
 }
 
-// standby makes a pod own nothing and lead nothing.
+// standby renders a sharding in which a pod owns nothing and leads nothing.
 func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
 	s.Standby, s.StandbyReason = true, reason
 	s.Locks = ownLocks(locks)

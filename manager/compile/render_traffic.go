@@ -19,57 +19,58 @@ import (
 
 var defaultPorts = []int32{80, 443}
 
-// BreakerProblems finds what a CircuitBreaker says that cannot be meant. What it is
-// about would have no effect.
+// BreakerProblems returns the invalid parts of a CircuitBreaker, which would have no
+// effect.
 func BreakerProblems(c *v1alpha1.CircuitBreaker) field.ErrorList { return newBreaker(c).errs }
 
-// InjectionProblems is the same of a FaultInjection.
+// InjectionProblems returns the invalid parts of a FaultInjection, which would have no
+// effect.
 func InjectionProblems(f *v1alpha1.FaultInjection) field.ErrorList { return newInjection(f).errs }
 
-// ToldBreaker is what pods may be told of a CircuitBreaker.
+// ToldBreaker returns all valid rules of a CircuitBreaker as agents receive them.
 func ToldBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker(c).all() }
 
-// ToldFaults is the same of a FaultInjection.
+// ToldFaults returns all valid rules of a FaultInjection as agents receive them.
 func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).all.rules }
 
-// breaker is a CircuitBreaker as pods are told of it.
+// breaker is a CircuitBreaker, rendered for policies.
 type breaker struct {
 	rendered
 	recover string
-	// selectors are the different ones of rules.
+	// selectors are the distinct pod selectors of the rules.
 	selectors  []labels.Selector
 	portions   map[string]*portion
 	limits     []limitRule
 	intercepts []*meshv1.InterceptRule
-	// egress is nil where no rule is about other hosts.
+	// egress is nil if no rule applies to other hosts.
 	egress *egress
-	// expressions is the size of all regular expressions.
+	// expressions is the total size of all regular expressions.
 	expressions int
 	errs        field.ErrorList
 }
 
 type limitRule struct {
 	rules.Limit
-	selector int // the index of Selects among those of the breaker; -1 for all pods
+	selector int // the index of Selects in breaker.selectors; -1 for all pods
 }
 
-// rendered is what is known of an object before it is known what became of it.
+// rendered is the part of a compiled object that depends on its spec alone.
 type rendered struct {
 	generation int64
 	ruling     ruling
 	rules      []Rule
 }
 
-// egress is what one object asks of the connections to other hosts.
+// egress is how one object redirects connections to other hosts.
 type egress struct {
 	ports        []int32
 	refuseUnseen bool
 }
 
-// injection is a FaultInjection as pods are told of it.
+// injection is a FaultInjection, rendered for policies.
 type injection struct {
 	rendered
-	all, elsewhere faults // elsewhere: those about other hosts alone
+	all, elsewhere faults // elsewhere: only the rules for other hosts
 	egress         *egress
 	errs           field.ErrorList
 }
@@ -79,10 +80,10 @@ type faults struct {
 	rules  []*meshv1.FaultRule
 	digest []byte
 	cost   cost
-	partly bool // some rule is about the apiserver, and has no effect
+	partly bool // a rule for the apiserver has no effect
 }
 
-// newBreaker renders what can be meant.
+// newBreaker renders the valid parts of a CircuitBreaker.
 func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 	b := &breaker{recover: c.Annotations[v1alpha1.RecoverAnnotation], portions: map[string]*portion{}}
 	r := rules.Renderer{}
@@ -115,8 +116,8 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 	}
 	for i := range c.Spec.TrafficInterceptRules {
 		in := &c.Spec.TrafficInterceptRules[i]
-		// What of a list cannot be read is left out of it; that there is a Whitelist
-		// still refuses the rest.
+		// Invalid entries of a list are omitted. A Whitelist still denies everything
+		// that its valid entries do not allow.
 		rule := r.Intercept(in, spec.Child("trafficInterceptRules").Index(i))
 		b.intercepts = append(b.intercepts, rule)
 		otherHosts, whitelist = true, whitelist || !rule.Deny
@@ -140,7 +141,7 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 	return b
 }
 
-// all is what a pod is told that all rules are about.
+// all returns all rules, as for a pod that every rule selects.
 func (b *breaker) all() *meshv1.Breaker {
 	out := &meshv1.Breaker{Intercepts: b.intercepts}
 	for _, r := range b.limits {
@@ -190,13 +191,14 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 	return out
 }
 
-// key names what a rule counts: another rule than before counts anew.
+// key returns the key of a rule's counters. A changed rule has another key and starts
+// counting anew.
 func key(object types.UID, name string, rule proto.Message, without func(proto.Message)) string {
 	rule = proto.Clone(rule)
 	without(rule)
 	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(rule)
 	if err != nil {
-		return "" // it is not UTF-8, so that no agent will be told of it
+		return "" // not UTF-8: the rule is in no policy
 	}
 	h := sha256.New()
 	for _, part := range []string{string(object), name} {
@@ -206,17 +208,17 @@ func key(object types.UID, name string, rule proto.Message, without func(proto.M
 	return hex.EncodeToString(h.Sum(nil)[:10])
 }
 
-// specHash is by what a spec is known in statuses.
+// specHash returns the hash that identifies a spec in statuses.
 func specHash(spec any) string {
 	b, err := json.Marshal(spec)
 	if err != nil {
-		return "" // it came as JSON
+		return "" // cannot happen: the spec was decoded from JSON
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:8])
 }
 
-// shortened is a value of an annotation, which may be long, to tell from others.
+// shortened returns a short hash of an annotation's value, which may be long.
 func shortened(value string) string {
 	if value == "" {
 		return ""

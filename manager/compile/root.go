@@ -24,24 +24,24 @@ type root struct {
 	config *v1alpha1.ShardingConfig
 	// derived are its shards, by name.
 	derived map[string]*Shard
-	// limits without what is the shard's own.
+	// limits are those of all shards, without a shard's scope.
 	limits []*meshv1.Limit
 	owners []*meshv1.Owner
-	told   map[tellable]*meshv1.Sharding
-	// waiting are the policies of pods in standby, by the reason.
+	told   map[tellable]*meshv1.Sharding // rendered before
+	// waiting are the shardings of pods in standby, by reason.
 	waiting map[string]*meshv1.Sharding
 	dryRun  *dryRun // nil: none
-	// requestTimeout is the apiserver's.
+	// requestTimeout is the apiserver's --request-timeout.
 	requestTimeout time.Duration
 }
 
-// tellable is what members are told alike by.
+// tellable is what a member's sharding depends on: members with equal values share one.
 type tellable struct {
 	shard string
 	stale bool
 }
 
-// newRoot writes its problem, if it has one, into its own entry.
+// newRoot prepares to render a root. It stores the root's problem, if any, in own.
 func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) *root {
 	c := own.Config
 	out := &root{
@@ -65,7 +65,7 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 	return out
 }
 
-// rootLimits is all that a root lists.
+// rootLimits returns the limits of spec.root.resourceSelector and of spec.limits.
 func rootLimits(c *v1alpha1.ShardingConfig) ([]*meshv1.Limit, *Problem) {
 	limits, problem := limitsOf(c.Spec.Root.ResourceSelector, "spec.root.resourceSelector")
 	if problem != nil {
@@ -75,8 +75,8 @@ func rootLimits(c *v1alpha1.ShardingConfig) ([]*meshv1.Limit, *Problem) {
 	return append(limits, more...), problem
 }
 
-// selects reports whether a pod is the root's: one that was assigned stays so,
-// whatever became of its owner.
+// selects reports whether a pod belongs to the root. A pod that is assigned to a shard
+// stays with the root even if its owner changes.
 func (r *root) selects(pod metav1.Object) bool {
 	_, assigned := r.State.Members[string(pod.GetUID())]
 	return assigned || layout.Selects(r.config.Spec.Root, pod)
@@ -96,11 +96,11 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
 		r.judgeMember(pod, m, p)
 	case assigned:
-		p.Refuse = r.refusal(pod, "its shard %s is no more: delete the pod", m.Shard)
+		p.Refuse = r.refusal(pod, "its shard %s no longer exists: delete the pod", m.Shard)
 	case !r.known:
 		p.Refuse = r.refusal(pod, "it is not known yet which shard holds what")
 	case Withdrawn(r.config) && !r.State.Holds():
-		// Those that are members still act on nothing that is divided.
+		// The pod runs unsharded: the remaining members act on no divided resources.
 	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
 		p.Refuse = r.refusal(pod, "it was created while the mesh did not admit pods: delete it, so that its successor is admitted")
 	case r.State.RolledBack:
@@ -108,9 +108,10 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	case Withdrawn(r.config):
 		p.Sharding = r.standby("the shards are being withdrawn: it waits until none owns anything")
 	default:
-		// The words do not change while the pod waits: its agent must confirm them. If
-		// it ran unsharded in between, the configuration changed, and so do they: what
-		// was confirmed before that does not count.
+		// The reason must not change while the pod waits, because its agent must confirm
+		// this version of the policy. If the pod ran unsharded in between, the
+		// configuration changed. The generation then changes the version too, so that an
+		// earlier confirmation does not count.
 		p.Sharding = r.standby(fmt.Sprintf("it is in no shard yet (generation %d): it waits until the operator's locks are free and a shard lacks a pod", r.config.Generation))
 	}
 }
@@ -127,22 +128,22 @@ func (r *root) judgeMember(pod *corev1.Pod, m handover.Member, p *meshv1.PodPoli
 		if !r.State.Evidence.Confirmed[m.UID] {
 			p.RequiredSerial = uint64(m.Serial)
 		}
-	case Withdrawn(r.config): // it must not lead any more once the mesh releases the locks
+	case Withdrawn(r.config): // it must not lead once the mesh releases the locks
 		p.Sharding = r.standby("the shards were withdrawn: it waits to be replaced by a pod that runs unsharded")
 	default:
 		p.Sharding = r.standby("no shard owns anything yet: it waits until the operator's locks are free")
 	}
 }
 
-// serial is that of a pod's shard; 0 for a pod that is not a member.
+// serial returns the serial of a pod's shard; 0 for a pod that is not a member.
 func (r *root) serial(pod *corev1.Pod) uint64 {
 	return uint64(r.State.Shards[r.State.Members[string(pod.UID)].Shard].Serial)
 }
 
-// rolledBack is why pods wait while it is not known what other pods own.
+// rolledBack is the standby reason while it is unknown which keys other pods own.
 const rolledBack = "the status of the root was rolled back: it waits until all pods have confirmed that they act on nothing"
 
-// standby is the policy of pods that wait, made once for each reason.
+// standby returns the sharding of pods in standby, rendered once per reason.
 func (r *root) standby(reason string) *meshv1.Sharding {
 	if s := r.waiting[reason]; s != nil {
 		return s
@@ -173,7 +174,7 @@ func (r *root) refusal(pod *corev1.Pod, format string, args ...any) string {
 	return fmt.Sprintf("pod %s/%s is of ShardingConfig %s: ", pod.Namespace, pod.Name, r.config.Name) + fmt.Sprintf(format, args...)
 }
 
-// tell is what members of a shard are told, made once.
+// tell returns the sharding of a shard's members, rendered once per value of t.
 func (r *root) tell(t tellable) *meshv1.Sharding {
 	if s := r.told[t]; s != nil {
 		return s
@@ -187,7 +188,7 @@ func (r *root) tell(t tellable) *meshv1.Sharding {
 	return s
 }
 
-// limit limits a shard to what it owns.
+// limit restricts a shard to the scope that it owns.
 func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
 	for _, l := range r.limits {
 		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: owned.Proto()}
@@ -198,10 +199,10 @@ func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
 	}
 }
 
-// refuseLost refuses the assigned pods that are no more, as far as the API
-// tells: they may run still, on a node that nobody hears of. The serial, which is never 0,
-// bars what they were told before for good; and an agent that is told of no rules with it
-// keeps those that it knows.
+// refuseLost refuses the assigned pods that no longer exist according to the API: they may
+// still run on an unreachable node. The serial is never 0, so that the refusal bars all
+// earlier policies for good. An agent keeps the traffic rules that it knows, because the
+// refusal contains none.
 func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.UID]Policy) {
 	lost := map[string]handover.Member{}
 	maps.Copy(lost, r.State.Members)

@@ -11,9 +11,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// selectorScope is the namespaces whose objects a selector may match, by the
-// labels that are stamped on objects. It is not ok where the selector asks nothing
-// of those that a scope can say. What it asks of other labels does not count.
+// selectorScope returns the namespaces whose objects a selector may match, derived from
+// its requirements on stamped labels. It ignores requirements on other labels. ok is false
+// if no requirement can be expressed as a scope.
 func selectorScope(selector *metav1.LabelSelector) (s sharding.Scope, ok bool) {
 	if selector == nil {
 		return sharding.Scope{}, false
@@ -32,7 +32,8 @@ func selectorScope(selector *metav1.LabelSelector) (s sharding.Scope, ok bool) {
 	return s, ok
 }
 
-// asks is what one requirement leaves.
+// asks returns the scope that one requirement allows. exact is false if no scope can
+// express the requirement.
 func asks(r labels.Requirement) (s sharding.Scope, exact bool) {
 	switch r.Key() {
 	case v1alpha1.ShardingHashLabel:

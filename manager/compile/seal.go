@@ -14,8 +14,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// sealer gives policies their versions. It keeps digests of what several pods are
-// told alike, which may be large and must not change meanwhile.
+// sealer computes the versions of policies. It caches the digests of shardings that
+// several pods share. These may be large, and must not change while the sealer is in use.
 type sealer struct {
 	shardings map[*meshv1.Sharding][]byte
 }
@@ -24,11 +24,11 @@ func newSealer() sealer {
 	return sealer{map[*meshv1.Sharding][]byte{}}
 }
 
-// seal gives a policy its version. The digest is that of its Traffic, where it has one.
+// seal sets the version of a policy. traffic is the digest of its Traffic, if it has one.
 func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 	var err error
 	if p.Version, err = s.version(p, traffic); err != nil {
-		// What no agent could be told must not stop what all others are told.
+		// A policy that cannot be encoded must not block the policies of other pods.
 		p = &meshv1.PodPolicy{
 			Uid: p.Uid, Namespace: p.Namespace, Name: p.Name, Version: "unsound" + hex.EncodeToString(traffic),
 			Refuse: "the policy of this pod cannot be encoded", Traffic: p.Traffic,
@@ -37,7 +37,7 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 	return Policy{Node: node, PodPolicy: p}
 }
 
-// version hashes a policy's content, after its serial if it has one.
+// version returns the hash of a policy's content, prefixed with its serial if it has one.
 func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
 	sharding, told, required := p.Sharding, p.Traffic, p.RequiredSerial
 	p.Sharding, p.Traffic, p.RequiredSerial = nil, nil, 0
@@ -62,7 +62,7 @@ func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
 	return fmt.Sprintf("%d-%s", p.GetSerial(), hash), nil
 }
 
-// alike appends the digest of m, made once.
+// alike appends the digest of m, which it caches in made.
 func alike[M interface {
 	comparable
 	proto.Message
@@ -78,9 +78,9 @@ func alike[M interface {
 	return append(content, d...), nil
 }
 
-// digest of a message, which must have no maps, so that its deterministic encoding
-// is the same in every process of one build; another build may at worst push once
-// more.
+// digest returns the hash of a message. The message must have no maps, so that its
+// deterministic encoding is the same in every process of one build. If another build
+// encodes it differently, the policy is pushed once more at worst.
 func digest(m proto.Message) ([]byte, error) {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -90,8 +90,8 @@ func digest(m proto.Message) ([]byte, error) {
 	return sum[:], nil
 }
 
-// Serial is the serial that the version of a member's policy begins with. It is
-// not ok for the versions of other pods' policies.
+// Serial returns the serial at the start of the version of a member's policy. ok is false
+// for the versions of other pods' policies.
 func Serial(version string) (serial int64, ok bool) {
 	number, _, ok := strings.Cut(version, "-")
 	if !ok {
@@ -101,9 +101,10 @@ func Serial(version string) (serial int64, ok bool) {
 	return serial, err == nil
 }
 
-// Workload is the name of what owns a pod, as people know it: a Deployment's
-// pods are owned by a ReplicaSet named after it and the hash of its template.
-// The apiserver does not check an owner's name, so it may be any bytes.
+// Workload returns the name of the workload that owns a pod. For a pod of a Deployment,
+// whose owner is a ReplicaSet, it is the name of the ReplicaSet without the hash of the
+// pod template. The apiserver does not check the names of owners, so invalid UTF-8 is
+// replaced.
 func Workload(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {

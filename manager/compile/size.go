@@ -8,10 +8,10 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// sizer computes the sizes of policies. It keeps those of what several pods share.
+// sizer computes the sizes of policies. It caches the sizes of shared shardings.
 type sizer map[*meshv1.Sharding]int
 
-// exceeded reports whether a policy is larger than an agent receives.
+// exceeded reports whether a policy is larger than an agent accepts.
 func (s sizer) exceeded(p *meshv1.PodPolicy) bool {
 	size := proto.Size(p.Traffic)
 	if p.Sharding != nil {
@@ -25,11 +25,11 @@ func (s sizer) exceeded(p *meshv1.PodPolicy) bool {
 	return size > meshv1.MaxPolicyBytes-maxRest
 }
 
-// maxRest is room for the rest of a policy: names, a refusal, lengths.
+// maxRest is the room for the rest of a policy in bytes: names, a refusal, lengths.
 const maxRest = 64 << 10
 
-// refuseTooLarge replaces the policy of a pod by a refusal. To leave out rules alone
-// would lift them without anybody's notice.
+// refuseTooLarge replaces the policy of a pod with a refusal. Only omitting rules would
+// lift them silently.
 func refuseTooLarge(p *meshv1.PodPolicy) {
 	p.Refuse = fmt.Sprintf("the policy of pod %s/%s exceeds %d MiB: name fewer namespaces in the selectors of its ShardingConfig, choose another method than Labels, or write fewer rules", p.Namespace, p.Name, meshv1.MaxPolicyBytes>>20)
 	p.Sharding, p.Traffic = nil, nil

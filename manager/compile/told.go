@@ -11,15 +11,15 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Cache is what one Compile leaves to the next: the objects as rendered, for most are as
-// they were. It must be used by one at a time. Objects whose UID and generation are the same
-// must be.
+// Cache keeps rendered objects from one Compile for the next, because most objects do not
+// change in between. It is not safe for concurrent use. Objects with the same UID and
+// generation must have the same spec.
 type Cache struct {
 	breakers   map[types.UID]*breaker
 	injections map[types.UID]*injection
 }
 
-// breaker is c rendered, as it was the last time if that is the same.
+// breaker returns c rendered, from the cache if c is unchanged.
 func (k *Cache) breaker(c *v1alpha1.CircuitBreaker) *breaker {
 	if k == nil {
 		return newBreaker(c)
@@ -47,23 +47,25 @@ func (k *Cache) injection(f *v1alpha1.FaultInjection) *injection {
 	return newInjection(f)
 }
 
-// portion is what of a CircuitBreaker is about pods that its rules' selectors select alike.
+// portion is the part of a CircuitBreaker that applies to all pods that match the same
+// pod selectors of its rules.
 type portion struct {
 	told   *meshv1.Breaker
 	digest []byte
 	cost   cost
 	egress *egress
-	partly bool // something of it is about the apiserver, and has no effect
-	// shared are the indexes in told of rules of scope Workload.
+	partly bool // a rule for the apiserver has no effect
+	// shared are the indexes in told.Rules of rules of scope Workload.
 	shared []int
-	keys   []string // of those
-	// made is told with shares, by these; before, by the last Compile.
+	keys   []string // the keys of these rules
+	// made are copies of told with shares, by their encoded shares; before are those of
+	// the previous Compile.
 	made, before map[string]*meshv1.Breaker
 	used         bool // in this Compile
 }
 
-// portion is the one for a pod with these labels. elsewhere: only what is about other
-// hosts.
+// portion returns the portion for a pod with these labels. If elsewhere is set, it
+// contains only the rules for other hosts.
 func (b *breaker) portion(name string, of labels.Set, elsewhere bool) *portion {
 	key := make([]byte, len(b.selectors)+1)
 	for i, s := range b.selectors {
@@ -106,12 +108,13 @@ func (b *breaker) portion(name string, of labels.Set, elsewhere bool) *portion {
 	}
 	p.told.RefuseUnseen = p.egress != nil && p.egress.refuseUnseen
 	p.cost = cost{proto.Size(p.told), len(p.told.Rules) + len(p.told.Intercepts), b.expressions}
-	p.digest, _ = digest(p.told) // which can be encoded, or nothing of it would have effect
+	p.digest, _ = digest(p.told) // no error: newBreaker reports rules that cannot be encoded
 	b.portions[string(key)] = p
 	return p
 }
 
-// with is what is told with these shares, of the rules that are shared.
+// with returns the breaker with these shares set in its shared rules, and the key of the
+// shares.
 func (p *portion) with(shares []*meshv1.Share) (told *meshv1.Breaker, key string) {
 	var text []byte
 	for _, s := range shares {
@@ -133,7 +136,7 @@ func (p *portion) with(shares []*meshv1.Share) (told *meshv1.Breaker, key string
 	return told, key
 }
 
-// shared makes out r with a share. The rest is the same memory.
+// shared sets out to a shallow copy of r with a share.
 func shared(out, r *meshv1.LimitRule, share *meshv1.Share) {
 	out.Name, out.Key, out.Recover = r.Name, r.Key, r.Recover
 	out.Resources, out.Paths, out.Http, out.UserAgents = r.Resources, r.Paths, r.Http, r.UserAgents

@@ -19,94 +19,93 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 )
 
-// Rules is what users ask of the traffic of pods, and what must be known for it.
+// Rules are the objects with traffic rules, and what is needed to compile them.
 type Rules struct {
 	Breakers   []*v1alpha1.CircuitBreaker
 	Injections []*v1alpha1.FaultInjection
 	// NoFaults are the namespaces that forbid fault injection.
 	NoFaults []string
-	// Share is a pod's of a rule of scope Workload, by the names of the CircuitBreaker, the
-	// rule and the pod. Without it nobody has one yet.
+	// Share returns a pod's share of a rule of scope Workload, by the names of the
+	// CircuitBreaker, the rule and the pod. If it is nil, no pod has a share yet.
 	Share func(breaker types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share
-	// Cache is nil where nothing is kept.
+	// Cache keeps rendered objects for the next Compile; nil for no cache.
 	Cache *Cache
-	// RequestTimeout is the apiserver's --request-timeout, which all shards are sent.
+	// RequestTimeout is the apiserver's --request-timeout, which is sent to all shards.
 	RequestTimeout time.Duration
-	// Now is when FaultInjections that expire before have none of their effect.
+	// Now is the current time: FaultInjections that expired before have no effect.
 	Now time.Time
 }
 
-// Breaker is what became of one CircuitBreaker.
+// Breaker is the result of compiling one CircuitBreaker.
 type Breaker struct {
 	*v1alpha1.CircuitBreaker
 	Ruling
 }
 
-// Injection is what became of one FaultInjection.
+// Injection is the result of compiling one FaultInjection.
 type Injection struct {
 	*v1alpha1.FaultInjection
 	Ruling
 }
 
-// Ruling is what CircuitBreakers and FaultInjections come to.
+// Ruling is the result that CircuitBreakers and FaultInjections have in common.
 type Ruling struct {
-	// Hash is of the spec.
+	// Hash is the hash of the spec.
 	Hash string
-	// Problem says why nothing of it has effect. Its Reason is one of Invalid,
-	// Disabled, Expired, Forbidden and Pending.
+	// Problem says why the object has no effect at all; nil if it has. Its Reason is one
+	// of Invalid, Disabled, Expired, Forbidden and Pending.
 	Problem *Problem
-	// Problems are of parts that have no effect.
+	// Problems are the parts that have no effect.
 	Problems []*Problem
-	// Targets are the pods that it selects, by name, whether or not it has effect.
+	// Targets are the pods that the object selects, by name, whether or not it has effect.
 	Targets []Target
-	// Rules are those with effect, as written. Intercept rules are not among them.
+	// Rules are the rules with effect, in the order of the spec, without intercept rules.
 	Rules []Rule
 }
 
-// Rule is one that counts in pods.
+// Rule is a rule that has counters in pods.
 type Rule struct{ Name, Key string }
 
 // Target is a pod that is selected.
 type Target struct {
 	Pod *corev1.Pod
-	// Version is that of the policy with which the pod has the spec in force.
+	// Version is the version of the policy with which the spec is in force in the pod.
 	Version string
-	// Message says why nothing of it has effect in this pod, or not all, though it has in
-	// others.
+	// Message says why the object has no effect, or only a part of it, in this pod alone.
 	Message string
 	// Shared are the keys of the rules of scope Workload of which the pod has or needs a
 	// share. The members of one workload have the same namespace and PodPolicy.Workload.
 	Shared []string
 }
 
-// Bounds on what one pod's policy says of traffic, so that agents take it: bytes, rules,
-// the size of all regular expressions, and ports.
+// Bounds on the traffic rules of one pod's policy, so that agents accept it: bytes, number
+// of rules, and number of ports. rules.MaxExpressions bounds the regular expressions.
 const (
 	maxTraffic = 1 << 20
 	maxRules   = 1024
 	maxPorts   = 64
 )
 
-// cost is of what counts against those.
+// cost is the part of these bounds that rules use up.
 type cost struct{ size, rules, expressions int }
 
 func (c cost) plus(d cost) cost {
 	return cost{c.size + d.size, c.rules + d.rules, c.expressions + d.expressions}
 }
 
-// trafficRules renders what is asked of the traffic of pods.
+// trafficRules renders the traffic rules of pods.
 type trafficRules struct {
 	Rules
 	noFaults   []string                    // sorted
 	breakers   map[string][]*breakerSource // by namespace, each sorted by name
 	injections map[string][]*injectionSource
-	// made is what pods are told, by its digest.
+	// made are the rendered rules, by digest, so that pods share them.
 	made map[string]*meshv1.Traffic
-	// until is when the next expires.
+	// until is when the next FaultInjection is omitted.
 	until time.Time
 }
 
-// ruling is a Ruling in the making.
+// ruling is a Ruling under construction.
 type ruling struct {
 	Ruling
 	selects labels.Selector // nil: nothing
@@ -116,15 +115,15 @@ type ruling struct {
 type breakerSource struct {
 	*v1alpha1.CircuitBreaker
 	*breaker
-	ruling      // which stands before that of the breaker
-	told   bool // some pod has a rule of it
+	ruling      // shadows the ruling of the breaker
+	told   bool // at least one pod has a rule of it
 }
 
 type injectionSource struct {
 	*v1alpha1.FaultInjection
 	*injection
 	ruling
-	expires int64 // as pods are told
+	expires int64 // in seconds since 1970, as in policies; 0 for never
 }
 
 func newTrafficRules(rules Rules) *trafficRules {
@@ -185,7 +184,7 @@ func newRuling(spec any, selector *metav1.LabelSelector, errs field.ErrorList) r
 	return r
 }
 
-// disabled notes that an object has no effect by its own word.
+// disabled sets the problem of an object that is disabled or being deleted.
 func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	_, labelled := o.GetLabels()[label]
 	switch {
@@ -199,16 +198,16 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	}
 }
 
-// lastReport is how long agents have the rules yet of a FaultInjection that expired. They
-// end them on time by themselves, and report in that time what the rules did last.
+// lastReport is how long agents keep the rules of a FaultInjection that has expired. They
+// stop applying the rules on time by themselves, and report the last counts meanwhile.
 const lastReport = 5 * time.Second
 
-// Expired is the problem of a FaultInjection whose duration has passed.
+// Expired returns the problem of a FaultInjection whose duration has passed.
 func Expired(f *v1alpha1.FaultInjection) *Problem {
 	return &Problem{v1alpha1.ReasonExpired, fmt.Sprintf("spec.duration of %s has passed: change the spec, or create it anew, to inject again", *f.Spec.Duration)}
 }
 
-// expiry of a FaultInjection with a duration.
+// expiry sets when a FaultInjection with a duration expires, or its problem.
 func (t *trafficRules) expiry(s *injectionSource) {
 	at := s.Status.ExpirationTime
 	current := s.Status.ExpirationGeneration == s.Generation
@@ -218,8 +217,8 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	case !t.Now.Before(at.Add(lastReport)):
 		s.Problem = Expired(s.FaultInjection)
 	default:
-		// Of a spec that was changed a moment ago what was written for the last one holds, lest
-		// its rules end, and count anew, until the next is.
+		// After a change of the spec, the recorded time of the previous spec applies until
+		// the new time is recorded. Otherwise the rules would end and count anew.
 		s.expires = at.Unix()
 		if end := at.Add(lastReport); t.until.IsZero() || end.Before(t.until) {
 			t.until = end
@@ -227,9 +226,10 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	}
 }
 
-// judge fills in what a pod is told, and returns who it is a target of. Rules about other
-// hosts hold whatever becomes of its requests to the apiserver. Of the others it is told
-// none where they could do nothing, lest it have a share that others lack.
+// judge fills in the traffic rules of a pod's policy, and returns the pod's entries among
+// the targets of the objects that select it. Rules for other hosts apply even if the pod's
+// requests to the apiserver are refused or passed through. Rules for the apiserver are
+// omitted then, so that the pod takes no share that other pods need.
 func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target, digest []byte) {
 	a := &assembly{trafficRules: t, pod: pod}
 	switch {
@@ -255,19 +255,20 @@ func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*T
 	return targets, digest
 }
 
-// assembly puts together what one pod is told.
+// assembly collects the traffic rules of one pod.
 type assembly struct {
 	*trafficRules
 	pod *corev1.Pod
-	// unread says why no rule about the apiserver has effect, if so.
+	// unread says why no rule for the apiserver has effect; empty if they have.
 	unread string
-	passes bool // what is unread is not refused
+	passes bool // requests to the apiserver pass through, and are not refused
 	cost   cost
 	out    meshv1.Traffic
-	parts  []byte // the digests of what out is made of
+	parts  []byte // the digests of the parts of out
 }
 
-// target is the pod's entry among those of r; nil if it is not selected.
+// target adds the pod to the targets of r and returns its entry; nil if r does not select
+// the pod.
 func (a *assembly) target(r *ruling) *Target {
 	if r.selects == nil || !r.selects.Matches(labels.Set(a.pod.Labels)) {
 		return nil
@@ -277,7 +278,7 @@ func (a *assembly) target(r *ruling) *Target {
 	return target
 }
 
-// takes reports whether r has effect in the pod.
+// takes reports whether r has effect in the pod, and adds its cost if so.
 func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 	sum := a.cost.plus(c)
 	tooMuch := func(format string, args ...any) bool {
@@ -349,15 +350,15 @@ func (a *assembly) injection(f *injectionSource, target *Target) {
 	}
 }
 
-// partly says so where the pod is held to a part of an object alone. What is refused anyway
-// lacks nothing.
+// partly reports on the target that only a part of an object has effect. If all requests
+// are refused anyway, nothing is missing.
 func (a *assembly) partly(target *Target, partly bool) {
 	if partly && a.passes {
 		target.Message = "of it only what is about other hosts has effect: " + a.unread
 	}
 }
 
-// redirect notes that a rule is about other hosts.
+// redirect adds the ports that rules for other hosts redirect; e is nil without such rules.
 func (a *assembly) redirect(e *egress) {
 	if e == nil {
 		return
@@ -368,7 +369,7 @@ func (a *assembly) redirect(e *egress) {
 	a.out.Egress.Ports = a.ports(e)
 }
 
-// ports are those that are redirected for e too.
+// ports returns the redirected ports of the pod, including those of e.
 func (a *assembly) ports(e *egress) []uint32 {
 	out := slices.Clone(a.out.Egress.GetPorts())
 	for _, p := range e.ports {
@@ -378,7 +379,7 @@ func (a *assembly) ports(e *egress) []uint32 {
 	return slices.Compact(out)
 }
 
-// traffic is nil where no rule has effect.
+// traffic returns the rules of the pod and their digest; nil if no rule has effect.
 func (a *assembly) traffic() (*meshv1.Traffic, []byte) {
 	if len(a.out.Breakers)+len(a.out.Injections) == 0 {
 		return nil, nil
@@ -386,7 +387,7 @@ func (a *assembly) traffic() (*meshv1.Traffic, []byte) {
 	if len(a.out.Injections) > 0 {
 		a.out.NoFaults = a.noFaults
 	}
-	// The rest is short.
+	// The rest is short, so its digest is not cached.
 	rest, _ := digest(&meshv1.Traffic{Egress: a.out.Egress, NoFaults: a.out.NoFaults})
 	sum := sha256.Sum256(append(a.parts, rest...))
 	key := string(sum[:])
@@ -396,7 +397,7 @@ func (a *assembly) traffic() (*meshv1.Traffic, []byte) {
 	return a.made[key], sum[:]
 }
 
-// result tells what became of everything.
+// result fills in the results of all objects.
 func (t *trafficRules) result(res *Result) {
 	res.Until = t.until
 	for _, namespace := range slices.Sorted(maps.Keys(t.breakers)) {

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// BothBundle is the ConfigMap with the mesh CA and the cluster's.
+	// BothBundle is the ConfigMap with the CA of the mesh and the CA of the cluster.
 	BothBundle = "ctrlmesh-cluster-ca.crt"
-	// ClusterBundle is the ConfigMap with the cluster's CA that Kubernetes puts into every
-	// namespace.
+	// ClusterBundle is the ConfigMap with the CA of the cluster, which Kubernetes publishes
+	// in every namespace.
 	ClusterBundle = "kube-root-ca.crt"
 )
 
-// Exclusive reports whether a pod's clients trust the mesh alone, as far as the pod shows.
-// Its annotation can be changed after admission, so the volumes count as well, which
-// cannot. A CA in a Secret or in the image is not seen.
+// Exclusive reports whether a pod's clients trust the mesh alone, as far as its spec
+// shows. The annotation can change after admission, so the volumes and the environment
+// count too, because they cannot. A CA in a Secret or in the image is not detected.
 func Exclusive(pod *corev1.Pod) bool {
 	return pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustMesh && !mountsClusterCA(&pod.Spec)
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// accepts reports whether a Want may change serials. A withdrawal gives nothing to anybody.
+// accepts reports whether a Want may change serials. A withdrawal always may, unless the
+// State was rolled back, because it gives keys to no shard.
 func (n *next) accepts(w Want) bool {
 	return !n.RolledBack && (len(w.Scopes) == 0 || n.Evidence.OthersHeard)
 }
@@ -18,8 +19,8 @@ func (s State) Pinned(shard string) bool {
 	return !s.Shards[shard].Held.Empty() && !s.Evidence.Verified[shard]
 }
 
-// pin takes from targets what must not change: shards that are pinned keep what they were
-// told, and no shard takes back keys that may have left it.
+// pin removes from targets what must not change. Pinned shards keep the keys that they were
+// sent, and no shard takes back keys that may have left it.
 func (n *next) pin(targets map[string]sharding.Scope) {
 	var pinned sharding.Scope
 	for name, shard := range n.Shards {
@@ -35,7 +36,7 @@ func (n *next) pin(targets map[string]sharding.Scope) {
 	}
 }
 
-// Verified reports whether all shards own what the State says.
+// Verified reports whether all shards are known to own the keys that the State records.
 func (s State) Verified() bool {
 	if !s.Evidence.Doubtful.Empty() {
 		return false
@@ -48,7 +49,7 @@ func (s State) Verified() bool {
 	return true
 }
 
-// verify notes the shards that are verified by what all members together confirmed.
+// verify marks all shards as verified once the confirmations of all members prove it.
 func (n *next) verify() {
 	n.Evidence.OthersHeard = n.Evidence.OthersHeard || n.Evidence.OthersIdle
 	if !n.conclusive() {
@@ -66,11 +67,11 @@ func (s State) conclusive() bool {
 	return s.Evidence.alone() && len(s.Unconfirmed()) == 0
 }
 
-// alone reports whether nobody but members acts.
+// alone reports whether only members can act.
 func (e Evidence) alone() bool { return e.OthersIdle && (e.LocksHeld || e.Acting) }
 
-// Unconfirmed are the members that have not acknowledged a policy of this State since it
-// was read, sorted by name.
+// Unconfirmed returns the members that have not acknowledged a policy of this State since
+// it was read, sorted by name.
 func (s State) Unconfirmed() []Member { return s.unconfirmedBeside("") }
 
 func (s State) unconfirmedBeside(shard string) []Member {
@@ -84,7 +85,7 @@ func (s State) unconfirmedBeside(shard string) []Member {
 	return out
 }
 
-// mayJoin reports whether a new member may act on what members of a shard act on.
+// mayJoin reports whether a new member may act on the keys of a shard.
 func (n *next) mayJoin(shard string) bool {
 	switch {
 	case n.RolledBack:
@@ -95,7 +96,8 @@ func (n *next) mayJoin(shard string) bool {
 	return n.Evidence.alone() && len(n.unconfirmedBeside(shard)) == 0
 }
 
-// releasedByVerified are the keys that verified shards give up in this Step.
+// releasedByVerified returns the keys that verified shards owned before this Step, without
+// doubtful ones. The keys among them that no shard owns now were released in this Step.
 func (n *next) releasedByVerified() sharding.Scope {
 	var out []sharding.Scope
 	for name, shard := range n.before.Shards {
@@ -106,7 +108,7 @@ func (n *next) releasedByVerified() sharding.Scope {
 	return sharding.Union(out...).Minus(n.Evidence.Doubtful)
 }
 
-// barred raises a serial that an agent does not apply any more.
+// barred raises a serial that an agent no longer applies.
 func (n *next) barred(uid string, serial int64) {
 	m, member := n.Members[uid]
 	shard := n.Shards[m.Shard]
@@ -124,8 +126,8 @@ func (n *next) barred(uid string, serial int64) {
 	}
 }
 
-// changed notes a new serial of a shard. One member's confirmation verifies the shard no
-// more then, because it may be of the new policy.
+// changed records a new serial of a shard. From then on, one member's confirmation does not
+// verify the shard, because it may confirm the new policy.
 func (n *next) changed(shard string) {
 	if _, decided := n.Evidence.Verified[shard]; !decided {
 		n.Evidence.Verified[shard] = n.before.Shards[shard].Held.Empty()
@@ -133,8 +135,8 @@ func (n *next) changed(shard string) {
 	n.tell[shard] = true
 }
 
-// ahead starts to take everything from everybody if a member has had a serial beyond what
-// the State accounts for.
+// ahead marks the State as rolled back, and withdraws all keys, if a member was sent a
+// serial that the State does not account for.
 func (n *next) ahead(uid string, serial int64) {
 	m, member := n.Members[uid]
 	if !member {
@@ -159,7 +161,7 @@ func (n *next) ahead(uid string, serial int64) {
 
 // stranger raises the serials of pods without a shard above one that such a pod has had.
 // The pod may have been a member until it was refused, or a member of another root. It may
-// also have joined in a history that was lost: until it acts on nothing, nothing is released.
+// also have joined in a history that was lost. Until it is idle, nothing is released.
 func (n *next) stranger(serial int64) {
 	if serial > n.MinSerial {
 		n.MinSerial = serial + 1
@@ -167,7 +169,7 @@ func (n *next) stranger(serial int64) {
 	}
 }
 
-// restart makes a State that was rolled back an empty one, once no member may act.
+// restart empties a State that was rolled back, once no member can act.
 func (n *next) restart() {
 	if !n.RolledBack {
 		return

@@ -6,20 +6,21 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// State is all that must not be forgotten, of one configuration. It is a value:
-// Step does not change the one it is given.
+// State is the durable state of one configuration. It is a value: Step does not modify its
+// argument.
 type State struct {
 	Shards  map[string]Shard  // by name
 	Members map[string]Member // by pod uid: all that may still run
-	Moves   []Move            // that are not settled, oldest first
-	// MinSerial is the least serial of any policy, of pods without a shard too. It is
-	// above all serials that were seen and that the State does not account for.
+	Moves   []Move            // not settled yet, oldest first
+	// MinSerial is the lowest serial of any policy, including those of pods without a
+	// shard. It is above all serials that were seen and that the State does not account
+	// for.
 	MinSerial int64
-	// RolledBack: a pod was sent a serial that the State does not account for, so a
-	// history was lost, and other pods may act on any key. Members act on nothing
-	// from MinSerial on; once all have confirmed that, the State starts anew.
+	// RolledBack reports whether a pod was sent a serial that the State does not account
+	// for. Then a history was lost, and other pods may act on any key. Members act on
+	// nothing from MinSerial on. Once all have confirmed that, the State starts anew.
 	RolledBack bool
-	// Evidence is not written: it is lost with the process that gathered it.
+	// Evidence is not written: it is lost with the process that collected it.
 	Evidence Evidence
 }
 
@@ -49,7 +50,7 @@ type Evidence struct {
 	Doubtful sharding.Scope
 }
 
-// Holds reports whether any shard holds anything.
+// Holds reports whether any shard owns keys.
 func (s State) Holds() bool {
 	for _, shard := range s.Shards {
 		if !shard.Held.Empty() {
@@ -59,50 +60,51 @@ func (s State) Holds() bool {
 	return false
 }
 
-// Shard is what one shard holds.
+// Shard is the state of one shard.
 type Shard struct {
 	// Serial grows whenever Told changes. It begins with the milliseconds of the
 	// Unix time, so that it grows even if the configuration is made anew.
 	Serial int64
-	// Held is what members may be acting on. Disjoint from that of other shards.
+	// Held is the scope that the shard owns: members may be acting on its keys. It is
+	// disjoint from the scopes of other shards.
 	Held sharding.Scope
-	// Target is what the shard is to hold.
+	// Target is the scope that the shard should own.
 	Target sharding.Scope
-	// Wanted is what the last Want said: Target, but for what waits for a taker to be
-	// Ready. Nothing follows from it but the next plan.
+	// Wanted is the scope in the last Want. It differs from Target by the keys that wait
+	// until their new shard is Ready. Only the next plan uses it.
 	Wanted sharding.Scope
 }
 
-// Told is what members are told that is theirs.
+// Told returns the scope that members are sent as theirs.
 func (s Shard) Told() sharding.Scope { return s.Held.Intersect(s.Target) }
 
-// Member is a pod that was assigned to a shard. It stays in it.
+// Member is a pod that was assigned to a shard. It never changes its shard.
 type Member struct {
 	UID, Name, Node, Shard string
-	// Serial of the shard that the pod acts on nothing older than, as far as is
-	// known: that at its assignment, at first.
+	// Serial is the highest serial of the shard for which it is known that the pod acts on
+	// no older one. Initially it is the shard's serial when the pod was assigned.
 	Serial int64
-	// Stale: it is to be restarted.
+	// Stale reports whether the pod must be restarted.
 	Stale bool
 }
 
-// Move is keys on their way.
+// Move is a set of keys that moves from one shard to another.
 type Move struct {
 	From, To string // either may be empty
 	Keys     sharding.Scope
 	Phase    Phase
-	Since    time.Time // of the phase
-	Began    time.Time
+	Since    time.Time // start of the phase
+	Began    time.Time // start of the move
 }
 
-// Phase of a Move.
+// Phase is the phase of a Move.
 type Phase string
 
-// Phases of a Move. A move that is over is not kept.
+// Phases of a Move. A completed move is not kept.
 const (
-	// Releasing: some member of From may act on the keys.
+	// Releasing means that a member of From may still act on the keys.
 	Releasing Phase = "Releasing"
-	// Granting: the keys are To's, and some member of it does not know yet.
+	// Granting means that To owns the keys, and a member of To has not confirmed that yet.
 	Granting Phase = "Granting"
 )
 
@@ -110,65 +112,66 @@ const (
 type Event interface{ event() }
 
 type (
-	// Want says what shards are to hold. Shards that are not named are to hold
-	// nothing, and are forgotten by the first Want that finds them holding nothing
-	// and without members. A Want whose scopes are not disjoint changes nothing. It
-	// is to be repeated when who is Ready or who is a member has changed.
+	// Want says which keys each shard should own. Shards that it does not name should own
+	// nothing. The first Want after they own nothing and have no members removes them. A
+	// Want whose scopes are not disjoint changes nothing. The caller must repeat it when
+	// the set of Ready shards or the set of members has changed.
 	Want struct {
 		Scopes map[string]sharding.Scope
-		// Ready are the shards that could take keys: some member of theirs serves.
-		// A shard with members gives nothing to a shard that is not Ready, and takes
-		// back what it has not given yet. What is Pinned does not change.
+		// Ready are the shards that can take keys, because at least one member serves. A
+		// shard with members gives no keys to a shard that is not Ready, and takes back
+		// keys that it has not released yet. Keys of Pinned shards do not move.
 		Ready map[string]bool
-		// Restart: members that lose keys become Stale.
+		// Restart makes members that lose keys Stale.
 		Restart bool
 		Now     time.Time
 	}
-	// Join assigns pods, that are known to act on nothing, to shards. Pods that are
-	// assigned already stay where they are; those of a shard that is not known are
-	// left out. Serial and Stale are not read.
+	// Join assigns pods to shards. The pods must be known to act on nothing. Pods that are
+	// assigned already stay in their shard; pods of an unknown shard are ignored. Serial
+	// and Stale are ignored.
 	Join struct{ Members []Member }
-	// Applied says that a pod acts on nothing older than a serial of its shard: it has
+	// Applied says that a pod acts on no serial of its shard older than Serial: it has
 	// acknowledged exactly the policy, serial and hash, that follows from this State.
-	// Refused: the policy refuses the pod, so that it shows nothing of what the pod has
-	// acted on.
+	// Refused is set if the policy refuses the pod. Then it proves nothing about the
+	// policies that the pod has acted on.
 	Applied struct {
 		UID     string
 		Serial  int64
 		Refused bool
 		Now     time.Time
 	}
-	// Gone says that a pod is proven to run no more.
+	// Gone says that a pod is proven to have exited.
 	Gone struct {
 		UID string
 		Now time.Time
 	}
-	// Refused says of a pod whose object is gone, and which may run nonetheless,
-	// that it is refused everything until it is told of a serial beyond this one.
-	// If that is its shard's then it is a member no more, and never hears of one.
+	// Refused says that all requests of a pod are refused until it is sent a higher serial.
+	// The object of the pod was deleted, but the pod may still run. If Serial is the serial
+	// of its shard, the pod is removed from the members and is never sent a higher one.
 	Refused struct {
 		UID    string
 		Serial int64
 		Now    time.Time
 	}
-	// Ahead says that a pod, member or not, was sent a serial. If that of a member is beyond
-	// its shard's, then the State was rolled back. That of another pod proves nothing: it may
-	// have been a member before, of this root or of another. MinSerial rises above it.
+	// Ahead says that a pod, member or not, was sent a serial. If the serial of a member is
+	// above its shard's, the State was rolled back. The serial of another pod proves
+	// nothing, because the pod may have been a member of this or another root before.
+	// MinSerial rises above it.
 	Ahead struct {
 		UID    string
 		Serial int64
 		Now    time.Time
 	}
-	// Barred says that a pod was refused, for another reason, since it had a serial, and
-	// that its agent applies no policy with that serial any more. If it is the State's
-	// then that grows.
+	// Barred says that a pod was refused for another reason after it was sent a serial, and
+	// that its agent applies no policy with that serial any more. If it is the current
+	// serial of the State, that serial grows.
 	Barred struct {
 		UID    string
 		Serial int64
 		Now    time.Time
 	}
-	// Outdated says that a pod is to be restarted for another reason: it belongs
-	// to another shard by now.
+	// Outdated says that a pod must be restarted for another reason: it now belongs to
+	// another shard.
 	Outdated struct{ UID string }
 )
 
@@ -181,15 +184,15 @@ func (Ahead) event()    {}
 func (Barred) event()   {}
 func (Outdated) event() {}
 
-// Effect is something to be done once the State is written.
+// Effect is an action that the caller carries out once the State is written.
 type Effect interface{ effect() }
 
 type (
-	// Tell says that members of a shard have something new to hear.
+	// Tell says that the members of a shard must be sent a new policy.
 	Tell struct{ Shard string }
-	// Released, Granted and Settled tell of a move's progress: From holds the keys
-	// no more, To holds them, all that are To's members act on that. A move that is
-	// called off, wholly or in part, tells of nothing for what it is called off.
+	// Released, Granted and Settled report the progress of a move: From no longer owns the
+	// keys, To owns them, all members of To have confirmed that. There is no effect for
+	// keys whose move is cancelled.
 	Released struct{ Move Move }
 	Granted  struct{ Move Move }
 	Settled  struct{ Move Move }

@@ -9,8 +9,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// track writes down which keys are on their way, and tells of progress. Nothing is
-// decided by it.
+// track records which keys are moving, and adds effects that report the progress. It
+// decides nothing.
 func (n *next) track() {
 	var moves []Move
 	for _, m := range n.before.Moves {
@@ -62,7 +62,7 @@ func (n *next) track() {
 	}
 }
 
-// granted is moves with keys that went from a shard to another now.
+// granted returns moves with the keys added that this Step moved between two shards.
 func (n *next) granted(moves []Move, from, to string, keys sharding.Scope) []Move {
 	if keys.Empty() {
 		return moves
@@ -76,7 +76,7 @@ func (n *next) granted(moves []Move, from, to string, keys sharding.Scope) []Mov
 	return add(moves, m)
 }
 
-// move is a move that is Releasing: since when, if it was before.
+// move returns a move that is Releasing. If it was in progress before, it keeps its times.
 func (n *next) move(from, to string, keys sharding.Scope) Move {
 	for _, m := range n.before.Moves {
 		if m.Phase == Releasing && m.From == from && m.To == to && m.Keys.Overlaps(keys) {
@@ -87,8 +87,8 @@ func (n *next) move(from, to string, keys sharding.Scope) Move {
 	return Move{From: from, To: to, Keys: keys, Phase: Releasing, Since: n.now, Began: n.now}
 }
 
-// add is moves with one more, or with more keys in one: of a phase there is at most
-// one between two shards.
+// add returns moves with m added. It merges m with a move of the same phase between the
+// same shards, so that there is at most one.
 func add(moves []Move, m Move) []Move {
 	if m.Keys.Empty() {
 		return moves
@@ -102,8 +102,8 @@ func add(moves []Move, m Move) []Move {
 	return append(moves, m)
 }
 
-// Laggards are the members that a move waits for, sorted by name: of From while it
-// is Releasing, of To while it is Granting.
+// Laggards returns the members that a move waits for, sorted by name: members of From while
+// it is Releasing, members of To while it is Granting.
 func (s State) Laggards(m Move) []Member {
 	if m.Phase == Releasing {
 		return s.lagging(m.From)
@@ -111,8 +111,7 @@ func (s State) Laggards(m Move) []Member {
 	return s.lagging(m.To)
 }
 
-// lagging are the members of a shard that may act on what they were told before,
-// sorted by name.
+// lagging returns the members of a shard that may act on an earlier policy, sorted by name.
 func (s State) lagging(shard string) []Member {
 	var out []Member
 	for _, m := range s.Members {

@@ -2,26 +2,27 @@ package handover
 
 import "slices"
 
-// Health of a member, as far as restarts go.
+// Health is the health of a member, as far as restarts depend on it.
 type Health int
 
 const (
-	// Unknown: it was not heard of, or has not answered yet, or is going already.
+	// Unknown means that nothing is known of the member, that it has not confirmed its
+	// policy yet, or that it is terminating.
 	Unknown Health = iota
-	// Down: it serves nobody, by its own word.
+	// Down means that the member reports that it does not serve.
 	Down
-	// Up: it is ready, and applies what it is told.
+	// Up means that the member is ready and applies its policy.
 	Up
 )
 
-// Restarts says which stale member may be evicted now: "" while none may, because
-// another is not back yet or a shard would be left with none but members that do
-// not serve. Silence is no reason: a member of Unknown health is not evicted, and
-// no other for its sake.
+// Restarts returns the uid of the stale member that may be evicted now. It returns "" while
+// none may: another member is not back yet, or a shard would be left with only members
+// that do not serve. A member of Unknown health is not evicted, and delays the eviction of
+// others.
 //
-// leads reports whether a member holds its shard's lock: those go last. wanted is the
-// number of members that must be Up, over all shards, for an outdated member is one
-// too many in its shard and lacks in another.
+// leads reports whether a member holds its shard's lock; such members are evicted last.
+// wanted is the number of members that must be Up. It counts all shards together, because
+// an outdated member is surplus in its shard and missing in another.
 func (s State) Restarts(wanted int, health func(uid string) Health, leads func(uid string) bool) (uid string) {
 	missing := wanted
 	members, up := map[string]int{}, map[string]int{}
@@ -40,7 +41,7 @@ func (s State) Restarts(wanted int, health func(uid string) Health, leads func(u
 		}
 	}
 
-	// Best those that leave others to serve, then those that do not lead.
+	// Prefer members of shards in which another member serves, then those that do not lead.
 	rank := func(m Member) (r int) {
 		if up[m.Shard] == 1 {
 			r += 2
@@ -61,7 +62,7 @@ func (s State) Restarts(wanted int, health func(uid string) Health, leads func(u
 			return m.UID
 		}
 	}
-	// That costs nothing.
+	// Evicting a member that does not serve costs nothing.
 	if len(down) > 0 {
 		return slices.MinFunc(down, byName).UID
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// Step is what becomes of a State by an Event.
+// Step returns the State after an Event, and the effects to carry out once that State is
+// written.
 func Step(s State, e Event) (State, []Effect) {
 	n := newNext(s)
 	if !n.apply(e) {
@@ -29,7 +30,7 @@ func Step(s State, e Event) (State, []Effect) {
 	return n.State, n.effects
 }
 
-// apply takes in an Event. It reports false for one that must have no effect.
+// apply applies an Event. It reports false for an Event that must have no effect.
 func (n *next) apply(e Event) bool {
 	switch e := e.(type) {
 	case Want:
@@ -66,7 +67,7 @@ func (n *next) apply(e Event) bool {
 	return true
 }
 
-// next is a State in the making.
+// next is the State that a Step builds.
 type next struct {
 	State
 	before  State
@@ -121,7 +122,8 @@ func (n *next) want(e Want) {
 	}
 }
 
-// targets is what is wanted, but for what waits for a taker to be ready.
+// targets returns the wanted scopes, without the keys that wait until their new shard is
+// ready.
 func (n *next) targets(e Want) map[string]sharding.Scope {
 	targets := map[string]sharding.Scope{}
 	populated := map[string]bool{}
@@ -149,7 +151,7 @@ func (n *next) targets(e Want) map[string]sharding.Scope {
 	return targets
 }
 
-// stale marks the members that a shard has now.
+// stale marks the current members of a shard as stale.
 func (n *next) stale(shard string) {
 	for uid, m := range n.Members {
 		if m.Shard == shard {
@@ -185,8 +187,8 @@ func (n *next) join(members []Member) {
 	}
 }
 
-// confirmed notes an acknowledgement. One of a serial that the State does not know of is
-// not of its policies.
+// confirmed records an acknowledgement. It ignores a serial above the shard's, which does
+// not belong to a policy of this State.
 func (n *next) confirmed(uid string, serial int64) bool {
 	m, ok := n.Members[uid]
 	if !ok || serial > n.Shards[m.Shard].Serial {
@@ -198,8 +200,8 @@ func (n *next) confirmed(uid string, serial int64) bool {
 	return true
 }
 
-// acted notes that a member of a shard has confirmed what it acts on. A refusal shows no
-// such thing: agents apply it whichever serial the pod has had.
+// acted records that a member of a shard has confirmed which keys it acts on. A refusal
+// does not prove that, because agents apply it whichever serial the pod has had.
 func (n *next) acted(name string) {
 	if _, decided := n.Evidence.Verified[name]; !decided {
 		n.Evidence.Verified[name] = true
@@ -209,13 +211,13 @@ func (n *next) acted(name string) {
 	}
 }
 
-// remove drops a member that acts on nothing any more.
+// remove removes a member that no longer acts on anything.
 func (n *next) remove(uid string) {
 	delete(n.Members, uid)
 	delete(n.Evidence.Confirmed, uid)
 }
 
-// release takes from shards what none of their members acts on any more.
+// release takes from each shard the keys that none of its members acts on any more.
 func (n *next) release() {
 	if !n.Evidence.OthersHeard && !n.RolledBack {
 		return
@@ -228,7 +230,7 @@ func (n *next) release() {
 	}
 }
 
-// grant gives shards what nobody holds.
+// grant gives shards the keys of their targets that no shard owns.
 func (n *next) grant() {
 	grantable := sharding.All()
 	if !n.conclusive() {
@@ -243,8 +245,8 @@ func (n *next) grant() {
 	}
 }
 
-// put stores a shard, with a new serial if its members are told something new. One
-// will do for all that a Step changes: nobody hears of what is in between.
+// put stores a shard, with a new serial if its members must be sent a new scope. One new
+// serial per Step is enough, because intermediate states are never sent.
 func (n *next) put(name string, shard Shard) {
 	before := n.before.Shards[name]
 	if shard.Serial == before.Serial && !shard.Told().Equal(before.Told()) {
@@ -254,7 +256,7 @@ func (n *next) put(name string, shard Shard) {
 	n.Shards[name] = shard
 }
 
-// forget drops shards that nobody wants and nothing is known of.
+// forget removes shards that are not wanted, have no members and own nothing.
 func (n *next) forget(wanted map[string]sharding.Scope) {
 	populated := map[string]bool{}
 	for _, m := range n.Members {
@@ -269,7 +271,7 @@ func (n *next) forget(wanted map[string]sharding.Scope) {
 	}
 }
 
-// held is what all shards hold.
+// held returns the keys that any shard owns.
 func (s State) held() sharding.Scope {
 	all := make([]sharding.Scope, 0, len(s.Shards))
 	for _, shard := range s.Shards {

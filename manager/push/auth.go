@@ -16,26 +16,26 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// nodeClaim is where TokenReview tells the node that a token is bound to.
+// nodeClaim is the extra field of a TokenReview with the node that a token is bound to.
 const nodeClaim = "authentication.kubernetes.io/node-name"
 
-// TokenReviewer asks the apiserver about a token.
+// TokenReviewer creates TokenReviews at the apiserver.
 type TokenReviewer interface {
 	Create(ctx context.Context, review *authenticationv1.TokenReview, opts metav1.CreateOptions) (*authenticationv1.TokenReview, error)
 }
 
-// Authenticator knows agents by their service-account token.
+// Authenticator authenticates agents by their service-account tokens.
 type Authenticator struct {
 	Reviewer TokenReviewer
 	// User is the agents' service account, as system:serviceaccount:NAMESPACE:NAME.
 	User string
 }
 
-// errRefused: the token is good for nothing here. The reason is for our log;
-// the caller learns only that it was refused.
+// errRefused means that the token is not valid for an agent. The reason is only logged;
+// the caller does not receive it.
 var errRefused = errors.New("refused")
 
-// Node is the node of the agent whose token it is.
+// Node returns the node of the agent that the token belongs to.
 func (a *Authenticator) Node(ctx context.Context, token string) (string, error) {
 	review, err := a.Reviewer.Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{meshv1.Audience}},

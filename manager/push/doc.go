@@ -1,11 +1,9 @@
-// Package push tells each agent what the pods of its node are held to.
+// Package push sends the policies of pods to the agents of their nodes.
 //
-// The state of the world is one map from pod to policy, replaced as a whole by
-// Server.Set. A stream keeps only the names of pods whose policy its agent is
-// still to be told: what it sends is looked up when it is sent. So the latest
-// wins, a slow agent holds back nobody, and a stream's memory is bounded by the
-// number of pods of its node.
+// The desired state is one map from pod to policy, which Server.Set replaces as a whole. A
+// stream keeps only the uids of pods whose policy must still be sent, and looks up the
+// policy when it sends it. So the latest policy wins, a slow agent delays no other, and a
+// stream's memory is bounded by the number of pods of its node.
 //
-// What agents answer is kept in memory, beside the stream it came by, and read
-// with Server.Observe.
+// The answers of agents are kept in memory with their stream, and read with Server.Observe.
 package push

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// gate bounds the tokens that the apiserver is asked about at once. Whoever is
-// turned away was alone in it: pods can reach us too, and one that sends rubbish
-// must not keep an agent waiting.
+// gate bounds the number of concurrent TokenReviews. Only a peer that exceeds its own
+// bound is rejected: pods can reach the manager too, and one that sends invalid tokens must
+// not block an agent.
 type gate struct {
 	once  sync.Once
 	slots chan struct{} // served in the order of arrival

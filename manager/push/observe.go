@@ -9,7 +9,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
-// observation is what one agent said of a pod.
+// observation is what one agent reported about a pod.
 type observation struct {
 	reported     bool
 	capture      string
@@ -30,50 +30,51 @@ type observation struct {
 	traffic      string
 }
 
-// Observation is what is known of one pod from its node's agent.
+// Observation is what the agents of its node reported about one pod.
 type Observation struct {
-	// Connected: an agent of the pod's node has a stream.
+	// Connected reports whether an agent of the pod's node has a stream.
 	Connected bool
-	// Left is when the last agent went; zero if none has been here.
+	// Left is when the last agent disconnected; zero if none has connected.
 	Left time.Time
-	// Known: an agent, here or gone, has reported on the pod.
+	// Known reports whether an agent, connected or not, has reported on the pod.
 	Known bool
-	// Capture is how its traffic reaches the proxy; empty while it does not.
+	// Capture is the mode in which the pod is captured; empty while it is not.
 	Capture string
-	// Message says why not.
+	// Message says why the pod is not captured.
 	Message string
-	// Version of the policy in force.
+	// Version is the version of the policy in force.
 	Version string
 	// Serial is the highest serial of a policy that the agents said the pod has had.
 	Serial int64
-	// Barred: the pod was refused since, and the agents apply no policy with that serial.
+	// Barred reports whether the pod was refused since, so that the agents apply no policy
+	// with that serial.
 	Barred bool
-	// Nacked is the version that the agent could not apply, and Nack why. Withheld: it was
-	// not sent, because the agent is too old.
+	// Nacked is the version that the agent could not apply, and Nack is the reason. Withheld
+	// reports whether the version was not sent, because the agent is too old.
 	Nacked, Nack string
 	Withheld     bool
-	// LockHolder: the pod holds its shard's lock.
+	// LockHolder reports whether the pod holds its shard's lock.
 	LockHolder bool
 	// HeldLocks are the locks of its policy that the pod holds, as namespace/name, sorted.
 	HeldLocks []string
 	// ObservedLocks are other leader-election locks that the pod writes or polls, sorted.
 	ObservedLocks []ObservedLock
-	// Dead are the pod's last writes of its locks, once the processes that wrote them have ended and
-	// nothing of theirs is under way. Sorted by lock.
+	// Dead are the pod's last writes to its locks, once the processes that wrote them have
+	// exited and have no writes in flight. They are sorted by lock.
 	Dead []Holder
-	// Methods are how lists and watches of divided resources, as resource.group, are
-	// narrowed in fact. It is not to be written to.
+	// Methods are the methods that apply to lists and watches of divided resources, by
+	// resource.group. The caller must not modify the map.
 	Methods map[string]string
-	// Rules and Faults are what the rules of the pod's policy have done, by their keys.
-	// They are not to be written to.
+	// Rules and Faults are the states and counts of the rules of the pod's policy, by key.
+	// The caller must not modify the maps.
 	Rules  map[string]*meshv1.RuleState
 	Faults map[string]*meshv1.FaultState
 	// EgressMessage says why connections to other hosts are not redirected.
 	EgressMessage string
-	// TrafficMessage says why the rules of the policy are not in force though the rest
-	// of it is, and what holds instead.
+	// TrafficMessage says why the traffic rules of the policy are not in force though the
+	// rest of it is, and which rules apply instead.
 	TrafficMessage string
-	// NoTraffic: the agent, or one of two, is too old to know of such rules.
+	// NoTraffic reports whether an agent of the node is too old to support traffic rules.
 	NoTraffic bool
 }
 
@@ -81,23 +82,24 @@ type Observation struct {
 type ObservedLock struct {
 	// Namespace and Name of the lock; Resource is leases, configmaps or endpoints.
 	Namespace, Name, Resource string
-	// Holder by the last answer that the pod got; empty if it is not known.
+	// Holder is the holder in the last response to the pod; empty if it is unknown.
 	Holder string
-	// Written: the pod tried to write a leader-election record. False: it only reads.
+	// Written reports whether the pod tried to write a leader-election record. If not, it
+	// only reads.
 	Written bool
 }
 
-// Holder is what was written into a lock.
+// Holder is a leader-election record that was written to a lock.
 type Holder struct {
 	// Namespace and Name of the lock, by the operator's own name.
 	Namespace, Name string
-	// Identity is a text of the pod's own.
+	// Identity is the holder identity, which the pod chooses.
 	Identity string
 	// Version is the Lease's resourceVersion, as written.
 	Version string
 }
 
-// Observe tells what is known of a pod on a node.
+// Observe returns what the agents of a node reported about a pod.
 func (s *Server) Observe(nodeName, uid string) Observation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,8 +112,8 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	if len(streams) == 0 && n.last != nil {
 		streams = []*stream{n.last}
 	}
-	// While an agent is replaced there are two. The newest that captures the pod
-	// knows best; else the newest that told of it.
+	// During a takeover there are two agents. Use the newest that captures the pod, or else
+	// the newest that reported on it.
 	var best observation
 	for _, st := range streams {
 		out.NoTraffic = out.NoTraffic || !st.can.traffic
@@ -126,9 +128,9 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	out.Dead, out.Methods = best.dead, best.methods
 	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
 	out.TrafficMessage = best.traffic
-	// Until the older has drained it serves too, and the newer may before it reports:
-	// a policy is in force when it is in both. What died a moment ago may have left
-	// writes behind.
+	// The older agent serves until it has drained, and the newer may serve before it
+	// reports. So a policy is in force only once it is in force in both. An agent that died
+	// a moment ago may have writes in flight, so it counts too.
 	wanted := n.policies[uid].GetVersion()
 	for _, st := range slices.Concat(streams, n.lost) {
 		o, said := st.seen[uid]
@@ -147,7 +149,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	return out
 }
 
-// addSerial adds what an agent said of the serials that the pod has had.
+// addSerial adds what an agent reported about the serials that the pod has had.
 func (out *Observation) addSerial(o observation) {
 	serial, _ := compile.Serial(o.version)
 	serial = min(serial, maxSerial)
@@ -160,7 +162,8 @@ func (out *Observation) addSerial(o observation) {
 	}
 }
 
-// Unheard returns those of some nodes of which no agent has connected, as far as is known.
+// Unheard returns those of the given nodes from which no agent has connected since the
+// manager started, as far as is known.
 func (s *Server) Unheard(nodes []string) (out []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,8 +175,8 @@ func (s *Server) Unheard(nodes []string) (out []string) {
 	return out
 }
 
-// HostNetwork tells how many of the connected agents' nodes can tell pods under
-// hostNetwork apart, and why others cannot, by node.
+// HostNetwork returns on how many nodes with a connected agent pods with hostNetwork can be
+// distinguished, and, for each other node, why not.
 func (s *Server) HostNetwork() (able int, not map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,8 +194,8 @@ func (s *Server) HostNetwork() (able int, not map[string]string) {
 	return able, not
 }
 
-// Captures counts the nodes of connected agents by the way of capture that works
-// best there.
+// Captures returns the number of nodes with a connected agent by the best capture mode
+// that works there.
 func (s *Server) Captures() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// maxRemoved bounds the pods of a node without a policy that an agent may speak of.
+	// maxRemoved bounds the removed pods that are kept per node.
 	maxRemoved = 1024
 	// maxUID bounds a uid in bytes; no pod has a longer one.
 	maxUID = 64
-	// removedFor is how long such a pod is kept that no agent confirms: longer than any
-	// request goes on.
+	// removedFor is how long a removed pod is kept while no agent can confirm it: longer
+	// than any request lasts.
 	removedFor = 2 * platform.MaxRequestTimeout
 )
 
@@ -25,16 +25,16 @@ const (
 type Removed struct {
 	// Namespace is empty if it is not known.
 	Node, Namespace, UID string
-	// Left is since when the pod is removed and the node has no agent; zero while one is to
-	// confirm.
+	// Left is when the pod was removed or the last agent that had to confirm it
+	// disconnected; zero while an agent has yet to confirm it.
 	Left time.Time
 }
 
-// removed is one of a node, by its uid.
+// removed is the state of a removed pod of a node.
 type removed struct {
 	namespace string
-	awaited   map[*stream]bool // that have yet to confirm
-	left      time.Time        // when the last of them went, or it was removed
+	awaited   map[*stream]bool // agents that have yet to confirm
+	left      time.Time        // when the last of them disconnected, or the pod was removed
 }
 
 // Removed returns the pods of all nodes that may act without a policy, sorted by node and uid.
@@ -57,8 +57,8 @@ func (s *Server) Removed() []Removed {
 	return out
 }
 
-// remove notes that a pod has no policy, and asks the node's agents to confirm that they
-// refuse it.
+// remove records that a pod has no policy, and requests that the node's agents confirm that
+// they refuse it.
 func (n *node) remove(uid, namespace string) {
 	r := n.removed[uid]
 	if r == nil {
@@ -81,8 +81,8 @@ func (r *removed) await(uid string, st *stream) {
 	st.dirty[uid] = struct{}{}
 }
 
-// removeUnknown is remove for the pods of a new stream's hello that have no policy. The agent
-// is to confirm what others have not confirmed, too.
+// removeUnknown calls remove for the pods of a new stream's hello that have no policy. The
+// agent must also confirm the removed pods that others have not confirmed.
 func (n *node) removeUnknown(st *stream) {
 	for uid := range st.told {
 		if n.policies[uid] == nil && len(uid) <= maxUID {
@@ -95,10 +95,11 @@ func (n *node) removeUnknown(st *stream) {
 	}
 }
 
-// confirm notes that an agent refuses a pod without a policy.
+// confirm records that an agent refuses a pod without a policy. It reports whether that is
+// news.
 func (n *node) confirm(uid string, st *stream) (news bool) {
 	r := n.removed[uid]
-	_, unsent := st.dirty[uid] // it answers an earlier one
+	_, unsent := st.dirty[uid] // the ack answers an earlier message
 	if r == nil || !r.awaited[st] || unsent {
 		return false
 	}
@@ -108,7 +109,7 @@ func (n *node) confirm(uid string, st *stream) (news bool) {
 	return true
 }
 
-// unconfirmed notes that an agent has left.
+// unconfirmed records that an agent has disconnected.
 func (n *node) unconfirmed(st *stream) {
 	for _, r := range n.removed {
 		if r.awaited[st] {
@@ -118,7 +119,8 @@ func (n *node) unconfirmed(st *stream) {
 	}
 }
 
-// forgetRemoved forgets the pods that have a policy again, or that nobody confirms.
+// forgetRemoved removes the pods that have a policy again, or that no agent confirmed in
+// time.
 func (n *node) forgetRemoved() {
 	maps.DeleteFunc(n.removed, func(uid string, r *removed) bool {
 		return n.policies[uid] != nil || len(r.awaited) == 0 && time.Since(r.left) > removedFor

@@ -50,14 +50,14 @@ type Server struct {
 	Signer Signer
 	// EgressSigner may be nil: no certificates for other hosts then.
 	EgressSigner EgressSigner
-	// Changed is called, without delay and from any goroutine, when Observe or
-	// the number of connected agents has something new to tell. May be nil.
+	// Changed is called, without delay and from any goroutine, when the results of Observe
+	// or the number of connected agents have changed. It may be nil.
 	Changed func()
-	// Counted is called instead when all that is new is what rules have done. If it is
-	// nil, Changed is.
+	// Counted is called instead of Changed when only the states and counts of rules have
+	// changed. If it is nil, Changed is called.
 	Counted func()
-	// StreamLife is how long a stream lives before the agent must authenticate
-	// anew; an hour when zero.
+	// StreamLife is the maximum age of a stream, after which the agent must authenticate
+	// again; zero means one hour.
 	StreamLife time.Duration
 	Log        *slog.Logger
 
@@ -83,7 +83,7 @@ type node struct {
 	egress *rate.Limiter
 }
 
-// Set replaces the state of the world.
+// Set replaces the cluster and the policies of all pods.
 func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +133,7 @@ func byNode(policies map[types.UID]compile.Policy) map[string]map[string]*meshv1
 	return out
 }
 
-// mark marks the pods whose policies are to be sent: those that differ, or all.
+// mark marks the pods whose policies must be sent: those that differ, or all.
 func (st *stream) mark(old, wanted map[string]*meshv1.PodPolicy, all bool) {
 	for uid, p := range wanted {
 		if all || old[uid].GetVersion() != p.Version {
@@ -201,7 +201,8 @@ func (s *Server) SignEgressLeaf(ctx context.Context, req *meshv1.SignEgressLeafR
 	return &meshv1.SignLeafResponse{Chain: chain}, nil
 }
 
-// maySignEgress refuses nodes where no pod opted in.
+// maySignEgress returns an error for nodes on which no pod has opted in, and for nodes that
+// exceed the rate.
 func (s *Server) maySignEgress(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +238,7 @@ func (s *Server) Connect(conn meshv1.Mesh_ConnectServer) error {
 	ctx, cancel := context.WithCancelCause(conn.Context())
 	defer cancel(nil)
 	expiry := time.AfterFunc(life, func() {
-		cancel(status.Error(codes.Unavailable, "the stream has come of age: connect again with a fresh token"))
+		cancel(status.Error(codes.Unavailable, "the stream reached its maximum age: connect again with a fresh token"))
 	})
 	defer expiry.Stop()
 
@@ -279,7 +280,7 @@ func (s *Server) Connect(conn meshv1.Mesh_ConnectServer) error {
 	return err
 }
 
-// CloseStreams ends all streams, so that agents look for another leader.
+// CloseStreams ends all streams, so that agents connect to another leader.
 func (s *Server) CloseStreams() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +315,7 @@ func (s *Server) authenticate(ctx context.Context) (string, error) {
 	return node, nil
 }
 
-// join makes a stream part of its node and marks all its pods untold.
+// join adds a stream to its node and marks the policies of all its pods to be sent.
 func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hello, cancel context.CancelCauseFunc) *stream {
 	st := &stream{
 		conn:         conn,
@@ -365,14 +366,14 @@ func (s *Server) leave(name string, st *stream) {
 	s.forget(name)
 	s.count()
 	s.mu.Unlock()
-	// The agent may have died, with writes under way that still take effect.
+	// The agent may have died with writes in flight.
 	time.AfterFunc(meshv1.LostWrite, func() { s.outlived(n, st) })
 	s.log().Info("an agent disconnected", "node", name)
 	s.changed()
 }
 
-// outlived notes that nothing of what an agent let through whose stream ended takes
-// effect any more, if it ended with its stream.
+// outlived removes a stream from the lost ones after meshv1.LostWrite. If its agent ended
+// with the stream, none of its writes can take effect any more.
 func (s *Server) outlived(n *node, st *stream) {
 	s.mu.Lock()
 	n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })

@@ -24,10 +24,10 @@ import (
 // maxSerial bounds the serials that agents report, so that there is always a greater one.
 const maxSerial = 1 << 62
 
-// maxText bounds each text that an agent sends and we keep.
+// maxText bounds each text of an agent that the manager keeps, in bytes.
 const maxText = 512
 
-// stream is one agent's. What comes after can is guarded by Server.mu.
+// stream is the stream of one agent. Server.mu guards the fields after can.
 type stream struct {
 	conn   meshv1.Mesh_ConnectServer
 	ready  chan struct{} // holds one token when there may be something to send
@@ -36,16 +36,16 @@ type stream struct {
 
 	clusterDirty bool
 	synced       bool
-	dirty        map[string]struct{}    // pods whose policy is still to be told
-	seen         map[string]observation // what the agent said of pods
-	// told are the versions of its hello, and the pods' namespaces, until it is known which
-	// pods have policies.
+	dirty        map[string]struct{}    // pods whose policy must still be sent
+	seen         map[string]observation // the agent's reports, by pod uid
+	// told and namespaces are the versions and namespaces of the pods in its hello. They are
+	// kept until the first Set, which shows which pods have policies.
 	told, namespaces map[string]string
 }
 
 // abilities of an agent's node, by its hello.
 type abilities struct {
-	capture     string // the best way
+	capture     string // the best capture mode
 	hostNetwork bool
 	reason      string // why not
 	traffic     bool   // rules of policies' traffic
@@ -92,12 +92,12 @@ func (s *Server) send(ctx context.Context, name string, st *stream) error {
 	}
 }
 
-// next takes the next message for a stream; nil when there is none now.
+// next returns the next message for a stream; nil if there is none now.
 func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cluster == nil {
-		return nil // nothing is known yet: silence, not an empty world
+		return nil // before the first Set, send nothing rather than an empty state
 	}
 	if st.clusterDirty {
 		st.clusterDirty = false
@@ -125,8 +125,8 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	return nil
 }
 
-// lacks returns why a policy must not be sent to an agent; empty if it may. One that is
-// too large would end the stream, and with it the service of all other pods of the node.
+// lacks returns why a policy must not be sent to an agent; empty if it may. A policy that
+// is too large would end the stream, and affect all other pods of the node.
 func (st *stream) lacks(p *meshv1.PodPolicy) string {
 	s := p.GetSharding()
 	switch {
@@ -138,9 +138,9 @@ func (st *stream) lacks(p *meshv1.PodPolicy) string {
 	return ""
 }
 
-// tell notes that an agent is told another version of a pod's policy. The one that
-// it had is in force no more, or will not be, so that it must be said anew should it
-// be wanted again. A serial may stay: nothing older comes into force after it.
+// tell records that another version of a pod's policy is sent. The previous version is not
+// in force any more, or soon will not be, so the agent must confirm it again if it is sent
+// again. A version with a serial is kept: nothing older comes into force after it.
 func (st *stream) tell(uid, version string) {
 	o, said := st.seen[uid]
 	if _, serial := compile.Serial(o.version); said && o.version != version && !serial {
@@ -167,7 +167,7 @@ func (s *Server) receive(name string, st *stream) error {
 		case msg.GetHello() != nil:
 			return status.Error(codes.InvalidArgument, "a second hello")
 		}
-		// Else: a kind that a newer agent knows and we do not.
+		// Ignore other kinds, which a newer agent may send.
 	}
 }
 
@@ -211,8 +211,8 @@ func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 	}
 }
 
-// reportPod reports whether a pod's report says more than what rules have done. Those
-// are many: everybody else does not wait for them to be looked through.
+// reportPod stores a pod's report, and reports whether more has changed than the states of
+// rules. It reads these, which may be many, without the lock.
 func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news bool) {
 	policy := s.policy(name, p.GetUid())
 	if policy == nil {
@@ -236,7 +236,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	return !o.saysAs(before)
 }
 
-// policy is that of a pod of a node; nil: it has none.
+// policy returns the policy of a pod on a node; nil if it has none.
 func (s *Server) policy(node, uid string) *meshv1.PodPolicy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,8 +246,8 @@ func (s *Server) policy(node, uid string) *meshv1.PodPolicy {
 	return nil
 }
 
-// deadHolders returns the reported holders, bounded. It leaves out what is too long: in
-// part it would be another.
+// deadHolders returns the reported holders, bounded. It omits holders with texts that are
+// too long, because a clipped one would name another holder.
 func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 	for _, d := range dead[:min(len(dead), maxLocks)] {
 		h := Holder{d.GetNamespace(), d.GetName(), d.GetIdentity(), d.GetResourceVersion()}
@@ -291,10 +291,10 @@ func observedLocks(locks []*meshv1.ObservedLock) []ObservedLock {
 	return out
 }
 
-// maxMethods bounds the resources that an agent tells of for one pod.
+// maxMethods bounds the resources whose methods an agent reports for one pod.
 const maxMethods = 64
 
-// clipMethods bounds what an agent tells of a pod's methods.
+// clipMethods bounds the methods that an agent reports for a pod.
 func clipMethods(methods map[string]string) map[string]string {
 	var out map[string]string
 	for resource, method := range methods {
@@ -309,7 +309,7 @@ func clipMethods(methods map[string]string) map[string]string {
 	return out
 }
 
-// clip bounds a text from outside, and makes it one that can be stored.
+// clip bounds a text from an agent, and replaces characters that cannot be stored.
 func clip(text string) string {
 	if len(text) > maxText {
 		text = text[:maxText]

@@ -12,49 +12,50 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
-// Book keeps the shares of all rules of scope Workload. The statuses of CircuitBreakers
-// are its record, by which another leader goes on. Its zero value is empty, and safe
-// for concurrent use.
+// Book keeps the shares of all rules of scope Workload. It is recorded in the statuses of
+// CircuitBreakers, from which the next leader continues. Its zero value is empty and ready
+// to use. It is safe for concurrent use.
 type Book struct {
 	mu       sync.Mutex
 	breakers map[types.NamespacedName]*breaker
 	pods     map[types.UID]*pod
-	opened   bool // one of breakers was, since the last round
+	opened   bool // a breaker was opened since the last round
 }
 
-// breaker is a CircuitBreaker.
+// breaker is the state of a CircuitBreaker.
 type breaker struct {
-	// found is what was on record when the book was opened, until it is known which
-	// pods there are.
+	// found is the record that the CircuitBreaker was opened with. It is kept until the
+	// next round has read all pods.
 	found  shares
 	groups map[[2]string]*group // by rule and workload
-	// record is what Record said last, and first what was found, unless a member has
-	// changed since: then it is not known.
+	// record is the last result of Record, and initially what Open was given. It is valid
+	// while known is set; a change of a member clears known.
 	record []v1alpha1.RuleShares
 	known  bool
 }
 
-// group is who shares one rule.
+// group is the set of members that share one rule.
 type group struct {
 	breaker  *breaker
 	members  []*member
 	unsorted bool
-	// changed: a member is not as the last split was given it, so that the next may come
-	// out differently.
+	// changed reports whether a member differs from the input of the last split, so that
+	// the next split may have another result.
 	changed bool
-	// waits: what a member may have is not on record.
+	// waits reports whether the bound of a member is not recorded yet.
 	waits bool
 }
 
 type pod struct {
-	// version of the policy that was read last.
+	// version is the version of the policy that was read last.
 	version string
-	// settled: it was in force, and no split has changed a member since.
+	// settled reports whether that policy was in force, and no split has changed a member
+	// since.
 	settled bool
 	members map[place]*member
 }
 
-// place is where a pod has a share.
+// place names the rule of which a pod has a share.
 type place struct{ breaker, rule string }
 
 type member struct {
@@ -63,11 +64,11 @@ type member struct {
 	pod   *pod
 	name  string
 	uid   types.UID
-	named bool // by the policy that is being read
-	gone  bool
+	named bool // the policy that is being read contains the rule
+	gone  bool // the next split removes the member
 }
 
-// set reports whether anything changed.
+// set updates the member, and reports whether that changed it.
 func (m *member) set(now Member) bool {
 	if m.Member == now {
 		return false
@@ -77,7 +78,7 @@ func (m *member) set(now Member) bool {
 	return true
 }
 
-// leave is final.
+// leave removes the member for good.
 func (m *member) leave() {
 	m.gone = true
 	m.group.change()
@@ -85,8 +86,9 @@ func (m *member) leave() {
 
 func (g *group) change() { g.changed, g.breaker.known = true, false }
 
-// Lacks reports whether the book is to be opened with a CircuitBreaker before anybody is told
-// anything of it: its members are to share, or may have what they had when they were.
+// Lacks reports whether Open must be called for a CircuitBreaker before agents are sent
+// any of its rules. This is so if the book does not contain it, and it has rules of scope
+// Workload or shares on record.
 func (b *Book) Lacks(c *v1alpha1.CircuitBreaker) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -98,8 +100,8 @@ func nameOf(c *v1alpha1.CircuitBreaker) types.NamespacedName {
 	return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 }
 
-// Open begins with a CircuitBreaker by what its status has on record, which must not
-// be from a cache.
+// Open adds a CircuitBreaker with the shares that its status records. The status must not
+// come from a cache.
 func (b *Book) Open(name types.NamespacedName, s v1alpha1.CircuitBreakerStatus) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -112,8 +114,8 @@ func (b *Book) Open(name types.NamespacedName, s v1alpha1.CircuitBreakerStatus) 
 	}
 }
 
-// Share is what a pod is to be told. It is nobody's of a CircuitBreaker that the book
-// was not opened with.
+// Share returns the share to send to a pod. It is empty if Open was not called for the
+// CircuitBreaker.
 func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,9 +132,10 @@ func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID)
 	return &meshv1.Share{Index: s.Index, Of: s.Of}
 }
 
-// Round splits anew, by the policies that agents are told last and whether those are in
-// force. It reports whether pods are to be told other shares, and whether any wait for
-// their bounds to be recorded. Policies of the same version must be the same.
+// Round updates the members and splits the rules again. policies are the last ones
+// compiled, and inForce reports whether a policy is in force. Round reports whether pods
+// must be sent other shares (tell), and whether any pod waits for its bound to be recorded
+// (record). Policies with the same version must be equal.
 func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (tell, record bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,10 +155,11 @@ func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile
 	return tell, record
 }
 
-// splitter splits groups. Most are like the one before.
+// splitter splits groups. It keeps the last result, because most groups equal the previous
+// one.
 type splitter struct{ in, before, after []Member }
 
-// split reports whether anybody is to be told another share.
+// split splits a group, and reports whether any member must be sent another share.
 func (s *splitter) split(g *group) (tell bool) {
 	g.members = slices.DeleteFunc(g.members, func(m *member) bool { return m.gone })
 	if g.unsorted {
@@ -181,12 +185,12 @@ func (s *splitter) split(g *group) (tell bool) {
 	return tell
 }
 
-// look sees whether a member waits.
+// look sets whether a member waits.
 func (g *group) look() {
 	g.waits = slices.ContainsFunc(g.members, func(m *member) bool { return !m.Recorded.covers(m.May) })
 }
 
-// read takes down who is there, who is leaving, and who has confirmed.
+// read updates which members exist, which are leaving, and which have confirmed.
 func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) {
 	for uid, p := range b.pods {
 		if policies[uid].PodPolicy == nil {
@@ -207,14 +211,14 @@ func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.
 	}
 	for uid, policy := range policies {
 		if policy.Node == "" {
-			continue // it has been told nothing yet
+			continue // no agent was sent the policy yet
 		}
 		p := b.pods[uid]
 		if p == nil {
 			p = &pod{members: map[place]*member{}}
 			b.pods[uid] = p
 		} else if !b.opened && p.version == policy.Version && (p.settled || !inForce(policy)) {
-			continue // nothing has changed, or nothing that counts
+			continue // nothing relevant has changed
 		}
 		b.readPod(p, policy, opened, inForce(policy))
 	}
@@ -250,7 +254,8 @@ func (b *Book) readPod(p *pod, policy compile.Policy, opened map[types.Namespace
 	p.leaveOthers(inForce)
 }
 
-// readRecord enters what is on record, which counts whatever the policy says of it now.
+// readRecord adds the pod's recorded shares. They count even if the policy no longer
+// contains the rule.
 func (p *pod) readRecord(policy compile.Policy, opened map[types.NamespacedName]*breaker) {
 	for name, br := range opened {
 		for rule, pods := range br.found {
@@ -261,7 +266,7 @@ func (p *pod) readRecord(policy compile.Policy, opened map[types.NamespacedName]
 	}
 }
 
-// leaveOthers leaves the rules that the policy is without.
+// leaveOthers marks the pod as leaving the rules that its policy does not contain.
 func (p *pod) leaveOthers(inForce bool) {
 	for at, m := range p.members {
 		if m.named {
@@ -277,7 +282,7 @@ func (p *pod) leaveOthers(inForce bool) {
 	}
 }
 
-// first is what a pod may have of the first rule of which it has any share.
+// first returns the bound on a pod's share of the first rule of which it may have a share.
 func (p *pod) first(t *meshv1.Breaker) Share {
 	for _, r := range t.Rules {
 		if m := p.members[place{t.Name, r.Name}]; m != nil && !m.May.None() {
@@ -287,7 +292,8 @@ func (p *pod) first(t *meshv1.Breaker) Share {
 	return Share{}
 }
 
-// enter is what is known of a pod.
+// enter returns the pod's member at a place. If there is none, it adds one with the share
+// on record.
 func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 	if m := p.members[at]; m != nil {
 		return m
@@ -306,10 +312,11 @@ func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 	return m
 }
 
-// Record is what is to be recorded now of a CircuitBreaker, of those too that are not
-// among its pods any more. Until it is, nobody is told what it does not have. What is
-// on record stands as long as the book was not opened with it. It is not ok if that is more
-// than a status has room for: then nothing is to be recorded. It is not to be written to.
+// Record returns what to record now in the status of a CircuitBreaker, including the
+// shares of pods that it no longer selects. Until it is recorded, no pod is sent a share
+// that exceeds the previous record. If Open was not called for the CircuitBreaker, its
+// record stays as it is. ok is false if the record is too large for a status: then nothing
+// must be recorded. The caller must not modify the result.
 func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -325,7 +332,8 @@ func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares,
 	}
 	for _, g := range br.groups {
 		for _, m := range g.members {
-			// One of both will be on record.
+			// Whether the write succeeds is unknown: Recorded must be safe for the old
+			// record and for the new one.
 			now := m.Member
 			if now.Recorded.None() || now.May.None() {
 				now.Recorded = Share{}
@@ -339,7 +347,7 @@ func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares,
 	return record, true
 }
 
-// Recorded notes what was recorded.
+// Recorded updates the members of a CircuitBreaker after record was written to its status.
 func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -357,7 +365,8 @@ func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares)
 	}
 }
 
-// Unrecorded reports whether a member of a CircuitBreaker waits for that.
+// Unrecorded reports whether a member of a CircuitBreaker waits for its bound to be
+// recorded.
 func (b *Book) Unrecorded(name types.NamespacedName) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -371,7 +380,8 @@ func (b *Book) Unrecorded(name types.NamespacedName) bool {
 	return false
 }
 
-// Close forgets CircuitBreakers that are not there, once nobody has a share of them.
+// Close removes the CircuitBreakers for which there returns false, once no pod may have a
+// share of them.
 func (b *Book) Close(there func(types.NamespacedName) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

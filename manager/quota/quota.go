@@ -1,11 +1,11 @@
-// Package quota splits rules of scope Workload among the members of a workload, so that
-// together they never have more than the rule gives, whatever they were told before
-// and have not confirmed. [Split] is pure; a [Book] remembers for it.
+// Package quota splits rules of scope Workload among the members of a workload. Together
+// the members never have more than the rule allows, even while earlier shares may still be
+// in force. [Split] is pure; a [Book] keeps its state.
 //
-// A rule of burst b gives its member of share {i, n} as many of the tokens 0..b-1
-// as leave i when divided by n. It is no more, for any b, than what {j, m} gives with
-// j <= i and m <= n. So n members whose shares are at least those of different
-// indexes below n, of n, have no more than b together: that is what Split keeps.
+// A rule with burst b gives a member with share {i, n} those of the tokens 0..b-1 whose
+// remainder modulo n is i. For any b, that is no more than what a share {j, m} with
+// j <= i and m <= n gives. So members have no more than b tokens together if their shares
+// have distinct indexes, all below the least Of. Split maintains this invariant.
 package quota
 
 import (
@@ -15,16 +15,16 @@ import (
 	"strings"
 )
 
-// Share is the part of one member: the Index-th, from 0, of Of equal ones. The
-// zero Share is none.
+// Share is the part of a rule that one member has: number Index, counted from 0, of Of
+// equal parts. The zero Share is none.
 type Share struct {
 	Index, Of uint32
 }
 
-// None reports whether a share is none.
+// None reports whether a share is empty.
 func (s Share) None() bool { return s.Of == 0 }
 
-// bound is a share that gives no less than either.
+// bound returns a share that gives at least as much as each of a and b.
 func bound(a, b Share) Share {
 	switch {
 	case a.None():
@@ -35,10 +35,11 @@ func bound(a, b Share) Share {
 	return Share{min(a.Index, b.Index), min(a.Of, b.Of)}
 }
 
-// covers reports whether s gives no less than t.
+// covers reports whether s gives at least as much as t.
 func (s Share) covers(t Share) bool { return bound(s, t) == s }
 
-// String is as statuses have it: "2/5" is the second of five, "-" none.
+// String returns a share as it is written in statuses: "2/5" is the second of five parts,
+// "-" is none.
 func (s Share) String() string {
 	if s.None() {
 		return "-"
@@ -46,7 +47,7 @@ func (s Share) String() string {
 	return fmt.Sprintf("%d/%d", s.Index+1, s.Of)
 }
 
-// ParseShare reads what String wrote; anything else is none.
+// ParseShare parses the result of String; any other text is none.
 func ParseShare(text string) Share {
 	before, after, _ := strings.Cut(text, "/")
 	nth, err1 := strconv.ParseUint(before, 10, 31)
@@ -57,46 +58,47 @@ func ParseShare(text string) Share {
 	return Share{uint32(nth - 1), uint32(of)}
 }
 
-// Member is what is known of a pod that has a share of a rule, or waits for one.
+// Member is a pod that has a share of a rule, or waits for one.
 type Member struct {
-	// Told is the share that it was told last. It is None when it was told that
-	// there is none, or that it is no member any more.
+	// Told is the share that was sent last. It is None if the pod was sent none, or is no
+	// longer a member.
 	Told Share
-	// May gives no less than any share that may be in force in it.
+	// May gives at least as much as any share that may be in force in the pod.
 	May Share
-	// Recorded is what May is known to be by whoever takes our place. No share is told
-	// that is not within it.
+	// Recorded is the recorded bound, from which the next leader continues. A share is sent
+	// only if Recorded covers it.
 	Recorded Share
-	// Leaving: it is to have none, and may have one still.
+	// Leaving reports whether the member must lose its share, and may still have one.
 	Leaving bool
-	// Like is what it has of another rule, as long as it has none of this one: it is given
-	// the same index, if that is free, so that both rules are recorded together.
+	// Like is the member's share of another rule, while it has none of this one. It gets
+	// the same index if that is free, so that both rules are recorded together.
 	Like Share
 }
 
-// Confirm notes that what the member was told last is in force, and nothing else is.
+// Confirm returns the member once the share that was sent last is in force, and no other.
 func (m Member) Confirm() Member {
 	m.May = m.Told
 	return m
 }
 
-// Split decides what each member is to have, and tells it as soon as it is recorded. In
-// the members that it returns only Told, May and Like differ; where Recorded does not cover
-// May, it must come to before Split is called again, or the member waits.
+// Split decides which share each member gets, and sets Told as soon as Recorded covers it.
+// The returned members differ from the given ones only in Told, May and Like. A member
+// whose Recorded does not cover its May waits until the caller has recorded May.
 //
-// Nobody is to have more before everybody who must have less has confirmed it. When all
-// confirm, all have one n-th.
+// No member gets more before all members that must have less have confirmed it. Once all n
+// members confirm, each has one n-th.
 func Split(members []Member) []Member {
 	of := uint32(0)
 	for _, m := range members {
 		of++
 		if m.Leaving && !m.May.None() {
-			of = max(of, m.May.Index+1) // nobody can take it from there
+			of = max(of, m.May.Index+1) // its index is taken until it confirms
 		}
 	}
 	wanted := wants(members, of)
 
-	// All at once, if that is safe; else who has a share already; else nobody has more.
+	// Try to change all members at once. If that is unsafe, change only those that have a
+	// share already. If that is unsafe too, give no member more than it has.
 	next := tell(members, wanted, func(int) bool { return true })
 	if !sound(next) {
 		next = tell(members, wanted, func(i int) bool { return !members[i].May.None() })
@@ -104,7 +106,7 @@ func Split(members []Member) []Member {
 	if !sound(next) {
 		next = tell(members, less(members, wanted), func(i int) bool { return !members[i].May.None() })
 	}
-	// Then one by one, where others have left room.
+	// Then add members without a share one by one, where there is room.
 	if left, ok := roomLeft(next); ok {
 		for i, m := range next {
 			if m.May.None() && !m.Leaving && left.take(wanted[i]) {
@@ -114,7 +116,7 @@ func Split(members []Member) []Member {
 	}
 	for i, m := range next {
 		if m.Told != members[i].Told && !m.Recorded.covers(m.May) {
-			next[i].Told = members[i].Told // later
+			next[i].Told = members[i].Told // not before May is recorded
 		}
 		if !m.May.None() {
 			next[i].Like = Share{}
@@ -123,7 +125,8 @@ func Split(members []Member) []Member {
 	return next
 }
 
-// wants is what each member is to have. Those that have an index keep it.
+// wants returns the share that each member should end up with. Members keep their index
+// where possible.
 func wants(members []Member, of uint32) []Share {
 	out := make([]Share, len(members))
 	taken := make(map[uint32]bool, len(members))
@@ -145,7 +148,7 @@ func wants(members []Member, of uint32) []Share {
 	return out
 }
 
-// fill gives the free indexes to those that have none, and nothing to those that leave.
+// fill gives the free indexes to the members without one, and no share to leaving members.
 func fill(members []Member, of uint32, out []Share, taken map[uint32]bool) {
 	free := uint32(0)
 	for i, m := range members {
@@ -164,7 +167,7 @@ func fill(members []Member, of uint32, out []Share, taken map[uint32]bool) {
 	}
 }
 
-// less is as much of what is wanted as is no more than what there is.
+// less returns the wanted shares, reduced so that no member gets more than it may have now.
 func less(members []Member, wanted []Share) []Share {
 	out := make([]Share, len(members))
 	for i, w := range wanted {
@@ -173,7 +176,8 @@ func less(members []Member, wanted []Share) []Share {
 	return out
 }
 
-// tell tells those who.
+// tell returns the members after the wanted shares are sent to those for which who returns
+// true, and none to leaving members.
 func tell(members []Member, wanted []Share, who func(i int) bool) []Member {
 	out := make([]Member, len(members))
 	for i, m := range members {
@@ -187,19 +191,21 @@ func tell(members []Member, wanted []Share, who func(i int) bool) []Member {
 	return out
 }
 
-// sound reports whether all that may be in force is no more than one.
+// sound reports whether the shares that may be in force together give no more than the
+// rule allows.
 func sound(members []Member) bool {
 	_, ok := roomLeft(members)
 	return ok
 }
 
-// room is where there can be shares beside those that are taken.
+// room tracks which shares can be added to those that are taken.
 type room struct {
 	taken          map[uint32]bool
 	least, highest uint32 // Of, and Index
 }
 
-// roomLeft is what members leave of one; it is not ok if they may have more.
+// roomLeft returns the room beside the shares that members may have. ok is false if they
+// may already have more than the rule allows.
 func roomLeft(members []Member) (r *room, ok bool) {
 	r = &room{taken: make(map[uint32]bool, len(members)), least: math.MaxUint32}
 	for _, m := range members {
@@ -210,7 +216,8 @@ func roomLeft(members []Member) (r *room, ok bool) {
 	return r, true
 }
 
-// take takes a share, if all are no more than one then.
+// take takes a share and reports true, unless the shares would then give more than the rule
+// allows.
 func (r *room) take(s Share) bool {
 	least, highest := min(r.least, s.Of), max(r.highest, s.Index)
 	if r.taken[s.Index] || highest >= least {

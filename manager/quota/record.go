@@ -7,14 +7,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// maxRecord is how much of a status a record may be, in bytes, for an object's size is
-// bounded.
+// maxRecord bounds the size of a record in a status, in bytes, because the apiserver bounds
+// the size of objects.
 const maxRecord = 512 << 10
 
-// shares are what may be in force at most, by rule and pod. Rules may have the same map.
+// shares are bounds on the shares in force, by rule and pod. Rules may share one inner map.
 type shares map[string]map[string]Share
 
-// sharesOf reads a record.
+// sharesOf parses a record.
 func sharesOf(record []v1alpha1.RuleShares) shares {
 	out := shares{}
 	for _, r := range record {
@@ -31,14 +31,14 @@ func sharesOf(record []v1alpha1.RuleShares) shares {
 	return out
 }
 
-// held is what a pod may have.
+// held is the bound on a pod's share.
 type held struct {
 	pod string
 	may Share
 }
 
-// write writes down what members may have, of rules alike once. It is not ok if that is
-// too much.
+// write returns the record of the bounds of all members. Rules with equal bounds share one
+// entry. ok is false if the record would exceed maxRecord.
 func (br *breaker) write() (out []v1alpha1.RuleShares, ok bool) {
 	byRule := map[string][]*group{}
 	var rules []string
@@ -49,7 +49,7 @@ func (br *breaker) write() (out []v1alpha1.RuleShares, ok bool) {
 		byRule[at[0]] = append(byRule[at[0]], g)
 	}
 	slices.Sort(rules)
-	var written [][]held // what out has, by its index
+	var written [][]held // the content of out, by index
 	size := 0
 	for _, rule := range rules {
 		now := holders(byRule[rule])
@@ -76,7 +76,8 @@ func (br *breaker) write() (out []v1alpha1.RuleShares, ok bool) {
 	return out, true
 }
 
-// holders are those of a rule, by name. What is said of a name holds for all pods of it.
+// holders returns the bounds of a rule, sorted by the names of the pods. Pods with the same
+// name share one bound, which covers all of them.
 func holders(groups []*group) []held {
 	var all []held
 	for _, g := range groups {

@@ -56,7 +56,7 @@ func (r *Renderer) Fault(in *v1alpha1.HTTPFaultInjection, path *field.Path) *mes
 	return out
 }
 
-// matches renders which requests a rule is about.
+// matches renders the requests that a rule applies to.
 func (r *Renderer) matches(out *meshv1.FaultRule, m *v1alpha1.FaultMatch, path *field.Path) {
 	for _, m := range m.Resources {
 		out.Resources = append(out.Resources, &meshv1.ResourceMatch{
@@ -126,7 +126,7 @@ func (r *Renderer) effective(in *v1alpha1.EffectiveTimeRange, path *field.Path) 
 	out.DaysOfWeek = r.numbers(in.DaysOfWeek, 0, 6, path.Child("daysOfWeek"))
 	out.DaysOfMonth = r.numbers(in.DaysOfMonth, 1, 31, path.Child("daysOfMonth"))
 	out.Months = r.numbers(in.Months, 1, 12, path.Child("months"))
-	// "Local" would be that of whoever reads it.
+	// "Local" would mean the time zone of the process that reads it.
 	if _, err := time.LoadLocation(in.TimeZone); err != nil || in.TimeZone == "Local" {
 		r.invalid(path.Child("timeZone"), in.TimeZone, "no such time zone: write a name of the IANA database, such as Europe/Berlin")
 	}

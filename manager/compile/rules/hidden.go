@@ -6,8 +6,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Hidden reports whether rules ask for what of https is seen only where it is decrypted, or
-// count its requests.
+// Hidden reports whether rules match properties of https requests that are visible only
+// after decryption, or count such requests.
 func Hidden(b *meshv1.Breaker) bool {
 	return slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool {
 		forced := r.Trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED || r.Trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED
@@ -17,14 +17,16 @@ func Hidden(b *meshv1.Breaker) bool {
 	})
 }
 
-// HiddenOfFaults is the same of a FaultInjection's, which harm single requests.
+// HiddenOfFaults is Hidden for the rules of a FaultInjection, which inject faults into
+// single requests.
 func HiddenOfFaults(rules []*meshv1.FaultRule) bool {
 	return slices.ContainsFunc(rules, func(r *meshv1.FaultRule) bool {
 		return hidden(r.Http, r.Abort != nil || r.Reset_.GetAfterAnswer() || r.Truncate != nil || r.SlowBody != nil)
 	})
 }
 
-// hidden tells so of matches. requests: they are about those anyway, not connections.
+// hidden reports whether matches need decrypted https. requests is set if the rule applies
+// to requests in any case, and not to connections.
 func hidden(matches []*meshv1.HttpMatch, requests bool) bool {
 	return slices.ContainsFunc(matches, func(m *meshv1.HttpMatch) bool {
 		return m.Scheme != "http" && (requests || m.Path != nil || len(m.Methods) > 0 || len(m.Headers) > 0)

@@ -6,7 +6,8 @@ import (
 	"unicode"
 )
 
-// hosts are what the alternatives of an expression, as far as it is read, may be of.
+// hosts is the set of states that the alternatives of an expression may be in, after the
+// part that was read.
 type hosts uint8
 
 const (
@@ -14,14 +15,14 @@ const (
 	ofName                      // a name or an IPv4 address
 	ofPort                      // hexadecimal digits, ":" and digits: a port, unless more follows
 	ofAddress                   // an IPv6 address
-	ofNone                      // no host: it asks for a port or a path
+	ofNone                      // no host: the expression requires a port or a path
 )
 
 // hostless reports whether an expression, or one of its alternatives, matches no host.
 func hostless(re *syntax.Regexp) bool { return ofEither.then(re)&(ofPort|ofNone) != 0 }
 
-// then reads an expression. Alternatives are not looked at by themselves, for the parser
-// takes out what they begin with.
+// then reads an expression. It reads alternatives from the current state, because the
+// parser factors out their common prefixes.
 func (h hosts) then(re *syntax.Regexp) (out hosts) {
 	switch {
 	case re.Op == syntax.OpAlternate:
@@ -44,7 +45,7 @@ func (h hosts) then(re *syntax.Regexp) (out hosts) {
 	return h
 }
 
-// perhaps reads what need not be there: any of its characters, or a digit, which tells
+// perhaps reads an optional part: any of its characters, or a digit, which distinguishes
 // nothing.
 func (h hosts) perhaps(re *syntax.Regexp) hosts {
 	class := []rune{'0', '0'}
@@ -103,8 +104,8 @@ func (h hosts) after(c content) hosts {
 	return h
 }
 
-// content is what a class of characters has: a colon, decimal digits, the letters among
-// hexadecimal ones, others, or "/" alone.
+// content describes what a class of characters contains: a colon, decimal digits,
+// hexadecimal letters, other characters, or "/" alone.
 type content struct{ colon, digit, letter, other, slash bool }
 
 func contentOf(class []rune) content {
@@ -120,7 +121,7 @@ func contentOf(class []rune) content {
 	return c
 }
 
-// classes are the characters that an expression itself asks for, one after the other.
+// classes returns the classes of characters that an expression itself matches, in order.
 func classes(re *syntax.Regexp) (out [][]rune) {
 	switch re.Op {
 	case syntax.OpLiteral:

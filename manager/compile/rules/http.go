@@ -14,8 +14,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Bounds on the size of regular expressions, in about the steps that one character of
-// a text may cost: of one, and of all that an object has.
+// Bounds on the size of one regular expression and of all expressions of an object. The
+// unit is roughly the number of steps that matching one character of a text may cost.
 const (
 	maxExpression  = 2000
 	MaxExpressions = 20000
@@ -26,7 +26,7 @@ var (
 	hostStart = regexp.MustCompile(`^([a-z0-9_.-]*|[0-9a-f:]*:[0-9a-f:.]*)$`)
 )
 
-// url reads [scheme://]host[:port][/path]; nil if it cannot.
+// url parses [scheme://]host[:port][/path]; it returns nil if s is invalid.
 func (r *Renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
@@ -52,8 +52,9 @@ func (r *Renderer) url(s string, path *field.Path) *meshv1.HttpMatch {
 	return out
 }
 
-// hostAndPath reads an expression of a host or, from its first "/" on, of a path. Each
-// is matched by itself: a path that looks like a host must not pass for one.
+// hostAndPath parses a regular expression for the host and, from the first "/" on, for the
+// path. They are matched separately, so that a path that looks like a host does not match
+// as one.
 func (r *Renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
 	host, path, deep := strings.Cut(s, "/")
 	if deep {
@@ -83,7 +84,7 @@ func (r *Renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
 	return out
 }
 
-// pathOf is nil where any path is meant: then that of https need not be seen.
+// pathOf returns m, or nil if m matches any path: then https need not be decrypted for it.
 func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
 	if m.GetPrefix() == "/" || slices.Contains([]string{".*", "/.*", "/(.*)"}, strings.TrimSuffix(m.GetRegexp(), "$")) {
 		return nil
@@ -91,8 +92,8 @@ func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
 	return m
 }
 
-// hostExpression reads an expression of a host, in upper or lower case; nil if it cannot,
-// or if it, or one of its alternatives, asks for what no host has.
+// hostExpression parses a case-insensitive expression for a host. It returns nil if the
+// expression is invalid, or if it or one of its alternatives cannot match any host.
 func (r *Renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch {
 	if !r.expression(s, path) {
 		return nil
@@ -104,13 +105,13 @@ func (r *Renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch 
 	return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "(?i)" + s}}
 }
 
-// content reads one of the contents of an intercept rule; nil if it cannot.
+// content parses one of the contents of an intercept rule; it returns nil if s is invalid.
 func (r *Renderer) content(kind v1alpha1.ContentType, s string, path *field.Path) *meshv1.HttpMatch {
 	if kind == v1alpha1.ContentRegexp {
 		return r.hostAndPath(s, path)
 	}
 	if strings.Contains(s, "://") {
-		r.invalid(path, s, "write host[:port][/path], without a scheme: rules are about http and https alike")
+		r.invalid(path, s, "write host[:port][/path], without a scheme: rules apply to both http and https")
 		return nil
 	}
 	out, text, ok := r.authority(s, s, path)
@@ -118,7 +119,7 @@ func (r *Renderer) content(kind v1alpha1.ContentType, s string, path *field.Path
 		return nil
 	}
 	if kind == v1alpha1.ContentPrefix {
-		text = strings.TrimSuffix(text, "*") // as it is meant
+		text = strings.TrimSuffix(text, "*") // the user means the prefix
 	}
 	switch {
 	case strings.Contains(text, "*"):
@@ -133,7 +134,8 @@ func (r *Renderer) content(kind v1alpha1.ContentType, s string, path *field.Path
 	return out
 }
 
-// authority reads host[:port] and leaves the path, which begins with "/" or is empty.
+// authority parses host[:port] and returns the rest, a path that begins with "/" or is
+// empty.
 func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.HttpMatch, tail string, ok bool) {
 	out = &meshv1.HttpMatch{}
 	if strings.ContainsAny(rest, "?#") {
@@ -172,7 +174,7 @@ func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 	return out, tail, true
 }
 
-// bracketed reads an IPv6 address in brackets.
+// bracketed parses an IPv6 address in brackets.
 func bracketed(host string) (netip.Addr, bool) {
 	address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
 	return address, err == nil && address.Is6() && address.Zone() == "" && strings.HasSuffix(host, "]")
@@ -180,7 +182,7 @@ func bracketed(host string) (netip.Addr, bool) {
 
 func isHost(s string) bool { return len(s) <= 253 && hostname.MatchString(s) }
 
-// text is nil where any text is meant.
+// text renders a match; nil if it matches any text or is invalid.
 func (r *Renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *meshv1.TextMatch {
 	if in == nil {
 		return nil
@@ -210,7 +212,7 @@ func (r *Renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *
 	return nil
 }
 
-// hostText reports whether a host can be, or begin with, a text.
+// hostText reports whether a host can equal exact or begin with prefix.
 func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path *field.Path) bool {
 	switch _, err := netip.ParseAddr(exact); {
 	case exact != "" && err != nil && !isHost(exact):
@@ -229,7 +231,8 @@ func (r *Renderer) expression(s string, path *field.Path) bool {
 		r.invalid(path, "(long)", "must not be longer than %d characters", maxExpression)
 		return false
 	}
-	// By itself, and as agents read it: neither "a)(b" nor "\Qa" is one in both.
+	// The expression must be valid both by itself and in the group that agents put around
+	// it: neither "a)(b" nor "\Qa" is valid in both.
 	re, err := syntax.Parse(s, syntax.Perl)
 	if err == nil {
 		_, err = syntax.Parse("^(?:"+s+")$", syntax.Perl)
@@ -246,8 +249,8 @@ func (r *Renderer) expression(s string, path *field.Path) bool {
 	return true
 }
 
-// sizeOf is about how many steps an expression has when its repetitions are
-// written out.
+// sizeOf returns roughly how many steps an expression has when its repetitions are
+// expanded.
 func sizeOf(re *syntax.Regexp) int {
 	size := 1 + len(re.Rune)/2
 	if re.Op == syntax.OpLiteral {
@@ -262,7 +265,7 @@ func sizeOf(re *syntax.Regexp) int {
 	return min(size, maxExpression+1)
 }
 
-// methodsOf is empty where any is meant.
+// methodsOf returns methods in upper case without duplicates; empty if any method matches.
 func methodsOf(in ...string) (out []string) {
 	for _, m := range in {
 		if m == "" || m == "*" {

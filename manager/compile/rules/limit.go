@@ -28,13 +28,13 @@ var triggers = map[v1alpha1.TriggerPolicy]meshv1.Trigger{
 // Limit is a rule of a CircuitBreaker.
 type Limit struct {
 	*meshv1.LimitRule
-	// Selects selects the pods that it is about; nil for all.
+	// Selects selects the pods that the rule applies to; nil for all.
 	Selects labels.Selector
-	// Shared: the members of a workload share the limit.
+	// Shared reports whether the members of a workload share the limit.
 	Shared bool
 }
 
-// Limit renders a rule.
+// Limit renders a rule of a CircuitBreaker.
 func (r *Renderer) Limit(in *v1alpha1.Limiting, path *field.Path) Limit {
 	out := Limit{LimitRule: &meshv1.LimitRule{
 		Name:       in.Name,
@@ -70,7 +70,7 @@ func (r *Renderer) Limit(in *v1alpha1.Limiting, path *field.Path) Limit {
 	return out
 }
 
-// limited renders what is limited.
+// limited renders the requests that a rule limits.
 func (r *Renderer) limited(out *meshv1.LimitRule, in *v1alpha1.Limiting, path *field.Path) {
 	if len(in.ResourceRules)+len(in.NonResourceRules)+len(in.RestRules) == 0 {
 		r.Errs = append(r.Errs, field.Required(path, "list what is limited in resourceRules, nonResourceRules or restRules"))
@@ -103,9 +103,10 @@ func (r *Renderer) bucket(b *v1alpha1.Bucket, path *field.Path) *meshv1.Bucket {
 	}
 }
 
-// shareOf reports what the members of a workload cannot share.
+// shareOf sets whether the members of a workload share the limits of a rule, and reports
+// limits that they cannot share.
 func (r *Renderer) shareOf(out *Limit, in *v1alpha1.Limiting, path *field.Path) {
-	// What opens on errors opens by the pod's own.
+	// Trip and backoff count the pod's own errors, so they are never shared.
 	out.Shared = in.Scope == v1alpha1.LimitScopeWorkload && (in.Bucket != nil || in.MaxInFlight != nil)
 	if out.Shared && in.Bucket != nil && in.Bucket.Limit == 0 {
 		r.invalid(path.Child("bucket", "limit"), in.Bucket.Limit, "must be at least 1 with scope Workload: where members are more than burst they take turns in what is added, and there would be none")
@@ -158,7 +159,7 @@ func (r *Renderer) recovery(in *v1alpha1.RecoverPolicy, path *field.Path) *meshv
 	return &meshv1.Recovery{SleepingWindowNs: int64(defaultSleepingWindow)}
 }
 
-// Intercept renders a rule. What cannot be read is left out of it.
+// Intercept renders a traffic intercept rule. It omits invalid contents.
 func (r *Renderer) Intercept(in *v1alpha1.TrafficInterceptRule, path *field.Path) *meshv1.InterceptRule {
 	out := &meshv1.InterceptRule{Name: in.Name, Deny: in.InterceptType != v1alpha1.InterceptWhitelist}
 	methods := methodsOf(in.Methods...)

@@ -1,5 +1,5 @@
-// Package rules renders rules of CircuitBreakers and FaultInjections as agents are sent
-// them, and finds what is wrong with them. It is pure.
+// Package rules renders the rules of CircuitBreakers and FaultInjections for policies, and
+// reports their errors. It is pure.
 package rules
 
 import (
@@ -13,10 +13,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// Renderer collects what cannot be meant. Its zero value is ready to use.
+// Renderer renders rules and collects their errors. Its zero value is ready to use.
 type Renderer struct {
 	Errs field.ErrorList
-	// Expressions is the size of all regular expressions.
+	// Expressions is the total size of all regular expressions.
 	Expressions int
 }
 
@@ -24,14 +24,14 @@ func (r *Renderer) invalid(path *field.Path, value any, format string, args ...a
 	r.Errs = append(r.Errs, field.Invalid(path, value, fmt.Sprintf(format, args...)))
 }
 
-// Bounds on lengths of time.
+// Upper bounds on durations and rates.
 const (
 	maxDuration = 366 * 24 * time.Hour
 	maxInterval = 366 * 24 * time.Hour
 	maxWindow   = 24 * time.Hour
 	maxDelay    = time.Hour
 
-	maxRefill = 1e6 // a second
+	maxRefill = 1e6 // tokens per second
 )
 
 func (r *Renderer) duration(in v1alpha1.Duration, most time.Duration, positive bool, path *field.Path) time.Duration {
@@ -49,7 +49,7 @@ func (r *Renderer) duration(in v1alpha1.Duration, most time.Duration, positive b
 	return 0
 }
 
-// threshold is a percentage that something is judged by.
+// threshold reads a percentage that must be more than 0.
 func (r *Renderer) threshold(in v1alpha1.Percent, path *field.Path) float64 {
 	before := len(r.Errs)
 	p := r.percent(in, path)
@@ -68,7 +68,7 @@ func (r *Renderer) percent(in v1alpha1.Percent, path *field.Path) float64 {
 	return p
 }
 
-// Lifetime checks for how long an object is to have effect.
+// Lifetime checks the duration for which an object has effect.
 func (r *Renderer) Lifetime(in v1alpha1.Duration, path *field.Path) {
 	r.duration(in, maxDuration, true, path)
 }
