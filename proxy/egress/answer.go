@@ -7,11 +7,12 @@ import (
 	"net/http"
 )
 
-// maxAnswerHead is of one answer, with all that a server says before it.
+// maxAnswerHead is the maximum size of the head of an answer, informational answers
+// before it included.
 const maxAnswerHead = 64 << 10
 
-// answering is a connection to a server. What of it may be the head of an answer is in
-// the accounts like that of a request: the server may be the pod's accomplice.
+// answering is a connection to a server. Bytes that may be the head of an answer are
+// accounted for like those of a request: the server may collude with the pod.
 type answering struct {
 	net.Conn
 	c *conn
@@ -25,7 +26,7 @@ func (a answering) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// await and awaited surround the wait for the head of an answer.
+// await marks the start of the wait for the head of an answer, awaited its end.
 func (c *conn) await() { c.awaiting.Add(1) }
 
 func (c *conn) awaited() {
@@ -33,7 +34,7 @@ func (c *conn) awaited() {
 	c.forgive()
 }
 
-// headed is said when the head of the answer is there, or will not come.
+// headed is called when the head of the answer has arrived, or will not arrive.
 func (x *exchange) headed() {
 	if x.awaits {
 		x.awaits = false
@@ -41,8 +42,8 @@ func (x *exchange) headed() {
 	}
 }
 
-// holds takes what the head of an answer holds, with that of the request, and tells
-// whether that is within bounds.
+// holds adds the memory of the head of an answer to that of the request, and reports
+// whether the total is within bounds.
 func (x *exchange) holds(h http.Header) bool {
 	n := weight(h)
 	x.held += n
@@ -53,7 +54,7 @@ func (x *exchange) holds(h http.Header) bool {
 	return true
 }
 
-// weight is what a head holds.
+// weight returns how many bytes of memory a head takes.
 func weight(h http.Header) (n int64) {
 	for k, vv := range h {
 		for _, v := range vv {
@@ -63,9 +64,9 @@ func weight(h http.Header) (n int64) {
 	return n
 }
 
-// handshaking is a connection to a server with which TLS begins. What is computed of that
-// takes one of the pod's turns, which is given back to wait for the server, and what is
-// read of it is in the accounts.
+// handshaking is a connection to a server during the TLS handshake. Computing takes one
+// of the pod's handshake slots, which is given back while it waits for the server. The
+// bytes read are accounted for.
 type handshaking struct {
 	net.Conn
 	s    *Server
@@ -91,7 +92,7 @@ func (h *handshaking) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// handshake begins TLS with a server.
+// handshake does the TLS handshake with a server.
 func (s *Server) handshake(ctx context.Context, raw net.Conn, config *tls.Config) (*tls.Conn, error) {
 	select {
 	case s.handshakes <- struct{}{}:

@@ -74,7 +74,7 @@ func TestHandshakesWithServersAreBounded(t *testing.T) {
 	})
 	code, body := w.get(w.client(secureAt), "https://api.example.com/")
 	require.Equal(t, http.StatusBadGateway, code)
-	require.Contains(t, body, "too much")
+	require.Contains(t, body, "too many bytes")
 }
 
 // Servers that let a pod wait take no turn from those that do not.

@@ -17,56 +17,56 @@ import (
 )
 
 const (
-	// stall is how long a client may read nothing of what is sent to it, on a connection
-	// or an HTTP/2 stream.
+	// stall is how long a client may stop reading, on a connection or an HTTP/2 stream.
 	stall = time.Minute
-	// halfClosed is how long a client that has sent all he wants to waits for an
-	// answer. Whether he is there at all shows only when it is sent.
+	// halfClosed is how long a client that has closed its side is served. Whether it is
+	// still there shows only when the answer is sent.
 	halfClosed = 2 * time.Minute
-	// unservedWeight is what a byte of a handshake or a head can become.
+	// unservedWeight is how many bytes of memory a byte of a handshake or a head can
+	// take.
 	unservedWeight = 16
 )
 
-var errTooMuch = errors.New("too much was sent before a request, or before an answer to it")
+var errTooMuch = errors.New("too many bytes before a request or before the answer to it")
 
-// conn is a connection of the pod, in the pod's accounts until it is closed.
+// conn is a connection of the pod. The pod's accounts contain it until it is closed.
 type conn struct {
 	net.Conn
 	s     *Server
 	to    netip.AddrPort
-	early []byte // read, and not given out
+	early []byte // read while sniffing, and not returned by Read yet
 
-	// What its requests are for. Set before it is served.
+	// The target of its requests. Set before it is served.
 	scheme   string
 	port     uint16
-	host     string        // that TLS named: requests must be for it
-	via      []string      // hosts that a proxy was asked for it, which count too
-	ticket   limit.Ticket  // of the last CONNECT, which what is tunnelled is part of
-	met      fault.Met     // by that
-	harm     *fault.Faults // of that: what is for an answer is to be done yet
-	leafless bool          // there was no certificate to decrypt it by
+	host     string        // server name of TLS: requests must be for this host
+	via      []string      // hosts of the CONNECTs around it; rules apply to these too
+	ticket   limit.Ticket  // of the last CONNECT, which the tunnel is part of
+	met      fault.Met     // fault rules that matched this CONNECT
+	harm     *fault.Faults // of this CONNECT: the faults of answers are still to be injected
+	leafless bool          // there was no certificate to decrypt it with
 	protocol string
-	patient  bool // its client may end its side and wait for the answer
+	patient  bool // its client may close its side and wait for the answer
 
-	up         way             // to where the requests go
-	transport  *http.Transport // on that way
-	unverified error           // why there is none
+	up         way             // connects to the server of the requests
+	transport  *http.Transport // uses up
+	unverified error           // if not nil: why there is no transport
 
-	life      context.Context // until it is closed
+	life      context.Context // done when the connection is closed
 	end       context.CancelFunc
 	closed    atomic.Bool
-	upgraded  atomic.Bool // no deadlines hold
-	http2     atomic.Bool // has one of Bounds.HTTP2
-	computing atomic.Bool // has a turn to compute a handshake
+	upgraded  atomic.Bool // no deadlines apply
+	http2     atomic.Bool // counted in Bounds.HTTP2
+	computing atomic.Bool // holds one of Server.handshakes
 	serving   atomic.Int32
-	awaiting  atomic.Int32 // heads of answers; no requests at once but in HTTP/2, whose heads are bounded by connection
+	awaiting  atomic.Int32 // heads of answers; at most one, except in HTTP/2, whose heads are bounded by connection
 	unserved  atomic.Int64
-	written   atomic.Int64 // the deadline of writes was set then, Unix nanoseconds
-	reading   atomic.Int64 // the deadline of reads, likewise; 0: there is none
+	written   atomic.Int64 // when the write deadline was set, in Unix nanoseconds
+	reading   atomic.Int64 // the read deadline, in Unix nanoseconds; 0: none
 	moved     chan struct{}
 }
 
-// way connects to where a connection's requests go.
+// way connects to the server of a connection's requests.
 type way func(context.Context) (net.Conn, error)
 
 func newConn(s *Server, raw Conn) *conn {
@@ -78,14 +78,14 @@ func newConn(s *Server, raw Conn) *conn {
 	return c
 }
 
-// dial connects to where c was meant to go.
+// dial connects to the original destination of c.
 func (c *conn) dial(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	return c.s.Dial(ctx, "tcp", c.to.String())
 }
 
-// bare is what can be relayed within the kernel.
+// bare returns the connection that the kernel can relay.
 func (c *conn) bare() net.Conn {
 	if u, ok := c.Conn.(interface{ NetConn() net.Conn }); ok {
 		return u.NetConn()
@@ -93,7 +93,7 @@ func (c *conn) bare() net.Conn {
 	return c.Conn
 }
 
-// receive reads from the network into the accounts.
+// receive reads from the network. It accounts for what it reads between requests.
 func (c *conn) receive(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && c.serving.Load() == 0 && !c.upgraded.Load() && !c.hold(n) {
@@ -102,7 +102,8 @@ func (c *conn) receive(b []byte) (int, error) {
 	return n, err
 }
 
-// hold takes what n bytes can become, and reports whether that is within bounds.
+// hold takes the memory that n bytes can need from the account, and reports whether
+// that is within bounds.
 func (c *conn) hold(n int) bool {
 	read := int64(unservedWeight * n)
 	within := c.s.Bounds.Unserved.Take(read)
@@ -131,15 +132,16 @@ func (c *conn) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	n, err := c.receive(b)
-	// While a request is served, net/http looks with one byte for a client that is
-	// gone, and takes one that has only ended its side for that.
+	// While a request is served, net/http reads one byte to detect that the client has
+	// disconnected. It takes a half-closed connection for a closed one.
 	if err == io.EOF && len(b) == 1 && c.patient { //nolint:errorlint // as net/http
 		err = c.wait()
 	}
 	return n, err
 }
 
-// wait lets a client that has ended its side be served to the end.
+// wait blocks the read of a half-closed connection, so that its request is served to
+// the end.
 func (c *conn) wait() error {
 	timer := time.NewTimer(halfClosed)
 	defer timer.Stop()
@@ -166,7 +168,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// The deadlines are noted where others are in force than those set here.
+// The setters record the deadlines that net/http sets, for wait and Write.
 
 func (c *conn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
@@ -194,8 +196,8 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// compute waits for a turn to compute a handshake. What is left of it after the first
-// flight waits for the client.
+// compute waits for one of the slots in which handshakes are computed. The slot is
+// given back with the first flight: the rest of the handshake waits for the client.
 func (c *conn) compute(ctx context.Context) error {
 	select {
 	case c.s.handshakes <- struct{}{}:
@@ -216,7 +218,7 @@ func (c *conn) computed() {
 	}
 }
 
-// enter and leave surround each request.
+// enter marks the start of a request, leave its end.
 func (c *conn) enter() {
 	c.serving.Add(1)
 	c.forgive()
@@ -224,7 +226,8 @@ func (c *conn) enter() {
 
 func (c *conn) leave() { c.serving.Add(-1) }
 
-// takeHTTP2 reports whether c may speak HTTP/2.
+// takeHTTP2 takes c from the account of HTTP/2 connections, and reports whether c may
+// speak HTTP/2.
 func (c *conn) takeHTTP2() bool {
 	if !c.s.Bounds.HTTP2.Take(1) {
 		c.s.Bounds.HTTP2.Give(1)
@@ -257,7 +260,7 @@ func (c *conn) Close() error {
 	return err
 }
 
-// reset lets Close break the connection off.
+// reset makes Close send a TCP reset.
 func (c *conn) reset() {
 	if l, ok := c.bare().(interface{ SetLinger(int) error }); ok {
 		_ = l.SetLinger(0)
@@ -268,7 +271,7 @@ func (c *conn) reset() {
 type conns struct {
 	mu    sync.Mutex
 	open  map[*conn]struct{}
-	empty chan struct{} // closed when the last one goes, if somebody waits
+	empty chan struct{} // closed when the last connection is removed; nil if nothing waits
 }
 
 func (s *conns) add(c *conn) {
@@ -290,7 +293,7 @@ func (s *conns) remove(c *conn) {
 	}
 }
 
-// deserted waits until there is none.
+// deserted waits until there are no open connections, or ctx is done.
 func (s *conns) deserted(ctx context.Context) error {
 	s.mu.Lock()
 	if len(s.open) == 0 {

@@ -14,12 +14,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 )
 
-// maxVia is how many proxies a connection may go through, one within the other.
+// maxVia is the maximum number of nested CONNECTs on a connection.
 const maxVia = 4
 
-// connect passes on what a proxy is asked to connect to. What then goes through the
-// proxy is looked at as any other connection, and both the host that the proxy was
-// asked for and the one that shows within must be let through.
+// connect forwards a CONNECT to a forward proxy. The tunnel is then served as any other
+// connection. The rules must allow both the host of the CONNECT and the host that is
+// seen within the tunnel.
 func (x *exchange) connect() {
 	c := x.c
 	if len(c.via) == maxVia {
@@ -63,7 +63,7 @@ func (x *exchange) connect() {
 		}
 		return c.again(ctx, to, asked)
 	}
-	context.AfterFunc(c.life, func() { // before it is anybody's
+	context.AfterFunc(c.life, func() { // close it if it was never used
 		if up := first(); up != nil {
 			_ = (*up).Close()
 		}
@@ -73,7 +73,7 @@ func (x *exchange) connect() {
 	c.via = append(c.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
-	heads := x.held - requestWeight // they stay, to ask again with
+	heads := x.held - requestWeight // they stay in memory, to repeat the CONNECT
 	context.AfterFunc(c.life, func() { c.s.Bounds.Held.Give(heads) })
 	x.held = requestWeight
 	x.release()
@@ -82,13 +82,13 @@ func (x *exchange) connect() {
 		return
 	}
 	x.s.flows.remove(&x.flow)
-	c.serving.Add(-1) // what comes now is in the accounts again
+	c.serving.Add(-1) // what is read from here on is accounted for again
 	defer c.serving.Add(1)
 	x.then = x.s.look(c)
 }
 
-// declined passes on what a proxy answers that does not connect. It ends with the
-// client, and at ask's deadline.
+// declined forwards the answer of a forward proxy that does not connect. It ends when
+// the client disconnects, or at the deadline that ask set.
 func (x *exchange) declined(up net.Conn, resp *http.Response) {
 	shut := func() { _ = up.Close() }
 	defer shut()
@@ -106,12 +106,12 @@ func (x *exchange) declined(up net.Conn, resp *http.Response) {
 	if err == nil {
 		_, err = io.Copy(w, resp.Body)
 	}
-	if err != nil { // or half of the body would look like all of it
+	if err != nil { // else the client would take a truncated body for a complete one
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// flushing sends at once what is written.
+// flushing is a writer that flushes after each write.
 type flushing struct {
 	io.Writer
 	control *http.ResponseController
@@ -122,7 +122,8 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, errors.Join(err, f.control.Flush())
 }
 
-// ask sends a CONNECT to. The deadline stays where the answer is no connection.
+// ask sends a CONNECT and reads the head of the answer. Unless the answer is 2xx, the
+// deadline of the connection stays set.
 func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *http.Response, error) {
 	up, err := to(ctx)
 	if err != nil {
@@ -135,7 +136,7 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 		out.Header.Del(k)
 	}
 	if out.Header["User-Agent"] == nil {
-		out.Header["User-Agent"] = []string{""} // else Go names itself
+		out.Header["User-Agent"] = []string{""} // else net/http adds its own
 	}
 	if err := out.Write(up); err != nil {
 		stop()
@@ -147,7 +148,7 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 	head := &io.LimitedReader{R: answering{up, c}, N: maxAnswerHead}
 	b := bufio.NewReader(head)
 	resp, err := http.ReadResponse(b, out)
-	for err == nil && resp.StatusCode/100 == 1 && resp.StatusCode != http.StatusSwitchingProtocols { // the answer comes yet
+	for err == nil && resp.StatusCode/100 == 1 && resp.StatusCode != http.StatusSwitchingProtocols { // the final answer follows
 		resp, err = http.ReadResponse(b, out)
 	}
 	if err == nil {
@@ -161,7 +162,7 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 		return nil, nil, err
 	}
 	if resp.StatusCode/100 != 2 {
-		head.N = 1 << 20 // of a body that says why
+		head.N = 1 << 20 // bound of the body of a refusal
 		return up, resp, nil
 	}
 	_ = up.SetDeadline(time.Time{})
@@ -172,15 +173,15 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 	return up, resp, nil
 }
 
-// final tells what is wrong with the status of an answer that is to be the last.
+// final returns an error if the status of resp is not that of a final answer.
 func final(resp *http.Response) error {
 	if resp.StatusCode < 200 || resp.StatusCode > 999 {
-		return fmt.Errorf("its status %d is none", resp.StatusCode)
+		return fmt.Errorf("invalid status %d", resp.StatusCode)
 	}
 	return nil
 }
 
-// again is ask for a further connection to the same.
+// again repeats a CONNECT for a further connection to the same host.
 func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, error) {
 	up, resp, err := c.ask(ctx, to, r)
 	if err == nil && resp.StatusCode/100 != 2 {
@@ -190,7 +191,7 @@ func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, er
 	return up, err
 }
 
-// begun is a connection of which something was read.
+// begun is a connection of which some bytes were read before.
 type begun struct {
 	net.Conn
 	early []byte

@@ -12,11 +12,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// tls is look at a connection that begins with a ClientHello.
+// tls is look for a connection that begins with a ClientHello.
 func (s *Server) tls(c *conn, h *hello) net.Conn {
 	p, _ := s.Policy()
 	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
-	// The server hears nothing of what is refused already.
+	// Do not connect to the server if the rules refuse the request already.
 	if p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil {
 		if down := s.decrypt(c, h); down != nil {
 			return down
@@ -26,8 +26,8 @@ func (s *Server) tls(c *conn, h *hello) net.Conn {
 	return nil
 }
 
-// opaque is what is asked on a connection of which one is seen, and the hosts that a
-// proxy was asked for it.
+// opaque returns one, the visible target of an opaque connection, and a target for each
+// other host of the CONNECTs around it. Rules must allow all of them.
 func (c *conn) opaque(one match.HTTP) []match.HTTP {
 	asked := []match.HTTP{one}
 	for _, host := range c.via {
@@ -38,9 +38,10 @@ func (c *conn) opaque(one match.HTTP) []match.HTTP {
 	return asked
 }
 
-// decrypt ends TLS with the client and begins it with the server, in the protocol that
-// both speak. Nil: nothing was done, for the client would not take it, or there is
-// nothing to do it with: then what may be denied is.
+// decrypt terminates the client's TLS and starts TLS with the server, in a protocol
+// that both speak. It returns nil, and does nothing, if the client offers no protocol of
+// HTTP or there is no certificate. c.leafless is then set: a request that a rule may
+// deny is refused.
 func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	if s.Leaf == nil || h.name == "" {
 		c.leafless = true
@@ -49,7 +50,7 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	offered := []string{"h2", "http/1.1"}
 	offered = slices.DeleteFunc(offered, func(p string) bool { return !slices.Contains(h.alpn, p) })
 	if len(offered) == 0 && len(h.alpn) > 0 {
-		c.leafless = true // it says that it is not HTTP, to a server that may not care
+		c.leafless = true // the client offers no HTTP, but the server may speak it in spite of that
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(c.life, leafTimeout)
@@ -57,8 +58,8 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	cancel()
 	if err != nil {
 		c.leafless = true
-		s.leafless.Do(func() { // the pod chooses how many
-			s.Log.Warn("no certificate to decrypt by: the connection is refused if a rule may deny what it asks, else decided as one that cannot be seen", "pod", s.Pod, "host", h.name, "error", err)
+		s.leafless.Do(func() { // rate-limited: the pod controls how often this happens
+			s.Log.Warn("no certificate to decrypt a connection with: it is refused if a rule may deny its requests, else treated as opaque", "pod", s.Pod, "host", h.name, "error", err)
 		})
 		return nil
 	}
@@ -84,7 +85,7 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 			}
 			return s.verified(c, offered)
 		}
-		context.AfterFunc(c.life, func() { // before it is anybody's
+		context.AfterFunc(c.life, func() { // close it if it was never used
 			if up := first(); up != nil {
 				_ = up.Close()
 			}
@@ -100,7 +101,7 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	})
 }
 
-// once gives one thing away once.
+// once returns a function that returns v on its first call and nil afterwards.
 func once[T any](v *T) func() *T {
 	var mu sync.Mutex
 	return func() *T {
@@ -112,7 +113,7 @@ func once[T any](v *T) func() *T {
 	}
 }
 
-// verified connects to the server that c's client asks for.
+// verified connects to the server of c and verifies its certificate.
 func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(c.life, dialTimeout)
 	defer cancel()
@@ -125,12 +126,13 @@ func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
 	})
 	if err != nil {
 		_ = raw.Close()
-		return nil, fmt.Errorf("the server of %s: %w", c.host, err)
+		return nil, fmt.Errorf("TLS handshake with the server of %s: %w", c.host, err)
 	}
 	return up, nil
 }
 
-// newTransport goes c's way, whatever a request says. http2 is without TLS.
+// newTransport returns a transport that connects with c.up, whatever the target of a
+// request is. http2 means HTTP/2 without TLS.
 func (c *conn) newTransport(http2 bool) *http.Transport {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(!http2)
@@ -152,8 +154,8 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 		ExpectContinueTimeout:  expectTimeout,
 		MaxResponseHeaderBytes: maxAnswerHead,
 		IdleConnTimeout:        idle,
-		// Of what a client does not read no more is held than the account of HTTP/2
-		// connections counts with, and on one connection.
+		// Bound what is buffered for a slow client: the account of HTTP/2 connections
+		// assumes these sizes, and one connection to the server.
 		HTTP2: &http.HTTP2Config{
 			StrictMaxConcurrentRequests:   true,
 			MaxReceiveBufferPerStream:     128 << 10,

@@ -1,40 +1,42 @@
-// Package egress serves the connections of a pod to other hosts than the apiserver:
-// it sees who is asked for what, lets rules decide, and passes on the rest.
+// Package egress serves the connections of a pod to hosts other than the apiserver.
+// It finds out which host a connection or request is for, applies the rules, and
+// forwards what they allow.
 //
-// # What is seen
+// # What the proxy sees
 //
-// The first bytes tell what a connection speaks (sniff.go). Of TLS the ClientHello
-// shows the server's name and the protocols offered (hello.go); a name beside an
-// encrypted ClientHello is not believed, whether that is real or made up. HTTP/1 and
-// HTTP/2 without TLS are read request by request (http.go). What speaks something
-// else, or nothing within three seconds, is not seen.
+// The first bytes show which protocol a connection speaks (sniff.go). The ClientHello
+// of TLS contains the server name and the offered protocols (hello.go). If it has an
+// encrypted ClientHello, real or GREASE, the server name is ignored. HTTP/1 and HTTP/2
+// without TLS are read request by request (http.go). A connection that speaks another
+// protocol, or sends nothing within three seconds, is opaque: nothing of it is seen.
 //
-// A rule that asks for what is not seen is decided by refuse_unseen of its Breaker. Rules are
-// about what the client says: who answers at an address is not asked, but where TLS is
-// decrypted.
+// If a rule needs something that is not seen, refuse_unseen of its Breaker decides.
+// Rules match what the client says. The identity of the server is verified only where
+// TLS is decrypted.
 //
-// # What goes where
+// # Where connections go
 //
-// Everything goes to where the connection was meant to go, whatever Host, SNI or a
-// request's target says; never to the apiserver, which has rules of its own. TLS is
-// tunnelled as it is (tunnel.go), in the kernel where it can be. It is decrypted
-// (decrypt.go) if a rule must see more and the pod trusts the egress CA: the server is
-// then verified, and spoken to in the protocol that the client gets. What a request
-// asks for must be what TLS was for: 421 else. Requests that net/http reads are written
-// anew, so that no two servers see other limits of them; targets and bodies stay as
-// they are. Of a target that servers could read in two ways, where rules are about
-// paths: 400.
+// Everything goes to the original destination of the connection, whatever Host, SNI or
+// the target of a request says. Nothing goes to the apiserver, which has rules of its
+// own. TLS is tunnelled unchanged (tunnel.go), in the kernel where possible. It is
+// decrypted (decrypt.go) if a rule must see more and the pod trusts the egress CA. The
+// proxy then verifies the server, and speaks the same protocol to it as to the client.
+// The host of a request must be the host of the TLS connection, else the answer is 421.
+// Requests that net/http reads are serialised again, so that all servers see the same
+// boundaries between them; targets and bodies stay unchanged. If rules are about paths,
+// a target that servers could read in two ways gets 400.
 //
-// A client may ask a proxy: then the host in the target counts, and of CONNECT also
-// what shows within (connect.go). If that is tunnelled, a rule that limits or harms
-// takes both as one: faults of an answer are done to what comes through. Requests
-// that are seen within, a further CONNECT too, are no part of it.
+// A client may use a forward proxy. Then the host in the target counts, and for CONNECT
+// also what is seen within the tunnel (connect.go). If the tunnel is opaque, a rule that
+// limits or injects faults counts the CONNECT and its tunnel as one, and the faults of
+// an answer apply to the bytes that come through the tunnel. Requests that are seen
+// within the tunnel, further CONNECTs included, are counted on their own.
 //
-// # In what order
+// # Order of rules
 //
-// What intercept rules refuse is not counted by limits, and what these refuse meets no
-// fault. Of a connection that is not seen into, this is so once, when it begins; another
-// policy asks the intercept rules again about all that is under way, and the limits that
-// are ForceOpened, and cuts it. Refused is by 403, 429 or 503 with a message in JSON, or
-// in TLS by the alert access_denied.
+// Limits do not count what intercept rules refuse, and no fault is injected into what
+// limits refuse. An opaque connection is checked once, when it begins. When the policy
+// changes, the intercept rules and the limits that are ForceOpened are applied again to
+// everything under way, and what they refuse is cut. A refusal is a 403, 429 or 503 with
+// a message in JSON, or in TLS the alert access_denied.
 package egress

@@ -25,60 +25,61 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Conn is a connection of the pod that was redirected. If it has a method NetConn as
-// tls.Conn has, it adds nothing to the connection which that returns.
+// Conn is a redirected connection of the pod. If it has a method NetConn, as tls.Conn
+// does, the connection that NetConn returns must carry the same bytes.
 type Conn interface {
 	net.Conn
-	// To is where the pod meant to connect.
+	// To returns the original destination of the connection.
 	To() netip.AddrPort
 }
 
-// Account is what a pod has taken of something.
+// Account counts how much of a bounded resource a pod uses.
 type Account interface {
-	// Take takes n and reports whether that is within bounds; it is taken either way.
+	// Take takes n and reports whether the total is within bounds. It takes n in
+	// either case, so the caller must give it back.
 	Take(n int64) bool
 	Give(n int64)
 }
 
-// Bounds are what a pod's connections may take.
+// Bounds limit what a pod's connections may use.
 type Bounds struct {
 	// Open connections; those that speak HTTP/2; bytes of handshakes and heads; bytes
 	// of requests under way.
 	Open, HTTP2, Unserved, Held Account
-	// Reached is told what was refused.
+	// Reached is called with the name of the bound that refused something.
 	Reached func(what string)
 }
 
-// Config is what a Server needs from its host. All is required but where said.
+// Config is what a Server needs from its caller. All fields are required unless noted.
 type Config struct {
 	Namespace, Pod, UID string // the pod's; Pod is namespace/name
 
 	// Dial connects from the pod's network namespace. addr is a literal IP and port.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Policy is the one in force. Before ok is true nothing passes.
+	// Policy returns the policy in force. Nothing passes until ok is true.
 	Policy func() (p *Policy, ok bool)
-	// Forbidden reports whether nothing may be passed to an address.
+	// Forbidden reports whether connections to an address must be refused.
 	Forbidden func(netip.AddrPort) bool
-	// Leaf returns what the pod's clients take for a host's certificate. Nil: there is
-	// none for any.
+	// Leaf returns a certificate of a host that the pod's clients trust. If it is nil,
+	// there are no certificates, and TLS is not decrypted.
 	Leaf func(ctx context.Context, host string) (*tls.Certificate, error)
-	// Roots verify the servers of what is decrypted. Nil: the system's.
+	// Roots verify the servers of decrypted connections. Nil: the system's roots.
 	Roots  *x509.CertPool
 	Bounds Bounds
 	Log    *slog.Logger
 
-	// Count is told what became of each request, or of each connection of which no
-	// more is seen: one of the protocols and verdicts.
+	// Count is called for each request, or for each opaque connection, with one of the
+	// protocols and one of the verdicts below.
 	Count func(protocol, verdict string)
-	// Limited is told of each refusal of a rule that limits.
+	// Limited is called for each refusal by a limit.
 	Limited func(*limit.Refusal)
-	// Harmed is told of each injected fault.
+	// Harmed is called for each injected fault.
 	Harmed func(fault.Injected)
-	// Panicked is told of a bug.
+	// Panicked is called after each recovered panic.
 	Panicked func()
 }
 
-// Protocols that Count is told.
+// Protocols that are passed to Config.Count.
 const (
 	ProtocolHTTP    = "http"
 	ProtocolHTTPS   = "https" // decrypted
@@ -87,34 +88,34 @@ const (
 	ProtocolOther   = "other"
 )
 
-// Verdicts that Count is told.
+// Verdicts that are passed to Config.Count.
 const (
 	VerdictPassed    = "passed"
 	VerdictDenied    = "denied"    // by an intercept rule
-	VerdictUnseen    = "unseen"    // for what cannot be seen
-	VerdictLimited   = "limited"   // beyond a limit
+	VerdictUnseen    = "unseen"    // a rule needs what cannot be seen
+	VerdictLimited   = "limited"   // above a limit
 	VerdictOpened    = "opened"    // by an open breaker
 	VerdictFault     = "fault"     // answered by an injected fault
 	VerdictMalformed = "malformed" // not understood
-	VerdictBound     = "bound"     // beyond the proxy's own bounds
+	VerdictBound     = "bound"     // above the proxy's own bounds
 	VerdictFailed    = "failed"    // the other side did not answer
 	VerdictCut       = "cut"       // under way when the policy changed
 )
 
 const (
 	dialTimeout = 30 * time.Second
-	// delayStep is how often a delayed request looks whether its rule is still there.
+	// delayStep is how often a delayed request checks whether its rule still applies.
 	delayStep = 200 * time.Millisecond
-	// leafTimeout is for a certificate to be signed in.
+	// leafTimeout is how long the signing of a certificate may take.
 	leafTimeout = 5 * time.Second
-	// tunnelIdle is how long a tunnel may say nothing in either direction.
+	// tunnelIdle is how long a tunnel may be silent in both directions.
 	tunnelIdle = 5 * time.Hour
 	idle       = 120 * time.Second
-	// cutGrace is for HTTP/2 connections that are cut to end after GOAWAY, which
-	// net/http gives a second.
+	// cutGrace is how long HTTP/2 connections that are cut may take to end after
+	// GOAWAY. net/http itself waits a second.
 	cutGrace = 2 * time.Second
 
-	maxHandshakes  = 4 // computed at once, with the pod and with servers
+	maxHandshakes  = 4 // computed concurrently, with the pod and with servers
 	maxHeaderBytes = 128 << 10
 	maxStreams     = 256
 )
@@ -129,10 +130,10 @@ type Server struct {
 	seen       *handed
 	start      sync.Once
 	draining   atomic.Bool
-	refusing   atomic.Int32 // requests for which there is no room
+	refusing   atomic.Int32 // requests above the bounds that are being answered with 429
 	handshakes chan struct{}
-	leafless   rate.Sometimes // tells so
-	stall      time.Duration  // of an HTTP/2 stream
+	leafless   rate.Sometimes // limits the warning about missing certificates
+	stall      time.Duration  // write timeout of an HTTP/2 stream
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -140,7 +141,7 @@ type Server struct {
 	flows     flows
 }
 
-// NewServer makes a server that serves nothing yet.
+// NewServer returns a Server that serves nothing until Serve is called.
 func NewServer(c Config) *Server {
 	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, handshakes: make(chan struct{}, maxHandshakes), stall: stall}
 	discard := slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)
@@ -175,7 +176,8 @@ func NewServer(c Config) *Server {
 	return s
 }
 
-// Serve accepts connections on l, Conns, and closes it. It returns nil after Stop.
+// Serve accepts connections on l, which must be Conns, and closes l at the end. It
+// returns nil after Stop.
 func (s *Server) Serve(l net.Listener) error {
 	defer func() { _ = l.Close() }()
 	s.start.Do(func() { go func() { _ = s.http.Serve(s.seen) }() })
@@ -192,12 +194,12 @@ func (s *Server) Serve(l net.Listener) error {
 			if s.draining.Load() {
 				return nil
 			}
-			return fmt.Errorf("accept egress of pod %s: %w", s.Pod, err)
+			return fmt.Errorf("accepting egress connections of pod %s: %w", s.Pod, err)
 		}
 		redirected, ok := raw.(Conn)
 		if !ok {
 			_ = raw.Close()
-			return errors.New("egress: the listener does not tell where connections were meant to go")
+			return errors.New("egress: the listener does not report the original destination of connections")
 		}
 		if !s.Bounds.Open.Take(1) {
 			s.Bounds.Open.Give(1)
@@ -212,11 +214,11 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// Changed decides again about all that is under way, after another policy came into
-// force, and cuts what is refused now.
+// Changed applies the policy again to everything under way, and cuts what it refuses.
+// Call it after each change of the policy.
 func (s *Server) Changed() { s.flows.decide(s) }
 
-// Stop accepts no more.
+// Stop closes the listeners: no further connections are accepted.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,11 +229,12 @@ func (s *Server) Stop() {
 	s.listeners = nil
 }
 
-// Drain waits, after Stop, until all connections have ended; those on which requests
-// are asked end after the next. What is left when ctx is done is cut, and its error
-// returned.
+// Drain waits, after Stop, until all connections have ended. Connections of HTTP end
+// after their next request. When ctx is done, Drain cuts those that are left and
+// returns its error.
 func (s *Server) Drain(ctx context.Context) error {
-	// Not http.Server.Shutdown before that: it drops what it reads on HTTP/1.
+	// http.Server.Shutdown must wait: it drops requests that arrive on HTTP/1
+	// connections meanwhile.
 	err := s.conns.deserted(ctx)
 	if err != nil {
 		grace, cancel := context.WithTimeout(context.Background(), cutGrace)
@@ -242,14 +245,14 @@ func (s *Server) Drain(ctx context.Context) error {
 	return err
 }
 
-// Cut ends everything, after Stop.
+// Cut closes all connections. Call it after Stop.
 func (s *Server) Cut() {
 	_ = s.http.Close()
 	_ = s.seen.Close()
 	s.conns.cut()
 }
 
-// serve serves a connection that was accepted.
+// serve serves an accepted connection.
 func (s *Server) serve(c *conn) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -263,14 +266,14 @@ func (s *Server) serve(c *conn) {
 		s.Count(ProtocolOther, VerdictDenied)
 		_ = c.Close()
 	case p == nil:
-		s.tunnel(c, ProtocolOther, nil) // what it is shows if there are rules again: nobody looked
+		s.tunnel(c, ProtocolOther, nil) // nothing is sniffed: if rules come later, it counts as unseen
 	default:
 		s.hand(c, s.look(c))
 	}
 }
 
-// itself reports whether c was meant for where it was accepted: nothing redirected it,
-// and to pass it on would go round in circles.
+// itself reports whether the destination of c is the address that accepted it. Then
+// nothing redirected it, and forwarding it would loop.
 func (s *Server) itself(c *conn) bool {
 	local, ok := c.LocalAddr().(*net.TCPAddr)
 	if !ok {
@@ -280,8 +283,9 @@ func (s *Server) itself(c *conn) bool {
 	return c.to == netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
-// look serves a connection by what it speaks, or returns what requests are to be read
-// from: c, or what ends on c.
+// look sniffs the protocol of a connection. For HTTP and decrypted TLS it returns the
+// connection to read requests from: c, or the TLS connection on top of c. Everything
+// else it serves itself, and returns nil.
 func (s *Server) look(c *conn) net.Conn {
 	k, h := c.sniff()
 	switch k {
@@ -305,7 +309,8 @@ func (s *Server) look(c *conn) net.Conn {
 	return nil
 }
 
-// hand has requests read from what look returned.
+// hand passes the connection that look returned to the HTTP server. It does nothing for
+// nil.
 func (s *Server) hand(c *conn, served net.Conn) {
 	if served == nil {
 		return
@@ -316,7 +321,7 @@ func (s *Server) hand(c *conn, served net.Conn) {
 	}
 }
 
-// harmed tells what was done in the end.
+// harmed reports the faults that were injected, after the request or connection ended.
 func (s *Server) harmed(f *fault.Faults) {
 	if f == nil {
 		return
@@ -333,8 +338,8 @@ func (s *Server) harmed(f *fault.Faults) {
 	}
 }
 
-// harm decides on faults. While the server drains there are none: what the rules have
-// left of their counts is the next one's.
+// harm returns the faults to inject. While the server drains it returns none: the next
+// server continues with the rules' counts.
 func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
 	if s.draining.Load() {
 		return nil
@@ -342,7 +347,8 @@ func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faul
 	return p.harm(met, asked...)
 }
 
-// delay waits for a fault's sake, until the server drains. It is false when ctx is done.
+// delay waits for an injected delay, at most until the server drains. It reports
+// whether the request goes on: false means that ctx is done.
 func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
 	for start := time.Now(); ; s.lift(f) {
 		left := f.Delay - time.Since(start)
@@ -355,7 +361,7 @@ func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
 	}
 }
 
-// lift takes out of f what is not in effect any more.
+// lift removes from f the faults that are not in effect any more.
 func (s *Server) lift(f *fault.Faults) {
 	var rules *fault.Rules
 	if p, _ := s.Policy(); p != nil {
@@ -369,7 +375,7 @@ func (s *Server) panicked(v any) {
 	s.Log.Error("panic", "pod", s.Pod, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 }
 
-// handed is a listener of connections that others accepted.
+// handed is a net.Listener of connections that another listener accepted.
 type handed struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -403,24 +409,24 @@ func (l *handed) Close() error {
 
 func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
 
-// flow is something that the rules let through and that is under way.
+// flow is a request or a connection that the rules allowed and that is under way.
 type flow struct {
 	asked  []match.HTTP
-	direct *match.HTTP // not nil: what it is to a server that is not the proxy it is asked to be
-	opaque bool        // though what is asked could be decrypted
-	within bool        // more will be seen, and decided about then
-	failed bool        // it was to be decrypted, and could not be
+	direct *match.HTTP // if not nil: how a server reads it that is not the forward proxy the client takes it for
+	opaque bool        // tunnelled as TLS without an attempt to decrypt it
+	within bool        // more will be seen, and is decided about then
+	failed bool        // it should have been decrypted, but could not be
 	cut    func()
 }
 
-// flows are those of a pod.
+// flows are the flows of a pod.
 type flows struct {
 	mu  sync.Mutex
 	all map[*flow]struct{}
 }
 
-// add must come before the policy is asked about f: later ones are then asked by
-// decide.
+// add must be called before the policy is read for one: decide then applies every later
+// policy.
 func (f *flows) add(one *flow) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -444,7 +450,7 @@ func (f *flows) decide(s *Server) {
 	f.mu.Lock()
 	all := slices.Collect(maps.Keys(f.all))
 	f.mu.Unlock()
-	for _, one := range all { // without the lock: expressions take their time
+	for _, one := range all { // without the lock: expressions may be slow
 		if p.refuses(one) == nil && !p.shuts(one) {
 			continue
 		}
@@ -458,12 +464,12 @@ func (f *flows) decide(s *Server) {
 	}
 }
 
-// shuts reports whether limits refuse what is asked, whatever they count.
+// shuts reports whether a breaker that is forced open refuses the flow.
 func (p *Policy) shuts(f *flow) bool {
 	return !f.within && len(f.asked) > 0 && p.limits.Shut(http.Header(f.asked[0].Header).Get("User-Agent"), f.asked...)
 }
 
-// refuses tells what refuses any of what is asked.
+// refuses returns why the intercept rules refuse f, or nil if they allow all of it.
 func (p *Policy) refuses(f *flow) *denial {
 	if len(f.asked) == 0 {
 		return &denial{unseen: true}
@@ -485,7 +491,7 @@ func (p *Policy) refuses(f *flow) *denial {
 		if refused := d(r); refused != nil {
 			return refused
 		}
-		if f.failed && r.Host != "" { // TLS to a host that a proxy was asked for may have no name
+		if f.failed && r.Host != "" { // TLS through a forward proxy may have no server name
 			if refused := p.suspects(r); refused != nil {
 				return refused
 			}

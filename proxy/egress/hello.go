@@ -8,16 +8,16 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// maxHello is how long a ClientHello may be, with what frames it. crypto/tls takes as
-// much.
+// maxHello is the maximum length of a ClientHello with its record headers. crypto/tls
+// has the same maximum.
 const maxHello = 64 << 10
 
-// hello is what a ClientHello tells.
+// hello is what the proxy reads from a ClientHello.
 type hello struct {
-	// name is the server's, in lower case; empty if none is told, or an outer one
-	// that hides another.
+	// name is the server name, in lower case. It is empty if the ClientHello has none,
+	// or has an encrypted ClientHello, whose outer name may hide another.
 	name string
-	// alpn are the protocols offered.
+	// alpn are the offered protocols.
 	alpn []string
 }
 
@@ -27,16 +27,16 @@ const (
 	recordHandshake    = 22
 	messageClientHello = 1
 	maxRecord          = 1 << 14
-	maxRecords         = 256 // that a ClientHello may be in
+	maxRecords         = 256 // that a ClientHello may be split into
 
 	extensionServerName = 0
 	extensionALPN       = 16
 	extensionECH        = 0xfe0d
 )
 
-// parseHello reads the ClientHello that b begins with. io.ErrUnexpectedEOF: it goes on
-// after b, which must have need bytes before more can be told. What two readers could
-// read differently is malformed.
+// parseHello parses the ClientHello at the start of b. If b is incomplete, the error is
+// io.ErrUnexpectedEOF and need is the length that b must have before the next attempt.
+// A ClientHello that two parsers could read differently is malformed.
 func parseHello(b []byte) (out *hello, need int, err error) {
 	message, need, err := handshakeMessage(b)
 	if err != nil {
@@ -85,9 +85,9 @@ func parseHello(b []byte) (out *hello, need int, err error) {
 	return out, 0, nil
 }
 
-// handshakeMessage joins what the records that b begins with have of the first message,
-// which must be a ClientHello. If it goes on after b, need is how long b must be at
-// least to tell more.
+// handshakeMessage joins the fragments of the first message from the records in b. The
+// message must be a ClientHello. If b is incomplete, the error is io.ErrUnexpectedEOF
+// and need is the length that b must have before the next attempt.
 func handshakeMessage(b []byte) (message []byte, need int, err error) {
 	const head, messageHead = 5, 4
 	var joined []byte
@@ -132,7 +132,7 @@ func serverName(data cryptobyte.String) (string, bool) {
 		!names.ReadUint16LengthPrefixed(&name) || !names.Empty() {
 		return "", false
 	}
-	return domain(strings.TrimSuffix(string(name), ".")) // as servers read it that take it at all
+	return domain(strings.TrimSuffix(string(name), ".")) // servers that accept a trailing dot ignore it
 }
 
 func protocols(data cryptobyte.String) (out []string, ok bool) {
@@ -150,7 +150,7 @@ func protocols(data cryptobyte.String) (out []string, ok bool) {
 	return out, true
 }
 
-// domain returns a host's name in lower case, if it is one.
+// domain returns name in lower case, and reports whether it is a valid host name.
 func domain(name string) (string, bool) {
 	if len(name) == 0 || len(name) > 253 {
 		return "", false
@@ -176,5 +176,5 @@ func domain(name string) (string, bool) {
 	return strings.ToLower(name), label > 0
 }
 
-// accessDenied is the fatal alert of that name, in a record.
+// accessDenied is a TLS record with the fatal alert access_denied.
 var accessDenied = []byte{21, 3, 3, 0, 2, 2, 49}

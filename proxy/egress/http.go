@@ -28,14 +28,15 @@ import (
 )
 
 const (
-	// expectTimeout is how long a server is waited for that was asked whether it wants
-	// the body.
+	// expectTimeout is how long the proxy waits for 100 Continue before it sends the
+	// body.
 	expectTimeout = time.Second
-	// requestWeight is what any request holds in both of its servers, beside its head.
+	// requestWeight is the memory in bytes that a request takes in the server and the
+	// transport, besides its head.
 	requestWeight = 48<<10 + upstream.BufferSize
 	fieldWeight   = 128
-	// maxRefusing is how many requests may hold the answer that they are beyond the
-	// bounds, until their clients take it. Further ones are cut off.
+	// maxRefusing is how many requests above the bounds may be answered concurrently.
+	// Further ones are cut without an answer.
 	maxRefusing = 16
 )
 
@@ -47,16 +48,16 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	flow   flow
 
-	forward  bool // the server is a proxy: it is told whom it is asked for
+	forward  bool // the server is a forward proxy: the target keeps its host
 	ticket   limit.Ticket
 	harm     *fault.Faults
 	sent     time.Time
 	took     time.Duration
 	held     int64
-	refusing bool // one of Server.refusing
-	awaits   bool // the head of the answer
+	refusing bool // counted in Server.refusing
+	awaits   bool // waits for the head of the answer
 	failed   bool
-	then     net.Conn // requests are read from it when this one is over, and has no place in flight
+	then     net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
 }
 
 type (
@@ -79,8 +80,8 @@ func exchangeOf(ctx context.Context) *exchange {
 }
 
 var (
-	errCut   = errors.New("the rules refuse it now")
-	errReset = errors.New("an injected reset")
+	errCut   = errors.New("request refused by a newer policy")
+	errReset = errors.New("injected reset")
 )
 
 // ServeHTTP serves one request.
@@ -94,7 +95,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
-	defer context.AfterFunc(c.life, func() { cancel(nil) })() // net/http tells only where the body was read
+	defer context.AfterFunc(c.life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
 	x.last()
@@ -123,7 +124,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.pass()
 }
 
-// guarded ends the stream when its client takes nothing of what is written.
+// guarded resets the stream when its client stops reading.
 type guarded struct {
 	http.ResponseWriter
 	guard *guard.Guard
@@ -149,7 +150,7 @@ func (g *guarded) Unwrap() http.ResponseWriter { return g.ResponseWriter }
 func (x *exchange) finish() {
 	v := recover()
 	if g, ok := x.w.(*guarded); ok {
-		if v == nil && g.wrote { // or net/http does, and waits for the client when all was given back
+		if v == nil && g.wrote { // else net/http flushes later, and waits for the client outside of the accounts
 			_ = g.FlushError()
 		}
 		g.guard.Release()
@@ -178,7 +179,8 @@ func (x *exchange) finish() {
 	}
 }
 
-// weigh takes what the request holds.
+// weigh takes the memory of the request from the account, and reports whether that is
+// within bounds.
 func (x *exchange) weigh() bool {
 	x.held = requestWeight + int64(len(x.r.RequestURI)) + weight(x.r.Header)
 	return x.s.Bounds.Held.Take(x.held)
@@ -193,8 +195,8 @@ func (x *exchange) release() {
 	}
 }
 
-// understand finds out who is asked for what, or refuses what two could understand
-// differently.
+// understand finds out what the request asks for, and of which host. It refuses requests
+// that two servers could read differently.
 func (x *exchange) understand() bool {
 	r, c := x.r, x.c
 	asked := match.HTTP{Scheme: c.scheme, Port: c.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
@@ -202,28 +204,28 @@ func (x *exchange) understand() bool {
 	if r.Host != "" {
 		var ok bool
 		if asked.Host, port, ok = authority(r.Host); !ok {
-			return x.malformed(http.StatusBadRequest, "the host is none")
+			return x.malformed(http.StatusBadRequest, "invalid host")
 		}
 	}
 	switch {
-	case r.URL.Opaque != "": // "x:http://host/" would go on as "http://host/"
-		return x.malformed(http.StatusBadRequest, "the target is neither a path nor a URL of http")
+	case r.URL.Opaque != "": // "x:http://host/" would be forwarded as "http://host/"
+		return x.malformed(http.StatusBadRequest, "the target is neither a path nor an http URL")
 	case r.Method == http.MethodConnect:
 		if r.ProtoMajor != 1 || c.scheme != "http" {
-			return x.malformed(http.StatusNotImplemented, "CONNECT is passed on in HTTP/1.1 without TLS only")
+			return x.malformed(http.StatusNotImplemented, "CONNECT is supported in HTTP/1.1 without TLS only")
 		}
 		if asked.Host == "" || port == 0 || r.URL.Path != "" {
-			return x.malformed(http.StatusBadRequest, "CONNECT asks for a host and a port")
+			return x.malformed(http.StatusBadRequest, "CONNECT needs a host and a port")
 		}
 		x.protocol = ProtocolConnect
 		asked.Scheme, asked.Port, asked.Path, asked.Opaque = "https", port, "", true
 	case r.ProtoMajor == 1 && r.URL.Host != "":
 		if r.URL.Scheme != "http" || c.scheme != "http" || asked.Host == "" || r.URL.User != nil {
-			return x.malformed(http.StatusBadRequest, "a target with a host is for http, and names no user")
+			return x.malformed(http.StatusBadRequest, "a target with a host must be an http URL without user information")
 		}
 		x.forward, asked.Port = true, cmp.Or(port, 80)
 	case c.host != "" && asked.Host != c.host:
-		return x.malformed(http.StatusMisdirectedRequest, "the request is for another host than TLS is with")
+		return x.malformed(http.StatusMisdirectedRequest, "the request is for another host than the TLS connection")
 	}
 	x.asked = append(x.asked, asked)
 	if asked.Port != c.port {
@@ -254,14 +256,14 @@ func (x *exchange) deep(p *Policy) bool {
 	return false
 }
 
-// last asks for no more on the connection while the server drains.
+// last closes the connection after this request while the server drains.
 func (x *exchange) last() {
 	if x.s.draining.Load() {
 		x.w.Header()["Connection"] = []string{"close"}
 	}
 }
 
-// malformed refuses, and asks for no more on the connection.
+// malformed refuses the request and closes the connection. It returns false.
 func (x *exchange) malformed(code int, why string) bool {
 	x.verdict = VerdictMalformed
 	x.w.Header()["Connection"] = []string{"close"}
@@ -269,7 +271,8 @@ func (x *exchange) malformed(code int, why string) bool {
 	return false
 }
 
-// admit lets the rules decide. Those of faults are added to met, if it is not nil.
+// admit applies the rules and reports whether the request may go on. The fault rules
+// that match are added to met, if it is not nil.
 func (x *exchange) admit(met fault.Met) bool {
 	p, _ := x.s.Policy()
 	if p == nil {
@@ -312,7 +315,7 @@ func (x *exchange) limited(r *limit.Refusal) {
 	x.answer(code, r.RetryAfter, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
 }
 
-// denial says it in words.
+// denial returns the message to the client.
 func (s *Server) denial(d *denial) string {
 	of := fmt.Sprintf("CircuitBreaker %s/%s", s.Namespace, d.breaker)
 	switch {
@@ -328,7 +331,8 @@ func (s *Server) denial(d *denial) string {
 	return fmt.Sprintf("%s: rule %s denies this", of, d.rule)
 }
 
-// meet does to the request what is done before it is sent on.
+// meet injects the faults that come before the request is forwarded, and reports whether
+// it is to be forwarded.
 func (x *exchange) meet(f *fault.Faults) bool {
 	if f.Delay > 0 {
 		x.ahead()
@@ -349,8 +353,8 @@ func (x *exchange) meet(f *fault.Faults) bool {
 	return true
 }
 
-// ahead reads a short body before the request waits: over HTTP/1 a client is seen to go
-// only then.
+// ahead reads a short body before the request is delayed: over HTTP/1, net/http notices
+// that a client has disconnected only after the body was read.
 func (x *exchange) ahead() {
 	r := x.r
 	if r.ProtoMajor != 1 || r.ContentLength <= 0 || r.ContentLength > upstream.BufferSize || r.Header["Expect"] != nil {
@@ -363,7 +367,7 @@ func (x *exchange) ahead() {
 	r.Body = io.NopCloser(bytes.NewReader(body))
 }
 
-// reset breaks the connection or the stream off.
+// reset resets the connection, or the stream of HTTP/2.
 func (x *exchange) reset() {
 	if x.r.ProtoMajor == 1 {
 		x.c.reset()
@@ -371,7 +375,8 @@ func (x *exchange) reset() {
 	panic(http.ErrAbortHandler)
 }
 
-// answer is the proxy's own.
+// answer sends an answer of the proxy itself. retry is sent as Retry-After if it is
+// above zero.
 func (x *exchange) answer(code int, retry time.Duration, message string) {
 	x.code = code
 	h := x.w.Header()
@@ -389,7 +394,7 @@ func (x *exchange) answer(code int, retry time.Duration, message string) {
 	_, _ = x.w.Write(body)
 }
 
-// pass sends the request on, and the answer back.
+// pass forwards the request and its answer.
 func (x *exchange) pass() {
 	if x.c.unverified != nil {
 		x.failed, x.verdict, x.err = true, VerdictFailed, x.c.unverified
@@ -407,14 +412,14 @@ func (x *exchange) pass() {
 	x.s.proxy.ServeHTTP(x.w, x.r)
 }
 
-// plain keeps net/http from adding what the server did not say.
+// plain keeps net/http from adding headers that the server did not send.
 func (x *exchange) plain() {
 	for _, k := range []string{"Content-Type", "Date"} {
 		x.w.Header()[k] = nil
 	}
 }
 
-// rewrite makes the request that goes to where the connection was meant to go.
+// rewrite builds the request to the original destination of the connection.
 func rewrite(pr *httputil.ProxyRequest) {
 	x := exchangeOf(pr.In.Context())
 	out := pr.Out
@@ -423,12 +428,12 @@ func rewrite(pr *httputil.ProxyRequest) {
 			out.Header[k] = v
 		}
 	}
-	if httpguts.HeaderValuesContainsToken(out.Header["Upgrade"], "h2c") { // the requests after it would not be seen
+	if httpguts.HeaderValuesContainsToken(out.Header["Upgrade"], "h2c") { // the proxy could not see the requests after an upgrade
 		for _, k := range []string{"Upgrade", "Connection", "Http2-Settings"} {
 			out.Header.Del(k)
 		}
 	}
-	out.Trailer = pr.In.Trailer // that net/http fills in when the body has ended
+	out.Trailer = pr.In.Trailer // net/http fills it in at the end of the body
 	out.Host = pr.In.Host
 	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
 	if x.forward {
@@ -436,12 +441,13 @@ func rewrite(pr *httputil.ProxyRequest) {
 	}
 	out.URL.Scheme, out.URL.Host = x.c.scheme, x.c.to.String()
 	if target := pr.In.RequestURI; strings.HasPrefix(target, "/") && !strings.HasPrefix(target, "//") && out.URL.RequestURI() != target {
-		// As it came, though Go would spell it differently.
+		// Keep the target as it came: Go would encode it differently.
 		out.URL.Opaque, _, _ = strings.Cut(target, "?")
 	}
 }
 
-// forwarded sends a target with a host as it came.
+// forwarded is Transport.Proxy. It returns the original destination for requests to a
+// forward proxy, so that their targets keep the host.
 func forwarded(r *http.Request) (*url.URL, error) {
 	if x := exchangeOf(r.Context()); x != nil && x.forward {
 		return &url.URL{Scheme: "http", Host: x.c.to.String()}, nil
@@ -449,14 +455,14 @@ func forwarded(r *http.Request) (*url.URL, error) {
 	return nil, nil
 }
 
-// roundTripper takes the way of the request's connection.
+// roundTripper uses the transport of the request's connection.
 type roundTripper struct{}
 
 func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	return exchangeOf(r.Context()).c.transport.RoundTrip(r)
 }
 
-// answered sees the head of the server's answer.
+// answered handles the head of the server's answer (ReverseProxy.ModifyResponse).
 func answered(resp *http.Response) error {
 	x := exchangeOf(resp.Request.Context())
 	x.took = time.Since(x.sent)
@@ -491,7 +497,7 @@ func answered(resp *http.Response) error {
 	return nil
 }
 
-// harmedBody is an answer's that meets faults.
+// harmedBody injects faults into the body of an answer.
 type harmedBody struct {
 	io.ReadCloser
 	x    *exchange
@@ -502,14 +508,14 @@ func (b *harmedBody) Read(p []byte) (int, error) {
 	return b.harm.read(b.x.r.Context(), p, b.ReadCloser.Read)
 }
 
-// failed answers for a server that did not.
+// failed answers a request whose server did not answer (ReverseProxy.ErrorHandler).
 func failed(w http.ResponseWriter, r *http.Request, err error) {
 	x := exchangeOf(r.Context())
-	x.c.upgraded.Store(false) // where it was to be, and what the server switched to was not asked for
+	x.c.upgraded.Store(false) // answered may have set it, and the protocol that the server chose was not the requested one
 	if errors.Is(err, errReset) {
 		x.reset()
 	}
-	if r.Context().Err() != nil { // nobody waits for an answer, or is to have one
+	if r.Context().Err() != nil { // the client has disconnected, or the request was cut
 		x.failed, x.code = true, 0
 		panic(http.ErrAbortHandler)
 	}
@@ -517,7 +523,8 @@ func failed(w http.ResponseWriter, r *http.Request, err error) {
 	x.answer(http.StatusBadGateway, 0, "the server did not answer: "+reason(err))
 }
 
-// reason is what a pod may know of an error: what it would have seen itself.
+// reason returns the part of an error that a pod may see: what its own connect would
+// have returned.
 func reason(err error) string {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
 		return op.Err.Error()
@@ -525,7 +532,7 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// buffers are what bodies are copied with.
+// buffers is the pool of buffers to copy bodies with.
 type buffers struct{}
 
 func (buffers) Get() []byte { return upstream.Buffer().B }

@@ -11,8 +11,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Policy is what the rules of a pod say about its requests to other hosts. It is
-// immutable. Nil, as of a pod that has no such rules, lets everything pass unseen.
+// Policy is the compiled rules about a pod's requests to hosts other than the apiserver.
+// It is immutable. A nil Policy, of a pod without such rules, passes everything without
+// looking at it.
 type Policy struct {
 	breakers []breaker
 	decrypt  bool
@@ -27,13 +28,14 @@ type breaker struct {
 	deny, allow  matches
 }
 
-// matches are those of some rules.
+// matches are the matches of the rules that deny, or of those that allow.
 type matches struct {
-	of      int                   // so many rules, with entries or without
+	of      int                   // number of rules, those without entries included
 	entries match.Entries[string] // by the rules' names
 }
 
-// Compile makes the policy of m, nil without Egress. The limits and faults are m's.
+// Compile returns the policy of m, or nil if m has no Egress. limits and faults must be
+// compiled from m too.
 func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Policy, error) {
 	if m.GetEgress() == nil {
 		return nil, nil
@@ -60,24 +62,24 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 	return out, nil
 }
 
-// Refuse makes the policy of a pod whose rules are not known: nothing passes.
+// Refuse returns the policy of a pod whose rules are unknown: nothing passes.
 func Refuse() *Policy {
 	all := &meshv1.Breaker{Intercepts: []*meshv1.InterceptRule{{Deny: true, Http: []*meshv1.HttpMatch{{}}}}}
 	p, err := Compile(&meshv1.Traffic{Egress: &meshv1.Egress{}, Breakers: []*meshv1.Breaker{all}}, nil, nil)
 	if err != nil {
-		panic(err) // there is nothing in it that could be wrong
+		panic(err) // a constant policy always compiles
 	}
 	return p
 }
 
-// denial says which CircuitBreaker does not let a request pass.
+// denial is why a request is refused: which CircuitBreaker and rule.
 type denial struct {
-	breaker string // empty: the rules are not known
-	rule    string // empty: none allows it
-	unseen  bool   // for what would have to be seen
+	breaker string // empty: the rules are unknown
+	rule    string // empty: no rule allows the request
+	unseen  bool   // the rule needs what cannot be seen
 }
 
-// denied tells what refuses a request; nil if nothing does.
+// denied returns why the rules refuse a request, or nil if they allow it.
 func (p *Policy) denied(r *match.HTTP) *denial {
 	if p == nil {
 		return nil
@@ -90,7 +92,8 @@ func (p *Policy) denied(r *match.HTTP) *denial {
 	return nil
 }
 
-// surely tells what refuses a request whatever else will be seen of it.
+// surely returns why the rules refuse a request regardless of what else will be seen of
+// it. It returns nil if that is still open.
 func (p *Policy) surely(r *match.HTTP) *denial {
 	if p == nil {
 		return nil
@@ -103,7 +106,7 @@ func (p *Policy) surely(r *match.HTTP) *denial {
 	return nil
 }
 
-// forbids tells what denies a request, whether or not another rule allows it.
+// forbids returns the rule that denies a request, or nil. It ignores rules that allow.
 func (p *Policy) forbids(r *match.HTTP) *denial {
 	for i := range p.breakers {
 		if verdict, by := p.breakers[i].deny.decide(r); verdict == match.Yes {
@@ -113,7 +116,7 @@ func (p *Policy) forbids(r *match.HTTP) *denial {
 	return nil
 }
 
-// suspects tells what may deny a request, but for what cannot be seen.
+// suspects returns a rule that may deny a request, depending on what cannot be seen.
 func (p *Policy) suspects(r *match.HTTP) *denial {
 	if p == nil {
 		return nil
@@ -145,7 +148,8 @@ func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
 	return nil
 }
 
-// decide is the clearest verdict of the rules, and the first that gives it.
+// decide returns the strongest verdict of the rules (Yes before Unseen before No), and
+// the first rule that gives it.
 func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
 	for _, n := range of.entries.Hosts.Of(r.Host) {
 		switch e := &of.entries.URLs[n]; e.Match.Match(r) {
@@ -160,8 +164,8 @@ func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
 	return verdict, by
 }
 
-// blind tells what refuses a connection of something that is neither TLS nor HTTP.
-// Then only rules about any host have a say, and refuseUnseen of theirs for all others.
+// blind returns why the rules refuse a connection that is neither TLS nor HTTP. Only
+// rules for any host can match it. Where these do not allow it, refuseUnseen decides.
 func (p *Policy) blind(r *match.HTTP) *denial {
 	if p == nil {
 		return nil
@@ -178,7 +182,7 @@ func (p *Policy) blind(r *match.HTTP) *denial {
 	return nil
 }
 
-// deep reports whether a rule asks for more of requests to a host than its name.
+// deep reports whether a rule needs more of the requests to a host than its name.
 func (p *Policy) deep(host string) bool {
 	if p == nil {
 		return false
@@ -191,8 +195,8 @@ func (p *Policy) deep(host string) bool {
 	return p.limits.Deep(host) || p.faults.Deep(host)
 }
 
-// decrypts reports whether TLS, of which asked is seen, is to be decrypted: whether a rule
-// is about the requests in it.
+// decrypts reports whether a TLS connection is to be decrypted, because a rule is about
+// the requests within it. asked is what is seen of the connection.
 func (p *Policy) decrypts(asked ...match.HTTP) bool {
 	return p != nil && p.decrypt && slices.ContainsFunc(asked, func(r match.HTTP) bool {
 		return r.Host != "" && (p.intercepts(&r) || p.limits.Decrypts(&r) || p.faults.Decrypts(&r))
@@ -208,8 +212,8 @@ func (p *Policy) intercepts(r *match.HTTP) bool {
 	})
 }
 
-// take asks the limits, but for those that gave a ticket for what this is part of. The
-// refusal is nil if they let pass what is asked.
+// take applies the limits, except those that already counted partOf, the CONNECT that
+// asked is tunnelled through. The refusal is nil if the limits allow the request.
 func (p *Policy) take(partOf limit.Ticket, userAgent string, asked ...match.HTTP) (limit.Ticket, *limit.Refusal) {
 	if p == nil {
 		return limit.Ticket{}, nil
@@ -217,7 +221,7 @@ func (p *Policy) take(partOf limit.Ticket, userAgent string, asked ...match.HTTP
 	return p.limits.TakeHTTP(time.Now(), partOf, userAgent, asked...)
 }
 
-// harm asks what faults meet what is asked, but for those of the rules in met.
+// harm returns the faults to inject into a request, except those of the rules in met.
 func (p *Policy) harm(met fault.Met, asked ...match.HTTP) *fault.Faults {
 	if p == nil {
 		return nil

@@ -12,17 +12,19 @@ import (
 )
 
 const (
-	// speakTimeout is how long a client may be silent at first: of some protocols it
-	// waits for the server to speak.
+	// speakTimeout is how long the proxy waits for the first bytes of a client: in some
+	// protocols the server speaks first.
 	speakTimeout = 3 * time.Second
-	// headTimeout is how long it may take until more is known.
+	// headTimeout is how long the client may take from its first bytes to a known
+	// protocol, and to the end of a head.
 	headTimeout = 10 * time.Second
-	// maxMethod and maxLine are of a line that is to be looked at for HTTP.
+	// maxMethod and maxLine bound, in bytes, the method and the request line that may be
+	// HTTP.
 	maxMethod = 64
 	maxLine   = 16 << 10
 )
 
-// kind is what a connection speaks.
+// kind is the protocol that a connection speaks.
 type kind int
 
 const (
@@ -31,13 +33,14 @@ const (
 	speaksHTTP  // 1.x, or close to it
 	speaksHTTP2 // without TLS
 	speaksOther
-	speaksNothing // and will not
+	speaksNothing // closed, or sent too much
 )
 
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// recognise tells what b begins. need is how long b must be at least to tell more.
-// What a lenient server would take for HTTP is HTTP: it is for its parser to refuse it.
+// recognise returns the protocol that b begins. If that is undecided, need is the length
+// that b must have before the next attempt. Everything that a lenient server would take
+// for HTTP counts as HTTP: the parser then refuses what is malformed.
 func recognise(b []byte) (k kind, h *hello, need int) {
 	if len(b) == 0 {
 		return undecided, nil, 1
@@ -85,7 +88,7 @@ func token(b []byte) bool {
 	return !slices.ContainsFunc(b, func(c byte) bool { return !httpguts.IsTokenRune(rune(c)) })
 }
 
-// sniff reads until it is known what the client speaks. What was read is in c.early.
+// sniff reads until the protocol of the client is known. c.early contains what it read.
 func (c *conn) sniff() (kind, *hello) {
 	defer func() { _ = c.Conn.SetReadDeadline(time.Time{}) }()
 	timeout := speakTimeout
@@ -95,7 +98,7 @@ func (c *conn) sniff() (kind, *hello) {
 	_ = c.Conn.SetReadDeadline(time.Now().Add(timeout))
 	k, h, need := recognise(c.early)
 	for k == undecided {
-		// Room is made for as much as has come, for more may only be announced.
+		// At most double the buffer: the client may announce more than it sends.
 		free := slices.Grow(c.early, max(512, min(need-len(c.early), len(c.early))))
 		n, err := c.receive(free[len(c.early):cap(free)])
 		if len(c.early) == 0 && n > 0 {
@@ -103,7 +106,7 @@ func (c *conn) sniff() (kind, *hello) {
 		}
 		c.early = free[:len(c.early)+n]
 		if err != nil && n == 0 {
-			// Of what was too much nothing is kept, and without it the rest is passed to nobody.
+			// On errTooMuch, receive dropped bytes, so that the rest cannot be forwarded.
 			if errors.Is(err, errTooMuch) || len(c.early) == 0 && !isTimeout(err) {
 				return speaksNothing, nil
 			}

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// authority splits what a client says whom it asks: a host, in lower case, and a
-// port, 0 if there is none.
+// authority splits the authority of a request into the host, in lower case, and the
+// port, 0 if there is none. It reports whether s is valid.
 func authority(s string) (host string, port uint16, ok bool) {
 	host, rest := s, ""
 	if inner, literal := strings.CutPrefix(s, "["); literal {
@@ -36,9 +36,9 @@ func authority(s string) (host string, port uint16, ok bool) {
 	return host, uint16(n), true
 }
 
-// unambiguous reports whether all servers see the same path in a target, given without
-// its query and decoded once: one that cuts it differently, decodes it once more, or
-// resolves parts of it sees another.
+// unambiguous reports whether all servers read the same path from a target. raw is the
+// path without the query, path is raw decoded once. Servers may differ if they split the
+// target differently, decode it twice or resolve dot segments.
 func unambiguous(raw, path string) bool {
 	if path == "*" {
 		return true

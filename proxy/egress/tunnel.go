@@ -15,15 +15,15 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
-// tunnel lets the rules decide about a connection of which no more is seen than what
-// is asked, and passes it on.
+// tunnel applies the rules to an opaque connection and relays it. asked is all that is
+// seen of the connection.
 func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	defer func() { _ = c.Close() }()
 	c.upgraded.Store(true)
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
-	f.opaque = protocol == ProtocolTLS && !p.decrypts(asked...) // else it was tried
+	f.opaque = protocol == ProtocolTLS && !p.decrypts(asked...) // else decrypting was tried before
 	s.flows.add(f)
 	defer s.flows.remove(f)
 	p, _ = s.Policy()
@@ -67,7 +67,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	if err != nil {
 		line.verdict, line.err = VerdictFailed, err
 		line.done()
-		c.reset() // as an address that does not answer
+		c.reset() // as if the address did not answer
 		return
 	}
 	defer func() { _ = up.Close() }()
@@ -96,7 +96,8 @@ func hostOf(asked []match.HTTP) string {
 	return asked[0].Host
 }
 
-// alert tells the client of TLS that the connection is refused, and lets it read that.
+// alert sends access_denied to a client of TLS, and waits until the client has read it.
+// It does nothing for other protocols.
 func (c *conn) alert(protocol string) {
 	if protocol != ProtocolTLS {
 		return
@@ -108,7 +109,8 @@ func (c *conn) alert(protocol string) {
 	if half, ok := c.bare().(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		return
 	}
-	// Closed with something unread, the connection would be reset, and the alert lost.
+	// Read what the client sends: closing a socket with unread data sends a reset, and
+	// the alert would be lost.
 	var rest [4 << 10]byte
 	for read := 0; read < maxHello; {
 		n, err := c.Conn.Read(rest[:])
@@ -133,9 +135,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-var errInjected = errors.New("an injected fault")
+var errInjected = errors.New("injected fault")
 
-// harmedConn is a server whose answer meets faults.
+// harmedConn is a connection to a server that injects faults into the answer.
 type harmedConn struct {
 	net.Conn
 	c    *conn
@@ -165,18 +167,18 @@ func (h *harmedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// harm is what is done to an answer's bytes, while the rules say so.
+// harm injects faults into the bytes of an answer, as long as the rules are in effect.
 type harm struct {
 	s    *Server
 	by   *fault.Faults
-	left int64 // until it is broken off; below 0: it is not
+	left int64 // bytes until the answer is broken off; below 0: it is not
 	pace *rate.Limiter
 }
 
 func newHarm(s *Server, f *fault.Faults) harm {
 	out := harm{s: s, by: f, left: f.Truncate}
 	if f.Slow > 0 {
-		burst := int(min(max(f.Slow/10, 1), 32<<10)) // so that no wait is longer than a second
+		burst := int(min(max(f.Slow/10, 1), 32<<10)) // bounds each wait to a second, so that lifted rules take effect
 		out.pace = rate.NewLimiter(rate.Limit(f.Slow), burst)
 	}
 	return out
@@ -212,7 +214,7 @@ func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error
 	return n, err
 }
 
-// line is what is counted and logged of a request or a connection.
+// line is what the proxy counts and logs about a request or a connection.
 type line struct {
 	s        *Server
 	c        *conn
@@ -244,7 +246,7 @@ func (l *line) limited(r *limit.Refusal) {
 	l.done()
 }
 
-// done counts and logs. It never tells a path, a header or a body.
+// done counts and logs the line. It never logs a path, a header or a body.
 func (l *line) done() {
 	l.s.Count(l.protocol, l.verdict)
 	if !l.s.Log.Enabled(context.Background(), slog.LevelDebug) {

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// maxDelay is of one request, of all rules together.
+// maxDelay bounds the delay of a request, the sum of all rules, in nanoseconds.
 const maxDelay = math.MaxInt64
 
-// decision is what becomes of one request, rule by rule.
+// decision collects the faults of one request, rule by rule.
 type decision struct {
 	now       time.Time
 	rules     *Rules
@@ -17,8 +17,8 @@ type decision struct {
 	faults    *Faults
 }
 
-// add lets a rule decide that matches the request. Of its kinds of fault, may are
-// those that the request can meet.
+// add adds the faults of a rule that matches the request. may are the rule's kinds of
+// fault that apply to such a request.
 func (d *decision) add(r *rule, may kinds) {
 	if may == 0 || !r.inForce(d.now) {
 		return
@@ -40,7 +40,7 @@ func (d *decision) add(r *rule, may kinds) {
 	}
 }
 
-// decide returns the kinds of fault that the n-th request meets.
+// decide returns the kinds of fault to inject into the n-th request.
 func (r *rule) decide(may kinds, n uint64) (out kinds) {
 	for k := range numKinds {
 		if may.has(k) && (ofEvents.has(k) || chance(r.percent(k), r.seed, k, n)) {
@@ -81,7 +81,7 @@ func (r *rule) percent(k Kind) float64 {
 	return 0
 }
 
-// do adds one fault of a rule's n-th request.
+// do adds one fault of the n-th request that the rule matched.
 func (d *decision) do(r *rule, k Kind, n uint64) {
 	f, m, w := d.faults, r.message, r.message.GetWatch()
 	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
@@ -125,7 +125,8 @@ func (d *decision) do(r *rule, k Kind, n uint64) {
 	}
 }
 
-// events returns what decides about each event of a rule's n-th watch.
+// events returns a function that decides about each event of the n-th watch that the
+// rule matched.
 func (r *rule) events(k Kind, n uint64) func() bool {
 	percent := r.percent(k)
 	event := uint64(0)

@@ -7,9 +7,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Lift takes out of a request's faults those that are not in effect any more: of rules
-// that are not among these, or whose time is over, and all of a namespace that has none.
-// Each ends by itself. What was done stays told of. f may be nil.
+// Lift removes from f the faults that are not in effect any more: those of rules that r
+// does not contain, those of rules outside of their effective time, and all if the
+// namespace is exempt. Faults that were injected stay counted. f may be nil.
 func (r *Rules) Lift(now time.Time, f *Faults) {
 	if f == nil {
 		return
@@ -30,7 +30,7 @@ func (r *Rules) inEffect(now time.Time, part Injected, namespace string) bool {
 	})
 }
 
-// leave leaves the parts and nothing else.
+// leave removes every fault that is not in f.parts.
 func (f *Faults) leave() {
 	var left kinds
 	var delay time.Duration
@@ -81,8 +81,8 @@ func (w *Watch) leave(left kinds, parts []Injected) {
 	}
 }
 
-// Drops reports whether a rule may keep events from the watches of a kind, in effect now
-// or not.
+// Drops reports whether a rule may drop events from watches of a kind, whether or not it
+// is in effect now.
 func (r *Rules) Drops(k match.Kind) bool {
 	of := r.OfKind(k)
 	for rule := range of.all() {

@@ -1,16 +1,17 @@
-// Package fault decides which requests of a pod are harmed and how. It is pure but
-// for locks: the time is told to it, and chance follows from the rules' seeds.
+// Package fault decides which faults are injected into the requests of a pod. It is
+// pure except for locks: the caller passes the time, and chance follows from the rules'
+// seeds.
 //
-// Rules are asked in the order of their policy: injections by name, and rules as they
-// were written. All that match a request apply: delays add up, and of what cannot be
-// done together the first is done (kind.go).
+// Rules apply in the order of their policy: injections by name, and the rules of one in
+// the order of its spec. All rules that match a request apply. Delays add up. If two
+// faults exclude each other, the first one is injected (kind.go).
 //
-// The n-th request that a rule matches meets the same faults whenever a run is
-// repeated: each kind of fault is decided about by a hash of the rule's seed, its name,
-// the kind and n, and events of a watch by that of their own number too. Rules without a
-// seed have the pod's uid in its place. What is outside of a
-// rule's time is not counted. What was counted is kept in a [Store] by the rules' keys,
-// so that it outlives policies that do not touch a rule, and the agent.
+// The n-th request that a rule matches gets the same faults whenever a run is repeated:
+// a hash of the rule's seed, its name, the kind and n decides about each kind of fault.
+// For the events of a watch the hash includes the number of the event too. Rules without
+// a seed use the pod's uid instead. Requests outside of a rule's effective time are not
+// counted. A [Store] keeps the counts by the rules' keys, so that they survive policies
+// that do not change the rule, and the takeover by another agent.
 package fault
 
 import (
@@ -18,29 +19,31 @@ import (
 	"time"
 )
 
-// Faults are what is done to one request. Nil fields do nothing.
+// Faults are the faults to inject into one request. Nil fields do nothing.
 type Faults struct {
-	// Rules that do it, as injection/rule, for the access line.
+	// Rules that inject them, as injection/rule, for the access line.
 	Rules []string
 	Delay time.Duration
 	Abort *Abort
-	// Reset is before the request is sent on, or after it was answered.
+	// Reset resets the connection before the request is forwarded, ResetAfter after it
+	// was answered.
 	Reset, ResetAfter bool
-	// Truncate breaks the answer off after so many bytes; below 0: does not.
+	// Truncate is the number of bytes after which the answer is broken off; below 0: it
+	// is not.
 	Truncate int64
-	// Slow is bytes a second of the answer; 0: as they come.
+	// Slow is the rate of the answer in bytes per second; 0: unlimited.
 	Slow int64
-	// Broke is set by whoever breaks the answer off, and Slowed by whoever holds bytes of it
-	// back.
+	// The caller sets Broke when it breaks the answer off, and Slowed when it delays
+	// bytes of it.
 	Broke, Slowed bool
-	// Stale is how old the list is to be; 0: as it is.
+	// Stale is the age of the list to serve; 0: the current list.
 	Stale time.Duration
 	Watch *Watch
-	// Injected is the same by rule and kind, for metrics. What is of a watch may not have
-	// happened yet (Over).
+	// Injected lists the faults by rule and kind, for metrics. Faults of a watch may not
+	// have been injected yet (see Over).
 	Injected []Injected
 
-	// parts are all that was decided, but for what was lifted.
+	// parts are all faults that were decided on, except those that were lifted.
 	parts     []Injected
 	namespace string // of the request
 }
@@ -51,11 +54,11 @@ type Injected struct {
 	Kind            Kind
 
 	of   *rule
-	done *bool // of a watch only: it was told to Watch.Told
+	done *bool // of a watch only: it was passed to Watch.Told
 }
 
-// Missed says that a fault was not injected after all, for nothing was there to
-// inject it into.
+// Missed records that a fault of kind k was not injected, because there was nothing to
+// inject it into. It is taken out of Injected and of the rule's count.
 func (f *Faults) Missed(k Kind) {
 	for i, of := range f.Injected {
 		if of.Kind != k || of.done != nil && *of.done {
@@ -70,8 +73,9 @@ func (f *Faults) Missed(k Kind) {
 	}
 }
 
-// Over says that nothing more is done to a watch: what was to be done and was not, is
-// missed. What was done has been told, and is not in Injected any more.
+// Over records that a watch has ended. Its faults that were not injected count as
+// missed. Those that were injected have been passed to Watch.Told, and are taken out of
+// Injected too.
 func (f *Faults) Over() {
 	for k := range numKinds {
 		for ofWatches.has(k) && slices.ContainsFunc(f.Injected, func(of Injected) bool { return of.Kind == k && !*of.done }) {
@@ -81,18 +85,18 @@ func (f *Faults) Over() {
 	f.Injected = slices.DeleteFunc(f.Injected, func(of Injected) bool { return of.done != nil })
 }
 
-// Abort is an answer.
+// Abort is an answer of the proxy in place of the server's.
 type Abort struct {
 	Status int
 	Reason string
-	// Rule that says so, as injection/rule.
+	// Rule that aborts, as injection/rule.
 	Rule string
 }
 
-// Watch is what is done to a watch. Chance decides about each event, by functions
-// that are nil where there is nothing to decide. They are for one goroutine, and each is
-// to be asked about each event once, so that a run repeats. Whoever does what was
-// decided says so (Did).
+// Watch is the faults to inject into a watch. The functions decide about the next event,
+// and are nil if no rule has such a fault. They must be called from one goroutine, and
+// once for each event, so that runs are repeatable. The caller injects the faults, and
+// reports each of them with Did.
 type Watch struct {
 	Gone, Cut, Stall bool
 	GoneAfter        time.Duration
@@ -102,17 +106,18 @@ type Watch struct {
 	Delay            func() time.Duration
 	Duplicate, Drop  func() bool
 	MadeUpAfter      time.Duration
-	// Exempt reports whether events of a namespace's objects are left alone; nil: none are.
+	// Exempt reports whether no faults are injected into events of a namespace's objects;
+	// nil: no namespace is exempt.
 	Exempt func(namespace string) bool
-	// Told, if not nil, hears of each fault that was done.
+	// Told, if not nil, is called for each injected fault.
 	Told func(Injected)
 
 	by     [numKinds]*Injected
 	delays []delays
-	late   []Injected // that Delay decided on last
+	late   []Injected // rules that delay the last event passed to Delay
 }
 
-// delays are those of one rule.
+// delays decides about the delays of one rule.
 type delays struct {
 	by   Injected
 	late func() bool
@@ -129,11 +134,11 @@ func (w *Watch) delay() (by time.Duration) {
 	return by
 }
 
-// Delays is how many rules delay events.
+// Delays returns the number of rules that delay events.
 func (w *Watch) Delays() int { return len(w.delays) }
 
-// Did says that a fault was done to the watch, or to the event that was decided about
-// last.
+// Did records that a fault was injected into the watch, or into the event that the
+// functions decided about last.
 func (w *Watch) Did(k Kind) {
 	if k == WatchDelay {
 		for _, of := range w.late {

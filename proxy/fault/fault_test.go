@@ -382,19 +382,19 @@ func TestEventsOfAWatch(t *testing.T) {
 
 func TestWhatCannotBeCompiled(t *testing.T) {
 	for what, r := range map[string]*meshv1.FaultRule{
-		"no percentage":    {Delay: &meshv1.Delay{Percent: math.NaN()}},
-		"is no percentage": {Reset_: &meshv1.Reset{Percent: 101}},
-		"negative":         {Delay: &meshv1.Delay{FixedNs: -1}},
-		"no status":        {Abort: &meshv1.Abort{Status: 99}},
-		"0 bytes":          {SlowBody: &meshv1.SlowBody{}},
-		"not possible":     {Truncate: &meshv1.Truncate{AfterBytes: math.MaxUint64}},
-		`"Mars/Base"`:      {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "Mars/Base"}},
-		`"Local"`:          {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "Local"}},
-		"../etc":           {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "../etc/passwd"}},
-		"month 13":         {EffectiveTime: &meshv1.EffectiveTime{Months: []uint32{13}}},
-		"within a day":     {EffectiveTime: &meshv1.EffectiveTime{Start: 86400}},
-		"header":           {Resources: []*meshv1.ResourceMatch{{Headers: []*meshv1.HeaderMatch{{}}}}},
-		"missing":          {Http: []*meshv1.HttpMatch{{Path: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "("}}}}},
+		"percentage NaN":     {Delay: &meshv1.Delay{Percent: math.NaN()}},
+		"invalid percentage": {Reset_: &meshv1.Reset{Percent: 101}},
+		"negative":           {Delay: &meshv1.Delay{FixedNs: -1}},
+		"is not between":     {Abort: &meshv1.Abort{Status: 99}},
+		"number of bytes 0":  {SlowBody: &meshv1.SlowBody{}},
+		"invalid number":     {Truncate: &meshv1.Truncate{AfterBytes: math.MaxUint64}},
+		`"Mars/Base"`:        {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "Mars/Base"}},
+		`"Local"`:            {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "Local"}},
+		"../etc":             {EffectiveTime: &meshv1.EffectiveTime{TimeZone: "../etc/passwd"}},
+		"month 13":           {EffectiveTime: &meshv1.EffectiveTime{Months: []uint32{13}}},
+		"exceed a day":       {EffectiveTime: &meshv1.EffectiveTime{Start: 86400}},
+		"header":             {Resources: []*meshv1.ResourceMatch{{Headers: []*meshv1.HeaderMatch{{}}}}},
+		"missing":            {Http: []*meshv1.HttpMatch{{Path: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "("}}}}},
 	} {
 		_, err := Compile(one(r), NewStore("pod"), noon)
 		require.ErrorContains(t, err, what)

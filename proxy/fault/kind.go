@@ -11,7 +11,7 @@ import (
 // Kind is a kind of fault.
 type Kind int
 
-// Kinds, in the order in which those of one rule are taken.
+// Kinds of fault, in the order in which those of one rule are applied.
 const (
 	Delay Kind = iota
 	Aborted
@@ -34,10 +34,10 @@ var kindNames = [numKinds]string{
 	"watch_gone", "watch_cut", "watch_stall", "watch_delay", "watch_duplicate", "watch_drop",
 }
 
-// String is the kind's name in metrics.
+// String returns the kind's name in metrics.
 func (k Kind) String() string { return kindNames[k] }
 
-// kinds is a set of them.
+// kinds is a set of kinds.
 type kinds uint16
 
 func setOf(members ...Kind) (s kinds) {
@@ -50,16 +50,16 @@ func setOf(members ...Kind) (s kinds) {
 func (s kinds) has(k Kind) bool { return s&(1<<k) != 0 }
 
 var (
-	// unanswered are the kinds with which the apiserver does not answer.
+	// unanswered are the kinds that replace the server's answer.
 	unanswered = setOf(Aborted, Reset)
 	ofEvents   = setOf(WatchDelay, WatchDuplicate, WatchDrop)
 	ofWatches  = setOf(WatchGone, WatchCut, WatchStall) | ofEvents
-	// ofRequests are the kinds that are for one request, and not for its connection.
+	// ofRequests are the kinds that apply to one request, not to its connection.
 	ofRequests = setOf(Aborted, ResetAfter, Truncate, SlowBody)
-	// lost are the kinds that need more of an answer than there is after a reset.
+	// lost are the kinds that need more of an answer than is left after a reset.
 	lost = setOf(Truncate, SlowBody) | ofWatches
 
-	// excludes are the kinds with which a kind cannot be done.
+	// excludes are, for each kind, the kinds that cannot be injected together with it.
 	excludes = func() (out [numKinds]kinds) {
 		answered := setOf(ResetAfter, StaleList) | lost
 		for k := range numKinds {
@@ -73,7 +73,7 @@ var (
 				if lost.has(k) {
 					out[k] |= setOf(ResetAfter)
 				}
-				if k != WatchDelay { // which add up
+				if k != WatchDelay { // delays add up
 					out[k] |= setOf(k)
 				}
 			}
@@ -82,7 +82,8 @@ var (
 	}()
 )
 
-// beside returns those of s that can be done beside what was taken, and with each other.
+// beside returns the kinds of s that can be injected together with taken and with each
+// other.
 func (s kinds) beside(taken kinds) (out kinds) {
 	for k := range numKinds {
 		if s.has(k) && (taken|out)&excludes[k] == 0 {
@@ -92,7 +93,8 @@ func (s kinds) beside(taken kinds) (out kinds) {
 	return out
 }
 
-// chance decides about one thing, as often as it is asked in the same way.
+// chance reports whether a fault is injected. It returns the same for the same
+// arguments.
 func chance(percent float64, seed uint64, of Kind, numbers ...uint64) bool {
 	h := mix(seed + uint64(of) + 1)
 	for _, n := range numbers {
@@ -101,8 +103,9 @@ func chance(percent float64, seed uint64, of Kind, numbers ...uint64) bool {
 	return float64(h>>11)/(1<<53)*100 < percent
 }
 
-// seedOf is a rule's: rules with the same seed are decided about apart, and so are pods
-// under a rule without one.
+// seedOf returns the seed of a rule's hash. It contains the rule's name, so that rules
+// with the same seed decide independently. Without a seed it contains the pod's uid, so
+// that pods decide independently.
 func seedOf(injection string, m *meshv1.FaultRule, pod string) uint64 {
 	h := fnv.New64a()
 	_, _ = fmt.Fprintf(h, "%s/%s", injection, m.GetName())

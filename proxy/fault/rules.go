@@ -11,31 +11,31 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Rules are those of one policy. They are immutable, and nil has none.
+// Rules are the fault rules of one policy. They are immutable. Nil has no rules.
 type Rules struct {
 	store    *Store
 	counts   map[string]*counts // by key
 	rules    []*rule
 	noFaults map[string]struct{}
-	exempt   func(namespace string) bool // nil: none is
+	exempt   func(namespace string) bool // nil: no namespace is
 
-	entries match.Entries[*rule] // of those that can do anything, in their order
+	entries match.Entries[*rule] // of the rules that can inject a fault, in their order
 }
 
 // rule is a compiled FaultRule.
 type rule struct {
 	name            string // injection/rule
 	injection, rule string
-	message         *meshv1.FaultRule // of faults
-	can             kinds             // that it has, and not in vain
-	expires         int64             // Unix seconds; 0: never
+	message         *meshv1.FaultRule
+	can             kinds // kinds of fault with a percentage above 0
+	expires         int64 // Unix seconds; 0: never
 	when            *schedule
 	counts          *counts
 	seed            uint64
 }
 
-// Compile makes rules that count in s. What s knows of other keys is forgotten
-// some time after the rules are put in force by [Rules.Enforce].
+// Compile returns the rules of m, which count in s. Some time after [Rules.Enforce], s
+// forgets the counts of other keys.
 func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	out := &Rules{store: s, counts: map[string]*counts{}}
 	for _, injection := range m.GetInjections() {
@@ -65,14 +65,15 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	return out, nil
 }
 
-// add adds the entries of a rule; those of one that can do nothing are checked alone.
+// add adds the entries of a rule. If the rule can inject nothing, its entries are only
+// validated.
 func (r *Rules) add(of *rule) error {
 	to, m := &r.entries, of.message
 	if of.can == 0 {
 		to = &match.Entries[*rule]{}
 	}
 	resources, paths := m.GetResources(), m.GetPaths()
-	if len(resources)+len(paths)+len(m.GetHttp()) == 0 { // all to the apiserver, but for locks
+	if len(resources)+len(paths)+len(m.GetHttp()) == 0 { // all requests to the apiserver, except those for operator locks
 		resources, paths = []*meshv1.ResourceMatch{{}}, []*meshv1.PathMatch{{}}
 	}
 	return to.Add(of, resources, paths, m.GetHttp())
@@ -91,8 +92,8 @@ func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
 	return out, err
 }
 
-// kindsOf returns the kinds of fault that a rule may do, and checks what it says of
-// them: it came from outside.
+// kindsOf returns the kinds of fault that a rule may inject. It validates their
+// parameters, because the rule comes from outside the process.
 func kindsOf(m *meshv1.FaultRule) (kinds, error) {
 	var c checked
 	c.request(m)
@@ -100,7 +101,7 @@ func kindsOf(m *meshv1.FaultRule) (kinds, error) {
 	return c.can, c.err
 }
 
-// checked has the kinds of fault found so far, and the first error.
+// checked collects the kinds of fault, and the first error.
 type checked struct {
 	can kinds
 	err error
@@ -112,17 +113,18 @@ func (c *checked) fail(format string, args ...any) {
 	}
 }
 
-// add adds a kind with its percentage, and lengths of time in nanoseconds.
+// add adds a kind if its percentage is above 0, and validates its percentage and its
+// durations in nanoseconds.
 func (c *checked) add(k Kind, percent float64, lengths ...int64) {
 	if !isPercent(percent) {
-		c.fail("%s: %v is no percentage", k, percent)
+		c.fail("%s: invalid percentage %v", k, percent)
 	}
 	if percent > 0 {
 		c.can |= setOf(k)
 	}
 	for _, ns := range lengths {
 		if ns < 0 {
-			c.fail("%s: a negative length of time", k)
+			c.fail("%s: negative duration", k)
 		}
 	}
 }
@@ -130,7 +132,7 @@ func (c *checked) add(k Kind, percent float64, lengths ...int64) {
 // amount checks a number of bytes.
 func (c *checked) amount(k Kind, n, low uint64) {
 	if n < low || n > math.MaxInt64 {
-		c.fail("%s: %d bytes are not possible", k, n)
+		c.fail("%s: invalid number of bytes %d", k, n)
 	}
 }
 
@@ -141,7 +143,7 @@ func (c *checked) request(m *meshv1.FaultRule) {
 	if f := m.GetAbort(); f != nil {
 		c.add(Aborted, f.GetPercent())
 		if s := f.GetStatus(); s < 200 || s > 599 {
-			c.fail("%s: %d is no status of 200 to 599", Aborted, s)
+			c.fail("%s: status %d is not between 200 and 599", Aborted, s)
 		}
 	}
 	if f := m.GetReset_(); f != nil {
@@ -185,7 +187,8 @@ func (c *checked) watch(w *meshv1.WatchFault) {
 	}
 }
 
-// Enforce makes these the rules that the store tells of. Others are forgotten later.
+// Enforce makes these the rules in force. The store forgets the counts of other rules
+// later.
 func (r *Rules) Enforce(now time.Time) {
 	if r == nil {
 		return
@@ -193,10 +196,10 @@ func (r *Rules) Enforce(now time.Time) {
 	r.store.Enforce(now, r.counts)
 }
 
-// Name is a rule's, with that of its injection.
+// Name is the name of a rule and of its FaultInjection.
 type Name struct{ Injection, Rule string }
 
-// Names are those of the rules, for the series of metrics.
+// Names returns the names of the rules, for the series of metrics.
 func (r *Rules) Names() map[Name]bool {
 	out := map[Name]bool{}
 	if r != nil {
@@ -207,14 +210,15 @@ func (r *Rules) Names() map[Name]bool {
 	return out
 }
 
-// Resources are the rules that may be about requests of one kind. Nil: none is.
+// Resources are the rules that may match requests of one kind. Nil has no rules.
 type Resources struct {
 	rules *Rules
-	may   kinds // that such requests can meet
+	may   kinds // kinds of fault that apply to such requests
 	index *match.Index
 }
 
-// OfKind is for a plan to keep.
+// OfKind returns the rules that may match requests of a kind, nil if there are none.
+// Plans keep the result.
 func (r *Rules) OfKind(k match.Kind) *Resources {
 	if r == nil {
 		return nil
@@ -226,7 +230,7 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	return &Resources{r, may, index}
 }
 
-// all are the rules that may be about such requests.
+// all yields the rules that may match such requests.
 func (r *Resources) all() iter.Seq[*rule] {
 	return func(yield func(*rule) bool) {
 		if r == nil {
@@ -240,7 +244,7 @@ func (r *Resources) all() iter.Seq[*rule] {
 	}
 }
 
-// possible are the kinds of fault that requests with a verb can meet.
+// possible returns the kinds of fault that apply to requests with a verb.
 func possible(verb string) kinds {
 	all := setOf(Delay, Aborted, Reset, ResetAfter, Truncate, SlowBody)
 	switch verb {
@@ -252,7 +256,7 @@ func possible(verb string) kinds {
 	return all
 }
 
-// Oldest is how old a list can be asked to be; 0: none of the rules asks.
+// Oldest returns the maximum age of a stale list; 0 if no rule makes lists stale.
 func (r *Resources) Oldest() (age time.Duration) {
 	for of := range r.all() {
 		if (of.can & r.may).has(StaleList) {
@@ -277,7 +281,8 @@ func (r *rule) inForce(now time.Time) bool {
 	return (r.expires == 0 || now.Unix() < r.expires) && r.when.has(now)
 }
 
-// Decide tells what is done to a request for a resource; nil for nothing.
+// Decide returns the faults to inject into a request for a resource, nil if there are
+// none.
 func (r *Resources) Decide(now time.Time, o *match.Object) *Faults {
 	if r == nil {
 		return nil
@@ -289,7 +294,7 @@ func (r *Resources) Decide(now time.Time, o *match.Object) *Faults {
 	return d.faults
 }
 
-// about are the rules that match a request, in their order.
+// about yields the rules that match a request, in their order.
 func (r *Resources) about(o *match.Object) iter.Seq[*rule] {
 	return func(yield func(*rule) bool) {
 		if r == nil {
@@ -314,8 +319,8 @@ func (r *Resources) about(o *match.Object) iter.Seq[*rule] {
 	}
 }
 
-// DecidePath tells what is done to a request to the apiserver for no resource. verb is the
-// method in lower case.
+// DecidePath returns the faults to inject into a non-resource request to the apiserver,
+// nil if there are none. verb is the method in lower case.
 func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 	if r == nil {
 		return nil
@@ -331,10 +336,11 @@ func (r *Rules) DecidePath(now time.Time, verb, path string) *Faults {
 	return d.faults
 }
 
-// DecideHTTP tells what is done to a request to another host, or a connection if no
-// more is seen: rules that would have to see more are left out. If asked are several, it
-// is for all of them at once, and a rule about more than one harms it as one. Rules in
-// met are left out, and the others that match are added to it, but if it is nil.
+// DecideHTTP returns the faults to inject into a request to another host, or into an
+// opaque connection, nil if there are none. Rules that need what is not seen do not
+// match. asked has several elements if CONNECTs name further hosts: a rule that matches
+// any of them applies once. Rules in met are skipped. If met is not nil, the other rules
+// that match are added to it.
 func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults {
 	if r == nil {
 		return nil
@@ -357,10 +363,10 @@ func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults 
 	return d.faults
 }
 
-// Met are rules that were asked about something, whatever they did.
+// Met is a set of rules that matched a request, whether or not they injected a fault.
 type Met map[*counts]struct{}
 
-// add reports whether the rule was not in it.
+// add adds a rule, and reports whether it was missing. A nil Met stays empty.
 func (m Met) add(r *rule) bool {
 	if _, ok := m[r.counts]; ok {
 		return false
@@ -371,8 +377,9 @@ func (m Met) add(r *rule) bool {
 	return true
 }
 
-// Decrypts reports whether a rule is about the requests in TLS of which asked is seen: to
-// report whether it matches them, or to harm one of them.
+// Decrypts reports whether a rule needs the requests within a TLS connection, either to
+// match them or to inject a fault into a single one. asked is what is seen of the
+// connection.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	return r != nil && slices.ContainsFunc(r.entries.Hosts.Of(asked.Host), func(n int32) bool {
 		e := &r.entries.URLs[n]
@@ -381,5 +388,5 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	})
 }
 
-// Deep reports whether a rule asks for more of requests to a host than its name.
+// Deep reports whether a rule needs more of the requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }

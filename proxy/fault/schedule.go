@@ -9,8 +9,8 @@ import (
 
 const day = 24 * 60 * 60
 
-// schedule is a compiled EffectiveTime. It goes by what clocks on the wall show in its
-// zone: an hour that comes twice is in it twice, and one that is left out never.
+// schedule is a compiled EffectiveTime. It uses the wall clock of its time zone: when
+// daylight saving time changes, an hour may occur twice or not at all.
 type schedule struct {
 	zone       *time.Location
 	start, end uint32 // seconds of the day
@@ -18,19 +18,19 @@ type schedule struct {
 	week, month, months uint32
 }
 
-// newSchedule compiles a message; nil is always.
+// newSchedule compiles a message. A nil schedule contains all times.
 func newSchedule(m *meshv1.EffectiveTime) (*schedule, error) {
 	if m == nil {
 		return nil, nil
 	}
 	s := &schedule{zone: time.UTC, start: m.GetStart(), end: m.GetEnd()}
 	if s.start >= day || s.end > day {
-		return nil, fmt.Errorf("the time of day from %d to %d seconds is not within a day", s.start, s.end)
+		return nil, fmt.Errorf("invalid time of day: %d to %d seconds exceed a day", s.start, s.end)
 	}
 	if name := m.GetTimeZone(); name != "" {
 		zone, err := time.LoadLocation(name)
-		if err != nil || name == "Local" { // which is another one on each machine
-			return nil, fmt.Errorf("time zone %q is not known: use a name of the IANA database, such as Europe/Berlin", name)
+		if err != nil || name == "Local" { // the zone of the node, which differs between nodes
+			return nil, fmt.Errorf("unknown time zone %q: use a name of the IANA database, such as Europe/Berlin", name)
 		}
 		s.zone = zone
 	}
@@ -46,7 +46,7 @@ func newSchedule(m *meshv1.EffectiveTime) (*schedule, error) {
 	} {
 		for _, v := range of.values {
 			if v < of.low || v > of.high {
-				return nil, fmt.Errorf("%s %d is none of %d to %d", of.what, v, of.low, of.high)
+				return nil, fmt.Errorf("%s %d is not between %d and %d", of.what, v, of.low, of.high)
 			}
 			*of.bits |= 1 << v
 		}
@@ -67,14 +67,14 @@ func (s *schedule) has(t time.Time) bool {
 	case s.start < s.end:
 		return s.start <= clock && clock < s.end && s.on(t, 0)
 	}
-	// Over midnight: it is of the day on which it started.
+	// The time spans midnight: it belongs to the day on which it starts.
 	return clock >= s.start && s.on(t, 0) || clock < s.end && s.on(t, -1)
 }
 
-// on reports whether the day of t, or one so many days off, is one of the schedule's.
+// on reports whether the schedule contains the day of t, shifted by off days.
 func (s *schedule) on(t time.Time, off int) bool {
 	year, month, date := t.Date()
-	d := time.Date(year, month, date+off, 0, 0, 0, 0, time.UTC) // where each day has a midnight
+	d := time.Date(year, month, date+off, 0, 0, 0, 0, time.UTC) // in UTC, where each day has a midnight
 	in := func(bits uint32, v int) bool { return bits == 0 || bits&(1<<v) != 0 }
 	return in(s.week, int(d.Weekday())) && in(s.month, d.Day()) && in(s.months, int(d.Month()))
 }

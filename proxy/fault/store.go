@@ -8,16 +8,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/keep"
 )
 
-// Store is what the rules of one pod have decided so far. It is safe for concurrent use.
+// Store keeps the counts of one pod's rules. It is safe for concurrent use.
 type Store struct {
 	keep.Store[*counts, saved]
 	pod string // its uid
 }
 
-// NewStore is of the pod with a uid, whose rules have decided nothing.
+// NewStore returns an empty Store. pod is the uid of the pod.
 func NewStore(pod string) *Store { return &Store{pod: pod} }
 
-// States are of the rules in force, sorted by key.
+// States returns the counts of the rules in force, sorted by key.
 func (s *Store) States() (out []*meshv1.FaultState) {
 	for key, c := range s.InForce() {
 		out = append(out, &meshv1.FaultState{Key: key, Matched: c.matched.Load(), Injected: c.injected.Load()})
@@ -25,13 +25,14 @@ func (s *Store) States() (out []*meshv1.FaultState) {
 	return out
 }
 
-// counts are of one rule: its own, and those of the agent before.
+// counts are the counts of one rule, with those of the previous agent.
 type counts struct {
 	matched, injected atomic.Uint64
-	earlier           saved // what of them was imported; the store's lock
+	earlier           saved // the part that was imported; guarded by the store's lock
 }
 
-// take takes one of most, of any number if that is 0.
+// take counts one injection, and reports whether it is among the first most ones. If
+// most is 0, there is no maximum.
 func (c *counts) take(most uint64) bool {
 	for {
 		n := c.injected.Load()
@@ -44,7 +45,7 @@ func (c *counts) take(most uint64) bool {
 	}
 }
 
-// saved is what an agent tells the next of one rule.
+// saved is the state of one rule that an agent passes to its successor.
 type saved struct {
 	Matched  uint64 `json:"matched"`
 	Injected uint64 `json:"injected"`
@@ -53,14 +54,13 @@ type saved struct {
 // Possible implements keep.Saved.
 func (s saved) Possible() bool { return max(s.Matched, s.Injected) <= keep.MaxCount }
 
-// Like implements keep.State: a key is of all that a rule says.
+// Like implements keep.State. It is always true, because a key covers the whole rule.
 func (c *counts) Like(*counts) bool { return true }
 
 // Save implements keep.State.
 func (c *counts) Save(time.Time) saved { return saved{c.matched.Load(), c.injected.Load()} }
 
-// Restore implements keep.State. Others may count meanwhile, or take back what they
-// counted.
+// Restore implements keep.State. The counts may change concurrently in both directions.
 func (c *counts) Restore(was saved, _ time.Time) {
 	c.matched.Add(was.Matched - c.earlier.Matched)
 	c.injected.Add(was.Injected - c.earlier.Injected)

@@ -1,16 +1,19 @@
-// Package events harms the events of a watch, in what encodings proxy/filter reads, and
-// keeps the protocol: a client that applies what it reads, resumes from the version it
-// read last and lists when it is told 410 comes to the truth.
+// Package events injects faults into the events of a watch, in the encodings that
+// proxy/filter reads. It keeps the watch protocol: a client that applies the events it
+// reads, resumes from the last version it read and lists again after a 410 arrives at the
+// true state.
 //
-// Of one object events never change their order. A delayed event, or a stall, holds up
-// all that come after it. So whoever resumes while events are held up misses none: they
-// are later than what was read. A dropped event alone makes a gap: later ones pass, and
-// one who resumes from one of these would miss it for good. It is over when the event is
-// made up for, or a later one of its object passes, which every client takes whatever it
-// knows of the object: to be modified means to be added, and to be deleted to be gone.
-// While a gap is open no bookmark passes: the one that ends the initial events has what
-// was dropped made up for before it, and others, which nobody counts on, are left out.
-// Gap says which versions must not be resumed from.
+// The events of one object never change their order. A delayed event, or a stall, holds
+// up all events after it. A client that resumes meanwhile misses none of them, because
+// they are later than the last event that it read. Only a dropped event makes a gap:
+// later events pass, and a client that resumes from one of these would miss the dropped
+// event for good. The gap ends when the dropped event is delivered late, or when a later
+// event of the same object passes. Every client accepts that later event whatever it
+// knows of the object: a modification counts as an addition, a deletion as a removal.
+// While a gap is open no bookmark passes. Before the bookmark that ends the initial
+// events, the dropped events are delivered. Other bookmarks are left out, since no client
+// relies on them. Gap knows the versions from which a watch must not resume.
 //
-// What is held back is taken from an account. Beyond it nothing is held back any more.
+// Events that are held back are taken from an account. Above its limit no further events
+// are held back.
 package events

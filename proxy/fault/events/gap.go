@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// Gap is which resource versions a client read while an event was kept from it: who
-// resumes from one of these has missed something. It is safe for concurrent use.
+// Gap is the range of resource versions that a client read while an event was withheld
+// from it. A client that resumes from one of these misses that event. A Gap is safe for
+// concurrent use.
 type Gap struct {
 	mu       sync.Mutex
 	from, to uint64
@@ -25,21 +26,22 @@ func (g *Gap) Covers(version string) bool {
 	return err != nil || g.from <= v && v <= g.to
 }
 
-// Empty reports whether it covers nothing.
+// Empty reports whether the gap covers no version.
 func (g *Gap) Empty() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.open
 }
 
-// Forget lets it cover nothing: the client has listed.
+// Forget empties the gap. Call it when the client has listed.
 func (g *Gap) Forget() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open = false
 }
 
-// Cover makes it cover a version. All that is between two is covered too.
+// Cover extends the gap to a version. The gap stays one range. A version that is not a
+// number makes it cover all versions.
 func (g *Gap) Cover(version string) {
 	from, err := strconv.ParseUint(version, 10, 64)
 	to := from
@@ -49,7 +51,7 @@ func (g *Gap) Cover(version string) {
 	g.cover(from, to)
 }
 
-// Join makes it cover what another covers too, and all between.
+// Join extends the gap to the versions of another one. The gap stays one range.
 func (g *Gap) Join(other *Gap) {
 	other.mu.Lock()
 	from, to, open := other.from, other.to, other.open

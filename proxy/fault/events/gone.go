@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// expired is an ERROR event that says 410, as an apiserver says it that keeps the events
-// since no more.
+// expired returns an ERROR event with status 410, as the apiserver sends it when it does
+// not have the events since a version any more.
 func expired(protobuf bool) []byte {
 	status := metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure,
-		Message:  "ctrlmesh: an injected fault: the resource version is too old: list again",
+		Message:  "ctrlmesh: injected fault: the resource version is too old: list again",
 		Reason:   metav1.StatusReasonExpired,
 		Code:     http.StatusGone,
 	}

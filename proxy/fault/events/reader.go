@@ -12,42 +12,46 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 )
 
-// ErrCut ends a watch that is to break off: the client must see no clean end.
-var ErrCut = errors.New("the watch is cut by an injected fault")
+// ErrCut is the error of Read when a fault cuts the watch: the client must not see a
+// clean end.
+var ErrCut = errors.New("watch cut by an injected fault")
 
-// overhead is what an event that is held back holds beside its bytes.
+// overhead is how many bytes of memory an event that is held back takes besides its
+// encoding.
 const overhead = 512
 
-// endOfInitial is the annotation of the bookmark that ends initial events.
+// endOfInitial is the annotation of the bookmark that ends the initial events.
 var endOfInitial = []byte("k8s.io/initial-events-end")
 
-// Options of a Reader.
+// Options are the options of a Reader.
 type Options struct {
 	// ContentType of the stream.
 	ContentType string
 	Faults      *fault.Watch
 	// Interrupt ends the Read of the source that is under way, and all later ones.
 	Interrupt func()
-	// Still reports whether any of the faults are in force, and takes out of Faults those
-	// that are not. It is asked again when changed is closed, and every second. What is
-	// held back for what is not in force any more is read at once, and what comes then
-	// as it comes. A watch that had nothing more to say ends.
+	// Still reports whether any of the faults are in force, and removes from Faults those
+	// that are not. It is called again when changed is closed, and every second. Events
+	// that were held back by faults that are not in force any more are delivered at once,
+	// and later ones without delay. A watch that was stalled for good ends.
 	Still func() (still bool, changed <-chan struct{})
-	// Hold is asked before the buffer grows (filter.Options). May be nil.
+	// Hold is called before the buffer grows (see filter.Options). May be nil.
 	Hold func(n int) error
-	// Take takes n bytes for events that are held back, or tells that there is no room;
-	// Give gives them back.
+	// Take takes n bytes for events that are held back, and reports whether there was
+	// room. Give gives them back.
 	Take func(n int64) bool
 	Give func(n int64)
-	// Gap is told what the client reads while something is kept from it. Without it
-	// nothing may be dropped, and events of exempt objects stay behind what is held back.
+	// Gap gets the versions that the client reads while an event is withheld from it. If
+	// it is nil, Faults must not drop events, and events of exempt objects wait behind
+	// those that are held back.
 	Gap *Gap
 }
 
-// Reader is a harmed watch. One goroutine of its own reads the source until Close.
+// Reader reads a watch and injects faults into it. Its own goroutine reads the source
+// until Close.
 type Reader struct {
 	o      Options
-	faults *fault.Watch // nil: they are off
+	faults *fault.Watch // nil: no faults are in force any more
 	events *filter.Events
 
 	arrivals chan arrival
@@ -55,26 +59,26 @@ type Reader struct {
 	stopped  chan struct{}
 
 	start   time.Time
-	asked   time.Time       // Still
-	changed <-chan struct{} // what it said
-	delays  int             // rules that delay
+	asked   time.Time       // when Options.Still was called last
+	changed <-chan struct{} // from Options.Still
+	delays  int             // number of rules that delay
 	timer   *time.Timer
-	queue   []*held    // in the order of the source
+	queue   []*held    // held back, in the order of the source
 	last    time.Time  // when the last of them is due
-	dropped *list.List // of *held, those to be made up for first in front
+	dropped *list.List // of *held, ordered by due
 	gaps    map[object]*list.Element
 	silent  bool // stalled for good
-	lost    bool // what came meanwhile is not kept
+	lost    bool // events were discarded while silent
 
-	stalling bool // it was, or is
+	stalling bool // a stall has begun, and may be over
 	initial  bool // the bookmark that ends the initial events is or was in queue
 
 	out  []piece
-	rest io.Reader // what cannot be read as events, passed as it is
+	rest io.Reader // what cannot be read as events, passed unchanged
 	err  error
 }
 
-// piece is what is to be read next, and what it has taken.
+// piece is a part of the output, and how many bytes it has taken from the account.
 type piece struct {
 	bytes []byte
 	taken int64
@@ -82,12 +86,12 @@ type piece struct {
 
 type object struct{ namespace, name string }
 
-// held is an event, or one that is kept from the client.
+// held is an event of the source.
 type held struct {
 	bytes       []byte
 	kind        string
 	object      object
-	one         bool // it is about object
+	one         bool // the event is about a single object
 	head        bool
 	revision    string
 	final       bool // the bookmark that ends the initial events
@@ -96,14 +100,14 @@ type held struct {
 	drop, twice bool
 }
 
-// arrival is what came of the source: an event, or the end of what can be read.
+// arrival is an event of the source, or the error that ended reading.
 type arrival struct {
 	event *held
 	err   error
 }
 
-// New harms what src gives. It fails for what cannot be read, with filter.ErrType, and
-// has read nothing then.
+// New returns a Reader that injects faults into the events of src. If the content type is
+// not supported, it fails with filter.ErrType and has read nothing.
 func New(src io.Reader, o Options) (*Reader, error) {
 	in, err := filter.NewEvents(src, filter.Options{ContentType: o.ContentType, Watch: true, Hold: o.Hold})
 	if err != nil {
@@ -119,7 +123,7 @@ func New(src io.Reader, o Options) (*Reader, error) {
 	return r, nil
 }
 
-// read is the goroutine.
+// read reads the source. It runs in the Reader's goroutine.
 func (r *Reader) read() {
 	defer close(r.stopped)
 	for {
@@ -157,7 +161,8 @@ func keep(e *filter.Event, protobuf bool) *held {
 	return h
 }
 
-// Close ends the reader, and interrupts the source: it is not read any more.
+// Close ends the Reader and interrupts the source. The source is not read after Close
+// returns.
 func (r *Reader) Close() error {
 	close(r.stop)
 	r.o.Interrupt()
@@ -174,7 +179,7 @@ func (r *Reader) Close() error {
 	return nil
 }
 
-// Read implements io.Reader. It waits until an event is to be read.
+// Read implements io.Reader. It blocks until there is an event to deliver.
 func (r *Reader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -202,7 +207,8 @@ func (r *Reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// step does what is due, or waits for something.
+// step does what is due, or waits for an event, a change of the faults or the next due
+// time.
 func (r *Reader) step() {
 	now := time.Now()
 	if r.elapse(now); len(r.out) > 0 || r.err != nil {
@@ -222,7 +228,7 @@ func (r *Reader) step() {
 	}
 }
 
-// elapse does what is due.
+// elapse injects the faults and delivers the events that are due.
 func (r *Reader) elapse(now time.Time) {
 	f := r.faults
 	if f == nil {
@@ -259,7 +265,7 @@ func (r *Reader) elapse(now time.Time) {
 			f.Did(fault.WatchStall)
 		}
 		if f.StallLasts == 0 && !r.silent {
-			// What comes is not kept: the client resumes from before it.
+			// Events that arrive now are discarded: the client resumes from before them.
 			r.silent, r.lost = true, len(r.queue) > 0
 			r.forget()
 		}
@@ -288,7 +294,7 @@ func (r *Reader) stalled(age time.Duration) bool {
 	return f.Stall && age >= f.StallAfter && (f.StallLasts == 0 || age-f.StallAfter < f.StallLasts)
 }
 
-// next is how long nothing is due.
+// next returns how long it takes until something is due.
 func (r *Reader) next(now time.Time) time.Duration {
 	wait := time.Duration(math.MaxInt64)
 	f := r.faults
@@ -318,14 +324,14 @@ func (r *Reader) next(now time.Time) time.Duration {
 	return wait
 }
 
-// arrive takes an event of the source.
+// arrive handles an event of the source.
 func (r *Reader) arrive(h *held, now time.Time) {
 	f := r.faults
 	stalled := f != nil && r.stalled(now.Sub(r.start))
 	r.initial = r.initial && len(r.queue) > 0
 	exempt := f != nil && h.one && f.Exempt != nil && f.Exempt(h.object.namespace)
 	switch {
-	case exempt && r.o.Gap != nil && !r.initial: // it waits for nothing
+	case exempt && r.o.Gap != nil && !r.initial: // it overtakes the events that are held back
 		if len(r.queue) > 0 || r.lost {
 			r.o.Gap.Cover(h.revision)
 		}
@@ -364,7 +370,7 @@ func (r *Reader) arrive(h *held, now time.Time) {
 	}
 }
 
-// pass has the client read an event, unless it is to be dropped.
+// pass delivers an event, or drops it if so decided.
 func (r *Reader) pass(h *held, now time.Time) {
 	gap := r.gaps[h.object]
 	switch {
@@ -381,14 +387,14 @@ func (r *Reader) pass(h *held, now time.Time) {
 			r.gaps[h.object] = r.dropped.PushBack(h)
 			return
 		}
-		// The client hears of the object no later for that.
+		// Keep the due time: the client must not get news of the object later.
 		was := gap.Value.(*held)
 		h.due = was.due
 		gap.Value = h
 		r.give(was.taken)
 		return
 	case gap != nil:
-		r.give(r.undrop(gap).taken) // what passes now is enough
+		r.give(r.undrop(gap).taken) // the later event replaces the dropped one
 	}
 	if h.twice && r.faults != nil && r.faults.Duplicate != nil {
 		r.faults.Did(fault.WatchDuplicate)
@@ -397,14 +403,14 @@ func (r *Reader) pass(h *held, now time.Time) {
 	r.deliver(h)
 }
 
-// undrop takes an event out of what was dropped.
+// undrop removes an event from the dropped ones and returns it.
 func (r *Reader) undrop(e *list.Element) *held {
 	h := r.dropped.Remove(e).(*held)
 	delete(r.gaps, h.object)
 	return h
 }
 
-// deliver has the client read an event.
+// deliver appends an event to the output.
 func (r *Reader) deliver(h *held) {
 	if r.dropped.Len() > 0 {
 		r.o.Gap.Cover(h.revision)
@@ -412,15 +418,15 @@ func (r *Reader) deliver(h *held) {
 	r.out = append(r.out, piece{h.bytes, h.taken})
 }
 
-// makeUp makes up for what was dropped, the last first: who resumes from the version
-// that is read last then misses nothing.
+// makeUp delivers the dropped events, the latest first: a client that resumes from the
+// last version that it read then misses nothing.
 func (r *Reader) makeUp() {
 	for e := r.dropped.Back(); e != nil; e = r.dropped.Back() {
 		r.deliver(r.undrop(e))
 	}
 }
 
-// flush has the client read all that is held back.
+// flush delivers all events that are dropped or held back.
 func (r *Reader) flush() {
 	r.makeUp()
 	for _, h := range r.queue {
@@ -430,7 +436,7 @@ func (r *Reader) flush() {
 	r.queue = nil
 }
 
-// hurry has all that is delayed be due.
+// hurry makes all events that are held back due.
 func (r *Reader) hurry(now time.Time) {
 	for _, h := range r.queue {
 		h.due = now
@@ -447,7 +453,7 @@ func (r *Reader) off() {
 	}
 }
 
-// end is that of the source, or of what can be read of it.
+// end handles the end of the source, or of what can be read of it as events.
 func (r *Reader) end() {
 	r.flush()
 	r.faults, r.changed = nil, nil
@@ -456,11 +462,11 @@ func (r *Reader) end() {
 		return
 	}
 	if r.err = r.events.Ended(); r.err == nil {
-		r.err = io.EOF // the client resumes from where it is
+		r.err = io.EOF // the client resumes from the last version that it read
 	}
 }
 
-// take takes what h holds.
+// take takes the memory of h from the account, and reports whether there was room.
 func (r *Reader) take(h *held) bool {
 	n := int64(len(h.bytes) + overhead)
 	if !r.o.Take(n) {
@@ -476,7 +482,7 @@ func (r *Reader) give(n int64) {
 	}
 }
 
-// forget lets go of what is queued.
+// forget discards the events that are held back.
 func (r *Reader) forget() {
 	for _, h := range r.queue {
 		r.give(h.taken)
