@@ -15,11 +15,11 @@ const (
 	// longestRest bounds how long a controller rests.
 	longestRest = 2 * time.Second
 
-	// SettleEvents is how long controllers wait for more events, and SettleStatus those that
-	// write statuses.
+	// SettleEvents is how long controllers wait for more events.
 	SettleEvents = 50 * time.Millisecond
+	// SettleStatus is how long controllers wait that write statuses.
 	SettleStatus = 200 * time.Millisecond
-	// SettleAcks is how long those wait for which each step of a handover waits.
+	// SettleAcks is how long controllers wait that each step of a handover depends on.
 	SettleAcks = 10 * time.Millisecond
 )
 

@@ -190,12 +190,13 @@ type Effect interface{ effect() }
 type (
 	// Tell says that the members of a shard must be sent a new policy.
 	Tell struct{ Shard string }
-	// Released, Granted and Settled report the progress of a move: From no longer owns the
-	// keys, To owns them, all members of To have confirmed that. There is no effect for
-	// keys whose move is cancelled.
+	// Released reports that From no longer owns the keys of a move. Keys whose move is
+	// cancelled have no further effect.
 	Released struct{ Move Move }
-	Granted  struct{ Move Move }
-	Settled  struct{ Move Move }
+	// Granted reports that To owns the keys.
+	Granted struct{ Move Move }
+	// Settled reports that all members of To have confirmed that it owns the keys.
+	Settled struct{ Move Move }
 )
 
 func (Tell) effect()     {}

@@ -12,14 +12,14 @@ import (
 type Mode int
 
 const (
-	// Release: no pod of the configuration acts, so the mesh need not hold the locks.
+	// Release releases the locks: no pod of the configuration acts.
 	Release Mode = iota
-	// Watch: the locks stay as they are.
+	// Watch leaves the locks as they are.
 	Watch
-	// Acquire: the mesh acquires all of the locks once all of them are free, and none
-	// of them before.
+	// Acquire acquires all of the locks once all of them are free, and none of them
+	// before.
 	Acquire
-	// Keep: shards act, so the mesh holds each lock, and acquires each that is free.
+	// Keep keeps the locks, because shards act, and acquires each one that is free.
 	Keep
 )
 
