@@ -7,20 +7,20 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// line is the keys that automatic shards divide, in the order of their hashes,
-// and what they weigh. A cut is the number of keys before it; n runs of keys have
-// n-1 cuts between them, ascending.
+// line is the list of keys that automatic shards divide, sorted by hash, with their
+// weights. A cut is the number of keys before it; n runs of keys have n-1 cuts between
+// them, ascending.
 type line struct {
 	hashes  []uint64
 	before  []int64 // before[k] is the weight of the first k keys
-	weighed bool    // else each key counts as one, for there is nothing to do anywhere
+	weighed bool    // otherwise each key weighs one: too few keys exist, or all weights are 0
 }
 
-// pieces is how many keys stand for the space, for each shard.
+// pieces is the number of keys per shard that represent the key space if too few exist.
 const pieces = 64
 
-// newLine has the keys that exist and are not taken; if those are fewer than n, or
-// none is known, keys spread over the space.
+// newLine returns a line of the existing keys that are not taken. If there are fewer than
+// n, it returns keys spread evenly over the key space.
 func newLine(w Weights, taken sharding.Scope, n int) line {
 	weights := make(map[uint64]int64, len(w))
 	total := int64(0)
@@ -57,10 +57,10 @@ func newLine(w Weights, taken sharding.Scope, n int) line {
 func (l line) keys() int    { return len(l.hashes) }
 func (l line) total() int64 { return l.before[l.keys()] }
 
-// weight of the keys from one cut to another.
+// weight returns the weight of the keys from one cut to another.
 func (l line) weight(from, to int) int64 { return l.before[to] - l.before[from] }
 
-// run is the weight of the i-th run between cuts.
+// run returns the weight of the i-th run between cuts.
 func (l line) run(cuts []int, i int) int64 {
 	from, to := 0, l.keys()
 	if i > 0 {
@@ -72,7 +72,7 @@ func (l line) run(cuts []int, i int) int64 {
 	return l.weight(from, to)
 }
 
-// heaviest is the weight of the heaviest run.
+// heaviest returns the weight of the heaviest run.
 func (l line) heaviest(cuts []int) int64 {
 	most := int64(0)
 	for i := range len(cuts) + 1 {
@@ -81,14 +81,14 @@ func (l line) heaviest(cuts []int) int64 {
 	return most
 }
 
-// at is the last cut with no more than a weight before it.
+// at returns the last cut with at most the given weight before it.
 func (l line) at(weight int64) int {
 	i, _ := slices.BinarySearch(l.before, weight+1)
 	return max(i-1, 0)
 }
 
-// fits tells how far right, and how far left, each cut may be for every one of n
-// runs to have a key and at most a weight.
+// fits returns the leftmost and rightmost position of each cut such that each of n runs can
+// have a key and weigh at most most. ok is false if that is impossible.
 func (l line) fits(n int, most int64) (first, last []int, ok bool) {
 	first, last = make([]int, n-1), make([]int, n-1)
 	end := 0
@@ -108,7 +108,7 @@ func (l line) fits(n int, most int64) (first, last []int, ok bool) {
 	return first, last, true
 }
 
-// lightest is the least weight that the heaviest of n runs can have.
+// lightest returns the minimum weight that the heaviest of n runs can have.
 func (l line) lightest(n int) int64 {
 	low, high := l.total()/int64(n), l.total()
 	for low < high {
@@ -126,8 +126,8 @@ func (l line) feasible(n int, most int64) bool {
 	return ok
 }
 
-// cut divides into n runs of at most a weight, which must be feasible. Each cut is
-// as near as can be to where wish has it, given the cut before.
+// cut divides the line into n runs that weigh at most most, which must be feasible. Each
+// cut is as near as possible to the position that wish returns, given the previous cut.
 func (l line) cut(n int, most int64, wish func(i, before int) int) []int {
 	first, last, _ := l.fits(n, most)
 	cuts := make([]int, n-1)
@@ -141,15 +141,15 @@ func (l line) cut(n int, most int64, wish func(i, before int) int) []int {
 	return cuts
 }
 
-// evenly wishes for runs that are all alike: what is left is divided by the runs
-// that are left.
+// evenly returns a wish for runs of equal weight: it divides the remaining weight by the
+// number of remaining runs.
 func (l line) evenly(n int) func(i, before int) int {
 	return func(i, before int) int {
 		return l.nearest(l.before[before] + l.weight(before, l.keys())/int64(n-i))
 	}
 }
 
-// nearest is the cut whose weight before it is nearest to one given.
+// nearest returns the cut for which the weight before it is nearest to the given weight.
 func (l line) nearest(weight int64) int {
 	k := l.at(weight)
 	if k < l.keys() && l.before[k+1]-weight < weight-l.before[k] {
@@ -158,13 +158,13 @@ func (l line) nearest(weight int64) int {
 	return k
 }
 
-// index of the cut that a bound makes: a hash that begins a range.
+// index returns the cut at the hash with which a range begins.
 func (l line) index(first uint64) int {
 	k, _ := slices.BinarySearch(l.hashes, first)
 	return k
 }
 
-// bound is where a cut lies, midway between its neighbours.
+// bound returns the hash at a cut, midway between its neighbours.
 func (l line) bound(k int) uint64 {
 	a, b := l.hashes[k-1], l.hashes[k]
 	return a + (b-a)/2 + (b-a)%2

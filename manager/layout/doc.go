@@ -1,6 +1,6 @@
-// Package layout says what shards a root configuration means: their names, how
-// many pods each has and which, and what each is to hold. It weighs and cuts the
-// key space so that shards have alike much to do.
+// Package layout computes the shards of a root configuration: their names, the pods of
+// each, and the keys that each should own. It divides the key space by weight, so that the
+// shards have equal load.
 //
 // It is pure.
 package layout

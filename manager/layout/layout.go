@@ -19,16 +19,16 @@ const (
 	Deployment  = "Deployment"
 )
 
-// Shard is one that a root means.
+// Shard is a shard of a root.
 type Shard struct {
 	// Name is `<prefix>-0-canary` or `<prefix>-<i>-normal`, i from 1.
 	Name   string
 	Canary bool
-	// Replicas is the number of its pods; 0 for all that are left.
+	// Replicas is the number of its pods; 0 for all remaining pods.
 	Replicas int
 }
 
-// Shards are those that a root means, the canary first. None under disable.
+// Shards returns the shards of a root, the canary first. A disabled root has none.
 func Shards(root *v1alpha1.RootConfig) []Shard {
 	if root.Disable != nil && *root.Disable {
 		return nil
@@ -53,7 +53,7 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 
 func canaryName(root *v1alpha1.RootConfig) string { return root.Prefix + "-0-canary" }
 
-// Target is the workload of a root: its kind and name.
+// Target returns the kind and name of the workload of a root.
 func Target(root *v1alpha1.RootConfig) (kind, name string) {
 	if root.TargetRef != nil {
 		return root.TargetRef.Kind, root.TargetRef.Name
@@ -61,8 +61,8 @@ func Target(root *v1alpha1.RootConfig) (kind, name string) {
 	return StatefulSet, root.TargetStatefulSet
 }
 
-// Selects reports whether a pod is one of the root's workload, by its controller: a
-// StatefulSet, or a ReplicaSet that a Deployment named. It holds at admission too.
+// Selects reports whether a pod belongs to the root's workload, by its controller: the
+// StatefulSet, or a ReplicaSet of the Deployment. Admission uses it too.
 func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil || !strings.HasPrefix(owner.APIVersion, "apps/") {
@@ -76,10 +76,11 @@ func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
 	return owner.Kind == "ReplicaSet" && hash != "" && owner.Name == name+"-"+hash
 }
 
-// templateHash is the label by which a Deployment tells its ReplicaSets, and their pods, apart.
+// templateHash is the label by which a Deployment distinguishes its ReplicaSets and their
+// pods.
 const templateHash = "pod-template-hash"
 
-// canary is what a root gives to its canary.
+// canary returns the scope of a root's canary; empty without a canary.
 func canary(root *v1alpha1.RootConfig) sharding.Scope {
 	if root.Canary == nil {
 		return sharding.Scope{}
@@ -93,8 +94,8 @@ func canary(root *v1alpha1.RootConfig) sharding.Scope {
 	return sharding.Union(sharding.Keys(root.Canary.InNamespaces...), sharding.InBuckets(buckets...))
 }
 
-// ordinal of a pod in its StatefulSet. It is read from the name, which nobody can
-// change, and which the label apps.kubernetes.io/pod-index repeats.
+// ordinal returns the ordinal of a pod in its StatefulSet. It reads the name, because the
+// label apps.kubernetes.io/pod-index, which repeats it, can be changed.
 func ordinal(set, pod string) (n int, ok bool) {
 	suffix, ok := strings.CutPrefix(pod, set+"-")
 	if !ok {
@@ -104,7 +105,7 @@ func ordinal(set, pod string) (n int, ok bool) {
 	return int(v), err == nil
 }
 
-// ofOrdinal is the shard of a StatefulSet's pod.
+// ofOrdinal returns the shard of a StatefulSet's pod by its ordinal.
 func ofOrdinal(shards []Shard, n int) (name string, ok bool) {
 	for _, s := range shards {
 		size := s.Replicas
@@ -119,7 +120,7 @@ func ofOrdinal(shards []Shard, n int) (name string, ok bool) {
 	return "", false
 }
 
-// find is the place of a shard by name, or -1.
+// find returns the index of a shard by name, or -1.
 func find(shards []Shard, name string) int {
 	return slices.IndexFunc(shards, func(s Shard) bool { return s.Name == name })
 }

@@ -11,17 +11,17 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
-// Place says which shards pods belong to that have none yet, by uid: those of a
-// StatefulSet by ordinal, from 0; those of a Deployment to the shard that lacks
-// most, the first of them, those that are scheduled and admitted before others.
-// Pods that are going or have ended are left out, and ordinals beyond the last
-// shard. A Deployment's pods beyond what shards are to have stand by, evenly.
+// Place assigns shards to the pods that have none yet, and returns them by uid. Pods of a
+// StatefulSet are assigned by ordinal, from 0. Pods of a Deployment are assigned to the
+// first of the shards that lack most pods; scheduled and admitted pods come before others.
+// Pods that are terminating or have exited are omitted, and so are ordinals above those of
+// the last shard. Surplus pods of a Deployment are spread evenly over the shards.
 //
-// Outdated are assigned pods that are to be restarted, sorted: their shard is no
-// more, their ordinal means another, or it could spare them while another lacks
-// some. The last may be so for a moment of any rollout.
+// outdated are the uids of assigned pods that must be restarted, sorted. Their shard no
+// longer exists, their ordinal belongs to another shard, or their shard has surplus pods
+// while another lacks some. The last may be true for a moment in any rollout.
 //
-// pods are all of the root's workload; assigned are by uid.
+// pods are all pods of the root's workload; assigned are the members, by uid.
 func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
 	p := placing{shards: Shards(root), assigned: assigned, placed: map[string]string{}}
 	for _, pod := range pods {
@@ -74,7 +74,7 @@ func (p *placing) byOrdinal(set string) {
 func (p *placing) byLack() {
 	staying := make([][]*corev1.Pod, len(p.shards))
 	var free []*corev1.Pod
-	going := 0 // pods that others will be created for
+	going := 0 // pods that will be replaced
 	for _, pod := range p.pods {
 		member, ok := p.assigned[string(pod.UID)]
 		switch i := find(p.shards, member.Shard); {
@@ -107,8 +107,8 @@ func (p *placing) byLack() {
 	}
 }
 
-// ahead is how far a pod has come: one that waits for a node must not have the
-// shard that one that runs could serve.
+// ahead returns how far a pod has started. A pod that waits for a node must not get the
+// shard that a running pod could serve.
 func ahead(pod *corev1.Pod) (n int) {
 	if pod.Spec.NodeName != "" {
 		n++
@@ -119,9 +119,9 @@ func ahead(pod *corev1.Pod) (n int) {
 	return n
 }
 
-// lacksMost is the shard for a new pod of some template. During a rollout, pods
-// of another template are about to go, so that they count only between equals.
-// A shard with nobody is always before one with somebody.
+// lacksMost returns the index of the shard for a new pod with the given template hash.
+// During a rollout, pods of another template are about to be deleted, so they only break
+// ties. A shard without pods always comes before one with pods.
 func (p *placing) lacksMost(staying [][]*corev1.Pod, hash string) int {
 	best, bestSame, bestAll := 0, math.Inf(1), math.Inf(1)
 	for i, s := range p.shards {
@@ -139,8 +139,9 @@ func (p *placing) lacksMost(staying [][]*corev1.Pod, hash string) int {
 	return best
 }
 
-// filled is how much of what a shard is to have it has. One that takes all that
-// are left is content with one pod, and takes more before others get too many.
+// filled returns the fraction of its replicas that a shard has. A shard that takes all
+// remaining pods is nearly full with one pod, so that it gets more before other shards
+// exceed their replicas.
 func filled(s Shard, pods int) float64 {
 	if s.Replicas == 0 {
 		return min(float64(pods), math.Nextafter(1, 0))
@@ -148,9 +149,9 @@ func filled(s Shard, pods int) float64 {
 	return float64(pods) / float64(s.Replicas)
 }
 
-// spare has the youngest pod of the shard restarted that has most beyond what it
-// is to have, or beyond one if that is for a shard with nobody. Its successor goes
-// where somebody lacks.
+// spare marks the youngest pod of the shard with most surplus pods as outdated, so that its
+// successor is assigned to a shard that lacks pods. If forNobody is set, that shard has no
+// pods at all, and all pods but one of a shard count as surplus.
 func (p *placing) spare(staying [][]*corev1.Pod, forNobody bool) {
 	from, most := -1, 0
 	for i, pods := range staying {

@@ -12,11 +12,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// MaxShards is the most automatic shards of a root.
+// MaxShards is the maximum number of automatic shards of a root.
 const MaxShards = 64
 
-// Validate finds what cannot be meant by a root: keys that would have no owner,
-// or two, are named by an example.
+// Validate returns the errors of a root. For keys that would have no owner, or two, it names
+// an example.
 func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, problem := range validation.IsDNS1123Subdomain(canaryName(root)) {
@@ -48,7 +48,7 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	return append(errs, validateRest(root, path)...)
 }
 
-// validateByObject finds what key: Object does not allow.
+// validateByObject returns the errors of settings that key: Object does not allow.
 func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
 	if root.Canary != nil {
 		errs = append(errs, field.Forbidden(path.Child("canary"), "objects are assigned by uid (key: Object), which leaves no namespaces to give to a canary: remove canary, or choose key: Namespace"))
@@ -59,7 +59,7 @@ func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.E
 	return errs
 }
 
-// validateRest finds what cannot be meant by a valid canary and the keys that it leaves.
+// validateRest returns the errors of a valid canary together with the remaining keys.
 func validateRest(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
 	taken := canary(root)
 	rest := sharding.All().Minus(taken)

@@ -1,8 +1,7 @@
-// Package roots derives shards from configurations with spec.root, and hands
-// keys over between them. It is the I/O around manager/handover and manager/layout:
-// a round gathers what happened, steps each root's state, writes the state
-// (compared and swapped, in status.root), and only then lets the rest of the
-// manager know of it.
+// Package roots derives shards from configurations with spec.root, and moves keys between
+// them by handovers. It does the I/O for manager/handover and manager/layout. A round
+// collects events, steps the state of each root and writes it to status.root by compare and
+// swap. Only then does the rest of the manager see the new state.
 //
-// The leader alone runs rounds, one at a time.
+// Only the leader runs rounds, one at a time.
 package roots

@@ -26,8 +26,8 @@ import (
 // perRoot bounds what a round does for one root, so that others have their turn.
 const perRoot = 15 * time.Second
 
-// World is what a round looks at. The policies of Compiled must be the last that were
-// pushed, nil before the first, and Removed no older than they.
+// World is the input of a round. The policies of Compiled must be the last ones that were
+// pushed, nil before the first push, and Removed must not be older than they are.
 type World struct {
 	Configs  []*v1alpha1.ShardingConfig
 	Pods     []*corev1.Pod
@@ -75,9 +75,9 @@ type known struct {
 	err error // why the state cannot be read
 }
 
-// Known are the states of roots as they are written. It is not ok while one of
-// them was not looked at: what follows from it for anybody is not known then. A
-// root whose state cannot be understood is left out.
+// Known returns the states of roots as they are written. ok is false while a root has not
+// been read yet, because any policy may depend on it. Known omits roots whose state is
+// invalid.
 func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[types.NamespacedName]compile.Root, ok bool) {
 	written := r.written.Load()
 	out = map[types.NamespacedName]compile.Root{}
@@ -100,10 +100,11 @@ func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (
 	return out, true
 }
 
-// Young reports whether this manager leads only since a moment: agents may be about to connect.
+// Young reports whether this manager became the leader within status.Grace, so that agents
+// may not have connected yet.
 func (r *Roots) Young() bool { return r.roots == nil || r.now().Sub(r.since) < status.Grace }
 
-// Round does what can be done now for each root.
+// Round takes the steps that are possible now for each root.
 func (r *Roots) Round(ctx context.Context, w World) error {
 	if r.roots == nil {
 		r.since, r.roots = r.now(), map[types.NamespacedName]*root{}

@@ -14,7 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
-// Save is a state as it is written. Times lose what is less than a second.
+// Save converts a state to the form in which it is written. Times are truncated to seconds.
 func Save(s handover.State) v1alpha1.RootStatus {
 	out := v1alpha1.RootStatus{MinSerial: s.MinSerial, RolledBack: s.RolledBack}
 	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
@@ -41,7 +41,7 @@ func Save(s handover.State) v1alpha1.RootStatus {
 
 func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
-// Load reads what Save wrote; nil is the state of a root that is new.
+// Load converts the result of Save back to a state; nil is the state of a new root.
 func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 	s := handover.State{Shards: map[string]handover.Shard{}, Members: map[string]handover.Member{}}
 	if r == nil {

@@ -47,10 +47,10 @@ const (
 	maxFailures = 3
 )
 
-// Weigher counts the objects in namespaces. It asks for one object of each resource
-// in each namespace, and the answer says how many more there are. So it costs the
-// apiserver little, and itself no memory for objects. New namespaces are counted
-// first and by themselves.
+// Weigher counts the objects in namespaces. It lists one object of each resource in each
+// namespace, and reads the number of remaining objects from the response. So the requests
+// are cheap for the apiserver, and no objects are kept in memory. New namespaces are counted
+// first and separately.
 type Weigher struct {
 	// Metadata must not limit the rate by itself.
 	Metadata metadata.Interface
@@ -71,7 +71,7 @@ type Weigher struct {
 	poke       chan struct{}
 }
 
-// Set says which roots there are, and which namespaces.
+// Set sets the roots and the namespaces that exist.
 func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,8 +117,8 @@ func (w *Weigher) changed() {
 	}
 }
 
-// First returns the weights to divide keys by. They are not ok while some namespace
-// is still to be counted for the first time and that is worth waiting for.
+// First returns the weights for the first division of keys. ok is false while a namespace
+// has yet to be counted for the first time and is worth waiting for.
 func (w *Weigher) First(root types.UID) (weights layout.Weights, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,16 +129,16 @@ func (w *Weigher) First(root types.UID) (weights layout.Weights, ok bool) {
 	return w.weights(one), true
 }
 
-// Weights returns those of the namespaces that exist. One that was not counted
-// weighs as much as the others do on average.
+// Weights returns the weights of the namespaces that exist. A namespace that was not
+// counted has the average weight of the others.
 func (w *Weigher) Weights(root types.UID) layout.Weights {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.weights(w.weighings[root])
 }
 
-// Current reports whether Weights are worth balancing by: no attempt to count is
-// awaited, but for new namespaces that waited too long.
+// Current reports whether Weights are current enough for balancing: no count is pending,
+// except those of new namespaces that waited too long.
 func (w *Weigher) Current(root types.UID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,7 +155,7 @@ func (w *Weigher) Current(root types.UID) bool {
 	return true
 }
 
-// Problem says what keeps objects from being counted; empty if nothing does.
+// Problem returns why objects cannot be counted; empty if they can.
 func (w *Weigher) Problem(root types.UID) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -32,7 +32,7 @@ func PodReady(pod *corev1.Pod) bool {
 	})
 }
 
-// Led is what is known of a shard that is to act.
+// Led is the input for the leader of a shard that should act.
 type Led struct {
 	// Name of the shard.
 	Name string
@@ -50,7 +50,7 @@ type LedMember struct {
 	push.Observation
 }
 
-// Leader is who leads a shard.
+// Leader is the leader of a shard.
 type Leader struct {
 	// Pod that holds the shard's locks, or the pods, if each holds others; empty if none
 	// does or the operator has no lock.
@@ -75,7 +75,7 @@ func (l Leader) contends() bool {
 	return l.Missing != nil && l.Missing.Reason != v1alpha1.ReasonNoReadyMember
 }
 
-// Leaders remembers since when shards have had no leader. Its zero value is ready to use.
+// Leaders keeps since when shards have had no leader. Its zero value is ready to use.
 type Leaders struct{ since map[string]time.Time }
 
 // Round says who leads. Shards that are not to act now must be left out. holder reads who

@@ -35,7 +35,7 @@ const (
 	Blocked    = "Blocked"
 )
 
-// RootInput is what is known of one configuration with spec.root.
+// RootInput is the input for the status of one configuration with spec.root.
 type RootInput struct {
 	Config *v1alpha1.ShardingConfig
 	State  handover.State

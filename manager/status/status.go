@@ -30,7 +30,7 @@ const (
 	maxWaited = 10
 )
 
-// Input is what is known of one configuration.
+// Input is the input for the status of one configuration.
 type Input struct {
 	Shard compile.Shard
 	// Wanted is the version of a pod's policy.
@@ -60,8 +60,8 @@ func (v verdict) unready() bool { return !v.ready }
 func (v verdict) waiting() bool { return !v.ready && v.reason == "" }
 func (v verdict) broken() bool  { return v.reason != "" }
 
-// Of computes the status of a configuration that is one shard, written by hand or
-// derived. The times of conditions that did not change are kept.
+// Of computes the status of a hand-written or derived configuration, which is one shard.
+// Conditions that did not change keep their times.
 func Of(in Input) v1alpha1.ShardingConfigStatus {
 	config := in.Shard.Config
 	out := v1alpha1.ShardingConfigStatus{

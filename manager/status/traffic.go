@@ -23,7 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
 
-// TrafficInput is what is known of the pods that rules are about.
+// TrafficInput is the state of the pods that rules apply to.
 type TrafficInput struct {
 	// Policy of a pod, with which the Target's version goes.
 	Policy func(types.UID) *meshv1.PodPolicy
@@ -44,9 +44,8 @@ type target struct {
 
 func (t target) broken() bool { return t.reason != "" }
 
-// OfBreaker computes the status of a CircuitBreaker. The record is what may be in
-// force of its shares; it is not ok if there is no room for it, and then what is on record
-// stands.
+// OfBreaker computes the status of a CircuitBreaker. record is the record of its shares; ok
+// is false if the status has no room for it, and then the status keeps the previous record.
 func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares, ok bool) v1alpha1.CircuitBreakerStatus {
 	before := b.Status
 	if !ok {
@@ -472,8 +471,8 @@ func plus(a, b int64) int64 {
 	return a + b
 }
 
-// CountsAlone reports whether two statuses of a CircuitBreaker differ in nothing but
-// numbers of requests.
+// CountsAlone reports whether two statuses of a CircuitBreaker differ only in numbers of
+// requests.
 func CountsAlone(a, b v1alpha1.CircuitBreakerStatus) bool {
 	a, b = *a.DeepCopy(), *b.DeepCopy()
 	for _, s := range []*v1alpha1.CircuitBreakerStatus{&a, &b} {
@@ -483,7 +482,7 @@ func CountsAlone(a, b v1alpha1.CircuitBreakerStatus) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-// FaultCountsAlone is the same of FaultInjections.
+// FaultCountsAlone is CountsAlone for FaultInjections.
 func FaultCountsAlone(a, b v1alpha1.FaultInjectionStatus) bool {
 	a, b = *a.DeepCopy(), *b.DeepCopy()
 	for _, s := range []*v1alpha1.FaultInjectionStatus{&a, &b} {
@@ -510,8 +509,8 @@ type Turn struct {
 	Opened    bool
 }
 
-// Turns are what changed from one status of a CircuitBreaker to the next. Pods that
-// were not there before, or are not any more, are left out unless they opened.
+// Turns returns the breakers that opened or closed between two statuses of a CircuitBreaker.
+// It omits pods that are in only one of the statuses, unless their breaker opened.
 func Turns(before, after []v1alpha1.TargetStatus) (out []Turn) {
 	was := map[[2]string]bool{}
 	for _, t := range before {

@@ -31,7 +31,7 @@ const (
 	egressCA = "egress CA"
 )
 
-// leafLife is how long an agent's certificate lives.
+// leafLife is the validity of an agent's certificate.
 const leafLife = 24 * time.Hour
 
 // Authority is the mesh CA, or the egress CA, as its Secret has it. Every replica reads it; the
@@ -55,8 +55,8 @@ type Authority struct {
 	ring atomic.Pointer[Ring]
 }
 
-// Load reads the CA, or makes it where there is none. Of several replicas that
-// make it at once, one wins and the others read what it made.
+// Load reads the CA, or creates it if there is none. If several replicas create it at once,
+// one wins and the others read its CA.
 func (a *Authority) Load(ctx context.Context) error {
 	a.reading.Lock()
 	defer a.reading.Unlock()
@@ -64,9 +64,8 @@ func (a *Authority) Load(ctx context.Context) error {
 	return err
 }
 
-// Maintain is Load for the leader: it takes the next step of a rotation, if one
-// is due or asked for, and says how far it has come. Bundled and pods are as in
-// Facts.
+// Maintain loads the CA on the leader. It also takes the next step of a rotation, if one is
+// due or requested, and reports its progress. bundled and pods are as in Facts.
 func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[string]time.Time) error {
 	a.reading.Lock()
 	defer a.reading.Unlock()
@@ -149,7 +148,7 @@ func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
 	return secret, ring, nil
 }
 
-// Bundle is what pods are given to trust; nil before Load.
+// Bundle returns the certificates that pods must trust; nil before Load.
 func (a *Authority) Bundle() []byte {
 	if ring := a.ring.Load(); ring != nil {
 		return ring.Bundle()
@@ -157,7 +156,7 @@ func (a *Authority) Bundle() []byte {
 	return nil
 }
 
-// Expiry is when the certificate that signs leaves ends; zero before Load.
+// Expiry returns when the certificate that signs leaves expires; zero before Load.
 func (a *Authority) Expiry() time.Time {
 	if ring := a.ring.Load(); ring != nil {
 		return ring.signer.Expiry()

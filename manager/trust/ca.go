@@ -27,19 +27,19 @@ const (
 	maxCSR = 8 << 10
 )
 
-// CA is a key and its certificates, newest first: one, unless made by a manager
-// that did not rotate. It is not changed once made.
+// CA is a key and its certificates, newest first. It has one certificate, unless it was
+// created by a version of the manager that did not rotate. It is immutable.
 type CA struct {
 	key   *ecdsa.PrivateKey
 	certs []*x509.Certificate
 }
 
-// NewCA makes a key and a certificate for it that can sign only for names.
+// NewCA creates a key and a CA certificate that is constrained to names.
 func NewCA(commonName string, names Names, now time.Time) (*CA, error) {
 	return newCA(commonName, names.permit, now)
 }
 
-// NewEgressCA makes a key and a certificate for it that can sign for all but names.
+// NewEgressCA creates a key and a CA certificate that is valid for all names except names.
 func NewEgressCA(commonName string, names Names, now time.Time) (*CA, error) {
 	return newCA(commonName, names.exclude, now)
 }
@@ -82,15 +82,15 @@ func certify(key *ecdsa.PrivateKey, commonName string, constrain func(*x509.Cert
 	return x509.ParseCertificate(der)
 }
 
-// Stale reports whether another CA is due: the newest is not constrained by one of names,
-// or has lived two thirds of its life. A name that went away is no reason, for
-// apiservers come back.
+// Stale reports whether a new CA is due: the newest certificate is not constrained by one
+// of names, or two thirds of its validity have passed. A name that was removed is no reason,
+// because apiservers may return.
 func (ca *CA) Stale(names Names, now time.Time) bool {
 	newest := ca.certs[0]
 	return !boundBy(newest, names) || now.After(renewal(newest))
 }
 
-// Bundle is the certificates in PEM, newest first.
+// Bundle returns the certificates in PEM, newest first.
 func (ca *CA) Bundle() []byte {
 	var b bytes.Buffer
 	for _, c := range ca.certs {
@@ -99,11 +99,11 @@ func (ca *CA) Bundle() []byte {
 	return b.Bytes()
 }
 
-// Expiry is when the newest certificate ends.
+// Expiry returns when the newest certificate expires.
 func (ca *CA) Expiry() time.Time { return ca.certs[0].NotAfter }
 
-// Usable is the part of names that every certificate permits, so that a leaf
-// for them is good for everybody, whichever certificate they know.
+// Usable returns the part of names that every certificate permits, so that a leaf for them
+// is valid for all clients, whichever certificate they trust.
 func (ca *CA) Usable(names Names) Names {
 	var out Names
 	for _, d := range names.DNS {

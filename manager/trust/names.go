@@ -11,18 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Names are what a certificate may speak for.
+// Names are the DNS names and addresses that a certificate may be valid for.
 type Names struct {
 	DNS []string
 	IPs []netip.Addr
 }
 
-// APIServerNames are the names of the apiserver's Service, and its addresses.
+// APIServerNames returns the names of the apiserver's Service and its addresses.
 func APIServerNames(clusterDomain string, addresses ...netip.Addr) Names {
 	return Names{DNS: serviceNames("kubernetes", "default", clusterDomain), IPs: addresses}.sorted()
 }
 
-// ManagerNames are the names of the manager's Services.
+// ManagerNames returns the names of the manager's Services.
 func ManagerNames(namespace, clusterDomain string, services ...string) Names {
 	var n Names
 	for _, s := range services {
