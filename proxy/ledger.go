@@ -21,7 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// Bounds of what one pod's odd paths can make the ledger remember.
+// Bounds of the ledger's memory, against pods that request many different paths.
 const (
 	maxResources = 512
 	maxDebts     = 1 << 14 // of all resources
@@ -35,28 +35,27 @@ const settling = 10 * time.Minute
 
 func longAgo(changed time.Time) bool { return time.Since(changed) > settling }
 
-// overflow stands for all resources beyond maxResources. It is stale after any
-// change.
+// overflow stands for all resources above maxResources. It is stale after any change.
 var overflow = groupResource{"*", "*"}
 
 var errPolicyChanged = errors.New("the policy changed")
 
-// ledger knows which watches are open and which of a client's caches may hold
-// another set of objects than the policy in force would give.
+// ledger records which watches are open, and which of a client's caches may contain
+// another set of objects than the policy in force gives.
 //
-// A cache that was filled under other limits must be filled anew: a watch that
-// resumes would miss what the pod gained and never drop what it lost. So after a
-// change the resource's watches are ended, and each cache that resumes is told
-// once, by 410, to list.
+// A cache that was filled under another scope must be filled again: a watch that resumes
+// would miss the objects that the pod gained, and never delete those that it lost. So a
+// change of the policy ends the watches of the resource, and each cache that resumes gets
+// 410 once, so that it lists.
 //
-// What remains: of two caches that ask in the same words (view), one that had no
-// watch open in the moment of the change may resume after the other has listed
-// or was told. The ledger takes the two for one.
+// One limitation remains: the ledger cannot distinguish two caches with identical requests
+// (the same view). If one of them had no watch open at the change, it may resume after the
+// other has listed or got its 410.
 type ledger struct {
 	mu      sync.Mutex
-	changed time.Time // when the policy in force came
-	// before is the policy that caches of resources not seen yet were filled
-	// under; nil: it is not known.
+	changed time.Time // when the policy in force was applied
+	// before is the policy under which caches of resources not seen yet were filled;
+	// nil if that is unknown.
 	before *policy
 	// began is when the first policy came, and inherited are its faults. The proxy
 	// before may have ended while these kept events from watches: caches of what they
@@ -105,8 +104,8 @@ type debt struct {
 	told []uint64 // the resource versions that were answered 410, hashed
 }
 
-// view is what one cache of a client asks for, hashed: clients choose the words,
-// and how many. Two caches of one path differ in words, if in anything.
+// view identifies a cache of a client by a hash of its requests: the client controls how
+// long and how many they are. Caches with identical requests cannot be distinguished.
 type view struct{ path, words uint64 }
 
 type words struct{ path, labels, fields, as, agent string }
@@ -117,7 +116,7 @@ func (w words) view() view {
 	return view{maphash.String(seed, w.path), maphash.Comparable(seed, w)}
 }
 
-// watch is one open watch; end ends it cleanly.
+// watch is an open watch. end ends it cleanly.
 type watch struct {
 	view view
 	end  context.CancelCauseFunc
@@ -131,9 +130,9 @@ type ticket struct {
 	watch   *watch
 }
 
-// change puts next in force and ends the watches that it affects, in one step:
-// whoever enters the ledger after it finds next. since is when the first policy
-// came; each later one comes now.
+// change atomically puts next in force and ends the watches that it affects: requests
+// that enter the ledger afterwards find next. since is when the first policy was applied;
+// later policies are applied now.
 func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,8 +203,8 @@ func (l *ledger) debt(s *resourceState, v view, owed int) *debt {
 	return d
 }
 
-// enter gives a list or watch its ticket. It fails with errPolicyChanged when
-// the policy that the request was planned under is not in force any more.
+// enter returns the ticket of a list or watch. It fails with errPolicyChanged if the
+// policy under which the request was planned is not in force any more.
 func (l *ledger) enter(x *exchange, res groupResource, v view, end context.CancelCauseFunc) (*ticket, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -369,7 +368,7 @@ func (l *ledger) listed(t *ticket) {
 	}
 }
 
-// resumption is the place of a list or watch in the ledger.
+// resumption is the entry of a list or watch in the ledger.
 type resumption struct {
 	ticket  *ticket        // nil: it has none
 	gap     *gap           // what faults keep from a watch's client
@@ -442,13 +441,13 @@ func (s *relistStage) resume(x *exchange, version string) *apierrors.StatusError
 	return expired("what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, resource, version)
 }
 
-// truthy reads a boolean parameter as the apiserver does.
+// truthy parses a boolean parameter as the apiserver does.
 func truthy(values []string) bool {
 	return len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
 }
 
-// transform is the kind an Accept header asks objects to be turned into. Lists
-// and watches of one client spell it differently, and mean the same.
+// transform returns the kind into which an Accept header requests objects to be converted.
+// Lists and watches of one client spell it differently with the same meaning.
 func transform(accept string) string {
 	switch {
 	case strings.Contains(accept, "as=PartialObjectMetadata"):

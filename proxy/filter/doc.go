@@ -1,14 +1,15 @@
-// Package filter drops objects from what the apiserver streams: items of lists and
-// events of watches, in JSON, protobuf, Table and PartialObjectMetadata. It reads of
-// each object only what decides (Key) and copies the bytes of those that stay, so a
-// list of which all stays is the same to the byte, and one of which some stays has
-// the metadata of the whole: its remainingItemCount is that of all owners.
+// Package filter drops objects from the answers of the apiserver: items of lists and
+// events of watches, in JSON, protobuf, Table and PartialObjectMetadata. It reads only the
+// Key of each object and copies the bytes of those that it keeps. So a list of which
+// everything is kept stays identical to the byte. A list of which some items are kept has
+// the metadata of the whole list: its remainingItemCount counts the objects of all shards.
 // BOOKMARK and ERROR events always pass.
 //
-// An object never passes that a client would read as another's. What could be read
-// in two ways (a key that occurs twice), or cannot be decided (a row of a Table
-// without its object), is an error. What it knows no form of (CBOR, YAML), it refuses.
+// An object never passes that a client could read as another one. Input is an error if it
+// could be read in two ways (a key that occurs twice) or cannot be decided (a row of a
+// Table without its object). Encodings that the package does not know (CBOR, YAML) are
+// refused.
 //
-// JSON and watches take the memory of their largest object. A protobuf list says its
-// length before its items, so what stays of one is held until all of it has come.
+// JSON and watches take the memory of their largest object. A protobuf list states its
+// length before its items, so what is kept of it stays in memory until all of it was read.
 package filter

@@ -7,30 +7,30 @@ import (
 
 // Event is one event of a watch.
 type Event struct {
-	// Bytes are all of it as it came, less the spaces around it. They and the others
-	// are valid until the next event is read.
+	// Bytes are the event as it came, without the spaces around it. All slices are valid
+	// until the next event is read.
 	Bytes []byte
-	// Kind is ADDED, MODIFIED, DELETED, BOOKMARK, ERROR or what is unknown.
+	// Kind is ADDED, MODIFIED, DELETED, BOOKMARK, ERROR or an unknown kind.
 	Kind []byte
-	// Key is the object's, if the event is of One.
+	// Key is the key of the object, if One is true: the event is about a single object.
 	Key Key
 	One bool
-	// Revision is the object's resourceVersion; nil: it has none, or more than one.
+	// Revision is the object's resourceVersion; nil if it has none, or more than one.
 	Revision []byte
-	// Head: the event says what later ones leave out, the columns of a Table.
+	// Head means that the event contains the columns of a Table, which later ones omit.
 	Head bool
 }
 
-// OfTheStream reports whether the event is no object's but of the watch itself.
+// OfTheStream reports whether the event is about the watch itself, not about an object.
 func (e *Event) OfTheStream() bool { return ofTheStream(e.Kind) }
 
-// Events reads a watch event by event, in the forms that New filters.
+// Events reads a watch event by event, in the encodings that New supports.
 type Events struct {
 	in       input
 	protobuf bool
 }
 
-// NewEvents reads what src gives. Of o, what is about lists is of no matter.
+// NewEvents returns the Events of src. It ignores the options for lists.
 func NewEvents(src io.Reader, o Options) (*Events, error) {
 	if o.MaxObject == 0 {
 		o.MaxObject = DefaultMaxObject
@@ -43,10 +43,10 @@ func NewEvents(src io.Reader, o Options) (*Events, error) {
 	return &Events{in: in, protobuf: media == typeProtobuf}, nil
 }
 
-// Protobuf reports whether the events are, or else JSON.
+// Protobuf reports whether the events are in protobuf. Else they are in JSON.
 func (e *Events) Protobuf() bool { return e.protobuf }
 
-// Next reads one event. After an error Rest has all that no event was made of.
+// Next reads one event. After an error, Rest returns what was not returned as an event.
 func (e *Events) Next() (Event, error) {
 	if e.protobuf {
 		return e.nextProto()
@@ -54,7 +54,8 @@ func (e *Events) Next() (Event, error) {
 	return e.nextJSON()
 }
 
-// Rest is all that no event was made of, and what follows it.
+// Rest returns the bytes that were read but not returned as an event, and the rest of the
+// source.
 func (e *Events) Rest() io.Reader {
 	read := bytes.NewReader(e.in.take(len(e.in.b)))
 	if e.in.err != nil {
@@ -63,7 +64,7 @@ func (e *Events) Rest() io.Reader {
 	return io.MultiReader(read, e.in.src)
 }
 
-// Ended is why nothing more comes of the source; nil: more may.
+// Ended returns the error that ended the source, or nil if it may continue.
 func (e *Events) Ended() error { return e.in.err }
 
 type failing struct{ err error }

@@ -9,59 +9,59 @@ import (
 	"sync/atomic"
 )
 
-// Key is what decides on an object. Its bytes are valid during the call only.
+// Key identifies an object to Keep. Its bytes are valid during the call only.
 type Key struct{ Namespace, Name, UID []byte }
 
-// Keep reports whether an object stays.
+// Keep reports whether an object is kept.
 type Keep func(Key) bool
 
-// Errors of New and of what it returns.
+// Errors of New, NewEvents, KeyOf and of the readers.
 var (
-	// ErrType: the content type is none that can be filtered.
+	// ErrType means that the content type is not supported.
 	ErrType = errors.New("content type cannot be filtered")
-	// ErrForm: the bytes are not what their content type says, or do not tell what
-	// would decide on an object.
+	// ErrForm means that the bytes are not in the encoding of their content type, or lack
+	// the key of an object.
 	ErrForm = errors.New("malformed")
-	// ErrSize: an object, or a list in an encoding that says its length first, is
-	// larger than the bound.
+	// ErrSize means that an object, or a list in an encoding that states its length
+	// first, is larger than the bound.
 	ErrSize = errors.New("too large to be filtered")
 )
 
 // Defaults of Options, in bytes.
 const (
-	DefaultMaxObject = 16 << 20 // what client-go takes of one event
+	DefaultMaxObject = 16 << 20 // what client-go accepts as one event
 	DefaultMaxList   = 256 << 20
 )
 
-// Options of a filter.
+// Options are the options of a Reader or of Events.
 type Options struct {
 	// ContentType of the answer.
 	ContentType string
-	// Watch: the answer is a stream of events.
+	// Watch means that the answer is a stream of events.
 	Watch bool
-	// ShardSelector, if set: a list whose metadata echo it in shardInfo is passed as
-	// it is, and Echoed tells so.
+	// ShardSelector, if set, is the selector of the request. A list whose metadata echo
+	// it in shardInfo passes unchanged, and Echoed reports true.
 	ShardSelector string
-	// MaxObject bounds one object in bytes, or what comes before or after those of a
-	// list, and MaxList what must be held of a list in an encoding that says its
-	// length first (protobuf). Defaults when 0.
+	// MaxObject bounds an object, or what comes before or after the items of a list.
+	// MaxList bounds what is kept in memory of a list in an encoding that states its
+	// length first (protobuf). Both are in bytes, and 0 means the default.
 	MaxObject, MaxList int
-	// Hold, if set, is asked before the reader keeps n bytes more, for as long as it
-	// lives, than the first 8 KiB of a watch or 64 KiB of a list. Its error ends the
-	// answer, and Read returns it.
+	// Hold, if set, is called before the reader takes n more bytes of memory than the
+	// first 8 KiB of a watch or 64 KiB of a list. The reader keeps them as long as it
+	// exists. An error of Hold ends the answer, and Read returns it.
 	Hold func(n int) error
 }
 
-// Reader is a filtered answer. Read returns whole events of a watch as soon as
-// they have come. An error of the source is returned as it is, and
-// io.ErrUnexpectedEOF if it ends within an object.
+// Reader is a filtered answer. Read returns whole events of a watch as soon as they have
+// arrived. It returns errors of the source unchanged, and io.ErrUnexpectedEOF if the
+// source ends within an object.
 type Reader struct {
 	in   input
 	form form
 	keep Keep
 
-	out     []byte // the rest of what the form returned last
-	plain   bool   // what follows is passed as it is
+	out     []byte // unread rest of what form.next returned last
+	plain   bool   // the rest of the input passes unchanged
 	echoed  bool
 	dropped atomic.Int64
 	err     error
@@ -69,14 +69,15 @@ type Reader struct {
 
 // form is an encoding of lists or of watches.
 type form interface {
-	// next takes a piece off the input and returns what stays of it, which may be
-	// nothing, valid until the next call. On errWait it has changed nothing.
+	// next takes a piece of the input and returns what is kept of it, which may be
+	// nothing. The result is valid until the next call. If next returns errWait, it has
+	// changed nothing.
 	next(r *Reader) ([]byte, error)
 }
 
-// New filters what src gives. The reader holds one object at a time, but for
-// protobuf lists, of which it holds what stays: these fail, if they do, before
-// the first byte.
+// New returns a Reader that filters src. The Reader keeps one object at a time in memory.
+// Of a protobuf list it keeps all objects that pass, so that errors occur before the first
+// byte.
 func New(src io.Reader, keep Keep, o Options) (*Reader, error) {
 	if o.MaxObject == 0 {
 		o.MaxObject = DefaultMaxObject
@@ -118,11 +119,11 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 		if r.err != nil {
 			break
 		}
-		// What has come is not held back for what has not.
+		// Return what has arrived, instead of waiting for more.
 		r.in.wait = n == 0
 		switch {
 		case !r.plain:
-			if r.out, err = r.form.next(r); err == errWait { //nolint:errorlint // it is ours alone
+			if r.out, err = r.form.next(r); err == errWait { //nolint:errorlint // never wrapped
 				return n, nil
 			}
 			r.err = err
@@ -142,16 +143,16 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// Echoed tells, once the first byte was read, whether the list was narrowed by the
-// apiserver itself. Of a list whose items come before its metadata, as JSON of
-// custom resources has it, it tells at the end only; such a list is filtered.
+// Echoed reports whether the apiserver itself narrowed the list. It is valid once the
+// first byte was read. If the items of a list come before its metadata, as in the JSON of
+// custom resources, it is valid only at the end, and the list is filtered nevertheless.
 func (r *Reader) Echoed() bool { return r.echoed }
 
-// Dropped is the number of objects dropped so far. It may be asked while another
+// Dropped returns the number of objects dropped so far. It may be called while another
 // goroutine reads.
 func (r *Reader) Dropped() int { return int(r.dropped.Load()) }
 
-// decide asks what Keep says.
+// decide calls Keep, and counts the objects that it drops.
 func (r *Reader) decide(k Key) bool {
 	if r.keep(k) {
 		return true
@@ -160,7 +161,7 @@ func (r *Reader) decide(k Key) bool {
 	return false
 }
 
-// The types that can be filtered.
+// The media types that can be filtered.
 const (
 	typeJSON     = "application/json"
 	typeProtobuf = "application/vnd.kubernetes.protobuf"
@@ -174,15 +175,15 @@ func mediaType(contentType string) (string, error) {
 	return media, nil
 }
 
-// Accept edits an Accept header so that the apiserver answers in something that can
-// be filtered, in the client's order of preference. It is not ok when nothing is left:
-// the client is to be told 406. Lists and watches accept the same.
+// Accept edits an Accept header so that the apiserver answers in a type that can be
+// filtered, in the client's order of preference. If no type is left, ok is false, and the
+// caller should answer 406. Lists and watches have the same types.
 func Accept(header []string) (accept string, ok bool) {
 	if strings.TrimSpace(strings.Join(header, "")) == "" {
 		return typeJSON, true
 	}
 	var named, wild []string
-	// Cut at every comma, quoted or not, as the apiserver does.
+	// Split at every comma, quoted or not, as the apiserver does.
 	for clause := range strings.SplitSeq(strings.Join(header, ","), ",") {
 		clause = strings.TrimSpace(clause)
 		media, _, _ := strings.Cut(clause, ";")
@@ -190,7 +191,7 @@ func Accept(header []string) (accept string, ok bool) {
 		case typeJSON, typeProtobuf:
 			named = append(named, clause)
 		case "*/*", "application/*", "*":
-			// The apiserver prefers the named to these.
+			// The apiserver prefers named types to wildcards.
 			wild = append(wild, typeJSON+clause[len(media):])
 		}
 	}

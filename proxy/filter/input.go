@@ -6,35 +6,35 @@ import (
 	"io"
 )
 
-// What is read at once, in bytes. A watch has its buffer for as long as it lasts.
+// Sizes of buffers in bytes. A watch keeps its buffer as long as it lasts.
 const (
 	listBuffer  = 64 << 10
 	watchBuffer = 8 << 10
-	// maxIdle is the most that an empty buffer is left to be: one large event
-	// must not stay for the life of its watch.
+	// maxIdle is the maximum size of an empty buffer: a large event must not take memory
+	// for the rest of its watch.
 	maxIdle = 256 << 10
-	// minRead is the room under which a read is not worth it.
+	// minRead is the minimum free room to read into.
 	minRead = 1 << 10
 )
 
-// errWait: more would have to be waited for.
-var errWait = errors.New("nothing more has come yet")
+// errWait means that the input has to wait for more bytes.
+var errWait = errors.New("no more bytes yet")
 
-// input is a source read ahead.
+// input is a source with a read-ahead buffer.
 type input struct {
 	src   io.Reader
-	b     []byte // what was read and not yet taken, at the end of store
+	b     []byte // bytes read and not yet taken, at the end of store
 	store []byte
-	base  int // the size that store begins with
+	base  int // initial size of store
 	hold  func(n int) error
-	asked int // the size that store may have without asking
-	max   int // of b before more is read
+	asked int // size that store may have without a call of hold
+	max   int // maximum size of b
 	wait  bool
 	err   error // of src
 }
 
-// more reads on, at least one byte. b may move, so indices into it last and slices of
-// it do not.
+// more reads at least one byte. It may move b: indexes into b stay valid, slices of it do
+// not.
 func (in *input) more() error {
 	if in.err != nil {
 		return in.err
@@ -63,7 +63,7 @@ func (in *input) more() error {
 	return in.err
 }
 
-// room makes room behind b.
+// room makes free room after b.
 func (in *input) room() error {
 	full := in.max + minRead
 	if len(in.b) == 0 && (in.store == nil || len(in.store) > maxIdle) {
@@ -90,7 +90,7 @@ func (in *input) room() error {
 	return nil
 }
 
-// ask asks whether n bytes more may be held.
+// ask calls hold for n more bytes.
 func (in *input) ask(n int) error {
 	if in.hold == nil {
 		return nil

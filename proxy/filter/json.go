@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// jsonList is a list or a Table. What is around its array of items is passed as it
-// is; what is before it is held until it begins, for it may not be there at all.
+// jsonList is a list or a Table. What is around its array of items passes unchanged. What
+// is before the array stays in memory until the array begins, because there may be none.
 type jsonList struct {
 	selector string
 
 	at                place
 	items, rows, kind span
 	status            bool // the kind is Status
-	// Of the array at hand: it is of rows, none of it was read, some was kept.
+	// Of the current array: it has rows, no element was read yet, an element was kept.
 	table, first, kept bool
 }
 
@@ -23,8 +23,8 @@ type place int
 const (
 	before place = iota
 	within       // an array of items or rows
-	behind       // such an array
-	done         // with all but spaces
+	behind       // after such an array
+	done         // only spaces may follow
 )
 
 func (l *jsonList) next(r *Reader) ([]byte, error) {
@@ -40,7 +40,7 @@ func (l *jsonList) next(r *Reader) ([]byte, error) {
 // around reads up to the next array of items or rows, or the end of the list.
 func (l *jsonList) around(r *Reader) ([]byte, error) {
 	s := scanner{in: &r.in}
-	to := *l // stays as it was until all has come
+	to := *l // a copy, so that l is unchanged on errWait
 	var metadata span
 	another := false
 	if to.at == before {
@@ -124,7 +124,7 @@ func (l *jsonList) element(r *Reader) ([]byte, error) {
 	case !keep:
 		return nil, nil
 	case !l.kept && !wasFirst:
-		out = out[from:] // less the comma that would be the first
+		out = out[from:] // without the comma before the first element
 	}
 	l.kept = true
 	return out, nil
@@ -154,7 +154,7 @@ func (s *scanner) echoes(selector string) bool {
 	return selector != "" && string(s.text(echo)) == selector && s.err == nil
 }
 
-// taken takes what was walked over.
+// taken takes from the input what was walked over.
 func (s *scanner) taken(r *Reader) ([]byte, error) {
 	if s.err != nil {
 		return nil, s.err
@@ -162,7 +162,7 @@ func (s *scanner) taken(r *Reader) ([]byte, error) {
 	return r.in.take(s.i), nil
 }
 
-// trailer passes spaces, and nothing else.
+// trailer passes spaces, and fails on anything else.
 func trailer(in *input) ([]byte, error) {
 	if len(in.b) == 0 {
 		if err := in.more(); err != nil {
@@ -177,9 +177,9 @@ func trailer(in *input) ([]byte, error) {
 
 // jsonWatch is a stream of events.
 type jsonWatch struct {
-	dropped bool // the last event, so what separates it from the next goes too
-	// columns are those of a Table, which only the first event says, for the first
-	// that is kept; told: that one has gone by.
+	dropped bool // the last event was dropped, and so are the spaces after it
+	// columns are the columns of a Table. Only the first event has them, and they are
+	// moved to the first one that is kept. told means that this one has passed.
 	columns []byte
 	told    bool
 }
@@ -190,7 +190,7 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 			return nil, err
 		}
 	}
-	// Spaces go with the event before them, at once: some clients read by lines.
+	// Spaces belong to the event before them, and pass at once: some clients read lines.
 	if n := spaces(r.in.b); n > 0 {
 		out := r.in.take(n)
 		if w.dropped {
@@ -214,7 +214,7 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 		})
 	}
 	if kept > 0 && dropped > 0 {
-		s.fail() // an event cannot be halved
+		s.fail() // part of an event cannot be dropped
 	}
 	out, err := s.taken(r)
 	if err == nil && table && !w.told {
@@ -226,8 +226,8 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 	return out, err
 }
 
-// event walks over an event. seen tells where its object is; before the input if it is
-// null.
+// event walks over an event. seen is the place of its object, before the input if the
+// object is null.
 func (s *scanner) event() (kind, seen span, o object) {
 	s.members(func(key []byte) {
 		switch string(key) {
@@ -247,7 +247,7 @@ func (s *scanner) event() (kind, seen span, o object) {
 	return kind, seen, o
 }
 
-// carry takes the columns from the first event to the first that is kept.
+// carry moves the columns from the first event to the first one that is kept.
 func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, error) {
 	said := event[at.from:at.to]
 	some := at.set && string(said) != "null"
@@ -267,7 +267,7 @@ func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, 
 	return event, nil
 }
 
-// ofTheStream reports whether an event is no object's but of the watch itself.
+// ofTheStream reports whether an event is about the watch itself, not about an object.
 func ofTheStream(kind []byte) bool {
 	return string(kind) == "BOOKMARK" || string(kind) == "ERROR"
 }
@@ -286,5 +286,5 @@ func jsonKey(body []byte) (key Key, err error) {
 	return key, nil
 }
 
-// errEnd: a body that was read wholly ends too early.
-var errEnd = fmt.Errorf("%w: it ends within an object", ErrForm)
+// errEnd means that a complete body ends too early.
+var errEnd = fmt.Errorf("%w: the body ends within an object", ErrForm)

@@ -1,7 +1,7 @@
 package filter
 
-// KeyOf reads what decides on the one object of a body: of the object itself, or of
-// the row of a Table. What is of no namespace has an empty one.
+// KeyOf returns the key of the only object of a body, or of the only row of a Table. The
+// namespace of cluster-scoped objects is empty.
 func KeyOf(contentType string, body []byte) (namespace, name, uid string, err error) {
 	media, err := mediaType(contentType)
 	if err != nil {

@@ -2,7 +2,7 @@ package filter
 
 import "strings"
 
-// object is where in the input an object says what decides on it.
+// object is where in the input the key of an object is.
 type object struct {
 	kind, version, metadata, namespace, name, uid, revision, rows, columns span
 }
@@ -52,8 +52,8 @@ func (s *scanner) object() (o object) {
 	return o
 }
 
-// row walks over a row of a Table and returns its object. Without the metadata of
-// one it cannot be decided.
+// row walks over a row of a Table and returns its object. A row without metadata cannot
+// be decided, and is an error.
 func (s *scanner) row() (o object) {
 	var seen span
 	s.members(func(key []byte) {
@@ -70,13 +70,13 @@ func (s *scanner) row() (o object) {
 	return o
 }
 
-// keyOf reads what object found.
+// keyOf reads the key at the places that object found.
 func (s *scanner) keyOf(o object) Key {
 	return Key{Namespace: s.text(o.namespace), Name: s.text(o.name), UID: s.text(o.uid)}
 }
 
-// eachKey calls f with the key of the object, or with those of its rows if it is a
-// Table, of which there must be one at least.
+// eachKey calls f with the key of the object, or with the keys of its rows if it is a
+// Table. A Table without rows is an error.
 func (s *scanner) eachKey(o object, f func(Key)) (table bool) {
 	return s.each(o, func(o object) {
 		if k := s.keyOf(o); s.err == nil {
@@ -85,7 +85,7 @@ func (s *scanner) eachKey(o object, f func(Key)) (table bool) {
 	})
 }
 
-// each is eachKey with the objects that have the keys.
+// each is eachKey, but passes the objects instead of their keys.
 func (s *scanner) each(o object, f func(object)) (table bool) {
 	table = string(s.text(o.kind)) == "Table" && strings.HasPrefix(string(s.text(o.version)), "meta.k8s.io/")
 	if s.err != nil {

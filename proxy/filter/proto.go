@@ -27,9 +27,9 @@ const (
 	partialListV1beta1 = "meta.k8s.io/v1beta1 PartialObjectMetadataList"
 )
 
-// eachBytes calls f with every field of a message that is length-delimited, and fails
-// if one of those numbers, which must be, is not. As for every reader of protobuf,
-// a later field of a number overrides an earlier.
+// eachBytes calls f with every field of a message whose number is in the bit set numbers.
+// It fails if such a field is not length-delimited. As in all readers of protobuf, a later
+// field overrides an earlier one of the same number.
 func eachBytes(message []byte, numbers uint, f func(number protowire.Number, value []byte) error) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
@@ -54,7 +54,7 @@ func eachBytes(message []byte, numbers uint, f func(number protowire.Number, val
 	return nil
 }
 
-// rawKey adds to k what an object without envelope says.
+// rawKey adds to k the key of an object without its envelope.
 func rawKey(raw []byte, k *Key) error {
 	return eachBytes(raw, 1<<objectMetadata, func(_ protowire.Number, metadata []byte) error {
 		return eachBytes(metadata, 1<<metaName|1<<metaNamespace|1<<metaUID, func(number protowire.Number, value []byte) error {
@@ -83,7 +83,7 @@ func protoKey(body []byte) (k Key, err error) {
 	return k, nil
 }
 
-// rawOf is the object in an envelope.
+// rawOf returns the object in an envelope.
 func rawOf(body []byte) (raw []byte, err error) {
 	unknown, ok := bytes.CutPrefix(body, []byte(magic))
 	if !ok {
@@ -96,7 +96,7 @@ func rawOf(body []byte) (raw []byte, err error) {
 	return raw, err
 }
 
-// protoRevision reads the resource version of one object.
+// protoRevision returns the resourceVersion of one object.
 func protoRevision(body []byte) (revision []byte, err error) {
 	raw, err := rawOf(body)
 	if err != nil {
@@ -111,7 +111,7 @@ func protoRevision(body []byte) (revision []byte, err error) {
 	return revision, err
 }
 
-// protoWatch is a stream of events, each after its length.
+// protoWatch is a stream of events, each preceded by its length.
 type protoWatch struct{}
 
 func (protoWatch) next(r *Reader) ([]byte, error) {
@@ -133,7 +133,7 @@ func (protoWatch) next(r *Reader) ([]byte, error) {
 	return nil, nil
 }
 
-// event reads until a whole event is there, size bytes with its length.
+// event reads until the input contains a whole event. size includes the length prefix.
 func (in *input) event() (size int, kind, object []byte, err error) {
 	const head = 4
 	if err := in.need(head); err != nil {
@@ -160,8 +160,8 @@ func (in *input) event() (size int, kind, object []byte, err error) {
 	return size, kind, object, err
 }
 
-// need reads until n bytes are there. It is io.EOF if the source ended before the
-// first.
+// need reads until the input contains n bytes. It returns io.EOF if the source ended
+// before the first.
 func (in *input) need(n int) error {
 	for len(in.b) < n {
 		if err := in.more(); err != nil {
@@ -174,8 +174,8 @@ func (in *input) need(n int) error {
 	return nil
 }
 
-// field reads on until the field at b[from:] is there, and returns its parts. It is
-// io.EOF if there is none. Of the field that is passed as whole its value is not read.
+// field reads until the input contains the field at b[from:], and returns its place. It
+// returns io.EOF if there is none. The value of a field with the number whole is not read.
 func (in *input) field(from int, whole protowire.Number) (f field, err error) {
 	for {
 		b := in.b[from:]
@@ -210,10 +210,10 @@ type field struct {
 	number     protowire.Number
 	kind       protowire.Type
 	value, end int
-	length     uint64 // of a whole one's value
+	length     uint64 // length of the value of a whole field
 }
 
-// bytes is the value of a length-delimited field.
+// bytes returns the value of a length-delimited field.
 func (in *input) bytes(f field) ([]byte, error) {
 	if f.kind != protowire.BytesType {
 		return nil, ErrForm
@@ -222,14 +222,14 @@ func (in *input) bytes(f field) ([]byte, error) {
 	return value, nil
 }
 
-// protoList is a list. Its length is said before it, so what stays is held.
+// protoList is a list. Its length precedes it, so what is kept stays in memory.
 type protoList struct {
 	selector string
 	max      int
 
 	held [][]byte // from the first byte on; nil until all was read
 	read bool
-	size uint64 // of what stays within the list
+	size uint64 // in bytes, of what is kept of the list
 }
 
 func (l *protoList) next(r *Reader) ([]byte, error) {
@@ -249,8 +249,8 @@ func (l *protoList) next(r *Reader) ([]byte, error) {
 	return out, nil
 }
 
-// readAll reads the list and holds what stays of it. A list that needs no filter is
-// to be passed as it is: what it returns is then the first of it.
+// readAll reads the list and stores in held what is kept of it. A list that needs no
+// filter passes unchanged: readAll then returns its first bytes.
 func (l *protoList) readAll(r *Reader) ([]byte, error) {
 	in := &r.in
 	if err := in.need(len(magic)); err != nil {
@@ -289,7 +289,7 @@ func (l *protoList) readAll(r *Reader) ([]byte, error) {
 	}
 }
 
-// kindOf is the version and the kind that a TypeMeta says.
+// kindOf returns the version and the kind of a TypeMeta.
 func kindOf(typeMeta []byte) (string, error) {
 	var version, kind []byte
 	err := eachBytes(typeMeta, 1<<typeMetaVersion|1<<typeMetaKind, func(number protowire.Number, value []byte) error {
@@ -303,13 +303,13 @@ func kindOf(typeMeta []byte) (string, error) {
 	return string(version) + " " + string(kind), err
 }
 
-// isList reports whether a kind is a list of typed objects: those of "List" itself come
-// in envelopes.
+// isList reports whether a kind is a list of typed objects. It excludes the kind List,
+// whose items have envelopes.
 func isList(kind string) bool {
 	return strings.HasSuffix(kind, "List") && !strings.HasSuffix(kind, " List")
 }
 
-// unexpected is what io.EOF is where more must come.
+// unexpected replaces io.EOF by io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -317,8 +317,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// readRaw reads the list, which is in the field f of the envelope that in.b begins
-// with, and what follows. at is where f begins.
+// readRaw reads the list and what follows it. The list is in the field f of the envelope
+// at the start of in.b. at is where f begins.
 func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, error) {
 	in := &r.in
 	if strings.HasSuffix(kind, " Status") {
@@ -329,7 +329,7 @@ func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, er
 		return nil, ErrForm
 	}
 	items, metadata := protowire.Number(listItems), protowire.Number(listMetadata)
-	if kind == partialListV1beta1 { // the one list that has them the other way round
+	if kind == partialListV1beta1 { // the only list that has these fields swapped
 		items, metadata = metadata, items
 	}
 	left := f.length
@@ -343,7 +343,7 @@ func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, er
 			return in.take(len(in.b)), nil
 		}
 	}
-	// The head is written when the length is known.
+	// Reserve the place of the head, which needs the length.
 	l.held = append(l.held, nil)
 	head := bytes.Clone(in.b[:at])
 	in.take(f.value)
@@ -379,7 +379,7 @@ func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, er
 	return nil, l.readTail(in)
 }
 
-// readTail reads what is behind the list.
+// readTail reads what follows the list.
 func (l *protoList) readTail(in *input) error {
 	for {
 		f, err := in.field(0, 0)
@@ -390,7 +390,7 @@ func (l *protoList) readTail(in *input) error {
 			return err
 		}
 		if f.number == unknownTypeMeta || f.number == unknownRaw {
-			return ErrForm // it would override what was read
+			return ErrForm // a second list would override the first
 		}
 		if err := l.hold(in, in.take(f.end)); err != nil {
 			return err
@@ -398,7 +398,7 @@ func (l *protoList) readTail(in *input) error {
 	}
 }
 
-// echoed reports whether the metadata of a list echo the selector.
+// echoed reports whether the metadata of a list echo the shard selector.
 func (l *protoList) echoed(in *input, f field) bool {
 	metadata, err := in.bytes(f)
 	if err != nil {
@@ -414,10 +414,10 @@ func (l *protoList) echoed(in *input, f field) bool {
 	return err == nil && echo == l.selector
 }
 
-// Pieces of what is held, in bytes.
+// Sizes of the pieces in held, in bytes.
 const minPiece, maxPiece = 32 << 10, 1 << 20
 
-// hold copies b to the end of what is held, in pieces that need not be moved to grow.
+// hold appends a copy of b to held, in pieces so that growing does not copy them.
 func (l *protoList) hold(in *input, b []byte) error {
 	l.size += uint64(len(b))
 	if l.size > uint64(l.max) {

@@ -7,19 +7,19 @@ import (
 	"io"
 )
 
-// scanner walks over JSON at the front of an input, reading on where it must. What
-// it only passes over it does not check: a reader that does cannot take it for
-// something else, for then it would not take it at all.
+// scanner walks over JSON at the start of an input, and reads more where it must. It does
+// not validate what it skips: a stricter reader rejects invalid JSON, and so cannot take
+// it for another object.
 //
-// The first error stays, and everything returns at once after it.
+// The first error stays in err. After it, all methods return at once.
 type scanner struct {
 	in  *input
-	i   int // in.b[:i] was walked over
+	i   int // in.b[:i] was scanned
 	err error
 }
 
-// span is a place in in.b. A key that occurs twice has no meaning that all readers
-// agree on, so each span is set once.
+// span is a place in in.b. Each span may be set only once, because readers disagree about
+// the meaning of a key that occurs twice.
 type span struct {
 	from, to int
 	set      bool
@@ -49,7 +49,7 @@ func (s *scanner) more() bool {
 	return s.err == nil
 }
 
-// peek is the next byte that is no space.
+// peek skips spaces and returns the byte after them.
 func (s *scanner) peek() byte {
 	for s.err == nil {
 		s.i += spaces(s.in.b[s.i:])
@@ -61,7 +61,7 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-// spaces is how many of them b begins with.
+// spaces returns the number of spaces at the start of b.
 func spaces(b []byte) int {
 	for i, c := range b {
 		switch c {
@@ -81,7 +81,7 @@ func (s *scanner) expect(c byte) {
 	s.i++
 }
 
-// another walks over what follows an element: false after the last.
+// another walks over what follows an element. It returns false after the last one.
 func (s *scanner) another(end byte) bool {
 	switch s.peek() {
 	case ',':
@@ -103,7 +103,7 @@ func (s *scanner) quoted() (from, to int) {
 	return from, s.i - 1
 }
 
-// closeQuote walks to behind the quote that ends a string.
+// closeQuote walks past the quote that ends a string.
 func (s *scanner) closeQuote() {
 	from := s.i
 	for s.err == nil {
@@ -124,7 +124,7 @@ func (s *scanner) closeQuote() {
 	}
 }
 
-// text decodes the string at v; it allocates only where v is not plain ASCII.
+// text decodes the string at v. It allocates only if v is not plain ASCII.
 func (s *scanner) text(v span) []byte {
 	if s.err != nil {
 		return nil
@@ -142,8 +142,8 @@ func (s *scanner) text(v span) []byte {
 	return raw
 }
 
-// key walks over the key of a member and the colon. It is valid until the walk
-// goes on.
+// key walks over the key of a member and the colon, and returns the key. The key is valid
+// until the next call.
 func (s *scanner) key() []byte {
 	var v span
 	v.from, v.to = s.quoted()
@@ -168,7 +168,7 @@ func (s *scanner) members(f func(key []byte)) {
 	}
 }
 
-// null walks over it.
+// null walks over a null.
 func (s *scanner) null() {
 	s.peek()
 	from := s.i
@@ -178,7 +178,7 @@ func (s *scanner) null() {
 	}
 }
 
-// stringOrNull walks over what must be either, and notes where the string is.
+// stringOrNull walks over a string or null, and sets v to the place of the string.
 func (s *scanner) stringOrNull(v *span) {
 	s.once(v)
 	if s.peek() == 'n' {
@@ -194,7 +194,7 @@ const (
 	quote
 	begin
 	end
-	after // what ends a number or a literal, as end does
+	after // ends a number or a literal, as end does
 )
 
 var class = [256]byte{
@@ -240,7 +240,7 @@ func (s *scanner) skip() {
 					return
 				}
 			}
-			// Behind a number or a literal.
+			// After a number or a literal.
 			if s.i = i; i == start {
 				s.fail()
 			}

@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// bucket is a token bucket in whole numbers, so that it never gives more than burst
-// and limit per interval; golang.org/x/time/rate rounds, and gains when it is told
-// of the past.
+// bucket is a token bucket in integers, so that it never gives more than burst and limit
+// per interval. golang.org/x/time/rate rounds, and gains tokens when the time goes back.
 type bucket struct {
 	burst, limit, interval uint64 // interval in nanoseconds, above 0
 
 	tokens uint64
-	frac   uint64 // of the next token, in parts of interval
+	frac   uint64 // fraction of the next token, in units of 1/interval
 	last   time.Time
 }
 
@@ -45,7 +44,7 @@ func (b *bucket) advance(now time.Time) {
 	b.tokens, b.frac = b.tokens+more, frac
 }
 
-// wait is how long an empty bucket stays empty; 0: for ever.
+// wait returns how long an empty bucket stays empty; 0: forever.
 func (b *bucket) wait() time.Duration {
 	if b.limit == 0 || b.burst == 0 {
 		return 0
@@ -58,7 +57,7 @@ func (b *bucket) wait() time.Duration {
 	return time.Duration(min(ns, math.MaxInt64))
 }
 
-// become makes it a bucket of other size and rate. It never has more for that.
+// become changes the size and the rate of the bucket. It never adds tokens.
 func (b *bucket) become(next bucket, now time.Time) {
 	b.advance(now)
 	next.tokens = min(b.tokens, next.burst)

@@ -1,26 +1,26 @@
-// Package limit counts a pod's requests, refuses those beyond its rules, and opens
-// circuit breakers. It is pure but for locks: the time is told to it.
+// Package limit counts a pod's requests, refuses those above the limits of its rules,
+// and opens circuit breakers. It is pure except for locks: the caller passes the time.
 //
-// What was counted is kept in a [Store] by the rules' keys, so that it outlives
-// policies that do not touch a rule, and the agent.
+// A [Store] keeps the counts by the rules' keys, so that they survive policies that do
+// not change the rule, and the takeover by another agent.
 //
-// # Which rule
+// # Which rule applies
 //
-// Of a CircuitBreaker's rules one decides, alone: of the entries that match a request
-// the one with the fewest wildcards, and of those with as few the one written first.
-// All CircuitBreakers must let a request pass; one that is refused counts in the rule
-// that refused it and nowhere else.
+// One rule of each CircuitBreaker applies to a request. It is the rule of the matching
+// entry with the fewest wildcards. Among entries with equally few, the first in the spec
+// applies. A request passes if all CircuitBreakers allow it. A refused request counts
+// only in the rule that refused it.
 //
-// # Together
+// # Shared limits
 //
-// A member's share of a bucket is an n-th of it with an n-th of its rate; of one
-// that has fewer tokens than members, turns in time (turns.go). Members together never
-// pass more than burst + rate*time. So a share that grows, or comes after there was
-// none, fills with time alone.
+// A member's share of a bucket is an n-th of its size and an n-th of its rate. If the
+// bucket has fewer tokens than members, they take turns instead (turns.go). Members
+// together never pass more than burst + rate*time. So a share that grows, or that a
+// member gets for the first time, starts without additional tokens and fills with time.
 //
-// There is one exception: while one agent hands a pod over to the next, each counts
-// what it serves by itself, from the first export until the connections of the former
-// have ended. Meanwhile a pod may pass twice its bucket at most.
+// There is one exception: during a takeover both agents count separately, from the first
+// export until the connections of the old agent have ended. Meanwhile a pod may pass up
+// to twice its bucket.
 package limit
 
 import (
@@ -31,39 +31,41 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Ticket is of a request that is under way. The zero Ticket counts nowhere.
+// Ticket represents a request that is under way in the rules that count it. The zero
+// Ticket counts nowhere.
 type Ticket struct {
 	started time.Time
 	first   held
 	rest    []held
 }
 
-// held is what a request holds of one rule.
+// held is what a request takes from one rule.
 type held struct {
 	*state
-	flies bool   // it has a place among those in flight
-	probe uint64 // 0: it is none
+	flies bool   // it counts as in flight
+	probe uint64 // number of the probe; 0: the request is no probe
 }
 
-// Outcome is what became of a request.
+// Outcome is the result of a request.
 type Outcome struct {
-	// Failed: answered 5xx or 429, or not at all though the client still waited.
+	// Failed means that the answer was 5xx or 429, or that there was none although the
+	// client still waited.
 	Failed bool
-	// Unknown: the client went away, and nobody will know. It counts nowhere, unless
-	// it was slow by then.
+	// Unknown means that the client disconnected before there was a result. The request
+	// counts nowhere, unless it was slow by then.
 	Unknown bool
-	// Took is how long the answer was waited for; 0 for one that does not count.
+	// Took is the time until the answer; 0 if it does not count.
 	Took time.Duration
 }
 
-// Done says what became of a request that is over. Either it or both Answered and
-// Leave must be called, once.
+// Done records the outcome of a request that has ended. Call either Done, or both
+// Answered and Leave, exactly once.
 func (t Ticket) Done(now time.Time, o Outcome) {
 	t.Answered(now, o)
 	t.Leave()
 }
 
-// Answered says what became of a request, which may go on.
+// Answered records the outcome of a request that may still be under way.
 func (t Ticket) Answered(now time.Time, o Outcome) {
 	if t.first.state == nil {
 		return
@@ -74,12 +76,12 @@ func (t Ticket) Answered(now time.Time, o Outcome) {
 	}
 }
 
-// of reports whether a rule with that state gave the ticket.
+// of reports whether the rule with state s counted the ticket.
 func (t Ticket) of(s *state) bool {
 	return t.first.state == s || slices.ContainsFunc(t.rest, func(h held) bool { return h.state == s })
 }
 
-// Leave gives back the place of a request that is over.
+// Leave records that a request has ended: it is not in flight any more.
 func (t Ticket) Leave() {
 	t.first.leave()
 	for _, h := range t.rest {
@@ -95,28 +97,28 @@ func (h held) leave() {
 	}
 }
 
-// Refusal says which rule refused a request and why.
+// Refusal is which rule refused a request, and why.
 type Refusal struct {
 	Breaker, Rule string
-	// Opened: the breaker is open; else the request is beyond a limit.
+	// Opened means that the breaker is open; else the request is above a limit.
 	Opened bool
-	// Reason is one of a few words, for metrics: "bucket", "in_flight", "backoff",
-	// "opened", "forced".
+	// Reason is the value of a metric label: "bucket", "in_flight", "backoff", "opened"
+	// or "forced".
 	Reason string
-	// RetryAfter is when to try again, at least; 0 if nobody knows, or never: a bucket that
-	// is not filled again.
+	// RetryAfter is the minimum time until a retry. It is 0 if that is unknown, or if a
+	// retry cannot succeed because the bucket is never refilled.
 	RetryAfter time.Duration
 }
 
-// Resources are the rules that may be about requests of one kind. Nil: none is.
+// Resources are the rules that may match requests of one kind. Nil has no rules.
 type Resources struct {
 	rules *Rules
 	index *match.Index
 	flies bool
 }
 
-// Take decides about a request for a resource. Without a refusal the ticket must be
-// done with when the request is over; until then it is in flight.
+// Take decides about a request for a resource. If the refusal is nil, the request is in
+// flight until the caller ends the ticket with Done or Leave.
 func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Ticket, *Refusal) {
 	if r == nil {
 		return Ticket{}, nil
@@ -135,7 +137,7 @@ func (r *Resources) Take(now time.Time, o *match.Object, userAgent string) (Tick
 	return found.take(now, r.flies)
 }
 
-// TakePath decides about a request to the apiserver for no resource.
+// TakePath decides about a non-resource request to the apiserver, as Take.
 func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *Refusal) {
 	if r == nil {
 		return Ticket{}, nil
@@ -151,10 +153,10 @@ func (r *Rules) TakePath(now time.Time, verb, path, userAgent string) (Ticket, *
 	return found.take(now, true)
 }
 
-// TakeHTTP decides about a request to another host, or a connection if no more is
-// seen: rules that would have to see more are left out. If asked are several, it is for
-// all of them at once, and a rule about more than one takes it as one. What is part of
-// something else is left to those rules that gave no ticket for that.
+// TakeHTTP decides about a request to another host, or about an opaque connection, as
+// Take. Rules that need what is not seen do not match. asked has several elements if
+// CONNECTs name further hosts: a rule that matches any of them counts one request. Rules
+// that counted partOf, the CONNECT around the request, are skipped.
 func (r *Rules) TakeHTTP(now time.Time, partOf Ticket, userAgent string, asked ...match.HTTP) (Ticket, *Refusal) {
 	if r == nil {
 		return Ticket{}, nil
@@ -163,8 +165,8 @@ func (r *Rules) TakeHTTP(now time.Time, partOf Ticket, userAgent string, asked .
 	return found.take(now, true)
 }
 
-// Shut reports whether a rule that is ForceOpened refuses what is asked, which counts
-// nowhere.
+// Shut reports whether a rule that is ForceOpened refuses the request. It counts
+// nothing.
 func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 	if r == nil {
 		return false
@@ -175,9 +177,9 @@ func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 	})
 }
 
-// deciding are the rules that decide about what is asked of other hosts, but for those
-// that gave a ticket for what it is part of. None did that is ForceOpened: a state has
-// one trigger.
+// deciding returns the rules that apply to a request to another host, except those that
+// counted partOf. None of the latter is ForceOpened, since the trigger of a state never
+// changes.
 func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (found found) {
 	for j := range asked {
 		decided := -1
@@ -195,11 +197,11 @@ func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (f
 	return found
 }
 
-// Deep reports whether a rule asks for more of requests to a host than its name.
+// Deep reports whether a rule needs more of the requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
 
-// Decrypts reports whether a rule is about the requests in TLS of which asked is seen: to
-// report whether it matches them, or to count them.
+// Decrypts reports whether a rule needs the requests within a TLS connection, either to
+// match them or to count them. asked is what is seen of the connection.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	if r == nil {
 		return false
@@ -223,10 +225,10 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 	return false
 }
 
-// found are the rules that decide about a request, as it asks and as their CircuitBreakers
-// are sorted.
+// found are the rules that apply to a request, by the elements of asked and then in the
+// order of their CircuitBreakers.
 type found struct {
-	few  [4]*rule // most often that is enough
+	few  [4]*rule // usually sufficient; avoids an allocation
 	n    int
 	more []*rule
 }
@@ -250,7 +252,7 @@ func (f *found) rules() []*rule {
 	return f.few[:f.n]
 }
 
-// take takes from all rules or from none.
+// take counts the request in all rules, or in none if one refuses it.
 func (f *found) take(now time.Time, flies bool) (Ticket, *Refusal) {
 	rules := f.rules()
 	switch len(rules) {
@@ -284,7 +286,7 @@ func (f *found) take(now time.Time, flies bool) (Ticket, *Refusal) {
 	return t, nil
 }
 
-// lock locks the rules' states, always in the same order.
+// lock locks the rules' states in the order of their ids, to avoid deadlocks.
 func lock(states []*state, rules []*rule) []*state {
 	for _, r := range rules {
 		i := len(states)
@@ -300,7 +302,8 @@ func lock(states []*state, rules []*rule) []*state {
 	return states
 }
 
-// check is that of the state, with the rule's name. The state's lock is held.
+// check calls check of the state, and adds the rule's name to a refusal. The caller must
+// hold the state's lock.
 func (r *rule) check(now time.Time, flies bool) *Refusal {
 	refusal := r.state.check(now, flies)
 	if refusal != nil {

@@ -10,17 +10,17 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// Rules are those of one policy. They are immutable, and nil has none.
+// Rules are the limits of one policy. They are immutable. Nil has no rules.
 type Rules struct {
 	store  *Store
 	states map[string]*state // by key
 	all    []*rule
 
-	entries match.Entries[numbered] // by CircuitBreaker, and the most specific first
+	entries match.Entries[numbered] // by CircuitBreaker, the most specific first
 }
 
-// numbered is a rule with the number of its CircuitBreaker beside it: each entry is asked
-// for the number, few for more.
+// numbered is a rule with the number of its CircuitBreaker. The number is copied because
+// matching reads it for each entry, but the rule for few.
 type numbered struct {
 	number int
 	*rule
@@ -36,10 +36,10 @@ type rule struct {
 	recover       string
 }
 
-// Name is of a rule, within the pod's namespace.
+// Name is the name of a rule and of its CircuitBreaker, in the pod's namespace.
 type Name struct{ Breaker, Rule string }
 
-// Names are of all rules.
+// Names returns the names of all rules.
 func (r *Rules) Names() []Name {
 	if r == nil {
 		return nil
@@ -51,7 +51,7 @@ func (r *Rules) Names() []Name {
 	return out
 }
 
-// Opened are the rules whose breakers are not closed.
+// Opened returns the names of the rules whose breakers are not closed.
 func (r *Rules) Opened() (names []Name) {
 	if r == nil {
 		return nil
@@ -64,8 +64,8 @@ func (r *Rules) Opened() (names []Name) {
 	return names
 }
 
-// Compile makes rules that count in s. What s knows of other keys is forgotten
-// some time after the rules are put in force by [Rules.Enforce].
+// Compile returns the rules of m, which count in s. Some time after [Rules.Enforce], s
+// forgets the counts of other keys.
 func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	out := &Rules{store: s, states: map[string]*state{}}
 	for number, b := range m.GetBreakers() {
@@ -106,7 +106,7 @@ func inOrder[M interface{ Wildcards() int }](a, b match.Entry[M, numbered]) int 
 	return cmp.Or(cmp.Compare(a.Rule.number, b.Rule.number), cmp.Compare(a.Rule.wildcards(a.Match), b.Rule.wildcards(b.Match)))
 }
 
-// wildcards are those of an entry of the rule.
+// wildcards returns the number of wildcards of an entry, those of the rule included.
 func (r *rule) wildcards(entry interface{ Wildcards() int }) int {
 	n := entry.Wildcards()
 	if len(r.agents) == 0 {
@@ -118,7 +118,8 @@ func (r *rule) wildcards(entry interface{ Wildcards() int }) int {
 	return n
 }
 
-// Enforce makes these the rules that the store tells of. Others are forgotten later.
+// Enforce makes these the rules in force. The store forgets the counts of other rules
+// later.
 func (r *Rules) Enforce(now time.Time) {
 	if r == nil {
 		return
@@ -129,7 +130,8 @@ func (r *Rules) Enforce(now time.Time) {
 	}
 }
 
-// OfKind is for a plan to keep.
+// OfKind returns the rules that may match requests of a kind, nil if there are none.
+// Plans keep the result.
 func (r *Rules) OfKind(k match.Kind) *Resources {
 	if r == nil {
 		return nil
@@ -141,5 +143,5 @@ func (r *Rules) OfKind(k match.Kind) *Resources {
 	return &Resources{rules: r, index: index, flies: k.Verb != "watch"}
 }
 
-// Paths reports whether any rule is about requests for no resource.
+// Paths reports whether any rule matches non-resource requests.
 func (r *Rules) Paths() bool { return r != nil && len(r.entries.Paths) > 0 }

@@ -10,7 +10,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// config is what of a rule its counting depends on.
+// config are the parameters of a rule that its counting depends on.
 type config struct {
 	burst, limit, interval uint64 // interval 0: no bucket
 	maxInFlight            uint64 // 0: any number
@@ -22,10 +22,10 @@ type config struct {
 	errorPercent           float64
 	slowPercent            float64
 	slow                   time.Duration
-	sleep                  time.Duration // 0: recovered by hand
+	sleep                  time.Duration // sleeping window; 0: recovered by the annotation
 }
 
-// forced reports whether nothing that is counted matters.
+// forced reports whether the trigger decides alone, regardless of the counts.
 func (c config) forced() bool {
 	return c.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED || c.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED
 }
@@ -34,19 +34,19 @@ func newConfig(m *meshv1.LimitRule) (config, error) {
 	c := config{maxInFlight: uint64(m.GetMaxInFlight()), trigger: m.GetTrigger()}
 	if b := m.GetBucket(); b != nil {
 		if b.GetBurst() == 0 || b.GetIntervalNs() <= 0 {
-			return c, fmt.Errorf("a bucket of %d with an interval of %d ns", b.GetBurst(), b.GetIntervalNs())
+			return c, fmt.Errorf("invalid bucket: burst %d, interval %d ns", b.GetBurst(), b.GetIntervalNs())
 		}
 		c.burst, c.limit, c.interval = uint64(b.GetBurst()), uint64(b.GetLimit()), uint64(b.GetIntervalNs())
 	}
 	if b := m.GetBackoff(); b != nil {
 		if b.GetBaseNs() <= 0 || b.GetMaxNs() <= 0 {
-			return c, fmt.Errorf("a backoff of %d to %d ns", b.GetBaseNs(), b.GetMaxNs())
+			return c, fmt.Errorf("invalid backoff: base %d ns, maximum %d ns", b.GetBaseNs(), b.GetMaxNs())
 		}
 		c.failures, c.base, c.most = max(uint64(b.GetFailures()), 1), time.Duration(b.GetBaseNs()), time.Duration(b.GetMaxNs())
 	}
 	if t := m.GetTrip(); t != nil {
 		if t.GetWindowNs() <= 0 || !percent(t.GetErrorPercent()) || !percent(t.GetSlowPercent()) || t.GetSlowNs() < 0 {
-			return c, fmt.Errorf("a trip on %v%% failed or %v%% longer than %d ns, in %d ns",
+			return c, fmt.Errorf("invalid trip: %v%% failed or %v%% longer than %d ns, in a window of %d ns",
 				t.GetErrorPercent(), t.GetSlowPercent(), t.GetSlowNs(), t.GetWindowNs())
 		}
 		c.window, c.minRequests = time.Duration(t.GetWindowNs()), max(uint64(t.GetMinRequests()), 1)
@@ -54,7 +54,7 @@ func newConfig(m *meshv1.LimitRule) (config, error) {
 	}
 	if r := m.GetRecovery(); r != nil {
 		if r.GetSleepingWindowNs() <= 0 {
-			return c, fmt.Errorf("a sleeping window of %d ns", r.GetSleepingWindowNs())
+			return c, fmt.Errorf("invalid sleeping window of %d ns", r.GetSleepingWindowNs())
 		}
 		c.sleep = time.Duration(r.GetSleepingWindowNs())
 	}
@@ -66,7 +66,7 @@ func newConfig(m *meshv1.LimitRule) (config, error) {
 	return c, fmt.Errorf("unknown trigger %v", c.trigger)
 }
 
-func percent(p float64) bool { return p >= 0 && p <= 100 } // and a number
+func percent(p float64) bool { return p >= 0 && p <= 100 } // false for NaN
 
 // share is a member's part of a rule.
 type share struct {
@@ -80,12 +80,12 @@ func newShare(m *meshv1.Share) (share, error) {
 	}
 	s := share{true, uint64(m.GetIndex()), uint64(m.GetOf())}
 	if s.of > 0 && s.index >= s.of {
-		return s, fmt.Errorf("share %d of %d", s.index, s.of)
+		return s, fmt.Errorf("invalid share %d of %d", s.index, s.of)
 	}
 	return s, nil
 }
 
-// part is what the member has of n.
+// part returns the member's part of n.
 func (s share) part(n uint64) uint64 {
 	switch {
 	case !s.shared:
@@ -104,11 +104,11 @@ const (
 	halfOpen = meshv1.BreakerState_BREAKER_HALF_OPEN
 )
 
-// state is what one rule has counted.
+// state is the counts of one rule.
 type state struct {
 	config
 	key string
-	id  uint64 // states are locked in its order
+	id  uint64 // states are locked in the order of their ids
 
 	mu      sync.Mutex
 	share   share
@@ -120,21 +120,21 @@ type state struct {
 
 	inFlight uint64
 	failed   uint64    // in a row
-	failedAt time.Time // the last that counted
-	until    time.Time // all is refused, for failures
+	failedAt time.Time // when the last failure was counted
+	until    time.Time // backoff: all requests are refused until then
 
 	breaker meshv1.BreakerState
-	since   time.Time // zero: ever
-	probe   uint64    // the last
-	probing bool      // it is under way
-	probed  time.Time // when it began
+	since   time.Time // zero: always
+	probe   uint64    // number of the last probe
+	probing bool      // the last probe is under way
+	probed  time.Time // when the last probe began
 	window  window
-	changed time.Time // when the breaker last did here; zero: never
+	changed time.Time // last change of the breaker in this process; zero: never
 
 	passed, refused uint64
 	taken           uint64 // tokens
 
-	// By the process before.
+	// Counts of the previous process.
 	earlierPassed, earlierRefused uint64
 	earlier                       window
 }
@@ -152,7 +152,7 @@ func newState(key string, c config, s share, recover string) *state {
 	return out
 }
 
-// divide is a share of the bucket: one of its own, or turns.
+// divide returns the member's share of the bucket: a smaller bucket, or turns.
 func (c config) divide(s share) (b bucket, t turns, inTurns bool) {
 	if !s.shared || s.of == 0 {
 		return newBucket(s.part(c.burst), c.limit, c.interval), t, false
@@ -162,13 +162,13 @@ func (c config) divide(s share) (b bucket, t turns, inTurns bool) {
 		return b, newTurns(s.index, s.of, c.burst, c.limit, c.interval), true
 	}
 	if b.interval = mul(c.interval, s.of); b.interval == math.MaxInt64 {
-		b.limit = 0 // not in our time
+		b.limit = 0 // the interval overflows: never refilled
 	}
 	return b, t, false
 }
 
-// enforce puts in force what may change of a rule. Nobody who gets a larger share
-// has it at once: what it was made of may have been spent.
+// enforce applies those parts of a rule that may change. A share that grows gets no
+// tokens at once: another member may have spent them.
 func (s *state) enforce(now time.Time, next share, recover string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,8 @@ func (s *state) turnTo(b meshv1.BreakerState, now time.Time) {
 	}
 }
 
-// check refuses a request that may not pass. flies: it counts as in flight. The lock is held.
+// check returns why a request may not pass, or nil. flies means that it counts as in
+// flight. The caller must hold the lock.
 func (s *state) check(now time.Time, flies bool) *Refusal {
 	switch s.trigger {
 	case meshv1.Trigger_TRIGGER_FORCE_OPENED:
@@ -235,7 +236,7 @@ func (s *state) checkBreaker(now time.Time) *Refusal {
 		return &Refusal{Opened: true, Reason: "opened"}
 	case s.breaker == opened && now.Sub(s.since) < s.sleep:
 		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.since), 0)}
-	case s.probing && now.Sub(s.probed) < s.sleep: // one that takes longer is given up
+	case s.probing && now.Sub(s.probed) < s.sleep: // a probe that takes longer is abandoned
 		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.probed), 0)}
 	}
 	return nil
@@ -251,7 +252,7 @@ func (s *state) checkRate(now time.Time) *Refusal {
 		if s.turns.may(now) {
 			return nil
 		}
-		// It is not the members that ask too much, so nothing opens.
+		// Waiting for a turn is no sign of too many requests: do not open.
 		return &Refusal{Reason: "bucket", RetryAfter: s.turns.wait(now)}
 	}
 	s.bucket.advance(now)
@@ -261,15 +262,15 @@ func (s *state) checkRate(now time.Time) *Refusal {
 	r := &Refusal{Reason: "bucket", RetryAfter: s.bucket.wait()}
 	if s.trigger == meshv1.Trigger_TRIGGER_NORMAL {
 		s.turnTo(opened, now)
-		if r.RetryAfter > 0 { // else no probe will pass
+		if r.RetryAfter > 0 { // else the bucket is never refilled, and no probe passes
 			r.RetryAfter = max(r.RetryAfter, s.sleep)
 		}
 	}
 	return r
 }
 
-// places are how many requests may be under way: of members that share fewer than they
-// are, each has one, for what is under way has no turns.
+// places returns how many requests may be in flight. If there are more members than
+// places, each member has one, because there are no turns for requests in flight.
 func (s *state) places() uint64 {
 	n := s.share.part(s.maxInFlight)
 	if s.share.of > 0 {
@@ -278,7 +279,7 @@ func (s *state) places() uint64 {
 	return n
 }
 
-// take lets a request pass that was checked. The lock is held.
+// take counts a request that check allowed. The caller must hold the lock.
 func (s *state) take(now time.Time, flies bool) held {
 	s.passed++
 	h := held{state: s, flies: flies && s.maxInFlight > 0}
@@ -306,7 +307,7 @@ func (s *state) take(now time.Time, flies bool) held {
 	return h
 }
 
-// answered notes what became of a request that began at started.
+// answered records the outcome of a request that began at started.
 func (s *state) answered(h held, started, now time.Time, o Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +330,7 @@ func (s *state) answered(h held, started, now time.Time, o Outcome) {
 	}
 }
 
-// conclude ends a probe.
+// conclude ends a probe, and closes or opens the breaker unless the outcome is unknown.
 func (s *state) conclude(now time.Time, unknown, failed bool) {
 	switch {
 	case unknown:
@@ -341,8 +342,8 @@ func (s *state) conclude(now time.Time, unknown, failed bool) {
 	}
 }
 
-// count counts how a request ended in the window, and opens the breaker if too many
-// failed or were slow.
+// count adds an outcome to the window, and opens the breaker if too many requests failed
+// or were slow.
 func (s *state) count(now time.Time, o Outcome, slow bool) {
 	if s.window.part == 0 || s.trigger != meshv1.Trigger_TRIGGER_NORMAL {
 		return
@@ -368,8 +369,8 @@ func reached(n, of, least uint64, percent float64) bool {
 	return of >= least && float64(n)*100 >= percent*float64(of)
 }
 
-// back counts failures in a row. Those of requests that were under way together
-// count as one once they refuse.
+// back counts consecutive failures for the backoff. Once the backoff is in effect,
+// failures of requests that were already under way then are not counted again.
 func (s *state) back(started, now time.Time, failed bool) {
 	switch {
 	case s.failures == 0:

@@ -8,15 +8,15 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/keep"
 )
 
-// Store is what the rules of one pod have counted. It is safe for concurrent use.
+// Store keeps the counts of one pod's rules. It is safe for concurrent use.
 type Store struct {
 	keep.Store[*state, saved]
 }
 
-// NewStore is of a pod whose rules have counted nothing.
+// NewStore returns an empty Store.
 func NewStore() *Store { return &Store{} }
 
-// States are of the rules in force, sorted by key.
+// States returns the states of the rules in force, sorted by key.
 func (s *Store) States() (out []*meshv1.RuleState) {
 	for _, of := range s.InForce() {
 		out = append(out, of.report())
@@ -24,7 +24,8 @@ func (s *Store) States() (out []*meshv1.RuleState) {
 	return out
 }
 
-// saved is a state for the next process. Lengths of time are in nanoseconds.
+// saved is the state of a rule that a process passes to its successor. Durations are in
+// nanoseconds.
 type saved struct {
 	Passed  uint64 `json:"passed,omitempty"`
 	Refused uint64 `json:"refused,omitempty"`
@@ -36,16 +37,16 @@ type saved struct {
 
 	Tokens uint64 `json:"tokens,omitempty"`
 	Frac   uint64 `json:"frac,omitempty"`
-	// Spent turn, and how long ago.
+	// Spent is the last turn that was used, SpentAgo how long ago.
 	Spent    uint64 `json:"spent,omitempty"`
-	SpentAgo int64  `json:"spentAgo,omitempty"` // 0: none was
-	Quiet    int64  `json:"quiet,omitempty"`    // how long there is no turn
+	SpentAgo int64  `json:"spentAgo,omitempty"` // 0: never
+	Quiet    int64  `json:"quiet,omitempty"`    // how long until turns begin
 
 	Failed uint64 `json:"failed,omitempty"`
-	Wait   int64  `json:"wait,omitempty"` // how long all is refused for that
+	Wait   int64  `json:"wait,omitempty"` // how long the backoff lasts
 
 	Breaker  int32    `json:"breaker,omitempty"`
-	Since    int64    `json:"since,omitempty"` // how long ago; 0: ever
+	Since    int64    `json:"since,omitempty"` // how long ago; 0: always
 	Window   []counts `json:"window,omitempty"`
 	WindowIn int64    `json:"windowIn,omitempty"` // how far into the newest part
 }
@@ -95,7 +96,8 @@ func (s *state) Save(now time.Time) saved {
 	return out
 }
 
-// outcomes are those of both processes, and how far into the newest part now is.
+// outcomes returns the windows of both processes as one, and how far now is into the
+// newest part, in nanoseconds.
 func (s *state) outcomes(now time.Time) (all []counts, in int64) {
 	w := s.window
 	if w.begin.IsZero() {
@@ -118,7 +120,8 @@ func (s *state) outcomes(now time.Time) (all []counts, in int64) {
 	return slices.Clone(w.counts[:last]), int64(max(now.Sub(w.begin), 0))
 }
 
-// ago is at least 1, but for no time at all.
+// ago returns how long before now t was, in nanoseconds and at least 1. It returns 0 for
+// the zero time.
 func ago(t, now time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -182,7 +185,7 @@ func (s *state) restoreBucket(was saved, at time.Time, now share) {
 	s.bucket.tokens -= min(s.taken, s.bucket.tokens)
 }
 
-// restoreBreaker makes the breaker what it was, unless it changed here since.
+// restoreBreaker restores the breaker, unless it has changed in this process since.
 func (s *state) restoreBreaker(was saved, at time.Time) {
 	var since time.Time
 	if was.Since > 0 {
@@ -193,7 +196,7 @@ func (s *state) restoreBreaker(was saved, at time.Time) {
 	}
 	s.breaker, s.since = meshv1.BreakerState(was.Breaker), since
 	if s.breaker == halfOpen {
-		// Its probe is the other's, which tells nobody.
+		// The probe is served by the other process, so its outcome never arrives here.
 		s.breaker = opened
 	}
 	s.earlier.reset()

@@ -6,23 +6,24 @@ import (
 	"time"
 )
 
-// turns divide a bucket among more members than it has tokens. Time is cut into
-// slots by the wall clock, slot s is of member s mod of, and its owner may pass one
-// request within the window that begins with it.
+// turns divide a bucket among more members than it has tokens. The wall clock is divided
+// into slots. Slot s belongs to member s mod of, which may pass one request within the
+// window at the start of the slot.
 //
-// Of k requests the first and the last are at least (k-1)*slot - window apart, and
-// may be (k-burst)*interval/limit. So a slot is interval/limit, and its window at
-// most burst-1 of those; with a burst of 1 the slot is longer by the window.
+// The first and the last of k requests are at least (k-1)*slot - window apart. The bucket
+// allows (k-burst)*interval/limit. So a slot takes interval/limit, and its window at most
+// burst-1 slots. With a burst of 1 the slot is longer by the window.
 type turns struct {
 	index, of    uint64
 	slot, window uint64 // nanoseconds
 
-	spent uint64    // the last slot that was
-	at    time.Time // when; zero: none was
-	from  time.Time // none before
+	spent uint64    // the last slot that was used
+	at    time.Time // when it was used; zero: never
+	from  time.Time // no turns before
 }
 
-// landing is how long a window should be for a client that waits for whole seconds.
+// landing is the preferred length of a window: a client that waits for whole seconds
+// (Retry-After) then arrives within it.
 const landing = 1100 * time.Millisecond
 
 func newTurns(index, of, burst, limit, interval uint64) turns {
@@ -40,7 +41,8 @@ func newTurns(index, of, burst, limit, interval uint64) turns {
 	return t
 }
 
-// turn is the last that began of the member's own.
+// turn returns the member's last slot that has begun, and the nanoseconds since. ok is
+// false if none has begun.
 func (t *turns) turn(now time.Time) (slot, since uint64, ok bool) {
 	unix := now.UnixNano()
 	if unix < 0 {
@@ -59,7 +61,7 @@ func (t *turns) may(now time.Time) bool {
 	if !ok || since >= t.window || now.Before(t.from) {
 		return false
 	}
-	// The wall clock may have been set.
+	// The wall clock may have been set back: keep the minimum distance as well.
 	return t.at.IsZero() || slot != t.spent && now.Sub(t.at) >= duration(mul(t.slot, t.of)-t.window)
 }
 
@@ -68,7 +70,8 @@ func (t *turns) take(now time.Time) {
 	t.at = now
 }
 
-// wait is until a turn that begins, and is not over after whole seconds if there is one.
+// wait returns how long it takes until a turn begins. If possible, it chooses a turn whose
+// window contains a whole number of seconds from now, and returns that number.
 func (t *turns) wait(now time.Time) time.Duration {
 	_, since, ok := t.turn(now)
 	round := mul(t.slot, t.of)
@@ -92,13 +95,13 @@ func (t *turns) wait(now time.Time) time.Duration {
 	return duration(first)
 }
 
-// seconds rounds up.
+// seconds rounds up to whole seconds.
 func seconds(ns uint64) uint64 {
 	s := uint64(time.Second)
 	return mul(ns/s+min(ns%s, 1), s)
 }
 
-// Sums and products that end at what a Duration holds.
+// add and mul saturate at the maximum of a Duration.
 
 func add(a, b uint64) uint64 { return min(a+min(b, math.MaxInt64), math.MaxInt64) }
 

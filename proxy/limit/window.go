@@ -2,20 +2,20 @@ package limit
 
 import "time"
 
-// parts is how many a window is counted in: it slides by one of them.
+// parts is the number of parts of a window. The window slides by one part.
 const parts = 10
 
-// window counts outcomes of the last so long.
+// window counts the outcomes of a sliding time window.
 type window struct {
 	part   time.Duration // above 0
-	begin  time.Time     // of the newest part; zero: of none yet
+	begin  time.Time     // of the newest part; zero: nothing counted yet
 	counts [parts]counts // the newest first
 }
 
 type counts struct {
 	Ended  uint64 `json:"e,omitempty"`
 	Failed uint64 `json:"f,omitempty"`
-	Timed  uint64 `json:"t,omitempty"` // those whose time counts
+	Timed  uint64 `json:"t,omitempty"` // requests whose duration counts
 	Slow   uint64 `json:"s,omitempty"`
 }
 

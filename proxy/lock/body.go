@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The types a lock's body can come in.
+// The media types of a lock's body.
 const (
 	typeJSON     = "application/json"
 	typeYAML     = "application/yaml"
@@ -19,7 +19,7 @@ const (
 	typeApply    = "application/apply-patch+yaml"
 )
 
-// Body is a request's body after the exchange.
+// Body is the body of a request after the swap of names.
 type Body struct {
 	Bytes       []byte
 	ContentType string
@@ -27,9 +27,9 @@ type Body struct {
 	Lock bool
 }
 
-// Request exchanges the name in the body of a create, an update or a patch.
-// YAML becomes JSON when it names the lock. It fails with ErrUnsupported on
-// other types, and when the body is not what its type says.
+// Request replaces the name in the body of a create, an update or a patch by the upstream
+// name. It converts YAML that names the lock to JSON. It fails with ErrUnsupported for other
+// media types, and with another error if the body is not valid in its type.
 func (l *Lock) Request(contentType string, body []byte) (Body, error) {
 	out := Body{Bytes: body, ContentType: contentType}
 	media, err := mediaType(contentType)
@@ -49,7 +49,7 @@ func (l *Lock) Request(contentType string, body []byte) (Body, error) {
 			return out, fmt.Errorf("the body is not valid YAML: %w", err)
 		}
 		if edited, changed, jsonErr := editJSON(body, l.up.object()); jsonErr == nil {
-			// JSON is YAML too, and what clients send as apply: keep its bytes.
+			// Clients send JSON, which is valid YAML, for server-side apply: keep its bytes.
 			out.Bytes, out.Lock = edited, changed
 			return out, nil
 		}
@@ -62,8 +62,9 @@ func (l *Lock) Request(contentType string, body []byte) (Body, error) {
 	return out, err
 }
 
-// Answer exchanges the name in what the apiserver answered. A type that cannot
-// be edited is ErrUnsupported; Accept keeps the apiserver from choosing one.
+// Answer replaces the upstream name in an answer of the apiserver. It fails with
+// ErrUnsupported if the media type cannot be edited. Accept keeps the apiserver from
+// choosing such a type.
 func (l *Lock) Answer(contentType string, body []byte) ([]byte, error) {
 	if len(body) == 0 {
 		return body, nil
@@ -80,13 +81,13 @@ func (l *Lock) Answer(contentType string, body []byte) ([]byte, error) {
 		out, _, err := editProto(body, l.down.answerMessage)
 		return out, err
 	case "text/plain":
-		return body, nil // the apiserver's words from before it knew the type
+		return body, nil // an error from before the apiserver chose a type
 	}
 	return nil, fmt.Errorf("%w %q", ErrUnsupported, media)
 }
 
-// Accept keeps the media types of an Accept header whose answers can be edited.
-// ok is false when none is left.
+// Accept removes the media types of an Accept header whose answers cannot be edited. ok is
+// false if none is left.
 func Accept(header string) (kept string, ok bool) {
 	if strings.TrimSpace(header) == "" {
 		return typeJSON, true
@@ -104,7 +105,8 @@ func Accept(header string) (kept string, ok bool) {
 	return strings.Join(parts, ","), len(parts) > 0
 }
 
-// mediaType is the bare type; the apiserver takes a missing one as JSON.
+// mediaType returns the media type without parameters. Like the apiserver, it takes a
+// missing one for JSON.
 func mediaType(contentType string) (string, error) {
 	if contentType == "" {
 		return typeJSON, nil

@@ -30,7 +30,7 @@ type record struct {
 	Transitions *int64  `json:"leaseTransitions"`
 }
 
-// seconds is how long the lease lasts; 0 if that is not said.
+// seconds returns the duration of the lease; 0 if the record has none.
 func (r record) seconds() int64 {
 	if r.Seconds == nil {
 		return 0
@@ -38,7 +38,7 @@ func (r record) seconds() int64 {
 	return *r.Seconds
 }
 
-// object is what is read of a lock.
+// object is the part of a lock that this package reads.
 type object struct {
 	Metadata struct {
 		Name            string            `json:"name"`
@@ -48,23 +48,23 @@ type object struct {
 	Spec record `json:"spec"`
 }
 
-// annotated returns the record of the annotation; false if there is none.
+// annotated returns the record in the annotation, and reports whether there is one.
 func (o *object) annotated() (r record, ok bool) {
 	text := o.Metadata.Annotations[leaderAnnotation]
 	return r, text != "" && json.Unmarshal([]byte(text), &r) == nil
 }
 
-// Held is what an answer about the lock tells of it.
+// Held is the state of a lock, read from an answer about it.
 type Held struct {
-	// Holder is "" when nobody holds it or when that cannot be told.
+	// Holder is empty if the lock has no holder, or if the holder is unknown.
 	Holder string
-	// For is how long he does without another write.
+	// For is how long the holder keeps the lock without renewing it.
 	For time.Duration
 	// Version is the object's resourceVersion.
 	Version string
 }
 
-// Holder reads who holds the lock from an answer about it.
+// Holder reads the state of the lock from an answer about it.
 func Holder(contentType string, body []byte) Held {
 	media, err := mediaType(contentType)
 	if err != nil {
@@ -88,7 +88,7 @@ func Holder(contentType string, body []byte) Held {
 	return Held{Holder: spec.Holder, For: time.Duration(spec.seconds()) * time.Second, Version: o.Metadata.ResourceVersion}
 }
 
-// protoObject reads an enveloped object; the zero object if it is none.
+// protoObject reads an object in an envelope. It returns the zero object if body is none.
 func protoObject(body []byte) (o object) {
 	name := text(func(s string) (string, bool) { o.Metadata.Name = s; return s, false })
 	version := text(func(s string) (string, bool) { o.Metadata.ResourceVersion = s; return s, false })
@@ -135,7 +135,7 @@ func (r *record) protoSpec(b []byte) ([]byte, bool, error) {
 		case num == specDuration && typ == protowire.VarintType:
 			r.Seconds = int32Field(b[tag:n])
 		case num == specAcquired && typ == protowire.BytesType:
-			r.Acquired = new(string) // when does not matter
+			r.Acquired = new(string) // the time itself is not needed
 		case num == specTransitions && typ == protowire.VarintType:
 			r.Transitions = int32Field(b[tag:n])
 		}

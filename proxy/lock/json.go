@@ -9,17 +9,16 @@ import (
 
 var errJSON = errors.New("the body is not valid JSON")
 
-// shape says where in a JSON value names stand. What it does not mention is
-// skipped without a look.
+// shape describes where in a JSON value names are. Everything else is skipped.
 type shape struct {
 	fields  map[string]*shape
 	element *shape
-	// text is given every string that stands here, decoded; true: put the
-	// returned one in its place.
+	// text is called with each decoded string at this place. If it returns true, the
+	// returned string replaces it.
 	text func(string) (string, bool)
 }
 
-// object is an object's own name. selfLink ends in it on old servers.
+// object returns the shape of an object's own name. selfLink of old servers ends in it.
 func (n names) object() *shape {
 	return &shape{fields: map[string]*shape{
 		"metadata": {fields: map[string]*shape{
@@ -36,9 +35,8 @@ func (n names) swapLink(s string) (string, bool) {
 	return s, false
 }
 
-// answer is anything the apiserver sends about objects: the object, a list, a
-// Table, or a Status. Only a Status, told by its kind, has a message and details
-// that speak of names.
+// answer returns the shape of an answer of the apiserver: an object, a list, a Table or a
+// Status. Only a Status, recognised by its kind, has a message and details with names.
 func (n names) answer(kind string) *shape {
 	s := n.object()
 	item := n.object()
@@ -54,14 +52,14 @@ func (n names) answer(kind string) *shape {
 	return s
 }
 
-// swapQuoted exchanges the name where a message quotes it.
+// swapQuoted swaps the name where a message quotes it.
 func (n names) swapQuoted(s string) (string, bool) {
 	out := strings.ReplaceAll(s, `"`+n.from+`"`, `"`+n.to+`"`)
 	return out, out != s
 }
 
-// editJSON returns b with every name of the shape exchanged; b itself when none
-// was. b must be valid JSON.
+// editJSON returns b with every name of the shape swapped, or b itself if there is none. b
+// must be valid JSON.
 func editJSON(b []byte, s *shape) ([]byte, bool, error) {
 	if !json.Valid(b) {
 		return nil, false, errJSON
@@ -74,7 +72,7 @@ func editJSON(b []byte, s *shape) ([]byte, bool, error) {
 	return append(e.out, b[e.copied:]...), true, nil
 }
 
-// editor walks valid JSON, so it never looks for errors.
+// editor walks over valid JSON, so it does not check for errors.
 type editor struct {
 	in     []byte
 	pos    int
@@ -93,7 +91,7 @@ func (e *editor) space() {
 	}
 }
 
-// value walks one value of the shape; nil skips it.
+// value walks over one value of the shape, and skips it if the shape is nil.
 func (e *editor) value(s *shape) {
 	e.space()
 	switch c := e.in[e.pos]; {
@@ -174,7 +172,7 @@ func (e *editor) skip() {
 			depth++
 		case '}', ']':
 			if depth == 0 {
-				return // the end of what holds a number or a literal
+				return // the end of the object or array around a number or a literal
 			}
 			if depth--; depth == 0 {
 				e.pos++
@@ -189,8 +187,8 @@ func (e *editor) skip() {
 	}
 }
 
-// kindOf is the top-level kind of valid JSON. As with every reader of JSON in
-// Kubernetes the last one counts.
+// kindOf returns the top-level kind of valid JSON. As in all JSON readers of Kubernetes,
+// the last one counts.
 func kindOf(b []byte) string {
 	var kind string
 	_, _, _ = editJSON(b, &shape{fields: map[string]*shape{
@@ -199,8 +197,8 @@ func kindOf(b []byte) string {
 	return kind
 }
 
-// jsonPatch exchanges names in the operations of a JSON patch that set or test
-// the name of the object.
+// jsonPatch swaps names in the operations of a JSON patch that set or test the name of the
+// object.
 func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
 	var ops []json.RawMessage
 	if err := json.Unmarshal(b, &ops); err != nil {
@@ -209,8 +207,8 @@ func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
 	if len(ops) == 0 { // null is an empty patch too
 		return b, false, nil
 	}
-	// The shape of each operation's value depends on its path, which may stand
-	// after it: paths first, then one walk with a shape per operation.
+	// The shape of an operation's value depends on its path, which may come after the
+	// value. So read the paths first, then walk with one shape per operation.
 	values := make([]*shape, len(ops))
 	for i, op := range ops {
 		var path string

@@ -21,16 +21,16 @@ const (
 	metadataName  = "metadata.name"
 )
 
-// ErrUnsupported is a body in a type that cannot be edited.
+// ErrUnsupported means that the media type of a body cannot be edited.
 var ErrUnsupported = errors.New("unsupported media type")
 
-// Lock exchanges the names of one lock. It is immutable.
+// Lock swaps the name and the upstream name of one operator lock. It is immutable.
 type Lock struct {
 	namespace, name, upstream string
 	up, down                  names
 }
 
-// names is one direction of the exchange.
+// names is one direction of the swap.
 type names struct{ from, to string }
 
 func (n names) swap(s string) (string, bool) {
@@ -40,7 +40,8 @@ func (n names) swap(s string) (string, bool) {
 	return s, false
 }
 
-// New returns the Lock that has its upstream name on the way up.
+// New returns a Lock that replaces the name by the upstream name in requests, and the
+// upstream name by the name in answers.
 func New(l *meshv1.Lock) (*Lock, error) {
 	if l.GetName() == l.GetUpstreamName() {
 		return nil, fmt.Errorf("lock: name and upstream name are both %q", l.GetName())
@@ -48,7 +49,7 @@ func New(l *meshv1.Lock) (*Lock, error) {
 	return newLock(l, l.GetUpstreamName())
 }
 
-// NewUnrenamed returns a Lock that has its own name upstream, too.
+// NewUnrenamed returns a Lock that keeps its name upstream.
 func NewUnrenamed(l *meshv1.Lock) (*Lock, error) { return newLock(l, l.GetName()) }
 
 func newLock(l *meshv1.Lock, upstream string) (*Lock, error) {
@@ -68,7 +69,7 @@ func newLock(l *meshv1.Lock, upstream string) (*Lock, error) {
 	}, nil
 }
 
-// Kind reports whether locks are made of this resource.
+// Kind reports whether a resource can be an operator lock.
 func Kind(group, resource string) bool {
 	switch resource {
 	case "leases":
@@ -79,18 +80,18 @@ func Kind(group, resource string) bool {
 	return false
 }
 
-// Namespace is where the lock lives.
+// Namespace returns the namespace of the lock.
 func (l *Lock) Namespace() string { return l.namespace }
 
-// Name is what clients call the lock.
+// Name returns the name that clients use for the lock.
 func (l *Lock) Name() string { return l.name }
 
-// Named reports whether an object of this namespace and name is the lock.
+// Named reports whether the object with a namespace and name is the lock.
 func (l *Lock) Named(namespace, name string) bool {
 	return namespace == l.namespace && name == l.name
 }
 
-// Equal reports whether both exchange the same names. Either may be nil.
+// Equal reports whether both swap the same names. Either may be nil.
 func (l *Lock) Equal(o *Lock) bool {
 	if l == nil || o == nil {
 		return l == o
@@ -98,8 +99,8 @@ func (l *Lock) Equal(o *Lock) bool {
 	return l.up == o.up && l.namespace == o.namespace
 }
 
-// Path replaces segment, counted from the end of an escaped path (0 is the
-// last; a trailing slash does not count), by the upstream name.
+// Path replaces a segment of an escaped path by the upstream name. Segments are counted
+// from the end: 0 is the last one, and a trailing slash does not count.
 func (l *Lock) Path(escaped string, segment int) string {
 	trimmed := strings.TrimRight(escaped, "/")
 	parts := strings.Split(trimmed, "/")
@@ -109,8 +110,9 @@ func (l *Lock) Path(escaped string, segment int) string {
 	return strings.Join(parts, "/") + escaped[len(trimmed):]
 }
 
-// Query exchanges the name in the field selector of raw. byName reports whether
-// the selector asked for exactly the lock; else raw comes back as it was.
+// Query replaces the name in the field selector of a raw query by the upstream name.
+// byName reports whether the selector selects exactly the lock. If not, Query returns raw
+// unchanged.
 func (l *Lock) Query(raw string) (out string, byName bool, err error) {
 	text, ok, err := query.Get(raw, fieldSelector)
 	if err != nil || !ok {

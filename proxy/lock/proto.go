@@ -24,11 +24,12 @@ const (
 	eventObject, extensionRaw          = 2, 1
 )
 
-// message says which fields of a protobuf message hold names, or messages that
-// do. All other fields keep their bytes and their order.
+// message maps the fields of a protobuf message that contain names, or messages with
+// names, to their edits. All other fields keep their bytes and their order.
 type message map[protowire.Number]field
 
-// field edits the bytes of one length-delimited field; false: unchanged.
+// field edits the bytes of one length-delimited field, and reports whether it changed
+// them.
 type field func([]byte) ([]byte, bool, error)
 
 func (m message) edit(b []byte) ([]byte, bool, error) {
@@ -75,7 +76,7 @@ func (n names) objectMessage() message {
 	return message{objectMetadata: message{metaName: text(n.swap), metaLink: text(n.swapLink)}.edit}
 }
 
-// answerMessage is the protobuf counterpart of answer.
+// answerMessage is answer for protobuf.
 func (n names) answerMessage(kind string) message {
 	switch {
 	case kind == "Status":
@@ -89,7 +90,7 @@ func (n names) answerMessage(kind string) message {
 	return n.objectMessage()
 }
 
-// editProto edits an enveloped object; pick chooses the message by kind.
+// editProto edits an object in an envelope. pick returns the message of its kind.
 func editProto(b []byte, pick func(kind string) message) ([]byte, bool, error) {
 	raw, ok := bytes.CutPrefix(b, magic)
 	if !ok {

@@ -10,9 +10,9 @@ import (
 
 // Record is a leader-election record in the body of a request or an answer.
 type Record struct {
-	// Name of the object; empty if the body does not say it.
+	// Name of the object; empty if the body has none.
 	Name string
-	// Holder that the record names.
+	// Holder is the identity of the holder.
 	Holder string
 }
 
@@ -41,11 +41,11 @@ func FindRecord(resource, contentType string, body []byte) (Record, bool) {
 	return Record{Name: o.Metadata.Name, Holder: r.Holder}, r.Holder != ""
 }
 
-// annotationDomain is in every body with the annotation, also where a JSON pointer
-// escapes the rest.
+// annotationDomain occurs in every body with the annotation, also where a JSON pointer
+// escapes the rest of its key.
 var annotationDomain = []byte("control-plane.alpha.kubernetes.io")
 
-// readObject reads what is known of a lock from an object or a patch.
+// readObject reads the lock from an object or a patch.
 func readObject(media string, body []byte) (o object, patch, ok bool) {
 	switch media {
 	case typeProtobuf:
@@ -69,10 +69,10 @@ func readObject(media string, body []byte) (o object, patch, ok bool) {
 	return o, patch, json.Unmarshal(body, &o) == nil
 }
 
-// maxPointer is the depth of what is read of a lock.
+// maxPointer is the maximum depth of the fields that are read.
 const maxPointer = 3
 
-// patched returns an object of what the operations of a JSON patch add or replace.
+// patched returns an object with the values that a JSON patch adds or replaces.
 func patched(body []byte) []byte {
 	var ops []struct {
 		Op    string          `json:"op"`
@@ -100,13 +100,14 @@ func patched(body []byte) []byte {
 			put(root, keys, value)
 		}
 	}
-	out, _ := json.Marshal(root) // what was decoded encodes
+	out, _ := json.Marshal(root) // decoded values always encode
 	return out
 }
 
 var unescape = strings.NewReplacer("~1", "/", "~0", "~")
 
-// put sets the value at a path of keys, as far as there are objects on the way.
+// put sets the value at a path of keys. It replaces values on the path that are not objects
+// by objects, and does nothing if in is nil.
 func put(in map[string]any, keys []string, value any) {
 	if in == nil {
 		return

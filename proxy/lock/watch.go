@@ -12,9 +12,9 @@ import (
 // maxFrame bounds one watch event, in bytes.
 const maxFrame = 16 << 20
 
-// Events returns the watch stream r with names exchanged, frame by frame. Each
-// Read returns bytes of one event at most, so a caller that flushes after each
-// Read delivers events as they come. contentType is that of the stream.
+// Events returns the watch stream r with the names swapped, event by event. Each Read
+// returns bytes of at most one event, so a caller that flushes after each Read delivers
+// events as they arrive. contentType is the content type of the stream.
 func (l *Lock) Events(contentType string, r io.Reader) (io.Reader, error) {
 	media, err := mediaType(contentType)
 	if err != nil {

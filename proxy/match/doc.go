@@ -1,8 +1,8 @@
-// Package match tells which rules are about a request. It is pure, and what it
-// compiles is immutable.
+// Package match reports whether rules match a request. It is pure, and what it compiles
+// is immutable.
 //
-// A rule has entries, any of which may match. What an entry asks of a request is of
-// two kinds: what a plan knows (verb and resource) and what only the request does.
-// So that a request pays for the rules that may be about it alone, the first is
-// asked once for each plan ([Resource.Of]).
+// A rule has entries, and matches if any of them does. The conditions of an entry are of
+// two kinds: those about what a plan knows (verb and resource), and those about what only
+// the request contains. The former are evaluated once for each plan ([Resource.Of]), so
+// that a request pays only for the rules that may match it.
 package match

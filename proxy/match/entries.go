@@ -2,7 +2,8 @@ package match
 
 import meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 
-// Entries are those of many rules, which are found by their numbers once all are there.
+// Entries are the entries of many rules. Once all are added, Table and Hosts find them by
+// their indexes.
 type Entries[R any] struct {
 	Resources []Entry[*Resource, R]
 	Paths     []Entry[*Path, R]
@@ -11,7 +12,7 @@ type Entries[R any] struct {
 	Hosts     *Hosts // of URLs
 }
 
-// Entry is one, with its rule.
+// Entry is a compiled entry with its rule.
 type Entry[M, R any] struct {
 	Match M
 	Rule  R
@@ -39,7 +40,7 @@ func (e *Entries[R]) Add(rule R, resources []*meshv1.ResourceMatch, paths []*mes
 	return nil
 }
 
-// Index makes Table and Hosts of the entries, whose order is theirs from then on.
+// Index sets Table and Hosts. The order of the entries must not change afterwards.
 func (e *Entries[R]) Index() {
 	e.Table, e.Hosts = NewTable(matches(e.Resources)), NewHosts(matches(e.URLs))
 }

@@ -7,14 +7,15 @@ import (
 	"weak"
 )
 
-// expressions are those in use, by their texts: many pods have the same ones, and a policy
-// is compiled more than once.
+// expressions are the expressions in use, by their text. They are shared, because many
+// pods have the same ones, and a policy is compiled more than once.
 var expressions = struct {
 	sync.Mutex
 	by map[string]weak.Pointer[regexp.Regexp]
 }{by: map[string]weak.Pointer[regexp.Regexp]{}}
 
-// expressionOf compiles an expression for whole texts, unless it is in use already.
+// expressionOf returns an expression that matches whole strings. It compiles it unless it
+// is in use already.
 func expressionOf(text string) (*regexp.Regexp, error) {
 	expressions.Lock()
 	re := expressions.by[text].Value()
@@ -29,14 +30,14 @@ func expressionOf(text string) (*regexp.Regexp, error) {
 	expressions.Lock()
 	defer expressions.Unlock()
 	if first := expressions.by[text].Value(); first != nil {
-		return first, nil // another pod's, meanwhile
+		return first, nil // compiled concurrently for another pod
 	}
 	expressions.by[text] = weak.Make(re)
 	runtime.AddCleanup(re, forgetExpression, text)
 	return re, nil
 }
 
-// forgetExpression is called when nobody has the expression any more.
+// forgetExpression is called after an expression was garbage-collected.
 func forgetExpression(text string) {
 	expressions.Lock()
 	defer expressions.Unlock()

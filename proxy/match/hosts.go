@@ -7,24 +7,24 @@ import (
 	"sync/atomic"
 )
 
-// Hosts finds those of many matches that may be about a host. What it found it remembers:
-// a pod asks few hosts, and expressions take long.
+// Hosts finds the matches that may match a host. It caches the results: a pod sends
+// requests to few hosts, and expressions are slow.
 type Hosts struct {
 	urls  []*URL
 	all   []int32
-	plain bool                               // it would take longer to look up than to ask
+	plain bool                               // a lookup would take longer than to evaluate all matches
 	known atomic.Pointer[map[string][]int32] // immutable
 }
 
 const (
-	// maxHosts and maxFound bound what is remembered, in hosts and in numbers found.
-	// Beyond them it is forgotten: whoever asks many hosts does so in turn.
+	// maxHosts and maxFound bound the cache, in hosts and in indexes. Above them it is
+	// emptied: a pod that uses many hosts uses them one after the other.
 	maxHosts = 128
 	maxFound = 1 << 14
-	maxHost  = 253 // no host has a longer name
+	maxHost  = 253 // maximum length of a host name
 )
 
-// NewHosts is of matches that are told by their numbers.
+// NewHosts returns the Hosts of matches, which Of identifies by their indexes in urls.
 func NewHosts(urls []*URL) *Hosts {
 	h := &Hosts{urls: urls}
 	for i := range urls {
@@ -36,7 +36,8 @@ func NewHosts(urls []*URL) *Hosts {
 	return h
 }
 
-// Of are the numbers of those that may be about a host, in order; of all if it is not seen.
+// Of returns the indexes of the matches that may match a host, in order. If the host is
+// empty, it returns all.
 func (h *Hosts) Of(host string) []int32 {
 	if h.plain || len(host) == 0 || len(host) > maxHost {
 		return h.all
@@ -63,11 +64,11 @@ func (h *Hosts) Of(host string) []int32 {
 		}
 	}
 	next[strings.Clone(host)] = of
-	h.known.CompareAndSwap(known, &next) // or somebody else remembers his
+	h.known.CompareAndSwap(known, &next) // if this fails, another goroutine has cached its result
 	return of
 }
 
-// Deep reports whether a match asks for more of requests to a host than its name.
+// Deep reports whether a match needs more of the requests to a host than its name.
 func (h *Hosts) Deep(host string) bool {
 	return slices.ContainsFunc(h.Of(host), func(n int32) bool { return h.urls[n].Deep() && h.urls[n].HostIs(host) })
 }

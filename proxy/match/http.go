@@ -9,27 +9,27 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// HTTP is a request to another host than the apiserver, or all that is seen of it.
+// HTTP is a request to a host other than the apiserver, or what is seen of it.
 type HTTP struct {
 	Scheme string // "http" or "https"
 	// Host in lower case, without a port; empty if it is not seen.
 	Host string
 	Port uint16
-	// Opaque: TLS that is not decrypted, so that what follows is not seen.
+	// Opaque means TLS that is not decrypted, so that the fields below are not seen.
 	Opaque bool
 	Method string
 	Path   string
 	Header map[string][]string // as in net/http
 }
 
-// Verdict reports whether a request is what is asked for.
+// Verdict is the result of a match.
 type Verdict int
 
-// Verdicts.
+// Verdicts of URL.Match.
 const (
 	No Verdict = iota
 	Yes
-	// Unseen: it may be.
+	// Unseen means that the request may match, depending on what is not seen.
 	Unseen
 )
 
@@ -42,7 +42,7 @@ type URL struct {
 	headers    Headers
 }
 
-// NewURL compiles a match. Expressions take linear time.
+// NewURL compiles a match. Its expressions run in linear time.
 func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 	out := &URL{scheme: m.GetScheme(), port: uint16(m.GetPort()), methods: newSet(m.GetMethods())}
 	var err error
@@ -58,12 +58,12 @@ func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 	return out, nil
 }
 
-// Deep reports whether more is asked for than TLS shows.
+// Deep reports whether the match needs more than is seen of opaque TLS.
 func (u *URL) Deep() bool {
 	return u.path != nil || !u.methods.all() || len(u.headers) > 0
 }
 
-// Wildcards is as of Resource.
+// Wildcards returns the number of conditions that match anything, as for Resource.
 func (u *URL) Wildcards() (n int) {
 	for _, any := range []bool{
 		u.scheme == "", u.host == nil || u.host.kind != exact, u.port == 0,
@@ -76,7 +76,7 @@ func (u *URL) Wildcards() (n int) {
 	return n
 }
 
-// Match reports whether r is what is asked for.
+// Match reports whether r matches, or Unseen if that is not known.
 func (u *URL) Match(r *HTTP) Verdict {
 	switch {
 	case u.scheme != "" && u.scheme != r.Scheme, u.port != 0 && u.port != r.Port:
@@ -95,7 +95,8 @@ func (u *URL) Match(r *HTTP) Verdict {
 	return Yes
 }
 
-// HostIs reports whether the match may be about a host: whether it is one to decrypt for.
+// HostIs reports whether the match includes a host, so that requests to the host may
+// match.
 func (u *URL) HostIs(host string) bool { return u.host == nil || u.host.match(host) }
 
 type kind int
@@ -146,10 +147,10 @@ func (t *text) match(s string) bool {
 	return t.regexp.MatchString(s)
 }
 
-// Patterns are exact texts, or prefixes that end with "*".
+// Patterns are exact strings, or prefixes followed by "*".
 type Patterns []string
 
-// Match reports whether s is one of them; no patterns match anything.
+// Match reports whether s matches one of the patterns. Empty Patterns match anything.
 func (p Patterns) Match(s string) bool {
 	return len(p) == 0 || slices.ContainsFunc(p, func(pattern string) bool {
 		if start, ok := strings.CutSuffix(pattern, "*"); ok {

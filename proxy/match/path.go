@@ -17,11 +17,11 @@ func NewPath(m *meshv1.PathMatch) *Path {
 	return &Path{m.GetPaths(), newSet(m.GetVerbs())}
 }
 
-// Match reports whether a request to the apiserver, for no resource, is what is asked
-// for. verb is the method in lower case.
+// Match reports whether a non-resource request to the apiserver matches. verb is the
+// method in lower case.
 func (p *Path) Match(verb, path string) bool { return p.verbs.has(verb) && p.paths.Match(path) }
 
-// Wildcards is as of Resource.
+// Wildcards returns the number of conditions that match anything, as for Resource.
 func (p *Path) Wildcards() (n int) {
 	if p.verbs.all() {
 		n++

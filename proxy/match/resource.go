@@ -9,17 +9,18 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Kind is what a plan knows of its requests.
+// Kind is what the requests of a plan have in common.
 type Kind struct{ Verb, Group, Resource, Subresource string }
 
-// Object is what only a request for a resource tells.
+// Object is what differs between the resource requests of a plan.
 type Object struct {
 	Namespace, Name string
-	// Lock: it is about a leader-election lock, which rules must name.
+	// Lock means that the request is about an operator lock, which matches only entries
+	// that name it.
 	Lock   bool
 	Header map[string][]string // as in net/http
 
-	field struct { // of the header that was asked for last: rules ask for the same
+	field struct { // the header that was looked up last: rules often need the same one
 		name   string
 		values []string
 	}
@@ -75,11 +76,11 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 	return out, nil
 }
 
-// Wildcards says how much the match does not ask about, two for each thing and one for
-// half of a resource's name: the less, the more specific it is.
+// Wildcards returns how unspecific the match is: 2 for each condition that matches
+// anything, and 1 if part of a resource's name does.
 func (m *Resource) Wildcards() int { return m.wildcards }
 
-// Of reports whether the match may be about requests of a kind.
+// Of reports whether requests of a kind may match.
 func (m *Resource) Of(k Kind) bool {
 	return m.verbs.has(k.Verb) && m.groups.has(k.Group) && m.resource(k)
 }
@@ -93,7 +94,7 @@ func (m *Resource) resource(k Kind) bool {
 	})
 }
 
-// Match reports whether the match is about a request of a kind that Of is true of.
+// Match reports whether a request matches. Of must be true for the kind of the request.
 func (m *Resource) Match(o *Object) bool {
 	if o.Lock && (m.names.all() || !m.names.has(o.Name)) {
 		return false
@@ -109,9 +110,9 @@ func (m *Resource) Match(o *Object) bool {
 	return true
 }
 
-// set is of what is asked for; the zero set has all.
+// set is a set of accepted values. The zero set accepts all.
 type set struct {
-	few  []string // faster than a map, as long as they are few
+	few  []string // at most few values, faster than a map
 	many map[string]struct{}
 }
 
@@ -131,7 +132,7 @@ func newSet(values []string) set {
 	return set{many: many}
 }
 
-// all reports whether the set asks for nothing.
+// all reports whether the set accepts all values.
 func (s *set) all() bool { return s.few == nil && s.many == nil }
 
 func (s *set) has(v string) bool {
@@ -145,7 +146,7 @@ func (s *set) has(v string) bool {
 	return ok
 }
 
-// Headers are asked for together.
+// Headers are conditions on headers, all of which must match.
 type Headers []header
 
 type header struct{ name, value string }
@@ -154,14 +155,14 @@ type header struct{ name, value string }
 func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
 	for _, m := range matches {
 		if m.GetName() == "" {
-			return nil, fmt.Errorf("a header without a name")
+			return nil, fmt.Errorf("header without a name")
 		}
 		out = append(out, header{textproto.CanonicalMIMEHeaderKey(m.GetName()), m.GetValue()})
 	}
 	return out, nil
 }
 
-// Match reports whether all are there.
+// Match reports whether the request has all headers.
 func (h Headers) Match(of map[string][]string) bool {
 	for _, m := range h {
 		if !slices.Contains(of[m.name], m.value) {

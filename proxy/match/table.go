@@ -6,25 +6,26 @@ import (
 	"sync"
 )
 
-// Table is of the matches of many rules, which are told by their numbers. It finds those
-// that may be about a request, so that one pays nothing for rules about others.
+// Table finds, among the matches of many rules, those that may match a request. It
+// identifies them by their indexes. A request pays nothing for rules about other requests.
 type Table struct {
 	matches []*Resource
 
 	mu    sync.Mutex
-	known map[string]*Index // by the numbers that they are of
+	known map[string]*Index // by the indexes of their matches
 }
 
-// maxIndexes bounds those that a table remembers. Only the rules of a policy make more.
+// maxIndexes bounds the Indexes that a table caches. How many there are depends on the
+// rules of the policy alone.
 const maxIndexes = 256
 
-// NewTable is of matches that are numbered as they come.
+// NewTable returns the table of matches.
 func NewTable(matches []*Resource) *Table {
 	return &Table{matches: matches, known: map[string]*Index{}}
 }
 
-// OfKind are those that may be about requests of a kind; nil if there is none. Kinds with
-// the same ones have them together.
+// OfKind returns the matches that may match requests of a kind, nil if there are none.
+// Kinds with the same matches share an Index.
 func (t *Table) OfKind(k Kind) *Index {
 	var of []int32
 	var key []byte
@@ -49,12 +50,12 @@ func (t *Table) OfKind(k Kind) *Index {
 	return x
 }
 
-// Index is of those of a table's matches that may be about requests of some kinds: by name
-// if they ask for names, else by namespace.
+// Index is the matches of a table that may match requests of certain kinds. It finds them
+// by name if they have names, else by namespace.
 type Index struct {
 	all               []int32
 	names, namespaces map[string][]int32
-	rest              []int32 // that ask for neither
+	rest              []int32 // matches with neither names nor namespaces
 }
 
 func (t *Table) index(of []int32) *Index {
@@ -72,7 +73,7 @@ func (t *Table) index(of []int32) *Index {
 	return x
 }
 
-// addTo adds a number to those of each value, once.
+// addTo adds the index n once to the indexes of each value of the set.
 func (s *set) addTo(by map[string][]int32, n int32) {
 	add := func(v string) {
 		if of := by[v]; len(of) == 0 || of[len(of)-1] != n {
@@ -87,21 +88,21 @@ func (s *set) addTo(by map[string][]int32, n int32) {
 	}
 }
 
-// All are the numbers of all, in order.
+// All returns the indexes of all matches, in order.
 func (x *Index) All() []int32 { return x.all }
 
-// Candidates are the numbers of matches that may be about an object, in order.
+// Candidates iterates over the indexes of the matches that may match an object, in order.
 type Candidates struct {
-	from [3][]int32 // none is empty
+	from [3][]int32 // the first n are not empty
 	n    int
 }
 
-// Of returns those that may be about an object.
+// Of returns the matches that may match an object.
 func (x *Index) Of(o *Object) (c Candidates) {
 	if len(x.names) > 0 {
 		c.add(x.names[o.Name])
 	}
-	if o.Lock { // which must be named
+	if o.Lock { // matches only entries with names
 		return c
 	}
 	if len(x.namespaces) > 0 {
@@ -118,7 +119,7 @@ func (c *Candidates) add(of []int32) {
 	}
 }
 
-// Next are the next of them; none at the end.
+// Next returns the next indexes, nil at the end.
 func (c *Candidates) Next() (numbers []int32) {
 	if c.n == 0 {
 		return nil
