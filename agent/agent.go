@@ -37,7 +37,7 @@ const runtimeWait = 2 * time.Second
 
 // Run runs the agent until stop ends and nothing is in flight any more.
 func Run(stop context.Context, o Options) error {
-	// An agent that is told to stop goes on for its successor and its pods.
+	// After the signal to stop, the agent goes on serving its successor and its pods.
 	ctx, end := context.WithCancel(context.WithoutCancel(stop))
 	defer end()
 	podStart, err := takeover.PodStart(o.PodDir)

@@ -255,21 +255,21 @@ func TestRulesAreMended(t *testing.T) {
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		tables := p.redirector.(*rules).tables
-		harm := func(rules string) func(iptables.Table) error {
+		damage := func(rules string) func(iptables.Table) error {
 			return func(table iptables.Table) error { return table.Restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
 		}
-		for name, harm := range map[string]func(iptables.Table) error{
-			"chain flushed":  harm("-F " + iptables.Chain),
-			"OUTPUT flushed": harm("-F OUTPUT"),
+		for name, damage := range map[string]func(iptables.Table) error{
+			"chain flushed":  damage("-F " + iptables.Chain),
+			"OUTPUT flushed": damage("-F OUTPUT"),
 			"all removed":    func(table iptables.Table) error { return table.Remove(t.Context(), 0, nil) },
-			"jump not first": harm("-I OUTPUT 1 -p tcp -j ACCEPT"),
-			"jumps doubled":  harm("-I OUTPUT 1 -j " + iptables.Chain),
-			"a rule added":   harm("-I " + iptables.Chain + " 1 -p tcp -j ACCEPT"),
-			"rules reversed": harm("-A " + iptables.Chain + " " + fmt.Sprintf("-m mark --mark %#x -j RETURN", iptables.Mark)),
+			"jump not first": damage("-I OUTPUT 1 -p tcp -j ACCEPT"),
+			"jumps doubled":  damage("-I OUTPUT 1 -j " + iptables.Chain),
+			"a rule added":   damage("-I " + iptables.Chain + " 1 -p tcp -j ACCEPT"),
+			"rules reversed": damage("-A " + iptables.Chain + " " + fmt.Sprintf("-m mark --mark %#x -j RETURN", iptables.Mark)),
 		} {
 			t.Run(name, func(t *testing.T) {
 				for _, table := range tables {
-					require.NoError(t, pod.do(func() error { return harm(table) }))
+					require.NoError(t, pod.do(func() error { return damage(table) }))
 				}
 				require.NoError(t, p.redirector.redirect(t.Context(), p))
 				for _, to := range listed {

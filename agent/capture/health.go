@@ -215,8 +215,8 @@ func (n *node) audit(now time.Time) []Loss {
 	return losses
 }
 
-// examine looks at what became of the pod's probe, and mends what kept it from arriving. It
-// returns what was mended for certain.
+// examine checks the result of the pod's probe and repairs what kept it from arriving. It
+// returns the loss that it certainly repaired, nil if there is none.
 func (n *node) examine(p *Pod) (mended *Loss) {
 	v := &p.vitals
 	pr := v.probe
@@ -263,7 +263,8 @@ func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
 	return arrived, waits, false
 }
 
-// arrived is for a probe that arrived. It returns the loss that was mended by then, if any.
+// arrived handles a probe that arrived. It returns the loss that is repaired by then, nil if
+// there is none.
 func (n *node) arrived(p *Pod) (mended *Loss) {
 	v := &p.vitals
 	if v.found != nil {

@@ -144,7 +144,7 @@ func (m *Manager) Run(ctx context.Context, h Handler) {
 			backoff = connectBackoff
 		}
 		retry := backoff.Step()
-		m.Logger.Info("no stream to the manager; serving as last told", "error", err, "retry_in", retry)
+		m.Logger.Info("no stream to the manager; the last policies apply", "error", err, "retry_in", retry)
 		select {
 		case <-ctx.Done():
 		case <-time.After(retry):

@@ -76,7 +76,7 @@ func (w *Watch) await() bool {
 			go func() { quiet <- w.Writer.Quiet(ctx) }()
 		case err := <-quiet:
 			if err != nil {
-				w.Logger.Error("nobody is told that the holder of a lock has ended", "uid", w.UID, "error", err)
+				w.Logger.Error("failed to report that the holder of a lock exited", "uid", w.UID, "error", err)
 			} else {
 				w.Recorder.Exited(deadHolders(holders))
 			}

@@ -201,7 +201,7 @@ func TestPortsOfRulesThatMayHold(t *testing.T) {
 
 const restoredPod = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
 
-// askFrom connects to another host from a network namespace. It returns what it is told.
+// askFrom connects to another host from a network namespace. It returns the answer.
 func askFrom(do func(func() error) error) (said string, err error) {
 	err = do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

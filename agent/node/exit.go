@@ -45,14 +45,14 @@ type departure struct {
 const (
 	// The bounds below add up to less than takeover.MaxExit.
 
-	// successorWait is how long an agent that is told to stop goes on serving until a
+	// successorWait is how long an agent goes on serving after the signal to stop until a
 	// successor asks: a DaemonSet that may surge replaces a deleted pod at once.
 	successorWait = 10 * time.Second
 	// drainWithin is how long requests may go on after a takeover, and idle connections
 	// stay open.
 	drainWithin = 15 * time.Second
-	// addressWait is how long new connections arrive at an address after its pod is told
-	// to stop, until the routing of all nodes has changed.
+	// addressWait is how long new connections arrive at an address after its pod begins
+	// to terminate, until the routing of all nodes has changed.
 	addressWait = 3 * time.Second
 	// shutdownGrace is how long requests may take when a pod is gone.
 	shutdownGrace = time.Second
@@ -198,8 +198,8 @@ func shutdown(all []*proxy.Pod) {
 	wg.Wait()
 }
 
-// Linger returns when an agent that was told to stop is of no use any more: a successor has
-// taken over and nothing is in flight, or none has come.
+// Linger blocks after the signal to stop. It returns when a successor has taken over and
+// nothing is in flight, or when no successor came.
 func (n *Node) Linger() {
 	ctx, cancel := context.WithTimeout(context.Background(), takeover.MaxExit)
 	defer cancel()

@@ -85,7 +85,7 @@ type inherited struct {
 	counts []byte // of its rules
 }
 
-// reporting is what the manager was told of a pod.
+// reporting is the state of the reports about a pod.
 type reporting struct {
 	// exited are the last writes of the pod's locks whose writers have exited.
 	exited   []*meshv1.DeadHolder

@@ -206,8 +206,8 @@ func (i incumbent) Admit(podStart time.Duration) error {
 }
 
 // WatchSuccessor returns an error when the agent that took over is gone: once restarted,
-// this one serves again. It returns nil when ctx ends, and does not return before that in
-// an agent that was told to stop.
+// this one serves again. It returns nil when ctx ends, and does not return before that
+// after the signal to stop.
 func (n *Node) WatchSuccessor(ctx context.Context, path string) error {
 	select {
 	case <-n.yielded:

@@ -174,8 +174,6 @@ func TestTakeoverRefusesNoConnection(t *testing.T) {
 	assert.NotZero(t, asked)
 }
 
-// A listener that is handed over must not become a blocking one: its agent could
-// not stop accepting any more.
 func TestPredecessorReportsDrained(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
@@ -198,6 +196,8 @@ func TestPredecessorReportsDrained(t *testing.T) {
 	}
 }
 
+// A listener that is offered must not become a blocking one: its agent could not stop
+// accepting any more.
 func TestOfferedListenersCanBeClosed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()

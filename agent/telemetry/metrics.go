@@ -112,7 +112,7 @@ func (m *Metrics) SetPods(byMode map[string]int) {
 // RegisterConnected registers the metric of the stream to the manager.
 func RegisterConnected(r prometheus.Registerer, connected func() bool) {
 	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "ctrlmesh_agent_manager_connected", Help: "1 while this agent hears a manager that has told it all; pods are served as last told otherwise.",
+		Name: "ctrlmesh_agent_manager_connected", Help: "1 while this agent is connected to a manager and has all policies. The last policies apply otherwise.",
 	}, func() float64 { return number(connected()) }))
 }
 

@@ -29,7 +29,7 @@ func TestManagerConnectedMetric(t *testing.T) {
 	for _, now := range []bool{false, true, false} {
 		inStep = now
 		require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(fmt.Sprintf(`
-# HELP ctrlmesh_agent_manager_connected 1 while this agent hears a manager that has told it all; pods are served as last told otherwise.
+# HELP ctrlmesh_agent_manager_connected 1 while this agent is connected to a manager and has all policies. The last policies apply otherwise.
 # TYPE ctrlmesh_agent_manager_connected gauge
 ctrlmesh_agent_manager_connected %v
 `, number(now)))))

@@ -277,8 +277,8 @@ func (t Table) put(ctx context.Context, table string, rules []rule, exists bool)
 	if exists && t.Restore(ctx, b.String()+deleteJump+insert) == nil {
 		return nil
 	}
-	// There is no jump, or too much else to find it. One too many does no harm, and
-	// to put it first takes no reading of the others.
+	// There is no jump, or too much else to find it. A second jump has no
+	// effect, and inserting one at the top does not read the others.
 	return t.Restore(ctx, b.String()+insert)
 }
 
