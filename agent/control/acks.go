@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
@@ -30,7 +31,7 @@ func (a *acks) add(ctx context.Context, ack *meshv1.Ack, settled <-chan struct{}
 	uid := ack.GetUid()
 	a.mu.Lock()
 	waiting, busy := a.waiting[uid]
-	if !busy && over(settled) {
+	if !busy && inflight.Closed(settled) {
 		a.mu.Unlock()
 		select {
 		case a.out <- ack:
@@ -47,15 +48,6 @@ func (a *acks) add(ctx context.Context, ack *meshv1.Ack, settled <-chan struct{}
 	a.waiting[uid] = append(waiting, answer{ack, settled})
 	if !busy {
 		go a.send(ctx, uid)
-	}
-}
-
-func over(settled <-chan struct{}) bool {
-	select {
-	case <-settled:
-		return true
-	default:
-		return settled == nil
 	}
 }
 

@@ -22,7 +22,7 @@ func Section(t testing.TB, file, heading string) (rows [][]string) {
 	t.Helper()
 	source, err := os.ReadFile(file)
 	require.NoError(t, err)
-	document := goldmark.New(goldmark.WithExtensions(extension.Table)).Parser().Parse(text.NewReader(source))
+	document := parse(source)
 	level, title, _ := strings.Cut(heading, " ")
 	within := false
 	for node := document.FirstChild(); node != nil; node = node.NextSibling() {
@@ -40,6 +40,10 @@ func Section(t testing.TB, file, heading string) (rows [][]string) {
 	}
 	require.True(t, within, "%s has %q", file, heading)
 	return nil
+}
+
+func parse(source []byte) ast.Node {
+	return goldmark.New(goldmark.WithExtensions(extension.Table)).Parser().Parse(text.NewReader(source))
 }
 
 // body returns the rows of a table below its head.

@@ -11,11 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
-	"github.com/yuin/goldmark/extension"
 	extast "github.com/yuin/goldmark/extension/ast"
-	"github.com/yuin/goldmark/text"
 )
 
 const (
@@ -57,8 +54,7 @@ type paragraph struct {
 // paragraphs returns the prose of a document: no code blocks, no headings. A code span
 // counts as one word.
 func paragraphs(source []byte) (out []paragraph) {
-	document := goldmark.New(goldmark.WithExtensions(extension.Table)).Parser().Parse(text.NewReader(source))
-	_ = ast.Walk(document, func(node ast.Node, entering bool) (ast.WalkStatus, error) {
+	_ = ast.Walk(parse(source), func(node ast.Node, entering bool) (ast.WalkStatus, error) {
 		if !entering {
 			return ast.WalkContinue, nil
 		}
