@@ -97,7 +97,7 @@ func (r *replica) permits(ctx context.Context, ip netip.Addr) bool {
 	return r.certificates.Permits(ctx, ip, r.Log)
 }
 
-// ready is a readiness check: whoever is sent here can be served.
+// ready is a readiness check: it fails while requests cannot be served.
 func (r *replica) ready(*http.Request) error { return r.certificates.Ready() }
 
 // reviews serves the handlers, within bounds that they share.

@@ -78,7 +78,7 @@ type resourceState struct {
 // kept reports whether its caches are to be left as they are.
 func (s *resourceState) kept(p *policy) bool { return p.keepCaches && longAgo(s.doubted) }
 
-// doubt reports whether a cache is told to list only as it is not known what it misses.
+// doubt reports whether a cache must list only because it is unknown what it misses.
 func (l *ledger) doubt(t *ticket, under *policy) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

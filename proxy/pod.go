@@ -107,12 +107,12 @@ type accounts struct {
 	long       bounds.Account // bytes of those that may last
 	lock       bounds.Account // bytes of those about the lock
 	filtered   bounds.Account // bytes that filters keep
-	refusing   atomic.Int64   // requests that are told of a bound
+	refusing   atomic.Int64   // requests that are answered 429
 	handshakes chan struct{}  // a token for each that is computed
 	dropped    *rate.Limiter  // of requests
 }
 
-// inForce is what a pod is held to, and what goes on under it.
+// inForce is the policy that applies to a pod, and what is in progress under it.
 type inForce struct {
 	clients  atomic.Pointer[clients]
 	policy   atomic.Pointer[policy]

@@ -427,7 +427,7 @@ func number(targets []target, which func(target) bool) (n int) {
 
 func (t target) notInForce() bool { return !t.inForce }
 
-// late reports whether what was told last is not in force yet, as far as is known.
+// late reports whether the last policy does not apply yet, as far as is known.
 func (t target) late() bool {
 	return t.why != "" && t.reason != v1alpha1.ReasonNoEffect && t.reason != v1alpha1.ReasonNotAdmitted && t.reason != v1alpha1.ReasonNotCaptured
 }

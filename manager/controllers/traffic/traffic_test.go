@@ -77,7 +77,7 @@ func sharedBreaker() *v1alpha1.CircuitBreaker {
 	}
 }
 
-// toldShare is what a pod is told of the rule.
+// toldShare is the share of the rule in the policy of a pod.
 func toldShare(w world, pod string) *meshv1.Share {
 	return w.State.Compiled.Load().Policies[types.UID(pod)].Traffic.Breakers[0].Rules[0].Share
 }
