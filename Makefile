@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/.run/bin:$(PATH)
 export GOFLAGS := -buildvcs=false
 CACHE    := $(or $(CTRLMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctrlmesh)
 PROGRESS := hack/progress.sh
-STATIC   := env CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+STATIC   := env CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/ctrlmesh/ctrlmesh/internal/program.version=$(VERSION)"
 
 ##@ The two commands
 .PHONY: demo test

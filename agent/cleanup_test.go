@@ -20,7 +20,7 @@ func TestCleanedNodeAdmitsLaterPodsOnly(t *testing.T) {
 
 func TestFailedCleanupLeavesNoSocket(t *testing.T) {
 	dir := t.TempDir()
-	o := Options{RunDir: dir, CgroupDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	o := Options{Dirs: Dirs{RunDir: dir, CgroupDir: t.TempDir()}, Logger: slog.New(slog.DiscardHandler)}
 	err := Cleanup(t.Context(), o, func() error { t.Error("it is not clean"); return nil })
 	require.ErrorContains(t, err, "no unified cgroup hierarchy")
 	entries, err := os.ReadDir(dir)

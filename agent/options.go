@@ -1,27 +1,24 @@
 package agent
 
 import (
+	"cmp"
+	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 )
 
-// Options configure an agent. Directories are as this process sees them.
-type Options struct {
-	// Node is the name of this node.
-	Node string
-	// Namespace is that of the mesh, where the manager publishes its CA.
-	Namespace string
-	// ManagerAddress is host:port of the manager's Service.
-	ManagerAddress string
-	// TokenFile holds a service-account token with the audience ctrlmesh-manager.
-	TokenFile string
+// Dirs are the directories of an agent, as this process sees them.
+type Dirs struct {
 	// StateDir keeps the last policies across restarts and reboots.
 	StateDir string
 	// RunDir keeps the serving certificate across restarts, and the socket by which one
@@ -34,6 +31,19 @@ type Options struct {
 	CgroupDir string
 	// BPFDir is the node's BPF file system, usually /sys/fs/bpf.
 	BPFDir string
+}
+
+// Options configure an agent.
+type Options struct {
+	// Node is the name of this node.
+	Node string
+	// Namespace is that of the mesh, where the manager publishes its CA.
+	Namespace string
+	// ManagerAddress is host:port of the manager's Service.
+	ManagerAddress string
+	// TokenFile holds a service-account token with the audience ctrlmesh-manager.
+	TokenFile string
+	Dirs
 	// Capture is ebpf, iptables or address; empty for the best that works.
 	Capture capture.Mode
 	// AddressListen is the address for pods in capture mode address; empty for none.
@@ -46,6 +56,36 @@ type Options struct {
 	Version string
 	Client  kubernetes.Interface
 	Logger  *slog.Logger
+}
+
+// AddFlags adds a flag for each option that users set. Environment variables that the
+// DaemonSet sets are the defaults of --node and --namespace.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Node, "node", os.Getenv("NODE_NAME"), "name of this node")
+	fs.StringVar(&o.Namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "ctrlmesh-system"), "the mesh's own namespace")
+	fs.StringVar(&o.ManagerAddress, "manager", "ctrlmesh-manager.ctrlmesh-system.svc:8443", "host:port of the manager's Service")
+	fs.StringVar(&o.TokenFile, "token-file", "/var/run/secrets/ctrlmesh/token", "service-account token for the manager")
+	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/ctrlmesh", "keeps the last policies")
+	fs.StringVar(&o.RunDir, "run-dir", "/run/ctrlmesh", "keeps the serving certificate and the agents' own socket; in memory")
+	fs.StringVar(&o.PodDir, "pod-dir", "", "kept over restarts of the container, by its pod alone; in memory")
+	fs.StringVar(&o.CgroupDir, "cgroup-dir", "/host/sys/fs/cgroup", "the node's /sys/fs/cgroup")
+	fs.StringVar(&o.BPFDir, "bpf-dir", "/sys/fs/bpf", "the node's BPF file system")
+	fs.Func("capture", "capture mode of pods that do not name one: ebpf, iptables, address, or auto for the first that works (default auto)", o.setCapture)
+	fs.StringVar(&o.AddressListen, "address-listen", ":6443", "where pods in capture mode address reach their agent; empty for nowhere")
+	fs.StringVar(&o.NRISocket, "nri-socket", nri.Socket, "where the container runtime reports pods")
+	fs.StringVar(&o.ListenAddress, "listen", ":9090", "address of /healthz, /readyz and /metrics")
+}
+
+func (o *Options) setCapture(mode string) error {
+	switch m := capture.Mode(mode); m {
+	case "auto":
+		o.Capture = capture.Auto
+	case capture.EBPF, capture.IPTables, capture.Address:
+		o.Capture = m
+	default:
+		return errors.New("use ebpf, iptables, address or auto")
+	}
+	return nil
 }
 
 // PinDir returns where the redirection is pinned below a BPF file system.

@@ -64,10 +64,10 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 	l.sweeper = &label.Sweeper{
 		Metadata: r.metadata,
 		Served:   r.kube.Discovery().ServerPreferredResources,
-		Limiter:  rate.NewLimiter(rate.Limit(r.StampRate), r.StampBurst),
+		Limiter:  rate.NewLimiter(rate.Limit(r.Stamps.Rate), r.Stamps.Burst),
 		Skip:     r.Namespace,
 		Settings: r.state.Settings.Load,
-		Every:    r.StampEvery,
+		Every:    r.Stamps.Every,
 		Changed:  changed.Stamping.Notify,
 		Log:      r.Log,
 	}
@@ -104,7 +104,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		l.certificates,
 		l.bundleWriter,
 		&stamp.Controller{
-			Client: l.live, Service: types.NamespacedName{Namespace: l.Namespace, Name: l.WebhookService}, CA: l.certificates.Serving.Bundle,
+			Client: l.live, Service: types.NamespacedName{Namespace: l.Namespace, Name: l.Webhooks.Service}, CA: l.certificates.Serving.Bundle,
 			State: s, Sweeper: l.sweeper,
 		},
 		&status.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},

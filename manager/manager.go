@@ -122,10 +122,10 @@ func newReplica(o Options, c clients) *replica {
 	}
 	r.settings = &setting.Controller{Client: c.live, Kube: c.kube, Namespace: o.Namespace, State: r.state, Log: o.Log}
 	r.certificates = &certificate.Controller{
-		Client: c.live, Namespace: o.Namespace, WebhookConfiguration: o.WebhookConfiguration, State: r.state, Log: o.Log,
+		Client: c.live, Namespace: o.Namespace, WebhookConfiguration: o.Webhooks.Configuration, State: r.state, Log: o.Log,
 		Authorities: &trust.Authorities{Mesh: authority(false), Egress: authority(true), Serving: &trust.Serving{
 			Client: c.live, Namespace: o.Namespace,
-			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.WebhookService),
+			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.Webhooks.Service),
 		}},
 	}
 	r.bundles = &inject.Bundles{

@@ -2,14 +2,13 @@ package manager
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
@@ -30,53 +29,59 @@ type Options struct {
 	// AgentServiceAccount is the name of the agents' ServiceAccount.
 	AgentServiceAccount string
 	// ManagerService is the Service without selector through which agents find
-	// the leader, WebhookService the one of admission.
-	ManagerService, WebhookService string
-	// WebhookConfiguration is the name of the Mutating- and of the
+	// the leader.
+	ManagerService string
+
+	// PushAddress, MetricsAddress and HealthAddress are listened on.
+	PushAddress, MetricsAddress, HealthAddress string
+
+	Webhooks WebhookOptions
+	Stamps   StampOptions
+}
+
+// WebhookOptions are how the apiserver reaches the webhooks.
+type WebhookOptions struct {
+	Service string
+	// Configuration is the name of the Mutating- and of the
 	// ValidatingWebhookConfiguration that verify the manager by its CA.
-	WebhookConfiguration string
-
-	// PushAddress, WebhookPort, MetricsAddress and HealthAddress are listened on.
-	PushAddress    string
-	WebhookPort    int
-	MetricsAddress string
-	HealthAddress  string
-	// WebhookClientCA is a file with the CAs of the apiserver's client certificate for
-	// webhooks; empty if it presents none. WebhookClientNames are the common names that
+	Configuration string
+	Port          int
+	// ClientCA is a file with the CAs of the apiserver's client certificate for
+	// webhooks; empty if it presents none. ClientNames are the common names that
 	// it may have; empty for any.
-	WebhookClientCA    string
-	WebhookClientNames []string
+	ClientCA    string
+	ClientNames []string
+}
 
-	// StampRate and StampBurst bound the objects labelled a second.
-	StampRate  float64
-	StampBurst int
-	// StampEvery is the time between searches for objects without labels.
-	StampEvery time.Duration
+// StampOptions bound how fast existing objects are labelled.
+type StampOptions struct {
+	// Rate is in objects per second.
+	Rate  float64
+	Burst int
+	// Every is the time between searches for objects without labels.
+	Every time.Duration
 }
 
 // AddFlags adds flags for all that is not found out otherwise; getenv gives
 // defaults.
-func (o *Options) AddFlags(fs *flag.FlagSet, getenv func(string) string) {
+func (o *Options) AddFlags(fs *pflag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the mesh (default $POD_NAMESPACE)")
 	fs.StringVar(&o.PodName, "pod-name", getenv("POD_NAME"), "name of this pod (default $POD_NAME)")
 	fs.StringVar(&o.PodIP, "pod-ip", getenv("POD_IP"), "address at which agents reach this replica while it leads (default $POD_IP)")
 	fs.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "DNS domain of the cluster")
 	fs.StringVar(&o.AgentServiceAccount, "agent-service-account", "ctrlmesh-agent", "ServiceAccount of the agents")
 	fs.StringVar(&o.ManagerService, "manager-service", "ctrlmesh-manager", "Service, without selector, through which agents find the leader")
-	fs.StringVar(&o.WebhookService, "webhook-service", "ctrlmesh-webhook", "Service of the webhooks")
-	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", "ctrlmesh", "name of the Mutating- and of the ValidatingWebhookConfiguration to keep the CA of")
+	fs.StringVar(&o.Webhooks.Service, "webhook-service", "ctrlmesh-webhook", "Service of the webhooks")
+	fs.StringVar(&o.Webhooks.Configuration, "webhook-configuration", "ctrlmesh", "name of the Mutating- and of the ValidatingWebhookConfiguration to keep the CA of")
 	fs.StringVar(&o.PushAddress, "push-address", ":8443", "where agents are served")
-	fs.IntVar(&o.WebhookPort, "webhook-port", 9443, "port of the webhooks")
+	fs.IntVar(&o.Webhooks.Port, "webhook-port", 9443, "port of the webhooks")
 	fs.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where metrics are served; 0 for nowhere")
 	fs.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served; 0 for nowhere")
-	fs.StringVar(&o.WebhookClientCA, "webhook-client-ca", "", "file with the CAs, in PEM, of the certificate that the apiserver presents to webhooks; requests without one are refused then (default: none is asked for)")
-	fs.Func("webhook-client-names", "common names, separated by commas, of which the apiserver's certificate has one (default: any)", func(names string) error {
-		o.WebhookClientNames = strings.Split(names, ",")
-		return nil
-	})
-	fs.Float64Var(&o.StampRate, "stamp-rate", 200, "existing objects labelled per second at most")
-	fs.IntVar(&o.StampBurst, "stamp-burst", 400, "existing objects labelled at once at most")
-	fs.DurationVar(&o.StampEvery, "stamp-every", 10*time.Minute, "time between searches for objects without labels")
+	fs.StringVar(&o.Webhooks.ClientCA, "webhook-client-ca", "", "file with the CAs, in PEM, of the certificate that the apiserver presents to webhooks; requests without one are refused then (default: none is asked for)")
+	fs.StringSliceVar(&o.Webhooks.ClientNames, "webhook-client-names", nil, "common names, separated by commas, of which the apiserver's certificate has one (default: any)")
+	fs.Float64Var(&o.Stamps.Rate, "stamp-rate", 200, "existing objects labelled per second at most")
+	fs.IntVar(&o.Stamps.Burst, "stamp-burst", 400, "existing objects labelled at once at most")
+	fs.DurationVar(&o.Stamps.Every, "stamp-every", 10*time.Minute, "time between searches for objects without labels")
 }
 
 func (o *Options) validate() error {
@@ -90,10 +95,10 @@ func (o *Options) validate() error {
 	if _, err := netip.ParseAddr(o.PodIP); err != nil {
 		return errors.New("no address for agents: set --pod-ip or POD_IP")
 	}
-	if len(o.WebhookClientNames) > 0 && o.WebhookClientCA == "" {
+	if len(o.Webhooks.ClientNames) > 0 && o.Webhooks.ClientCA == "" {
 		return errors.New("--webhook-client-names needs --webhook-client-ca")
 	}
-	if o.StampRate <= 0 || o.StampBurst < 1 || o.StampEvery <= 0 {
+	if o.Stamps.Rate <= 0 || o.Stamps.Burst < 1 || o.Stamps.Every <= 0 {
 		return errors.New("--stamp-rate, --stamp-burst and --stamp-every must be positive")
 	}
 	return nil

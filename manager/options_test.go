@@ -1,15 +1,15 @@
 package manager
 
 import (
-	"flag"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 )
 
 func TestOptions(t *testing.T) {
 	var o Options
-	o.AddFlags(flag.NewFlagSet("", flag.ContinueOnError), func(k string) string {
+	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError), func(k string) string {
 		return map[string]string{"POD_NAMESPACE": "mesh", "POD_IP": "10.0.0.7"}[k]
 	})
 	require.NoError(t, o.validate())

@@ -44,7 +44,7 @@ func (r *replica) serveHTTP(ctx context.Context, mgr manager.Manager) error {
 		handler http.Handler
 		tls     *tls.Config
 	}{
-		{admit.Webhooks, net.JoinHostPort("", strconv.Itoa(r.WebhookPort)), reviews, config},
+		{admit.Webhooks, net.JoinHostPort("", strconv.Itoa(r.Webhooks.Port)), reviews, config},
 		{admit.Metrics, r.MetricsAddress, scrapes, nil},
 		{admit.Health, r.HealthAddress, r.health(), nil},
 	} {
@@ -70,10 +70,10 @@ func (r *replica) serveHTTP(ctx context.Context, mgr manager.Manager) error {
 func (r *replica) webhookTLS() (*tls.Config, error) {
 	config := r.certificates.Serving.TLSConfig()
 	config.NextProtos = []string{"h2", "http/1.1"}
-	if r.WebhookClientCA == "" {
+	if r.Webhooks.ClientCA == "" {
 		return config, nil
 	}
-	clients := &admit.Clients{CAFile: r.WebhookClientCA, Names: r.WebhookClientNames, Log: r.Log}
+	clients := &admit.Clients{CAFile: r.Webhooks.ClientCA, Names: r.Webhooks.ClientNames, Log: r.Log}
 	if err := clients.Configure(config); err != nil {
 		return nil, err
 	}
