@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs the mesh into the cluster of tests/cluster as a user would, with an access line per request.
-# Images keep their tag over builds, so pods that run an older build are told to start anew.
+# Images keep their tag over builds, so pods that run an older build are restarted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shopt -s nullglob

@@ -16,8 +16,8 @@ import (
 const MaxShardRanges = 64
 
 // ShardSelector is the scope as Kubernetes' shardSelector on a field, exact and
-// spelled as shardInfo echoes it. It is not ok where the scope cannot be said so:
-// it owns nothing, tells buckets apart, or has more than MaxShardRanges.
+// spelled as shardInfo echoes it. ok is false if no selector expresses the scope:
+// it owns nothing, distinguishes buckets, or has more than MaxShardRanges.
 func (s Scope) ShardSelector(field string) (selector string, ok bool) {
 	if len(s.parts) != 1 || s.parts[0].buckets != allBuckets || len(s.parts[0].ranges) > MaxShardRanges {
 		return "", false

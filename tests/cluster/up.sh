@@ -44,7 +44,7 @@ start_component kube-controller-manager
 start_component kube-scheduler
 [ -z "$nodes" ] || sed "s/CLUSTER_DNS/$(primary dns)/" "$HERE/manifests/coredns.yaml" | kubectl apply -f - >/dev/null
 
-# The address ranges are fixed per node (routes, CNI); the Node objects are told for those who ask.
+# The address ranges are fixed per node (routes, CNI); Node objects carry them too.
 for node in $nodes; do
   cidrs=$(addresses node-pods "$node" | sed 's/.*/"&"/' | comma)
   waitfor 60 kubectl patch node "$node" -p "{\"spec\":{\"podCIDR\":${cidrs%%,*},\"podCIDRs\":[$cidrs]}}" ||

@@ -48,27 +48,27 @@ func TestPoliciesOfOneNode(t *testing.T) {
 		{"bound to no pod", token(t, agent.Namespace, agent.Spec.ServiceAccountName, nil, audience), codes.Unauthenticated},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			told, err := mesh.listen(t, c.token, nodeA)
+			policies, err := mesh.listen(t, c.token, nodeA)
 			require.Equal(t, c.refusal, status.Code(err), "%v", err)
-			require.Empty(t, told)
+			require.Empty(t, policies)
 			_, err = mesh.SignLeaf(bearer(t.Context(), c.token), &meshv1.SignLeafRequest{})
 			require.Equal(t, c.refusal, status.Code(err), "%v", err)
 		})
 	}
 	t.Run("another node", func(t *testing.T) {
-		told, err := mesh.listen(t, good, nodeB)
+		policies, err := mesh.listen(t, good, nodeB)
 		require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
-		require.Empty(t, told)
+		require.Empty(t, policies)
 	})
 	t.Run("its own node", func(t *testing.T) {
-		told, err := mesh.listen(t, good, nodeA)
+		policies, err := mesh.listen(t, good, nodeA)
 		require.NoError(t, err)
-		require.Contains(t, told, string(p.a.UID))
-		require.NotContains(t, told, string(p.b.UID))
+		require.Contains(t, policies, string(p.a.UID))
+		require.NotContains(t, policies, string(p.b.UID))
 		var pods corev1.PodList
 		require.NoError(t, cluster.List(t.Context(), &pods))
 		for _, pod := range pods.Items {
-			if policy := told[string(pod.UID)]; policy != nil {
+			if policy := policies[string(pod.UID)]; policy != nil {
 				require.Equal(t, nodeA, pod.Spec.NodeName, "%s/%s", pod.Namespace, pod.Name)
 			}
 		}

@@ -177,14 +177,14 @@ func (p *pulser) inform(ctx context.Context) error {
 		return err
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	told := func(obj any) {
+	handle := func(obj any) {
 		if o, err := meta.Accessor(obj); err == nil {
 			p.print(change{time.Now(), o.GetNamespace() + "/" + o.GetName(), o.GetResourceVersion()})
 		}
 	}
 	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    told,
-		UpdateFunc: func(_, obj any) { told(obj) },
+		AddFunc:    handle,
+		UpdateFunc: func(_, obj any) { handle(obj) },
 	}); err != nil {
 		return errors.Join(errors.New("watching ConfigMaps"), err)
 	}

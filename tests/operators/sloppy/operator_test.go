@@ -47,23 +47,23 @@ func live(t *testing.T, bug Bug, f faults) []string {
 		require.NoError(t, err)
 		_ = o.resync(ctx, list.Items) // the next round retries what failed
 	}
-	tell := func(kind watch.EventType, claim *corev1.ConfigMap) { _ = o.event(ctx, kind, claim) }
+	notify := func(kind watch.EventType, claim *corev1.ConfigMap) { _ = o.event(ctx, kind, claim) }
 	resync()
 	for _, name := range []string{"stays", "goes"} {
 		claim, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{ClaimLabel: ""}}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 		claim.ResourceVersion = "1" // the fake has none
-		tell(watch.Added, claim)
+		notify(watch.Added, claim)
 		now, err := maps.Get(ctx, name, metav1.GetOptions{})
 		require.NoError(t, err)
 		now.ResourceVersion = "2"
-		tell(watch.Modified, now)
+		notify(watch.Modified, now)
 	}
 	gone, err := maps.Get(ctx, "goes", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.NoError(t, maps.Delete(ctx, "goes", metav1.DeleteOptions{}))
 	if !f.dropDeletes {
-		tell(watch.Deleted, gone)
+		notify(watch.Deleted, gone)
 	}
 	faulty = false
 	resync()

@@ -14,7 +14,7 @@ const pulseLog = `2026-11-20T10:00:00.1Z stdout F {"start":"2026-11-20T10:00:00Z
 2026-11-20T10:00:01Z stdout F {"start":"2026-11-20T10:00:01Z","ms":1,"kind":"write","error":"connection refused"}
 `
 
-func TestPulseTellsMeshedFromDirectRequests(t *testing.T) {
+func TestPulseDistinguishesMeshedFromDirectRequests(t *testing.T) {
 	requests, events := parsePulse([]byte(pulseLog))
 	require.Len(t, requests, 3)
 	require.Len(t, events, 1)
