@@ -63,12 +63,7 @@ func ownedTimes(states []State, namespace string) []ownedTime {
 // Turns skips writes by pods that no state assigns to a shard. A write without an end is
 // judged by its beginning.
 func Turns(states []State, writes []Request) []Foreign {
-	shards := map[string]string{} // by pod uid
-	for _, s := range states {
-		for _, a := range s.Root.Assignments {
-			shards[a.UID] = a.Shard
-		}
-	}
+	shards := shardsByPod(states)
 	in := map[string][]Request{} // by namespace
 	for _, w := range writes {
 		if shards[w.PodUID] != "" {

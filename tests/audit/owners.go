@@ -50,12 +50,7 @@ func Judge(states []State, writes []Request, restarts []time.Time) Judgement {
 			j.Shared = append(j.Shared, shared)
 		}
 	}
-	shards := map[string]string{} // by pod uid
-	for _, s := range states {
-		for _, a := range s.Root.Assignments {
-			shards[a.UID] = a.Shard
-		}
-	}
+	shards := shardsByPod(states)
 	in := map[string][]Request{} // by namespace
 	for _, w := range writes {
 		if shards[w.PodUID] == "" {
@@ -148,4 +143,15 @@ func (t *times) owner(at time.Time) string {
 		owner = s.Owner(t.namespace)
 	}
 	return owner
+}
+
+// shardsByPod returns the shards of pods, by uid.
+func shardsByPod(states []State) map[string]string {
+	shards := map[string]string{}
+	for _, s := range states {
+		for _, a := range s.Root.Assignments {
+			shards[a.UID] = a.Shard
+		}
+	}
+	return shards
 }

@@ -33,26 +33,13 @@ var filters = []struct {
 	{"filtered, a fifth stays", sharding.Keys(filteredNamespaces[0])},
 }
 
-// runFilter compares lists of all namespaces. The namespaces exist; it reads a token that may
-// list all objects from standard input.
-func runFilter(ctx context.Context, o options) error {
-	defer running.Wait()
-	ctx, cancel := context.WithTimeout(ctx, longest)
-	defer cancel()
-	input, err := io.ReadAll(os.Stdin)
-	if err != nil || len(input) == 0 {
-		return errors.New("no token on standard input")
-	}
-	token := strings.TrimSpace(string(input))
+// runFilter compares lists of all namespaces. The namespaces exist; the token may list all
+// objects.
+func runFilter(ctx context.Context, o options, token, dir string) error {
 	ca, err := os.ReadFile(o.ca)
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "ctrlmesh-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
 	if err := seedFiltered(ctx, newClients(o.api, ca, token)); err != nil {
 		return fmt.Errorf("making the objects: %w", err)
 	}
@@ -81,12 +68,10 @@ func runFilter(ctx context.Context, o options) error {
 		}
 		wanted = append(wanted, row{"LIST 5,000, " + of.name, "request", true, loop{request: r, workers: 1, atMost: listTurn}.run})
 	}
-	before := load()
 	results, err := measure(ctx, o.rounds, wanted, all)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, load())
 	return reportFilter(os.Stdout, wanted, all, results)
 }
 

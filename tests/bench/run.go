@@ -19,15 +19,29 @@ var running sync.WaitGroup
 // longest bounds a whole run.
 const longest = 10 * time.Minute
 
-// run measures. It reads the token of a service account from standard input.
-func run(ctx context.Context, o options) error {
-	defer running.Wait()
-	ctx, cancel := context.WithTimeout(ctx, longest)
-	defer cancel()
-	token, err := io.ReadAll(os.Stdin)
-	if err != nil || len(token) == 0 {
-		return errors.New("no token on standard input")
+// bounded runs a command that measures, for at most the longest time, and waits for the
+// proxies that it started. The command gets the token of a service account, from standard
+// input, and a directory of its own.
+func bounded(command func(ctx context.Context, o options, token, dir string) error) func(context.Context, options) error {
+	return func(ctx context.Context, o options) error {
+		defer running.Wait()
+		ctx, cancel := context.WithTimeout(ctx, longest)
+		defer cancel()
+		token, err := io.ReadAll(os.Stdin)
+		if err != nil || len(token) == 0 {
+			return errors.New("no token on standard input")
+		}
+		dir, err := os.MkdirTemp("", "ctrlmesh-bench-")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		return command(ctx, o, strings.TrimSpace(string(token)), dir)
 	}
+}
+
+// run measures all proxies.
+func run(ctx context.Context, o options, token, dir string) error {
 	wantedRow, err := regexp.Compile(o.rows)
 	if err != nil {
 		return err
@@ -36,12 +50,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "ctrlmesh-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	all, err := subjects(ctx, o, strings.TrimSpace(string(token)), dir)
+	all, err := subjects(ctx, o, token, dir)
 	if err != nil {
 		return err
 	}
@@ -56,12 +65,10 @@ func run(ctx context.Context, o options) error {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
-	before := load()
 	results, err := measure(ctx, o.rounds, wanted, all)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, load())
 	report(os.Stdout, wanted, all, results)
 	return nil
 }
@@ -87,8 +94,9 @@ func warm(ctx context.Context, s *subject, namespace string) error {
 }
 
 // measure lets the subjects take turns, each round in another order. The results
-// are by row and subject, one sample for each round.
+// are by row and subject, one sample for each round. It prints the machine and its load.
 func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (map[string]map[string][]sample, error) {
+	before := load()
 	results := map[string]map[string][]sample{}
 	for _, r := range rows {
 		results[r.name] = map[string][]sample{}
@@ -107,6 +115,7 @@ func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (
 		fmt.Fprintf(os.Stderr, "\rround %d of %d ", round+1, rounds)
 	}
 	fmt.Fprintln(os.Stderr)
+	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, load())
 	return results, nil
 }
 

@@ -111,17 +111,10 @@ func visitAll(ctx context.Context, args []string) error {
 		}}
 	}
 	out := &printer{out: json.NewEncoder(os.Stdout)}
-	tick := time.NewTicker(*every)
-	defer tick.Stop()
-	for i := 0; ; i++ {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			n := i / len(hosts) % len(visits)
-			go func() { out.print(visitOne(ctx, clients[n], visits[n].scheme, visits[n].kind, hosts[i%len(hosts)])) }()
-		}
-	}
+	return pace(ctx, *every, func(i int) {
+		n := i / len(hosts) % len(visits)
+		out.print(visitOne(ctx, clients[n], visits[n].scheme, visits[n].kind, hosts[i%len(hosts)]))
+	})
 }
 
 func visitOne(ctx context.Context, c *http.Client, scheme, kind, host string) (v visit) {

@@ -72,14 +72,19 @@ func pulse(ctx context.Context, args []string) error {
 	if err := p.inform(ctx); err != nil {
 		return err
 	}
-	tick := time.NewTicker(*every)
+	return pace(ctx, *every, func(i int) { p.print(p.ask(ctx, rhythm[i%len(rhythm)])) })
+}
+
+// pace calls do at a fixed rate, each time in a goroutine, until ctx ends.
+func pace(ctx context.Context, every time.Duration, do func(i int)) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for i := 0; ; i++ {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			go func() { p.print(p.ask(ctx, rhythm[i%len(rhythm)])) }()
+			go do(i)
 		}
 	}
 }
