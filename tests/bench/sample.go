@@ -1,8 +1,9 @@
 package main
 
 import (
-	"slices"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // sample is the result of one turn of one subject.
@@ -26,18 +27,7 @@ func memory(s sample) float64      { return float64(s.rss) / 1e6 }
 
 // percentile returns a percentile of the latencies in milliseconds.
 func percentile(p int) metric {
-	return func(s sample) float64 {
-		sorted := slices.Sorted(slices.Values(s.latencies))
-		return sorted[(len(sorted)*p+99)/100-1].Seconds() * 1e3
-	}
-}
-
-func median(values []float64) float64 {
-	slices.Sort(values)
-	if n := len(values); n%2 == 0 {
-		return (values[n/2-1] + values[n/2]) / 2
-	}
-	return values[len(values)/2]
+	return func(s sample) float64 { return stats.Percentile(s.latencies, float64(p)/100).Seconds() * 1e3 }
 }
 
 // of returns the median of the rounds.
@@ -46,7 +36,7 @@ func (m metric) of(rounds []sample) float64 {
 	for i, s := range rounds {
 		values[i] = m(s)
 	}
-	return median(values)
+	return stats.Median(values)
 }
 
 // ratio returns the median of the ratios of a to b in the same round: other load of the
@@ -56,5 +46,5 @@ func (m metric) ratio(a, b []sample) float64 {
 	for i := range a {
 		values[i] = m(a[i]) / m(b[i])
 	}
-	return median(values)
+	return stats.Median(values)
 }

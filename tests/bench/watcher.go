@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // runInformer runs a client like an operator's: one informer of the namespace's ConfigMaps.
@@ -52,10 +54,7 @@ func runWatcher(ctx context.Context, o options) error {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, client, url); err != nil {
 			fmt.Println(time.Now().UnixNano(), "refused", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(watchAgain):
-			}
+			_ = kube.Sleep(ctx, watchAgain)
 		}
 	}
 	return nil

@@ -37,6 +37,22 @@ func Until(ctx context.Context, what string, cond func(context.Context) error) e
 	}
 }
 
+// UntilWithin waits for cond for at most d.
+func UntilWithin(ctx context.Context, d time.Duration, what string, cond func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return Until(ctx, what, cond)
+}
+
+// Sleep waits for d or until ctx ends. It returns the error of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
 type neverError struct{ error }
 
 func (e neverError) Unwrap() error { return e.error }

@@ -30,14 +30,14 @@ func measure(ctx context.Context, f *full) (out figures, err error) {
 	if err := f.fill(ctx); err != nil {
 		return out, err
 	}
-	if err := pause(ctx, settle); err != nil {
+	if err := kube.Sleep(ctx, settle); err != nil {
 		return out, err
 	}
 	progress("killing the agent")
 	if err := f.measureStart(ctx, &out); err != nil {
 		return out, fmt.Errorf("killing the agent: %w", err)
 	}
-	if err := pause(ctx, settle); err != nil {
+	if err := kube.Sleep(ctx, settle); err != nil {
 		return out, err
 	}
 	progress("rolling the agent out")
@@ -61,7 +61,7 @@ func (f *full) measureStart(ctx context.Context, out *figures) error {
 		return err
 	}
 	out.enrolled, out.answered = enrolled.Sub(after.started), answered.Sub(after.started)
-	if err := pause(ctx, idle); err != nil {
+	if err := kube.Sleep(ctx, idle); err != nil {
 		return err
 	}
 	out.idle, err = after.memory()
@@ -112,13 +112,4 @@ func (f *full) await(ctx context.Context, since time.Time) (p *process, enrolled
 		return err
 	})
 	return p, enrolled, answered, err
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // quietFor is the time without writes before a measurement begins.
@@ -97,12 +98,7 @@ func (c *churn) quiet(ctx context.Context) error {
 // latencies are the times from sending a change to reading it in a status, sorted.
 type latencies []time.Duration
 
-func (l latencies) percentile(p int) time.Duration {
-	if len(l) == 0 {
-		return 0
-	}
-	return l[(len(l)*p+99)/100-1]
-}
+func (l latencies) percentile(p int) time.Duration { return stats.Percentile(l, float64(p)/100) }
 
 // run changes objects at a rate, at random times like many users, and waits until all changes
 // are reconciled.

@@ -159,9 +159,7 @@ func (b *bench) look(ctx context.Context, objects int64) (c crowd, err error) {
 		return c, err
 	}
 	c.first = c.skew
-	patient, cancel := context.WithTimeout(ctx, balanceFor)
-	defer cancel()
-	_ = kube.Until(patient, "balance", func(ctx context.Context) error { // if there is none, the skew shows it
+	_ = kube.UntilWithin(ctx, balanceFor, "balance", func(ctx context.Context) error { // if there is none, the skew shows it
 		if err := read(ctx); err != nil {
 			return err
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // Limits of ratios.
@@ -91,7 +93,7 @@ func median(rounds []usage, of func(usage) time.Duration) float64 {
 	for _, u := range rounds {
 		values = append(values, ms(of(u)))
 	}
-	return middle(values)
+	return stats.Median(values)
 }
 
 // costBeside returns the median of the ratios within the same round: other load of the machine
@@ -101,12 +103,7 @@ func (r *result) costBeside(other *result) float64 {
 	for i, u := range r.used {
 		values = append(values, ms(r.cost(u))/ms(other.cost(other.used[i])))
 	}
-	return middle(values)
-}
-
-func middle(values []float64) float64 {
-	slices.Sort(values)
-	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
+	return stats.Median(values)
 }
 
 func reportManager(few, many crowd, before string) []string {

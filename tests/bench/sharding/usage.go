@@ -73,10 +73,8 @@ func (b *bench) idle(ctx context.Context, namespace string) (usage, error) {
 	if err != nil {
 		return usage{}, err
 	}
-	select {
-	case <-ctx.Done():
-		return usage{}, ctx.Err()
-	case <-time.After(idleFor):
+	if err := kube.Sleep(ctx, idleFor); err != nil {
+		return usage{}, err
 	}
 	after, err := b.used(ctx, namespace)
 	return after.minus(before).over(int(idleFor / time.Second)), err

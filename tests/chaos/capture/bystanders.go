@@ -75,7 +75,7 @@ func (s *suite) peakMemory(ctx context.Context, node, pid string) (peak int64) {
 				peak = max(peak, kib<<10)
 			}
 		}
-		_ = harness.Sleep(ctx, 250*time.Millisecond)
+		_ = kube.Sleep(ctx, 250*time.Millisecond)
 	}
 	return peak
 }
@@ -162,7 +162,7 @@ func (s *suite) checkServices(ctx context.Context, victim *fleet.Member) error {
 		if err != nil {
 			return err
 		}
-		_ = harness.Sleep(ctx, every)
+		_ = kube.Sleep(ctx, every)
 	}
 	return nil
 }

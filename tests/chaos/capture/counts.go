@@ -7,6 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // The minimum work of a full run, and its bounds.
@@ -49,7 +50,7 @@ func (c *counts) captured(mode string) {
 }
 
 func (c *counts) list() []harness.Count {
-	p99 := harness.Percentile(c.recoveries, recoveryShare)
+	p99 := stats.Percentile(c.recoveries, recoveryShare)
 	left := harness.Exactly("cleanup_left", len(c.left), 0, "cleanup")
 	if !c.looked {
 		left.Value, left.OK = "unknown", false

@@ -10,6 +10,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // stopFor is how long an agent is stopped. It is longer than members that fail open may wait.
@@ -43,7 +45,7 @@ func (s *suite) kills(ctx context.Context) error {
 			return fmt.Errorf("round %d: %w", i+1, err)
 		}
 		if (i+1)%5 == 0 {
-			s.Logf("  %d killed or stopped; the slowest recovery took %v", s.counts.kills, harness.Percentile(s.counts.recoveries, 1).Round(time.Millisecond))
+			s.Logf("  %d killed or stopped; the slowest recovery took %v", s.counts.kills, stats.Percentile(s.counts.recoveries, 1).Round(time.Millisecond))
 		}
 	}
 	if err := s.fleet.WaitServed(ctx, time.Now()); err != nil {
@@ -54,7 +56,7 @@ func (s *suite) kills(ctx context.Context) error {
 	} else {
 		s.counts.openDirect = fmt.Sprintf("%d-not", k.notDirect)
 	}
-	s.Logf("  members under Open went direct after %v at most", harness.Percentile(k.direct, 1).Round(time.Millisecond))
+	s.Logf("  members under Open went direct after %v at most", stats.Percentile(k.direct, 1).Round(time.Millisecond))
 	return s.judgeClosed(ctx, begun, k.killed)
 }
 
@@ -163,7 +165,7 @@ func (k *killing) stop(ctx context.Context, node, pid string) (from, back time.T
 	if from, err = k.Signal(ctx, node, pid, "STOP"); err != nil {
 		return from, back, err
 	}
-	_ = harness.Sleep(ctx, stopFor) // the duration is part of the test
+	_ = kube.Sleep(ctx, stopFor) // the duration is part of the test
 	back, err = k.Signal(context.WithoutCancel(ctx), node, pid, "CONT")
 	return from, back, err
 }

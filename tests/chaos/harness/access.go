@@ -39,7 +39,7 @@ func (a *accessLog) follow(ctx context.Context) {
 			a.failed = err
 			a.mu.Unlock()
 		}
-		if Sleep(ctx, 200*time.Millisecond) != nil {
+		if kube.Sleep(ctx, 200*time.Millisecond) != nil {
 			return
 		}
 	}

@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"slices"
 	"strconv"
 	"time"
 )
@@ -33,15 +32,4 @@ func Milliseconds(name string, d time.Duration, ok bool, parts ...string) Count 
 // Text returns a count that is no plain number.
 func Text(name, value string, ok bool, parts ...string) Count {
 	return Count{Name: name, Parts: parts, Value: value, OK: ok}
-}
-
-// Percentile returns a percentile by the nearest-rank method. share is between 0 and 1. It
-// returns 0 if there are no times.
-func Percentile(all []time.Duration, share float64) time.Duration {
-	if len(all) == 0 {
-		return 0
-	}
-	all = slices.Sorted(slices.Values(all))
-	rank := int(share*float64(len(all)) + 0.999999)
-	return all[min(max(rank, 1), len(all))-1]
 }

@@ -141,7 +141,7 @@ func LogSome[T any](w *World, n int, format string, findings []T) {
 
 // Until waits for cond for at most Timeout.
 func (w *World) Until(ctx context.Context, what string, cond func(context.Context) error) error {
-	return UntilWithin(ctx, Timeout, what, cond)
+	return kube.UntilWithin(ctx, Timeout, what, cond)
 }
 
 // UntilObject reads obj, again and again, until cond returns nil.
@@ -152,22 +152,6 @@ func (w *World) UntilObject(ctx context.Context, what string, obj client.Object,
 		}
 		return cond()
 	})
-}
-
-// UntilWithin waits for cond for at most d.
-func UntilWithin(ctx context.Context, d time.Duration, what string, cond func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	return kube.Until(ctx, what, cond)
-}
-
-// Sleep waits for d or until ctx ends. It returns the error of ctx.
-func Sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-	return ctx.Err()
 }
 
 // Manager returns the Deployment of the manager, with its name alone.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
@@ -81,7 +82,7 @@ func disruptSites(ctx context.Context, sites []*site) error {
 	random := rand.New(rand.NewPCG(adoptionSeed, 0))
 	last := map[time.Duration]time.Time{}
 	for {
-		if harness.Sleep(ctx, time.Duration(random.Int64N(int64(2*disruptEvery)))) != nil {
+		if kube.Sleep(ctx, time.Duration(random.Int64N(int64(2*disruptEvery)))) != nil {
 			return nil
 		}
 		s, d := sites[random.IntN(len(sites))], siteDisruptions[random.IntN(len(siteDisruptions))]

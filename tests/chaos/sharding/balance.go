@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -37,7 +37,7 @@ func (s *suite) balance(ctx context.Context) error {
 			return err
 		}
 		after := uneven
-		err = harness.UntilWithin(ctx, operator.SettleTimeout, "the shards to be balanced", func(ctx context.Context) error {
+		err = kube.UntilWithin(ctx, operator.SettleTimeout, "the shards to be balanced", func(ctx context.Context) error {
 			now, _, err := o.skew(ctx)
 			if err != nil {
 				return err

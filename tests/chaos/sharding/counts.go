@@ -7,6 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // minHandovers is the minimum of each part. The sum is 200.
@@ -50,7 +51,7 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 	for _, part := range undisturbed {
 		took = append(took, o.Took[part]...)
 	}
-	p50, p99, failover := harness.Percentile(took, 0.5), harness.Percentile(took, 0.99), harness.Percentile(c.failovers, 0.99)
+	p50, p99, failover := stats.Percentile(took, 0.5), stats.Percentile(took, 0.99), stats.Percentile(c.failovers, 0.99)
 	return []harness.Count{
 		harness.Number("handovers", o.Handovers, o.Handovers >= enough, moving...),
 		harness.Exactly("double_writes", o.DoubleWrites, 0, owned...),

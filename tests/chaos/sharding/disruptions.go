@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
@@ -106,7 +105,7 @@ func partitionAgent(ctx context.Context, o *shardedOperator, random *rand.Rand) 
 		return err
 	}
 	o.counts.partitions++
-	return harness.Sleep(ctx, partitionFor) // the duration is part of the test
+	return kube.Sleep(ctx, partitionFor) // the duration is part of the test
 }
 
 func restartAPIServer(ctx context.Context, o *shardedOperator, _ *rand.Rand) error {

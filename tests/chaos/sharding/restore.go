@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const (
@@ -95,7 +96,7 @@ func (o *shardedOperator) restores(ctx context.Context) error {
 // startedAnew waits until the manager has noticed that etcd was restored, and the shards have
 // settled again. The restored status alone may say that they have.
 func (o *shardedOperator) startedAnew(ctx context.Context, backup *meshv1alpha1.ShardingConfig) error {
-	return harness.UntilWithin(ctx, operator.SettleTimeout+lockProof, "the root to restart", func(ctx context.Context) error {
+	return kube.UntilWithin(ctx, operator.SettleTimeout+lockProof, "the root to restart", func(ctx context.Context) error {
 		root, err := o.ShardingConfig(ctx)
 		if err != nil {
 			return err

@@ -17,8 +17,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
-
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // site is an operator that is adopted and removed again and again.
@@ -106,7 +105,7 @@ func (s *site) adopt(ctx context.Context, round int) error {
 			return err
 		}
 	}
-	return harness.UntilWithin(ctx, adoptionSettles, "the operator to be adopted", func(ctx context.Context) error {
+	return kube.UntilWithin(ctx, adoptionSettles, "the operator to be adopted", func(ctx context.Context) error {
 		root, err := s.ShardingConfig(ctx)
 		if err != nil {
 			return err
@@ -127,7 +126,7 @@ func (s *site) roll(ctx context.Context, labelled, partitioned bool) error {
 		if err := s.template(ctx, labelled, 1); err != nil {
 			return err
 		}
-		if err := harness.Sleep(ctx, pause); err != nil { // the pause is part of the test
+		if err := kube.Sleep(ctx, pause); err != nil { // the pause is part of the test
 			return err
 		}
 	}
@@ -181,7 +180,7 @@ func (s *site) deleteRoot(ctx context.Context) error {
 // leadsOutside waits until the rollout is complete, no root is being deleted, and a pod of the
 // operator holds the operator lock.
 func (s *site) leadsOutside(ctx context.Context) error {
-	return harness.UntilWithin(ctx, adoptionSettles, "the operator to work outside the mesh", func(ctx context.Context) error {
+	return kube.UntilWithin(ctx, adoptionSettles, "the operator to work outside the mesh", func(ctx context.Context) error {
 		if err := s.RolledOut(ctx, s.StatefulSet()); err != nil {
 			return err
 		}

@@ -9,8 +9,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
-
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const (
@@ -76,7 +75,7 @@ func (o *shardedOperator) disrupt(ctx context.Context) error {
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, i := range all {
 		// At any time of a move.
-		if err := harness.Sleep(ctx, time.Duration(random.Int64N(int64(3*time.Second)))); err != nil {
+		if err := kube.Sleep(ctx, time.Duration(random.Int64N(int64(3*time.Second)))); err != nil {
 			return err
 		}
 		start := time.Now()

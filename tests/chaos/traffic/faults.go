@@ -114,7 +114,7 @@ func (o *faultTest) closeConnections(ctx context.Context) error {
 
 // waitInjected waits for a while, and until each kind of a scenario was injected.
 func (o *faultTest) waitInjected(ctx context.Context, sc scenario, begun time.Time) error {
-	if err := harness.Sleep(ctx, minDuration); err != nil { // the duration is part of the test
+	if err := kube.Sleep(ctx, minDuration); err != nil { // the duration is part of the test
 		return err
 	}
 	var by map[string]int

@@ -61,7 +61,7 @@ func (s *suite) usages(ctx context.Context) (map[string]usage, error) {
 			}
 			out[node] = u
 		}
-		if err := harness.Sleep(ctx, readEvery); err != nil {
+		if err := kube.Sleep(ctx, readEvery); err != nil {
 			return nil, err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // Member is a pod that sends requests all the time.
@@ -43,7 +44,7 @@ func (m *Member) Requests() ([]Request, error) {
 
 // WaitRequest waits for a request that ended after a time and is as wanted.
 func (m *Member) WaitRequest(ctx context.Context, what string, after time.Time, wanted func(Request) bool) (found Request, err error) {
-	err = harness.UntilWithin(ctx, harness.Timeout, what+" of "+m.Name, func(context.Context) error {
+	err = kube.UntilWithin(ctx, harness.Timeout, what+" of "+m.Name, func(context.Context) error {
 		all, err := m.Requests()
 		if err != nil {
 			return kube.Never(err)
@@ -64,7 +65,7 @@ func (m *Member) WaitRequest(ctx context.Context, what string, after time.Time, 
 // waitEvent waits until the member's informer has received a version of the object of its
 // shard.
 func (m *Member) waitEvent(ctx context.Context, version string) error {
-	return harness.UntilWithin(ctx, harness.Timeout, "the informer of "+m.Name, func(context.Context) error {
+	return kube.UntilWithin(ctx, harness.Timeout, "the informer of "+m.Name, func(context.Context) error {
 		if _, err := m.Requests(); err != nil {
 			return kube.Never(err)
 		}
@@ -83,7 +84,7 @@ func (m *Member) waitEvent(ctx context.Context, version string) error {
 // when the last one that did not began, or since if all did.
 func (m *Member) WaitViaMesh(ctx context.Context, since time.Time) (last time.Time, err error) {
 	const enough = 6
-	err = harness.UntilWithin(ctx, harness.Timeout, m.Name+" to meet the mesh", func(context.Context) error {
+	err = kube.UntilWithin(ctx, harness.Timeout, m.Name+" to meet the mesh", func(context.Context) error {
 		all, err := m.Requests()
 		if err != nil {
 			return kube.Never(err)
@@ -128,7 +129,7 @@ func (m *Member) Latency(from, to time.Time) (worst time.Duration, failed string
 	if len(took) == 0 {
 		return 0, "", fmt.Errorf("%s did not ask", m.Name)
 	}
-	return harness.Percentile(took, 0.99), failed, nil
+	return stats.Percentile(took, 0.99), failed, nil
 }
 
 // fairness is what the apiserver itself answers when it is overloaded, which an intruder can

@@ -10,6 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // Evidence returns what the audit log has of the operator: the states of its shards, and all
@@ -59,7 +60,7 @@ func (o *Operator) judge(ctx context.Context) error {
 	}
 	o.Counts.addHandovers(o.Part, took)
 	o.Logf("  %d handovers, half of them in %v, the slowest took %v; %d writes, %d in what was another's", len(moved),
-		harness.Percentile(took, 0.5).Round(time.Millisecond), harness.Percentile(took, 1).Round(time.Millisecond), j.Writes, len(j.Foreign))
+		stats.Percentile(took, 0.5).Round(time.Millisecond), stats.Percentile(took, 1).Round(time.Millisecond), j.Writes, len(j.Foreign))
 	return nil
 }
 

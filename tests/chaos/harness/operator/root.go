@@ -8,7 +8,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // NewSpec returns the spec of a root with shards of one pod each. It has a canary if canary
@@ -43,7 +43,7 @@ func shardsOf(root *meshv1alpha1.RootConfig) int {
 
 // WaitSettled waits until there is no handover and all shards have ready members.
 func (o *Operator) WaitSettled(ctx context.Context) error {
-	return harness.UntilWithin(ctx, SettleTimeout, "the shards to settle", o.Settled)
+	return kube.UntilWithin(ctx, SettleTimeout, "the shards to settle", o.Settled)
 }
 
 // Settled returns an error that says why the shards have not settled.

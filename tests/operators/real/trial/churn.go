@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 const (
@@ -326,9 +327,7 @@ func (c *churn) finish(ctx context.Context) ([]change, error) {
 			return nil, fmt.Errorf("reading %s/%s: %w", namespace, trackedName, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, finalWait+c.Unreleased)
-	defer cancel()
-	_ = kube.Until(ctx, "the last changes", func(ctx context.Context) error {
+	_ = kube.UntilWithin(ctx, finalWait+c.Unreleased, "the last changes", func(ctx context.Context) error {
 		c.observe(ctx)
 		if len(c.pending) > 0 {
 			return fmt.Errorf("%d are pending", len(c.pending))
@@ -346,9 +345,5 @@ func percentile(samples []sample, phase string, q float64) int64 {
 			took = append(took, s.took)
 		}
 	}
-	if len(took) == 0 {
-		return 0
-	}
-	slices.Sort(took)
-	return took[min(int(q*float64(len(took))), len(took)-1)].Milliseconds()
+	return stats.Percentile(took, q).Milliseconds()
 }

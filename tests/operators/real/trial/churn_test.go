@@ -36,6 +36,6 @@ func TestPercentileIsOfOnePhase(t *testing.T) {
 	for i := range 100 {
 		samples = append(samples, sample{phaseAdoption, time.Duration(100-i) * time.Millisecond})
 	}
-	require.EqualValues(t, 51, percentile(samples, phaseAdoption, 0.5))
-	require.EqualValues(t, 100, percentile(samples, phaseAdoption, 0.99))
+	require.EqualValues(t, 50, percentile(samples, phaseAdoption, 0.5))
+	require.EqualValues(t, 99, percentile(samples, phaseAdoption, 0.99))
 }

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // endState is the content of a namespace: normalised objects by kind and name.
@@ -53,10 +54,7 @@ func (t *trial) settledSnapshot(ctx context.Context, set string) ([]endState, er
 		same := len(last) > 0 && len(differences(last, now)) == 0
 		last = now
 		if !same {
-			select { // a change of the operator may take its time
-			case <-ctx.Done():
-			case <-time.After(unchangedFor):
-			}
+			_ = kube.Sleep(ctx, unchangedFor) // a change of the operator may take its time
 			return fmt.Errorf("it has changed")
 		}
 		return nil

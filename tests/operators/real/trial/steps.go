@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // Phases, by which the time of changes is reported.
@@ -25,7 +26,7 @@ const (
 
 // steps takes the operator through adoption, rescaling, the loss of a leader, and removal.
 func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
-	pause(ctx, t.plan.Churn)
+	_ = kube.Sleep(ctx, t.plan.Churn)
 	c.enter(phaseAdoption)
 	t.say("  adopted into %d shards", t.plan.Sizes[0])
 	if err := t.adopt(ctx, c, result); err != nil {
@@ -77,7 +78,7 @@ func (t *trial) adopt(ctx context.Context, c *churn, result *Result) error {
 	}
 	result.Method = root.Status.Method
 	t.say("  method %s, %s", root.Status.Method, describeShards(root))
-	pause(ctx, t.plan.Churn)
+	_ = kube.Sleep(ctx, t.plan.Churn)
 	return nil
 }
 
@@ -137,7 +138,7 @@ func (t *trial) rescale(ctx context.Context, c *churn, size int32) error {
 	if err := c.reconciled(ctx); err != nil {
 		return err
 	}
-	pause(ctx, t.plan.Churn)
+	_ = kube.Sleep(ctx, t.plan.Churn)
 	return nil
 }
 
@@ -195,7 +196,7 @@ func (t *trial) killLeader(ctx context.Context, c *churn) error {
 	if err := t.settled(ctx); err != nil {
 		return err
 	}
-	pause(ctx, t.plan.Churn)
+	_ = kube.Sleep(ctx, t.plan.Churn)
 	return c.reconciled(ctx)
 }
 
@@ -238,7 +239,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 	if err := c.reconciled(ctx); err != nil {
 		return err
 	}
-	pause(ctx, t.plan.Churn)
+	_ = kube.Sleep(ctx, t.plan.Churn)
 	return nil
 }
 

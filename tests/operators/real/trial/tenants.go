@@ -52,9 +52,7 @@ func removeNamespaces(ctx context.Context, c *kube.Cluster, names ...string) err
 			return fmt.Errorf("removing namespace %s: %w", name, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-	return kube.Until(ctx, "the namespaces to be removed", func(ctx context.Context) error {
+	return kube.UntilWithin(ctx, 2*time.Minute, "the namespaces to be removed", func(ctx context.Context) error {
 		var list corev1.NamespaceList
 		if err := c.List(ctx, &list); err != nil {
 			return err

@@ -85,7 +85,7 @@ func (t *trial) reference(ctx context.Context) ([]endState, error) {
 	}
 	c := t.startChurn(ctx, referenceSet, referenceSet)
 	defer c.stop()
-	pause(ctx, t.plan.Churn)
+	_ = kube.Sleep(ctx, t.plan.Churn)
 	if err := c.reconciled(ctx); err != nil {
 		return nil, err
 	}
@@ -131,9 +131,7 @@ func (t *trial) adopted(ctx context.Context, reference []endState, result *Resul
 // compare waits until the end state equals the reference, and counts the differences.
 func (t *trial) compare(ctx context.Context, reference []endState, result *Result) error {
 	var last []string
-	ctx, cancel := context.WithTimeout(ctx, finalWait+t.Unreleased)
-	defer cancel()
-	err := kube.Until(ctx, "the end state", func(ctx context.Context) error {
+	err := kube.UntilWithin(ctx, finalWait+t.Unreleased, "the end state", func(ctx context.Context) error {
 		state, err := t.snapshot(ctx, adoptedSet)
 		if err != nil {
 			return err
@@ -218,15 +216,5 @@ func (t *trial) say(format string, args ...any) { t.plan.Say(format, args...) }
 
 // until waits for cond as long as a step may take.
 func (t *trial) until(ctx context.Context, what string, cond func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience+t.Unreleased)
-	defer cancel()
-	return kube.Until(ctx, what, cond)
-}
-
-// pause lets the churn continue for a while.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
+	return kube.UntilWithin(ctx, patience+t.Unreleased, what, cond)
 }
