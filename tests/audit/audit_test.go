@@ -35,7 +35,7 @@ func ids(rs []Request) (out []string) {
 }
 
 // The log has a request of each kind that must count or must not.
-func TestLeaked(t *testing.T) {
+func TestRequestsWithoutAccessLineLeaked(t *testing.T) {
 	requests, err := Requests(open(t, "audit.log"), members())
 	require.NoError(t, err)
 	require.Equal(t, []string{"watch", "get", "update"}, ids(requests),
@@ -121,7 +121,7 @@ func TestLineOfUnansweredStream(t *testing.T) {
 }
 
 // A killed agent cannot write lines. This excuses its requests in flight, and nothing else.
-func TestCutOff(t *testing.T) {
+func TestKilledAgentExcusesRequestsInFlight(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	requests := []Request{
 		{ID: "over before", Received: at(43_000), Ended: at(43_900)},

@@ -96,7 +96,7 @@ func thereAndBack(t *testing.T) []State {
 	)
 }
 
-func TestJudge(t *testing.T) {
+func TestForeignWritesAreFound(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		writes []Request
@@ -129,7 +129,7 @@ func TestJudge(t *testing.T) {
 }
 
 // Writes by pods without a shard are reported.
-func TestJudgeUnknownPods(t *testing.T) {
+func TestWritesByPodsWithoutShardAreReported(t *testing.T) {
 	stranger, nobody := write("c", "n", 110, 120), write("a", "n", 130, 140)
 	nobody.PodUID = "" // a token without a pod
 	j := Judge(thereAndBack(t), []Request{stranger, nobody, write("a", "n", 110, 120)}, nil)
@@ -138,7 +138,7 @@ func TestJudgeUnknownPods(t *testing.T) {
 	require.Len(t, Judge(nil, []Request{stranger}, nil).Unknown, 1)
 }
 
-func TestJudgeStatesThatShare(t *testing.T) {
+func TestStatesThatShareKeysAreReported(t *testing.T) {
 	j := Judge(states(t, wrote(t, 1, 90, 100, nil, "a:n,m", "b:m,o", "c:")), nil, nil)
 	require.Len(t, j.Shared, 1)
 	require.Contains(t, j.Shared[0], "a and b")
@@ -146,7 +146,7 @@ func TestJudgeStatesThatShare(t *testing.T) {
 
 // A restart of the apiserver may hide the state that gave b its keys. It excuses writes of b,
 // but not writes of both shards, nor a state that is missing at another time.
-func TestJudgeAfterARestart(t *testing.T) {
+func TestRestartHidesOneStateOnly(t *testing.T) {
 	history := states(t, wrote(t, 1, 90, 100, nil, "a:n", "b:o"), wrote(t, 5, 490, 500, nil, "a:", "b:o,n"))
 	early := []Request{write("a", "n", 110, 120), write("b", "n", 310, 320)}
 	restart := []time.Time{at(200)}
@@ -156,7 +156,7 @@ func TestJudgeAfterARestart(t *testing.T) {
 	require.Equal(t, []string{"b-n-310"}, foreign(Judge(history, append(early, write("a", "n", 330, 340)), restart)), "in turns")
 }
 
-func TestHandovers(t *testing.T) {
+func TestOnlySettledMovesBetweenShardsAreHandovers(t *testing.T) {
 	move := func(from, to, phase string, keys ...string) meshv1alpha1.HandoverStatus {
 		return meshv1alpha1.HandoverStatus{From: from, To: to, Phase: phase, Keys: sharding.Keys(keys...).Strings()}
 	}

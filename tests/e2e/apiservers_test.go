@@ -21,7 +21,7 @@ import (
 
 // A second apiserver starts and stops while members run. They are sharded on both
 // apiservers, through the Service and at the apiserver's own address.
-func TestApiservers(t *testing.T) {
+func TestMembersAreShardedOnBothApiservers(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(cluster.Root, ".run", "kubeconfig")); err != nil {
 		t.Skip("only the cluster of tests/cluster can be given a second apiserver, and there is another")
 	}

@@ -18,7 +18,7 @@ import (
 
 // A shard gets other namespaces. Its members see those, and nothing of those they lost,
 // without a restart.
-func TestChangedLimits(t *testing.T) {
+func TestMemberFollowsChangedNamespaces(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
 	third := owned(t)
@@ -57,7 +57,7 @@ func TestChangedLimits(t *testing.T) {
 
 // A running member's configuration is deleted. The member then sees nothing, instead of
 // everything, and its shard again when the configuration is back.
-func TestDeletedConfig(t *testing.T) {
+func TestMemberSeesNothingWithoutItsConfig(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
 	c := &meshv1alpha1.ShardingConfig{}

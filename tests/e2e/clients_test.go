@@ -63,7 +63,7 @@ Promise.all(all).then(() => require("fs").writeFileSync("/tmp/listening", ""))`
 // Common clients are sharded in every capture mode, and the apiserver sees the pod's own
 // address: a NetworkPolicy that works without the mesh works with it. The pod can use all
 // of its ports.
-func TestClients(t *testing.T) {
+func TestCommonClientsAreSharded(t *testing.T) {
 	t.Parallel()
 	for _, way := range captureModes {
 		t.Run(way, func(t *testing.T) {

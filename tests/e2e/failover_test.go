@@ -26,7 +26,7 @@ const knowing = 40 * time.Second
 
 // The next leader of a shard need not wait until the lock of a dead leader expires. With the
 // defaults of client-go, candidates read the lock every 2 s to 4.4 s, and it expires after 15 s.
-func TestFailover(t *testing.T) {
+func TestFailoverDoesNotWaitForLeaseExpiry(t *testing.T) {
 	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
 		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
 	}

@@ -77,7 +77,7 @@ func objectNames(namespace string, of ...string) (out []string) {
 }
 
 // A member reads objects of another shard and cannot write them.
-func TestIsolation(t *testing.T) {
+func TestMemberCannotWriteForeignObjects(t *testing.T) {
 	i := newIsolation(t)
 	t.Run("singletons are read", i.testSingletons)
 	t.Run("a refusal names the owner", func(t *testing.T) {

@@ -30,7 +30,7 @@ const (
 
 // Members see a lock under its own name; upstream it has another name. This is so for every
 // kind of lock and every content type.
-func TestLockNames(t *testing.T) {
+func TestLockIsRenamedUpstreamOnly(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t, "lock")
 	lock := ns // so that the path contains the name twice

@@ -141,7 +141,7 @@ func (s *tallyShard) tallies(t *testing.T) []tallyv1.Tally {
 	return list.Items
 }
 
-// operatorTest has the subtests of TestOperator, which depend on one another in this order.
+// operatorTest has the subtests of TestEachShardElectsItsLeader, which depend on one another in this order.
 type operatorTest struct {
 	op     *tally
 	a      *tallyShard
@@ -151,7 +151,7 @@ type operatorTest struct {
 }
 
 // Each shard of an unmodified operator elects a leader of its own.
-func TestOperator(t *testing.T) {
+func TestEachShardElectsItsLeader(t *testing.T) {
 	op := newTally(t)
 	a, b := op.shards[0], op.shards[1]
 	leaseA, leaseB := op.leads(t, a, ""), op.leads(t, b, "")

@@ -17,7 +17,7 @@ const recovery, serviceRecovery = 10 * time.Second, 25 * time.Second
 
 // An agent is killed. Until it is back, its members are refused and none of their requests
 // bypasses it; then they work again.
-func TestAgentKilled(t *testing.T) {
+func TestNoRequestBypassesAKilledAgent(t *testing.T) {
 	newPair(t).agentKilled(t)
 }
 

@@ -24,7 +24,7 @@ import (
 )
 
 // An agent receives the policies of its own node's pods, and no other client receives any.
-func TestPoliciesOfOneNode(t *testing.T) {
+func TestAgentReceivesPoliciesOfItsNodeOnly(t *testing.T) {
 	p := newPair(t)
 	nodeA, nodeB := p.a.Spec.NodeName, p.b.Spec.NodeName
 	if nodeA == nodeB {

@@ -19,7 +19,7 @@ import (
 const unknownAuthority = "x509: certificate signed by unknown authority"
 
 // A connection that is not redirected reaches the real apiserver, which the pod does not trust.
-func TestNotCaptured(t *testing.T) {
+func TestPodsNotCapturedTrustNoApiserver(t *testing.T) {
 	p := newPair(t)
 	node := p.b.Spec.NodeName
 

@@ -13,13 +13,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
-func TestFindRoot(t *testing.T) {
+func TestRootIsFoundAboveThePackage(t *testing.T) {
 	root, err := findRoot()
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(root, "tests", "kube", "cluster.go"))
 }
 
-func TestFindKubeconfig(t *testing.T) {
+func TestKubeconfigIsNeverChosenBetweenTwo(t *testing.T) {
 	root := t.TempDir()
 	own := filepath.Join(root, ".run", "kubeconfig")
 	_, err := findKubeconfig(root, "")
@@ -39,7 +39,7 @@ func TestFindKubeconfig(t *testing.T) {
 	require.ErrorContains(t, err, "two clusters", "a test must not choose a cluster itself")
 }
 
-func TestDecode(t *testing.T) {
+func TestDecodeSkipsDocumentsOfComments(t *testing.T) {
 	objects, err := decode([]byte(`# only a comment
 ---
 apiVersion: v1

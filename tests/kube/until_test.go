@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestUntil(t *testing.T) {
+func TestUntilPollsUntilSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		require.NoError(t, Until(t.Context(), "three", func(context.Context) error {
@@ -39,7 +39,7 @@ func TestUntilReturnsLastError(t *testing.T) {
 	})
 }
 
-func TestUntilNever(t *testing.T) {
+func TestUntilReturnsPermanentErrorsAtOnce(t *testing.T) {
 	broken := errors.New("broken")
 	err := Until(t.Context(), "pods", func(context.Context) error { return Never(broken) })
 	require.ErrorIs(t, err, broken)

@@ -78,7 +78,7 @@ type injected struct{}
 func (injected) Error() string { return "injected by the test" }
 
 // Each bug has no effect without faults, and is exposed by one fault and by no other.
-func TestBugs(t *testing.T) {
+func TestEachBugIsExposedByOneFault(t *testing.T) {
 	rules := map[string]faults{
 		"none": {}, "stale lists": {staleLists: true}, "dropped events": {dropDeletes: true}, "aborted creates": {abortCreates: true},
 	}

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-func TestBacklog(t *testing.T) {
+func TestBacklogCountsUnreconciledObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheme := runtime.NewScheme()
 		require.NoError(t, v1.AddToScheme(scheme))

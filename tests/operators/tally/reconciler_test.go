@@ -26,7 +26,7 @@ func (s stale) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ .
 	return nil
 }
 
-func TestReconcile(t *testing.T) {
+func TestEveryReconcilingPodIsRecorded(t *testing.T) {
 	ctx := t.Context()
 	scheme := runtime.NewScheme()
 	require.NoError(t, v1.AddToScheme(scheme))

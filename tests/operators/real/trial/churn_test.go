@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestChangeIsDone(t *testing.T) {
+func TestChangeIsDoneWhenObserved(t *testing.T) {
 	object := types.NamespacedName{Namespace: "amber-adopted", Name: trackedName}
 	for name, test := range map[string]struct {
 		generation   int64

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestRecord(t *testing.T) {
+func TestRecordCountsEachPodAndGenerationOnce(t *testing.T) {
 	obj := &Tally{}
 	obj.Generation = 1
 	obj.Spec.Say = "one"
@@ -28,7 +28,7 @@ func TestRecord(t *testing.T) {
 	}, obj.Status)
 }
 
-func TestRefresh(t *testing.T) {
+func TestRefreshIsDueAfterItsInterval(t *testing.T) {
 	obj, now := &Tally{}, time.Now()
 	require.True(t, obj.Refresh(now, time.Second))
 	require.False(t, obj.Refresh(now.Add(time.Second-1), time.Second))
