@@ -53,8 +53,8 @@ func (s *suite) cleanup(ctx context.Context) (err error) {
 		}
 		return nil
 	})
-	s.counts.left, s.counts.looked = left, err == nil || len(left) > 0
-	if len(left) > 0 {
+	if err == nil || len(left) > 0 {
+		s.counts.left = append([]string{}, left...)
 		return nil // counted
 	}
 	return err

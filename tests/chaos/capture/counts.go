@@ -36,8 +36,7 @@ type counts struct {
 	losses     int
 	repaired   int
 	openDirect string
-	looked     bool     // whether remnants were looked for
-	left       []string // on the nodes and in the cluster, after the mesh was removed
+	left       []string // on the nodes and in the cluster after the mesh was removed; nil if unknown
 	attacks    int
 	repelled   int // attacks that failed
 }
@@ -52,7 +51,7 @@ func (c *counts) captured(mode string) {
 func (c *counts) list() []harness.Count {
 	p99 := stats.Percentile(c.recoveries, recoveryShare)
 	left := harness.Exactly("cleanup_left", len(c.left), 0, "cleanup")
-	if !c.looked {
+	if c.left == nil {
 		left.Value, left.OK = "unknown", false
 	}
 	for _, remnant := range c.left {

@@ -14,7 +14,7 @@ import (
 func passed() (*suite, harness.Suite) {
 	s := &suite{Result: &harness.Result{}, counts: counts{
 		modes: fleet.Modes, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
-		losses: 20, repaired: 20, openDirect: "ok", looked: true, repelled: 9, attacks: 9,
+		losses: 20, repaired: 20, openDirect: "ok", left: []string{}, repelled: 9, attacks: 9,
 	}}
 	exported := harness.Suite{Name: "capture", Counts: s.counts.list}
 	for _, p := range New(nil, nil).Parts {
@@ -50,7 +50,7 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"open_direct=", func(c *counts) { c.openDirect = "" }},
 		{"cleanup_left=1", func(c *counts) { c.left = []string{"a chain"} }},
 		{"left: a chain", func(c *counts) { c.left = []string{"a chain"} }},
-		{"cleanup_left=unknown", func(c *counts) { c.looked = false }},
+		{"cleanup_left=unknown", func(c *counts) { c.left = nil }},
 		{"hostile=8/9", func(c *counts) { c.repelled-- }},
 		{"hostile=0/0", func(c *counts) { c.repelled, c.attacks = 0, 0 }},
 	} {
@@ -70,7 +70,7 @@ func TestDoubtFailsTheRun(t *testing.T) {
 
 func TestCountsOfPartsThatDidNotRunAreIgnored(t *testing.T) {
 	s, suite := passed()
-	s.Ran, s.counts = []string{"cleanup"}, counts{modes: fleet.Modes, looked: true}
+	s.Ran, s.counts = []string{"cleanup"}, counts{modes: fleet.Modes, left: []string{}}
 	require.Empty(t, s.Failures(suite))
 	require.Contains(t, s.Line(suite), " starts=- leaked=- ")
 	require.Contains(t, s.Line(suite), " cleanup_left=0 ")

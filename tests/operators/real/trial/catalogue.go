@@ -64,14 +64,16 @@ func kubeControllerManager() *Operator {
 		Probe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
 			HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(10257), Scheme: corev1.URISchemeHTTPS},
 		}},
-		Note:    "none; the publisher of `kube-root-ca.crt` stays outside the mesh, because a member sees the mesh's CA under that name",
-		Tracked: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: deployment},
-		Patches: []string{`{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`, `{"spec":{"replicas":2}}`},
-		Compared: slices.Concat(
-			kinds("apps", "v1", deployment, "ReplicaSet"),
-			kinds("", "v1", "Pod", "Service", "Endpoints", "ReplicationController", "ResourceQuota", "ServiceAccount",
-				"PersistentVolumeClaim", "ConfigMap"),
-			kinds("batch", "v1", "Job"), kinds("policy", "v1", "PodDisruptionBudget"), kinds("discovery.k8s.io", "v1", "EndpointSlice")),
+		Note: "none; the publisher of `kube-root-ca.crt` stays outside the mesh, because a member sees the mesh's CA under that name",
+		Workload: Workload{
+			Tracked: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: deployment},
+			Patches: []string{`{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`, `{"spec":{"replicas":2}}`},
+			Compared: slices.Concat(
+				kinds("apps", "v1", deployment, "ReplicaSet"),
+				kinds("", "v1", "Pod", "Service", "Endpoints", "ReplicationController", "ResourceQuota", "ServiceAccount",
+					"PersistentVolumeClaim", "ConfigMap"),
+				kinds("batch", "v1", "Job"), kinds("policy", "v1", "PodDisruptionBudget"), kinds("discovery.k8s.io", "v1", "EndpointSlice")),
+		},
 		Controllers: controllers,
 	}
 }
@@ -90,8 +92,10 @@ func descheduler() *Operator {
 			"/policy": {ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "descheduler"}}},
 			"/tmp":    {EmptyDir: &corev1.EmptyDirVolumeSource{}},
 		},
-		Tracked: schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, Evicts: true,
-		Compared: slices.Concat(kinds("", "v1", "Pod"), kinds("policy", "v1", "PodDisruptionBudget")),
+		Workload: Workload{
+			Tracked: schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, Evicts: true,
+			Compared: slices.Concat(kinds("", "v1", "Pod"), kinds("policy", "v1", "PodDisruptionBudget")),
+		},
 	}
 }
 
@@ -113,9 +117,11 @@ func sourceController() *Operator {
 		Volumes: map[string]corev1.VolumeSource{
 			"/data": {EmptyDir: &corev1.EmptyDirVolumeSource{}}, "/tmp": {EmptyDir: &corev1.EmptyDirVolumeSource{}},
 		},
-		Tracked:  schema.GroupVersionKind{Group: "source.toolkit.fluxcd.io", Version: "v1", Kind: "HelmRepository"},
-		Patches:  []string{`{"spec":{"timeout":"61s"}}`, `{"spec":{"timeout":"62s"}}`, `{"spec":{"timeout":"60s"}}`},
-		Compared: kinds("source.toolkit.fluxcd.io", "v1", "HelmRepository"),
+		Workload: Workload{
+			Tracked:  schema.GroupVersionKind{Group: "source.toolkit.fluxcd.io", Version: "v1", Kind: "HelmRepository"},
+			Patches:  []string{`{"spec":{"timeout":"61s"}}`, `{"spec":{"timeout":"62s"}}`, `{"spec":{"timeout":"60s"}}`},
+			Compared: kinds("source.toolkit.fluxcd.io", "v1", "HelmRepository"),
+		},
 	}
 }
 
@@ -137,16 +143,18 @@ func clusterAPI() *Operator {
 		Certificate: "/tmp/k8s-webhook-server/serving-certs",
 		CRDs:        []string{"core/config/crd/bases/*.yaml"},
 		Probe:       httpProbe("/readyz", 9440),
-		Tracked: schema.GroupVersionKind{
-			Group: "cluster.x-k8s.io", Version: "v1beta2", Kind: "MachineDeployment",
+		Workload: Workload{
+			Tracked: schema.GroupVersionKind{
+				Group: "cluster.x-k8s.io", Version: "v1beta2", Kind: "MachineDeployment",
+			},
+			Patches: []string{`{"spec":{"replicas":2}}`, `{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`},
+			Compared: slices.Concat(
+				kinds("cluster.x-k8s.io", "v1beta2", "Cluster", "MachineDeployment", "MachineSet", "Machine"),
+				kinds("infrastructure.example.com", "v1", "TrialMachine", "TrialMachineTemplate"),
+			),
+			// Which one it is depends on how often the leader has tried to connect.
+			Elapsed: []string{"Remote connection not established yet", "Remote connection probe failed"},
 		},
-		Patches: []string{`{"spec":{"replicas":2}}`, `{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`},
-		Compared: slices.Concat(
-			kinds("cluster.x-k8s.io", "v1beta2", "Cluster", "MachineDeployment", "MachineSet", "Machine"),
-			kinds("infrastructure.example.com", "v1", "TrialMachine", "TrialMachineTemplate"),
-		),
-		// Which one it is depends on how often the leader has tried to connect.
-		Elapsed: []string{"Remote connection not established yet", "Remote connection probe failed"},
 	}
 }
 
@@ -163,12 +171,14 @@ func externalDNS() *Operator {
 		Note:     "none; it has no lock, so one pod runs outside the mesh, and the Deployment is recreated rather than rolled",
 		CRDs:     []string{"config/crd/standard/*.yaml"},
 		Probe:    httpProbe("/healthz", 7979),
-		Tracked:  schema.GroupVersionKind{Group: "externaldns.k8s.io", Version: "v1alpha1", Kind: "DNSEndpoint"},
-		Patches: []string{
-			`{"spec":{"endpoints":[{"dnsName":"a.example.org","recordType":"A","recordTTL":61,"targets":["192.0.2.1"]}]}}`,
-			`{"spec":{"endpoints":[{"dnsName":"a.example.org","recordType":"A","recordTTL":62,"targets":["192.0.2.1"]}]}}`,
+		Workload: Workload{
+			Tracked: schema.GroupVersionKind{Group: "externaldns.k8s.io", Version: "v1alpha1", Kind: "DNSEndpoint"},
+			Patches: []string{
+				`{"spec":{"endpoints":[{"dnsName":"a.example.org","recordType":"A","recordTTL":61,"targets":["192.0.2.1"]}]}}`,
+				`{"spec":{"endpoints":[{"dnsName":"a.example.org","recordType":"A","recordTTL":62,"targets":["192.0.2.1"]}]}}`,
+			},
+			Compared: kinds("externaldns.k8s.io", "v1alpha1", "DNSEndpoint"),
 		},
-		Compared: kinds("externaldns.k8s.io", "v1alpha1", "DNSEndpoint"),
 	}
 }
 
@@ -185,13 +195,15 @@ func certManager() *Operator {
 			resources("acme.cert-manager.io", "orders", "challenges"),
 			resources("", "secrets"),
 		},
-		Note:    "none; the issuers are self-signed, and its webhooks are not registered",
-		CRDs:    []string{"deploy/crds/*.yaml"},
-		Tracked: schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "Certificate"},
-		Patches: []string{
-			`{"spec":{"dnsNames":["a.example.org","b.example.org"]}}`, `{"spec":{"dnsNames":["a.example.org"]}}`,
+		Note: "none; the issuers are self-signed, and its webhooks are not registered",
+		CRDs: []string{"deploy/crds/*.yaml"},
+		Workload: Workload{
+			Tracked: schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "Certificate"},
+			Patches: []string{
+				`{"spec":{"dnsNames":["a.example.org","b.example.org"]}}`, `{"spec":{"dnsNames":["a.example.org"]}}`,
+			},
+			Compared: kinds("cert-manager.io", "v1", "Issuer", "Certificate"),
 		},
-		Compared: kinds("cert-manager.io", "v1", "Issuer", "Certificate"),
 	}
 }
 

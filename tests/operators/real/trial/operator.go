@@ -54,6 +54,14 @@ type Operator struct {
 	// Certificate is where a self-signed serving certificate is mounted, if the operator
 	// requires one.
 	Certificate string
+	// Controllers are those that the cluster's own controller manager must not run
+	// meanwhile.
+	Controllers []string
+	Workload
+}
+
+// Workload says which objects of an operator change in a trial, and which are compared.
+type Workload struct {
 	// Tracked is the kind whose objects change and show when the operator has acted.
 	Tracked schema.GroupVersionKind
 	// Patches are JSON merge patches that the tracked object gets in turn. None: only
@@ -66,9 +74,6 @@ type Operator struct {
 	// Elapsed are pairs of texts, as of strings.NewReplacer, for messages that depend on how
 	// long the operator has run.
 	Elapsed []string
-	// Controllers are those that the cluster's own controller manager must not run
-	// meanwhile.
-	Controllers []string
 }
 
 // Lock names a leader-election lock; its Namespace is empty for the operator's own.

@@ -20,16 +20,15 @@ type Result struct {
 	Shared             string
 	Sizes              []int32
 	Divided            bool
-	Writes             int
-	OutsideWrites      int
-	TwoOwners          int
-	Unreconciled       int
-	SilentStops        int
-	Differences        int
-	AdoptionGapP99     int64 // ms
-	Took               time.Duration
-	Problem            string
+	Violations
+	Writes, OutsideWrites int
+	AdoptionGapP99        int64 // ms
+	Took                  time.Duration
+	Problem               string
 }
+
+// Violations count broken guarantees of the mesh.
+type Violations struct{ TwoOwners, Unreconciled, SilentStops, Differences int }
 
 func newResult(b *Built, plan Plan) *Result {
 	return &Result{
@@ -53,7 +52,7 @@ func (b *Built) locks() string {
 
 // OK reports whether the mesh kept its guarantees.
 func (r *Result) OK() bool {
-	return r.Divided && r.Problem == "" && r.TwoOwners+r.Unreconciled+r.SilentStops+r.Differences == 0
+	return r.Divided && r.Problem == "" && r.Violations == (Violations{})
 }
 
 // String returns the result in one line.
@@ -105,16 +104,20 @@ func resultFile(c *kube.Cluster, operator string) string {
 
 // Summary is the last line of a run. The p99 is that of the slowest operator.
 func Summary(results []*Result) (line string, ok bool) {
-	var divided, two, unreconciled, silent, differences int
+	var divided int
+	var all Violations
 	var gap int64
 	ok = len(results) > 0
 	for _, r := range results {
 		if r.Divided {
 			divided++
 		}
-		two, unreconciled, silent, differences = two+r.TwoOwners, unreconciled+r.Unreconciled, silent+r.SilentStops, differences+r.Differences
+		all.TwoOwners += r.TwoOwners
+		all.Unreconciled += r.Unreconciled
+		all.SilentStops += r.SilentStops
+		all.Differences += r.Differences
 		gap, ok = max(gap, r.AdoptionGapP99), ok && r.OK()
 	}
 	return fmt.Sprintf("operators: tried=%d divided=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d",
-		len(results), divided, two, unreconciled, silent, gap, differences), ok
+		len(results), divided, all.TwoOwners, all.Unreconciled, all.SilentStops, gap, all.Differences), ok
 }
