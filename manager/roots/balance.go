@@ -45,18 +45,6 @@ func (r *Roots) Correcting() bool {
 	return false
 }
 
-// rebalance is what becomes of shards that have grown apart.
-func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
-	switch auto := c.Spec.Root.Auto; {
-	case auto == nil:
-		return v1alpha1.RebalanceOff
-	case auto.Rebalance == "":
-		return v1alpha1.RebalanceAutomatic
-	default:
-		return auto.Rebalance
-	}
-}
-
 // balance moves keys, or suggests it, if shards have grown apart.
 func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, now time.Time) {
 	every := balanceEvery
@@ -67,7 +55,7 @@ func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, n
 		return
 	}
 	restarts := config.Spec.Root.OnChange != v1alpha1.OnChangeRelist
-	automatic := rebalance(config) == v1alpha1.RebalanceAutomatic
+	automatic := layout.Rebalance(config.Spec.Root) == v1alpha1.RebalanceAutomatic
 	if automatic && (!settled(state, restarts) || !rt.allWorking()) {
 		return
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
 // perRoot bounds what a round does for one root, so that others have their turn.
@@ -55,7 +56,7 @@ type Roots struct {
 	// Stamping tells how far the labels of a configuration's objects have come.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
 	Recorder events.EventRecorder
-	Weigher  *Weigher
+	Weigher  *weigh.Weigher
 	// Written is called when Known has something new, Asked when Demands has. They may
 	// be nil.
 	Written, Asked func()

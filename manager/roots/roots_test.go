@@ -35,6 +35,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
 // mesh is a cluster with its agents, and one manager after another.
@@ -103,7 +104,7 @@ func newMesh(t *testing.T) *mesh {
 func (m *mesh) lead() {
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
-		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &Weigher{Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
+		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond}, Log: slog.New(slog.DiscardHandler),
 		Now: func() time.Time { return m.now },
 		Observe: func(node, uid string) push.Observation {
 			if !m.away[node] {
@@ -284,15 +285,7 @@ func (m *mesh) disjoint() {
 }
 
 func (m *mesh) round() error {
-	w := m.world()
-	m.Weigher.Set(w.Configs[:0], nil)
-	for _, c := range w.Configs {
-		if c.Spec.Root != nil {
-			m.Weigher.Set([]*v1alpha1.ShardingConfig{c}, namespaces)
-			m.Weigher.weighings[c.UID].since = time.Time{} // nothing is awaited
-		}
-	}
-	err := m.Round(m.Context(), w)
+	err := m.Round(m.Context(), m.world())
 	m.keepLocks()
 	return err
 }

@@ -249,7 +249,7 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 			return false
 		}
 		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.Next(config.Spec.Root, last, weights)}
-	case rebalance(config) == v1alpha1.RebalanceOff:
+	case layout.Rebalance(config.Spec.Root) == v1alpha1.RebalanceOff:
 		rt.suggestion = ""
 	default:
 		rt.balance(config, state, now)
