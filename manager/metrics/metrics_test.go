@@ -10,7 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
 
-// docs/metrics.md has what a manager serves, with its labels, and nothing else.
+// docs/metrics.md lists the metrics of the manager with their labels, and no others.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry, ok := metrics.Registry.(prometheus.Collector)
 	require.True(t, ok)

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// PodsOf are numbers of pods, by object.
+// PodsOf is a gauge of pods by object.
 type PodsOf struct {
 	*prometheus.GaugeVec
 
@@ -15,11 +15,9 @@ type PodsOf struct {
 	has map[types.NamespacedName]int32
 }
 
-func podsOf(o prometheus.GaugeOpts, labels []string) *PodsOf {
-	return &PodsOf{GaugeVec: prometheus.NewGaugeVec(o, labels)}
-}
+func podsOf(v *prometheus.GaugeVec) *PodsOf { return &PodsOf{GaugeVec: v} }
 
-// Set makes these the numbers. Who reads meanwhile misses none that stays.
+// Set replaces all numbers. A concurrent scrape misses none of the objects that stay.
 func (p *PodsOf) Set(now map[types.NamespacedName]int32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestPodsOf(t *testing.T) {
-	p := podsOf(prometheus.GaugeOpts{Name: "x"}, []string{"namespace", "name"})
+func TestPodsOfDeletedObjectsAreRemoved(t *testing.T) {
+	p := podsOf(prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x"}, []string{"namespace", "name"}))
 	a, b := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}
 	p.Set(map[types.NamespacedName]int32{a: 1, b: 2})
 	require.Equal(t, 2, testutil.CollectAndCount(p))
