@@ -9,27 +9,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
-// observation is what one agent reported about a pod.
-type observation struct {
-	reported     bool
-	capture      string
-	message      string
-	version      string
-	nacked, nack string
-	serial       int64
-	barred       bool
-	withheld     bool
-	holder       bool
-	held         []string
-	locks        []ObservedLock
-	dead         []Holder
-	methods      map[string]string
-	rules        map[string]*meshv1.RuleState
-	faults       map[string]*meshv1.FaultState
-	egress       string
-	traffic      string
-}
-
 // Observation is what the agents of its node reported about one pod.
 type Observation struct {
 	// Connected reports whether an agent of the pod's node has a stream.
@@ -53,6 +32,15 @@ type Observation struct {
 	// reports whether the version was not sent, because the agent is too old.
 	Nacked, Nack string
 	Withheld     bool
+	// Methods are the methods that apply to lists and watches of divided resources, by
+	// resource.group. The caller must not modify the map.
+	Methods map[string]string
+	LockReport
+	TrafficReport
+}
+
+// LockReport is the part of an Observation that is about leader election.
+type LockReport struct {
 	// LockHolder reports whether the pod holds its shard's lock.
 	LockHolder bool
 	// HeldLocks are the locks of its policy that the pod holds, as namespace/name, sorted.
@@ -62,9 +50,10 @@ type Observation struct {
 	// Dead are the pod's last writes to its locks, once the processes that wrote them have
 	// exited and have no writes in flight. They are sorted by lock.
 	Dead []Holder
-	// Methods are the methods that apply to lists and watches of divided resources, by
-	// resource.group. The caller must not modify the map.
-	Methods map[string]string
+}
+
+// TrafficReport is the part of an Observation that is about traffic rules.
+type TrafficReport struct {
 	// Rules and Faults are the states and counts of the rules of the pod's policy, by key.
 	// The caller must not modify the maps.
 	Rules  map[string]*meshv1.RuleState
@@ -107,27 +96,22 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	if n == nil {
 		return Observation{}
 	}
-	out := Observation{Connected: len(n.streams) > 0, Left: n.left}
 	streams := n.streams
 	if len(streams) == 0 && n.last != nil {
 		streams = []*stream{n.last}
 	}
 	// During a takeover there are two agents. Use the newest that captures the pod, or else
 	// the newest that reported on it.
-	var best observation
+	var out Observation
+	noTraffic := false
 	for _, st := range streams {
-		out.NoTraffic = out.NoTraffic || !st.can.traffic
-		if o, ok := st.seen[uid]; ok && (o.capture != "" || best.capture == "") {
-			best = o
+		noTraffic = noTraffic || !st.can.traffic
+		if o, ok := st.seen[uid]; ok && (o.Capture != "" || out.Capture == "") {
+			out = o
 		}
 	}
-	out.Known = best.reported
-	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
-	out.Nacked, out.Nack, out.Withheld, out.LockHolder = best.nacked, best.nack, best.withheld, best.holder
-	out.HeldLocks, out.ObservedLocks = best.held, best.locks
-	out.Dead, out.Methods = best.dead, best.methods
-	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
-	out.TrafficMessage = best.traffic
+	out.Connected, out.Left, out.NoTraffic = len(n.streams) > 0, n.left, noTraffic
+	out.Serial, out.Barred = 0, false
 	// The older agent serves until it has drained, and the newer may serve before it
 	// reports. So a policy is in force only once it is in force in both. An agent that died
 	// a moment ago may have writes in flight, so it counts too.
@@ -135,14 +119,14 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	for _, st := range slices.Concat(streams, n.lost) {
 		o, said := st.seen[uid]
 		out.addSerial(o)
-		if !said || o.capture == "" && o.reported {
+		if !said || o.Capture == "" && o.Known {
 			continue
 		}
-		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.traffic)
-		if o.version != wanted {
-			out.Version = o.version
-			if o.nacked == wanted {
-				out.Nacked, out.Nack, out.Withheld = o.nacked, o.nack, o.withheld
+		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.TrafficMessage)
+		if o.Version != wanted {
+			out.Version = o.Version
+			if o.Nacked == wanted {
+				out.Nacked, out.Nack, out.Withheld = o.Nacked, o.Nack, o.Withheld
 			}
 		}
 	}
@@ -150,13 +134,13 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 }
 
 // addSerial adds what an agent reported about the serials that the pod has had.
-func (out *Observation) addSerial(o observation) {
-	serial, _ := compile.Serial(o.version)
+func (out *Observation) addSerial(o Observation) {
+	serial, _ := compile.Serial(o.Version)
 	serial = min(serial, maxSerial)
-	if o.serial > out.Serial || o.serial == out.Serial && o.barred {
-		out.Barred = o.barred
+	if o.Serial > out.Serial || o.Serial == out.Serial && o.Barred {
+		out.Barred = o.Barred
 	}
-	out.Serial = max(out.Serial, o.serial)
+	out.Serial = max(out.Serial, o.Serial)
 	if serial > out.Serial {
 		out.Serial, out.Barred = serial, false
 	}
@@ -201,12 +185,10 @@ func (s *Server) Captures() map[string]int {
 	defer s.mu.Unlock()
 	out := map[string]int{}
 	for _, n := range s.nodes {
-		if len(n.streams) == 0 {
-			continue
-		}
-		if c := n.streams[len(n.streams)-1].can.capture; c != "" {
-			out[c]++
+		if len(n.streams) > 0 {
+			out[n.streams[len(n.streams)-1].can.capture]++
 		}
 	}
+	delete(out, "")
 	return out
 }

@@ -324,8 +324,8 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		cancel:       cancel,
 		clusterDirty: true,
 		dirty:        map[string]struct{}{},
-		seen:         map[string]observation{},
-		told:         h.Versions,
+		seen:         map[string]Observation{},
+		versions:     h.Versions,
 		namespaces:   h.Namespaces,
 	}
 	s.mu.Lock()
@@ -333,7 +333,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 	for uid := range n.policies {
 		st.dirty[uid] = struct{}{}
 		if v := h.Versions[uid]; v != "" {
-			st.seen[uid] = observation{version: clip(v)}
+			st.seen[uid] = Observation{Version: clip(v)}
 		}
 	}
 	n.streams = append(n.streams, st)

@@ -2,17 +2,17 @@ package push
 
 import (
 	"cmp"
-	"maps"
+	"reflect"
 	"slices"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// keyed is a state of a rule. Agents send them sorted by key.
+// keyed is the state of a rule. Agents send them sorted by key.
 type keyed interface{ GetKey() string }
 
-// byKey finds what is said first of a key, in what is sorted.
+// byKey returns the first state with a key, among states that are sorted by key.
 func byKey[S keyed](said []S, key string) (of S, ok bool) {
 	i, ok := slices.BinarySearchFunc(said, key, func(s S, key string) int { return cmp.Compare(s.GetKey(), key) })
 	if ok {
@@ -28,14 +28,14 @@ func sortByKey[S keyed](said []S) {
 	}
 }
 
-// ruleStates is what an agent says of a pod's rules, as far as they are its policy's
-// and can be: nothing else is kept.
+// ruleStates returns the reported states of the rules of a policy, and omits all others. It
+// replaces impossible values.
 func ruleStates(t *meshv1.Traffic, said []*meshv1.RuleState) map[string]*meshv1.RuleState {
 	if len(said) == 0 {
 		return nil
 	}
 	sortByKey(said)
-	latest := time.Now().Add(time.Hour).UnixMilli() // clocks differ
+	latest := time.Now().Add(time.Hour).UnixMilli() // clocks may differ
 	out := map[string]*meshv1.RuleState{}
 	for _, b := range t.GetBreakers() {
 		for _, r := range b.Rules {
@@ -72,9 +72,8 @@ func faultStates(t *meshv1.Traffic, said []*meshv1.FaultState) map[string]*meshv
 	return out
 }
 
-// saysAs reports whether two observations differ in nothing but what rules have done.
-func (o observation) saysAs(p observation) bool {
-	return o.reported == p.reported && o.capture == p.capture && o.message == p.message && o.version == p.version &&
-		o.nacked == p.nacked && o.nack == p.nack && o.holder == p.holder && slices.Equal(o.dead, p.dead) &&
-		slices.Equal(o.held, p.held) && slices.Equal(o.locks, p.locks) && o.egress == p.egress && o.traffic == p.traffic && maps.Equal(o.methods, p.methods)
+// saysAs reports whether two observations differ only in the states and counts of rules.
+func (o Observation) saysAs(p Observation) bool {
+	o.Rules, o.Faults, p.Rules, p.Faults = nil, nil, nil, nil
+	return reflect.DeepEqual(o, p)
 }

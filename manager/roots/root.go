@@ -160,23 +160,12 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 		stamping = rt.Stamping(config)
 	}
 	return status.OfRoot(status.RootInput{
-		Config:     config,
-		State:      state,
-		Root:       out,
-		Pods:       v.pods,
-		Conflicts:  v.conflicts,
-		TooLarge:   v.tooLarge,
-		Problem:    v.problem,
-		Restarting: rt.why,
-		Unsure:     rt.unsure,
-		Locks:      rt.locks,
-		Obstacle:   obstacle,
-		Leaders:    rt.leaders,
-		Stamping:   stamping,
-		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
-		Observe:    rt.Observe,
-		Now:        now,
-		Since:      rt.since,
+		Config: config, State: state, Root: out, Pods: v.pods, Conflicts: v.conflicts, TooLarge: v.tooLarge, Problem: v.problem,
+		Restarting: rt.why, Unsure: rt.unsure, Leaders: rt.leaders,
+		Common: status.Common{
+			Locks: rt.locks, Obstacle: obstacle, Stamping: stamping, Observe: rt.Observe, Now: now, Since: rt.since,
+			Wanted: func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
+		},
 	})
 }
 

@@ -24,14 +24,16 @@ func rootInput() *RootInput {
 	in := &RootInput{
 		Config: &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", Generation: 3}},
 		State:  handover.State{Shards: map[string]handover.Shard{}, Members: map[string]handover.Member{}},
-		Wanted: func(string) string { return "5-v2" },
-		Observe: func(_, _ string) push.Observation {
-			o := fine
-			o.Version = "5-v2" // of a shard, by its serial
-			o.Methods = map[string]string{"pods": "Filter"}
-			return o
+		Common: Common{
+			Wanted: func(string) string { return "5-v2" },
+			Observe: func(_, _ string) push.Observation {
+				o := fine
+				o.Version = "5-v2" // of a shard, by its serial
+				o.Methods = map[string]string{"pods": "Filter"}
+				return o
+			},
+			Now: now, Since: now.Add(-time.Hour),
 		},
-		Now: now, Since: now.Add(-time.Hour),
 	}
 	in.Config.Spec.Root = &v1alpha1.RootConfig{
 		Prefix: "op", TargetStatefulSet: "op", Disable: &yes,
