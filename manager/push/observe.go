@@ -146,9 +146,9 @@ func (out *Observation) addSerial(o Observation) {
 	}
 }
 
-// Unheard returns those of the given nodes from which no agent has connected since the
+// Unconnected returns those of the given nodes from which no agent has connected since the
 // manager started, as far as is known.
-func (s *Server) Unheard(nodes []string) (out []string) {
+func (s *Server) Unconnected(nodes []string) (out []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range nodes {

@@ -63,9 +63,9 @@ type mesh struct {
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
 	leaders map[[2]string]string
 	// idle pods contend for no lock.
-	idle    map[string]bool
-	removed []push.Removed
-	unheard []string // nodes
+	idle        map[string]bool
+	removed     []push.Removed
+	unconnected []string // nodes
 }
 
 const requestTimeout = 90 * time.Second
@@ -178,7 +178,7 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, Removed: m.removed, Unheard: m.unheard, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, Removed: m.removed, Unconnected: m.unconnected, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))
@@ -602,7 +602,7 @@ func TestNoSuccessorNoEviction(t *testing.T) {
 		m.now = m.now.Add(10 * time.Second)
 	}
 	require.Len(t, *evicted, 1)
-	require.Contains(t, fmt.Sprint(m.get().Status.Conditions), "its successor is not there yet")
+	require.Contains(t, fmt.Sprint(m.get().Status.Conditions), "its successor does not exist yet")
 	var n int
 	_, err := fmt.Sscanf((*evicted)[0], "op-%d", &n)
 	require.NoError(t, err)
@@ -702,7 +702,7 @@ func TestConflict(t *testing.T) {
 
 	m.Roots = old
 	m.pod(2) // it would write something
-	require.ErrorContains(t, m.round(), "somebody else")
+	require.ErrorContains(t, m.round(), "another manager has written")
 	require.Equal(t, durable(written), durable(m.get().Status.Root))
 	m.Roots = current
 	m.settle()

@@ -53,8 +53,8 @@ type RootInput struct {
 	Problem error
 	// Restarting describes the eviction that is in progress, or what blocks it.
 	Restarting string
-	// Unsure names the pods whose agents must confirm before any shard owns keys.
-	Unsure []string
+	// Unconfirmed names the pods whose agents must confirm before any shard owns keys.
+	Unconfirmed []string
 	// Leaders are the leaders of the shards that should act, by the shard's name.
 	Leaders map[string]Leader
 }
@@ -117,7 +117,7 @@ func (in RootInput) handover() string {
 	if in.restarts() {
 		return Restarting
 	}
-	if len(in.Unsure) > 0 || len(in.unready()) > 0 || in.Obstacle != nil && !in.State.Holds() {
+	if len(in.Unconfirmed) > 0 || len(in.unready()) > 0 || in.Obstacle != nil && !in.State.Holds() {
 		return Waiting
 	}
 	return Settled

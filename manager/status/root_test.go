@@ -112,9 +112,9 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 		}, v1alpha1.ReasonSettled, "", Settled, ready, "2 of 2 members ready"},
 		{"the successor of a restarted pod is awaited", func(in *RootInput) {
 			in.State.Members["op-9"] = handover.Member{UID: "op-9", Name: "op-9", Node: "node1", Shard: "op-1-normal", Serial: 4, Stale: true}
-			in.Restarting = "pod op-9 was evicted, and its successor is not there yet"
+			in.Restarting = "pod op-9 was evicted, and its successor does not exist yet"
 		}, v1alpha1.ReasonRestarting, "", Restarting, progressing, "pod op-9 was evicted"},
-		{"the first keys wait", func(in *RootInput) { in.Unsure = []string{"pod op-7"} },
+		{"the first keys wait", func(in *RootInput) { in.Unconfirmed = []string{"pod op-7"} },
 			v1alpha1.ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
 		{"nobody to take", func(in *RootInput) {
 			in.State.Shards["op-2-normal"] = handover.Shard{Serial: 5, Wanted: sharding.Keys("a")}

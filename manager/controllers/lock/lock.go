@@ -94,7 +94,7 @@ func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (o
 			found.Mode = locks.Keep
 		}
 		for _, name := range compile.OperatorLocks(c, c.Status.Locks) {
-			lock := locks.Lock{NamespacedName: name, Resources: resourcesOf(c.Status.Locks, name)}
+			lock := locks.LockOf(name, c.Status.Locks)
 			if slices.Contains(named, name) {
 				one.Locks = append(one.Locks, lock)
 			} else {
@@ -113,15 +113,6 @@ func (r *Controller) holdsSome(c *v1alpha1.ShardingConfig) bool {
 		s, _ := r.Keeper.State(name)
 		return s.Held
 	})
-}
-
-func resourcesOf(known []v1alpha1.LockStatus, name types.NamespacedName) []string {
-	for _, l := range known {
-		if l.Namespace == name.Namespace && l.Name == name.Name {
-			return l.Resources
-		}
-	}
-	return nil
 }
 
 // accountsOf returns the ServiceAccounts of the members of a hand-written configuration.
