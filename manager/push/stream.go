@@ -259,11 +259,7 @@ func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 const maxLocks = 8
 
 // heldLocks returns the reported names, bounded and sorted.
-func heldLocks(names []string) []string {
-	if len(names) == 0 {
-		return nil
-	}
-	out := make([]string, 0, min(len(names), maxLocks))
+func heldLocks(names []string) (out []string) {
 	for _, name := range names[:min(len(names), maxLocks)] {
 		out = append(out, clip(name))
 	}
