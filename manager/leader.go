@@ -31,6 +31,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
 // weighRate is how many requests a second are made to weigh, for all roots and resources.
@@ -43,7 +44,7 @@ type leader struct {
 	recorder     events.EventRecorder
 	push         *push.Server
 	sweeper      *label.Sweeper
-	weigher      *roots.Weigher
+	weigher      *weigh.Weigher
 	keeper       *locks.Keeper
 	roots        *roots.Roots
 	bundleWriter *bundle.Controller
@@ -71,7 +72,7 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 		Changed:  changed.Stamping.Notify,
 		Log:      r.Log,
 	}
-	l.weigher = &roots.Weigher{
+	l.weigher = &weigh.Weigher{
 		Metadata: r.metadata,
 		Served:   r.kube.Discovery().ServerPreferredResources,
 		Limiter:  rate.NewLimiter(weighRate, weighRate),

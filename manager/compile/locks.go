@@ -55,20 +55,15 @@ func renamedLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []typ
 	})
 }
 
-// shardLocks renders the locks of a shard.
-func shardLocks(locks []types.NamespacedName, shard string) []*meshv1.Lock {
-	var out []*meshv1.Lock
+// shardLocks renders the locks of a shard; under the operator's own names, for pods in
+// standby, if shard is empty.
+func shardLocks(locks []types.NamespacedName, shard string) (out []*meshv1.Lock) {
 	for _, l := range locks {
-		out = append(out, &meshv1.Lock{Namespace: l.Namespace, Name: l.Name, UpstreamName: UpstreamLock(l.Name, shard)})
-	}
-	return out
-}
-
-// ownLocks renders the locks of pods in standby under the operator's own names.
-func ownLocks(locks []types.NamespacedName) []*meshv1.Lock {
-	var out []*meshv1.Lock
-	for _, l := range locks {
-		out = append(out, &meshv1.Lock{Namespace: l.Namespace, Name: l.Name, UpstreamName: l.Name})
+		upstream := l.Name
+		if shard != "" {
+			upstream = UpstreamLock(l.Name, shard)
+		}
+		out = append(out, &meshv1.Lock{Namespace: l.Namespace, Name: l.Name, UpstreamName: upstream})
 	}
 	return out
 }

@@ -72,7 +72,7 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 // standby renders a sharding in which a pod owns nothing and leads nothing.
 func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
 	s.Standby, s.StandbyReason = true, reason
-	s.Locks = ownLocks(locks)
+	s.Locks = shardLocks(locks, "")
 	nothing := sharding.Scope{}.Proto()
 	for _, l := range s.Limits {
 		l.Scope = nothing

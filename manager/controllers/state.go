@@ -7,6 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -83,3 +85,16 @@ type Compiled struct {
 
 // Differ reports whether two bundles differ.
 func Differ(before, after *[]byte) bool { return before == nil || !bytes.Equal(*before, *after) }
+
+// Kinds of which only the metadata is watched.
+var (
+	NamespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")
+	NodeKind      = corev1.SchemeGroupVersion.WithKind("Node")
+)
+
+// MetadataOf returns an empty object of a kind, to read or watch its metadata.
+func MetadataOf(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{}
+	o.SetGroupVersionKind(kind)
+	return o
+}

@@ -9,7 +9,7 @@ import (
 // accepts reports whether a Want may change serials. A withdrawal always may, unless the
 // State was rolled back, because it gives keys to no shard.
 func (n *next) accepts(w Want) bool {
-	return !n.RolledBack && (len(w.Scopes) == 0 || n.Evidence.OthersHeard)
+	return !n.RolledBack && (len(w.Scopes) == 0 || n.Evidence.OthersConfirmed)
 }
 
 // Pinned reports whether a shard keeps the keys that it was last sent, because it is not
@@ -51,7 +51,7 @@ func (s State) Verified() bool {
 
 // verify marks all shards as verified once the confirmations of all members prove it.
 func (n *next) verify() {
-	n.Evidence.OthersHeard = n.Evidence.OthersHeard || n.Evidence.OthersIdle
+	n.Evidence.OthersConfirmed = n.Evidence.OthersConfirmed || n.Evidence.OthersIdle
 	if !n.conclusive() {
 		return
 	}
@@ -165,7 +165,7 @@ func (n *next) ahead(uid string, serial int64) {
 func (n *next) stranger(serial int64) {
 	if serial > n.MinSerial {
 		n.MinSerial = serial + 1
-		n.Evidence.OthersHeard = false
+		n.Evidence.OthersConfirmed = false
 	}
 }
 

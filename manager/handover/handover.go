@@ -34,10 +34,10 @@ type Evidence struct {
 	// Acting: a member confirmed that it owns keys by a policy from before the State was
 	// read. So it has owned them all along, and the mesh has held the operator's locks.
 	Acting bool
-	// OthersHeard: OthersIdle was true at some moment since the State was read, and no other
+	// OthersConfirmed: OthersIdle was true at some moment since the State was read, and no other
 	// pod was heard of since that has had a serial which the State does not account for.
 	// Before, a pod may act that joined a shard in a history that was lost.
-	OthersHeard bool
+	OthersConfirmed bool
 	// Confirmed are the members, by uid, that have acknowledged a policy of this State.
 	Confirmed map[string]bool
 	// Verified are the shards, by name, that own what the State says: a member confirmed

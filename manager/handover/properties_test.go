@@ -51,7 +51,7 @@ func TestProperties(t *testing.T) {
 				}
 			}
 			for _, m := range next.Moves {
-				require.True(t, len(next.Laggards(m)) > 0 || !next.Evidence.OthersHeard, "%v waits for nobody", m)
+				require.True(t, len(next.Laggards(m)) > 0 || !next.Evidence.OthersConfirmed, "%v waits for nobody", m)
 			}
 
 			again, effects := Step(next, e)

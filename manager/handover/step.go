@@ -219,7 +219,7 @@ func (n *next) remove(uid string) {
 
 // release takes from each shard the keys that none of its members acts on any more.
 func (n *next) release() {
-	if !n.Evidence.OthersHeard && !n.RolledBack {
+	if !n.Evidence.OthersConfirmed && !n.RolledBack {
 		return
 	}
 	for name, shard := range n.Shards {

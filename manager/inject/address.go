@@ -275,22 +275,16 @@ func withKubeconfig(v corev1.Volume, file string) corev1.Volume {
 	sources := slices.Clone(p.Sources)
 	p.Sources = nil
 	for _, s := range sources {
-		var before, after int
+		kept := true
 		switch {
 		case s.Secret != nil:
-			before = len(s.Secret.Items)
-			s.Secret.Items = elsewhere(s.Secret.Items, file, func(k corev1.KeyToPath) string { return k.Path })
-			after = len(s.Secret.Items)
+			s.Secret.Items, kept = elsewhere(s.Secret.Items, file, func(k corev1.KeyToPath) string { return k.Path })
 		case s.ConfigMap != nil:
-			before = len(s.ConfigMap.Items)
-			s.ConfigMap.Items = elsewhere(s.ConfigMap.Items, file, func(k corev1.KeyToPath) string { return k.Path })
-			after = len(s.ConfigMap.Items)
+			s.ConfigMap.Items, kept = elsewhere(s.ConfigMap.Items, file, func(k corev1.KeyToPath) string { return k.Path })
 		case s.DownwardAPI != nil:
-			before = len(s.DownwardAPI.Items)
-			s.DownwardAPI.Items = elsewhere(s.DownwardAPI.Items, file, func(f corev1.DownwardAPIVolumeFile) string { return f.Path })
-			after = len(s.DownwardAPI.Items)
+			s.DownwardAPI.Items, kept = elsewhere(s.DownwardAPI.Items, file, func(f corev1.DownwardAPIVolumeFile) string { return f.Path })
 		}
-		if before > 0 && after == 0 {
+		if !kept {
 			continue // without items a source would have all its keys
 		}
 		p.Sources = append(p.Sources, s)
@@ -299,9 +293,11 @@ func withKubeconfig(v corev1.Volume, file string) corev1.Volume {
 	return corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{Projected: p}}
 }
 
-// elsewhere are the items that are not at a path.
-func elsewhere[T any](items []T, file string, at func(T) string) []T {
-	return slices.DeleteFunc(slices.Clone(items), func(i T) bool { return path.Clean(at(i)) == file })
+// elsewhere returns the items that are not at a path, and reports whether any is left if
+// there were some.
+func elsewhere[T any](items []T, file string, at func(T) string) (left []T, kept bool) {
+	left = slices.DeleteFunc(slices.Clone(items), func(i T) bool { return path.Clean(at(i)) == file })
+	return left, len(items) == 0 || len(left) > 0
 }
 
 func kubeconfigSource(file string) corev1.VolumeProjection {

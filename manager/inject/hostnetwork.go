@@ -9,10 +9,10 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -49,18 +49,13 @@ func HostNetwork(able bool, not map[string]string) map[string]string {
 
 // KeepHostNetwork writes the ConfigMap.
 func KeepHostNetwork(ctx context.Context, c client.Client, namespace string, data map[string]string) error {
-	key := types.NamespacedName{Namespace: namespace, Name: HostNetworkConfigMap}
-	cm := &corev1.ConfigMap{}
-	err := c.Get(ctx, key, cm)
-	switch {
-	case apierrors.IsNotFound(err):
-		err = c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: HostNetworkConfigMap}, Data: data})
-	case err == nil && !maps.Equal(cm.Data, data):
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: HostNetworkConfigMap}}
+	_, err := controllerutil.CreateOrUpdate(ctx, c, cm, func() error {
 		cm.Data = data
-		err = c.Update(ctx, cm)
-	}
+		return nil
+	})
 	if err != nil {
-		return fmt.Errorf("ConfigMap %s: %w", key, err)
+		return fmt.Errorf("writing ConfigMap %s/%s: %w", namespace, HostNetworkConfigMap, err)
 	}
 	return nil
 }

@@ -95,17 +95,30 @@ func Permitted(groups []v1alpha1.ResourceGroup, s *platform.Settings) (out []v1a
 
 // Divided are the resources that a configuration divides.
 func Divided(c *v1alpha1.ShardingConfig) (out []v1alpha1.ResourceGroup) {
-	for _, l := range limits(c) {
+	for _, l := range Limits(c) {
 		out = append(out, l.RelateResources...)
 	}
 	return out
 }
 
-func limits(c *v1alpha1.ShardingConfig) []v1alpha1.ObjectLimiter {
+// Limits returns the limits of a configuration, or of the shards that it derives.
+func Limits(c *v1alpha1.ShardingConfig) []v1alpha1.ObjectLimiter {
 	if c.Spec.Root == nil {
 		return c.Spec.Limits
 	}
 	return slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits)
+}
+
+// Resources returns the resources that groups name.
+func Resources(groups []v1alpha1.ResourceGroup) (out []schema.GroupResource) {
+	for _, g := range groups {
+		for _, group := range g.APIGroups {
+			for _, r := range g.Resources {
+				out = append(out, schema.GroupResource{Group: group, Resource: r})
+			}
+		}
+	}
+	return out
 }
 
 func canonical(names []string) []string {

@@ -22,13 +22,10 @@ func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) 
 				wanted[gvr] = true
 			}
 		}
-		for _, group := range g.APIGroups {
-			for _, resource := range g.Resources {
-				gr := schema.GroupResource{Group: group, Resource: resource}
-				if _, ok := available[gr]; !ok && group != "*" && resource != "*" {
-					missing = append(missing, gr.String())
-				}
-			}
+	}
+	for _, gr := range Resources(groups) {
+		if _, ok := available[gr]; !ok && gr.Group != "*" && gr.Resource != "*" {
+			missing = append(missing, gr.String())
 		}
 	}
 	// One event, two groups: it is stored once.

@@ -240,14 +240,10 @@ func (s *Sweeper) settings() *platform.Settings {
 // excluded says which resources the administrator excludes.
 func (s *Sweeper) excluded(c *v1alpha1.ShardingConfig) (problems []string) {
 	settings := s.settings()
-	for _, l := range limits(c) {
-		for _, g := range l.RelateResources {
-			for _, group := range g.APIGroups {
-				for _, name := range g.Resources {
-					if gr := (schema.GroupResource{Group: group, Resource: name}); Needed(c, l) && !settings.Stamps(gr) {
-						problems = append(problems, fmt.Sprintf("%s is not labelled: %s of ConfigMap %s excludes it", gr, platform.StampingExcludedResources, platform.ConfigMap))
-					}
-				}
+	for _, l := range Limits(c) {
+		for _, gr := range Resources(l.RelateResources) {
+			if Needed(c, l) && !settings.Stamps(gr) {
+				problems = append(problems, fmt.Sprintf("%s is not labelled: %s of ConfigMap %s excludes it", gr, platform.StampingExcludedResources, platform.ConfigMap))
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -123,4 +124,12 @@ func ofOrdinal(shards []Shard, n int) (name string, ok bool) {
 // find returns the index of a shard by name, or -1.
 func find(shards []Shard, name string) int {
 	return slices.IndexFunc(shards, func(s Shard) bool { return s.Name == name })
+}
+
+// Rebalance returns what to do about shards whose weights have grown apart.
+func Rebalance(root *v1alpha1.RootConfig) v1alpha1.Rebalance {
+	if root.Auto == nil {
+		return v1alpha1.RebalanceOff
+	}
+	return cmp.Or(root.Auto.Rebalance, v1alpha1.RebalanceAutomatic)
 }

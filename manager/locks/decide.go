@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
 // Mode is what a configuration asks for about its locks.
@@ -38,6 +40,15 @@ type Lock struct {
 	types.NamespacedName
 	// Resources that the lock was seen to consist of, besides those that exist.
 	Resources []string
+}
+
+// LockOf returns a lock with the resources that a status lists.
+func LockOf(name types.NamespacedName, known []v1alpha1.LockStatus) Lock {
+	l := Lock{NamespacedName: name}
+	if i := slices.IndexFunc(known, is(name)); i >= 0 {
+		l.Resources = known[i].Resources
+	}
+	return l
 }
 
 // State is what is known of a lock.

@@ -4,15 +4,27 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
 
-// docs/metrics.md has what a manager serves, with its labels, and nothing else.
+// docs/metrics.md lists the metrics of the manager with their labels, and no others.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry, ok := metrics.Registry.(prometheus.Collector)
 	require.True(t, ok)
 	docs.RequireMetrics(t, "../../docs/metrics.md", "## Manager", registry)
+}
+
+func TestPodsOfDeletedObjectsAreRemoved(t *testing.T) {
+	p := podsOf(prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x"}, []string{"namespace", "name"}))
+	a, b := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}
+	p.Set(map[types.NamespacedName]int32{a: 1, b: 2})
+	require.Equal(t, 2, testutil.CollectAndCount(p))
+	p.Set(map[types.NamespacedName]int32{b: 3})
+	require.Equal(t, 1, testutil.CollectAndCount(p))
+	require.Equal(t, 3.0, testutil.ToFloat64(p.WithLabelValues("ns", "b")))
 }

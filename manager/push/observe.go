@@ -2,33 +2,13 @@ package push
 
 import (
 	"cmp"
+	"reflect"
 	"slices"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
-
-// observation is what one agent reported about a pod.
-type observation struct {
-	reported     bool
-	capture      string
-	message      string
-	version      string
-	nacked, nack string
-	serial       int64
-	barred       bool
-	withheld     bool
-	holder       bool
-	held         []string
-	locks        []ObservedLock
-	dead         []Holder
-	methods      map[string]string
-	rules        map[string]*meshv1.RuleState
-	faults       map[string]*meshv1.FaultState
-	egress       string
-	traffic      string
-}
 
 // Observation is what the agents of its node reported about one pod.
 type Observation struct {
@@ -53,6 +33,15 @@ type Observation struct {
 	// reports whether the version was not sent, because the agent is too old.
 	Nacked, Nack string
 	Withheld     bool
+	// Methods are the methods that apply to lists and watches of divided resources, by
+	// resource.group. The caller must not modify the map.
+	Methods map[string]string
+	LockReport
+	TrafficReport
+}
+
+// LockReport is the part of an Observation that is about leader election.
+type LockReport struct {
 	// LockHolder reports whether the pod holds its shard's lock.
 	LockHolder bool
 	// HeldLocks are the locks of its policy that the pod holds, as namespace/name, sorted.
@@ -62,9 +51,10 @@ type Observation struct {
 	// Dead are the pod's last writes to its locks, once the processes that wrote them have
 	// exited and have no writes in flight. They are sorted by lock.
 	Dead []Holder
-	// Methods are the methods that apply to lists and watches of divided resources, by
-	// resource.group. The caller must not modify the map.
-	Methods map[string]string
+}
+
+// TrafficReport is the part of an Observation that is about traffic rules.
+type TrafficReport struct {
 	// Rules and Faults are the states and counts of the rules of the pod's policy, by key.
 	// The caller must not modify the maps.
 	Rules  map[string]*meshv1.RuleState
@@ -107,27 +97,22 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	if n == nil {
 		return Observation{}
 	}
-	out := Observation{Connected: len(n.streams) > 0, Left: n.left}
 	streams := n.streams
 	if len(streams) == 0 && n.last != nil {
 		streams = []*stream{n.last}
 	}
 	// During a takeover there are two agents. Use the newest that captures the pod, or else
 	// the newest that reported on it.
-	var best observation
+	var out Observation
+	noTraffic := false
 	for _, st := range streams {
-		out.NoTraffic = out.NoTraffic || !st.can.traffic
-		if o, ok := st.seen[uid]; ok && (o.capture != "" || best.capture == "") {
-			best = o
+		noTraffic = noTraffic || !st.can.traffic
+		if o, ok := st.seen[uid]; ok && (o.Capture != "" || out.Capture == "") {
+			out = o
 		}
 	}
-	out.Known = best.reported
-	out.Capture, out.Message, out.Version = best.capture, best.message, best.version
-	out.Nacked, out.Nack, out.Withheld, out.LockHolder = best.nacked, best.nack, best.withheld, best.holder
-	out.HeldLocks, out.ObservedLocks = best.held, best.locks
-	out.Dead, out.Methods = best.dead, best.methods
-	out.Rules, out.Faults, out.EgressMessage = best.rules, best.faults, best.egress
-	out.TrafficMessage = best.traffic
+	out.Connected, out.Left, out.NoTraffic = len(n.streams) > 0, n.left, noTraffic
+	out.Serial, out.Barred = 0, false
 	// The older agent serves until it has drained, and the newer may serve before it
 	// reports. So a policy is in force only once it is in force in both. An agent that died
 	// a moment ago may have writes in flight, so it counts too.
@@ -135,14 +120,14 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	for _, st := range slices.Concat(streams, n.lost) {
 		o, said := st.seen[uid]
 		out.addSerial(o)
-		if !said || o.capture == "" && o.reported {
+		if !said || o.Capture == "" && o.Known {
 			continue
 		}
-		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.traffic)
-		if o.version != wanted {
-			out.Version = o.version
-			if o.nacked == wanted {
-				out.Nacked, out.Nack, out.Withheld = o.nacked, o.nack, o.withheld
+		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.TrafficMessage)
+		if o.Version != wanted {
+			out.Version = o.Version
+			if o.Nacked == wanted {
+				out.Nacked, out.Nack, out.Withheld = o.Nacked, o.Nack, o.Withheld
 			}
 		}
 	}
@@ -150,21 +135,21 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 }
 
 // addSerial adds what an agent reported about the serials that the pod has had.
-func (out *Observation) addSerial(o observation) {
-	serial, _ := compile.Serial(o.version)
+func (out *Observation) addSerial(o Observation) {
+	serial, _ := compile.Serial(o.Version)
 	serial = min(serial, maxSerial)
-	if o.serial > out.Serial || o.serial == out.Serial && o.barred {
-		out.Barred = o.barred
+	if o.Serial > out.Serial || o.Serial == out.Serial && o.Barred {
+		out.Barred = o.Barred
 	}
-	out.Serial = max(out.Serial, o.serial)
+	out.Serial = max(out.Serial, o.Serial)
 	if serial > out.Serial {
 		out.Serial, out.Barred = serial, false
 	}
 }
 
-// Unheard returns those of the given nodes from which no agent has connected since the
+// Unconnected returns those of the given nodes from which no agent has connected since the
 // manager started, as far as is known.
-func (s *Server) Unheard(nodes []string) (out []string) {
+func (s *Server) Unconnected(nodes []string) (out []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range nodes {
@@ -201,12 +186,79 @@ func (s *Server) Captures() map[string]int {
 	defer s.mu.Unlock()
 	out := map[string]int{}
 	for _, n := range s.nodes {
-		if len(n.streams) == 0 {
-			continue
+		if len(n.streams) > 0 {
+			out[n.streams[len(n.streams)-1].can.capture]++
 		}
-		if c := n.streams[len(n.streams)-1].can.capture; c != "" {
-			out[c]++
+	}
+	delete(out, "")
+	return out
+}
+
+// keyed is the state of a rule. Agents send them sorted by key.
+type keyed interface{ GetKey() string }
+
+// byKey returns the first state with a key, among states that are sorted by key.
+func byKey[S keyed](said []S, key string) (of S, ok bool) {
+	i, ok := slices.BinarySearchFunc(said, key, func(s S, key string) int { return cmp.Compare(s.GetKey(), key) })
+	if ok {
+		of = said[i]
+	}
+	return of, ok
+}
+
+func sortByKey[S keyed](said []S) {
+	order := func(a, b S) int { return cmp.Compare(a.GetKey(), b.GetKey()) }
+	if !slices.IsSortedFunc(said, order) {
+		slices.SortStableFunc(said, order)
+	}
+}
+
+// ruleStates returns the reported states of the rules of a policy, and omits all others. It
+// replaces impossible values.
+func ruleStates(t *meshv1.Traffic, said []*meshv1.RuleState) map[string]*meshv1.RuleState {
+	if len(said) == 0 {
+		return nil
+	}
+	sortByKey(said)
+	latest := time.Now().Add(time.Hour).UnixMilli() // clocks may differ
+	out := map[string]*meshv1.RuleState{}
+	for _, b := range t.GetBreakers() {
+		for _, r := range b.Rules {
+			s, ok := byKey(said, r.Key)
+			if !ok {
+				continue
+			}
+			is := &meshv1.RuleState{Key: r.Key, State: s.GetState(), Passed: s.GetPassed(), Refused: s.GetRefused()}
+			if _, known := meshv1.BreakerState_name[int32(is.State)]; !known {
+				is.State = meshv1.BreakerState_BREAKER_CLOSED
+			}
+			if since := s.GetSinceMs(); since > 0 && since < latest {
+				is.SinceMs = since
+			}
+			out[r.Key] = is
 		}
 	}
 	return out
+}
+
+func faultStates(t *meshv1.Traffic, said []*meshv1.FaultState) map[string]*meshv1.FaultState {
+	if len(said) == 0 {
+		return nil
+	}
+	sortByKey(said)
+	out := map[string]*meshv1.FaultState{}
+	for _, i := range t.GetInjections() {
+		for _, r := range i.Rules {
+			if s, ok := byKey(said, r.Key); ok {
+				out[r.Key] = &meshv1.FaultState{Key: r.Key, Matched: s.GetMatched(), Injected: s.GetInjected()}
+			}
+		}
+	}
+	return out
+}
+
+// saysAs reports whether two observations differ only in the states and counts of rules.
+func (o Observation) saysAs(p Observation) bool {
+	o.Rules, o.Faults, p.Rules, p.Faults = nil, nil, nil, nil
+	return reflect.DeepEqual(o, p)
 }

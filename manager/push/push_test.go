@@ -270,10 +270,10 @@ func TestAcksAndReports(t *testing.T) {
 	a.ack("a", "1", "")
 	<-changed
 	methods := map[string]string{"pods": "ServerSide"}
-	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", LockHolder: true, Methods: methods})
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", Methods: methods, LockHolder: true})
 	<-changed
 	o = w.Observe("n1", "a")
-	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true, Methods: methods}, o)
+	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", Methods: methods, LockReport: LockReport{LockHolder: true}}, o)
 
 	dead := &meshv1.DeadHolder{Namespace: "ns", Name: "lock", Identity: "pod_1", ResourceVersion: "7"}
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
@@ -311,7 +311,7 @@ func TestTwoAgentsOfOneNode(t *testing.T) {
 	after.report(&meshv1.PodReport{Uid: "a", Version: "1", Message: "not yet"})
 	after.ack("a", "0", "seen") // so that the report is in
 	w.await(func() bool { _, nacked := w.seen("n1", 1, "a"); return nacked == "0" })
-	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockHolder: true}, w.Observe("n1", "a"))
+	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockReport: LockReport{LockHolder: true}}, w.Observe("n1", "a"))
 
 	// Handed over: the new one captures, the old one drains.
 	after.report(&meshv1.PodReport{Uid: "a", Capture: "iptables", Version: "1"})
@@ -353,7 +353,7 @@ func (w *world) seen(node string, stream int, uid string) (version, nacked strin
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	o := w.nodes[node].streams[stream].seen[uid]
-	return o.version, o.nacked
+	return o.Version, o.Nacked
 }
 
 // What an agent said of a policy says nothing any more once it was told another, as

@@ -84,12 +84,12 @@ func (r *removed) await(uid string, st *stream) {
 // removeUnknown calls remove for the pods of a new stream's hello that have no policy. The
 // agent must also confirm the removed pods that others have not confirmed.
 func (n *node) removeUnknown(st *stream) {
-	for uid := range st.told {
+	for uid := range st.versions {
 		if n.policies[uid] == nil && len(uid) <= maxUID {
 			n.remove(uid, clip(st.namespaces[uid]))
 		}
 	}
-	st.told, st.namespaces = nil, nil
+	st.versions, st.namespaces = nil, nil
 	for uid, r := range n.removed {
 		r.await(uid, st)
 	}

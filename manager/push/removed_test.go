@@ -128,9 +128,9 @@ func TestUIDsThatNoPodHasAreIgnored(t *testing.T) {
 func TestNodesOfWhichNoAgentHasConnected(t *testing.T) {
 	s := &Server{}
 	s.Set(cluster1, policies("a@n1=1-x", "b@n2=1-x"))
-	require.Equal(t, []string{"n1", "n2", "n3"}, s.Unheard([]string{"n1", "n2", "n3"}))
+	require.Equal(t, []string{"n1", "n2", "n3"}, s.Unconnected([]string{"n1", "n2", "n3"}))
 	st := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
-	require.Equal(t, []string{"n2"}, s.Unheard([]string{"n1", "n2"}))
+	require.Equal(t, []string{"n2"}, s.Unconnected([]string{"n1", "n2"}))
 	s.leave("n1", st)
-	require.Empty(t, s.Unheard([]string{"n1"}))
+	require.Empty(t, s.Unconnected([]string{"n1"}))
 }

@@ -2,14 +2,18 @@ package push
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -324,8 +328,8 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		cancel:       cancel,
 		clusterDirty: true,
 		dirty:        map[string]struct{}{},
-		seen:         map[string]observation{},
-		told:         h.Versions,
+		seen:         map[string]Observation{},
+		versions:     h.Versions,
 		namespaces:   h.Namespaces,
 	}
 	s.mu.Lock()
@@ -333,7 +337,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 	for uid := range n.policies {
 		st.dirty[uid] = struct{}{}
 		if v := h.Versions[uid]; v != "" {
-			st.seen[uid] = observation{version: clip(v)}
+			st.seen[uid] = Observation{Version: clip(v)}
 		}
 	}
 	n.streams = append(n.streams, st)
@@ -402,4 +406,35 @@ func (s *Server) log() *slog.Logger {
 		return s.Log
 	}
 	return slog.Default()
+}
+
+// maxMessage bounds a message from an agent: a report on every pod that a node
+// can hold, many times over.
+const maxMessage = 4 << 20
+
+// Serve serves agents on a listener until the context ends.
+func (s *Server) Serve(ctx context.Context, l net.Listener, config *tls.Config) error {
+	config = config.Clone()
+	config.MinVersion = tls.VersionTLS13
+	config.NextProtos = []string{"h2"}
+	server := grpc.NewServer(
+		grpc.Creds(newGuardedTLS(config)),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.MaxConcurrentStreams(8),
+		grpc.ConnectionTimeout(helloTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle, Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	meshv1.RegisterMeshServer(server, s)
+	stop := context.AfterFunc(ctx, func() {
+		s.CloseStreams()
+		server.Stop()
+	})
+	defer stop()
+	err := server.Serve(guard(l))
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }

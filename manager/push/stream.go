@@ -37,10 +37,10 @@ type stream struct {
 	clusterDirty bool
 	synced       bool
 	dirty        map[string]struct{}    // pods whose policy must still be sent
-	seen         map[string]observation // the agent's reports, by pod uid
-	// told and namespaces are the versions and namespaces of the pods in its hello. They are
+	seen         map[string]Observation // the agent's reports, by pod uid
+	// versions and namespaces are the versions and namespaces of the pods in its hello. They are
 	// kept until the first Set, which shows which pods have policies.
-	told, namespaces map[string]string
+	versions, namespaces map[string]string
 }
 
 // abilities of an agent's node, by its hello.
@@ -108,12 +108,12 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 		if p := s.node(name).policies[uid]; p != nil {
 			if reason := st.lacks(p); reason != "" {
 				o := st.seen[uid]
-				o.withheld = true
-				o.nacked, o.nack = p.Version, fmt.Sprintf("%s: upgrade the agent of node %s", reason, name)
+				o.Withheld = true
+				o.Nacked, o.Nack = p.Version, fmt.Sprintf("%s: upgrade the agent of node %s", reason, name)
 				st.seen[uid] = o
 				continue
 			}
-			st.tell(uid, p.Version)
+			st.sending(uid, p.Version)
 			return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Upsert{Upsert: p}}
 		}
 		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Remove{Remove: &meshv1.Remove{Uid: uid}}}
@@ -138,13 +138,13 @@ func (st *stream) lacks(p *meshv1.PodPolicy) string {
 	return ""
 }
 
-// tell records that another version of a pod's policy is sent. The previous version is not
+// sending records that another version of a pod's policy is sent. The previous version is not
 // in force any more, or soon will not be, so the agent must confirm it again if it is sent
 // again. A version with a serial is kept: nothing older comes into force after it.
-func (st *stream) tell(uid, version string) {
+func (st *stream) sending(uid, version string) {
 	o, said := st.seen[uid]
-	if _, serial := compile.Serial(o.version); said && o.version != version && !serial {
-		o.version = ""
+	if _, serial := compile.Serial(o.Version); said && o.Version != version && !serial {
+		o.Version = ""
 		st.seen[uid] = o
 	}
 }
@@ -189,11 +189,11 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 		return
 	}
 	o := st.seen[a.Uid]
-	o.serial, o.barred, o.withheld = int64(min(a.Serial, maxSerial)), a.Barred, false
+	o.Serial, o.Barred, o.Withheld = int64(min(a.Serial, maxSerial)), a.Barred, false
 	if a.Error == "" {
-		o.version, o.nacked, o.nack, o.traffic = clip(a.Version), "", "", clip(a.TrafficError)
+		o.Version, o.Nacked, o.Nack, o.TrafficMessage = clip(a.Version), "", "", clip(a.TrafficError)
 	} else {
-		o.nacked, o.nack = clip(a.Version), clip(a.Error)
+		o.Nacked, o.Nack = clip(a.Version), clip(a.Error)
 	}
 	st.seen[a.Uid] = o
 	s.changed()
@@ -226,12 +226,9 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	}
 	before := st.seen[p.Uid]
 	o := before
-	o.reported = true
-	o.capture, o.message, o.holder = clip(p.Capture), clip(p.Message), p.LockHolder
-	o.held, o.locks = heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks)
-	o.version, o.methods = clip(p.Version), clipMethods(p.Methods)
-	o.dead, o.egress, o.traffic = deadHolders(p.DeadHolders), clip(p.EgressMessage), clip(p.TrafficMessage)
-	o.rules, o.faults = rules, faults
+	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
+	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), deadHolders(p.DeadHolders)}
+	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
 	st.seen[p.Uid] = o
 	return !o.saysAs(before)
 }
@@ -262,11 +259,7 @@ func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 const maxLocks = 8
 
 // heldLocks returns the reported names, bounded and sorted.
-func heldLocks(names []string) []string {
-	if len(names) == 0 {
-		return nil
-	}
-	out := make([]string, 0, min(len(names), maxLocks))
+func heldLocks(names []string) (out []string) {
 	for _, name := range names[:min(len(names), maxLocks)] {
 		out = append(out, clip(name))
 	}

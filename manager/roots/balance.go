@@ -9,24 +9,25 @@ import (
 )
 
 const (
-	// balanceEvery is the time between two looks at whether shards have grown apart,
-	// and so between two rounds of handovers because of it.
+	// balanceEvery is the time between two checks of the skew, and so between two rounds of
+	// handovers because of it.
 	balanceEvery = 15 * time.Second
 	// CorrectEvery is the same while a correction is under way: each of its steps moves a
 	// part of the keys, and has ended before the next begins.
 	CorrectEvery = 5 * time.Second
 	// pauseFirst is the time between the first two corrections that restart pods. It
-	// doubles up to pauseMost: where weights change all the time, evenness is not worth
-	// a restart each time. It starts anew after nothing was moved for pauseMost.
+	// doubles up to pauseMost: if weights change all the time, evenness is not worth a
+	// restart each time. It starts anew after nothing was moved for pauseMost.
 	pauseFirst = time.Minute
 	pauseMost  = time.Hour
 )
 
-// balancing is how far the balancing of a root has come.
+// balancing is the progress of the balancing of a root.
 type balancing struct {
-	looked     time.Time // when it was last looked at whether shards have grown apart
+	looked     time.Time // when the skew was last checked
 	suggestion string
-	// correcting: a correction has begun, and goes on until the skew is within the hysteresis.
+	// correcting reports whether a correction has begun that goes on until the skew is within
+	// the hysteresis.
 	correcting bool
 	// moved is when keys were last moved, and pause how long after that the next
 	// correction may begin.
@@ -45,19 +46,7 @@ func (r *Roots) Correcting() bool {
 	return false
 }
 
-// rebalance is what becomes of shards that have grown apart.
-func rebalance(c *v1alpha1.ShardingConfig) v1alpha1.Rebalance {
-	switch auto := c.Spec.Root.Auto; {
-	case auto == nil:
-		return v1alpha1.RebalanceOff
-	case auto.Rebalance == "":
-		return v1alpha1.RebalanceAutomatic
-	default:
-		return auto.Rebalance
-	}
-}
-
-// balance moves keys, or suggests it, if shards have grown apart.
+// balance moves keys, or suggests it, if the skew is too high.
 func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, now time.Time) {
 	every := balanceEvery
 	if rt.correcting {
@@ -67,7 +56,7 @@ func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, n
 		return
 	}
 	restarts := config.Spec.Root.OnChange != v1alpha1.OnChangeRelist
-	automatic := rebalance(config) == v1alpha1.RebalanceAutomatic
+	automatic := layout.Rebalance(config.Spec.Root) == v1alpha1.RebalanceAutomatic
 	if automatic && (!settled(state, restarts) || !rt.allWorking()) {
 		return
 	}
@@ -93,20 +82,8 @@ func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, n
 	rt.Log.Info("moving keys for balance", "namespace", config.Namespace, "shardingConfig", config.Name, "move", what)
 }
 
-// allWorking reports whether no shard is known to lack a leader. A restart for balance would
-// end the pod that waits for the lock of a killed leader, and its successor waits anew for as
-// long as the lease runs. Besides, work piles up in such a shard and counts as its weight.
-func (rt *root) allWorking() bool {
-	for _, l := range rt.leaders {
-		if !l.Working {
-			return false
-		}
-	}
-	return true
-}
-
-// settled reports whether shards hold what they are to hold. Where keys that move
-// restart members, none may be left to restart: batches come one at a time.
+// settled reports whether shards own what they should. If moves of keys restart members, no
+// member may be left to restart: there is one batch at a time.
 func settled(state handover.State, restarts bool) bool {
 	for _, s := range state.Shards {
 		if !s.Wanted.Equal(s.Held) {

@@ -3,33 +3,37 @@ package roots
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/weightest"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
 // growing is a mesh with a root of two shards, whose clock is that of the bubble.
 type growing struct {
 	*mesh
-	*apiserver
+	*weightest.APIServer
 	evicted int
 }
 
 func grow(t *testing.T, change func(*v1alpha1.RootConfig), fail func(namespace string) error) *growing {
-	g := &growing{mesh: newMesh(t), apiserver: &apiserver{
-		objects: map[string]int64{"default": 1, "kube-node-lease": 1, "kube-public": 2, "kube-system": 12},
-		lists:   map[string]int{}, fail: fail,
-	}}
+	g := &growing{mesh: newMesh(t), APIServer: weightest.New(map[string]int64{"default": 1, "kube-node-lease": 1, "kube-public": 2, "kube-system": 12})}
+	g.Fail(fail)
 	g.now = time.Now()
-	g.Weigher = g.weigher(func() {})
+	g.Weigher = &weigh.Weigher{Metadata: g.Metadata(), Served: g.Served, Limiter: rate.NewLimiter(100, 100), Log: slog.New(slog.DiscardHandler)}
 	g.funcs.SubResourceCreate = func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
 		g.evicted++
 		if err := c.SubResource(sub).Create(ctx, o, s, opts...); err != nil {
@@ -65,7 +69,7 @@ func (g *growing) rounds(most, every time.Duration, holds func() bool) time.Dura
 	for time.Since(begin) < most && !holds() {
 		g.now = time.Now()
 		w := g.world()
-		w.Namespaces = g.names()
+		w.Namespaces = g.Namespaces()
 		require.NoError(g, g.Round(g.Context(), w))
 		g.keepLocks()
 		g.push()
@@ -79,18 +83,16 @@ func (g *growing) rounds(most, every time.Duration, holds func() bool) time.Dura
 // fills them a few seconds later.
 func (g *growing) neighbours(prefix string) {
 	for i := range 8 {
-		g.add(fmt.Sprintf("%s%d", prefix, i), 0)
+		g.Add(fmt.Sprintf("%s%d", prefix, i), 0)
 	}
 	g.pass(5 * time.Second)
 	for i := range 8 {
-		g.add(fmt.Sprintf("%s%d", prefix, i), 20)
+		g.Add(fmt.Sprintf("%s%d", prefix, i), 20)
 	}
 }
 
 func (g *growing) skew() float64 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return layout.Skew(g.held(), g.get().Spec.Root, layout.Weights(g.objects))
+	return layout.Skew(g.held(), g.get().Spec.Root, g.Objects())
 }
 
 func automatic(root *v1alpha1.RootConfig) { root.Auto.Rebalance = v1alpha1.RebalanceAutomatic }
@@ -164,7 +166,7 @@ func TestRestartsForBalanceBecomeRare(t *testing.T) {
 			before := g.evicted
 			for i := range 20 {
 				for j := range 8 {
-					g.add(fmt.Sprintf("kcm-s%d", j), []int64{400, -400}[(i+j/4)%2]*int64(min(1, i+j/4)))
+					g.Add(fmt.Sprintf("kcm-s%d", j), []int64{400, -400}[(i+j/4)%2]*int64(min(1, i+j/4)))
 				}
 				g.pass(90 * time.Second)
 			}
@@ -173,5 +175,20 @@ func TestRestartsForBalanceBecomeRare(t *testing.T) {
 		first, second := perHour(), perHour()
 		t.Logf("%.0f restarts an hour, then %.0f", first, second)
 		require.LessOrEqual(t, second, 4.0)
+	})
+}
+
+// What may not be counted is a note: shards work without.
+func TestMissingPermissionIsANote(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		forbidden := func(string) error { return apierrors.NewForbidden(corev1.Resource("configmaps"), "", nil) }
+		g := grow(t, func(*v1alpha1.RootConfig) {}, forbidden)
+		c := g.get()
+		require.Contains(t, c.Status.Root.Weighing, "kubectl create clusterrole ctrlmesh-stamp-configmaps --verb=list --resource=configmaps")
+		require.True(t, apimeta.IsStatusConditionFalse(c.Status.Conditions, v1alpha1.ConditionDegraded))
+		for _, s := range c.Status.Root.Shards {
+			require.EqualValues(t, 2, s.Namespaces, "they weigh equally")
+		}
 	})
 }

@@ -16,20 +16,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
-// keepChildren keeps an object for each shard, for people to see. Nothing follows
-// from what is written there.
-func (rt *root) keepChildren(ctx context.Context, v view) error {
+// keepChildren keeps an object for each shard. These objects are read-only: edits are
+// reverted, and have no other effect.
+func keepChildren(ctx context.Context, c client.Client, v view, state handover.State) error {
 	have := map[string]*v1alpha1.ShardingConfig{}
-	for _, c := range v.world.Configs {
-		if c.Namespace == v.config.Namespace && metav1.IsControlledBy(c, v.config) {
-			have[c.Name] = c
+	for _, o := range v.world.Configs {
+		if o.Namespace == v.config.Namespace && metav1.IsControlledBy(o, v.config) {
+			have[o.Name] = o
 		}
 	}
-	wanted := rt.state.Shards
+	wanted := state.Shards
 	deleting := v.config.DeletionTimestamp != nil
-	if deleting && !rt.state.Holds() {
+	if deleting && !state.Holds() {
 		wanted = nil // the garbage collector may be slow, or off
 	}
 	var errs []error
@@ -37,58 +38,58 @@ func (rt *root) keepChildren(ctx context.Context, v view) error {
 		want := child(v.config, name)
 		switch is := have[name]; {
 		case is == nil && deleting:
-			// The garbage collector was faster. It would delete another one too.
+			// The garbage collector has deleted it, and would delete another one too.
 		case is == nil:
-			if err := rt.Client.Create(ctx, want); err != nil && !rt.mine(ctx, v.config, name, err) {
+			if err := c.Create(ctx, want); err != nil && !isChild(ctx, c, v.config, name, err) {
 				errs = append(errs, fmt.Errorf("creating its ShardingConfig %s: %w", name, err))
 			}
 		default:
-			errs = append(errs, rt.updateChild(ctx, is, want))
+			errs = append(errs, updateChild(ctx, c, is, want))
 		}
 	}
 	for name, is := range have {
 		if _, ok := wanted[name]; !ok {
-			errs = append(errs, rt.deleteChild(ctx, is))
+			errs = append(errs, deleteChild(ctx, c, is))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// updateChild reverts what is written into a child.
-func (rt *root) updateChild(ctx context.Context, is, want *v1alpha1.ShardingConfig) error {
+// updateChild reverts edits of a child.
+func updateChild(ctx context.Context, c client.Client, is, want *v1alpha1.ShardingConfig) error {
 	if equality.Semantic.DeepEqual(is.Spec, want.Spec) && is.Labels[v1alpha1.RootLabel] == want.Labels[v1alpha1.RootLabel] {
 		return nil
 	}
 	updated := is.DeepCopy()
 	updated.Spec = want.Spec
 	metav1.SetMetaDataLabel(&updated.ObjectMeta, v1alpha1.RootLabel, want.Labels[v1alpha1.RootLabel])
-	if err := rt.Client.Update(ctx, updated); err != nil && !apierrors.IsConflict(err) {
+	if err := c.Update(ctx, updated); err != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("updating its ShardingConfig %s: %w", want.Name, err)
 	}
 	return nil
 }
 
-// mine reports whether a child could not be created because it is there already, and
-// only what is watched is behind.
-func (rt *root) mine(ctx context.Context, config *v1alpha1.ShardingConfig, name string, err error) bool {
+// isChild reports whether a child could not be created because it exists already, and the
+// cache is outdated.
+func isChild(ctx context.Context, c client.Client, config *v1alpha1.ShardingConfig, name string, err error) bool {
 	is := &v1alpha1.ShardingConfig{}
 	return apierrors.IsAlreadyExists(err) &&
-		rt.Client.Get(ctx, types.NamespacedName{Namespace: config.Namespace, Name: name}, is) == nil &&
+		c.Get(ctx, types.NamespacedName{Namespace: config.Namespace, Name: name}, is) == nil &&
 		metav1.IsControlledBy(is, config)
 }
 
-func (rt *root) deleteChild(ctx context.Context, c *v1alpha1.ShardingConfig) error {
-	if c.DeletionTimestamp != nil {
+func deleteChild(ctx context.Context, c client.Client, o *v1alpha1.ShardingConfig) error {
+	if o.DeletionTimestamp != nil {
 		return nil
 	}
-	err := rt.Client.Delete(ctx, c, client.Preconditions{UID: &c.UID})
+	err := c.Delete(ctx, o, client.Preconditions{UID: &o.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("deleting its ShardingConfig %s: %w", c.Name, err)
+		return fmt.Errorf("deleting its ShardingConfig %s: %w", o.Name, err)
 	}
 	return nil
 }
 
-// child is the object of a shard.
+// child returns the object of a shard.
 func child(root *v1alpha1.ShardingConfig, shard string) *v1alpha1.ShardingConfig {
 	spec := root.Spec.DeepCopy()
 	yes := true
@@ -117,10 +118,10 @@ func child(root *v1alpha1.ShardingConfig, shard string) *v1alpha1.ShardingConfig
 	}
 }
 
-// label keeps the label of assigned pods that tells people their shard.
-func (rt *root) label(ctx context.Context, v view) error {
+// labelMembers keeps the label of members that names their shard.
+func labelMembers(ctx context.Context, c client.Client, v view, members map[string]handover.Member) error {
 	var errs []error
-	for uid, m := range rt.state.Members {
+	for uid, m := range members {
 		pod := v.all[uid]
 		if pod == nil || pod.Labels[v1alpha1.ShardLabel] == m.Shard {
 			continue
@@ -130,7 +131,7 @@ func (rt *root) label(ctx context.Context, v view) error {
 			return err
 		}
 		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
-		err = rt.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
+		err = c.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			errs = append(errs, fmt.Errorf("labelling pod %s: %w", pod.Name, err))
 		}
@@ -138,7 +139,7 @@ func (rt *root) label(ctx context.Context, v view) error {
 	return errors.Join(errs...)
 }
 
-// finalizers is the patch that writes the finalizers of an object as it was read.
+// finalizers returns the patch that writes the finalizers of an object as it was read.
 func finalizers(c *v1alpha1.ShardingConfig) []byte {
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{ // strings always marshal
 		"uid": c.UID, "resourceVersion": c.ResourceVersion, "finalizers": c.Finalizers,
@@ -146,15 +147,15 @@ func finalizers(c *v1alpha1.ShardingConfig) []byte {
 	return patch
 }
 
-// release lets go of a root that is being deleted, once no pod acts on its shards or
-// leads under their locks, and all that cannot run unsharded are replaced.
+// release removes the finalizer of a root that is being deleted, once no pod acts on its
+// shards or leads under their locks, and all pods that cannot run unsharded are replaced.
 func (rt *root) release(ctx context.Context, v view) error {
 	if v.config.DeletionTimestamp == nil || rt.state.Holds() || !slices.Contains(rt.object.Finalizers, v1alpha1.HandoverFinalizer) ||
-		!rt.quiet(v, rt.state) || rt.unreleased(v) || len(misfits(v, rt.state.Members)) > 0 {
+		!v.quiet(rt.state.Members) || v.unreleased(rt.locks) || len(v.misfits(rt.state.Members)) > 0 {
 		return nil
 	}
 	for _, m := range rt.state.Members {
-		if isThere(v, m) {
+		if v.exists(m) {
 			return nil
 		}
 	}

@@ -171,7 +171,7 @@ func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
 	// It is seen in standby already, before anything is granted.
 	m.deaf[string(p.UID)] = true
 	m.goOn(time.Second, renew)
-	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "older", ObservedLocks: m.observed[string(p.UID)]}
+	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "older", LockReport: push.LockReport{ObservedLocks: m.observed[string(p.UID)]}}
 	m.goOn(2*time.Second, renew)
 	delete(m.deaf, string(p.UID))
 	m.goOn(time.Minute, renew)

@@ -62,7 +62,7 @@ func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
 			trusting(m.pod(1))
 			m.goOn(requestTimeout, nil)
 			m.shardsOwnNothing()
-			require.Contains(t, m.ready().Message, "pod op-0 on node node-0, which was deleted or has ended, and may run on")
+			require.Contains(t, m.ready().Message, "pod op-0 on node node-0, which was deleted or has exited, and may run on")
 			require.NotEmpty(t, m.policies[p.UID].Refuse)
 			c.end(m, p)
 			m.settle()

@@ -8,24 +8,21 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
-// leading is what is known of the leaders of a root's shards.
+// leading tracks the leaders of a root's shards.
 type leading struct {
 	tracker status.Leaders
 	leaders map[string]status.Leader
-	warned  map[string]bool // shards without leader of which an Event was sent
 }
 
-// lead finds out who leads the shards that own keys.
+// lead updates the leaders of the shards that own keys.
 func (rt *root) lead(ctx context.Context, v view, state handover.State, now time.Time) {
 	var shards []status.Led
 	before := rt.leaders
@@ -35,11 +32,11 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 		}
 		led := status.Led{Name: s.Name, Locks: s.Locks, Known: rt.locks}
 		for _, m := range state.Members {
-			if m.Shard != s.Name || !isThere(v, m) {
+			if m.Shard != s.Name || !v.exists(m) {
 				continue
 			}
-			o := rt.Observe(m.Node, m.UID)
-			led.Members = append(led.Members, status.LedMember{Name: m.Name, Ready: serves(v, m, o), Observation: o})
+			o := v.observe(m.Node, m.UID)
+			led.Members = append(led.Members, status.LedMember{Name: m.Name, Ready: v.serves(m, o), Observation: o})
 		}
 		slices.SortFunc(led.Members, func(a, b status.LedMember) int { return strings.Compare(a.Name, b.Name) })
 		shards = append(shards, led)
@@ -56,8 +53,7 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 	}
 }
 
-// HolderOf reads who holds a Lease, for people; empty if nobody does, or if that cannot
-// be read.
+// HolderOf reads the holder of a Lease; empty if it has none, or cannot be read.
 func HolderOf(ctx context.Context, c client.Reader, namespace, name string) string {
 	lease := &coordinationv1.Lease{}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, lease); err != nil || lease.Spec.HolderIdentity == nil {
@@ -66,19 +62,14 @@ func HolderOf(ctx context.Context, c client.Reader, namespace, name string) stri
 	return *lease.Spec.HolderIdentity
 }
 
-// warnLeaderless sends an Event when a shard has had no leader for a while, once each time.
-func (rt *root) warnLeaderless(config *v1alpha1.ShardingConfig) {
-	before := rt.warned
-	rt.warned = map[string]bool{}
-	fresh := false
-	for name, l := range rt.leaders {
-		if l.Missing != nil {
-			rt.warned[name] = true
-			fresh = fresh || !before[name]
+// allWorking reports whether no shard is known to lack a leader. A restart for balance would
+// end the pod that waits for the lock of a killed leader, and its successor waits anew for as
+// long as the lease runs. Besides, work piles up in such a shard and counts as its weight.
+func (l *leading) allWorking() bool {
+	for _, leader := range l.leaders {
+		if !leader.Working {
+			return false
 		}
 	}
-	if fresh {
-		message := status.MissingLeaders(rt.leaders).Message
-		rt.Recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(message))
-	}
+	return true
 }

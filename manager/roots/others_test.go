@@ -17,7 +17,7 @@ import (
 
 // heard reports whether all pods without a shard were idle since the state was read.
 func (m *mesh) heard() bool {
-	return m.roots[client.ObjectKeyFromObject(m.get())].state.Evidence.OthersHeard
+	return m.roots[client.ObjectKeyFromObject(m.get())].state.Evidence.OthersConfirmed
 }
 
 // surplus is a root of two shards with a third pod, whose agent is away when another manager
@@ -92,11 +92,11 @@ func TestNoKeyMovesBeforeAgentsConnect(t *testing.T) {
 	m.settle()
 	before := m.held()
 	m.lead()
-	m.unheard = []string{"node-9"}
+	m.unconnected = []string{"node-9"}
 	m.size(2)
 	m.goOn(10*time.Second, nil)
 	require.Equal(t, before, m.held())
-	m.unheard, m.removed = nil, []push.Removed{{Node: "node-9", UID: "made-later"}}
+	m.unconnected, m.removed = nil, []push.Removed{{Node: "node-9", UID: "made-later"}}
 	m.later(time.Minute)
 	require.Equal(t, before, m.held())
 	m.removed = nil

@@ -9,19 +9,15 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
-	"github.com/ctrlmesh/ctrlmesh/manager/layout"
-	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
@@ -32,20 +28,22 @@ type root struct {
 	record
 	plan
 	gate
-	restarting
-	ended     ended
-	leftovers leftovers
-	forgotten map[string]bool // members, by uid, that their agents know nothing of
-	dropped   []string        // of them, that are members no more once it is written
-	unsure    []string        // whom the first keys wait for, for people
-	unplanned bool            // the state does not follow the configuration yet
+	evictions
 	leading
-	reported
+	reporter
+	exited exited
+	lost   lost
+	// forgotten are the members, by uid, of which their agents have no record. dropped are
+	// those of them that are no members any more once the state is written.
+	forgotten   map[string]bool
+	dropped     []string
+	unconfirmed []string // descriptions of the pods that the first grant waits for
+	unplanned   bool     // the state does not follow the configuration yet
 }
 
-// record is what is written of a root.
+// record is the recorded state of a root.
 type record struct {
-	// object is as it was last read or written here; nil while it must be read.
+	// object is as it was last read or written here; nil if it must be read.
 	object *v1alpha1.ShardingConfig
 	state  handover.State
 	readAt time.Time // when state was read
@@ -54,15 +52,8 @@ type record struct {
 	published compile.Root
 }
 
-// reported is what people were told of a root.
-type reported struct {
-	// blocked: an Event says that a handover is, and rolledBack that the state was.
-	blocked, rolledBack bool
-	counted             []string // shards with metrics
-}
-
-// round is a round of one root. config is as watched; what must not be stale is
-// read from the object that was written.
+// round runs a round of one root. config may be outdated: state is read from the object
+// that was last read or written here.
 func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w World) error {
 	if rt.object == nil || rt.broken != nil {
 		if err := rt.read(ctx, config); err != nil || rt.object == nil {
@@ -87,16 +78,13 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 	if err := rt.write(ctx, state, next); err != nil || rt.object == nil {
 		return err
 	}
-	rt.ask(v, state)
-	rt.tell(config, effects, now)
-	rt.warnRolledBack(config)
-	rt.warn(config, now)
-	rt.warnLeaderless(config)
-	rt.count(config)
+	rt.setDemand(v, state)
+	rt.report(config, rt.object.Status.Root, rt.state, effects, now)
+	rt.warnLeaderless(config, rt.leaders)
 	return errors.Join(
-		rt.label(ctx, v),
-		rt.keepChildren(ctx, v),
-		rt.restart(ctx, v, now),
+		labelMembers(ctx, rt.Client, v, rt.state.Members),
+		keepChildren(ctx, rt.Client, v, rt.state),
+		rt.restart(ctx, v, rt.state, rt.locks, now),
 		rt.release(ctx, v),
 	)
 }
@@ -107,7 +95,7 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 	err := rt.Client.Get(ctx, client.ObjectKeyFromObject(config), object)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && object.UID != rt.uid:
-		return nil // what is watched is behind, and will tell
+		return nil // the cache is outdated, and its next event starts a round
 	case err != nil:
 		return fmt.Errorf("reading it: %w", err)
 	}
@@ -115,28 +103,28 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 	return nil
 }
 
-// take goes on from what an object says.
+// take continues from the state of an object.
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.plan, rt.gate = object, plan{}, gate{demand: rt.demand}
 	rt.state, rt.broken = Load(object.Status.Root)
 	rt.readAt = rt.now()
 	if rt.broken != nil {
-		rt.broken = fmt.Errorf("its status does not say who holds what, so that all its pods are refused: %w: mend status.root, or delete all its pods and then status.root", rt.broken)
+		rt.broken = fmt.Errorf("its status is invalid, so that all its pods are refused: %w: fix status.root, or delete all its pods and then status.root", rt.broken)
 	}
 	rt.store(rt.uid, known{Root: rt.public(object.Status.Locks), err: rt.broken})
 	rt.wake()
 }
 
-// public is what the rest of the manager is to know from now on.
+// public returns the state that the rest of the manager uses from now on.
 func (rt *root) public(locks []v1alpha1.LockStatus) compile.Root {
-	rt.published = compile.Root{State: rt.state, Locks: locks, Lost: rt.leftovers.members(), Forgotten: maps.Clone(rt.forgotten)}
+	rt.published = compile.Root{State: rt.state, Locks: locks, Lost: rt.lost.members(), Forgotten: maps.Clone(rt.forgotten)}
 	return rt.published
 }
 
 // finalizer writes the finalizers of the object.
 func (rt *root) finalizer(ctx context.Context) error {
 	object := rt.object
-	rt.object = nil // until it is known how that went
+	rt.object = nil // until the patch has succeeded
 	err := rt.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, finalizers(object)))
 	if err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("writing its finalizer: %w", err))
@@ -145,7 +133,7 @@ func (rt *root) finalizer(ctx context.Context) error {
 	return nil
 }
 
-// status is what is to be written.
+// status returns the status to write.
 func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.ShardingConfigStatus {
 	config := v.config.DeepCopy()
 	rt.object.Status.DeepCopyInto(&config.Status)
@@ -154,34 +142,23 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 		config.Generation = config.Status.ObservedGeneration
 	}
 	out := Save(state)
-	rt.weigh(&out, v)
+	rt.addWeights(&out, v)
 	var stamping *v1alpha1.StampingStatus
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
 		stamping = rt.Stamping(config)
 	}
 	return status.OfRoot(status.RootInput{
-		Config:     config,
-		State:      state,
-		Root:       out,
-		Pods:       v.pods,
-		Conflicts:  v.conflicts,
-		TooLarge:   v.tooLarge,
-		Problem:    v.problem,
-		Restarting: rt.why,
-		Unsure:     rt.unsure,
-		Locks:      rt.locks,
-		Obstacle:   obstacle,
-		Leaders:    rt.leaders,
-		Stamping:   stamping,
-		Wanted:     func(uid string) string { return v.world.Compiled.Policies[types.UID(uid)].GetVersion() },
-		Observe:    rt.Observe,
-		Now:        now,
-		Since:      rt.since,
+		Config: config, State: state, Root: out, Pods: v.pods, Conflicts: v.conflicts, TooLarge: v.tooLarge, Problem: v.problem,
+		Restarting: rt.why, Unconfirmed: rt.unconfirmed, Leaders: rt.leaders,
+		Common: status.Common{
+			Locks: rt.locks, Obstacle: obstacle, Stamping: stamping, Observe: rt.Observe, Now: now, Since: rt.since,
+			Wanted: func(uid string) string { return v.policy(uid).GetVersion() },
+		},
 	})
 }
 
-// write writes a state, and lets it be known. Somebody else who leads, or led, may
-// have written meanwhile: then nothing is, and what they wrote is what is.
+// write writes a state and publishes it. If another manager has written a state meanwhile,
+// it writes nothing, and the next round continues from that state.
 func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.ShardingConfigStatus) error {
 	for {
 		updated := rt.object.DeepCopy()
@@ -198,11 +175,11 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 			break
 		}
 		if apierrors.IsNotFound(err) {
-			rt.object = nil // what is watched will tell
+			rt.object = nil // its deletion starts a round
 			return nil
 		}
 		if !apierrors.IsConflict(err) {
-			// It may be written for all that is known: then the next will conflict.
+			// The write may have succeeded: then the next one conflicts.
 			return fmt.Errorf("writing its status: %w", err)
 		}
 		fresh := &v1alpha1.ShardingConfig{}
@@ -212,7 +189,7 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		was, locksBefore := durable(rt.object.Status.Root), rt.object.Status.Locks
 		if fresh.UID != rt.uid || !equality.Semantic.DeepEqual(durable(fresh.Status.Root), was) || !equality.Semantic.DeepEqual(fresh.Status.Locks, locksBefore) {
 			rt.object = nil
-			return errors.New("its status was written by somebody else: reading it again")
+			return errors.New("another manager has written its status: reading it again")
 		}
 		rt.object = fresh
 	}
@@ -229,8 +206,8 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 	return nil
 }
 
-// forgetGeneration makes a status say that its generation was not observed. After a restore
-// of etcd the watch may still show a later generation than the object has.
+// forgetGeneration removes the observed generation from a status. After a restore of etcd the
+// watch may still show a later generation than the object has.
 func forgetGeneration(s *v1alpha1.ShardingConfigStatus) {
 	s.ObservedGeneration = 0
 	for i := range s.Conditions {
@@ -247,46 +224,4 @@ func samePolicies(a, b compile.Root) bool {
 func withoutEvidence(s handover.State) handover.State {
 	s.Evidence = handover.Evidence{}
 	return s
-}
-
-// view is a root's part of the world.
-type view struct {
-	world  World
-	config *v1alpha1.ShardingConfig
-	// problem says why the plan is not to be changed.
-	problem   error
-	conflicts []compile.Conflict
-	tooLarge  []string // members whose policy exceeds what an agent receives
-	// pods of the workload that are on the mesh and have not ended.
-	pods []*corev1.Pod
-	// removed are pods without a policy that may act under the root.
-	removed []push.Removed
-	// all labelled pods of the namespace, by uid.
-	all map[string]*corev1.Pod
-}
-
-func (rt *root) look(config *v1alpha1.ShardingConfig, w World) view {
-	v := view{world: w, config: config, all: map[string]*corev1.Pod{}}
-	if errs := layout.Validate(config.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
-		v.problem = errs.ToAggregate()
-	}
-	for _, s := range w.Compiled.Shards {
-		if s.NamespacedName != client.ObjectKeyFromObject(config) {
-			continue
-		}
-		v.conflicts, v.tooLarge = s.Conflicts, s.TooLarge
-		if v.problem == nil && s.Problem != nil && s.Config.Generation == config.Generation {
-			v.problem = errors.New(s.Problem.Message)
-		}
-	}
-	for _, p := range w.Pods {
-		if p.Namespace != config.Namespace {
-			continue
-		}
-		v.all[string(p.UID)] = p
-		if compile.Labelled(p) && !compile.Ended(p) && layout.Selects(config.Spec.Root, p) {
-			v.pods = append(v.pods, p)
-		}
-	}
-	return v
 }

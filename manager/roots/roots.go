@@ -21,9 +21,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
-// perRoot bounds what a round does for one root, so that others have their turn.
+// perRoot bounds the time that a round spends on one root.
 const perRoot = 15 * time.Second
 
 // World is the input of a round. The policies of Compiled must be the last ones that were
@@ -40,24 +41,25 @@ type World struct {
 	RequestTimeout time.Duration
 	// Removed are pods without a policy that may run on and act.
 	Removed []push.Removed
-	// Unheard are the Nodes of which no agent has connected to this manager, while it is Young.
-	Unheard []string
+	// Unconnected are the Nodes of which no agent has connected to this manager, while it is
+	// Young.
+	Unconnected []string
 }
 
 // Roots are all configurations with spec.root.
 type Roots struct {
 	// Client reads and writes past any cache.
 	Client client.Client
-	// Observe tells what the agent of a node said of a pod.
+	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
-	// Locks tells what is known of an operator's lock.
+	// Locks returns what is known of an operator's lock.
 	Locks func(types.NamespacedName) (locks.State, bool)
-	// Stamping tells how far the labels of a configuration's objects have come.
+	// Stamping returns the progress of the labels of a configuration's objects.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
 	Recorder events.EventRecorder
-	Weigher  *Weigher
-	// Written is called when Known has something new, Asked when Demands has. They may
-	// be nil.
+	Weigher  *weigh.Weigher
+	// Written is called when the result of Known changes, Asked when that of Demands does.
+	// They may be nil.
 	Written, Asked func()
 	Log            *slog.Logger
 	// Now is the clock; time.Now if nil.
@@ -69,7 +71,7 @@ type Roots struct {
 	demands atomic.Pointer[[]locks.Demand]
 }
 
-// known is what the rest of the manager may know of a root.
+// known is the part of a root's state that the rest of the manager may use.
 type known struct {
 	compile.Root
 	err error // why the state cannot be read
@@ -130,7 +132,7 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 	}) {
 		rt := r.roots[key]
 		if rt == nil {
-			rt = &root{Roots: r, uid: configs[key].UID}
+			rt = &root{Roots: r, uid: configs[key].UID, evictions: evictions{client: r.Client, recorder: r.Recorder}, reporter: reporter{recorder: r.Recorder}}
 			r.roots[key] = rt
 		}
 		one, cancel := context.WithTimeout(ctx, perRoot)
@@ -143,7 +145,7 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 	return errors.Join(errs...)
 }
 
-// store keeps what the rest of the manager may know of a root.
+// store publishes the state of a root.
 func (r *Roots) store(uid types.UID, k known) {
 	next := map[types.UID]known{uid: k}
 	if before := r.written.Load(); before != nil {
@@ -156,7 +158,7 @@ func (r *Roots) store(uid types.UID, k known) {
 	r.written.Store(&next)
 }
 
-// wake lets the rest of the manager know that there is news.
+// wake notifies the rest of the manager of a new state.
 func (r *Roots) wake() {
 	if r.Written != nil {
 		r.Written()

@@ -35,6 +35,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
 // mesh is a cluster with its agents, and one manager after another.
@@ -62,9 +63,9 @@ type mesh struct {
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
 	leaders map[[2]string]string
 	// idle pods contend for no lock.
-	idle    map[string]bool
-	removed []push.Removed
-	unheard []string // nodes
+	idle        map[string]bool
+	removed     []push.Removed
+	unconnected []string // nodes
 }
 
 const requestTimeout = 90 * time.Second
@@ -103,7 +104,7 @@ func newMesh(t *testing.T) *mesh {
 func (m *mesh) lead() {
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
-		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &Weigher{Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
+		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond}, Log: slog.New(slog.DiscardHandler),
 		Now: func() time.Time { return m.now },
 		Observe: func(node, uid string) push.Observation {
 			if !m.away[node] {
@@ -177,7 +178,7 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, Removed: m.removed, Unheard: m.unheard, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, Removed: m.removed, Unconnected: m.unconnected, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))
@@ -284,15 +285,7 @@ func (m *mesh) disjoint() {
 }
 
 func (m *mesh) round() error {
-	w := m.world()
-	m.Weigher.Set(w.Configs[:0], nil)
-	for _, c := range w.Configs {
-		if c.Spec.Root != nil {
-			m.Weigher.Set([]*v1alpha1.ShardingConfig{c}, namespaces)
-			m.Weigher.weighings[c.UID].since = time.Time{} // nothing is awaited
-		}
-	}
-	err := m.Round(m.Context(), w)
+	err := m.Round(m.Context(), m.world())
 	m.keepLocks()
 	return err
 }
@@ -609,7 +602,7 @@ func TestNoSuccessorNoEviction(t *testing.T) {
 		m.now = m.now.Add(10 * time.Second)
 	}
 	require.Len(t, *evicted, 1)
-	require.Contains(t, fmt.Sprint(m.get().Status.Conditions), "its successor is not there yet")
+	require.Contains(t, fmt.Sprint(m.get().Status.Conditions), "its successor does not exist yet")
 	var n int
 	_, err := fmt.Sscanf((*evicted)[0], "op-%d", &n)
 	require.NoError(t, err)
@@ -709,7 +702,7 @@ func TestConflict(t *testing.T) {
 
 	m.Roots = old
 	m.pod(2) // it would write something
-	require.ErrorContains(t, m.round(), "somebody else")
+	require.ErrorContains(t, m.round(), "another manager has written")
 	require.Equal(t, durable(written), durable(m.get().Status.Root))
 	m.Roots = current
 	m.settle()

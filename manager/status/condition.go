@@ -10,19 +10,29 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
 
-// condition is what a condition says.
+// condition is the content of a condition.
 type condition struct {
 	status  bool
 	reason  v1alpha1.Reason
 	message string
 }
 
-// impeded is a condition that is false because of an obstacle.
+// set sets a condition of an object. A status that did not change keeps its time.
+func (c condition) set(conditions *[]metav1.Condition, kind string, generation int64, now time.Time) {
+	next := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: string(c.reason), Message: c.message,
+		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now)}
+	if c.status {
+		next.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(conditions, next)
+}
+
+// impeded returns a condition that is false because of an obstacle.
 func impeded(by *locks.Obstacle, members string) *condition {
 	return &condition{false, by.Reason, members + "; " + by.Message}
 }
 
-// first returns what the first stage that applies says, and otherwise if none does.
+// first returns the result of the first stage that applies; otherwise if none does.
 func first(otherwise condition, stages ...func() *condition) condition {
 	for _, stage := range stages {
 		if c := stage(); c != nil {
@@ -40,15 +50,10 @@ type conditionsOf struct {
 }
 
 func (c conditionsOf) set(kind string, is condition) {
-	next := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: string(is.reason), Message: is.message,
-		ObservedGeneration: c.generation, LastTransitionTime: metav1.NewTime(c.now)}
-	if is.status {
-		next.Status = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(&c.out.Conditions, next)
+	is.set(&c.out.Conditions, kind, c.generation, c.now)
 }
 
-// unreadyFor is how long Ready has not been true.
+// unreadyFor returns how long Ready has not been true.
 func (c conditionsOf) unreadyFor() time.Duration {
 	ready := meta.FindStatusCondition(c.out.Conditions, v1alpha1.ConditionReady)
 	if ready == nil || ready.Status == metav1.ConditionTrue {
@@ -59,9 +64,15 @@ func (c conditionsOf) unreadyFor() time.Duration {
 
 // leading sets the LeaderMissing condition.
 func (c conditionsOf) leading(missing *locks.Obstacle) {
+	is := condition{false, v1alpha1.ReasonLed, ""}
 	if missing != nil {
-		c.set(v1alpha1.ConditionLeaderMissing, condition{true, missing.Reason, missing.Message})
-		return
+		is = condition{true, missing.Reason, missing.Message}
 	}
-	c.set(v1alpha1.ConditionLeaderMissing, condition{false, v1alpha1.ReasonLed, ""})
+	c.set(v1alpha1.ConditionLeaderMissing, is)
 }
+
+// maxNote bounds the note of an Event, of which the apiserver accepts 1 KiB.
+const maxNote = 1000
+
+// Note returns a text bounded to the length of an Event's note.
+func Note(s string) string { return bounded(s, maxNote) }

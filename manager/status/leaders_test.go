@@ -15,7 +15,7 @@ func TestLeadersOfAShard(t *testing.T) {
 	a := &meshv1.Lock{Namespace: "ns", Name: "a", UpstreamName: "a---s"}
 	b := &meshv1.Lock{Namespace: "kube-system", Name: "b", UpstreamName: "b---s"}
 	member := func(name string, ready bool, held ...string) LedMember {
-		return LedMember{Name: name, Ready: ready, Observation: push.Observation{HeldLocks: held}}
+		return LedMember{Name: name, Ready: ready, Observation: push.Observation{LockReport: push.LockReport{HeldLocks: held}}}
 	}
 	waiting := func(m LedMember, holder string) LedMember {
 		m.ObservedLocks = []push.ObservedLock{{Namespace: "kube-system", Name: "real", Resource: "leases", Holder: holder}}

@@ -15,7 +15,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
-	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -37,39 +36,27 @@ const (
 
 // RootInput is the input for the status of one configuration with spec.root.
 type RootInput struct {
+	Common
 	Config *v1alpha1.ShardingConfig
 	State  handover.State
-	// Root is State as it is to be written, with what else the caller knows: the
-	// counts of namespaces, weights, skew and suggestion. Of Handovers, in the order
-	// of State.Moves, WaitsFor is missing, and Handover.
+	// Root is State as it is to be written, with the counts of namespaces, weights, skew and
+	// suggestion. It lacks Handover, and WaitsFor of Handovers, which are in the order of
+	// State.Moves.
 	Root v1alpha1.RootStatus
-	// Pods are those of the workload that are on the mesh and have not ended.
+	// Pods are the pods of the workload that are on the mesh and have not exited.
 	Pods []*corev1.Pod
-	// Conflicts are those of them that another configuration selects too.
+	// Conflicts are the pods that another configuration selects too.
 	Conflicts []compile.Conflict
-	// TooLarge are those whose policy exceeds what an agent receives.
+	// TooLarge are the pods whose policy exceeds the size that an agent accepts.
 	TooLarge []string
-	// Problem says why nothing can be done for the configuration; nil if there is none.
+	// Problem is the reason why the configuration has no effect; nil if it has.
 	Problem error
-	// Restarting says which eviction is under way or what keeps it, for people.
+	// Restarting describes the eviction that is in progress, or what blocks it.
 	Restarting string
-	// Unsure names whom must be heard of before any shard is given anything.
-	Unsure []string
-	// Locks are the operator's locks, as they are to be written.
-	Locks []v1alpha1.LockStatus
-	// Obstacle keeps shards from being given anything, or from working as a whole; nil
-	// if nothing does.
-	Obstacle *locks.Obstacle
-	// Leaders are those of the shards that are to act, by the shard's name.
+	// Unconfirmed names the pods whose agents must confirm before any shard owns keys.
+	Unconfirmed []string
+	// Leaders are the leaders of the shards that should act, by the shard's name.
 	Leaders map[string]Leader
-	// Stamping is as in Input, for method Labels.
-	Stamping *v1alpha1.StampingStatus
-	// Wanted is the version of a pod's policy, and Observe tells what the agent of
-	// a node said of a pod.
-	Wanted  func(uid string) string
-	Observe func(node, uid string) push.Observation
-	// Now and Since are as in Input.
-	Now, Since time.Time
 }
 
 // OfRoot computes the status of a configuration with spec.root. What is not to be
@@ -130,7 +117,7 @@ func (in RootInput) handover() string {
 	if in.restarts() {
 		return Restarting
 	}
-	if len(in.Unsure) > 0 || len(in.unready()) > 0 || in.Obstacle != nil && !in.State.Holds() {
+	if len(in.Unconfirmed) > 0 || len(in.unready()) > 0 || in.Obstacle != nil && !in.State.Holds() {
 		return Waiting
 	}
 	return Settled
@@ -196,10 +183,7 @@ func (in RootInput) sharded(uid string) bool {
 
 func (in RootInput) workload() *workload {
 	w := &workload{RootInput: in, byUID: map[string]verdict{}, members: map[string]int32{}, ready: map[string]int32{}}
-	each := Input{
-		Shard:  compile.Shard{Config: in.Config, Conflicts: in.Conflicts, TooLarge: in.TooLarge},
-		Wanted: in.Wanted, Observe: in.Observe, Now: in.Now, Since: in.Since,
-	}
+	each := Input{Common: in.Common, Shard: compile.Shard{Config: in.Config, Conflicts: in.Conflicts, TooLarge: in.TooLarge}}
 	over := compile.Withdrawn(in.Config) && !in.State.Holds()
 	free := 0
 	for _, pod := range in.Pods {

@@ -157,7 +157,7 @@ func (w *workload) waits(root *v1alpha1.RootStatus) string {
 		all = []string{w.Restarting}
 	}
 	if len(all) == 0 {
-		all = slices.Concat(w.Unsure, w.unready())
+		all = slices.Concat(w.Unconfirmed, w.unready())
 	}
 	if len(all) == 0 && w.Obstacle != nil {
 		all = []string{w.Obstacle.Message}

@@ -24,14 +24,16 @@ func rootInput() *RootInput {
 	in := &RootInput{
 		Config: &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", Generation: 3}},
 		State:  handover.State{Shards: map[string]handover.Shard{}, Members: map[string]handover.Member{}},
-		Wanted: func(string) string { return "5-v2" },
-		Observe: func(_, _ string) push.Observation {
-			o := fine
-			o.Version = "5-v2" // of a shard, by its serial
-			o.Methods = map[string]string{"pods": "Filter"}
-			return o
+		Common: Common{
+			Wanted: func(string) string { return "5-v2" },
+			Observe: func(_, _ string) push.Observation {
+				o := fine
+				o.Version = "5-v2" // of a shard, by its serial
+				o.Methods = map[string]string{"pods": "Filter"}
+				return o
+			},
+			Now: now, Since: now.Add(-time.Hour),
 		},
-		Now: now, Since: now.Add(-time.Hour),
 	}
 	in.Config.Spec.Root = &v1alpha1.RootConfig{
 		Prefix: "op", TargetStatefulSet: "op", Disable: &yes,
@@ -110,9 +112,9 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 		}, v1alpha1.ReasonSettled, "", Settled, ready, "2 of 2 members ready"},
 		{"the successor of a restarted pod is awaited", func(in *RootInput) {
 			in.State.Members["op-9"] = handover.Member{UID: "op-9", Name: "op-9", Node: "node1", Shard: "op-1-normal", Serial: 4, Stale: true}
-			in.Restarting = "pod op-9 was evicted, and its successor is not there yet"
+			in.Restarting = "pod op-9 was evicted, and its successor does not exist yet"
 		}, v1alpha1.ReasonRestarting, "", Restarting, progressing, "pod op-9 was evicted"},
-		{"the first keys wait", func(in *RootInput) { in.Unsure = []string{"pod op-7"} },
+		{"the first keys wait", func(in *RootInput) { in.Unconfirmed = []string{"pod op-7"} },
 			v1alpha1.ReasonWaiting, "", Waiting, ready, "waiting for pod op-7"},
 		{"nobody to take", func(in *RootInput) {
 			in.State.Shards["op-2-normal"] = handover.Shard{Serial: 5, Wanted: sharding.Keys("a")}

@@ -30,23 +30,30 @@ const (
 	maxWaited = 10
 )
 
-// Input is the input for the status of one configuration.
-type Input struct {
-	Shard compile.Shard
-	// Wanted is the version of a pod's policy.
-	Wanted func(uid string) string
-	// Observe tells what the agent of a node said of a pod.
-	Observe  func(node, uid string) push.Observation
-	Stamping *v1alpha1.StampingStatus
-	// Locks and Obstacle are as of RootInput.
-	Locks    []v1alpha1.LockStatus
+// Common is the input for the status of any configuration.
+type Common struct {
+	// Locks are the operator's locks, as they are to be written.
+	Locks []v1alpha1.LockStatus
+	// Obstacle is the reason why shards own nothing, or do not work as a whole; nil if there
+	// is none.
 	Obstacle *locks.Obstacle
-	// Leader is that of a hand-written shard that is to act.
-	Leader Leader
-	Now    time.Time
-	// Since is when this manager became the leader. For as long as Grace after
-	// it, what the last leader wrote of pods stands until their agent connects.
+	Stamping *v1alpha1.StampingStatus
+	// Wanted returns the version of a pod's policy.
+	Wanted func(uid string) string
+	// Observe returns what the agents of a node reported about a pod.
+	Observe func(node, uid string) push.Observation
+	Now     time.Time
+	// Since is when this manager became the leader. Until Grace after it, what the last
+	// leader wrote about pods applies until their agent connects.
 	Since time.Time
+}
+
+// Input is the input for the status of one hand-written or derived configuration.
+type Input struct {
+	Common
+	Shard compile.Shard
+	// Leader is the leader of a hand-written shard that should act.
+	Leader Leader
 }
 
 // verdict on one member. An empty reason means that it is ready or will be.
@@ -313,23 +320,15 @@ func conflict(namespace string, c compile.Conflict) string {
 	return fmt.Sprintf("pod %s: %s", c.Pod, compile.ConflictMessage(namespace, c.Configs))
 }
 
-// describe names the first few members of a kind, and counts the others.
+// describe names the first few of the members that match, and counts the others.
 func describe(verdicts []verdict, which func(verdict) bool) string {
-	var said []string
-	more := 0
+	var out []string
 	for _, v := range verdicts {
-		switch {
-		case !which(v):
-		case len(said) < maxNamed:
-			said = append(said, fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "captured by "+v.Capture)))
-		default:
-			more++
+		if which(v) {
+			out = append(out, fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "captured by "+v.Capture)))
 		}
 	}
-	if more > 0 {
-		said = append(said, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(said, "; ")
+	return strings.Join(clipped(out), "; ")
 }
 
 func truth(b bool) int {

@@ -40,10 +40,12 @@ func input(o push.Observation, pods ...*corev1.Pod) Input {
 			Config:  &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "shard", Generation: 3}},
 			Members: pods, Lock: "lock---shard",
 		},
-		Wanted:  func(string) string { return "v2" },
-		Observe: func(_, _ string) push.Observation { return o },
-		Now:     now,
-		Since:   now.Add(-time.Hour),
+		Common: Common{
+			Wanted:  func(string) string { return "v2" },
+			Observe: func(_, _ string) push.Observation { return o },
+			Now:     now,
+			Since:   now.Add(-time.Hour),
+		},
 	}
 }
 

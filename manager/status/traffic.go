@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -65,7 +64,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
 		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
-		told := breakerOf(policy, b.Name)
+		told := named(policy.GetTraffic().GetBreakers(), b.Name)
 		t.seesOthers(o, policy, aboutOthers(told), rules.Hidden(told))
 		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
@@ -81,9 +80,9 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 	}
 	is := ready(b.Ruling, b.Namespace, targets, "in force")
 	if !ok && b.Problem == nil {
-		is.Status, is.Reason, is.Message = metav1.ConditionFalse, string(v1alpha1.ReasonTooManyShares), tooManyShares+"; "+is.Message
+		is = condition{false, v1alpha1.ReasonTooManyShares, tooManyShares + "; " + is.message}
 	}
-	in.set(&out.Conditions, b.Generation, is)
+	is.ready(&out.Conditions, b.Generation, in.Now)
 	out.TargetStatus = roomFor(targets, record)
 	if !equality.Semantic.DeepEqual(before, out) {
 		out.LastUpdatedTime = seconds(in.Now)
@@ -118,7 +117,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 		t, was := in.target(f.Ruling, selected, o, known)
 		if reported {
 			policy := in.Policy(selected.Pod.UID)
-			told := injectionOf(policy, f.Name)
+			told := named(policy.GetTraffic().GetInjections(), f.Name)
 			others := slices.ContainsFunc(told.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })
 			t.seesOthers(o, policy, others, rules.HiddenOfFaults(told.GetRules()))
 			t.FaultSnapshots = faults(told, o, was.FaultSnapshots)
@@ -137,7 +136,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 	if out.ExpirationTime != nil {
 		until = "in force until " + out.ExpirationTime.UTC().Format(time.RFC3339)
 	}
-	in.set(&out.Conditions, f.Generation, ready(f.Ruling, f.Namespace, targets, until))
+	ready(f.Ruling, f.Namespace, targets, until).ready(&out.Conditions, f.Generation, in.Now)
 	out.TargetStatus = roomFor(targets, nil)
 	if !equality.Semantic.DeepEqual(before, out) {
 		out.LastUpdatedTime = seconds(in.Now)
@@ -188,13 +187,13 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 		t.ConfigHash = r.Hash
 	}
 	// For a while what the last leader wrote stands.
-	unheard := !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace))
+	unconnected := !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace))
 	switch {
 	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
 		t.reason, t.why = v1alpha1.ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
 	case selected.Message != "":
 		t.reason, t.why = v1alpha1.ReasonNoEffect, selected.Message
-	case unheard && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
+	case unconnected && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
 		t.reason, t.why = reach{in.Now, in.Since}.rules(pod, o, selected.Version)
 	}
@@ -236,22 +235,12 @@ func (t target) opened() bool {
 	return slices.ContainsFunc(t.LimitingSnapshots, func(l v1alpha1.LimitingSnapshot) bool { return l.State != v1alpha1.BreakerClosed })
 }
 
-func breakerOf(p *meshv1.PodPolicy, name string) *meshv1.Breaker {
-	for _, b := range p.GetTraffic().GetBreakers() {
-		if b.Name == name {
-			return b
-		}
+// named returns the first with a name; the zero value if there is none.
+func named[T interface{ GetName() string }](in []T, name string) (out T) {
+	if i := slices.IndexFunc(in, func(one T) bool { return one.GetName() == name }); i >= 0 {
+		out = in[i]
 	}
-	return nil
-}
-
-func injectionOf(p *meshv1.PodPolicy, name string) *meshv1.Injection {
-	for _, i := range p.GetTraffic().GetInjections() {
-		if i.Name == name {
-			return i
-		}
-	}
-	return nil
+	return out
 }
 
 func aboutOthers(b *meshv1.Breaker) bool {
@@ -376,44 +365,37 @@ func (t target) rank() int {
 }
 
 // ready is the condition.
-func ready(r compile.Ruling, namespace string, targets []target, inForce string) metav1.Condition {
-	is := func(status bool, reason v1alpha1.Reason, message string) metav1.Condition {
-		c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: string(reason), Message: message}
-		if status {
-			c.Status = metav1.ConditionTrue
-		}
-		return c
-	}
+func ready(r compile.Ruling, namespace string, targets []target, inForce string) condition {
 	n := number(targets, func(t target) bool { return t.inForce })
 	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
 	switch {
 	case r.Problem != nil && r.Problem.Reason == v1alpha1.ReasonPending && len(r.Problems) == 0:
-		return is(false, v1alpha1.ReasonRollingOut, r.Problem.Message)
+		return condition{false, v1alpha1.ReasonRollingOut, r.Problem.Message}
 	case r.Problem != nil && r.Problem.Reason != v1alpha1.ReasonPending:
 		message := r.Problem.Message
 		if slices.ContainsFunc(targets, target.late) {
 			message += "; what was in force before may be still: " + describeTargets(targets, target.late)
 		}
-		return is(false, r.Problem.Reason, message)
+		return condition{false, r.Problem.Reason, message}
 	case len(r.Problems) > 0:
 		var said []string
 		for _, p := range r.Problems {
 			said = append(said, p.Message)
 		}
-		return is(false, r.Problems[0].Reason, strings.Join(clipped(said), "; ")+"; the rest is "+count)
+		return condition{false, r.Problems[0].Reason, strings.Join(clipped(said), "; ") + "; the rest is " + count}
 	case len(targets) == 0:
-		return is(false, v1alpha1.ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel))
+		return condition{false, v1alpha1.ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel)}
 	case n == len(targets):
 		message := fmt.Sprintf("%s, in %d pods", inForce, n)
 		if alone := number(targets, func(t target) bool { return t.Message == hostsAlone }); alone > 0 {
 			message += fmt.Sprintf("; in %d of them %s", alone, hostsAlone)
 		}
-		return is(true, v1alpha1.ReasonInForce, message)
+		return condition{true, v1alpha1.ReasonInForce, message}
 	case slices.ContainsFunc(targets, target.broken):
 		t := targets[slices.IndexFunc(targets, target.broken)]
-		return is(false, t.reason, count+"; "+describeTargets(targets, target.notInForce))
+		return condition{false, t.reason, count + "; " + describeTargets(targets, target.notInForce)}
 	}
-	return is(false, v1alpha1.ReasonRollingOut, count+"; "+describeTargets(targets, target.notInForce))
+	return condition{false, v1alpha1.ReasonRollingOut, count + "; " + describeTargets(targets, target.notInForce)}
 }
 
 func number(targets []target, which func(target) bool) (n int) {
@@ -442,11 +424,10 @@ func describeTargets(targets []target, which func(target) bool) string {
 	return strings.Join(clipped(said), "; ")
 }
 
-// set sets the condition.
-func (in TrafficInput) set(conditions *[]metav1.Condition, generation int64, c metav1.Condition) {
-	c.ObservedGeneration, c.LastTransitionTime = generation, metav1.NewTime(in.Now)
-	c.Message = bounded(c.Message, 8<<10)
-	meta.SetStatusCondition(conditions, c)
+// ready sets Ready, with a bounded message.
+func (c condition) ready(conditions *[]metav1.Condition, generation int64, now time.Time) {
+	c.message = bounded(c.message, 8<<10)
+	c.set(conditions, v1alpha1.ConditionReady, generation, now)
 }
 
 // bounded cuts a text off that is longer than most bytes.

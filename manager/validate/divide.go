@@ -11,11 +11,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
 )
 
 // divided finds another shard of the same operator, by its lock, that would own an
@@ -23,13 +25,13 @@ import (
 // linear in the values that selectors name, and ends with the context.
 func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) (string, error) {
 	locks := compile.NamedLocks(c)
-	mine := newOwnership(divides(c))
+	mine := newOwnership(label.Limits(c))
 	for _, o := range others {
 		shared := slices.IndexFunc(locks, func(l types.NamespacedName) bool { return slices.Contains(compile.NamedLocks(&o), l) })
 		if shared < 0 || compile.Derived(&o) {
 			continue
 		}
-		example, resource, err := mine.shares(ctx, newOwnership(divides(&o)))
+		example, resource, err := mine.shares(ctx, newOwnership(label.Limits(&o)))
 		if err != nil {
 			return "", err
 		}
@@ -41,49 +43,30 @@ func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.
 	return "", nil
 }
 
-// divides are the limits of a configuration, or of the shards that it derives.
-func divides(c *v1alpha1.ShardingConfig) []v1alpha1.ObjectLimiter {
-	if c.Spec.Root == nil {
-		return c.Spec.Limits
-	}
-	return slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits)
-}
-
-// resource is a resource of a group. Either may be "*".
-type resource struct{ group, name string }
-
 // ownership says what limits leave of resources.
 type ownership struct {
 	limits []v1alpha1.ObjectLimiter
-	naming map[resource][]int // the limits that name a resource so, in order
+	naming map[schema.GroupResource][]int // the limits that name a resource so, in order
 	// owned are the conditions of limits that apply together, by their numbers; nil
 	// where a selector is invalid.
 	owned map[string]conditions
 }
 
 func newOwnership(limits []v1alpha1.ObjectLimiter) *ownership {
-	o := &ownership{limits: limits, naming: map[resource][]int{}, owned: map[string]conditions{}}
+	o := &ownership{limits: limits, naming: map[schema.GroupResource][]int{}, owned: map[string]conditions{}}
 	for i, l := range limits {
-		for _, g := range l.RelateResources {
-			for _, group := range g.APIGroups {
-				for _, name := range g.Resources {
-					o.add(resource{group, name}, i)
-				}
+		for _, r := range label.Resources(l.RelateResources) {
+			if naming := o.naming[r]; !slices.Contains(naming, i) {
+				o.naming[r] = append(naming, i)
 			}
 		}
 	}
 	return o
 }
 
-func (o *ownership) add(r resource, limit int) {
-	if naming := o.naming[r]; !slices.Contains(naming, limit) {
-		o.naming[r] = append(naming, limit)
-	}
-}
-
 // of returns the limits that apply to a resource: all that name it apply together.
-func (o *ownership) of(r resource) (key string, limits []int) {
-	for _, w := range r.wider() {
+func (o *ownership) of(r schema.GroupResource) (key string, limits []int) {
+	for _, w := range wider(r) {
 		limits = append(limits, o.naming[w]...)
 	}
 	slices.Sort(limits)
@@ -136,16 +119,16 @@ func (o *ownership) shares(ctx context.Context, other *ownership) (example label
 			continue
 		}
 		if example, ok := bothOwn(mine, theirs); ok {
-			return example, r.name, nil
+			return example, r.Resource, nil
 		}
 	}
 	return nil, "", nil
 }
 
 // common are the resources that both name, sorted: of a name and "*", the name.
-func (o *ownership) common(other *ownership) (out []resource) {
-	seen := map[resource]bool{}
-	add := func(r resource) {
+func (o *ownership) common(other *ownership) (out []schema.GroupResource) {
+	seen := map[schema.GroupResource]bool{}
+	add := func(r schema.GroupResource) {
 		if !seen[r] && o.names(r) && other.names(r) {
 			seen[r] = true
 			out = append(out, r)
@@ -154,29 +137,29 @@ func (o *ownership) common(other *ownership) (out []resource) {
 	for _, pair := range [][2]*ownership{{o, other}, {other, o}} {
 		for r := range pair[0].naming {
 			add(r)
-			if r.name != "*" {
+			if r.Resource != "*" {
 				continue
 			}
 			for theirs := range pair[1].naming {
-				if theirs.group == "*" {
-					add(resource{r.group, theirs.name})
+				if theirs.Group == "*" {
+					add(schema.GroupResource{Group: r.Group, Resource: theirs.Resource})
 				}
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b resource) int {
-		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.group, b.group))
+	slices.SortFunc(out, func(a, b schema.GroupResource) int {
+		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.Group, b.Group))
 	})
 	return out
 }
 
-func (o *ownership) names(r resource) bool {
-	return slices.ContainsFunc(r.wider(), func(w resource) bool { return o.naming[w] != nil })
+func (o *ownership) names(r schema.GroupResource) bool {
+	return slices.ContainsFunc(wider(r), func(w schema.GroupResource) bool { return o.naming[w] != nil })
 }
 
-// wider are the ways in which a limit can name a resource.
-func (r resource) wider() []resource {
-	return []resource{r, {"*", r.name}, {r.group, "*"}, {"*", "*"}}
+// wider returns all ways in which a limit can name a resource.
+func wider(r schema.GroupResource) []schema.GroupResource {
+	return []schema.GroupResource{r, {Group: "*", Resource: r.Resource}, {Group: r.Group, Resource: "*"}, {Group: "*", Resource: "*"}}
 }
 
 // bothOwn finds labels that meet the conditions of both, of an object that has the

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -21,8 +20,8 @@ func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace s
 	if !s.ConfigsIn(c.Namespace) {
 		return exceeds(platform.ShardingNamespaces, "metadata.namespace: namespace %s may have no ShardingConfig", c.Namespace)
 	}
-	for _, l := range divides(c) {
-		for _, gr := range resourcesOf(l.RelateResources) {
+	for _, l := range label.Limits(c) {
+		for _, gr := range label.Resources(l.RelateResources) {
 			if !s.Divides(gr) {
 				return exceeds(platform.ShardingExcludedResources, "%s may not be divided", gr)
 			}
@@ -37,18 +36,6 @@ func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace s
 		}
 	}
 	return ""
-}
-
-// resourcesOf are the resources that groups name.
-func resourcesOf(groups []v1alpha1.ResourceGroup) (out []schema.GroupResource) {
-	for _, g := range groups {
-		for _, group := range g.APIGroups {
-			for _, r := range g.Resources {
-				out = append(out, schema.GroupResource{Group: group, Resource: r})
-			}
-		}
-	}
-	return out
 }
 
 // namespacesOf are those that a selector requires objects to be of, by their label.

@@ -40,32 +40,30 @@ type Injections struct{ Reader client.Reader }
 
 // Handle implements admission.Handler.
 func (w *Breakers) Handle(ctx context.Context, req admission.Request) admission.Response {
-	c := &v1alpha1.CircuitBreaker{}
-	if err := json.Unmarshal(req.Object.Raw, c); err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
-	}
-	if c.DeletionTimestamp != nil {
-		return admission.Allowed("") // let finalizers go
-	}
-	if errs := Breaker(c); len(errs) > 0 {
-		return refuse("circuitbreaker", "Invalid", errs.ToAggregate().Error())
-	}
-	return admission.Allowed("").WithWarnings(breakerWarnings(c, trusting(ctx, w.Reader, req.Namespace, c.Spec.Selector))...)
+	return review(req, &v1alpha1.CircuitBreaker{}, "circuitbreaker", Breaker, func(c *v1alpha1.CircuitBreaker) []string {
+		return breakerWarnings(c, trusting(ctx, w.Reader, req.Namespace, c.Spec.Selector))
+	})
 }
 
 // Handle implements admission.Handler.
 func (w *Injections) Handle(ctx context.Context, req admission.Request) admission.Response {
-	f := &v1alpha1.FaultInjection{}
-	if err := json.Unmarshal(req.Object.Raw, f); err != nil {
+	return review(req, &v1alpha1.FaultInjection{}, "faultinjection", Injection, func(f *v1alpha1.FaultInjection) []string {
+		return injectionWarnings(f, trusting(ctx, w.Reader, req.Namespace, f.Spec.Selector))
+	})
+}
+
+// review answers a request for an object that no other object affects. It decodes into o.
+func review[T client.Object](req admission.Request, o T, kind string, problems func(T) field.ErrorList, warnings func(T) []string) admission.Response {
+	if err := json.Unmarshal(req.Object.Raw, o); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if f.DeletionTimestamp != nil {
-		return admission.Allowed("")
+	if o.GetDeletionTimestamp() != nil {
+		return admission.Allowed("") // so that finalizers can be removed
 	}
-	if errs := Injection(f); len(errs) > 0 {
-		return refuse("faultinjection", "Invalid", errs.ToAggregate().Error())
+	if errs := problems(o); len(errs) > 0 {
+		return refuse(kind, "Invalid", errs.ToAggregate().Error())
 	}
-	return admission.Allowed("").WithWarnings(injectionWarnings(f, trusting(ctx, w.Reader, req.Namespace, f.Spec.Selector))...)
+	return admission.Allowed("").WithWarnings(warnings(o)...)
 }
 
 // trusting tells, when asked, whether any of the selected pods trusts the egress CA.

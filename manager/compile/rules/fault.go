@@ -23,15 +23,13 @@ func (r *Renderer) Fault(in *v1alpha1.HTTPFaultInjection, path *field.Path) *mes
 		out.EffectiveTime = r.effective(in.EffectiveTime, path.Child("effectiveTime"))
 	}
 	if f := in.Delay; f != nil {
-		path := path.Child("delay")
-		out.Delay = &meshv1.Delay{FixedNs: int64(r.duration(f.FixedDelay, maxDelay, false, path.Child("fixedDelay"))), Percent: r.percent(f.Percent, path.Child("percent"))}
+		out.Delay = &meshv1.Delay{FixedNs: int64(r.duration(f.FixedDelay, maxDelay, false, path.Child("delay", "fixedDelay"))), Percent: r.percent(f.Percent, path.Child("delay", "percent"))}
 	}
 	if f := in.Abort; f != nil {
-		path := path.Child("abort")
 		if f.HTTPStatus < 200 || f.HTTPStatus > 599 {
-			r.invalid(path.Child("httpStatus"), f.HTTPStatus, "must be from 200 to 599")
+			r.invalid(path.Child("abort", "httpStatus"), f.HTTPStatus, "must be from 200 to 599")
 		}
-		out.Abort = &meshv1.Abort{Status: uint32(f.HTTPStatus), Reason: f.Reason, Percent: r.percent(f.Percent, path.Child("percent"))}
+		out.Abort = &meshv1.Abort{Status: uint32(f.HTTPStatus), Reason: f.Reason, Percent: r.percent(f.Percent, path.Child("abort", "percent"))}
 	}
 	if f := in.Reset; f != nil {
 		out.Reset_ = &meshv1.Reset{Percent: r.percent(f.Percent, path.Child("reset", "percent")), AfterAnswer: f.AfterAnswer}
@@ -40,15 +38,13 @@ func (r *Renderer) Fault(in *v1alpha1.HTTPFaultInjection, path *field.Path) *mes
 		out.Truncate = &meshv1.Truncate{AfterBytes: uint64(max(f.AfterBytes, 0)), Percent: r.percent(f.Percent, path.Child("truncate", "percent"))}
 	}
 	if f := in.SlowBody; f != nil {
-		path := path.Child("slowBody")
 		if f.BytesPerSecond < 1 {
-			r.invalid(path.Child("bytesPerSecond"), f.BytesPerSecond, "must be at least 1")
+			r.invalid(path.Child("slowBody", "bytesPerSecond"), f.BytesPerSecond, "must be at least 1")
 		}
-		out.SlowBody = &meshv1.SlowBody{BytesPerSecond: uint64(max(f.BytesPerSecond, 0)), Percent: r.percent(f.Percent, path.Child("percent"))}
+		out.SlowBody = &meshv1.SlowBody{BytesPerSecond: uint64(max(f.BytesPerSecond, 0)), Percent: r.percent(f.Percent, path.Child("slowBody", "percent"))}
 	}
 	if f := in.StaleList; f != nil {
-		path := path.Child("staleList")
-		out.StaleList = &meshv1.StaleList{AgeNs: int64(r.duration(f.Age, maxInterval, true, path.Child("age"))), Percent: r.percent(f.Percent, path.Child("percent"))}
+		out.StaleList = &meshv1.StaleList{AgeNs: int64(r.duration(f.Age, maxInterval, true, path.Child("staleList", "age"))), Percent: r.percent(f.Percent, path.Child("staleList", "percent"))}
 	}
 	if in.Watch != nil {
 		out.Watch = r.watch(in.Watch, path.Child("watch"))
@@ -87,29 +83,24 @@ func (r *Renderer) watch(in *v1alpha1.FaultWatch, path *field.Path) *meshv1.Watc
 		return int64(r.duration(d, maxInterval, false, path))
 	}
 	if f := in.Gone; f != nil {
-		path := path.Child("gone")
-		out.Gone = &meshv1.WatchFault_Gone{Percent: r.percent(f.Percent, path.Child("percent")), AfterNs: after(f.After, path.Child("after"))}
+		out.Gone = &meshv1.WatchFault_Gone{Percent: r.percent(f.Percent, path.Child("gone", "percent")), AfterNs: after(f.After, path.Child("gone", "after"))}
 	}
 	if f := in.Cut; f != nil {
-		path := path.Child("cut")
-		out.Cut = &meshv1.WatchFault_Cut{Percent: r.percent(f.Percent, path.Child("percent")), AfterNs: after(f.After, path.Child("after"))}
+		out.Cut = &meshv1.WatchFault_Cut{Percent: r.percent(f.Percent, path.Child("cut", "percent")), AfterNs: after(f.After, path.Child("cut", "after"))}
 	}
 	if f := in.Stall; f != nil {
-		path := path.Child("stall")
-		out.Stall = &meshv1.WatchFault_Stall{Percent: r.percent(f.Percent, path.Child("percent")), AfterNs: after(f.After, path.Child("after")), LastsNs: after(f.Lasts, path.Child("lasts"))}
+		out.Stall = &meshv1.WatchFault_Stall{Percent: r.percent(f.Percent, path.Child("stall", "percent")), AfterNs: after(f.After, path.Child("stall", "after")), LastsNs: after(f.Lasts, path.Child("stall", "lasts"))}
 	}
 	if f := in.Delay; f != nil {
-		path := path.Child("delay")
-		out.Delay = &meshv1.WatchFault_Late{Percent: r.percent(f.Percent, path.Child("percent")), ByNs: int64(r.duration(f.FixedDelay, maxDelay, false, path.Child("fixedDelay")))}
+		out.Delay = &meshv1.WatchFault_Late{Percent: r.percent(f.Percent, path.Child("delay", "percent")), ByNs: int64(r.duration(f.FixedDelay, maxDelay, false, path.Child("delay", "fixedDelay")))}
 	}
 	if f := in.Duplicate; f != nil {
 		out.Duplicate = &meshv1.WatchFault_Duplicate{Percent: r.percent(f.Percent, path.Child("duplicate", "percent"))}
 	}
 	if f := in.Drop; f != nil {
-		path := path.Child("drop")
-		out.Drop = &meshv1.WatchFault_Drop{Percent: r.percent(f.Percent, path.Child("percent")), MadeUpAfterNs: int64(defaultMadeUpAfter)}
+		out.Drop = &meshv1.WatchFault_Drop{Percent: r.percent(f.Percent, path.Child("drop", "percent")), MadeUpAfterNs: int64(defaultMadeUpAfter)}
 		if f.MadeUpAfter != "" {
-			out.Drop.MadeUpAfterNs = int64(r.duration(f.MadeUpAfter, maxDelay, true, path.Child("madeUpAfter")))
+			out.Drop.MadeUpAfterNs = int64(r.duration(f.MadeUpAfter, maxDelay, true, path.Child("drop", "madeUpAfter")))
 		}
 	}
 	return out

@@ -12,10 +12,11 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -67,8 +68,8 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	before, egress := r.Mesh.Bundle(), r.Egress.Bundle()
 	mesh := func(p *corev1.Pod) bool { return p.Annotations[v1alpha1.TrustAnnotation] != "" }
 	err := errors.Join(
-		r.Mesh.Maintain(ctx, dereference(r.State.MeshBundle.Load()), r.trusting(mesh)),
-		r.Egress.Maintain(ctx, dereference(r.State.EgressBundle.Load()), r.trusting(inject.TrustsEgress)),
+		r.Mesh.Maintain(ctx, ptr.Deref(r.State.MeshBundle.Load(), nil), r.trusting(mesh)),
+		r.Egress.Maintain(ctx, ptr.Deref(r.State.EgressBundle.Load(), nil), r.trusting(inject.TrustsEgress)),
 		r.Serving.Maintain(ctx, r.published),
 	)
 	metrics.MeshCAExpiry.Set(float64(r.Mesh.Expiry().Unix()))
@@ -104,13 +105,6 @@ func (r *Controller) Follow(ctx context.Context, elected <-chan struct{}) error 
 	}
 }
 
-func dereference(b *[]byte) []byte {
-	if b == nil {
-		return nil
-	}
-	return *b
-}
-
 // trusting returns the pods that trust a CA, and when they were created; nil while they
 // are not known.
 func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
@@ -129,57 +123,51 @@ func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Tim
 
 // publishCA keeps the ConfigMap from which agents verify the manager.
 func (r *Controller) publishCA(ctx context.Context) error {
-	want := map[string]string{meshv1.ManagerCAKey: string(r.Serving.Bundle())}
-	cm := &corev1.ConfigMap{}
-	err := r.Client.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}, cm)
-	switch {
-	case apierrors.IsNotFound(err):
-		err = r.Client.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}, Data: want})
-	case err == nil && cm.Data[meshv1.ManagerCAKey] != want["ca.crt"]:
-		cm.Data = want
-		err = r.Client.Update(ctx, cm)
-	}
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}}
+	_, err := controllerutil.CreateOrUpdate(ctx, r.Client, cm, func() error {
+		cm.Data = map[string]string{meshv1.ManagerCAKey: string(r.Serving.Bundle())}
+		return nil
+	})
 	if err != nil {
-		return fmt.Errorf("ConfigMap %s/%s: %w", r.Namespace, meshv1.ManagerCAConfigMap, err)
+		return fmt.Errorf("writing ConfigMap %s/%s: %w", r.Namespace, meshv1.ManagerCAConfigMap, err)
 	}
 	return nil
 }
 
 // injectCA writes the CA by which the apiserver verifies the webhooks.
 func (r *Controller) injectCA(ctx context.Context) error {
-	ca := r.Serving.Bundle()
-	key := types.NamespacedName{Name: r.WebhookConfiguration}
-	inject := func(object client.Object, clients func() []*admissionv1.WebhookClientConfig) error {
-		if err := r.Client.Get(ctx, key, object); err != nil {
-			return fmt.Errorf("%T %s: %w", object, key.Name, err)
-		}
-		changed := false
-		for _, c := range clients() {
-			if !bytes.Equal(c.CABundle, ca) {
-				c.CABundle, changed = ca, true
-			}
-		}
-		if !changed {
-			return nil
-		}
-		if err := r.Client.Update(ctx, object); err != nil {
-			return fmt.Errorf("%T %s: %w", object, key.Name, err)
-		}
-		return nil
-	}
 	mutating, validating := &admissionv1.MutatingWebhookConfiguration{}, &admissionv1.ValidatingWebhookConfiguration{}
 	return errors.Join(
-		inject(mutating, func() (out []*admissionv1.WebhookClientConfig) {
+		r.injectInto(ctx, mutating, func() (out []*admissionv1.WebhookClientConfig) {
 			for i := range mutating.Webhooks {
 				out = append(out, &mutating.Webhooks[i].ClientConfig)
 			}
 			return out
 		}),
-		inject(validating, func() (out []*admissionv1.WebhookClientConfig) {
+		r.injectInto(ctx, validating, func() (out []*admissionv1.WebhookClientConfig) {
 			for i := range validating.Webhooks {
 				out = append(out, &validating.Webhooks[i].ClientConfig)
 			}
 			return out
 		}),
 	)
+}
+
+// injectInto writes the CA into the clients of a configuration, which it reads into object.
+func (r *Controller) injectInto(ctx context.Context, object client.Object, clients func() []*admissionv1.WebhookClientConfig) error {
+	err := r.Client.Get(ctx, types.NamespacedName{Name: r.WebhookConfiguration}, object)
+	changed := false
+	if err == nil {
+		for _, c := range clients() {
+			changed = changed || !bytes.Equal(c.CABundle, r.Serving.Bundle())
+			c.CABundle = r.Serving.Bundle()
+		}
+	}
+	if changed {
+		err = r.Client.Update(ctx, object)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the CA into %T %s: %w", object, r.WebhookConfiguration, err)
+	}
+	return nil
 }

@@ -94,7 +94,7 @@ func newWorld(t *testing.T) *world {
 		Client: w.Client, Recorder: w.events, Log: slog.New(slog.DiscardHandler),
 		Observe: func(node, uid string) push.Observation {
 			require.Equal(t, "n1 uid", node+" "+uid)
-			return push.Observation{Dead: w.dead}
+			return push.Observation{LockReport: push.LockReport{Dead: w.dead}}
 		},
 	}
 	w.dead = []push.Holder{{Namespace: "ns", Name: "lock", Identity: holder, Version: w.lease().ResourceVersion}}

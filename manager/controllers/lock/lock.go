@@ -4,12 +4,18 @@ package lock
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -94,7 +100,7 @@ func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (o
 			found.Mode = locks.Keep
 		}
 		for _, name := range compile.OperatorLocks(c, c.Status.Locks) {
-			lock := locks.Lock{NamespacedName: name, Resources: resourcesOf(c.Status.Locks, name)}
+			lock := locks.LockOf(name, c.Status.Locks)
 			if slices.Contains(named, name) {
 				one.Locks = append(one.Locks, lock)
 			} else {
@@ -113,15 +119,6 @@ func (r *Controller) holdsSome(c *v1alpha1.ShardingConfig) bool {
 		s, _ := r.Keeper.State(name)
 		return s.Held
 	})
-}
-
-func resourcesOf(known []v1alpha1.LockStatus, name types.NamespacedName) []string {
-	for _, l := range known {
-		if l.Namespace == name.Namespace && l.Name == name.Name {
-			return l.Resources
-		}
-	}
-	return nil
 }
 
 // accountsOf returns the ServiceAccounts of the members of a hand-written configuration.
@@ -155,4 +152,24 @@ func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedNa
 		}
 	}
 	return true
+}
+
+// Reviewer asks the apiserver for rights.
+type Reviewer struct{ Kube kubernetes.Interface }
+
+// MayUpdate reports whether a ServiceAccount may update a lock.
+func (r Reviewer) MayUpdate(ctx context.Context, account, lock types.NamespacedName) (bool, error) {
+	review, err := r.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:   serviceaccount.MakeUsername(account.Namespace, account.Name),
+			Groups: append(serviceaccount.MakeGroupNames(account.Namespace), user.AllAuthenticated),
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Namespace: lock.Namespace, Name: lock.Name, Verb: "update", Group: "coordination.k8s.io", Resource: "leases",
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, fmt.Errorf("asking for the rights of ServiceAccount %s: %w", account, err)
+	}
+	return review.Status.Allowed, nil
 }

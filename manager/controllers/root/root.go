@@ -51,7 +51,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	if r.Roots.Young() {
 		var err error
-		if world.Unheard, err = r.unheard(ctx); err != nil {
+		if world.Unconnected, err = r.unconnected(ctx); err != nil {
 			return err
 		}
 	}
@@ -63,8 +63,8 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	return err
 }
 
-// unheard lists the Nodes of which no agent has connected to this manager.
-func (r *Controller) unheard(ctx context.Context) ([]string, error) {
+// unconnected lists the Nodes of which no agent has connected to this manager.
+func (r *Controller) unconnected(ctx context.Context) ([]string, error) {
 	nodes := &metav1.PartialObjectMetadataList{}
 	nodes.SetGroupVersionKind(controllers.NodeKind)
 	if err := r.Cache.List(ctx, nodes); err != nil {
@@ -74,5 +74,5 @@ func (r *Controller) unheard(ctx context.Context) ([]string, error) {
 	for _, n := range nodes.Items {
 		names = append(names, n.Name)
 	}
-	return r.Push.Unheard(names), nil
+	return r.Push.Unconnected(names), nil
 }

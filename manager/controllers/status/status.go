@@ -90,17 +90,10 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		current = last.object
 		shard.Config = current
 		known, obstacle := r.surveyHandWritten(shard, c.Configs)
-		next := status.Of(status.Input{
-			Shard:    shard,
-			Locks:    known,
-			Obstacle: obstacle,
-			Leader:   leaders[shard.String()],
-			Wanted:   wanted,
-			Observe:  r.Push.Observe,
-			Stamping: r.Sweeper.Status(current),
-			Now:      time.Now(),
-			Since:    r.since,
-		})
+		next := status.Of(status.Input{Shard: shard, Leader: leaders[shard.String()], Common: status.Common{
+			Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current),
+			Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
+		}})
 		if equality.Semantic.DeepEqual(current.Status, next) {
 			continue
 		}

@@ -13,21 +13,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
-// pace of writing about one object.
+// pace limits the writes of one object's status.
 type pace struct {
 	at time.Time // of the last write
-	// last is what was written then, in the place of what has version base.
+	// last is the object that was written then. It replaced the resource version base.
 	last   client.Object
 	base   string
 	events *rate.Limiter
-}
-
-// newest is an object as it is, if the cache has it but as it was before the last write.
-func newest[T client.Object](p *pace, cached T) T {
-	if last, ok := p.last.(T); ok && p.base == cached.GetResourceVersion() {
-		return last
-	}
-	return cached
 }
 
 // round is one run of the controller.
@@ -36,44 +28,46 @@ type round struct {
 	ctx   context.Context
 	in    status.TrafficInput
 	paces map[types.UID]*pace
-	wait  time.Duration // until there is more to write; 0 for ever
+	wait  time.Duration // until the next write is due; 0 if there is none
 	errs  []error
-	// writes are to be made, once all objects are looked at.
+	// writes are made once all objects have been read.
 	writes []statusWrite
-	calm   int // that were made and were not urgent
+	calm   int // number of writes that were made and not urgent
 	// opened and injected are numbers of pods, by object.
 	opened, injected map[types.NamespacedName]int32
 }
 
-// statusWrite is one of an object's status.
+// statusWrite is a pending write of an object's status.
 type statusWrite struct {
 	*pace
 	current, updated client.Object
-	gap              time.Duration // 0: it is urgent
+	gap              time.Duration // since the last write; 0 if it is urgent
 	written          func()
 }
 
-func (r *round) pace(uid types.UID) *pace {
-	p := r.Controller.paces[uid]
-	if p == nil {
-		p = &pace{events: rate.NewLimiter(rate.Every(eventGap), eventBurst)}
-	}
-	r.paces[uid] = p
-	return p
-}
-
-// current reads the newest state of an object whose spec was compiled, and reports
-// whether there is one.
-func (r *round) current(compiled, into client.Object) bool {
-	err := r.Cache.Get(r.ctx, client.ObjectKeyFromObject(compiled), into)
+// newest returns the newest state of an object whose spec was compiled, and its pace. The
+// pace is nil if the object was deleted, or its spec has changed and will be compiled soon.
+// It reads into cached. The object is as it was last written if the cache is older.
+func newest[T client.Object](r *round, compiled, cached T) (*pace, T) {
+	err := r.Cache.Get(r.ctx, client.ObjectKeyFromObject(compiled), cached)
 	if client.IgnoreNotFound(err) != nil {
 		r.errs = append(r.errs, err)
 	}
-	// If it is another one, it will be compiled soon.
-	return err == nil && into.GetUID() == compiled.GetUID() && into.GetGeneration() == compiled.GetGeneration()
+	if err != nil || cached.GetUID() != compiled.GetUID() || cached.GetGeneration() != compiled.GetGeneration() {
+		return nil, cached
+	}
+	p := r.Controller.paces[cached.GetUID()]
+	if p == nil {
+		p = &pace{events: rate.NewLimiter(rate.Every(eventGap), eventBurst)}
+	}
+	r.paces[cached.GetUID()] = p
+	if last, ok := p.last.(T); ok && p.base == cached.GetResourceVersion() {
+		return p, last
+	}
+	return p, cached
 }
 
-// write writes a status unless it is too early, or others have their turn.
+// write writes a status, unless it is too early or too many others were written.
 func (r *round) write(s statusWrite) {
 	if wait := s.at.Add(s.gap).Sub(r.in.Now); wait > 0 {
 		r.again(wait)
@@ -92,9 +86,9 @@ func (r *round) write(s statusWrite) {
 	case apierrors.IsNotFound(err):
 	case apierrors.IsConflict(err):
 		s.at, s.last = time.Time{}, nil
-		r.again(writeRetry) // the cache will have it
+		r.again(writeRetry) // until the cache has the new version
 	case err != nil:
-		r.errs = append(r.errs, fmt.Errorf("status of %T %s: %w", s.updated, client.ObjectKeyFromObject(s.updated), err))
+		r.errs = append(r.errs, fmt.Errorf("writing the status of %T %s: %w", s.updated, client.ObjectKeyFromObject(s.updated), err))
 	default:
 		s.base, s.last = s.current.GetResourceVersion(), s.updated
 		s.written()

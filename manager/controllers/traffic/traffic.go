@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// writeGap is the least time between two writes of an object's status, and
-	// countGap that while nothing changes but counts of requests.
+	// writeGap is the minimum time between two writes of an object's status, and
+	// countGap while only counts of requests change.
 	writeGap = 2 * time.Second
 	countGap = 10 * time.Second
 	// writeRetry is the time after which a write is tried again.
 	writeRetry = 200 * time.Millisecond
-	// countRate and countBurst bound the writes of all objects' mere counts, and calmWrites
-	// those of one round that are not urgent: what becomes urgent meanwhile is written after it.
+	// countRate and countBurst bound the writes that only change counts. calmWrites bounds the
+	// writes of one round that are not urgent, so that urgent ones do not wait long.
 	countRate, countBurst = 20, 20
 	calmWrites            = 100
 	// eventGap and eventBurst bound the Events of an object.
@@ -36,10 +36,9 @@ const (
 	eventBurst = 10
 )
 
-// Controller writes statuses and Events, no more often than people and other controllers
-// need them.
+// Controller writes statuses and Events at a limited rate.
 type Controller struct {
-	// Client writes; Cache has the newest statuses.
+	// Client writes, and Cache reads.
 	Client   client.Client
 	Cache    client.Reader
 	Recorder events.EventRecorder
@@ -50,7 +49,7 @@ type Controller struct {
 	paces map[types.UID]*pace
 	// counts bounds the writes of counts alone.
 	counts *rate.Limiter
-	// next is when there is more to write of what was too early; zero if there is none.
+	// next is when the next delayed write is due; zero if there is none.
 	next time.Time
 }
 
@@ -88,7 +87,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	for _, f := range c.Injections {
 		run.injection(f)
 	}
-	// What is urgent comes first, counts last.
+	// Urgent writes come first, and those of counts last.
 	slices.SortStableFunc(run.writes, func(a, b statusWrite) int { return cmp.Compare(a.gap, b.gap) })
 	for _, s := range run.writes {
 		run.write(s)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/ctrlmesh/ctrlmesh/manager/handover/explore"
+	"github.com/ctrlmesh/ctrlmesh/tests/explore"
 )
 
 // explore checks the handover protocol in the states of small models, without a cluster.

@@ -1,6 +1,8 @@
-package roots
+// Package weigh counts the objects in namespaces, by which shards are balanced.
+package weigh
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -35,9 +37,6 @@ const (
 	// newWithin is how long the count of a new namespace is awaited before shards are
 	// balanced without it.
 	newWithin = 30 * time.Second
-	// firstWithin bounds how long the first shards of a root wait for weights: some
-	// thousand requests take that long, and shards made by less are soon moved again.
-	firstWithin = time.Minute
 	// discoverEvery is how old may be what is known of the apiserver's resources.
 	discoverEvery = time.Minute
 	// permissionEvery is the time between two attempts to list what the manager may not.
@@ -58,6 +57,9 @@ type Weigher struct {
 	Served func() ([]*metav1.APIResourceList, error)
 	// Limiter bounds the requests.
 	Limiter *rate.Limiter
+	// FirstWithin bounds how long First waits for counts; a minute if it is zero: some
+	// thousand requests take that long, and shards made by fewer counts soon move again.
+	FirstWithin time.Duration
 	// Changed is called when weights may have changed.
 	Changed func()
 	Log     *slog.Logger
@@ -83,9 +85,9 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 		one := w.weighings[c.UID]
 		if one == nil {
 			one = &weighing{since: now, counts: map[string]*count{}}
-			time.AfterFunc(firstWithin, w.changed)
+			time.AfterFunc(w.firstWithin(), w.changed)
 		}
-		one.again = rebalance(c) != v1alpha1.RebalanceOff
+		one.again = layout.Rebalance(c.Spec.Root) != v1alpha1.RebalanceOff
 		one.objects = c.Spec.Root.Key == v1alpha1.KeyObject
 		fresh = one.of(label.Divided(c), now) || fresh
 		fresh = one.in(namespaces, now) || fresh
@@ -96,6 +98,8 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 		w.wake()
 	}
 }
+
+func (w *Weigher) firstWithin() time.Duration { return cmp.Or(w.FirstWithin, time.Minute) }
 
 func (w *Weigher) init() {
 	if w.poke == nil {
@@ -123,7 +127,7 @@ func (w *Weigher) First(root types.UID) (weights layout.Weights, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	one := w.weighings[root]
-	if one == nil || !one.objects && !one.complete() && time.Since(one.since) < firstWithin {
+	if one == nil || !one.objects && !one.complete() && time.Since(one.since) < w.firstWithin() {
 		return nil, false
 	}
 	return w.weights(one), true

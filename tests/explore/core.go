@@ -199,7 +199,7 @@ func (c *core) number(s handover.State) int32 {
 		moves[i] = fmt.Sprint(m.From, m.To, m.Phase, mask(m.Keys))
 	}
 	slices.Sort(moves)
-	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.OthersHeard, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
+	fmt.Fprint(&key, moves, s.MinSerial, s.RolledBack, s.Evidence.OthersIdle, s.Evidence.LocksHeld, s.Evidence.Acting, s.Evidence.OthersConfirmed, s.Evidence.Confirmed, s.Evidence.Verified, mask(s.Evidence.Doubtful)) // maps are printed in order
 
 	id, ok := c.ids[key.String()]
 	if !ok {
@@ -207,7 +207,7 @@ func (c *core) number(s handover.State) int32 {
 		c.ids[key.String()] = id
 		in.written = id
 		c.states, c.infos = append(c.states, s), append(c.infos, in)
-		if stored := s; len(s.Evidence.Confirmed)+len(s.Evidence.Verified) > 0 || s.Evidence.OthersIdle || s.Evidence.OthersHeard || s.Evidence.LocksHeld {
+		if stored := s; len(s.Evidence.Confirmed)+len(s.Evidence.Verified) > 0 || s.Evidence.OthersIdle || s.Evidence.OthersConfirmed || s.Evidence.LocksHeld {
 			stored.Evidence = handover.Evidence{}
 			c.infos[id].written = c.number(stored)
 		}

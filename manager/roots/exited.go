@@ -1,0 +1,122 @@
+package roots
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+)
+
+// exited are the members that have exited according to the API, by uid, and when this leader
+// first saw that.
+type exited map[string]time.Time
+
+// observe records which members have exited: those in a terminal phase, and those whose
+// object and Node are deleted. The deletion of the object alone proves nothing: a pod that
+// was deleted by force may still run on an unreachable node.
+func (e *exited) observe(members map[string]handover.Member, v view, now time.Time) {
+	next := exited{}
+	for uid, m := range members {
+		pod := v.all[uid]
+		if pod != nil && !compile.Ended(pod) || pod == nil && v.world.Node(m.Node) {
+			continue
+		}
+		next[uid] = now
+		if since, known := (*e)[uid]; known {
+			next[uid] = since
+		}
+	}
+	*e = next
+}
+
+// over reports whether no request of a member without an agent can take effect any more:
+// the apiserver's bound on requests has passed since the member exited and its agent
+// disconnected.
+func (e exited) over(uid string, silent time.Time, requestTimeout time.Duration, now time.Time) bool {
+	since, ok := e[uid]
+	if since.Before(silent) {
+		since = silent
+	}
+	return ok && expired(since, requestTimeout, now)
+}
+
+// expired reports whether all requests that were sent by a moment are past the apiserver's
+// bound on requests.
+func expired(since time.Time, requestTimeout time.Duration, now time.Time) bool {
+	return now.Sub(since) >= requestTimeout+meshv1.LostWrite
+}
+
+// lost are the pods without a shard that were deleted or exited before the first grant.
+// Their processes may still run, and act on everything. They are refused, and the first
+// grant waits until their agents have confirmed that.
+type lost struct {
+	seen map[string]handover.Member // pods that exist, by uid
+	pods map[string]lostPod         // by uid
+}
+
+type lostPod struct {
+	handover.Member
+	since time.Time // when this leader saw that it was deleted or has exited
+}
+
+// observe records which pods are lost, and removes those that act on nothing any more.
+// Without an agent, that is so a request timeout after the agent disconnected and the pod
+// was lost.
+func (l *lost) observe(v view, state handover.State, now time.Time) {
+	if state.Holds() {
+		*l = lost{}
+		return
+	}
+	seen := map[string]handover.Member{}
+	for _, p := range v.pods {
+		if _, member := state.Members[string(p.UID)]; !member && p.Spec.NodeName != "" {
+			seen[string(p.UID)] = handover.Member{UID: string(p.UID), Name: p.Name, Node: p.Spec.NodeName}
+		}
+	}
+	pods := map[string]lostPod{}
+	for uid, m := range l.seen {
+		_, member := state.Members[uid]
+		if p := v.all[uid]; !member && (p == nil || compile.Ended(p)) {
+			pods[uid] = lostPod{m, now}
+		}
+	}
+	for uid, p := range l.pods {
+		if _, again := seen[uid]; !again && !p.over(v, now) {
+			pods[uid] = p
+		}
+	}
+	l.seen, l.pods = seen, pods
+}
+
+// over reports whether a lost pod acts on nothing any more.
+func (p lostPod) over(v view, now time.Time) bool {
+	o, policy := v.observe(p.Node, p.UID), v.policy(p.UID)
+	if o.Connected {
+		return policy.PodPolicy != nil && policy.Refuse != "" && o.Version == policy.Version
+	}
+	since := p.since
+	if silent := v.silentSince(o); since.Before(silent) {
+		since = silent
+	}
+	return expired(since, v.world.RequestTimeout, now)
+}
+
+// members returns the pods to refuse, sorted by uid.
+func (l *lost) members() (out []handover.Member) {
+	for _, uid := range slices.Sorted(maps.Keys(l.pods)) {
+		out = append(out, l.pods[uid].Member)
+	}
+	return out
+}
+
+// names describes the pods.
+func (l *lost) names() (out []string) {
+	for _, m := range l.members() {
+		out = append(out, fmt.Sprintf("pod %s on node %s, which was deleted or has exited, and may run on", m.Name, m.Node))
+	}
+	return out
+}
