@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // maxVia is the maximum number of nested CONNECTs on a connection.
@@ -29,8 +30,8 @@ func (x *exchange) connect() {
 	p, _ := x.s.Policy()
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
-	c.met = fault.Met{}
-	if !x.admit(c.met) {
+	c.around.met = fault.Met{}
+	if !x.admit(c.around.met) {
 		return
 	}
 	to := c.up
@@ -41,7 +42,7 @@ func (x *exchange) connect() {
 	}
 	if !x.holds(resp.Header) {
 		_ = up.Close()
-		failed(x.w, x.r, errTooMuch)
+		failed(x.w, x.r, downstream.ErrTooMuch)
 		return
 	}
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
@@ -56,25 +57,25 @@ func (x *exchange) connect() {
 		return
 	}
 	first := once(&up)
-	asked := x.r.Clone(c.life)
+	asked := x.r.Clone(c.Life)
 	c.up = func(ctx context.Context) (net.Conn, error) {
 		if up := first(); up != nil {
 			return *up, nil
 		}
 		return c.again(ctx, to, asked)
 	}
-	context.AfterFunc(c.life, func() { // close it if it was never used
+	context.AfterFunc(c.Life, func() { // close it if it was never used
 		if up := first(); up != nil {
 			_ = (*up).Close()
 		}
 	})
-	c.ticket, c.harm = x.ticket, x.harm
+	c.around.ticket, c.around.faults = x.ticket, x.harm
 	c.port = x.asked[0].Port
 	c.via = append(c.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
 	heads := x.held - requestWeight // they stay in memory, to repeat the CONNECT
-	context.AfterFunc(c.life, func() { c.s.Bounds.Held.Give(heads) })
+	context.AfterFunc(c.Life, func() { c.s.Held.Give(heads) })
 	x.held = requestWeight
 	x.release()
 	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
@@ -82,8 +83,8 @@ func (x *exchange) connect() {
 		return
 	}
 	x.s.flows.remove(&x.flow)
-	c.serving.Add(-1) // what is read from here on is accounted for again
-	defer c.serving.Add(1)
+	c.Serving(-1) // what is read from here on is accounted for again
+	defer c.Serving(1)
 	x.then = x.s.look(c)
 }
 
@@ -93,7 +94,7 @@ func (x *exchange) declined(up net.Conn, resp *http.Response) {
 	shut := func() { _ = up.Close() }
 	defer shut()
 	defer context.AfterFunc(x.r.Context(), shut)()
-	defer context.AfterFunc(x.c.life, shut)()
+	defer context.AfterFunc(x.c.Life, shut)()
 	x.plain()
 	header := x.w.Header()
 	maps.Copy(header, resp.Header)

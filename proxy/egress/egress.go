@@ -20,9 +20,11 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // Conn is a redirected connection of the pod. If it has a method NetConn, as tls.Conn
@@ -31,23 +33,6 @@ type Conn interface {
 	net.Conn
 	// To returns the original destination of the connection.
 	To() netip.AddrPort
-}
-
-// Account counts how much of a bounded resource a pod uses.
-type Account interface {
-	// Take takes n and reports whether the total is within bounds. It takes n in
-	// either case, so the caller must give it back.
-	Take(n int64) bool
-	Give(n int64)
-}
-
-// Bounds limit what a pod's connections may use.
-type Bounds struct {
-	// Open connections; those that speak HTTP/2; bytes of handshakes and heads; bytes
-	// of requests under way.
-	Open, HTTP2, Unserved, Held Account
-	// Reached is called with the name of the bound that refused something.
-	Reached func(what string)
 }
 
 // Config is what a Server needs from its caller. All fields are required unless noted.
@@ -64,9 +49,11 @@ type Config struct {
 	// there are no certificates, and TLS is not decrypted.
 	Leaf func(ctx context.Context, host string) (*tls.Certificate, error)
 	// Roots verify the servers of decrypted connections. Nil: the system's roots.
-	Roots  *x509.CertPool
-	Bounds Bounds
-	Log    *slog.Logger
+	Roots *x509.CertPool
+	Conns *downstream.Conns
+	// Held counts the memory of requests under way in bytes.
+	Held *bounds.Account
+	Log  *slog.Logger
 
 	// Count is called for each request, or for each opaque connection, with one of the
 	// protocols and one of the verdicts below.
@@ -108,16 +95,7 @@ const (
 	delayStep = 200 * time.Millisecond
 	// leafTimeout is how long the signing of a certificate may take.
 	leafTimeout = 5 * time.Second
-	// tunnelIdle is how long a tunnel may be silent in both directions.
-	tunnelIdle = 5 * time.Hour
-	idle       = 120 * time.Second
-	// cutGrace is how long HTTP/2 connections that are cut may take to end after
-	// GOAWAY. net/http itself waits a second.
-	cutGrace = 2 * time.Second
-
-	maxHandshakes  = 4 // computed concurrently, with the pod and with servers
-	maxHeaderBytes = 128 << 10
-	maxStreams     = 256
+	maxStreams  = 256
 )
 
 // Server serves the redirected connections of one pod. Its methods are safe for
@@ -125,50 +103,34 @@ const (
 type Server struct {
 	Config
 
-	http       *http.Server
-	proxy      *httputil.ReverseProxy
-	seen       *handed
-	start      sync.Once
-	draining   atomic.Bool
-	refusing   atomic.Int32 // requests above the bounds that are being answered with 429
-	handshakes chan struct{}
-	leafless   rate.Sometimes // limits the warning about missing certificates
-	stall      time.Duration  // write timeout of an HTTP/2 stream
-
-	mu        sync.Mutex
-	listeners []net.Listener
-	conns     conns
-	flows     flows
+	http     *http.Server
+	proxy    *httputil.ReverseProxy
+	seen     *handed
+	start    sync.Once
+	refusing atomic.Int32   // requests above the bounds that are being answered with 429
+	leafless rate.Sometimes // limits the warning about missing certificates
+	stall    time.Duration  // write timeout of an HTTP/2 stream
+	flows    flows
 }
 
 // NewServer returns a Server that serves nothing until Serve is called.
 func NewServer(c Config) *Server {
-	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, handshakes: make(chan struct{}, maxHandshakes), stall: stall}
-	discard := slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)
+	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, stall: downstream.Stall}
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
-	s.http = &http.Server{
-		Handler:                      s,
-		ReadHeaderTimeout:            headTimeout,
-		IdleTimeout:                  idle,
-		MaxHeaderBytes:               maxHeaderBytes,
-		DisableGeneralOptionsHandler: true,
-		ErrorLog:                     discard,
-		Protocols:                    protocols,
-		ConnContext:                  connContext,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReceiveBufferPerStream:     256 << 10,
-			MaxReceiveBufferPerConnection: 512 << 10,
-		},
-	}
+	s.http = downstream.NewServer(s, c.Log, http.HTTP2Config{
+		MaxConcurrentStreams:          maxStreams,
+		MaxReceiveBufferPerStream:     256 << 10,
+		MaxReceiveBufferPerConnection: 512 << 10,
+	})
+	s.http.Protocols = protocols
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite:        rewrite,
 		Transport:      roundTripper{},
 		FlushInterval:  -1,
-		ErrorLog:       discard,
+		ErrorLog:       s.http.ErrorLog,
 		BufferPool:     buffers{},
 		ModifyResponse: answered,
 		ErrorHandler:   failed,
@@ -181,17 +143,11 @@ func NewServer(c Config) *Server {
 func (s *Server) Serve(l net.Listener) error {
 	defer func() { _ = l.Close() }()
 	s.start.Do(func() { go func() { _ = s.http.Serve(s.seen) }() })
-	s.mu.Lock()
-	if s.draining.Load() {
-		s.mu.Unlock()
-		return nil
-	}
-	s.listeners = append(s.listeners, l)
-	s.mu.Unlock()
+	s.Conns.Listen(l)
 	for {
 		raw, err := l.Accept()
 		if err != nil {
-			if s.draining.Load() {
+			if s.draining() {
 				return nil
 			}
 			return fmt.Errorf("accepting egress connections of pod %s: %w", s.Pod, err)
@@ -201,16 +157,13 @@ func (s *Server) Serve(l net.Listener) error {
 			_ = raw.Close()
 			return errors.New("egress: the listener does not report the original destination of connections")
 		}
-		if !s.Bounds.Open.Take(1) {
-			s.Bounds.Open.Give(1)
-			_ = raw.Close()
+		c := s.Conns.Accept(raw, false)
+		if c == nil {
 			s.Count(ProtocolOther, VerdictBound)
-			s.Bounds.Reached("egress connections")
+			s.Conns.Reached("egress connections")
 			continue
 		}
-		c := newConn(s, redirected)
-		s.conns.add(c)
-		go s.serve(c)
+		go s.serve(newConn(s, c, redirected.To()))
 	}
 }
 
@@ -219,15 +172,9 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) Changed() { s.flows.decide(s) }
 
 // Stop closes the listeners: no further connections are accepted.
-func (s *Server) Stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.draining.Store(true)
-	for _, l := range s.listeners {
-		_ = l.Close()
-	}
-	s.listeners = nil
-}
+func (s *Server) Stop() { s.Conns.Stop() }
+
+func (s *Server) draining() bool { return s.Conns.Draining.Err() != nil }
 
 // Drain waits, after Stop, until all connections have ended. Connections of HTTP end
 // after their next request. When ctx is done, Drain cuts those that are left and
@@ -235,11 +182,9 @@ func (s *Server) Stop() {
 func (s *Server) Drain(ctx context.Context) error {
 	// http.Server.Shutdown must wait: it drops requests that arrive on HTTP/1
 	// connections meanwhile.
-	err := s.conns.deserted(ctx)
+	err := s.Conns.Wait(ctx)
 	if err != nil {
-		grace, cancel := context.WithTimeout(context.Background(), cutGrace)
-		_ = s.http.Shutdown(grace)
-		cancel()
+		downstream.Cut(s.http)
 	}
 	s.Cut()
 	return err
@@ -249,7 +194,9 @@ func (s *Server) Drain(ctx context.Context) error {
 func (s *Server) Cut() {
 	_ = s.http.Close()
 	_ = s.seen.Close()
-	s.conns.cut()
+	for _, c := range s.Conns.List() {
+		_ = c.Close()
+	}
 }
 
 // serve serves an accepted connection.
@@ -291,9 +238,9 @@ func (s *Server) look(c *conn) net.Conn {
 	switch k {
 	case speaksHTTP, speaksHTTP2:
 		c.scheme, c.protocol, c.patient = "http", ProtocolHTTP, k == speaksHTTP
-		if k == speaksHTTP2 && !c.takeHTTP2() {
+		if k == speaksHTTP2 && !c.TakeHTTP2() {
 			s.Count(ProtocolHTTP, VerdictBound)
-			s.Bounds.Reached("egress HTTP/2 connections")
+			s.Conns.Reached("egress HTTP/2 connections")
 			_ = c.Close()
 			return nil
 		}
@@ -315,7 +262,7 @@ func (s *Server) hand(c *conn, served net.Conn) {
 	if served == nil {
 		return
 	}
-	c.upgraded.Store(false)
+	c.Upgraded.Store(false)
 	if !s.seen.put(served) {
 		_ = c.Close()
 	}
@@ -341,7 +288,7 @@ func (s *Server) harmed(f *fault.Faults) {
 // harm returns the faults to inject. While the server drains it returns none: the next
 // server continues with the rules' counts.
 func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
-	if s.draining.Load() {
+	if s.draining() {
 		return nil
 	}
 	return p.harm(met, asked...)
@@ -352,7 +299,7 @@ func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faul
 func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
 	for start := time.Now(); ; s.lift(f) {
 		left := f.Delay - time.Since(start)
-		if left <= 0 || s.draining.Load() {
+		if left <= 0 || s.draining() {
 			return ctx.Err() == nil
 		}
 		if !sleep(ctx, min(left, delayStep)) {

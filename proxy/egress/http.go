@@ -23,7 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/guard"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -34,7 +34,6 @@ const (
 	// requestWeight is the memory in bytes that a request takes in the server and the
 	// transport, besides its head.
 	requestWeight = 48<<10 + upstream.BufferSize
-	fieldWeight   = 128
 	// maxRefusing is how many requests above the bounds may be answered concurrently.
 	// Further ones are cut without an answer.
 	maxRefusing = 16
@@ -60,19 +59,7 @@ type exchange struct {
 	then     net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
 }
 
-type (
-	connKey     struct{}
-	exchangeKey struct{}
-)
-
-func connContext(ctx context.Context, served net.Conn) context.Context {
-	if t, ok := served.(interface{ NetConn() net.Conn }); ok {
-		if c, ok := t.NetConn().(*conn); ok {
-			return context.WithValue(ctx, connKey{}, c)
-		}
-	}
-	return context.WithValue(ctx, connKey{}, served)
-}
+type exchangeKey struct{}
 
 func exchangeOf(ctx context.Context) *exchange {
 	x, _ := ctx.Value(exchangeKey{}).(*exchange)
@@ -86,22 +73,22 @@ var (
 
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := r.Context().Value(connKey{}).(*conn)
-	c.enter()
+	c := downstream.Of[*conn](r)
+	c.Enter()
 	x := &exchange{line: line{s: s, c: c, protocol: c.protocol}, w: w, r: r}
 	if r.ProtoMajor == 2 {
-		x.w = &guarded{ResponseWriter: w, guard: guard.New(w, s.stall)}
+		x.w = downstream.NewGuard(w, s.stall)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
-	defer context.AfterFunc(c.life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
+	defer context.AfterFunc(c.Life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
 	x.last()
 	defer x.finish()
 	if !x.weigh() {
-		s.Bounds.Reached("egress requests")
+		s.Conns.Reached("egress requests")
 		x.verdict = VerdictBound
 		if x.refusing = true; s.refusing.Add(1) > maxRefusing {
 			panic(http.ErrAbortHandler)
@@ -124,43 +111,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.pass()
 }
 
-// guarded resets the stream when its client stops reading.
-type guarded struct {
-	http.ResponseWriter
-	guard *guard.Guard
-	wrote bool
-}
-
-func (g *guarded) Write(p []byte) (int, error) {
-	g.wrote = true
-	g.guard.Arm()
-	defer g.guard.Disarm()
-	return g.ResponseWriter.Write(p)
-}
-
-func (g *guarded) FlushError() error {
-	g.guard.Arm()
-	defer g.guard.Disarm()
-	return http.NewResponseController(g.ResponseWriter).Flush()
-}
-
-func (g *guarded) Unwrap() http.ResponseWriter { return g.ResponseWriter }
-
 // finish runs however the request ended.
 func (x *exchange) finish() {
 	v := recover()
-	if g, ok := x.w.(*guarded); ok {
-		if v == nil && g.wrote { // else net/http flushes later, and waits for the client outside of the accounts
+	if g, ok := x.w.(*downstream.Guard); ok {
+		if v == nil && g.Wrote { // else net/http flushes later, and waits for the client outside of the accounts
 			_ = g.FlushError()
 		}
-		g.guard.Release()
+		g.Release()
 	}
 	x.headed()
 	x.s.flows.remove(&x.flow)
 	x.release()
 	defer func() { x.s.hand(x.c, x.then) }()
 	defer x.cancel(nil)
-	defer x.c.leave()
+	defer x.c.Serving(-1)
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.s.panicked(v)
 	}
@@ -183,11 +148,11 @@ func (x *exchange) finish() {
 // within bounds.
 func (x *exchange) weigh() bool {
 	x.held = requestWeight + int64(len(x.r.RequestURI)) + weight(x.r.Header)
-	return x.s.Bounds.Held.Take(x.held)
+	return x.s.Held.Take(x.held)
 }
 
 func (x *exchange) release() {
-	x.s.Bounds.Held.Give(x.held)
+	x.s.Held.Give(x.held)
 	x.held = 0
 	if x.refusing {
 		x.refusing = false
@@ -258,7 +223,7 @@ func (x *exchange) deep(p *Policy) bool {
 
 // last closes the connection after this request while the server drains.
 func (x *exchange) last() {
-	if x.s.draining.Load() {
+	if x.s.draining() {
 		x.w.Header()["Connection"] = []string{"close"}
 	}
 }
@@ -370,7 +335,7 @@ func (x *exchange) ahead() {
 // reset resets the connection, or the stream of HTTP/2.
 func (x *exchange) reset() {
 	if x.r.ProtoMajor == 1 {
-		x.c.reset()
+		x.c.Reset()
 	}
 	panic(http.ErrAbortHandler)
 }
@@ -468,7 +433,7 @@ func answered(resp *http.Response) error {
 	x.took = time.Since(x.sent)
 	x.headed()
 	if !x.holds(resp.Header) {
-		return errTooMuch
+		return downstream.ErrTooMuch
 	}
 	switched := resp.StatusCode == http.StatusSwitchingProtocols && resp.Request.Header.Get("Upgrade") != ""
 	if err := final(resp); err != nil && !switched {
@@ -477,7 +442,7 @@ func answered(resp *http.Response) error {
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
 	x.plain()
 	if switched {
-		x.c.upgraded.Store(true)
+		x.c.Upgraded.Store(true)
 		_ = x.c.Conn.SetDeadline(time.Time{})
 		return nil
 	}
@@ -511,7 +476,7 @@ func (b *harmedBody) Read(p []byte) (int, error) {
 // failed answers a request whose server did not answer (ReverseProxy.ErrorHandler).
 func failed(w http.ResponseWriter, r *http.Request, err error) {
 	x := exchangeOf(r.Context())
-	x.c.upgraded.Store(false) // answered may have set it, and the protocol that the server chose was not the requested one
+	x.c.Upgraded.Store(false) // answered may have set it, and the protocol that the server chose was not the requested one
 	if errors.Is(err, errReset) {
 		x.reset()
 	}

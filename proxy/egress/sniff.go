@@ -4,20 +4,20 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 const (
 	// speakTimeout is how long the proxy waits for the first bytes of a client: in some
 	// protocols the server speaks first.
 	speakTimeout = 3 * time.Second
-	// headTimeout is how long the client may take from its first bytes to a known
-	// protocol, and to the end of a head.
-	headTimeout = 10 * time.Second
 	// maxMethod and maxLine bound, in bytes, the method and the request line that may be
 	// HTTP.
 	maxMethod = 64
@@ -93,21 +93,21 @@ func (c *conn) sniff() (kind, *hello) {
 	defer func() { _ = c.Conn.SetReadDeadline(time.Time{}) }()
 	timeout := speakTimeout
 	if len(c.early) > 0 {
-		timeout = headTimeout
+		timeout = downstream.HeadTimeout
 	}
 	_ = c.Conn.SetReadDeadline(time.Now().Add(timeout))
 	k, h, need := recognise(c.early)
 	for k == undecided {
 		// At most double the buffer: the client may announce more than it sends.
 		free := slices.Grow(c.early, max(512, min(need-len(c.early), len(c.early))))
-		n, err := c.receive(free[len(c.early):cap(free)])
+		n, err := c.Conn.Read(free[len(c.early):cap(free)])
 		if len(c.early) == 0 && n > 0 {
-			_ = c.Conn.SetReadDeadline(time.Now().Add(headTimeout))
+			_ = c.Conn.SetReadDeadline(time.Now().Add(downstream.HeadTimeout))
 		}
 		c.early = free[:len(c.early)+n]
 		if err != nil && n == 0 {
-			// On errTooMuch, receive dropped bytes, so that the rest cannot be forwarded.
-			if errors.Is(err, errTooMuch) || len(c.early) == 0 && !isTimeout(err) {
+			// On ErrTooMuch, Read dropped bytes, so that the rest cannot be forwarded.
+			if errors.Is(err, downstream.ErrTooMuch) || len(c.early) == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
 				return speaksNothing, nil
 			}
 			return speaksOther, nil

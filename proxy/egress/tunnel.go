@@ -12,6 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
@@ -19,7 +20,7 @@ import (
 // seen of the connection.
 func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	defer func() { _ = c.Close() }()
-	c.upgraded.Store(true)
+	c.Upgraded.Store(true)
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
@@ -35,39 +36,39 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			return
 		}
 	}
-	ticket, refusal := p.take(c.ticket, "", asked...)
+	ticket, refusal := p.take(c.around.ticket, "", asked...)
 	if refusal != nil {
 		line.limited(refusal)
 		c.alert(protocol)
 		return
 	}
 	defer func() {
-		gone := line.verdict == VerdictFailed && c.life.Err() != nil
+		gone := line.verdict == VerdictFailed && c.Life.Err() != nil
 		ticket.Done(time.Now(), limit.Outcome{
 			Failed:  line.verdict == VerdictFailed || line.verdict == VerdictFault,
 			Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
 		})
 	}()
-	harm := s.harm(p, c.met, asked...)
+	harm := s.harm(p, c.around.met, asked...)
 	if harm != nil {
 		line.faults = harm.Rules
 		defer func() { s.harmed(harm) }()
-		if !s.delay(c.life, harm) || harm.Reset || harm.Abort != nil {
+		if !s.delay(c.Life, harm) || harm.Reset || harm.Abort != nil {
 			line.verdict = VerdictFault
 			line.done()
 			if harm.Abort != nil && protocol == ProtocolTLS {
 				c.alert(protocol)
 			} else {
-				c.reset()
+				c.Reset()
 			}
 			return
 		}
 	}
-	up, err := c.up(c.life)
+	up, err := c.up(c.Life)
 	if err != nil {
 		line.verdict, line.err = VerdictFailed, err
 		line.done()
-		c.reset() // as if the address did not answer
+		c.Reset() // as if the address did not answer
 		return
 	}
 	defer func() { _ = up.Close() }()
@@ -80,13 +81,13 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			return
 		}
 	}
-	c.forgive()
-	for _, f := range []*fault.Faults{c.harm, harm} {
+	c.Forgive()
+	for _, f := range []*fault.Faults{c.around.faults, harm} {
 		if f != nil && (f.ResetAfter || f.Truncate >= 0 || f.Slow > 0) {
 			up = harmed(c, up, f)
 		}
 	}
-	relay.Both(c.bare(), up, tunnelIdle)
+	relay.Both(c.Bare(), up, downstream.TunnelIdle)
 }
 
 func hostOf(asked []match.HTTP) string {
@@ -106,7 +107,7 @@ func (c *conn) alert(protocol string) {
 	if _, err := c.Conn.Write(accessDenied); err != nil {
 		return
 	}
-	if half, ok := c.bare().(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+	if half, ok := c.Bare().(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		return
 	}
 	// Read what the client sends: closing a socket with unread data sends a reset, and
@@ -153,9 +154,9 @@ func harmed(c *conn, up net.Conn, f *fault.Faults) net.Conn {
 }
 
 func (h *harmedConn) Read(b []byte) (int, error) {
-	n, err := h.harm.read(h.c.life, b, h.Conn.Read)
+	n, err := h.harm.read(h.c.Life, b, h.Conn.Read)
 	if errors.Is(err, errInjected) {
-		h.c.reset()
+		h.c.Reset()
 	}
 	return n, err
 }
