@@ -48,7 +48,7 @@ func newEgress(p *Pod) *egress.Server {
 				pol.limited.count(r.Breaker, r.Rule, r.Reason)
 			}
 		},
-		Harmed: func(by fault.Injected) {
+		Injected: func(by fault.Injected) {
 			if pol := p.policy.Load(); pol != nil {
 				pol.injected.count(by.Injection, by.Rule, by.Kind.String())
 			}

@@ -56,6 +56,21 @@ func (x *exchange) connect() {
 		failed(x.w, x.r, fmt.Errorf("hijack: %w", err))
 		return
 	}
+	x.enclose(up, to, early)
+	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		_ = c.Close()
+		return
+	}
+	x.s.flows.remove(&x.flow)
+	c.Serving(-1) // what is read from here on is accounted for again
+	defer c.Serving(1)
+	x.then = x.s.look(c)
+}
+
+// enclose makes the connection the inside of the CONNECT: up is its first connection to
+// the server, and the CONNECT is repeated for further ones. early has read from the client.
+func (x *exchange) enclose(up net.Conn, to way, early *bufio.ReadWriter) {
+	c := x.c
 	first := once(&up)
 	asked := x.r.Clone(c.Life)
 	c.up = func(ctx context.Context) (net.Conn, error) {
@@ -69,7 +84,7 @@ func (x *exchange) connect() {
 			_ = (*up).Close()
 		}
 	})
-	c.around.ticket, c.around.faults = x.ticket, x.harm
+	c.around.ticket, c.around.faults = x.ticket, x.injecting
 	c.port = x.asked[0].Port
 	c.via = append(c.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())
@@ -78,14 +93,6 @@ func (x *exchange) connect() {
 	context.AfterFunc(c.Life, func() { c.s.Held.Give(heads) })
 	x.held = requestWeight
 	x.release()
-	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
-		_ = c.Close()
-		return
-	}
-	x.s.flows.remove(&x.flow)
-	c.Serving(-1) // what is read from here on is accounted for again
-	defer c.Serving(1)
-	x.then = x.s.look(c)
 }
 
 // declined forwards the answer of a forward proxy that does not connect. It ends when
@@ -207,8 +214,10 @@ func (b *begun) Read(p []byte) (int, error) {
 	return b.Conn.Read(p)
 }
 
-func (b *begun) CloseWrite() error {
-	if half, ok := b.Conn.(interface{ CloseWrite() error }); ok {
+func (b *begun) CloseWrite() error { return closeWrite(b.Conn) }
+
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported

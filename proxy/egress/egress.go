@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,8 +58,8 @@ type Config struct {
 	Count func(protocol, verdict string)
 	// Limited is called for each refusal by a limit.
 	Limited func(*limit.Refusal)
-	// Harmed is called for each injected fault.
-	Harmed func(fault.Injected)
+	// Injected is called for each injected fault.
+	Injected func(fault.Injected)
 	// Panicked is called after each recovered panic.
 	Panicked func()
 }
@@ -91,8 +89,6 @@ const (
 
 const (
 	dialTimeout = 30 * time.Second
-	// delayStep is how often a delayed request checks whether its rule still applies.
-	delayStep = 200 * time.Millisecond
 	// leafTimeout is how long the signing of a certificate may take.
 	leafTimeout = 5 * time.Second
 	maxStreams  = 256
@@ -111,11 +107,13 @@ type Server struct {
 	leafless rate.Sometimes // limits the warning about missing certificates
 	stall    time.Duration  // write timeout of an HTTP/2 stream
 	flows    flows
+	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
 }
 
 // NewServer returns a Server that serves nothing until Serve is called.
 func NewServer(c Config) *Server {
 	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, stall: downstream.Stall}
+	s.changed.Store(new(make(chan struct{})))
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
@@ -169,7 +167,10 @@ func (s *Server) Serve(l net.Listener) error {
 
 // Changed applies the policy again to everything under way, and cuts what it refuses.
 // Call it after each change of the policy.
-func (s *Server) Changed() { s.flows.decide(s) }
+func (s *Server) Changed() {
+	close(*s.changed.Swap(new(make(chan struct{}))))
+	s.flows.decide(s)
+}
 
 // Stop closes the listeners: no further connections are accepted.
 func (s *Server) Stop() { s.Conns.Stop() }
@@ -268,53 +269,66 @@ func (s *Server) hand(c *conn, served net.Conn) {
 	}
 }
 
-// harmed reports the faults that were injected, after the request or connection ended.
-func (s *Server) harmed(f *fault.Faults) {
-	if f == nil {
-		return
-	}
-	if !f.Broke { // there was no answer, or not as much of it
-		f.Missed(fault.ResetAfter)
-		f.Missed(fault.Truncate)
-	}
-	if !f.Slowed {
-		f.Missed(fault.SlowBody)
-	}
-	for _, by := range f.Injected {
-		s.Harmed(by)
+// report counts the faults that were injected, after the request or connection ended.
+func (s *Server) report(f *fault.Faults) {
+	for _, by := range f.Done(false) {
+		s.Injected(by)
 	}
 }
 
-// harm returns the faults to inject. While the server drains it returns none: the next
+// faults returns the faults to inject. While the server drains it returns none: the next
 // server continues with the rules' counts.
-func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
-	if s.draining() {
+func (s *Server) faults(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
+	if s.draining() || p == nil {
 		return nil
 	}
-	return p.harm(met, asked...)
+	return p.faults.DecideHTTP(time.Now(), met, asked...)
 }
 
-// delay waits for an injected delay, at most until the server drains. It reports
-// whether the request goes on: false means that ctx is done.
+// wait waits for a fault, as long as it is in effect. Within a second after Stop it ends
+// the wait: not at once, because Cut may follow. It reports false if ctx is done.
+func (s *Server) wait(ctx context.Context, f *fault.Faults, left func() time.Duration) bool {
+	fault.Wait(ctx, nil, func() <-chan struct{} { return s.lift(f) }, func() time.Duration {
+		if s.draining() {
+			return 0
+		}
+		return left()
+	})
+	return ctx.Err() == nil
+}
+
+// delay waits for an injected delay.
 func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
-	for start := time.Now(); ; s.lift(f) {
-		left := f.Delay - time.Since(start)
-		if left <= 0 || s.draining() {
-			return ctx.Err() == nil
-		}
-		if !sleep(ctx, min(left, delayStep)) {
-			return false
-		}
-	}
+	return s.wait(ctx, f, func() time.Duration { return f.Delay })
 }
 
-// lift removes from f the faults that are not in effect any more.
-func (s *Server) lift(f *fault.Faults) {
+// lift removes from f the faults that are not in effect any more. changed is closed when
+// the policy changes.
+func (s *Server) lift(f *fault.Faults) (changed <-chan struct{}) {
+	changed = *s.changed.Load()
 	var rules *fault.Rules
 	if p, _ := s.Policy(); p != nil {
 		rules = p.faults
 	}
 	rules.Lift(time.Now(), f)
+	return changed
+}
+
+// faulty reads an answer and injects faults into its bytes, as long as they are in effect.
+func (s *Server) faulty(ctx context.Context, f *fault.Faults, b []byte, read func([]byte) (int, error)) (int, error) {
+	n, err := read(b[:f.Limit(len(b))])
+	if f.Harmless() {
+		return n, err
+	}
+	s.lift(f)
+	pass, pause := f.Pass(time.Now(), n)
+	if pass < n {
+		return pass, errInjected
+	}
+	if pause > 0 && !s.wait(ctx, f, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
+		return n, context.Cause(ctx)
+	}
+	return n, err
 }
 
 func (s *Server) panicked(v any) {
@@ -355,97 +369,3 @@ func (l *handed) Close() error {
 }
 
 func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
-
-// flow is a request or a connection that the rules allowed and that is under way.
-type flow struct {
-	asked  []match.HTTP
-	direct *match.HTTP // if not nil: how a server reads it that is not the forward proxy the client takes it for
-	opaque bool        // tunnelled as TLS without an attempt to decrypt it
-	within bool        // more will be seen, and is decided about then
-	failed bool        // it should have been decrypted, but could not be
-	cut    func()
-}
-
-// flows are the flows of a pod.
-type flows struct {
-	mu  sync.Mutex
-	all map[*flow]struct{}
-}
-
-// add must be called before the policy is read for one: decide then applies every later
-// policy.
-func (f *flows) add(one *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.all == nil {
-		f.all = map[*flow]struct{}{}
-	}
-	f.all[one] = struct{}{}
-}
-
-func (f *flows) remove(one *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.all, one)
-}
-
-func (f *flows) decide(s *Server) {
-	p, _ := s.Policy()
-	if p == nil {
-		return
-	}
-	f.mu.Lock()
-	all := slices.Collect(maps.Keys(f.all))
-	f.mu.Unlock()
-	for _, one := range all { // without the lock: expressions may be slow
-		if p.refuses(one) == nil && !p.shuts(one) {
-			continue
-		}
-		f.mu.Lock()
-		_, under := f.all[one]
-		delete(f.all, one)
-		f.mu.Unlock()
-		if under {
-			go one.cut()
-		}
-	}
-}
-
-// shuts reports whether a breaker that is forced open refuses the flow.
-func (p *Policy) shuts(f *flow) bool {
-	return !f.within && len(f.asked) > 0 && p.limits.Shut(http.Header(f.asked[0].Header).Get("User-Agent"), f.asked...)
-}
-
-// refuses returns why the intercept rules refuse f, or nil if they allow all of it.
-func (p *Policy) refuses(f *flow) *denial {
-	if len(f.asked) == 0 {
-		return &denial{unseen: true}
-	}
-	if f.direct != nil {
-		if refused := p.forbids(f.direct); refused != nil {
-			return refused
-		}
-	}
-	for i := range f.asked {
-		r := &f.asked[i]
-		d := p.denied
-		switch {
-		case f.within:
-			d = p.surely
-		case r.Scheme == "":
-			d = p.blind
-		}
-		if refused := d(r); refused != nil {
-			return refused
-		}
-		if f.failed && r.Host != "" { // TLS through a forward proxy may have no server name
-			if refused := p.suspects(r); refused != nil {
-				return refused
-			}
-		}
-	}
-	if f.opaque && p.decrypts(f.asked...) {
-		return &denial{unseen: true}
-	}
-	return nil
-}

@@ -126,7 +126,7 @@ func newWorld(t testing.TB) *world {
 			w.verdicts = append(w.verdicts, protocol+" "+verdict)
 		},
 		Limited:  func(*limit.Refusal) {},
-		Harmed:   func(fault.Injected) {},
+		Injected: func(fault.Injected) {},
 		Panicked: func() { t.Error("panic: " + w.logs.String()) },
 	})
 	t.Cleanup(func() {

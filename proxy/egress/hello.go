@@ -54,35 +54,40 @@ func parseHello(b []byte) (out *hello, need int, err error) {
 	if s.Empty() {
 		return out, 0, nil
 	}
-	if !s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() {
+	if !s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() || !out.read(extensions) {
 		return nil, 0, errHello
 	}
+	return out, 0, nil
+}
+
+// read reads the extensions, and reports whether they are well-formed.
+func (h *hello) read(extensions cryptobyte.String) (ok bool) {
 	encrypted := false
 	seen := map[uint16]bool{}
 	for !extensions.Empty() {
 		var kind uint16
 		var data cryptobyte.String
 		if !extensions.ReadUint16(&kind) || !extensions.ReadUint16LengthPrefixed(&data) || seen[kind] {
-			return nil, 0, errHello
+			return false
 		}
 		seen[kind] = true
 		ok := true
 		switch kind {
 		case extensionServerName:
-			out.name, ok = serverName(data)
+			h.name, ok = serverName(data)
 		case extensionALPN:
-			out.alpn, ok = protocols(data)
+			h.alpn, ok = protocols(data)
 		case extensionECH:
 			encrypted = true
 		}
 		if !ok {
-			return nil, 0, errHello
+			return false
 		}
 	}
 	if encrypted {
-		out.name = ""
+		h.name = ""
 	}
-	return out, 0, nil
+	return true
 }
 
 // handshakeMessage joins the fragments of the first message from the records in b. The

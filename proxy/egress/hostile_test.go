@@ -8,8 +8,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"regexp"
@@ -190,7 +190,7 @@ func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
 func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)
 	harmed := make(chan string, 2)
-	w.server.Harmed = func(of fault.Injected) { harmed <- of.Injection }
+	w.server.Injected = func(of fault.Injected) { harmed <- of.Injection }
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/lifted" {
 			w.whole(&meshv1.Traffic{})

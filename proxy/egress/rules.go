@@ -3,7 +3,6 @@ package egress
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -210,21 +209,4 @@ func (p *Policy) intercepts(r *match.HTTP) bool {
 		allow, _ := b.allow.decide(r)
 		return deny == match.Unseen || deny == match.No && allow == match.Unseen
 	})
-}
-
-// take applies the limits, except those that already counted partOf, the CONNECT that
-// asked is tunnelled through. The refusal is nil if the limits allow the request.
-func (p *Policy) take(partOf limit.Ticket, userAgent string, asked ...match.HTTP) (limit.Ticket, *limit.Refusal) {
-	if p == nil {
-		return limit.Ticket{}, nil
-	}
-	return p.limits.TakeHTTP(time.Now(), partOf, userAgent, asked...)
-}
-
-// harm returns the faults to inject into a request, except those of the rules in met.
-func (p *Policy) harm(met fault.Met, asked ...match.HTTP) *fault.Faults {
-	if p == nil {
-		return nil
-	}
-	return p.faults.DecideHTTP(time.Now(), met, asked...)
 }

@@ -36,6 +36,8 @@ const (
 	speaksNothing // closed, or sent too much
 )
 
+var methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE"}
+
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // recognise returns the protocol that b begins. If that is undecided, need is the length
@@ -55,12 +57,20 @@ func recognise(b []byte) (k kind, h *hello, need int) {
 		}
 		return speaksOther, nil, 0
 	}
+	if k := recogniseHTTP(b); k != undecided {
+		return k, nil, 0
+	}
+	return undecided, nil, len(b) + 1
+}
+
+// recogniseHTTP is recognise for bytes that do not begin TLS.
+func recogniseHTTP(b []byte) kind {
 	line := bytes.TrimLeft(b, "\r\n")
 	if n := min(len(line), len(preface)); string(line[:n]) == preface[:n] && n > 0 {
 		if n == len(preface) {
-			return speaksHTTP2, nil, 0
+			return speaksHTTP2
 		}
-		return undecided, nil, len(b) + 1
+		return undecided
 	}
 	line, _, ended := bytes.Cut(line, []byte{'\n'})
 	method, _, spaced := bytes.Cut(line, []byte{' '})
@@ -69,19 +79,17 @@ func recognise(b []byte) (k kind, h *hello, need int) {
 	}
 	switch {
 	case len(line) == 0 && len(b) < maxMethod:
-		return undecided, nil, len(b) + 1
+		return undecided
 	case len(method) == 0 || len(method) > maxMethod || !spaced && ended || !token(method):
-		return speaksOther, nil, 0
+		return speaksOther
 	case !spaced:
-		return undecided, nil, len(b) + 1
-	case slices.Contains([]string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE"}, strings.ToUpper(string(method))):
-		return speaksHTTP, nil, 0
-	case bytes.Contains(line, []byte("HTTP/")) || len(b) > maxLine:
-		return speaksHTTP, nil, 0
+		return undecided
+	case slices.Contains(methods, strings.ToUpper(string(method))), bytes.Contains(line, []byte("HTTP/")), len(b) > maxLine:
+		return speaksHTTP
 	case ended:
-		return speaksOther, nil, 0
+		return speaksOther
 	}
-	return undecided, nil, len(b) + 1
+	return undecided
 }
 
 func token(b []byte) bool {

@@ -72,7 +72,7 @@ func TestLimitsOfRequestsAndConnections(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, 429, resp.StatusCode)
 	require.NotEmpty(t, resp.Header.Get("Retry-After"))
-	require.JSONEq(t, `{"message":"CircuitBreaker ns/cb: rule two is beyond its limit"}`, string(b))
+	require.JSONEq(t, `{"message":"rule \"two\" of CircuitBreaker ns/cb allows no more requests at this rate: try again in 3600 s"}`, string(b))
 	_, err = w.client(secureAt).Get("https://api.example.com/")
 	require.ErrorContains(t, err, "access denied")
 	code, _ = w.get(c, "http://other.example.com/")
@@ -288,7 +288,7 @@ func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var harmed []string
-	w.server.Harmed = func(i fault.Injected) {
+	w.server.Injected = func(i fault.Injected) {
 		mu.Lock()
 		defer mu.Unlock()
 		harmed = append(harmed, i.Rule+" "+i.Kind.String())

@@ -28,6 +28,7 @@ type rule struct {
 	injection, rule string
 	message         *meshv1.FaultRule
 	can             kinds // kinds of fault with a percentage above 0
+	percent         [numKinds]float64
 	expires         int64 // Unix seconds; 0: never
 	when            *schedule
 	counts          *counts
@@ -84,26 +85,21 @@ func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
 		name: injection.GetName() + "/" + m.GetName(), injection: injection.GetName(), rule: m.GetName(),
 		message: m, expires: injection.GetExpires(),
 	}
-	var err error
-	if out.can, err = kindsOf(m); err != nil {
-		return nil, err
+	c := checked{rule: out} // the rule comes from outside the process
+	c.request(m)
+	c.watch(m.GetWatch())
+	if c.err != nil {
+		return nil, c.err
 	}
+	var err error
 	out.when, err = newSchedule(m.GetEffectiveTime())
 	return out, err
 }
 
-// kindsOf returns the kinds of fault that a rule may inject. It validates their
-// parameters, because the rule comes from outside the process.
-func kindsOf(m *meshv1.FaultRule) (kinds, error) {
-	var c checked
-	c.request(m)
-	c.watch(m.GetWatch())
-	return c.can, c.err
-}
-
-// checked collects the kinds of fault, and the first error.
+// checked validates the faults of a rule. It collects their percentages and the first
+// error.
 type checked struct {
-	can kinds
+	*rule
 	err error
 }
 
@@ -113,13 +109,12 @@ func (c *checked) fail(format string, args ...any) {
 	}
 }
 
-// add adds a kind if its percentage is above 0, and validates its percentage and its
-// durations in nanoseconds.
+// add adds a kind of fault. It validates its percentage and its durations in nanoseconds.
 func (c *checked) add(k Kind, percent float64, lengths ...int64) {
 	if !isPercent(percent) {
 		c.fail("%s: invalid percentage %v", k, percent)
 	}
-	if percent > 0 {
+	if c.percent[k] = percent; percent > 0 {
 		c.can |= setOf(k)
 	}
 	for _, ns := range lengths {
