@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -71,19 +72,14 @@ func (x *exchange) connect() {
 // the server, and the CONNECT is repeated for further ones. early has read from the client.
 func (x *exchange) enclose(up net.Conn, to way, early *bufio.ReadWriter) {
 	c := x.c
-	first := once(&up)
+	first := c.first(up)
 	asked := x.r.Clone(c.Life)
 	c.up = func(ctx context.Context) (net.Conn, error) {
 		if up := first(); up != nil {
-			return *up, nil
+			return up, nil
 		}
 		return c.again(ctx, to, asked)
 	}
-	context.AfterFunc(c.Life, func() { // close it if it was never used
-		if up := first(); up != nil {
-			_ = (*up).Close()
-		}
-	})
 	c.around.ticket, c.around.faults = x.ticket, x.injecting
 	c.port = x.asked[0].Port
 	c.via = append(c.via, x.asked[0].Host)
@@ -176,7 +172,7 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 	_ = up.SetDeadline(time.Time{})
 	if n := b.Buffered(); n > 0 {
 		held, _ := b.Peek(n)
-		up = &begun{up, held}
+		up = &begun{up, io.MultiReader(bytes.NewReader(held), up)}
 	}
 	return up, resp, nil
 }
@@ -202,17 +198,10 @@ func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, er
 // begun is a connection of which some bytes were read before.
 type begun struct {
 	net.Conn
-	early []byte
+	rest io.Reader
 }
 
-func (b *begun) Read(p []byte) (int, error) {
-	if len(b.early) > 0 {
-		n := copy(p, b.early)
-		b.early = b.early[n:]
-		return n, nil
-	}
-	return b.Conn.Read(p)
-}
+func (b *begun) Read(p []byte) (int, error) { return b.rest.Read(p) }
 
 func (b *begun) CloseWrite() error { return closeWrite(b.Conn) }
 

@@ -7,7 +7,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
@@ -79,18 +79,13 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 			offered = append(offered, "http/1.1")
 		}
 		c.transport = c.newTransport(false)
-		first := once(up)
+		first := c.first(up)
 		c.transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			if up := first(); up != nil {
 				return up, nil
 			}
 			return s.verified(c, offered)
 		}
-		context.AfterFunc(c.Life, func() { // close it if it was never used
-			if up := first(); up != nil {
-				_ = up.Close()
-			}
-		})
 	}
 	return tls.Server(c, &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -102,16 +97,22 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	})
 }
 
-// once returns a function that returns v on its first call and nil afterwards.
-func once[T any](v *T) func() *T {
-	var mu sync.Mutex
-	return func() *T {
-		mu.Lock()
-		defer mu.Unlock()
-		out := v
-		v = nil
-		return out
+// first returns a function that returns up on its first call and nil afterwards. If it is
+// never called, up is closed with c.
+func (c *conn) first(up net.Conn) func() net.Conn {
+	var used atomic.Bool
+	first := func() net.Conn {
+		if used.Swap(true) {
+			return nil
+		}
+		return up
 	}
+	context.AfterFunc(c.Life, func() {
+		if up := first(); up != nil {
+			_ = up.Close()
+		}
+	})
+	return first
 }
 
 // verified connects to the server of c and verifies its certificate.

@@ -75,7 +75,7 @@ func (p *Policy) refuses(f *flow) *denial {
 		return &denial{unseen: true}
 	}
 	if f.direct != nil {
-		if refused := p.forbids(f.direct); refused != nil {
+		if refused := p.denies(f.direct, match.Yes); refused != nil {
 			return refused
 		}
 	}
@@ -92,7 +92,7 @@ func (p *Policy) refuses(f *flow) *denial {
 			return refused
 		}
 		if f.failed && r.Host != "" { // TLS through a forward proxy may have no server name
-			if refused := p.suspects(r); refused != nil {
+			if refused := p.denies(r, match.Unseen); refused != nil {
 				return refused
 			}
 		}

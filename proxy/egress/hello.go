@@ -155,30 +155,20 @@ func protocols(data cryptobyte.String) (out []string, ok bool) {
 	return out, true
 }
 
+// labelChars are the characters of the labels of a host name.
+const labelChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
 // domain returns name in lower case, and reports whether it is a valid host name.
 func domain(name string) (string, bool) {
-	if len(name) == 0 || len(name) > 253 {
+	if len(name) > 253 {
 		return "", false
 	}
-	label := 0
-	for i := range len(name) {
-		switch c := name[i]; {
-		case c == '.':
-			if label == 0 {
-				return "", false
-			}
-			label = 0
-			continue
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_':
-			label++
-		default:
-			return "", false
-		}
-		if label > 63 {
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.TrimLeft(label, labelChars) != "" {
 			return "", false
 		}
 	}
-	return strings.ToLower(name), label > 0
+	return strings.ToLower(name), true
 }
 
 // accessDenied is a TLS record with the fatal alert access_denied.

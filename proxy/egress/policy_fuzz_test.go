@@ -66,7 +66,7 @@ func FuzzPolicy(f *testing.F) {
 		for _, asked := range []*match.HTTP{request, opaque, {Port: 443, Opaque: true}} {
 			p.denied(asked)
 			p.surely(asked)
-			p.suspects(asked)
+			p.denies(asked, match.Unseen)
 			p.blind(asked)
 			p.deep(asked.Host)
 			p.decrypts(*asked)

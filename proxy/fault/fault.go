@@ -70,15 +70,11 @@ func (f *Faults) Done(stale bool) []Injected {
 	if f == nil {
 		return nil
 	}
-	if !f.Broke { // there was no answer, or not as much of it
-		f.Missed(ResetAfter)
-		f.Missed(Truncate)
-	}
-	if !f.Slowed {
-		f.Missed(SlowBody)
-	}
-	if !stale {
-		f.Missed(StaleList)
+	// There may have been no answer, or not as much of it.
+	for k, done := range map[Kind]bool{ResetAfter: f.Broke, Truncate: f.Broke, SlowBody: f.Slowed, StaleList: stale} {
+		if !done {
+			f.Missed(k)
+		}
 	}
 	f.Over()
 	return f.Injected

@@ -58,7 +58,7 @@ type Reader struct {
 	dropped
 	stall
 
-	out  []piece
+	out  []*held
 	rest io.Reader // what cannot be read as events, passed unchanged
 	err  error
 }
@@ -97,12 +97,6 @@ type stall struct {
 	stalling bool // a stall has begun, and may be over
 	silent   bool // stalled for good
 	lost     bool // events were discarded while silent
-}
-
-// piece is a part of the output, and how many bytes it has taken from the account.
-type piece struct {
-	bytes []byte
-	taken int64
 }
 
 type object struct{ namespace, name string }
@@ -216,12 +210,12 @@ func (r *Reader) Read(p []byte) (int, error) {
 	}
 	n := 0
 	for n < len(p) && len(r.out) > 0 {
-		first := &r.out[0]
+		first := r.out[0]
 		c := copy(p[n:], first.bytes)
 		n += c
 		if first.bytes = first.bytes[c:]; len(first.bytes) == 0 {
 			r.give(first.taken)
-			*first = piece{}
+			r.out[0] = nil
 			r.out = r.out[1:]
 		}
 	}
@@ -293,7 +287,7 @@ func (r *Reader) interrupt(age time.Duration) bool {
 	case f.Gone != nil && age >= *f.Gone:
 		f.Did(fault.WatchGone)
 		r.makeUp()
-		r.out = append(r.out, piece{bytes: expired(r.events.Protobuf())})
+		r.out = append(r.out, &held{bytes: expired(r.events.Protobuf())})
 		r.err = io.EOF
 	case f.Cut != nil && age >= *f.Cut:
 		f.Did(fault.WatchCut)
@@ -467,7 +461,7 @@ func (r *Reader) deliver(h *held) {
 	if r.drops.Len() > 0 {
 		r.o.Gap.Cover(h.revision)
 	}
-	r.out = append(r.out, piece{h.bytes, h.taken})
+	r.out = append(r.out, h)
 }
 
 // makeUp delivers the dropped events, the latest first: a client that resumes from the

@@ -80,7 +80,7 @@ type Conns struct {
 	mu        sync.Mutex
 	listeners []net.Listener
 	open      map[*Conn]struct{}
-	empty     chan struct{} // closed when the last connection is closed; nil if nothing waits
+	closed    chan struct{} // gets a token when a connection is closed
 }
 
 // Conns returns an empty set of connections with accounts from the pools.
@@ -92,6 +92,7 @@ func (p *Pools) Conns(reached func(bound string)) *Conns {
 		Reached:    reached,
 		Handshakes: make(chan struct{}, MaxHandshakes),
 		open:       map[*Conn]struct{}{},
+		closed:     make(chan struct{}, 1),
 	}
 	s.Draining, s.stop = context.WithCancel(context.Background())
 	return s
@@ -138,9 +139,9 @@ func (s *Conns) remove(c *Conn) {
 	defer s.mu.Unlock()
 	s.Open.Give(1)
 	delete(s.open, c)
-	if len(s.open) == 0 && s.empty != nil {
-		close(s.empty)
-		s.empty = nil
+	select {
+	case s.closed <- struct{}{}:
+	default:
 	}
 }
 
@@ -151,24 +152,16 @@ func (s *Conns) List() []*Conn {
 	return slices.Collect(maps.Keys(s.open))
 }
 
-// Wait waits until no connection is open, or ctx is done.
+// Wait waits until no connection is open, or ctx is done. Only one may wait at a time.
 func (s *Conns) Wait(ctx context.Context) error {
-	s.mu.Lock()
-	if len(s.open) == 0 {
-		s.mu.Unlock()
-		return nil
+	for len(s.List()) > 0 {
+		select {
+		case <-s.closed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	if s.empty == nil {
-		s.empty = make(chan struct{})
-	}
-	empty := s.empty
-	s.mu.Unlock()
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return nil
 }
 
 // Cut ends the connections that a server serves: those of HTTP/2 with GOAWAY, then all.
