@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -35,8 +36,6 @@ const (
 	// requestWeight is what any request holds: stacks, and the small buffers on
 	// both sides of it.
 	requestWeight = 32 << 10
-	// fieldWeight is what a field of a head holds beside its bytes.
-	fieldWeight = 128
 	// partWeight is what each part of a target can become while it is read: a
 	// requirement of a selector takes the most.
 	partWeight = 384
@@ -51,7 +50,7 @@ func (r *request) weight() int64 {
 	}
 	for k, vv := range r.header {
 		for _, v := range vv {
-			n += fieldWeight + len(k) + len(v)
+			n += downstream.FieldWeight + len(k) + len(v)
 		}
 	}
 	switch {
@@ -251,7 +250,7 @@ const (
 )
 
 // abandoned closes the connection of a client that makes a habit of it.
-func (p *Pod) abandoned(c *downstream) {
+func (p *Pod) abandoned(c *client) {
 	if p.dropped.Allow() {
 		return
 	}

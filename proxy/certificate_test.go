@@ -111,7 +111,7 @@ func TestPassthrough(t *testing.T) {
 	for _, way := range []string{"up", "down"} {
 		require.Greater(t, testutil.ToFloat64(m.server.metrics.tunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
 	}
-	require.Eventually(t, func() bool { return m.pod.open.Taken() <= 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.conns.Open.Taken() <= 1 }, soon, time.Millisecond)
 }
 
 func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
@@ -151,7 +151,7 @@ func TestTunnelsAreCutWithThePod(t *testing.T) {
 	require.ErrorIs(t, m.pod.Drain(ctx), context.DeadlineExceeded)
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return m.pod.open.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // pair is a TCP connection, both ends.

@@ -71,40 +71,39 @@
 //
 // # Bounds
 //
-// Everything that a pod can make the proxy hold is bounded for that pod, by
-// refusing what is beyond: never by waiting in Accept (conn.go, budget.go).
-// What has a second figure is bounded for the node too, at twice as much: each
-// pod has the second for itself, and beyond it never more than is left for the
-// others.
+// Everything that a pod can make the proxy keep is bounded per pod. What is above a bound
+// is refused; Accept never waits (transport/downstream, budget.go). A bound with a second
+// figure is also a bound of the node, of twice its size. Each pod has the second figure
+// for itself. Above that it gets at most as much as it leaves for the others.
 //
 //	1024, 32       connections
 //	32, 4          of them HTTP/2, with 512 streams each; others get HTTP/1.1
-//	64, 4 MiB      what handshakes and heads that are not whole hold, taken as
-//	               16 times what was sent
-//	64, 2 MiB      held by short requests under way: 429 beyond
-//	32, 2 MiB      held by watches and other long ones: 429 beyond
+//	64, 4 MiB      memory of incomplete handshakes and heads, taken as 16 times the bytes
+//	               that were sent
+//	64, 2 MiB      memory of short requests in progress: 429 above it
+//	32, 2 MiB      memory of watches and other long requests: 429 above it
 //	512 KiB        that only requests about the lock can use, before the 64 MiB
-//	64, 4 MiB      kept to filter protobuf lists and large objects: 429 beyond. Events
-//	               that faults hold back are kept there too: beyond it they pass
-//	1024           watches whose client faults keep something from, or kept it when
-//	               they ended: events of others are not dropped
-//	64             requests told 429; further ones are cut off
-//	128 KiB        the head of one request: 431 beyond. The apiserver takes 1 MiB
+//	64, 4 MiB      memory to filter protobuf lists and large objects: 429 above it. It also
+//	               keeps events that faults delay: above it they pass
+//	1024           watches whose faults withhold events, or withheld some at their end:
+//	               no events of other watches are dropped
+//	64             requests that are being answered with 429; others are cut
+//	128 KiB        the head of one request: 431 above it. The apiserver allows 1 MiB
 //	4, 8           handshakes computed at once, with the pod and with the apiserver
-//	100/s          requests dropped by the client before the answer, 1000 at once
+//	100/s          requests that the client cancels before the answer, 1000 at once
 //	10 s           for a handshake or a head
-//	45 to 60 s     without reading anything on a connection
-//	60 s           without reading, on an HTTP/2 stream, the 64 KiB sent last
+//	45 to 60 s     in which a client reads nothing on a connection
+//	60 s           in which a client does not read the last 64 KiB of an HTTP/2 stream
 //
-// A request is in its budget until net/http waits for the client no more. It is
-// weighed before it is looked at, as what its head can become: 128 bytes for each
-// field beside its own, 384 for each part of the target.
+// A request is in its account until net/http waits no more for the client. Its weight is
+// the memory that its head can take, before it is parsed: 128 bytes for each field
+// besides its length, 384 for each part of the target.
 //
-// # Handing over
+// # Draining
 //
-// Drain lets another proxy on the same listener take over without a failed
-// request or a list (drain.go). Only where faults may drop events of watches do
-// clients list once: the next proxy does not know what they missed.
+// Drain lets another proxy on the same listener take over without a failed request and
+// without new lists (drain.go). Only if faults may drop events of watches, clients list
+// once: the next proxy does not know what they missed.
 //
 // # What never happens
 //

@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/guard"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // ServeHTTP serves one request of the pod.
@@ -22,102 +22,93 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{
 		pod:      p,
 		holding:  holding{pod: p},
-		response: response{client: newDownstream(p, w, r)},
+		response: response{client: newClient(p, w, r)},
 		req:      newRequest(r),
 		start:    time.Now(),
 		debug:    p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
 	if c := x.client.conn; c != nil {
-		c.enter()
-		defer c.leave()
+		c.Enter()
+		defer c.Serving(-1)
 	}
 	x.run()
 }
 
-// downstream is the client's side of an exchange, as net/http serves it. Whatever may
-// wait for an HTTP/2 client is guarded.
-type downstream struct {
-	w     http.ResponseWriter
-	r     *http.Request
-	guard *guard.Guard // of HTTP/2
-	conn  *conn        // nil in tests
-	// last: the client is to ask no more on this connection.
-	last     bool
-	draining context.Context // when it ends, last is true of every connection
+// client is the client's side of an exchange, as net/http serves it.
+type client struct {
+	w        http.ResponseWriter // in HTTP/2 the guard
+	r        *http.Request
+	guard    *downstream.Guard // nil in HTTP/1
+	conn     *downstream.Conn  // nil in tests
+	last     bool              // close the connection after this response
+	draining context.Context   // when it is done, last applies to every connection
 }
 
-func newDownstream(p *Pod, w http.ResponseWriter, r *http.Request) downstream {
-	d := downstream{w: w, r: r, conn: connOf(r), draining: p.draining}
+func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
+	c := client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.draining}
 	if r.ProtoMajor == 2 {
-		d.guard = guard.New(w, p.stall)
+		c.guard = downstream.NewGuard(w, p.stall)
+		c.w = c.guard
 	}
-	return d
+	return c
 }
 
-// errAbort is the value of a panic that ends an exchange so that the client sees that its
-// response is not whole.
+// errAbort is the value of a panic that ends an exchange so that the client detects that
+// its response is incomplete.
 var errAbort = http.ErrAbortHandler
 
 // head sends the status code and header of a response, and announces its trailer.
-func (d *downstream) head(code int, fields, trailer header) {
-	h := d.w.Header()
+func (c *client) head(code int, fields, trailer header) {
+	h := c.w.Header()
 	maps.Copy(h, fields)
 	for name := range trailer {
 		h.Add("Trailer", name)
 	}
-	d.close()
-	d.w.WriteHeader(code)
+	c.close()
+	c.w.WriteHeader(code)
 }
 
-// close tells the client to ask no more on this connection, if that is so.
-func (d *downstream) close() {
-	if d.last || d.draining.Err() != nil {
-		d.w.Header()["Connection"] = []string{"close"}
+// close announces the end of the connection if this response is its last.
+func (c *client) close() {
+	if c.last || c.draining.Err() != nil {
+		c.w.Header()["Connection"] = []string{"close"}
 	}
 }
 
 // trailer sends the trailer that was announced in head.
-func (d *downstream) trailer(fields header) { maps.Copy(d.w.Header(), fields) }
+func (c *client) trailer(fields header) { maps.Copy(c.w.Header(), fields) }
 
-func (d *downstream) write(p []byte) (int, error) {
-	d.guard.Arm()
-	n, err := d.w.Write(p)
-	d.guard.Disarm()
-	return n, err
-}
+func (c *client) write(p []byte) (int, error) { return c.w.Write(p) }
 
 // flush sends what was written.
-func (d *downstream) flush() {
-	if f, ok := d.w.(http.Flusher); ok {
-		d.guard.Arm()
+func (c *client) flush() {
+	if f, ok := c.w.(http.Flusher); ok {
 		f.Flush()
-		d.guard.Disarm()
 	}
 }
 
 // refuse sends a refusal. It returns the size of its body in bytes.
-func (d *downstream) refuse(err *apierrors.StatusError) int {
-	d.close()
-	d.guard.Arm()
-	defer d.guard.Disarm()
-	return status.Write(d.w, d.r, err)
+func (c *client) refuse(err *apierrors.StatusError) int {
+	c.close()
+	return status.Write(c.w, c.r, err)
 }
 
-// hijack takes the connection over, with what was read from it already.
-func (d *downstream) hijack() (net.Conn, io.Reader, error) {
-	conn, buffered, err := http.NewResponseController(d.w).Hijack()
+// hijack takes the connection over. The reader returns what net/http has read of it, then
+// the rest.
+func (c *client) hijack() (net.Conn, io.Reader, error) {
+	conn, buffered, err := http.NewResponseController(c.w).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
-	// The server's deadlines do not hold for what the connection is now.
-	if d.conn != nil {
-		d.conn.upgraded.Store(true)
+	// The server's deadlines do not apply any more.
+	if c.conn != nil {
+		c.conn.Upgraded.Store(true)
 	}
 	_ = conn.SetDeadline(time.Time{})
 	return conn, buffered, nil
 }
 
-// writeSwitch tells a client whose connection was taken over that it has changed protocol.
+// writeSwitch answers 101 to a client whose connection was taken over.
 func writeSwitch(w io.Writer, fields header, protocol string) error {
 	fields["Connection"] = []string{"Upgrade"}
 	fields["Upgrade"] = []string{protocol}
@@ -132,29 +123,30 @@ func writeSwitch(w io.Writer, fields header, protocol string) error {
 }
 
 // closeConn closes the client's connection.
-func (d *downstream) closeConn() {
-	if d.conn != nil {
-		_ = d.conn.Close()
+func (c *client) closeConn() {
+	if c.conn != nil {
+		_ = c.conn.Close()
 	}
 }
 
-// reset breaks off the client's connection, or its HTTP/2 stream, without an end.
-func (d *downstream) reset() {
-	if d.conn != nil && d.r.ProtoMajor == 1 {
-		d.conn.reset()
+// reset resets the client's connection, or its HTTP/2 stream.
+func (c *client) reset() {
+	if c.conn != nil && c.r.ProtoMajor == 1 {
+		c.conn.Reset()
+		_ = c.conn.Close()
 	}
 	panic(errAbort)
 }
 
 var nowhere = &url.URL{}
 
-// forget lets go of the head but for a beginning of Accept: net/http keeps it until it
-// has done with the request.
-func (d *downstream) forget(accept int) {
-	kept := d.r.Header.Get("Accept")
-	d.r.Header, d.r.URL, d.r.RequestURI, d.r.Host = nil, nowhere, "", ""
+// forget releases the head, which net/http refers to until the request is over. It keeps
+// at most accept bytes of Accept.
+func (c *client) forget(accept int) {
+	kept := c.r.Header.Get("Accept")
+	c.r.Header, c.r.URL, c.r.RequestURI, c.r.Host = nil, nowhere, "", ""
 	if kept != "" && accept > 0 {
-		d.r.Header = http.Header{"Accept": {kept[:min(len(kept), accept)]}}
+		c.r.Header = http.Header{"Accept": {kept[:min(len(kept), accept)]}}
 	}
 }
 

@@ -5,33 +5,31 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
-const (
-	// minWatch is the least age of a watch that is ended by draining. client-go
-	// takes one that ends without an event within its first second, by its own
-	// clock and when it gets to look, for broken and lists again.
-	minWatch = 3 * time.Second
-	// cutGrace is for the ends of long answers to be written in, and for HTTP/2
-	// connections to end after GOAWAY, which net/http gives a second.
-	cutGrace = 2 * time.Second
-)
+// minWatch is the minimum age of a watch that draining ends. client-go takes a watch that
+// ends without an event within its first second, by its own clock, for broken, and lists
+// again.
+const minWatch = 3 * time.Second
 
-// Drain ends everything of the pod so that its clients do not notice, given that
-// another proxy accepts where this one did: it accepts no more, tells the client
-// with each answer to open another connection (HTTP/2: GOAWAY), and ends watches
-// cleanly as soon as clients take that for the end of a usual watch. Everything
-// else goes on until it is over, and requests on open connections are served, also
-// on those that were idle: on HTTP/1 only an answer can say that a connection ends,
-// and a request that meets its end fails, unless it is a GET. What is left when ctx
-// is done is cut, and its error returned.
+// Drain ends everything of the pod without an effect on its clients, if another proxy
+// accepts in place of this one. It accepts no more connections, closes each connection
+// after its next response (HTTP/2: GOAWAY), and ends watches cleanly once clients take
+// that for a usual end. Requests that arrive on open connections, idle ones included,
+// are served: in HTTP/1 only a response can announce the end of a connection, and a
+// request that arrives at a closed connection fails, unless it is a GET. When ctx is done,
+// Drain cuts what is left and returns the error of ctx.
 func (p *Pod) Drain(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
-	p.stopAccepting()
-	others := p.drainEgress(ctx)
-	// Not http.Server.Shutdown: that drops what it reads on HTTP/1.
-	err := p.deserted(ctx)
+	p.conns.Stop()
+	p.egress.Stop()
+	others := make(chan error, 1)
+	go func() { others <- p.egress.Drain(ctx) }()
+	// Not http.Server.Shutdown, which drops requests that arrive on HTTP/1 connections.
+	err := p.conns.Wait(ctx)
 	if err != nil {
 		p.cut()
 	}
@@ -43,9 +41,9 @@ func (p *Pod) Drain(ctx context.Context) error {
 func (p *Pod) Shutdown(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
-	p.stopAccepting()
+	p.conns.Stop()
 	p.end(errShutdown)
-	p.tunnels.cut()
+	p.cutTunnels()
 	p.egress.Stop()
 	p.egress.Cut()
 	err := p.http.Shutdown(ctx)
@@ -55,43 +53,18 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// Unanswerable notes that the pod's network is gone, so that no answer arrives any more:
-// the end of writes under way will not be seen. Without it they would be awaited until
-// the kernel breaks their connections.
+// Unanswerable records that the pod's network is gone, so that no answer arrives any
+// more. Without it the proxy waits for the ends of writes in flight until the kernel
+// breaks their connections.
 func (p *Pod) Unanswerable() { p.endWriting(errUnanswerable) }
-
-func (p *Pod) stopAccepting() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.drain()
-	for _, l := range p.listeners {
-		_ = l.Close()
-	}
-	p.listeners = nil
-}
-
-// deserted waits until no connection is open.
-func (p *Pod) deserted(ctx context.Context) error {
-	for p.open.Taken() > 0 {
-		select {
-		case <-p.empty:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
 
 func (p *Pod) cut() {
 	p.end(errShutdown)
-	p.tunnels.cut()
-	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
-	defer cancel()
-	_ = p.http.Shutdown(ctx)
-	_ = p.http.Close()
+	p.cutTunnels()
+	downstream.Cut(p.http)
 }
 
-// retire ends a watch while the pod drains, once a client can take it.
+// retire ends a watch while the pod drains, once its client tolerates that.
 func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 	for {
 		wait := minWatch
@@ -110,8 +83,8 @@ func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// delayEnd keeps the response of a watch that the policy ended until a client can take
-// its end, where caches are to stay as they are. Nothing comes on it any more.
+// delayEnd delays the end of a watch that the policy ended until its client tolerates that,
+// if the policy keeps caches. Nothing arrives on the watch meanwhile.
 func (r *resumption) delayEnd(p *Pod, client context.Context) {
 	began := r.settled.Load()
 	if !p.policy.Load().keepCaches || began == 0 {
@@ -124,14 +97,14 @@ func (r *resumption) delayEnd(p *Pod, client context.Context) {
 	}
 }
 
-// endOfInitial is the annotation of the bookmark after which a client that asked
-// for initial events has a whole cache. Ended before it, he starts anew.
+// endOfInitial is the annotation of the bookmark after which a client that asked for
+// initial events has a complete cache. A client whose watch ends earlier starts again.
 var endOfInitial = []byte("k8s.io/initial-events-end")
 
 // initialEvents looks for the end of the initial events in a watch.
 type initialEvents struct{ tail []byte }
 
-// passed reports whether the end was in what went by until p, in pieces.
+// passed reports whether the end was in the pieces of the watch up to p.
 func (i *initialEvents) passed(p []byte) bool {
 	overlap := len(endOfInitial) - 1
 	seam := append(i.tail, p[:min(len(p), overlap)]...)

@@ -14,16 +14,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 )
 
-// outward are the pod's accounts of connections to other hosts, apart from those of
-// connections to the apiserver: whatever it asks of others, it can renew its lock.
-type outward struct{ open, http2, unserved, held bounds.Account }
-
+// newEgress returns the server of the pod's connections to other hosts. They have accounts
+// of their own, so that they cannot keep the pod from renewing its lock.
 func newEgress(p *Pod) *egress.Server {
 	s := p.server
-	p.outward.open = bounds.Account{Pool: s.connections, Own: ownConnections}
-	p.outward.http2 = bounds.Account{Pool: s.http2, Own: ownHTTP2}
-	p.outward.unserved = bounds.Account{Pool: s.unserved, Own: ownUnserved}
-	p.outward.held = bounds.Account{Pool: s.long, Own: ownLong}
 	var leaf func(context.Context, string) (*tls.Certificate, error)
 	if s.egressLeaf != nil {
 		leaf = s.egressLeaf()
@@ -40,14 +34,9 @@ func newEgress(p *Pod) *egress.Server {
 		Forbidden: p.isAPIServer,
 		Leaf:      leaf,
 		Roots:     s.egressRoots,
-		Bounds: egress.Bounds{
-			Open:     &p.outward.open,
-			HTTP2:    &p.outward.http2,
-			Unserved: &p.outward.unserved,
-			Held:     &p.outward.held,
-			Reached:  p.bound,
-		},
-		Log: s.log,
+		Conns:     s.conns.Conns(p.bound),
+		Held:      &bounds.Account{Pool: s.long, Own: ownLong},
+		Log:       s.log,
 		Count: func(protocol, verdict string) {
 			owner := p.owner()
 			owner.egress.of(egressResult{protocol, verdict}, func(r egressResult) prometheus.Counter {
@@ -59,7 +48,7 @@ func newEgress(p *Pod) *egress.Server {
 				pol.limited.count(r.Breaker, r.Rule, r.Reason)
 			}
 		},
-		Harmed: func(by fault.Injected) {
+		Injected: func(by fault.Injected) {
 			if pol := p.policy.Load(); pol != nil {
 				pol.injected.count(by.Injection, by.Rule, by.Kind.String())
 			}
@@ -73,17 +62,9 @@ func newEgress(p *Pod) *egress.Server {
 // be called for several listeners.
 func (p *Pod) ServeEgress(l net.Listener) error { return p.egress.Serve(l) }
 
-// isAPIServer reports whether an address is the apiserver's: whoever is redirected
-// from there on the way to other hosts would be held to nothing.
+// isAPIServer reports whether an address is the apiserver's, or may be: the rules of the
+// pod's shard do not apply to connections to other hosts.
 func (p *Pod) isAPIServer(to netip.AddrPort) bool {
 	c := p.clients.Load()
 	return c == nil || c.cluster.Has(to)
-}
-
-// drainEgress is Drain of the connections to other hosts. It ends when they have.
-func (p *Pod) drainEgress(ctx context.Context) <-chan error {
-	p.egress.Stop()
-	ended := make(chan error, 1)
-	go func() { ended <- p.egress.Drain(ctx) }()
-	return ended
 }

@@ -106,7 +106,7 @@ ctrlmesh_egress_requests_total{namespace="ns",protocol="other",shard="",verdict=
 	tunnel, err := net.Dial("tcp", at)
 	require.NoError(t, err)
 	defer tunnel.Close()
-	require.Eventually(t, func() bool { return pod.outward.open.Taken() == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return pod.egress.Conns.Open.Taken() == 1 }, soon, time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	drained := make(chan error, 1)
 	go func() { drained <- pod.Drain(ctx) }()
@@ -120,5 +120,5 @@ ctrlmesh_egress_requests_total{namespace="ns",protocol="other",shard="",verdict=
 	require.Equal(t, "HTTP/1.1 200", string(b))
 	cancel()
 	require.ErrorIs(t, <-drained, context.Canceled)
-	require.Eventually(t, func() bool { return pod.outward.open.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return pod.egress.Conns.Open.Taken() == 0 }, soon, time.Millisecond)
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"cmp"
+	"context"
 	"net/http"
 	"time"
 
@@ -127,35 +128,13 @@ type injection struct {
 	decided bool          // on them
 }
 
-// look is how often those who wait look whether the time of their rules is over.
-const look = time.Second
-
-// wait waits for a fault's sake, so long as the faults say that are in effect yet. It is
-// false when it was ended before its time: the client or the answer is gone, or another
-// proxy takes over.
-func (x *exchange) wait(d func() time.Duration) bool {
-	for start := time.Now(); ; {
-		pol := x.lift(x.pod)
-		left := d() - time.Since(start)
-		if left <= 0 {
-			return true
-		}
-		timer := time.NewTimer(min(left, look))
-		ended := false
-		select {
-		case <-timer.C:
-		case <-pol.replaced:
-		case <-x.ctx.Done():
-			ended = true
-		case <-x.req.ctx.Done():
-			ended = true
-		case <-x.pod.draining.Done():
-			ended = true
-		}
-		if timer.Stop(); ended {
-			return false
-		}
-	}
+// wait waits for a fault, as long as it is in effect. It reports false if the time did not
+// pass: the client or the answer is gone, or another proxy takes over.
+func (x *exchange) wait(left func() time.Duration) bool {
+	ctx, cancel := context.WithCancel(x.ctx)
+	defer cancel()
+	defer context.AfterFunc(x.req.ctx, cancel)()
+	return fault.Wait(ctx, x.pod.draining.Done(), func() <-chan struct{} { return x.lift(x.pod).replaced }, left)
 }
 
 // respond injects the faults of a response: into a watch's events, or its end before it
@@ -194,44 +173,40 @@ func injected(namespace string, r *request, a *fault.Abort) *apierrors.StatusErr
 	return err
 }
 
-// writeFaulty writes p as the faults have it: slowly, or cut short.
+// writeFaulty writes p, slowly or in part if a fault says so.
 func (x *exchange) writeFaulty(p []byte) bool {
 	f := x.faults
-	if f.Truncate < 0 || x.bytes+int64(len(p)) <= f.Truncate {
-		return x.writeSlowly(p)
+	for len(p) > 0 && !f.Harmless() {
+		n := f.Limit(len(p))
+		pass, pause := f.Pass(time.Now(), n)
+		if pass > 0 && !x.pass(p[:pass]) {
+			return false
+		}
+		p = p[pass:]
+		if pass < n {
+			if x.lift(x.pod); f.Truncate >= 0 {
+				x.breakOff()
+			}
+			continue
+		}
+		if f.Slow > 0 {
+			x.client.flush()
+			if !x.wait(func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
+				f.Slow = 0 // the rest is not slow any more
+			}
+		}
 	}
-	n := f.Truncate - x.bytes
-	if !x.writeSlowly(p[:n]) {
-		return false
-	}
-	if x.lift(x.pod); f.Truncate < 0 {
-		return x.writeSlowly(p[n:])
-	}
+	return len(p) == 0 || x.pass(p)
+}
+
+// breakOff ends the response so that the client detects that it is incomplete.
+func (x *exchange) breakOff() {
 	x.broke = true
 	x.client.flush()
 	if x.req.proto == proto10 { // whose bodies end with the connection
 		x.client.reset()
 	}
 	panic(errAbort)
-}
-
-// writeSlowly writes p, slowly if a fault says so.
-func (x *exchange) writeSlowly(p []byte) bool {
-	for len(p) > 0 && x.faults.Slow > 0 {
-		rate := x.faults.Slow
-		x.faults.Slowed = true
-		n := int(min(int64(len(p)), max(1, rate/10)))
-		if !x.pass(p[:n]) {
-			return false
-		}
-		x.client.flush()
-		p = p[n:]
-		pause := time.Duration(n) * time.Second / time.Duration(rate)
-		if !x.wait(func() time.Duration { return pause * time.Duration(min(x.faults.Slow, 1)) }) {
-			x.faults.Slow = 0 // what is left goes as it comes
-		}
-	}
-	return len(p) == 0 || x.pass(p)
 }
 
 // countFault counts one fault.
@@ -242,21 +217,10 @@ func (p *policy) countFault(by fault.Injected) {
 // countInjected counts what was done to the request, when it is over: whether its response was
 // broken off, and whether it was a stale list.
 func (i *injection) countInjected(under *policy, broke, stale bool) {
-	if i.faults == nil {
-		return
+	if i.faults != nil {
+		i.faults.Broke = broke
 	}
-	if !broke { // there was no response, or not as much of it
-		i.faults.Missed(fault.ResetAfter)
-		i.faults.Missed(fault.Truncate)
-	}
-	if !i.faults.Slowed {
-		i.faults.Missed(fault.SlowBody)
-	}
-	if !stale {
-		i.faults.Missed(fault.StaleList)
-	}
-	i.faults.Over()
-	for _, by := range i.faults.Injected {
+	for _, by := range i.faults.Done(stale) {
 		under.countFault(by)
 	}
 }

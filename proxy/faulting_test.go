@@ -202,7 +202,7 @@ func TestADelayEnds(t *testing.T) {
 		}{
 			{"with the client", func(_ *mesh, cancel func()) { cancel() }, 0},
 			{"with the rule", func(m *mesh, _ func()) { m.faults() }, 200},
-			{"when another proxy takes over", func(m *mesh, _ func()) { m.pod.stopAccepting() }, 200},
+			{"when another proxy takes over", func(m *mesh, _ func()) { m.pod.conns.Stop() }, 200},
 		} {
 			t.Run(c.what, func(t *testing.T) {
 				m := newMesh(t, &recorder{})

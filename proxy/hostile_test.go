@@ -29,6 +29,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -125,10 +126,10 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		for _, a := range []*bounds.Account{&s.pod.held, &s.pod.long, &s.pod.lock, &s.pod.unserved, &s.pod.http2} {
+		for _, a := range []*bounds.Account{&s.pod.held, &s.pod.long, &s.pod.lock, &s.pod.conns.Unserved, &s.pod.conns.HTTP2} {
 			require.Zero(c, a.Taken())
 		}
-		require.Zero(c, s.pod.open.Taken())
+		require.Zero(c, s.pod.conns.Open.Taken())
 		require.Zero(c, s.pod.refusing.Load())
 	}, soon, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
@@ -295,13 +296,13 @@ func TestHostileConnections(t *testing.T) {
 	const extra = 500
 	s.under("connections", 64<<20, func() (func(), string) {
 		var conns []net.Conn
-		for range maxConnections + extra {
+		for range downstream.MaxConnections + extra {
 			conns = append(conns, s.tcp())
 		}
 		closed := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, soon, time.Millisecond)
-		require.EqualValues(t, maxConnections, s.pod.open.Taken())
-		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), maxConnections)
+		require.EqualValues(t, downstream.MaxConnections, s.pod.conns.Open.Taken())
+		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), downstream.MaxConnections)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
 }
@@ -314,19 +315,19 @@ func TestHostileSilence(t *testing.T) {
 	require.NoError(t, err)
 	start := time.Now()
 	for _, c := range []net.Conn{silent, head, preface} {
-		require.NoError(t, c.SetReadDeadline(start.Add(3*headerTimeout)))
+		require.NoError(t, c.SetReadDeadline(start.Add(3*downstream.HeadTimeout)))
 		_, err := io.Copy(io.Discard, c)
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	}
 	t.Logf("hostile: attack=silence closed_after=%v", time.Since(start).Round(time.Second))
-	require.Eventually(t, func() bool { return s.pod.open.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.pod.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // Heads that do not end, of fields that hold many times what they are on the way.
 func TestHostileHeads(t *testing.T) {
 	s := newSiege(t, quick(0))
-	const most = maxUnserved / 4 // parsing all of it takes minutes with the race detector
-	s.pod.unserved.Pool = bounds.NewPool(most, ownUnserved)
+	const most = downstream.MaxUnserved / 4 // parsing all of it takes minutes with the race detector
+	s.pod.conns.Unserved.Pool = bounds.NewPool(most, downstream.OwnUnserved)
 	var pieces []string
 	for i := 0; i < 20_000; { // 120 KB of 128 KiB
 		var lines strings.Builder
@@ -340,7 +341,7 @@ func TestHostileHeads(t *testing.T) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
 		bounds := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
-		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.unserved.Taken() > most*3/4 }
+		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.conns.Unserved.Taken() > most*3/4 }
 		for start := time.Now(); !full(); { // a busy machine takes longer for all than each may
 			require.Less(t, time.Since(start), 2*time.Minute)
 			closeAll(conns)()
@@ -367,8 +368,8 @@ func TestHostileHeads(t *testing.T) {
 			}
 		}
 		// Who goes beyond it by what it read last is on its way out.
-		require.Eventually(t, func() bool { return s.pod.unserved.Taken() <= most }, soon, time.Millisecond)
-		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.unserved.Taken()>>10)
+		require.Eventually(t, func() bool { return s.pod.conns.Unserved.Taken() <= most }, soon, time.Millisecond)
+		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.conns.Unserved.Taken()>>10)
 	})
 }
 
@@ -574,7 +575,7 @@ func TestHostileRefusals(t *testing.T) {
 
 func TestHostileHeadSizes(t *testing.T) {
 	s := newSiege(t, quick(0))
-	long := strings.Repeat("x", maxHeaderBytes+8<<10)
+	long := strings.Repeat("x", downstream.MaxHeaderBytes+8<<10)
 	for _, http2 := range []bool{true, false} {
 		req, err := http.NewRequest("GET", "https://kubernetes.default.svc/version", nil)
 		require.NoError(t, err)
@@ -856,10 +857,10 @@ func TestHostileHandshakes(t *testing.T) {
 		}
 		wg.Wait()
 		require.Positive(t, n.Load())
-		require.LessOrEqual(t, len(s.pod.handshakes), maxHandshakes)
+		require.LessOrEqual(t, len(s.pod.conns.Handshakes), downstream.MaxHandshakes)
 		return func() {}, fmt.Sprintf("clients=64 handshakes=%d", n.Load())
 	})
-	require.Empty(t, s.pod.handshakes)
+	require.Empty(t, s.pod.conns.Handshakes)
 }
 
 // Certificates that are asked for, but not of this size.
@@ -880,8 +881,8 @@ func TestHostileCertificates(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, soon, time.Millisecond)
-		require.LessOrEqual(t, s.pod.unserved.Taken(), int64(maxUnserved))
-		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.Taken()>>10)
+		require.LessOrEqual(t, s.pod.conns.Unserved.Taken(), int64(downstream.MaxUnserved))
+		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.conns.Unserved.Taken()>>10)
 	})
 }
 
@@ -1025,50 +1026,4 @@ func TestHostileTargets(t *testing.T) {
 	for _, addr := range s.dialed() {
 		require.Equal(t, s.api.Listener.Addr().String(), addr)
 	}
-}
-
-// A client that stops reading is given up; one that changed protocol is not.
-func TestHostileWritesHaveDeadlines(t *testing.T) {
-	a, b := pair(t)
-	defer b.Close()
-	spy := &deadlines{Conn: a}
-	m := newMesh(t, &recorder{})
-	c := &conn{Conn: spy, pod: m.pod, gone: make(chan struct{})}
-	write := func() {
-		_, err := c.Write([]byte("x"))
-		require.NoError(t, err)
-	}
-	write()
-	require.Len(t, spy.set, 1)
-	require.WithinDuration(t, time.Now().Add(stall), spy.set[0], 5*time.Second)
-	write()
-	require.Len(t, spy.set, 1, "it is still far")
-	c.deadline.Add(-int64(stall / 2))
-	write()
-	require.Len(t, spy.set, 2)
-	require.NoError(t, c.SetWriteDeadline(time.Now().Add(time.Second)))
-	write()
-	require.Len(t, spy.set, 3, "another's deadline holds")
-	c.upgraded.Store(true)
-	require.NoError(t, c.SetDeadline(time.Time{}))
-	write()
-	require.Len(t, spy.set, 4)
-	m.pod.open.Take(1)
-	require.NoError(t, c.Close())
-}
-
-// deadlines are those that were set.
-type deadlines struct {
-	net.Conn
-	set []time.Time
-}
-
-func (d *deadlines) SetWriteDeadline(t time.Time) error {
-	d.set = append(d.set, t)
-	return d.Conn.SetWriteDeadline(t)
-}
-
-func (d *deadlines) SetDeadline(t time.Time) error {
-	d.set = append(d.set, t)
-	return d.Conn.SetDeadline(t)
 }

@@ -161,7 +161,7 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	}
 	p.connects.cut(next)
 	if !next.passthrough {
-		p.tunnels.cut() // nothing of a pod that is held to something may go unseen
+		p.cutTunnels() // nothing of a pod that is held to something may go unseen
 	}
 	p.succeed(old, next)
 }

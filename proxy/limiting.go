@@ -1,15 +1,12 @@
 package proxy
 
 import (
-	"fmt"
-	"math"
 	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -73,34 +70,12 @@ func (s *limitStage) apply(x *exchange) *outcome {
 	return refusalBy(reason, limited(x.pod.info.Namespace, refused))
 }
 
-// limited is what to tell whom a rule refused.
+// limited returns the refusal of a request that is above a limit.
 func limited(namespace string, r *limit.Refusal) *apierrors.StatusError {
-	rule := fmt.Sprintf("rule %q of CircuitBreaker %s/%s", r.Rule, namespace, r.Breaker)
-	retry := wholeSeconds(r.RetryAfter)
-	switch {
-	case r.Reason == "forced":
-		return status.Unavailable(0, "%s refuses all requests: its triggerPolicy is ForceOpened", rule)
-	case r.Opened && retry == 0:
-		return status.Unavailable(0, "%s has opened, and stays so until its annotation %s is set to another value", rule, v1alpha1.RecoverAnnotation)
-	case r.Opened:
-		return status.Unavailable(retry, "%s has opened: try again in %d s", rule, retry)
+	if r.Opened {
+		return status.Unavailable(r.RetrySeconds(), "%s", r.Message(namespace))
 	}
-	tooMany := func(retry int, format string, args ...any) *apierrors.StatusError {
-		return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, retry, format, args...)
-	}
-	if retry == 0 {
-		return tooMany(0, "%s: its bucket is empty and is not filled again: raise bucket.limit", rule)
-	}
-	why := map[string]string{
-		"bucket":    "the rate of requests is beyond its bucket",
-		"in_flight": "as many requests are under way as may be",
-		"backoff":   "requests failed, and it waits before the next",
-	}[r.Reason]
-	return tooMany(retry, "%s: %s: try again in %d s", rule, why, retry)
-}
-
-func wholeSeconds(d time.Duration) int {
-	return int(min((d+min(time.Second-1, math.MaxInt64-d))/time.Second, math.MaxInt32))
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, r.RetrySeconds(), "%s", r.Message(namespace))
 }
 
 // answeredWithin tells the rules what became of the request. It is called when the

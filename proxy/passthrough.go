@@ -3,68 +3,52 @@ package proxy
 import (
 	"context"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
-// tunnelIdle is how long a tunnel may say nothing in either direction. Peers that
-// are gone are found by TCP keep-alives; nothing in Kubernetes itself lets a
-// stream be idle for longer than four hours.
-const tunnelIdle = 5 * time.Hour
-
-// tunnels are the connections that are passed through opaque now.
+// tunnels counts the connections that are passed through unread.
 type tunnels struct {
 	mu   sync.Mutex
-	open map[net.Conn]struct{}
+	open int
 	last time.Time // when one ended
 }
 
-func (t *tunnels) add(c net.Conn) {
+func (t *tunnels) add(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.open == nil {
-		t.open = map[net.Conn]struct{}{}
-	}
-	t.open[c] = struct{}{}
-}
-
-func (t *tunnels) remove(c net.Conn) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.open, c)
+	t.open += n
 	t.last = time.Now()
 }
 
-// remain is how long writes in tunnels may still take effect that go on for the given
-// time after the tunnel.
+// remain returns how long writes in tunnels may still take effect, if they may do so for
+// the given time after the end of the tunnel.
 func (t *tunnels) remain(unseen time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.open) > 0 {
+	if t.open > 0 {
 		return unseen
 	}
 	return max(0, unseen-time.Since(t.last))
 }
 
-func (t *tunnels) cut() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for c := range t.open {
-		_ = c.Close()
+func (p *Pod) cutTunnels() {
+	for _, c := range p.conns.List() {
+		if c.Tunnel {
+			_ = c.Close()
+		}
 	}
 }
 
-// tunnel passes a connection through to the apiserver as it is, under a policy
-// that says so.
-func (p *Pod) tunnel(down net.Conn, pol *policy) {
-	defer p.left()
+// tunnel relays a connection to the apiserver unread, under a policy of passthrough.
+func (p *Pod) tunnel(down *downstream.Conn, pol *policy) {
 	defer func() { _ = down.Close() }()
-	p.tunnels.add(down)
-	defer p.tunnels.remove(down)
-	// Whoever takes passthrough away cuts what is in tunnels after that.
+	p.tunnels.add(1)
+	defer p.tunnels.add(-1)
+	// A change of the policy cuts the tunnels that are counted by then.
 	if now := p.policy.Load(); !now.passthrough || p.done.Err() != nil {
 		return
 	}
@@ -86,7 +70,7 @@ func (p *Pod) tunnel(down net.Conn, pol *policy) {
 	}
 	m := p.server.metrics
 	pol.owner.counter(m.tunnels).Inc()
-	sent, received := relay.Both(down, up, tunnelIdle)
+	sent, received := relay.Both(down.Bare(), up, downstream.TunnelIdle)
 	pol.owner.counter(m.tunnelBytes, "up").Add(float64(sent))
 	pol.owner.counter(m.tunnelBytes, "down").Add(float64(received))
 	p.server.log.LogAttrs(context.Background(), slog.LevelDebug, "passthrough",

@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -59,15 +58,13 @@ type Pod struct {
 	known
 	rules
 
-	egress  *egress.Server
-	outward outward
+	egress *egress.Server
 }
 
 // lifetime is how a pod ends, in steps.
 type lifetime struct {
 	// draining ends when the pod accepts no more.
 	draining context.Context
-	drain    context.CancelFunc
 	// done ends when long-running answers are to end at once.
 	done context.Context
 	end  context.CancelCauseFunc
@@ -80,8 +77,8 @@ type lifetime struct {
 	endWriting context.CancelCauseFunc
 }
 
-func newLifetime() (l lifetime) {
-	l.draining, l.drain = context.WithCancel(context.Background())
+func newLifetime(draining context.Context) (l lifetime) {
+	l.draining = draining
 	l.done, l.end = context.WithCancelCause(context.Background())
 	l.life, l.die = context.WithCancel(context.Background())
 	l.writing, l.endWriting = context.WithCancelCause(context.Background())
@@ -90,26 +87,19 @@ func newLifetime() (l lifetime) {
 
 // accepting is what a pod has open towards its clients.
 type accepting struct {
-	mu        sync.Mutex
-	listeners []*listener
-	conns     conns
-	tunnels   tunnels
-	stall     time.Duration // of an HTTP/2 stream
+	conns   *downstream.Conns
+	tunnels tunnels
+	stall   time.Duration // of an HTTP/2 stream
 }
 
-// accounts are a pod's, within the bounds in conn.go and budget.go.
+// accounts are a pod's, within the bounds in budget.go.
 type accounts struct {
-	open       bounds.Account // connections
-	empty      chan struct{}  // gets a token when open becomes 0
-	http2      bounds.Account // of them, that speak HTTP/2
-	unserved   bounds.Account // bytes, as what they become
-	held       bounds.Account // bytes of short requests
-	long       bounds.Account // bytes of those that may last
-	lock       bounds.Account // bytes of those about the lock
-	filtered   bounds.Account // bytes that filters keep
-	refusing   atomic.Int64   // requests that are answered 429
-	handshakes chan struct{}  // a token for each that is computed
-	dropped    *rate.Limiter  // of requests
+	held     bounds.Account // bytes of short requests
+	long     bounds.Account // bytes of those that may last
+	lock     bounds.Account // bytes of those about the lock
+	filtered bounds.Account // bytes that filters keep
+	refusing atomic.Int64   // requests that are answered 429
+	dropped  *rate.Limiter  // of requests
 }
 
 // inForce is the policy that applies to a pod, and what is in progress under it.
@@ -149,24 +139,19 @@ type clients struct {
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
 		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
-		lifetime:  newLifetime(),
-		accepting: accepting{stall: stall},
 		accounts: accounts{
-			open:       bounds.Account{Pool: s.connections, Own: ownConnections},
-			http2:      bounds.Account{Pool: s.http2, Own: ownHTTP2},
-			unserved:   bounds.Account{Pool: s.unserved, Own: ownUnserved},
-			held:       bounds.Account{Pool: s.held, Own: ownHeld},
-			long:       bounds.Account{Pool: s.long, Own: ownLong},
-			lock:       bounds.Account{Pool: s.held, Own: ownLock},
-			filtered:   bounds.Account{Pool: s.filtered, Own: ownFiltered},
-			empty:      make(chan struct{}, 1),
-			handshakes: make(chan struct{}, maxHandshakes),
-			dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
+			held:     bounds.Account{Pool: s.held, Own: ownHeld},
+			long:     bounds.Account{Pool: s.long, Own: ownLong},
+			lock:     bounds.Account{Pool: s.held, Own: ownLock},
+			filtered: bounds.Account{Pool: s.filtered, Own: ownFiltered},
+			dropped:  rate.NewLimiter(abandonedRate, abandonedBurst),
 		},
 		inForce: inForce{nobody: s.metrics.owners.hold(info.Namespace, "", "")},
 		known:   known{records: lockRecords{written: make(chan struct{}, 1)}},
 		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
+	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall}
+	p.lifetime = newLifetime(p.conns.Draining)
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
 	p.http, p.http11 = p.newHTTP()
 	p.egress = newEgress(p)
@@ -188,23 +173,14 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 	both := http11.Clone()
 	both.NextProtos = []string{"h2", "http/1.1"}
 	both.GetConfigForClient = p.hello
-	return &http.Server{
-		Handler:           p,
-		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       downstreamIdle,
-		MaxHeaderBytes:    maxHeaderBytes,
-		// OPTIONS * is for the handler to refuse, not for net/http to answer.
-		DisableGeneralOptionsHandler: true,
-		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		ConnContext:                  connContext,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReceiveBufferPerStream:     receivePerStream,
-			MaxReceiveBufferPerConnection: receivePerConnection,
-			MaxReadFrameSize:              maxFrame,
-		},
-		TLSConfig: both,
-	}, http11
+	server := downstream.NewServer(p, s.log, http.HTTP2Config{
+		MaxConcurrentStreams:          maxStreams,
+		MaxReceiveBufferPerStream:     receivePerStream,
+		MaxReceiveBufferPerConnection: receivePerConnection,
+		MaxReadFrameSize:              maxFrame,
+	})
+	server.TLSConfig = both
+	return server, http11
 }
 
 // SetPolicy puts a policy in force for every request that starts after it
@@ -255,9 +231,12 @@ func (p *Pod) Done() <-chan struct{} { return p.life.Done() }
 // which are open now. Those must end by themselves: it is for a pod whose processes
 // have ended.
 func (p *Pod) Quiet(ctx context.Context) error {
-	for _, c := range p.conns.list() {
+	for _, c := range p.conns.List() {
+		if c.Tunnel {
+			continue
+		}
 		select {
-		case <-c.gone:
+		case <-c.Life.Done():
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -298,15 +277,7 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 // Serve accepts connections on l, which it closes. It returns nil after Drain or
 // Shutdown began, and may be called for several listeners.
 func (p *Pod) Serve(l net.Listener) error {
-	own := &listener{Listener: l, pod: p}
-	p.mu.Lock()
-	if p.draining.Err() == nil {
-		p.listeners = append(p.listeners, own)
-	} else {
-		_ = own.Close()
-	}
-	p.mu.Unlock()
-	err := p.http.ServeTLS(own, "", "")
+	err := p.http.ServeTLS(p.newListener(l), "", "")
 	if p.draining.Err() != nil {
 		return nil
 	}

@@ -15,7 +15,7 @@ import (
 
 // response is what the client gets.
 type response struct {
-	client downstream
+	client client
 	code   int   // of the status; 0: none yet
 	bytes  int64 // of the body
 	begun  bool  // its head was sent

@@ -12,6 +12,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -55,7 +56,8 @@ type Server struct {
 	egressLeaf  func() func(context.Context, string) (*tls.Certificate, error)
 	egressRoots *x509.CertPool
 	// What the pods share, within their bounds.
-	connections, http2, unserved, held, long, filtered *bounds.Pool
+	conns                *downstream.Pools
+	held, long, filtered *bounds.Pool
 
 	mu      sync.Mutex
 	cluster *upstream.Cluster
@@ -81,8 +83,7 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
 		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
-		connections: bounds.NewPool(maxConnections, ownConnections), http2: bounds.NewPool(maxHTTP2, ownHTTP2),
-		unserved: bounds.NewPool(maxUnserved, ownUnserved), held: bounds.NewPool(maxHeld, ownHeld), long: bounds.NewPool(maxLong, ownLong),
+		conns: downstream.NewPools(), held: bounds.NewPool(maxHeld, ownHeld), long: bounds.NewPool(maxLong, ownLong),
 		filtered: bounds.NewPool(maxFiltered, ownFiltered),
 	}
 	if c.Registerer != nil {

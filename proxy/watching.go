@@ -51,7 +51,7 @@ func (x *exchange) injectEvents(resp *upstream.Response) {
 // openGap makes room for what the watch's client will miss, or has it miss nothing.
 func (x *exchange) openGap() {
 	w := x.faults.Watch
-	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall || w.Delay != nil)
+	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall != nil || w.Delay != nil)
 	if w.Drop == nil && !overtakes {
 		return
 	}

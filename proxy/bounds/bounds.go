@@ -1,28 +1,29 @@
-// Package bounds shares what a node has of something among its pods.
+// Package bounds divides a bounded resource of a node among its pods.
 package bounds
 
 import "sync/atomic"
 
-// Pool is what the pods of a node share of something.
+// Pool is the part of a resource that the pods of a node share.
 type Pool struct{ free atomic.Int64 }
 
-// Account is one pod's part of a pool: something of its own, and above that never more
-// than is left for the others. So one pod alone gets half of the pool, and n of
-// them 1/(n+1) each: however many take all they can, others find something.
+// Account is one pod's use of a resource. The pod may use Own, and above that as much of
+// the pool as it leaves free. So one pod alone gets half of the pool, and n pods
+// get 1/(n+1) each: a part is left for others however many pods take all they can.
 type Account struct {
 	Pool  *Pool
 	Own   int64
 	taken atomic.Int64
 }
 
-// NewPool returns a pool of which one pod alone gets most, its own included.
+// NewPool returns a pool of which one pod alone gets most, including its own part.
 func NewPool(most, own int64) *Pool {
 	p := &Pool{}
 	p.free.Store(2 * (most - own))
 	return p
 }
 
-// Take takes n and reports whether that is within bounds; it is taken either way.
+// Take takes n and reports whether the total is within bounds. It takes n in either case,
+// so the caller must give it back.
 func (a *Account) Take(n int64) bool {
 	now := a.taken.Add(n)
 	if now <= a.Own {

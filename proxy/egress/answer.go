@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // maxAnswerHead is the maximum size of the head of an answer, informational answers
@@ -20,8 +22,8 @@ type answering struct {
 
 func (a answering) Read(b []byte) (int, error) {
 	n, err := a.Conn.Read(b)
-	if n > 0 && a.c.awaiting.Load() > 0 && !a.c.hold(n) {
-		return 0, errTooMuch
+	if n > 0 && a.c.awaiting.Load() > 0 && !a.c.Hold(n) {
+		return 0, downstream.ErrTooMuch
 	}
 	return n, err
 }
@@ -31,7 +33,7 @@ func (c *conn) await() { c.awaiting.Add(1) }
 
 func (c *conn) awaited() {
 	c.awaiting.Add(-1)
-	c.forgive()
+	c.Forgive()
 }
 
 // headed is called when the head of the answer has arrived, or will not arrive.
@@ -47,8 +49,8 @@ func (x *exchange) headed() {
 func (x *exchange) holds(h http.Header) bool {
 	n := weight(h)
 	x.held += n
-	if !x.s.Bounds.Held.Take(n) {
-		x.s.Bounds.Reached("egress requests")
+	if !x.s.Held.Take(n) {
+		x.s.Conns.Reached("egress requests")
 		return false
 	}
 	return true
@@ -58,7 +60,7 @@ func (x *exchange) holds(h http.Header) bool {
 func weight(h http.Header) (n int64) {
 	for k, vv := range h {
 		for _, v := range vv {
-			n += fieldWeight + 2*int64(len(k)+len(v))
+			n += downstream.FieldWeight + 2*int64(len(k)+len(v))
 		}
 	}
 	return n
@@ -78,16 +80,12 @@ func (h *handshaking) Read(b []byte) (int, error) {
 	if h.over {
 		return h.Conn.Read(b)
 	}
-	<-h.s.handshakes
+	<-h.s.Conns.Handshakes
 	n, err := h.Conn.Read(b)
-	h.s.handshakes <- struct{}{}
+	h.s.Conns.Handshakes <- struct{}{}
 	h.read += int64(n)
-	within := h.s.Bounds.Unserved.Take(unservedWeight * int64(n))
-	if !within {
-		h.s.Bounds.Reached("unserved bytes")
-	}
-	if !within || h.read > maxHello {
-		return 0, errTooMuch
+	if !h.s.Conns.Hold(n) || h.read > maxHello {
+		return 0, downstream.ErrTooMuch
 	}
 	return n, err
 }
@@ -95,14 +93,14 @@ func (h *handshaking) Read(b []byte) (int, error) {
 // handshake does the TLS handshake with a server.
 func (s *Server) handshake(ctx context.Context, raw net.Conn, config *tls.Config) (*tls.Conn, error) {
 	select {
-	case s.handshakes <- struct{}{}:
+	case s.Conns.Handshakes <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	h := &handshaking{Conn: raw, s: s}
 	defer func() {
-		<-s.handshakes
-		s.Bounds.Unserved.Give(unservedWeight * h.read)
+		<-s.Conns.Handshakes
+		s.Conns.Unserved.Give(downstream.UnservedWeight * h.read)
 		h.over = true
 	}()
 	up := tls.Client(h, config)

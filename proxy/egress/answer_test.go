@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // The server may be the accomplice of the pod.
@@ -22,10 +23,10 @@ func TestHeadsOfAnswersAreInTheAccounts(t *testing.T) {
 		request string
 		bound   func(*world)
 	}{
-		"read":              {"GET / HTTP/1.1\r\nHost: a\r\n\r\n", func(w *world) { w.unserved.max = 256 << 10 }},
-		"held":              {"GET / HTTP/1.1\r\nHost: a\r\n\r\n", func(w *world) { w.held.max = requestWeight + 16<<10 }},
-		"read of a CONNECT": {"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", func(w *world) { w.unserved.max = 256 << 10 }},
-		"held of a CONNECT": {"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", func(w *world) { w.held.max = requestWeight + 16<<10 }},
+		"read":              {"GET / HTTP/1.1\r\nHost: a\r\n\r\n", func(w *world) { w.conns.Unserved.Own = 256 << 10 }},
+		"held":              {"GET / HTTP/1.1\r\nHost: a\r\n\r\n", func(w *world) { w.held.Own = requestWeight + 16<<10 }},
+		"read of a CONNECT": {"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", func(w *world) { w.conns.Unserved.Own = 256 << 10 }},
+		"held of a CONNECT": {"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", func(w *world) { w.held.Own = requestWeight + 16<<10 }},
 		"at most":           {"GET / HTTP/1.1\r\nHost: a\r\n\r\n", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,15 +92,15 @@ func TestHandshakesWithServersTakeTurns(t *testing.T) {
 			_ = resp.Body.Close()
 		}
 	}
-	for range 2 * maxHandshakes {
+	for range 2 * downstream.MaxHandshakes {
 		go ask()
 		<-asked
 	}
 	code, _ := w.get(w.client(secureAt), "https://api.example.com/")
 	require.Equal(t, http.StatusOK, code)
 
-	for range maxHandshakes {
-		w.server.handshakes <- struct{}{}
+	for range downstream.MaxHandshakes {
+		w.conns.Handshakes <- struct{}{}
 	}
 	go ask()
 	early := false
@@ -108,8 +109,8 @@ func TestHandshakesWithServersTakeTurns(t *testing.T) {
 		early = true
 	case <-time.After(300 * time.Millisecond):
 	}
-	for range maxHandshakes {
-		<-w.server.handshakes
+	for range downstream.MaxHandshakes {
+		<-w.conns.Handshakes
 	}
 	require.False(t, early, "it took no turn")
 	<-asked

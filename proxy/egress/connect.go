@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // maxVia is the maximum number of nested CONNECTs on a connection.
@@ -29,8 +31,8 @@ func (x *exchange) connect() {
 	p, _ := x.s.Policy()
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
-	c.met = fault.Met{}
-	if !x.admit(c.met) {
+	c.around.met = fault.Met{}
+	if !x.admit(c.around.met) {
 		return
 	}
 	to := c.up
@@ -41,7 +43,7 @@ func (x *exchange) connect() {
 	}
 	if !x.holds(resp.Header) {
 		_ = up.Close()
-		failed(x.w, x.r, errTooMuch)
+		failed(x.w, x.r, downstream.ErrTooMuch)
 		return
 	}
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
@@ -55,36 +57,38 @@ func (x *exchange) connect() {
 		failed(x.w, x.r, fmt.Errorf("hijack: %w", err))
 		return
 	}
-	first := once(&up)
-	asked := x.r.Clone(c.life)
-	c.up = func(ctx context.Context) (net.Conn, error) {
-		if up := first(); up != nil {
-			return *up, nil
-		}
-		return c.again(ctx, to, asked)
-	}
-	context.AfterFunc(c.life, func() { // close it if it was never used
-		if up := first(); up != nil {
-			_ = (*up).Close()
-		}
-	})
-	c.ticket, c.harm = x.ticket, x.harm
-	c.port = x.asked[0].Port
-	c.via = append(c.via, x.asked[0].Host)
-	held, _ := early.Peek(early.Reader.Buffered())
-	c.early = append([]byte(nil), held...)
-	heads := x.held - requestWeight // they stay in memory, to repeat the CONNECT
-	context.AfterFunc(c.life, func() { c.s.Bounds.Held.Give(heads) })
-	x.held = requestWeight
-	x.release()
+	x.enclose(up, to, early)
 	if _, err := fmt.Fprintf(c.Conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		_ = c.Close()
 		return
 	}
 	x.s.flows.remove(&x.flow)
-	c.serving.Add(-1) // what is read from here on is accounted for again
-	defer c.serving.Add(1)
+	c.Serving(-1) // what is read from here on is accounted for again
+	defer c.Serving(1)
 	x.then = x.s.look(c)
+}
+
+// enclose makes the connection the inside of the CONNECT: up is its first connection to
+// the server, and the CONNECT is repeated for further ones. early has read from the client.
+func (x *exchange) enclose(up net.Conn, to way, early *bufio.ReadWriter) {
+	c := x.c
+	first := c.first(up)
+	asked := x.r.Clone(c.Life)
+	c.up = func(ctx context.Context) (net.Conn, error) {
+		if up := first(); up != nil {
+			return up, nil
+		}
+		return c.again(ctx, to, asked)
+	}
+	c.around.ticket, c.around.faults = x.ticket, x.injecting
+	c.port = x.asked[0].Port
+	c.via = append(c.via, x.asked[0].Host)
+	held, _ := early.Peek(early.Reader.Buffered())
+	c.early = append([]byte(nil), held...)
+	heads := x.held - requestWeight // they stay in memory, to repeat the CONNECT
+	context.AfterFunc(c.Life, func() { c.s.Held.Give(heads) })
+	x.held = requestWeight
+	x.release()
 }
 
 // declined forwards the answer of a forward proxy that does not connect. It ends when
@@ -93,7 +97,7 @@ func (x *exchange) declined(up net.Conn, resp *http.Response) {
 	shut := func() { _ = up.Close() }
 	defer shut()
 	defer context.AfterFunc(x.r.Context(), shut)()
-	defer context.AfterFunc(x.c.life, shut)()
+	defer context.AfterFunc(x.c.Life, shut)()
 	x.plain()
 	header := x.w.Header()
 	maps.Copy(header, resp.Header)
@@ -168,7 +172,7 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 	_ = up.SetDeadline(time.Time{})
 	if n := b.Buffered(); n > 0 {
 		held, _ := b.Peek(n)
-		up = &begun{up, held}
+		up = &begun{up, io.MultiReader(bytes.NewReader(held), up)}
 	}
 	return up, resp, nil
 }
@@ -194,20 +198,15 @@ func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, er
 // begun is a connection of which some bytes were read before.
 type begun struct {
 	net.Conn
-	early []byte
+	rest io.Reader
 }
 
-func (b *begun) Read(p []byte) (int, error) {
-	if len(b.early) > 0 {
-		n := copy(p, b.early)
-		b.early = b.early[n:]
-		return n, nil
-	}
-	return b.Conn.Read(p)
-}
+func (b *begun) Read(p []byte) (int, error) { return b.rest.Read(p) }
 
-func (b *begun) CloseWrite() error {
-	if half, ok := b.Conn.(interface{ CloseWrite() error }); ok {
+func (b *begun) CloseWrite() error { return closeWrite(b.Conn) }
+
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported

@@ -88,7 +88,7 @@ func TestWhatAProxyDeclinesEndsWithItsClient(t *testing.T) {
 			case <-time.After(soon):
 				t.Fatal("the proxy is still asked")
 			}
-			require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return w.held.Taken() == 0 && w.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 		})
 	}
 }
@@ -210,11 +210,9 @@ func TestWhatAServerSwitchesToUnaskedEndsTheRequest(t *testing.T) {
 	_, err = io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.Equal(t, 502, resp.StatusCode)
-	w.server.conns.mu.Lock()
-	for of := range w.server.conns.open {
-		require.False(t, of.upgraded.Load(), "its bounds hold again")
+	for _, of := range w.conns.List() {
+		require.False(t, of.Upgraded.Load(), "its bounds apply again")
 	}
-	w.server.conns.mu.Unlock()
 }
 
 func TestNoneIsAskedToUpgradeToHTTP2(t *testing.T) {
@@ -464,7 +462,7 @@ func TestALimitTakesAConnectAndItsTunnelAsOne(t *testing.T) {
 				require.Eventually(t, func() bool { return len(tunnels()) > 0 }, soon, time.Millisecond)
 				require.Equal(t, []string{expected}, tunnels())
 				c.Close()
-				require.Eventually(t, func() bool { return w.open.n.Load() == 0 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return w.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 				w.mu.Lock()
 				w.verdicts = nil
 				w.mu.Unlock()

@@ -7,9 +7,10 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // tls is look for a connection that begins with a ClientHello.
@@ -53,7 +54,7 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 		c.leafless = true // the client offers no HTTP, but the server may speak it in spite of that
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(c.life, leafTimeout)
+	ctx, cancel := context.WithTimeout(c.Life, leafTimeout)
 	leaf, err := s.Leaf(ctx, h.name)
 	cancel()
 	if err != nil {
@@ -63,7 +64,7 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 		})
 		return nil
 	}
-	if slices.Contains(offered, "h2") && !c.takeHTTP2() {
+	if slices.Contains(offered, "h2") && !c.TakeHTTP2() {
 		offered = slices.DeleteFunc(offered, func(p string) bool { return p == "h2" })
 	}
 	c.scheme, c.protocol, c.host = "https", ProtocolHTTPS, h.name
@@ -78,44 +79,45 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 			offered = append(offered, "http/1.1")
 		}
 		c.transport = c.newTransport(false)
-		first := once(up)
+		first := c.first(up)
 		c.transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			if up := first(); up != nil {
 				return up, nil
 			}
 			return s.verified(c, offered)
 		}
-		context.AfterFunc(c.life, func() { // close it if it was never used
-			if up := first(); up != nil {
-				_ = up.Close()
-			}
-		})
 	}
 	return tls.Server(c, &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: offered,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			return nil, c.compute(hello.Context())
+			return nil, c.Compute(hello.Context())
 		},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return leaf, nil },
 	})
 }
 
-// once returns a function that returns v on its first call and nil afterwards.
-func once[T any](v *T) func() *T {
-	var mu sync.Mutex
-	return func() *T {
-		mu.Lock()
-		defer mu.Unlock()
-		out := v
-		v = nil
-		return out
+// first returns a function that returns up on its first call and nil afterwards. If it is
+// never called, up is closed with c.
+func (c *conn) first(up net.Conn) func() net.Conn {
+	var used atomic.Bool
+	first := func() net.Conn {
+		if used.Swap(true) {
+			return nil
+		}
+		return up
 	}
+	context.AfterFunc(c.Life, func() {
+		if up := first(); up != nil {
+			_ = up.Close()
+		}
+	})
+	return first
 }
 
 // verified connects to the server of c and verifies its certificate.
 func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
-	ctx, cancel := context.WithTimeout(c.life, dialTimeout)
+	ctx, cancel := context.WithTimeout(c.Life, dialTimeout)
 	defer cancel()
 	raw, err := c.up(ctx)
 	if err != nil {
@@ -153,7 +155,7 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 		DisableCompression:     true,
 		ExpectContinueTimeout:  expectTimeout,
 		MaxResponseHeaderBytes: maxAnswerHead,
-		IdleConnTimeout:        idle,
+		IdleConnTimeout:        downstream.Idle,
 		// Bound what is buffered for a slow client: the account of HTTP/2 connections
 		// assumes these sizes, and one connection to the server.
 		HTTP2: &http.HTTP2Config{
@@ -162,6 +164,6 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 			MaxReceiveBufferPerConnection: 512 << 10,
 		},
 	}
-	context.AfterFunc(c.life, t.CloseIdleConnections)
+	context.AfterFunc(c.Life, t.CloseIdleConnections)
 	return t
 }

@@ -7,22 +7,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // Conn is a redirected connection of the pod. If it has a method NetConn, as tls.Conn
@@ -31,23 +31,6 @@ type Conn interface {
 	net.Conn
 	// To returns the original destination of the connection.
 	To() netip.AddrPort
-}
-
-// Account counts how much of a bounded resource a pod uses.
-type Account interface {
-	// Take takes n and reports whether the total is within bounds. It takes n in
-	// either case, so the caller must give it back.
-	Take(n int64) bool
-	Give(n int64)
-}
-
-// Bounds limit what a pod's connections may use.
-type Bounds struct {
-	// Open connections; those that speak HTTP/2; bytes of handshakes and heads; bytes
-	// of requests under way.
-	Open, HTTP2, Unserved, Held Account
-	// Reached is called with the name of the bound that refused something.
-	Reached func(what string)
 }
 
 // Config is what a Server needs from its caller. All fields are required unless noted.
@@ -64,17 +47,19 @@ type Config struct {
 	// there are no certificates, and TLS is not decrypted.
 	Leaf func(ctx context.Context, host string) (*tls.Certificate, error)
 	// Roots verify the servers of decrypted connections. Nil: the system's roots.
-	Roots  *x509.CertPool
-	Bounds Bounds
-	Log    *slog.Logger
+	Roots *x509.CertPool
+	Conns *downstream.Conns
+	// Held counts the memory of requests under way in bytes.
+	Held *bounds.Account
+	Log  *slog.Logger
 
 	// Count is called for each request, or for each opaque connection, with one of the
 	// protocols and one of the verdicts below.
 	Count func(protocol, verdict string)
 	// Limited is called for each refusal by a limit.
 	Limited func(*limit.Refusal)
-	// Harmed is called for each injected fault.
-	Harmed func(fault.Injected)
+	// Injected is called for each injected fault.
+	Injected func(fault.Injected)
 	// Panicked is called after each recovered panic.
 	Panicked func()
 }
@@ -104,20 +89,9 @@ const (
 
 const (
 	dialTimeout = 30 * time.Second
-	// delayStep is how often a delayed request checks whether its rule still applies.
-	delayStep = 200 * time.Millisecond
 	// leafTimeout is how long the signing of a certificate may take.
 	leafTimeout = 5 * time.Second
-	// tunnelIdle is how long a tunnel may be silent in both directions.
-	tunnelIdle = 5 * time.Hour
-	idle       = 120 * time.Second
-	// cutGrace is how long HTTP/2 connections that are cut may take to end after
-	// GOAWAY. net/http itself waits a second.
-	cutGrace = 2 * time.Second
-
-	maxHandshakes  = 4 // computed concurrently, with the pod and with servers
-	maxHeaderBytes = 128 << 10
-	maxStreams     = 256
+	maxStreams  = 256
 )
 
 // Server serves the redirected connections of one pod. Its methods are safe for
@@ -125,50 +99,36 @@ const (
 type Server struct {
 	Config
 
-	http       *http.Server
-	proxy      *httputil.ReverseProxy
-	seen       *handed
-	start      sync.Once
-	draining   atomic.Bool
-	refusing   atomic.Int32 // requests above the bounds that are being answered with 429
-	handshakes chan struct{}
-	leafless   rate.Sometimes // limits the warning about missing certificates
-	stall      time.Duration  // write timeout of an HTTP/2 stream
-
-	mu        sync.Mutex
-	listeners []net.Listener
-	conns     conns
-	flows     flows
+	http     *http.Server
+	proxy    *httputil.ReverseProxy
+	seen     *handed
+	start    sync.Once
+	refusing atomic.Int32   // requests above the bounds that are being answered with 429
+	leafless rate.Sometimes // limits the warning about missing certificates
+	stall    time.Duration  // write timeout of an HTTP/2 stream
+	flows    flows
+	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
 }
 
 // NewServer returns a Server that serves nothing until Serve is called.
 func NewServer(c Config) *Server {
-	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, handshakes: make(chan struct{}, maxHandshakes), stall: stall}
-	discard := slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)
+	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, stall: downstream.Stall}
+	s.changed.Store(new(make(chan struct{})))
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
-	s.http = &http.Server{
-		Handler:                      s,
-		ReadHeaderTimeout:            headTimeout,
-		IdleTimeout:                  idle,
-		MaxHeaderBytes:               maxHeaderBytes,
-		DisableGeneralOptionsHandler: true,
-		ErrorLog:                     discard,
-		Protocols:                    protocols,
-		ConnContext:                  connContext,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReceiveBufferPerStream:     256 << 10,
-			MaxReceiveBufferPerConnection: 512 << 10,
-		},
-	}
+	s.http = downstream.NewServer(s, c.Log, http.HTTP2Config{
+		MaxConcurrentStreams:          maxStreams,
+		MaxReceiveBufferPerStream:     256 << 10,
+		MaxReceiveBufferPerConnection: 512 << 10,
+	})
+	s.http.Protocols = protocols
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite:        rewrite,
 		Transport:      roundTripper{},
 		FlushInterval:  -1,
-		ErrorLog:       discard,
+		ErrorLog:       s.http.ErrorLog,
 		BufferPool:     buffers{},
 		ModifyResponse: answered,
 		ErrorHandler:   failed,
@@ -181,17 +141,11 @@ func NewServer(c Config) *Server {
 func (s *Server) Serve(l net.Listener) error {
 	defer func() { _ = l.Close() }()
 	s.start.Do(func() { go func() { _ = s.http.Serve(s.seen) }() })
-	s.mu.Lock()
-	if s.draining.Load() {
-		s.mu.Unlock()
-		return nil
-	}
-	s.listeners = append(s.listeners, l)
-	s.mu.Unlock()
+	s.Conns.Listen(l)
 	for {
 		raw, err := l.Accept()
 		if err != nil {
-			if s.draining.Load() {
+			if s.draining() {
 				return nil
 			}
 			return fmt.Errorf("accepting egress connections of pod %s: %w", s.Pod, err)
@@ -201,33 +155,27 @@ func (s *Server) Serve(l net.Listener) error {
 			_ = raw.Close()
 			return errors.New("egress: the listener does not report the original destination of connections")
 		}
-		if !s.Bounds.Open.Take(1) {
-			s.Bounds.Open.Give(1)
-			_ = raw.Close()
+		c := s.Conns.Accept(raw, false)
+		if c == nil {
 			s.Count(ProtocolOther, VerdictBound)
-			s.Bounds.Reached("egress connections")
+			s.Conns.Reached("egress connections")
 			continue
 		}
-		c := newConn(s, redirected)
-		s.conns.add(c)
-		go s.serve(c)
+		go s.serve(newConn(s, c, redirected.To()))
 	}
 }
 
 // Changed applies the policy again to everything under way, and cuts what it refuses.
 // Call it after each change of the policy.
-func (s *Server) Changed() { s.flows.decide(s) }
+func (s *Server) Changed() {
+	close(*s.changed.Swap(new(make(chan struct{}))))
+	s.flows.decide(s)
+}
 
 // Stop closes the listeners: no further connections are accepted.
-func (s *Server) Stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.draining.Store(true)
-	for _, l := range s.listeners {
-		_ = l.Close()
-	}
-	s.listeners = nil
-}
+func (s *Server) Stop() { s.Conns.Stop() }
+
+func (s *Server) draining() bool { return s.Conns.Draining.Err() != nil }
 
 // Drain waits, after Stop, until all connections have ended. Connections of HTTP end
 // after their next request. When ctx is done, Drain cuts those that are left and
@@ -235,11 +183,9 @@ func (s *Server) Stop() {
 func (s *Server) Drain(ctx context.Context) error {
 	// http.Server.Shutdown must wait: it drops requests that arrive on HTTP/1
 	// connections meanwhile.
-	err := s.conns.deserted(ctx)
+	err := s.Conns.Wait(ctx)
 	if err != nil {
-		grace, cancel := context.WithTimeout(context.Background(), cutGrace)
-		_ = s.http.Shutdown(grace)
-		cancel()
+		downstream.Cut(s.http)
 	}
 	s.Cut()
 	return err
@@ -249,7 +195,9 @@ func (s *Server) Drain(ctx context.Context) error {
 func (s *Server) Cut() {
 	_ = s.http.Close()
 	_ = s.seen.Close()
-	s.conns.cut()
+	for _, c := range s.Conns.List() {
+		_ = c.Close()
+	}
 }
 
 // serve serves an accepted connection.
@@ -291,9 +239,9 @@ func (s *Server) look(c *conn) net.Conn {
 	switch k {
 	case speaksHTTP, speaksHTTP2:
 		c.scheme, c.protocol, c.patient = "http", ProtocolHTTP, k == speaksHTTP
-		if k == speaksHTTP2 && !c.takeHTTP2() {
+		if k == speaksHTTP2 && !c.TakeHTTP2() {
 			s.Count(ProtocolHTTP, VerdictBound)
-			s.Bounds.Reached("egress HTTP/2 connections")
+			s.Conns.Reached("egress HTTP/2 connections")
 			_ = c.Close()
 			return nil
 		}
@@ -315,59 +263,72 @@ func (s *Server) hand(c *conn, served net.Conn) {
 	if served == nil {
 		return
 	}
-	c.upgraded.Store(false)
+	c.Upgraded.Store(false)
 	if !s.seen.put(served) {
 		_ = c.Close()
 	}
 }
 
-// harmed reports the faults that were injected, after the request or connection ended.
-func (s *Server) harmed(f *fault.Faults) {
-	if f == nil {
-		return
-	}
-	if !f.Broke { // there was no answer, or not as much of it
-		f.Missed(fault.ResetAfter)
-		f.Missed(fault.Truncate)
-	}
-	if !f.Slowed {
-		f.Missed(fault.SlowBody)
-	}
-	for _, by := range f.Injected {
-		s.Harmed(by)
+// report counts the faults that were injected, after the request or connection ended.
+func (s *Server) report(f *fault.Faults) {
+	for _, by := range f.Done(false) {
+		s.Injected(by)
 	}
 }
 
-// harm returns the faults to inject. While the server drains it returns none: the next
+// faults returns the faults to inject. While the server drains it returns none: the next
 // server continues with the rules' counts.
-func (s *Server) harm(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
-	if s.draining.Load() {
+func (s *Server) faults(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
+	if s.draining() || p == nil {
 		return nil
 	}
-	return p.harm(met, asked...)
+	return p.faults.DecideHTTP(time.Now(), met, asked...)
 }
 
-// delay waits for an injected delay, at most until the server drains. It reports
-// whether the request goes on: false means that ctx is done.
+// wait waits for a fault, as long as it is in effect. Within a second after Stop it ends
+// the wait: not at once, because Cut may follow. It reports false if ctx is done.
+func (s *Server) wait(ctx context.Context, f *fault.Faults, left func() time.Duration) bool {
+	fault.Wait(ctx, nil, func() <-chan struct{} { return s.lift(f) }, func() time.Duration {
+		if s.draining() {
+			return 0
+		}
+		return left()
+	})
+	return ctx.Err() == nil
+}
+
+// delay waits for an injected delay.
 func (s *Server) delay(ctx context.Context, f *fault.Faults) bool {
-	for start := time.Now(); ; s.lift(f) {
-		left := f.Delay - time.Since(start)
-		if left <= 0 || s.draining.Load() {
-			return ctx.Err() == nil
-		}
-		if !sleep(ctx, min(left, delayStep)) {
-			return false
-		}
-	}
+	return s.wait(ctx, f, func() time.Duration { return f.Delay })
 }
 
-// lift removes from f the faults that are not in effect any more.
-func (s *Server) lift(f *fault.Faults) {
+// lift removes from f the faults that are not in effect any more. changed is closed when
+// the policy changes.
+func (s *Server) lift(f *fault.Faults) (changed <-chan struct{}) {
+	changed = *s.changed.Load()
 	var rules *fault.Rules
 	if p, _ := s.Policy(); p != nil {
 		rules = p.faults
 	}
 	rules.Lift(time.Now(), f)
+	return changed
+}
+
+// faulty reads an answer and injects faults into its bytes, as long as they are in effect.
+func (s *Server) faulty(ctx context.Context, f *fault.Faults, b []byte, read func([]byte) (int, error)) (int, error) {
+	n, err := read(b[:f.Limit(len(b))])
+	if f.Harmless() {
+		return n, err
+	}
+	s.lift(f)
+	pass, pause := f.Pass(time.Now(), n)
+	if pass < n {
+		return pass, errInjected
+	}
+	if pause > 0 && !s.wait(ctx, f, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
+		return n, context.Cause(ctx)
+	}
+	return n, err
 }
 
 func (s *Server) panicked(v any) {
@@ -408,97 +369,3 @@ func (l *handed) Close() error {
 }
 
 func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
-
-// flow is a request or a connection that the rules allowed and that is under way.
-type flow struct {
-	asked  []match.HTTP
-	direct *match.HTTP // if not nil: how a server reads it that is not the forward proxy the client takes it for
-	opaque bool        // tunnelled as TLS without an attempt to decrypt it
-	within bool        // more will be seen, and is decided about then
-	failed bool        // it should have been decrypted, but could not be
-	cut    func()
-}
-
-// flows are the flows of a pod.
-type flows struct {
-	mu  sync.Mutex
-	all map[*flow]struct{}
-}
-
-// add must be called before the policy is read for one: decide then applies every later
-// policy.
-func (f *flows) add(one *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.all == nil {
-		f.all = map[*flow]struct{}{}
-	}
-	f.all[one] = struct{}{}
-}
-
-func (f *flows) remove(one *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.all, one)
-}
-
-func (f *flows) decide(s *Server) {
-	p, _ := s.Policy()
-	if p == nil {
-		return
-	}
-	f.mu.Lock()
-	all := slices.Collect(maps.Keys(f.all))
-	f.mu.Unlock()
-	for _, one := range all { // without the lock: expressions may be slow
-		if p.refuses(one) == nil && !p.shuts(one) {
-			continue
-		}
-		f.mu.Lock()
-		_, under := f.all[one]
-		delete(f.all, one)
-		f.mu.Unlock()
-		if under {
-			go one.cut()
-		}
-	}
-}
-
-// shuts reports whether a breaker that is forced open refuses the flow.
-func (p *Policy) shuts(f *flow) bool {
-	return !f.within && len(f.asked) > 0 && p.limits.Shut(http.Header(f.asked[0].Header).Get("User-Agent"), f.asked...)
-}
-
-// refuses returns why the intercept rules refuse f, or nil if they allow all of it.
-func (p *Policy) refuses(f *flow) *denial {
-	if len(f.asked) == 0 {
-		return &denial{unseen: true}
-	}
-	if f.direct != nil {
-		if refused := p.forbids(f.direct); refused != nil {
-			return refused
-		}
-	}
-	for i := range f.asked {
-		r := &f.asked[i]
-		d := p.denied
-		switch {
-		case f.within:
-			d = p.surely
-		case r.Scheme == "":
-			d = p.blind
-		}
-		if refused := d(r); refused != nil {
-			return refused
-		}
-		if f.failed && r.Host != "" { // TLS through a forward proxy may have no server name
-			if refused := p.suspects(r); refused != nil {
-				return refused
-			}
-		}
-	}
-	if f.opaque && p.decrypts(f.asked...) {
-		return &denial{unseen: true}
-	}
-	return nil
-}

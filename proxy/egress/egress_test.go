@@ -17,6 +17,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,9 +30,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 const (
@@ -47,13 +50,12 @@ const soon = 30 * time.Second
 // world is a pod, a server for its egress, and the servers that it asks.
 type world struct {
 	testing.TB
-	server      *Server
-	serversCA   *certs.Authority
-	egressCA    *certs.Authority
-	open, http2 count
-	unserved    count
-	held        count
-	logs        syncBuffer
+	server    *Server
+	serversCA *certs.Authority
+	egressCA  *certs.Authority
+	conns     *downstream.Conns
+	held      bounds.Account
+	logs      syncBuffer
 
 	mu       sync.Mutex
 	policy   *Policy
@@ -63,13 +65,7 @@ type world struct {
 	noLeaf   bool
 }
 
-type count struct {
-	n   atomic.Int64
-	max int64
-}
-
-func (c *count) Take(n int64) bool { return c.n.Add(n) <= c.max }
-func (c *count) Give(n int64)      { c.n.Add(-n) }
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 type syncBuffer struct {
 	mu sync.Mutex
@@ -90,7 +86,10 @@ func (b *syncBuffer) String() string {
 
 func newWorld(t testing.TB) *world {
 	w := &world{TB: t, serversCA: certs.New(), egressCA: certs.New(), backends: map[string]string{}}
-	w.open.max, w.http2.max, w.unserved.max, w.held.max = 1000, 32, 64<<20, 64<<20
+	none := &bounds.Pool{}
+	w.conns = (&downstream.Pools{Open: none, HTTP2: none, Unserved: none}).Conns(func(string) {})
+	w.conns.Open.Own, w.conns.HTTP2.Own, w.conns.Unserved.Own = 1000, 32, 64<<20
+	w.held.Pool, w.held.Own = none, 64<<20
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(w.serversCA.PEM())
 	w.policy = &Policy{}
@@ -118,23 +117,23 @@ func newWorld(t testing.TB) *world {
 			}
 			return w.egressCA.Leaf(host), nil
 		},
-		Roots:  roots,
-		Bounds: Bounds{&w.open, &w.http2, &w.unserved, &w.held, func(string) {}},
-		Log:    slog.New(slog.NewJSONHandler(&w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Roots: roots,
+		Conns: w.conns, Held: &w.held,
+		Log: slog.New(slog.NewJSONHandler(&w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Count: func(protocol, verdict string) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.verdicts = append(w.verdicts, protocol+" "+verdict)
 		},
 		Limited:  func(*limit.Refusal) {},
-		Harmed:   func(fault.Injected) {},
+		Injected: func(fault.Injected) {},
 		Panicked: func() { t.Error("panic: " + w.logs.String()) },
 	})
 	t.Cleanup(func() {
 		w.server.Stop()
 		w.server.Cut()
 		require.Eventually(t, func() bool {
-			return w.open.n.Load() == 0 && w.http2.n.Load() == 0 && w.unserved.n.Load() == 0 && w.held.n.Load() == 0
+			return w.conns.Open.Taken() == 0 && w.conns.HTTP2.Taken() == 0 && w.conns.Unserved.Taken() == 0 && w.held.Taken() == 0
 		}, soon, time.Millisecond, "accounts are even again")
 		require.Eventually(t, func() bool {
 			w.server.flows.mu.Lock()
@@ -865,19 +864,31 @@ func TestHTTP2WithoutTLS(t *testing.T) {
 	require.Equal(t, 403, code)
 }
 
-func TestBoundsHold(t *testing.T) {
-	w := newWorld(t)
-	w.backend(plainAt, http.HandlerFunc(hello200))
-	w.held.max = requestWeight / 2
-	code, body := w.get(w.client(plainAt), "http://a/")
-	require.Equal(t, 429, code)
-	var m map[string]string
-	require.NoError(t, json.Unmarshal([]byte(body), &m))
-	require.Contains(t, m["message"], "too many requests")
-	w.unserved.max = 1 << 20
-	require.NotContains(t, w.raw(w.redirect(plainAt), "GET / HTTP/1.1\r\nHost: a\r\nX: "+strings.Repeat("x", 100<<10)+"\r\n\r\n"), "200 OK")
-	w.open.max = 0
-	require.Empty(t, w.raw(w.redirect(plainAt), ""))
+func TestRequestsAndConnectionsAboveBoundsAreRefused(t *testing.T) {
+	bounded := func(t *testing.T) *world {
+		w := newWorld(t)
+		w.backend(plainAt, http.HandlerFunc(hello200))
+		return w
+	}
+	t.Run("requests", func(t *testing.T) {
+		w := bounded(t)
+		w.held.Own = requestWeight / 2
+		code, body := w.get(w.client(plainAt), "http://a/")
+		require.Equal(t, 429, code)
+		var m map[string]string
+		require.NoError(t, json.Unmarshal([]byte(body), &m))
+		require.Contains(t, m["message"], "too many requests")
+	})
+	t.Run("unserved bytes", func(t *testing.T) {
+		w := bounded(t)
+		w.conns.Unserved.Own = 1 << 20
+		require.NotContains(t, w.raw(w.redirect(plainAt), "GET / HTTP/1.1\r\nHost: a\r\nX: "+strings.Repeat("x", 100<<10)+"\r\n\r\n"), "200 OK")
+	})
+	t.Run("connections", func(t *testing.T) {
+		w := bounded(t)
+		w.conns.Open.Own = 0
+		require.Empty(t, w.raw(w.redirect(plainAt), ""))
+	})
 }
 
 func TestDrainLetsConnectionsEnd(t *testing.T) {

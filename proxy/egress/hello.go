@@ -54,35 +54,40 @@ func parseHello(b []byte) (out *hello, need int, err error) {
 	if s.Empty() {
 		return out, 0, nil
 	}
-	if !s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() {
+	if !s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() || !out.read(extensions) {
 		return nil, 0, errHello
 	}
+	return out, 0, nil
+}
+
+// read reads the extensions, and reports whether they are well-formed.
+func (h *hello) read(extensions cryptobyte.String) (ok bool) {
 	encrypted := false
 	seen := map[uint16]bool{}
 	for !extensions.Empty() {
 		var kind uint16
 		var data cryptobyte.String
 		if !extensions.ReadUint16(&kind) || !extensions.ReadUint16LengthPrefixed(&data) || seen[kind] {
-			return nil, 0, errHello
+			return false
 		}
 		seen[kind] = true
 		ok := true
 		switch kind {
 		case extensionServerName:
-			out.name, ok = serverName(data)
+			h.name, ok = serverName(data)
 		case extensionALPN:
-			out.alpn, ok = protocols(data)
+			h.alpn, ok = protocols(data)
 		case extensionECH:
 			encrypted = true
 		}
 		if !ok {
-			return nil, 0, errHello
+			return false
 		}
 	}
 	if encrypted {
-		out.name = ""
+		h.name = ""
 	}
-	return out, 0, nil
+	return true
 }
 
 // handshakeMessage joins the fragments of the first message from the records in b. The
@@ -150,30 +155,20 @@ func protocols(data cryptobyte.String) (out []string, ok bool) {
 	return out, true
 }
 
+// labelChars are the characters of the labels of a host name.
+const labelChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
 // domain returns name in lower case, and reports whether it is a valid host name.
 func domain(name string) (string, bool) {
-	if len(name) == 0 || len(name) > 253 {
+	if len(name) > 253 {
 		return "", false
 	}
-	label := 0
-	for i := range len(name) {
-		switch c := name[i]; {
-		case c == '.':
-			if label == 0 {
-				return "", false
-			}
-			label = 0
-			continue
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_':
-			label++
-		default:
-			return "", false
-		}
-		if label > 63 {
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.TrimLeft(label, labelChars) != "" {
 			return "", false
 		}
 	}
-	return strings.ToLower(name), label > 0
+	return strings.ToLower(name), true
 }
 
 // accessDenied is a TLS record with the fatal alert access_denied.

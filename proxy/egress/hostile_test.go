@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"regexp"
@@ -23,6 +24,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 func TestWhatMayBeDeniedIsNotPassedForWantOfACertificate(t *testing.T) {
@@ -53,13 +55,13 @@ func TestWhatMayBeDeniedIsNotPassedAsAnotherProtocol(t *testing.T) {
 // What the bounds do not let in is gone, so nothing is passed on without it.
 func TestNoTunnelBeginsWithAHole(t *testing.T) {
 	w := newWorld(t)
-	w.unserved.max = 100
+	w.conns.Unserved.Own = 100
 	conn, err := net.Dial("tcp", w.redirect(plainAt))
 	require.NoError(t, err)
 	defer conn.Close()
 	_, err = io.WriteString(conn, "SSH")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.unserved.n.Load() == 3*unservedWeight }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return w.conns.Unserved.Taken() == 3*downstream.UnservedWeight }, soon, time.Millisecond)
 	_, err = io.WriteString(conn, "-2.0-client\r\n")
 	require.NoError(t, err)
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
@@ -188,7 +190,7 @@ func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
 func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)
 	harmed := make(chan string, 2)
-	w.server.Harmed = func(of fault.Injected) { harmed <- of.Injection }
+	w.server.Injected = func(of fault.Injected) { harmed <- of.Injection }
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/lifted" {
 			w.whole(&meshv1.Traffic{})
@@ -222,9 +224,9 @@ func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
 				c, _ := w.dial(plainAt)
 				_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: slow.example.com\r\nContent-Length: %d\r\n\r\n{}", length)
 				require.NoError(t, err)
-				require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return w.held.Taken() > 0 }, soon, time.Millisecond)
 				end(w, c)
-				require.Eventually(t, func() bool { return w.held.n.Load() == 0 && w.open.n.Load() == 0 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return w.held.Taken() == 0 && w.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 				require.Empty(t, w.dials, "nobody is asked for who is gone")
 			})
 		}
@@ -240,7 +242,7 @@ func TestAServerThatDrainsDelaysNothing(t *testing.T) {
 	const request = "GET / HTTP/1.1\r\nHost: slow.example.com\r\n\r\n"
 	_, err := io.WriteString(c, request)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.held.n.Load() > 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return w.held.Taken() > 0 }, soon, time.Millisecond)
 	w.server.Stop()
 	require.Contains(t, headOf(b), " 200 ")
 	require.NoError(t, w.server.Drain(t.Context()))
@@ -355,10 +357,10 @@ func TestAPortIsDeniedWhateverTheTargetSays(t *testing.T) {
 func TestWhatIsOnlyAnnouncedTakesNoRoom(t *testing.T) {
 	w := newWorld(t)
 	announced := []byte{recordHandshake, 3, 1, maxRecord >> 8, 0, messageClientHello, 0, 0xf0, 0}
-	c := &conn{Conn: &script{in: bytes.NewReader(announced)}, s: w.server}
+	c := newConn(w.server, w.conns.Accept(&script{in: bytes.NewReader(announced)}, false), netip.AddrPort{})
 	c.sniff()
 	require.LessOrEqual(t, cap(c.early), 1<<10)
-	c.forgive()
+	require.NoError(t, c.Close())
 }
 
 // What goes through a proxy, and what it was asked with, are in the accounts like what
@@ -380,14 +382,14 @@ func TestWhatGoesThroughAProxyIsInTheAccounts(t *testing.T) {
 	require.Contains(t, headOf(b), " 200 ")
 	_, err = c.Write(hello[:len(hello)-1])
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.unserved.n.Load() == int64(unservedWeight*(len(hello)-1)) }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return w.conns.Unserved.Taken() == int64(downstream.UnservedWeight*(len(hello)-1)) }, soon, time.Millisecond)
 	_, err = c.Write(hello[len(hello)-1:])
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return w.unserved.n.Load() == 0 }, soon, time.Millisecond)
-	require.Greater(t, w.held.n.Load(), int64(fields*fieldWeight), "the head is there to ask again with")
-	require.Less(t, w.held.n.Load(), int64(requestWeight)+fields*2*fieldWeight)
+	require.Eventually(t, func() bool { return w.conns.Unserved.Taken() == 0 }, soon, time.Millisecond)
+	require.Greater(t, w.held.Taken(), int64(fields*downstream.FieldWeight), "the head is there to ask again with")
+	require.Less(t, w.held.Taken(), int64(requestWeight)+fields*2*downstream.FieldWeight)
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return w.held.n.Load() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return w.held.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // Beyond the bounds it is told to few who do not take the answer: each holds a head.
@@ -396,7 +398,7 @@ func TestFewAreToldThatTheyAreBeyondTheBounds(t *testing.T) {
 	both := &http.Protocols{}
 	both.SetUnencryptedHTTP2(true)
 	w.backend(plainAt, http.HandlerFunc(hello200), func(s *httptest.Server) { s.Config.Protocols = both })
-	w.held.max = 0
+	w.held.Own = 0
 	conn, err := net.Dial("tcp", w.redirect(plainAt))
 	require.NoError(t, err)
 	defer conn.Close()

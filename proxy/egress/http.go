@@ -23,7 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/guard"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -34,7 +34,6 @@ const (
 	// requestWeight is the memory in bytes that a request takes in the server and the
 	// transport, besides its head.
 	requestWeight = 48<<10 + upstream.BufferSize
-	fieldWeight   = 128
 	// maxRefusing is how many requests above the bounds may be answered concurrently.
 	// Further ones are cut without an answer.
 	maxRefusing = 16
@@ -48,31 +47,19 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	flow   flow
 
-	forward  bool // the server is a forward proxy: the target keeps its host
-	ticket   limit.Ticket
-	harm     *fault.Faults
-	sent     time.Time
-	took     time.Duration
-	held     int64
-	refusing bool // counted in Server.refusing
-	awaits   bool // waits for the head of the answer
-	failed   bool
-	then     net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
+	forward   bool // the server is a forward proxy: the target keeps its host
+	ticket    limit.Ticket
+	injecting *fault.Faults // faults; nil: none
+	sent      time.Time
+	took      time.Duration
+	held      int64
+	refusing  bool // counted in Server.refusing
+	awaits    bool // waits for the head of the answer
+	failed    bool
+	then      net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
 }
 
-type (
-	connKey     struct{}
-	exchangeKey struct{}
-)
-
-func connContext(ctx context.Context, served net.Conn) context.Context {
-	if t, ok := served.(interface{ NetConn() net.Conn }); ok {
-		if c, ok := t.NetConn().(*conn); ok {
-			return context.WithValue(ctx, connKey{}, c)
-		}
-	}
-	return context.WithValue(ctx, connKey{}, served)
-}
+type exchangeKey struct{}
 
 func exchangeOf(ctx context.Context) *exchange {
 	x, _ := ctx.Value(exchangeKey{}).(*exchange)
@@ -86,22 +73,22 @@ var (
 
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := r.Context().Value(connKey{}).(*conn)
-	c.enter()
+	c := downstream.Of[*conn](r)
+	c.Enter()
 	x := &exchange{line: line{s: s, c: c, protocol: c.protocol}, w: w, r: r}
 	if r.ProtoMajor == 2 {
-		x.w = &guarded{ResponseWriter: w, guard: guard.New(w, s.stall)}
+		x.w = downstream.NewGuard(w, s.stall)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
-	defer context.AfterFunc(c.life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
+	defer context.AfterFunc(c.Life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
 	x.last()
 	defer x.finish()
 	if !x.weigh() {
-		s.Bounds.Reached("egress requests")
+		s.Conns.Reached("egress requests")
 		x.verdict = VerdictBound
 		if x.refusing = true; s.refusing.Add(1) > maxRefusing {
 			panic(http.ErrAbortHandler)
@@ -124,43 +111,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.pass()
 }
 
-// guarded resets the stream when its client stops reading.
-type guarded struct {
-	http.ResponseWriter
-	guard *guard.Guard
-	wrote bool
-}
-
-func (g *guarded) Write(p []byte) (int, error) {
-	g.wrote = true
-	g.guard.Arm()
-	defer g.guard.Disarm()
-	return g.ResponseWriter.Write(p)
-}
-
-func (g *guarded) FlushError() error {
-	g.guard.Arm()
-	defer g.guard.Disarm()
-	return http.NewResponseController(g.ResponseWriter).Flush()
-}
-
-func (g *guarded) Unwrap() http.ResponseWriter { return g.ResponseWriter }
-
 // finish runs however the request ended.
 func (x *exchange) finish() {
 	v := recover()
-	if g, ok := x.w.(*guarded); ok {
-		if v == nil && g.wrote { // else net/http flushes later, and waits for the client outside of the accounts
+	if g, ok := x.w.(*downstream.Guard); ok {
+		if v == nil && g.Wrote { // else net/http flushes later, and waits for the client outside of the accounts
 			_ = g.FlushError()
 		}
-		g.guard.Release()
+		g.Release()
 	}
 	x.headed()
 	x.s.flows.remove(&x.flow)
 	x.release()
 	defer func() { x.s.hand(x.c, x.then) }()
 	defer x.cancel(nil)
-	defer x.c.leave()
+	defer x.c.Serving(-1)
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.s.panicked(v)
 	}
@@ -169,7 +134,7 @@ func (x *exchange) finish() {
 	}
 	x.verdict = cmp.Or(x.verdict, VerdictFailed)
 	x.done()
-	x.s.harmed(x.harm)
+	x.s.report(x.injecting)
 	gone := x.code == 0 && x.r.Context().Err() != nil
 	o := limit.Outcome{Took: x.took, Unknown: gone || slices.Contains([]string{VerdictLimited, VerdictOpened, VerdictCut}, x.verdict)}
 	o.Failed = x.failed || x.code >= 500 || x.code == http.StatusTooManyRequests
@@ -183,11 +148,11 @@ func (x *exchange) finish() {
 // within bounds.
 func (x *exchange) weigh() bool {
 	x.held = requestWeight + int64(len(x.r.RequestURI)) + weight(x.r.Header)
-	return x.s.Bounds.Held.Take(x.held)
+	return x.s.Held.Take(x.held)
 }
 
 func (x *exchange) release() {
-	x.s.Bounds.Held.Give(x.held)
+	x.s.Held.Give(x.held)
 	x.held = 0
 	if x.refusing {
 		x.refusing = false
@@ -198,67 +163,77 @@ func (x *exchange) release() {
 // understand finds out what the request asks for, and of which host. It refuses requests
 // that two servers could read differently.
 func (x *exchange) understand() bool {
-	r, c := x.r, x.c
-	asked := match.HTTP{Scheme: c.scheme, Port: c.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
-	var port uint16
-	if r.Host != "" {
-		var ok bool
-		if asked.Host, port, ok = authority(r.Host); !ok {
-			return x.malformed(http.StatusBadRequest, "invalid host")
-		}
-	}
-	switch {
-	case r.URL.Opaque != "": // "x:http://host/" would be forwarded as "http://host/"
-		return x.malformed(http.StatusBadRequest, "the target is neither a path nor an http URL")
-	case r.Method == http.MethodConnect:
-		if r.ProtoMajor != 1 || c.scheme != "http" {
-			return x.malformed(http.StatusNotImplemented, "CONNECT is supported in HTTP/1.1 without TLS only")
-		}
-		if asked.Host == "" || port == 0 || r.URL.Path != "" {
-			return x.malformed(http.StatusBadRequest, "CONNECT needs a host and a port")
-		}
-		x.protocol = ProtocolConnect
-		asked.Scheme, asked.Port, asked.Path, asked.Opaque = "https", port, "", true
-	case r.ProtoMajor == 1 && r.URL.Host != "":
-		if r.URL.Scheme != "http" || c.scheme != "http" || asked.Host == "" || r.URL.User != nil {
-			return x.malformed(http.StatusBadRequest, "a target with a host must be an http URL without user information")
-		}
-		x.forward, asked.Port = true, cmp.Or(port, 80)
-	case c.host != "" && asked.Host != c.host:
-		return x.malformed(http.StatusMisdirectedRequest, "the request is for another host than the TLS connection")
+	asked, code, why := x.target()
+	if why != "" {
+		return x.malformed(code, why)
 	}
 	x.asked = append(x.asked, asked)
-	if asked.Port != c.port {
+	if asked.Port != x.c.port {
 		direct := asked
-		direct.Scheme, direct.Port = c.scheme, c.port
+		direct.Scheme, direct.Port = x.c.scheme, x.c.port
 		x.flow.direct = &direct
 	}
-	for _, host := range c.via {
+	for _, host := range x.c.via {
 		if host != asked.Host {
 			asked.Host = host
 			x.asked = append(x.asked, asked)
 		}
 	}
 	p, _ := x.s.Policy()
-	raw, _, _ := strings.Cut(r.RequestURI, "?")
-	if r.Method != http.MethodConnect && x.deep(p) && (!unambiguous(raw, r.URL.Path) || strings.Contains(raw, "#")) {
+	raw, _, _ := strings.Cut(x.r.RequestURI, "?")
+	if x.r.Method != http.MethodConnect && x.deep(p) && (!unambiguous(raw, x.r.URL.Path) || strings.Contains(raw, "#")) {
 		return x.malformed(http.StatusBadRequest, "rules are about the path, and servers could read this one in two ways")
 	}
 	return true
 }
 
-func (x *exchange) deep(p *Policy) bool {
-	for i := range x.asked {
-		if p.deep(x.asked[i].Host) {
-			return true
+// target returns what the request asks for, or why the request is refused.
+func (x *exchange) target() (asked match.HTTP, code int, why string) {
+	r, c := x.r, x.c
+	asked = match.HTTP{Scheme: c.scheme, Port: c.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
+	var port uint16
+	if r.Host != "" {
+		var ok bool
+		if asked.Host, port, ok = authority(r.Host); !ok {
+			return asked, http.StatusBadRequest, "invalid host"
 		}
 	}
-	return false
+	switch {
+	case r.URL.Opaque != "": // "x:http://host/" would be forwarded as "http://host/"
+		return asked, http.StatusBadRequest, "the target is neither a path nor an http URL"
+	case r.Method == http.MethodConnect:
+		return x.connectTarget(asked, port)
+	case r.ProtoMajor == 1 && r.URL.Host != "":
+		if r.URL.Scheme != "http" || c.scheme != "http" || asked.Host == "" || r.URL.User != nil {
+			return asked, http.StatusBadRequest, "a target with a host must be an http URL without user information"
+		}
+		x.forward, asked.Port = true, cmp.Or(port, 80)
+	case c.host != "" && asked.Host != c.host:
+		return asked, http.StatusMisdirectedRequest, "the request is for another host than the TLS connection"
+	}
+	return asked, 0, ""
+}
+
+// connectTarget is target for a CONNECT.
+func (x *exchange) connectTarget(asked match.HTTP, port uint16) (match.HTTP, int, string) {
+	if x.r.ProtoMajor != 1 || x.c.scheme != "http" {
+		return asked, http.StatusNotImplemented, "CONNECT is supported in HTTP/1.1 without TLS only"
+	}
+	if asked.Host == "" || port == 0 || x.r.URL.Path != "" {
+		return asked, http.StatusBadRequest, "CONNECT needs a host and a port"
+	}
+	x.protocol = ProtocolConnect
+	asked.Scheme, asked.Port, asked.Path, asked.Opaque = "https", port, "", true
+	return asked, 0, ""
+}
+
+func (x *exchange) deep(p *Policy) bool {
+	return slices.ContainsFunc(x.asked, func(r match.HTTP) bool { return p.deep(r.Host) })
 }
 
 // last closes the connection after this request while the server drains.
 func (x *exchange) last() {
-	if x.s.draining.Load() {
+	if x.s.draining() {
 		x.w.Header()["Connection"] = []string{"close"}
 	}
 }
@@ -279,40 +254,29 @@ func (x *exchange) admit(met fault.Met) bool {
 		return true
 	}
 	if d := p.refuses(&x.flow); d != nil {
-		x.verdict, x.by = VerdictDenied, d.breaker+"/"+d.rule
-		if d.unseen {
-			x.verdict = VerdictUnseen
-		}
+		x.denied(d)
 		x.answer(http.StatusForbidden, 0, x.s.denial(d))
 		return false
 	}
 	if x.flow.within {
 		return true
 	}
-	ticket, refusal := p.take(limit.Ticket{}, x.r.UserAgent(), x.asked...)
+	ticket, refusal := p.limits.TakeHTTP(time.Now(), limit.Ticket{}, x.r.UserAgent(), x.asked...)
 	if refusal != nil {
 		x.limited(refusal)
+		code := http.StatusTooManyRequests
+		if refusal.Opened {
+			code = http.StatusServiceUnavailable
+		}
+		x.answer(code, refusal.RetryAfter, refusal.Message(x.s.Namespace))
 		return false
 	}
 	x.ticket = ticket
-	if x.harm = x.s.harm(p, met, x.asked...); x.harm != nil {
-		x.faults = x.harm.Rules
-		return x.meet(x.harm)
+	if x.injecting = x.s.faults(p, met, x.asked...); x.injecting == nil {
+		return true
 	}
-	return true
-}
-
-func (x *exchange) limited(r *limit.Refusal) {
-	x.s.Limited(r)
-	x.verdict, x.by = VerdictLimited, r.Breaker+"/"+r.Rule
-	code, why := http.StatusTooManyRequests, "is beyond its limit"
-	if r.Opened {
-		x.verdict, code, why = VerdictOpened, http.StatusServiceUnavailable, "has opened"
-	}
-	if !r.Opened && r.RetryAfter == 0 {
-		why = "has a bucket that is empty and is not filled again: raise bucket.limit"
-	}
-	x.answer(code, r.RetryAfter, fmt.Sprintf("CircuitBreaker %s/%s: rule %s %s", x.s.Namespace, r.Breaker, r.Rule, why))
+	x.faults = x.injecting.Rules
+	return x.inject(x.injecting)
 }
 
 // denial returns the message to the client.
@@ -320,20 +284,20 @@ func (s *Server) denial(d *denial) string {
 	of := fmt.Sprintf("CircuitBreaker %s/%s", s.Namespace, d.breaker)
 	switch {
 	case d.unseen && d.breaker == "":
-		return "a CircuitBreaker refuses what cannot be seen"
+		return "a CircuitBreaker needs to see what this connection is for"
 	case d.breaker == "":
-		return "the mesh has rules for what this pod asks of other hosts that could not be applied, and refuses all of it until they can be: the status of its CircuitBreakers and FaultInjections says why"
+		return "the egress rules of this pod could not be applied, and all its requests to other hosts are refused: see the status of its CircuitBreakers and FaultInjections"
 	case d.unseen:
-		return fmt.Sprintf("%s: rule %s asks for what cannot be seen of this", of, d.rule)
+		return fmt.Sprintf("%s: rule %s needs more of this request than is visible", of, d.rule)
 	case d.rule == "":
 		return of + ": none of its rules allows this"
 	}
 	return fmt.Sprintf("%s: rule %s denies this", of, d.rule)
 }
 
-// meet injects the faults that come before the request is forwarded, and reports whether
+// inject injects the faults that come before the request is forwarded, and reports whether
 // it is to be forwarded.
-func (x *exchange) meet(f *fault.Faults) bool {
+func (x *exchange) inject(f *fault.Faults) bool {
 	if f.Delay > 0 {
 		x.ahead()
 	}
@@ -370,7 +334,7 @@ func (x *exchange) ahead() {
 // reset resets the connection, or the stream of HTTP/2.
 func (x *exchange) reset() {
 	if x.r.ProtoMajor == 1 {
-		x.c.reset()
+		x.c.Reset()
 	}
 	panic(http.ErrAbortHandler)
 }
@@ -468,7 +432,7 @@ func answered(resp *http.Response) error {
 	x.took = time.Since(x.sent)
 	x.headed()
 	if !x.holds(resp.Header) {
-		return errTooMuch
+		return downstream.ErrTooMuch
 	}
 	switched := resp.StatusCode == http.StatusSwitchingProtocols && resp.Request.Header.Get("Upgrade") != ""
 	if err := final(resp); err != nil && !switched {
@@ -477,7 +441,7 @@ func answered(resp *http.Response) error {
 	x.code, x.verdict = resp.StatusCode, VerdictPassed
 	x.plain()
 	if switched {
-		x.c.upgraded.Store(true)
+		x.c.Upgraded.Store(true)
 		_ = x.c.Conn.SetDeadline(time.Time{})
 		return nil
 	}
@@ -485,33 +449,32 @@ func answered(resp *http.Response) error {
 	if v := resp.Header["Proxy-Authenticate"]; v != nil {
 		x.w.Header()["Proxy-Authenticate"] = v
 	}
-	if f := x.harm; f != nil {
+	if f := x.injecting; f != nil {
 		if x.s.lift(f); f.ResetAfter {
 			x.verdict, f.Broke = VerdictFault, true
 			return errReset
 		}
-		if f.Truncate >= 0 || f.Slow > 0 {
-			resp.Body = &harmedBody{resp.Body, x, newHarm(x.s, f)}
+		if !f.Harmless() {
+			resp.Body = &faultyBody{resp.Body, x}
 		}
 	}
 	return nil
 }
 
-// harmedBody injects faults into the body of an answer.
-type harmedBody struct {
+// faultyBody injects faults into the body of an answer.
+type faultyBody struct {
 	io.ReadCloser
-	x    *exchange
-	harm harm
+	x *exchange
 }
 
-func (b *harmedBody) Read(p []byte) (int, error) {
-	return b.harm.read(b.x.r.Context(), p, b.ReadCloser.Read)
+func (b *faultyBody) Read(p []byte) (int, error) {
+	return b.x.s.faulty(b.x.r.Context(), b.x.injecting, p, b.ReadCloser.Read)
 }
 
 // failed answers a request whose server did not answer (ReverseProxy.ErrorHandler).
 func failed(w http.ResponseWriter, r *http.Request, err error) {
 	x := exchangeOf(r.Context())
-	x.c.upgraded.Store(false) // answered may have set it, and the protocol that the server chose was not the requested one
+	x.c.Upgraded.Store(false) // answered may have set it, and the protocol that the server chose was not the requested one
 	if errors.Is(err, errReset) {
 		x.reset()
 	}

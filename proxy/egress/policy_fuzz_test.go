@@ -66,12 +66,10 @@ func FuzzPolicy(f *testing.F) {
 		for _, asked := range []*match.HTTP{request, opaque, {Port: 443, Opaque: true}} {
 			p.denied(asked)
 			p.surely(asked)
-			p.suspects(asked)
+			p.denies(asked, match.Unseen)
 			p.blind(asked)
 			p.deep(asked.Host)
 			p.decrypts(*asked)
-			p.harm(nil, *asked)
-			p.take(limit.Ticket{}, "curl", *asked)
 			for i := range 8 { // turns come and go
 				ticket, _ := limits.TakeHTTP(now.Add(time.Duration(i)), limit.Ticket{}, "curl", *asked)
 				ticket.Done(now.Add(time.Duration(i)), limit.Outcome{Failed: i%2 == 0, Took: time.Second})

@@ -3,7 +3,6 @@ package egress
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -79,54 +78,53 @@ type denial struct {
 	unseen  bool   // the rule needs what cannot be seen
 }
 
-// denied returns why the rules refuse a request, or nil if they allow it.
-func (p *Policy) denied(r *match.HTTP) *denial {
+// first returns the first denial of a CircuitBreaker, or nil.
+func (p *Policy) first(of func(*breaker) *denial) *denial {
 	if p == nil {
 		return nil
 	}
 	for i := range p.breakers {
-		if d := p.breakers[i].denied(r, p.breakers[i].refuseUnseen); d != nil {
+		if d := of(&p.breakers[i]); d != nil {
 			return d
 		}
 	}
 	return nil
+}
+
+// denied returns why the rules refuse a request, or nil if they allow it.
+func (p *Policy) denied(r *match.HTTP) *denial {
+	return p.first(func(b *breaker) *denial { return b.denied(r, b.refuseUnseen) })
 }
 
 // surely returns why the rules refuse a request regardless of what else will be seen of
 // it. It returns nil if that is still open.
 func (p *Policy) surely(r *match.HTTP) *denial {
-	if p == nil {
-		return nil
-	}
-	for i := range p.breakers {
-		if d := p.breakers[i].denied(r, false); d != nil {
-			return d
-		}
-	}
-	return nil
+	return p.first(func(b *breaker) *denial { return b.denied(r, false) })
 }
 
-// forbids returns the rule that denies a request, or nil. It ignores rules that allow.
-func (p *Policy) forbids(r *match.HTTP) *denial {
-	for i := range p.breakers {
-		if verdict, by := p.breakers[i].deny.decide(r); verdict == match.Yes {
-			return &denial{breaker: p.breakers[i].name, rule: by}
+// denies returns a rule that gives a verdict about denying a request, or nil. It ignores
+// rules that allow.
+func (p *Policy) denies(r *match.HTTP, verdict match.Verdict) *denial {
+	return p.first(func(b *breaker) *denial {
+		if found, by := b.deny.decide(r); found == verdict {
+			return &denial{breaker: b.name, rule: by, unseen: verdict == match.Unseen}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// suspects returns a rule that may deny a request, depending on what cannot be seen.
-func (p *Policy) suspects(r *match.HTTP) *denial {
-	if p == nil {
-		return nil
-	}
-	for i := range p.breakers {
-		if verdict, by := p.breakers[i].deny.decide(r); verdict == match.Unseen {
-			return &denial{breaker: p.breakers[i].name, rule: by, unseen: true}
+// blind returns why the rules refuse a connection that is neither TLS nor HTTP. Only
+// rules for any host can match it. Where these do not allow it, refuseUnseen decides.
+func (p *Policy) blind(r *match.HTTP) *denial {
+	return p.first(func(b *breaker) *denial {
+		if verdict, by := b.deny.decide(r); verdict == match.Yes {
+			return &denial{breaker: b.name, rule: by}
 		}
-	}
-	return nil
+		if verdict, _ := b.allow.decide(r); b.refuseUnseen && verdict != match.Yes {
+			return &denial{breaker: b.name, unseen: true}
+		}
+		return nil
+	})
 }
 
 func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
@@ -164,24 +162,6 @@ func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
 	return verdict, by
 }
 
-// blind returns why the rules refuse a connection that is neither TLS nor HTTP. Only
-// rules for any host can match it. Where these do not allow it, refuseUnseen decides.
-func (p *Policy) blind(r *match.HTTP) *denial {
-	if p == nil {
-		return nil
-	}
-	for i := range p.breakers {
-		b := &p.breakers[i]
-		if verdict, by := b.deny.decide(r); verdict == match.Yes {
-			return &denial{breaker: b.name, rule: by}
-		}
-		if verdict, _ := b.allow.decide(r); b.refuseUnseen && verdict != match.Yes {
-			return &denial{breaker: b.name, unseen: true}
-		}
-	}
-	return nil
-}
-
 // deep reports whether a rule needs more of the requests to a host than its name.
 func (p *Policy) deep(host string) bool {
 	if p == nil {
@@ -210,21 +190,4 @@ func (p *Policy) intercepts(r *match.HTTP) bool {
 		allow, _ := b.allow.decide(r)
 		return deny == match.Unseen || deny == match.No && allow == match.Unseen
 	})
-}
-
-// take applies the limits, except those that already counted partOf, the CONNECT that
-// asked is tunnelled through. The refusal is nil if the limits allow the request.
-func (p *Policy) take(partOf limit.Ticket, userAgent string, asked ...match.HTTP) (limit.Ticket, *limit.Refusal) {
-	if p == nil {
-		return limit.Ticket{}, nil
-	}
-	return p.limits.TakeHTTP(time.Now(), partOf, userAgent, asked...)
-}
-
-// harm returns the faults to inject into a request, except those of the rules in met.
-func (p *Policy) harm(met fault.Met, asked ...match.HTTP) *fault.Faults {
-	if p == nil {
-		return nil
-	}
-	return p.faults.DecideHTTP(time.Now(), met, asked...)
 }

@@ -61,10 +61,10 @@ var otherHosts = []struct {
 }
 
 func decideAbout(p *Policy, asked *match.HTTP) bool {
-	if p.deep(asked.Host) || p.denied(asked) != nil || p.harm(nil, *asked) != nil {
+	if p.deep(asked.Host) || p.denied(asked) != nil || p.faults.DecideHTTP(time.Now(), nil, *asked) != nil {
 		return false
 	}
-	_, refused := p.take(limit.Ticket{}, "benchmark/1.0", *asked)
+	_, refused := p.limits.TakeHTTP(time.Now(), limit.Ticket{}, "benchmark/1.0", *asked)
 	return refused == nil
 }
 

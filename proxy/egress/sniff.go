@@ -4,20 +4,20 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 const (
 	// speakTimeout is how long the proxy waits for the first bytes of a client: in some
 	// protocols the server speaks first.
 	speakTimeout = 3 * time.Second
-	// headTimeout is how long the client may take from its first bytes to a known
-	// protocol, and to the end of a head.
-	headTimeout = 10 * time.Second
 	// maxMethod and maxLine bound, in bytes, the method and the request line that may be
 	// HTTP.
 	maxMethod = 64
@@ -35,6 +35,8 @@ const (
 	speaksOther
 	speaksNothing // closed, or sent too much
 )
+
+var methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE"}
 
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -55,12 +57,20 @@ func recognise(b []byte) (k kind, h *hello, need int) {
 		}
 		return speaksOther, nil, 0
 	}
+	if k := recogniseHTTP(b); k != undecided {
+		return k, nil, 0
+	}
+	return undecided, nil, len(b) + 1
+}
+
+// recogniseHTTP is recognise for bytes that do not begin TLS.
+func recogniseHTTP(b []byte) kind {
 	line := bytes.TrimLeft(b, "\r\n")
 	if n := min(len(line), len(preface)); string(line[:n]) == preface[:n] && n > 0 {
 		if n == len(preface) {
-			return speaksHTTP2, nil, 0
+			return speaksHTTP2
 		}
-		return undecided, nil, len(b) + 1
+		return undecided
 	}
 	line, _, ended := bytes.Cut(line, []byte{'\n'})
 	method, _, spaced := bytes.Cut(line, []byte{' '})
@@ -69,19 +79,17 @@ func recognise(b []byte) (k kind, h *hello, need int) {
 	}
 	switch {
 	case len(line) == 0 && len(b) < maxMethod:
-		return undecided, nil, len(b) + 1
+		return undecided
 	case len(method) == 0 || len(method) > maxMethod || !spaced && ended || !token(method):
-		return speaksOther, nil, 0
+		return speaksOther
 	case !spaced:
-		return undecided, nil, len(b) + 1
-	case slices.Contains([]string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE"}, strings.ToUpper(string(method))):
-		return speaksHTTP, nil, 0
-	case bytes.Contains(line, []byte("HTTP/")) || len(b) > maxLine:
-		return speaksHTTP, nil, 0
+		return undecided
+	case slices.Contains(methods, strings.ToUpper(string(method))), bytes.Contains(line, []byte("HTTP/")), len(b) > maxLine:
+		return speaksHTTP
 	case ended:
-		return speaksOther, nil, 0
+		return speaksOther
 	}
-	return undecided, nil, len(b) + 1
+	return undecided
 }
 
 func token(b []byte) bool {
@@ -93,21 +101,21 @@ func (c *conn) sniff() (kind, *hello) {
 	defer func() { _ = c.Conn.SetReadDeadline(time.Time{}) }()
 	timeout := speakTimeout
 	if len(c.early) > 0 {
-		timeout = headTimeout
+		timeout = downstream.HeadTimeout
 	}
 	_ = c.Conn.SetReadDeadline(time.Now().Add(timeout))
 	k, h, need := recognise(c.early)
 	for k == undecided {
 		// At most double the buffer: the client may announce more than it sends.
 		free := slices.Grow(c.early, max(512, min(need-len(c.early), len(c.early))))
-		n, err := c.receive(free[len(c.early):cap(free)])
+		n, err := c.Conn.Read(free[len(c.early):cap(free)])
 		if len(c.early) == 0 && n > 0 {
-			_ = c.Conn.SetReadDeadline(time.Now().Add(headTimeout))
+			_ = c.Conn.SetReadDeadline(time.Now().Add(downstream.HeadTimeout))
 		}
 		c.early = free[:len(c.early)+n]
 		if err != nil && n == 0 {
-			// On errTooMuch, receive dropped bytes, so that the rest cannot be forwarded.
-			if errors.Is(err, errTooMuch) || len(c.early) == 0 && !isTimeout(err) {
+			// On ErrTooMuch, Read dropped bytes, so that the rest cannot be forwarded.
+			if errors.Is(err, downstream.ErrTooMuch) || len(c.early) == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
 				return speaksNothing, nil
 			}
 			return speaksOther, nil

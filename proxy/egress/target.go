@@ -46,10 +46,8 @@ func unambiguous(raw, path string) bool {
 	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, `\;#`) || strings.Contains(path, "//") {
 		return false
 	}
-	for i := range len(path) {
-		if path[i] < ' ' || path[i] == 0x7f {
-			return false
-		}
+	if strings.ContainsFunc(path, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+		return false
 	}
 	for segment := range strings.SplitSeq(path, "/") {
 		if segment == "." || segment == ".." {

@@ -23,6 +23,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
@@ -71,7 +72,7 @@ func TestLimitsOfRequestsAndConnections(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, 429, resp.StatusCode)
 	require.NotEmpty(t, resp.Header.Get("Retry-After"))
-	require.JSONEq(t, `{"message":"CircuitBreaker ns/cb: rule two is beyond its limit"}`, string(b))
+	require.JSONEq(t, `{"message":"rule \"two\" of CircuitBreaker ns/cb allows no more requests at this rate: try again in 3600 s"}`, string(b))
 	_, err = w.client(secureAt).Get("https://api.example.com/")
 	require.ErrorContains(t, err, "access denied")
 	code, _ = w.get(c, "http://other.example.com/")
@@ -142,7 +143,7 @@ func TestALimitThatCountsRequestsCutsTunnels(t *testing.T) {
 	w.whole(&meshv1.Traffic{Egress: &meshv1.Egress{Decrypt: true}, Breakers: []*meshv1.Breaker{{Name: "cb", Rules: []*meshv1.LimitRule{
 		{Name: "some", Key: "some", Http: []*meshv1.HttpMatch{host("api.example.com")}, MaxInFlight: 1},
 	}}}})
-	require.Eventually(t, func() bool { return w.open.n.Load() == 1 }, soon, time.Millisecond, "the other goes on")
+	require.Eventually(t, func() bool { return w.conns.Open.Taken() == 1 }, soon, time.Millisecond, "the other goes on")
 	code, _ := w.get(w.client(secureAt), "https://api.example.com/") // the one before may not have noticed yet
 	require.Equal(t, 200, code)
 	require.Equal(t, []string{"tls passed", "tls passed", "https passed"}, w.got())
@@ -178,9 +179,9 @@ func TestForceOpenedCutsWhatIsUnderWay(t *testing.T) {
 		ended <- err
 	}()
 	<-waiting
-	require.EqualValues(t, 3, w.open.n.Load())
+	require.EqualValues(t, 3, w.conns.Open.Taken())
 	force(meshv1.Trigger_TRIGGER_FORCE_OPENED)
-	require.Eventually(t, func() bool { return w.open.n.Load() == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return w.conns.Open.Taken() == 1 }, soon, time.Millisecond)
 	require.Error(t, <-ended)
 	require.Contains(t, w.got(), "http cut")
 }
@@ -287,7 +288,7 @@ func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var harmed []string
-	w.server.Harmed = func(i fault.Injected) {
+	w.server.Injected = func(i fault.Injected) {
 		mu.Lock()
 		defer mu.Unlock()
 		harmed = append(harmed, i.Rule+" "+i.Kind.String())
@@ -459,7 +460,7 @@ func bench(b *testing.B, run func(b *testing.B, at string)) {
 				go func() {
 					up, err := net.Dial("tcp", l.Addr().String())
 					if err == nil {
-						relay.Both(down, up, tunnelIdle)
+						relay.Both(down, up, downstream.TunnelIdle)
 						up.Close()
 					}
 					down.Close()

@@ -3,23 +3,30 @@ package egress
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
+
+// tunnel is an opaque connection, and what rules do to it.
+type tunnel struct {
+	line
+	ticket    limit.Ticket
+	injecting *fault.Faults // nil: none
+}
 
 // tunnel applies the rules to an opaque connection and relays it. asked is all that is
 // seen of the connection.
 func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	defer func() { _ = c.Close() }()
-	c.upgraded.Store(true)
+	c.Upgraded.Store(true)
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
@@ -27,52 +34,70 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	s.flows.add(f)
 	defer s.flows.remove(f)
 	p, _ = s.Policy()
-	line := line{s: s, c: c, protocol: protocol, asked: asked}
-	if p != nil {
-		if d := p.refuses(f); d != nil {
-			line.denied(d)
-			c.alert(protocol)
-			return
-		}
-	}
-	ticket, refusal := p.take(c.ticket, "", asked...)
-	if refusal != nil {
-		line.limited(refusal)
-		c.alert(protocol)
+	t := &tunnel{line: line{s: s, c: c, protocol: protocol, asked: asked}}
+	if !t.admit(p, f) {
+		t.done()
+		t.alert()
 		return
 	}
-	defer func() {
-		gone := line.verdict == VerdictFailed && c.life.Err() != nil
-		ticket.Done(time.Now(), limit.Outcome{
-			Failed:  line.verdict == VerdictFailed || line.verdict == VerdictFault,
-			Unknown: gone || line.verdict != VerdictFailed && line.verdict != VerdictFault && line.verdict != VerdictPassed,
-		})
-	}()
-	harm := s.harm(p, c.met, asked...)
-	if harm != nil {
-		line.faults = harm.Rules
-		defer func() { s.harmed(harm) }()
-		if !s.delay(c.life, harm) || harm.Reset || harm.Abort != nil {
-			line.verdict = VerdictFault
-			line.done()
-			if harm.Abort != nil && protocol == ProtocolTLS {
-				c.alert(protocol)
-			} else {
-				c.reset()
-			}
-			return
-		}
+	defer t.end()
+	t.injecting = s.faults(p, c.around.met, asked...)
+	if t.inject() {
+		t.relay()
 	}
-	up, err := c.up(c.life)
+}
+
+// admit reports whether the rules allow the connection.
+func (t *tunnel) admit(p *Policy, f *flow) bool {
+	if p == nil {
+		return true
+	}
+	if d := p.refuses(f); d != nil {
+		t.denied(d)
+		return false
+	}
+	ticket, refusal := p.limits.TakeHTTP(time.Now(), t.c.around.ticket, "", t.asked...)
+	if refusal != nil {
+		t.limited(refusal)
+		return false
+	}
+	t.ticket = ticket
+	return true
+}
+
+// inject injects the faults that come before the connection to the server. It reports
+// whether to connect.
+func (t *tunnel) inject() bool {
+	f := t.injecting
+	if f == nil {
+		return true
+	}
+	t.faults = f.Rules
+	if t.s.delay(t.c.Life, f) && !f.Reset && f.Abort == nil {
+		return true
+	}
+	t.verdict = VerdictFault
+	t.done()
+	if f.Abort != nil && t.protocol == ProtocolTLS {
+		t.alert()
+	} else {
+		t.c.Reset()
+	}
+	return false
+}
+
+func (t *tunnel) relay() {
+	c := t.c
+	up, err := c.up(c.Life)
 	if err != nil {
-		line.verdict, line.err = VerdictFailed, err
-		line.done()
-		c.reset() // as if the address did not answer
+		t.verdict, t.err = VerdictFailed, err
+		t.done()
+		c.Reset() // as if the address did not answer
 		return
 	}
 	defer func() { _ = up.Close() }()
-	line.verdict = VerdictPassed
-	line.done()
+	t.verdict = VerdictPassed
+	t.done()
 	early := c.early
 	c.early = nil
 	if len(early) > 0 {
@@ -80,13 +105,23 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 			return
 		}
 	}
-	c.forgive()
-	for _, f := range []*fault.Faults{c.harm, harm} {
-		if f != nil && (f.ResetAfter || f.Truncate >= 0 || f.Slow > 0) {
-			up = harmed(c, up, f)
+	c.Forgive()
+	for _, f := range []*fault.Faults{c.around.faults, t.injecting} {
+		if f != nil && !f.Harmless() {
+			up = &faultyConn{up, c, f}
 		}
 	}
-	relay.Both(c.bare(), up, tunnelIdle)
+	relay.Both(c.Bare(), up, downstream.TunnelIdle)
+}
+
+// end tells the rules how the connection ended.
+func (t *tunnel) end() {
+	failed := t.verdict == VerdictFailed
+	t.ticket.Done(time.Now(), limit.Outcome{
+		Failed:  failed || t.verdict == VerdictFault,
+		Unknown: t.verdict == "" || failed && t.c.Life.Err() != nil,
+	})
+	t.s.report(t.injecting)
 }
 
 func hostOf(asked []match.HTTP) string {
@@ -98,121 +133,38 @@ func hostOf(asked []match.HTTP) string {
 
 // alert sends access_denied to a client of TLS, and waits until the client has read it.
 // It does nothing for other protocols.
-func (c *conn) alert(protocol string) {
-	if protocol != ProtocolTLS {
+func (t *tunnel) alert() {
+	if t.protocol != ProtocolTLS {
 		return
 	}
-	_ = c.Conn.SetDeadline(time.Now().Add(time.Second))
-	if _, err := c.Conn.Write(accessDenied); err != nil {
-		return
-	}
-	if half, ok := c.bare().(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+	c := t.c.Conn
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if _, err := c.Write(accessDenied); err != nil || closeWrite(c.Bare()) != nil {
 		return
 	}
 	// Read what the client sends: closing a socket with unread data sends a reset, and
 	// the alert would be lost.
-	var rest [4 << 10]byte
-	for read := 0; read < maxHello; {
-		n, err := c.Conn.Read(rest[:])
-		if read += n; err != nil {
-			return
-		}
-	}
-}
-
-// sleep reports whether the time passed before ctx was done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	_, _ = io.CopyN(io.Discard, c, maxHello)
 }
 
 var errInjected = errors.New("injected fault")
 
-// harmedConn is a connection to a server that injects faults into the answer.
-type harmedConn struct {
+// faultyConn is a connection to a server that injects faults into the answer.
+type faultyConn struct {
 	net.Conn
-	c    *conn
-	harm harm
+	c      *conn
+	faults *fault.Faults
 }
 
-func harmed(c *conn, up net.Conn, f *fault.Faults) net.Conn {
-	out := &harmedConn{Conn: up, c: c, harm: newHarm(c.s, f)}
-	if f.ResetAfter {
-		out.harm.left = 0
-	}
-	return out
-}
-
-func (h *harmedConn) Read(b []byte) (int, error) {
-	n, err := h.harm.read(h.c.life, b, h.Conn.Read)
+func (f *faultyConn) Read(b []byte) (int, error) {
+	n, err := f.c.s.faulty(f.c.Life, f.faults, b, f.Conn.Read)
 	if errors.Is(err, errInjected) {
-		h.c.reset()
+		f.c.Reset()
 	}
 	return n, err
 }
 
-func (h *harmedConn) CloseWrite() error {
-	if half, ok := h.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
-
-// harm injects faults into the bytes of an answer, as long as the rules are in effect.
-type harm struct {
-	s    *Server
-	by   *fault.Faults
-	left int64 // bytes until the answer is broken off; below 0: it is not
-	pace *rate.Limiter
-}
-
-func newHarm(s *Server, f *fault.Faults) harm {
-	out := harm{s: s, by: f, left: f.Truncate}
-	if f.Slow > 0 {
-		burst := int(min(max(f.Slow/10, 1), 32<<10)) // bounds each wait to a second, so that lifted rules take effect
-		out.pace = rate.NewLimiter(rate.Limit(f.Slow), burst)
-	}
-	return out
-}
-
-func (h *harm) read(ctx context.Context, b []byte, read func([]byte) (int, error)) (int, error) {
-	if h.pace != nil {
-		b = b[:min(len(b), h.pace.Burst())]
-	}
-	n, err := read(b)
-	if h.left >= 0 || h.pace != nil {
-		h.s.lift(h.by)
-	}
-	if !h.by.ResetAfter && h.by.Truncate < 0 {
-		h.left = -1
-	}
-	if h.by.Slow == 0 {
-		h.pace = nil
-	}
-	if h.left >= 0 {
-		if int64(n) > h.left || n > 0 && h.left == 0 {
-			n, err = int(h.left), errInjected
-			h.by.Broke = true
-		}
-		h.left -= int64(n)
-	}
-	if h.pace != nil && n > 0 {
-		h.by.Slowed = true
-		if h.pace.WaitN(ctx, n) != nil {
-			return n, context.Cause(ctx)
-		}
-	}
-	return n, err
-}
+func (f *faultyConn) CloseWrite() error { return closeWrite(f.Conn) }
 
 // line is what the proxy counts and logs about a request or a connection.
 type line struct {
@@ -228,22 +180,18 @@ type line struct {
 }
 
 func (l *line) denied(d *denial) {
-	l.verdict = VerdictDenied
+	l.verdict, l.by = VerdictDenied, d.breaker+"/"+d.rule
 	if d.unseen {
 		l.verdict = VerdictUnseen
 	}
-	l.by = d.breaker + "/" + d.rule
-	l.done()
 }
 
 func (l *line) limited(r *limit.Refusal) {
 	l.s.Limited(r)
-	l.verdict = VerdictLimited
+	l.verdict, l.by = VerdictLimited, r.Breaker+"/"+r.Rule
 	if r.Opened {
 		l.verdict = VerdictOpened
 	}
-	l.by = r.Breaker + "/" + r.Rule
-	l.done()
 }
 
 // done counts and logs the line. It never logs a path, a header or a body.

@@ -30,7 +30,7 @@ func (d *decision) add(r *rule, may kinds) {
 	}
 	d.taken |= now
 	if d.faults == nil {
-		d.faults = &Faults{Truncate: -1, namespace: d.namespace}
+		d.faults = &Faults{Answer: Answer{Truncate: -1}, namespace: d.namespace}
 	}
 	d.faults.Rules = append(d.faults.Rules, r.name)
 	for k := range numKinds {
@@ -43,54 +43,19 @@ func (d *decision) add(r *rule, may kinds) {
 // decide returns the kinds of fault to inject into the n-th request.
 func (r *rule) decide(may kinds, n uint64) (out kinds) {
 	for k := range numKinds {
-		if may.has(k) && (ofEvents.has(k) || chance(r.percent(k), r.seed, k, n)) {
+		if may.has(k) && (ofEvents.has(k) || chance(r.percent[k], r.seed, k, n)) {
 			out |= setOf(k)
 		}
 	}
 	return out
 }
 
-func (r *rule) percent(k Kind) float64 {
-	m, w := r.message, r.message.GetWatch()
-	switch k {
-	case Delay:
-		return m.GetDelay().GetPercent()
-	case Aborted:
-		return m.GetAbort().GetPercent()
-	case Reset, ResetAfter:
-		return m.GetReset_().GetPercent()
-	case Truncate:
-		return m.GetTruncate().GetPercent()
-	case SlowBody:
-		return m.GetSlowBody().GetPercent()
-	case StaleList:
-		return m.GetStaleList().GetPercent()
-	case WatchGone:
-		return w.GetGone().GetPercent()
-	case WatchCut:
-		return w.GetCut().GetPercent()
-	case WatchStall:
-		return w.GetStall().GetPercent()
-	case WatchDelay:
-		return w.GetDelay().GetPercent()
-	case WatchDuplicate:
-		return w.GetDuplicate().GetPercent()
-	case WatchDrop:
-		return w.GetDrop().GetPercent()
-	}
-	return 0
-}
-
 // do adds one fault of the n-th request that the rule matched.
 func (d *decision) do(r *rule, k Kind, n uint64) {
-	f, m, w := d.faults, r.message, r.message.GetWatch()
+	f, m := d.faults, r.message
 	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
 	if ofWatches.has(k) {
-		if f.Watch == nil {
-			f.Watch = &Watch{Exempt: d.rules.exempt}
-		}
-		injected.done = new(bool)
-		f.Watch.by[k] = &injected
+		d.watch(r, k, n, &injected)
 	}
 	f.Injected, f.parts = append(f.Injected, injected), append(f.parts, injected)
 	switch k {
@@ -108,30 +73,41 @@ func (d *decision) do(r *rule, k Kind, n uint64) {
 		f.Slow = int64(m.GetSlowBody().GetBytesPerSecond())
 	case StaleList:
 		f.Stale = time.Duration(m.GetStaleList().GetAgeNs())
+	}
+}
+
+// watch adds one fault of the n-th watch that the rule matched.
+func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
+	if d.faults.Watch == nil {
+		d.faults.Watch = &Watch{Exempt: d.rules.exempt}
+	}
+	f, m := d.faults.Watch, r.message.GetWatch()
+	injected.done = new(bool)
+	f.by[k] = injected
+	switch k {
 	case WatchGone:
-		f.Watch.Gone, f.Watch.GoneAfter = true, time.Duration(w.GetGone().GetAfterNs())
+		f.Gone = new(time.Duration(m.GetGone().GetAfterNs()))
 	case WatchCut:
-		f.Watch.Cut, f.Watch.CutAfter = true, time.Duration(w.GetCut().GetAfterNs())
+		f.Cut = new(time.Duration(m.GetCut().GetAfterNs()))
 	case WatchStall:
-		f.Watch.Stall, f.Watch.StallAfter = true, time.Duration(w.GetStall().GetAfterNs())
-		f.Watch.StallLasts = time.Duration(w.GetStall().GetLastsNs())
+		f.Stall = new(time.Duration(m.GetStall().GetAfterNs()))
+		f.StallLasts = time.Duration(m.GetStall().GetLastsNs())
 	case WatchDelay:
-		f.Watch.delays = append(f.Watch.delays, delays{injected, r.events(k, n)})
-		f.Watch.Delay = f.Watch.delay
+		f.delays = append(f.delays, delays{*injected, r.events(k, n)})
+		f.Delay = f.delay
 	case WatchDuplicate:
-		f.Watch.Duplicate = r.events(k, n)
+		f.Duplicate = r.events(k, n)
 	case WatchDrop:
-		f.Watch.Drop, f.Watch.MadeUpAfter = r.events(k, n), time.Duration(w.GetDrop().GetMadeUpAfterNs())
+		f.Drop, f.MadeUpAfter = r.events(k, n), time.Duration(m.GetDrop().GetMadeUpAfterNs())
 	}
 }
 
 // events returns a function that decides about each event of the n-th watch that the
 // rule matched.
 func (r *rule) events(k Kind, n uint64) func() bool {
-	percent := r.percent(k)
 	event := uint64(0)
 	return func() bool {
-		harmed := chance(percent, r.seed, k, n, event)
+		harmed := chance(r.percent[k], r.seed, k, n, event)
 		event++
 		return harmed
 	}

@@ -66,7 +66,11 @@ func (f *Faults) leave() {
 }
 
 func (w *Watch) leave(left kinds, parts []Injected) {
-	w.Gone, w.Cut, w.Stall = w.Gone && left.has(WatchGone), w.Cut && left.has(WatchCut), w.Stall && left.has(WatchStall)
+	for k, after := range map[Kind]**time.Duration{WatchGone: &w.Gone, WatchCut: &w.Cut, WatchStall: &w.Stall} {
+		if !left.has(k) {
+			*after = nil
+		}
+	}
 	if !left.has(WatchDuplicate) {
 		w.Duplicate = nil
 	}

@@ -25,17 +25,8 @@ type Faults struct {
 	Rules []string
 	Delay time.Duration
 	Abort *Abort
-	// Reset resets the connection before the request is forwarded, ResetAfter after it
-	// was answered.
-	Reset, ResetAfter bool
-	// Truncate is the number of bytes after which the answer is broken off; below 0: it
-	// is not.
-	Truncate int64
-	// Slow is the rate of the answer in bytes per second; 0: unlimited.
-	Slow int64
-	// The caller sets Broke when it breaks the answer off, and Slowed when it delays
-	// bytes of it.
-	Broke, Slowed bool
+	Reset bool // reset the connection before the request is forwarded
+	Answer
 	// Stale is the age of the list to serve; 0: the current list.
 	Stale time.Duration
 	Watch *Watch
@@ -73,6 +64,22 @@ func (f *Faults) Missed(k Kind) {
 	}
 }
 
+// Done returns the faults that were injected, after the request has ended. stale reports
+// whether it was answered with a stale list. f may be nil.
+func (f *Faults) Done(stale bool) []Injected {
+	if f == nil {
+		return nil
+	}
+	// There may have been no answer, or not as much of it.
+	for k, done := range map[Kind]bool{ResetAfter: f.Broke, Truncate: f.Broke, SlowBody: f.Slowed, StaleList: stale} {
+		if !done {
+			f.Missed(k)
+		}
+	}
+	f.Over()
+	return f.Injected
+}
+
 // Over records that a watch has ended. Its faults that were not injected count as
 // missed. Those that were injected have been passed to Watch.Told, and are taken out of
 // Injected too.
@@ -98,11 +105,8 @@ type Abort struct {
 // once for each event, so that runs are repeatable. The caller injects the faults, and
 // reports each of them with Did.
 type Watch struct {
-	Gone, Cut, Stall bool
-	GoneAfter        time.Duration
-	CutAfter         time.Duration
-	StallAfter       time.Duration
-	StallLasts       time.Duration // 0: until the watch ends
+	Gone, Cut, Stall *time.Duration // after which they begin; nil: never
+	StallLasts       time.Duration  // 0: until the watch ends
 	Delay            func() time.Duration
 	Duplicate, Drop  func() bool
 	MadeUpAfter      time.Duration

@@ -307,8 +307,8 @@ func TestRulesThatMatchTogether(t *testing.T) {
 			Faults{Rules: []string{"i/r0", "i/r2"}, Delay: 2, Abort: &Abort{418, "Teapot", "i/r0"}}},
 		{"no reset after an abort", []*meshv1.FaultRule{teapot, reset(false)}, Faults{Rules: []string{"i/r0"}, Abort: &Abort{418, "Teapot", "i/r0"}}},
 		{"no abort after a reset", []*meshv1.FaultRule{reset(false), teapot}, Faults{Rules: []string{"i/r0"}, Reset: true}},
-		{"no answer to be slow", []*meshv1.FaultRule{reset(true), slow}, Faults{Rules: []string{"i/r0"}, ResetAfter: true}},
-		{"no abort of what is to be truncated", []*meshv1.FaultRule{truncate, teapot, slow}, Faults{Rules: []string{"i/r0", "i/r2"}, Truncate: 4, Slow: 9}},
+		{"no answer to be slow", []*meshv1.FaultRule{reset(true), slow}, Faults{Rules: []string{"i/r0"}, Answer: Answer{ResetAfter: true}}},
+		{"no abort of what is to be truncated", []*meshv1.FaultRule{truncate, teapot, slow}, Faults{Rules: []string{"i/r0", "i/r2"}, Answer: Answer{Truncate: 4, Slow: 9}}},
 		{"of one rule", []*meshv1.FaultRule{{Abort: teapot.Abort, Reset_: reset(false).Reset_, Delay: delay(1).Delay}},
 			Faults{Rules: []string{"i/r0"}, Delay: 1, Abort: &Abort{418, "Teapot", "i/r0"}}},
 	} {
@@ -344,9 +344,9 @@ func TestEventsOfAWatch(t *testing.T) {
 		for range 2 {
 			f := r.Decide(noon, pod)
 			w := f.Watch
-			require.True(t, w.Gone)
-			require.False(t, w.Cut || w.Stall)
-			require.Equal(t, time.Duration(5), w.GoneAfter)
+			require.Equal(t, new(time.Duration(5)), w.Gone)
+			require.Nil(t, w.Cut)
+			require.Nil(t, w.Stall)
 			require.Equal(t, time.Duration(9), w.MadeUpAfter)
 			require.Nil(t, w.Duplicate)
 			require.Nil(t, w.Exempt)

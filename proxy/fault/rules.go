@@ -28,6 +28,7 @@ type rule struct {
 	injection, rule string
 	message         *meshv1.FaultRule
 	can             kinds // kinds of fault with a percentage above 0
+	percent         [numKinds]float64
 	expires         int64 // Unix seconds; 0: never
 	when            *schedule
 	counts          *counts
@@ -84,26 +85,21 @@ func newRule(injection *meshv1.Injection, m *meshv1.FaultRule) (*rule, error) {
 		name: injection.GetName() + "/" + m.GetName(), injection: injection.GetName(), rule: m.GetName(),
 		message: m, expires: injection.GetExpires(),
 	}
-	var err error
-	if out.can, err = kindsOf(m); err != nil {
-		return nil, err
+	c := checked{rule: out} // the rule comes from outside the process
+	c.request(m)
+	c.watch(m.GetWatch())
+	if c.err != nil {
+		return nil, c.err
 	}
+	var err error
 	out.when, err = newSchedule(m.GetEffectiveTime())
 	return out, err
 }
 
-// kindsOf returns the kinds of fault that a rule may inject. It validates their
-// parameters, because the rule comes from outside the process.
-func kindsOf(m *meshv1.FaultRule) (kinds, error) {
-	var c checked
-	c.request(m)
-	c.watch(m.GetWatch())
-	return c.can, c.err
-}
-
-// checked collects the kinds of fault, and the first error.
+// checked validates the faults of a rule. It collects their percentages and the first
+// error.
 type checked struct {
-	can kinds
+	*rule
 	err error
 }
 
@@ -113,13 +109,12 @@ func (c *checked) fail(format string, args ...any) {
 	}
 }
 
-// add adds a kind if its percentage is above 0, and validates its percentage and its
-// durations in nanoseconds.
+// add adds a kind of fault. It validates its percentage and its durations in nanoseconds.
 func (c *checked) add(k Kind, percent float64, lengths ...int64) {
 	if !isPercent(percent) {
 		c.fail("%s: invalid percentage %v", k, percent)
 	}
-	if percent > 0 {
+	if c.percent[k] = percent; percent > 0 {
 		c.can |= setOf(k)
 	}
 	for _, ns := range lengths {
@@ -137,54 +132,32 @@ func (c *checked) amount(k Kind, n, low uint64) {
 }
 
 func (c *checked) request(m *meshv1.FaultRule) {
-	if f := m.GetDelay(); f != nil {
-		c.add(Delay, f.GetPercent(), f.GetFixedNs())
+	c.add(Delay, m.GetDelay().GetPercent(), m.GetDelay().GetFixedNs())
+	c.add(Aborted, m.GetAbort().GetPercent())
+	if s := m.GetAbort().GetStatus(); m.GetAbort() != nil && (s < 200 || s > 599) {
+		c.fail("%s: status %d is not between 200 and 599", Aborted, s)
 	}
-	if f := m.GetAbort(); f != nil {
-		c.add(Aborted, f.GetPercent())
-		if s := f.GetStatus(); s < 200 || s > 599 {
-			c.fail("%s: status %d is not between 200 and 599", Aborted, s)
-		}
+	reset := Reset
+	if m.GetReset_().GetAfterAnswer() {
+		reset = ResetAfter
 	}
-	if f := m.GetReset_(); f != nil {
-		k := Reset
-		if f.GetAfterAnswer() {
-			k = ResetAfter
-		}
-		c.add(k, f.GetPercent())
-	}
-	if f := m.GetTruncate(); f != nil {
-		c.add(Truncate, f.GetPercent())
-		c.amount(Truncate, f.GetAfterBytes(), 0)
-	}
+	c.add(reset, m.GetReset_().GetPercent())
+	c.add(Truncate, m.GetTruncate().GetPercent())
+	c.amount(Truncate, m.GetTruncate().GetAfterBytes(), 0)
 	if f := m.GetSlowBody(); f != nil {
 		c.add(SlowBody, f.GetPercent())
 		c.amount(SlowBody, f.GetBytesPerSecond(), 1)
 	}
-	if f := m.GetStaleList(); f != nil {
-		c.add(StaleList, f.GetPercent(), f.GetAgeNs())
-	}
+	c.add(StaleList, m.GetStaleList().GetPercent(), m.GetStaleList().GetAgeNs())
 }
 
 func (c *checked) watch(w *meshv1.WatchFault) {
-	if f := w.GetGone(); f != nil {
-		c.add(WatchGone, f.GetPercent(), f.GetAfterNs())
-	}
-	if f := w.GetCut(); f != nil {
-		c.add(WatchCut, f.GetPercent(), f.GetAfterNs())
-	}
-	if f := w.GetStall(); f != nil {
-		c.add(WatchStall, f.GetPercent(), f.GetAfterNs(), f.GetLastsNs())
-	}
-	if f := w.GetDelay(); f != nil {
-		c.add(WatchDelay, f.GetPercent(), f.GetByNs())
-	}
-	if f := w.GetDuplicate(); f != nil {
-		c.add(WatchDuplicate, f.GetPercent())
-	}
-	if f := w.GetDrop(); f != nil {
-		c.add(WatchDrop, f.GetPercent(), f.GetMadeUpAfterNs())
-	}
+	c.add(WatchGone, w.GetGone().GetPercent(), w.GetGone().GetAfterNs())
+	c.add(WatchCut, w.GetCut().GetPercent(), w.GetCut().GetAfterNs())
+	c.add(WatchStall, w.GetStall().GetPercent(), w.GetStall().GetAfterNs(), w.GetStall().GetLastsNs())
+	c.add(WatchDelay, w.GetDelay().GetPercent(), w.GetDelay().GetByNs())
+	c.add(WatchDuplicate, w.GetDuplicate().GetPercent())
+	c.add(WatchDrop, w.GetDrop().GetPercent(), w.GetDrop().GetMadeUpAfterNs())
 }
 
 // Enforce makes these the rules in force. The store forgets the counts of other rules

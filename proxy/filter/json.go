@@ -54,20 +54,9 @@ func (l *jsonList) around(r *Reader) ([]byte, error) {
 	for another && s.err == nil {
 		switch key := s.key(); string(key) {
 		case "items", "rows":
-			to.at, to.table, to.first, to.kept = within, key[0] == 'r', true, false
-			if to.table {
-				s.once(&to.rows)
-			} else {
-				s.once(&to.items)
+			if to.begin(&s, string(key)) {
+				return to.commit(l, &s, r)
 			}
-			if s.peek() == '[' {
-				s.i++
-				if s.err == nil {
-					*l = to
-				}
-				return s.taken(r)
-			}
-			s.null()
 		case "metadata":
 			s.once(&metadata)
 			if !s.echoes(l.selector) {
@@ -89,8 +78,29 @@ func (l *jsonList) around(r *Reader) ([]byte, error) {
 		s.fail()
 	}
 	to.at = done
+	return to.commit(l, &s, r)
+}
+
+// begin reports whether an array of items or rows begins. Else the member is null.
+func (l *jsonList) begin(s *scanner, key string) bool {
+	l.at, l.table, l.first, l.kept = within, key == "rows", true, false
+	place := &l.items
+	if l.table {
+		place = &l.rows
+	}
+	s.once(place)
+	if s.peek() != '[' {
+		s.null()
+		return false
+	}
+	s.i++
+	return true
+}
+
+// commit stores l in to, unless the scanner failed, and takes what was scanned.
+func (l *jsonList) commit(to *jsonList, s *scanner, r *Reader) ([]byte, error) {
 	if s.err == nil {
-		*l = to
+		*to = *l
 	}
 	return s.taken(r)
 }

@@ -332,8 +332,7 @@ func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, er
 	if kind == partialListV1beta1 { // the only list that has these fields swapped
 		items, metadata = metadata, items
 	}
-	left := f.length
-	if l.selector != "" && left > 0 {
+	if l.selector != "" && f.length > 0 {
 		first, err := in.field(f.value, 0)
 		if err != nil {
 			return nil, unexpected(err)
@@ -347,36 +346,45 @@ func (l *protoList) readRaw(r *Reader, at int, f field, kind string) ([]byte, er
 	l.held = append(l.held, nil)
 	head := bytes.Clone(in.b[:at])
 	in.take(f.value)
-	for left > 0 {
-		f, err := in.field(0, 0)
+	for left := f.length; left > 0; {
+		n, err := l.readField(r, items, left)
 		if err != nil {
-			return nil, unexpected(err)
+			return nil, err
 		}
-		if uint64(f.end) > left {
-			return nil, ErrForm
-		}
-		left -= uint64(f.end)
-		keep := true
-		if f.number == items {
-			item, err := in.bytes(f)
-			if err != nil {
-				return nil, err
-			}
-			var k Key
-			if err := rawKey(item, &k); err != nil {
-				return nil, err
-			}
-			keep = r.decide(k)
-		}
-		if out := in.take(f.end); keep {
-			if err := l.hold(in, out); err != nil {
-				return nil, err
-			}
-		}
+		left -= n
 	}
 	head = protowire.AppendTag(head, unknownRaw, protowire.BytesType)
 	l.held[0] = protowire.AppendVarint(head, l.size)
 	return nil, l.readTail(in)
+}
+
+// readField reads a field of the list, of which left bytes are left. It holds the field,
+// unless it is an item that is dropped. n is the size of the field.
+func (l *protoList) readField(r *Reader, items protowire.Number, left uint64) (n uint64, err error) {
+	in := &r.in
+	f, err := in.field(0, 0)
+	if err != nil {
+		return 0, unexpected(err)
+	}
+	if n = uint64(f.end); n > left {
+		return 0, ErrForm
+	}
+	keep := true
+	if f.number == items {
+		item, err := in.bytes(f)
+		if err != nil {
+			return 0, err
+		}
+		var k Key
+		if err := rawKey(item, &k); err != nil {
+			return 0, err
+		}
+		keep = r.decide(k)
+	}
+	if out := in.take(f.end); keep {
+		err = l.hold(in, out)
+	}
+	return n, err
 }
 
 // readTail reads what follows the list.

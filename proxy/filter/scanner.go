@@ -202,6 +202,23 @@ var class = [256]byte{
 	',': after, ':': after, ' ': after, '\t': after, '\n': after, '\r': after,
 }
 
+// closing returns the place of the quote that ends the string at b[i]. It returns -1 if that
+// is not in b, or may be escaped.
+func closing(b []byte, i int) int {
+	n := bytes.IndexByte(b[i+1:], '"')
+	if n < 0 || n > 0 && b[i+n] == '\\' {
+		return -1
+	}
+	return i + n + 1
+}
+
+// literal walks over a number or a literal, which must not be empty.
+func (s *scanner) literal(from, to int) {
+	if s.i = to; from == to {
+		s.fail()
+	}
+}
+
 // skip walks over one value.
 func (s *scanner) skip() {
 	s.peek()
@@ -214,11 +231,11 @@ func (s *scanner) skip() {
 			case other:
 				continue
 			case quote:
-				n := bytes.IndexByte(b[i+1:], '"')
-				if n < 0 || n > 0 && b[i+n] == '\\' {
+				n := closing(b, i)
+				if n < 0 {
 					break scan
 				}
-				if i += n + 1; depth > 0 {
+				if i = n; depth > 0 {
 					continue
 				}
 				s.i = i + 1
@@ -240,10 +257,7 @@ func (s *scanner) skip() {
 					return
 				}
 			}
-			// After a number or a literal.
-			if s.i = i; i == start {
-				s.fail()
-			}
+			s.literal(start, i)
 			return
 		}
 		if s.i = i; i == len(b) {

@@ -24,9 +24,12 @@
 package limit
 
 import (
+	"fmt"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
@@ -108,6 +111,33 @@ type Refusal struct {
 	// RetryAfter is the minimum time until a retry. It is 0 if that is unknown, or if a
 	// retry cannot succeed because the bucket is never refilled.
 	RetryAfter time.Duration
+}
+
+// Message returns the message to the client. The rule's CircuitBreaker is in the namespace.
+func (r *Refusal) Message(namespace string) string {
+	rule := fmt.Sprintf("rule %q of CircuitBreaker %s/%s", r.Rule, namespace, r.Breaker)
+	why := map[string]string{
+		"forced":    "refuses all requests: its triggerPolicy is ForceOpened",
+		"opened":    "has opened",
+		"bucket":    "allows no more requests at this rate",
+		"in_flight": "allows no more requests at the same time",
+		"backoff":   "waits after failed requests",
+	}[r.Reason]
+	switch {
+	case r.RetryAfter > 0:
+		return fmt.Sprintf("%s %s: try again in %d s", rule, why, r.RetrySeconds())
+	case r.Reason == "opened":
+		return fmt.Sprintf("%s %s, and stays open until its annotation %s changes", rule, why, v1alpha1.RecoverAnnotation)
+	case r.Reason == "bucket":
+		return fmt.Sprintf("%s has an empty bucket that is never refilled: raise bucket.limit", rule)
+	}
+	return rule + " " + why
+}
+
+// RetrySeconds returns RetryAfter, rounded up.
+func (r *Refusal) RetrySeconds() int {
+	d := r.RetryAfter
+	return int(min((d+min(time.Second-1, math.MaxInt64-d))/time.Second, math.MaxInt32))
 }
 
 // Resources are the rules that may match requests of one kind. Nil has no rules.

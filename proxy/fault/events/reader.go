@@ -52,36 +52,51 @@ type Options struct {
 type Reader struct {
 	o      Options
 	faults *fault.Watch // nil: no faults are in force any more
-	events *filter.Events
+	source
+	clock
+	backlog
+	dropped
+	stall
 
+	out  []*held
+	rest io.Reader // what cannot be read as events, passed unchanged
+	err  error
+}
+
+// source is the reading of the events as they come.
+type source struct {
+	events   *filter.Events
 	arrivals chan arrival
 	stop     chan struct{}
 	stopped  chan struct{}
+}
 
+// clock decides when the faults are looked at.
+type clock struct {
 	start   time.Time
 	asked   time.Time       // when Options.Still was called last
 	changed <-chan struct{} // from Options.Still
 	delays  int             // number of rules that delay
 	timer   *time.Timer
-	queue   []*held    // held back, in the order of the source
-	last    time.Time  // when the last of them is due
-	dropped *list.List // of *held, ordered by due
-	gaps    map[object]*list.Element
-	silent  bool // stalled for good
-	lost    bool // events were discarded while silent
-
-	stalling bool // a stall has begun, and may be over
-	initial  bool // the bookmark that ends the initial events is or was in queue
-
-	out  []piece
-	rest io.Reader // what cannot be read as events, passed unchanged
-	err  error
 }
 
-// piece is a part of the output, and how many bytes it has taken from the account.
-type piece struct {
-	bytes []byte
-	taken int64
+// backlog is the events that are held back.
+type backlog struct {
+	queue   []*held   // in the order of the source
+	last    time.Time // when the last of them is due
+	initial bool      // the bookmark that ends the initial events is or was in queue
+}
+
+// dropped is the dropped events that are delivered late.
+type dropped struct {
+	drops *list.List // of *held, ordered by due
+	gaps  map[object]*list.Element
+}
+
+type stall struct {
+	stalling bool // a stall has begun, and may be over
+	silent   bool // stalled for good
+	lost     bool // events were discarded while silent
 }
 
 type object struct{ namespace, name string }
@@ -114,10 +129,10 @@ func New(src io.Reader, o Options) (*Reader, error) {
 		return nil, err
 	}
 	r := &Reader{
-		o: o, faults: o.Faults, events: in,
-		arrivals: make(chan arrival), stop: make(chan struct{}), stopped: make(chan struct{}),
-		start: time.Now(), timer: time.NewTimer(math.MaxInt64),
-		dropped: list.New(), gaps: map[object]*list.Element{}, delays: o.Faults.Delays(),
+		o: o, faults: o.Faults,
+		source:  source{in, make(chan arrival), make(chan struct{}), make(chan struct{})},
+		clock:   clock{start: time.Now(), timer: time.NewTimer(math.MaxInt64), delays: o.Faults.Delays()},
+		dropped: dropped{list.New(), map[object]*list.Element{}},
 	}
 	go r.read()
 	return r, nil
@@ -169,7 +184,7 @@ func (r *Reader) Close() error {
 	<-r.stopped
 	r.timer.Stop()
 	r.forget()
-	for e := r.dropped.Front(); e != nil; e = r.dropped.Front() {
+	for e := r.drops.Front(); e != nil; e = r.drops.Front() {
 		r.give(r.undrop(e).taken)
 	}
 	for _, p := range r.out {
@@ -195,12 +210,12 @@ func (r *Reader) Read(p []byte) (int, error) {
 	}
 	n := 0
 	for n < len(p) && len(r.out) > 0 {
-		first := &r.out[0]
+		first := r.out[0]
 		c := copy(p[n:], first.bytes)
 		n += c
 		if first.bytes = first.bytes[c:]; len(first.bytes) == 0 {
 			r.give(first.taken)
-			*first = piece{}
+			r.out[0] = nil
 			r.out = r.out[1:]
 		}
 	}
@@ -230,49 +245,11 @@ func (r *Reader) step() {
 
 // elapse injects the faults and delivers the events that are due.
 func (r *Reader) elapse(now time.Time) {
+	if r.faults != nil && now.Sub(r.asked) >= time.Second {
+		r.ask(now)
+	}
 	f := r.faults
-	if f == nil {
-		return
-	}
-	if now.Sub(r.asked) >= time.Second {
-		still := false
-		if still, r.changed = r.o.Still(); !still {
-			r.off()
-			return
-		}
-		r.asked = now
-		if n := f.Delays(); n < r.delays {
-			r.delays = n
-			r.hurry(now)
-		}
-	}
-	age := now.Sub(r.start)
-	switch {
-	case f.Gone && age >= f.GoneAfter:
-		f.Did(fault.WatchGone)
-		r.makeUp()
-		r.out = append(r.out, piece{bytes: expired(r.events.Protobuf())})
-		r.err = io.EOF
-		return
-	case f.Cut && age >= f.CutAfter:
-		f.Did(fault.WatchCut)
-		r.makeUp()
-		r.err = ErrCut
-		return
-	case r.stalled(age):
-		if !r.stalling {
-			r.stalling = true
-			f.Did(fault.WatchStall)
-		}
-		if f.StallLasts == 0 && !r.silent {
-			// Events that arrive now are discarded: the client resumes from before them.
-			r.silent, r.lost = true, len(r.queue) > 0
-			r.forget()
-		}
-		return
-	case r.silent:
-		r.makeUp()
-		r.err = io.EOF
+	if f == nil || r.interrupt(now.Sub(r.start)) {
 		return
 	}
 	if f.Drop == nil {
@@ -284,14 +261,60 @@ func (r *Reader) elapse(now time.Time) {
 		r.queue = r.queue[1:]
 		r.pass(h, now)
 	}
-	for e := r.dropped.Front(); e != nil && !e.Value.(*held).due.After(now); e = r.dropped.Front() {
+	for e := r.drops.Front(); e != nil && !e.Value.(*held).due.After(now); e = r.drops.Front() {
 		r.deliver(r.undrop(e))
 	}
 }
 
+// ask removes the faults that are not in force any more.
+func (r *Reader) ask(now time.Time) {
+	still := false
+	if still, r.changed = r.o.Still(); !still {
+		r.off()
+		return
+	}
+	r.asked = now
+	if n := r.faults.Delays(); n < r.delays {
+		r.delays = n
+		r.hurry(now)
+	}
+}
+
+// interrupt ends or stalls a watch of some age, and reports whether it did.
+func (r *Reader) interrupt(age time.Duration) bool {
+	f := r.faults
+	switch {
+	case f.Gone != nil && age >= *f.Gone:
+		f.Did(fault.WatchGone)
+		r.makeUp()
+		r.out = append(r.out, &held{bytes: expired(r.events.Protobuf())})
+		r.err = io.EOF
+	case f.Cut != nil && age >= *f.Cut:
+		f.Did(fault.WatchCut)
+		r.makeUp()
+		r.err = ErrCut
+	case r.stalled(age):
+		if !r.stalling {
+			r.stalling = true
+			f.Did(fault.WatchStall)
+		}
+		if f.StallLasts == 0 && !r.silent {
+			// Events that arrive now are discarded: the client resumes from before them.
+			r.silent, r.lost = true, len(r.queue) > 0
+			r.forget()
+		}
+	case r.silent:
+		r.makeUp()
+		r.err = io.EOF
+	default:
+		return false
+	}
+	return true
+}
+
 func (r *Reader) stalled(age time.Duration) bool {
 	f := r.faults
-	return f.Stall && age >= f.StallAfter && (f.StallLasts == 0 || age-f.StallAfter < f.StallLasts)
+	return f.Stall != nil && age >= *f.Stall && (f.StallLasts == 0 || age-*f.Stall < f.StallLasts)
 }
 
 // next returns how long it takes until something is due.
@@ -303,22 +326,21 @@ func (r *Reader) next(now time.Time) time.Duration {
 	}
 	wait = r.asked.Add(time.Second).Sub(now)
 	age := now.Sub(r.start)
-	at := func(set bool, after time.Duration) {
-		if set && after > age {
-			wait = min(wait, after-age)
+	for _, after := range []*time.Duration{f.Gone, f.Cut, f.Stall} {
+		if after != nil && *after > age {
+			wait = min(wait, *after-age)
 		}
 	}
-	at(f.Gone, f.GoneAfter)
-	at(f.Cut, f.CutAfter)
-	at(f.Stall, f.StallAfter)
 	if r.stalled(age) {
-		at(f.StallLasts > 0, f.StallAfter+f.StallLasts)
+		if f.StallLasts > 0 {
+			wait = min(wait, *f.Stall+f.StallLasts-age)
+		}
 		return wait
 	}
 	if len(r.queue) > 0 {
 		wait = min(wait, r.queue[0].due.Sub(now))
 	}
-	if e := r.dropped.Front(); e != nil {
+	if e := r.drops.Front(); e != nil {
 		wait = min(wait, e.Value.(*held).due.Sub(now))
 	}
 	return wait
@@ -329,32 +351,56 @@ func (r *Reader) arrive(h *held, now time.Time) {
 	f := r.faults
 	stalled := f != nil && r.stalled(now.Sub(r.start))
 	r.initial = r.initial && len(r.queue) > 0
-	exempt := f != nil && h.one && f.Exempt != nil && f.Exempt(h.object.namespace)
-	switch {
-	case exempt && r.o.Gap != nil && !r.initial: // it overtakes the events that are held back
-		if len(r.queue) > 0 || r.lost {
-			r.o.Gap.Cover(h.revision)
-		}
-		r.deliver(h)
+	exempt := f != nil && h.exempt(f)
+	if exempt && r.o.Gap != nil && !r.initial {
+		r.overtake(h)
 		return
-	case r.silent || stalled && f.StallLasts == 0:
+	}
+	if r.silent || stalled && f.StallLasts == 0 {
 		r.lost = true
 		return
 	}
-	var late time.Duration
-	if f != nil && h.one && !exempt {
-		if f.Delay != nil {
-			late = f.Delay()
-		}
-		h.drop = f.Drop != nil && f.Drop() && !h.head
-		h.twice = f.Duplicate != nil && f.Duplicate() && !h.drop
+	late := time.Duration(0)
+	if f != nil && !exempt {
+		late = h.decide(f)
 	}
-	if h.due = now.Add(late); len(r.queue) > 0 && h.due.Before(r.last) {
-		h.due = r.last
-	}
-	if len(r.queue) == 0 && late <= 0 && !stalled {
+	h.due = now.Add(late)
+	if len(r.queue) > 0 || late > 0 || stalled {
+		r.hold(h, now, late > 0)
+	} else {
 		r.pass(h, now)
-		return
+	}
+}
+
+func (h *held) exempt(f *fault.Watch) bool {
+	return h.one && f.Exempt != nil && f.Exempt(h.object.namespace)
+}
+
+// overtake delivers an event before those that are held back.
+func (r *Reader) overtake(h *held) {
+	if len(r.queue) > 0 || r.lost {
+		r.o.Gap.Cover(h.revision)
+	}
+	r.deliver(h)
+}
+
+// decide decides which faults are injected into an event, and returns its delay.
+func (h *held) decide(f *fault.Watch) (late time.Duration) {
+	if !h.one {
+		return 0
+	}
+	if f.Delay != nil {
+		late = f.Delay()
+	}
+	h.drop = f.Drop != nil && f.Drop() && !h.head
+	h.twice = f.Duplicate != nil && f.Duplicate() && !h.drop
+	return late
+}
+
+// hold holds an event back. If there is no room, it delivers all events.
+func (r *Reader) hold(h *held, now time.Time, late bool) {
+	if len(r.queue) > 0 && h.due.Before(r.last) {
+		h.due = r.last
 	}
 	if !r.take(h) {
 		r.flush()
@@ -365,8 +411,8 @@ func (r *Reader) arrive(h *held, now time.Time) {
 	r.last = h.due
 	r.queue = append(r.queue, h)
 	r.initial = r.initial || h.final
-	if late > 0 {
-		f.Did(fault.WatchDelay)
+	if late {
+		r.faults.Did(fault.WatchDelay)
 	}
 }
 
@@ -375,7 +421,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 	gap := r.gaps[h.object]
 	switch {
 	case !h.one:
-		if r.dropped.Len() > 0 && h.kind == "BOOKMARK" && !h.final {
+		if r.drops.Len() > 0 && h.kind == "BOOKMARK" && !h.final {
 			r.give(h.taken)
 			return
 		}
@@ -384,7 +430,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 		r.faults.Did(fault.WatchDrop)
 		h.due = now.Add(r.faults.MadeUpAfter)
 		if gap == nil {
-			r.gaps[h.object] = r.dropped.PushBack(h)
+			r.gaps[h.object] = r.drops.PushBack(h)
 			return
 		}
 		// Keep the due time: the client must not get news of the object later.
@@ -405,23 +451,23 @@ func (r *Reader) pass(h *held, now time.Time) {
 
 // undrop removes an event from the dropped ones and returns it.
 func (r *Reader) undrop(e *list.Element) *held {
-	h := r.dropped.Remove(e).(*held)
+	h := r.drops.Remove(e).(*held)
 	delete(r.gaps, h.object)
 	return h
 }
 
 // deliver appends an event to the output.
 func (r *Reader) deliver(h *held) {
-	if r.dropped.Len() > 0 {
+	if r.drops.Len() > 0 {
 		r.o.Gap.Cover(h.revision)
 	}
-	r.out = append(r.out, piece{h.bytes, h.taken})
+	r.out = append(r.out, h)
 }
 
 // makeUp delivers the dropped events, the latest first: a client that resumes from the
 // last version that it read then misses nothing.
 func (r *Reader) makeUp() {
-	for e := r.dropped.Back(); e != nil; e = r.dropped.Back() {
+	for e := r.drops.Back(); e != nil; e = r.drops.Back() {
 		r.deliver(r.undrop(e))
 	}
 }

@@ -127,7 +127,7 @@ func each(t *testing.T, f func(t *testing.T, media string)) {
 
 func TestGone(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Gone: true, GoneAfter: time.Minute})
+		s := harmed(t, media, &fault.Watch{Gone: new(time.Minute)})
 		s.send(watch.Added, "a", "1")
 		time.Sleep(59 * time.Second)
 		require.Equal(t, []string{"ADDED a/1"}, s.got())
@@ -139,7 +139,7 @@ func TestGone(t *testing.T) {
 
 func TestGoneAtOnce(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Gone: true})
+		s := harmed(t, media, &fault.Watch{Gone: new(time.Duration(0))})
 		require.Equal(t, []string{"ERROR", "EOF"}, s.got())
 		s.finish()
 	})
@@ -147,7 +147,7 @@ func TestGoneAtOnce(t *testing.T) {
 
 func TestCut(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Cut: true, CutAfter: time.Minute, Drop: script("x"), MadeUpAfter: time.Hour})
+		s := harmed(t, media, &fault.Watch{Cut: new(time.Minute), Drop: script("x"), MadeUpAfter: time.Hour})
 		s.send(watch.Added, "a", "1")
 		s.send(watch.Added, "b", "2")
 		time.Sleep(time.Minute)
@@ -164,7 +164,7 @@ func TestCut(t *testing.T) {
 
 func TestStallForAWhile(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Stall: true, StallAfter: time.Minute, StallLasts: time.Minute})
+		s := harmed(t, media, &fault.Watch{Stall: new(time.Minute), StallLasts: time.Minute})
 		s.send(watch.Added, "a", "1")
 		require.Equal(t, []string{"ADDED a/1"}, s.got())
 		time.Sleep(61 * time.Second)
@@ -181,7 +181,7 @@ func TestStallForAWhile(t *testing.T) {
 
 func TestStallForGood(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Stall: true})
+		s := harmed(t, media, &fault.Watch{Stall: new(time.Duration(0))})
 		for i := range 100 {
 			s.send(watch.Modified, "a", fmt.Sprint(i))
 		}
@@ -197,7 +197,7 @@ func TestStallForGood(t *testing.T) {
 
 func TestAStallForGoodEndsTheWatchWhenItIsOff(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Stall: true})
+		s := harmed(t, media, &fault.Watch{Stall: new(time.Duration(0))})
 		s.send(watch.Modified, "a", "1")
 		close(s.off)
 		require.Equal(t, []string{"EOF"}, s.got())
@@ -294,8 +294,8 @@ func TestExemptEventsPassOthers(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
 		for _, harm := range []*fault.Watch{
 			{Delay: func() time.Duration { return time.Minute }},
-			{Stall: true, StallLasts: time.Minute},
-			{Stall: true},
+			{Stall: new(time.Duration(0)), StallLasts: time.Minute},
+			{Stall: new(time.Duration(0))},
 		} {
 			harm.Exempt = func(namespace string) bool { return namespace == "quiet" }
 			s := harmed(t, media, harm)
@@ -315,7 +315,7 @@ func TestExemptEventsPassOthers(t *testing.T) {
 			require.False(t, s.gap.Covers("1"))
 			require.True(t, s.gap.Covers("3"), "it has not heard of a/2")
 			time.Sleep(time.Minute)
-			if harm.Stall && harm.StallLasts == 0 {
+			if harm.Stall != nil && harm.StallLasts == 0 {
 				require.Empty(t, s.got())
 			} else {
 				require.Equal(t, []string{"MODIFIED a/2"}, s.got())

@@ -135,10 +135,16 @@ func randomFaults(r *rand.Rand) *fault.Watch {
 		}
 		return func() bool { return r.IntN(2) == 0 }
 	}
+	after := func(set bool, d time.Duration) *time.Duration {
+		if !set {
+			return nil
+		}
+		return &d
+	}
 	quiet := string(rune('a' + r.IntN(8))) // may be of no object
 	f := &fault.Watch{
-		Gone: r.IntN(6) == 0, GoneAfter: some(), Cut: often(), CutAfter: some(),
-		Stall: often(), StallAfter: some(), StallLasts: some(),
+		Gone: after(r.IntN(6) == 0, some()), Cut: after(often(), some()),
+		Stall: after(often(), some()), StallLasts: some(),
 		Duplicate: chance(), Drop: chance(), MadeUpAfter: some(),
 		Exempt: func(namespace string) bool { return namespace == quiet },
 	}
@@ -340,7 +346,9 @@ func FuzzBytes(f *testing.F) {
 			if which&4 != 0 {
 				harm.Delay = func() time.Duration { return time.Duration(asked) * time.Second }
 			}
-			harm.Stall, harm.StallLasts = which&8 != 0, time.Minute
+			if which&8 != 0 {
+				harm.Stall, harm.StallLasts = new(time.Duration(0)), time.Minute
+			}
 			from, to := io.Pipe()
 			go func() {
 				_, _ = to.Write(in)

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// halfClosed is the idle time where one side has ended: whether it is there at all shows
+// halfClosed is the idle time after one side has ended. Whether that side still exists shows
 // only when something is sent to it.
 const halfClosed = 10 * time.Minute
 
-// Both copies both ways until both sides have ended, one fails, or nothing comes
-// from either for twice to three times the idle time.
+// Both copies in both directions until both sides have ended, one fails, or neither sends
+// anything for two to three times the idle time.
 func Both(down, up net.Conn, idle time.Duration) (sent, received int64) {
 	var progress atomic.Int64
 	var half atomic.Bool
@@ -27,8 +27,8 @@ func Both(down, up net.Conn, idle time.Duration) (sent, received int64) {
 	return sent, received
 }
 
-// pump copies one way, in the kernel where it can. The deadline is not moved with
-// each read: when it comes, it is asked whether either way has moved since.
+// pump copies in one direction, in the kernel where possible. It does not move the deadline
+// with each read: at the deadline it checks for progress in either direction.
 func pump(to, from net.Conn, idle time.Duration, progress *atomic.Int64, half *atomic.Bool) (total int64) {
 	quiet := 0
 	for before := progress.Load(); ; {
@@ -52,7 +52,7 @@ func pump(to, from net.Conn, idle time.Duration, progress *atomic.Int64, half *a
 				_ = to.SetReadDeadline(time.Now().Add(min(idle, halfClosed)))
 				return total
 			}
-		case errors.Is(err, os.ErrDeadlineExceeded) && quiet < 2: // the other way's progress may be told only now
+		case errors.Is(err, os.ErrDeadlineExceeded) && quiet < 2: // the other direction may report its progress only now
 			continue
 		}
 		_ = to.Close()

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// alive reports whether an idle connection still seems open: nothing to read, and
-// no end of stream. An idle HTTP/1.1 connection has nothing to say.
+// alive reports whether an idle HTTP/1.1 connection seems open: there is nothing to read,
+// not even the end of the stream.
 func alive(c net.Conn) bool {
 	sc, ok := c.(syscall.Conn)
 	if !ok {

@@ -4,5 +4,5 @@ package upstream
 
 import "net"
 
-// alive cannot tell here; a request that fails says so.
+// alive is not implemented on this platform: requests on closed connections fail.
 func alive(net.Conn) bool { return true }

@@ -2,10 +2,10 @@ package upstream
 
 import "sync"
 
-// BufferSize is what large bodies are copied with, in bytes.
+// BufferSize is the size of the buffers that large bodies are copied with, in bytes.
 const BufferSize = 64 << 10
 
-// Buf is a pooled copy buffer. B may be cut short.
+// Buf is a pooled buffer. B may be shortened.
 type Buf struct{ B []byte }
 
 var buffers = sync.Pool{New: func() any { return &Buf{B: make([]byte, BufferSize)} }}

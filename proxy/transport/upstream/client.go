@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// maxAlone is how many streams of a client may have a connection of their own.
-// An event costs a third there of what it costs on a shared connection; beyond
-// this many, sockets and the apiserver's memory count more.
+// maxAlone is how many streams of a client may have a connection of their own. An event
+// costs a third there of its cost on a shared connection. Above this number the cost of
+// sockets, and of memory in the apiserver, is higher.
 const maxAlone = 32
 
-// maxHandshakes is how many may be under way at once. A pod that makes, or drops,
-// its requests as fast as it can costs one each: others must get their turn.
+// maxHandshakes is how many handshakes may be in progress at once: a pod whose requests each
+// need one must leave processor time to others.
 const maxHandshakes = 8
 
 // Client is one pod's connections to one Cluster.
@@ -31,17 +31,17 @@ type Client struct {
 	short   pool
 	streams *http.Transport
 	alone   atomic.Int32 // streams on connections of their own
-	// handshakes has a token for each that is under way.
+	// handshakes contains a token for each handshake in progress.
 	handshakes chan struct{}
 }
 
-// NewClient makes a client; it connects when it is used.
+// NewClient returns a client that connects when it is used.
 func NewClient(cluster *Cluster, dial Dial) *Client {
 	c := &Client{cluster: cluster, dial: dial, cache: tls.NewLRUClientSessionCache(sessionCacheSize), handshakes: make(chan struct{}, maxHandshakes)}
 	c.short.connect = func(ctx context.Context) (*tls.Conn, error) {
 		conn, err := c.connect(ctx, protocolHTTP11)
 		if err == nil {
-			// Others may rightly wait for longer: an upgrade's far end need not read.
+			// Not for upgrades, whose far end need not read.
 			boundUnanswered(conn.NetConn(), unanswered)
 		}
 		return conn, err
@@ -54,8 +54,8 @@ func NewClient(cluster *Cluster, dial Dial) *Client {
 		DisableCompression: true,
 		IdleConnTimeout:    idleTimeout,
 		HTTP2: &http.HTTP2Config{
-			// One stream whose client does not read holds this much and no more;
-			// the connection's window stays large, so it stalls no other.
+			// A stream whose client does not read takes no more than this. The
+			// window of the connection is larger, so that other streams go on.
 			MaxReceiveBufferPerStream: 256 << 10,
 			SendPingTimeout:           30 * time.Second,
 			PingTimeout:               15 * time.Second,
@@ -74,7 +74,7 @@ func (c *Client) Short(ctx context.Context, r *Request) (Response, error) {
 	return responseOf(c.short.roundTrip(ctx, r))
 }
 
-// Stream sends a request whose bodies may go on for long and both ways at once.
+// Stream sends a request whose bodies may last, in both directions at once.
 func (c *Client) Stream(ctx context.Context, r *Request) (Response, error) {
 	if r.hasBody() {
 		return responseOf(c.shared(ctx, r))
@@ -120,14 +120,14 @@ func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error)
 		req.Body, req.ContentLength = io.NopCloser(source{r.Body}), r.Length
 	}
 	if _, ok := req.Header["User-Agent"]; !ok {
-		req.Header = maps.Clone(r.Header)       // the caller's stays as it is
-		req.Header["User-Agent"] = []string{""} // none, rather than Go's
+		req.Header = maps.Clone(r.Header)       // it is the caller's
+		req.Header["User-Agent"] = []string{""} // else net/http adds its own
 	}
 	r.Sent = time.Now()
 	return c.streams.RoundTrip(req)
 }
 
-// source tells the client's failures from the apiserver's.
+// source is a client's body. Failures to read it are BodyErrors.
 type source struct{ io.Reader }
 
 func (s source) Read(p []byte) (int, error) {
@@ -138,19 +138,19 @@ func (s source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Tunnel returns a connection to the apiserver on which nothing was said yet.
+// Tunnel returns a TCP connection to the apiserver.
 func (c *Client) Tunnel(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	return c.cluster.open(ctx, c.dial)
 }
 
-// Connect returns an HTTP/1.1 connection for one request that takes it over.
+// Connect returns an HTTP/1.1 connection for one upgrade.
 func (c *Client) Connect(ctx context.Context) (*tls.Conn, error) {
 	return c.connect(ctx, protocolHTTP11)
 }
 
-// Close drops idle connections and keeps no more; requests under way go on.
+// Close closes the idle connections and keeps no more. Requests in progress go on.
 func (c *Client) Close() {
 	c.short.close()
 	c.streams.CloseIdleConnections()

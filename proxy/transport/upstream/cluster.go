@@ -14,31 +14,31 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// ServerName is the name that the apiserver's certificate must carry, whichever
-// address it was reached at.
+// ServerName is the name that the apiserver's certificate must be valid for, at any address.
 const ServerName = "kubernetes.default.svc"
 
 const (
 	connectTimeout   = 10 * time.Second // all addresses and the handshake together
-	attemptTimeout   = 3 * time.Second  // one address, while others are left to try
+	attemptTimeout   = 3 * time.Second  // one address, except the last
 	protocolHTTP11   = "http/1.1"
 	protocolHTTP2    = "h2"
 	sessionCacheSize = 4
 	sendBuffer       = 256 << 10
-	unanswered       = 45 * time.Second // as keep-alives take to find a peer gone
+	unanswered       = 45 * time.Second // as long as keep-alives take to detect a lost peer
 )
 
 // Dial connects from the pod's network namespace.
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Cluster is where the apiserver is and how it is verified. It is immutable.
+// Cluster has the addresses of the apiserver and the CA that verifies it. It is immutable.
 type Cluster struct {
 	addresses []string
 	ca        []byte
 	roots     *x509.CertPool
 }
 
-// NewCluster checks m: literal IP addresses with ports, at least one, and a CA.
+// NewCluster returns the cluster of m, which must have a CA and at least one address. All
+// addresses must be literal IPs with ports.
 func NewCluster(m *meshv1.Cluster) (*Cluster, error) {
 	c := &Cluster{ca: m.GetCa(), roots: x509.NewCertPool()}
 	for _, addr := range slices.Concat(m.GetServiceAddresses(), m.GetEndpointAddresses()) {
@@ -63,7 +63,7 @@ func (c *Cluster) Equal(o *Cluster) bool {
 	return o != nil && slices.Equal(c.addresses, o.addresses) && string(c.ca) == string(o.ca)
 }
 
-// Has reports whether c is at an address.
+// Has reports whether an address is the apiserver's.
 func (c *Cluster) Has(addr netip.AddrPort) bool {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	return slices.ContainsFunc(c.addresses, func(s string) bool {
@@ -107,14 +107,13 @@ func (c *Cluster) open(ctx context.Context, dial Dial) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A watch that says nothing must still notice that its peer is gone.
+	// A silent watch must detect that its peer is gone.
 	if k, ok := raw.(interface {
 		SetKeepAliveConfig(net.KeepAliveConfig) error
 	}); ok {
 		_ = k.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 20 * time.Second, Interval: 5 * time.Second, Count: 5})
 	}
-	// Left to itself the kernel's buffer grows to megabytes for a peer that does
-	// not read, which the other end of a proxied stream may be.
+	// By default the kernel's buffer grows to megabytes for a peer that does not read.
 	if b, ok := raw.(interface{ SetWriteBuffer(int) error }); ok {
 		_ = b.SetWriteBuffer(sendBuffer)
 	}

@@ -19,14 +19,15 @@ import (
 
 const (
 	maxIdle = 64
-	// Below the 90 s after which the apiserver closes idle connections, so that
-	// it is us who close first and no request meets a connection half closed.
+	// idleTimeout is below the 90 s after which the apiserver closes idle connections,
+	// so that no request is sent on a half-closed connection.
 	idleTimeout = 55 * time.Second
-	// A body up to here leaves with its head in one TLS record.
+	// inlineBody is the maximum size of a body that is sent in one TLS record with its
+	// head, in bytes.
 	inlineBody = 12 << 10
 )
 
-// Request is what goes upstream. Header must hold no hop-by-hop header.
+// Request is a request to the apiserver. Header must contain no hop-by-hop fields.
 type Request struct {
 	Method string
 	Target string // escaped path and raw query
@@ -34,20 +35,18 @@ type Request struct {
 	Header map[string][]string // by canonical names
 	Body   io.Reader           // nil: none
 	Length int64               // of Body in bytes; -1: unknown
-	// Sent is set when a connection is there and the request is about to leave.
+	// Sent is when the request was sent, after the connection was established.
 	Sent time.Time
 }
 
 func (r *Request) hasBody() bool { return r.Body != nil && r.Length != 0 }
 
-// replayable reports whether r may be sent twice: nothing of it changes state, and
-// no body was consumed.
+// replayable reports whether r may be sent twice: it changes nothing, and has no body.
 func (r *Request) replayable() bool {
 	return !r.hasBody() && (r.Method == http.MethodGet || r.Method == http.MethodHead)
 }
 
-// errStale is a kept connection that turned out to be closed before a byte of
-// the answer came.
+// errStale means that a kept connection was closed before a byte of the answer arrived.
 var errStale = errors.New("the connection was closed while idle")
 
 // pool keeps HTTP/1.1 connections.
@@ -73,8 +72,8 @@ var (
 	heads   = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
 )
 
-// roundTrip sends r and returns the answer's head; its Body must be closed. The
-// end of ctx breaks the connection at once.
+// roundTrip sends r and returns the head of the answer, whose Body must be closed. The
+// connection is closed as soon as ctx is done.
 func (p *pool) roundTrip(ctx context.Context, r *Request) (*http.Response, error) {
 	for {
 		c, err := p.get(ctx, !r.replayable())
@@ -93,8 +92,8 @@ func (p *pool) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 	}
 }
 
-// get returns a connection. With sure, a kept one is probed before it is used,
-// because what is sent over it cannot be sent again.
+// get returns a connection. With sure, a kept connection is probed before, because the
+// request cannot be sent again.
 func (p *pool) get(ctx context.Context, sure bool) (*conn, error) {
 	for {
 		p.mu.Lock()
@@ -133,8 +132,8 @@ func (p *pool) put(c *conn) {
 	}
 }
 
-// expire closes what has been idle for too long, and comes again while anything
-// is left.
+// expire closes the connections that have been idle for too long. It runs again while any
+// are left.
 func (p *pool) expire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,8 +147,8 @@ func (p *pool) expire() {
 	}
 }
 
-// close drops the idle connections and keeps no more. Those in use end with
-// their request.
+// close closes the idle connections and keeps no more. Those in use end with their
+// request.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,7 +162,7 @@ func (p *pool) close() {
 	}
 }
 
-// abort closes the socket under TLS: no goodbye that could block.
+// abort closes the socket below TLS: a close_notify could block.
 func (c *conn) abort() { _ = c.NetConn().Close() }
 
 func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error) {
@@ -181,11 +180,11 @@ func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 	if _, ok := errors.AsType[*BodyError](writeErr); ok {
 		return fail(writeErr)
 	}
-	// The apiserver may refuse a body half way: its answer counts more than the
-	// write error.
+	// The apiserver may answer before it has read the body. Its answer takes precedence
+	// over the write error.
 	if _, err := c.br.Peek(1); err != nil {
 		if writeErr != nil {
-			err = writeErr // after which a read shows EOF, whatever the cause
+			err = writeErr // a read after it returns EOF for any cause
 		}
 		if c.kept && !IsTimeout(err) {
 			err = fmt.Errorf("%w: %w", errStale, err)
@@ -199,7 +198,7 @@ func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 			return fail(err)
 		}
 		if resp.StatusCode == http.StatusSwitchingProtocols {
-			return fail(errors.New("the apiserver switched protocols unasked"))
+			return fail(errors.New("the apiserver switched protocols without a request to upgrade"))
 		}
 		if resp.StatusCode < 200 {
 			continue
@@ -225,7 +224,7 @@ func (c *conn) release() {
 	}
 }
 
-// body returns the connection to the pool when it was read to its end.
+// body returns the connection to the pool after it was read to its end.
 type body struct {
 	io.Reader
 	conn *conn
@@ -256,7 +255,7 @@ func (b *body) end() {
 	}
 }
 
-// Close drops the connection of a body that was not read to its end.
+// Close closes the connection if the body was not read to its end.
 func (b *body) Close() error {
 	if !b.done {
 		b.done = true
@@ -267,7 +266,7 @@ func (b *body) Close() error {
 	return nil
 }
 
-// BodyError is a failure to read what the client sends.
+// BodyError is a failure to read the client's body.
 type BodyError struct{ Err error }
 
 func (e *BodyError) Error() string { return e.Err.Error() }
@@ -324,28 +323,15 @@ func (c *conn) sendChunked(r *Request, head []byte) error {
 	return w.Flush()
 }
 
-// copy tells the client's failures from the apiserver's.
+// copy copies a body. Failures to read it are BodyErrors.
 func (c *conn) copy(w io.Writer, r io.Reader, want int64) error {
 	buf := Buffer()
 	defer buf.Free()
-	var sent int64
-	for {
-		n, err := r.Read(buf.B)
-		if n > 0 {
-			if _, werr := w.Write(buf.B[:n]); werr != nil {
-				return werr
-			}
-			sent += int64(n)
-		}
-		switch {
-		case err == io.EOF && want >= 0 && sent != want:
-			return &BodyError{io.ErrUnexpectedEOF}
-		case err == io.EOF:
-			return nil
-		case err != nil:
-			return &BodyError{err}
-		}
+	sent, err := io.CopyBuffer(w, source{r}, buf.B)
+	if err == nil && want >= 0 && sent != want {
+		return &BodyError{io.ErrUnexpectedEOF}
 	}
+	return err
 }
 
 func appendHead(b []byte, r *Request) []byte {
@@ -377,8 +363,9 @@ func appendHead(b []byte, r *Request) []byte {
 	return append(b, "\r\n"...)
 }
 
-// Ended reports whether a request failed with err because the apiserver ended the
-// connection, by FIN or RST. Our own end of it is none: the apiserver may not know.
+// Ended reports whether a request failed with err because the apiserver closed the
+// connection, by FIN or RST. It is false if the proxy closed it: the apiserver may not have
+// noticed yet.
 func Ended(err error) bool {
 	return slices.ContainsFunc([]error{
 		io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE,

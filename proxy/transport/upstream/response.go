@@ -5,11 +5,11 @@ import (
 	"net/http"
 )
 
-// Response is what the apiserver answers.
+// Response is the answer of the apiserver.
 type Response struct {
 	Status  int
 	Header  map[string][]string // by canonical names
-	Trailer map[string][]string // has its values when Body is at its end
+	Trailer map[string][]string // valid at the end of Body
 	Body    io.ReadCloser       // must be closed
 }
 
@@ -28,10 +28,10 @@ func (r *Response) Get(name string) string {
 	return ""
 }
 
-// Wrap has the body be read by another reader. Closing it closes the body.
+// Wrap replaces the reader of the body. Close still closes the original body.
 func (r *Response) Wrap(by io.Reader) { r.Body = wrapped{by, r.Body} }
 
-// Replace is Wrap by a reader of another length, which is not known.
+// Replace is Wrap with a reader of unknown length.
 func (r *Response) Replace(by io.Reader) {
 	r.Wrap(by)
 	delete(r.Header, "Content-Length")

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boundUnanswered breaks a connection whose peer acknowledges nothing of what it
-// was sent for the given time. The kernel itself gives up after a quarter of an
-// hour, and keep-alives probe only what has nothing to send.
+// boundUnanswered makes the kernel close a connection whose peer acknowledges no data for
+// the given time. By default that takes a quarter of an hour, and keep-alives are sent only
+// if there is no data to send.
 func boundUnanswered(c net.Conn, within time.Duration) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {

@@ -7,5 +7,5 @@ import (
 	"time"
 )
 
-// boundUnanswered leaves it to the kernel here.
+// boundUnanswered is not implemented on this platform.
 func boundUnanswered(net.Conn, time.Duration) {}

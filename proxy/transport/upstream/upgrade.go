@@ -5,22 +5,20 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"strings"
 	"time"
 )
 
-// Upgrade sends r with an upgrade to protocol on a connection of its own. With
-// status 101 conn is that connection, to be closed by the caller; with any
-// other conn is nil, and closing the answer's body closes the connection.
+// Upgrade sends r with an upgrade to a protocol, on a connection of its own. If the status is
+// 101, conn is that connection, which the caller must close. Else conn is nil, and closing
+// the body of the answer closes the connection.
 func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp Response, conn *Upgraded, err error) {
 	raw, err := c.connect(ctx, protocolHTTP11)
 	if err != nil {
 		return Response{}, nil, err
 	}
-	// Breaks the exchange of heads only: what comes after outlives ctx.
+	// ctx ends only the exchange of heads.
 	stop := context.AfterFunc(ctx, func() { _ = raw.NetConn().Close() })
 	defer func() {
 		if !stop() && err == nil {
@@ -32,7 +30,7 @@ func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp
 	}()
 	r.Sent = time.Now()
 	head := appendHead(nil, r)
-	head = head[:len(head)-2] // the blank line moves behind
+	head = head[:len(head)-2] // without the blank line
 	head = append(head, "Connection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n"...)
 	if _, err := raw.Write(head); err != nil {
 		return Response{}, nil, err
@@ -46,7 +44,7 @@ func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp
 		if resp.Status < 200 {
 			return Response{}, nil, fmt.Errorf("unexpected status %d", resp.Status)
 		}
-		resp.Body = &closing{Reader: resp.Body, conn: raw.NetConn()}
+		resp.Body = wrapped{resp.Body, raw.NetConn()}
 		return resp, nil, nil
 	}
 	if got := resp.Get("Upgrade"); !strings.EqualFold(got, protocol) {
@@ -55,23 +53,16 @@ func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp
 	return resp, &Upgraded{Conn: raw, br: br}, nil
 }
 
-type closing struct {
-	io.Reader
-	conn net.Conn
-}
-
-func (c *closing) Close() error { return c.conn.Close() }
-
 // Upgraded is a connection that changed protocol.
 type Upgraded struct {
 	*tls.Conn
-	br *bufio.Reader // has first what was read along with the head
+	br *bufio.Reader // may contain bytes that were read with the head
 }
 
 func (u *Upgraded) Read(p []byte) (int, error) { return u.br.Read(p) }
 
-// CloseWrite sends the end, and leaves the connection open for the apiserver's. It does so
-// under TLS, where a writer that is blocked does not hinder it.
+// CloseWrite sends a FIN, and leaves the other direction open. It does so below TLS, where a
+// blocked writer does not delay it.
 func (u *Upgraded) CloseWrite() error {
 	if c, ok := u.NetConn().(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
@@ -79,5 +70,5 @@ func (u *Upgraded) CloseWrite() error {
 	return u.NetConn().Close()
 }
 
-// Close closes the connection without a goodbye, which could block.
+// Close closes the connection below TLS: a close_notify could block.
 func (u *Upgraded) Close() error { return u.NetConn().Close() }

@@ -1,0 +1,210 @@
+package downstream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// ErrTooMuch is the error of reads that are above the bound of unserved bytes.
+var ErrTooMuch = errors.New("too many bytes before a request or before the answer to it")
+
+// Conn is a connection of a client, below TLS. The pod's accounts contain it until it is
+// closed.
+type Conn struct {
+	net.Conn
+	Tunnel bool
+	// Upgraded means that neither deadlines nor the bound of unserved bytes apply.
+	Upgraded atomic.Bool
+	// Life is done when the connection is closed.
+	Life context.Context
+
+	conns     *Conns
+	end       context.CancelFunc
+	http2     atomic.Bool // counted in Conns.HTTP2
+	computing atomic.Bool // has a token in Conns.Handshakes
+	closed    atomic.Bool
+	serving   atomic.Int32
+	unserved  atomic.Int64
+	deadline  atomic.Int64 // when the write deadline was set, in Unix nanoseconds; 0: there is none
+}
+
+// Bare returns the connection that the kernel can relay.
+func (c *Conn) Bare() net.Conn {
+	if u, ok := c.Conn.(interface{ NetConn() net.Conn }); ok {
+		return u.NetConn()
+	}
+	return c.Conn
+}
+
+// Compute waits for a turn to compute a handshake. The turn ends with the first flight:
+// the rest of the handshake waits for the client.
+func (c *Conn) Compute(ctx context.Context) error {
+	select {
+	case c.conns.Handshakes <- struct{}{}:
+		c.computing.Store(true)
+		if c.closed.Load() { // Close may have returned the turns before this one
+			c.computed()
+			return net.ErrClosed
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Conn) computed() {
+	if c.computing.Load() && c.computing.CompareAndSwap(true, false) {
+		<-c.conns.Handshakes
+	}
+}
+
+// TakeHTTP2 reports whether the connection may speak HTTP/2, and accounts for it.
+func (c *Conn) TakeHTTP2() bool {
+	if !c.conns.HTTP2.Take(1) {
+		c.conns.HTTP2.Give(1)
+		return false
+	}
+	c.http2.Store(true)
+	if c.closed.Load() {
+		c.leaveHTTP2()
+	}
+	return true
+}
+
+func (c *Conn) leaveHTTP2() {
+	if c.http2.Swap(false) {
+		c.conns.HTTP2.Give(1)
+	}
+}
+
+// Enter records the start of a request.
+func (c *Conn) Enter() {
+	c.Serving(1)
+	c.Forgive()
+}
+
+// Serving adds n to the number of requests that are being served.
+func (c *Conn) Serving(n int32) { c.serving.Add(n) }
+
+// Hold accounts for the memory of n unserved bytes, and reports whether that is within
+// bounds.
+func (c *Conn) Hold(n int) bool {
+	within := c.conns.Hold(n)
+	c.unserved.Add(int64(UnservedWeight * n))
+	if c.closed.Load() {
+		c.Forgive()
+	}
+	return within
+}
+
+// Hold is Conn.Hold for bytes of no connection. The caller gives them back.
+func (s *Conns) Hold(n int) bool {
+	within := s.Unserved.Take(int64(UnservedWeight * n))
+	if !within {
+		s.Reached("unserved bytes")
+	}
+	return within
+}
+
+// Forgive gives back what Hold took.
+func (c *Conn) Forgive() {
+	if c.unserved.Load() != 0 {
+		c.conns.Unserved.Give(c.unserved.Swap(0))
+	}
+}
+
+// Read accounts for what it reads between requests.
+func (c *Conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.serving.Load() == 0 && !c.Upgraded.Load() && !c.Hold(n) {
+		return 0, ErrTooMuch
+	}
+	return n, err
+}
+
+// Write gives up a client that has stopped reading.
+func (c *Conn) Write(b []byte) (int, error) {
+	c.computed()
+	// Moving a deadline costs more than checking whether it is still far.
+	if now := time.Now(); now.UnixNano()-c.deadline.Load() > int64(Stall/4) && !c.Upgraded.Load() {
+		c.deadline.Store(now.UnixNano())
+		_ = c.Conn.SetWriteDeadline(now.Add(Stall))
+	}
+	return c.Conn.Write(b)
+}
+
+// SetDeadline implements net.Conn. It records the deadline for Write.
+func (c *Conn) SetDeadline(t time.Time) error {
+	c.note(t)
+	return c.Conn.SetDeadline(t)
+}
+
+// SetWriteDeadline implements net.Conn. It records the deadline for Write.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	c.note(t)
+	return c.Conn.SetWriteDeadline(t)
+}
+
+func (c *Conn) note(t time.Time) {
+	if t.IsZero() {
+		c.deadline.Store(0)
+	} else {
+		c.deadline.Store(time.Now().UnixNano())
+	}
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	err := c.Conn.Close()
+	if c.closed.Swap(true) {
+		return err
+	}
+	c.computed()
+	c.Forgive()
+	c.leaveHTTP2()
+	c.end()
+	c.conns.remove(c)
+	return err
+}
+
+// Reset makes Close send a TCP reset, which the client cannot take for a clean end.
+func (c *Conn) Reset() {
+	if l, ok := c.Bare().(interface{ SetLinger(sec int) error }); ok {
+		_ = l.SetLinger(0)
+	}
+}
+
+type connKey struct{}
+
+// NewServer returns a server of HTTP with the bounds of a pod's clients. Its handler
+// finds the connection of a request by Of.
+func NewServer(handler http.Handler, log *slog.Logger, http2 http.HTTP2Config) *http.Server {
+	return &http.Server{
+		Handler:                      handler,
+		ReadHeaderTimeout:            HeadTimeout,
+		IdleTimeout:                  Idle,
+		MaxHeaderBytes:               MaxHeaderBytes,
+		DisableGeneralOptionsHandler: true, // net/http must not answer OPTIONS *
+		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		HTTP2:                        &http2,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if t, ok := c.(*tls.Conn); ok {
+				c = t.NetConn()
+			}
+			return context.WithValue(ctx, connKey{}, c)
+		},
+	}
+}
+
+// Of returns the connection of a request, below TLS. It returns the zero C if that is
+// not a C.
+func Of[C net.Conn](r *http.Request) C {
+	c, _ := r.Context().Value(connKey{}).(C)
+	return c
+}

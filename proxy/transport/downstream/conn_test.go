@@ -1,0 +1,57 @@
+package downstream
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A client that stops reading is given up, unless its connection was upgraded.
+func TestWriteBoundsStalledClients(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	go func() { _, _ = io.Copy(io.Discard, b) }()
+	spy := &deadlines{Conn: a}
+	conns := NewPools().Conns(func(string) {})
+	c := conns.Accept(spy, false)
+	write := func() {
+		_, err := c.Write([]byte("x"))
+		require.NoError(t, err)
+	}
+	write()
+	require.Len(t, spy.set, 1)
+	require.WithinDuration(t, time.Now().Add(Stall), spy.set[0], 5*time.Second)
+	write()
+	require.Len(t, spy.set, 1, "the deadline is still far")
+	c.deadline.Add(-int64(Stall / 2))
+	write()
+	require.Len(t, spy.set, 2)
+	require.NoError(t, c.SetWriteDeadline(time.Now().Add(time.Second)))
+	write()
+	require.Len(t, spy.set, 3, "the deadline that was set applies")
+	c.Upgraded.Store(true)
+	require.NoError(t, c.SetDeadline(time.Time{}))
+	write()
+	require.Len(t, spy.set, 4)
+	require.NoError(t, c.Close())
+	require.Zero(t, conns.Open.Taken())
+}
+
+// deadlines records the deadlines that are set.
+type deadlines struct {
+	net.Conn
+	set []time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(t time.Time) error {
+	d.set = append(d.set, t)
+	return d.Conn.SetWriteDeadline(t)
+}
+
+func (d *deadlines) SetDeadline(t time.Time) error {
+	d.set = append(d.set, t)
+	return d.Conn.SetDeadline(t)
+}

@@ -1,0 +1,173 @@
+// Package downstream owns the connections of a pod's clients: it accounts for them, bounds
+// what they keep in memory, gives up clients that stop reading, and ends connections.
+package downstream
+
+import (
+	"context"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+)
+
+// Bounds of the connections of one pod. They apply to accepted connections: Accept itself
+// never waits, because the agent takes a listener that accepts as a sign of life.
+const (
+	// MaxConnections is what one pod may have open, if no other pod has as many.
+	MaxConnections = 1024
+	ownConnections = 32
+	// maxHTTP2 bounds the connections that speak HTTP/2, because they keep bodies, and a
+	// head besides those of the streams that are served.
+	maxHTTP2 = 32
+	ownHTTP2 = 4
+	// MaxHandshakes is how many TLS handshakes are computed at once: a pod that does
+	// nothing else must leave processor time to the others.
+	MaxHandshakes = 4
+	// MaxHeaderBytes is of one request. The apiserver allows 1 MiB; clients of
+	// Kubernetes send two or three thousand bytes.
+	MaxHeaderBytes = 128 << 10
+	// MaxUnserved bounds what handshakes and heads take on connections that serve no
+	// request. A byte of them can take UnservedWeight bytes of memory. An HTTP/2
+	// connection that serves requests keeps one head more; maxHTTP2 bounds these.
+	MaxUnserved    = 64 << 20
+	OwnUnserved    = 4 << 20
+	UnservedWeight = 16
+	// FieldWeight is the memory that a field of a head takes besides its bytes.
+	FieldWeight = 128
+
+	// HeadTimeout bounds a TLS handshake and the head of a request.
+	HeadTimeout = 10 * time.Second
+	Idle        = 120 * time.Second
+	// Stall is how long a client may stop reading, on a connection or an HTTP/2 stream.
+	Stall = time.Minute
+	// TunnelIdle is how long a tunnel may be silent in both directions. TCP keep-alives
+	// detect peers that are gone; nothing in Kubernetes lets a stream be idle for longer
+	// than four hours.
+	TunnelIdle = 5 * time.Hour
+	// cutGrace is how long HTTP/2 connections that are cut may take to end after GOAWAY.
+	// net/http itself waits a second.
+	cutGrace = 2 * time.Second
+)
+
+// Pools are what the pods of a node share.
+type Pools struct{ Open, HTTP2, Unserved *bounds.Pool }
+
+// NewPools returns the pools of a node.
+func NewPools() *Pools {
+	return &Pools{
+		bounds.NewPool(MaxConnections, ownConnections), bounds.NewPool(maxHTTP2, ownHTTP2),
+		bounds.NewPool(MaxUnserved, OwnUnserved),
+	}
+}
+
+// Conns are the open connections that the listeners of a pod accepted.
+type Conns struct {
+	// Open counts connections, HTTP2 those that speak HTTP/2, Unserved the memory of
+	// handshakes and heads in bytes.
+	Open, HTTP2, Unserved bounds.Account
+	// Reached is called with the name of a bound that was reached.
+	Reached func(bound string)
+	// Handshakes contains a token for each TLS handshake that is being computed.
+	Handshakes chan struct{}
+	// Draining is done after Stop.
+	Draining context.Context
+
+	stop      context.CancelFunc
+	mu        sync.Mutex
+	listeners []net.Listener
+	open      map[*Conn]struct{}
+	closed    chan struct{} // gets a token when a connection is closed
+}
+
+// Conns returns an empty set of connections with accounts from the pools.
+func (p *Pools) Conns(reached func(bound string)) *Conns {
+	s := &Conns{
+		Open:       bounds.Account{Pool: p.Open, Own: ownConnections},
+		HTTP2:      bounds.Account{Pool: p.HTTP2, Own: ownHTTP2},
+		Unserved:   bounds.Account{Pool: p.Unserved, Own: OwnUnserved},
+		Reached:    reached,
+		Handshakes: make(chan struct{}, MaxHandshakes),
+		open:       map[*Conn]struct{}{},
+		closed:     make(chan struct{}, 1),
+	}
+	s.Draining, s.stop = context.WithCancel(context.Background())
+	return s
+}
+
+// Listen makes Stop close l. After Stop it closes l at once.
+func (s *Conns) Listen(l net.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listeners = append(s.listeners, l); s.Draining.Err() != nil {
+		_ = l.Close()
+	}
+}
+
+// Stop closes the listeners.
+func (s *Conns) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stop()
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+	s.listeners = nil
+}
+
+// Accept accounts for a connection that a listener accepted. Above the bound it closes
+// the connection and returns nil. A tunnel serves no HTTP.
+func (s *Conns) Accept(raw net.Conn, tunnel bool) *Conn {
+	if !s.Open.Take(1) {
+		s.Open.Give(1)
+		_ = raw.Close()
+		return nil
+	}
+	c := &Conn{Conn: raw, Tunnel: tunnel, conns: s}
+	c.Life, c.end = context.WithCancel(context.Background())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open[c] = struct{}{}
+	return c
+}
+
+func (s *Conns) remove(c *Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Open.Give(1)
+	delete(s.open, c)
+	select {
+	case s.closed <- struct{}{}:
+	default:
+	}
+}
+
+// List returns the open connections.
+func (s *Conns) List() []*Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.open))
+}
+
+// Wait waits until no connection is open, or ctx is done. Only one may wait at a time.
+func (s *Conns) Wait(ctx context.Context) error {
+	for len(s.List()) > 0 {
+		select {
+		case <-s.closed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Cut ends the connections that a server serves: those of HTTP/2 with GOAWAY, then all.
+func Cut(server *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
+	defer cancel()
+	_ = server.Shutdown(ctx)
+	_ = server.Close()
+}
