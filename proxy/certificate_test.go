@@ -46,7 +46,7 @@ func TestAClientCertificateIsRefusedInWords(t *testing.T) {
 	for _, s := range api.requests() {
 		require.Equal(t, "/version", s.URI)
 	}
-	require.InDelta(t, 8, testutil.ToFloat64(m.server.metrics.refusals.WithLabelValues("ns", "operator", "", "client_certificate")), 0)
+	require.InDelta(t, 8, testutil.ToFloat64(m.server.metrics.Refusals.WithLabelValues("ns", "operator", "", "client_certificate")), 0)
 	select {
 	case got := <-told:
 		require.Contains(t, got, "ClientCertificateRefused a client certificate was refused: TLS ends at the mesh")
@@ -107,9 +107,9 @@ func TestPassthrough(t *testing.T) {
 
 	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"msg":"passthrough"`) }, soon, time.Millisecond)
 	require.Contains(t, m.logs.String(), `"bytes_down"`)
-	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")), 0)
+	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.Tunnels.WithLabelValues("ns", "operator", "")), 0)
 	for _, way := range []string{"up", "down"} {
-		require.Greater(t, testutil.ToFloat64(m.server.metrics.tunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
+		require.Greater(t, testutil.ToFloat64(m.server.metrics.TunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
 	}
 	require.Eventually(t, func() bool { return m.pod.open.Taken() <= 1 }, soon, time.Millisecond)
 }
@@ -121,7 +121,7 @@ func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
 	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
 	m.passthrough(true)
 	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode, "is served")
-	tunnels := m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")
+	tunnels := m.server.metrics.Tunnels.WithLabelValues("ns", "operator", "")
 	require.Eventually(t, func() bool { // and told to open another
 		require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
 		return testutil.ToFloat64(tunnels) > 0

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Bounds of what one pod can make the proxy hold. All are imposed on what was
@@ -126,10 +124,7 @@ func (s *conns) list() []*conn {
 
 // bound counts and tells that the pod has reached a bound.
 func (p *Pod) bound(what string) {
-	owner := p.owner()
-	owner.reached.of(what, func(string) prometheus.Counter {
-		return owner.counter(p.server.metrics.bounds, what)
-	}).Inc()
+	p.workload().Bounded(p.server.metrics, what)
 	p.notify(ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.id, what)
 }
 

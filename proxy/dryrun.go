@@ -6,6 +6,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // What a policy that is no dry run would do to a request.
@@ -29,7 +30,7 @@ type dryRun struct {
 }
 
 func (p *policy) dryRun(key planKey, action string) dryRun {
-	return dryRun{action, p.owner.counter(p.pod.server.metrics.dryRun, verbLabel(key.verb), action)}
+	return dryRun{action, p.metrics.Counter(p.pod.server.metrics.DryRun, metrics.Verb(key.verb), action)}
 }
 
 func (d dryRun) note(x *exchange) {
@@ -54,7 +55,7 @@ func (p *policy) dryRunStages(key planKey) (out stages) {
 	}
 	if s := would.fenceStage(key); s != nil && !s.observe {
 		refused := p.dryRun(key, wouldRefuse)
-		s.observe, s.dryRun, s.unknowns = true, &refused, uncounted.count
+		s.observe, s.dryRun, s.unknowns = true, &refused, metrics.Discard
 		out = append(out, s)
 	}
 	return out

@@ -83,7 +83,7 @@ func (x *exchange) finish() {
 	x.req.body.free()
 	v := recover()
 	if v != nil && v != errAbort { //nolint:errorlint // a panic's value, compared as net/http does
-		x.pod.server.metrics.panics.Inc()
+		x.pod.server.metrics.Panics.Inc()
 		x.pod.server.log.Error("panic", "pod", x.pod.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		if !x.begun {
 			x.refuse("panic", status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
@@ -94,7 +94,7 @@ func (x *exchange) finish() {
 	x.account()
 	x.allowed.ticket.Leave()
 	if x.plan != nil {
-		x.plan.meters.bytes.Add(float64(x.bytes))
+		x.plan.meters.Bytes.Add(float64(x.bytes))
 	}
 	if v != nil {
 		panic(errAbort)

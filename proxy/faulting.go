@@ -236,7 +236,7 @@ func (x *exchange) writeSlowly(p []byte) bool {
 
 // countFault counts one fault.
 func (p *policy) countFault(by fault.Injected) {
-	p.injected.count(by.Injection, by.Rule, by.Kind.String())
+	p.injected.Count(by.Injection, by.Rule, by.Kind.String())
 }
 
 // countInjected counts what was done to the request, when it is over: whether its response was

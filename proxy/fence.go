@@ -12,6 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -129,7 +130,7 @@ func (p *policy) fenceStage(key planKey) *fenceStage {
 		s.inBody = key.groupResource == namespaces && key.verb == "create" && key.subresource == ""
 	}
 	count := func(action string) prometheus.Counter {
-		return p.owner.counter(p.pod.server.metrics.foreign, verbLabel(key.verb), action)
+		return p.metrics.Counter(p.pod.server.metrics.Foreign, metrics.Verb(key.verb), action)
 	}
 	if s.observe {
 		s.foreigners, s.unknowns = count("observed"), count("unknown")

@@ -100,7 +100,7 @@ func (s *narrowStage) unfiltered(x *exchange, err error) *outcome {
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
 		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.resource, err))
 	case errors.Is(err, filter.ErrForm):
-		x.plan.meters.upstreamErrors.Inc()
+		x.plan.meters.UpstreamErrors.Inc()
 		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", s.resource.resource, err)}
 	}
 	return failure(err)

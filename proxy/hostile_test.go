@@ -138,7 +138,7 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	require.LessOrEqual(s.t, grown, maxHeap, "live heap and stacks")
 	// A machine that is busy has whoever asks the apiserver itself wait too.
 	require.Less(s.t, slices.Max(pressed), 5*time.Second+slices.Max(direct), "the other pod waits")
-	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.panics))
+	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.Panics))
 }
 
 func middle(d []time.Duration) time.Duration {
@@ -298,7 +298,7 @@ func TestHostileConnections(t *testing.T) {
 		for range maxConnections + extra {
 			conns = append(conns, s.tcp())
 		}
-		closed := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "connections")
+		closed := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, soon, time.Millisecond)
 		require.EqualValues(t, maxConnections, s.pod.open.Taken())
 		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), maxConnections)
@@ -339,7 +339,7 @@ func TestHostileHeads(t *testing.T) {
 	s.under("heads", 28<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
-		bounds := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
+		bounds := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
 		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.unserved.Taken() > most*3/4 }
 		for start := time.Now(); !full(); { // a busy machine takes longer for all than each may
 			require.Less(t, time.Since(start), 2*time.Minute)
@@ -499,7 +499,7 @@ func TestHostileTargetsThatGrow(t *testing.T) {
 			}
 			_ = f.w.Flush()
 		}
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "s1", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("refused=%v", testutil.ToFloat64(refused))
 	})
@@ -674,7 +674,7 @@ func TestHostileReadingNothing(t *testing.T) {
 			}
 			require.NoError(t, f.w.Flush())
 		}
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
 		opened := 0
 		require.Eventually(t, func() bool { // until no more connections are opened
@@ -751,7 +751,7 @@ func TestHostileSlowBodies(t *testing.T) {
 			require.NoError(t, f.w.Flush())
 		}
 		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, soon, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.held()>>10)
 	})
@@ -830,7 +830,7 @@ func TestHostileLockBodies(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "s1", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
 		require.LessOrEqual(t, s.held(), int64(maxHeld)+16<<20)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.held()>>10)
@@ -878,7 +878,7 @@ func TestHostileCertificates(t *testing.T) {
 			}
 		}
 		require.Eventually(t, func() bool {
-			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
+			return testutil.ToFloat64(s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, soon, time.Millisecond)
 		require.LessOrEqual(t, s.pod.unserved.Taken(), int64(maxUnserved))
 		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.unserved.Taken()>>10)

@@ -285,7 +285,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 				verb = "watch"
 			}
 			counted[verb+" "+want]++
-			require.EqualValues(t, counted[verb+" "+want], testutil.ToFloat64(m.server.metrics.dryRun.WithLabelValues("ns", "operator", "s1", verb, want)), "%s %s", q.method, q.target)
+			require.EqualValues(t, counted[verb+" "+want], testutil.ToFloat64(m.server.metrics.DryRun.WithLabelValues("ns", "operator", "s1", verb, want)), "%s %s", q.method, q.target)
 			require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"dry_run":"`+want+`"`) }, soon, time.Millisecond)
 		}
 	}

@@ -137,7 +137,7 @@ func (l *ledger) change(p *Pod, next *policy, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	next.inherit(p.policy.Load())
-	next.hold()
+	next.acquire()
 	next.enforce() // before it is asked: its rules may not know yet what was imported
 	old := p.policy.Swap(next)
 	if p.info.Journal != nil {

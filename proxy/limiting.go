@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -65,7 +66,7 @@ func (s *limitStage) apply(x *exchange) *outcome {
 		return nil
 	}
 	x.allowed.refusedBy = refused.Breaker + "/" + refused.Rule
-	x.policy.limited.count(refused.Breaker, refused.Rule, refused.Reason)
+	x.policy.limited.Count(refused.Breaker, refused.Rule, refused.Reason)
 	reason := "limited"
 	if refused.Opened {
 		reason = "breaker"
@@ -116,7 +117,7 @@ func (x *exchange) answeredWithin() {
 		Failed: broken || failed(x.code),
 		// Whose client is gone before the answer came whole tells nothing of it.
 		// But if it waited for long, that tells how long answers take.
-		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.req.gone() != nil,
+		Unknown: a.unknown || x.code == metrics.ClientGone || x.code == 0 && !broken && x.req.gone() != nil,
 	}
 	if x.plan.route != stream && !a.unknown { // a watch, or a log that is followed, waits for what comes to pass
 		o.Took = a.took(now, x.received, o.Unknown)

@@ -65,7 +65,7 @@ func (p *policy) narrowing(res groupResource, watch bool) *narrowStage {
 		return nil
 	}
 	count := func(result string) prometheus.Counter {
-		return p.owner.counter(p.pod.server.metrics.filtered, p.owner.names.label(res.resource), result)
+		return p.metrics.Counter(p.pod.server.metrics.Filtered, p.metrics.Resource(res.resource), result)
 	}
 	s := &narrowStage{
 		resource: res, watch: watch, owned: owned, shared: p.shared(res, false), weight: listFilterWeight,

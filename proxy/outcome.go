@@ -6,10 +6,10 @@ import (
 	"log/slog"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -90,7 +90,7 @@ func (x *exchange) conclude(o *outcome) {
 // did.
 func (x *exchange) broken() {
 	if x.req.gone() == nil {
-		x.plan.meters.upstreamErrors.Inc()
+		x.plan.meters.UpstreamErrors.Inc()
 		x.allowed.broken = true
 	}
 	panic(errAbort)
@@ -99,13 +99,11 @@ func (x *exchange) broken() {
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
 	x.allowed.unknown = reason != "fault"
-	owner := x.pod.nobody
+	workload := x.pod.unassigned
 	if x.policy != nil {
-		owner = x.policy.owner
+		workload = x.policy.metrics
 	}
-	owner.refusals.of(reason, func(string) prometheus.Counter {
-		return owner.counter(x.pod.server.metrics.refusals, reason)
-	}).Inc()
+	workload.Refused(x.pod.server.metrics, reason)
 	x.answer(err)
 }
 
@@ -123,7 +121,7 @@ func (x *exchange) failed(err error) {
 		x.refuse("ended", status.Unavailable(1, "the request ended before it began: ask again"))
 		return
 	case x.req.gone() != nil:
-		x.code = statusClientGone
+		x.code = metrics.ClientGone
 		x.pod.abandoned(&x.client)
 		panic(errAbort)
 	}
@@ -141,7 +139,7 @@ func (x *exchange) failed(err error) {
 // noResponse counts and logs that the apiserver did not answer, and returns what to
 // answer in its place.
 func (x *exchange) noResponse(err error) *apierrors.StatusError {
-	x.plan.meters.upstreamErrors.Inc()
+	x.plan.meters.UpstreamErrors.Inc()
 	level := slog.LevelDebug
 	if x.pod.notices.due("upstream") {
 		level = slog.LevelWarn
@@ -156,6 +154,6 @@ func (x *exchange) noResponse(err error) *apierrors.StatusError {
 
 // badResponse answers for a response that cannot be passed on.
 func (p *plan) badResponse(about string, err error) *outcome {
-	p.meters.upstreamErrors.Inc()
+	p.meters.UpstreamErrors.Inc()
 	return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about %s cannot be read: %v", about, err)}
 }

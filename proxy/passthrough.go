@@ -75,7 +75,7 @@ func (p *Pod) tunnel(down net.Conn, pol *policy) {
 	start := time.Now()
 	up, err := clients.main.Tunnel(p.done)
 	if err != nil {
-		pol.owner.counter(p.server.metrics.upstreamErrors).Inc()
+		pol.metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
 		p.server.log.Debug("upstream", "pod", p.id, "error", err)
 		return
 	}
@@ -85,10 +85,10 @@ func (p *Pod) tunnel(down net.Conn, pol *policy) {
 		defer func() { p.record(p.unseen()) }()
 	}
 	m := p.server.metrics
-	pol.owner.counter(m.tunnels).Inc()
+	pol.metrics.Counter(m.Tunnels).Inc()
 	sent, received := relay.Both(down, up, tunnelIdle)
-	pol.owner.counter(m.tunnelBytes, "up").Add(float64(sent))
-	pol.owner.counter(m.tunnelBytes, "down").Add(float64(received))
+	pol.metrics.Counter(m.TunnelBytes, "up").Add(float64(sent))
+	pol.metrics.Counter(m.TunnelBytes, "down").Add(float64(received))
 	p.server.log.LogAttrs(context.Background(), slog.LevelDebug, "passthrough",
 		slog.String("pod", p.id),
 		slog.String("uid", p.info.UID),

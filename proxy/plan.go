@@ -10,6 +10,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // maxPlans bounds the plans a policy remembers. Paths can name any resource;
@@ -53,7 +54,7 @@ type plan struct {
 	stages stages
 	route  route
 	locks  *lockStage // one of them, or nil
-	meters *meters
+	meters *metrics.Meters
 }
 
 // stage is one decision about a request on its way up. It edits what goes upstream, or
@@ -124,10 +125,14 @@ func (s stages) apply(x *exchange) *outcome {
 
 func (p *policy) make(key planKey, isResource bool) *plan {
 	out := &plan{
-		key:    key,
-		route:  routeOf(key),
-		meters: p.pod.server.metrics.of(p.owner, key.verb, p.owner.names.label(key.resource), isResource),
+		key:   key,
+		route: routeOf(key),
 	}
+	label := ""
+	if isResource {
+		label = p.metrics.Resource(key.resource)
+	}
+	out.meters = p.pod.server.metrics.Meters(p.metrics, key.verb, label)
 	var stale *staleness
 	if isResource {
 		out.locks, stale = p.lockStage(key), p.staleness(key)

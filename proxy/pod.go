@@ -18,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -119,8 +120,9 @@ type inForce struct {
 	settled  atomic.Pointer[policy] // the last under which nothing earlier goes on
 	ledger   ledger
 	connects connects
-	nobody   *owner // until a policy names another
-	removed  bool   // nothing is counted any more; ledger.mu
+	// unassigned has the series of the pod before its first policy.
+	unassigned *metrics.Workload
+	removed    bool // nothing is counted any more; ledger.mu
 }
 
 // known is what was seen of a pod's requests.
@@ -163,7 +165,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 			handshakes: make(chan struct{}, maxHandshakes),
 			dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 		},
-		inForce: inForce{nobody: s.metrics.owners.hold(info.Namespace, "", "")},
+		inForce: inForce{unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", "")},
 		known:   known{records: lockRecords{written: make(chan struct{}, 1)}},
 		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
@@ -288,7 +290,7 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 		return nil, err
 	}
 	next.inherit(old)
-	next.hold()
+	next.acquire()
 	p.policy.Store(next)
 	old.release()
 	p.succeed(old, next)
@@ -323,4 +325,25 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 		old.main.Close()
 		old.lock.Close()
 	}
+}
+
+// stopCounting releases the pod's series. A policy may still come, by a caller that waits
+// for the pod to be quiet.
+func (p *Pod) stopCounting() {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	if p.removed {
+		return
+	}
+	p.policy.Load().release()
+	p.server.metrics.Workloads.Release(p.unassigned)
+	p.removed = true
+}
+
+// workload returns the series that the pod counts in.
+func (p *Pod) workload() *metrics.Workload {
+	if pol := p.policy.Load(); pol != nil {
+		return pol.metrics
+	}
+	return p.unassigned
 }

@@ -7,6 +7,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 )
 
@@ -40,8 +41,8 @@ type division struct {
 
 // tally is what is counted under a policy.
 type tally struct {
-	owner             *owner
-	limited, injected tallies // of the rules
+	metrics           *metrics.Workload
+	limited, injected metrics.Tallies // of the rules
 }
 
 // succession is how a policy takes the place of another.
@@ -121,3 +122,45 @@ type groupResource struct{ group, resource string }
 
 // String is plural.group, as users write it.
 func (r groupResource) String() string { return strings.TrimSuffix(r.resource+"."+r.group, ".") }
+
+// acquire acquires the series that the policy counts in, before it is in force. The caller
+// of acquire and release must hold the ledger's lock.
+func (p *policy) acquire() {
+	p.metrics = p.pod.unassigned
+	if !p.pod.removed {
+		m := p.pod.server.metrics
+		p.metrics = m.Workloads.Acquire(p.pod.info.Namespace, p.workload, p.shard)
+		p.limited = m.Limits.Acquire(func(yield func(metrics.Rule) bool) {
+			for _, n := range p.rules.Names() {
+				if !yield(p.series(n.Breaker, n.Rule)) {
+					return
+				}
+			}
+		})
+		p.injected = m.Faults.Acquire(func(yield func(metrics.Rule) bool) {
+			for n := range p.faults.Names() {
+				if !yield(p.series(n.Injection, n.Rule)) {
+					return
+				}
+			}
+		})
+	}
+	if p.would != nil {
+		p.would.metrics = p.metrics
+	}
+}
+
+func (p *policy) series(source, rule string) metrics.Rule {
+	return metrics.Rule{Namespace: p.pod.info.Namespace, Workload: p.workload, Shard: p.shard, Source: source, Name: rule}
+}
+
+// release releases the series of a policy that was replaced; p may be nil.
+func (p *policy) release() {
+	if p == nil || p.pod.removed {
+		return
+	}
+	m := p.pod.server.metrics
+	m.Limits.Release(p.limited)
+	m.Faults.Release(p.injected)
+	m.Workloads.Release(p.metrics)
+}

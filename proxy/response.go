@@ -79,7 +79,7 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 	}
 	x.head(resp.Status, resp.Header, resp.Trailer)
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
-	x.plan.meters.added.Observe(x.added.Seconds())
+	x.plan.meters.Added.Observe(x.added.Seconds())
 	if x.plan.route == stream {
 		x.client.flush() // a client of a quiet watch must see that it began
 		if x.initial == nil {
@@ -133,7 +133,7 @@ func fill(r io.Reader, p []byte) (n int, err error) {
 // copyStream copies a body and flushes what each read gave. It reports whether the
 // client got the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
-	if m := x.plan.meters.watches; m != nil && x.code == http.StatusOK {
+	if m := x.plan.meters.Watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
 	}

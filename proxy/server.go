@@ -12,6 +12,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -50,7 +51,7 @@ type Server struct {
 	leaf    func() (*tls.Certificate, error)
 	log     *slog.Logger
 	notify  func(PodInfo, string, string)
-	metrics *metrics
+	metrics *metrics.Node
 
 	egressLeaf  func() func(context.Context, string) (*tls.Certificate, error)
 	egressRoots *x509.CertPool
@@ -74,7 +75,7 @@ func New(c Config) (*Server, error) {
 	if c.Node != "" {
 		log = log.With("node", c.Node)
 	}
-	m, err := newMetrics(c.Registerer)
+	m, err := metrics.NewNode(c.Registerer)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func New(c Config) (*Server, error) {
 		filtered: bounds.NewPool(maxFiltered, ownFiltered),
 	}
 	if c.Registerer != nil {
-		if err := c.Registerer.Register(openBreakers{s}); err != nil {
+		if err := c.Registerer.Register(metrics.Breakers(s.openBreakers)); err != nil {
 			return nil, err
 		}
 	}
@@ -127,9 +128,24 @@ func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
 }
 
 func (s *Server) remove(p *Pod) {
-	p.uncount()
+	p.stopCounting()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pods, p)
 	p.setCluster(nil)
+}
+
+// openBreakers returns how many pods have an open breaker, by rule.
+func (s *Server) openBreakers() map[metrics.Rule]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open := map[metrics.Rule]int{}
+	for p := range s.pods {
+		if pol := p.policy.Load(); pol != nil {
+			for _, n := range pol.rules.Opened() {
+				open[pol.series(n.Breaker, n.Rule)]++
+			}
+		}
+	}
+	return open
 }
