@@ -187,7 +187,7 @@ func BenchmarkFaultsCounted(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		p := m.server.Pod(PodInfo{UID: "uid", Namespace: fmt.Sprint("ns-", pods.Add(1)), Name: "p"}, m.dial)
-		_, err := p.SetPolicy(&meshv1.PodPolicy{Uid: "uid", Workload: "operator", Version: "v", Traffic: &meshv1.Traffic{
+		_, err := p.Apply(&meshv1.PodPolicy{Uid: "uid", Workload: "operator", Version: "v", Traffic: &meshv1.Traffic{
 			Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{{Name: "r0", Key: "k"}}}},
 		}})
 		if err != nil {

@@ -91,7 +91,7 @@ func TestPassthrough(t *testing.T) {
 	require.NotContains(t, m.logs.String(), `"verb":`, "nothing is seen of requests")
 	// The counts are its workload's as long as that has a pod.
 	other := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other"}, m.dial)
-	_, err := other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "operator", Version: "v"})
+	_, err := other.Apply(&meshv1.PodPolicy{Uid: "uid-2", Workload: "operator", Version: "v"})
 	require.NoError(t, err)
 
 	// Whoever takes passthrough away takes what was passed through with it.
@@ -134,7 +134,7 @@ func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
 		{Passthrough: true, Sharding: limitTo("a=b")},
 		{Passthrough: true, Refuse: "two configurations"},
 	} {
-		_, err := m.pod.SetPolicy(p)
+		_, err := m.pod.Apply(p)
 		require.Error(t, err)
 	}
 	require.Empty(t, m.pod.Version())

@@ -114,7 +114,7 @@ func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 // its end, where caches are to stay as they are. Nothing comes on it any more.
 func (r *resumption) delayEnd(p *Pod, client context.Context) {
 	began := r.settled.Load()
-	if !p.policy.Load().keepCaches || began == 0 {
+	if !p.policy.Load().KeepCaches || began == 0 {
 		return
 	}
 	select {

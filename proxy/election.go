@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -110,21 +111,21 @@ type electionStage struct {
 }
 
 // electionStage returns nil where a request writes no lock.
-func (p *policy) electionStage(key planKey) stage {
+func (p *policy) electionStage(key match.Kind) stage {
 	s := p.message.GetSharding()
-	if s == nil || key.subresource != "" || !lock.Kind(key.group, key.resource) {
+	if s == nil || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
-	switch key.verb {
+	switch key.Verb {
 	case "create", "update", "patch":
-		out := &electionStage{resource: strings.Clone(key.resource), suffix: "---" + p.shard}
+		out := &electionStage{resource: strings.Clone(key.Resource), suffix: "---" + p.shard}
 		if s.GetDryRun() {
 			d := p.dryRun(key, wouldRename)
 			out.dryRun = &d
 		}
 		return out
 	case "get":
-		if key.resource == "leases" {
+		if key.Resource == "leases" {
 			return pollStage{}
 		}
 	}
@@ -143,7 +144,7 @@ func (s *electionStage) apply(x *exchange) *outcome {
 	}
 	record, ok := lock.FindRecord(s.resource, x.out.header.get("Content-Type"), body)
 	name := cmp.Or(x.req.info.Name, record.Name)
-	if !ok || name == "" || !memorable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
+	if !ok || name == "" || !match.Storable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
 	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
@@ -202,7 +203,7 @@ func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 		return nil
 	}
 	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
-	if !ok || x.pod.identifiesAs(record.Holder) || !memorable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
+	if !ok || x.pod.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
 		return nil
 	}
 	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())

@@ -150,5 +150,5 @@ func (x *exchange) leave() {
 		x.connected = false
 		x.pod.connects.leave(x)
 	}
-	x.resumption.leave(&x.pod.ledger)
+	x.resumption.leave()
 }

@@ -39,14 +39,14 @@ type faultStage struct {
 // faultStage returns nil where there are no rules. Where there are some it returns the
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
-func (p *policy) faultStage(key planKey, isResource bool, stale *staleness) stage {
+func (p *policy) faultStage(key match.Kind, isResource bool, stale *staleness) stage {
 	if len(p.faults.Names()) == 0 {
 		return nil
 	}
 	if !isResource {
 		return &faultStage{paths: p.faults}
 	}
-	return &faultStage{resources: p.faults.OfKind(key.kind()), stale: stale}
+	return &faultStage{resources: p.faults.OfKind(key), stale: stale}
 }
 
 func (s *faultStage) apply(x *exchange) *outcome {

@@ -65,7 +65,7 @@ func newSiege(t *testing.T, h http.Handler) *siege {
 	m.server.log = mustNew(t, m).log // as in production: no access lines
 	m.policy(nil)
 	other := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "victim"}, m.dial)
-	_, err := other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "victim", Version: "v"})
+	_, err := other.Apply(&meshv1.PodPolicy{Uid: "uid-2", Workload: "victim", Version: "v"})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

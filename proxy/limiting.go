@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -35,14 +36,14 @@ type limitStage struct {
 }
 
 // limitStage returns nil where no rule is about such requests.
-func (p *policy) limitStage(key planKey, isResource bool) stage {
+func (p *policy) limitStage(key match.Kind, isResource bool) stage {
 	if !isResource {
 		if !p.rules.Paths() {
 			return nil
 		}
 		return &limitStage{paths: p.rules}
 	}
-	if resources := p.rules.OfKind(key.kind()); resources != nil {
+	if resources := p.rules.OfKind(key); resources != nil {
 		return &limitStage{resources: resources}
 	}
 	return nil

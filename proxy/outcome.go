@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -125,7 +126,7 @@ func (x *exchange) failed(err error) {
 		x.pod.abandoned(&x.client)
 		panic(errAbort)
 	}
-	if errors.Is(err, errPolicyChanged) {
+	if errors.Is(err, relist.ErrPolicyChanged) {
 		x.refuse("ended", status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
 		return
 	}

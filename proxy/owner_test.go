@@ -33,7 +33,7 @@ func (m *mesh) job(uid, workload string) *Pod {
 	ask("GET", "/api/v1/pods") // there is no policy
 	sharding := owning("mine")
 	sharding.Method = meshv1.Method_METHOD_FILTER
-	_, err := p.SetPolicy(&meshv1.PodPolicy{Uid: uid, Workload: workload, Version: "v", Sharding: sharding})
+	_, err := p.Apply(&meshv1.PodPolicy{Uid: uid, Workload: workload, Version: "v", Sharding: sharding})
 	require.NoError(m.t, err)
 	ask("GET", "/api/v1/namespaces/mine/pods/x")
 	ask("GET", "/api/v1/pods")

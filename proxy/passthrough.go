@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 // tunnelIdle is how long a tunnel may say nothing in either direction. Peers that
@@ -82,7 +83,7 @@ func (p *Pod) tunnel(down net.Conn, pol *policy) {
 	defer func() { _ = up.Close() }()
 	if p.info.Journal != nil {
 		p.info.Journal.Begin()
-		defer func() { p.record(p.unseen()) }()
+		defer func() { writes.Record(p.info.Journal, p.unseen()) }()
 	}
 	m := p.server.metrics
 	pol.metrics.Counter(m.Tunnels).Inc()

@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -20,11 +21,11 @@ const rootCAs = "kube-root-ca.crt"
 type rootCAStage struct{ server *Server }
 
 // rootCAStage returns nil where a request writes no ConfigMap.
-func (p *policy) rootCAStage(key planKey) stage {
-	if key.group != "" || key.resource != "configmaps" || key.subresource != "" {
+func (p *policy) rootCAStage(key match.Kind) stage {
+	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" {
 		return nil
 	}
-	switch key.verb {
+	switch key.Verb {
 	case "create", "update", "patch":
 		return rootCAStage{p.pod.server}
 	}

@@ -25,6 +25,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
@@ -64,7 +65,7 @@ func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
 		limitTo("a in"),
 		{Locks: []*meshv1.Lock{{Name: "x"}}},
 	} {
-		_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
+		_, err := m.pod.Apply(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
 		require.Error(t, err)
 		require.Equal(t, "v", m.pod.Version())
 	}
@@ -524,7 +525,7 @@ func TestTheAccessLineAndTheSeries(t *testing.T) {
 	require.Equal(t, "mine", api.last(t).Header.Get("Audit-ID"))
 
 	require.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(`
-# HELP ctrlmesh_requests_total Requests of captured pods, by how they were answered. Code 499: the client went away first.
+# HELP ctrlmesh_requests_total Requests of captured pods, by the code of the response. Code 499: the client went away first.
 # TYPE ctrlmesh_requests_total counter
 ctrlmesh_requests_total{code="200",namespace="ns",resource="",shard="s1",verb="get",workload="operator"} 1
 ctrlmesh_requests_total{code="200",namespace="ns",resource="pods",shard="s1",verb="get",workload="operator"} 1
@@ -624,7 +625,7 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 func TestABugIsAnswered500(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
-	m.pod.policy.Load().known.Store(planKey{verb: "get"}, (*plan)(nil))
+	m.pod.policy.Load().known.Store(match.Kind{Verb: "get"}, (*plan)(nil))
 	a := m.do("GET", "/version", "")
 	require.Equal(t, 500, a.StatusCode)
 	require.Equal(t, metav1.StatusReasonInternalError, statusOf(t, a).Reason)

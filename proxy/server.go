@@ -114,7 +114,7 @@ func (s *Server) SetCluster(m *meshv1.Cluster) error {
 	return nil
 }
 
-// Pod adds a pod. dial connects from its network namespace. Until SetPolicy the
+// Pod adds a pod. dial connects from its network namespace. Until Apply the
 // pod's requests are answered 503; Shutdown removes the pod.
 func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
 	p := newPod(s, info, dial)

@@ -159,6 +159,8 @@ func foreignInQuery(query, uid string) bool {
 	return false
 }
 
+var seed = maphash.MakeSeed()
+
 // verdict is what a token says about the pod it may be used from.
 type verdict int
 

@@ -298,7 +298,7 @@ func TestDryRunOfStandbyIsInvalid(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	s := standby(meshv1.Method_METHOD_AUTO)
 	s.DryRun = true
-	_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "2", Sharding: s})
+	_, err := m.pod.Apply(&meshv1.PodPolicy{Version: "2", Sharding: s})
 	require.Error(t, err)
 }
 
