@@ -5,6 +5,8 @@ import (
 	"net/url"
 	"strings"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -27,7 +29,7 @@ type classifyStage struct{}
 
 func (classifyStage) apply(x *exchange) *outcome {
 	if x.req.classify(); x.req.malformed != nil {
-		return refusalBy("malformed", x.req.malformed)
+		return refusalBy(meshv1.RefusedMalformed, x.req.malformed)
 	}
 	return nil
 }

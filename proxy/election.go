@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -153,7 +155,7 @@ func (s *electionStage) apply(x *exchange) *outcome {
 		x.exempt = true
 		return nil
 	}
-	return refusalBy("unknown_lock", status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+	return refusalBy(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
 		s.resource, x.req.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
 }
 

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -66,7 +68,7 @@ func (x *exchange) run() {
 	refused := x.admit()
 	defer x.finish()
 	if refused != nil {
-		x.refuse("bound", refused)
+		x.refuse(meshv1.RefusedBound, refused)
 		return
 	}
 	for x.serve() {
@@ -86,7 +88,7 @@ func (x *exchange) finish() {
 		x.pod.server.metrics.Panics.Inc()
 		x.pod.server.log.Error("panic", "pod", x.pod.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		if !x.begun {
-			x.refuse("panic", status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
+			x.refuse(meshv1.RefusedPanic, status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
 			v = nil
 		}
 	}
@@ -110,7 +112,7 @@ func (x *exchange) serve() (again bool) {
 	pol, clients := x.pod.policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.client.last = true // the policy may be to see no request at all
-		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
+		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
 		return false
 	}
 	end := x.evaluate(pol)

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -53,7 +55,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	if !x.decided {
 		x.decided = true
 		if refused := s.decide(x); refused != nil {
-			return refusalBy("fault", refused)
+			return refusalBy(meshv1.RefusedFault, refused)
 		}
 	}
 	f := x.faults
@@ -73,7 +75,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
 		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
-		return refusalBy("fault", injected(x.pod.info.Namespace, &x.req, f.Abort))
+		return refusalBy(meshv1.RefusedFault, injected(x.pod.info.Namespace, &x.req, f.Abort))
 	case f.Stale > 0 && s.stale != nil:
 		s.stale.ask(x, f.Stale)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,7 +78,7 @@ func (s *fenceStage) undecided(refused *apierrors.StatusError) *outcome {
 		s.unknown.Inc()
 		return nil
 	}
-	return refusalBy("unknown", refused)
+	return refusalBy(meshv1.RefusedUnknown, refused)
 }
 
 // create decides on the creation of a Namespace by the name in the body.
@@ -132,7 +134,7 @@ func (p *policy) inStandby() *outcome {
 	if why == "" {
 		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.pod.info.Namespace, p.shard)
 	}
-	return refusalBy("standby", status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.pod.id, why))
+	return refusalBy(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.pod.id, why))
 }
 
 // forbidden refuses a request for an object that another shard owns. The key is empty if
@@ -146,5 +148,5 @@ func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *outc
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
 		info.Verb, resource, what, p.pod.info.Namespace, p.shard, p.Owner(key))
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
-	return refusalBy("foreign", refused)
+	return refusalBy(meshv1.RefusedForeign, refused)
 }

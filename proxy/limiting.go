@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -68,9 +70,9 @@ func (s *limitStage) apply(x *exchange) *outcome {
 	}
 	x.allowed.refusedBy = refused.Breaker + "/" + refused.Rule
 	x.policy.limited.Count(refused.Breaker, refused.Rule, refused.Reason)
-	reason := "limited"
+	reason := meshv1.RefusedLimited
 	if refused.Opened {
-		reason = "breaker"
+		reason = meshv1.RefusedBreaker
 	}
 	return refusalBy(reason, limited(x.pod.info.Namespace, refused))
 }

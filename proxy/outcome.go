@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net/http"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,7 +20,7 @@ import (
 // outcome says how a stage ends a request. A nil outcome passes it to the next stage.
 type outcome struct {
 	kind   outcomeKind
-	reason string                 // of a refusal, in metrics
+	reason meshv1.Refusal
 	status *apierrors.StatusError // of a refusal
 	code   int                    // of an empty response
 	err    error                  // of an exchange with the apiserver
@@ -49,7 +51,7 @@ func refusal(status *apierrors.StatusError) *outcome {
 }
 
 // refusalBy is refusal with a reason of its own.
-func refusalBy(reason string, status *apierrors.StatusError) *outcome {
+func refusalBy(reason meshv1.Refusal, status *apierrors.StatusError) *outcome {
 	return &outcome{reason: reason, status: status}
 }
 
@@ -57,18 +59,18 @@ func refusalBy(reason string, status *apierrors.StatusError) *outcome {
 func failure(err error) *outcome { return &outcome{kind: failUpstream, err: err} }
 
 // refusalReason returns the reason of a refusal by its status code.
-func refusalReason(err *apierrors.StatusError) string {
+func refusalReason(err *apierrors.StatusError) meshv1.Refusal {
 	switch err.ErrStatus.Code {
 	case http.StatusGone:
-		return "relist"
+		return meshv1.RefusedRelist
 	case http.StatusBadRequest:
-		return "malformed"
+		return meshv1.RefusedMalformed
 	case http.StatusTooManyRequests:
-		return "bound"
+		return meshv1.RefusedBound
 	case http.StatusNotAcceptable:
-		return "not_acceptable"
+		return meshv1.RefusedNotAcceptable
 	}
-	return "lock"
+	return meshv1.RefusedLock
 }
 
 // conclude carries out an outcome, except for a restart.
@@ -98,13 +100,13 @@ func (x *exchange) broken() {
 }
 
 // refuse answers the request without the apiserver.
-func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
-	x.allowed.unknown = reason != "fault"
+func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
+	x.allowed.unknown = reason != meshv1.RefusedFault
 	workload := x.pod.unassigned
 	if x.policy != nil {
 		workload = x.policy.metrics
 	}
-	workload.Refused(x.pod.server.metrics, reason)
+	workload.Refused(x.pod.server.metrics, string(reason))
 	x.answer(err)
 }
 
@@ -119,7 +121,7 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 func (x *exchange) failed(err error) {
 	switch {
 	case x.ended():
-		x.refuse("ended", status.Unavailable(1, "the request ended before it began: ask again"))
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the request ended before it began: ask again"))
 		return
 	case x.req.gone() != nil:
 		x.code = metrics.ClientGone
@@ -127,11 +129,11 @@ func (x *exchange) failed(err error) {
 		panic(errAbort)
 	}
 	if errors.Is(err, relist.ErrPolicyChanged) {
-		x.refuse("ended", status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
 		return
 	}
 	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
-		x.refuse("malformed", status.BadRequest("the body cannot be read"))
+		x.refuse(meshv1.RefusedMalformed, status.BadRequest("the body cannot be read"))
 		return
 	}
 	x.answer(x.noResponse(err))

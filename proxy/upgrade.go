@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -28,7 +30,7 @@ type upgradeStage struct {
 func (s upgradeStage) apply(x *exchange) *outcome {
 	protocol, refused := s.protocol(&x.req)
 	if refused != nil {
-		return refusalBy("upgrade", refused)
+		return refusalBy(meshv1.RefusedUpgrade, refused)
 	}
 	x.protocol = protocol
 	return nil
