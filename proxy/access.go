@@ -14,7 +14,7 @@ func (x *exchange) account() {
 	x.accounted = true
 	x.answeredWithin()
 	if x.plan != nil {
-		x.plan.meters.count(x.code)
+		x.plan.meters.Count(x.code)
 	}
 	if x.debug {
 		x.log()

@@ -12,12 +12,15 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
 )
 
@@ -176,4 +179,24 @@ func clientOf(b testing.TB, ca *certs.Authority, addr string) *http.Client {
 	}
 	b.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
+}
+
+func BenchmarkFaultsCounted(b *testing.B) {
+	m := newMesh(b, &recorder{})
+	var pods atomic.Int32
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		p := m.server.Pod(PodInfo{UID: "uid", Namespace: fmt.Sprint("ns-", pods.Add(1)), Name: "p"}, m.dial)
+		_, err := p.Apply(&meshv1.PodPolicy{Uid: "uid", Workload: "operator", Version: "v", Traffic: &meshv1.Traffic{
+			Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{{Name: "r0", Key: "k"}}}},
+		}})
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		pol := p.policy.Load()
+		for pb.Next() {
+			pol.countFault(fault.Injected{Injection: "chaos", Rule: "r0", Kind: fault.Delay})
+		}
+	})
 }

@@ -1,6 +1,9 @@
 package proxy
 
-import "github.com/ctrlmesh/ctrlmesh/proxy/status"
+import (
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
 
 // certificateStage refuses clients that present a certificate: TLS ends here, so it
 // cannot reach the apiserver.
@@ -11,13 +14,13 @@ func (s certificateStage) apply(x *exchange) *outcome {
 		return nil
 	}
 	if s.passthrough {
-		return refusalBy("passthrough", status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
+		return refusalBy(meshv1.RefusedPassthrough, status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
 	}
 	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
 		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
 	x.client.last = true
 	x.pod.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
-	return refusalBy("client_certificate", unauthorized(message))
+	return refusalBy(meshv1.RefusedClientCertificate, unauthorized(message))
 }
 
 // contradictionStage refuses all requests of a pod whose configurations contradict each
@@ -26,5 +29,5 @@ func (s certificateStage) apply(x *exchange) *outcome {
 type contradictionStage struct{ message string }
 
 func (s contradictionStage) apply(*exchange) *outcome {
-	return refusalBy("contradiction", status.Unavailable(5, "%s", s.message))
+	return refusalBy(meshv1.RefusedContradiction, status.Unavailable(5, "%s", s.message))
 }

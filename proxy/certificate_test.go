@@ -46,7 +46,7 @@ func TestAClientCertificateIsRefusedInWords(t *testing.T) {
 	for _, s := range api.requests() {
 		require.Equal(t, "/version", s.URI)
 	}
-	require.InDelta(t, 8, testutil.ToFloat64(m.server.metrics.refusals.WithLabelValues("ns", "operator", "", "client_certificate")), 0)
+	require.InDelta(t, 8, testutil.ToFloat64(m.server.metrics.Refusals.WithLabelValues("ns", "operator", "", "client_certificate")), 0)
 	select {
 	case got := <-told:
 		require.Contains(t, got, "ClientCertificateRefused a client certificate was refused: TLS ends at the mesh")
@@ -91,7 +91,7 @@ func TestPassthrough(t *testing.T) {
 	require.NotContains(t, m.logs.String(), `"verb":`, "nothing is seen of requests")
 	// The counts are its workload's as long as that has a pod.
 	other := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other"}, m.dial)
-	_, err := other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "operator", Version: "v"})
+	_, err := other.Apply(&meshv1.PodPolicy{Uid: "uid-2", Workload: "operator", Version: "v"})
 	require.NoError(t, err)
 
 	// Whoever takes passthrough away takes what was passed through with it.
@@ -107,9 +107,9 @@ func TestPassthrough(t *testing.T) {
 
 	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"msg":"passthrough"`) }, soon, time.Millisecond)
 	require.Contains(t, m.logs.String(), `"bytes_down"`)
-	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")), 0)
+	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.Tunnels.WithLabelValues("ns", "operator", "")), 0)
 	for _, way := range []string{"up", "down"} {
-		require.Greater(t, testutil.ToFloat64(m.server.metrics.tunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
+		require.Greater(t, testutil.ToFloat64(m.server.metrics.TunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
 	}
 	require.Eventually(t, func() bool { return m.pod.conns.Open.Taken() <= 1 }, soon, time.Millisecond)
 }
@@ -121,7 +121,7 @@ func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
 	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
 	m.passthrough(true)
 	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode, "is served")
-	tunnels := m.server.metrics.tunnels.WithLabelValues("ns", "operator", "")
+	tunnels := m.server.metrics.Tunnels.WithLabelValues("ns", "operator", "")
 	require.Eventually(t, func() bool { // and told to open another
 		require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
 		return testutil.ToFloat64(tunnels) > 0
@@ -134,7 +134,7 @@ func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
 		{Passthrough: true, Sharding: limitTo("a=b")},
 		{Passthrough: true, Refuse: "two configurations"},
 	} {
-		_, err := m.pod.SetPolicy(p)
+		_, err := m.pod.Apply(p)
 		require.Error(t, err)
 	}
 	require.Empty(t, m.pod.Version())

@@ -5,6 +5,8 @@ import (
 	"net/url"
 	"strings"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -12,24 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
-
-// builtIn are the API groups that kube-apiserver serves itself. It proxies other
-// groups to extension servers, or keeps them as custom resources: a request does not
-// show which.
-var builtIn = sets.New(
-	"", "apps", "autoscaling", "batch", "extensions", "policy",
-	"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io",
-	"authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
-	"coordination.k8s.io", "discovery.k8s.io", "events.k8s.io",
-	"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "networking.k8s.io",
-	"node.k8s.io", "rbac.authorization.k8s.io", "resource.k8s.io",
-	"scheduling.k8s.io", "storage.k8s.io", "storagemigration.k8s.io",
-)
-
-// local reports whether kube-apiserver carries out the request itself.
-func (k planKey) local() bool { return builtIn.Has(k.group) && !k.connects() }
 
 // resolver reads paths as kube-apiserver does.
 var resolver = &apirequest.RequestInfoFactory{
@@ -42,7 +29,7 @@ type classifyStage struct{}
 
 func (classifyStage) apply(x *exchange) *outcome {
 	if x.req.classify(); x.req.malformed != nil {
-		return refusalBy("malformed", x.req.malformed)
+		return refusalBy(meshv1.RefusedMalformed, x.req.malformed)
 	}
 	return nil
 }
@@ -134,7 +121,7 @@ func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 }
 
 func isProxy(info *apirequest.RequestInfo) bool {
-	return upgrades(planKey{subresource: info.Subresource, groupResource: groupResource{info.APIGroup, info.Resource}}) &&
+	return upgrades(match.Kind{Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}) &&
 		info.Subresource == "proxy"
 }
 

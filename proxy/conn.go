@@ -6,8 +6,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
@@ -64,10 +62,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // bound counts and reports that the pod has reached a bound.
 func (p *Pod) bound(what string) {
-	owner := p.owner()
-	owner.reached.of(what, func(string) prometheus.Counter {
-		return owner.counter(p.server.metrics.bounds, what)
-	}).Inc()
+	p.workload().Bounded(p.server.metrics, what)
 	p.notify(ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.id, what)
 }
 

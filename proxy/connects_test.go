@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 func requireUnsettled(t *testing.T, settled <-chan struct{}) {
@@ -127,6 +128,6 @@ func TestProxiedWriteThatFails(t *testing.T) {
 	require.Zero(t, journal.lost.Load(), "it only reads")
 	m.do("POST", "/api/v1/namespaces/a/services/x/proxy/y", "{}")
 	require.Eventually(t, func() bool { return journal.lost.Load() != 0 }, soon, time.Millisecond)
-	require.EqualValues(t, UnseenWrite(nil), journal.lost.Load())
+	require.EqualValues(t, writes.Unseen(nil), journal.lost.Load())
 	require.Zero(t, journal.open.Load())
 }

@@ -8,7 +8,7 @@
 //	srv, err := proxy.New(proxy.Config{Leaf: leaf, Registerer: registry})
 //	err = srv.SetCluster(cluster)
 //	pod := srv.Pod(proxy.PodInfo{UID: uid, Namespace: ns, Name: name}, dialInPod)
-//	settled, err := pod.SetPolicy(policy)
+//	applied, err := pod.Apply(policy)
 //	err = pod.Serve(listener) // until pod.Drain or pod.Shutdown
 //
 // # A request

@@ -87,7 +87,7 @@ func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 // if the policy keeps caches. Nothing arrives on the watch meanwhile.
 func (r *resumption) delayEnd(p *Pod, client context.Context) {
 	began := r.settled.Load()
-	if !p.policy.Load().keepCaches || began == 0 {
+	if !p.policy.Load().KeepCaches || began == 0 {
 		return
 	}
 	select {

@@ -5,7 +5,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // What a policy that is no dry run would do to a request.
@@ -28,8 +31,8 @@ type dryRun struct {
 	count  prometheus.Counter
 }
 
-func (p *policy) dryRun(key planKey, action string) dryRun {
-	return dryRun{action, p.owner.counter(p.pod.server.metrics.dryRun, verbLabel(key.verb), action)}
+func (p *policy) dryRun(key match.Kind, action string) dryRun {
+	return dryRun{action, p.metrics.Counter(p.pod.server.metrics.DryRun, metrics.Verb(key.Verb), action)}
 }
 
 func (d dryRun) note(x *exchange) {
@@ -38,23 +41,23 @@ func (d dryRun) note(x *exchange) {
 }
 
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
-func (p *policy) dryRunStages(key planKey) (out stages) {
+func (p *policy) dryRunStages(key match.Kind) (out stages) {
 	would := p.would
-	if len(would.locks) > 0 && key.subresource == "" && lock.Kind(key.group, key.resource) {
+	if len(would.locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
 		out = append(out, &dryLockStage{would.locks, p.dryRun(key, wouldRename)})
 	}
 	if s := p.electionStage(key); s != nil {
 		out = append(out, s)
 	}
-	if s := would.exemptStage(key); s != nil && !s.inBody { // a body is not waited for
-		out = append(out, s)
+	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
+		out.add(exemptStage{e})
 	}
 	if s := would.dryNarrowStage(key, p.dryRun(key, wouldNarrow)); s != nil {
 		out = append(out, s)
 	}
-	if s := would.fenceStage(key); s != nil && !s.observe {
+	if s := would.fenceStage(key); s != nil && !s.Observe {
 		refused := p.dryRun(key, wouldRefuse)
-		s.observe, s.dryRun, s.unknowns = true, &refused, uncounted.count
+		s.Observe, s.dryRun, s.unknown = true, &refused, metrics.Discard
 		out = append(out, s)
 	}
 	return out
@@ -95,25 +98,25 @@ func (s *dryLockStage) concerned(x *exchange) bool {
 
 // dryNarrowStage counts lists, watches and deletecollections that would be narrowed.
 type dryNarrowStage struct {
-	all       bool         // by a selector
-	narrowing *narrowStage // or not nil: in fact, as it says
-	sweep     *border      // or not nil: in namespaces of other shards
+	all       bool                 // by a selector
+	narrowing *isolation.Narrowing // or not nil: as it says
+	sweep     *isolation.Border    // or not nil: in namespaces of other shards
 	dryRun
 }
 
-func (p *policy) dryNarrowStage(key planKey, d dryRun) *dryNarrowStage {
+func (p *policy) dryNarrowStage(key match.Kind, d dryRun) *dryNarrowStage {
 	s := &dryNarrowStage{dryRun: d}
-	switch key.verb {
+	switch key.Verb {
 	case "list", "watch":
-		s.narrowing = p.narrowing(key.groupResource, key.verb == "watch")
+		s.narrowing = p.Narrowing(key.GroupResource())
 	case "deletecollection":
-		if b, ok := p.border(key); ok && p.key != meshv1.Key_KEY_OBJECT {
+		if b, ok := p.Sweep(key); ok {
 			s.sweep = &b
 		}
 	default:
 		return nil
 	}
-	s.all = p.limits.For(key.group, key.resource) != nil
+	s.all = p.Selector(key.GroupResource()) != nil
 	if !s.all && s.narrowing == nil && s.sweep == nil {
 		return nil
 	}
@@ -122,7 +125,7 @@ func (p *policy) dryNarrowStage(key planKey, d dryRun) *dryNarrowStage {
 
 func (s *dryNarrowStage) apply(x *exchange) *outcome {
 	namespace := x.req.info.Namespace
-	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.narrows(namespace) || s.sweep != nil && s.sweep.foreign(namespace)) {
+	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.Narrows(namespace) || s.sweep != nil && s.sweep.Foreign(namespace)) {
 		s.note(x)
 	}
 	return nil

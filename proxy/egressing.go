@@ -6,8 +6,6 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -38,22 +36,19 @@ func newEgress(p *Pod) *egress.Server {
 		Held:      &bounds.Account{Pool: s.long, Own: ownLong},
 		Log:       s.log,
 		Count: func(protocol, verdict string) {
-			owner := p.owner()
-			owner.egress.of(egressResult{protocol, verdict}, func(r egressResult) prometheus.Counter {
-				return owner.counter(s.metrics.egress, r.protocol, r.verdict)
-			}).Inc()
+			p.workload().Egressed(s.metrics, protocol, verdict)
 		},
 		Limited: func(r *limit.Refusal) {
 			if pol := p.policy.Load(); pol != nil {
-				pol.limited.count(r.Breaker, r.Rule, r.Reason)
+				pol.limited.Count(r.Breaker, r.Rule, r.Reason)
 			}
 		},
 		Injected: func(by fault.Injected) {
 			if pol := p.policy.Load(); pol != nil {
-				pol.injected.count(by.Injection, by.Rule, by.Kind.String())
+				pol.injected.Count(by.Injection, by.Rule, by.Kind.String())
 			}
 		},
-		Panicked: s.metrics.panics.Inc,
+		Panicked: s.metrics.Panics.Inc,
 	})
 }
 

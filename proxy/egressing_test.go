@@ -70,7 +70,7 @@ func TestEgressOfAPod(t *testing.T) {
 	at, served := serve("192.0.2.1:80")
 	require.Empty(t, ask(at, "early.example.com"), "before the first policy")
 	set := func(traffic *meshv1.Traffic) {
-		_, err := pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "w", Version: "v", Traffic: traffic})
+		_, err := pod.Apply(&meshv1.PodPolicy{Uid: "uid-2", Workload: "w", Version: "v", Traffic: traffic})
 		require.NoError(t, err)
 	}
 	allow := func(host string) *meshv1.Traffic {
@@ -93,7 +93,7 @@ func TestEgressOfAPod(t *testing.T) {
 	require.Empty(t, ask(forbidden, "a.example.com"), "the apiserver is not reached that way")
 	require.Empty(t, dialed)
 	require.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(`
-# HELP ctrlmesh_egress_requests_total Requests of captured pods to other hosts than the apiserver, or connections where no request is seen, by what became of them.
+# HELP ctrlmesh_egress_requests_total Requests of captured pods to other hosts than the apiserver, or connections where requests cannot be seen, by verdict.
 # TYPE ctrlmesh_egress_requests_total counter
 ctrlmesh_egress_requests_total{namespace="ns",protocol="http",shard="",verdict="denied",workload="w"} 1
 ctrlmesh_egress_requests_total{namespace="ns",protocol="http",shard="",verdict="passed",workload="w"} 2

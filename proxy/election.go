@@ -10,7 +10,10 @@ import (
 	"sync"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -110,21 +113,21 @@ type electionStage struct {
 }
 
 // electionStage returns nil where a request writes no lock.
-func (p *policy) electionStage(key planKey) stage {
+func (p *policy) electionStage(key match.Kind) stage {
 	s := p.message.GetSharding()
-	if s == nil || key.subresource != "" || !lock.Kind(key.group, key.resource) {
+	if s == nil || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
-	switch key.verb {
+	switch key.Verb {
 	case "create", "update", "patch":
-		out := &electionStage{resource: strings.Clone(key.resource), suffix: "---" + p.shard}
+		out := &electionStage{resource: strings.Clone(key.Resource), suffix: "---" + p.shard}
 		if s.GetDryRun() {
 			d := p.dryRun(key, wouldRename)
 			out.dryRun = &d
 		}
 		return out
 	case "get":
-		if key.resource == "leases" {
+		if key.Resource == "leases" {
 			return pollStage{}
 		}
 	}
@@ -143,7 +146,7 @@ func (s *electionStage) apply(x *exchange) *outcome {
 	}
 	record, ok := lock.FindRecord(s.resource, x.out.header.get("Content-Type"), body)
 	name := cmp.Or(x.req.info.Name, record.Name)
-	if !ok || name == "" || !memorable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
+	if !ok || name == "" || !match.Storable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
 	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
@@ -152,7 +155,7 @@ func (s *electionStage) apply(x *exchange) *outcome {
 		x.exempt = true
 		return nil
 	}
-	return refusalBy("unknown_lock", status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+	return refusalBy(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
 		s.resource, x.req.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
 }
 
@@ -202,7 +205,7 @@ func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 		return nil
 	}
 	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
-	if !ok || x.pod.identifiesAs(record.Holder) || !memorable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
+	if !ok || x.pod.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
 		return nil
 	}
 	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -66,7 +68,7 @@ func (x *exchange) run() {
 	refused := x.admit()
 	defer x.finish()
 	if refused != nil {
-		x.refuse("bound", refused)
+		x.refuse(meshv1.RefusedBound, refused)
 		return
 	}
 	for x.serve() {
@@ -83,10 +85,10 @@ func (x *exchange) finish() {
 	x.req.body.free()
 	v := recover()
 	if v != nil && v != errAbort { //nolint:errorlint // a panic's value, compared as net/http does
-		x.pod.server.metrics.panics.Inc()
+		x.pod.server.metrics.Panics.Inc()
 		x.pod.server.log.Error("panic", "pod", x.pod.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		if !x.begun {
-			x.refuse("panic", status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
+			x.refuse(meshv1.RefusedPanic, status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
 			v = nil
 		}
 	}
@@ -94,7 +96,7 @@ func (x *exchange) finish() {
 	x.account()
 	x.allowed.ticket.Leave()
 	if x.plan != nil {
-		x.plan.meters.bytes.Add(float64(x.bytes))
+		x.plan.meters.Bytes.Add(float64(x.bytes))
 	}
 	if v != nil {
 		panic(errAbort)
@@ -110,7 +112,7 @@ func (x *exchange) serve() (again bool) {
 	pol, clients := x.pod.policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.client.last = true // the policy may be to see no request at all
-		x.refuse("no_policy", status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
+		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
 		return false
 	}
 	end := x.evaluate(pol)
@@ -150,5 +152,5 @@ func (x *exchange) leave() {
 		x.connected = false
 		x.pod.connects.leave(x)
 	}
-	x.resumption.leave(&x.pod.ledger)
+	x.resumption.leave()
 }

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -40,21 +42,21 @@ type faultStage struct {
 // faultStage returns nil where there are no rules. Where there are some it returns the
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
-func (p *policy) faultStage(key planKey, isResource bool, stale *staleness) stage {
+func (p *policy) faultStage(key match.Kind, isResource bool, stale *staleness) stage {
 	if len(p.faults.Names()) == 0 {
 		return nil
 	}
 	if !isResource {
 		return &faultStage{paths: p.faults}
 	}
-	return &faultStage{resources: p.faults.OfKind(key.kind()), stale: stale}
+	return &faultStage{resources: p.faults.OfKind(key), stale: stale}
 }
 
 func (s *faultStage) apply(x *exchange) *outcome {
 	if !x.decided {
 		x.decided = true
 		if refused := s.decide(x); refused != nil {
-			return refusalBy("fault", refused)
+			return refusalBy(meshv1.RefusedFault, refused)
 		}
 	}
 	f := x.faults
@@ -74,7 +76,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
 		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
-		return refusalBy("fault", injected(x.pod.info.Namespace, &x.req, f.Abort))
+		return refusalBy(meshv1.RefusedFault, injected(x.pod.info.Namespace, &x.req, f.Abort))
 	case f.Stale > 0 && s.stale != nil:
 		s.stale.ask(x, f.Stale)
 	}
@@ -211,7 +213,7 @@ func (x *exchange) breakOff() {
 
 // countFault counts one fault.
 func (p *policy) countFault(by fault.Injected) {
-	p.injected.count(by.Injection, by.Rule, by.Kind.String())
+	p.injected.Count(by.Injection, by.Rule, by.Kind.String())
 }
 
 // countInjected counts what was done to the request, when it is over: whether its response was

@@ -87,7 +87,7 @@ func TestFence(t *testing.T) {
 			}
 		}
 	}
-	foreign := m.server.metrics.foreign
+	foreign := m.server.metrics.Foreign
 	require.EqualValues(t, 2, testutil.ToFloat64(foreign.WithLabelValues("ns", "operator", "s1", "patch", "refused")))
 	require.EqualValues(t, 1, testutil.ToFloat64(foreign.WithLabelValues("ns", "operator", "s1", "patch", "observed")))
 }
@@ -182,7 +182,7 @@ func TestObserveByObjectPassesWhatItCannotTell(t *testing.T) {
 		require.Equal(t, "application/cbor", got.Header.Get("Accept"))
 		require.Equal(t, "/api/v1/nodes/a?includeObject=None", got.URI)
 		require.Empty(t, got.Body)
-		require.EqualValues(t, 1, testutil.ToFloat64(m.server.metrics.foreign.WithLabelValues("ns", "operator", "s1", strings.ToLower(method), "unknown")))
+		require.EqualValues(t, 1, testutil.ToFloat64(m.server.metrics.Foreign.WithLabelValues("ns", "operator", "s1", strings.ToLower(method), "unknown")))
 	}
 	o := owning("mine")
 	o.Isolation = meshv1.Isolation_ISOLATION_OBSERVE

@@ -35,7 +35,7 @@ func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 			ContentType:   resp.Get("Content-Type"),
 			Watch:         s.watch,
 			ShardSelector: x.shardSelector,
-			Hold:          func(n int) error { return x.holdFiltered(s.resource.resource, n) },
+			Hold:          func(n int) error { return x.holdFiltered(s.resource.Resource, n) },
 		})
 	}
 	if err != nil {
@@ -57,10 +57,15 @@ func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 
 // keep reports whether an object of the response is passed on.
 func (n *narrowed) keep(k filter.Key) bool {
-	if n.narrow.by != byNamespace || len(k.Namespace) > 0 {
+	if n.narrow.Assigned(k) {
 		n.judged.Store(true)
 	}
-	return n.narrow.keep(k)
+	if n.narrow.Owns(k) {
+		n.narrow.kept.Inc()
+		return true
+	}
+	n.narrow.dropped.Inc()
+	return false
 }
 
 // decoded is an answer's body as it was before it was compressed. The apiserver
@@ -98,10 +103,10 @@ func (s *narrowStage) unfiltered(x *exchange, err error) *outcome {
 	case isRefusal:
 		return refusal(refused)
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
-		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.resource, err))
+		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.Resource, err))
 	case errors.Is(err, filter.ErrForm):
-		x.plan.meters.upstreamErrors.Inc()
-		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", s.resource.resource, err)}
+		x.plan.meters.UpstreamErrors.Inc()
+		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", s.resource.Resource, err)}
 	}
 	return failure(err)
 }

@@ -74,7 +74,7 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 			return failure(&upstream.BodyError{Err: err})
 		}
 	}
-	write := x.plan.route == short && x.plan.key.writes() && x.lock == nil
+	write := x.plan.route == short && x.plan.key.Writes() && x.lock == nil
 	if write {
 		if !x.depart() {
 			return restart

@@ -66,7 +66,7 @@ func newSiege(t *testing.T, h http.Handler) *siege {
 	m.server.log = mustNew(t, m).log // as in production: no access lines
 	m.policy(nil)
 	other := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "victim"}, m.dial)
-	_, err := other.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Workload: "victim", Version: "v"})
+	_, err := other.Apply(&meshv1.PodPolicy{Uid: "uid-2", Workload: "victim", Version: "v"})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	require.LessOrEqual(s.t, grown, maxHeap, "live heap and stacks")
 	// A machine that is busy has whoever asks the apiserver itself wait too.
 	require.Less(s.t, slices.Max(pressed), 5*time.Second+slices.Max(direct), "the other pod waits")
-	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.panics))
+	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.Panics))
 }
 
 func middle(d []time.Duration) time.Duration {
@@ -299,7 +299,7 @@ func TestHostileConnections(t *testing.T) {
 		for range downstream.MaxConnections + extra {
 			conns = append(conns, s.tcp())
 		}
-		closed := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "connections")
+		closed := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, soon, time.Millisecond)
 		require.EqualValues(t, downstream.MaxConnections, s.pod.conns.Open.Taken())
 		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), downstream.MaxConnections)
@@ -340,7 +340,7 @@ func TestHostileHeads(t *testing.T) {
 	s.under("heads", 28<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
-		bounds := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
+		bounds := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
 		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.conns.Unserved.Taken() > most*3/4 }
 		for start := time.Now(); !full(); { // a busy machine takes longer for all than each may
 			require.Less(t, time.Since(start), 2*time.Minute)
@@ -500,7 +500,7 @@ func TestHostileTargetsThatGrow(t *testing.T) {
 			}
 			_ = f.w.Flush()
 		}
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "s1", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("refused=%v", testutil.ToFloat64(refused))
 	})
@@ -675,7 +675,7 @@ func TestHostileReadingNothing(t *testing.T) {
 			}
 			require.NoError(t, f.w.Flush())
 		}
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
 		opened := 0
 		require.Eventually(t, func() bool { // until no more connections are opened
@@ -752,7 +752,7 @@ func TestHostileSlowBodies(t *testing.T) {
 			require.NoError(t, f.w.Flush())
 		}
 		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, soon, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.held()>>10)
 	})
@@ -831,7 +831,7 @@ func TestHostileLockBodies(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		refused := s.server.metrics.bounds.WithLabelValues("ns", "operator", "s1", "requests")
+		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
 		require.LessOrEqual(t, s.held(), int64(maxHeld)+16<<20)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.held()>>10)
@@ -879,7 +879,7 @@ func TestHostileCertificates(t *testing.T) {
 			}
 		}
 		require.Eventually(t, func() bool {
-			return testutil.ToFloat64(s.server.metrics.bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
+			return testutil.ToFloat64(s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, soon, time.Millisecond)
 		require.LessOrEqual(t, s.pod.conns.Unserved.Taken(), int64(downstream.MaxUnserved))
 		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.conns.Unserved.Taken()>>10)

@@ -17,7 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
@@ -39,23 +41,23 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 		"failed":                      {code: http.StatusInternalServerError, media: typeJSON, want: meshv1.LostWrite},
 		"failed, as protobuf":         {code: http.StatusInternalServerError, media: typeProtobuf, want: meshv1.LostWrite},
 		"unavailable":                 {code: http.StatusServiceUnavailable, media: typeJSON + "; charset=utf-8", want: meshv1.LostWrite},
-		"failed in a proxy":           {code: http.StatusServiceUnavailable, media: "text/plain; charset=utf-8", want: UnseenWrite(nil)},
-		"failed without a type":       {code: http.StatusBadGateway, want: UnseenWrite(nil)},
-		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: typeJSON, want: UnseenWrite(nil)},
-		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: typeJSON, want: UnseenWrite(nil)},
+		"failed in a proxy":           {code: http.StatusServiceUnavailable, media: "text/plain; charset=utf-8", want: writes.Unseen(nil)},
+		"failed without a type":       {code: http.StatusBadGateway, want: writes.Unseen(nil)},
+		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: typeJSON, want: writes.Unseen(nil)},
+		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: typeJSON, want: writes.Unseen(nil)},
 		"answered in another group":   {group: "example.com", code: http.StatusConflict},
 		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
 		"ended by the apiserver":      {err: io.EOF, want: meshv1.LostWrite},
 		"reset":                       {err: broken(syscall.ECONNRESET), want: meshv1.LostWrite},
-		"closed here":                 {err: net.ErrClosed, want: UnseenWrite(nil)},
-		"cancelled here":              {err: context.Canceled, want: UnseenWrite(nil)},
+		"closed here":                 {err: net.ErrClosed, want: writes.Unseen(nil)},
+		"cancelled here":              {err: context.Canceled, want: writes.Unseen(nil)},
 		"the client's body cut short": {err: &upstream.BodyError{Err: io.ErrNoProgress}, want: meshv1.LostWrite},
-		"the pod ended":               {err: errShutdown, want: UnseenWrite(nil)},
+		"the pod ended":               {err: errShutdown, want: writes.Unseen(nil)},
 		"waited for after the pod":    {err: context.Canceled, late: true, want: meshv1.LostWrite},
-		"the pod's network is gone":   {err: context.Canceled, offline: true, want: UnseenWrite(nil)},
+		"the pod's network is gone":   {err: context.Canceled, offline: true, want: writes.Unseen(nil)},
 		"answered before it went":     {code: http.StatusOK, offline: true},
-		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: UnseenWrite(nil)},
-		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: UnseenWrite(nil)},
+		"the apiserver fell silent":   {err: broken(syscall.ETIMEDOUT), want: writes.Unseen(nil)},
+		"no way to it any more":       {err: broken(syscall.EHOSTUNREACH), want: writes.Unseen(nil)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -72,14 +74,14 @@ func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
 					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
 					decision: decision{
 						policy: &policy{}, flight: flight{counted: true},
-						plan: &plan{key: planKey{verb: "update", groupResource: groupResource{c.group, "things"}}},
+						plan: &plan{key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}},
 					},
 				}
 				if c.unsent {
 					x.sending.Sent = time.Time{}
 				}
-				x.policy.writes.over = func() { close(over) }
-				x.policy.writes.raise()
+				x.policy.writes.Over(func() { close(over) })
+				x.policy.writes.Raise()
 				began := time.Now()
 				x.answered(&upstream.Response{Status: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
 				<-over
@@ -111,7 +113,7 @@ func TestLostWriteCountsUntilTheRequestTimeoutOfThePolicy(t *testing.T) {
 			}
 			require.Equal(t, c.want, m.pod.unseen())
 			if n := len(c.policies); n == 1 {
-				require.Equal(t, c.want, UnseenWrite(c.policies[0]))
+				require.Equal(t, c.want, writes.Unseen(c.policies[0]))
 			}
 		})
 	}
@@ -126,13 +128,14 @@ func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
 		var old *policy
 		for i, next := range policies {
 			next.settled, next.replaced = make(chan struct{}), make(chan struct{})
-			next.writes.n.Store(2)
+			next.writes.Raise()
+			next.writes.Raise()
 			began := time.Now()
 			p.succeed(old, next)
 			<-next.settled
 			want := time.Duration(0)
 			if i == 2 {
-				want = UnseenWrite(nil)
+				want = writes.Unseen(nil)
 			}
 			require.Equal(t, want, time.Since(began), "policy %d", i)
 			old = next
@@ -152,23 +155,6 @@ func TestNoTunnelsToWaitFor(t *testing.T) {
 		require.Equal(t, 40*time.Second, tunnels.remain(time.Minute))
 		time.Sleep(time.Minute)
 		require.Zero(t, tunnels.remain(time.Minute))
-	})
-}
-
-// A pod may lose as many writes as it can make.
-func TestLostWritesOfAPolicyShareOneTimer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var w writes
-		over := make(chan struct{})
-		w.over = func() { close(over) }
-		began := time.Now()
-		for _, d := range []time.Duration{20 * time.Second, 5 * time.Second, 40 * time.Second} {
-			w.raise()
-			w.lowerAfter(d)
-		}
-		require.EqualValues(t, 1, w.n.Load(), "all count as one")
-		<-over
-		require.Equal(t, 40*time.Second, time.Since(began))
 	})
 }
 

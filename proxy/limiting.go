@@ -4,10 +4,14 @@ import (
 	"net/http"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -31,14 +35,14 @@ type limitStage struct {
 }
 
 // limitStage returns nil where no rule is about such requests.
-func (p *policy) limitStage(key planKey, isResource bool) stage {
+func (p *policy) limitStage(key match.Kind, isResource bool) stage {
 	if !isResource {
 		if !p.rules.Paths() {
 			return nil
 		}
 		return &limitStage{paths: p.rules}
 	}
-	if resources := p.rules.OfKind(key.kind()); resources != nil {
+	if resources := p.rules.OfKind(key); resources != nil {
 		return &limitStage{resources: resources}
 	}
 	return nil
@@ -62,10 +66,10 @@ func (s *limitStage) apply(x *exchange) *outcome {
 		return nil
 	}
 	x.allowed.refusedBy = refused.Breaker + "/" + refused.Rule
-	x.policy.limited.count(refused.Breaker, refused.Rule, refused.Reason)
-	reason := "limited"
+	x.policy.limited.Count(refused.Breaker, refused.Rule, refused.Reason)
+	reason := meshv1.RefusedLimited
 	if refused.Opened {
-		reason = "breaker"
+		reason = meshv1.RefusedBreaker
 	}
 	return refusalBy(reason, limited(x.pod.info.Namespace, refused))
 }
@@ -91,7 +95,7 @@ func (x *exchange) answeredWithin() {
 		Failed: broken || failed(x.code),
 		// Whose client is gone before the answer came whole tells nothing of it.
 		// But if it waited for long, that tells how long answers take.
-		Unknown: a.unknown || x.code == statusClientGone || x.code == 0 && !broken && x.req.gone() != nil,
+		Unknown: a.unknown || x.code == metrics.ClientGone || x.code == 0 && !broken && x.req.gone() != nil,
 	}
 	if x.plan.route != stream && !a.unknown { // a watch, or a log that is followed, waits for what comes to pass
 		o.Took = a.took(now, x.received, o.Unknown)

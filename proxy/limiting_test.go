@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // limits puts a policy with these rules in force.
@@ -463,11 +464,11 @@ func TestMetricsOfRulesAreForgottenWithTheirPod(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
 	require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)
-	require.Equal(t, 1, testutil.CollectAndCount(openBreakers{m.server}))
+	require.Equal(t, 1, testutil.CollectAndCount(metrics.Breakers(m.server.openBreakers)))
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	require.NoError(t, m.pod.Shutdown(ctx))
 	_, series := m.tally("ctrlmesh_limited_requests_total")
 	require.Zero(t, series)
-	require.Zero(t, testutil.CollectAndCount(openBreakers{m.server}))
+	require.Zero(t, testutil.CollectAndCount(metrics.Breakers(m.server.openBreakers)))
 }

@@ -10,6 +10,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -65,11 +66,11 @@ type lockStage struct {
 }
 
 // lockStage returns nil where requests cannot be about a lock.
-func (p *policy) lockStage(key planKey) *lockStage {
-	if len(p.locks) == 0 || key.subresource != "" || !lock.Kind(key.group, key.resource) {
+func (p *policy) lockStage(key match.Kind) *lockStage {
+	if len(p.locks) == 0 || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
-	return &lockStage{locks: p.locks, standby: p.standby}
+	return &lockStage{locks: p.locks, standby: p.Standby}
 }
 
 // urgent reports whether a request is about a lock, as far as its head says.
@@ -101,7 +102,7 @@ func (s *lockStage) object(x *exchange) *outcome {
 	if l == nil {
 		return nil
 	}
-	if s.standby && x.plan.key.writes() {
+	if s.standby && x.plan.key.Writes() {
 		return x.policy.inStandby()
 	}
 	x.out.path = l.Path(x.out.path, 0)
@@ -144,7 +145,7 @@ func (s *lockStage) collection(x *exchange) *outcome {
 		if !byName {
 			continue
 		}
-		if s.standby && x.plan.key.writes() {
+		if s.standby && x.plan.key.Writes() {
 			return x.policy.inStandby()
 		}
 		x.out.query = edited

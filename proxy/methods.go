@@ -1,6 +1,12 @@
 package proxy
 
-import "sync"
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
 
 // How lists and watches are narrowed in fact.
 const (
@@ -15,17 +21,17 @@ const maxMethods = 64
 // methods remembers how a pod's divided resources were narrowed last.
 type methods struct {
 	mu    sync.Mutex
-	known map[groupResource]string
+	known map[schema.GroupResource]string
 }
 
-func (m *methods) note(res groupResource, method string) {
+func (m *methods) note(res schema.GroupResource, method string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.known[res]; !ok && (len(m.known) >= maxMethods || !memorable(res.group, res.resource)) {
+	if _, ok := m.known[res]; !ok && (len(m.known) >= maxMethods || !match.Storable(res.Group, res.Resource)) {
 		return
 	}
 	if m.known == nil {
-		m.known = map[groupResource]string{}
+		m.known = map[schema.GroupResource]string{}
 	}
 	m.known[res] = method
 }
@@ -42,7 +48,7 @@ func (p *Pod) Methods() map[string]string {
 	defer p.methods.mu.Unlock()
 	out := make(map[string]string, len(p.methods.known))
 	for res, method := range p.methods.known {
-		if _, ok := pol.filters(res); ok || pol.limits.For(res.group, res.resource) != nil {
+		if _, ok := pol.Filters(res); ok || pol.Selector(res) != nil {
 			out[res.String()] = method
 		}
 	}

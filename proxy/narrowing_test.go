@@ -213,7 +213,7 @@ func TestMethods(t *testing.T) {
 		want := map[string]string{"deployments.apps": row.want, "pods": row.want}
 		require.Eventually(t, func() bool { return maps.Equal(want, m.pod.Methods()) }, soon, time.Millisecond, "%v", row)
 
-		dropped := testutil.ToFloat64(m.server.metrics.filtered.WithLabelValues("ns", "operator", "s1", "pods", "dropped"))
+		dropped := testutil.ToFloat64(m.server.metrics.Filtered.WithLabelValues("ns", "operator", "s1", "pods", "dropped"))
 		require.Equal(t, row.want == "Filter", dropped > 0)
 
 		both := divided(part, meshv1.Method_METHOD_LABELS)

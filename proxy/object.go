@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -13,6 +15,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -37,11 +40,11 @@ func (s *fenceStage) object(x *exchange) *outcome {
 	switch {
 	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
 		return s.encounter(x, "not each of these objects", "")
-	case x.req.method == http.MethodGet && len(x.req.info.Parts) == 2 && !s.observe:
+	case x.req.method == http.MethodGet && len(x.req.info.Parts) == 2 && !s.Observe:
 		return s.get(x)
 	}
 	var body []byte
-	if x.plan.key.writes() && !x.plan.key.connects() && !s.observe {
+	if x.plan.key.Writes() && !x.plan.key.Connects() && !s.Observe {
 		var refused *apierrors.StatusError
 		if body, refused = x.readBody(lock.MaxObject); refused != nil {
 			return refusal(refused)
@@ -53,13 +56,37 @@ func (s *fenceStage) object(x *exchange) *outcome {
 	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
 		return nil
 	case refused != nil:
-		return s.unknown(x, refused)
-	case !s.owned.Owns(uid):
+		return s.undecided(refused)
+	case !s.Owns(uid):
 		return s.encounter(x, "object "+x.req.info.Name, uid)
-	case s.observe:
+	case s.Observe:
 		return nil
 	}
 	return s.pin(x, body, uid)
+}
+
+// pin adds the uid to a write, so that the apiserver refuses it if the name is another
+// object's by then. Subresources other than the status have no place for it.
+func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
+	verb, subresource := x.req.info.Verb, x.req.info.Subresource
+	switch {
+	case verb == "delete" && subresource == "":
+		if len(bytes.TrimSpace(body)) == 0 {
+			body = []byte(`{"kind":"DeleteOptions","apiVersion":"v1"}`)
+			x.out.set("Content-Type", typeJSON)
+		}
+	case (verb == "update" || verb == "patch") && (subresource == "" || subresource == "status"):
+	default:
+		return nil
+	}
+	named, pinned := isolation.Pin(verb, cmp.Or(x.out.header.get("Content-Type"), typeJSON), body, uid)
+	switch {
+	case named != "" && !s.Owns(named):
+		return s.encounter(x, "object "+x.req.info.Name, named)
+	case pinned != nil:
+		x.out.replace(pinned)
+	}
+	return nil
 }
 
 // get has the answer be one that tells the object's uid.
@@ -95,7 +122,7 @@ func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if err != nil {
 		return x.plan.badResponse(x.req.info.Resource, err)
 	}
-	if !s.owned.Owns(uid) {
+	if !s.Owns(uid) {
 		if end := s.encounter(x, "object "+x.req.info.Name, uid); end != nil {
 			return end
 		}

@@ -6,10 +6,13 @@ import (
 	"log/slog"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -17,7 +20,7 @@ import (
 // outcome says how a stage ends a request. A nil outcome passes it to the next stage.
 type outcome struct {
 	kind   outcomeKind
-	reason string                 // of a refusal, in metrics
+	reason meshv1.Refusal
 	status *apierrors.StatusError // of a refusal
 	code   int                    // of an empty response
 	err    error                  // of an exchange with the apiserver
@@ -48,7 +51,7 @@ func refusal(status *apierrors.StatusError) *outcome {
 }
 
 // refusalBy is refusal with a reason of its own.
-func refusalBy(reason string, status *apierrors.StatusError) *outcome {
+func refusalBy(reason meshv1.Refusal, status *apierrors.StatusError) *outcome {
 	return &outcome{reason: reason, status: status}
 }
 
@@ -56,18 +59,18 @@ func refusalBy(reason string, status *apierrors.StatusError) *outcome {
 func failure(err error) *outcome { return &outcome{kind: failUpstream, err: err} }
 
 // refusalReason returns the reason of a refusal by its status code.
-func refusalReason(err *apierrors.StatusError) string {
+func refusalReason(err *apierrors.StatusError) meshv1.Refusal {
 	switch err.ErrStatus.Code {
 	case http.StatusGone:
-		return "relist"
+		return meshv1.RefusedRelist
 	case http.StatusBadRequest:
-		return "malformed"
+		return meshv1.RefusedMalformed
 	case http.StatusTooManyRequests:
-		return "bound"
+		return meshv1.RefusedBound
 	case http.StatusNotAcceptable:
-		return "not_acceptable"
+		return meshv1.RefusedNotAcceptable
 	}
-	return "lock"
+	return meshv1.RefusedLock
 }
 
 // conclude carries out an outcome, except for a restart.
@@ -90,22 +93,20 @@ func (x *exchange) conclude(o *outcome) {
 // did.
 func (x *exchange) broken() {
 	if x.req.gone() == nil {
-		x.plan.meters.upstreamErrors.Inc()
+		x.plan.meters.UpstreamErrors.Inc()
 		x.allowed.broken = true
 	}
 	panic(errAbort)
 }
 
 // refuse answers the request without the apiserver.
-func (x *exchange) refuse(reason string, err *apierrors.StatusError) {
-	x.allowed.unknown = reason != "fault"
-	owner := x.pod.nobody
+func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
+	x.allowed.unknown = reason != meshv1.RefusedFault
+	workload := x.pod.unassigned
 	if x.policy != nil {
-		owner = x.policy.owner
+		workload = x.policy.metrics
 	}
-	owner.refusals.of(reason, func(string) prometheus.Counter {
-		return owner.counter(x.pod.server.metrics.refusals, reason)
-	}).Inc()
+	workload.Refused(x.pod.server.metrics, string(reason))
 	x.answer(err)
 }
 
@@ -120,19 +121,19 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 func (x *exchange) failed(err error) {
 	switch {
 	case x.ended():
-		x.refuse("ended", status.Unavailable(1, "the request ended before it began: ask again"))
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the request ended before it began: ask again"))
 		return
 	case x.req.gone() != nil:
-		x.code = statusClientGone
+		x.code = metrics.ClientGone
 		x.pod.abandoned(&x.client)
 		panic(errAbort)
 	}
-	if errors.Is(err, errPolicyChanged) {
-		x.refuse("ended", status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
+	if errors.Is(err, relist.ErrPolicyChanged) {
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
 		return
 	}
 	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
-		x.refuse("malformed", status.BadRequest("the body cannot be read"))
+		x.refuse(meshv1.RefusedMalformed, status.BadRequest("the body cannot be read"))
 		return
 	}
 	x.answer(x.noResponse(err))
@@ -141,7 +142,7 @@ func (x *exchange) failed(err error) {
 // noResponse counts and logs that the apiserver did not answer, and returns what to
 // answer in its place.
 func (x *exchange) noResponse(err error) *apierrors.StatusError {
-	x.plan.meters.upstreamErrors.Inc()
+	x.plan.meters.UpstreamErrors.Inc()
 	level := slog.LevelDebug
 	if x.pod.notices.due("upstream") {
 		level = slog.LevelWarn
@@ -156,6 +157,6 @@ func (x *exchange) noResponse(err error) *apierrors.StatusError {
 
 // badResponse answers for a response that cannot be passed on.
 func (p *plan) badResponse(about string, err error) *outcome {
-	p.meters.upstreamErrors.Inc()
+	p.meters.UpstreamErrors.Inc()
 	return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about %s cannot be read: %v", about, err)}
 }

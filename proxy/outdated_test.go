@@ -79,11 +79,7 @@ func TestADelayedWatchIsNarrowedAsItIsNowAndLeavesNothing(t *testing.T) {
 	m.policy(limitTo("a=2"))
 	require.Equal(t, 200, <-code)
 	require.Equal(t, "/api/v1/pods?watch=1&labelSelector=a%3D2", api.last(t).URI)
-	require.Eventually(t, func() bool {
-		m.pod.ledger.mu.Lock()
-		defer m.pod.ledger.mu.Unlock()
-		return len(m.pod.ledger.resources[groupResource{"", "pods"}].open) == 0
-	}, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 0 }, soon, time.Millisecond)
 }
 
 // An injection that expires, or whose time of day is over, ends what it has under way.
@@ -136,7 +132,7 @@ func TestADelayedUpgradeIsStillOneUnderAnotherPolicy(t *testing.T) {
 		for len(m.pod.faults.States()) == 0 || m.pod.faults.States()[0].Injected == 0 {
 			time.Sleep(time.Millisecond)
 		}
-		_, _ = m.pod.SetPolicy(&meshv1.PodPolicy{Version: "after"})
+		_, _ = m.pod.Apply(&meshv1.PodPolicy{Version: "after"})
 	}()
 	u := m.upgrade("/api/v1/namespaces/a/pods/b/exec?command=ls", "SPDY/3.1", "")
 	require.Equal(t, 101, u.resp.StatusCode)

@@ -33,7 +33,7 @@ func (m *mesh) job(uid, workload string) *Pod {
 	ask("GET", "/api/v1/pods") // there is no policy
 	sharding := owning("mine")
 	sharding.Method = meshv1.Method_METHOD_FILTER
-	_, err := p.SetPolicy(&meshv1.PodPolicy{Uid: uid, Workload: workload, Version: "v", Sharding: sharding})
+	_, err := p.Apply(&meshv1.PodPolicy{Uid: uid, Workload: workload, Version: "v", Sharding: sharding})
 	require.NoError(m.t, err)
 	ask("GET", "/api/v1/namespaces/mine/pods/x")
 	ask("GET", "/api/v1/pods")
@@ -41,8 +41,8 @@ func (m *mesh) job(uid, workload string) *Pod {
 	ask("DELETE", "/api/v1/namespaces/others/pods/x")
 	p.bound("requests")
 	pol := p.policy.Load()
-	pol.owner.counter(m.server.metrics.tunnels).Inc()
-	pol.owner.counter(m.server.metrics.tunnelBytes, "up").Inc()
+	pol.metrics.Counter(m.server.metrics.Tunnels).Inc()
+	pol.metrics.Counter(m.server.metrics.TunnelBytes, "up").Inc()
 	return p
 }
 
@@ -78,7 +78,7 @@ func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
 	other := m.job("other", "deployment")
 	_ = stays.Shutdown(gone)
 	require.Equal(t, one, m.series(), "its workload has a pod yet")
-	other.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
+	other.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.Count(200)
 	sum, _ := m.tally("ctrlmesh_requests_total", "workload", "deployment", "verb", "get", "code", "200")
 	require.Equal(t, 3.0, sum, "of both pods, and the last")
 	late := other.policy.Load()
@@ -87,33 +87,29 @@ func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
 
 	// What goes on all the same shows nowhere.
 	plan := late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
-	plan.meters.count(418)
-	plan.meters.watches.Inc()
-	late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.bytes.Add(1)
+	plan.meters.Count(418)
+	plan.meters.Watches.Inc()
+	late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.Bytes.Add(1)
 	other.bound("connections")
 	_ = other.Quiet(t.Context())
 	require.NotSame(t, late, other.policy.Load())
 	require.Equal(t, before, m.series())
-	require.Len(t, m.server.metrics.owners.held, 1, "that of the pod there is")
+	require.Equal(t, 1, m.server.metrics.Workloads.Len(), "that of the pod there is")
 	m.policy(nil)
-	require.Len(t, m.server.metrics.owners.held, 2)
+	require.Equal(t, 2, m.server.metrics.Workloads.Len())
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "another", Version: "v"})
-	require.Len(t, m.server.metrics.owners.held, 2)
+	require.Equal(t, 2, m.server.metrics.Workloads.Len())
 }
 
 // Who counts waits for nobody else.
 func TestCountingOfAWorkloadTakesNoSharedLock(t *testing.T) {
 	m := newMesh(t, jobAPI)
 	p := m.job("uid", "job")
-	m.server.metrics.owners.mu.Lock()
-	defer m.server.metrics.owners.mu.Unlock()
-	owner := p.owner()
-	owner.mu.Lock() // as for a series' first time
-	defer owner.mu.Unlock()
+	defer m.server.metrics.Workloads.Freeze(p.workload())() // as for the first use of a series
 	w := httptest.NewRecorder()
 	p.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/namespaces/mine/pods/x", http.NoBody))
 	require.Equal(t, 200, w.Code)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		p.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.count(200)
+		p.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.Count(200)
 	}))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 // tunnels counts the connections that are passed through unread.
@@ -59,20 +60,20 @@ func (p *Pod) tunnel(down *downstream.Conn, pol *policy) {
 	start := time.Now()
 	up, err := clients.main.Tunnel(p.done)
 	if err != nil {
-		pol.owner.counter(p.server.metrics.upstreamErrors).Inc()
+		pol.metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
 		p.server.log.Debug("upstream", "pod", p.id, "error", err)
 		return
 	}
 	defer func() { _ = up.Close() }()
 	if p.info.Journal != nil {
 		p.info.Journal.Begin()
-		defer func() { p.record(p.unseen()) }()
+		defer func() { writes.Record(p.info.Journal, p.unseen()) }()
 	}
 	m := p.server.metrics
-	pol.owner.counter(m.tunnels).Inc()
+	pol.metrics.Counter(m.Tunnels).Inc()
 	sent, received := relay.Both(down.Bare(), up, downstream.TunnelIdle)
-	pol.owner.counter(m.tunnelBytes, "up").Add(float64(sent))
-	pol.owner.counter(m.tunnelBytes, "down").Add(float64(received))
+	pol.metrics.Counter(m.TunnelBytes, "up").Add(float64(sent))
+	pol.metrics.Counter(m.TunnelBytes, "down").Add(float64(received))
 	p.server.log.LogAttrs(context.Background(), slog.LevelDebug, "passthrough",
 		slog.String("pod", p.id),
 		slog.String("uid", p.info.UID),

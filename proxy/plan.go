@@ -1,15 +1,13 @@
 package proxy
 
 import (
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // maxPlans bounds the plans a policy remembers. Paths can name any resource;
@@ -19,41 +17,18 @@ const maxPlans = 1024
 // plans are the stages that a policy has requests pass.
 type plans struct {
 	gate  stages   // of every request, before its plan is known
-	known sync.Map // planKey -> *plan
+	known sync.Map // match.Kind -> *plan
 	count atomic.Int32
-}
-
-type planKey struct {
-	verb, subresource string
-	groupResource
-}
-
-func (k planKey) kind() match.Kind {
-	return match.Kind{Verb: k.verb, Group: k.group, Resource: k.resource, Subresource: k.subresource}
-}
-
-// clone keeps a key from holding the path that it was cut from.
-func (k planKey) clone() planKey {
-	return planKey{
-		strings.Clone(k.verb), strings.Clone(k.subresource),
-		groupResource{strings.Clone(k.group), strings.Clone(k.resource)},
-	}
-}
-
-// memorable reports whether parts of a path are short enough to be remembered:
-// nothing that exists has a longer name.
-func memorable(names ...string) bool {
-	return !slices.ContainsFunc(names, func(s string) bool { return len(s) > 253 })
 }
 
 // plan is what a policy does about one verb of one resource.
 type plan struct {
-	key planKey
+	key match.Kind
 	// stages edit the request in turn. The first that refuses it ends it.
 	stages stages
 	route  route
 	locks  *lockStage // one of them, or nil
-	meters *meters
+	meters *metrics.Meters
 }
 
 // stage is one decision about a request on its way up. It edits what goes upstream, or
@@ -74,13 +49,13 @@ const (
 )
 
 func (p *policy) plan(info *apirequest.RequestInfo) *plan {
-	key := planKey{info.Verb, info.Subresource, groupResource{info.APIGroup, info.Resource}}
+	key := match.Kind{Verb: info.Verb, Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}
 	if known, ok := p.known.Load(key); ok {
 		return known.(*plan)
 	}
-	key = key.clone()
+	key = key.Clone()
 	made := p.make(key, info.IsResourceRequest)
-	if p.count.Load() < maxPlans && memorable(key.verb, key.subresource, key.group, key.resource) {
+	if p.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
 		if _, loaded := p.known.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}
@@ -122,12 +97,16 @@ func (s stages) apply(x *exchange) *outcome {
 	return nil
 }
 
-func (p *policy) make(key planKey, isResource bool) *plan {
+func (p *policy) make(key match.Kind, isResource bool) *plan {
 	out := &plan{
-		key:    key,
-		route:  routeOf(key),
-		meters: p.pod.server.metrics.of(p.owner, key.verb, p.owner.names.label(key.resource), isResource),
+		key:   key,
+		route: routeOf(key),
 	}
+	label := ""
+	if isResource {
+		label = p.metrics.Resource(key.Resource)
+	}
+	out.meters = p.pod.server.metrics.Meters(p.metrics, key.Verb, label)
 	var stale *staleness
 	if isResource {
 		out.locks, stale = p.lockStage(key), p.staleness(key)
@@ -144,14 +123,14 @@ func (p *policy) make(key planKey, isResource bool) *plan {
 		out.stages.add(stale)
 	}
 	out.stages.add(p.limitStage(key, isResource), p.faultStage(key, isResource, stale))
-	if key.connects() {
+	if key.Connects() {
 		out.stages.add(connectStage{})
 	}
 	return out
 }
 
 // shardingStages returns the stages that hold a request for a resource to the shard.
-func (p *policy) shardingStages(key planKey, locks *lockStage) (out stages) {
+func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out stages) {
 	if p.would != nil {
 		out = p.dryRunStages(key)
 	}
@@ -162,50 +141,48 @@ func (p *policy) shardingStages(key planKey, locks *lockStage) (out stages) {
 		out.add(p.electionStage(key))
 	}
 	out.add(p.rootCAStage(key))
-	if s := p.exemptStage(key); s != nil {
-		out.add(s)
+	if e := p.Exemption(key); e != nil {
+		out.add(exemptStage{e})
 	}
-	if s := p.scopeStage(key); s != nil {
-		out.add(s)
-	}
-	if s := p.standbyStage(key); s != nil {
-		out.add(s)
+	out.add(p.scopeStage(key))
+	if w := p.Waiting(key); w != nil {
+		out.add(standbyStage{w})
 	} else if s := p.fenceStage(key); s != nil {
 		out.add(s)
 	}
-	switch key.verb {
+	switch key.Verb {
 	case "deletecollection":
-		if b, ok := p.border(key); ok && p.key != meshv1.Key_KEY_OBJECT {
+		if b, ok := p.Sweep(key); ok {
 			out.add(sweepStage{b})
 		}
 	case "list", "watch":
-		watch := key.verb == "watch"
-		if s := p.narrowing(key.groupResource, watch); s != nil {
+		watch := key.Verb == "watch"
+		if s := p.narrowStage(key.GroupResource(), watch); s != nil {
 			out.add(s)
-		} else if p.limits.For(key.group, key.resource) != nil {
-			p.pod.methods.note(key.groupResource, byLabels)
+		} else if p.Selector(key.GroupResource()) != nil {
+			p.pod.methods.note(key.GroupResource(), byLabels)
 		}
-		out.add(&relistStage{resource: key.groupResource, watch: watch})
+		out.add(&relistStage{resource: key.GroupResource(), watch: watch})
 	}
 	return out
 }
 
-func routeOf(key planKey) route {
+func routeOf(key match.Kind) route {
 	switch {
-	case key.verb == "watch", key.verb == "proxy",
-		key.group == "" && key.subresource == "proxy", // of other groups it may be anything
-		key.group == "" && key.resource == "pods" && key.subresource == "log":
+	case key.Verb == "watch", key.Verb == "proxy",
+		key.Group == "" && key.Subresource == "proxy", // of other groups it may be anything
+		key.Group == "" && key.Resource == "pods" && key.Subresource == "log":
 		return stream
 	}
 	return short
 }
 
 // upgrades is the list of subresources that speak SPDY or websocket.
-func upgrades(key planKey) bool {
-	if key.group != "" {
+func upgrades(key match.Kind) bool {
+	if key.Group != "" {
 		return false
 	}
-	switch key.resource + "/" + key.subresource {
+	switch key.Resource + "/" + key.Subresource {
 	case "pods/exec", "pods/attach", "pods/portforward",
 		"pods/proxy", "services/proxy", "nodes/proxy":
 		return true

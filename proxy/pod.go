@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,8 +17,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 var (
@@ -36,7 +40,7 @@ type PodInfo struct {
 	// Traffic is what an earlier proxy of this pod had in force last; nil: it is not known.
 	Traffic *meshv1.Traffic
 	// Journal is for a proxy after this one; nil: none.
-	Journal Journal
+	Journal writes.Journal
 }
 
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
@@ -107,10 +111,12 @@ type inForce struct {
 	clients  atomic.Pointer[clients]
 	policy   atomic.Pointer[policy]
 	settled  atomic.Pointer[policy] // the last under which nothing earlier goes on
-	ledger   ledger
+	changing sync.Mutex             // held while the policy changes
+	ledger   *relist.Ledger
 	connects connects
-	nobody   *owner // until a policy names another
-	removed  bool   // nothing is counted any more; ledger.mu
+	// unassigned has the series of the pod before its first policy.
+	unassigned *metrics.Workload
+	removed    bool // nothing is counted any more; guarded by changing
 }
 
 // known is what was seen of a pod's requests.
@@ -126,7 +132,7 @@ type known struct {
 type rules struct {
 	limits    *limit.Store
 	faults    *fault.Store
-	histories histories
+	histories relist.Histories
 }
 
 // clients are the pod's ways upstream. The lock has one of its own, so that a
@@ -146,7 +152,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 			filtered: bounds.Account{Pool: s.filtered, Own: ownFiltered},
 			dropped:  rate.NewLimiter(abandonedRate, abandonedBurst),
 		},
-		inForce: inForce{nobody: s.metrics.owners.hold(info.Namespace, "", "")},
+		inForce: inForce{ledger: relist.NewLedger(), unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", "")},
 		known:   known{records: lockRecords{written: make(chan struct{}, 1)}},
 		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
@@ -183,37 +189,67 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 	return server, http11
 }
 
-// SetPolicy puts a policy in force for every request that starts after it
-// returns. Watches that it would have narrowed otherwise are ended, and the
-// client's caches told to list again, unless the policy leaves them alone. So are
-// they by the first policy: nobody knows what they were filled under. On an error
-// the last good policy stays. Rules of its traffic that cannot be are no error: what
-// holds then, Traffic tells. A refusal without Traffic does not say that there are none,
-// where nobody knows.
-//
-// Writes that earlier policies let through go on. settled is closed when none of
-// them can take effect any more; of a later policy never before that of an earlier.
-func (p *Pod) SetPolicy(m *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
-	return p.put(m, time.Now())
+// Applied is what applies to a pod's requests after a policy was applied.
+type Applied struct {
+	// Settled is closed when no write that earlier policies allowed can take effect any
+	// more; of a later policy never before that of an earlier. Nil: none can now.
+	Settled <-chan struct{}
+	// Rules are the traffic rules in force: those of the policy, or the last valid ones if
+	// these are invalid; nil while they are unknown.
+	Rules *meshv1.Traffic
+	// Problem is why Rules are not those of the policy; nil if they are.
+	Problem error
 }
 
-// Restore is SetPolicy for a first policy that an earlier proxy of this pod had
-// in force since the given time, zero for long ago: caches go on from where they
-// are. If it came only just before that proxy ended, they may not have been told
-// of it, and are now. After another policy it is the same as SetPolicy.
+// Apply puts a policy in force for every request that starts after it returns. It ends
+// watches that the policy would have narrowed otherwise, and makes the client's caches
+// list again, unless the policy keeps caches. The first policy does so as well: it is
+// unknown what the caches were filled under. On an error the last valid policy stays.
+// Invalid traffic rules are not an error: Applied has the rules that apply. A refusal
+// without Traffic leaves unknown rules unknown.
+//
+// Writes that earlier policies allowed go on.
+func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
+	return p.apply(m, time.Now())
+}
+
+// Restore is Apply for a first policy that an earlier proxy of this pod had in force since
+// the given time, zero for long ago: caches resume. If it came just before that proxy
+// ended, they may not have been made to list, and are now. After another policy it is
+// the same as Apply.
 func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
-	_, err := p.put(m, since)
+	_, err := p.apply(m, since)
 	return err
 }
 
-func (p *Pod) put(m *meshv1.PodPolicy, since time.Time) (settled <-chan struct{}, err error) {
+func (p *Pod) apply(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
 	next, err := compile(p, m)
 	if err != nil {
-		return nil, err
+		return Applied{}, err
 	}
-	p.ledger.change(p, next, since)
-	p.egress.Changed() // not in the ledger: to decide about all that is under way takes its time
-	return next.settled, nil
+	p.change(next, since)
+	p.egress.Changed() // after the change: to decide on all open connections takes time
+	return Applied{Settled: next.settled, Rules: next.told, Problem: next.problem}, nil
+}
+
+// change puts a policy in force.
+func (p *Pod) change(next *policy, since time.Time) {
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	old := p.policy.Load()
+	next.inherit(old)
+	next.acquire()
+	next.enforce() // before requests find it: its rules may not have imported their counts yet
+	p.ledger.Change(next, since, func() { p.policy.Store(next) })
+	if p.info.Journal != nil {
+		p.info.Journal.Unseen(p.unseen())
+	}
+	old.release()
+	p.connects.cut(next)
+	if !next.passthrough {
+		p.cutTunnels() // a policy that restricts the pod must see all its requests
+	}
+	p.succeed(old, next)
 }
 
 // Version of the last policy that settled; "" before the first.
@@ -256,8 +292,8 @@ func (p *Pod) Quiet(ctx context.Context) error {
 // resettle lets the policy in force succeed itself. The answer is closed when no
 // write that it let through before can take effect any more.
 func (p *Pod) resettle() (settled <-chan struct{}, err error) {
-	p.ledger.mu.Lock()
-	defer p.ledger.mu.Unlock()
+	p.changing.Lock()
+	defer p.changing.Unlock()
 	old := p.policy.Load()
 	if old == nil {
 		return nil, errors.New("the pod has no policy")
@@ -267,8 +303,8 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 		return nil, err
 	}
 	next.inherit(old)
-	next.hold()
-	p.policy.Store(next)
+	next.acquire()
+	p.ledger.Renew(next, func() { p.policy.Store(next) })
 	old.release()
 	p.succeed(old, next)
 	return next.settled, nil
@@ -294,4 +330,25 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 		old.main.Close()
 		old.lock.Close()
 	}
+}
+
+// stopCounting releases the pod's series. A policy may still come, by a caller that waits
+// for the pod to be quiet.
+func (p *Pod) stopCounting() {
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	if p.removed {
+		return
+	}
+	p.policy.Load().release()
+	p.server.metrics.Workloads.Release(p.unassigned)
+	p.removed = true
+}
+
+// workload returns the series that the pod counts in.
+func (p *Pod) workload() *metrics.Workload {
+	if pol := p.policy.Load(); pol != nil {
+		return pol.metrics
+	}
+	return p.unassigned
 }

@@ -34,8 +34,9 @@ type mesh struct {
 	ca       *certs.Authority
 	logs     *lines
 
-	mu    sync.Mutex
-	dials []string
+	mu      sync.Mutex
+	dials   []string
+	applied Applied // by set
 }
 
 // soon is when what must happen has happened, however busy the machine is.
@@ -103,9 +104,12 @@ func (m *mesh) policy(s *meshv1.Sharding) {
 // set is policy of a whole one; it returns what tells that it settled.
 func (m *mesh) set(p *meshv1.PodPolicy) (settled <-chan struct{}) {
 	m.t.Helper()
-	settled, err := m.pod.SetPolicy(p)
+	applied, err := m.pod.Apply(p)
 	require.NoError(m.t, err)
-	return settled
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.applied = applied
+	return applied.Settled
 }
 
 func limitTo(selector string) *meshv1.Sharding {

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -75,11 +76,11 @@ func (x *exchange) deliver(resp *upstream.Response) {
 func (x *exchange) sendHead(resp *upstream.Response) {
 	dropHopByHop(resp.Header)
 	if x.ticket != nil && x.fills && resp.Status == http.StatusOK {
-		x.pod.ledger.listed(x.ticket)
+		x.ticket.Listed()
 	}
 	x.head(resp.Status, resp.Header, resp.Trailer)
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
-	x.plan.meters.added.Observe(x.added.Seconds())
+	x.plan.meters.Added.Observe(x.added.Seconds())
 	if x.plan.route == stream {
 		x.client.flush() // a client of a quiet watch must see that it began
 		if x.initial == nil {
@@ -133,7 +134,7 @@ func fill(r io.Reader, p []byte) (n int, err error) {
 // copyStream copies a body and flushes what each read gave. It reports whether the
 // client got the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
-	if m := x.plan.meters.watches; m != nil && x.code == http.StatusOK {
+	if m := x.plan.meters.Watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
 	}
@@ -151,7 +152,7 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 		case err == io.EOF:
 			return true
 		case x.ended():
-			if errors.Is(context.Cause(x.ctx), errPolicyChanged) {
+			if errors.Is(context.Cause(x.ctx), relist.ErrPolicyChanged) {
 				x.delayEnd(x.pod, x.req.ctx)
 			}
 			return false // a clean end: the client resumes
@@ -211,7 +212,7 @@ func (b *streamBuffer) free() {
 // ended reports whether the proxy itself ended the request.
 func (x *exchange) ended() bool {
 	cause := context.Cause(x.ctx)
-	return errors.Is(cause, errPolicyChanged) || errors.Is(cause, errShutdown) || errors.Is(cause, errDraining)
+	return errors.Is(cause, relist.ErrPolicyChanged) || errors.Is(cause, errShutdown) || errors.Is(cause, errDraining)
 }
 
 // write sends p to the client; false when it is gone.

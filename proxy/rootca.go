@@ -6,8 +6,11 @@ import (
 	"net/http"
 	"slices"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -20,11 +23,11 @@ const rootCAs = "kube-root-ca.crt"
 type rootCAStage struct{ server *Server }
 
 // rootCAStage returns nil where a request writes no ConfigMap.
-func (p *policy) rootCAStage(key planKey) stage {
-	if key.group != "" || key.resource != "configmaps" || key.subresource != "" {
+func (p *policy) rootCAStage(key match.Kind) stage {
+	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" {
 		return nil
 	}
-	switch key.verb {
+	switch key.Verb {
 	case "create", "update", "patch":
 		return rootCAStage{p.pod.server}
 	}
@@ -43,7 +46,7 @@ func (s rootCAStage) apply(x *exchange) *outcome {
 	if err != nil || !containsPEM(body, leaf.Certificate[len(leaf.Certificate)-1]) {
 		return nil
 	}
-	return refusalBy("mesh_ca", status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+	return refusalBy(meshv1.RefusedMeshCA, status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"configmaps %s/%s would get the CA of the mesh, by which pods outside the mesh cannot verify the API server: give the operator the cluster's own CA, for kube-controller-manager with --root-ca-file, or turn off the controller that publishes it",
 		x.req.info.Namespace, rootCAs))
 }

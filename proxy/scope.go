@@ -1,25 +1,25 @@
 package proxy
 
 import (
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// scopeStage narrows a list, watch or deletecollection to the shard's objects.
+// scopeStage narrows a list, watch or deletecollection by a label selector.
 type scopeStage struct {
 	selector *narrow.Selector
-	// shared: it also holds for the lists of shared objects, because it says nothing
-	// about shards.
+	// shared: it also applies to the lists of shared objects.
 	shared bool
 }
 
 // scopeStage returns nil where no selector narrows.
-func (p *policy) scopeStage(key planKey) *scopeStage {
-	switch key.verb {
+func (p *policy) scopeStage(key match.Kind) stage {
+	switch key.Verb {
 	case "list", "watch", "deletecollection":
-		if selector := p.limits.For(key.group, key.resource); selector != nil {
-			return &scopeStage{selector, p.standby || p.method != meshv1.Method_METHOD_LABELS}
+		if selector := p.Selector(key.GroupResource()); selector != nil {
+			return &scopeStage{selector, p.SelectsShared()}
 		}
 	}
 	return nil
@@ -34,5 +34,37 @@ func (s *scopeStage) apply(x *exchange) *outcome {
 		return refusal(status.BadRequest("%v", err))
 	}
 	x.out.query = narrowed
+	return nil
+}
+
+// sweepStage makes a deletecollection in a namespace of another shard delete nothing: a
+// list finds nothing there either.
+type sweepStage struct{ isolation.Border }
+
+func (s sweepStage) apply(x *exchange) *outcome {
+	if x.exempt || !s.Foreign(x.req.info.Namespace) {
+		return nil
+	}
+	return (&scopeStage{selector: narrow.Nothing}).apply(x)
+}
+
+// exemptStage exempts requests for objects that every shard reads, or writes.
+type exemptStage struct{ *isolation.Exemption }
+
+func (s exemptStage) apply(x *exchange) *outcome {
+	if x.exempt {
+		return nil
+	}
+	namespace, name := x.req.info.Namespace, x.req.info.Name
+	if s.NeedsName(namespace, name) {
+		inBody, err, refused := keyInBody(x)
+		if refused != nil {
+			return refusal(refused)
+		}
+		if err == nil {
+			name = inBody
+		}
+	}
+	x.exempt = s.Covers(namespace, name)
 	return nil
 }

@@ -25,6 +25,8 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // statusOf decodes a refusal as a client of Kubernetes does.
@@ -63,7 +65,7 @@ func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
 		limitTo("a in"),
 		{Locks: []*meshv1.Lock{{Name: "x"}}},
 	} {
-		_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
+		_, err := m.pod.Apply(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
 		require.Error(t, err)
 		require.Equal(t, "v", m.pod.Version())
 	}
@@ -523,7 +525,7 @@ func TestTheAccessLineAndTheSeries(t *testing.T) {
 	require.Equal(t, "mine", api.last(t).Header.Get("Audit-ID"))
 
 	require.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(`
-# HELP ctrlmesh_requests_total Requests of captured pods, by how they were answered. Code 499: the client went away first.
+# HELP ctrlmesh_requests_total Requests of captured pods, by the code of the response. Code 499: the client went away first.
 # TYPE ctrlmesh_requests_total counter
 ctrlmesh_requests_total{code="200",namespace="ns",resource="",shard="s1",verb="get",workload="operator"} 1
 ctrlmesh_requests_total{code="200",namespace="ns",resource="pods",shard="s1",verb="get",workload="operator"} 1
@@ -593,7 +595,7 @@ func TestOddPathsMakeNoSeries(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	c := m.client(true)
-	for i := range 3 * maxResourceNames {
+	for i := range 3 * metrics.MaxResources {
 		m.with(c, "GET", fmt.Sprintf("/apis/g/v1/r%d/x", i), "")
 	}
 	for _, odd := range []string{"%00", "A", "%ff", strings.Repeat("x", 100)} {
@@ -601,7 +603,7 @@ func TestOddPathsMakeNoSeries(t *testing.T) {
 	}
 	n, err := testutil.GatherAndCount(m.registry, "ctrlmesh_requests_total")
 	require.NoError(t, err)
-	require.Equal(t, maxResourceNames+1, n)
+	require.Equal(t, metrics.MaxResources+1, n)
 }
 
 func TestWatchesAreCountedWhileOpen(t *testing.T) {
@@ -611,7 +613,7 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	m.policy(nil)
-	gauge := m.server.metrics.watches.WithLabelValues("ns", "operator", "", "pods")
+	gauge := m.server.metrics.Watches.WithLabelValues("ns", "operator", "", "pods")
 	resp, err := m.client(true).Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return testutil.ToFloat64(gauge) == 1 }, soon, time.Millisecond)
@@ -623,11 +625,11 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 func TestABugIsAnswered500(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
-	m.pod.policy.Load().known.Store(planKey{verb: "get"}, (*plan)(nil))
+	m.pod.policy.Load().known.Store(match.Kind{Verb: "get"}, (*plan)(nil))
 	a := m.do("GET", "/version", "")
 	require.Equal(t, 500, a.StatusCode)
 	require.Equal(t, metav1.StatusReasonInternalError, statusOf(t, a).Reason)
-	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.panics), 0)
+	require.InDelta(t, 1, testutil.ToFloat64(m.server.metrics.Panics), 0)
 	require.Equal(t, 200, m.do("POST", "/version", "").StatusCode)
 }
 
@@ -694,5 +696,5 @@ func TestABodyThatCannotBeReadIsTheClientsFault(t *testing.T) {
 			require.Equal(t, metav1.StatusReasonBadRequest, statusOf(t, a).Reason)
 		}
 	}
-	require.Zero(t, testutil.ToFloat64(m.server.metrics.upstreamErrors.WithLabelValues("ns", "operator", "")))
+	require.Zero(t, testutil.ToFloat64(m.server.metrics.UpstreamErrors.WithLabelValues("ns", "operator", "")))
 }

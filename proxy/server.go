@@ -12,6 +12,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -51,7 +52,7 @@ type Server struct {
 	leaf    func() (*tls.Certificate, error)
 	log     *slog.Logger
 	notify  func(PodInfo, string, string)
-	metrics *metrics
+	metrics *metrics.Node
 
 	egressLeaf  func() func(context.Context, string) (*tls.Certificate, error)
 	egressRoots *x509.CertPool
@@ -76,7 +77,7 @@ func New(c Config) (*Server, error) {
 	if c.Node != "" {
 		log = log.With("node", c.Node)
 	}
-	m, err := newMetrics(c.Registerer)
+	m, err := metrics.NewNode(c.Registerer)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +88,7 @@ func New(c Config) (*Server, error) {
 		filtered: bounds.NewPool(maxFiltered, ownFiltered),
 	}
 	if c.Registerer != nil {
-		if err := c.Registerer.Register(openBreakers{s}); err != nil {
+		if err := c.Registerer.Register(metrics.Breakers(s.openBreakers)); err != nil {
 			return nil, err
 		}
 	}
@@ -114,7 +115,7 @@ func (s *Server) SetCluster(m *meshv1.Cluster) error {
 	return nil
 }
 
-// Pod adds a pod. dial connects from its network namespace. Until SetPolicy the
+// Pod adds a pod. dial connects from its network namespace. Until Apply the
 // pod's requests are answered 503; Shutdown removes the pod.
 func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
 	p := newPod(s, info, dial)
@@ -128,9 +129,24 @@ func (s *Server) Pod(info PodInfo, dial DialFunc) *Pod {
 }
 
 func (s *Server) remove(p *Pod) {
-	p.uncount()
+	p.stopCounting()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pods, p)
 	p.setCluster(nil)
+}
+
+// openBreakers returns how many pods have an open breaker, by rule.
+func (s *Server) openBreakers() map[metrics.Rule]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open := map[metrics.Rule]int{}
+	for p := range s.pods {
+		if pol := p.policy.Load(); pol != nil {
+			for _, n := range pol.rules.Opened() {
+				open[pol.series(n.Breaker, n.Rule)]++
+			}
+		}
+	}
+	return open
 }

@@ -374,7 +374,7 @@ func TestPoliciesChangeUnderTraffic(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for i := 0; ctx.Err() == nil; i++ {
-			_, _ = m.pod.SetPolicy(&meshv1.PodPolicy{Sharding: limitTo("a=" + string(rune('0'+i%10)))})
+			_, _ = m.pod.Apply(&meshv1.PodPolicy{Sharding: limitTo("a=" + string(rune('0'+i%10)))})
 		}
 	}()
 	for ctx.Err() == nil {

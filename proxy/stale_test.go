@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -120,7 +119,7 @@ func TestAListIsAsItWas(t *testing.T) {
 
 			m.faults()
 			require.Len(t, func() []string { n, _ := listed(t, media, []byte(list("").body)); return n }(), 3)
-			require.Empty(t, m.pod.histories.known, "what no rule needs")
+			require.Zero(t, m.pod.histories.Len(), "what no rule needs")
 		})
 	}
 }
@@ -179,15 +178,6 @@ func TestInitialEventsTellOfNoVersion(t *testing.T) {
 	require.Equal(t, configMaps+"?resourceVersion=3&resourceVersionMatch=Exact", api.last(t).URI)
 }
 
-func TestAHistoryGrows(t *testing.T) {
-	now := time.Unix(1000, 0)
-	h := &history{oldest: time.Nanosecond}
-	for i, version := range []string{"9", "10", "7", "10", "100"} {
-		h.see(now.Add(time.Duration(i)*time.Second), []byte(version))
-		require.Equal(t, []string{"9", "10", "10", "10", "100"}[i], h.at(now.Add(time.Hour)))
-	}
-}
-
 func TestAStaleListIsFilteredAsAnyOther(t *testing.T) {
 	api := newPast(11)
 	m := newMesh(t, api)
@@ -227,54 +217,4 @@ func TestAnInformerComesToTheTruthAfterAStaleList(t *testing.T) {
 	}), "%v", uris)
 	require.False(t, slices.ContainsFunc(uris, func(u string) bool { return strings.Contains(u, "sendInitialEvents") }), "%v", uris)
 	require.Contains(t, m.logs.String(), `"code":422`, "it asked for such a watch")
-}
-
-func TestAHistory(t *testing.T) {
-	now := time.Unix(1000, 0)
-	h := &history{oldest: 128 * time.Second}
-	require.Empty(t, h.at(now))
-	for i := range 1000 {
-		h.see(now.Add(time.Duration(i)*time.Second/2), fmt.Append(nil, i))
-	}
-	require.LessOrEqual(t, len(h.seen), kept+2)
-	end := now.Add(499 * time.Second)
-	require.Equal(t, fmt.Sprint(2*(499-100)), h.at(end.Add(-100*time.Second)))
-	require.Equal(t, h.seen[0].version, h.at(now), "as old as can be")
-	require.False(t, h.seen[0].at.After(end.Add(-128*time.Second)))
-	version := h.at(end.Add(-10 * time.Second))
-	h.forget(version)
-	require.NotEqual(t, version, h.at(now))
-	for _, odd := range []string{"", "x1", "1&a=b", strings.Repeat("1", maxVersion+1)} {
-		n := len(h.seen)
-		h.see(end.Add(time.Hour), []byte(odd))
-		require.Len(t, h.seen, n)
-	}
-}
-
-func TestVersionOfAList(t *testing.T) {
-	items := strings.Repeat("x", 2*maxHead)
-	for what, c := range map[string]struct{ body, want string }{
-		"built in":         {`{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"12","shardInfo":{"selector":""}},"items":["` + items + `"]}`, "12"},
-		"custom":           {`{"apiVersion":"a/v1","items":["` + items + `"],"kind":"L","metadata":{"continue":"","resourceVersion":"13"}}` + "\n", "13"},
-		"custom, in shard": {`{"apiVersion":"a/v1","items":[],"kind":"L","metadata":{"continue":"","resourceVersion":"13","shardInfo":{"selector":"s"}}}`, "13"},
-		"of an item only":  {`{"kind":"L","apiVersion":"v1","metadata":{},"items":[{"metadata":{"resourceVersion":"9"}}]}`, ""},
-		"none":             {"", ""},
-		"protobuf":         {string(wire(protoType, listOf("", "", metav1.ListMeta{ResourceVersion: "14", Continue: "c"}, []metav1.PartialObjectMetadata{object("a", items)}))), "14"},
-		"cut":              {string(wire(protoType, listOf("", "", metav1.ListMeta{ResourceVersion: "1444"}, nil)))[:28], ""},
-	} {
-		t.Run(what, func(t *testing.T) {
-			var got string
-			r := &listVersion{Reader: httptest.NewRequest("GET", "/", strings.NewReader(c.body)).Body, see: func(v []byte) { got = string(v) }}
-			out, err := io.ReadAll(r)
-			require.NoError(t, err)
-			require.Equal(t, c.body, string(out))
-			require.Equal(t, c.want, got)
-		})
-	}
-}
-
-func FuzzVersionOf(f *testing.F) {
-	f.Add([]byte(`{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"12"},"items":[]}`))
-	f.Add(wire(protoType, listOf("", "", metav1.ListMeta{ResourceVersion: "14"}, nil)))
-	f.Fuzz(func(_ *testing.T, b []byte) { versionOf(b, b) })
 }

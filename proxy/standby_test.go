@@ -11,6 +11,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
 // standby is the policy of a pod that divides pods, nodes and namespaces and owns
@@ -179,10 +180,10 @@ func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(free)
 	before := m.pod.policy.Load()
-	exec := planKey{verb: "create", subresource: "exec", groupResource: groupResource{"", "pods"}}
-	require.False(t, before.refuses(exec, "a"))
+	exec := match.Kind{Verb: "create", Subresource: "exec", Resource: "pods"}
+	require.False(t, before.Refuses(exec, "a"))
 	m.policy(standby(meshv1.Method_METHOD_AUTO))
-	require.True(t, m.pod.policy.Load().refuses(exec, "a"))
-	require.False(t, m.pod.policy.Load().refuses(planKey{verb: "get", groupResource: groupResource{"", "pods"}}, "a"))
+	require.True(t, m.pod.policy.Load().Refuses(exec, "a"))
+	require.False(t, m.pod.policy.Load().Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a"))
 	require.False(t, strings.Contains(m.pod.policy.Load().locks[0].Path("/op", 0), "---"))
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -47,7 +49,7 @@ func (p *policy) tokenStage() stage {
 
 func (s *tokenStage) apply(x *exchange) *outcome {
 	if refused := s.check(x); refused != nil {
-		return refusalBy("token", refused)
+		return refusalBy(meshv1.RefusedToken, refused)
 	}
 	return nil
 }
@@ -158,6 +160,8 @@ func foreignInQuery(query, uid string) bool {
 	}
 	return false
 }
+
+var seed = maphash.MakeSeed()
 
 // verdict is what a token says about the pod it may be used from.
 type verdict int

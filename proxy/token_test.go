@@ -142,7 +142,7 @@ func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
 		t.Fatal("nothing was told")
 	}
 	require.Empty(t, told)
-	require.InDelta(t, 3, testutil.ToFloat64(m.server.metrics.refusals.WithLabelValues("ns", "operator", "", "token")), 0)
+	require.InDelta(t, 3, testutil.ToFloat64(m.server.metrics.Refusals.WithLabelValues("ns", "operator", "", "token")), 0)
 }
 
 func FuzzJudge(f *testing.F) {

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/keep"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
 // traffic is the compiled Traffic of a policy, or of the last one whose compiles; not good,
@@ -84,17 +87,9 @@ func (p *policy) enforce() {
 	now := time.Now()
 	p.rules.Enforce(now)
 	p.faults.Enforce(now)
-	p.pod.histories.enforce(p)
-}
-
-// Traffic is what of the pod's rules is in force, nil while nobody knows, and why it is not
-// that of the last policy, if so. If none are known that could be, it is all the same, and
-// connections to other hosts that it is about are refused.
-func (p *Pod) Traffic() (*meshv1.Traffic, error) {
-	if pol := p.policy.Load(); pol != nil {
-		return pol.told, pol.problem
-	}
-	return nil, nil
+	p.pod.histories.Forget(func(res schema.GroupResource) bool {
+		return p.lists(match.Kind{Group: res.Group, Resource: res.Resource}).Oldest() == 0
+	})
 }
 
 // RuleStates are those of the limits in force.

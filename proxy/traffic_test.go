@@ -21,26 +21,26 @@ func TestRulesThatCannotBeDoNotHoldBackTheRest(t *testing.T) {
 	m := newMesh(t, api)
 	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}}
 	m.traffic(bad)
-	_, problem := m.pod.Traffic()
+	problem := m.applied.Problem
 	require.ErrorContains(t, problem, `CircuitBreaker "bad"`)
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode, "there are no good ones")
 
 	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits()})
-	told, problem := m.pod.Traffic()
+	told, problem := m.applied.Rules, m.applied.Problem
 	require.NoError(t, problem)
 	require.Equal(t, "cap", told.GetBreakers()[0].GetName())
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
 
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "next", Refuse: "for a test", Traffic: bad})
 	require.Contains(t, m.do("GET", deployment, "").body, "for a test")
-	told, problem = m.pod.Traffic()
+	told, problem = m.applied.Rules, m.applied.Problem
 	require.Error(t, problem)
 	require.Equal(t, "cap", told.GetBreakers()[0].GetName())
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "v3", Traffic: bad})
 	require.Equal(t, 429, m.do("GET", deployment, "").StatusCode, "what was spent is")
 
 	m.limits()
-	_, problem = m.pod.Traffic()
+	problem = m.applied.Problem
 	require.NoError(t, problem)
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
 }
@@ -73,9 +73,9 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 	}
 	const request = "GET / HTTP/1.1\r\nHost: a.example.com\r\nConnection: close\r\n\r\n"
 	set := func(traffic *meshv1.Traffic) (*meshv1.Traffic, error) {
-		_, err := pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Version: "v", Traffic: traffic})
+		applied, err := pod.Apply(&meshv1.PodPolicy{Uid: "uid-2", Version: "v", Traffic: traffic})
 		require.NoError(t, err)
-		return pod.Traffic()
+		return applied.Rules, applied.Problem
 	}
 	for _, ports := range [][]uint32{{80}, {80, 81}} {
 		told, problem := set(bad(ports...))
@@ -90,7 +90,7 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 	_, err = pod.resettle()
 	require.NoError(t, err)
 	require.Contains(t, ask(request), "403 Forbidden")
-	_, err = pod.SetPolicy(&meshv1.PodPolicy{Uid: "uid-2", Version: "v", Refuse: "for a test"})
+	_, err = pod.Apply(&meshv1.PodPolicy{Uid: "uid-2", Version: "v", Refuse: "for a test"})
 	require.NoError(t, err)
 	require.Contains(t, ask(request), "403 Forbidden", "it says nothing of rules")
 	require.Empty(t, dialed)
@@ -143,11 +143,13 @@ func TestRulesOfAnEarlierProxyStay(t *testing.T) {
 		{bad, []*meshv1.PodPolicy{refusal, {Traffic: good}}, good, ""},
 	} {
 		pod := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other", Traffic: c.earlier}, m.dial)
+		var holds *meshv1.Traffic
+		var problem error
 		for _, p := range c.told {
-			_, err := pod.SetPolicy(p)
+			applied, err := pod.Apply(p)
 			require.NoError(t, err)
+			holds, problem = applied.Rules, applied.Problem
 		}
-		holds, problem := pod.Traffic()
 		require.Equal(t, c.holds == nil, holds == nil, "%v", c)
 		require.True(t, proto.Equal(c.holds, holds), "%v: %v", c, holds)
 		if c.says == "" {
@@ -173,10 +175,10 @@ func TestRulesKnowWhatWasCountedBeforeTheyAreAsked(t *testing.T) {
 	next := newMesh(t, &recorder{}).pod
 	require.NoError(t, next.ImportTraffic(data))
 	before := next.policy.Load()
-	next.histories.mu.Lock() // what is enforced last
+	thaw := next.histories.Freeze() // what is enforced last
 	done := make(chan error, 1)
 	go func() {
-		_, err := next.SetPolicy(&meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: rules()})
+		_, err := next.Apply(&meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: rules()})
 		done <- err
 	}()
 	require.Eventually(t, func() bool {
@@ -184,7 +186,7 @@ func TestRulesKnowWhatWasCountedBeforeTheyAreAsked(t *testing.T) {
 		return len(states) == 1 && states[0].State == meshv1.BreakerState_BREAKER_OPENED
 	}, soon, time.Millisecond)
 	during := next.policy.Load()
-	next.histories.mu.Unlock()
+	thaw()
 	require.NoError(t, <-done)
 	require.Same(t, before, during)
 	require.NotSame(t, before, next.policy.Load())

@@ -8,12 +8,15 @@ import (
 	"sync"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 // upgradeStage reads the protocol that a request asks to change to. It refuses, and
@@ -27,7 +30,7 @@ type upgradeStage struct {
 func (s upgradeStage) apply(x *exchange) *outcome {
 	protocol, refused := s.protocol(&x.req)
 	if refused != nil {
-		return refusalBy("upgrade", refused)
+		return refusalBy(meshv1.RefusedUpgrade, refused)
 	}
 	x.protocol = protocol
 	return nil
@@ -101,7 +104,7 @@ const maxDrained = 1 << 20
 // splice copies both ways until one side ends, the pod shuts down, or the policy
 // cuts them. If it is not the apiserver's that ends first, splice sends it the end and
 // waits for its own: before that, the apiserver may pass on what it was sent.
-func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) completion {
+func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) writes.Completion {
 	closed := make(chan struct{})
 	closeOurs := sync.OnceFunc(func() {
 		_ = down.Close()
@@ -141,11 +144,11 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 	wg.Wait()
 	switch {
 	case waited || from.err != io.EOF && upstream.Ended(from.err): //nolint:errorlint // what io.Reader returns
-		return dropped
+		return writes.Dropped
 	case from.err == io.EOF: //nolint:errorlint // what io.Reader returns
-		return ended
+		return writes.Ended
 	}
-	return unseen
+	return writes.NotSeen
 }
 
 // lastError remembers how a reader ended.

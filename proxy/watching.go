@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -55,7 +56,7 @@ func (x *exchange) openGap() {
 	if w.Drop == nil && !overtakes {
 		return
 	}
-	if x.gap = x.pod.ledger.gap(x.ticket); x.gap == nil && w.Drop != nil {
+	if x.gap = x.ticket.Gap(); x.gap == nil && w.Drop != nil {
 		w.Drop = nil
 		x.skip("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
 	}
@@ -80,7 +81,7 @@ type injectedBody struct {
 // or lists.
 func (b *injectedBody) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
-	if cause := context.Cause(b.ctx); errors.Is(cause, errPolicyChanged) {
+	if cause := context.Cause(b.ctx); errors.Is(cause, relist.ErrPolicyChanged) {
 		return 0, cause
 	}
 	return n, err

@@ -227,31 +227,6 @@ func TestAClientThatGoesWithAGapMustList(t *testing.T) {
 	})
 }
 
-// However many views clients make up, others can miss events after a while.
-func TestGapsAreForgottenWhenThereIsNoRoom(t *testing.T) {
-	m := newMesh(t, &recorder{})
-	l := &m.pod.ledger
-	open := &resourceState{}
-	l.resources = map[groupResource]*resourceState{{"", "configmaps"}: open}
-	missing := func(v uint64) *gap {
-		ticket := &ticket{state: open, view: view{path: v}}
-		g := l.gap(ticket)
-		if g != nil {
-			g.Cover("5")
-			l.over(ticket, g)
-		}
-		return g
-	}
-	for v := range uint64(maxGaps) {
-		require.NotNil(t, missing(v))
-	}
-	require.Nil(t, missing(maxGaps))
-	require.True(t, l.missed(&ticket{state: open, view: view{path: 7}}, "5"))
-	m.settle()
-	require.NotNil(t, missing(maxGaps))
-	require.Equal(t, 1, m.gaps())
-}
-
 // Nobody knows what the proxy before kept from its clients when it ended.
 func TestCachesThatAnEarlierProxyMayHaveHarmed(t *testing.T) {
 	for _, keep := range []bool{false, true} {
@@ -620,7 +595,7 @@ func TestHarmedWatchesLeaveNothing(t *testing.T) {
 	m.faults()
 	_, end := m.watching(c, "0")
 	end()
-	require.Eventually(t, func() bool { return len(m.openWatches()) == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 0 }, soon, time.Millisecond)
 	before := runtime.NumGoroutine()
 	m.faults(ofWatches(&meshv1.WatchFault{
 		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
@@ -635,27 +610,14 @@ func TestHarmedWatchesLeaveNothing(t *testing.T) {
 		end()
 	}
 	require.Eventually(t, func() bool {
-		return runtime.NumGoroutine() <= before+2 && len(m.openWatches()) == 0 && m.gaps() == 0
+		return runtime.NumGoroutine() <= before+2 && m.pod.ledger.Watches() == 0 && m.gaps() == 0
 	}, soon, 10*time.Millisecond)
 }
 
-// openWatches are the watches that are open.
-func (m *mesh) openWatches() (open []*watch) {
-	m.pod.ledger.mu.Lock()
-	defer m.pod.ledger.mu.Unlock()
-	for _, s := range m.pod.ledger.resources {
-		for w := range s.open {
-			open = append(open, w)
-		}
-	}
-	return open
-}
-
-// gaps are as many as are remembered.
+// gaps returns how many gaps are remembered.
 func (m *mesh) gaps() int {
-	m.pod.ledger.mu.Lock()
-	defer m.pod.ledger.mu.Unlock()
-	return m.pod.ledger.gaps
+	_, gaps := m.pod.ledger.Remembered()
+	return gaps
 }
 
 // A fault of a watch is counted when it is done, and is not spent before.

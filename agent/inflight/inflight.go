@@ -9,7 +9,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 // Earlier are the writes of earlier proxies: those of other agents, and those of this agent
@@ -87,7 +87,7 @@ func (e *Earlier) AddPredecessors(policies map[string]*meshv1.PodPolicy, offered
 	e.journal.Serving(e.Own)
 	e.UnknownUntil = started.Add(takeover.MaxExit + meshv1.LostWrite)
 	if crashed {
-		e.UnknownUntil = started.Add(proxy.UnseenWrite(nil))
+		e.UnknownUntil = started.Add(writes.Unseen(nil))
 	}
 	e.logger.Info("looked for writes in flight", "complete", complete, "pods", len(e.over))
 }
@@ -119,7 +119,7 @@ func (e *Earlier) read(last takeover.ID, failure string) (complete bool) {
 // addUnknown adds writes of which nothing is known but that none is sent once drained is
 // closed, or nil. It records them for the agents after this one.
 func (e *Earlier) addUnknown(uid string, policy *meshv1.PodPolicy, drained <-chan struct{}) {
-	unseen := proxy.UnseenWrite(policy)
+	unseen := writes.Unseen(policy)
 	record := e.journal.Pod(uid)
 	record.Unseen(unseen + takeover.MaxExit) // if this agent dies before the other
 	record.Begin()

@@ -215,9 +215,9 @@ func (n *Node) release(p *pod) {
 		n.Logger.Error("releasing a pod", "pod", p.info.String(), "error", err)
 	}
 	proxied := p.proxied
-	over, err := proxied.SetPolicy(p.refusal(refusedExited))
+	applied, err := proxied.Apply(p.refusal(refusedExited))
 	if err == nil {
-		n.earlier.Add(p.info.UID, over)
+		n.earlier.Add(p.info.UID, applied.Settled)
 		p.journal.Close()
 	}
 	if !p.info.HostNetwork {
@@ -228,5 +228,5 @@ func (n *Node) release(p *pod) {
 		defer cancel()
 		_ = proxied.Shutdown(ctx)
 	}()
-	p.redirection = redirection{last: over}
+	p.redirection = redirection{last: applied.Settled}
 }

@@ -102,13 +102,13 @@ func (n *Node) abandon(uid string, p *pod) {
 		_ = captured.Release() // its network namespace
 		// This agent answers for the writes in flight until they have ended, or this
 		// process exits. Then its journal has the deadlines.
-		over, err := proxied.SetPolicy(&meshv1.PodPolicy{Refuse: "another agent serves this pod"})
+		applied, err := proxied.Apply(&meshv1.PodPolicy{Refuse: "another agent serves this pod"})
 		if err == nil {
 			record.Close()
 		}
 		n.countDown(&n.draining)
 		if err == nil {
-			<-over
+			<-applied.Settled
 		}
 		n.countDown(&n.unsettled)
 	}()

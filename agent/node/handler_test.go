@@ -133,7 +133,7 @@ func TestDeletedPodKeepsItsRules(t *testing.T) {
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
 	told := func() (out *meshv1.Traffic) {
-		r.in(t, func() { out, _ = r.pods["a"].proxied.Traffic() })
+		r.in(t, func() { out = r.pods["a"].applied.Rules })
 		return out
 	}
 	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())

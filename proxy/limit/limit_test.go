@@ -788,8 +788,8 @@ func FuzzImport(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(data)
 	for key, s := range map[string]saved{
-		"key-0": {Tokens: keep.MaxCount, Frac: 1<<64 - 1, Since: 1<<63 - 1, WindowIn: 1<<63 - 1, Window: []counts{{Ended: 5}}},
-		"key-1": {Shared: true, Index: 1, Of: 2, Spent: keep.MaxCount, SpentAgo: 1<<63 - 1, Quiet: 1<<63 - 1, Breaker: 2},
+		"key-0": {savedRate: savedRate{Tokens: keep.MaxCount, Frac: 1<<64 - 1}, savedCircuit: savedCircuit{Since: 1<<63 - 1, WindowIn: 1<<63 - 1, Window: []counts{{Ended: 5}}}},
+		"key-1": {savedRate: savedRate{Shared: true, Index: 1, Of: 2, Spent: keep.MaxCount, SpentAgo: 1<<63 - 1, Quiet: 1<<63 - 1}, savedCircuit: savedCircuit{Breaker: 2}},
 	} {
 		of, err := json.Marshal(s)
 		require.NoError(f, err)

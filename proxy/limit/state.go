@@ -17,7 +17,7 @@ type config struct {
 	failures               uint64 // 0: no backoff
 	base, most             time.Duration
 	trigger                meshv1.Trigger
-	window                 time.Duration // 0: no trip
+	period                 time.Duration // of outcomes that count; 0: no trip
 	minRequests            uint64
 	errorPercent           float64
 	slowPercent            float64
@@ -49,7 +49,7 @@ func newConfig(m *meshv1.LimitRule) (config, error) {
 			return c, fmt.Errorf("invalid trip: %v%% failed or %v%% longer than %d ns, in a window of %d ns",
 				t.GetErrorPercent(), t.GetSlowPercent(), t.GetSlowNs(), t.GetWindowNs())
 		}
-		c.window, c.minRequests = time.Duration(t.GetWindowNs()), max(uint64(t.GetMinRequests()), 1)
+		c.period, c.minRequests = time.Duration(t.GetWindowNs()), max(uint64(t.GetMinRequests()), 1)
 		c.errorPercent, c.slowPercent, c.slow = t.GetErrorPercent(), t.GetSlowPercent(), time.Duration(t.GetSlowNs())
 	}
 	if r := m.GetRecovery(); r != nil {
@@ -110,34 +110,45 @@ type state struct {
 	key string
 	id  uint64 // states are locked in the order of their ids
 
-	mu      sync.Mutex
-	share   share
-	recover string
+	mu       sync.Mutex
+	share    share
+	recover  string
+	inFlight uint64
+	rate
+	backoff
+	circuit
+	totals
+}
 
+// rate is a member's part of a rule's bucket.
+type rate struct {
 	bucket  bucket
 	turns   turns
 	inTurns bool
+	taken   uint64 // tokens
+}
 
-	inFlight uint64
+// backoff refuses requests after consecutive failures.
+type backoff struct {
 	failed   uint64    // in a row
 	failedAt time.Time // when the last failure was counted
-	until    time.Time // backoff: all requests are refused until then
+	until    time.Time // all requests are refused until then
+}
 
+// circuit is a breaker and the outcomes that open it.
+type circuit struct {
 	breaker meshv1.BreakerState
 	since   time.Time // zero: always
 	probe   uint64    // number of the last probe
 	probing bool      // the last probe is under way
 	probed  time.Time // when the last probe began
-	window  window
 	changed time.Time // last change of the breaker in this process; zero: never
-
-	passed, refused uint64
-	taken           uint64 // tokens
-
-	// Counts of the previous process.
-	earlierPassed, earlierRefused uint64
-	earlier                       window
+	window  window
+	earlier window // of the previous process
 }
+
+// totals are the numbers of requests, in this process and in the previous one.
+type totals struct{ passed, refused, earlierPassed, earlierRefused uint64 }
 
 var lastID atomic.Uint64
 
@@ -146,8 +157,8 @@ func newState(key string, c config, s share, recover string) *state {
 	if c.interval > 0 {
 		out.bucket, out.turns, out.inTurns = c.divide(s)
 	}
-	if c.window > 0 {
-		out.window, out.earlier = newWindow(c.window), newWindow(c.window)
+	if c.period > 0 {
+		out.window, out.earlier = newWindow(c.period), newWindow(c.period)
 	}
 	return out
 }

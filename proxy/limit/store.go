@@ -29,11 +29,17 @@ func (s *Store) States() (out []*meshv1.RuleState) {
 type saved struct {
 	Passed  uint64 `json:"passed,omitempty"`
 	Refused uint64 `json:"refused,omitempty"`
-
-	Shared  bool   `json:"shared,omitempty"`
-	Index   uint64 `json:"index,omitempty"`
-	Of      uint64 `json:"of,omitempty"`
 	Recover string `json:"recover,omitempty"`
+	Failed  uint64 `json:"failed,omitempty"`
+	Wait    int64  `json:"wait,omitempty"` // how long the backoff lasts
+	savedRate
+	savedCircuit
+}
+
+type savedRate struct {
+	Shared bool   `json:"shared,omitempty"`
+	Index  uint64 `json:"index,omitempty"`
+	Of     uint64 `json:"of,omitempty"`
 
 	Tokens uint64 `json:"tokens,omitempty"`
 	Frac   uint64 `json:"frac,omitempty"`
@@ -41,10 +47,9 @@ type saved struct {
 	Spent    uint64 `json:"spent,omitempty"`
 	SpentAgo int64  `json:"spentAgo,omitempty"` // 0: never
 	Quiet    int64  `json:"quiet,omitempty"`    // how long until turns begin
+}
 
-	Failed uint64 `json:"failed,omitempty"`
-	Wait   int64  `json:"wait,omitempty"` // how long the backoff lasts
-
+type savedCircuit struct {
 	Breaker  int32    `json:"breaker,omitempty"`
 	Since    int64    `json:"since,omitempty"` // how long ago; 0: always
 	Window   []counts `json:"window,omitempty"`
@@ -79,8 +84,9 @@ func (s *state) Save(now time.Time) saved {
 	defer s.mu.Unlock()
 	out := saved{
 		Passed: s.earlierPassed + s.passed, Refused: s.earlierRefused + s.refused,
-		Shared: s.share.shared, Index: s.share.index, Of: s.share.of, Recover: s.recover,
-		Failed: s.failed, Breaker: int32(s.breaker),
+		Recover: s.recover, Failed: s.failed, Wait: int64(left(s.until, now)),
+		savedRate:    savedRate{Shared: s.share.shared, Index: s.share.index, Of: s.share.of},
+		savedCircuit: savedCircuit{Breaker: int32(s.breaker), Since: ago(s.since, now)},
 	}
 	if s.interval > 0 {
 		s.bucket.advance(now)
@@ -90,8 +96,6 @@ func (s *state) Save(now time.Time) saved {
 	if s.inTurns {
 		out.Quiet = int64(left(s.turns.from, now))
 	}
-	out.Wait = int64(left(s.until, now))
-	out.Since = ago(s.since, now)
 	out.Window, out.WindowIn = s.outcomes(now)
 	return out
 }

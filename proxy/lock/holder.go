@@ -1,25 +1,19 @@
 package lock
 
 import (
+	"bytes"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+
 	"encoding/json"
 	"time"
-
-	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // leaderAnnotation holds the election record of ConfigMap and Endpoints locks.
 const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
-
-// Field numbers of coordination/v1's and meta/v1's generated.proto.
-const (
-	leaseSpec                = 2
-	specHolder, specDuration = 1, 2
-	specAcquired             = 3
-	specTransitions          = 5
-	metaResourceVersion      = 6
-	metaAnnotations          = 12
-	mapKey, mapValue         = 1, 2
-)
 
 // record is a leader-election record: a Lease's spec, or the annotation's text.
 type record struct {
@@ -28,14 +22,6 @@ type record struct {
 	Seconds     *int64  `json:"leaseDurationSeconds"`
 	Acquired    *string `json:"acquireTime"`
 	Transitions *int64  `json:"leaseTransitions"`
-}
-
-// seconds returns the duration of the lease; 0 if the record has none.
-func (r record) seconds() int64 {
-	if r.Seconds == nil {
-		return 0
-	}
-	return *r.Seconds
 }
 
 // object is the part of a lock that this package reads.
@@ -85,67 +71,42 @@ func Holder(contentType string, body []byte) Held {
 			spec = annotated
 		}
 	}
-	return Held{Holder: spec.Holder, For: time.Duration(spec.seconds()) * time.Second, Version: o.Metadata.ResourceVersion}
+	return Held{Holder: spec.Holder, For: time.Duration(ptr.Deref(spec.Seconds, 0)) * time.Second, Version: o.Metadata.ResourceVersion}
 }
 
 // protoObject reads an object in an envelope. It returns the zero object if body is none.
 func protoObject(body []byte) (o object) {
-	name := text(func(s string) (string, bool) { o.Metadata.Name = s; return s, false })
-	version := text(func(s string) (string, bool) { o.Metadata.ResourceVersion = s; return s, false })
-	_, _, err := editProto(body, func(kind string) message {
-		m := message{objectMetadata: message{
-			metaName: name, metaResourceVersion: version, metaAnnotations: o.protoAnnotation,
-		}.edit}
-		if kind == "Lease" {
-			m[leaseSpec] = o.Spec.protoSpec
+	raw, ok := bytes.CutPrefix(body, magic)
+	var envelope runtime.Unknown
+	if !ok || envelope.Unmarshal(raw) != nil {
+		return o
+	}
+	if envelope.Kind != "Lease" {
+		var meta metav1.PartialObjectMetadata
+		if meta.Unmarshal(envelope.Raw) == nil {
+			o.Metadata.Name, o.Metadata.ResourceVersion, o.Metadata.Annotations = meta.Name, meta.ResourceVersion, meta.Annotations
 		}
-		return m
-	})
-	if err != nil {
-		return object{}
+		return o
+	}
+	var lease coordinationv1.Lease
+	if lease.Unmarshal(envelope.Raw) != nil {
+		return o
+	}
+	o.Metadata.Name, o.Metadata.ResourceVersion, o.Metadata.Annotations = lease.Name, lease.ResourceVersion, lease.Annotations
+	spec := &lease.Spec
+	o.Spec = record{Seconds: widen(spec.LeaseDurationSeconds), Transitions: widen(spec.LeaseTransitions)}
+	if spec.HolderIdentity != nil {
+		o.Spec.Holder = *spec.HolderIdentity
+	}
+	if spec.AcquireTime != nil {
+		o.Spec.Acquired = new(string) // the time itself is not needed
 	}
 	return o
 }
 
-// protoAnnotation is a field that reads one entry of the annotations.
-func (o *object) protoAnnotation(b []byte) ([]byte, bool, error) {
-	var key, value string
-	_, _, err := message{
-		mapKey:   text(func(s string) (string, bool) { key = s; return s, false }),
-		mapValue: text(func(s string) (string, bool) { value = s; return s, false }),
-	}.edit(b)
-	if key == leaderAnnotation {
-		o.Metadata.Annotations = map[string]string{key: value}
+func widen(n *int32) *int64 {
+	if n == nil {
+		return nil
 	}
-	return nil, false, err
-}
-
-// protoSpec is a field that reads a Lease's spec.
-func (r *record) protoSpec(b []byte) ([]byte, bool, error) {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeField(b)
-		if n < 0 {
-			return nil, false, errProto
-		}
-		_, _, tag := protowire.ConsumeTag(b)
-		switch {
-		case num == specHolder && typ == protowire.BytesType:
-			v, _ := protowire.ConsumeBytes(b[tag:n])
-			r.Holder = string(v)
-		case num == specDuration && typ == protowire.VarintType:
-			r.Seconds = int32Field(b[tag:n])
-		case num == specAcquired && typ == protowire.BytesType:
-			r.Acquired = new(string) // the time itself is not needed
-		case num == specTransitions && typ == protowire.VarintType:
-			r.Transitions = int32Field(b[tag:n])
-		}
-		b = b[n:]
-	}
-	return nil, false, nil
-}
-
-func int32Field(b []byte) *int64 {
-	v, _ := protowire.ConsumeVarint(b)
-	n := int64(int32(v))
-	return &n
+	return new(int64(*n))
 }

@@ -58,133 +58,72 @@ func (n names) swapQuoted(s string) (string, bool) {
 	return out, out != s
 }
 
-// editJSON returns b with every name of the shape swapped, or b itself if there is none. b
-// must be valid JSON.
+// editJSON returns b with every name of the shape swapped, or b itself if there is none.
 func editJSON(b []byte, s *shape) ([]byte, bool, error) {
 	if !json.Valid(b) {
 		return nil, false, errJSON
 	}
-	e := editor{in: b}
+	e := newEditor(b)
 	e.value(s)
-	if e.out == nil {
-		return b, false, nil
-	}
-	return append(e.out, b[e.copied:]...), true, nil
+	return e.result()
 }
 
 // editor walks over valid JSON, so it does not check for errors.
 type editor struct {
+	*json.Decoder
 	in     []byte
-	pos    int
 	out    []byte // nil until the first edit
 	copied int    // in[:copied] is in out
 }
 
-func (e *editor) space() {
-	for e.pos < len(e.in) {
-		switch e.in[e.pos] {
-		case ' ', '\t', '\n', '\r':
-			e.pos++
-		default:
-			return
-		}
+func newEditor(b []byte) *editor { return &editor{Decoder: json.NewDecoder(bytes.NewReader(b)), in: b} }
+
+func (e *editor) result() ([]byte, bool, error) {
+	if e.out == nil {
+		return e.in, false, nil
 	}
+	return append(e.out, e.in[e.copied:]...), true, nil
 }
 
 // value walks over one value of the shape, and skips it if the shape is nil.
 func (e *editor) value(s *shape) {
-	e.space()
-	switch c := e.in[e.pos]; {
-	case s == nil:
-		e.skip()
-	case c == '{' && s.fields != nil:
-		e.sequence('}', func() {
-			key := e.string()
-			e.space()
-			e.pos++ // the colon
-			e.value(s.fields[key])
-		})
-	case c == '[' && s.element != nil:
-		e.sequence(']', func() { e.value(s.element) })
-	case c == '"' && s.text != nil:
-		start := e.pos
-		if text, edit := s.text(e.string()); edit {
-			quoted, _ := json.Marshal(text) // a string always encodes
-			e.out = append(append(e.out, e.in[e.copied:start]...), quoted...)
-			e.copied = e.pos
-		}
-	default:
-		e.skip()
+	if s == nil {
+		_ = e.Decode(&json.RawMessage{})
+		return
 	}
-}
-
-// sequence calls one for each element of the object or array at pos.
-func (e *editor) sequence(end byte, one func()) {
-	e.pos++
-	for {
-		e.space()
-		if e.in[e.pos] == end {
-			e.pos++
+	before := int(e.InputOffset())
+	switch token, _ := e.Token(); token := token.(type) {
+	case json.Delim:
+		e.elements(token, func(key string) *shape {
+			if token == '{' {
+				return s.fields[key]
+			}
+			return s.element
+		})
+	case string:
+		if s.text == nil {
 			return
 		}
-		if e.in[e.pos] == ',' {
-			e.pos++
-			e.space()
+		if text, edit := s.text(token); edit {
+			start := before + bytes.IndexByte(e.in[before:], '"')
+			quoted, _ := json.Marshal(text) // a string always encodes
+			e.out = append(append(e.out, e.in[e.copied:start]...), quoted...)
+			e.copied = int(e.InputOffset())
 		}
-		one()
 	}
 }
 
-// string consumes the string at pos and decodes it.
-func (e *editor) string() string {
-	start := e.pos
-	e.skipString()
-	raw := e.in[start:e.pos]
-	if bytes.IndexByte(raw, '\\') < 0 {
-		return string(raw[1 : len(raw)-1])
-	}
-	var s string
-	_ = json.Unmarshal(raw, &s)
-	return s
-}
-
-func (e *editor) skipString() {
-	for e.pos++; e.in[e.pos] != '"'; e.pos++ {
-		if e.in[e.pos] == '\\' {
-			e.pos++
+// elements walks over the rest of an object or array; key is "" in an array.
+func (e *editor) elements(begin json.Delim, of func(key string) *shape) {
+	for e.More() {
+		key := ""
+		if begin == '{' {
+			token, _ := e.Token()
+			key, _ = token.(string)
 		}
+		e.value(of(key))
 	}
-	e.pos++
-}
-
-// skip consumes one value of any kind.
-func (e *editor) skip() {
-	depth := 0
-	for e.pos < len(e.in) {
-		switch e.in[e.pos] {
-		case '"':
-			e.skipString()
-			if depth == 0 {
-				return
-			}
-			continue
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth == 0 {
-				return // the end of the object or array around a number or a literal
-			}
-			if depth--; depth == 0 {
-				e.pos++
-				return
-			}
-		case ',', ' ', '\t', '\n', '\r':
-			if depth == 0 {
-				return
-			}
-		}
-		e.pos++
-	}
+	_, _ = e.Token()
 }
 
 // kindOf returns the top-level kind of valid JSON. As in all JSON readers of Kubernetes,
@@ -224,15 +163,12 @@ func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
 			values[i] = &shape{text: n.swap}
 		}
 	}
-	e := editor{in: b}
-	e.space()
-	i := 0
-	e.sequence(']', func() {
-		e.value(&shape{fields: map[string]*shape{"value": values[i]}})
+	e := newEditor(b)
+	begin, _ := e.Token()
+	i := -1
+	e.elements(begin.(json.Delim), func(string) *shape {
 		i++
+		return &shape{fields: map[string]*shape{"value": values[i]}}
 	})
-	if e.out == nil {
-		return b, false, nil
-	}
-	return append(e.out, b[e.copied:]...), true, nil
+	return e.result()
 }

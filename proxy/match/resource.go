@@ -6,11 +6,48 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // Kind is what the requests of a plan have in common.
 type Kind struct{ Verb, Group, Resource, Subresource string }
+
+// GroupResource returns the resource without its verb.
+func (k Kind) GroupResource() schema.GroupResource {
+	return schema.GroupResource{Group: k.Group, Resource: k.Resource}
+}
+
+// Writes reports whether a request changes something, by its verb.
+func (k Kind) Writes() bool {
+	switch k.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return true
+	}
+	return false
+}
+
+// Connects reports whether a request opens a connection into a pod or a service, by any
+// verb.
+func (k Kind) Connects() bool {
+	switch k.Subresource {
+	case "exec", "attach", "portforward", "proxy":
+		return k.Group == ""
+	}
+	return false
+}
+
+// Storable reports whether parts of a path are short enough to be stored: the names of
+// objects and resources are not longer.
+func Storable(names ...string) bool {
+	return !slices.ContainsFunc(names, func(s string) bool { return len(s) > 253 })
+}
+
+// Clone returns a copy that does not keep the path in memory from which k was cut.
+func (k Kind) Clone() Kind {
+	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource)}
+}
 
 // Object is what differs between the resource requests of a plan.
 type Object struct {

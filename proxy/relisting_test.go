@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
 
 // restore puts a policy in force that an earlier proxy had.
@@ -31,21 +32,8 @@ func (m *mesh) restore(s *meshv1.Sharding, since time.Time) {
 	require.NoError(m.t, m.pod.Restore(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s}, since))
 }
 
-// settle lets the time go by in which caches turn up.
-func (m *mesh) settle() {
-	l := &m.pod.ledger
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.changed, l.began = l.changed.Add(-settling), l.began.Add(-settling)
-	for _, s := range l.resources {
-		s.changed, s.doubted = s.changed.Add(-settling), s.doubted.Add(-settling)
-		for _, g := range s.gaps {
-			if g.isOver() {
-				g.over = g.over.Add(-settling)
-			}
-		}
-	}
-}
+// settle lets the time go by in which caches resume.
+func (m *mesh) settle() { m.pod.ledger.Age(relist.Settling) }
 
 // resume asks for a watch from where a cache is, and returns the answer's code.
 func (m *mesh) resume(c *http.Client, path, version string, header ...string) int {
@@ -185,7 +173,7 @@ func TestTwoCachesOfOneView(t *testing.T) {
 func TestMoreViewsThanAreRemembered(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
-	m.pod.ledger.debts = maxDebts
+	m.pod.ledger.Bounds.Debts = 0
 	c := m.client(true)
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5"))
 	m.with(c, "GET", "/api/v1/pods", "")
@@ -193,7 +181,8 @@ func TestMoreViewsThanAreRemembered(t *testing.T) {
 	m.settle()
 	require.Equal(t, 200, m.resume(c, "/api/v1/pods", "7"))
 	require.Equal(t, 410, func() int { m.policy(limitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
-	require.Equal(t, maxDebts, m.pod.ledger.debts)
+	debts, _ := m.pod.ledger.Remembered()
+	require.Zero(t, debts)
 }
 
 // What a pod says at length is not kept.
@@ -314,17 +303,8 @@ func TestAnInformerHoldsWhatThePolicyGives(t *testing.T) {
 					require.ElementsMatch(c, want, informer.GetStore().ListKeys())
 				}, soon, 10*time.Millisecond)
 			}
-			watching := func() int {
-				m.pod.ledger.mu.Lock()
-				defer m.pod.ledger.mu.Unlock()
-				n := 0
-				for _, s := range m.pod.ledger.resources {
-					n += len(s.open)
-				}
-				return n
-			}
 			holds("ns/a")
-			require.Eventually(t, func() bool { return watching() == 1 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 1 }, soon, time.Millisecond)
 			time.Sleep(2 * time.Second) // client-go calls a shorter watch without an event an error
 
 			m.policy(limitTo("shard=2"))

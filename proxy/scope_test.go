@@ -285,7 +285,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 				verb = "watch"
 			}
 			counted[verb+" "+want]++
-			require.EqualValues(t, counted[verb+" "+want], testutil.ToFloat64(m.server.metrics.dryRun.WithLabelValues("ns", "operator", "s1", verb, want)), "%s %s", q.method, q.target)
+			require.EqualValues(t, counted[verb+" "+want], testutil.ToFloat64(m.server.metrics.DryRun.WithLabelValues("ns", "operator", "s1", verb, want)), "%s %s", q.method, q.target)
 			require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"dry_run":"`+want+`"`) }, soon, time.Millisecond)
 		}
 	}
@@ -298,7 +298,7 @@ func TestDryRunOfStandbyIsInvalid(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	s := standby(meshv1.Method_METHOD_AUTO)
 	s.DryRun = true
-	_, err := m.pod.SetPolicy(&meshv1.PodPolicy{Version: "2", Sharding: s})
+	_, err := m.pod.Apply(&meshv1.PodPolicy{Version: "2", Sharding: s})
 	require.Error(t, err)
 }
 

@@ -1,0 +1,206 @@
+package isolation
+
+import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
+)
+
+// Division is the compiled sharding of a policy.
+type Division struct {
+	Limits     narrow.Limits
+	Standby    bool
+	KeepCaches bool // of clients, when the policy changes
+
+	message   *meshv1.Sharding
+	namespace string // of the pod
+	byUID     bool   // keys are uids
+	method    meshv1.Method
+	// widened, if not nil: writes to any resource are foreign in namespaces that it does
+	// not own.
+	widened *sharding.Scope
+	owners  owners
+}
+
+// Compile compiles the sharding of a pod in a namespace; nil divides nothing.
+func Compile(s *meshv1.Sharding, namespace string) (*Division, error) {
+	limits, err := narrow.Compile(s.GetLimits())
+	if err != nil {
+		return nil, err
+	}
+	d := &Division{
+		Limits: limits, Standby: s.GetStandby(), KeepCaches: s.GetKeepCaches(),
+		message: s, namespace: namespace, byUID: s.GetKey() == meshv1.Key_KEY_OBJECT, method: s.GetMethod(),
+	}
+	if d.Standby {
+		d.Limits = limits.Emptied()
+	}
+	if owned, divided := d.Limits.Owned(); divided && s.GetFenceNamespaces() && !d.byUID {
+		d.widened = &owned
+	}
+	return d, nil
+}
+
+// Scope returns the keys of a resource that the shard owns; false if it is not divided.
+func (d *Division) Scope(res schema.GroupResource) (owned sharding.Scope, divided bool) {
+	return d.Limits.Scope(res.Group, res.Resource)
+}
+
+// Selector returns what a shard requires of the labels of a resource, nil for nothing.
+func (d *Division) Selector(res schema.GroupResource) *narrow.Selector {
+	return d.Limits.For(res.Group, res.Resource)
+}
+
+// SelectsShared reports whether selectors also apply to lists of shared objects: they do
+// unless they select the shard's objects by label.
+func (d *Division) SelectsShared() bool { return d.Standby || d.method != meshv1.Method_METHOD_LABELS }
+
+// Filters returns the keys that the shard owns, if lists and watches of a resource leave
+// out all others.
+func (d *Division) Filters(res schema.GroupResource) (owned sharding.Scope, ok bool) {
+	owned, divided := d.Scope(res)
+	return owned, divided && d.method != meshv1.Method_METHOD_LABELS && !owned.Everything()
+}
+
+// Affects reports whether clients get other objects of a resource under next than under
+// d, or must drop under next what they could keep under d.
+func (d *Division) Affects(next *Division, res schema.GroupResource) bool {
+	before, filtered := d.Filters(res)
+	after, filters := next.Filters(res)
+	_, divided := d.Scope(res)
+	selector := d.Selector(res)
+	return selector.String() != next.Selector(res).String() ||
+		filtered != filters || filtered && (d.byUID != next.byUID || !before.Equal(after)) ||
+		divided && d.KeepCaches && !next.KeepCaches ||
+		(divided || selector != nil) && !d.exemptsAs(next)
+}
+
+// exemptsAs reports whether two divisions exempt the same requests.
+func (d *Division) exemptsAs(next *Division) bool {
+	a, b := d.message, next.message
+	return a.GetReadAll() == b.GetReadAll() && slices.EqualFunc(a.GetShared(), b.GetShared(), func(x, y *meshv1.SharedObjects) bool { return proto.Equal(x, y) })
+}
+
+// Border is what the shard owns of the objects that requests are for.
+type Border struct {
+	owned  sharding.Scope
+	except string // a namespace that is never foreign
+}
+
+// Foreign reports whether another shard owns a namespace. Every shard may write objects
+// in no namespace.
+func (b Border) Foreign(namespace string) bool {
+	return namespace != "" && namespace != b.except && !b.owned.Owns(namespace)
+}
+
+// Owns reports whether the shard owns a key.
+func (b Border) Owns(key string) bool { return b.owned.Owns(key) }
+
+func (d *Division) border(k match.Kind) (b Border, ok bool) {
+	owned, divided := d.Scope(k.GroupResource())
+	switch {
+	case divided:
+		b.owned = owned
+	case d.widened != nil && (k.Writes() || k.Connects()):
+		b.owned, b.except = *d.widened, d.namespace
+	default:
+		return b, false
+	}
+	return b, !b.owned.Everything()
+}
+
+// Sweep returns the border for a deletecollection, which deletes nothing in namespaces of
+// other shards; false if all its objects are the shard's.
+func (d *Division) Sweep(k match.Kind) (Border, bool) {
+	b, ok := d.border(k)
+	return b, ok && !d.byUID
+}
+
+// Fence decides on requests for single objects of other shards.
+type Fence struct {
+	Border
+	// Observe: requests are counted, not refused.
+	Observe bool
+	// ByUID: the object's uid decides, and not its namespace.
+	ByUID bool
+	// InBody: the name in the body decides.
+	InBody bool
+}
+
+var (
+	namespaces = schema.GroupResource{Resource: "namespaces"}
+	bindings   = schema.GroupResource{Resource: "bindings"}
+)
+
+// Fence returns nil if requests are never for objects of other shards.
+func (d *Division) Fence(k match.Kind) *Fence {
+	b, ok := d.border(k)
+	if !ok || !d.fences(k) {
+		return nil
+	}
+	f := &Fence{Border: b, ByUID: d.byUID, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE}
+	if _, divided := d.Scope(k.GroupResource()); divided && !d.byUID {
+		f.InBody = k.GroupResource() == namespaces && creates(k)
+	}
+	return f
+}
+
+func creates(k match.Kind) bool { return k.Verb == "create" && k.Subresource == "" }
+
+// fences reports whether requests for foreign objects are refused. An object that is to
+// be created has no uid yet.
+func (d *Division) fences(k match.Kind) bool {
+	switch {
+	case d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OFF:
+		return false
+	case k.Connects():
+		return true
+	case k.Verb == "deletecollection":
+		return d.byUID
+	case k.Verb == "get":
+		return !d.message.GetReadAll()
+	case creates(k) && k.GroupResource() != bindings:
+		return !d.byUID
+	}
+	return k.Writes()
+}
+
+// Waiting decides on the writes of a member in standby, which owns nothing yet, whatever
+// its isolation.
+type Waiting struct {
+	Border
+	all bool // else only those in namespaces of other shards
+}
+
+// Waiting returns nil if the division is no standby, or requests are not fenced.
+func (d *Division) Waiting(k match.Kind) *Waiting {
+	if !d.Standby || !k.Writes() && !k.Connects() {
+		return nil
+	}
+	b, ok := d.border(k)
+	if !ok {
+		return nil
+	}
+	_, divided := d.Scope(k.GroupResource())
+	return &Waiting{b, divided}
+}
+
+// Refuses reports whether a write in a namespace is refused. All writes of divided
+// resources are: this pod does not own the objects in no namespace yet.
+func (w *Waiting) Refuses(namespace string) bool { return w.all || w.Foreign(namespace) }
+
+// Refuses reports whether a request is refused by its kind and namespace. One that needs
+// a look at the object is.
+func (d *Division) Refuses(k match.Kind, namespace string) bool {
+	if w := d.Waiting(k); w != nil {
+		return w.Refuses(namespace)
+	}
+	f := d.Fence(k)
+	return f != nil && !f.Observe && (f.ByUID || f.Foreign(namespace))
+}

@@ -1,0 +1,165 @@
+package metrics
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Workload has the series of the pods of one workload in one shard. Jobs and bare pods
+// always have new names, so the series are deleted with the last pod.
+type Workload struct {
+	id workloadID
+
+	pods int // that use it; guarded by Workloads.mu
+
+	mu      sync.RWMutex // write-locked by removal alone
+	removed bool
+
+	resources struct {
+		mu    sync.Mutex
+		known map[string]bool
+	}
+	refusals, bounds Counters[string]
+	egress           Counters[egressResult]
+}
+
+type workloadID struct{ namespace, workload, shard string }
+
+type egressResult struct{ protocol, verdict string }
+
+// Workloads are those of all pods.
+type Workloads struct {
+	vectors []vector // whose first labels are those of a workload
+
+	mu   sync.Mutex // taken on policy changes
+	used map[workloadID]*Workload
+}
+
+type vector interface {
+	prometheus.Collector
+	DeletePartialMatch(prometheus.Labels) int
+}
+
+// Acquire returns a workload for a pod, which must release it.
+func (ws *Workloads) Acquire(namespace, workload, shard string) *Workload {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	id := workloadID{namespace, workload, shard}
+	w := ws.used[id]
+	if w == nil {
+		if ws.used == nil {
+			ws.used = map[workloadID]*Workload{}
+		}
+		w = &Workload{id: id}
+		ws.used[id] = w
+	}
+	w.pods++
+	return w
+}
+
+// Release ends a pod's use of a workload.
+func (ws *Workloads) Release(w *Workload) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if w.pods--; w.pods > 0 {
+		return
+	}
+	delete(ws.used, w.id)
+	w.mu.Lock()
+	w.removed = true
+	w.mu.Unlock()
+	for _, v := range ws.vectors {
+		v.DeletePartialMatch(prometheus.Labels{"namespace": w.id.namespace, "workload": w.id.workload, "shard": w.id.shard})
+	}
+}
+
+// Len returns the number of workloads that pods use.
+func (ws *Workloads) Len() int {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return len(ws.used)
+}
+
+// Freeze blocks every look-up of a series of w, and every change of the workloads, until
+// it is released. It is for tests.
+func (ws *Workloads) Freeze(w *Workload) (release func()) {
+	ws.mu.Lock()
+	w.mu.Lock()
+	return func() {
+		w.mu.Unlock()
+		ws.mu.Unlock()
+	}
+}
+
+// uncounted has the series of requests that end after their workload was removed.
+var uncounted = struct {
+	count   prometheus.Counter
+	added   prometheus.Observer
+	watches prometheus.Gauge
+}{
+	Discard,
+	prometheus.NewHistogram(prometheus.HistogramOpts{Name: "uncounted"}),
+	prometheus.NewGauge(prometheus.GaugeOpts{Name: "uncounted"}),
+}
+
+// Discard is a counter that is not reported.
+var Discard = prometheus.NewCounter(prometheus.CounterOpts{Name: "uncounted"})
+
+func series[M any](w *Workload, in interface{ WithLabelValues(...string) M }, removed M, labels ...string) M {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if w.removed {
+		return removed
+	}
+	return in.WithLabelValues(append([]string{w.id.namespace, w.id.workload, w.id.shard}, labels...)...)
+}
+
+// Counter returns one of the workload's counters.
+func (w *Workload) Counter(in *prometheus.CounterVec, labels ...string) prometheus.Counter {
+	return series(w, in, uncounted.count, labels...)
+}
+
+// Refused counts a refusal.
+func (w *Workload) Refused(m *Node, reason string) {
+	w.refusals.Of(reason, func(string) prometheus.Counter { return w.Counter(m.Refusals, reason) }).Inc()
+}
+
+// Bounded counts that a bound was reached.
+func (w *Workload) Bounded(m *Node, bound string) {
+	w.bounds.Of(bound, func(string) prometheus.Counter { return w.Counter(m.Bounds, bound) }).Inc()
+}
+
+// Egressed counts a request to another host than the apiserver.
+func (w *Workload) Egressed(m *Node, protocol, verdict string) {
+	w.egress.Of(egressResult{protocol, verdict}, func(egressResult) prometheus.Counter { return w.Counter(m.Egress, protocol, verdict) }).Inc()
+}
+
+// Resource returns the label of a resource.
+func (w *Workload) Resource(resource string) string {
+	if !plausible(resource) {
+		return other
+	}
+	names := &w.resources
+	names.mu.Lock()
+	defer names.mu.Unlock()
+	switch {
+	case names.known[resource]:
+		return resource
+	case len(names.known) >= MaxResources:
+		return other
+	case names.known == nil:
+		names.known = map[string]bool{}
+	}
+	names.known[resource] = true
+	return resource
+}
+
+func plausible(resource string) bool {
+	for i := range len(resource) {
+		if c := resource[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return len(resource) <= 63
+}

@@ -1,0 +1,104 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// resumption is the entry of a list or watch in the ledger.
+type resumption struct {
+	ticket  *relist.Ticket // nil: it has none
+	gap     *relist.Gap    // what faults keep from a watch's client
+	fills   bool           // the response fills a client's cache from nothing
+	initial *initialEvents // not nil: a watch whose initial events have not ended
+	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
+}
+
+// leave removes the entry.
+func (r *resumption) leave() {
+	if r.ticket != nil {
+		r.ticket.End(r.gap)
+		r.ticket.Leave()
+		r.ticket = nil
+	}
+}
+
+// relistStage keeps the ledger for a list or a watch of one resource.
+type relistStage struct {
+	resource schema.GroupResource
+	watch    bool
+}
+
+func (s *relistStage) apply(x *exchange) *outcome {
+	q := parameters(x.req.query) // the client's own: stages have edited what is sent
+	var end context.CancelCauseFunc
+	if s.watch {
+		x.ctx, end = context.WithCancelCause(x.ctx)
+	}
+	if x.ticket = x.pod.ledger.Enter(x.policy, s.resource, viewOf(x, q), end); x.ticket == nil {
+		return restart
+	}
+	initial := s.watch && truthy(q["sendInitialEvents"])
+	if initial {
+		x.initial = &initialEvents{}
+	}
+	x.fills = !s.watch && q.Get("continue") == "" || initial
+	if version := q.Get("resourceVersion"); s.watch && !initial && version != "" && version != "0" {
+		return refusal(s.resume(x, version))
+	}
+	return nil
+}
+
+func viewOf(x *exchange, q url.Values) relist.View {
+	return relist.Words{
+		Path:   strings.TrimRight(x.req.path, "/"),
+		Labels: q.Get("labelSelector"),
+		Fields: q.Get("fieldSelector"),
+		As:     transform(x.out.header.get("Accept")),
+		Agent:  x.out.header.get("User-Agent"),
+	}.View()
+}
+
+// resume refuses a watch from a resource version whose client must list first.
+func (s *relistStage) resume(x *exchange, version string) *apierrors.StatusError {
+	expired := func(format string, args ...any) *apierrors.StatusError {
+		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...)
+	}
+	resource := s.resource.Resource
+	switch {
+	case x.ticket.Missed(version):
+		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", resource)
+	case x.ticket.Resumable(x.policy, version):
+		return nil
+	case x.ticket.Doubtful(x.policy):
+		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
+	}
+	return expired("what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, resource, version)
+}
+
+// truthy parses a boolean parameter as the apiserver does.
+func truthy(values []string) bool {
+	return len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
+}
+
+// transform returns the kind into which an Accept header requests objects to be converted.
+// Lists and watches of one client spell it differently with the same meaning.
+func transform(accept string) string {
+	switch {
+	case strings.Contains(accept, "as=PartialObjectMetadata"):
+		return "PartialObjectMetadata"
+	case strings.Contains(accept, "as=Table"):
+		return "Table"
+	}
+	return ""
+}
