@@ -714,7 +714,7 @@ func TestAFreshLeaderIsSilent(t *testing.T) {
 	root := m.root(1, 1)
 	p := m.pod(0)
 	m.settle()
-	told := m.policies[p.UID]
+	sent := m.policies[p.UID]
 	m.lead()
 	_, ok := m.Known(m.world().Configs, namespaces)
 	require.False(t, ok)
@@ -722,7 +722,7 @@ func TestAFreshLeaderIsSilent(t *testing.T) {
 	require.True(t, ok, "without roots there is nothing to wait for")
 	require.NoError(t, m.round())
 	m.push()
-	require.Equal(t, told.Version, m.policies[p.UID].Version)
+	require.Equal(t, sent.Version, m.policies[p.UID].Version)
 
 	// One whose state makes no sense is left out, and says so.
 	c := m.get()

@@ -201,23 +201,23 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	if len(c.Spec.RateLimitings)+len(c.Spec.TrafficInterceptRules) == 0 {
 		out = append(out, "this has no effect: it has neither spec.rateLimitings nor spec.trafficInterceptRules")
 	}
-	told := compile.ToldBreaker(c)
+	rendered := compile.RenderBreaker(c)
 	var matches []*meshv1.HttpMatch
-	for _, r := range told.Rules {
+	for _, r := range rendered.Rules {
 		matches = append(matches, r.Http...)
 	}
-	for _, r := range told.Intercepts {
+	for _, r := range rendered.Intercepts {
 		matches = append(matches, r.Http...)
 	}
 	if slices.ContainsFunc(matches, connects) {
 		out = append(out, connectUnmatched)
 	}
-	if rules.Hidden(told) && !trusting() {
+	if rules.Hidden(rendered) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and user agents match nothing there, limits count connections, and trip.slowPercent sees none")
 	}
 	redirected := []int32{80, 443}
 	if e := c.Spec.Egress; e != nil {
-		if len(matches)+len(told.Intercepts) == 0 {
+		if len(matches)+len(rendered.Intercepts) == 0 {
 			out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
 		}
 		out = append(out, portWarnings(e.Ports)...)
@@ -338,11 +338,11 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
 		}
 	}
-	told := compile.ToldFaults(f)
-	if slices.ContainsFunc(told, func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.Http, connects) }) {
+	rendered := compile.RenderFaults(f)
+	if slices.ContainsFunc(rendered, func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.Http, connects) }) {
 		out = append(out, connectUnmatched)
 	}
-	if rules.HiddenOfFaults(told) && !trusting() {
+	if rules.HiddenOfFaults(rendered) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and headers match nothing there, abort refuses connections, and what harms answers harms all that a server sends")
 	}
 	if e := f.Spec.Egress; e != nil {
