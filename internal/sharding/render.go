@@ -11,13 +11,13 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// MaxShardRanges is the most ranges that ShardSelector writes: each costs the
+// MaxShardRanges is the maximum number of ranges in the result of ShardSelector. Each costs the
 // apiserver a comparison for every object.
 const MaxShardRanges = 64
 
-// ShardSelector is the scope as Kubernetes' shardSelector on a field, exact and
-// spelled as shardInfo echoes it. ok is false if no selector expresses the scope:
-// it owns nothing, distinguishes buckets, or has more than MaxShardRanges.
+// ShardSelector returns the scope as Kubernetes' shardSelector on a field, in the form in which
+// shardInfo returns it. It is not ok if that is impossible: the scope owns nothing, distinguishes
+// buckets, or has more than MaxShardRanges.
 func (s Scope) ShardSelector(field string) (selector string, ok bool) {
 	if len(s.parts) != 1 || s.parts[0].buckets != allBuckets || len(s.parts[0].ranges) > MaxShardRanges {
 		return "", false
@@ -33,7 +33,7 @@ func (s Scope) ShardSelector(field string) (selector string, ok bool) {
 	return strings.Join(terms, " || "), true
 }
 
-// OnlyBuckets are the buckets of a scope that is whole buckets and nothing else.
+// OnlyBuckets returns the buckets of a scope that consists of whole buckets.
 func (s Scope) OnlyBuckets() (buckets []int, ok bool) {
 	if len(s.parts) != 1 || !slices.Equal(s.parts[0].ranges, []Range{Whole}) {
 		return nil, false
@@ -44,9 +44,9 @@ func (s Scope) OnlyBuckets() (buckets []int, ok bool) {
 	return buckets, true
 }
 
-// Strings are the scope for people, one for each set of buckets: ranges of the
-// key space in hexadecimal, after the buckets that they are of if those are not
-// all: "0000000000000000-7fffffffffffffff", "buckets 1,5: 0000000000000000-ffffffffffffffff".
+// Strings returns the readable form of the scope, one text for each set of buckets: the buckets,
+// if they are not all, and ranges of the key space in hexadecimal:
+// "0000000000000000-7fffffffffffffff", "buckets 1,5: 0000000000000000-ffffffffffffffff".
 func (s Scope) Strings() []string {
 	out := make([]string, 0, len(s.parts))
 	for _, p := range s.parts {
@@ -74,10 +74,10 @@ func (s Scope) Strings() []string {
 
 const prefix = "buckets "
 
-// String is Strings on one line.
+// String returns Strings on one line.
 func (s Scope) String() string { return strings.Join(s.Strings(), "; ") }
 
-// Parse reads what Strings wrote.
+// Parse parses the result of Strings.
 func Parse(parts []string) (Scope, error) {
 	var sets [Buckets][]Range
 	for _, text := range parts {
@@ -115,7 +115,7 @@ func Parse(parts []string) (Scope, error) {
 	return canonical(sets), nil
 }
 
-// Proto is the wire form; nil for the empty scope's parts.
+// Proto returns the wire form. The empty scope has no parts.
 func (s Scope) Proto() *meshv1.Scope {
 	out := &meshv1.Scope{}
 	for _, p := range s.parts {
@@ -128,8 +128,7 @@ func (s Scope) Proto() *meshv1.Scope {
 	return out
 }
 
-// FromProto reads the wire form, which need not be canonical. A nil message owns
-// nothing.
+// FromProto converts the wire form, which need not be canonical. A nil message owns nothing.
 func FromProto(m *meshv1.Scope) (Scope, error) {
 	var sets [Buckets][]Range
 	for i, p := range m.GetParts() {
@@ -151,8 +150,8 @@ func FromProto(m *meshv1.Scope) (Scope, error) {
 	return canonical(sets), nil
 }
 
-// LabelSelector is the scope by the labels that the mesh stamps on objects, for
-// the namespaces that exist: "" for everything, which needs none. It is canonical.
+// LabelSelector returns the scope as a selector on the mesh's labels, for the existing
+// namespaces. It is empty for everything. It is canonical.
 func (s Scope) LabelSelector(namespaces []string) string {
 	if s.Everything() {
 		return ""
@@ -171,7 +170,7 @@ func (s Scope) LabelSelector(namespaces []string) string {
 	return in(v1alpha1.NamespaceLabel, owned)
 }
 
-// in is a requirement as labels.Selector spells it.
+// in returns a requirement in the form of labels.Selector.
 func in(key string, values []string) string {
 	slices.Sort(values)
 	return key + " in (" + strings.Join(slices.Compact(values), ",") + ")"

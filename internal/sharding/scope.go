@@ -1,13 +1,12 @@
-// Package sharding says which keys are a shard's.
+// Package sharding implements the sets of keys that shards own.
 //
-// A key is what an object is assigned by: the name of its namespace, or its uid.
-// A Scope is a set of keys, by their place in the key space (Hash): ranges of
-// it, each for all buckets or for some. A named namespace is a range one wide.
-// So scopes have unions, intersections and differences, which are exact, and
-// every method of imposing a scope (render.go) agrees with Owns on every key.
+// A key is what an object is assigned by: the name of its namespace, or its uid. A Scope is a
+// set of keys by their position in the key space (Hash): ranges of it, each for all buckets or
+// for some. A named namespace is a range of width one. So unions, intersections and differences
+// are exact, and every form of a scope (render.go) agrees with Owns on every key.
 //
-// It is pure. The zero Scope owns nothing. Scopes are values: no method changes
-// one, and Equal, String and the wire form depend on nothing but the set.
+// The package is pure. The zero Scope owns nothing. Scopes are immutable, and Equal, String and
+// the wire form depend only on the set.
 package sharding
 
 import (
@@ -22,13 +21,13 @@ type Scope struct {
 	parts []part // sorted by buckets; no two share a bucket, nor have equal ranges
 }
 
-// part is some buckets' ranges.
+// part is the ranges of some buckets.
 type part struct {
 	buckets uint32 // bit b for bucket b; not 0
 	ranges  []Range
 }
 
-// Range is a piece of the key space, both ends included.
+// Range is a part of the key space. It includes both ends.
 type Range struct{ First, Last uint64 }
 
 // Whole is the whole key space.
@@ -36,15 +35,15 @@ var Whole = Range{0, math.MaxUint64}
 
 const allBuckets = math.MaxUint32
 
-// All owns every key.
+// All returns the scope that owns every key.
 func All() Scope { return Of(Whole) }
 
-// Of owns what is in some ranges. A Range whose First is after its Last is empty.
+// Of returns the scope of some ranges. A Range whose First is after its Last is empty.
 func Of(ranges ...Range) Scope {
 	return canonical(uniform(normal(ranges)))
 }
 
-// Keys owns the given keys.
+// Keys returns the scope of the given keys.
 func Keys(keys ...string) Scope {
 	ranges := make([]Range, len(keys))
 	for i, k := range keys {
@@ -54,7 +53,7 @@ func Keys(keys ...string) Scope {
 	return Of(ranges...)
 }
 
-// InBuckets owns the keys of some buckets; numbers of none are left out.
+// InBuckets returns the scope of some buckets. It ignores numbers that are not buckets.
 func InBuckets(buckets ...int) Scope {
 	var sets [Buckets][]Range
 	for _, b := range buckets {
@@ -68,7 +67,7 @@ func InBuckets(buckets ...int) Scope {
 // Owns reports whether a key is in the scope.
 func (s Scope) Owns(key string) bool { return s.OwnsHash(Hash(key)) }
 
-// OwnsHash is Owns by the key's hash.
+// OwnsHash is Owns for the hash of a key.
 func (s Scope) OwnsHash(h uint64) bool {
 	if len(s.parts) == 0 {
 		return false
@@ -84,13 +83,11 @@ func (s Scope) OwnsHash(h uint64) bool {
 	return false
 }
 
-// Empty reports whether nothing is owned.
-//
-// A scope of ranges so narrow that they hold no hash of the right bucket is not
-// taken to be empty.
+// Empty reports whether the scope has no ranges. A scope whose ranges contain no hash of its
+// buckets counts as not empty.
 func (s Scope) Empty() bool { return len(s.parts) == 0 }
 
-// Hull is the narrowest range with all of the scope in it; not ok for the empty one.
+// Hull returns the narrowest range that contains the scope. It is not ok for the empty scope.
 func (s Scope) Hull() (hull Range, ok bool) {
 	hull = Range{math.MaxUint64, 0}
 	for _, p := range s.parts {
@@ -100,7 +97,7 @@ func (s Scope) Hull() (hull Range, ok bool) {
 	return hull, !s.Empty()
 }
 
-// Everything reports whether all is owned.
+// Everything reports whether the scope owns every key.
 func (s Scope) Everything() bool { return s.Equal(All()) }
 
 // Equal reports whether two scopes are the same set.
@@ -110,7 +107,7 @@ func (s Scope) Equal(t Scope) bool {
 	})
 }
 
-// Union owns what any of the scopes owns.
+// Union returns the keys that any of the scopes owns.
 func Union(scopes ...Scope) Scope {
 	var out Scope
 	for _, s := range scopes {
@@ -119,10 +116,10 @@ func Union(scopes ...Scope) Scope {
 	return out
 }
 
-// Intersect owns what both own.
+// Intersect returns the keys that both scopes own.
 func (s Scope) Intersect(t Scope) Scope { return combine(s, t, intersect) }
 
-// Minus owns what s owns and t does not.
+// Minus returns the keys that s owns and t does not.
 func (s Scope) Minus(t Scope) Scope {
 	return combine(s, t, func(a, b []Range) []Range { return intersect(a, complement(b)) })
 }
@@ -144,12 +141,12 @@ func combine(s, t Scope, op func(a, b []Range) []Range) Scope {
 	return canonical(out)
 }
 
-// same reports whether two sets are one slice.
+// same reports whether two sets are the same slice.
 func same(a, b []Range) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// sets are the ranges of each bucket. They are not to be written to.
+// sets returns the ranges of each bucket. The caller must not modify them.
 func (s Scope) sets() (out [Buckets][]Range) {
 	for _, p := range s.parts {
 		for m := p.buckets; m != 0; m &= m - 1 {
@@ -201,7 +198,7 @@ func normal(ranges []Range) []Range {
 	return out
 }
 
-// complement of a normal set is normal.
+// complement returns the complement of a normal set, which is normal.
 func complement(ranges []Range) []Range {
 	var out []Range
 	next := uint64(0)
@@ -217,7 +214,7 @@ func complement(ranges []Range) []Range {
 	return append(out, Range{next, math.MaxUint64})
 }
 
-// intersect of normal sets is normal.
+// intersect returns the intersection of normal sets, which is normal.
 func intersect(a, b []Range) []Range {
 	var out []Range
 	for len(a) > 0 && len(b) > 0 {

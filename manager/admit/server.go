@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// The apiserver sends a token at most in a header.
+	// maxHeaders has room for a token.
 	maxHeaders = 16 << 10
 	// headersWithin bounds the TLS handshake, too.
 	headersWithin = 10 * time.Second

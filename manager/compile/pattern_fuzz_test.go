@@ -33,8 +33,8 @@ func FuzzPatterns(f *testing.F) {
 				Name: string(kind), InterceptType: v1alpha1.InterceptBlacklist, ContentType: kind, Contents: []string{pattern},
 			})
 		}
-		told := compile.Compile(nil, []*corev1.Pod{pod}, nil, compile.Rules{Breakers: []*v1alpha1.CircuitBreaker{c}}).Policies["1"].Traffic
-		for _, b := range told.GetBreakers() {
+		rendered := compile.Compile(nil, []*corev1.Pod{pod}, nil, compile.Rules{Breakers: []*v1alpha1.CircuitBreaker{c}}).Policies["1"].Traffic
+		for _, b := range rendered.GetBreakers() {
 			http := []*meshv1.HttpMatch{}
 			for _, r := range b.Rules {
 				http = append(http, r.Http...)

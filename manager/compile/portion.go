@@ -50,15 +50,15 @@ func (k *Cache) injection(f *v1alpha1.FaultInjection) *injection {
 // portion is the part of a CircuitBreaker that applies to all pods that match the same
 // pod selectors of its rules.
 type portion struct {
-	told   *meshv1.Breaker
-	digest []byte
-	cost   cost
-	egress *egress
-	partly bool // a rule for the apiserver has no effect
-	// shared are the indexes in told.Rules of rules of scope Workload.
+	rendered *meshv1.Breaker
+	digest   []byte
+	cost     cost
+	egress   *egress
+	partly   bool // a rule for the apiserver has no effect
+	// shared are the indexes in rendered.Rules of rules of scope Workload.
 	shared []int
 	keys   []string // the keys of these rules
-	// made are copies of told with shares, by their encoded shares; before are those of
+	// made are copies of rendered with shares, by their encoded shares; before are those of
 	// the previous Compile.
 	made, before map[string]*meshv1.Breaker
 	used         bool // in this Compile
@@ -81,10 +81,10 @@ func (b *breaker) portion(name string, of labels.Set, elsewhere bool) *portion {
 		return p
 	}
 	p := &portion{
-		told:   &meshv1.Breaker{Name: name, Intercepts: b.intercepts},
-		made:   map[string]*meshv1.Breaker{},
-		egress: b.egress,
-		used:   true,
+		rendered: &meshv1.Breaker{Name: name, Intercepts: b.intercepts},
+		made:     map[string]*meshv1.Breaker{},
+		egress:   b.egress,
+		used:     true,
 	}
 	otherHosts := len(b.intercepts) > 0
 	for _, r := range b.limits {
@@ -98,42 +98,42 @@ func (b *breaker) portion(name string, of labels.Set, elsewhere bool) *portion {
 			}
 		}
 		if r.Shared {
-			p.shared, p.keys = append(p.shared, len(p.told.Rules)), append(p.keys, r.Key)
+			p.shared, p.keys = append(p.shared, len(p.rendered.Rules)), append(p.keys, r.Key)
 		}
-		p.told.Rules = append(p.told.Rules, r.LimitRule)
+		p.rendered.Rules = append(p.rendered.Rules, r.LimitRule)
 		otherHosts = otherHosts || len(r.Http) > 0
 	}
 	if !otherHosts {
 		p.egress = nil
 	}
-	p.told.RefuseUnseen = p.egress != nil && p.egress.refuseUnseen
-	p.cost = cost{proto.Size(p.told), len(p.told.Rules) + len(p.told.Intercepts), b.expressions}
-	p.digest, _ = digest(p.told) // no error: newBreaker reports rules that cannot be encoded
+	p.rendered.RefuseUnseen = p.egress != nil && p.egress.refuseUnseen
+	p.cost = cost{proto.Size(p.rendered), len(p.rendered.Rules) + len(p.rendered.Intercepts), b.expressions}
+	p.digest, _ = digest(p.rendered) // no error: newBreaker reports rules that cannot be encoded
 	b.portions[string(key)] = p
 	return p
 }
 
 // with returns the breaker with these shares set in its shared rules, and the key of the
 // shares.
-func (p *portion) with(shares []*meshv1.Share) (told *meshv1.Breaker, key string) {
+func (p *portion) with(shares []*meshv1.Share) (rendered *meshv1.Breaker, key string) {
 	var text []byte
 	for _, s := range shares {
 		text = binary.AppendUvarint(binary.AppendUvarint(text, uint64(s.GetIndex())), uint64(s.GetOf()))
 	}
 	key = string(text)
-	if told = p.made[key]; told != nil {
-		return told, key
+	if rendered = p.made[key]; rendered != nil {
+		return rendered, key
 	}
-	if told = p.before[key]; told == nil {
-		told = &meshv1.Breaker{Name: p.told.Name, Intercepts: p.told.Intercepts, RefuseUnseen: p.told.RefuseUnseen, Rules: append([]*meshv1.LimitRule(nil), p.told.Rules...)}
+	if rendered = p.before[key]; rendered == nil {
+		rendered = &meshv1.Breaker{Name: p.rendered.Name, Intercepts: p.rendered.Intercepts, RefuseUnseen: p.rendered.RefuseUnseen, Rules: append([]*meshv1.LimitRule(nil), p.rendered.Rules...)}
 		copies := make([]meshv1.LimitRule, len(p.shared))
 		for n, i := range p.shared {
-			told.Rules[i] = &copies[n]
-			shared(told.Rules[i], p.told.Rules[i], shares[n])
+			rendered.Rules[i] = &copies[n]
+			shared(rendered.Rules[i], p.rendered.Rules[i], shares[n])
 		}
 	}
-	p.made[key] = told
-	return told, key
+	p.made[key] = rendered
+	return rendered, key
 }
 
 // shared sets out to a shallow copy of r with a share.

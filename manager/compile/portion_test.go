@@ -51,7 +51,7 @@ func TestWhatIsKept(t *testing.T) {
 	injection.Spec = v1alpha1.FaultInjectionSpec{Selector: &metav1.LabelSelector{}, HTTPFaultInjections: []v1alpha1.HTTPFaultInjection{{Name: "r", Reset: &v1alpha1.FaultReset{Percent: "1"}}}}
 	cache := &Cache{}
 	share := meshv1.Share{Index: 0, Of: 2}
-	told := func() Policy {
+	rendered := func() Policy {
 		return Compile(nil, sharingPods(1), nil, Rules{Cache: cache, Now: time.Now(),
 			Breakers: []*v1alpha1.CircuitBreaker{breaker}, Injections: []*v1alpha1.FaultInjection{injection},
 			Share: func(types.NamespacedName, string, string, types.UID) *meshv1.Share {
@@ -59,14 +59,14 @@ func TestWhatIsKept(t *testing.T) {
 			},
 		}).Policies["u0"]
 	}
-	one := told()
-	two := told()
+	one := rendered()
+	two := rendered()
 	require.Equal(t, one.Version, two.Version)
 	require.Same(t, one.Traffic.Breakers[0], two.Traffic.Breakers[0])
 	require.Same(t, one.Traffic.Injections[0].Rules[0], two.Traffic.Injections[0].Rules[0])
 
 	share.Of = 3
-	three := told()
+	three := rendered()
 	require.NotEqual(t, two.Version, three.Version)
 	require.EqualValues(t, 2, two.Traffic.Breakers[0].Rules[0].Share.Of)
 	require.EqualValues(t, 3, three.Traffic.Breakers[0].Rules[0].Share.Of)
@@ -74,23 +74,23 @@ func TestWhatIsKept(t *testing.T) {
 
 	breaker = breaker.DeepCopy()
 	breaker.Annotations = map[string]string{v1alpha1.RecoverAnnotation: "1"}
-	four := told()
+	four := rendered()
 	require.NotEmpty(t, four.Traffic.Breakers[0].Rules[0].Recover)
 	breaker = breaker.DeepCopy()
 	breaker.Spec.RateLimitings[0].Name, breaker.Generation = "another", 2
 	injection = injection.DeepCopy()
 	injection.Spec.HTTPFaultInjections[0].Name, injection.Generation = "another", 2
-	five := told()
+	five := rendered()
 	require.Equal(t, "another", five.Traffic.Breakers[0].Rules[0].Name)
 	require.Equal(t, "another", five.Traffic.Injections[0].Rules[0].Name)
 	breaker = breaker.DeepCopy()
 	breaker.Labels = map[string]string{v1alpha1.DisableBreakerLabel: ""}
 	injection = injection.DeepCopy()
 	injection.Spec.Disabled, injection.Generation = true, 3
-	require.Nil(t, told().Traffic)
+	require.Nil(t, rendered().Traffic)
 	breaker, injection = sharedBreaker(1), injection.DeepCopy()
 	breaker.UID = "other"
-	told()
+	rendered()
 	require.Len(t, cache.breakers, 1, "what is gone is forgotten")
 }
 

@@ -27,11 +27,11 @@ func BreakerProblems(c *v1alpha1.CircuitBreaker) field.ErrorList { return newBre
 // effect.
 func InjectionProblems(f *v1alpha1.FaultInjection) field.ErrorList { return newInjection(f).errs }
 
-// ToldBreaker returns all valid rules of a CircuitBreaker as agents receive them.
-func ToldBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker(c).all() }
+// RenderBreaker returns all valid rules of a CircuitBreaker as agents receive them.
+func RenderBreaker(c *v1alpha1.CircuitBreaker) *meshv1.Breaker { return newBreaker(c).all() }
 
-// ToldFaults returns all valid rules of a FaultInjection as agents receive them.
-func ToldFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).all.rules }
+// RenderFaults returns all valid rules of a FaultInjection as agents receive them.
+func RenderFaults(f *v1alpha1.FaultInjection) []*meshv1.FaultRule { return newInjection(f).all.rules }
 
 // breaker is a CircuitBreaker, rendered for policies.
 type breaker struct {
@@ -180,11 +180,11 @@ func newInjection(f *v1alpha1.FaultInjection) *injection {
 	}
 	out.errs = r.Errs
 	out.generation, out.ruling = f.Generation, newRuling(f.Spec, f.Spec.Selector, out.errs)
-	for _, told := range []*faults{&out.all, &out.elsewhere} {
-		m := &meshv1.Injection{Name: f.Name, Rules: told.rules}
-		told.cost = cost{proto.Size(m), len(told.rules), r.Expressions}
+	for _, rendered := range []*faults{&out.all, &out.elsewhere} {
+		m := &meshv1.Injection{Name: f.Name, Rules: rendered.rules}
+		rendered.cost = cost{proto.Size(m), len(rendered.rules), r.Expressions}
 		var err error
-		if told.digest, err = digest(m); err != nil {
+		if rendered.digest, err = digest(m); err != nil {
 			out.ruling.Problem = &Problem{v1alpha1.ReasonInvalid, err.Error()} // it did not come as JSON
 		}
 	}

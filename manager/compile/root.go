@@ -25,9 +25,9 @@ type root struct {
 	// derived are its shards, by name.
 	derived map[string]*Shard
 	// limits are those of all shards, without a shard's scope.
-	limits []*meshv1.Limit
-	owners []*meshv1.Owner
-	told   map[tellable]*meshv1.Sharding // rendered before
+	limits   []*meshv1.Limit
+	owners   []*meshv1.Owner
+	rendered map[sharedKey]*meshv1.Sharding // rendered before
 	// waiting are the shardings of pods in standby, by reason.
 	waiting map[string]*meshv1.Sharding
 	dryRun  *dryRun // nil: none
@@ -36,7 +36,7 @@ type root struct {
 }
 
 // tellable is what a member's sharding depends on: members with equal values share one.
-type tellable struct {
+type sharedKey struct {
 	shard string
 	stale bool
 }
@@ -46,7 +46,7 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 	c := own.Config
 	out := &root{
 		Root: r, known: known, config: c, derived: map[string]*Shard{}, owners: ownersOf(heldBy(r.State)),
-		told: map[tellable]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
+		rendered: map[sharedKey]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
 	}
 	if errs := layout.Validate(c.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
 		own.Problem = &Problem{v1alpha1.ReasonInvalid, errs.ToAggregate().Error()}
@@ -124,7 +124,7 @@ func (r *root) judgeMember(pod *corev1.Pod, m handover.Member, p *meshv1.PodPoli
 	case r.Forgotten[m.UID]:
 		p.Refuse = r.refusal(pod, "its agent has no record of it as a member of shard %s, so the status of the root may be outdated: it waits until other pods have confirmed which shard owns what", m.Shard)
 	case r.State.Holds():
-		p.Sharding = r.tell(tellable{m.Shard, m.Stale})
+		p.Sharding = r.memberSharding(sharedKey{m.Shard, m.Stale})
 		if !r.State.Evidence.Confirmed[m.UID] {
 			p.RequiredSerial = uint64(m.Serial)
 		}
@@ -174,17 +174,17 @@ func (r *root) refusal(pod *corev1.Pod, format string, args ...any) string {
 	return fmt.Sprintf("pod %s/%s is of ShardingConfig %s: ", pod.Namespace, pod.Name, r.config.Name) + fmt.Sprintf(format, args...)
 }
 
-// tell returns the sharding of a shard's members, rendered once per value of t.
-func (r *root) tell(t tellable) *meshv1.Sharding {
-	if s := r.told[t]; s != nil {
+// memberSharding returns the sharding of a shard's members, rendered once per value of t.
+func (r *root) memberSharding(t sharedKey) *meshv1.Sharding {
+	if s := r.rendered[t]; s != nil {
 		return s
 	}
 	s := r.sharding(t.shard)
 	s.KeepCaches, s.Owners = t.stale, r.owners
 	s.Locks = r.derived[t.shard].Locks
-	r.limit(s, r.State.Shards[t.shard].Told())
+	r.limit(s, r.State.Shards[t.shard].Sent())
 	isolate(s, r.config)
-	r.told[t] = s
+	r.rendered[t] = s
 	return s
 }
 
@@ -270,14 +270,14 @@ func (r *root) judgeDryRun(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	if shard == "" {
 		return
 	}
-	t := tellable{shard: shard}
-	if r.told[t] == nil {
+	t := sharedKey{shard: shard}
+	if r.rendered[t] == nil {
 		s := r.sharding(shard)
 		s.Locks = shardLocks(OperatorLocks(r.config, r.Locks), shard)
 		r.limit(s, r.dryRun.scopes[shard])
 		s.Owners = r.dryRun.owners
 		isolate(s, r.config)
-		r.told[t] = s
+		r.rendered[t] = s
 	}
-	p.Sharding = r.told[t]
+	p.Sharding = r.rendered[t]
 }

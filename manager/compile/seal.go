@@ -39,19 +39,19 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 
 // version returns the hash of a policy's content, prefixed with its serial if it has one.
 func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
-	sharding, told, required := p.Sharding, p.Traffic, p.RequiredSerial
+	sharding, rules, required := p.Sharding, p.Traffic, p.RequiredSerial
 	p.Sharding, p.Traffic, p.RequiredSerial = nil, nil, 0
 	content, err := digest(p)
-	p.Sharding, p.Traffic, p.RequiredSerial = sharding, told, required
+	p.Sharding, p.Traffic, p.RequiredSerial = sharding, rules, required
 	if err != nil {
 		return "", err
 	}
 	if sharding != nil {
-		if content, err = alike(content, s.shardings, sharding); err != nil {
+		if content, err = appendDigest(content, s.shardings, sharding); err != nil {
 			return "", err
 		}
 	}
-	if told != nil {
+	if rules != nil {
 		content = append(append(content, "traffic"...), traffic...)
 	}
 	sum := sha256.Sum256(content)
@@ -62,8 +62,8 @@ func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
 	return fmt.Sprintf("%d-%s", p.GetSerial(), hash), nil
 }
 
-// alike appends the digest of m, which it caches in made.
-func alike[M interface {
+// appendDigest appends the digest of m, which it caches in made.
+func appendDigest[M interface {
 	comparable
 	proto.Message
 }](content []byte, made map[M][]byte, m M) ([]byte, error) {

@@ -115,8 +115,8 @@ type ruling struct {
 type breakerSource struct {
 	*v1alpha1.CircuitBreaker
 	*breaker
-	ruling      // shadows the ruling of the breaker
-	told   bool // at least one pod has a rule of it
+	ruling        // shadows the ruling of the breaker
+	rendered bool // at least one pod has a rule of it
 }
 
 type injectionSource struct {
@@ -192,9 +192,9 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	case o.GetDeletionTimestamp() != nil:
 		r.Problem = &Problem{v1alpha1.ReasonDisabled, "it is being deleted"}
 	case spec:
-		r.Problem = &Problem{v1alpha1.ReasonDisabled, "spec.disabled takes all effect away"}
+		r.Problem = &Problem{v1alpha1.ReasonDisabled, "spec.disabled is set"}
 	case labelled:
-		r.Problem = &Problem{v1alpha1.ReasonDisabled, fmt.Sprintf("label %s takes all effect away, whatever its value: remove it to have effect", label)}
+		r.Problem = &Problem{v1alpha1.ReasonDisabled, fmt.Sprintf("label %s disables it, whatever its value: remove the label to enable it", label)}
 	}
 }
 
@@ -213,7 +213,7 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	current := s.Status.ExpirationGeneration == s.Generation
 	switch {
 	case at == nil, !current && !t.Now.Before(at.Time):
-		s.Problem = &Problem{v1alpha1.ReasonPending, "it is not written down yet when this spec expires"}
+		s.Problem = &Problem{v1alpha1.ReasonPending, "the time at which this spec expires is not recorded yet"}
 	case !t.Now.Before(at.Add(lastReport)):
 		s.Problem = Expired(s.FaultInjection)
 	default:
@@ -282,7 +282,7 @@ func (a *assembly) target(r *ruling) *Target {
 func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 	sum := a.cost.plus(c)
 	tooMuch := func(format string, args ...any) bool {
-		target.Message = "left out of this pod, for together with what comes before it by name " + fmt.Sprintf(format, args...) + ": select the pod by fewer, or write less in them"
+		target.Message = "left out of this pod, because together with the objects before it by name " + fmt.Sprintf(format, args...) + ": select the pod by fewer, or write less in them"
 		return false
 	}
 	switch {
@@ -294,7 +294,7 @@ func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 	case sum.rules > maxRules:
 		return tooMuch("it has %d rules, and a pod may have %d", sum.rules, maxRules)
 	case sum.size > maxTraffic:
-		return tooMuch("it is more than the pod can be told")
+		return tooMuch("it exceeds the size of a policy")
 	case sum.expressions > rules.MaxExpressions:
 		return tooMuch("its regular expressions count as %d, and those of a pod may be %d", sum.expressions, rules.MaxExpressions)
 	case e != nil && len(a.ports(e)) > maxPorts:
@@ -311,41 +311,41 @@ func (a *assembly) breaker(b *breakerSource, target *Target) {
 	}
 	a.partly(target, p.partly)
 	target.Shared = p.keys
-	told := p.told
+	rendered := p.rendered
 	a.parts = append(append(a.parts, 'b'), p.digest...)
 	if a.Share != nil && len(p.shared) > 0 {
 		shares := make([]*meshv1.Share, len(p.shared))
 		for n, i := range p.shared {
-			shares[n] = a.Share(nameOf(b.CircuitBreaker), p.told.Rules[i].Name, a.pod.Name, a.pod.UID)
+			shares[n] = a.Share(nameOf(b.CircuitBreaker), p.rendered.Rules[i].Name, a.pod.Name, a.pod.UID)
 		}
 		var key string
-		told, key = p.with(shares)
+		rendered, key = p.with(shares)
 		a.parts = append(binary.AppendUvarint(a.parts, uint64(len(key))), key...)
 	}
 	if p.egress != nil {
 		a.redirect(p.egress)
 	}
-	if len(told.Rules)+len(told.Intercepts) > 0 {
-		a.out.Breakers = append(a.out.Breakers, told)
-		b.told = true
+	if len(rendered.Rules)+len(rendered.Intercepts) > 0 {
+		a.out.Breakers = append(a.out.Breakers, rendered)
+		b.rendered = true
 	}
 }
 
 func (a *assembly) injection(f *injectionSource, target *Target) {
-	told := &f.all
+	rendered := &f.all
 	if a.unread != "" {
-		told = &f.elsewhere
+		rendered = &f.elsewhere
 	}
-	if !a.takes(&f.ruling, target, told.cost, f.egress) {
+	if !a.takes(&f.ruling, target, rendered.cost, f.egress) {
 		return
 	}
-	a.partly(target, told.partly)
-	if len(told.rules) == 0 {
-		target.Message = "no rule of it has effect: list some in spec.httpFault"
+	a.partly(target, rendered.partly)
+	if len(rendered.rules) == 0 {
+		target.Message = "none of its rules has effect: list some in spec.httpFault"
 	} else {
-		a.parts = append(append(a.parts, 'f'), told.digest...)
+		a.parts = append(append(a.parts, 'f'), rendered.digest...)
 		a.parts = binary.AppendVarint(a.parts, f.expires)
-		a.out.Injections = append(a.out.Injections, &meshv1.Injection{Name: f.Name, Rules: told.rules, Expires: f.expires})
+		a.out.Injections = append(a.out.Injections, &meshv1.Injection{Name: f.Name, Rules: rendered.rules, Expires: f.expires})
 		a.redirect(f.egress)
 	}
 }
@@ -354,7 +354,7 @@ func (a *assembly) injection(f *injectionSource, target *Target) {
 // are refused anyway, nothing is missing.
 func (a *assembly) partly(target *Target, partly bool) {
 	if partly && a.passes {
-		target.Message = "of it only what is about other hosts has effect: " + a.unread
+		target.Message = "only its rules for other hosts have effect: " + a.unread
 	}
 }
 
@@ -403,8 +403,8 @@ func (t *trafficRules) result(res *Result) {
 	for _, namespace := range slices.Sorted(maps.Keys(t.breakers)) {
 		for _, b := range t.breakers[namespace] {
 			for _, target := range b.targets {
-				if !b.told && b.Problem == nil && target.Message == "" {
-					target.Message = "no rule of it is about any pod: list some in spec.rateLimitings or spec.trafficInterceptRules, with podSelectors that pods match"
+				if !b.rendered && b.Problem == nil && target.Message == "" {
+					target.Message = "none of its rules selects a pod: list some in spec.rateLimitings or spec.trafficInterceptRules, with podSelectors that pods match"
 				}
 			}
 			res.Breakers = append(res.Breakers, Breaker{b.CircuitBreaker, b.done()})

@@ -44,8 +44,8 @@ func named(rules Rules, name string) *v1alpha1.CircuitBreaker {
 
 // What a rule has counted is kept while the rule is as it was.
 func TestKeysFollowRules(t *testing.T) {
-	rules, _, told := limits(t, "uid-operator-0")
-	before := told(rules)
+	rules, _, rendered := limits(t, "uid-operator-0")
+	before := rendered(rules)
 	require.Len(t, before, 5)
 
 	c := named(rules, "limits")
@@ -54,7 +54,7 @@ func TestKeysFollowRules(t *testing.T) {
 		require.Equal(t, "ns/limits together", breaker.String()+" "+rule)
 		return &meshv1.Share{Index: 1, Of: 2}
 	}
-	after := told(rules)
+	after := rendered(rules)
 	for name, rule := range before {
 		require.Equal(t, rule.Key, after[name].Key, name)
 	}
@@ -66,7 +66,7 @@ func TestKeysFollowRules(t *testing.T) {
 	// One rule is changed, and all are written in another order.
 	c.Spec.RateLimitings[0].Bucket.Burst++
 	c.Spec.RateLimitings[0], c.Spec.RateLimitings[1] = c.Spec.RateLimitings[1], c.Spec.RateLimitings[0]
-	changed := told(rules)
+	changed := rendered(rules)
 	for name, rule := range after {
 		if name == "limits/pods" {
 			require.NotEqual(t, rule.Key, changed[name].Key)
@@ -77,16 +77,16 @@ func TestKeysFollowRules(t *testing.T) {
 
 	// An object of the same name is another one.
 	c.UID = "another"
-	require.NotEqual(t, changed["limits/together"].Key, told(rules)["limits/together"].Key)
+	require.NotEqual(t, changed["limits/together"].Key, rendered(rules)["limits/together"].Key)
 }
 
 func TestRulesOfSomePodsAreMoreSpecific(t *testing.T) {
-	rules, _, told := limits(t, "uid-operator-0")
+	rules, _, rendered := limits(t, "uid-operator-0")
 	first := &named(rules, "limits").Spec.RateLimitings[0]
 	first.PodSelector = &metav1.LabelSelector{}
-	require.False(t, told(rules)["limits/"+first.Name].SomePods, "it says nothing")
+	require.False(t, rendered(rules)["limits/"+first.Name].SomePods, "it says nothing")
 	first.PodSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "absent", Operator: metav1.LabelSelectorOpDoesNotExist}}
-	require.True(t, told(rules)["limits/"+first.Name].SomePods)
+	require.True(t, rendered(rules)["limits/"+first.Name].SomePods)
 }
 
 // Rules that do not select a pod change nothing of its policy.
@@ -114,7 +114,7 @@ func TestMoreThanAPodCanBeTold(t *testing.T) {
 	r := Compile(nil, pods, nil, rules)
 	for _, b := range r.Breakers {
 		for _, target := range b.Targets {
-			require.Equal(t, b.Name == "other", strings.Contains(target.Message, "more than the pod can be told"), b.Name)
+			require.Equal(t, b.Name == "other", strings.Contains(target.Message, "exceeds the size of a policy"), b.Name)
 		}
 	}
 	require.Len(t, r.Policies["uid-operator-0"].Traffic.Breakers, 3)
@@ -135,10 +135,10 @@ func TestEmptySpecs(t *testing.T) {
 			{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "zero"}, Spec: v1alpha1.FaultInjectionSpec{Selector: all, HTTPFaultInjections: []v1alpha1.HTTPFaultInjection{{}, {Delay: &v1alpha1.FaultDelay{}}}}},
 		},
 	})
-	told := r.Policies["1"].Traffic
-	require.Len(t, told.Breakers, 1)
-	require.Empty(t, told.Breakers[0].Intercepts[0].Http, "a whitelist that cannot be read allows nothing")
-	require.True(t, told.Breakers[0].RefuseUnseen)
+	rendered := r.Policies["1"].Traffic
+	require.Len(t, rendered.Breakers, 1)
+	require.Empty(t, rendered.Breakers[0].Intercepts[0].Http, "a whitelist that cannot be read allows nothing")
+	require.True(t, rendered.Breakers[0].RefuseUnseen)
 	require.EqualValues(t, v1alpha1.ReasonInvalid, r.Injections[0].Problem.Reason)
 	require.NotEmpty(t, r.Injections[1].Problems)
 }
@@ -256,12 +256,12 @@ func TestABreakerThatTellsNoPodHasNoEffect(t *testing.T) {
 		require.Equal(t, targets[0].Message, targets[1].Message)
 		return targets[0].Message
 	}
-	require.Contains(t, messages(), "no rule")
+	require.Contains(t, messages(), "none of its rules")
 	c.Spec.RateLimitings = []v1alpha1.Limiting{{
 		Name: "some", TriggerPolicy: v1alpha1.TriggerForceOpened, RestRules: []v1alpha1.RestRule{{URL: "*"}},
 		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "three"}},
 	}}
-	require.Contains(t, messages(), "no rule")
+	require.Contains(t, messages(), "none of its rules")
 	c.Spec.RateLimitings[0].PodSelector.MatchLabels["tier"] = "two"
 	require.Empty(t, messages())
 }
@@ -274,7 +274,7 @@ func TestAnInjectionWithoutRulesHasNoEffect(t *testing.T) {
 	empty := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "empty"}}
 	empty.Spec.Selector = &metav1.LabelSelector{}
 	r := Compile(nil, []*corev1.Pod{pod}, nil, Rules{Injections: []*v1alpha1.FaultInjection{empty}})
-	require.Contains(t, r.Injections[0].Targets[0].Message, "no rule")
+	require.Contains(t, r.Injections[0].Targets[0].Message, "none of its rules")
 }
 
 // Who is refused at the apiserver, or passes it unread, reaches no more of other hosts than
@@ -318,7 +318,7 @@ func TestRulesAboutOtherHostsHoldWhateverBecomesOfThePod(t *testing.T) {
 	require.NotEmpty(t, r.Policies["u0"].Refuse)
 	require.True(t, r.Policies["u1"].Passthrough)
 
-	told := func(uid types.UID) (out []string) {
+	rendered := func(uid types.UID) (out []string) {
 		for _, b := range r.Policies[uid].Traffic.Breakers {
 			for _, l := range b.Rules {
 				out = append(out, b.Name+"/"+l.Name+"/"+l.Key)
@@ -334,14 +334,14 @@ func TestRulesAboutOtherHostsHoldWhateverBecomesOfThePod(t *testing.T) {
 		}
 		return out
 	}
-	whole := told("u2")
+	whole := rendered("u2")
 	require.Len(t, whole, 9)
 	lacks := slices.DeleteFunc(slices.Clone(whole), func(s string) bool {
 		return strings.Contains(s, "apiserver") || strings.Contains(s, "deletes") || strings.Contains(s, "fault/both/0")
 	})
 	require.Len(t, lacks, 5)
 	for _, uid := range []types.UID{"u0", "u1"} {
-		require.Equal(t, lacks, told(uid), "and counted on where they were")
+		require.Equal(t, lacks, rendered(uid), "and counted on where they were")
 		require.Equal(t, r.Policies["u2"].Traffic.Egress.Ports, r.Policies[uid].Traffic.Egress.Ports)
 	}
 
@@ -367,7 +367,7 @@ func TestRulesAboutOtherHostsHoldWhateverBecomesOfThePod(t *testing.T) {
 	}
 	refused, unread := "all requests of the pod to the apiserver are refused: "+r.Policies["u0"].Refuse, message["apiserver"][1]
 	require.Contains(t, unread, "to the apiserver are left unread")
-	partly := [3]string{1: "of it only what is about other hosts has effect: " + unread}
+	partly := [3]string{1: "only its rules for other hosts have effect: " + unread}
 	require.Equal(t, map[string][3]string{
 		"apiserver": {refused, unread}, "both": partly, "list": {}, "one": partly,
 		"fault apiserver": {refused, unread}, "fault both": partly, "fault hosts": {},

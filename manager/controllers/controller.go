@@ -25,11 +25,11 @@ const (
 
 // Reconciler is a controller of a package below this one.
 type Reconciler interface {
-	// Spec says what the controller does, and what it reads.
+	// Spec returns what the controller does, and what it reads.
 	Spec() Spec
 }
 
-// Spec is what a controller does, and when.
+// Spec is what a controller does, and when it runs.
 type Spec struct {
 	Name string
 	// Reconcile runs when a source of On has changed, and again if it failed.
@@ -81,7 +81,7 @@ func (c *Controller) Trigger() {
 		return
 	}
 	c.due = true
-	if !c.running { // else the end of the run sees to it
+	if !c.running { // else the end of the run schedules the next
 		c.schedule(c.interval)
 	}
 }
@@ -138,7 +138,7 @@ func (c *Controller) run(ctx context.Context) {
 func (c *Controller) after(ctx context.Context, err error) (after time.Duration, again bool) {
 	if err != nil && ctx.Err() == nil {
 		after, again = c.retries.When(struct{}{}), true
-		c.log.Warn("a loop failed and will be run again", "loop", c.Name, "after", after, "error", err)
+		c.log.Warn("a controller failed and will run again", "controller", c.Name, "after", after, "error", err)
 	} else {
 		c.retries.Forget(struct{}{})
 		after, again = c.Resync, c.Resync > 0

@@ -6,7 +6,7 @@
 // A State records the keys that each shard owns (Shard.Held): no member of the shard acts
 // on any other key. The keys of different shards are always disjoint. The State also
 // records the keys that each shard should own (Shard.Target). Members of a shard are sent
-// the keys that are in both (Shard.Told), with a serial that grows whenever they change.
+// the keys that are in both (Shard.Sent), with a serial that grows whenever they change.
 //
 // There are only two transitions:
 //

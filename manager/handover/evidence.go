@@ -25,13 +25,13 @@ func (n *next) pin(targets map[string]sharding.Scope) {
 	var pinned sharding.Scope
 	for name, shard := range n.Shards {
 		if n.Pinned(name) {
-			pinned = sharding.Union(pinned, shard.Told())
+			pinned = sharding.Union(pinned, shard.Sent())
 		}
 	}
 	for name, shard := range n.Shards {
 		targets[name] = targets[name].Minus(pinned).Minus(shard.Held.Intersect(n.Evidence.Doubtful))
 		if n.Pinned(name) {
-			targets[name] = shard.Told()
+			targets[name] = shard.Sent()
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (n *next) mayJoin(shard string) bool {
 	switch {
 	case n.RolledBack:
 		return false
-	case n.Evidence.Verified[shard] || n.Shards[shard].Told().Empty():
+	case n.Evidence.Verified[shard] || n.Shards[shard].Sent().Empty():
 		return true
 	}
 	return n.Evidence.alone() && len(n.unconfirmedBeside(shard)) == 0

@@ -62,7 +62,7 @@ func (s State) Holds() bool {
 
 // Shard is the state of one shard.
 type Shard struct {
-	// Serial grows whenever Told changes. It begins with the milliseconds of the
+	// Serial grows whenever Sent changes. It begins with the milliseconds of the
 	// Unix time, so that it grows even if the configuration is made anew.
 	Serial int64
 	// Held is the scope that the shard owns: members may be acting on its keys. It is
@@ -75,8 +75,8 @@ type Shard struct {
 	Wanted sharding.Scope
 }
 
-// Told returns the scope that members are sent as theirs.
-func (s Shard) Told() sharding.Scope { return s.Held.Intersect(s.Target) }
+// Sent returns the scope that members are sent as theirs.
+func (s Shard) Sent() sharding.Scope { return s.Held.Intersect(s.Target) }
 
 // Member is a pod that was assigned to a shard. It never changes its shard.
 type Member struct {

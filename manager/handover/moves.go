@@ -15,7 +15,7 @@ func (n *next) track() {
 	var moves []Move
 	for _, m := range n.before.Moves {
 		if m.Phase == Granting {
-			m.Keys = m.Keys.Intersect(n.Shards[m.To].Told())
+			m.Keys = m.Keys.Intersect(n.Shards[m.To].Sent())
 			moves = add(moves, m)
 		}
 	}

@@ -35,7 +35,7 @@ func TestProperties(t *testing.T) {
 				all = sharding.Union(all, shard.Held)
 				old, ok := s.Shards[name]
 				require.GreaterOrEqual(t, shard.Serial, old.Serial)
-				if ok && !shard.Told().Equal(old.Told()) {
+				if ok && !shard.Sent().Equal(old.Sent()) {
 					require.Greater(t, shard.Serial, old.Serial, "%s is told something new", name)
 				}
 				// Nothing is taken from a shard while a member may act on it.

@@ -113,10 +113,10 @@ func (n *next) want(e Want) {
 	}
 	targets := n.targets(e)
 	for name, shard := range n.Shards {
-		told := shard.Told()
+		sent := shard.Sent()
 		shard.Target, shard.Wanted = targets[name], e.Scopes[name]
 		n.put(name, shard)
-		if e.Restart && !told.Minus(shard.Told()).Empty() {
+		if e.Restart && !sent.Minus(shard.Sent()).Empty() {
 			n.stale(name)
 		}
 	}
@@ -206,8 +206,8 @@ func (n *next) acted(name string) {
 	if _, decided := n.Evidence.Verified[name]; !decided {
 		n.Evidence.Verified[name] = true
 		shard := n.Shards[name]
-		n.Evidence.Acting = n.Evidence.Acting || !shard.Told().Empty()
-		n.Evidence.Doubtful = sharding.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Told()))
+		n.Evidence.Acting = n.Evidence.Acting || !shard.Sent().Empty()
+		n.Evidence.Doubtful = sharding.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Sent()))
 	}
 }
 
@@ -224,7 +224,7 @@ func (n *next) release() {
 	}
 	for name, shard := range n.Shards {
 		if len(n.lagging(name)) == 0 {
-			shard.Held = shard.Told()
+			shard.Held = shard.Sent()
 			n.put(name, shard)
 		}
 	}
@@ -249,7 +249,7 @@ func (n *next) grant() {
 // serial per Step is enough, because intermediate states are never sent.
 func (n *next) put(name string, shard Shard) {
 	before := n.before.Shards[name]
-	if shard.Serial == before.Serial && !shard.Told().Equal(before.Told()) {
+	if shard.Serial == before.Serial && !shard.Sent().Equal(before.Sent()) {
 		shard.Serial++
 		n.changed(name)
 	}

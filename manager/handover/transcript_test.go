@@ -166,7 +166,7 @@ func show(s State) string {
 		shard := s.Shards[name]
 		fmt.Fprintf(&b, "%s@%d: holds %s", name, shard.Serial, showScope(shard.Held))
 		if !shard.Held.Equal(shard.Target) {
-			fmt.Fprintf(&b, ", is to hold %s, told %s", showScope(shard.Target), showScope(shard.Told()))
+			fmt.Fprintf(&b, ", is to hold %s, told %s", showScope(shard.Target), showScope(shard.Sent()))
 		}
 		if !shard.Wanted.Equal(shard.Target) {
 			fmt.Fprintf(&b, ", wanted %s", showScope(shard.Wanted))

@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// addressVolume has the mesh's bundle and a kubeconfig that leads to the
-	// node's agent. It is mounted at addressDir.
+	// addressVolume contains the mesh's bundle and a kubeconfig for the node's agent. It is
+	// mounted at addressDir.
 	addressVolume  = "ctrlmesh-kubeconfig"
 	addressDir     = "/var/run/secrets/" + v1alpha1.GroupName
 	kubeconfigFile = "kubeconfig"
 )
 
-// toAddress leads a pod's clients to the agents' address: by environment and, in
-// containers that name a kubeconfig, by another in its place. Arguments and
-// commands stay as they are. It returns the kubeconfig, empty if there is none, and warns of
-// all that it replaces: what they led to, and as whom, cannot be told from here.
-// Before are the pod's volumes as they are by now.
+// toAddress makes a pod's clients connect to the agents' address: by environment variables and,
+// in containers that name a kubeconfig, by another kubeconfig in its place. It does not change
+// arguments and commands. It returns the kubeconfig, empty if there is none, and warns about
+// each file that it replaces, because the cluster and user of that file are unknown here.
+// before are the pod's current volumes.
 func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, warnings []string, err error) {
 	env := environment(agents)
 	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
@@ -94,7 +94,7 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 	return ops, content, warnings, nil
 }
 
-// environment is what the kubelet would set for a Service at another address.
+// environment returns what the kubelet would set for a Service at another address.
 func environment(agents netip.AddrPort) []corev1.EnvVar {
 	host, port, url := agents.Addr().String(), strconv.Itoa(int(agents.Port())), "tcp://"+agents.String()
 	return []corev1.EnvVar{
@@ -102,7 +102,7 @@ func environment(agents netip.AddrPort) []corev1.EnvVar {
 		{Name: "KUBERNETES_SERVICE_PORT", Value: port},
 		{Name: "KUBERNETES_SERVICE_PORT_HTTPS", Value: port},
 		{Name: "KUBERNETES_PORT", Value: url},
-		// Named after the apiserver's own port, always 443, by which they are looked up.
+		// Clients look these up by the apiserver's own port, which is always 443.
 		{Name: "KUBERNETES_PORT_443_TCP", Value: url},
 		{Name: "KUBERNETES_PORT_443_TCP_PROTO", Value: "tcp"},
 		{Name: "KUBERNETES_PORT_443_TCP_ADDR", Value: host},
@@ -110,8 +110,8 @@ func environment(agents netip.AddrPort) []corev1.EnvVar {
 	}
 }
 
-// setEnv puts variables first, where others can refer to them, and removes any
-// of the same names.
+// setEnv inserts variables at the beginning, where others can refer to them, and removes
+// others of the same names.
 func setEnv(at string, have, want []corev1.EnvVar) (ops []jsonpatch.JsonPatchOperation) {
 	wanted := func(e corev1.EnvVar) bool {
 		return slices.ContainsFunc(want, func(w corev1.EnvVar) bool { return w.Name == e.Name })
@@ -134,22 +134,22 @@ func setEnv(at string, have, want []corev1.EnvVar) (ops []jsonpatch.JsonPatchOpe
 	return ops
 }
 
-// kubeconfigs are the files that a container's clients will read: those that
-// KUBECONFIG or a flag --kubeconfig name, and the annotated.
+// kubeconfigs returns the files that a container's clients read: those that KUBECONFIG or a flag
+// --kubeconfig names, and the annotated one.
 func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 	if annotated == v1alpha1.KubeconfigNone {
 		return nil, nil
 	}
 	var files []string
-	const instead = "take it away, or write out an absolute path"
+	const instead = "remove it, or write an absolute path"
 	add := func(what, file string) error {
 		switch {
 		case file == "":
-			return nil // means none, to clients
+			return nil // clients read none
 		case strings.Contains(file, "$("):
-			return fmt.Errorf("%s refers to a variable (%s), so that the file cannot be told: %s", what, file, instead)
+			return fmt.Errorf("%s refers to a variable (%s), so that the file is unknown: %s", what, file, instead)
 		case !path.IsAbs(file):
-			return fmt.Errorf("%s is a relative path (%s), so that the file cannot be told: %s", what, file, instead)
+			return fmt.Errorf("%s is a relative path (%s), so that the file is unknown: %s", what, file, instead)
 		}
 		if file = path.Clean(file); !slices.Contains(files, file) {
 			files = append(files, file)
@@ -163,7 +163,7 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 			continue
 		}
 		if e.ValueFrom != nil {
-			errs = append(errs, fmt.Errorf("%s comes from elsewhere, so that the file cannot be told: %s", e.Name, instead))
+			errs = append(errs, fmt.Errorf("%s has no value in the pod, so that the file is unknown: %s", e.Name, instead))
 		}
 		for file := range strings.SplitSeq(e.Value, ":") {
 			errs = append(errs, add(e.Name, file))
@@ -187,7 +187,7 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 	return files, errors.Join(errs...)
 }
 
-// tokenFile is where a container has the pod's service-account token.
+// tokenFile returns the path of the pod's service-account token in a container; empty without one.
 func tokenFile(volumes []corev1.Volume, c corev1.Container) string {
 	for _, m := range c.VolumeMounts {
 		i := slices.IndexFunc(volumes, named(m.Name))
@@ -203,9 +203,9 @@ func tokenFile(volumes []corev1.Volume, c corev1.Container) string {
 	return ""
 }
 
-// mountFiles puts the mesh's kubeconfig in the place of files. Where one is in a
-// volume that the kubelet keeps up to date, it becomes part of that volume: a
-// mount over it would be gone with the volume's next update.
+// mountFiles replaces files by the mesh's kubeconfig. In a volume that the kubelet keeps up to
+// date, the kubeconfig becomes part of that volume: the volume's next update would remove a
+// mount over the file.
 func mountFiles(at string, have []corev1.VolumeMount, volumes []corev1.Volume, files []string) (ops []jsonpatch.JsonPatchOperation) {
 	own := func(m corev1.VolumeMount) bool { return m.Name == addressVolume && m.MountPath == addressDir }
 	if !slices.ContainsFunc(have, own) {
@@ -234,7 +234,7 @@ func mountFiles(at string, have []corev1.VolumeMount, volumes []corev1.Volume, f
 	return ops
 }
 
-// mountOf is the index of the mount that a file is on, or is; -1 if there is none.
+// mountOf returns the index of the mount that contains a file, or is it; -1 if there is none.
 func mountOf(have []corev1.VolumeMount, file string) int {
 	on := -1
 	for i, m := range have {
@@ -250,8 +250,8 @@ func keptUpToDate(v corev1.Volume) bool {
 	return v.Secret != nil || v.ConfigMap != nil || v.DownwardAPI != nil || v.Projected != nil
 }
 
-// withKubeconfig is a volume with one of its files replaced. Of what projected
-// sources have at one path, the last counts.
+// withKubeconfig returns a volume with one of its files replaced. If several projected sources
+// have a file at one path, the last one counts.
 func withKubeconfig(v corev1.Volume, file string) corev1.Volume {
 	p := &corev1.ProjectedVolumeSource{}
 	switch {
@@ -271,7 +271,7 @@ func withKubeconfig(v corev1.Volume, file string) corev1.Volume {
 	default:
 		p = v.Projected.DeepCopy()
 	}
-	// Paths that are written out twice are refused by the apiserver.
+	// The apiserver rejects paths that several items name.
 	sources := slices.Clone(p.Sources)
 	p.Sources = nil
 	for _, s := range sources {
@@ -307,7 +307,7 @@ func kubeconfigSource(file string) corev1.VolumeProjection {
 	}}}}
 }
 
-// kubeconfig leads to the agents. The CA is a file, so that it follows a rotation.
+// kubeconfig returns a kubeconfig for the agents. The CA is a file, so that it follows a rotation.
 func kubeconfig(agents netip.AddrPort, namespace, token string) (string, error) {
 	const name = "ctrlmesh"
 	c := clientcmdapi.NewConfig()

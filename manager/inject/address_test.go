@@ -326,11 +326,11 @@ func TestAddressRefusals(t *testing.T) {
 		{newWebhook(t, agentService("")), "has no address", func(*corev1.Pod) {}},
 		{notYet, "Secret mesh/ctrlmesh-mesh-ca says which to delete", func(*corev1.Pod) {}},
 		{newWebhook(t, agentService("10.96.0.9"), pass), "clientCertificates: Passthrough of ShardingConfig zero", func(*corev1.Pod) {}},
-		{addressWebhook(t), `"eppf" is no way of capture: write ebpf, iptables or address`, func(p *corev1.Pod) { p.Annotations[v1alpha1.CaptureAnnotation] = "eppf" }},
-		{addressWebhook(t), "only capture by ebpf can tell it apart, not address", func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
+		{addressWebhook(t), `"eppf" is no capture mode: write ebpf, iptables or address`, func(p *corev1.Pod) { p.Annotations[v1alpha1.CaptureAnnotation] = "eppf" }},
+		{addressWebhook(t), "only capture by ebpf can distinguish it, not address", func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
 		{addressWebhook(t), "relative path (config)", func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--kubeconfig=config"} }},
 		{addressWebhook(t), "refers to a variable ($(HOME)/config)", func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--kubeconfig=$(HOME)/config"} }},
-		{addressWebhook(t), "KUBECONFIG comes from elsewhere", func(p *corev1.Pod) {
+		{addressWebhook(t), "KUBECONFIG has no value in the pod", func(p *corev1.Pod) {
 			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "KUBECONFIG", ValueFrom: &corev1.EnvVarSource{}}}
 		}},
 		{addressWebhook(t), "set automountServiceAccountToken: true", func(p *corev1.Pod) { p.Spec.Containers[1].Args = []string{"--kubeconfig=/config"} }},
@@ -396,7 +396,7 @@ func TestHostNetwork(t *testing.T) {
 	}
 	w := newWebhook(t)
 	_, msg := admit(t, w, host)
-	require.Contains(t, msg, "no agent is connected that could tell")
+	require.Contains(t, msg, "no agent is connected that could report it")
 	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(false, map[string]string{"n1": "cgroup v1", "n2": "b", "n3": "c", "n4": "d"})))
 	_, msg = admit(t, w, host)
 	require.Contains(t, msg, "(node n1: cgroup v1; node n2: b; node n3: c; and 1 more nodes): remove hostNetwork from the pod template, or the label")

@@ -24,7 +24,7 @@ const (
 	BothBundle = compile.BothBundle
 	// EgressBundle is the ConfigMap with the egress CA, and no other.
 	EgressBundle = "ctrlmesh-egress-ca.crt"
-	// clusterBundle is the one that Kubernetes puts into every namespace.
+	// clusterBundle is the ConfigMap that Kubernetes writes into every namespace.
 	clusterBundle = compile.ClusterBundle
 	// BundleLabel marks the mesh's bundles, so that only they are watched.
 	BundleLabel = v1alpha1.GroupName + "/bundle"
@@ -36,14 +36,13 @@ const (
 type Bundles struct {
 	// Client is uncached.
 	Client client.Client
-	// Mesh and Cluster give the CAs in PEM.
+	// Mesh, Cluster and Egress return the CAs in PEM.
 	Mesh, Cluster, Egress func() []byte
-	// Reload reads the mesh's CAs anew; may be nil.
+	// Reload reads the mesh's CAs again. It may be nil.
 	Reload func(context.Context) error
 }
 
-// BundleOf is the bundle that goes with a value of the trust annotation; empty
-// if it is none.
+// BundleOf returns the bundle for a value of the trust annotation; empty for other values.
 func BundleOf(trust string) string {
 	switch trust {
 	case v1alpha1.TrustMesh:
@@ -54,7 +53,7 @@ func BundleOf(trust string) string {
 	return ""
 }
 
-// content of a bundle.
+// content returns the content of a bundle.
 func (b *Bundles) content(name string) (map[string]string, error) {
 	if name == EgressBundle {
 		return b.egress()
@@ -66,12 +65,12 @@ func (b *Bundles) content(name string) (map[string]string, error) {
 	case name == MeshBundle:
 		return map[string]string{bundleKey: string(mesh)}, nil
 	case len(cluster) == 0:
-		return nil, errors.New("the cluster's CA is not known")
+		return nil, errors.New("the cluster's CA is unknown")
 	}
 	return map[string]string{bundleKey: string(mesh) + string(cluster)}, nil
 }
 
-// egress is all in one file, for Node, and each in one of its own, for the others.
+// egress returns all certificates in one file, for Node.js, and each in its own file, for others.
 func (b *Bundles) egress() (map[string]string, error) {
 	bundle := b.Egress()
 	if len(bundle) == 0 {
@@ -79,23 +78,23 @@ func (b *Bundles) egress() (map[string]string, error) {
 	}
 	files, err := trust.Directory(bundle)
 	if err != nil {
-		return nil, fmt.Errorf("the egress CA: %w", err)
+		return nil, fmt.Errorf("splitting the egress CA: %w", err)
 	}
 	files[bundleKey] = string(bundle)
 	return files, nil
 }
 
-// Right reports whether a ConfigMap is as it must be.
+// Right reports whether a ConfigMap has the right content.
 func (b *Bundles) Right(cm *corev1.ConfigMap) bool {
 	want, err := b.content(cm.Name)
 	return err == nil && cm.Labels[BundleLabel] == "true" && maps.Equal(cm.Data, want) && len(cm.BinaryData) == 0
 }
 
-// Ensure makes a namespace's bundle right.
+// Ensure writes the bundle of a namespace if it is not right.
 func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 	key := types.NamespacedName{Namespace: namespace, Name: name}
 	var err error
-	for attempt := range 4 { // others write it too: the other replica, or whoever broke it
+	for attempt := range 4 { // others may write it at the same time
 		var want map[string]string
 		if want, err = b.content(name); err != nil {
 			return err
@@ -112,7 +111,7 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 		case b.Right(cm):
 			return nil
 		case attempt == 0 && b.Reload != nil:
-			// It may be ahead of us: a rotation that we have not heard of.
+			// The bundle may be newer than the CAs in memory, after a rotation.
 			if err = b.Reload(ctx); err == nil {
 				continue
 			}
@@ -133,10 +132,10 @@ func (b *Bundles) Ensure(ctx context.Context, namespace, name string) error {
 			break
 		}
 	}
-	return fmt.Errorf("ConfigMap %s: %w", key, err)
+	return fmt.Errorf("writing ConfigMap %s: %w", key, err)
 }
 
-// isRace reports whether somebody else wrote the object meanwhile.
+// isRace reports whether the object was written by another client meanwhile.
 func isRace(err error) bool {
 	return (apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)) &&
 		!apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)

@@ -18,9 +18,9 @@ const (
 	egressDir    = "/var/run/secrets/egress." + v1alpha1.GroupName
 )
 
-// egressEnvironment points clients at the egress CA beside what they trust anyway:
-// Go and OpenSSL at directories, of which the others are those that they and the
-// distributions have built in, and Node at a file.
+// egressEnvironment makes clients trust the egress CA in addition to their own CAs. Go and
+// OpenSSL read directories: the others are the defaults of OpenSSL and the distributions.
+// Node.js reads a file.
 var egressEnvironment = []corev1.EnvVar{
 	{Name: "SSL_CERT_DIR", Value: strings.Join([]string{egressDir, "/etc/ssl/certs", "/etc/pki/tls/certs", "/usr/lib/ssl/certs", "/usr/local/ssl/certs"}, ":")},
 	{Name: "NODE_EXTRA_CA_CERTS", Value: egressDir + "/" + bundleKey},
@@ -31,8 +31,8 @@ func TrustsEgress(pod *corev1.Pod) bool {
 	return pod.Annotations[v1alpha1.TrustEgressAnnotation] == "true"
 }
 
-// trustEgress lets a pod's clients trust the egress CA, and warns of those that it
-// cannot reach. ByAddress says that toAddress gave all containers an environment.
+// trustEgress makes a pod's clients trust the egress CA, and warns about those that it cannot
+// configure. byAddress reports whether toAddress has set the environment of all containers.
 func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOperation, warnings []string) {
 	volume := corev1.Volume{Name: egressVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: EgressBundle},

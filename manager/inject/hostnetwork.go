@@ -18,20 +18,19 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// HostNetworkConfigMap tells, in the mesh's namespace, whether nodes can tell pods
-// under hostNetwork apart. The leader, who hears it from agents, keeps it for all
-// replicas.
+// HostNetworkConfigMap is the ConfigMap, in the mesh's namespace, that says whether nodes can
+// distinguish pods with hostNetwork. The leader writes what agents report, for all replicas.
 const HostNetworkConfigMap = "ctrlmesh-host-network"
 
 const (
-	ableKey   = "able" // whether any node can: their number changes with every rollout
+	ableKey   = "able" // whether any node can; their number would change with every rollout
 	reasonKey = "reason"
-	// maxReasons bounds the nodes of which the reason is told.
+	// maxReasons bounds the nodes whose reasons are listed.
 	maxReasons = 3
 )
 
-// HostNetwork is what the ConfigMap says when some node can, or none, for the
-// reasons given.
+// HostNetwork returns the content of the ConfigMap: some node can, or none can, for the given
+// reasons by node.
 func HostNetwork(able bool, not map[string]string) map[string]string {
 	if able {
 		return map[string]string{ableKey: "true"}
@@ -60,24 +59,24 @@ func KeepHostNetwork(ctx context.Context, c client.Client, namespace string, dat
 	return nil
 }
 
-// hostNetwork refuses a pod under hostNetwork that no node could capture.
+// hostNetwork refuses a pod with hostNetwork that no node could capture.
 func (w *Webhook) hostNetwork(ctx context.Context, capture string) *admission.Response {
 	const remedy = "remove hostNetwork from the pod template, or the label " + v1alpha1.EnableProxyLabel
 	if capture != "" && capture != v1alpha1.CaptureEBPF {
-		return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, so that only capture by %s can tell it apart, not %s: remove annotation %s from the pod template, or %s",
+		return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, so that only capture by %s can distinguish it, not %s: remove annotation %s from the pod template, or %s",
 			v1alpha1.CaptureEBPF, capture, v1alpha1.CaptureAnnotation, remedy))
 	}
 	cm := &corev1.ConfigMap{}
 	err := w.Reader.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: HostNetworkConfigMap}, cm)
 	if client.IgnoreNotFound(err) != nil {
-		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading what nodes can: %w", err)))
+		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading ConfigMap %s: %w", HostNetworkConfigMap, err)))
 	}
 	if cm.Data[ableKey] == "true" {
 		return nil
 	}
 	reason := cm.Data[reasonKey]
 	if reason == "" {
-		reason = "no agent is connected that could tell"
+		reason = "no agent is connected that could report it"
 	}
-	return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, and no node can tell its connections apart (%s): %s", reason, remedy))
+	return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, and no node can distinguish its connections (%s): %s", reason, remedy))
 }

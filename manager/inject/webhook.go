@@ -26,12 +26,11 @@ import (
 // Path at which Webhook is served.
 const Path = "/mutate-pod"
 
-// Webhook admits labelled pods as they are created. That label, trust and way of
-// capture stay as they were then is the business of a ValidatingAdmissionPolicy,
-// which asks no manager.
+// Webhook admits labelled pods as they are created. A ValidatingAdmissionPolicy, which needs
+// no manager, keeps their label, trust and capture mode from changing later.
 type Webhook struct {
-	// Reader reads without a cache: a ShardingConfig created a moment ago
-	// counts, or its first pods would be let in to trust the real apiserver.
+	// Reader reads without a cache. Otherwise the first pods of a new ShardingConfig could be
+	// admitted to trust the real apiserver.
 	Reader  client.Reader
 	Bundles *Bundles
 	// Namespace of the mesh.
@@ -57,7 +56,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	switch capture {
 	case "", v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress:
 	default:
-		return refuse("Capture", "annotation %s: %q is no way of capture: write %s, %s or %s, or leave it out for what works best", v1alpha1.CaptureAnnotation, capture,
+		return refuse("Capture", "annotation %s: %q is no capture mode: write %s, %s or %s, or remove it to use the best one", v1alpha1.CaptureAnnotation, capture,
 			v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress)
 	}
 	if pod.Spec.OS != nil && pod.Spec.OS.Name != corev1.Linux {
@@ -100,7 +99,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		annotations[v1alpha1.EgressTrustAnnotation] = "true"
 	}
 	for _, name := range bundles {
-		// The leader writes it into the namespace once it sees the pod there.
+		// The leader writes it into the namespace once it sees the pod.
 		if _, err := w.Bundles.content(name); err != nil {
 			return admission.Errored(http.StatusInternalServerError, err)
 		}
@@ -108,7 +107,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...).WithWarnings(warnings...)
 }
 
-// config is the configuration that selects a pod, nil if none does.
+// config returns the configuration that selects a pod; nil if none does.
 func (w *Webhook) config(ctx context.Context, req admission.Request, pod *corev1.Pod) (*v1alpha1.ShardingConfig, *admission.Response) {
 	var all v1alpha1.ShardingConfigList
 	if err := w.Reader.List(ctx, &all, client.InNamespace(req.Namespace)); err != nil {
@@ -119,8 +118,8 @@ func (w *Webhook) config(ctx context.Context, req admission.Request, pod *corev1
 	for _, c := range all.Items {
 		selects, problem := compile.Selects(&c)
 		if problem != nil {
-			// It may be about this pod, which then must not run unsharded.
-			return nil, new(refuse("InvalidConfig", "whose shard this pod is cannot be told, because ShardingConfig %s is invalid (%s): mend or delete it", c.Name, problem.Message))
+			// It may be meant to select this pod, which then must not run unsharded.
+			return nil, new(refuse("InvalidConfig", "the shard of this pod is unknown, because ShardingConfig %s is invalid (%s): fix or delete it", c.Name, problem.Message))
 		}
 		if selects(pod) {
 			config, selecting = &c, append(selecting, c.Name)
@@ -132,7 +131,7 @@ func (w *Webhook) config(ctx context.Context, req admission.Request, pod *corev1
 	return config, nil
 }
 
-// agents is the address at which pods find the agent of their node.
+// agents returns the address at which pods reach the agent of their node.
 func (w *Webhook) agents(ctx context.Context) (netip.AddrPort, *admission.Response) {
 	service := &corev1.Service{}
 	err := w.Reader.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: apiserver.AgentService}, service)
@@ -149,9 +148,8 @@ func (w *Webhook) agents(ctx context.Context) (netip.AddrPort, *admission.Respon
 	return addresses[0], nil
 }
 
-// swapBundles gives the bundle to all volumes that have one. The operations touch
-// what must change and nothing else, for a pod may have fields that this program
-// does not know.
+// swapBundles replaces the bundle in all volumes that have one. The operations change nothing
+// else, because a pod may have fields that this program does not know.
 func swapBundles(in []corev1.Volume, bundle string) (volumes []corev1.Volume, ops []jsonpatch.JsonPatchOperation) {
 	swap := func(name *string, format string, at ...any) {
 		switch *name {
@@ -178,7 +176,7 @@ func swapBundles(in []corev1.Volume, bundle string) (volumes []corev1.Volume, op
 	return volumes, ops
 }
 
-// annotate gives annotations their values, and removes those with an empty one.
+// annotate sets annotations, and removes those whose value is empty.
 func annotate(have, want map[string]string) (ops []jsonpatch.JsonPatchOperation) {
 	want = maps.Clone(want)
 	maps.DeleteFunc(want, func(k, v string) bool { return have[k] == v })

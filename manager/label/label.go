@@ -16,10 +16,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
-// Configuration is the name of the MutatingWebhookConfiguration that is kept.
+// Configuration is the name of the MutatingWebhookConfiguration for stamping.
 const Configuration = "ctrlmesh-stamp"
 
-// Of are the labels of the objects of a namespace.
+// Of returns the labels of the objects of a namespace.
 func Of(namespace string) map[string]string {
 	return map[string]string{
 		v1alpha1.NamespaceLabel:    namespace,
@@ -28,8 +28,8 @@ func Of(namespace string) map[string]string {
 	}
 }
 
-// Listed are the resources whose objects are to be labelled, each group once:
-// those of configurations that divide them by labels. Others need none.
+// Listed returns the resources whose objects must be labelled, each group once: those of
+// configurations that divide them by labels.
 func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
 	seen := map[string]v1alpha1.ResourceGroup{}
 	for _, c := range configs {
@@ -76,9 +76,8 @@ func Needed(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter) bool {
 	return false
 }
 
-// Permitted leaves out of groups what the administrator excludes from stamping. A group
-// "*" stays, for resources that are excluded in some groups: Webhooks and Resolve leave
-// those out.
+// Permitted omits the resources that the administrator excludes from stamping. It keeps the
+// group "*" for resources that are excluded in some groups; Webhooks and Resolve omit those.
 func Permitted(groups []v1alpha1.ResourceGroup, s *platform.Settings) (out []v1alpha1.ResourceGroup) {
 	for _, g := range groups {
 		for _, group := range g.APIGroups {
@@ -93,7 +92,7 @@ func Permitted(groups []v1alpha1.ResourceGroup, s *platform.Settings) (out []v1a
 	return out
 }
 
-// Divided are the resources that a configuration divides.
+// Divided returns the resources that a configuration divides.
 func Divided(c *v1alpha1.ShardingConfig) (out []v1alpha1.ResourceGroup) {
 	for _, l := range Limits(c) {
 		out = append(out, l.RelateResources...)
@@ -134,8 +133,8 @@ type Service struct {
 	CA              []byte
 }
 
-// Webhooks are the entries of the MutatingWebhookConfiguration that stamp the
-// given resources, but for what the administrator excludes: none if there are none.
+// Webhooks returns the entries of the MutatingWebhookConfiguration that stamp the given
+// resources, without those that the administrator excludes. It returns none if none is left.
 func Webhooks(groups []v1alpha1.ResourceGroup, s Service, settings *platform.Settings) []admissionv1.MutatingWebhook {
 	groups = Permitted(groups, settings)
 	if len(groups) == 0 {
@@ -148,9 +147,9 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service, settings *platform.Set
 			Service:  &admissionv1.ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: new(Path), Port: new(int32(443))},
 			CABundle: s.CA,
 		},
-		// The manager is not on the path: what slips by, the sweep finds.
+		// The manager is not on the request path: the sweep finds the objects that it missed.
 		FailurePolicy: new(admissionv1.Ignore),
-		// Left unset it would be defaulted, and look changed for ever.
+		// Set explicitly, because a defaulted field would look like a change.
 		MatchPolicy:        new(admissionv1.Equivalent),
 		ReinvocationPolicy: new(admissionv1.NeverReinvocationPolicy),
 		ObjectSelector:     &metav1.LabelSelector{},
@@ -176,8 +175,8 @@ func Webhooks(groups []v1alpha1.ResourceGroup, s Service, settings *platform.Set
 	return []admissionv1.MutatingWebhook{w}
 }
 
-// permitted is the CEL for: the administrator does not exclude the resource. Rules for
-// all groups match more than those who wrote them may know.
+// permitted returns the CEL expression for resources that the administrator does not exclude.
+// Rules for all groups match more resources than their authors may know.
 func permitted(s *platform.Settings) string {
 	var excluded []string
 	for _, gr := range s.NeverStamped() {
@@ -190,9 +189,8 @@ func permitted(s *platform.Settings) string {
 	return "!(" + strings.Join(excluded, " || ") + ")"
 }
 
-// needed is the CEL for: some label is not what it must be, as far as CEL can
-// tell. A hash cannot be computed there, so what is created is always looked at;
-// later, one that changes can be seen.
+// needed is the CEL expression for objects with a wrong label, as far as CEL can decide. CEL
+// cannot compute a hash, so it matches every new object, and later every change of the hash.
 var needed = fmt.Sprintf(`oldObject == null || !has(object.metadata.labels)`+
 	` || !(%[1]q in object.metadata.labels) || object.metadata.labels[%[1]q] != request.namespace`+
 	` || !(%[2]q in object.metadata.labels) || !(%[3]q in object.metadata.labels)`+

@@ -10,9 +10,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// Resolve finds the resources that groups list among those that the apiserver
-// serves: namespaced ones that can be listed and patched, each in its preferred
-// version. Missing are those listed by full name that are not served so.
+// Resolve returns the resources that groups list, as far as the apiserver serves them: namespaced
+// ones that can be listed and patched, in their preferred versions. missing are those listed by
+// full name that are not served so.
 func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) (found []schema.GroupVersionResource, missing []string) {
 	available := labelled(served)
 	wanted := map[schema.GroupVersionResource]bool{}
@@ -28,7 +28,7 @@ func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) 
 			missing = append(missing, gr.String())
 		}
 	}
-	// One event, two groups: it is stored once.
+	// Events are served in two groups, and stored once.
 	if legacy, ok := available[schema.GroupResource{Resource: "events"}]; ok && wanted[legacy] {
 		delete(wanted, available[schema.GroupResource{Group: "events.k8s.io", Resource: "events"}])
 	}

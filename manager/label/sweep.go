@@ -28,21 +28,21 @@ import (
 const (
 	pageSize = 500
 	workers  = 8
-	// After the rules changed, objects may still be created past the webhook for
-	// as long as the apiservers take to hear of it.
+	// againAfter is the time after which a sweep repeats when the rules have changed. Until the
+	// apiservers have the new rules, objects are created without labels.
 	againAfter = 30 * time.Second
-	// AggregateLabel on a ClusterRole adds it to what the sweep may do.
+	// AggregateLabel on a ClusterRole adds its permissions to those of the sweep.
 	AggregateLabel = v1alpha1.GroupName + "/aggregate-to-stamp"
 )
 
-// unstamped select, one after the other, the objects that need labels.
+// unstamped are selectors for the objects that need labels.
 var unstamped = []string{
 	"!" + v1alpha1.NamespaceLabel,
 	v1alpha1.NamespaceLabel + ",!" + v1alpha1.ShardingHashLabel,
 }
 
-// Sweeper labels the objects that exist. It walks each resource once, whoever
-// lists it, and again every so often.
+// Sweeper labels existing objects. It walks each resource once for all configurations, and
+// repeats that regularly.
 type Sweeper struct {
 	// Metadata must not limit the rate by itself.
 	Metadata metadata.Interface
@@ -50,26 +50,26 @@ type Sweeper struct {
 	Served func() ([]*metav1.APIResourceList, error)
 	// Limiter bounds the writes.
 	Limiter *rate.Limiter
-	// Skip is a namespace whose objects are left alone: the mesh's own.
+	// Skip is the mesh's own namespace, whose objects are not labelled.
 	Skip string
-	// Settings returns the administrator's; the defaults if nil.
+	// Settings returns the administrator's settings. If it is nil, the defaults apply.
 	Settings func() *platform.Settings
 	// Every is the time between repeats.
 	Every time.Duration
-	// Changed is called, from any goroutine, when Status has something new.
+	// Changed is called, from any goroutine, when the result of Status changes.
 	Changed func()
 	Log     *slog.Logger
 
 	mu       sync.Mutex
 	poke     chan struct{}
 	configs  []*v1alpha1.ShardingConfig
-	allowed  *platform.Settings // that Set was called with last
+	allowed  *platform.Settings // the settings at the last Set
 	resumed  map[types.UID]v1alpha1.StampingStatus
 	progress map[schema.GroupResource]*progress
 	discovered
 }
 
-// discovered is what the apiserver serves, as far as is known.
+// discovered is the result of the last discovery.
 type discovered struct {
 	served  []*metav1.APIResourceList
 	failing error // of discovery
@@ -84,7 +84,7 @@ type progress struct {
 	err           error
 }
 
-// Set tells the configurations whose resources are to be labelled.
+// Set sets the configurations whose resources must be labelled.
 func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +105,7 @@ func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 	first := s.configs == nil
 	settings := s.settings()
 	if !first && !reflect.DeepEqual(s.allowed, settings) {
-		// What the administrator allows now may have been excluded when it was walked.
+		// Resources that were excluded when they were walked may be allowed now.
 		for _, p := range s.progress {
 			p.done = false
 		}
@@ -120,7 +120,7 @@ func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 	}
 }
 
-// resume goes on where the last leader stopped.
+// resume continues where the last leader stopped.
 func (s *Sweeper) resume(st *v1alpha1.StampingStatus) {
 	for _, name := range st.Completed {
 		s.of(schema.ParseGroupResource(name)).done = true
@@ -174,8 +174,8 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
-// Pass walks the resources that were not walked yet; with repeat, all of them.
-// It reports whether all went well.
+// Pass walks the resources that were not walked yet; with repeat, all of them. It reports
+// whether that succeeded.
 func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	served, err := s.Served()
 	s.mu.Lock()
@@ -187,7 +187,7 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	s.failing = err
 	found, _ := s.resolve(Listed(configs...))
 	if err == nil {
-		// What nobody lists any more was not stamped since: forget it was done.
+		// Objects of resources that no configuration lists are not stamped meanwhile.
 		for gr := range s.progress {
 			if !slices.ContainsFunc(found, func(f schema.GroupVersionResource) bool { return f.GroupResource() == gr }) {
 				delete(s.progress, gr)
@@ -210,11 +210,11 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 		}
 		if err != nil {
 			ok = false
-			s.log().Warn("objects could not be labelled", "resource", gvr.GroupResource().String(), "error", err)
+			s.log().Warn("failed to label objects", "resource", gvr.GroupResource().String(), "error", err)
 		}
 		s.mu.Lock()
 		p.walking, p.err, p.next = false, err, ""
-		// A repeat that fails does not undo what was done.
+		// A repeat that fails does not make the resource incomplete.
 		p.done = p.done || err == nil
 		s.mu.Unlock()
 		s.changed()
@@ -223,7 +223,7 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	return ok
 }
 
-// resolve is Resolve for what the administrator does not exclude.
+// resolve is Resolve without the resources that the administrator excludes.
 func (s *Sweeper) resolve(groups []v1alpha1.ResourceGroup) (found []schema.GroupVersionResource, missing []string) {
 	settings := s.settings()
 	found, missing = Resolve(Permitted(groups, settings), s.served)
@@ -237,7 +237,7 @@ func (s *Sweeper) settings() *platform.Settings {
 	return s.Settings()
 }
 
-// excluded says which resources the administrator excludes.
+// excluded describes the resources that the administrator excludes.
 func (s *Sweeper) excluded(c *v1alpha1.ShardingConfig) (problems []string) {
 	settings := s.settings()
 	for _, l := range Limits(c) {
@@ -260,13 +260,13 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 		for {
 			list, err := s.Metadata.Resource(gvr).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: pageSize, Continue: token})
 			if token != "" && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsBadRequest(err)) {
-				token = "" // too old: from the start, which is short
+				token = "" // expired: start again, which is short
 				continue
 			}
 			if err != nil {
 				return explain(gvr, err)
 			}
-			// What is on its way out, the mesh's own, or excluded, is left alone.
+			// Skip objects that are being deleted, are the mesh's own, or are excluded.
 			items := slices.DeleteFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
 				return o.Namespace == s.Skip || o.DeletionTimestamp != nil || !s.settings().StampsIn(o.Namespace)
 			})
@@ -289,8 +289,8 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 	return nil
 }
 
-// stamp labels a page. An object that cannot be labelled does not keep the
-// others from it, unless none may be.
+// stamp labels a page. It continues after an object that cannot be labelled, unless the manager
+// may label none.
 func (s *Sweeper) stamp(ctx context.Context, gvr schema.GroupVersionResource, items []metav1.PartialObjectMetadata) (int64, error) {
 	var (
 		mu      sync.Mutex
@@ -330,11 +330,10 @@ func (s *Sweeper) stamp(ctx context.Context, gvr schema.GroupVersionResource, it
 	return stamped, failed
 }
 
-// isRBAC tells an authoriser's refusal from an admission plugin's, which is
-// about one object.
+// isRBAC reports whether RBAC refused a request. An admission plugin refuses single objects.
 func isRBAC(err error) bool { return strings.Contains(err.Error(), "cannot patch resource") }
 
-// errForbidden: RBAC keeps the manager from a resource.
+// errForbidden means that the manager lacks an RBAC permission for a resource.
 var errForbidden = errors.New("the manager may not list and patch it")
 
 func explain(gvr schema.GroupVersionResource, err error) error {
@@ -344,16 +343,15 @@ func explain(gvr schema.GroupVersionResource, err error) error {
 	return fmt.Errorf("%s: %w", gvr.GroupResource(), err)
 }
 
-// Allow says what the manager may not do with resources, and how to let it: "list",
-// or "list,patch".
+// Allow describes a missing permission, and the commands that grant it. verbs is "list" or
+// "list,patch".
 func Allow(verbs string, resources []string) string {
 	name := "ctrlmesh-stamp-" + resources[0]
 	return fmt.Sprintf("the manager may not %[5]s %[1]s: kubectl create clusterrole %[2]s --verb=%[6]s --resource=%[3]s && kubectl label clusterrole %[2]s %[4]s=true",
 		strings.Join(resources, ", "), name, strings.Join(resources, ","), AggregateLabel, strings.ReplaceAll(verbs, ",", " and "), verbs)
 }
 
-// Status tells how far the resources of a configuration have come; nil if it
-// lists none.
+// Status returns the progress of the resources of a configuration; nil if it lists none.
 func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 	groups := Listed(c)
 	if len(groups) == 0 {
@@ -364,7 +362,7 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 	was := s.resumed[c.UID]
 	out := &v1alpha1.StampingStatus{Seen: was.Seen, Stamped: was.Stamped}
 	if s.served == nil {
-		// Nothing is known yet: what the last leader said stands.
+		// Nothing is known yet: the status of the last leader applies.
 		return was.DeepCopy()
 	}
 	found, missing := s.resolve(groups)

@@ -182,9 +182,9 @@ func (l line) populated(cuts []int) bool {
 	return before < l.keys()
 }
 
-// round is all cuts moved towards where they are aimed, each by no more than a
-// weight or by one key, so that every run that had a key keeps one. Each cut stays
-// between where it was and its aim, so that the next round aims at the same.
+// round returns the cuts moved towards aim, each by at most the weight most or by one key, so
+// that every run that had a key keeps one. Each cut stays between its position and its aim, so
+// that the next round has the same aim.
 func (l line) round(cuts, aim []int, most int64) []int {
 	next := slices.Clone(cuts)
 	// Of neighbours that go the same way, the one ahead makes room first.

@@ -10,8 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// Weights are what there is to do for each key that exists: namespaces, or for
-// key Object none.
+// Weights are the numbers of objects by key: by namespace, or empty for key Object.
 type Weights map[string]int64
 
 const (
@@ -19,24 +18,23 @@ const (
 	Threshold = 1.25
 	// Hysteresis is the skew at which a correction that has begun ends.
 	Hysteresis = 1.10
-	// goal is the skew that is aimed at when something is moved.
+	// goal is the skew that a move of keys should reach.
 	goal = 1.05
-	// step is how much of a shard's mean weight goes over one bound in a round.
+	// step is the part of a shard's mean weight that crosses one bound in a round.
 	step = 0.25
-	// maxNamed bounds how many pairs of shards are named to people.
+	// maxNamed bounds the pairs of shards that a message names.
 	maxNamed = 4
 )
 
-// run is a piece of the key space, less the canary's keys, up to the next run.
-// Each automatic shard has one.
+// run is a part of the key space up to the next run, without the canary's keys. Each automatic
+// shard has one.
 type run struct {
 	shard string
 	first uint64 // 0 for the first run
 }
 
-// First is what the shards of a root are to hold when none has held anything.
-// Scopes are disjoint and complete, and every shard has at least one of the keys
-// that exist if there are enough.
+// First returns the first scopes of the shards of a root. They are disjoint and complete, and
+// every shard has at least one of the existing keys if there are enough.
 func First(root *v1alpha1.RootConfig, w Weights) map[string]sharding.Scope {
 	names := normals(root)
 	if len(names) == 0 {
@@ -46,11 +44,11 @@ func First(root *v1alpha1.RootConfig, w Weights) map[string]sharding.Scope {
 	return scopes(root, l.runs(names, l.cut(len(names), l.lightest(len(names)), l.evenly(len(names))), nil))
 }
 
-// Next is what the shards of a root are to hold, given what they were to hold last.
-// As few keys move as need be: a canary that grows takes only its own, and gives
-// back to the shard around. Weights that have grown apart are no reason. When the
-// number of shards changes, the new ones take from the heaviest, those that go
-// give to their neighbours, and more moves only as evenness asks for it.
+// Next returns the scopes of the shards of a root, given the last ones. As few keys move as
+// possible: a canary that grows takes only its own keys, and one that shrinks returns them to the
+// surrounding shard. Skew alone moves no keys. When the number of shards changes, new shards take
+// keys from the heaviest, removed ones give theirs to their neighbours, and more keys move only
+// to even the weights.
 func Next(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weights) map[string]sharding.Scope {
 	names := normals(root)
 	was := runsOf(names, last)
@@ -78,10 +76,9 @@ type Pace struct {
 	AtOnce bool
 }
 
-// Balance is Next, with weights a reason: as much of the way to even shards as one
-// round of handovers goes, or last itself when the skew is not above pace.Above.
-// It says in words what it moves. Rounds end: while weights stay, each goes
-// nearer to one and the same division.
+// Balance returns the scopes after one round of handovers towards even weights. It returns last
+// if the skew is not above pace.Above. what describes the moves. The rounds terminate: while the
+// weights do not change, each gets nearer to the same division.
 func Balance(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weights, pace Pace) (next map[string]sharding.Scope, what string) {
 	next = Next(root, last, w)
 	runs := runsOf(normals(root), next)
@@ -96,7 +93,7 @@ func Balance(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weight
 	cuts := l.cuts(runs)
 	most := l.even(n)
 	mean := float64(l.total()) / float64(n)
-	// Where even cannot be had, a little more is not worth a handover.
+	// If even weights are impossible, a small improvement is not worth a handover.
 	bearable := max(pace.Above*mean, float64(most))
 	if float64(most) > pace.Above*mean {
 		bearable = float64(most) * goal
@@ -122,7 +119,7 @@ func Balance(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weight
 	return scopes(root, runs), what
 }
 
-// moves says in words what goes from shard to shard when cuts move.
+// moves describes which keys move between shards when cuts move.
 func (l line) moves(runs []run, before, after []int) string {
 	keys, weight := 0, int64(0)
 	var pairs []string

@@ -10,7 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// Mode is what a configuration asks for about its locks.
+// Mode is what a configuration demands of its locks.
 type Mode int
 
 const (
@@ -25,7 +25,7 @@ const (
 	Keep
 )
 
-// Demand is what one configuration asks for.
+// Demand is the demand of one configuration.
 type Demand struct {
 	Config types.NamespacedName
 	Mode   Mode
@@ -38,7 +38,7 @@ type Demand struct {
 // Lock is an operator's lock.
 type Lock struct {
 	types.NamespacedName
-	// Resources that the lock was seen to consist of, besides those that exist.
+	// Resources are those that pods were seen to use, whether they exist or not.
 	Resources []string
 }
 
@@ -53,13 +53,13 @@ func LockOf(name types.NamespacedName, known []v1alpha1.LockStatus) Lock {
 
 // State is what is known of a lock.
 type State struct {
-	// Held: the mesh holds all objects of the lock.
+	// Held reports whether the mesh holds all objects of the lock.
 	Held bool
-	// Acquired: Held, and no pod can believe that it holds the lock. The keeper acquired it
-	// itself, found it renewed by the mesh within the lease's duration, or has renewed it for
-	// provenAfter since it found it in the mesh's name.
+	// Acquired reports whether Held is set and no pod can believe that it holds the lock. The
+	// keeper acquired the lock itself, found it renewed by the mesh within the lease's duration,
+	// or has renewed it for provenAfter since it found it in the mesh's name.
 	Acquired bool
-	// Renewed is when the keeper wrote the lock last; zero if it did not.
+	// Renewed is when the keeper last wrote the lock; zero if it has not.
 	Renewed time.Time
 	// Holder is the identity that holds the lock outside the mesh; empty if it is free.
 	Holder string
@@ -68,7 +68,7 @@ type State struct {
 	Expires time.Time
 	// Resources that the lock consists of, sorted.
 	Resources []string
-	// Problem is why the lock could not be read or acquired, for people.
+	// Problem is why the lock could not be read or acquired; empty if it could.
 	Problem string
 }
 
@@ -79,10 +79,10 @@ func (s State) equal(t State) bool {
 // free reports whether the mesh holds the lock or may acquire it now.
 func (s State) free() bool { return s.Problem == "" && s.Holder == "" }
 
-// wish is what all configurations together ask for about one lock.
+// wish is what all configurations together demand of one lock.
 type wish struct {
 	mode      Mode
-	config    types.NamespacedName // that asks for most
+	config    types.NamespacedName // the configuration that demands most
 	accounts  []string
 	resources []string
 }
@@ -115,7 +115,7 @@ func wishes(demands []Demand, seen func(types.NamespacedName) State) map[types.N
 	return out
 }
 
-// sight is what was seen of one object of a lock.
+// sight is the observed state of one object of a lock.
 type sight struct {
 	exists bool
 	record

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// resources that a lock may consist of, the Lease first.
+// resources are the kinds of objects that a lock may consist of, the Lease first.
 var resources = []string{Leases, ConfigMaps, Endpoints}
 
 var kinds = map[string]schema.GroupVersionKind{
@@ -28,11 +28,11 @@ var kinds = map[string]schema.GroupVersionKind{
 	Endpoints:  corev1.SchemeGroupVersion.WithKind("Endpoints"),
 }
 
-// authorizedFor is how long it is not asked again whether the pods may update a lock.
+// authorizedFor is how long the permission of pods to update a lock is cached.
 const authorizedFor = time.Minute
 
-// contestedFor is how long a lock is not released after somebody else wrote it. It may
-// have been another manager: then this one leads no more, and is about to end.
+// contestedFor is how long a lock is not released after another client wrote it. That may have
+// been another manager: then this one no longer leads, and is about to exit.
 const contestedFor = 30 * time.Second
 
 // provenAfter is how long the keeper renews a lock before it counts as acquired, if it found
@@ -54,27 +54,27 @@ type lock struct {
 	objects map[string]*object // by resource
 	// wanted are the resources of objects that are created if they do not exist.
 	wanted []string
-	// problem is why the lock could not be read in this round.
+	// problem is why the lock could not be read in this round; nil if it was.
 	problem error
-	// denied is why the mesh may not acquire the lock, and asked when that was found out.
+	// denied is why the mesh may not acquire the lock, and asked is when that was checked.
 	denied error
 	asked  time.Time
-	// contested is when a write of the mesh conflicted with another last.
+	// contested is when a write of the mesh last conflicted with another one.
 	contested time.Time
 }
 
-// object is one of those that make up a lock, as it was read last.
+// object is one of the objects of a lock, as it was last read.
 type object struct {
-	client.Object // nil: it does not exist
+	client.Object // nil if it does not exist
 	record
-	isLock bool      // it has a record
+	isLock bool      // the object has a record
 	since  time.Time // when the record was first seen as it is
 	looked time.Time // when the object was read last
 	wrote  time.Time // when the mesh wrote the record last
-	// acquired is from when on no pod can believe that it holds the lock; zero while the mesh
-	// has not written the record since this keeper read it.
+	// acquired is the time from which no pod can believe that it holds the lock; zero until the
+	// mesh has written the record after this keeper read it.
 	acquired time.Time
-	stale    bool // it must be read before it is written
+	stale    bool // the object must be read before it is written
 }
 
 func newLock(name types.NamespacedName) *lock {
@@ -85,8 +85,8 @@ func newLock(name types.NamespacedName) *lock {
 	return l
 }
 
-// look reads the objects that may have changed. Nobody else writes those that the mesh
-// holds, and a renewal fails if somebody did.
+// look reads the objects that may have changed. It skips those that the mesh holds: no other
+// client writes them, and a renewal fails if one did.
 func (l *lock) look(ctx context.Context, c client.Client, observed []string, now time.Time) {
 	l.wanted = append([]string{Leases}, observed...)
 	var errs []error
@@ -116,14 +116,14 @@ func (o *object) read(ctx context.Context, c client.Client, resource string, nam
 	return o.take(resource, is, now)
 }
 
-// take makes the object what was read or written.
+// take sets the object to what was read or written.
 func (o *object) take(resource string, is client.Object, now time.Time) error {
 	r, isLock, err := recordOf(resource, is)
 	if err != nil {
 		return err
 	}
 	next := object{Object: is, record: r, isLock: isLock, since: now, looked: now}
-	// Only what is known by the keeper's own clock counts: clocks differ.
+	// Only times of the keeper's own clock count, because clocks differ.
 	if o.Object != nil && o.isLock && o.content == r.content && o.GetUID() == is.GetUID() {
 		next.since = o.since
 	}
@@ -131,8 +131,8 @@ func (o *object) take(resource string, is client.Object, now time.Time) error {
 	return nil
 }
 
-// empty is an object to read into. Only the metadata is read of those that may have
-// other content.
+// empty returns an object to read into. ConfigMaps and Endpoints may have other content, so only
+// their metadata is read.
 func empty(resource string) client.Object {
 	if resource == Leases {
 		u := &unstructured.Unstructured{}
@@ -144,8 +144,8 @@ func empty(resource string) client.Object {
 	return m
 }
 
-// authorize finds out whether the mesh may acquire a lock for a configuration: in another
-// namespace, a user could otherwise take any operator's lock by naming it.
+// authorize checks whether the mesh may acquire a lock for a configuration. Otherwise a user
+// could take any operator's lock in another namespace by naming it.
 func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, account, lock types.NamespacedName) (bool, error), d Demand, now time.Time) {
 	switch {
 	case d.Mode < Acquire || l.Namespace == d.Config.Namespace || may == nil || l.held():
@@ -181,8 +181,8 @@ func (l *lock) held() bool {
 	return true
 }
 
-// heldFor is the configuration that the lock was acquired for; held: the mesh holds some
-// object of it.
+// heldFor returns the configuration that the lock was acquired for. held reports whether the
+// mesh holds some object of the lock.
 func (l *lock) heldFor() (config types.NamespacedName, held bool) {
 	for _, resource := range resources {
 		if o := l.objects[resource]; o.isLock && o.ours() {
@@ -193,12 +193,12 @@ func (l *lock) heldFor() (config types.NamespacedName, held bool) {
 	return types.NamespacedName{}, false
 }
 
-// proven reports whether no pod can believe that it holds the lock, which the mesh holds.
+// proven reports whether no pod can believe that it holds a lock that the mesh holds.
 func (o *object) proven(now time.Time) bool {
 	return !o.acquired.IsZero() && !now.Before(o.acquired)
 }
 
-// sights are what decides about the lock.
+// sights returns what the decision about the lock depends on.
 func (l *lock) sights(now time.Time) map[string]sight {
 	out := map[string]sight{}
 	for resource, o := range l.objects {
@@ -236,7 +236,7 @@ func (l *lock) state(now time.Time) State {
 	return s
 }
 
-// do carries out what is wished, and says what it did but for renewals.
+// do carries out a wish, and returns what it did, except renewals.
 func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (did []string) {
 	if l.problem != nil {
 		return nil
@@ -249,12 +249,12 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 			continue
 		}
 		if what == release && !l.objects[resource].proven(now) {
-			what = renew // another that acquires it now would lead beside one that has not noticed
+			what = renew // another pod that acquires it now could lead beside the former holder
 		}
 		err := l.objects[resource].do(ctx, c, resource, l.NamespacedName, what, w.config.String(), now)
 		if apierrors.IsConflict(err) {
 			l.contested = now
-			break // it is read in the next round
+			break // the next round reads it
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -268,14 +268,14 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 	return did
 }
 
-// done is what is logged of an action; nothing of renewals.
+// done are the log messages of actions. Renewals have none.
 var done = map[action]string{
 	acquire: "acquired a lock",
 	release: "released a lock",
 	unmark:  "removed the label from a lock that another holds",
 }
 
-// may reports whether it is time for an action.
+// may reports whether an action may be carried out now.
 func (l *lock) may(what action, resource string, now time.Time) bool {
 	switch what {
 	case acquire:
@@ -288,8 +288,8 @@ func (l *lock) may(what action, resource string, now time.Time) bool {
 	return true
 }
 
-// do writes the record of an object. Somebody else may have written it meanwhile: then
-// it is read in the next round.
+// do writes the record of an object. If another client has written it meanwhile, the next round
+// reads it.
 func (o *object) do(ctx context.Context, c client.Client, resource string, name types.NamespacedName, what action, heldFor string, now time.Time) error {
 	target := empty(resource)
 	target.SetNamespace(name.Namespace)
@@ -312,7 +312,7 @@ func (o *object) do(ctx context.Context, c client.Client, resource string, name 
 	written.SetName(name.Name)
 	err = c.Patch(ctx, written, client.RawPatch(types.MergePatchType, patch))
 	if err != nil {
-		o.stale = true // it may be written for all that is known
+		o.stale = true // the write may have succeeded
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -334,7 +334,7 @@ func (o *object) do(ctx context.Context, c client.Client, resource string, name 
 	return err
 }
 
-// create makes an empty lock, which anybody may acquire.
+// create creates an empty lock, which any client may acquire.
 func create(ctx context.Context, c client.Client, resource string, target client.Object) error {
 	full := &unstructured.Unstructured{Object: map[string]any{}}
 	full.SetGroupVersionKind(kinds[resource])

@@ -23,25 +23,25 @@ const (
 )
 
 const (
-	// leaseDuration of locks that the mesh holds. Clients that find the record
-	// unchanged for so long try to acquire the lock, in vain.
+	// leaseDuration is the lease duration of locks that the mesh holds. Clients that find the
+	// record unchanged for that long try to acquire the lock, which fails.
 	leaseDuration = time.Minute
 	// clockSkew bounds by how much the clock of another manager may be ahead.
 	clockSkew = 5 * time.Second
-	// defaultDuration is that of records that do not say.
+	// defaultDuration applies to records without a lease duration.
 	defaultDuration = 15 * time.Second
 )
 
-// record is what is read of a leader-election record.
+// record is a leader-election record.
 type record struct {
 	holder      string
 	duration    time.Duration
 	transitions int64
-	// renewed is when the holder renewed the record last, by its clock; zero if it is not known.
+	// renewed is when the holder last renewed the record, by its clock; zero if unknown.
 	renewed time.Time
 	// content changes with every renewal.
 	content string
-	// marked: the object has the mesh's label.
+	// marked reports whether the object has the mesh's label.
 	marked bool
 }
 
@@ -64,7 +64,7 @@ type lockSpec struct {
 	LeaderTransitions    int64  `json:"leaderTransitions"`
 }
 
-// recordOf reads the record of an object. It is not ok if the object has none, as a
+// recordOf returns the record of an object. It is not ok if the object has none, such as a
 // ConfigMap that is no lock.
 func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 	var content []byte
@@ -103,20 +103,20 @@ func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 	return r, true, nil
 }
 
-// action is what is written into a record.
+// action is a change of a record.
 type action int
 
 const (
 	acquire action = iota
 	renew
 	release
-	// unmark removes the label from an object that another holds: it was left by a mesh
-	// that was removed, and would keep the holder from renewing.
+	// unmark removes the label from an object that another client holds. A mesh that was removed
+	// left it, and it would keep the holder from renewing.
 	unmark
 )
 
-// write is the merge patch that does it to an object as it was read: it fails if the
-// object was written since. Fields that are unknown here stay.
+// write returns the merge patch for an action on an object as it was read. The patch fails if the
+// object has changed since. It keeps unknown fields.
 func write(resource string, o client.Object, before record, do action, heldFor string, now time.Time) ([]byte, error) {
 	meta := map[string]any{"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID()}
 	annotations := map[string]any{}
@@ -148,8 +148,8 @@ func write(resource string, o client.Object, before record, do action, heldFor s
 	return json.Marshal(patch)
 }
 
-// annotated is a record in an annotation with some fields changed. A broken record is
-// written anew.
+// annotated returns the record of an annotation with some fields changed. It replaces an invalid
+// record.
 func annotated(content string, fields map[string]any) (string, error) {
 	record := map[string]any{}
 	if err := json.Unmarshal([]byte(content), &record); err != nil {
@@ -170,7 +170,7 @@ func (r record) recent(now time.Time) bool {
 	return r.ours() && age < leaseDuration && age > -clockSkew
 }
 
-// recordFields are the fields of a record that change.
+// recordFields returns the changed fields of a record.
 func recordFields(resource string, before record, do action, heldFor string, now time.Time) map[string]any {
 	at, transitions := now.UTC().Format(metav1.RFC3339Micro), "leaseTransitions"
 	if resource != Leases {
@@ -186,7 +186,7 @@ func recordFields(resource string, before record, do action, heldFor string, now
 			transitions:            before.transitions + 1,
 		}
 	case release:
-		// As clients do on a graceful way out: others may acquire it at once.
+		// Like clients that exit gracefully: others may acquire the lock at once.
 		return map[string]any{"holderIdentity": "", "leaseDurationSeconds": int64(1), "acquireTime": at, "renewTime": at}
 	case renew, unmark:
 	}

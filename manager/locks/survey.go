@@ -18,13 +18,12 @@ import (
 )
 
 const (
-	// maxDiscovered and maxLocks bound the locks of a configuration: those that its
-	// members showed, and all.
+	// maxDiscovered bounds the discovered locks of a configuration, and maxLocks all its locks.
 	maxDiscovered = 8
 	maxLocks      = 16
 )
 
-// Obstacle is what keeps shards from acting, or from acting as a whole.
+// Obstacle is the reason why shards do not act, or do not act as a whole.
 type Obstacle struct {
 	// Reason is a condition's reason.
 	Reason  v1alpha1.Reason
@@ -68,10 +67,10 @@ func (s Sighting) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
 
-// Survey finds out which locks the operator of a configuration has, and who holds them.
-// before is what status.locks says. A lock that is not named is discovered if a sighting
-// proves that it is the operator's, unless another configuration has it, or too many were
-// discovered; undiscovered says so.
+// Survey returns the locks of a configuration's operator and their holders. before is
+// status.locks. A lock that is not named is discovered if a sighting proves that it is the
+// operator's, unless another configuration has it, or too many were discovered: then
+// undiscovered says so.
 func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sightings []Sighting,
 	others []*v1alpha1.ShardingConfig, state func(types.NamespacedName) (State, bool)) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
 	known := slices.Clone(before)
@@ -91,7 +90,7 @@ func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sight
 			l = *known[i].DeepCopy()
 		}
 		l.Discovered = !slices.Contains(named, name)
-		if s, ok := state(name); ok { // else what was written stands
+		if s, ok := state(name); ok { // else the recorded state applies
 			l.Holder, l.HeldByMesh = s.Holder, s.Held
 			l.Resources = append(l.Resources, s.Resources...)
 		}
@@ -106,7 +105,7 @@ func is(name types.NamespacedName) func(v1alpha1.LockStatus) bool {
 	return func(l v1alpha1.LockStatus) bool { return l.Namespace == name.Namespace && l.Name == name.Name }
 }
 
-// discover adds a lock that is the operator's.
+// discover adds a lock of the operator.
 func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig) ([]v1alpha1.LockStatus, *Obstacle) {
 	if s.Namespace == corev1.NamespaceNodeLease {
 		return known, nil // heartbeats of nodes
@@ -140,8 +139,8 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 	return append(known, l), nil
 }
 
-// Claimed is another configuration that has a lock; "" if none has. Hand-written shards of one namespace
-// are commonly of one operator, so they share what they discover.
+// Claimed returns another configuration that has a lock; empty if none has. Hand-written shards
+// of one namespace commonly belong to one operator, so they share discovered locks.
 func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others []*v1alpha1.ShardingConfig) string {
 	for _, o := range others {
 		if o.UID == config.UID || compile.Derived(o) || !slices.Contains(compile.OperatorLocks(o, o.Status.Locks), name) {
@@ -154,8 +153,8 @@ func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others 
 	return ""
 }
 
-// Unheld is the first obstacle among locks: one that is held outside the mesh, else one
-// that the mesh does not hold yet; nil if it holds all. holder describes an identity.
+// Unheld returns the first obstacle among locks: a lock held outside the mesh, else one that the
+// mesh does not hold yet; nil if it holds all. holder describes an identity.
 func Unheld(locks []v1alpha1.LockStatus, state func(types.NamespacedName) (State, bool), holder func(string) string) *Obstacle {
 	var out *Obstacle
 	for _, l := range locks {
@@ -174,7 +173,7 @@ func Unheld(locks []v1alpha1.LockStatus, state func(types.NamespacedName) (State
 	return out
 }
 
-// untilExpiry says how long a lock stays held whose holder has stopped renewing it.
+// untilExpiry describes how long a lock stays held if its holder has stopped renewing it.
 func (s State) untilExpiry() string {
 	if s.Expires.IsZero() {
 		return ""

@@ -126,7 +126,7 @@ func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID)
 	s := br.found[rule][pod]
 	if p := b.pods[uid]; p != nil {
 		if m := p.members[place{name.Name, rule}]; m != nil {
-			s = m.Told
+			s = m.Sent
 		}
 	}
 	return &meshv1.Share{Index: s.Index, Of: s.Of}
@@ -175,10 +175,10 @@ func (s *splitter) split(g *group) (tell bool) {
 	}
 	g.unsorted, g.changed = false, false
 	for i, m := range g.members {
-		told := m.Told
+		sent := m.Sent
 		if m.set(s.after[i]) {
 			m.pod.settled = false
-			tell = tell || m.Told != told
+			tell = tell || m.Sent != sent
 		}
 	}
 	g.look()
@@ -241,7 +241,7 @@ func (b *Book) readPod(p *pod, policy compile.Policy, opened map[types.Namespace
 			m.named = true
 			now := m.Member
 			now.Leaving = false
-			if told := (Share{r.Share.Index, r.Share.Of}); inForce && told == now.Told {
+			if sent := (Share{r.Share.Index, r.Share.Of}); inForce && sent == now.Sent {
 				now = now.Confirm()
 			}
 			if now.May.None() {
@@ -274,7 +274,7 @@ func (p *pod) leaveOthers(inForce bool) {
 			continue
 		}
 		now := m.Member
-		now.Leaving, now.Told = true, Share{}
+		now.Leaving, now.Sent = true, Share{}
 		if m.set(now); now.May.None() || inForce {
 			m.leave()
 			delete(p.members, at)
@@ -305,7 +305,7 @@ func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 		br.groups[key] = g
 	}
 	s := br.found[at.rule][policy.Name]
-	m := &member{Member: Member{Told: s, May: s, Recorded: s}, group: g, pod: p, name: policy.Name, uid: types.UID(policy.Uid)}
+	m := &member{Member: Member{Sent: s, May: s, Recorded: s}, group: g, pod: p, name: policy.Name, uid: types.UID(policy.Uid)}
 	g.members, g.unsorted = append(g.members, m), true
 	g.change()
 	p.members[at] = m

@@ -26,7 +26,7 @@ type mesh struct {
 	*Book
 	pods  map[string]bool // whether the CircuitBreaker selects them
 	away  map[string]bool
-	told  map[types.UID]compile.Policy
+	sent  map[types.UID]compile.Policy
 	force map[types.UID]compile.Policy
 }
 
@@ -38,7 +38,7 @@ func newMesh(s v1alpha1.CircuitBreakerStatus) *mesh {
 
 // push tells all pods their policies, and lets the agents that answer apply them.
 func (m *mesh) push() {
-	m.told = map[types.UID]compile.Policy{}
+	m.sent = map[types.UID]compile.Policy{}
 	for pod, selected := range m.pods {
 		uid := types.UID(pod)
 		p := &meshv1.PodPolicy{Uid: pod, Namespace: "ns", Name: pod, Workload: "w"}
@@ -47,9 +47,9 @@ func (m *mesh) push() {
 				{Name: "own"}, {Name: "r", Share: m.Share(cb, "r", pod, uid)},
 			}}}}
 		}
-		m.told[uid] = sealed(p)
+		m.sent[uid] = sealed(p)
 		if !m.away[pod] {
-			m.force[uid] = m.told[uid]
+			m.force[uid] = m.sent[uid]
 		}
 	}
 }
@@ -80,7 +80,7 @@ func record(t require.TestingT, b *Book) []v1alpha1.RuleShares {
 // round also records, if it is asked to.
 func (m *mesh) round(t *testing.T) bool {
 	inForce := func(p compile.Policy) bool { return m.force[types.UID(p.Name)].PodPolicy == p.PodPolicy }
-	tell, waits := m.Round(m.told, inForce)
+	tell, waits := m.Round(m.sent, inForce)
 	if waits {
 		m.Recorded(cb, record(t, m.Book))
 	}
@@ -170,7 +170,7 @@ func TestFirstRecordThenTell(t *testing.T) {
 	m.pods["a"] = true
 	for range 3 {
 		m.push()
-		_, waits := m.Round(m.told, func(compile.Policy) bool { return true })
+		_, waits := m.Round(m.sent, func(compile.Policy) bool { return true })
 		require.True(t, waits)
 		require.True(t, m.Unrecorded(cb))
 		require.Zero(t, m.Share(cb, "r", "a", "a").Of)
@@ -185,7 +185,7 @@ func TestFirstRecordThenTell(t *testing.T) {
 	record(t, m.Book)
 	delete(m.pods, "b")
 	m.push()
-	m.Round(m.told, func(compile.Policy) bool { return true })
+	m.Round(m.sent, func(compile.Policy) bool { return true })
 	require.EqualValues(t, 2, m.Share(cb, "r", "a", "a").Of)
 }
 

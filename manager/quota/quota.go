@@ -60,9 +60,9 @@ func ParseShare(text string) Share {
 
 // Member is a pod that has a share of a rule, or waits for one.
 type Member struct {
-	// Told is the share that was sent last. It is None if the pod was sent none, or is no
+	// Sent is the share that was sent last. It is None if the pod was sent none, or is no
 	// longer a member.
-	Told Share
+	Sent Share
 	// May gives at least as much as any share that may be in force in the pod.
 	May Share
 	// Recorded is the recorded bound, from which the next leader continues. A share is sent
@@ -77,12 +77,12 @@ type Member struct {
 
 // Confirm returns the member once the share that was sent last is in force, and no other.
 func (m Member) Confirm() Member {
-	m.May = m.Told
+	m.May = m.Sent
 	return m
 }
 
-// Split decides which share each member gets, and sets Told as soon as Recorded covers it.
-// The returned members differ from the given ones only in Told, May and Like. A member
+// Split decides which share each member gets, and sets Sent as soon as Recorded covers it.
+// The returned members differ from the given ones only in Sent, May and Like. A member
 // whose Recorded does not cover its May waits until the caller has recorded May.
 //
 // No member gets more before all members that must have less have confirmed it. Once all n
@@ -110,13 +110,13 @@ func Split(members []Member) []Member {
 	if left, ok := roomLeft(next); ok {
 		for i, m := range next {
 			if m.May.None() && !m.Leaving && left.take(wanted[i]) {
-				next[i].Told, next[i].May = wanted[i], wanted[i]
+				next[i].Sent, next[i].May = wanted[i], wanted[i]
 			}
 		}
 	}
 	for i, m := range next {
-		if m.Told != members[i].Told && !m.Recorded.covers(m.May) {
-			next[i].Told = members[i].Told // not before May is recorded
+		if m.Sent != members[i].Sent && !m.Recorded.covers(m.May) {
+			next[i].Sent = members[i].Sent // not before May is recorded
 		}
 		if !m.May.None() {
 			next[i].Like = Share{}
@@ -182,9 +182,9 @@ func tell(members []Member, wanted []Share, who func(i int) bool) []Member {
 	out := make([]Member, len(members))
 	for i, m := range members {
 		if m.Leaving {
-			m.Told = Share{}
+			m.Sent = Share{}
 		} else if who(i) {
-			m.Told, m.May = wanted[i], bound(m.May, wanted[i])
+			m.Sent, m.May = wanted[i], bound(m.May, wanted[i])
 		}
 		out[i] = m
 	}

@@ -39,7 +39,7 @@ func confirmed(members []Member) (out []Member) {
 
 func told(members []Member) (out []Share) {
 	for _, m := range members {
-		out = append(out, m.Told)
+		out = append(out, m.Sent)
 	}
 	return out
 }
@@ -73,7 +73,7 @@ func TestReplaced(t *testing.T) {
 
 // Who does not answer holds up whoever comes, and no others.
 func TestAnAgentThatDoesNotAnswer(t *testing.T) {
-	m := round([]Member{{May: Share{0, 2}, Told: Share{0, 2}}, {May: Share{1, 2}, Told: Share{1, 2}}, {}, {}})
+	m := round([]Member{{May: Share{0, 2}, Sent: Share{0, 2}}, {May: Share{1, 2}, Sent: Share{1, 2}}, {}, {}})
 	for range 3 {
 		require.Equal(t, []Share{{0, 4}, {1, 4}, {}, {}}, told(m))
 		m[0] = m[0].Confirm()
@@ -86,7 +86,7 @@ func TestAnAgentThatDoesNotAnswer(t *testing.T) {
 
 // Who is to have none is waited for.
 func TestLeaving(t *testing.T) {
-	m := round([]Member{{May: Share{0, 2}}, {May: Share{1, 2}, Told: Share{1, 2}, Leaving: true}})
+	m := round([]Member{{May: Share{0, 2}}, {May: Share{1, 2}, Sent: Share{1, 2}, Leaving: true}})
 	require.Equal(t, []Share{{0, 2}, {}}, told(m))
 	m = round(confirmed(m))
 	require.Equal(t, []Share{{0, 1}}, told(m))
@@ -127,8 +127,8 @@ func (w *world) step() {
 		in = append(in, m)
 	}
 	for i, m := range Split(in) {
-		if p := w.pod(ids[i]); p != nil && m.Told != w.members[ids[i]].Told {
-			p.sent = append(p.sent, m.Told)
+		if p := w.pod(ids[i]); p != nil && m.Sent != w.members[ids[i]].Sent {
+			p.sent = append(p.sent, m.Sent)
 		}
 		w.members[ids[i]] = m
 	}
@@ -153,7 +153,7 @@ func (w *world) write() {
 
 // answer confirms what is in force, if it is the last that was told.
 func (w *world) answer(p *wpod) {
-	if m, ok := w.members[p.id]; ok && len(p.sent) == 0 && p.force == m.Told {
+	if m, ok := w.members[p.id]; ok && len(p.sent) == 0 && p.force == m.Sent {
 		if m = m.Confirm(); m.Leaving && m.May.None() {
 			delete(w.members, p.id)
 			return
@@ -168,11 +168,11 @@ func (w *world) lead() {
 	for _, p := range w.pods {
 		s := w.record[p.id]
 		if p.selected {
-			w.members[p.id] = Member{Told: s, May: s}
+			w.members[p.id] = Member{Sent: s, May: s}
 		} else if !s.None() {
 			w.members[p.id] = Member{May: s, Leaving: true}
 		}
-		told := w.members[p.id].Told
+		told := w.members[p.id].Sent
 		if len(p.sent) > 0 && p.sent[len(p.sent)-1] != told || len(p.sent) == 0 && p.force != told {
 			p.sent = append(p.sent, told)
 		}
@@ -295,7 +295,7 @@ func TestItEndsFromAnywhere(t *testing.T) {
 			if of > 0 {
 				s = Share{rapid.Uint32Range(0, of-1).Draw(t, "index"), of}
 			}
-			m = append(m, Member{May: s, Told: s, Recorded: s})
+			m = append(m, Member{May: s, Sent: s, Recorded: s})
 		}
 		for range 10 {
 			m = confirmed(round(m))

@@ -123,7 +123,7 @@ func TestNewNamespacesAreDivided(t *testing.T) {
 	}
 }
 
-func TestASkewIsSuggested(t *testing.T) {
+func TestSkewIsSuggested(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := grow(t, func(root *v1alpha1.RootConfig) { root.Auto.Rebalance = v1alpha1.RebalanceSuggest }, nil)

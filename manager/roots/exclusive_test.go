@@ -1,7 +1,6 @@
 package roots
 
 import (
-	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,9 +31,7 @@ func TestMembersThatTrustBothAreReplacedUnderClosed(t *testing.T) {
 func TestPodThatMountsTheClustersCADoesNotJoin(t *testing.T) {
 	m := newMesh(t)
 	m.root(1, 1)
-	m.funcs.SubResourceCreate = func(_ context.Context, _ client.Client, _ string, _, _ client.Object, _ ...client.SubResourceCreateOption) error {
-		return apierrors.NewTooManyRequests("the budget does not allow it", 10)
-	}
+	m.refuseEvictions()
 	p := m.pod(0)
 	p.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 		Sources: []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: compile.BothBundle}}}},

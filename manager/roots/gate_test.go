@@ -113,7 +113,7 @@ func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
 
 // The label first, the root afterwards: pods were admitted to trust both CAs, and one
 // of them leads unsharded.
-func TestPodsThatWereLabelledFirstAreReplaced(t *testing.T) {
+func TestPodsLabelledBeforeTheRootAreReplaced(t *testing.T) {
 	m := newMesh(t)
 	for n := range 2 {
 		p := m.pod(n)
@@ -189,11 +189,9 @@ func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
 
 // A lock that shows later may be held outside: members do not lead under it before the
 // mesh holds it, and keep what they own.
-func TestLockThatIsDiscoveredLate(t *testing.T) {
-	m := newMesh(t)
-	m.root(1, 1)
-	p := m.pod(0)
-	m.settle()
+func TestLockDiscoveredLateKeepsOwners(t *testing.T) {
+	m, pods := sharded(t, 1)
+	p := pods[0]
 	m.held()
 	renew := func() { m.acquires("elsewhere_1", "late") }
 	renew()
@@ -225,11 +223,8 @@ func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
 // Under disable the lock is released once no member acts, and acquired again before
 // anything is granted anew.
 func TestLockIsReleasedUnderDisable(t *testing.T) {
-	m := newMesh(t)
-	m.root(2, 1)
-	a := m.pod(0)
-	m.pod(1)
-	m.settle()
+	m, pods := sharded(t, 2)
+	a := pods[0]
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
 	m.deaf[string(a.UID)] = true
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
@@ -256,10 +251,8 @@ func TestLockIsReleasedUnderDisable(t *testing.T) {
 
 // An earlier version granted shards without holding the lock: members keep theirs.
 func TestUpgradeKeepsLocksOfMembers(t *testing.T) {
-	m := newMesh(t)
-	m.root(1, 1)
-	p := m.pod(0)
-	m.settle()
+	m, pods := sharded(t, 1)
+	p := pods[0]
 	c := m.get()
 	c.Status.Locks = nil
 	require.NoError(t, m.Status().Update(t.Context(), c))
@@ -276,11 +269,8 @@ func TestUpgradeKeepsLocksOfMembers(t *testing.T) {
 
 // A shard whose pods are ready and do not lead does nothing. That is said within a minute.
 func TestShardWithoutLeaderIsReported(t *testing.T) {
-	m := newMesh(t)
-	m.root(2, 1)
-	a := m.pod(0)
-	b := m.pod(1)
-	m.settle()
+	m, pods := sharded(t, 2)
+	a, b := pods[0], pods[1]
 	m.goOn(time.Minute, nil)
 	require.Equal(t, metav1.ConditionTrue, m.ready().Status, m.ready().Message)
 	require.Equal(t, a.Name, m.get().Status.Root.Shards[0].Leader)
@@ -393,7 +383,7 @@ func TestReadLockOfAnotherWorkloadIsNotDiscovered(t *testing.T) {
 }
 
 // The first lock of an operator may show after its shards were given their keys.
-func TestFirstLockThatIsDiscoveredLate(t *testing.T) {
+func TestFirstLockDiscoveredLateKeepsOwners(t *testing.T) {
 	m := newMesh(t)
 	m.root(1, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })

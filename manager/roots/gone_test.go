@@ -101,11 +101,8 @@ func servedAgainAfterARefusal(t *testing.T, oldAgents bool) {
 // A pod that loses the label of the mesh is refused and leaves its shard. It is no sign of a
 // restore that it has had later policies than other pods without a shard.
 func TestPodThatLostItsLabelJoinsAgain(t *testing.T) {
-	m := newMesh(t)
-	m.root(2, 1)
-	p := m.pod(0)
-	other := m.pod(1)
-	m.settle()
+	m, pods := sharded(t, 2)
+	p, other := pods[0], pods[1]
 	p = get(m, p)
 	delete(p.Labels, v1alpha1.EnableProxyLabel)
 	require.NoError(t, m.Update(t.Context(), p))

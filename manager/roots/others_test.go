@@ -23,11 +23,7 @@ func (m *mesh) heard() bool {
 // surplus is a root of two shards with a third pod, whose agent is away when another manager
 // begins to lead.
 func surplus(t *testing.T, change func(*mesh, *corev1.Pod)) (*mesh, *corev1.Pod) {
-	m := newMesh(t)
-	m.root(2, 1)
-	m.pod(0)
-	m.pod(1)
-	m.settle()
+	m, _ := sharded(t, 2)
 	p := m.pod(2)
 	change(m, p)
 	m.away[p.Spec.NodeName] = true
@@ -39,7 +35,7 @@ func surplus(t *testing.T, change func(*mesh, *corev1.Pod)) (*mesh, *corev1.Pod)
 
 // Between the list of pods and the policies that follow from it, a pod that is gone is in
 // neither.
-func TestPodThatHasJustEndedMayAct(t *testing.T) {
+func TestPodThatHasJustExitedMayAct(t *testing.T) {
 	m, p := surplus(t, func(*mesh, *corev1.Pod) {})
 	p.Status.Phase = corev1.PodFailed
 	require.NoError(t, m.Status().Update(t.Context(), p))
@@ -47,7 +43,7 @@ func TestPodThatHasJustEndedMayAct(t *testing.T) {
 	require.False(t, m.heard())
 }
 
-func TestPodThatNobodyRefusedMayAct(t *testing.T) {
+func TestPodThatNoAgentRefusedMayAct(t *testing.T) {
 	m, p := surplus(t, func(m *mesh, p *corev1.Pod) { m.conflict(p) })
 	require.NotEmpty(t, m.policies[p.UID].Refuse)
 	require.NoError(t, m.Delete(t.Context(), p))
@@ -68,10 +64,8 @@ func (m *mesh) conflict(p *corev1.Pod) (other *v1alpha1.ShardingConfig) {
 
 // Another manager serves a member under a policy that requires nothing once it has confirmed.
 func TestConfirmedMemberIsNotForgotten(t *testing.T) {
-	m := newMesh(t)
-	m.root(1, 1)
-	p := m.pod(0)
-	m.settle()
+	m, pods := sharded(t, 1)
+	p := pods[0]
 	m.lead()
 	require.NoError(t, m.round())
 	m.push()

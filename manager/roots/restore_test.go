@@ -39,10 +39,7 @@ const locksProven = 130 * time.Second
 // The Lease of a restored backup bears the mesh's name, while a pod outside the mesh may lead
 // that acquired it since. No first key is granted by that name.
 func TestRestoredLockGrantsNothing(t *testing.T) {
-	m := newMesh(t)
-	m.root(1, 1)
-	m.pod(0)
-	m.settle()
+	m, _ := sharded(t, 1)
 	c := m.get()
 	c.Status.Root = nil // as in a backup from before the first grant
 	require.NoError(t, m.Status().Update(t.Context(), c))
@@ -236,11 +233,9 @@ func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 
 // An acknowledgement counts for the policy that was sent alone, not for another of the same
 // serial.
-func TestAcknowledgementOfAnotherPolicyDoesNotCount(t *testing.T) {
-	m := newMesh(t)
-	m.root(1, 1)
-	a := m.pod(0)
-	m.settle()
+func TestAckOfAnotherPolicyDoesNotCount(t *testing.T) {
+	m, pods := sharded(t, 1)
+	a := pods[0]
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
 	m.pod(1)
 	m.deaf[string(a.UID)] = true
@@ -284,11 +279,7 @@ func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 // The watch of a manager may show a spec for a while that a restore undid. The status does
 // not say that the restored spec was observed, whose generation is an earlier one.
 func TestGenerationOfARestoredSpecIsNotObserved(t *testing.T) {
-	m := newMesh(t)
-	m.root(2, 1)
-	m.pod(0)
-	m.pod(1)
-	m.settle()
+	m, _ := sharded(t, 2)
 	before := m.get()
 	m.change(func(c *v1alpha1.ShardingConfig) {
 		c.Spec.Root.Canary = &v1alpha1.CanaryConfig{InNamespaces: []string{"blue"}}

@@ -84,7 +84,7 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 	return s, nil
 }
 
-// durable is what of a status must not be forgotten; the rest is for people.
+// durable returns the part of a status that is state. The rest is for display.
 func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	var out v1alpha1.RootStatus
 	if r == nil {
@@ -101,7 +101,7 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	return out
 }
 
-// wanted is the last plan.
+// wanted returns the scopes of the last plan.
 func wanted(s handover.State) map[string]sharding.Scope {
 	out := map[string]sharding.Scope{}
 	for name, shard := range s.Shards {

@@ -52,17 +52,17 @@ type LedMember struct {
 
 // Leader is the leader of a shard.
 type Leader struct {
-	// Pod that holds the shard's locks, or the pods, if each holds others; empty if none
-	// does or the operator has no lock.
+	// Pod holds the shard's locks. It lists several pods if each holds some of the locks. It is
+	// empty if none holds a lock, or the operator has none.
 	Pod string
 	// Ready members.
 	Ready int
-	// Working: some member does the shard's work, as far as is known.
+	// Working reports whether some member does the shard's work, as far as is known.
 	Working bool
-	// Elects: the shard has locks to elect its leader by, or waits for one that the mesh does
-	// not manage.
+	// Elects reports whether the shard elects its leader by locks, or waits for a lock that the
+	// mesh does not manage.
 	Elects bool
-	// Missing is why nobody has worked for LeaderlessAfter; nil if somebody did.
+	// Missing is why no member has worked for LeaderlessAfter; nil if one has.
 	Missing *locks.Obstacle
 }
 
@@ -75,11 +75,11 @@ func (l Leader) contends() bool {
 	return l.Missing != nil && l.Missing.Reason != v1alpha1.ReasonNoReadyMember
 }
 
-// Leaders keeps since when shards have had no leader. Its zero value is ready to use.
+// Leaders tracks since when shards have had no leader. Its zero value is ready to use.
 type Leaders struct{ since map[string]time.Time }
 
-// Round says who leads. Shards that are not to act now must be left out. holder reads who
-// holds a lock at present.
+// Round returns the leaders of shards that should act. holder reads the current holder of a
+// lock.
 func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string, now time.Time) map[string]Leader {
 	since := map[string]time.Time{}
 	out := map[string]Leader{}
@@ -101,7 +101,7 @@ func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string
 	return out
 }
 
-// leader finds the holders of the shard's locks. unled is a lock without holder.
+// leader returns the holders of the shard's locks. unled is a lock without a holder.
 func (s Led) leader() (out Leader, unled *meshv1.Lock) {
 	var pods []string
 	for _, m := range s.Members {
@@ -125,7 +125,7 @@ func (s Led) leader() (out Leader, unled *meshv1.Lock) {
 	return out, unled
 }
 
-// unmanaged is a lock that all ready members wait for and that the mesh does not manage.
+// unmanaged returns a lock that all ready members wait for and the mesh does not manage.
 func (s Led) unmanaged() *push.ObservedLock {
 	seen := map[string]int{}
 	locks := map[string]push.ObservedLock{}
@@ -150,10 +150,10 @@ func (s Led) unmanaged() *push.ObservedLock {
 	return nil
 }
 
-// missing says what a shard's pods wait for.
+// missing returns what a shard's pods wait for.
 func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, name string) string) *locks.Obstacle {
 	if leader.Ready == 0 {
-		return &locks.Obstacle{Reason: v1alpha1.ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so nobody works on what it owns", s.Name)}
+		return &locks.Obstacle{Reason: v1alpha1.ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so its keys have no working owner", s.Name)}
 	}
 	l := s.unmanaged()
 	if l != nil && slices.ContainsFunc(s.Known, func(k v1alpha1.LockStatus) bool { return k.Namespace == l.Namespace && k.Name == l.Name }) {
@@ -169,7 +169,8 @@ func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, n
 		Message: fmt.Sprintf("shard %s has no leader: none of its %d ready pods holds lock %s/%s, which %s holds", s.Name, leader.Ready, unled.GetNamespace(), unled.GetUpstreamName(), is)}
 }
 
-// MissingLeaders joins what is missing, by the name of the shard; nil if nothing is.
+// MissingLeaders joins the obstacles of shards without a leader, sorted by shard; nil if all have
+// one.
 func MissingLeaders(leaders map[string]Leader) *locks.Obstacle {
 	var out *locks.Obstacle
 	more := 0

@@ -18,13 +18,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
-// BlockedAfter is how long a phase of a handover may last before people are told.
+// BlockedAfter is how long a phase of a handover may last before the status reports it.
 const BlockedAfter = 30 * time.Second
 
-// blockedMessage says what BlockedAfter is.
+// blockedMessage is the message about a blocked handover.
 var blockedMessage = "a handover has waited for more than " + BlockedAfter.String()
 
-// Words of RootStatus.Handover.
+// Values of RootStatus.Handover.
 const (
 	Settled    = "Settled"
 	Releasing  = string(handover.Releasing)
@@ -59,8 +59,8 @@ type RootInput struct {
 	Leaders map[string]Leader
 }
 
-// OfRoot computes the status of a configuration with spec.root. What is not to be
-// forgotten is in it as it was given.
+// OfRoot computes the status of a configuration with spec.root. It does not change the
+// recorded state.
 func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 	w := in.workload()
 	root := in.Root
@@ -98,7 +98,7 @@ func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 	return out
 }
 
-// handover is the state of all handovers in one word.
+// handover returns the state of all handovers in one word.
 func (in RootInput) handover() string {
 	word := Settled
 	for _, m := range in.State.Moves {
@@ -123,9 +123,9 @@ func (in RootInput) handover() string {
 	return Settled
 }
 
-// restarts reports whether a pod is to be restarted, or its successor is awaited. A pod that
-// is gone stays a member until its last writes cannot take effect any more, which may take a
-// minute: only the next handover waits for that.
+// restarts reports whether a pod must be restarted, or its successor has yet to start. A
+// deleted pod stays a member until its last writes cannot take effect any more, which may take
+// a minute. Only the next handover waits for that.
 func (in RootInput) restarts() bool {
 	there := map[string]bool{}
 	for _, p := range in.Pods {
@@ -139,7 +139,7 @@ func (in RootInput) restarts() bool {
 	return false
 }
 
-// unready says of which handovers it is that do not begin, for nobody could take
+// unready describes what handovers wait for that cannot begin, because no member could take
 // the keys.
 func (in RootInput) unready() []string {
 	var out []string
@@ -147,7 +147,7 @@ func (in RootInput) unready() []string {
 	var pinned sharding.Scope
 	for _, name := range names {
 		if s := in.State.Shards[name]; in.State.Pinned(name) {
-			if pinned = sharding.Union(pinned, s.Told()); !s.Wanted.Equal(s.Target) {
+			if pinned = sharding.Union(pinned, s.Sent()); !s.Wanted.Equal(s.Target) {
 				out = append(out, "an agent that confirms which keys shard "+name+" owns: until then it gives and takes none")
 			}
 		}
@@ -161,21 +161,21 @@ func (in RootInput) unready() []string {
 	return out
 }
 
-// workload is what there is to say of a root's pods.
+// workload is the status of a root's pods.
 type workload struct {
 	RootInput
 	verdicts []verdict          // of Pods
 	byUID    map[string]verdict // the same
 	members  map[string]int32   // by shard
 	ready    map[string]int32
-	lacking  []string // shards that want pods which are not there
-	missing  int      // those pods
-	surplus  int      // pods that no shard wants
+	lacking  []string // shards that lack pods
+	missing  int      // number of pods that they lack
+	surplus  int      // number of pods that no shard needs
 }
 
-// sharded reports whether a member's policy is one of its shard, which alone has a
-// serial. The policies were compiled before the state that is reported on, so a member
-// that was just assigned is still in standby. Dry runs give nobody a shard.
+// sharded reports whether a member's policy is that of a shard: only such policies have a
+// serial. The policies were compiled before this state, so a member that was just assigned is
+// still in standby. In a dry run no pod has a shard.
 func (in RootInput) sharded(uid string) bool {
 	_, ok := compile.Serial(in.Wanted(uid))
 	return ok || in.Config.Spec.DryRun
@@ -214,8 +214,8 @@ func (in RootInput) workload() *workload {
 	return w
 }
 
-// compare finds out how many pods the shards lack, and how many too many there are. free
-// have no shard.
+// compare counts the pods that shards lack, and the surplus. free is the number of pods without
+// a shard.
 func (w *workload) compare(free int) {
 	open := false
 	for _, s := range layout.Shards(w.Config.Spec.Root) {
@@ -234,7 +234,7 @@ func (w *workload) compare(free int) {
 	w.missing = max(0, w.missing-free)
 }
 
-// waitsFor names those whom a move waits for, and why.
+// waitsFor names the members that a move waits for, and why.
 func (w *workload) waitsFor(m handover.Move) []string {
 	var out []string
 	laggards := w.State.Laggards(m)
@@ -255,15 +255,15 @@ func (w *workload) waitsFor(m handover.Move) []string {
 	return out
 }
 
-// why a member is waited for.
+// why returns why a move waits for a member.
 func (w *workload) why(m handover.Member) string {
 	v, exists := w.byUID[m.UID]
 	o := w.Observe(m.Node, m.UID)
 	switch {
 	case !exists && !o.Connected:
-		return "it is gone, and no agent of its node is connected to confirm that it is refused: delete the Node object if the node is gone for good"
+		return "it was deleted, and no agent of its node is connected to confirm that it is refused: delete the Node object if the node does not come back"
 	case !exists:
-		return "it is gone, and its agent has not confirmed yet that it is refused"
+		return "it was deleted, and its agent has not confirmed yet that it is refused"
 	case !v.ready && v.Message != "" && o.Version == w.Wanted(m.UID):
 		return v.Message
 	case !o.Connected:
@@ -276,24 +276,24 @@ func (w *workload) why(m handover.Member) string {
 	return "its agent has just confirmed"
 }
 
-// method is what narrows in fact, or what is asked for while nobody has told.
+// method returns the methods that apply, or the requested one until an agent has reported.
 func (w *workload) method() string {
 	var observed []push.Observation
 	for uid, m := range w.State.Members {
 		observed = append(observed, w.Observe(m.Node, uid))
 	}
-	return cmp.Or(methods(observed), asked(w.Config.Spec.Root))
+	return cmp.Or(methods(observed), requested(w.Config.Spec.Root))
 }
 
-// asked is the method that a root asks for; "" where it is to be found out.
-func asked(root *v1alpha1.RootConfig) string {
+// requested returns the method that a root requests; empty if the agents choose it.
+func requested(root *v1alpha1.RootConfig) string {
 	if root.Method == v1alpha1.MethodAuto {
 		return ""
 	}
 	return string(root.Method)
 }
 
-// methods are all the ways in which lists are narrowed.
+// methods returns all methods that apply to lists.
 func methods(observed []push.Observation) string {
 	seen := map[string]bool{}
 	for _, o := range observed {

@@ -13,7 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
 
-// rootConditions is what the conditions of a root are made of.
+// rootConditions is the input for the conditions of a root.
 type rootConditions struct {
 	*workload
 	out *v1alpha1.ShardingConfigStatus
@@ -21,8 +21,8 @@ type rootConditions struct {
 	word       string
 	withdrawn  bool
 	leaderless *locks.Obstacle
-	// members counts the ready ones, waits says whom handovers and restarts wait for, and
-	// few which pods are missing.
+	// members counts the ready members, waits names what handovers and restarts wait for, and
+	// few names the missing pods.
 	members, waits, few string
 }
 
@@ -42,11 +42,11 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	c.leading(r.leaderless)
 	c.set(v1alpha1.ConditionReady, first(r.settled(), r.withoutShards, r.brokenOrImpeded, r.underWay))
 	c.set(v1alpha1.ConditionProgressing, r.progressing())
-	// A pod that is restarted is missing for a moment.
+	// A restarted pod is missing for a moment.
 	c.set(v1alpha1.ConditionDegraded, r.degraded(c.unreadyFor() > Grace))
 }
 
-// withoutShards is Ready of a root that has no shards to run.
+// withoutShards returns Ready of a root without shards.
 func (r rootConditions) withoutShards() *condition {
 	switch {
 	case r.Problem != nil:
@@ -63,7 +63,8 @@ func (r rootConditions) withoutShards() *condition {
 	return nil
 }
 
-// brokenOrImpeded is Ready of a root that needs people, or whose shards may not act.
+// brokenOrImpeded returns Ready of a root that needs the user's action, or whose shards may
+// not act.
 func (r rootConditions) brokenOrImpeded() *condition {
 	broken := slices.IndexFunc(r.verdicts, verdict.broken)
 	switch {
@@ -81,7 +82,7 @@ func (r rootConditions) brokenOrImpeded() *condition {
 	return nil
 }
 
-// underWay is Ready of a root that will be by itself.
+// underWay returns Ready of a root that will become ready by itself.
 func (r rootConditions) underWay() *condition {
 	switch {
 	case r.word == Releasing || r.word == Granting:
@@ -93,12 +94,12 @@ func (r rootConditions) underWay() *condition {
 	case r.out.ReadyMembers < r.out.Members:
 		return &condition{false, v1alpha1.ReasonStarting, r.members + "; " + describe(r.verdicts, verdict.unready)}
 	case r.word == Restarting:
-		return &condition{false, v1alpha1.ReasonRestarting, r.members + "; members that hold keys of others in their caches are restarted" + r.waits}
+		return &condition{false, v1alpha1.ReasonRestarting, r.members + "; members with objects of other shards in their caches are restarted" + r.waits}
 	}
 	return nil
 }
 
-// settled is Ready of a root that is.
+// settled returns Ready of a root that is ready.
 func (r rootConditions) settled() condition {
 	if r.surplus > 0 {
 		kind, name := layout.Target(r.Config.Spec.Root)
@@ -143,7 +144,7 @@ func (r rootConditions) degraded(long bool) condition {
 	return memberTroubles(r.Config, r.verdicts, r.Stamping)
 }
 
-// waits says whom handovers and restarts wait for: ", and wait for: ...".
+// waits names what handovers and restarts wait for: ", waiting for ...".
 func (w *workload) waits(root *v1alpha1.RootStatus) string {
 	var all []string
 	for _, h := range root.Handovers {
@@ -168,7 +169,7 @@ func (w *workload) waits(root *v1alpha1.RootStatus) string {
 	return ", waiting for " + strings.Join(clipped(all), "; ")
 }
 
-// clipped is the first few, and how many more there are.
+// clipped returns the first few texts, and the number of the others.
 func clipped(in []string) []string {
 	if len(in) <= maxNamed {
 		return in

@@ -1,6 +1,5 @@
-// Package status says how a ShardingConfig, a CircuitBreaker or a FaultInjection fares,
-// in words that tell what to do.
-// It is pure: what the manager knows in, a status out.
+// Package status computes the statuses of ShardingConfigs, CircuitBreakers and
+// FaultInjections. Messages say what the user can do. The package is pure.
 package status
 
 import (
@@ -19,13 +18,13 @@ import (
 )
 
 const (
-	// Grace is how long an agent may be away before its pods count as unready:
-	// as long as its upgrade takes.
+	// Grace is how long an agent may be disconnected before its pods count as not ready: as
+	// long as its upgrade takes.
 	Grace = 30 * time.Second
-	// maxPods bounds status.pods, for the object's size is bounded.
+	// maxPods bounds status.pods, because the object's size is bounded.
 	maxPods = 200
-	// maxNamed bounds the pods that a condition names, and maxWaited those that a
-	// handover does.
+	// maxNamed bounds the pods that a condition names, and maxWaited those that a handover
+	// names.
 	maxNamed  = 3
 	maxWaited = 10
 )
@@ -56,7 +55,8 @@ type Input struct {
 	Leader Leader
 }
 
-// verdict on one member. An empty reason means that it is ready or will be.
+// verdict is the status of one member. An empty reason means that the member is ready, or
+// will be by itself.
 type verdict struct {
 	v1alpha1.MemberStatus
 	ready  bool
@@ -107,7 +107,7 @@ func (in Input) standby() bool {
 	return slices.ContainsFunc(in.Locks, func(l v1alpha1.LockStatus) bool { return !l.Discovered && !l.HeldByMesh })
 }
 
-// show is as much as a status has room for, those that are not ready first.
+// show returns as many members as a status has room for. It prefers those that are not ready.
 func show(verdicts []verdict) (out []v1alpha1.MemberStatus) {
 	shown := slices.Clone(verdicts)
 	if len(shown) > maxPods {
@@ -121,17 +121,17 @@ func show(verdicts []verdict) (out []v1alpha1.MemberStatus) {
 	return out
 }
 
-// method is what narrows in fact, or what is asked for while nobody has told.
+// method returns the methods that apply, or the requested one until an agent has reported.
 func (in Input) method() string {
 	var observed []push.Observation
 	for _, pod := range in.Shard.Members {
 		observed = append(observed, in.Observe(pod.Spec.NodeName, string(pod.UID)))
 	}
-	switch told := methods(observed); {
-	case told != "" || compile.PassesThrough(in.Shard.Config):
-		return told
+	switch reported := methods(observed); {
+	case reported != "" || compile.PassesThrough(in.Shard.Config):
+		return reported
 	case in.Shard.Root != nil:
-		return asked(in.Shard.Root.Spec.Root)
+		return requested(in.Shard.Root.Spec.Root)
 	}
 	return string(v1alpha1.MethodLabels)
 }
@@ -162,7 +162,7 @@ func (in Input) member(pod *corev1.Pod) verdict {
 		return bad(v1alpha1.ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted")
 	case compile.PassesThrough(in.Shard.Config) && trust == v1alpha1.TrustBoth && !compile.CanPassThrough(pod):
 		return bad(v1alpha1.ReasonCannotPass, "it is captured by address, so its connections cannot be passed through: take annotation %s off its template and delete it", v1alpha1.CaptureAnnotation)
-	case withdrawn(in.Shard.Config): // its pods are replaced, or run unsharded
+	case withdrawn(in.Shard.Config): // its pods are being replaced, or run unsharded
 	case trust != compile.Trust(in.Shard.Config) && trust == v1alpha1.TrustMesh:
 		return bad(v1alpha1.ReasonTrustsMeshAlone, "it was admitted to trust the mesh alone, so its connections can neither go to the apiserver direct nor be passed through: delete it, so that its successor is admitted anew")
 	case trust != compile.Trust(in.Shard.Config):
@@ -179,11 +179,11 @@ func (in Input) member(pod *corev1.Pod) verdict {
 
 func withdrawn(c *v1alpha1.ShardingConfig) bool { return c.Spec.Root != nil && compile.Withdrawn(c) }
 
-// reach tells how far policies come.
+// reach decides which policies are in force.
 type reach struct{ now, since time.Time }
 
-// policy says why a pod is not held to a policy, with a reason if it will not be by
-// itself; nothing if it is.
+// policy returns why a policy is not in force in a pod, with a reason if that lasts; both are
+// empty if it is in force.
 func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reason v1alpha1.Reason, message string) {
 	node := pod.Spec.NodeName
 	away := !o.Connected && (o.Left.IsZero() || r.now.After(o.Left.Add(Grace)))
@@ -200,12 +200,11 @@ func (r reach) policy(pod *corev1.Pod, o push.Observation, wanted string) (reaso
 	return applied(node, o, wanted)
 }
 
-// applied says why the agent of a node, which is heard of, does not hold a running pod to
-// its policy.
+// applied returns why the connected agent of a node does not apply the policy of a running pod.
 func applied(node string, o push.Observation, wanted string) (reason v1alpha1.Reason, message string) {
 	switch {
 	case o.Nacked != "" && o.Nacked == wanted:
-		return v1alpha1.ReasonPolicyRejected, "its agent could not apply the policy, the last good one stays in force: " + o.Nack
+		return v1alpha1.ReasonPolicyRejected, "its agent could not apply the policy, the last valid one stays in force: " + o.Nack
 	case !o.Known:
 		return "", fmt.Sprintf("the agent on node %s has not reported on it yet", node)
 	case o.Capture == "" && o.Message != "":
@@ -218,7 +217,7 @@ func applied(node string, o push.Observation, wanted string) (reason v1alpha1.Re
 	return "", ""
 }
 
-// before is what the last leader wrote of a pod, as long as it stands.
+// before returns what the last leader wrote about a pod, while that applies; nil after.
 func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStatus {
 	if o.Connected || !o.Left.IsZero() || !in.Now.Before(in.Since.Add(Grace)) {
 		return nil
@@ -233,7 +232,7 @@ func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStat
 
 func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {
 	c := conditionsOf{out, in.Shard.Config.Generation, in.Now}
-	if in.Shard.Root == nil { // of derived shards their root tells
+	if in.Shard.Root == nil { // the root reports the leaders of derived shards
 		c.leading(in.Leader.Missing)
 	}
 	c.set(v1alpha1.ConditionReady, in.ready(out, verdicts))
@@ -289,7 +288,7 @@ func (in Input) degraded(verdicts []verdict) condition {
 	return memberTroubles(in.Shard.Config, verdicts, in.Stamping)
 }
 
-// memberTroubles is the Degraded condition of a configuration whose members are in order.
+// memberTroubles returns the Degraded condition of a configuration without broken members.
 func memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict, stamping *v1alpha1.StampingStatus) condition {
 	stuck := func(v verdict) bool { return stuck(config, v) }
 	switch {
@@ -310,8 +309,8 @@ const (
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )
 
-// stuck reports whether a member is refused while its agent is away though it is
-// under Open: nobody can tell there that it is.
+// stuck reports whether a member is refused while its agent is disconnected, although
+// failurePolicy is Open.
 func stuck(c *v1alpha1.ShardingConfig, v verdict) bool {
 	return c.Spec.FailurePolicy == v1alpha1.FailOpen && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)
 }

@@ -24,21 +24,21 @@ import (
 
 // TrafficInput is the state of the pods that rules apply to.
 type TrafficInput struct {
-	// Policy of a pod, with which the Target's version goes.
+	// Policy returns the policy of a pod, which has the Target's version.
 	Policy func(types.UID) *meshv1.PodPolicy
-	// Observe tells what the agent of a node said of a pod.
+	// Observe returns what the agents of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
 	Now     time.Time
-	// Since is as that of Input.
+	// Since is as in Common.
 	Since time.Time
 }
 
-// target is a verdict on one pod.
+// target is the status of one pod.
 type target struct {
 	v1alpha1.TargetStatus
 	inForce bool
-	reason  v1alpha1.Reason // as that of a verdict
-	why     string          // it is not in force
+	reason  v1alpha1.Reason // as in verdict
+	why     string          // why the object is not in force in the pod
 }
 
 func (t target) broken() bool { return t.reason != "" }
@@ -64,9 +64,9 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
 		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
-		told := named(policy.GetTraffic().GetBreakers(), b.Name)
-		t.seesOthers(o, policy, aboutOthers(told), rules.Hidden(told))
-		t.LimitingSnapshots = limiting(told, o, was.LimitingSnapshots, shares, selected.Pod.Name)
+		rendered := named(policy.GetTraffic().GetBreakers(), b.Name)
+		t.seesOthers(o, policy, forOtherHosts(rendered), rules.Hidden(rendered))
+		t.LimitingSnapshots = limiting(rendered, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
 		}
@@ -93,8 +93,8 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 const tooManyShares = "rules of scope Workload have so many pods that their shares are more than a status has room for, and those that have none yet are refused all requests that the rules match: " +
 	"divide the rules, or the pods, among several CircuitBreakers"
 
-// OfInjection computes the status of a FaultInjection. It also says when it expires,
-// from when a spec is seen first.
+// OfInjection computes the status of a FaultInjection. When a spec is first seen, it sets the
+// time at which it expires.
 func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionStatus {
 	before := f.Status
 	out := v1alpha1.FaultInjectionStatus{
@@ -108,7 +108,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 	known := byPod(before.TargetStatus)
 	reported := f.Problem == nil
 	if reported && out.ExpirationTime != nil && !in.Now.Before(out.ExpirationTime.Time) {
-		// Agents have ended it, and have its rules yet to report what they did last.
+		// Agents no longer apply the rules, and keep them to report the last counts.
 		f.Problem = compile.Expired(f.FaultInjection)
 	}
 	targets := make([]target, 0, len(f.Targets))
@@ -117,12 +117,12 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 		t, was := in.target(f.Ruling, selected, o, known)
 		if reported {
 			policy := in.Policy(selected.Pod.UID)
-			told := named(policy.GetTraffic().GetInjections(), f.Name)
-			others := slices.ContainsFunc(told.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })
-			t.seesOthers(o, policy, others, rules.HiddenOfFaults(told.GetRules()))
-			t.FaultSnapshots = faults(told, o, was.FaultSnapshots)
+			rendered := named(policy.GetTraffic().GetInjections(), f.Name)
+			others := slices.ContainsFunc(rendered.GetRules(), func(r *meshv1.FaultRule) bool { return len(r.Http) > 0 })
+			t.seesOthers(o, policy, others, rules.HiddenOfFaults(rendered.GetRules()))
+			t.FaultSnapshots = faults(rendered, o, was.FaultSnapshots)
 		} else {
-			t.FaultSnapshots = was.FaultSnapshots // what it did while it lasted
+			t.FaultSnapshots = was.FaultSnapshots // the last counts
 		}
 		for _, s := range t.FaultSnapshots {
 			out.Injected = plus(out.Injected, s.Injected)
@@ -144,7 +144,7 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 	return out
 }
 
-// expiration is when a spec has lasted as long as it says, if it says so.
+// expiration returns when a spec with a duration expires.
 func expiration(f compile.Injection, now time.Time) (*metav1.Time, int64) {
 	if f.Spec.Duration == nil {
 		return nil, 0
@@ -159,15 +159,15 @@ func expiration(f compile.Injection, now time.Time) (*metav1.Time, int64) {
 	return seconds(now.Add(d + time.Second - 1)), f.Generation // never too early
 }
 
-func byPod(said []v1alpha1.TargetStatus) map[string]v1alpha1.TargetStatus {
-	out := make(map[string]v1alpha1.TargetStatus, len(said))
-	for _, t := range said {
+func byPod(targets []v1alpha1.TargetStatus) map[string]v1alpha1.TargetStatus {
+	out := make(map[string]v1alpha1.TargetStatus, len(targets))
+	for _, t := range targets {
 		out[t.PodName] = t
 	}
 	return out
 }
 
-// byRule are the shares of pods.
+// byRule returns the shares of pods by rule and pod.
 func byRule(record []v1alpha1.RuleShares) map[string]map[string]string {
 	out := map[string]map[string]string{}
 	for _, s := range record {
@@ -178,7 +178,7 @@ func byRule(record []v1alpha1.RuleShares) map[string]map[string]string {
 	return out
 }
 
-// target judges one pod, and tells what was said of it before.
+// target returns the status of one pod, and its previous status.
 func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.Observation, before map[string]v1alpha1.TargetStatus) (target, v1alpha1.TargetStatus) {
 	pod := selected.Pod
 	was, known := before[pod.Name]
@@ -186,7 +186,7 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 	if o.Version != "" && o.Version == selected.Version && !o.NoTraffic && o.TrafficMessage == "" {
 		t.ConfigHash = r.Hash
 	}
-	// For a while what the last leader wrote stands.
+	// For a while, what the last leader wrote applies.
 	unconnected := !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace))
 	switch {
 	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
@@ -201,7 +201,7 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 	return t, was
 }
 
-// rules says why a pod is not held to rules, with a reason if it will not be by itself.
+// rules returns why rules are not in force in a pod, with a reason if that lasts.
 func (r reach) rules(pod *corev1.Pod, o push.Observation, wanted string) (v1alpha1.Reason, string) {
 	reason, message := r.policy(pod, o, wanted)
 	switch {
@@ -214,7 +214,7 @@ func (r reach) rules(pod *corev1.Pod, o push.Observation, wanted string) (v1alph
 	return reason, message
 }
 
-// seesOthers says what rules lack that are about other hosts, and about what https hides.
+// seesOthers reports what rules for other hosts lack: redirection, or decrypted https.
 func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, others, hidden bool) {
 	switch {
 	case !t.inForce || !others:
@@ -227,8 +227,8 @@ func (t *target) seesOthers(o push.Observation, p *meshv1.PodPolicy, others, hid
 	}
 }
 
-// hostsAlone is a message about a pod in which a spec is in force, as far as it can be.
-const hostsAlone = "of https only connections to hosts are seen, not the requests in them, so that paths, methods and headers match nothing, limits count connections and faults harm them: set annotation " + v1alpha1.TrustEgressAnnotation +
+// hostsAlone is the message about a pod in which a spec is in force for hosts only.
+const hostsAlone = "of https only connections to hosts are seen, not the requests in them, so that paths, methods and headers match nothing, limits count connections, and faults affect whole connections: set annotation " + v1alpha1.TrustEgressAnnotation +
 	": \"true\" on its template, if its clients may trust the mesh's CA for other hosts"
 
 func (t target) opened() bool {
@@ -243,7 +243,7 @@ func named[T interface{ GetName() string }](in []T, name string) (out T) {
 	return out
 }
 
-func aboutOthers(b *meshv1.Breaker) bool {
+func forOtherHosts(b *meshv1.Breaker) bool {
 	return len(b.GetIntercepts()) > 0 || slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool { return len(r.Http) > 0 })
 }
 
@@ -253,8 +253,8 @@ var states = map[meshv1.BreakerState]v1alpha1.BreakerState{
 	meshv1.BreakerState_BREAKER_HALF_OPEN: v1alpha1.BreakerHalfOpen,
 }
 
-// limiting is what the rules that a pod was told have done. Of what its agent has not
-// reported, what was known before stands.
+// limiting returns the counts of the rules of a pod. For rules that its agent has not reported
+// on, the previous counts apply.
 func limiting(b *meshv1.Breaker, o push.Observation, before []v1alpha1.LimitingSnapshot, shares map[string]map[string]string, pod string) []v1alpha1.LimitingSnapshot {
 	out := make([]v1alpha1.LimitingSnapshot, 0, len(b.GetRules()))
 	for _, r := range b.GetRules() {
@@ -291,7 +291,7 @@ func faults(f *meshv1.Injection, o push.Observation, before []v1alpha1.FaultSnap
 	return out
 }
 
-// leaving are pods that the record tells of and that are selected no more.
+// leaving returns the pods on record that are no longer selected.
 func leaving(record []v1alpha1.RuleShares, targets []target) (out []target) {
 	said := map[string]bool{}
 	for _, t := range targets {
@@ -309,17 +309,17 @@ func leaving(record []v1alpha1.RuleShares, targets []target) (out []target) {
 	return out
 }
 
-// maxSize is about how much of a status its record and targets may be, in bytes, for the
-// object's size is bounded. The other sizes are of what is around the names and texts
-// of a snapshot, a target, and a share on record, at most.
+// maxSize bounds the record and the targets of a status in bytes, because the object's size is
+// bounded. The other sizes are upper bounds on a snapshot, a target and a share on record
+// without their names and texts.
 const (
 	maxSize      = 768 << 10
 	snapshotSize = 160
 	targetSize   = 160
-	heldSize     = len(`"":"",`)
+	shareSize    = len(`"":"",`)
 )
 
-// size is about that of a target.
+// size estimates the size of a target in bytes.
 func (t target) size() int {
 	n := targetSize + len(t.PodName) + len(t.Message)
 	for _, s := range t.LimitingSnapshots {
@@ -331,15 +331,14 @@ func (t target) size() int {
 	return n
 }
 
-// roomFor is as much as a status has room for, by name: those with something to tell
-// first.
+// roomFor returns as many targets as a status has room for, by name. It prefers those with news.
 func roomFor(targets []target, record []v1alpha1.RuleShares) (out []v1alpha1.TargetStatus) {
 	all := slices.Concat(targets, leaving(record, targets))
 	slices.SortStableFunc(all, func(a, b target) int { return cmp.Compare(a.rank(), b.rank()) })
 	room := maxSize
 	for _, s := range record {
 		for pod, share := range s.Pods {
-			room -= len(pod) + len(share) + heldSize
+			room -= len(pod) + len(share) + shareSize
 		}
 	}
 	for _, t := range all[:min(len(all), maxPods)] {
@@ -353,7 +352,7 @@ func roomFor(targets []target, record []v1alpha1.RuleShares) (out []v1alpha1.Tar
 	return out
 }
 
-// rank is lower the more a target has to tell.
+// rank orders targets by news; lower comes first.
 func (t target) rank() int {
 	switch {
 	case !t.inForce:
@@ -364,7 +363,7 @@ func (t target) rank() int {
 	return 2
 }
 
-// ready is the condition.
+// ready returns Ready.
 func ready(r compile.Ruling, namespace string, targets []target, inForce string) condition {
 	n := number(targets, func(t target) bool { return t.inForce })
 	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
@@ -374,7 +373,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 	case r.Problem != nil && r.Problem.Reason != v1alpha1.ReasonPending:
 		message := r.Problem.Message
 		if slices.ContainsFunc(targets, target.late) {
-			message += "; what was in force before may be still: " + describeTargets(targets, target.late)
+			message += "; earlier rules may still be in force: " + describeTargets(targets, target.late)
 		}
 		return condition{false, r.Problem.Reason, message}
 	case len(r.Problems) > 0:
@@ -430,7 +429,7 @@ func (c condition) ready(conditions *[]metav1.Condition, generation int64, now t
 	c.set(conditions, v1alpha1.ConditionReady, generation, now)
 }
 
-// bounded cuts a text off that is longer than most bytes.
+// bounded truncates a text to most bytes.
 func bounded(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -438,13 +437,13 @@ func bounded(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// seconds is a time as objects have it.
+// seconds returns a time truncated to seconds, as objects contain it.
 func seconds(t time.Time) *metav1.Time { return new(metav1.NewTime(t.UTC().Truncate(time.Second))) }
 
-// count is a number as objects have it.
+// count returns a number as objects contain it.
 func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// plus adds without turning round.
+// plus adds without overflow.
 func plus(a, b int64) int64 {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

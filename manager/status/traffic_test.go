@@ -154,7 +154,7 @@ func TestRulesThatAreNotInForce(t *testing.T) {
 		{"disabled, not everywhere yet", func(r *rulesOn) {
 			r.breaker.Problem = &compile.Problem{Reason: v1alpha1.ReasonDisabled, Message: "because"}
 			r.say("b", func(o *push.Observation) { o.Version = "v1" })
-		}, v1alpha1.ReasonDisabled, "may be still: pod b", 0},
+		}, v1alpha1.ReasonDisabled, "may still be in force: pod b", 0},
 		{"no effect", func(r *rulesOn) { r.breaker.Targets[0].Message = "passed through" }, v1alpha1.ReasonNoEffect, "pod a: passed through", 1},
 		{"not admitted", func(r *rulesOn) { r.breaker.Targets[0].Pod.Annotations = nil }, v1alpha1.ReasonNotAdmitted, "delete it", 1},
 		{"starting", func(r *rulesOn) { r.say("b", func(o *push.Observation) { o.Version = "v1" }) }, v1alpha1.ReasonRollingOut, "pod b: its agent does not apply", 1},
@@ -199,11 +199,11 @@ func TestHostsAlone(t *testing.T) {
 	exact := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: s}} }
 	const forced = meshv1.Trigger_TRIGGER_FORCE_OPENED
 	for _, c := range []struct {
-		match   *meshv1.HttpMatch
-		trigger meshv1.Trigger
-		agents  []string
-		decrypt bool
-		told    bool
+		match    *meshv1.HttpMatch
+		trigger  meshv1.Trigger
+		agents   []string
+		decrypt  bool
+		rendered bool
 	}{
 		{&meshv1.HttpMatch{Host: exact("h"), Path: exact("/p")}, forced, nil, false, true},
 		{&meshv1.HttpMatch{Host: exact("h"), Path: exact("/p")}, forced, nil, true, false},
@@ -220,14 +220,14 @@ func TestHostsAlone(t *testing.T) {
 		p.Traffic.Egress = &meshv1.Egress{Decrypt: c.decrypt}
 		b, _, ready, _ := r.statuses(t)
 		require.Equal(t, metav1.ConditionTrue, ready.Status)
-		require.Equal(t, c.told, b.TargetStatus[0].Message != "", c.match)
-		require.Equal(t, c.told, strings.Contains(ready.Message, "https"), ready.Message)
-		if c.told {
+		require.Equal(t, c.rendered, b.TargetStatus[0].Message != "", c.match)
+		require.Equal(t, c.rendered, strings.Contains(ready.Message, "https"), ready.Message)
+		if c.rendered {
 			require.Contains(t, b.TargetStatus[0].Message, v1alpha1.TrustEgressAnnotation)
 			require.Contains(t, ready.Message, "in 1 of them of https only connections")
 		}
 	}
-	for told, rule := range map[bool]*meshv1.FaultRule{
+	for rendered, rule := range map[bool]*meshv1.FaultRule{
 		true:  {Abort: &meshv1.Abort{Status: 500, Percent: 1}},
 		false: {Reset_: &meshv1.Reset{Percent: 1}},
 	} {
@@ -235,7 +235,7 @@ func TestHostsAlone(t *testing.T) {
 		rule.Http = []*meshv1.HttpMatch{{Host: exact("h")}}
 		r.policies["a"].Traffic.Injections[0].Rules = []*meshv1.FaultRule{rule}
 		_, _, _, ready := r.statuses(t)
-		require.Equal(t, told, strings.Contains(ready.Message, "in 1 of them of https only connections"), ready.Message)
+		require.Equal(t, rendered, strings.Contains(ready.Message, "in 1 of them of https only connections"), ready.Message)
 	}
 }
 
@@ -399,16 +399,16 @@ func TestTheLargestStatus(t *testing.T) {
 	for n := range 1900 { // as many as the record may have
 		r.record[0].Pods[long(n, 253)] = "1000/1900"
 	}
-	told, states := &meshv1.Breaker{Name: "x"}, map[string]*meshv1.RuleState{}
+	rendered, states := &meshv1.Breaker{Name: "x"}, map[string]*meshv1.RuleState{}
 	for i := range 256 {
 		rule := &meshv1.LimitRule{Name: long(i, 63), Key: fmt.Sprint(i), Share: &meshv1.Share{}}
-		told.Rules = append(told.Rules, rule)
+		rendered.Rules = append(rendered.Rules, rule)
 		states[rule.Key] = &meshv1.RuleState{State: meshv1.BreakerState_BREAKER_HALF_OPEN, SinceMs: now.UnixMilli(), Passed: math.MaxInt64, Refused: math.MaxInt64}
 	}
 	for n := range 300 {
 		p := pod(long(n, 253))
 		r.breaker.Targets = append(r.breaker.Targets, compile.Target{Pod: p, Version: "v2"})
-		r.policies[p.UID] = &meshv1.PodPolicy{Version: "v2", Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{told}}}
+		r.policies[p.UID] = &meshv1.PodPolicy{Version: "v2", Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{rendered}}}
 		o := fine
 		o.Rules, o.TrafficMessage = states, strings.Repeat("because", 1000)
 		r.says[p.Name] = o
@@ -429,17 +429,17 @@ func BenchmarkOfBreaker(b *testing.B) {
 	for n := range 2000 {
 		p := pod(fmt.Sprintf("a-workload-of-some-length-%04d", n))
 		r.breaker.Targets = append(r.breaker.Targets, compile.Target{Pod: p, Version: "v2"})
-		told, o := &meshv1.Breaker{Name: "x"}, fine
+		rendered, o := &meshv1.Breaker{Name: "x"}, fine
 		o.Rules = map[string]*meshv1.RuleState{}
 		for i := range 100 {
 			rule := &meshv1.LimitRule{Name: fmt.Sprint("r", i), Key: fmt.Sprint("k", i), Share: &meshv1.Share{Index: uint32(n), Of: 2000}}
-			told.Rules = append(told.Rules, rule)
+			rendered.Rules = append(rendered.Rules, rule)
 			o.Rules[rule.Key] = &meshv1.RuleState{Key: rule.Key, Passed: 1}
 			if n == 0 {
 				of.Rules = append(of.Rules, rule.Name)
 			}
 		}
-		r.policies[p.UID] = &meshv1.PodPolicy{Version: "v2", Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{told}}}
+		r.policies[p.UID] = &meshv1.PodPolicy{Version: "v2", Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{rendered}}}
 		r.says[p.Name] = o
 		of.Pods[p.Name] = fmt.Sprintf("%d/2000", n+1)
 	}

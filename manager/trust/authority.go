@@ -34,20 +34,20 @@ const (
 // leafLife is the validity of an agent's certificate.
 const leafLife = 24 * time.Hour
 
-// Authority is the mesh CA, or the egress CA, as its Secret has it. Every replica reads it; the
-// leader alone changes it.
+// Authority is the mesh CA, or the egress CA, as stored in its Secret. Every replica reads it;
+// only the leader changes it.
 type Authority struct {
 	// Client reads and writes Secrets, uncached.
 	Client client.Client
 	// Namespace of the Secret.
 	Namespace string
-	// Names are those of the apiserver, as they are now.
+	// Names returns the current names of the apiserver.
 	Names func() Names
 	// Egress makes it the egress CA, which signs for anything but Names.
 	Egress bool
-	// Now is the clock; time.Now when nil.
+	// Now is the clock; time.Now if nil.
 	Now func() time.Time
-	// Log is told of rotations; may be nil.
+	// Log logs rotations. It may be nil.
 	Log *slog.Logger
 
 	reading sync.Mutex // one Load or Maintain at a time, so that none undoes another
@@ -81,7 +81,7 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 	}
 	phase, older, message := ring.Progress(f)
 	if ring == have && message == secret.Annotations[RotationAnnotation] {
-		a.tell(phase, older)
+		a.count(phase, older)
 		return nil
 	}
 	if err := ring.encode(secret); err != nil {
@@ -92,9 +92,9 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, a.secret(), err)
 	}
 	a.ring.Store(ring)
-	a.tell(phase, older)
+	a.count(phase, older)
 	if a.Log != nil && ring != have {
-		a.Log.Info("rotation of the "+a.name(), "phase", phase, "message", message)
+		a.Log.Info("rotating a CA", "ca", a.name(), "phase", phase, "message", message)
 	}
 	return nil
 }
@@ -117,8 +117,9 @@ func (a *Authority) secret() string {
 	return MeshCASecret
 }
 
-// tell is of the mesh CA alone: no pod is cut off from the apiserver by the other.
-func (a *Authority) tell(phase string, pods int) {
+// count sets the metrics of the mesh CA. The egress CA has none, because its rotation cuts no
+// pod off from the apiserver.
+func (a *Authority) count(phase string, pods int) {
 	if a.Egress {
 		return
 	}
@@ -164,14 +165,14 @@ func (a *Authority) Expiry() time.Time {
 	return time.Time{}
 }
 
-// Permits reports whether agents' leaves may name an address already.
+// Permits reports whether agents' leaves may contain an address.
 func (a *Authority) Permits(ip netip.Addr) bool {
 	ring := a.ring.Load()
 	return ring != nil && len(ring.signer.Usable(Names{IPs: []netip.Addr{ip.Unmap()}}).IPs) == 1
 }
 
-// Sign signs an agent's request for the apiserver's names as they are now: agents
-// ask as soon as they hear of others, and not again for hours.
+// Sign signs an agent's request for the apiserver's current names. Agents request a new leaf as
+// soon as the names change, and otherwise not for hours.
 func (a *Authority) Sign(csr []byte) ([][]byte, error) {
 	ring := a.ring.Load()
 	if ring == nil {
@@ -180,8 +181,8 @@ func (a *Authority) Sign(csr []byte) ([][]byte, error) {
 	return ring.Sign(csr, a.Names(), a.now())
 }
 
-// SignFor signs an agent's request for one other host. It is the egress CA's, which
-// never signs for what stands for the apiserver, or did when the CA was made.
+// SignFor signs an agent's request for one other host. Only the egress CA supports it. It never
+// signs for a current name of the apiserver, or for one at the time the CA was created.
 func (a *Authority) SignFor(csr []byte, host string) ([][]byte, error) {
 	names, err := HostName(host)
 	if err != nil {
@@ -205,7 +206,7 @@ func (a *Authority) now() time.Time {
 	return time.Now()
 }
 
-// loadOrCreate gets a Secret, or creates it with what fill gives.
+// loadOrCreate reads a Secret, or creates it with the content that fill sets.
 func loadOrCreate(ctx context.Context, c client.Client, namespace, name string, fill func(*corev1.Secret) error) (*corev1.Secret, error) {
 	key := types.NamespacedName{Namespace: namespace, Name: name}
 	secret := &corev1.Secret{}
@@ -216,7 +217,7 @@ func loadOrCreate(ctx context.Context, c client.Client, namespace, name string, 
 			Type:       corev1.SecretTypeOpaque,
 		}
 		if ferr := fill(secret); ferr != nil {
-			return nil, fmt.Errorf("making Secret %s: %w", key, ferr)
+			return nil, fmt.Errorf("creating the content of Secret %s: %w", key, ferr)
 		}
 		if err = c.Create(ctx, secret); apierrors.IsAlreadyExists(err) {
 			secret = &corev1.Secret{}
@@ -232,9 +233,9 @@ func loadOrCreate(ctx context.Context, c client.Client, namespace, name string, 
 	return secret, nil
 }
 
-// Authorities are all that a replica signs and serves with.
+// Authorities are the CAs and the serving certificate of a replica.
 type Authorities struct {
-	// Mesh is the CA of agents' leaves, Egress that of the hosts which the mesh answers for.
+	// Mesh is the CA of agents' leaves. Egress is the CA of leaves for other hosts.
 	Mesh, Egress *Authority
 	// Serving is the manager's own certificate.
 	Serving *Serving
@@ -245,7 +246,7 @@ func (a *Authorities) Load(ctx context.Context) error {
 	return errors.Join(a.Mesh.Load(ctx), a.Egress.Load(ctx))
 }
 
-// Ready reports an error until all is loaded.
+// Ready returns an error until all are loaded.
 func (a *Authorities) Ready() error {
 	if len(a.Mesh.Bundle()) == 0 || len(a.Egress.Bundle()) == 0 || len(a.Serving.Bundle()) == 0 {
 		return errors.New("certificates are not loaded")
@@ -260,7 +261,7 @@ func (a *Authorities) Permits(ctx context.Context, ip netip.Addr, log *slog.Logg
 		return true
 	}
 	if err := a.Mesh.Load(ctx); err != nil {
-		log.Warn("certificates could not be read again", "error", err)
+		log.Warn("failed to reload certificates", "error", err)
 	}
 	return a.Mesh.Permits(ip)
 }

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Directory is a bundle as a directory of files that OpenSSL, which finds
-// certificates by a hash of their subject, and Go, which reads all, can be pointed at.
+// Directory returns a bundle as the files of a directory that OpenSSL and Go can read. OpenSSL
+// finds certificates by a hash of their subject; Go reads all files.
 func Directory(bundle []byte) (map[string]string, error) {
 	certs, err := decodeCerts(bundle)
 	if err != nil {
@@ -32,8 +32,8 @@ func Directory(bundle []byte) (map[string]string, error) {
 	return files, nil
 }
 
-// subjectHash is X509_NAME_hash of OpenSSL 1.0 and later: SHA-1 of the subject's
-// parts, their texts as UTF-8 in lower case with single spaces.
+// subjectHash is X509_NAME_hash of OpenSSL 1.0 and later: the SHA-1 of the subject's parts, with
+// their texts as UTF-8 in lower case with single spaces.
 func subjectHash(c *x509.Certificate) (uint32, error) {
 	type attribute struct {
 		Type  asn1.ObjectIdentifier

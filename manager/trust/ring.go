@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// RotateAnnotation on the mesh CA's Secret asks, by each new value, for a new key.
+	// RotateAnnotation on the mesh CA's Secret requests a new key with each new value.
 	RotateAnnotation = v1alpha1.GroupName + "/rotate"
-	// RotationAnnotation tells people how far a rotation has come.
+	// RotationAnnotation shows the progress of a rotation.
 	RotationAnnotation = v1alpha1.GroupName + "/rotation"
 
-	// How far it has come, for the next manager.
+	// The state of a rotation, for the next leader.
 	rotatedAnnotation      = v1alpha1.GroupName + "/rotated"
 	publishedAnnotation    = v1alpha1.GroupName + "/next-published"
 	retiredUntilAnnotation = v1alpha1.GroupName + "/retired-until"
@@ -28,51 +28,50 @@ const (
 	nextPrefix = "next"
 	retiredKey = "retired.crt"
 
-	// maxRetired bounds the certificates that bundles have beside those in use.
+	// maxRetired bounds the retired certificates in bundles.
 	maxRetired = 8
-	// maxAddresses bounds those that a CA permits because its predecessor did.
+	// maxAddresses bounds the addresses that a CA permits because its predecessor did.
 	maxAddresses = 64
 	// maxNamed bounds the pods that a message names.
 	maxNamed = 3
 )
 
-// Ring is a CA through its rotations. It is not changed once made.
+// Ring is a CA with its rotations. It is immutable.
 //
-// Many clients read a CA when they start and never again, so one CA signs for
-// all pods, the one that the oldest of them knows. Another key, or other names,
-// is another CA. It goes into all bundles first and signs once every pod that is
-// left was given it. The former is in the bundles for as long as an agent may
-// serve a leaf of it.
+// Many clients read a CA only when they start. So one CA signs for all pods, the one that the
+// oldest pod knows. Another key, or other names, means another CA. The new CA is first added to
+// all bundles, and signs once every remaining pod was created with it. The former CA stays in
+// the bundles while an agent may serve one of its leaves.
 type Ring struct {
 	signer *CA
-	next   *CA // nil while none is due
-	// published is when all bundles had next; zero before.
+	next   *CA // nil without a rotation
+	// published is when all bundles contained next; zero before.
 	published time.Time
-	// retired signed leaves that are good until retiredUntil at most.
+	// retired signed leaves that are valid until retiredUntil at most.
 	retired      []*x509.Certificate
 	retiredUntil time.Time
-	// rotated is the last value of RotateAnnotation that was acted upon.
+	// rotated is the last value of RotateAnnotation that started a rotation.
 	rotated string
 }
 
 // Facts are what a rotation depends on.
 type Facts struct {
 	Now time.Time
-	// Name of the CA, for people.
+	// Name of the CA, for messages.
 	Name string
-	// Names that leaves are to have, or must not have if Egress is set.
+	// Names are the names that leaves should have, or must not have if Egress is set.
 	Names  Names
 	Egress bool
 	// Rotate is the value of RotateAnnotation.
 	Rotate string
-	// Bundled is the bundle that every namespace was last known to have.
+	// Bundled is the last bundle that every namespace is known to have.
 	Bundled []byte
-	// Pods are when those that trust the mesh, and may not hear of another CA,
-	// were created, by name; nil while they are not known.
+	// Pods are the creation times of the pods that trust the CA, by name; nil while they are
+	// unknown.
 	Pods map[string]time.Time
 }
 
-// NewRing makes a CA.
+// NewRing creates a CA.
 func NewRing(f Facts) (*Ring, error) {
 	ca, err := f.newCA(f.Names)
 	if err != nil {
@@ -81,7 +80,7 @@ func NewRing(f Facts) (*Ring, error) {
 	return &Ring{signer: ca, rotated: f.Rotate}, nil
 }
 
-// The time makes the subject a CA's own: verifiers find issuers by subject.
+// newCA adds the time to the subject to make it unique: verifiers find issuers by subject.
 func (f Facts) newCA(names Names) (*CA, error) {
 	name := "ctrlmesh " + f.Name + " " + f.Now.UTC().Format(time.RFC3339)
 	if f.Egress {
@@ -90,7 +89,8 @@ func (f Facts) newCA(names Names) (*CA, error) {
 	return NewCA(name, names, f.Now)
 }
 
-// Step takes the next step that the facts allow; the same Ring if there is none.
+// Step returns the Ring after the next step that the facts allow, or the same Ring if there is
+// none.
 func (r *Ring) Step(f Facts) (*Ring, error) {
 	out := *r
 	newest := r.signer
@@ -99,22 +99,22 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 	}
 	switch {
 	case len(r.retired) > 0 && r.retiredUntil.IsZero():
-		out.retiredUntil = f.Now.Add(leafLife + settle) // somebody removed it
+		out.retiredUntil = f.Now.Add(leafLife + settle) // the annotation was removed
 	case len(r.retired) > 0 && f.Now.After(r.retiredUntil):
 		out.retired, out.retiredUntil = nil, time.Time{}
 	case f.Rotate != "" && f.Rotate != r.rotated, newest.Stale(f.Names, f.Now), len(newest.certs) > 1:
-		// Several certificates of one key were made by managers that did not rotate.
-		// A next that was under way has signed nothing: nobody will miss it.
+		// Earlier managers, which did not rotate, created several certificates of one key. A
+		// next CA that is replaced here has signed nothing.
 		next, err := f.newCA(f.Names.since(newest.certs[0]))
 		if err != nil {
-			return nil, fmt.Errorf("making another %s: %w", f.Name, err)
+			return nil, fmt.Errorf("creating another %s: %w", f.Name, err)
 		}
 		out.next, out.published, out.rotated = next, time.Time{}, f.Rotate
 	case r.next != nil && r.published.IsZero() && bytes.Equal(f.Bundled, r.Bundle()):
 		out.published = f.Now
 	case r.due(f):
 		out.retired = append(slices.Clone(r.signer.certs), r.retired...)
-		out.retiredUntil = f.Now.Add(leafLife + settle) // a leader may learn late that it leads no more
+		out.retiredUntil = f.Now.Add(leafLife + settle) // an earlier leader may still sign for a while
 		out.signer, out.next, out.published = r.next, nil, time.Time{}
 	default:
 		return r, nil
@@ -122,8 +122,8 @@ func (r *Ring) Step(f Facts) (*Ring, error) {
 	return &out, nil
 }
 
-// due reports whether next can sign: no pod is left that may not know it. When the
-// signer ends, its leaves help nobody either.
+// due reports whether next can sign: all remaining pods know it, or the signer is about to
+// expire, so that its leaves become invalid anyway.
 func (r *Ring) due(f Facts) bool {
 	if r.next == nil || r.published.IsZero() || len(r.retired)+len(r.signer.certs) > maxRetired {
 		return false
@@ -134,7 +134,7 @@ func (r *Ring) due(f Facts) bool {
 	return f.Pods != nil && f.Now.After(r.known()) && len(r.waitsFor(f)) == 0
 }
 
-// known is when pods start to know next for sure.
+// known returns the time from which new pods certainly know next.
 func (r *Ring) known() time.Time { return r.published.Add(settle) }
 
 func (r *Ring) waitsFor(f Facts) []string {
@@ -151,8 +151,8 @@ func (r *Ring) waitsFor(f Facts) []string {
 	return older
 }
 
-// Progress of a rotation, for people: a bounded word, how many pods it waits
-// for, and a sentence, empty without a rotation.
+// Progress returns the phase of a rotation, the number of pods that it waits for, and a message,
+// which is empty without a rotation.
 func (r *Ring) Progress(f Facts) (phase string, pods int, message string) {
 	if r.next == nil {
 		if len(r.retired) == 0 {
@@ -183,11 +183,11 @@ const (
 	PhaseRetiring   = "retiring"
 )
 
-// Phases are all of them.
+// Phases lists all phases.
 var Phases = []string{PhaseNone, PhasePublishing, PhaseWaiting, PhaseRetiring}
 
-// Bundle is what pods are given to trust, in PEM, the signer first: it differs
-// before and after another becomes that.
+// Bundle returns the CAs that pods must trust, in PEM. The signer is first, so that the bundle
+// changes with it.
 func (r *Ring) Bundle() []byte {
 	b := r.signer.Bundle()
 	if r.next != nil {
@@ -219,7 +219,7 @@ func (r *Ring) encode(into *corev1.Secret) error {
 	return nil
 }
 
-// decodeRing reads a Secret. Errors tell nothing of its data.
+// decodeRing reads a Secret. Errors do not contain its data.
 func decodeRing(from *corev1.Secret) (*Ring, error) {
 	out := &Ring{rotated: from.Annotations[rotatedAnnotation]}
 	var err error
@@ -236,7 +236,7 @@ func decodeRing(from *corev1.Secret) (*Ring, error) {
 			return nil, fmt.Errorf("key %s: %w", retiredKey, err)
 		}
 	}
-	// A time that cannot be read is one that is not known: what it delays takes longer.
+	// An invalid time counts as unknown, which only delays the rotation.
 	out.published, _ = time.Parse(time.RFC3339, from.Annotations[publishedAnnotation])
 	out.retiredUntil, _ = time.Parse(time.RFC3339, from.Annotations[retiredUntilAnnotation])
 	return out, nil
@@ -260,7 +260,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// Sign signs an agent's request for those of names that all pods accept.
+// Sign signs an agent's request for the part of names that all pods accept.
 func (r *Ring) Sign(csr []byte, names Names, now time.Time) ([][]byte, error) {
 	life := min(leafLife, r.signer.Expiry().Sub(now))
 	if life <= 0 {

@@ -22,8 +22,8 @@ const ServingSecret = "ctrlmesh-manager-serving"
 
 const servingLife = 90 * 24 * time.Hour
 
-// Serving is the certificate that the manager's servers present, as its Secret
-// has it. Every replica reads it; the leader alone renews it.
+// Serving is the certificate that the manager's servers present, as stored in its Secret. Every
+// replica reads it; only the leader renews it.
 type Serving struct {
 	// Client reads and writes Secrets, uncached.
 	Client client.Client
@@ -31,7 +31,7 @@ type Serving struct {
 	Namespace string
 	// Names of the manager's Services.
 	Names Names
-	// Now is the clock; time.Now when nil.
+	// Now is the clock; time.Now if nil.
 	Now func() time.Time
 
 	current atomic.Pointer[servingState]
@@ -42,14 +42,14 @@ type servingState struct {
 	cert *tls.Certificate
 }
 
-// Load reads the certificate, or makes it where there is none.
+// Load reads the certificate, or creates it if there is none.
 func (s *Serving) Load(ctx context.Context) error {
 	_, err := s.load(ctx)
 	return err
 }
 
-// Maintain is Load for the leader: it renews what is due. Published is the bundle
-// that all who verify the manager were last given.
+// Maintain loads the certificate on the leader, and renews it if that is due. published is the
+// last published bundle that verifies the manager.
 func (s *Serving) Maintain(ctx context.Context, published []byte) error {
 	secret, err := s.load(ctx)
 	if secret == nil {
@@ -59,7 +59,7 @@ func (s *Serving) Maintain(ctx context.Context, published []byte) error {
 	f.Bundled = published
 	var ring *Ring
 	if err != nil {
-		ring, err = NewRing(f) // nobody loses by it: it is published anew
+		ring, err = NewRing(f) // safe: the new CA is published
 	} else {
 		state := s.current.Load()
 		if ring, err = state.ring.Step(f); ring == state.ring && !s.due(state) {
@@ -78,13 +78,13 @@ func (s *Serving) Maintain(ctx context.Context, published []byte) error {
 	return s.adopt(secret)
 }
 
-// facts of a CA that nobody holds on to: whoever verifies the manager reads the
-// bundle whenever it changes.
+// facts returns the facts of a CA that no pod keeps: all clients of the manager read the bundle
+// whenever it changes.
 func (s *Serving) facts() Facts {
 	return Facts{Now: s.now(), Name: "manager CA", Names: s.Names, Pods: map[string]time.Time{}}
 }
 
-// Bundle is the CA that verifies the manager; nil before Load.
+// Bundle returns the CA that verifies the manager; nil before Load.
 func (s *Serving) Bundle() []byte {
 	state := s.current.Load()
 	if state == nil {
@@ -93,7 +93,7 @@ func (s *Serving) Bundle() []byte {
 	return state.ring.Bundle()
 }
 
-// TLSConfig serves the current certificate, whatever it is at the time.
+// TLSConfig returns a configuration that always serves the current certificate.
 func (s *Serving) TLSConfig() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.GetCertificate}
 }
@@ -113,7 +113,7 @@ func (s *Serving) due(state *servingState) bool {
 	return slices.ContainsFunc(state.ring.signer.Usable(s.Names).DNS, lacks) || s.now().After(renewal(leaf))
 }
 
-// load returns the Secret even when what is in it is of no use.
+// load returns the Secret even if its content is invalid.
 func (s *Serving) load(ctx context.Context) (*corev1.Secret, error) {
 	secret, err := loadOrCreate(ctx, s.Client, s.Namespace, ServingSecret, func(secret *corev1.Secret) error {
 		ring, err := NewRing(s.facts())
@@ -136,7 +136,7 @@ func (s *Serving) adopt(secret *corev1.Secret) error {
 	if err != nil {
 		return err
 	}
-	// Not tls.X509KeyPair's error: it might quote what it was given.
+	// Do not return tls.X509KeyPair's error: it might quote the key.
 	cert, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return errors.New("tls.crt and tls.key are not a pair")
@@ -145,7 +145,7 @@ func (s *Serving) adopt(secret *corev1.Secret) error {
 	return nil
 }
 
-// issue makes a leaf and writes all that the Secret holds.
+// issue creates a leaf, and sets the whole content of the Secret.
 func (s *Serving) issue(ring *Ring, into *corev1.Secret) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // small multiple of it, within what an agent receives.
 const maxSpec = 768 << 10
 
-// Config finds what is wrong with a configuration by itself.
+// Config returns the errors of a configuration by itself.
 func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
@@ -109,7 +109,7 @@ func limits(c *v1alpha1.ShardingConfig, in []v1alpha1.ObjectLimiter, path *field
 	return errs
 }
 
-// notAll says why a limit must not be on all resources of its groups; empty if it may.
+// notAll returns why a limit must not name all resources of its groups; empty if it may.
 func notAll(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter, g v1alpha1.ResourceGroup) string {
 	byLabels := c.Spec.Root == nil || c.Spec.Root.Method == v1alpha1.MethodLabels ||
 		l.Selector != nil && len(l.Selector.MatchLabels)+len(l.Selector.MatchExpressions) > 0
@@ -142,7 +142,7 @@ func names(values []string, path *field.Path, check func(string) string) field.E
 	return errs
 }
 
-// lockNames finds locks that the API server would not store under a shard's names.
+// lockNames returns errors for locks whose names under a shard the apiserver rejects.
 func lockNames(c *v1alpha1.ShardingConfig, shard string) field.ErrorList {
 	ctl := c.Spec.Controller
 	if ctl == nil {
@@ -171,5 +171,5 @@ func lock(name, shard string, path *field.Path) field.ErrorList {
 	}
 	problems = slices.Compact(problems)
 	return field.ErrorList{field.Invalid(path, name,
-		"the lock would be held as "+upstream+", which is no name for an object: "+strings.Join(problems, "; "))}
+		"the shard lock would be "+upstream+", which is not a valid name: "+strings.Join(problems, "; "))}
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 )
 
-// divided finds another shard of the same operator, by its lock, that would own an
-// object which this one owns, and gives the labels of such an object. The work is
-// linear in the values that selectors name, and ends with the context.
+// divided finds another shard of the same operator, by its lock, that would own an object of
+// this one, and names the labels of such an object. Its cost is linear in the values of the
+// selectors. It ends with the context.
 func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) (string, error) {
 	locks := compile.NamedLocks(c)
 	mine := newOwnership(label.Limits(c))
@@ -43,12 +43,12 @@ func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.
 	return "", nil
 }
 
-// ownership says what limits leave of resources.
+// ownership is the objects that limits select, by resource.
 type ownership struct {
 	limits []v1alpha1.ObjectLimiter
-	naming map[schema.GroupResource][]int // the limits that name a resource so, in order
-	// owned are the conditions of limits that apply together, by their numbers; nil
-	// where a selector is invalid.
+	naming map[schema.GroupResource][]int // the indexes of the limits that name a resource, sorted
+	// owned are the conditions of limits that apply together, by their indexes; nil if a
+	// selector is invalid.
 	owned map[string]conditions
 }
 
@@ -74,7 +74,7 @@ func (o *ownership) of(r schema.GroupResource) (key string, limits []int) {
 	return fmt.Sprint(limits), limits
 }
 
-// conditions are what limits leave of a resource; nil if a selector is invalid.
+// conditions returns the joint conditions of limits; nil if a selector is invalid.
 func (o *ownership) conditions(key string, limits []int) conditions {
 	if owned, known := o.owned[key]; known {
 		return owned
@@ -86,7 +86,7 @@ func (o *ownership) conditions(key string, limits []int) conditions {
 		}
 		s, err := metav1.LabelSelectorAsSelector(o.limits[i].Selector)
 		if err != nil {
-			owned = nil // others say that
+			owned = nil // reported elsewhere
 			break
 		}
 		more, ok := conditionsOf(s)
@@ -100,7 +100,7 @@ func (o *ownership) conditions(key string, limits []int) conditions {
 	return owned
 }
 
-// shares finds a resource of which both own an object, and gives that object's labels.
+// shares finds a resource of which both own an object, and returns that object's labels.
 func (o *ownership) shares(ctx context.Context, other *ownership) (example labels.Set, name string, err error) {
 	tried := map[[2]string]bool{}
 	for _, r := range o.common(other) {
@@ -125,7 +125,7 @@ func (o *ownership) shares(ctx context.Context, other *ownership) (example label
 	return nil, "", nil
 }
 
-// common are the resources that both name, sorted: of a name and "*", the name.
+// common returns the resources that both name, sorted. A name and "*" have the name in common.
 func (o *ownership) common(other *ownership) (out []schema.GroupResource) {
 	seen := map[schema.GroupResource]bool{}
 	add := func(r schema.GroupResource) {
@@ -162,8 +162,8 @@ func wider(r schema.GroupResource) []schema.GroupResource {
 	return []schema.GroupResource{r, {Group: "*", Resource: r.Resource}, {Group: r.Group, Resource: "*"}, {Group: "*", Resource: "*"}}
 }
 
-// bothOwn finds labels that meet the conditions of both, of an object that has the
-// mesh's labels: the bucket follows from the namespace.
+// bothOwn finds the labels of a stamped object that fulfil the conditions of both. The bucket
+// follows from the namespace.
 func bothOwn(mine, theirs conditions) (example labels.Set, overlap bool) {
 	both := maps.Clone(mine)
 	both.merge(theirs)
@@ -181,7 +181,7 @@ func bothOwn(mine, theirs conditions) (example labels.Set, overlap bool) {
 	return labels.Merge(example, namespace), overlap
 }
 
-// stampedWith finds the labels of a namespace's objects that meet conditions.
+// stampedWith finds the labels of a namespace's objects that fulfil conditions.
 func stampedWith(stamped conditions) (labels.Set, bool) {
 	of := func(namespace string) labels.Set {
 		return labels.Set{v1alpha1.NamespaceLabel: namespace, v1alpha1.ShardingHashLabel: sharding.BucketLabel(namespace)}
@@ -197,15 +197,15 @@ func stampedWith(stamped conditions) (labels.Set, bool) {
 	if !anyBucket(stamped) {
 		return nil, false
 	}
-	for i := 0; ; i++ { // ends: each bucket has examples without end, and few are excluded
+	for i := 0; ; i++ { // ends: each bucket has infinitely many examples, and few are excluded
 		if set := of(example(i)); stamped.matches(set) {
 			return set, true
 		}
 	}
 }
 
-// anyBucket reports whether objects of some bucket can meet conditions, if not
-// those of named namespaces.
+// anyBucket reports whether objects of some bucket can fulfil conditions that require no
+// namespace.
 func anyBucket(stamped conditions) bool {
 	if named := stamped[v1alpha1.NamespaceLabel]; named != nil && named.absent {
 		return false

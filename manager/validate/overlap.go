@@ -10,13 +10,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// conditions are what selectors require, by label key. To match labels costs the same
-// however many values are named, and to combine or overlap selectors a step for each
-// value. They have the operators of metav1.LabelSelector: In, NotIn, Exists and
-// DoesNotExist.
+// conditions are the requirements of selectors by label key, with the operators of
+// metav1.LabelSelector: In, NotIn, Exists and DoesNotExist. The cost of matching labels does not
+// depend on the number of values; the cost of merging selectors is linear in it.
 type conditions map[string]*condition
 
-// condition is what is required of one key.
+// condition is the requirement on one key.
 type condition struct {
 	in      sets.Set[string] // nil if any value will do
 	notIn   sets.Set[string]
@@ -24,8 +23,8 @@ type condition struct {
 	absent  bool // the key must not exist
 }
 
-// conditionsOf returns what selectors require together. It is not ok if one of them
-// selects nothing.
+// conditionsOf returns the joint requirements of selectors. It is not ok if one of them selects
+// nothing.
 func conditionsOf(selectors ...labels.Selector) (out conditions, ok bool) {
 	out = conditions{}
 	for _, s := range selectors {
@@ -62,7 +61,7 @@ func (c conditions) require(r labels.Requirement) {
 	}
 }
 
-// merge adds what others require.
+// merge adds the requirements of others.
 func (c conditions) merge(others conditions) {
 	for key, o := range others {
 		on := c[key]
@@ -81,7 +80,7 @@ func (c conditions) merge(others conditions) {
 	}
 }
 
-// matches reports whether labels meet all conditions.
+// matches reports whether labels fulfil all conditions.
 func (c conditions) matches(set map[string]string) bool {
 	for key, on := range c {
 		value, has := set[key]
@@ -98,7 +97,7 @@ func (c *condition) allows(value string) bool {
 
 func (c *condition) allowsAbsence() bool { return !c.present && c.in == nil }
 
-// satisfy returns a value that is allowed, or reports that the key must be absent.
+// satisfy returns an allowed value, or reports that the key must be absent.
 func (c *condition) satisfy() (value string, present, ok bool) {
 	switch {
 	case c.absent:
@@ -118,11 +117,11 @@ func (c *condition) satisfy() (value string, present, ok bool) {
 	}
 }
 
-// example is a value that nobody named, as far as that can be.
+// example returns a value that selectors are unlikely to contain.
 func example(i int) string { return fmt.Sprintf("example-%d", i) }
 
-// satisfy returns labels that meet all conditions. Conditions on different keys do not
-// affect each other.
+// satisfy returns labels that fulfil all conditions. Conditions on different keys are
+// independent.
 func (c conditions) satisfy() (example labels.Set, ok bool) {
 	example = labels.Set{}
 	for key, on := range c {
@@ -137,7 +136,7 @@ func (c conditions) satisfy() (example labels.Set, ok bool) {
 	return example, true
 }
 
-// sharedKeys are the label keys that both have conditions on, sorted.
+// sharedKeys returns the label keys with conditions of both, sorted.
 func sharedKeys(a, b conditions) (shared []string) {
 	for key := range a {
 		if b[key] != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
-// permitted says which setting of the administrator a configuration exceeds. The mesh's
-// namespace is that of the settings.
+// permitted returns a message if a configuration exceeds a setting of the administrator. The
+// settings are in the mesh's namespace.
 func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace string) string {
 	exceeds := func(setting, format string, args ...any) string {
 		return fmt.Sprintf(format, args...) + fmt.Sprintf(": %s of ConfigMap %s/%s excludes it; ask the administrator of the mesh", setting, meshNamespace, platform.ConfigMap)
@@ -38,7 +38,7 @@ func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace s
 	return ""
 }
 
-// namespacesOf are those that a selector requires objects to be of, by their label.
+// namespacesOf returns the namespaces that a selector requires by label.
 func namespacesOf(s *metav1.LabelSelector) (out []string) {
 	if s == nil {
 		return nil

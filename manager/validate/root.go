@@ -12,7 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
-// root finds what is wrong with a configuration that derives shards.
+// root returns the errors of a configuration with spec.root.
 func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	errs := layout.Validate(c.Spec.Root, path)
 	errs = append(errs, limits(c, c.Spec.Root.ResourceSelector, path.Child("resourceSelector"))...)
@@ -29,8 +29,8 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// updateRoot finds what an update of a root may not change: who holds what is
-// known by the names of shards, the pods and the keys.
+// updateRoot returns the errors of an update. Names of shards, pods and the kind of key must not
+// change, because the recorded owners of keys depend on them.
 func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec", "root")
@@ -47,8 +47,7 @@ func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
 	return errs
 }
 
-// rooted finds another configuration in the way of a root, or a root in the way of
-// another configuration: names, locks or pods of both.
+// rooted finds a conflict between a root and another configuration in names, workloads or pods.
 func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
 	if named(c, c) != "" {
 		return fmt.Sprintf("metadata.name: a shard of ShardingConfig %s would have its name: choose another name", c.Name)
@@ -80,7 +79,7 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 	return ""
 }
 
-// named says that a shard of a root would have the name of another object.
+// named returns a message if a shard of a root would have the name of another object.
 func named(r, o *v1alpha1.ShardingConfig) string {
 	if r.Spec.Root == nil || o.Labels[v1alpha1.RootLabel] == r.Name {
 		return ""
@@ -93,15 +92,15 @@ func named(r, o *v1alpha1.ShardingConfig) string {
 	return ""
 }
 
-// chosen reports whether a pod is of a root's workload and selected by a shard that
-// somebody wrote; nil conditions select none.
+// chosen reports whether a pod belongs to a root's workload and a hand-written shard selects it.
+// Conditions that are nil select none.
 func chosen(r *v1alpha1.ShardingConfig, p *corev1.Pod, selected conditions) bool {
 	return r.Spec.Root != nil && selected != nil && layout.Selects(r.Spec.Root, p) && selected.matches(p.Labels)
 }
 
-// meddling says that what only the manager may write was to be written: a derived
-// shard, or its mark. Finalizers, and what else does not mean anything to the
-// mesh, are anybody's. old is nil for what is created.
+// meddling returns a message if a user changes a derived shard or its label, which only the
+// manager may write. Users may change finalizers and other fields without a meaning to the
+// mesh. old is nil for a new object.
 func meddling(old, c *v1alpha1.ShardingConfig) string {
 	if old == nil {
 		if !compile.Derived(c) {

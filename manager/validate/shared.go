@@ -10,7 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// sharedObjects finds what is wrong with objects that every shard reads.
+// sharedObjects returns the errors of the objects that every shard reads.
 func sharedObjects(in []v1alpha1.SharedObjects, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, o := range in {
@@ -28,7 +28,7 @@ func sharedObjects(in []v1alpha1.SharedObjects, at *field.Path) field.ErrorList 
 	return errs
 }
 
-// objectNames finds what cannot be the name of an object.
+// objectNames returns errors for texts that cannot be names of objects.
 func objectNames(values []string, at *field.Path, check func(string) []string) field.ErrorList {
 	var errs field.ErrorList
 	for i, v := range values {
@@ -46,7 +46,7 @@ func objectNames(values []string, at *field.Path, check func(string) []string) f
 	return errs
 }
 
-// apiGroup returns what is wrong with the name of an API group; empty if nothing is.
+// apiGroup returns the error of the name of an API group; empty if it is valid.
 func apiGroup(v string) string {
 	if v == "" || v == "*" { // the core group, or all
 		return ""
@@ -54,7 +54,7 @@ func apiGroup(v string) string {
 	return strings.Join(validation.IsDNS1123Subdomain(v), "; ")
 }
 
-// resourceName returns what is wrong with the plural name of a resource.
+// resourceName returns the error of the plural name of a resource; empty if it is valid.
 func resourceName(v string) string {
 	if base, _, sub := strings.Cut(v, "/"); sub {
 		return "subresources follow their resource: write " + base

@@ -66,8 +66,8 @@ func review[T client.Object](req admission.Request, o T, kind string, problems f
 	return admission.Allowed("").WithWarnings(warnings(o)...)
 }
 
-// trusting tells, when asked, whether any of the selected pods trusts the egress CA.
-// What cannot be read is not warned of.
+// trusting returns a function that reports whether any of the selected pods trusts the egress
+// CA. It reports true if the pods cannot be read, so that there is no warning.
 func trusting(ctx context.Context, reader client.Reader, namespace string, s *metav1.LabelSelector) func() bool {
 	return func() bool {
 		selector, err := metav1.LabelSelectorAsSelector(s)
@@ -83,7 +83,7 @@ func trusting(ctx context.Context, reader client.Reader, namespace string, s *me
 	}
 }
 
-// Breaker finds what is wrong with a CircuitBreaker beyond what its schema says.
+// Breaker returns the errors of a CircuitBreaker that its schema does not find.
 func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := podSelector(c.Spec.Selector, spec.Child("selector"))
@@ -101,7 +101,7 @@ func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
 	return append(errs, compile.BreakerProblems(c)...)
 }
 
-// Injection is the same of a FaultInjection.
+// Injection returns the errors of a FaultInjection that its schema does not find.
 func Injection(f *v1alpha1.FaultInjection) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := podSelector(f.Spec.Selector, spec.Child("selector"))
@@ -125,7 +125,7 @@ func podSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	return selector(s, path)
 }
 
-// ruleName is told in answers, logs and metrics.
+// ruleName returns the errors of a rule's name, which responses, logs and metrics contain.
 func ruleName(name string, path *field.Path) field.ErrorList {
 	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return field.ErrorList{field.Invalid(path.Child("name"), name, "must be printable text")}
@@ -133,8 +133,8 @@ func ruleName(name string, path *field.Path) field.ErrorList {
 	return nil
 }
 
-// resourceNames judges what a schema cannot: "*" beside names is what the
-// ancestors' users write, and means all.
+// resourceNames returns the errors that a schema cannot find. "*" beside names means all, as in
+// the APIs that this one descends from.
 func resourceNames(at *field.Path, groups, namespaces, names []string) (errs field.ErrorList) {
 	each := func(child string, values []string, problems func(string) []string) {
 		for i, v := range values {
@@ -162,15 +162,15 @@ func resourceNames(at *field.Path, groups, namespaces, names []string) (errs fie
 	return errs
 }
 
-const seenOnly = `requests in https are seen only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
+const seenOnly = `https requests are decrypted only in pods created with the annotation ` + v1alpha1.TrustEgressAnnotation + `: "true", and no pod that is selected has it`
 
-const connectUnmatched = "the method CONNECT matches nothing that is seen: CONNECT is decided by the host that it asks for, and rules with methods are about the requests in its tunnel; without methods, a rule is about both"
+const connectUnmatched = "the method CONNECT matches nothing: rules for a host apply to CONNECT, and rules with methods apply to the requests in its tunnel; a rule without methods applies to both"
 
-// connects reports whether requests are asked for by the method CONNECT.
+// connects reports whether a match names the method CONNECT.
 func connects(m *meshv1.HttpMatch) bool { return slices.Contains(m.GetMethods(), http.MethodConnect) }
 
-// clusterScoped are resources that all know to be in no namespace. Requests for a
-// namespace count as ones in it.
+// clusterScoped are well-known resources without a namespace. Requests for a namespace count as
+// requests in it.
 var clusterScoped = map[string]bool{
 	"nodes": true, "persistentvolumes": true, "clusterroles": true, "clusterrolebindings": true, "customresourcedefinitions": true,
 	"storageclasses": true, "priorityclasses": true, "ingressclasses": true, "runtimeclasses": true, "csidrivers": true, "csinodes": true,
@@ -178,13 +178,14 @@ var clusterScoped = map[string]bool{
 	"validatingwebhookconfigurations": true, "mutatingwebhookconfigurations": true,
 }
 
-// custom reports whether a group may have resources of any name: it is not Kubernetes' own.
+// custom reports whether a group is not one of Kubernetes' own, so that its resources may have
+// any name.
 func custom(group string) bool {
 	return strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
 }
 
-// ofResources reports whether all that a path matches are resources: what is below
-// /api/VERSION and /apis/GROUP/VERSION.
+// ofResources reports whether a path matches only resources: paths below /api/VERSION and
+// /apis/GROUP/VERSION.
 func ofResources(path string) bool {
 	path, prefix := strings.CutSuffix(path, "*")
 	if !prefix {
@@ -201,24 +202,24 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	if len(c.Spec.RateLimitings)+len(c.Spec.TrafficInterceptRules) == 0 {
 		out = append(out, "this has no effect: it has neither spec.rateLimitings nor spec.trafficInterceptRules")
 	}
-	told := compile.ToldBreaker(c)
+	rendered := compile.RenderBreaker(c)
 	var matches []*meshv1.HttpMatch
-	for _, r := range told.Rules {
+	for _, r := range rendered.Rules {
 		matches = append(matches, r.Http...)
 	}
-	for _, r := range told.Intercepts {
+	for _, r := range rendered.Intercepts {
 		matches = append(matches, r.Http...)
 	}
 	if slices.ContainsFunc(matches, connects) {
 		out = append(out, connectUnmatched)
 	}
-	if rules.Hidden(told) && !trusting() {
+	if rules.Hidden(rendered) && !trusting() {
 		out = append(out, seenOnly+": paths, methods and user agents match nothing there, limits count connections, and trip.slowPercent sees none")
 	}
 	redirected := []int32{80, 443}
 	if e := c.Spec.Egress; e != nil {
-		if len(matches)+len(told.Intercepts) == 0 {
-			out = append(out, "spec.egress has no effect: it is about what restRules and trafficInterceptRules are about, and there are none")
+		if len(matches)+len(rendered.Intercepts) == 0 {
+			out = append(out, "spec.egress has no effect: it applies to restRules and trafficInterceptRules, and there are none")
 		}
 		out = append(out, portWarnings(e.Ports)...)
 		if len(e.Ports) > 0 {
@@ -228,7 +229,7 @@ func breakerWarnings(c *v1alpha1.CircuitBreaker, trusting func() bool) (out []st
 	return append(out, unseenPorts(matches, redirected)...)
 }
 
-// limitWarnings are of a rule that does less than it seems to.
+// limitWarnings returns warnings about a rule that does less than it seems to.
 func limitWarnings(at string, l v1alpha1.Limiting) (out []string) {
 	for j, m := range l.ResourceRules {
 		at := fmt.Sprintf("%s.resourceRules[%d]", at, j)
@@ -244,7 +245,7 @@ func limitWarnings(at string, l v1alpha1.Limiting) (out []string) {
 	}
 	out = append(out, pathWarnings(at, "resourceRules", l.NonResourceRules)...)
 	if l.Scope == v1alpha1.LimitScopeWorkload && l.Bucket == nil && l.MaxInFlight == nil {
-		out = append(out, at+".scope Workload has no effect: bucket and maxInFlight are shared alone, and each pod counts failures by itself")
+		out = append(out, at+".scope Workload has no effect: only bucket and maxInFlight are shared, and each pod counts its own failures")
 	}
 	opens := (l.TriggerPolicy == "" || l.TriggerPolicy == v1alpha1.TriggerNormal) && (l.Bucket != nil || l.Trip != nil)
 	if l.RecoverPolicy != nil && !opens {
@@ -253,7 +254,7 @@ func limitWarnings(at string, l v1alpha1.Limiting) (out []string) {
 	return out
 }
 
-// unseenPorts are of ports that rules name and that are not redirected.
+// unseenPorts returns warnings about ports in rules that are not redirected.
 func unseenPorts(matches []*meshv1.HttpMatch, redirected []int32) (out []string) {
 	ports := map[int32]bool{}
 	for _, m := range matches {
@@ -264,12 +265,12 @@ func unseenPorts(matches []*meshv1.HttpMatch, redirected []int32) (out []string)
 		delete(ports, p)
 	}
 	for _, p := range slices.Sorted(maps.Keys(ports)) {
-		out = append(out, fmt.Sprintf("a rule is about port %d, which is not redirected, so that nothing is seen of it: list it, and all others that matter, in spec.egress.ports", p))
+		out = append(out, fmt.Sprintf("a rule is about port %d, which is not redirected, so that the rule has no effect on it: list all ports in spec.egress.ports", p))
 	}
 	return out
 }
 
-// resourceWarnings are of an entry that matches less than it seems to.
+// resourceWarnings returns warnings about an entry that matches less than it seems to.
 func resourceWarnings(at string, groups, resources, verbs, names []string) (out []string) {
 	has := func(list []string, v string) bool {
 		return len(list) == 0 || slices.Contains(list, "*") || slices.Contains(list, v)
@@ -281,12 +282,12 @@ func resourceWarnings(at string, groups, resources, verbs, names []string) (out 
 			out = append(out, at+" does not match requests for single leases: locks are exempt unless names has theirs")
 		}
 	} else if slices.Equal(verbs, []string{"create"}) && slices.ContainsFunc(resources, func(r string) bool { return r != "*" && r != "leases" && !strings.Contains(r, "/") }) {
-		out = append(out, at+" does not match what is created, for its name is in the body: leave names out, unless it is a shard's lock")
+		out = append(out, at+" does not match creates, because the name is in the body: leave names out, unless it is a shard's lock")
 	}
 	return out
 }
 
-// pathWarnings are of paths that are of resources; instead is the field for those.
+// pathWarnings returns warnings about paths of resources; instead is the field for resources.
 func pathWarnings(at, instead string, rules []v1alpha1.NonResourceRule) (out []string) {
 	for i, m := range rules {
 		for _, path := range m.NonResourceURLs {
@@ -298,7 +299,7 @@ func pathWarnings(at, instead string, rules []v1alpha1.NonResourceRule) (out []s
 	return out
 }
 
-// dead reports whether a schedule has no day in any year.
+// dead reports whether a schedule contains no day of any year.
 func dead(e *v1alpha1.EffectiveTimeRange) bool {
 	days := []int{31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
 	return len(e.DaysOfMonth) > 0 && len(e.Months) > 0 && !slices.ContainsFunc(e.Months, func(m int) bool {
@@ -306,7 +307,7 @@ func dead(e *v1alpha1.EffectiveTimeRange) bool {
 	})
 }
 
-// idle reports whether a delay is of no time.
+// idle reports whether a delay is zero.
 func idle(d *v1alpha1.FaultDelay) bool {
 	if d == nil {
 		return false
@@ -317,7 +318,7 @@ func idle(d *v1alpha1.FaultDelay) bool {
 
 func portWarnings(ports []int32) (out []string) {
 	if slices.Contains(ports, 53) {
-		out = append(out, "spec.egress.ports has 53: names are asked for by UDP, which is refused to the ports listed, so that the pods will find no host")
+		out = append(out, "spec.egress.ports has 53: DNS uses UDP, which is refused to the listed ports, so that the pods cannot resolve names")
 	}
 	return out
 }
@@ -338,23 +339,23 @@ func injectionWarnings(f *v1alpha1.FaultInjection, trusting func() bool) (out []
 			otherHosts = otherHosts || len(r.Match.HTTPMatch) > 0
 		}
 	}
-	told := compile.ToldFaults(f)
-	if slices.ContainsFunc(told, func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.Http, connects) }) {
+	rendered := compile.RenderFaults(f)
+	if slices.ContainsFunc(rendered, func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.Http, connects) }) {
 		out = append(out, connectUnmatched)
 	}
-	if rules.HiddenOfFaults(told) && !trusting() {
-		out = append(out, seenOnly+": paths, methods and headers match nothing there, abort refuses connections, and what harms answers harms all that a server sends")
+	if rules.HiddenOfFaults(rendered) && !trusting() {
+		out = append(out, seenOnly+": paths, methods and headers match nothing there, abort refuses connections, and faults in responses affect everything that a server sends")
 	}
 	if e := f.Spec.Egress; e != nil {
 		if !otherHosts {
-			out = append(out, "spec.egress has no effect: it is about what httpMatch is about, and no rule has any")
+			out = append(out, "spec.egress has no effect: it applies to httpMatch, and no rule has it")
 		}
 		out = append(out, portWarnings(e.Ports)...)
 	}
 	return out
 }
 
-// faultWarnings are of faults that have no effect.
+// faultWarnings returns warnings about faults without effect.
 func faultWarnings(at string, r v1alpha1.HTTPFaultInjection) (out []string) {
 	if r.Watch != nil && !about(r.Match, "watch") {
 		out = append(out, at+".watch has no effect: match.resources has no entry with the verb watch")
@@ -374,14 +375,14 @@ func faultWarnings(at string, r v1alpha1.HTTPFaultInjection) (out []string) {
 	return out
 }
 
-// about reports whether requests with a verb match.
+// about reports whether a match includes requests with a verb.
 func about(m *v1alpha1.FaultMatch, verb string) bool {
 	return m == nil || len(m.Resources)+len(m.NonResourceRules)+len(m.HTTPMatch) == 0 || slices.ContainsFunc(m.Resources, func(m v1alpha1.FaultResourceMatch) bool {
 		return len(m.Verbs) == 0 || slices.Contains(m.Verbs, "*") || slices.Contains(m.Verbs, verb)
 	})
 }
 
-// matchWarnings are of entries that match less than they seem to.
+// matchWarnings returns warnings about entries that match less than they seem to.
 func matchWarnings(at string, match *v1alpha1.FaultMatch) (out []string) {
 	for j, m := range match.Resources {
 		out = append(out, resourceWarnings(fmt.Sprintf("%s.resources[%d]", at, j), m.APIGroups, m.Resources, m.Verbs, m.Names)...)

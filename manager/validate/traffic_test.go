@@ -86,8 +86,8 @@ func enforced(t require.TestingT, rules compile.Rules, sound bool) {
 			require.Empty(t, i.Problems)
 		}
 	}
-	told := r.Policies["1"].Traffic
-	for _, b := range told.GetBreakers() {
+	rendered := r.Policies["1"].Traffic
+	for _, b := range rendered.GetBreakers() {
 		for _, i := range b.Intercepts {
 			for _, m := range i.Http {
 				_, err := match.NewURL(m)
@@ -95,9 +95,9 @@ func enforced(t require.TestingT, rules compile.Rules, sound bool) {
 			}
 		}
 	}
-	_, err := limit.Compile(told, limit.NewStore(), time.Now())
+	_, err := limit.Compile(rendered, limit.NewStore(), time.Now())
 	require.NoError(t, err)
-	_, err = fault.Compile(told, fault.NewStore("1"), time.Now())
+	_, err = fault.Compile(rendered, fault.NewStore("1"), time.Now())
 	require.NoError(t, err)
 }
 

@@ -30,13 +30,13 @@ const kind = "shardingconfig" // in metrics
 
 // Webhook is the admission of ShardingConfigs.
 type Webhook struct {
-	// Reader reads without a cache: what was created a moment ago counts.
+	// Reader reads without a cache, so that new objects count.
 	Reader client.Reader
-	// Manager is the manager's user name: the one that may write derived shards.
+	// Manager is the manager's user name. Only this user may write derived shards.
 	Manager string
 	// Namespace of the mesh.
 	Namespace string
-	// Settings returns the administrator's.
+	// Settings returns the administrator's settings.
 	Settings func() *platform.Settings
 }
 
@@ -60,9 +60,9 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		}
 	}
 	if c.DeletionTimestamp != nil || compile.Derived(c) {
-		return admission.Allowed("") // let finalizers go; a derived shard is as good as its root
+		return admission.Allowed("") // so that finalizers can be removed; a derived shard is as valid as its root
 	}
-	if refused := w.wrong(ctx, old, c); refused != nil {
+	if refused := w.check(ctx, old, c); refused != nil {
 		return *refused
 	}
 	allowed := admission.Allowed("")
@@ -72,8 +72,8 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	return allowed
 }
 
-// wrong refuses a configuration by itself, by the settings, and by the others there are.
-func (w *Webhook) wrong(ctx context.Context, old, c *v1alpha1.ShardingConfig) *admission.Response {
+// check refuses a configuration that is invalid, exceeds the settings, or conflicts with others.
+func (w *Webhook) check(ctx context.Context, old, c *v1alpha1.ShardingConfig) *admission.Response {
 	errs := Config(c)
 	if old != nil {
 		errs = append(errs, Update(old, c)...)
@@ -81,7 +81,7 @@ func (w *Webhook) wrong(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 	if len(errs) > 0 {
 		return new(refuse(kind, "Invalid", errs.ToAggregate().Error()))
 	}
-	// One that exceeds settings which are newer can be labelled, and finalizers go.
+	// A configuration that exceeds newer settings can still be labelled, and deleted.
 	if old == nil || !equality.Semantic.DeepEqual(old.Spec, c.Spec) {
 		if msg := permitted(c, w.Settings(), w.Namespace); msg != "" {
 			return new(refuse(kind, "Platform", msg))
@@ -90,7 +90,7 @@ func (w *Webhook) wrong(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 	return w.among(ctx, old, c)
 }
 
-// among refuses a configuration that does not go with the others of its namespace.
+// among refuses a configuration that conflicts with others of its namespace.
 func (w *Webhook) among(ctx context.Context, old, c *v1alpha1.ShardingConfig) *admission.Response {
 	var all v1alpha1.ShardingConfigList
 	if err := w.Reader.List(ctx, &all, client.InNamespace(c.Namespace)); err != nil {
@@ -100,13 +100,13 @@ func (w *Webhook) among(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 	if msg := sameLock(c, others); msg != "" {
 		return new(refuse(kind, "LockCollision", msg))
 	}
-	// What overlapped before can be fixed step by step.
+	// Existing overlaps can be fixed step by step.
 	msg, err := newly(old, c, func(c *v1alpha1.ShardingConfig) (string, error) { return divided(ctx, c, others) })
 	if refused := compared("TwoOwners", msg, err); refused != nil {
 		return refused
 	}
 	if old != nil && old.Spec.Root == nil && old.Spec.Selector != nil {
-		return nil // it selects what it did
+		return nil // the selector cannot change
 	}
 	var pods corev1.PodList
 	if err := w.Reader.List(ctx, &pods, client.InNamespace(c.Namespace), client.MatchingLabels{v1alpha1.EnableProxyLabel: "true"}); err != nil {
@@ -119,7 +119,7 @@ func (w *Webhook) among(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 	return compared("Overlap", msg, err)
 }
 
-// compared is the answer to what a comparison found; nil if that is nothing.
+// compared returns the refusal for the result of a comparison; nil if it found nothing.
 func compared(reason, msg string, err error) *admission.Response {
 	switch {
 	case err != nil:
@@ -130,7 +130,7 @@ func compared(reason, msg string, err error) *admission.Response {
 	return nil
 }
 
-// newly returns what a check finds, unless it finds something of the old object, too.
+// newly returns what a check finds, unless the check finds something in the old object too.
 func newly(old, c *v1alpha1.ShardingConfig, check func(*v1alpha1.ShardingConfig) (string, error)) (string, error) {
 	msg, err := check(c)
 	if msg == "" || err != nil || old == nil {
@@ -147,7 +147,7 @@ func refuse(kind, reason, msg string) admission.Response {
 	return admission.Denied(msg)
 }
 
-// sameLock finds another shard that would hold its lock under the same name.
+// sameLock finds another shard whose lock would have the same name.
 func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
 	mine := locks(c)
 	for _, o := range others {
@@ -156,7 +156,7 @@ func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) stri
 		}
 		for _, name := range locks(&o) {
 			if slices.Contains(mine, name) {
-				return fmt.Sprintf("%s: the lock would be held as %s, the name under which ShardingConfig %s holds its own: give this object another name",
+				return fmt.Sprintf("%s: the shard lock would be %s, which is also the lock of ShardingConfig %s: give this object another name",
 					field.NewPath("spec", "controller", "leaderElectionName"), name, o.Name)
 			}
 		}
@@ -164,7 +164,7 @@ func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) stri
 	return ""
 }
 
-// locks are the names under which the shards of a configuration hold theirs.
+// locks returns the names of the shard locks of a configuration.
 func locks(c *v1alpha1.ShardingConfig) (names []string) {
 	shards := []string{c.Name}
 	if c.Spec.Root != nil {
@@ -181,9 +181,9 @@ func locks(c *v1alpha1.ShardingConfig) (names []string) {
 	return names
 }
 
-// overlapping finds another shard that selects a pod which this one selects:
-// one that runs, or one that might, judging by a label key that both speak of.
-// Selectors without a common key are let pass until a pod matches both.
+// overlapping finds another shard that selects a pod which this one selects. The pod exists, or
+// could exist because both selectors have a label key in common. Selectors without a common key
+// are allowed until a pod matches both.
 func overlapping(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) (string, error) {
 	mine, ok := members(c)
 	if !ok {
@@ -218,7 +218,7 @@ func overlapping(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alp
 	return "", nil
 }
 
-// members are the conditions on pods of a configuration that names them itself.
+// members returns the conditions on the pods of a hand-written configuration.
 func members(c *v1alpha1.ShardingConfig) (conditions, bool) {
 	selector, _ := compile.Members(c)
 	if selector == nil {

@@ -147,7 +147,7 @@ func TestWrongPodsAreRefused(t *testing.T) {
 		}, "remove hostNetwork from the pod template, or the label " + meshv1alpha1.EnableProxyLabel},
 		{"unknown capture mode", func(p *corev1.Pod) {
 			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: "sidecar"}
-		}, `"sidecar" is no way of capture: write ebpf, iptables or address`},
+		}, `"sidecar" is no capture mode: write ebpf, iptables or address`},
 		{"kubeconfig with a relative path", func(p *corev1.Pod) {
 			p.Annotations = map[string]string{meshv1alpha1.CaptureAnnotation: meshv1alpha1.CaptureAddress}
 			p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--kubeconfig=config")

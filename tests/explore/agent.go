@@ -26,7 +26,7 @@ func (x *explorer) push(w *world, state int32) {
 
 // member is the policy of a member. It requires what is only read of the member.
 func (x *explorer) member(info *info, i int, shard uint8) policy {
-	m := policy{serial: info.serial[shard], keys: info.told[shard]}
+	m := policy{serial: info.serial[shard], keys: info.sent[shard]}
 	if x.alone() && !info.confirmed[i] && !info.rolledBack && !x.Flaws.NothingRequired {
 		m.required = info.members[i]
 	}

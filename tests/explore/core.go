@@ -29,7 +29,7 @@ type call struct {
 
 // info is what worlds need to know of a State.
 type info struct {
-	held, told [shards]uint8
+	held, sent [shards]uint8
 	serial     [shards]int8
 	members    [slots]int8 // serials
 	confirmed  [slots]bool // members
@@ -179,7 +179,7 @@ func (c *core) number(s handover.State) int32 {
 	var key strings.Builder
 	for i := range shards {
 		shard, ok := s.Shards[shardName(i)]
-		in.held[i], in.told[i], in.serial[i] = mask(shard.Held), mask(shard.Told()), int8(shard.Serial)
+		in.held[i], in.sent[i], in.serial[i] = mask(shard.Held), mask(shard.Sent()), int8(shard.Serial)
 		in.settled = in.settled && shard.Held.Equal(shard.Target)
 		for j := range i {
 			in.disjoint = in.disjoint && in.held[i]&in.held[j] == 0

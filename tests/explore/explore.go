@@ -1,20 +1,18 @@
-// Package explore walks every interleaving of a small world in which keys are
-// handed over, and says where two pods of different shards may act on one key, or
-// where a handover would not end.
+// Package explore is a model checker for handovers. It visits every interleaving of a small
+// world, and reports states in which two pods of different shards may act on one key, or in
+// which a handover would not end.
 //
-// The world is three ranges and three shards, whose pods have agents that keep
-// policies on disk; two managers that both take themselves for the leader, and
-// store the State by compare and swap; and a network that loses, repeats, reorders
-// and delays all that is said. Agents crash and come back with what they saved,
-// pods vanish and run on, and are made anew.
+// A world has three ranges of keys and three shards. The agents of their pods keep policies on
+// disk. Two managers both believe that they lead, and store the State by compare and swap. The
+// network loses, repeats, reorders and delays messages. Agents crash and restart with what they
+// saved. Pods are deleted and run on, and are created again.
 //
-// In other worlds there is one manager after another, etcd is restored from a backup, and
-// pods outside the mesh contend for the operator's lock, or lead by a lock that the restored
-// etcd gives to the mesh. An agent that is silent is one of which nothing is heard: that is
-// part of every world.
+// In other worlds managers follow each other, etcd is restored from a backup, and pods outside
+// the mesh contend for the operator's lock, or lead by a lock that the restored etcd assigns to
+// the mesh. In every world an agent may be silent, because messages may never arrive.
 //
-// handover.Step is the real one. Agents, and the lock, are models of what package handover
-// demands of them.
+// handover.Step is the real one. Agents and the lock are models of what package handover requires
+// of them.
 package explore
 
 import (
@@ -26,58 +24,61 @@ import (
 
 // Options bound a world.
 type Options struct {
-	// Members are the pods of each shard at first. At most 4 in all.
+	// Members are the numbers of pods of each shard at first, at most 4 in total.
 	Members [shards]int
-	// Wants are what shards may be wanted to hold, the first at first: for each shard
-	// a set of ranges, as bits.
+	// Wants are the scopes that shards may be wanted to own, beginning with the first: for each
+	// shard a set of ranges, as bits.
 	Wants [][shards]uint8
-	// Changes is how often what is wanted changes.
+	// Changes is how often the wanted scopes change.
 	Changes uint8
-	// Failures is how often an agent crashes, a pod vanishes, or an agent takes a
-	// refusal that is out of date.
+	// Failures is how often an agent crashes, a pod is deleted by force, or an agent applies an
+	// outdated refusal.
 	Failures uint8
-	// Vanish is how often a pod vanishes in a world with Restores; else it is a failure.
+	// Vanish is how often a pod is deleted by force in a world with Restores. In other worlds that
+	// counts as a failure.
 	Vanish uint8
-	// Restores is how often a backup of etcd is restored, which is taken at any moment.
+	// Restores is how often a backup of etcd is restored. It may be taken at any moment.
 	Restores uint8
-	// Outside: pods outside the mesh contend for the operator's lock.
+	// Outside reports whether pods outside the mesh contend for the operator's lock.
 	Outside bool
-	// Flaws are to be found out. None for the real thing.
+	// Flaws are mistakes that the exploration must find. The real protocol has none.
 	Flaws Flaws
 	// Most is the number of states after which to give up; 0 for no limit.
 	Most int
 }
 
-// Flaws are mistakes that one could make.
+// Flaws are variants of the protocol without one of its rules. It is a table of switches, one for
+// each rule, so it may have more fields than other structs.
 type Flaws struct {
-	EarlyGrant   bool // one member's word is taken for that of all
+	EarlyGrant   bool // the confirmation of one member counts for all
 	NoFloor      bool // agents accept older serials
 	UnbarredGone bool // agents accept, after a refusal, the serial that it bars
-	EarlyAck     bool // agents acknowledge before they have saved
-	UndrainedAck bool // agents acknowledge before writes under way have ended
-	SerialReset  bool // a manager that takes over counts from the start
-	BlindWrite   bool // the State is written without being compared
-	GoneUnproven bool // a pod whose object is gone is taken to run no more
-	GoneEarly    bool // a pod is taken to be gone while what it asked for may take effect
-	// ForgottenWrites: an agent does not wait for what the one before it let through.
+	EarlyAck     bool // agents acknowledge before they have saved the policy
+	UndrainedAck bool // agents acknowledge before writes in flight have ended
+	SerialReset  bool // a new leader starts serials anew
+	BlindWrite   bool // the State is written without a comparison
+	GoneUnproven bool // a pod whose object was deleted counts as exited
+	GoneEarly    bool // a pod counts as exited while its writes may take effect
+	// ForgottenWrites: an agent does not wait for the writes that its predecessor forwarded.
 	ForgottenWrites bool
-	SerialAlone     bool // an acknowledgement counts by its serial, of whichever policy
-	Trusting        bool // a State that is read is taken for true
-	Undetected      bool // a serial beyond the State's is taken for the State's
-	// StrangersIgnored: keys are granted whatever pods do that the State does not know.
+	SerialAlone     bool // an ack counts by its serial alone, for any policy
+	Trusting        bool // a State that was read counts as confirmed
+	Undetected      bool // a serial above the State's counts as the State's
+	// StrangersIgnored: keys are granted although pods that the State does not know may act.
 	StrangersIgnored bool
-	// NothingRequired: an agent applies the policy of a member that it knows nothing of.
+	// NothingRequired: an agent applies the policy of a member of which it has no record.
 	NothingRequired bool
-	// RemovedIgnored: keys are granted whatever pods do whose object the restored etcd lacks.
+	// RemovedIgnored: keys are granted although pods without an object in the restored etcd may
+	// act.
 	RemovedIgnored bool
-	LockByName     bool // a lock that bears the mesh's name is taken to be acquired
+	LockByName     bool // a lock in the mesh's name counts as acquired
 	LockIgnored    bool // keys are granted though a pod outside the mesh may hold the lock
 }
 
-// Report is what was seen.
+// Report is the result of an exploration.
 type Report struct {
 	States int // explored
-	// Violation says what went wrong, after which steps; empty if nothing did.
+	// Violation describes the first violation and the steps to it; empty if there is none.
 	Violation string
 }
 

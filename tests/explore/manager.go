@@ -91,7 +91,7 @@ func (x *explorer) hear(w world, read int32, j int, write func(state int32, what
 	for s, keys := range p.acks {
 		switch serial := int(info.serial[p.shard]); {
 		case keys == 0:
-		case s == serial && keys&(1<<info.told[p.shard]) != 0:
+		case s == serial && keys&(1<<info.sent[p.shard]) != 0:
 			write(x.core.applied(read, j, s), "applied: pod, serial", s)
 		case x.Flaws.SerialAlone:
 			write(x.core.applied(read, j, min(s, serial)), "applied: pod, serial", s)

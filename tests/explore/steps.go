@@ -166,7 +166,7 @@ func (x *explorer) answer(state int32, i int, p *pod) int32 {
 	if x.barred(info, i, *p) {
 		return x.core.barred(state, i, int(p.floor.had()))
 	}
-	m := policy{serial: info.serial[p.shard], keys: info.told[p.shard]}
+	m := policy{serial: info.serial[p.shard], keys: info.sent[p.shard]}
 	if !p.object || x.forgotten(info, i, *p) {
 		m = policy{serial: m.serial, refuse: true}
 	}

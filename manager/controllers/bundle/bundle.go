@@ -71,9 +71,9 @@ func (r *Controller) Spec() controllers.Spec {
 	}
 }
 
-// Reconcile keeps the bundles right wherever pods use them, or will by a
-// configuration. Admission writes none: anybody who reaches its port could make it.
-// Those that nobody uses any more stay: a pod may be on its way in.
+// Reconcile writes the bundles of namespaces whose pods use them, or will by a configuration.
+// Admission writes none, because any client could reach its port. Unused bundles stay, because
+// a pod may be being admitted.
 func (r *Controller) Reconcile(ctx context.Context) error {
 	c := r.State.Compiled.Load()
 	if c == nil {
@@ -85,7 +85,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b need) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	}) {
-		// A namespace that goes lets nobody in any more.
+		// A namespace that is being deleted admits no pods.
 		if err := r.Bundles.Ensure(ctx, n.namespace, n.name); !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			errs = append(errs, err)
 		}
@@ -93,7 +93,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// If a CA changed meanwhile, this is not it, and the next run stores that.
+	// If a CA has changed meanwhile, the next run stores it.
 	r.State.MeshBundle.Store(&mesh)
 	r.State.EgressBundle.Store(&egress)
 	return nil
@@ -110,7 +110,7 @@ type need struct{ namespace, name string }
 func needsOf(pods []*corev1.Pod, configs []*v1alpha1.ShardingConfig) map[need]bool {
 	needs := map[need]bool{}
 	for _, c := range configs {
-		// Before its first pod, whose kubelet would have to try again.
+		// Before its first pod is created, so that its kubelet need not retry.
 		needs[need{c.Namespace, inject.BundleOf(compile.Trust(c))}] = true
 	}
 	for _, p := range pods {

@@ -1,5 +1,5 @@
-// Package certificate renews the mesh's CAs and the manager's certificate, and publishes
-// what verifies them.
+// Package certificate renews the mesh's CAs and the manager's certificate, and publishes the CAs
+// that verify them.
 package certificate
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
-// followEvery is how often replicas that do not lead read what the leader wrote.
+// followEvery is how often the other replicas read what the leader wrote.
 const followEvery = 30 * time.Second
 
 // Controller maintains the Authorities.
@@ -63,7 +63,7 @@ func otherCluster(before, after *meshv1.Cluster) bool {
 	return before.GetVersion() != after.GetVersion()
 }
 
-// Reconcile renews what is due, and publishes it.
+// Reconcile renews certificates that are due, and publishes the CAs.
 func (r *Controller) Reconcile(ctx context.Context) error {
 	before, egress := r.Mesh.Bundle(), r.Egress.Bundle()
 	mesh := func(p *corev1.Pod) bool { return p.Annotations[v1alpha1.TrustAnnotation] != "" }
@@ -86,7 +86,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	return errors.Join(err, publishErr)
 }
 
-// Follow reads what the leader writes until this replica is elected.
+// Follow reloads what the leader writes until this replica is elected.
 func (r *Controller) Follow(ctx context.Context, elected <-chan struct{}) error {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
@@ -99,14 +99,13 @@ func (r *Controller) Follow(ctx context.Context, elected <-chan struct{}) error 
 		case <-tick.C:
 		}
 		if err := errors.Join(r.Load(ctx), r.Serving.Load(ctx)); err != nil && ctx.Err() == nil {
-			r.Log.Warn("certificates could not be read again", "error", err)
+			r.Log.Warn("failed to reload certificates", "error", err)
 		}
 		metrics.MeshCAExpiry.Set(float64(r.Mesh.Expiry().Unix()))
 	}
 }
 
-// trusting returns the pods that trust a CA, and when they were created; nil while they
-// are not known.
+// trusting returns the creation times of the pods that trust a CA; nil while they are unknown.
 func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Time {
 	c := r.State.Compiled.Load()
 	if c == nil {
@@ -121,7 +120,7 @@ func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Tim
 	return pods
 }
 
-// publishCA keeps the ConfigMap from which agents verify the manager.
+// publishCA maintains the ConfigMap with the CA by which agents verify the manager.
 func (r *Controller) publishCA(ctx context.Context) error {
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}}
 	_, err := controllerutil.CreateOrUpdate(ctx, r.Client, cm, func() error {

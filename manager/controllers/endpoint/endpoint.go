@@ -1,4 +1,4 @@
-// Package endpoint lets agents find the replica that leads.
+// Package endpoint publishes the address of the leader to agents.
 package endpoint
 
 import (
@@ -48,7 +48,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	case apierrors.IsNotFound(err):
 		err = c.Client.Create(ctx, want)
 	case err == nil && have.AddressType != want.AddressType:
-		// Immutable; a cluster changed its mind about its first family.
+		// Immutable: the cluster has another first IP family than before.
 		if err = c.Client.Delete(ctx, have); err == nil {
 			err = c.Client.Create(ctx, want)
 		}
@@ -57,7 +57,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		err = c.Client.Update(ctx, have)
 	}
 	if err != nil {
-		return fmt.Errorf("EndpointSlice %s/%s: %w", want.Namespace, want.Name, err)
+		return fmt.Errorf("writing EndpointSlice %s/%s: %w", want.Namespace, want.Name, err)
 	}
 	return nil
 }

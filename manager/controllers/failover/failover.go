@@ -1,5 +1,5 @@
-// Package failover frees the locks of shards whose leader is proven to have exited, so
-// that the next need not wait for the lease to run out.
+// Package failover frees the locks of shards whose leader is proven to have exited, so that the
+// next leader need not wait for the lease to expire.
 package failover
 
 import (
@@ -25,10 +25,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
-// within bounds what is done about one lock, so that others have their turn.
+// within bounds the time that is spent on one lock.
 const within = 5 * time.Second
 
-// Controller frees locks. Only Leases: other locks wait for their time.
+// Controller frees locks. It frees only Leases: other locks expire.
 type Controller struct {
 	// Client reads and writes past any cache.
 	Client client.Client
@@ -38,7 +38,7 @@ type Controller struct {
 	State    *controllers.State
 	Log      *slog.Logger
 
-	done map[write]struct{} // that nothing is left to do about
+	done map[write]struct{} // writes that are handled
 }
 
 // write is a pod's last write of a lock.
@@ -89,8 +89,7 @@ func leads(s *meshv1.Sharding, shard compile.Shard) bool {
 	return s != nil && s.GetShard() == shard.Name && !s.GetStandby() && !s.GetDryRun()
 }
 
-// named returns the lock of a policy that a pod wrote, nil if the policy does not name
-// it any more.
+// named returns the lock of a policy that a pod wrote; nil if the policy no longer names it.
 func named(s *meshv1.Sharding, dead push.Holder) *meshv1.Lock {
 	for _, l := range s.GetLocks() {
 		if l.GetNamespace() == dead.Namespace && l.GetName() == dead.Name {
@@ -114,17 +113,17 @@ func (f *Controller) succeed(ctx context.Context, shard compile.Shard, pod *core
 	return err
 }
 
-// free does to a Lease what its holder would have done on a graceful way out, unless
-// somebody wrote it after him.
+// free changes a Lease as its holder would on a graceful exit, unless another client has written
+// it since.
 func (f *Controller) free(ctx context.Context, key client.ObjectKey, dead push.Holder) (bool, error) {
-	lease := &unstructured.Unstructured{} // with what is not known here
+	lease := &unstructured.Unstructured{} // to keep unknown fields
 	lease.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("Lease"))
 	err := f.Client.Get(ctx, key, lease)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading Lease %s, whose holder has ended: %w", key, err)
+		return false, fmt.Errorf("reading Lease %s, whose holder has exited: %w", key, err)
 	}
 	spec, ok := lease.Object["spec"].(map[string]any)
 	if !ok || lease.GetResourceVersion() != dead.Version || spec["holderIdentity"] != dead.Identity {
@@ -138,19 +137,19 @@ func (f *Controller) free(ctx context.Context, key client.ObjectKey, dead push.H
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("freeing Lease %s, whose holder has ended: %w", key, err)
+		return false, fmt.Errorf("freeing Lease %s, whose holder has exited: %w", key, err)
 	}
 	return true, nil
 }
 
 func (f *Controller) report(shard compile.Shard, pod *corev1.Pod, lock string) {
 	metrics.LocksFreed.Inc()
-	f.Log.Info("a lock was freed, for its holder has ended", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock)
+	f.Log.Info("freed the lock of a holder that has exited", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock)
 	config := shard.Config
 	if config == nil {
 		config = shard.Root
 	}
 	if config != nil {
-		f.Recorder.Eventf(config, pod, corev1.EventTypeNormal, "LockFreed", "Free", "Lease %s was freed: its holder, in pod %s, has ended", lock, pod.Name)
+		f.Recorder.Eventf(config, pod, corev1.EventTypeNormal, "LockFreed", "Free", "Lease %s was freed: its holder, in pod %s, has exited", lock, pod.Name)
 	}
 }

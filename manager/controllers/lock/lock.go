@@ -25,8 +25,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
 
-// membersGone is how long a hand-written configuration must be without members for its
-// locks to be released: a pod may just be replaced.
+// membersGone is how long a hand-written configuration must have no members before its locks are
+// released: a pod may be being replaced.
 const membersGone = 30 * time.Second
 
 // Controller runs the rounds of a Keeper. Nothing else runs on its queue, so that renewals
@@ -50,7 +50,7 @@ func (r *Controller) Spec() controllers.Spec {
 	}
 }
 
-// Reconcile acquires, renews and releases what roots and hand-written configurations ask for.
+// Reconcile acquires, renews and releases the locks that configurations demand.
 func (r *Controller) Reconcile(ctx context.Context) error {
 	l := r.State.Listed.Load()
 	if l == nil {
@@ -58,12 +58,12 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	demands, ok := r.Roots.Demands()
 	if !ok {
-		return nil // whether members of roots act is not known yet
+		return nil // it is not known yet whether members of roots act
 	}
 	demands = slices.Concat(demands, r.handWrittenDemands(l, time.Now()))
 	changed, err := r.Keeper.Round(ctx, demands, func(c types.NamespacedName) bool { return r.nobodyActs(l, c) })
 	if err != nil {
-		r.Log.Warn("failed to look for locks that nobody needs", "error", err) // renewals must not wait
+		r.Log.Warn("failed to search for unneeded locks", "error", err) // renewals must not wait
 	}
 	if changed || !r.State.LocksKnown.Swap(true) {
 		r.State.Changed.Locks.Notify()
@@ -71,8 +71,8 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	return nil
 }
 
-// handWrittenDemands are what hand-written configurations ask for while they have
-// members: all locks that they name together, and each one that was discovered.
+// handWrittenDemands returns the demands of hand-written configurations while they have members:
+// all named locks together, and each discovered lock.
 func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (out []locks.Demand) {
 	emptySince := map[types.UID]time.Time{}
 	for _, c := range l.Configs {
@@ -138,13 +138,13 @@ func accountsOf(pods []*corev1.Pod, c *v1alpha1.ShardingConfig) (out []string) {
 	return out
 }
 
-// nobodyActs reports whether no pod acts for a configuration any more, which may have
-// been deleted: the agent of each pod on the mesh in its namespace has confirmed the
-// pod's present policy. l is what the configuration was looked for in.
+// nobodyActs reports whether no pod acts for a configuration any more, which may have been
+// deleted: the agents have confirmed the current policies of all pods in its namespace. l is the
+// list that was searched for the configuration.
 func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedName) bool {
 	c := r.State.Compiled.Load()
 	if c == nil || c.Listed != l {
-		return false // policies are older than that
+		return false // the policies are older than l
 	}
 	for uid, p := range c.Policies {
 		if p.GetNamespace() == config.Namespace && p.Node != "" && r.Push.Observe(p.Node, string(uid)).Version != p.GetVersion() {
@@ -154,7 +154,7 @@ func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedNa
 	return true
 }
 
-// Reviewer asks the apiserver for rights.
+// Reviewer checks permissions at the apiserver.
 type Reviewer struct{ Kube kubernetes.Interface }
 
 // MayUpdate reports whether a ServiceAccount may update a lock.
@@ -169,7 +169,7 @@ func (r Reviewer) MayUpdate(ctx context.Context, account, lock types.NamespacedN
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return false, fmt.Errorf("asking for the rights of ServiceAccount %s: %w", account, err)
+		return false, fmt.Errorf("checking the permissions of ServiceAccount %s: %w", account, err)
 	}
 	return review.Status.Allowed, nil
 }

@@ -1,4 +1,4 @@
-// Package node publishes what the nodes can do, by what their agents say.
+// Package node publishes the abilities of nodes, as their agents report them.
 package node
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
-// Controller publishes what the nodes can do.
+// Controller publishes the abilities of nodes.
 type Controller struct {
 	Client client.Client
 	// Namespace of the mesh.
@@ -46,7 +46,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	able, not := c.Push.HostNetwork()
 	metrics.HostNetworkNodes.Set(float64(able))
 	if able == 0 && time.Since(c.since) < status.Grace {
-		return nil // what the last leader wrote stands until agents had time to connect
+		return nil // the last leader's result applies until agents had time to connect
 	}
 	return inject.KeepHostNetwork(ctx, c.Client, c.Namespace, inject.HostNetwork(able > 0, not))
 }

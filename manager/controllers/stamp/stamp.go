@@ -1,5 +1,4 @@
-// Package stamp has the objects of method Labels labelled: new ones by a webhook, others
-// by a sweep.
+// Package stamp labels the objects of method Labels: new ones by a webhook, others by a sweep.
 package stamp
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 )
 
-// Controller keeps the rules of the stamping webhook.
+// Controller maintains the rules of the stamping webhook.
 type Controller struct {
 	Client client.Client
 	// Service of the stamping webhook. CA returns the bundle that verifies it.
@@ -37,8 +36,8 @@ func (r *Controller) Spec() controllers.Spec {
 	}
 }
 
-// Reconcile writes the webhook's rules and only then starts the sweep, so that what is
-// created while it walks is labelled already.
+// Reconcile writes the webhook's rules and then starts the sweep, so that objects that are created
+// during the sweep are already labelled.
 func (r *Controller) Reconcile(ctx context.Context) error {
 	c := r.State.Compiled.Load()
 	if c == nil {
@@ -51,8 +50,8 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	case apierrors.IsNotFound(err) && len(want) == 0:
 		err = nil
 	case apierrors.IsNotFound(err):
-		// The manager may not create any: that would be the right to change everything.
-		err = fmt.Errorf("new objects are not labelled at their creation, apply the manifests of the mesh again: %w", err)
+		// The manager may not create one: that permission would allow it to change all objects.
+		err = fmt.Errorf("new objects are not labelled, apply the manifests of the mesh again: %w", err)
 	case err == nil && !equality.Semantic.DeepEqual(have.Webhooks, want):
 		have.Webhooks = want
 		err = r.Client.Update(ctx, have)
@@ -60,7 +59,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	// Even without the webhook the sweep labels what exists.
 	r.Sweeper.Set(c.Configs)
 	if err != nil {
-		return fmt.Errorf("MutatingWebhookConfiguration %s: %w", label.Configuration, err)
+		return fmt.Errorf("writing MutatingWebhookConfiguration %s: %w", label.Configuration, err)
 	}
 	return nil
 }

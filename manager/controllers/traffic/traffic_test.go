@@ -182,21 +182,21 @@ func TestFaultsThatExpire(t *testing.T) {
 			Name: "slow", Delay: &v1alpha1.FaultDelay{FixedDelay: "1s", Percent: "50"},
 		}}},
 	})
-	told := func() *meshv1.Traffic { return w.State.Compiled.Load().Policies["op-0"].Traffic }
+	sent := func() *meshv1.Traffic { return w.State.Compiled.Load().Policies["op-0"].Traffic }
 	require.NoError(t, w.policy.Reconcile(ctx))
-	require.Nil(t, told())
+	require.Nil(t, sent())
 	require.NoError(t, w.Reconcile(ctx))
 	fj := testenv.Get(t, w.Env, "ns", "fj", &v1alpha1.FaultInjection{})
 	require.EqualValues(t, 1, fj.Status.ExpirationGeneration)
 	require.WithinDuration(t, time.Now().Add(time.Hour), fj.Status.ExpirationTime.Time, time.Minute)
 	require.NoError(t, w.policy.Reconcile(ctx))
-	require.Equal(t, fj.Status.ExpirationTime.Unix(), told().Injections[0].Expires)
+	require.Equal(t, fj.Status.ExpirationTime.Unix(), sent().Injections[0].Expires)
 
 	past := metav1.NewTime(time.Now().Add(-time.Minute))
 	fj.Status.ExpirationTime = &past
 	require.NoError(t, w.Env.Client.Status().Update(ctx, fj))
 	require.NoError(t, w.policy.Reconcile(ctx))
-	require.Nil(t, told())
+	require.Nil(t, sent())
 	w.paces = nil // time passes
 	require.NoError(t, w.Reconcile(ctx))
 	require.Equal(t, "Expired", meta.FindStatusCondition(testenv.Get(t, w.Env, "ns", "fj", fj).Status.Conditions, v1alpha1.ConditionReady).Reason)
