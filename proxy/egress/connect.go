@@ -32,7 +32,7 @@ func (x *exchange) connect() {
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
 	c.around.met = fault.Met{}
-	if !x.admit(c.around.met) {
+	if !x.admitted(c.around.met) {
 		return
 	}
 	to := c.up

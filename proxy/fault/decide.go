@@ -53,11 +53,11 @@ func (r *rule) decide(may kinds, n uint64) (out kinds) {
 // do adds one fault of the n-th request that the rule matched.
 func (d *decision) do(r *rule, k Kind, n uint64) {
 	f, m := d.faults, r.message
-	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
+	injected := &Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
 	if ofWatches.has(k) {
-		d.watch(r, k, n, &injected)
+		d.watch(r, k, n, injected)
 	}
-	f.Injected, f.parts = append(f.Injected, injected), append(f.parts, injected)
+	f.Injected = append(f.Injected, injected)
 	switch k {
 	case Delay:
 		f.Delay = sum(f.Delay, m.GetDelay().GetFixedNs())
@@ -82,7 +82,6 @@ func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
 		d.faults.Watch = &Watch{Exempt: d.rules.exempt}
 	}
 	f, m := d.faults.Watch, r.message.GetWatch()
-	injected.done = new(bool)
 	f.by[k] = injected
 	switch k {
 	case WatchGone:
@@ -93,7 +92,7 @@ func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
 		f.Stall = new(time.Duration(m.GetStall().GetAfterNs()))
 		f.StallLasts = time.Duration(m.GetStall().GetLastsNs())
 	case WatchDelay:
-		f.delays = append(f.delays, delays{*injected, r.events(k, n)})
+		f.delays = append(f.delays, delays{injected, r.events(k, n)})
 		f.Delay = f.delay
 	case WatchDuplicate:
 		f.Duplicate = r.events(k, n)
