@@ -106,9 +106,9 @@ func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
 func (r *rule) events(k Kind, n uint64) func() bool {
 	event := uint64(0)
 	return func() bool {
-		harmed := chance(r.percent[k], r.seed, k, n, event)
+		inject := chance(r.percent[k], r.seed, k, n, event)
 		event++
-		return harmed
+		return inject
 	}
 }
 
