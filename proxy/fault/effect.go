@@ -23,7 +23,7 @@ func (r *Rules) Lift(now time.Time, f *Faults) {
 	if lifted {
 		f.leave()
 	}
-	if f.Watch != nil {
+	if f.Watch != nil && r != nil {
 		f.Watch.Exempt = r.exempt
 	}
 }
