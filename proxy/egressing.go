@@ -44,15 +44,9 @@ func newEgress(p *Pod) *egress.Server {
 			}).Inc()
 		},
 		Limited: func(r *limit.Refusal) {
-			if pol := p.policy.Load(); pol != nil {
-				pol.limited.count(r.Breaker, r.Rule, r.Reason)
-			}
+			p.policy.Load().limited.count(r.Breaker, r.Rule, r.Reason)
 		},
-		Injected: func(by fault.Injected) {
-			if pol := p.policy.Load(); pol != nil {
-				pol.injected.count(by.Injection, by.Rule, by.Kind.String())
-			}
-		},
+		Injected: func(by fault.Injected) { p.policy.Load().countFault(by) },
 		Panicked: s.metrics.panics.Inc,
 	})
 }

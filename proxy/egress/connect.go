@@ -41,7 +41,7 @@ func (x *exchange) connect() {
 		failed(x.w, x.r, err)
 		return
 	}
-	if !x.holds(resp.Header) {
+	if !x.hold(0, resp.Header) {
 		_ = up.Close()
 		failed(x.w, x.r, downstream.ErrTooMuch)
 		return

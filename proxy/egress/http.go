@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -85,13 +84,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.r = r
 	x.last()
 	defer x.finish()
-	if !x.weigh() {
-		s.Conns.Reached("egress requests")
+	if !x.hold(requestWeight+int64(len(r.RequestURI)), r.Header) {
 		x.verdict = VerdictBound
 		if x.refusing = true; s.refusing.Add(1) > maxRefusing {
 			panic(http.ErrAbortHandler)
 		}
-		x.answer(http.StatusTooManyRequests, time.Second, "pod "+s.Pod+" has too many requests under way")
+		x.answer(http.StatusTooManyRequests, 1, "pod "+s.Pod+" has too many requests under way")
 		return
 	}
 	if !x.understand() {
@@ -139,13 +137,6 @@ func (x *exchange) finish() {
 	if v != nil {
 		panic(http.ErrAbortHandler)
 	}
-}
-
-// weigh takes the memory of the request from the account, and reports whether that is
-// within bounds.
-func (x *exchange) weigh() bool {
-	x.held = requestWeight + int64(len(x.r.RequestURI)) + weight(x.r.Header)
-	return x.s.Held.Take(x.held)
 }
 
 func (x *exchange) release() {
@@ -298,14 +289,13 @@ func (x *exchange) reset() {
 	panic(http.ErrAbortHandler)
 }
 
-// answer sends an answer of the proxy itself. retry is sent as Retry-After if it is
-// above zero.
-func (x *exchange) answer(code int, retry time.Duration, message string) {
+// answer sends an answer of the proxy itself. retry is for Retry-After, in seconds; 0: none.
+func (x *exchange) answer(code int, retry int, message string) {
 	x.code = code
 	h := x.w.Header()
 	h["Content-Type"] = []string{"application/json"}
 	if retry > 0 {
-		h["Retry-After"] = []string{strconv.Itoa(int(math.Ceil(retry.Seconds())))}
+		h["Retry-After"] = []string{strconv.Itoa(retry)}
 	}
 	if code == http.StatusNoContent || code == http.StatusNotModified {
 		x.w.WriteHeader(code)
@@ -390,7 +380,7 @@ func answered(resp *http.Response) error {
 	x := exchangeOf(resp.Request.Context())
 	x.took = time.Since(x.sent)
 	x.headed()
-	if !x.holds(resp.Header) {
+	if !x.hold(0, resp.Header) {
 		return downstream.ErrTooMuch
 	}
 	switched := resp.StatusCode == http.StatusSwitchingProtocols && resp.Request.Header.Get("Upgrade") != ""

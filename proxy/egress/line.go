@@ -29,7 +29,7 @@ type line struct {
 // refusal is the answer to a request that the rules refuse.
 type refusal struct {
 	code    int
-	retry   time.Duration
+	retry   int // in seconds; 0: none
 	message string
 }
 
@@ -57,7 +57,7 @@ func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refu
 		if above.Opened {
 			l.verdict, code = VerdictOpened, http.StatusServiceUnavailable
 		}
-		return &refusal{code, above.RetryAfter, above.Message(l.s.Namespace)}
+		return &refusal{code, above.RetrySeconds(), above.Message(l.s.Namespace)}
 	}
 	l.ticket = ticket
 	if !l.s.draining() { // else the next server continues with the rules' counts

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -158,6 +159,9 @@ func (r *Reader) read() {
 	}
 }
 
+// changes are the kinds of events about objects.
+var changes = []string{"ADDED", "MODIFIED", "DELETED"}
+
 func keep(e *filter.Event, protobuf bool) *held {
 	h := &held{
 		kind: string(e.Kind), head: e.Head, revision: string(e.Revision),
@@ -165,10 +169,7 @@ func keep(e *filter.Event, protobuf bool) *held {
 		bytes:  make([]byte, len(e.Bytes), len(e.Bytes)+1),
 	}
 	copy(h.bytes, e.Bytes)
-	switch h.kind {
-	case "ADDED", "MODIFIED", "DELETED":
-		h.one = e.One
-	}
+	h.one = e.One && slices.Contains(changes, h.kind)
 	h.final = h.kind == "BOOKMARK" && bytes.Contains(h.bytes, endOfInitial)
 	if !protobuf {
 		h.bytes = append(h.bytes, '\n')
@@ -185,10 +186,10 @@ func (r *Reader) Close() error {
 	r.timer.Stop()
 	r.forget()
 	for e := r.drops.Front(); e != nil; e = r.drops.Front() {
-		r.give(r.undrop(e).taken)
+		r.o.Give(r.undrop(e).taken)
 	}
 	for _, p := range r.out {
-		r.give(p.taken)
+		r.o.Give(p.taken)
 	}
 	r.out, r.rest, r.err = nil, nil, io.ErrClosedPipe
 	return nil
@@ -214,7 +215,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 		c := copy(p[n:], first.bytes)
 		n += c
 		if first.bytes = first.bytes[c:]; len(first.bytes) == 0 {
-			r.give(first.taken)
+			r.o.Give(first.taken)
 			r.out[0] = nil
 			r.out = r.out[1:]
 		}
@@ -422,7 +423,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 	switch {
 	case !h.one:
 		if r.drops.Len() > 0 && h.kind == "BOOKMARK" && !h.final {
-			r.give(h.taken)
+			r.o.Give(h.taken)
 			return
 		}
 		r.makeUp()
@@ -437,10 +438,10 @@ func (r *Reader) pass(h *held, now time.Time) {
 		was := gap.Value.(*held)
 		h.due = was.due
 		gap.Value = h
-		r.give(was.taken)
+		r.o.Give(was.taken)
 		return
 	case gap != nil:
-		r.give(r.undrop(gap).taken) // the later event replaces the dropped one
+		r.o.Give(r.undrop(gap).taken) // the later event replaces the dropped one
 	}
 	if h.twice && r.faults != nil && r.faults.Duplicate != nil {
 		r.faults.Did(fault.WatchDuplicate)
@@ -522,16 +523,10 @@ func (r *Reader) take(h *held) bool {
 	return true
 }
 
-func (r *Reader) give(n int64) {
-	if n > 0 {
-		r.o.Give(n)
-	}
-}
-
 // forget discards the events that are held back.
 func (r *Reader) forget() {
 	for _, h := range r.queue {
-		r.give(h.taken)
+		r.o.Give(h.taken)
 	}
 	r.queue = nil
 }

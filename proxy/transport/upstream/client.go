@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -64,8 +65,33 @@ func NewClient(cluster *Cluster, dial Dial) *Client {
 	return c
 }
 
+// connect returns a verified connection that speaks one of the protocols.
 func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, error) {
-	return c.cluster.connect(ctx, c.dial, c.cache, c.handshakes, protocols...)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	raw, err := c.cluster.open(ctx, c.dial)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case c.handshakes <- struct{}{}:
+		defer func() { <-c.handshakes }()
+	case <-ctx.Done():
+		_ = raw.Close()
+		return nil, ctx.Err()
+	}
+	conn := tls.Client(raw, &tls.Config{
+		RootCAs:            c.cluster.roots,
+		ServerName:         ServerName,
+		NextProtos:         protocols,
+		ClientSessionCache: c.cache,
+		MinVersion:         tls.VersionTLS12,
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	return conn, nil
 }
 
 // Short sends a request that ends soon. The body is sent before the answer is
@@ -143,11 +169,6 @@ func (c *Client) Tunnel(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	return c.cluster.open(ctx, c.dial)
-}
-
-// Connect returns an HTTP/1.1 connection for one upgrade.
-func (c *Client) Connect(ctx context.Context) (*tls.Conn, error) {
-	return c.connect(ctx, protocolHTTP11)
 }
 
 // Close closes the idle connections and keeps no more. Requests in progress go on.
