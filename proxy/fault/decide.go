@@ -5,9 +5,6 @@ import (
 	"time"
 )
 
-// maxDelay bounds the delay of a request, the sum of all rules, in nanoseconds.
-const maxDelay = math.MaxInt64
-
 // decision collects the faults of one request, rule by rule.
 type decision struct {
 	now       time.Time
@@ -112,9 +109,7 @@ func (r *rule) events(k Kind, n uint64) func() bool {
 	}
 }
 
+// sum returns the sum of two delays, at most the maximum duration.
 func sum(d time.Duration, ns int64) time.Duration {
-	if ns > maxDelay-int64(d) {
-		return maxDelay
-	}
-	return d + time.Duration(ns)
+	return d + time.Duration(min(ns, math.MaxInt64-int64(d)))
 }

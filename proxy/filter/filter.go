@@ -164,6 +164,9 @@ func newInput(src io.Reader, o Options) (in input, media string, err error) {
 	if o.Watch {
 		base = watchBuffer
 	}
+	if o.Hold == nil {
+		o.Hold = func(int) error { return nil }
+	}
 	media, err = mediaType(o.ContentType)
 	return input{src: src, max: cmp.Or(o.MaxObject, DefaultMaxObject), hold: o.Hold, base: base, asked: base}, media, err
 }

@@ -269,7 +269,7 @@ func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, 
 		}
 		w.columns = nil
 	case some && w.columns == nil:
-		if err := r.in.ask(len(said)); err != nil {
+		if err := r.in.hold(len(said)); err != nil {
 			return nil, err
 		}
 		w.columns = bytes.Clone(said)

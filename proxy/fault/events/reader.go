@@ -67,7 +67,7 @@ type Reader struct {
 // source is the reading of the events as they come.
 type source struct {
 	events   *filter.Events
-	arrivals chan arrival
+	arrivals chan *held // nil: there are no further events
 	stop     chan struct{}
 	stopped  chan struct{}
 }
@@ -116,12 +116,6 @@ type held struct {
 	drop, twice bool
 }
 
-// arrival is an event of the source, or the error that ended reading.
-type arrival struct {
-	event *held
-	err   error
-}
-
 // New returns a Reader that injects faults into the events of src. If the content type is
 // not supported, it fails with filter.ErrType and has read nothing.
 func New(src io.Reader, o Options) (*Reader, error) {
@@ -131,7 +125,7 @@ func New(src io.Reader, o Options) (*Reader, error) {
 	}
 	r := &Reader{
 		o: o, faults: o.Faults,
-		source:  source{in, make(chan arrival), make(chan struct{}), make(chan struct{})},
+		source:  source{in, make(chan *held), make(chan struct{}), make(chan struct{})},
 		clock:   clock{start: time.Now(), timer: time.NewTimer(math.MaxInt64), delays: o.Faults.Delays()},
 		dropped: dropped{list.New(), map[object]*list.Element{}},
 	}
@@ -143,17 +137,16 @@ func New(src io.Reader, o Options) (*Reader, error) {
 func (r *Reader) read() {
 	defer close(r.stopped)
 	for {
-		e, err := r.events.Next()
-		a := arrival{err: err}
-		if err == nil {
-			a.event = keep(&e, r.events.Protobuf())
+		var h *held
+		if e, err := r.events.Next(); err == nil {
+			h = keep(&e, r.events.Protobuf())
 		}
 		select {
-		case r.arrivals <- a:
+		case r.arrivals <- h:
 		case <-r.stop:
 			return
 		}
-		if err != nil {
+		if h == nil {
 			return
 		}
 	}
@@ -232,11 +225,11 @@ func (r *Reader) step() {
 	}
 	r.timer.Reset(r.next(now))
 	select {
-	case a := <-r.arrivals:
-		if a.err != nil {
+	case h := <-r.arrivals:
+		if h == nil {
 			r.end()
 		} else {
-			r.arrive(a.event, time.Now())
+			r.arrive(h, time.Now())
 		}
 	case <-r.timer.C:
 	case <-r.changed:

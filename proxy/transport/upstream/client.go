@@ -114,20 +114,17 @@ func (c *Client) Stream(ctx context.Context, r *Request) (Response, error) {
 		c.alone.Add(-1)
 		return Response{}, err
 	}
-	resp.Body = &counted{ReadCloser: resp.Body, done: sync.OnceFunc(func() { c.alone.Add(-1) })}
+	body := resp.Body
+	resp.Body = wrapped{body, closer(sync.OnceValue(func() error {
+		c.alone.Add(-1)
+		return body.Close()
+	}))}
 	return responseOf(resp, nil)
 }
 
-// counted calls done when the body is closed.
-type counted struct {
-	io.ReadCloser
-	done func()
-}
+type closer func() error
 
-func (c *counted) Close() error {
-	c.done()
-	return c.ReadCloser.Close()
-}
+func (c closer) Close() error { return c() }
 
 // shared sends r as one stream of the HTTP/2 connection.
 func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error) {
