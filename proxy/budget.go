@@ -48,18 +48,13 @@ func (r *request) weight() int64 {
 	for _, separator := range []string{"/", "&", ",", "%"} { // escaped ones too
 		n += partWeight * strings.Count(r.target, separator)
 	}
-	for k, vv := range r.header {
-		for _, v := range vv {
-			n += downstream.FieldWeight + len(k) + len(v)
-		}
-	}
 	switch {
 	case r.length < 0:
 		n += receivePerStream
 	case r.length > 0:
 		n += int(min(r.length, receivePerStream))
 	}
-	return int64(n)
+	return int64(n) + downstream.HeadWeight(r.header, 1)
 }
 
 // holding is what a request holds of the pod's budgets until it is over.

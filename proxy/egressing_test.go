@@ -38,7 +38,7 @@ func (l redirecting) Accept() (net.Conn, error) {
 	return redirectedConn{c.(*net.TCPConn), l.to}, nil
 }
 
-func TestEgressOfAPod(t *testing.T) {
+func TestPodServesEgressWithItsPolicy(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) }))
 	defer other.Close()

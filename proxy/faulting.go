@@ -223,6 +223,6 @@ func (i *injection) countInjected(under *policy, broke, stale bool) {
 		i.faults.Broke = broke
 	}
 	for _, by := range i.faults.Done(stale) {
-		under.countFault(by)
+		under.countFault(*by)
 	}
 }

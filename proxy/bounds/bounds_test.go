@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPoolIsShared: pods that take all they can leave something for the next,
+// TestPoolsLeavePartsForOthers: pods that take all they can leave something for the next,
 // together never more than twice what one of them gets, and what was given back
 // is there again.
-func TestPoolIsShared(t *testing.T) {
+func TestPoolsLeavePartsForOthers(t *testing.T) {
 	const most, own, pods = 1024, 16, 40
 	p := NewPool(most, own)
 	var total int64
@@ -37,7 +37,7 @@ func TestPoolIsShared(t *testing.T) {
 	require.EqualValues(t, 2*(most-own), p.free.Load())
 }
 
-func TestPoolCountsRight(t *testing.T) {
+func TestPoolsCountConcurrentUse(t *testing.T) {
 	p := NewPool(100, 3)
 	accounts := make([]Account, 3)
 	for i := range accounts {

@@ -44,26 +44,16 @@ func (x *exchange) headed() {
 	}
 }
 
-// holds adds the memory of the head of an answer to that of the request, and reports
+// hold takes n bytes and the memory of a head from the account of requests, and reports
 // whether the total is within bounds.
-func (x *exchange) holds(h http.Header) bool {
-	n := weight(h)
+func (x *exchange) hold(n int64, head http.Header) bool {
+	n += downstream.HeadWeight(head, 2)
 	x.held += n
-	if !x.s.Held.Take(n) {
+	within := x.s.Held.Take(n)
+	if !within {
 		x.s.Conns.Reached("egress requests")
-		return false
 	}
-	return true
-}
-
-// weight returns how many bytes of memory a head takes.
-func weight(h http.Header) (n int64) {
-	for k, vv := range h {
-		for _, v := range vv {
-			n += downstream.FieldWeight + 2*int64(len(k)+len(v))
-		}
-	}
-	return n
+	return within
 }
 
 // handshaking is a connection to a server during the TLS handshake. Computing takes one

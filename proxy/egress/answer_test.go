@@ -18,7 +18,7 @@ import (
 )
 
 // The server may be the accomplice of the pod.
-func TestHeadsOfAnswersAreInTheAccounts(t *testing.T) {
+func TestAnswerHeadsAreAccountedFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		request string
 		bound   func(*world)
@@ -66,7 +66,7 @@ func decrypting(t *testing.T, config ...func(*httptest.Server)) *world {
 	return w
 }
 
-func TestHandshakesWithServersAreBounded(t *testing.T) {
+func TestServerHandshakeBytesAreBounded(t *testing.T) {
 	w := decrypting(t, func(s *httptest.Server) {
 		leaf := &s.TLS.Certificates[0]
 		for range 200 {
@@ -79,7 +79,7 @@ func TestHandshakesWithServersAreBounded(t *testing.T) {
 }
 
 // Servers that let a pod wait take no turn from those that do not.
-func TestHandshakesWithServersTakeTurns(t *testing.T) {
+func TestServerHandshakesTakeTurns(t *testing.T) {
 	w := decrypting(t)
 	asked := make(chan struct{})
 	w.listen(otherAt, func(_ net.Conn, b *bufio.Reader) {

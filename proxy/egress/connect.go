@@ -32,7 +32,7 @@ func (x *exchange) connect() {
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
 	x.s.flows.add(&x.flow)
 	c.around.met = fault.Met{}
-	if !x.admit(c.around.met) {
+	if !x.admitted(c.around.met) {
 		return
 	}
 	to := c.up
@@ -41,7 +41,7 @@ func (x *exchange) connect() {
 		failed(x.w, x.r, err)
 		return
 	}
-	if !x.holds(resp.Header) {
+	if !x.hold(0, resp.Header) {
 		_ = up.Close()
 		failed(x.w, x.r, downstream.ErrTooMuch)
 		return

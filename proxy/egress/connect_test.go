@@ -58,7 +58,7 @@ func headOf(b *bufio.Reader) string {
 	}
 }
 
-func TestWhatAProxyDeclinesEndsWithItsClient(t *testing.T) {
+func TestDeclinedConnectEndsWithItsClient(t *testing.T) {
 	for name, end := range map[string]func(*world, net.Conn){
 		"the client leaves": func(_ *world, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() },
 		"the server is cut": func(w *world, _ net.Conn) { w.server.Stop(); w.server.Cut() },
@@ -93,7 +93,7 @@ func TestWhatAProxyDeclinesEndsWithItsClient(t *testing.T) {
 	}
 }
 
-func TestADeclineThatIsBrokenOffIsNotWhole(t *testing.T) {
+func TestTruncatedDeclineLooksTruncated(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
 		headOf(b)
@@ -109,7 +109,7 @@ func TestADeclineThatIsBrokenOffIsNotWhole(t *testing.T) {
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
 
-func TestAProxyWithinAProxyIsAskedThere(t *testing.T) {
+func TestNestedConnectGoesThroughTheOuterTunnel(t *testing.T) {
 	w := newWorld(t)
 	w.set(rules(&meshv1.Egress{}, deny(host("denied.example.com"))))
 	got := make(chan string, 16)
@@ -142,7 +142,7 @@ func TestAProxyWithinAProxyIsAskedThere(t *testing.T) {
 	require.Contains(t, ask("GET / HTTP/1.1\r\nHost: last.example.com"), " 403 ")
 }
 
-func TestTheWayThroughProxiesIsBounded(t *testing.T) {
+func TestNestedConnectsAreBounded(t *testing.T) {
 	w := newWorld(t)
 	w.set(rules(&meshv1.Egress{}, deny(host("denied.example.com"))))
 	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
@@ -158,7 +158,7 @@ func TestTheWayThroughProxiesIsBounded(t *testing.T) {
 	}
 }
 
-func TestAServerHearsNothingOfWhatIsRefusedBeforeItIsDecrypted(t *testing.T) {
+func TestRefusedTLSIsNotConnectedForDecryption(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.backend(proxyAt, forwardProxy(w))
@@ -171,7 +171,7 @@ func TestAServerHearsNothingOfWhatIsRefusedBeforeItIsDecrypted(t *testing.T) {
 	require.Equal(t, []string{"tls denied", "connect denied"}, w.got())
 }
 
-func TestAStatusThatIsNoneIsA502(t *testing.T) {
+func TestInvalidStatusIsAnswered502(t *testing.T) {
 	w := newWorld(t)
 	var answer string
 	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
@@ -192,7 +192,7 @@ func TestAStatusThatIsNoneIsA502(t *testing.T) {
 	require.Contains(t, w.raw(at, "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nConnection: close\r\n\r\n"), " 407 ")
 }
 
-func TestWhatAServerSwitchesToUnaskedEndsTheRequest(t *testing.T) {
+func TestUnrequestedProtocolSwitchIsAnswered502(t *testing.T) {
 	w := newWorld(t)
 	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
 		head := headOf(b)
@@ -215,7 +215,7 @@ func TestWhatAServerSwitchesToUnaskedEndsTheRequest(t *testing.T) {
 	}
 }
 
-func TestNoneIsAskedToUpgradeToHTTP2(t *testing.T) {
+func TestUpgradeToH2CIsNotForwarded(t *testing.T) {
 	w := newWorld(t)
 	got := make(chan string, 1)
 	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
@@ -230,7 +230,7 @@ func TestNoneIsAskedToUpgradeToHTTP2(t *testing.T) {
 	}
 }
 
-func TestARefusalForTheWayTakesNoToken(t *testing.T) {
+func TestRefusedConnectTakesNoTokens(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
 	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
@@ -275,7 +275,7 @@ func TestARefusalForTheWayTakesNoToken(t *testing.T) {
 	require.Contains(t, w.raw(at, direct), " 429 ")
 }
 
-func TestAPolicyThatChangesWhileAProxyIsAskedCutsNothingThatItLetsThrough(t *testing.T) {
+func TestPolicyChangeDuringConnectCutsNothingAllowed(t *testing.T) {
 	w := newWorld(t)
 	asked := make(chan struct{}, 1)
 	goOn := make(chan struct{})
@@ -300,7 +300,7 @@ func TestAPolicyThatChangesWhileAProxyIsAskedCutsNothingThatItLetsThrough(t *tes
 	require.Contains(t, headOf(b), " 200 ", "what goes through is seen later")
 }
 
-func TestAConnectUnderWayIsCutByAPolicyThatRefusesIt(t *testing.T) {
+func TestPolicyChangeCutsRefusedConnect(t *testing.T) {
 	w := newWorld(t)
 	asked, ended := make(chan struct{}, 1), make(chan struct{})
 	w.listen(proxyAt, func(_ net.Conn, b *bufio.Reader) {
@@ -347,7 +347,7 @@ func (w *world) connect(c net.Conn, b *bufio.Reader, to string) {
 }
 
 // Nothing is under way between a CONNECT and what goes through: it is refused when it comes.
-func TestForceOpenedHoldsForWhatGoesThroughAConnect(t *testing.T) {
+func TestForceOpenedAppliesWithinConnects(t *testing.T) {
 	get := []byte("GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n")
 	for name, m := range map[string]*meshv1.HttpMatch{"any host": {}, "the host of the CONNECT": host("api.example.com")} {
 		for what, first := range map[string][]byte{
@@ -399,7 +399,7 @@ func oneOf(name string, m ...*meshv1.HttpMatch) *meshv1.LimitRule {
 
 // A rule takes a CONNECT and what is tunnelled within as one, whatever hosts it is about,
 // and only if it took the CONNECT.
-func TestALimitTakesAConnectAndItsTunnelAsOne(t *testing.T) {
+func TestLimitsCountConnectAndTunnelOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		rules   []*meshv1.LimitRule
 		decrypt bool
@@ -472,7 +472,7 @@ func TestALimitTakesAConnectAndItsTunnelAsOne(t *testing.T) {
 }
 
 // Requests that are seen within a CONNECT are no part of it.
-func TestEachRequestThroughAConnectIsLimitedByItsHost(t *testing.T) {
+func TestRequestsWithinConnectsAreLimitedByHost(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, asAProxy)
 	rule := oneOf("two", host("api.example.com"))
@@ -489,7 +489,7 @@ func TestEachRequestThroughAConnectIsLimitedByItsHost(t *testing.T) {
 
 // A CONNECT leaves its place in flight to the requests that are seen within, and keeps it
 // while something is tunnelled.
-func TestAConnectIsInFlightWithWhatIsTunnelled(t *testing.T) {
+func TestConnectIsInFlightUntilItsTunnelEnds(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, asAProxy)
 	served, count := make(chan struct{}, 8), w.server.Count

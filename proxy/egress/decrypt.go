@@ -48,8 +48,7 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 		c.leafless = true
 		return nil
 	}
-	offered := []string{"h2", "http/1.1"}
-	offered = slices.DeleteFunc(offered, func(p string) bool { return !slices.Contains(h.alpn, p) })
+	offered := slices.DeleteFunc([]string{"h2", "http/1.1"}, func(p string) bool { return !slices.Contains(h.alpn, p) })
 	if len(offered) == 0 && len(h.alpn) > 0 {
 		c.leafless = true // the client offers no HTTP, but the server may speak it in spite of that
 		return nil

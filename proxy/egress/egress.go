@@ -269,22 +269,6 @@ func (s *Server) hand(c *conn, served net.Conn) {
 	}
 }
 
-// report counts the faults that were injected, after the request or connection ended.
-func (s *Server) report(f *fault.Faults) {
-	for _, by := range f.Done(false) {
-		s.Injected(by)
-	}
-}
-
-// faults returns the faults to inject. While the server drains it returns none: the next
-// server continues with the rules' counts.
-func (s *Server) faults(p *Policy, met fault.Met, asked ...match.HTTP) *fault.Faults {
-	if s.draining() || p == nil {
-		return nil
-	}
-	return p.faults.DecideHTTP(time.Now(), met, asked...)
-}
-
 // wait waits for a fault, as long as it is in effect. Within a second after Stop it ends
 // the wait: not at once, because Cut may follow. It reports false if ctx is done.
 func (s *Server) wait(ctx context.Context, f *fault.Faults, left func() time.Duration) bool {

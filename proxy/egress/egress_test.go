@@ -281,7 +281,7 @@ func deny(m ...*meshv1.HttpMatch) *meshv1.InterceptRule {
 
 func host(name string) *meshv1.HttpMatch { return &meshv1.HttpMatch{Host: exactly(name)} }
 
-func TestPlainHTTPIsDecidedByRequestAndGoesWhereItWasMeantTo(t *testing.T) {
+func TestPlainHTTPIsDecidedByRequest(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
 	w.set(strict(&meshv1.Egress{},
@@ -325,7 +325,7 @@ func TestPlainHTTPIsDecidedByRequestAndGoesWhereItWasMeantTo(t *testing.T) {
 	require.NotContains(t, w.logs.String(), "q=1")
 }
 
-func TestTheTargetAndBothHeadsArriveAsTheyWere(t *testing.T) {
+func TestTargetsAndHeadsPassUnchanged(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header()["Date"], rw.Header()["Content-Type"] = nil, nil
@@ -391,7 +391,7 @@ func TestPipelinedChunkedAndHalfClosedRequests(t *testing.T) {
 	require.Equal(t, 3, strings.Count(string(b), "X-Sum: sum"))
 }
 
-func TestWhatIsNoHTTPRequestClosesTheConnection(t *testing.T) {
+func TestMalformedRequestsCloseTheConnection(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
 	w.set(rules(&meshv1.Egress{}, deny(&meshv1.HttpMatch{Path: exactly("/denied")})))
@@ -475,7 +475,7 @@ func (c *counting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestSlowAnswersFlowAndEndWithTheirClient(t *testing.T) {
+func TestStreamedAnswersEndWithTheirClient(t *testing.T) {
 	w := newWorld(t)
 	next, ended := make(chan struct{}), make(chan struct{})
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -558,7 +558,7 @@ func TestWebsocketsAreRelayed(t *testing.T) {
 	}
 }
 
-func TestTLSIsDecidedByNameAndPassedUnopened(t *testing.T) {
+func TestTLSIsDecidedByServerName(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.set(strict(&meshv1.Egress{}, allow(host("api.example.com"))))
@@ -585,7 +585,7 @@ func TestTLSIsDecidedByNameAndPassedUnopened(t *testing.T) {
 	require.Contains(t, w.got(), "tls passed")
 }
 
-func TestDecryptedRequestsAreDecidedOneByOne(t *testing.T) {
+func TestDecryptedRequestsAreDecidedEach(t *testing.T) {
 	for _, http2 := range []bool{true, false} {
 		t.Run(fmt.Sprint("http2 ", http2), func(t *testing.T) {
 			w := newWorld(t)
@@ -633,7 +633,7 @@ func TestDecryptedRequestsAreDecidedOneByOne(t *testing.T) {
 	}
 }
 
-func TestAServerThatCannotBeVerifiedIsNotPassed(t *testing.T) {
+func TestUnverifiedServersAreAnswered502(t *testing.T) {
 	w := newWorld(t)
 	reached := false
 	w.backend(secureAt, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }), func(s *httptest.Server) {
@@ -646,7 +646,7 @@ func TestAServerThatCannotBeVerifiedIsNotPassed(t *testing.T) {
 	require.False(t, reached)
 }
 
-func TestWhatIsNeitherTLSNorHTTP(t *testing.T) {
+func TestOpaqueConnectionsAreDecidedByPort(t *testing.T) {
 	w := newWorld(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -694,7 +694,7 @@ func TestWhatIsNeitherTLSNorHTTP(t *testing.T) {
 	require.Contains(t, got, "SSH")
 }
 
-func TestTunnelsAreByteIdenticalAndCutWhenRefused(t *testing.T) {
+func TestTunnelsPassBytesUnchangedUntilRefused(t *testing.T) {
 	w := newWorld(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -760,7 +760,7 @@ func TestTunnelsAreByteIdenticalAndCutWhenRefused(t *testing.T) {
 	require.False(t, isTimeout(err))
 }
 
-func TestNothingIsPassedToTheAPIServerOrItself(t *testing.T) {
+func TestForbiddenDestinationsAreRefused(t *testing.T) {
 	w := newWorld(t)
 	for _, to := range []string{"192.0.2.99:443", "127.0.0.1:1", "[::1]:2", "0.0.0.0:3"} {
 		for _, traffic := range []*meshv1.Traffic{nil, rules(&meshv1.Egress{})} {
@@ -802,7 +802,7 @@ func forwardProxy(w *world) http.Handler {
 	})
 }
 
-func TestThroughAForwardProxy(t *testing.T) {
+func TestForwardProxyRequestsAreDecidedByTarget(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.backend(proxyAt, forwardProxy(w))
@@ -850,7 +850,7 @@ func TestThroughAForwardProxy(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestHTTP2WithoutTLS(t *testing.T) {
+func TestHTTP2WithoutTLSIsDecidedByRequest(t *testing.T) {
 	w := newWorld(t)
 	both := &http.Protocols{}
 	both.SetUnencryptedHTTP2(true)
@@ -925,7 +925,7 @@ func TestDrainLetsConnectionsEnd(t *testing.T) {
 	require.NoError(t, <-drained)
 }
 
-func TestDrainServesConnectionsThatWereIdle(t *testing.T) {
+func TestDrainServesRequestsOnIdleConnections(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))

@@ -100,7 +100,7 @@ func TestParseHelloSeesWhatCryptoTLSSees(t *testing.T) {
 	}
 }
 
-func TestParseHelloRefuses(t *testing.T) {
+func TestParseHelloRefusesMalformedBytes(t *testing.T) {
 	plain := clientHello(t, &tls.Config{ServerName: "host.example.com"})
 	at := bytes.Index(plain, []byte("host.example.com"))
 	with := func(i int, b byte) []byte {
@@ -130,7 +130,7 @@ func TestParseHelloRefuses(t *testing.T) {
 	}
 }
 
-func TestADotAtTheEndOfANameIsNoOtherName(t *testing.T) {
+func TestTrailingDotOfServerNameIsIgnored(t *testing.T) {
 	b := clientHello(t, &tls.Config{ServerName: "host.example.com1"})
 	h, _, err := parseHello(bytes.Replace(b, []byte("com1"), []byte("COM."), 1))
 	require.NoError(t, err)
@@ -157,7 +157,7 @@ func echConfigs(t testing.TB, public string) []byte {
 	return b.BytesOrPanic()
 }
 
-func TestANameThatHidesAnotherIsNotSeen(t *testing.T) {
+func TestServerNameWithECHIsIgnored(t *testing.T) {
 	b := clientHello(t, &tls.Config{
 		ServerName: "hidden.example.com", MinVersion: tls.VersionTLS13,
 		EncryptedClientHelloConfigList: echConfigs(t, "public.example.com"),

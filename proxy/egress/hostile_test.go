@@ -27,7 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
-func TestWhatMayBeDeniedIsNotPassedForWantOfACertificate(t *testing.T) {
+func TestMissingCertificateRefusesWhatMayBeDenied(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.noLeaf = true
@@ -40,7 +40,7 @@ func TestWhatMayBeDeniedIsNotPassedForWantOfACertificate(t *testing.T) {
 }
 
 // A client may say that it speaks no HTTP, and a server not care.
-func TestWhatMayBeDeniedIsNotPassedAsAnotherProtocol(t *testing.T) {
+func TestOtherALPNRefusesWhatMayBeDenied(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.set(rules(&meshv1.Egress{Decrypt: true}, deny(&meshv1.HttpMatch{Host: exactly("api.example.com"), Path: exactly("/x")})))
@@ -53,7 +53,7 @@ func TestWhatMayBeDeniedIsNotPassedAsAnotherProtocol(t *testing.T) {
 }
 
 // What the bounds do not let in is gone, so nothing is passed on without it.
-func TestNoTunnelBeginsWithAHole(t *testing.T) {
+func TestTunnelAboveBoundsForwardsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.conns.Unserved.Own = 100
 	conn, err := net.Dial("tcp", w.redirect(plainAt))
@@ -71,9 +71,9 @@ func TestNoTunnelBeginsWithAHole(t *testing.T) {
 	require.Empty(t, w.got())
 }
 
-// TestStreamsThatNobodyReadsHoldLittle counts what the server could send, most of
+// TestUnreadStreamsTakeLittleMemory counts what the server could send, most of
 // which is in the sockets' buffers.
-func TestStreamsThatNobodyReadsHoldLittle(t *testing.T) {
+func TestUnreadStreamsTakeLittleMemory(t *testing.T) {
 	w := newWorld(t)
 	var sent atomic.Int64
 	w.backend(secureAt, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
@@ -101,7 +101,7 @@ func TestStreamsThatNobodyReadsHoldLittle(t *testing.T) {
 }
 
 // What the proxy says itself waits for the client like what the server says.
-func TestStreamsThatStallAreGivenUp(t *testing.T) {
+func TestStalledStreamsAreReset(t *testing.T) {
 	w := newWorld(t)
 	w.server.stall = 300 * time.Millisecond
 	both := &http.Protocols{}
@@ -143,27 +143,27 @@ func TestStreamsThatStallAreGivenUp(t *testing.T) {
 	require.Equal(t, map[uint32]bool{3: true, 5: true}, reset, "none is given up for being quiet")
 }
 
-// harming has the answers to slow.example.com meet a fault for as long as told.
-func harming(f *meshv1.FaultRule, expires time.Time) *meshv1.Traffic {
+// faultsUntil injects a fault into the answers of slow.example.com until a time.
+func faultsUntil(f *meshv1.FaultRule, expires time.Time) *meshv1.Traffic {
 	f.Name, f.Key, f.Http = "slow", "slow", []*meshv1.HttpMatch{host("slow.example.com")}
 	return &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "fi", Expires: expires.Unix(), Rules: []*meshv1.FaultRule{f}}}}
 }
 
-func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
+func TestFaultsEndWithTheirRule(t *testing.T) {
 	slow := func() *meshv1.FaultRule {
 		return &meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 20, Percent: 100}}
 	}
 	for name, begin := range map[string]func(w *world) (end func()){
 		"the rule goes": func(w *world) func() {
-			w.whole(harming(slow(), time.Now().Add(time.Hour)))
+			w.whole(faultsUntil(slow(), time.Now().Add(time.Hour)))
 			return func() { w.whole(&meshv1.Traffic{}) }
 		},
 		"its time ends": func(w *world) func() {
-			w.whole(harming(slow(), time.Now().Add(2*time.Second)))
+			w.whole(faultsUntil(slow(), time.Now().Add(2*time.Second)))
 			return func() {}
 		},
 		"a delay's time ends": func(w *world) func() {
-			w.whole(harming(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Second)))
+			w.whole(faultsUntil(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Second)))
 			return func() {}
 		},
 	} {
@@ -187,10 +187,10 @@ func TestFaultsEndWithTheirRuleAndItsTime(t *testing.T) {
 }
 
 // What did not happen is not told of.
-func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
+func TestSlowBodyLiftedBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)
-	harmed := make(chan string, 2)
-	w.server.Injected = func(of fault.Injected) { harmed <- of.Injection }
+	injected := make(chan string, 2)
+	w.server.Injected = func(of fault.Injected) { injected <- of.Injection }
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/lifted" {
 			w.whole(&meshv1.Traffic{})
@@ -199,16 +199,16 @@ func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
 	}))
 	c := w.client(plainAt)
 	for _, name := range []string{"lifted", "stays"} {
-		m := harming(&meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 1000, Percent: 100}}, time.Now().Add(time.Hour))
+		m := faultsUntil(&meshv1.FaultRule{SlowBody: &meshv1.SlowBody{BytesPerSecond: 1000, Percent: 100}}, time.Now().Add(time.Hour))
 		m.Injections[0].Name = name
 		w.whole(m)
 		_, body := w.get(c, "http://slow.example.com/"+name)
 		require.Equal(t, "done", body)
 	}
-	require.Equal(t, "stays", <-harmed)
+	require.Equal(t, "stays", <-injected)
 }
 
-func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
+func TestDelayedRequestEndsWithItsClient(t *testing.T) {
 	for name, end := range map[string]func(*world, net.Conn){
 		"the client leaves": func(_ *world, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() },
 		"the server is cut": func(w *world, _ net.Conn) { w.server.Stop(); w.server.Cut() },
@@ -220,7 +220,7 @@ func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
 			t.Run(fmt.Sprint(name, length), func(t *testing.T) {
 				w := newWorld(t)
 				w.backend(plainAt, http.HandlerFunc(hello200))
-				w.whole(harming(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Hour)))
+				w.whole(faultsUntil(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Hour)))
 				c, _ := w.dial(plainAt)
 				_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: slow.example.com\r\nContent-Length: %d\r\n\r\n{}", length)
 				require.NoError(t, err)
@@ -233,10 +233,10 @@ func TestADelayedRequestEndsWithItsClientAndItsPod(t *testing.T) {
 	}
 }
 
-func TestAServerThatDrainsDelaysNothing(t *testing.T) {
+func TestDrainingServerInjectsNoDelays(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
-	rule := harming(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Hour))
+	rule := faultsUntil(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}}, time.Now().Add(2*time.Hour))
 	w.whole(rule)
 	c, b := w.dial(plainAt)
 	const request = "GET / HTTP/1.1\r\nHost: slow.example.com\r\n\r\n"
@@ -248,7 +248,7 @@ func TestAServerThatDrainsDelaysNothing(t *testing.T) {
 	require.NoError(t, w.server.Drain(t.Context()))
 }
 
-func TestAnAnswerIsNotBrokenOffForARuleThatIsGone(t *testing.T) {
+func TestRemovedRuleDoesNotTruncateAnswers(t *testing.T) {
 	w := newWorld(t)
 	answer := make(chan struct{})
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
@@ -257,7 +257,7 @@ func TestAnAnswerIsNotBrokenOffForARuleThatIsGone(t *testing.T) {
 		<-answer
 		_, _ = io.WriteString(rw, "whole")
 	}))
-	w.whole(harming(&meshv1.FaultRule{Truncate: &meshv1.Truncate{AfterBytes: 1, Percent: 100}}, time.Now().Add(time.Hour)))
+	w.whole(faultsUntil(&meshv1.FaultRule{Truncate: &meshv1.Truncate{AfterBytes: 1, Percent: 100}}, time.Now().Add(time.Hour)))
 	resp, err := w.client(plainAt).Get("http://slow.example.com/")
 	require.NoError(t, err)
 	defer resp.Body.Close()
@@ -270,7 +270,7 @@ func TestAnAnswerIsNotBrokenOffForARuleThatIsGone(t *testing.T) {
 
 // What a server understands is read from the bytes that it gets, as strictly as RFC 9112
 // has it: who is asked is in the target, or else in the only Host.
-func TestServersHearOfNoHostButTheOneDecidedAbout(t *testing.T) {
+func TestServersReadTheHostThatRulesRead(t *testing.T) {
 	w := newWorld(t)
 	heard := make(chan string, 1)
 	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
@@ -341,7 +341,7 @@ func TestServersHearOfNoHostButTheOneDecidedAbout(t *testing.T) {
 }
 
 // A target tells a proxy which port to connect to; another server cares nothing for it.
-func TestAPortIsDeniedWhateverTheTargetSays(t *testing.T) {
+func TestDeniedPortIsDeniedForAnyTarget(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
 	at := w.redirect(plainAt)
@@ -354,7 +354,7 @@ func TestAPortIsDeniedWhateverTheTargetSays(t *testing.T) {
 	require.Contains(t, w.raw(at, proxied), " 200 ", "a proxy is at another port than it is asked for")
 }
 
-func TestWhatIsOnlyAnnouncedTakesNoRoom(t *testing.T) {
+func TestAnnouncedHelloTakesNoMemory(t *testing.T) {
 	w := newWorld(t)
 	announced := []byte{recordHandshake, 3, 1, maxRecord >> 8, 0, messageClientHello, 0, 0xf0, 0}
 	c := newConn(w.server, w.conns.Accept(&script{in: bytes.NewReader(announced)}, false), netip.AddrPort{})
@@ -365,7 +365,7 @@ func TestWhatIsOnlyAnnouncedTakesNoRoom(t *testing.T) {
 
 // What goes through a proxy, and what it was asked with, are in the accounts like what
 // goes without.
-func TestWhatGoesThroughAProxyIsInTheAccounts(t *testing.T) {
+func TestConnectsAreAccountedFor(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
 		headOf(b)
@@ -393,7 +393,7 @@ func TestWhatGoesThroughAProxyIsInTheAccounts(t *testing.T) {
 }
 
 // Beyond the bounds it is told to few who do not take the answer: each holds a head.
-func TestFewAreToldThatTheyAreBeyondTheBounds(t *testing.T) {
+func TestRefusalsAboveBoundsAreBounded(t *testing.T) {
 	w := newWorld(t)
 	both := &http.Protocols{}
 	both.SetUnencryptedHTTP2(true)

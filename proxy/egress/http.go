@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -47,16 +46,14 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	flow   flow
 
-	forward   bool // the server is a forward proxy: the target keeps its host
-	ticket    limit.Ticket
-	injecting *fault.Faults // faults; nil: none
-	sent      time.Time
-	took      time.Duration
-	held      int64
-	refusing  bool // counted in Server.refusing
-	awaits    bool // waits for the head of the answer
-	failed    bool
-	then      net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
+	forward  bool // the server is a forward proxy: the target keeps its host
+	sent     time.Time
+	took     time.Duration
+	held     int64
+	refusing bool // counted in Server.refusing
+	awaits   bool // waits for the head of the answer
+	failed   bool
+	then     net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
 }
 
 type exchangeKey struct{}
@@ -87,13 +84,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.r = r
 	x.last()
 	defer x.finish()
-	if !x.weigh() {
-		s.Conns.Reached("egress requests")
+	if !x.hold(requestWeight+int64(len(r.RequestURI)), r.Header) {
 		x.verdict = VerdictBound
 		if x.refusing = true; s.refusing.Add(1) > maxRefusing {
 			panic(http.ErrAbortHandler)
 		}
-		x.answer(http.StatusTooManyRequests, time.Second, "pod "+s.Pod+" has too many requests under way")
+		x.answer(http.StatusTooManyRequests, 1, "pod "+s.Pod+" has too many requests under way")
 		return
 	}
 	if !x.understand() {
@@ -105,7 +101,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.flow.asked = x.asked
 	s.flows.add(&x.flow)
-	if !x.admit(nil) {
+	if !x.admitted(nil) {
 		return
 	}
 	x.pass()
@@ -134,21 +130,13 @@ func (x *exchange) finish() {
 	}
 	x.verdict = cmp.Or(x.verdict, VerdictFailed)
 	x.done()
-	x.s.report(x.injecting)
 	gone := x.code == 0 && x.r.Context().Err() != nil
 	o := limit.Outcome{Took: x.took, Unknown: gone || slices.Contains([]string{VerdictLimited, VerdictOpened, VerdictCut}, x.verdict)}
 	o.Failed = x.failed || x.code >= 500 || x.code == http.StatusTooManyRequests
-	x.ticket.Done(time.Now(), o)
+	x.end(o)
 	if v != nil {
 		panic(http.ErrAbortHandler)
 	}
-}
-
-// weigh takes the memory of the request from the account, and reports whether that is
-// within bounds.
-func (x *exchange) weigh() bool {
-	x.held = requestWeight + int64(len(x.r.RequestURI)) + weight(x.r.Header)
-	return x.s.Held.Take(x.held)
 }
 
 func (x *exchange) release() {
@@ -246,53 +234,15 @@ func (x *exchange) malformed(code int, why string) bool {
 	return false
 }
 
-// admit applies the rules and reports whether the request may go on. The fault rules
+// admitted applies the rules and reports whether the request may go on. The fault rules
 // that match are added to met, if it is not nil.
-func (x *exchange) admit(met fault.Met) bool {
+func (x *exchange) admitted(met fault.Met) bool {
 	p, _ := x.s.Policy()
-	if p == nil {
-		return true
-	}
-	if d := p.refuses(&x.flow); d != nil {
-		x.denied(d)
-		x.answer(http.StatusForbidden, 0, x.s.denial(d))
+	if refused := x.admit(p, &x.flow, connect{met: met}, x.r.UserAgent()); refused != nil {
+		x.answer(refused.code, refused.retry, refused.message)
 		return false
 	}
-	if x.flow.within {
-		return true
-	}
-	ticket, refusal := p.limits.TakeHTTP(time.Now(), limit.Ticket{}, x.r.UserAgent(), x.asked...)
-	if refusal != nil {
-		x.limited(refusal)
-		code := http.StatusTooManyRequests
-		if refusal.Opened {
-			code = http.StatusServiceUnavailable
-		}
-		x.answer(code, refusal.RetryAfter, refusal.Message(x.s.Namespace))
-		return false
-	}
-	x.ticket = ticket
-	if x.injecting = x.s.faults(p, met, x.asked...); x.injecting == nil {
-		return true
-	}
-	x.faults = x.injecting.Rules
-	return x.inject(x.injecting)
-}
-
-// denial returns the message to the client.
-func (s *Server) denial(d *denial) string {
-	of := fmt.Sprintf("CircuitBreaker %s/%s", s.Namespace, d.breaker)
-	switch {
-	case d.unseen && d.breaker == "":
-		return "a CircuitBreaker needs to see what this connection is for"
-	case d.breaker == "":
-		return "the egress rules of this pod could not be applied, and all its requests to other hosts are refused: see the status of its CircuitBreakers and FaultInjections"
-	case d.unseen:
-		return fmt.Sprintf("%s: rule %s needs more of this request than is visible", of, d.rule)
-	case d.rule == "":
-		return of + ": none of its rules allows this"
-	}
-	return fmt.Sprintf("%s: rule %s denies this", of, d.rule)
+	return x.injecting == nil || x.inject(x.injecting)
 }
 
 // inject injects the faults that come before the request is forwarded, and reports whether
@@ -339,14 +289,13 @@ func (x *exchange) reset() {
 	panic(http.ErrAbortHandler)
 }
 
-// answer sends an answer of the proxy itself. retry is sent as Retry-After if it is
-// above zero.
-func (x *exchange) answer(code int, retry time.Duration, message string) {
+// answer sends an answer of the proxy itself. retry is for Retry-After, in seconds; 0: none.
+func (x *exchange) answer(code int, retry int, message string) {
 	x.code = code
 	h := x.w.Header()
 	h["Content-Type"] = []string{"application/json"}
 	if retry > 0 {
-		h["Retry-After"] = []string{strconv.Itoa(int(math.Ceil(retry.Seconds())))}
+		h["Retry-After"] = []string{strconv.Itoa(retry)}
 	}
 	if code == http.StatusNoContent || code == http.StatusNotModified {
 		x.w.WriteHeader(code)
@@ -431,7 +380,7 @@ func answered(resp *http.Response) error {
 	x := exchangeOf(resp.Request.Context())
 	x.took = time.Since(x.sent)
 	x.headed()
-	if !x.holds(resp.Header) {
+	if !x.hold(0, resp.Header) {
 		return downstream.ErrTooMuch
 	}
 	switched := resp.StatusCode == http.StatusSwitchingProtocols && resp.Request.Header.Get("Upgrade") != ""

@@ -78,6 +78,22 @@ type denial struct {
 	unseen  bool   // the rule needs what cannot be seen
 }
 
+// message returns the message to the client. The CircuitBreaker is in the namespace.
+func (d *denial) message(namespace string) string {
+	of := fmt.Sprintf("CircuitBreaker %s/%s", namespace, d.breaker)
+	switch {
+	case d.unseen && d.breaker == "":
+		return "a CircuitBreaker needs to see what this connection is for"
+	case d.breaker == "":
+		return "the egress rules of this pod could not be applied, and all its requests to other hosts are refused: see the status of its CircuitBreakers and FaultInjections"
+	case d.unseen:
+		return fmt.Sprintf("%s: rule %s needs more of this request than is visible", of, d.rule)
+	case d.rule == "":
+		return of + ": none of its rules allows this"
+	}
+	return fmt.Sprintf("%s: rule %s denies this", of, d.rule)
+}
+
 // first returns the first denial of a CircuitBreaker, or nil.
 func (p *Policy) first(of func(*breaker) *denial) *denial {
 	if p == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// hundred is a policy with 100 rules that intercept, 100 that limit and 100 that harm, each
+// hundred is a policy with 100 rules that intercept, 100 that limit and 100 that inject faults, each
 // about a path of a host.
 func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
 	t.Helper()
@@ -89,7 +89,7 @@ func BenchmarkRules(b *testing.B) {
 
 // Deciding about a host that was asked before allocates nothing, whatever rules there are
 // about others.
-func TestRulesAboutOtherHostsAllocateNothing(t *testing.T) {
+func TestRulesOfOtherHostsAllocateNothing(t *testing.T) {
 	for _, of := range otherHosts {
 		p, asked := hundred(t, of.host), askedOfOthers()
 		require.Zero(t, testing.AllocsPerRun(100, func() { require.True(t, decideAbout(p, asked)) }), of.name)
@@ -97,7 +97,7 @@ func TestRulesAboutOtherHostsAllocateNothing(t *testing.T) {
 }
 
 // A host is looked up once for all that is asked of the rules about it.
-func TestWhatAHostsRulesAskForIsLookedUpOnce(t *testing.T) {
+func TestDeepnessOfHostsIsIndexed(t *testing.T) {
 	for _, of := range otherHosts {
 		var policies []*Policy
 		for range 2 {
@@ -114,7 +114,7 @@ func TestWhatAHostsRulesAskForIsLookedUpOnce(t *testing.T) {
 }
 
 // What a CircuitBreaker does with what it cannot see is its own, whatever others say.
-func TestTheUnseenIsEachCircuitBreakers(t *testing.T) {
+func TestRefuseUnseenIsPerCircuitBreaker(t *testing.T) {
 	m := &meshv1.Traffic{Egress: &meshv1.Egress{}, Breakers: []*meshv1.Breaker{
 		{Name: "lenient", Intercepts: []*meshv1.InterceptRule{deny(&meshv1.HttpMatch{Path: exactly("/x")}), allow(host("a"), host("b"))}},
 		{Name: "strict", RefuseUnseen: true, Intercepts: []*meshv1.InterceptRule{deny(&meshv1.HttpMatch{Host: exactly("b"), Path: exactly("/x")})}},

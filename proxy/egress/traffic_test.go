@@ -48,7 +48,7 @@ func (w *world) whole(m *meshv1.Traffic) *fault.Store {
 	return store
 }
 
-func TestLimitsOfRequestsAndConnections(t *testing.T) {
+func TestLimitsCountRequestsAndConnections(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
 	w.backend(secureAt, http.HandlerFunc(hello200))
@@ -93,7 +93,7 @@ func TestLimitsOfRequestsAndConnections(t *testing.T) {
 
 // In pods that trust the mesh's CA, limits are of requests within TLS too, and it is
 // decrypted for nothing less.
-func TestLimitsCountRequestsThatAreDecrypted(t *testing.T) {
+func TestLimitsCountDecryptedRequests(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200), func(s *httptest.Server) {
 		s.TLS.Certificates = []tls.Certificate{*w.serversCA.Leaf("api.example.com", "plain.example.com", "port.example.com", "free.example.com")}
@@ -131,7 +131,7 @@ func TestLimitsCountRequestsThatAreDecrypted(t *testing.T) {
 }
 
 // A tunnel that was begun before there were requests to count is begun anew.
-func TestALimitThatCountsRequestsCutsTunnels(t *testing.T) {
+func TestNewRequestLimitCutsTunnels(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	c := w.client(secureAt)
@@ -151,7 +151,7 @@ func TestALimitThatCountsRequestsCutsTunnels(t *testing.T) {
 
 // What is under way is cut when it is refused by force, as by an intercept rule, and not
 // for anything that was counted.
-func TestForceOpenedCutsWhatIsUnderWay(t *testing.T) {
+func TestForceOpenedCutsConnectionsInProgress(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	waiting := make(chan struct{})
@@ -188,7 +188,7 @@ func TestForceOpenedCutsWhatIsUnderWay(t *testing.T) {
 
 // Limits of the host that a proxy is asked for count what is asked within, whatever
 // name TLS has; where it has none, the connection.
-func TestLimitsOfWhomAProxyIsAskedFor(t *testing.T) {
+func TestLimitsMatchTargetsOfForwardProxies(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
 	w.backend(proxyAt, forwardProxy(w))
@@ -225,7 +225,7 @@ func TestLimitsOfWhomAProxyIsAskedFor(t *testing.T) {
 	require.Contains(t, w.got(), "tls limited")
 }
 
-func TestFaultsOfRequestsAndConnections(t *testing.T) {
+func TestFaultsApplyToRequestsAndConnections(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(rw, strings.Repeat("x", 1000)) }))
 	w.backend(secureAt, http.HandlerFunc(hello200))
@@ -268,7 +268,7 @@ func TestFaultsOfRequestsAndConnections(t *testing.T) {
 }
 
 // In pods that trust the mesh's CA, faults of one request are that within TLS too.
-func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
+func TestFaultsApplyToDecryptedRequests(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(rw, strings.Repeat("x", 1000)) }), func(s *httptest.Server) {
 		s.TLS.Certificates = []tls.Certificate{*w.serversCA.Leaf("cut", "other.example.com", "third.example.com")}
@@ -287,11 +287,11 @@ func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
 		}}}})
 	}
 	var mu sync.Mutex
-	var harmed []string
+	var injected []string
 	w.server.Injected = func(i fault.Injected) {
 		mu.Lock()
 		defer mu.Unlock()
-		harmed = append(harmed, i.Rule+" "+i.Kind.String())
+		injected = append(injected, i.Rule+" "+i.Kind.String())
 	}
 	c := w.client(secureAt)
 	through := func(config func(*tls.Config)) *http.Client {
@@ -309,7 +309,7 @@ func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return slices.Equal(harmed, []string{"api.example.com abort"})
+		return slices.Equal(injected, []string{"api.example.com abort"})
 	}, soon, time.Millisecond)
 
 	faults(true)
@@ -338,8 +338,8 @@ func TestFaultsOfRequestsThatAreDecrypted(t *testing.T) {
 }
 
 // What goes through a CONNECT and is not decrypted is one with it: a rule about its host
-// harms the CONNECT, or what is answered through it, and counts both as one.
-func TestFaultsMeetATunnelOnce(t *testing.T) {
+// applies to the CONNECT, or to the answer through it, and counts both as one.
+func TestFaultRulesMatchTunnelsOnce(t *testing.T) {
 	delay := &meshv1.Delay{FixedNs: 1, Percent: 100}
 	cut := &meshv1.Truncate{AfterBytes: 10, Percent: 100}
 	for name, test := range map[string]struct {

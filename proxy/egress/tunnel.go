@@ -1,10 +1,8 @@
 package egress
 
 import (
-	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"time"
 
@@ -16,11 +14,7 @@ import (
 )
 
 // tunnel is an opaque connection, and what rules do to it.
-type tunnel struct {
-	line
-	ticket    limit.Ticket
-	injecting *fault.Faults // nil: none
-}
+type tunnel struct{ line }
 
 // tunnel applies the rules to an opaque connection and relays it. asked is all that is
 // seen of the connection.
@@ -35,45 +29,28 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	defer s.flows.remove(f)
 	p, _ = s.Policy()
 	t := &tunnel{line: line{s: s, c: c, protocol: protocol, asked: asked}}
-	if !t.admit(p, f) {
+	if t.admit(p, f, c.around, "") != nil {
 		t.done()
 		t.alert()
 		return
 	}
-	defer t.end()
-	t.injecting = s.faults(p, c.around.met, asked...)
+	defer func() {
+		failed := t.verdict == VerdictFailed
+		t.end(limit.Outcome{
+			Failed:  failed || t.verdict == VerdictFault,
+			Unknown: t.verdict == "" || failed && c.Life.Err() != nil,
+		})
+	}()
 	if t.inject() {
 		t.relay()
 	}
-}
-
-// admit reports whether the rules allow the connection.
-func (t *tunnel) admit(p *Policy, f *flow) bool {
-	if p == nil {
-		return true
-	}
-	if d := p.refuses(f); d != nil {
-		t.denied(d)
-		return false
-	}
-	ticket, refusal := p.limits.TakeHTTP(time.Now(), t.c.around.ticket, "", t.asked...)
-	if refusal != nil {
-		t.limited(refusal)
-		return false
-	}
-	t.ticket = ticket
-	return true
 }
 
 // inject injects the faults that come before the connection to the server. It reports
 // whether to connect.
 func (t *tunnel) inject() bool {
 	f := t.injecting
-	if f == nil {
-		return true
-	}
-	t.faults = f.Rules
-	if t.s.delay(t.c.Life, f) && !f.Reset && f.Abort == nil {
+	if f == nil || t.s.delay(t.c.Life, f) && !f.Reset && f.Abort == nil {
 		return true
 	}
 	t.verdict = VerdictFault
@@ -114,23 +91,6 @@ func (t *tunnel) relay() {
 	relay.Both(c.Bare(), up, downstream.TunnelIdle)
 }
 
-// end tells the rules how the connection ended.
-func (t *tunnel) end() {
-	failed := t.verdict == VerdictFailed
-	t.ticket.Done(time.Now(), limit.Outcome{
-		Failed:  failed || t.verdict == VerdictFault,
-		Unknown: t.verdict == "" || failed && t.c.Life.Err() != nil,
-	})
-	t.s.report(t.injecting)
-}
-
-func hostOf(asked []match.HTTP) string {
-	if len(asked) == 0 {
-		return ""
-	}
-	return asked[0].Host
-}
-
 // alert sends access_denied to a client of TLS, and waits until the client has read it.
 // It does nothing for other protocols.
 func (t *tunnel) alert() {
@@ -165,58 +125,3 @@ func (f *faultyConn) Read(b []byte) (int, error) {
 }
 
 func (f *faultyConn) CloseWrite() error { return closeWrite(f.Conn) }
-
-// line is what the proxy counts and logs about a request or a connection.
-type line struct {
-	s        *Server
-	c        *conn
-	protocol string
-	asked    []match.HTTP
-	verdict  string
-	by       string // CircuitBreaker and rule
-	code     int
-	faults   []string
-	err      error
-}
-
-func (l *line) denied(d *denial) {
-	l.verdict, l.by = VerdictDenied, d.breaker+"/"+d.rule
-	if d.unseen {
-		l.verdict = VerdictUnseen
-	}
-}
-
-func (l *line) limited(r *limit.Refusal) {
-	l.s.Limited(r)
-	l.verdict, l.by = VerdictLimited, r.Breaker+"/"+r.Rule
-	if r.Opened {
-		l.verdict = VerdictOpened
-	}
-}
-
-// done counts and logs the line. It never logs a path, a header or a body.
-func (l *line) done() {
-	l.s.Count(l.protocol, l.verdict)
-	if !l.s.Log.Enabled(context.Background(), slog.LevelDebug) {
-		return
-	}
-	attrs := []slog.Attr{
-		slog.String("pod", l.s.Pod), slog.String("uid", l.s.UID),
-		slog.String("protocol", l.protocol),
-		slog.String("host", hostOf(l.asked)), slog.String("to", l.c.to.String()),
-		slog.String("verdict", l.verdict),
-	}
-	if l.by != "" {
-		attrs = append(attrs, slog.String("rule", l.by))
-	}
-	if l.code != 0 {
-		attrs = append(attrs, slog.Int("code", l.code))
-	}
-	if len(l.faults) > 0 {
-		attrs = append(attrs, slog.Any("faults", l.faults))
-	}
-	if l.err != nil {
-		attrs = append(attrs, slog.String("error", l.err.Error()))
-	}
-	l.s.Log.LogAttrs(context.Background(), slog.LevelDebug, "egress", attrs...)
-}

@@ -5,9 +5,6 @@ import (
 	"time"
 )
 
-// maxDelay bounds the delay of a request, the sum of all rules, in nanoseconds.
-const maxDelay = math.MaxInt64
-
 // decision collects the faults of one request, rule by rule.
 type decision struct {
 	now       time.Time
@@ -53,11 +50,11 @@ func (r *rule) decide(may kinds, n uint64) (out kinds) {
 // do adds one fault of the n-th request that the rule matched.
 func (d *decision) do(r *rule, k Kind, n uint64) {
 	f, m := d.faults, r.message
-	injected := Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
+	injected := &Injected{Injection: r.injection, Rule: r.rule, Kind: k, of: r}
 	if ofWatches.has(k) {
-		d.watch(r, k, n, &injected)
+		d.watch(r, k, n, injected)
 	}
-	f.Injected, f.parts = append(f.Injected, injected), append(f.parts, injected)
+	f.Injected = append(f.Injected, injected)
 	switch k {
 	case Delay:
 		f.Delay = sum(f.Delay, m.GetDelay().GetFixedNs())
@@ -82,7 +79,6 @@ func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
 		d.faults.Watch = &Watch{Exempt: d.rules.exempt}
 	}
 	f, m := d.faults.Watch, r.message.GetWatch()
-	injected.done = new(bool)
 	f.by[k] = injected
 	switch k {
 	case WatchGone:
@@ -93,7 +89,7 @@ func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
 		f.Stall = new(time.Duration(m.GetStall().GetAfterNs()))
 		f.StallLasts = time.Duration(m.GetStall().GetLastsNs())
 	case WatchDelay:
-		f.delays = append(f.delays, delays{*injected, r.events(k, n)})
+		f.delays = append(f.delays, delays{injected, r.events(k, n)})
 		f.Delay = f.delay
 	case WatchDuplicate:
 		f.Duplicate = r.events(k, n)
@@ -107,15 +103,13 @@ func (d *decision) watch(r *rule, k Kind, n uint64, injected *Injected) {
 func (r *rule) events(k Kind, n uint64) func() bool {
 	event := uint64(0)
 	return func() bool {
-		harmed := chance(r.percent[k], r.seed, k, n, event)
+		inject := chance(r.percent[k], r.seed, k, n, event)
 		event++
-		return harmed
+		return inject
 	}
 }
 
+// sum returns the sum of two delays, at most the maximum duration.
 func sum(d time.Duration, ns int64) time.Duration {
-	if ns > maxDelay-int64(d) {
-		return maxDelay
-	}
-	return d + time.Duration(ns)
+	return d + time.Duration(min(ns, math.MaxInt64-int64(d)))
 }

@@ -14,37 +14,44 @@ func (r *Rules) Lift(now time.Time, f *Faults) {
 	if f == nil {
 		return
 	}
-	before := len(f.parts)
-	f.parts = slices.DeleteFunc(f.parts, func(part Injected) bool { return !r.inEffect(now, part, f.namespace) })
-	if len(f.parts) < before {
+	lifted := false
+	for _, part := range f.Injected {
+		if !part.lifted && !r.inEffect(now, part, f.namespace) {
+			part.lifted, lifted = true, true
+		}
+	}
+	if lifted {
 		f.leave()
 	}
-	if f.Watch != nil {
+	if f.Watch != nil && r != nil {
 		f.Watch.Exempt = r.exempt
 	}
 }
 
-func (r *Rules) inEffect(now time.Time, part Injected, namespace string) bool {
+func (r *Rules) inEffect(now time.Time, part *Injected, namespace string) bool {
 	return r != nil && (r.exempt == nil || !r.exempt(namespace)) && slices.ContainsFunc(r.rules, func(of *rule) bool {
 		return of.counts == part.of.counts && of.name == part.of.name && of.inForce(now)
 	})
 }
 
-// leave removes every fault that is not in f.parts.
+// leave removes the faults that were lifted.
 func (f *Faults) leave() {
 	var left kinds
 	var delay time.Duration
-	for _, part := range f.parts {
+	for _, part := range f.Injected {
+		if part.lifted {
+			continue
+		}
 		if left |= setOf(part.Kind); part.Kind == Delay {
 			delay = sum(delay, part.of.message.GetDelay().GetFixedNs())
 		}
 	}
 	f.Delay = min(f.Delay, delay)
-	if !left.has(Aborted) && f.Abort != nil {
+	if !left.has(Aborted) {
 		f.Abort = nil
 		f.Missed(Aborted)
 	}
-	if !left.has(Reset) && f.Reset {
+	if !left.has(Reset) {
 		f.Reset = false
 		f.Missed(Reset)
 	}
@@ -61,11 +68,11 @@ func (f *Faults) leave() {
 		f.Watch = nil
 	}
 	if f.Watch != nil {
-		f.Watch.leave(left, f.parts)
+		f.Watch.leave(left)
 	}
 }
 
-func (w *Watch) leave(left kinds, parts []Injected) {
+func (w *Watch) leave(left kinds) {
 	for k, after := range map[Kind]**time.Duration{WatchGone: &w.Gone, WatchCut: &w.Cut, WatchStall: &w.Stall} {
 		if !left.has(k) {
 			*after = nil
@@ -77,9 +84,7 @@ func (w *Watch) leave(left kinds, parts []Injected) {
 	if !left.has(WatchDrop) {
 		w.Drop = nil
 	}
-	w.delays = slices.DeleteFunc(w.delays, func(d delays) bool {
-		return !slices.ContainsFunc(parts, func(part Injected) bool { return part.Kind == WatchDelay && part.of == d.by.of })
-	})
+	w.delays = slices.DeleteFunc(w.delays, func(d delays) bool { return d.by.lifted })
 	if !left.has(WatchDelay) {
 		w.Delay = nil
 	}

@@ -32,10 +32,8 @@ type Faults struct {
 	Watch *Watch
 	// Injected lists the faults by rule and kind, for metrics. Faults of a watch may not
 	// have been injected yet (see Over).
-	Injected []Injected
+	Injected []*Injected
 
-	// parts are all faults that were decided on, except those that were lifted.
-	parts     []Injected
 	namespace string // of the request
 }
 
@@ -44,29 +42,29 @@ type Injected struct {
 	Injection, Rule string
 	Kind            Kind
 
-	of   *rule
-	done *bool // of a watch only: it was passed to Watch.Told
+	of     *rule
+	lifted bool // not in effect any more
+	told   bool // passed to Watch.Told
 }
 
 // Missed records that a fault of kind k was not injected, because there was nothing to
 // inject it into. It is taken out of Injected and of the rule's count.
 func (f *Faults) Missed(k Kind) {
-	for i, of := range f.Injected {
-		if of.Kind != k || of.done != nil && *of.done {
-			continue
-		}
-		f.Injected = slices.Delete(f.Injected, i, i+1)
-		if !slices.ContainsFunc(f.Injected, func(other Injected) bool { return other.of == of.of }) {
-			of.of.counts.injected.Add(^uint64(0))
-			f.Rules = slices.DeleteFunc(f.Rules, func(name string) bool { return name == of.Injection+"/"+of.Rule })
-		}
+	i := slices.IndexFunc(f.Injected, func(of *Injected) bool { return of.Kind == k && !of.told })
+	if i < 0 {
 		return
+	}
+	of := f.Injected[i].of
+	f.Injected = slices.Delete(f.Injected, i, i+1)
+	if !slices.ContainsFunc(f.Injected, func(other *Injected) bool { return other.of == of }) {
+		of.counts.injected.Add(^uint64(0))
+		f.Rules = slices.DeleteFunc(f.Rules, func(name string) bool { return name == of.name })
 	}
 }
 
 // Done returns the faults that were injected, after the request has ended. stale reports
 // whether it was answered with a stale list. f may be nil.
-func (f *Faults) Done(stale bool) []Injected {
+func (f *Faults) Done(stale bool) []*Injected {
 	if f == nil {
 		return nil
 	}
@@ -84,12 +82,12 @@ func (f *Faults) Done(stale bool) []Injected {
 // missed. Those that were injected have been passed to Watch.Told, and are taken out of
 // Injected too.
 func (f *Faults) Over() {
-	for k := range numKinds {
-		for ofWatches.has(k) && slices.ContainsFunc(f.Injected, func(of Injected) bool { return of.Kind == k && !*of.done }) {
-			f.Missed(k)
+	for _, of := range slices.Clone(f.Injected) {
+		if ofWatches.has(of.Kind) && !of.told {
+			f.Missed(of.Kind)
 		}
 	}
-	f.Injected = slices.DeleteFunc(f.Injected, func(of Injected) bool { return of.done != nil })
+	f.Injected = slices.DeleteFunc(f.Injected, func(of *Injected) bool { return of.told })
 }
 
 // Abort is an answer of the proxy in place of the server's.
@@ -118,12 +116,12 @@ type Watch struct {
 
 	by     [numKinds]*Injected
 	delays []delays
-	late   []Injected // rules that delay the last event passed to Delay
+	late   []*Injected // rules that delay the last event passed to Delay
 }
 
 // delays decides about the delays of one rule.
 type delays struct {
-	by   Injected
+	by   *Injected
 	late func() bool
 }
 
@@ -149,13 +147,13 @@ func (w *Watch) Did(k Kind) {
 			w.tell(of)
 		}
 	} else if of := w.by[k]; of != nil {
-		w.tell(*of)
+		w.tell(of)
 	}
 }
 
-func (w *Watch) tell(of Injected) {
-	*of.done = true
+func (w *Watch) tell(of *Injected) {
+	of.told = true
 	if w.Told != nil {
-		w.Told(of)
+		w.Told(*of)
 	}
 }

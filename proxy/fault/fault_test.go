@@ -48,7 +48,7 @@ func aborts(percent float64) *meshv1.FaultRule {
 	return &meshv1.FaultRule{Abort: &meshv1.Abort{Status: 500, Percent: percent}}
 }
 
-// run tells which of n requests were harmed.
+// run returns an x for each of n requests that gets a fault, and a dot for each other.
 func run(r *Resources, n int) string {
 	var out strings.Builder
 	for range n {
@@ -61,16 +61,16 @@ func run(r *Resources, n int) string {
 	return out.String()
 }
 
-func TestPercent(t *testing.T) {
-	for percent, harmed := range map[float64][2]int{0: {0, 0}, 100: {10000, 10000}, 5: {400, 600}, 0.5: {25, 80}, 99.5: {9900, 9980}} {
+func TestFaultsFollowTheirPercentage(t *testing.T) {
+	for percent, injected := range map[float64][2]int{0: {0, 0}, 100: {10000, 10000}, 5: {400, 600}, 0.5: {25, 80}, 99.5: {9900, 9980}} {
 		r := compiled(t, one(aborts(percent)), NewStore("pod")).OfKind(gets)
 		n := strings.Count(run(r, 10000), "x")
-		require.GreaterOrEqual(t, n, harmed[0], "%v %%", percent)
-		require.LessOrEqual(t, n, harmed[1], "%v %%", percent)
+		require.GreaterOrEqual(t, n, injected[0], "%v %%", percent)
+		require.LessOrEqual(t, n, injected[1], "%v %%", percent)
 	}
 }
 
-func TestARunRepeatsExactly(t *testing.T) {
+func TestSeededRunsRepeatExactly(t *testing.T) {
 	of := func(seed int64) string {
 		rule := aborts(30)
 		rule.Seed, rule.Key = &seed, fmt.Sprint("key of ", time.Now())
@@ -83,7 +83,7 @@ func TestARunRepeatsExactly(t *testing.T) {
 
 // The seed is that of a rule by its name: others with the same one are decided about
 // apart.
-func TestRulesAreDecidedApart(t *testing.T) {
+func TestRulesDecideIndependently(t *testing.T) {
 	for _, seed := range []*int64{nil, new(int64(0)), new(int64(7))} {
 		conflicts, errs := aborts(20), aborts(20)
 		conflicts.Abort.Status = 409
@@ -100,7 +100,7 @@ func TestRulesAreDecidedApart(t *testing.T) {
 	}
 }
 
-func TestPodsUnderARuleWithoutASeedAreDecidedApart(t *testing.T) {
+func TestUnseededPodsDecideIndependently(t *testing.T) {
 	of := func(pod string, seed *int64) string {
 		rule := aborts(30)
 		rule.Seed = seed
@@ -111,7 +111,7 @@ func TestPodsUnderARuleWithoutASeedAreDecidedApart(t *testing.T) {
 	require.Equal(t, of("a", new(int64(0))), of("b", new(int64(0))))
 }
 
-func TestARunGoesOnAfterAPolicyAndAnAgent(t *testing.T) {
+func TestRunsContinueAfterPolicyChangeAndTakeover(t *testing.T) {
 	rule := aborts(30)
 	whole := run(compiled(t, one(rule), NewStore("pod")).OfKind(gets), 60)
 
@@ -129,7 +129,7 @@ func TestARunGoesOnAfterAPolicyAndAnAgent(t *testing.T) {
 	require.Equal(t, uint64(60), next.States()[0].Matched)
 }
 
-func TestKindsOfARuleAreDecidedApart(t *testing.T) {
+func TestKindsDecideIndependently(t *testing.T) {
 	r := compiled(t, one(&meshv1.FaultRule{
 		Delay: &meshv1.Delay{FixedNs: 1, Percent: 50}, Truncate: &meshv1.Truncate{Percent: 50},
 	}), NewStore("pod")).OfKind(gets)
@@ -144,30 +144,30 @@ func TestKindsOfARuleAreDecidedApart(t *testing.T) {
 	require.Len(t, seen, 4)
 }
 
-func TestCountBoundsWhatIsHarmed(t *testing.T) {
+func TestCountBoundsInjections(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 3
 	s := NewStore("pod")
 	r := compiled(t, one(rule), s).OfKind(gets)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	harmed := 0
+	injected := 0
 	for range 50 {
 		wg.Go(func() {
 			if r.Decide(noon, pod) != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				harmed++
+				injected++
 			}
 		})
 	}
 	wg.Wait()
-	require.Equal(t, 3, harmed)
+	require.Equal(t, 3, injected)
 	require.Equal(t, uint64(50), s.States()[0].Matched)
 	require.Equal(t, uint64(3), s.States()[0].Injected)
 }
 
-func TestWhatWasMissedIsNotCounted(t *testing.T) {
+func TestMissedFaultsAreNotCounted(t *testing.T) {
 	rule := &meshv1.FaultRule{Count: 1, StaleList: &meshv1.StaleList{AgeNs: 5, Percent: 100}}
 	s := NewStore("pod")
 	r := compiled(t, one(rule), s).OfKind(lists)
@@ -182,7 +182,7 @@ func TestWhatWasMissedIsNotCounted(t *testing.T) {
 	require.Nil(t, r.Decide(noon, pod))
 }
 
-func TestExpiry(t *testing.T) {
+func TestExpiredRulesInjectNothing(t *testing.T) {
 	m := one(aborts(100))
 	m.Injections[0].Expires = noon.Unix()
 	r := compiled(t, m, NewStore("pod")).OfKind(gets)
@@ -190,7 +190,7 @@ func TestExpiry(t *testing.T) {
 	require.Nil(t, r.Decide(noon, pod))
 }
 
-func TestNamespacesWithoutFaults(t *testing.T) {
+func TestExemptNamespacesHaveNoFaults(t *testing.T) {
 	rule := aborts(100)
 	rule.Watch = &meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100}}
 	m := one(rule)
@@ -205,7 +205,7 @@ func TestNamespacesWithoutFaults(t *testing.T) {
 	require.False(t, all.Watch.Exempt("loud"))
 }
 
-func TestWhoMatches(t *testing.T) {
+func TestRulesMatchResourcesAndPaths(t *testing.T) {
 	named := aborts(100)
 	named.Resources = []*meshv1.ResourceMatch{{Names: []string{"leader"}, Verbs: []string{"get"}}}
 	others := aborts(100)
@@ -240,8 +240,8 @@ func TestWhoMatches(t *testing.T) {
 	}
 }
 
-// Rules about hosts alone need no more than connections, but where they harm one request.
-func TestWhatIsDecrypted(t *testing.T) {
+// Rules about hosts alone need no more than connections, unless they inject faults into single requests.
+func TestDecryptsWhatRulesMustSee(t *testing.T) {
 	asked := &match.HTTP{Scheme: "https", Host: "example.com", Port: 443, Opaque: true}
 	for _, c := range []struct {
 		rule      *meshv1.FaultRule
@@ -272,7 +272,7 @@ func TestWhatIsDecrypted(t *testing.T) {
 	require.False(t, (*Rules)(nil).Decrypts(asked))
 }
 
-func TestNoRuleCostsAPlanNothing(t *testing.T) {
+func TestKindsWithoutRulesHaveNoResources(t *testing.T) {
 	rule := aborts(100)
 	rule.Resources = []*meshv1.ResourceMatch{{Verbs: []string{"list"}}}
 	r := compiled(t, one(rule, &meshv1.FaultRule{StaleList: &meshv1.StaleList{Percent: 100}}), NewStore("pod"))
@@ -286,7 +286,7 @@ func TestNoRuleCostsAPlanNothing(t *testing.T) {
 	(*Rules)(nil).Enforce(noon)
 }
 
-func TestRulesThatMatchTogether(t *testing.T) {
+func TestMatchingRulesCombine(t *testing.T) {
 	delay := func(d time.Duration) *meshv1.FaultRule {
 		return &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(d), Percent: 100}}
 	}
@@ -326,13 +326,13 @@ func TestRulesThatMatchTogether(t *testing.T) {
 				injected += state.Injected
 			}
 			require.Len(t, c.want.Rules, int(injected), "only what is done counts")
-			f.Injected, f.parts, f.namespace = nil, nil, ""
+			f.Injected, f.namespace = nil, ""
 			require.Equal(t, c.want, *f)
 		})
 	}
 }
 
-func TestEventsOfAWatch(t *testing.T) {
+func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 	m := one(&meshv1.FaultRule{Seed: new(int64(3)), Watch: &meshv1.WatchFault{
 		Gone:  &meshv1.WatchFault_Gone{Percent: 100, AfterNs: 5},
 		Stall: &meshv1.WatchFault_Stall{Percent: 0},
@@ -380,7 +380,7 @@ func TestEventsOfAWatch(t *testing.T) {
 	require.Equal(t, delays, delaysAgain)
 }
 
-func TestWhatCannotBeCompiled(t *testing.T) {
+func TestInvalidRulesFailToCompile(t *testing.T) {
 	for what, r := range map[string]*meshv1.FaultRule{
 		"percentage NaN":     {Delay: &meshv1.Delay{Percent: math.NaN()}},
 		"invalid percentage": {Reset_: &meshv1.Reset{Percent: 101}},
@@ -402,7 +402,7 @@ func TestWhatCannotBeCompiled(t *testing.T) {
 	}
 }
 
-func TestAPolicyForgetsOtherRules(t *testing.T) {
+func TestEnforceForgetsOtherRules(t *testing.T) {
 	s := NewStore("pod")
 	gone, stays := aborts(100), aborts(100)
 	gone.Name, stays.Name = "gone", "stays"
@@ -420,7 +420,7 @@ func TestAPolicyForgetsOtherRules(t *testing.T) {
 	require.Zero(t, s.States()[0].Matched, "forgotten")
 }
 
-func TestAnImportReachesRulesThatWereCompiledBefore(t *testing.T) {
+func TestImportReachesCompiledRules(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 2
 	old := NewStore("pod")
@@ -437,7 +437,7 @@ func TestAnImportReachesRulesThatWereCompiledBefore(t *testing.T) {
 }
 
 // At a hand-over the agent before tells twice: when the next begins, and when it has ended.
-func TestASecondImportKeepsWhatWasCountedSinceTheFirst(t *testing.T) {
+func TestSecondImportKeepsNewCounts(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 3
 	old := NewStore("pod")
@@ -489,7 +489,7 @@ func FuzzImport(f *testing.F) {
 }
 
 // A rule that leaves for a moment goes on where it was.
-func TestRulesThatComeBack(t *testing.T) {
+func TestReturningRulesKeepTheirCounts(t *testing.T) {
 	s := NewStore("pod")
 	count := aborts(100)
 	count.Count = 2
@@ -499,22 +499,22 @@ func TestRulesThatComeBack(t *testing.T) {
 		r.Enforce(at)
 		return r.OfKind(gets)
 	}
-	harmed := func(r *Resources) bool { return r.Decide(noon, pod) != nil }
+	injected := func(r *Resources) bool { return r.Decide(noon, pod) != nil }
 	r := put(noon, count)
-	require.True(t, harmed(r))
+	require.True(t, injected(r))
 	put(noon)
 	require.Empty(t, s.States())
 	r = put(noon, count)
-	require.True(t, harmed(r))
-	require.False(t, harmed(r), "two, and not two again")
+	require.True(t, injected(r))
+	require.False(t, injected(r), "two, and not two again")
 	put(noon)
 	r = put(noon.Add(keep.For), count)
-	require.True(t, harmed(r), "it is another run")
+	require.True(t, injected(r), "it is another run")
 }
 
 // What was to be done to a watch is not counted before it is done, and does not spend
 // the rule's count if it is not.
-func TestAWatchThatWasNotHarmed(t *testing.T) {
+func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	once := &meshv1.FaultRule{Count: 1, Watch: &meshv1.WatchFault{
 		Gone: &meshv1.WatchFault_Gone{Percent: 100},
 		Drop: &meshv1.WatchFault_Drop{Percent: 100},

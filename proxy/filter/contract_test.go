@@ -21,7 +21,7 @@ import (
 
 // Every list that client-go knows has its items and their metadata where the filter
 // looks for them.
-func TestEveryList(t *testing.T) {
+func TestListsOfAllKindsAreFiltered(t *testing.T) {
 	lists := 0
 	for gvk := range scheme.AllKnownTypes() {
 		o, err := scheme.New(gvk)
@@ -52,7 +52,7 @@ func TestEveryList(t *testing.T) {
 	require.Greater(t, lists, 100)
 }
 
-func TestKeyOf(t *testing.T) {
+func TestKeyOfReadsObjectsAndTables(t *testing.T) {
 	p := pod(own, "a")
 	secret := &corev1.Secret{ObjectMeta: p.ObjectMeta}
 	part := partial(p, "v1")
@@ -89,7 +89,7 @@ func TestKeyOf(t *testing.T) {
 	require.ErrorIs(t, err, filter.ErrType)
 }
 
-func TestAccept(t *testing.T) {
+func TestAcceptKeepsFilterableTypes(t *testing.T) {
 	for _, c := range []struct {
 		in   []string
 		want string
@@ -114,7 +114,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-func TestTypes(t *testing.T) {
+func TestUnsupportedTypesAreRefused(t *testing.T) {
 	for _, contentType := range []string{"", "application/yaml", "application/cbor", "application/cbor-seq", "text/plain", "application/json; x", "application/json-patch+json"} {
 		_, err := filter.New(strings.NewReader(""), keep, filter.Options{ContentType: contentType})
 		require.ErrorIs(t, err, filter.ErrType, contentType)
@@ -124,7 +124,7 @@ func TestTypes(t *testing.T) {
 }
 
 // A list that the apiserver narrowed passes as it is, and no other does.
-func TestEcho(t *testing.T) {
+func TestEchoedSelectorPassesListsUnchanged(t *testing.T) {
 	const selector = "shardRange(object.metadata.namespace, '0x0000000000000000', '0x8000000000000000')"
 	l := pods(20)
 	l.ShardInfo = &metav1.ShardInfo{Selector: selector}
@@ -180,7 +180,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func TestEventsAreNotHeldBack(t *testing.T) {
+func TestEventsPassAsTheyArrive(t *testing.T) {
 	for _, media := range []string{jsonType, protoType} {
 		a, b, c := event(t, media, watch.Added, pod(own, "a")), event(t, media, watch.Added, pod("other", "b")), event(t, media, watch.Added, pod(own, "c"))
 		src := &pieces{t, [][]byte{bytes.Join([][]byte{a, b, c[:40]}, nil), c[40:]}}
@@ -196,7 +196,7 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 }
 
 // Of whatever is cut off nothing foreign is passed, and clients learn that it was.
-func TestTruncated(t *testing.T) {
+func TestTruncatedInputIsAnError(t *testing.T) {
 	for name, body := range map[string][]byte{
 		jsonType:  bytes.TrimSpace(encode(t, jsonType, pods(10))),
 		protoType: encode(t, protoType, pods(10)),
@@ -232,7 +232,7 @@ type failing struct{ err error }
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 
 // The apiserver says a Table's columns in the first event alone.
-func TestAWatchKeepsItsColumns(t *testing.T) {
+func TestFirstKeptEventHasTheColumns(t *testing.T) {
 	event := func(columns, namespace string) string {
 		return `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions": ` + columns +
 			`,"rows":[{"object":{"metadata":{"namespace":"` + namespace + `"}}}]}}` + "\n"
@@ -258,7 +258,7 @@ func TestAWatchKeepsItsColumns(t *testing.T) {
 	require.Equal(t, custom, string(out), "a custom resource that is called Table")
 }
 
-func TestRefused(t *testing.T) {
+func TestMalformedInputIsRefused(t *testing.T) {
 	frame := func(b string) string { return string([]byte{0, 0, byte(len(b) >> 8), byte(len(b))}) + b }
 	list := filter.Options{ContentType: jsonType, MaxObject: 4 << 10}
 	events := filter.Options{ContentType: jsonType, MaxObject: 4 << 10, Watch: true}
@@ -329,7 +329,7 @@ func TestRefused(t *testing.T) {
 }
 
 // What no reader takes for something else passes.
-func TestUnusual(t *testing.T) {
+func TestUnusualEncodingsAreFiltered(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"items":null}`:                                         `{"items":null}`,
 		`{"kind":"Status","code":200}`:                           `{"kind":"Status","code":200}`,
@@ -352,7 +352,7 @@ func TestUnusual(t *testing.T) {
 }
 
 // What is kept beyond the first bytes is asked for.
-func TestHold(t *testing.T) {
+func TestHoldIsCalledBeforeBuffersGrow(t *testing.T) {
 	refused := errors.New("enough")
 	for _, c := range []struct {
 		name   string

@@ -32,14 +32,12 @@ type Events struct {
 
 // NewEvents returns the Events of src. It ignores the options for lists.
 func NewEvents(src io.Reader, o Options) (*Events, error) {
-	if o.MaxObject == 0 {
-		o.MaxObject = DefaultMaxObject
-	}
-	media, err := mediaType(o.ContentType)
+	o.Watch = true
+	in, media, err := newInput(src, o)
 	if err != nil {
 		return nil, err
 	}
-	in := input{src: src, max: o.MaxObject, hold: o.Hold, base: watchBuffer, asked: watchBuffer, wait: true}
+	in.wait = true
 	return &Events{in: in, protobuf: media == typeProtobuf}, nil
 }
 
@@ -73,12 +71,12 @@ func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
 func (e *Events) nextJSON() (Event, error) {
 	for {
-		e.in.take(spaces(e.in.b))
-		if len(e.in.b) > 0 {
-			break
-		}
-		if err := e.in.more(); err != nil {
+		out, err := e.in.spaces()
+		if err != nil {
 			return Event{}, err
+		}
+		if len(out) == 0 {
+			break
 		}
 	}
 	s := scanner{in: &e.in}

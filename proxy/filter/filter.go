@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -79,21 +80,11 @@ type form interface {
 // Of a protobuf list it keeps all objects that pass, so that errors occur before the first
 // byte.
 func New(src io.Reader, keep Keep, o Options) (*Reader, error) {
-	if o.MaxObject == 0 {
-		o.MaxObject = DefaultMaxObject
-	}
-	if o.MaxList == 0 {
-		o.MaxList = DefaultMaxList
-	}
-	media, err := mediaType(o.ContentType)
+	in, media, err := newInput(src, o)
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{keep: keep, in: input{src: src, max: o.MaxObject, hold: o.Hold, base: listBuffer}}
-	if o.Watch {
-		r.in.base = watchBuffer
-	}
-	r.in.asked = r.in.base
+	r := &Reader{keep: keep, in: in}
 	switch {
 	case media == typeJSON && o.Watch:
 		r.form = &jsonWatch{}
@@ -102,7 +93,7 @@ func New(src io.Reader, keep Keep, o Options) (*Reader, error) {
 	case o.Watch:
 		r.form = protoWatch{}
 	default:
-		r.form = &protoList{selector: o.ShardSelector, max: o.MaxList}
+		r.form = &protoList{selector: o.ShardSelector, max: cmp.Or(o.MaxList, DefaultMaxList)}
 	}
 	return r, nil
 }
@@ -166,6 +157,19 @@ const (
 	typeJSON     = "application/json"
 	typeProtobuf = "application/vnd.kubernetes.protobuf"
 )
+
+// newInput returns an input and the media type of an answer.
+func newInput(src io.Reader, o Options) (in input, media string, err error) {
+	base := listBuffer
+	if o.Watch {
+		base = watchBuffer
+	}
+	if o.Hold == nil {
+		o.Hold = func(int) error { return nil }
+	}
+	media, err = mediaType(o.ContentType)
+	return input{src: src, max: cmp.Or(o.MaxObject, DefaultMaxObject), hold: o.Hold, base: base, asked: base}, media, err
+}
 
 func mediaType(contentType string) (string, error) {
 	media, _, err := mime.ParseMediaType(contentType)

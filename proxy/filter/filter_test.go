@@ -65,7 +65,7 @@ func partialsBeta(l *corev1.PodList) *metav1beta1.PartialObjectMetadataList {
 }
 
 // What is left is what the apiserver would have written of the objects that stay.
-func TestLists(t *testing.T) {
+func TestListsKeepWantedObjects(t *testing.T) {
 	forms := map[string]func(*corev1.PodList) runtime.Object{
 		"typed":        func(l *corev1.PodList) runtime.Object { return l },
 		"partial":      func(l *corev1.PodList) runtime.Object { return partials(l) },
@@ -92,7 +92,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-func TestWatches(t *testing.T) {
+func TestWatchesKeepWantedEvents(t *testing.T) {
 	for _, media := range []string{jsonType, protoType} {
 		var in, want []byte
 		add := func(kind watch.EventType, o runtime.Object, kept bool) {

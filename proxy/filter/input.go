@@ -78,7 +78,7 @@ func (in *input) room() error {
 	default:
 		size := min(2*len(in.store), full)
 		if more := size - in.asked; more > 0 {
-			if err := in.ask(more); err != nil {
+			if err := in.hold(more); err != nil {
 				return err
 			}
 			in.asked = size
@@ -88,14 +88,6 @@ func (in *input) room() error {
 		in.store = store
 	}
 	return nil
-}
-
-// ask calls hold for n more bytes.
-func (in *input) ask(n int) error {
-	if in.hold == nil {
-		return nil
-	}
-	return in.hold(n)
 }
 
 // take removes the first n bytes of b and returns them; they are valid until more.

@@ -174,15 +174,21 @@ func (s *scanner) taken(r *Reader) ([]byte, error) {
 
 // trailer passes spaces, and fails on anything else.
 func trailer(in *input) ([]byte, error) {
+	out, err := in.spaces()
+	if err == nil && len(out) == 0 {
+		err = ErrForm
+	}
+	return out, err
+}
+
+// spaces takes the spaces at the start of the input.
+func (in *input) spaces() ([]byte, error) {
 	if len(in.b) == 0 {
 		if err := in.more(); err != nil {
 			return nil, err
 		}
 	}
-	if n := spaces(in.b); n > 0 {
-		return in.take(n), nil
-	}
-	return nil, ErrForm
+	return in.take(spaces(in.b)), nil
 }
 
 // jsonWatch is a stream of events.
@@ -195,18 +201,12 @@ type jsonWatch struct {
 }
 
 func (w *jsonWatch) next(r *Reader) ([]byte, error) {
-	if len(r.in.b) == 0 {
-		if err := r.in.more(); err != nil {
-			return nil, err
-		}
-	}
 	// Spaces belong to the event before them, and pass at once: some clients read lines.
-	if n := spaces(r.in.b); n > 0 {
-		out := r.in.take(n)
+	if out, err := r.in.spaces(); err != nil || len(out) > 0 {
 		if w.dropped {
-			return nil, nil
+			out = nil
 		}
-		return out, nil
+		return out, err
 	}
 	s := scanner{in: &r.in}
 	kind, seen, o := s.event()
@@ -269,7 +269,7 @@ func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, 
 		}
 		w.columns = nil
 	case some && w.columns == nil:
-		if err := r.in.ask(len(said)); err != nil {
+		if err := r.in.hold(len(said)); err != nil {
 			return nil, err
 		}
 		w.columns = bytes.Clone(said)

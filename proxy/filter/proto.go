@@ -434,7 +434,7 @@ func (l *protoList) hold(in *input, b []byte) error {
 	last := len(l.held) - 1
 	if room := cap(l.held[last]) - len(l.held[last]); room < len(b) {
 		size := max(len(b), min(max(minPiece, 2*cap(l.held[last])), maxPiece))
-		if err := in.ask(size); err != nil {
+		if err := in.hold(size); err != nil {
 			return err
 		}
 		l.held = append(l.held, make([]byte, 0, size))

@@ -21,36 +21,20 @@ func expired(protobuf bool) []byte {
 		Reason:   metav1.StatusReasonExpired,
 		Code:     http.StatusGone,
 	}
-	encode := inJSON
-	if protobuf {
-		encode = inProtobuf
+	event := metav1.WatchEvent{Type: string(watch.Error)}
+	if !protobuf {
+		event.Object.Raw = encoded(json.Marshal(&status))
+		return append(encoded(json.Marshal(event)), '\n')
 	}
-	out, err := encode(&status)
+	object := runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: "v1", Kind: "Status"}, Raw: encoded(status.Marshal())}
+	event.Object.Raw = append([]byte("k8s\x00"), encoded(object.Marshal())...)
+	out := encoded(event.Marshal())
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(out))), out...)
+}
+
+func encoded(out []byte, err error) []byte {
 	if err != nil {
 		panic(fmt.Sprintf("events: %v", err)) // a Status always encodes
 	}
 	return out
-}
-
-func inJSON(s *metav1.Status) ([]byte, error) {
-	object, err := json.Marshal(s)
-	if err != nil {
-		return nil, err
-	}
-	out, err := json.Marshal(metav1.WatchEvent{Type: string(watch.Error), Object: runtime.RawExtension{Raw: object}})
-	return append(out, '\n'), err
-}
-
-func inProtobuf(s *metav1.Status) ([]byte, error) {
-	raw, err := s.Marshal()
-	if err != nil {
-		return nil, err
-	}
-	object, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: s.APIVersion, Kind: s.Kind}, Raw: raw}).Marshal()
-	if err != nil {
-		return nil, err
-	}
-	event := metav1.WatchEvent{Type: string(watch.Error), Object: runtime.RawExtension{Raw: append([]byte("k8s\x00"), object...)}}
-	out, err := event.Marshal()
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(out))), out...), err
 }

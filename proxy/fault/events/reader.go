@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -66,7 +67,7 @@ type Reader struct {
 // source is the reading of the events as they come.
 type source struct {
 	events   *filter.Events
-	arrivals chan arrival
+	arrivals chan *held // nil: there are no further events
 	stop     chan struct{}
 	stopped  chan struct{}
 }
@@ -115,12 +116,6 @@ type held struct {
 	drop, twice bool
 }
 
-// arrival is an event of the source, or the error that ended reading.
-type arrival struct {
-	event *held
-	err   error
-}
-
 // New returns a Reader that injects faults into the events of src. If the content type is
 // not supported, it fails with filter.ErrType and has read nothing.
 func New(src io.Reader, o Options) (*Reader, error) {
@@ -130,7 +125,7 @@ func New(src io.Reader, o Options) (*Reader, error) {
 	}
 	r := &Reader{
 		o: o, faults: o.Faults,
-		source:  source{in, make(chan arrival), make(chan struct{}), make(chan struct{})},
+		source:  source{in, make(chan *held), make(chan struct{}), make(chan struct{})},
 		clock:   clock{start: time.Now(), timer: time.NewTimer(math.MaxInt64), delays: o.Faults.Delays()},
 		dropped: dropped{list.New(), map[object]*list.Element{}},
 	}
@@ -142,21 +137,23 @@ func New(src io.Reader, o Options) (*Reader, error) {
 func (r *Reader) read() {
 	defer close(r.stopped)
 	for {
-		e, err := r.events.Next()
-		a := arrival{err: err}
-		if err == nil {
-			a.event = keep(&e, r.events.Protobuf())
+		var h *held
+		if e, err := r.events.Next(); err == nil {
+			h = keep(&e, r.events.Protobuf())
 		}
 		select {
-		case r.arrivals <- a:
+		case r.arrivals <- h:
 		case <-r.stop:
 			return
 		}
-		if err != nil {
+		if h == nil {
 			return
 		}
 	}
 }
+
+// changes are the kinds of events about objects.
+var changes = []string{"ADDED", "MODIFIED", "DELETED"}
 
 func keep(e *filter.Event, protobuf bool) *held {
 	h := &held{
@@ -165,10 +162,7 @@ func keep(e *filter.Event, protobuf bool) *held {
 		bytes:  make([]byte, len(e.Bytes), len(e.Bytes)+1),
 	}
 	copy(h.bytes, e.Bytes)
-	switch h.kind {
-	case "ADDED", "MODIFIED", "DELETED":
-		h.one = e.One
-	}
+	h.one = e.One && slices.Contains(changes, h.kind)
 	h.final = h.kind == "BOOKMARK" && bytes.Contains(h.bytes, endOfInitial)
 	if !protobuf {
 		h.bytes = append(h.bytes, '\n')
@@ -185,10 +179,10 @@ func (r *Reader) Close() error {
 	r.timer.Stop()
 	r.forget()
 	for e := r.drops.Front(); e != nil; e = r.drops.Front() {
-		r.give(r.undrop(e).taken)
+		r.o.Give(r.undrop(e).taken)
 	}
 	for _, p := range r.out {
-		r.give(p.taken)
+		r.o.Give(p.taken)
 	}
 	r.out, r.rest, r.err = nil, nil, io.ErrClosedPipe
 	return nil
@@ -214,7 +208,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 		c := copy(p[n:], first.bytes)
 		n += c
 		if first.bytes = first.bytes[c:]; len(first.bytes) == 0 {
-			r.give(first.taken)
+			r.o.Give(first.taken)
 			r.out[0] = nil
 			r.out = r.out[1:]
 		}
@@ -231,11 +225,11 @@ func (r *Reader) step() {
 	}
 	r.timer.Reset(r.next(now))
 	select {
-	case a := <-r.arrivals:
-		if a.err != nil {
+	case h := <-r.arrivals:
+		if h == nil {
 			r.end()
 		} else {
-			r.arrive(a.event, time.Now())
+			r.arrive(h, time.Now())
 		}
 	case <-r.timer.C:
 	case <-r.changed:
@@ -422,7 +416,7 @@ func (r *Reader) pass(h *held, now time.Time) {
 	switch {
 	case !h.one:
 		if r.drops.Len() > 0 && h.kind == "BOOKMARK" && !h.final {
-			r.give(h.taken)
+			r.o.Give(h.taken)
 			return
 		}
 		r.makeUp()
@@ -437,10 +431,10 @@ func (r *Reader) pass(h *held, now time.Time) {
 		was := gap.Value.(*held)
 		h.due = was.due
 		gap.Value = h
-		r.give(was.taken)
+		r.o.Give(was.taken)
 		return
 	case gap != nil:
-		r.give(r.undrop(gap).taken) // the later event replaces the dropped one
+		r.o.Give(r.undrop(gap).taken) // the later event replaces the dropped one
 	}
 	if h.twice && r.faults != nil && r.faults.Duplicate != nil {
 		r.faults.Did(fault.WatchDuplicate)
@@ -522,16 +516,10 @@ func (r *Reader) take(h *held) bool {
 	return true
 }
 
-func (r *Reader) give(n int64) {
-	if n > 0 {
-		r.o.Give(n)
-	}
-}
-
 // forget discards the events that are held back.
 func (r *Reader) forget() {
 	for _, h := range r.queue {
-		r.give(h.taken)
+		r.o.Give(h.taken)
 	}
 	r.queue = nil
 }

@@ -20,7 +20,7 @@ import (
 
 type readCloser = io.ReadCloser
 
-// stream is a harmed watch between a test's two ends.
+// stream is a injected watch between a test's two ends.
 type stream struct {
 	t     testing.TB
 	media string
@@ -33,7 +33,7 @@ type stream struct {
 	out   chan string
 }
 
-func harmed(t testing.TB, media string, f *fault.Watch) *stream {
+func faulty(t testing.TB, media string, f *fault.Watch) *stream {
 	s := &stream{t: t, media: media, room: 1 << 20, off: make(chan struct{}), out: make(chan string, 100)}
 	from, to := io.Pipe()
 	s.up = to
@@ -125,9 +125,9 @@ func each(t *testing.T, f func(t *testing.T, media string)) {
 	}
 }
 
-func TestGone(t *testing.T) {
+func TestGoneEndsTheWatchWith410(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Gone: new(time.Minute)})
+		s := faulty(t, media, &fault.Watch{Gone: new(time.Minute)})
 		s.send(watch.Added, "a", "1")
 		time.Sleep(59 * time.Second)
 		require.Equal(t, []string{"ADDED a/1"}, s.got())
@@ -137,17 +137,17 @@ func TestGone(t *testing.T) {
 	})
 }
 
-func TestGoneAtOnce(t *testing.T) {
+func TestGoneWithoutDelayEndsTheWatchAtOnce(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Gone: new(time.Duration(0))})
+		s := faulty(t, media, &fault.Watch{Gone: new(time.Duration(0))})
 		require.Equal(t, []string{"ERROR", "EOF"}, s.got())
 		s.finish()
 	})
 }
 
-func TestCut(t *testing.T) {
+func TestCutBreaksTheWatchOff(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Cut: new(time.Minute), Drop: script("x"), MadeUpAfter: time.Hour})
+		s := faulty(t, media, &fault.Watch{Cut: new(time.Minute), Drop: script("x"), MadeUpAfter: time.Hour})
 		s.send(watch.Added, "a", "1")
 		s.send(watch.Added, "b", "2")
 		time.Sleep(time.Minute)
@@ -162,9 +162,9 @@ func TestCut(t *testing.T) {
 	})
 }
 
-func TestStallForAWhile(t *testing.T) {
+func TestStallHoldsEventsBack(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Stall: new(time.Minute), StallLasts: time.Minute})
+		s := faulty(t, media, &fault.Watch{Stall: new(time.Minute), StallLasts: time.Minute})
 		s.send(watch.Added, "a", "1")
 		require.Equal(t, []string{"ADDED a/1"}, s.got())
 		time.Sleep(61 * time.Second)
@@ -179,9 +179,9 @@ func TestStallForAWhile(t *testing.T) {
 	})
 }
 
-func TestStallForGood(t *testing.T) {
+func TestEndlessStallDiscardsEvents(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Stall: new(time.Duration(0))})
+		s := faulty(t, media, &fault.Watch{Stall: new(time.Duration(0))})
 		for i := range 100 {
 			s.send(watch.Modified, "a", fmt.Sprint(i))
 		}
@@ -195,9 +195,9 @@ func TestStallForGood(t *testing.T) {
 	})
 }
 
-func TestAStallForGoodEndsTheWatchWhenItIsOff(t *testing.T) {
+func TestLiftedEndlessStallEndsTheWatch(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Stall: new(time.Duration(0))})
+		s := faulty(t, media, &fault.Watch{Stall: new(time.Duration(0))})
 		s.send(watch.Modified, "a", "1")
 		close(s.off)
 		require.Equal(t, []string{"EOF"}, s.got())
@@ -205,10 +205,10 @@ func TestAStallForGoodEndsTheWatchWhenItIsOff(t *testing.T) {
 	})
 }
 
-func TestDelay(t *testing.T) {
+func TestDelayHoldsLaterEventsBack(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
 		late := []time.Duration{0, time.Minute, 0, time.Second}
-		s := harmed(t, media, &fault.Watch{Delay: func() time.Duration {
+		s := faulty(t, media, &fault.Watch{Delay: func() time.Duration {
 			d := late[0]
 			late = late[1:]
 			return d
@@ -227,9 +227,9 @@ func TestDelay(t *testing.T) {
 	})
 }
 
-func TestDuplicate(t *testing.T) {
+func TestDuplicateDeliversEventsTwice(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Duplicate: func() bool { return true }})
+		s := faulty(t, media, &fault.Watch{Duplicate: func() bool { return true }})
 		s.send(watch.Added, "a", "1")
 		s.send(watch.Deleted, "a", "2")
 		s.send(watch.Bookmark, "", "3")
@@ -238,7 +238,7 @@ func TestDuplicate(t *testing.T) {
 	})
 }
 
-func TestDrop(t *testing.T) {
+func TestDroppedEventsAreDeliveredLater(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		drop string
@@ -254,7 +254,7 @@ func TestDrop(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			each(t, func(t *testing.T, media string) {
-				s := harmed(t, media, &fault.Watch{Drop: script(c.drop), MadeUpAfter: time.Minute})
+				s := faulty(t, media, &fault.Watch{Drop: script(c.drop), MadeUpAfter: time.Minute})
 				for _, e := range c.send {
 					parts := strings.Split(e, " ")
 					switch parts[0] {
@@ -275,10 +275,10 @@ func TestDrop(t *testing.T) {
 	}
 }
 
-func TestExemptEventsAreLeftAlone(t *testing.T) {
+func TestExemptEventsPassUnchanged(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
 		always := func() bool { return true }
-		s := harmed(t, media, &fault.Watch{
+		s := faulty(t, media, &fault.Watch{
 			Drop: always, Duplicate: always, MadeUpAfter: time.Hour,
 			Exempt: func(namespace string) bool { return namespace == "ns" },
 		})
@@ -290,15 +290,15 @@ func TestExemptEventsAreLeftAlone(t *testing.T) {
 
 // Events of exempt objects pass what is held back. A client that goes with them in hand
 // must list.
-func TestExemptEventsPassOthers(t *testing.T) {
+func TestExemptEventsOvertakeOthers(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		for _, harm := range []*fault.Watch{
+		for _, faults := range []*fault.Watch{
 			{Delay: func() time.Duration { return time.Minute }},
 			{Stall: new(time.Duration(0)), StallLasts: time.Minute},
 			{Stall: new(time.Duration(0))},
 		} {
-			harm.Exempt = func(namespace string) bool { return namespace == "quiet" }
-			s := harmed(t, media, harm)
+			faults.Exempt = func(namespace string) bool { return namespace == "quiet" }
+			s := faulty(t, media, faults)
 			exempt := func(version string) {
 				o := config("b", version)
 				o.Namespace = "quiet"
@@ -315,7 +315,7 @@ func TestExemptEventsPassOthers(t *testing.T) {
 			require.False(t, s.gap.Covers("1"))
 			require.True(t, s.gap.Covers("3"), "it has not heard of a/2")
 			time.Sleep(time.Minute)
-			if harm.Stall != nil && harm.StallLasts == 0 {
+			if faults.Stall != nil && faults.StallLasts == 0 {
 				require.Empty(t, s.got())
 			} else {
 				require.Equal(t, []string{"MODIFIED a/2"}, s.got())
@@ -327,7 +327,7 @@ func TestExemptEventsPassOthers(t *testing.T) {
 }
 
 // However a watch ends, what was held back is read first.
-func TestWhatIsHeldBackIsReadBeforeTheEnd(t *testing.T) {
+func TestHeldEventsAreReadBeforeTheEnd(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
 		for _, end := range []func(s *stream){
 			func(s *stream) { require.NoError(t, s.up.Close()) },
@@ -335,7 +335,7 @@ func TestWhatIsHeldBackIsReadBeforeTheEnd(t *testing.T) {
 			func(s *stream) { close(s.off) },
 			func(s *stream) { _, _ = s.up.Write([]byte("]]]]]]")) },
 		} {
-			s := harmed(t, media, &fault.Watch{
+			s := faulty(t, media, &fault.Watch{
 				Delay: func() time.Duration { return time.Hour },
 				Drop:  script("x"), MadeUpAfter: time.Hour,
 			})
@@ -353,9 +353,9 @@ func TestWhatIsHeldBackIsReadBeforeTheEnd(t *testing.T) {
 	})
 }
 
-func TestBeyondTheAccountNothingIsHeldBack(t *testing.T) {
+func TestEventsPassAboveTheAccount(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
-		s := harmed(t, media, &fault.Watch{Delay: func() time.Duration { return time.Hour }})
+		s := faulty(t, media, &fault.Watch{Delay: func() time.Duration { return time.Hour }})
 		s.room = 2000
 		for i := range 10 {
 			s.send(watch.Modified, "a", fmt.Sprint(i))
@@ -370,13 +370,13 @@ func TestBeyondTheAccountNothingIsHeldBack(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeReadIsLeftAlone(t *testing.T) {
+func TestUnreadableBytesPassUnchanged(t *testing.T) {
 	_, err := events.New(strings.NewReader(""), events.Options{ContentType: "application/cbor-seq"})
 	require.ErrorIs(t, err, filter.ErrType)
 }
 
 // The head of a Table's watch says what later events leave out.
-func TestTheColumnsOfATableAreNotDropped(t *testing.T) {
+func TestTableColumnsAreNotDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const first = `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":[{"name":"Name"}],"rows":[{"cells":["a"],"object":{"metadata":{"name":"a"}}}]}}` + "\n"
 		const second = `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":null,"rows":[{"cells":["b"],"object":{"metadata":{"name":"b"}}}]}}` + "\n"

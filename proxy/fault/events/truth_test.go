@@ -207,13 +207,13 @@ func truth(t *testing.T, media string, r *rand.Rand) {
 		go func() { w.watch(media, after, to, other, done); close(ended) }()
 		gap := &events.Gap{}
 		gaps = append(gaps, gap)
-		harm := randomFaults(r)
+		faults := randomFaults(r)
 		if calm {
-			harm = &fault.Watch{}
+			faults = &fault.Watch{}
 		}
 		reader, err := events.New(from, events.Options{
 			Interrupt:   func() { _ = from.Close() },
-			ContentType: media, Faults: harm, Gap: gap,
+			ContentType: media, Faults: faults, Gap: gap,
 			Still: func() (bool, <-chan struct{}) {
 				select {
 				case <-off:
@@ -336,18 +336,18 @@ func FuzzBytes(f *testing.F) {
 		synctest.Test(t, func(t *testing.T) {
 			asked := 0
 			decide := func() bool { asked++; return asked%2 == 0 }
-			harm := &fault.Watch{MadeUpAfter: time.Minute}
+			faults := &fault.Watch{MadeUpAfter: time.Minute}
 			if which&1 != 0 {
-				harm.Drop = decide
+				faults.Drop = decide
 			}
 			if which&2 != 0 {
-				harm.Duplicate = decide
+				faults.Duplicate = decide
 			}
 			if which&4 != 0 {
-				harm.Delay = func() time.Duration { return time.Duration(asked) * time.Second }
+				faults.Delay = func() time.Duration { return time.Duration(asked) * time.Second }
 			}
 			if which&8 != 0 {
-				harm.Stall, harm.StallLasts = new(time.Duration(0)), time.Minute
+				faults.Stall, faults.StallLasts = new(time.Duration(0)), time.Minute
 			}
 			from, to := io.Pipe()
 			go func() {
@@ -357,7 +357,7 @@ func FuzzBytes(f *testing.F) {
 			gap := &events.Gap{}
 			r, err := events.New(from, events.Options{
 				Interrupt:   func() { _ = from.Close() },
-				ContentType: media, Faults: harm, Gap: gap,
+				ContentType: media, Faults: faults, Gap: gap,
 				Still: func() (bool, <-chan struct{}) { return true, nil },
 				Take:  func(int64) bool { return which&16 == 0 }, Give: func(int64) {},
 			})

@@ -139,24 +139,19 @@ func (c *Conn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// SetDeadline implements net.Conn. It records the deadline for Write.
+// SetDeadline implements net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
-	c.note(t)
-	return c.Conn.SetDeadline(t)
+	return errors.Join(c.Conn.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 // SetWriteDeadline implements net.Conn. It records the deadline for Write.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	c.note(t)
-	return c.Conn.SetWriteDeadline(t)
-}
-
-func (c *Conn) note(t time.Time) {
 	if t.IsZero() {
 		c.deadline.Store(0)
 	} else {
 		c.deadline.Store(time.Now().UnixNano())
 	}
+	return c.Conn.SetWriteDeadline(t)
 }
 
 // Close implements net.Conn.

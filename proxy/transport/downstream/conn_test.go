@@ -1,6 +1,7 @@
 package downstream
 
 import (
+	"context"
 	"io"
 	"net"
 	"testing"
@@ -54,4 +55,33 @@ func (d *deadlines) SetWriteDeadline(t time.Time) error {
 func (d *deadlines) SetDeadline(t time.Time) error {
 	d.set = append(d.set, t)
 	return d.Conn.SetDeadline(t)
+}
+
+func TestStopClosesListenersThatComeLater(t *testing.T) {
+	conns := NewPools().Conns(func(string) {})
+	conns.Stop()
+	require.Error(t, conns.Draining.Err())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	conns.Listen(l)
+	_, err = l.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+func TestWaitEndsWithTheLastConnection(t *testing.T) {
+	conns := NewPools().Conns(func(string) {})
+	a, b := net.Pipe()
+	c := conns.Accept(a, false)
+	d := conns.Accept(b, true)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, conns.Wait(ctx), context.DeadlineExceeded)
+	ended := make(chan error)
+	go func() { ended <- conns.Wait(t.Context()) }()
+	require.NoError(t, c.Close())
+	require.NoError(t, c.Close(), "the accounts change once")
+	require.NoError(t, d.Close())
+	require.NoError(t, <-ended)
+	require.Error(t, c.Life.Err())
+	require.Zero(t, conns.Open.Taken())
 }

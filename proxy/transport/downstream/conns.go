@@ -53,6 +53,17 @@ const (
 	cutGrace = 2 * time.Second
 )
 
+// HeadWeight returns how many bytes of memory the fields of a head take, if their names
+// and values are copied so many times.
+func HeadWeight(fields map[string][]string, copies int) (n int64) {
+	for name, values := range fields {
+		for _, v := range values {
+			n += FieldWeight + int64(copies*(len(name)+len(v)))
+		}
+	}
+	return n
+}
+
 // Pools are what the pods of a node share.
 type Pools struct{ Open, HTTP2, Unserved *bounds.Pool }
 

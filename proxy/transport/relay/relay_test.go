@@ -30,7 +30,7 @@ func pair() (near, far duplex) {
 	return duplex{a, c}, duplex{d, b}
 }
 
-func TestASideThatEndedIsNotWaitedForAsLongAsAQuietOne(t *testing.T) {
+func TestHalfClosedRelayEndsSooner(t *testing.T) {
 	const idle = 5 * time.Hour
 	for name, want := range map[string]struct {
 		end    bool
@@ -56,7 +56,7 @@ func TestASideThatEndedIsNotWaitedForAsLongAsAQuietOne(t *testing.T) {
 	}
 }
 
-func TestASideThatSpeaksKeepsBoth(t *testing.T) {
+func TestTrafficInOneDirectionKeepsBoth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const idle, words = 5 * time.Hour, 200
 		client, down := pair()

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -64,8 +65,33 @@ func NewClient(cluster *Cluster, dial Dial) *Client {
 	return c
 }
 
+// connect returns a verified connection that speaks one of the protocols.
 func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, error) {
-	return c.cluster.connect(ctx, c.dial, c.cache, c.handshakes, protocols...)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	raw, err := c.cluster.open(ctx, c.dial)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case c.handshakes <- struct{}{}:
+		defer func() { <-c.handshakes }()
+	case <-ctx.Done():
+		_ = raw.Close()
+		return nil, ctx.Err()
+	}
+	conn := tls.Client(raw, &tls.Config{
+		RootCAs:            c.cluster.roots,
+		ServerName:         ServerName,
+		NextProtos:         protocols,
+		ClientSessionCache: c.cache,
+		MinVersion:         tls.VersionTLS12,
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	return conn, nil
 }
 
 // Short sends a request that ends soon. The body is sent before the answer is
@@ -88,20 +114,17 @@ func (c *Client) Stream(ctx context.Context, r *Request) (Response, error) {
 		c.alone.Add(-1)
 		return Response{}, err
 	}
-	resp.Body = &counted{ReadCloser: resp.Body, done: sync.OnceFunc(func() { c.alone.Add(-1) })}
+	body := resp.Body
+	resp.Body = wrapped{body, closer(sync.OnceValue(func() error {
+		c.alone.Add(-1)
+		return body.Close()
+	}))}
 	return responseOf(resp, nil)
 }
 
-// counted calls done when the body is closed.
-type counted struct {
-	io.ReadCloser
-	done func()
-}
+type closer func() error
 
-func (c *counted) Close() error {
-	c.done()
-	return c.ReadCloser.Close()
-}
+func (c closer) Close() error { return c() }
 
 // shared sends r as one stream of the HTTP/2 connection.
 func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error) {
@@ -143,11 +166,6 @@ func (c *Client) Tunnel(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	return c.cluster.open(ctx, c.dial)
-}
-
-// Connect returns an HTTP/1.1 connection for one upgrade.
-func (c *Client) Connect(ctx context.Context) (*tls.Conn, error) {
-	return c.connect(ctx, protocolHTTP11)
 }
 
 // Close closes the idle connections and keeps no more. Requests in progress go on.

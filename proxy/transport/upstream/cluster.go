@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -70,35 +69,6 @@ func (c *Cluster) Has(addr netip.AddrPort) bool {
 		own, err := netip.ParseAddrPort(s)
 		return err == nil && netip.AddrPortFrom(own.Addr().Unmap(), own.Port()) == addr
 	})
-}
-
-// connect returns a verified connection that speaks one of protocols.
-func (c *Cluster) connect(ctx context.Context, dial Dial, cache tls.ClientSessionCache, handshakes chan struct{}, protocols ...string) (*tls.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	raw, err := c.open(ctx, dial)
-	if err != nil {
-		return nil, err
-	}
-	select {
-	case handshakes <- struct{}{}:
-		defer func() { <-handshakes }()
-	case <-ctx.Done():
-		_ = raw.Close()
-		return nil, ctx.Err()
-	}
-	conn := tls.Client(raw, &tls.Config{
-		RootCAs:            c.roots,
-		ServerName:         ServerName,
-		NextProtos:         protocols,
-		ClientSessionCache: cache,
-		MinVersion:         tls.VersionTLS12,
-	})
-	if err := conn.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
-		return nil, fmt.Errorf("handshake: %w", err)
-	}
-	return conn, nil
 }
 
 // open returns a TCP connection to the apiserver.

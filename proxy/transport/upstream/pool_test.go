@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestEnded(t *testing.T) {
+func TestEndedRecognisesClosedConnections(t *testing.T) {
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
 		require.True(t, Ended(&net.OpError{Err: err}), err)
 	}
@@ -45,7 +45,7 @@ func (c *failing) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-func TestSilentPeerDoesNotPassForOneThatEnded(t *testing.T) {
+func TestSilentPeerHasNotEnded(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer server.Close()
 	var raw *failing

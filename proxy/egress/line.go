@@ -1,0 +1,106 @@
+package egress
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// line is what the proxy counts and logs about a request or a connection.
+type line struct {
+	s        *Server
+	c        *conn
+	protocol string
+	asked    []match.HTTP
+	verdict  string
+	by       string // CircuitBreaker and rule
+	code     int
+	err      error
+
+	ticket    limit.Ticket
+	injecting *fault.Faults // nil: none
+}
+
+// refusal is the answer to a request that the rules refuse.
+type refusal struct {
+	code    int
+	retry   int // in seconds; 0: none
+	message string
+}
+
+// admit applies the rules: those that intercept, limits, then faults. It returns nil if they
+// allow the request or connection. Rules that matched the CONNECT around it are skipped.
+func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refusal {
+	if p == nil {
+		return nil
+	}
+	if d := p.refuses(f); d != nil {
+		l.verdict, l.by = VerdictDenied, d.breaker+"/"+d.rule
+		if d.unseen {
+			l.verdict = VerdictUnseen
+		}
+		return &refusal{code: http.StatusForbidden, message: d.message(l.s.Namespace)}
+	}
+	if f.within {
+		return nil
+	}
+	ticket, above := p.limits.TakeHTTP(time.Now(), around.ticket, userAgent, l.asked...)
+	if above != nil {
+		l.s.Limited(above)
+		code := http.StatusTooManyRequests
+		l.verdict, l.by = VerdictLimited, above.Breaker+"/"+above.Rule
+		if above.Opened {
+			l.verdict, code = VerdictOpened, http.StatusServiceUnavailable
+		}
+		return &refusal{code, above.RetrySeconds(), above.Message(l.s.Namespace)}
+	}
+	l.ticket = ticket
+	if !l.s.draining() { // else the next server continues with the rules' counts
+		l.injecting = p.faults.DecideHTTP(time.Now(), around.met, l.asked...)
+	}
+	return nil
+}
+
+// end tells the rules how the request or connection ended.
+func (l *line) end(o limit.Outcome) {
+	for _, by := range l.injecting.Done(false) {
+		l.s.Injected(*by)
+	}
+	l.ticket.Done(time.Now(), o)
+}
+
+// done counts and logs the line. It never logs a path, a header or a body.
+func (l *line) done() {
+	l.s.Count(l.protocol, l.verdict)
+	if !l.s.Log.Enabled(context.Background(), slog.LevelDebug) {
+		return
+	}
+	host := ""
+	if len(l.asked) > 0 {
+		host = l.asked[0].Host
+	}
+	attrs := []slog.Attr{
+		slog.String("pod", l.s.Pod), slog.String("uid", l.s.UID),
+		slog.String("protocol", l.protocol),
+		slog.String("host", host), slog.String("to", l.c.to.String()),
+		slog.String("verdict", l.verdict),
+	}
+	if l.by != "" {
+		attrs = append(attrs, slog.String("rule", l.by))
+	}
+	if l.code != 0 {
+		attrs = append(attrs, slog.Int("code", l.code))
+	}
+	if l.injecting != nil && len(l.injecting.Rules) > 0 {
+		attrs = append(attrs, slog.Any("faults", l.injecting.Rules))
+	}
+	if l.err != nil {
+		attrs = append(attrs, slog.String("error", l.err.Error()))
+	}
+	l.s.Log.LogAttrs(context.Background(), slog.LevelDebug, "egress", attrs...)
+}
