@@ -114,10 +114,10 @@ func (n *Node) capturePod(uid string, p *pod, f pods.Found) error {
 	defer ns.Close()
 	request := capture.Request{
 		UID: p.info.UID, NetNS: ns.Path(), HostNetwork: p.info.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(p.info.Capture),
-		Addresses: p.info.Addresses, FailOpen: p.failsOpen(), Handed: p.handed, Egress: p.egressPorts(),
+		Addresses: p.info.Addresses, FailOpen: p.failsOpen(), Files: p.files, Egress: p.egressPorts(),
 	}
 	start := time.Now()
-	p.handed = nil // the backend's, whatever it returns
+	p.files = nil // the backend's, whatever it returns
 	captured, err := n.Capture.Capture(request)
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func (n *Node) capturePod(uid string, p *pod, f pods.Found) error {
 		}
 	}
 	n.Metrics.Captured(time.Since(start))
-	n.Logger.Info("captured", "pod", p.info.String(), "uid", p.info.UID, "mode", string(captured.Mode()), "handed_over", request.Handed != nil)
+	n.Logger.Info("captured", "pod", p.info.String(), "uid", p.info.UID, "mode", string(captured.Mode()), "handed_over", request.Files != nil)
 	return nil
 }
 
@@ -206,8 +206,8 @@ func (n *Node) checkSandboxesOf(captured map[string]bool) {
 
 // release ends the capture of a pod that is gone, or whose sandbox is.
 func (n *Node) release(p *pod) {
-	takeover.Close([]takeover.Pod{{Handed: p.handed}})
-	p.handed = nil
+	takeover.Close([]takeover.Pod{{Files: p.files}})
+	p.files = nil
 	if p.captured == nil {
 		return
 	}

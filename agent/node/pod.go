@@ -81,7 +81,7 @@ type redirection struct {
 
 // inherited is what the predecessor offered, until the pod is captured.
 type inherited struct {
-	handed *capture.Handed
+	files  *capture.Files
 	counts []byte // of its rules
 }
 

@@ -47,7 +47,7 @@ func (n *Node) restore(offered []takeover.Pod, drained <-chan struct{}) {
 	}
 	for _, o := range offered {
 		p := n.restored(o.UID, o.Namespace, o.Name)
-		p.handed, p.confirmed, p.counts = o.Handed, o.Version, o.Traffic
+		p.files, p.confirmed, p.counts = o.Files, o.Version, o.Traffic
 	}
 	for _, p := range n.pods {
 		if p.state.Presence == lifecycle.Restored && p.info.Trust == "" {

@@ -106,14 +106,14 @@ func (i incumbent) Offer(ctx context.Context) (offered []takeover.Pod, err error
 
 // offer returns what a successor needs to serve a pod.
 func (n *Node) offer(uid string, p *pod) takeover.Pod {
-	handed, err := p.captured.Hand()
+	files, err := p.captured.Files()
 	if err != nil {
 		// The successor captures it as after a crash.
 		n.Logger.Error("handing a pod over", "pod", p.info.String(), "error", err)
 	}
 	p.confirmed = n.version(p) // holds for what the successor does until it serves
 	return takeover.Pod{
-		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Handed: handed,
+		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Files: files,
 		Traffic: n.exportCounts(p.proxied), Journaled: n.Journal.Outlives(),
 	}
 }

@@ -25,7 +25,7 @@ type offering struct {
 func (o offering) Admit(time.Duration) error { return nil }
 func (o offering) Offer(context.Context) (pods []takeover.Pod, err error) {
 	for _, uid := range o.pods {
-		pods = append(pods, takeover.Pod{UID: uid, Namespace: "ns", Name: "p", Handed: &capture.Handed{}})
+		pods = append(pods, takeover.Pod{UID: uid, Namespace: "ns", Name: "p", Files: &capture.Files{}})
 	}
 	return pods, nil
 }

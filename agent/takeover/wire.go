@@ -38,7 +38,7 @@ type Pod struct {
 	// Journaled: the first agent keeps a journal of its writes.
 	Journaled bool
 	// Handed is nil if the first agent could not hand over what it had.
-	Handed *capture.Handed
+	Files *capture.Files
 }
 
 // What is asked for.
@@ -183,7 +183,7 @@ func (p peer) sendPods(pods []Pod) error {
 			if counted += len(pm.Traffic); counted > piece/2 {
 				break
 			}
-			if h := pod.Handed; h != nil {
+			if h := pod.Files; h != nil {
 				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
 				if len(files)+pm.Listeners > maxFiles {
 					break
@@ -226,7 +226,7 @@ func (p peer) receivePods() ([]Pod, error) {
 			}
 			if pm.Handed {
 				first := pm.Listeners - pm.Egress
-				pod.Handed = &capture.Handed{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
+				pod.Files = &capture.Files{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
 				files = files[pm.Listeners:]
 			}
 			pods = append(pods, pod)
@@ -298,9 +298,9 @@ func (p peer) done() error {
 // Close closes the files of pods that nobody takes over.
 func Close(pods []Pod) {
 	for _, p := range pods {
-		if p.Handed != nil {
-			closeAll(p.Handed.Listeners)
-			closeAll(p.Handed.Egress)
+		if p.Files != nil {
+			closeAll(p.Files.Listeners)
+			closeAll(p.Files.Egress)
 		}
 	}
 }
