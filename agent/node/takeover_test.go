@@ -78,7 +78,7 @@ func TestSuccessorThatCannotServeDeclines(t *testing.T) {
 
 			var err error
 			r.in(t, func() {
-				r.cluster = nil
+				r.destinations.cluster = nil
 				var socket *takeover.Socket
 				if socket, err = r.TakeOver(t.Context(), path); err == nil {
 					_ = socket.Close()
@@ -146,7 +146,7 @@ func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 
 	select {
 	case err := <-ends:
-		assert.ErrorContains(t, err, "starting anew")
+		assert.ErrorContains(t, err, "restarting to serve again")
 	case <-time.After(20 * time.Second):
 		t.Fatal("the node stays without an agent")
 	}
