@@ -573,7 +573,7 @@ func TestModeChanges(t *testing.T) {
 				}
 				last = m
 			}
-			files.close()
+			files.Close()
 			if hand {
 				counts := h.stop()
 				require.Len(t, counts, len(modes), "a connection failed, or went direct")

@@ -13,8 +13,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
-// close closes the files. They may have been closed before.
-func (f *Files) close() {
+// Close closes the files, unless f is nil. They may have been closed before.
+func (f *Files) Close() {
 	if f == nil {
 		return
 	}

@@ -63,7 +63,7 @@ func TestHandOver(t *testing.T) {
 			}
 			last = m
 		}
-		files.close()
+		files.Close()
 		counts := h.stop()
 		require.Len(t, counts, 3, "a connection failed, or went direct")
 		require.NotZero(t, counts["third"])

@@ -255,7 +255,7 @@ func (n *node) Capture(r Request) (*Pod, error) {
 }
 
 func (n *node) capture(r Request) (*Pod, error) {
-	defer r.Files.close() // listeners are made of copies
+	defer r.Files.Close() // listeners are made of copies
 	id, err := uuid.Parse(r.UID)
 	if err != nil || id.String() != r.UID {
 		return nil, errors.New("its uid is not a UUID")

@@ -134,7 +134,7 @@ func (p *Pod) Files() (*Files, error) {
 		f.Egress, err = duplicates(p.egress.sockets)
 	}
 	if err != nil {
-		f.close()
+		f.Close()
 		return nil, fmt.Errorf("copying the listeners of pod %s: %w", p.uid, err)
 	}
 	return f, nil

@@ -11,7 +11,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
-	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -278,7 +277,7 @@ func (e *effects) discard(uid string, p *pod) {
 
 // release ends the capture of a pod that was deleted, or whose sandbox was.
 func (e *effects) release(p *pod) {
-	takeover.Close([]takeover.Pod{{Files: p.files}})
+	p.files.Close()
 	p.files = nil
 	if p.captured == nil {
 		return

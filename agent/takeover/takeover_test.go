@@ -297,7 +297,7 @@ func TestUnknownMessagesAndFields(t *testing.T) {
 		return string(b[:n])
 	}
 
-	assert.JSONEq(t, `{"error":"cannot \"dance\""}`, ask(`{"ask":"dance"}`), "which refuses nothing")
+	assert.JSONEq(t, `{"error":"unknown request \"dance\""}`, ask(`{"ask":"dance"}`), "which refuses nothing")
 	assert.Empty(t, ask(`not JSON`))
 	assert.JSONEq(t, `{}`, ask(`{"ask":"stop","gently":true}`))
 	first.hears(t, "stop")
@@ -504,9 +504,10 @@ func TestAnAgentThatKnowsNoRulesHandsOverAsWell(t *testing.T) {
 	_, err = p.receivePods()
 	require.NoError(t, err)
 	require.NoError(t, p.send(message{Ask: serving}))
-	require.NoError(t, p.done(), "which is all that it waits for")
+	_, err = p.answer()
+	require.NoError(t, err, "which is all that it waits for")
 	close(first.drained)
-	require.Eventually(t, func() bool { return p.done() != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := p.answer(); return err != nil }, 10*time.Second, time.Millisecond)
 }
 
 func TestOffersWithManyCounts(t *testing.T) {
