@@ -96,7 +96,7 @@ func (o Options) cleanNode() error {
 		defer ns.Close()
 		paths = append(paths, ns.Path())
 	}
-	errs = append(errs, capture.Cleanup(capture.Config{PinDir: PinDir(o.BPFDir), Logger: o.Logger}, paths...))
+	errs = append(errs, capture.Cleanup(PinDir(o.BPFDir), paths...))
 	for _, dir := range []string{o.StateDir, o.RunDir} {
 		errs = append(errs, removeContents(dir, filepath.Dir(o.socket())))
 	}

@@ -128,21 +128,21 @@ func setOf[K egressKey](m *ebpf.Map, uid [16]byte, wanted map[K]bool) error {
 	return deleteKeys(m, func(key K) bool { return key.uid() == uid && !wanted[key] })
 }
 
-// deleteKeys deletes the keys for which isGone is true.
-func deleteKeys[K egressKey](m *ebpf.Map, isGone func(K) bool) error {
+// deleteKeys deletes the keys that match.
+func deleteKeys[K egressKey](m *ebpf.Map, match func(K) bool) error {
 	var key K
 	var one uint8
-	var gone []K
+	var unwanted []K
 	it := m.Iterate()
 	for it.Next(&key, &one) {
-		if isGone(key) {
-			gone = append(gone, key)
+		if match(key) {
+			unwanted = append(unwanted, key)
 		}
 	}
 	if err := it.Err(); err != nil {
 		return err
 	}
-	for _, key := range gone {
+	for _, key := range unwanted {
 		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}

@@ -96,7 +96,7 @@ func (t *table) delete(n int, key uint64) error {
 // sweep removes the pods for which keep is false, and returns how many are left.
 func (t *table) sweep(keep func(uid [16]byte) bool) (left int, err error) {
 	for _, m := range t.maps {
-		var gone []uint64
+		var unwanted []uint64
 		var key uint64
 		value := make([]byte, m.ValueSize())
 		it := m.Iterate()
@@ -107,13 +107,13 @@ func (t *table) sweep(keep func(uid [16]byte) bool) (left int, err error) {
 			case keep(uid):
 				left++
 			default:
-				gone = append(gone, key)
+				unwanted = append(unwanted, key)
 			}
 		}
 		if err := it.Err(); err != nil {
 			return left, fmt.Errorf("listing redirected pods: %w", err)
 		}
-		for _, key := range gone {
+		for _, key := range unwanted {
 			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return left, fmt.Errorf("ending the redirection of a deleted pod: %w", err)
 			}

@@ -62,7 +62,7 @@ func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
 	}
 	var key redirectDestination
 	var one uint8
-	var gone []redirectDestination
+	var unwanted []redirectDestination
 	for it := r.maps.Destinations.Iterate(); ; {
 		if !it.Next(&key, &one) {
 			if err := it.Err(); err != nil {
@@ -71,10 +71,10 @@ func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
 			break
 		}
 		if !wanted[key] {
-			gone = append(gone, key)
+			unwanted = append(unwanted, key)
 		}
 	}
-	for _, key := range gone {
+	for _, key := range unwanted {
 		if err := r.maps.Destinations.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("removing destination: %w", err)
 		}

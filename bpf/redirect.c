@@ -1,24 +1,24 @@
 //go:build ignore
 
-// Turns a captured pod's connections to an apiserver, and those to the ports that
-// it is told, towards the agent's listeners in that pod's network namespace.
+// Redirects a captured pod's connections to an apiserver, and those to configured
+// ports, to the agent's listeners in the pod's network namespace.
 //
-// For most pods the programs never ask whether the agent lives. Without an agent
-// nobody listens and the connect is refused: better none than one around the
-// proxy. Only pods that are OPEN go direct then.
+// For most pods the programs never check whether the agent runs. Without an agent
+// there is no listener, and the connect is refused rather than made around the
+// proxy. Only the connections of pods that are OPEN go direct then.
 
 #include "uapi.h"
 
 char __license[] SEC("license") = "Apache-2.0";
 
-// What this kernel can do; set before the programs are loaded.
+// What this kernel supports; set before the programs are loaded.
 const volatile _Bool can_look_up = 1; // sockets
 const volatile _Bool can_tell_cgroups = 1;
 const volatile _Bool can_show_peer = 1;
 
 // How old the agent's last sign of life may be, in nanoseconds.
 #define PATIENCE 2000000000LL
-// How deep pods' cgroups are looked for, below the root of the hierarchy.
+// How deep below the root of the hierarchy pods' cgroups are searched.
 #define LEVELS 10
 
 // An IPv4 address is kept mapped (::ffff:a.b.c.d), so that one map serves both families.
@@ -29,41 +29,41 @@ struct destination {
 };
 
 enum flags {
-	OPEN = 1,    // goes direct while nobody serves it
-	HOST = 2,    // not a pod, but the node: which pod it is tells the cgroup
-	STALLED = 4, // somebody listens, but accepts nothing
+	OPEN = 1,    // connections go direct while no agent serves them
+	HOST = 2,    // the node's namespace: the cgroup identifies the pod
+	STALLED = 4, // the agent listens, but accepts no connections
 };
 
 struct pod {
 	__u8 uid[16];
 	__u16 port; // of the listener on 127.0.0.1 and ::1, host byte order
 	__u16 flags;
-	__u16 egress; // the same for what goes elsewhere; 0 if that is not turned
+	__u16 egress; // the same for other hosts; 0 if those are not redirected
 	__u16 zero;
 };
 
-// A port, of whatever address, that a pod's connections are turned at.
+// A port, at any address, to which a pod's connections are redirected.
 struct egress_port {
 	__u8 uid[16];
 	__u16 port; // host byte order
 	__u16 zero;
 };
 
-// An address of the pod itself, at which nothing is turned but what is an apiserver's.
+// An address of the pod itself. Only an apiserver's connections are redirected there.
 struct own_address {
 	__u8 uid[16];
 	__u32 address[4]; // network byte order
 };
 
-// What a socket was turned away from, and to which port.
+// The original destination of a redirected socket, and the port it was redirected to.
 struct turned {
 	struct destination from;
 	__u16 to; // host byte order
-	__u16 egress; // whether the listener must be told
+	__u16 egress; // whether the listener looks up the destination
 	__u64 netns;
 };
 
-// The end of a turned connection at which it was made, as the listener knows it.
+// The client's end of a redirected connection, as the listener sees it.
 struct origin {
 	__u64 netns;
 	__u32 address[4]; // network byte order
@@ -92,7 +92,7 @@ struct {
 	__type(value, struct pod);
 } cgroups SEC(".maps");
 
-// Where apiservers are reached: as Services and as endpoints.
+// The addresses of the apiservers: those of Services and of endpoints.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -102,11 +102,11 @@ struct {
 	__type(value, __u8);
 } destinations SEC(".maps");
 
-// Ports that are alike in their low bits share a slot.
+// Ports with equal low bits share a slot.
 #define SLOTS 4096
 
-// Whether any pod's connections may be turned at one of a slot's ports. This is what
-// spares those of the others a second lookup: an array's is but a load.
+// Whether any pod's connections to one of a slot's ports may be redirected. It avoids a
+// second hash lookup for all other ports: an array lookup is one load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SLOTS);
@@ -133,8 +133,8 @@ struct {
 	__type(value, __u8);
 } own_addresses SEC(".maps");
 
-// Where turned connections were meant to go. Who accepts one takes its entry; those
-// of connections that nobody accepted give way to others.
+// The original destinations of redirected connections. The agent takes an entry when it
+// accepts the connection; entries of connections never accepted are evicted.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -143,7 +143,7 @@ struct {
 	__type(value, struct destination);
 } origins SEC(".maps");
 
-// The agent's own sockets. Only who holds this map can enter one, by file
+// The agent's own sockets. Adding one requires this map and the socket's file
 // descriptor: unlike a mark, an entry cannot be forged inside a pod.
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -153,7 +153,7 @@ struct {
 	__type(value, __u8);
 } agent_sockets SEC(".maps");
 
-// The sockets that were turned.
+// The sockets that were redirected.
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -162,7 +162,7 @@ struct {
 	__type(value, struct turned);
 } turned_sockets SEC(".maps");
 
-// When the agent was last seen alive (CLOCK_MONOTONIC, nanoseconds).
+// When the agent last gave a sign of life (CLOCK_MONOTONIC, nanoseconds).
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -179,7 +179,7 @@ inline int is_mapped(const __u32 address[4])
 	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);
 }
 
-// The pod that the connecting process is of, by its cgroup or one above that.
+// The pod of the connecting process, by its cgroup or an ancestor of that.
 inline const struct pod *pod_of_task(void)
 {
 	__u64 id;
@@ -198,7 +198,7 @@ inline const struct pod *pod_of_task(void)
 	return bpf_map_lookup_elem(&cgroups, &id);
 }
 
-// Whether somebody listens at the port, where a connection to `to` would be turned.
+// Whether there is a listener at the port to which a connection to `to` is redirected.
 inline int is_listening(struct bpf_sock_addr *ctx, const struct destination *to, __u16 port)
 {
 	struct bpf_sock_tuple local = {};
@@ -221,7 +221,7 @@ inline int is_listening(struct bpf_sock_addr *ctx, const struct destination *to,
 	return listening;
 }
 
-// Whether the agent has shown a sign of life. It may be younger than the clock read here.
+// Whether the agent has given a sign of life, which may be later than the time read here.
 inline int is_alive(void)
 {
 	__u32 zero = 0;
@@ -236,7 +236,7 @@ inline int is_loopback(const __u32 address[4])
 	return !address[0] && !address[1] && !address[2] && (address[3] == bpf_htonl(1) || !address[3]);
 }
 
-// Whether what goes to this port may be turned, of any pod's.
+// Whether connections of any pod to this port may be redirected.
 inline int is_egress(__u16 port)
 {
 	__u32 slot = port % SLOTS;
@@ -244,7 +244,7 @@ inline int is_egress(__u16 port)
 	return used && *used;
 }
 
-// Whether what this pod sends to `to`, which is no apiserver, is turned.
+// Whether this pod's connections to `to`, which is no apiserver, are redirected.
 inline int is_egress_of(const struct pod *pod, const struct destination *to)
 {
 	if (!pod->egress || is_loopback(to->address))
@@ -262,16 +262,16 @@ inline int is_egress_of(const struct pod *pod, const struct destination *to)
 
 enum verdict { REFUSE, PASS, REDIRECT };
 
-// Decides about a connect or a datagram to `to`; for REDIRECT, `port` is the one to
-// turn it to. A datagram is never turned: where a connection would be, it is refused,
-// for what speaks HTTP/3 speaks HTTP/2 as well.
+// Decides about a connect or a datagram to `to`; for REDIRECT, `port` is set to the
+// listener's. A datagram is never redirected. It is refused where a connection would be
+// redirected, because clients of HTTP/3 fall back to HTTP/2.
 inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *to, __u16 *port)
 {
-	// MPTCP comes by as the TCP subflow it starts with, TCP fast open like any connect.
+	// MPTCP arrives here as its first TCP subflow, TCP fast open like any connect.
 	int stream = ctx->type == SOCK_STREAM;
 	if (!stream && ctx->type != SOCK_DGRAM)
 		return PASS;
-	// Nearly all of a node's connections end here, one lookup dear.
+	// Nearly all connections of a node return here, after one lookup.
 	int listed = stream && bpf_map_lookup_elem(&destinations, to);
 	if (!listed && !is_egress(to->port))
 		return PASS;
@@ -293,7 +293,7 @@ inline enum verdict decide(struct bpf_sock_addr *ctx, const struct destination *
 	__u16 flags = pod->flags;
 	if (flags & OPEN && (flags & STALLED || !is_alive() || !is_listening(ctx, to, to_port)))
 		return PASS;
-	// Bound to a device (SO_BINDTODEVICE) it could not reach lo, and must not go direct.
+	// Bound to a device (SO_BINDTODEVICE), it cannot reach lo, and must not go direct.
 	if (ctx->sk->bound_dev_if)
 		return REFUSE;
 	if (!stream)
@@ -375,7 +375,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	return decide(ctx, &to, &port) != REFUSE;
 }
 
-// Just before a connection's first packet, when it is known where it comes from.
+// Runs before a connection's first packet, when its source address is known.
 SEC("sockops")
 int set_out(struct bpf_sock_ops *ctx)
 {
@@ -401,7 +401,7 @@ int set_out(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-// What a socket was turned away from, if its peer is what it was turned to.
+// The original destination of a socket, if its peer is the listener.
 inline const struct destination *dialled(struct bpf_sock_addr *ctx)
 {
 	const struct turned *turned = bpf_sk_storage_get(&turned_sockets, ctx->sk, 0, 0);

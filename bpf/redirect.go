@@ -245,7 +245,7 @@ func (r *Redirect) Egress() error {
 // Beat is the agent's heartbeat. Pods that are Open are redirected only while the last
 // beat is at most two seconds old. Beat reports whether the heartbeat of all processes
 // lapsed at some time since the last beat of this process, or since [Open]: open pods may
-// have gone direct meanwhile.
+// have missing direct meanwhile.
 func (r *Redirect) Beat() (lapsed bool) { return r.beat.beat() }
 
 // Check returns an error for each hook that was detached and each pin that was removed
@@ -259,15 +259,15 @@ func (r *Redirect) Check() error {
 	}
 	errs = append(errs, checkBPFFS(r.pinDir))
 	dir := filepath.Join(r.pinDir, layout)
-	var gone []string
+	var missing []string
 	for name := range r.pinned() {
 		if !isPinned(dir, name) {
-			gone = append(gone, name)
+			missing = append(missing, name)
 		}
 	}
-	if len(gone) > 0 {
-		slices.Sort(gone)
-		errs = append(errs, fmt.Errorf("no longer pinned in %s: %s", dir, strings.Join(gone, ", ")))
+	if len(missing) > 0 {
+		slices.Sort(missing)
+		errs = append(errs, fmt.Errorf("no longer pinned in %s: %s", dir, strings.Join(missing, ", ")))
 	}
 	return errors.Join(errs...)
 }

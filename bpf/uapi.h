@@ -1,5 +1,5 @@
-// The little that redirect.c needs of the kernel's user API and of libbpf's
-// macros, so that building it takes clang and nothing else. All of it is stable
+// The parts of the kernel's user API and of libbpf's macros that redirect.c uses,
+// so that building it requires clang only. All of it is stable
 // ABI: see linux/bpf.h, linux/in.h and bpf/bpf_helpers.h.
 
 typedef unsigned char __u8;
@@ -30,7 +30,7 @@ enum {
 #define BPF_SOCK_OPS_TCP_CONNECT_CB 3
 #define BPF_F_CURRENT_NETNS (-1LL)
 
-// Addresses and ports are in network byte order, but for src_port.
+// Addresses and ports are in network byte order, except src_port.
 struct bpf_sock {
 	__u32 bound_dev_if;
 	__u32 family;
@@ -65,7 +65,7 @@ struct bpf_sock_addr {
 	} __attribute__((aligned(8)));
 };
 
-// Addresses and remote_port are in network byte order. Fields after sk are left out.
+// Addresses and remote_port are in network byte order. Fields after sk are omitted.
 struct bpf_sock_ops {
 	__u32 op;
 	__u32 args[4];
@@ -120,7 +120,7 @@ static __u64 (*const bpf_get_current_ancestor_cgroup_id)(int level) = (void *)12
 #define bpf_ntohl(x) __builtin_bswap32(x)
 #define bpf_htonl(x) __builtin_bswap32(x)
 
-// What follows describes maps and sections to the loader.
+// Macros that describe maps and sections to the loader.
 #define SEC(name) __attribute__((section(name), used))
 #define __uint(name, val) int(*name)[val]
 #define __type(name, val) typeof(val) *name

@@ -54,7 +54,7 @@ func TestPodThatIsNotAcceptedFrom(t *testing.T) {
 	captured(t, m, "00000000-0000-4000-8000-000000000002", pod, "mesh")
 
 	var held []net.Conn
-	for range queueLength + 10 {
+	for range 128 + 10 {
 		require.NoError(t, greedy.do(func() error {
 			c, err := net.Dial("tcp", agent4.String())
 			held = append(held, c)

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
 // BenchmarkCapture captures one pod: for the first time, and after an agent
@@ -104,7 +106,7 @@ func BenchmarkDial(b *testing.B) {
 			w := newWorld(b)
 			p := captured(b, w.agent(cfg), uid, w.pod(), "mesh")
 			var l net.Listener
-			require.NoError(b, inNetNS(p.netns, func() (err error) {
+			require.NoError(b, netns.Do(p.netns, func() (err error) {
 				l, err = net.Listen("tcp4", "127.0.0.1:0")
 				return err
 			}))

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
@@ -158,12 +160,12 @@ func TestDialGoesDirect(t *testing.T) {
 // requireHome requires every thread that goroutines may run on to be in the process's network namespace.
 func requireHome(t *testing.T) {
 	t.Helper()
-	own, err := os.Readlink(ownNetNS)
+	own, err := os.Readlink(netns.Own)
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
-			here, err := os.Readlink(ownNetNS)
+			here, err := os.Readlink(netns.Own)
 			if err != nil || here != own {
 				t.Errorf("a goroutine runs in %s, not %s: %v", here, own, err)
 			}
@@ -250,7 +252,7 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		h := startHammer(t, pod, destinations(cfg)...)
 		for range 5 {
-			require.NoError(t, p.redirector.redirect(t.Context(), p))
+			require.NoError(t, p.redirector.Apply(t.Context(), p.target()))
 			h.await(8)
 		}
 		counts := h.stop()
@@ -387,8 +389,8 @@ func TestSweep(t *testing.T) {
 			n := second.(*node)
 			for _, pod := range pods[1:] {
 				var cookie uint64
-				require.NoError(t, pod.do(func() (err error) { cookie, err = netnsCookie(); return err }))
-				_, ok, err := n.redirectors[0].(ebpf).bpf.Pod(cookie)
+				require.NoError(t, pod.do(func() (err error) { cookie, err = netns.Cookie(); return err }))
+				_, ok, err := n.modes[0].redirector.(*ebpf.Backend).Pod(cookie)
 				require.NoError(t, err)
 				require.False(t, ok)
 			}
@@ -410,7 +412,7 @@ func TestRefused(t *testing.T) {
 		require.ErrorContains(t, capture(uid, pod.path), "no destinations")
 		require.NoError(t, m.SetDestinations(listed, nil))
 
-		require.ErrorIs(t, capture(uid, ownNetNS), ErrHostNetwork)
+		require.ErrorIs(t, capture(uid, netns.Own), ErrHostNetwork)
 		require.ErrorIs(t, capture(uid, filepath.Join(t.TempDir(), "gone")), os.ErrNotExist)
 		require.ErrorIs(t, capture(uid, "/proc/self/ns/mnt"), unix.EINVAL)
 		for _, bad := range []string{"", "pod", "{" + uid + "}", "3A1F0C52-6A53-4F0E-8E0A-0F4B1F9F6D11"} {
@@ -419,7 +421,7 @@ func TestRefused(t *testing.T) {
 		_, err = m.Capture(Request{UID: uid, NetNS: pod.path, Mode: "else"})
 		require.ErrorContains(t, err, `"else"`)
 		if cfg.Mode != EBPF {
-			_, err = m.Capture(Request{UID: uid, NetNS: ownNetNS, Mode: cfg.Mode, HostNetwork: true, Cgroup: 1})
+			_, err = m.Capture(Request{UID: uid, NetNS: netns.Own, Mode: cfg.Mode, HostNetwork: true, Cgroup: 1})
 			require.ErrorIs(t, err, ErrHostNetwork)
 			require.ErrorIs(t, m.HostNetwork(), ErrHostNetwork)
 		}
@@ -435,15 +437,15 @@ func TestCleanup(t *testing.T) {
 		captured(t, m, uid, pod, "mesh")
 		require.NoError(t, m.Close())
 
-		paths := []string{pod.path, ownNetNS, filepath.Join(t.TempDir(), "gone")}
-		require.NoError(t, Cleanup(cfg, paths...))
+		paths := []string{pod.path, netns.Own, filepath.Join(t.TempDir(), "gone")}
+		require.NoError(t, Cleanup(cfg.PinDir, paths...))
 		for _, to := range listed {
 			who, _, err := client{}.connect(pod, to)
 			require.NoError(t, err)
 			require.Equal(t, "direct", who)
 		}
 		require.NoFileExists(t, cfg.PinDir)
-		require.NoError(t, Cleanup(cfg, paths...), "twice")
+		require.NoError(t, Cleanup(cfg.PinDir, paths...), "twice")
 	})
 }
 
@@ -517,14 +519,14 @@ func TestModeChanges(t *testing.T) {
 			w := newWorld(t)
 			pod := w.pod()
 			cfg := backends[0].config(t)
-			cfg.Mode, cfg.IPTables, cfg.Address = Auto, "nft", ":7443"
+			cfg.Mode, cfg.Address = Auto, ":7443"
 			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 			modes := []Mode{EBPF, IPTables, EBPF, IPTables}
 			if !hand {
 				modes = append(modes, Address, EBPF, Address)
 			}
 			var h *hammer
-			var handed *Handed
+			var files *Files
 			var last Backend
 			for i, mode := range modes {
 				if i > 0 && !hand {
@@ -535,7 +537,7 @@ func TestModeChanges(t *testing.T) {
 					cfg.Address = ""
 				}
 				m := w.agent(cfg)
-				p, err := m.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Handed: handed})
+				p, err := m.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Files: files})
 				require.NoError(t, err)
 				require.Equal(t, mode, p.Mode())
 				name := fmt.Sprint("agent", i)
@@ -566,12 +568,12 @@ func TestModeChanges(t *testing.T) {
 						h = startHammer(t, pod, service4, service6)
 					}
 					h.await(8)
-					handed, err = p.Hand()
+					files, err = p.Files()
 					require.NoError(t, err)
 				}
 				last = m
 			}
-			handed.close()
+			files.Close()
 			if hand {
 				counts := h.stop()
 				require.Len(t, counts, len(modes), "a connection failed, or went direct")
@@ -600,33 +602,33 @@ func TestAuto(t *testing.T) {
 
 	_, err = Open(Config{Mode: "else"})
 	require.ErrorContains(t, err, `"else"`)
-	elsewhere.IPTables = "none"
+	t.Setenv("PATH", t.TempDir()) // no iptables
 	_, err = Open(elsewhere)
 	require.ErrorIs(t, err, bpf.ErrUnsupported)
-	require.ErrorContains(t, err, "iptables-none")
+	require.ErrorContains(t, err, "iptables")
 	elsewhere.Address = "127.0.0.1:0"
 	m, err := Open(elsewhere)
 	require.NoError(t, err, "one way is enough")
 	defer m.Close()
 	require.Equal(t, []Mode{Address}, m.Modes())
 	require.ErrorIs(t, m.Unavailable()[EBPF], bpf.ErrUnsupported)
-	require.ErrorContains(t, m.Unavailable()[IPTables], "iptables-none")
+	require.ErrorContains(t, m.Unavailable()[IPTables], "iptables")
 	require.NoError(t, m.SetDestinations(listed, nil))
 	// What it cannot, it says why.
 	_, err = m.Capture(Request{UID: uid, NetNS: "/dev/null"})
 	require.ErrorIs(t, err, bpf.ErrUnsupported)
 	_, err = m.Capture(Request{UID: uid, NetNS: "/dev/null", Mode: IPTables})
-	require.ErrorContains(t, err, "iptables-none")
+	require.ErrorContains(t, err, "iptables")
 }
 
 // TestThreadThatCannotComeHome must not serve other goroutines.
 func TestThreadThatCannotComeHome(t *testing.T) {
 	pod := newWorld(t).pod()
-	usual := ownNetNS
-	ownNetNS = "/proc/thread-self/ns/mnt" // no way back by this
-	err := inNetNS(pod.file, func() error { return nil })
-	ownNetNS = usual
+	usual := netns.Own
+	netns.Own = "/proc/thread-self/ns/mnt" // no way back by this
+	err := netns.Do(pod.file, func() error { return nil })
+	netns.Own = usual
 	require.ErrorIs(t, err, unix.EINVAL)
-	require.ErrorContains(t, err, "leave the pod's network namespace")
+	require.ErrorContains(t, err, "leaving the pod's network namespace")
 	requireHome(t)
 }

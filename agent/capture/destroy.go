@@ -10,52 +10,51 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/sockdiag"
 )
 
 // destroyAtOnce is how many connections are destroyed at a time.
 const destroyAtOnce = 4096
 
-// comeBack notes that the pod may have gone direct for want of an agent.
-func (p *Pod) comeBack() {
-	p.direct = p.direct || p.failOpen && p.redirector.mode() == EBPF
+// noteLapse notes that the pod may have gone direct for want of an agent.
+func (p *Pod) noteLapse() {
+	p.status.direct = p.status.direct || p.failOpen && p.mode == EBPF
 }
 
-// recaptured notes that the pod's redirection was lost and is repaired: what it connected
-// meanwhile went direct, whatever its failure policy.
-func (p *Pod) recaptured() {
-	p.direct = p.direct || p.redirector.mode() != Address
-}
+// noteLoss notes that the pod's redirection had no effect: it may have gone direct, whatever
+// its failure policy.
+func (p *Pod) noteLoss() { p.status.direct = p.status.direct || p.mode != Address }
 
-// endDirect ends the connections around the agent, of as many pods as there is time for.
-// The next check continues.
+// endDirect ends direct connections, of as many pods as there is time for. The next check
+// continues.
 func (n *node) endDirect(pods []*Pod, until time.Time) {
 	for i, p := range pods {
-		if !p.direct {
+		if !p.status.direct {
 			continue
 		}
 		if !time.Now().Before(until) {
 			return
 		}
-		// Pods under hostNetwork share a namespace, and the cost of looking there.
+		// Pods under hostNetwork share a namespace, and the cost of listing it.
 		together := []*Pod{p}
 		if p.hostNetwork && p.egress == nil {
 			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool {
-				return !other.direct || !other.hostNetwork || other.egress != nil
+				return !other.status.direct || !other.hostNetwork || other.egress != nil
 			})
 		}
 		more := n.destroyDirect(n.destinations, p.egress.allPorts(), together...)
 		for _, p := range together {
-			p.direct = more
+			p.status.direct = more
 		}
 	}
 }
 
-// destroyDirect destroys the connections to the destinations, and to the ports at any other
-// address, that these pods made around the agent. The pods share a network namespace and
-// are redirected by now: their clients connect again. Failures are logged, because a pod
-// that must not go around the agent trusts nobody else anyway. It is called under node.mu,
-// and reports whether there may be more connections.
+// destroyDirect destroys the direct connections of these pods to the destinations, and to the
+// ports at any other address. The pods share a network namespace and are redirected by now:
+// their clients connect again. Failures are only logged, because a pod that must not bypass
+// the agent trusts the mesh CA alone. It is called under node.mu, and reports whether there
+// may be more connections.
 func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods ...*Pod) (more bool) {
 	log := n.cfg.Logger
 	if len(pods) == 1 {
@@ -80,30 +79,26 @@ func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		n.noDestroy.Do(func() {
-			log.Warn("this kernel (CONFIG_INET_DIAG_DESTROY) does not end connections that pods made before they were captured")
+			log.Warn("this kernel lacks CONFIG_INET_DIAG_DESTROY: connections from before the capture continue")
 		})
 	case err != nil:
-		log.Warn("connections that went around the agent may go on", "error", err)
+		log.Warn("failed to end direct connections", "error", err)
 	}
 	if destroyed > 0 {
-		log.Info("ended connections that went around the agent", "connections", destroyed)
+		log.Info("ended direct connections", "connections", destroyed)
 	}
 	return more && destroyed > 0
 }
 
-// isDirect returns a function that reports whether a connection from netns to an address
-// goes around the agent.
-func (n *node) isDirect(netns *os.File, destinations []netip.AddrPort, ports []uint16) func(netip.AddrPort) bool {
-	redirected := make(map[netip.AddrPort]bool, len(destinations))
-	for _, d := range destinations {
-		redirected[d] = true
-	}
+// isDirect returns a function that reports whether a connection from a network namespace to
+// an address bypasses the agent.
+func (n *node) isDirect(namespace *os.File, destinations []netip.AddrPort, ports []uint16) func(netip.AddrPort) bool {
 	var own []netip.Addr
 	if len(ports) > 0 {
-		own, _ = ownAddresses(netns) // without them, more is ended than necessary
+		own, _ = netns.Addresses(namespace) // without them, more is ended than necessary
 	}
 	return func(to netip.AddrPort) bool {
-		if redirected[to] {
+		if slices.Contains(destinations, to) {
 			return true
 		}
 		return slices.Contains(ports, to.Port()) && !slices.Contains(n.destinations, to) && !to.Addr().IsLoopback() && !slices.Contains(own, to.Addr())
@@ -118,25 +113,25 @@ func (p *Pod) ownSockets() int {
 	return len(p.sockets) + len(p.egress.sockets)
 }
 
-// search is for the connections in one network namespace that go around the agent.
+// search finds the direct connections in one network namespace.
 type search struct {
 	netns     *os.File
-	known     int  // sockets of the agent there; if there are no others, the search is over
+	known     int  // sockets of the agent there; without others, nothing is listed
 	shared    bool // netns is the node's
 	protocols []uint8
 	isDirect  func(to netip.AddrPort) bool
-	// cgroups returns the cgroups whose connections are meant. If it is nil, or for
-	// connections of which the kernel does not say the cgroup, all are meant that are not
-	// this process's own, unless netns is shared.
+	// cgroups returns the cgroups to search. If it is nil, or the kernel does not report the
+	// cgroup of a connection, all are found that are not this process's own, unless netns
+	// is shared.
 	cgroups func() (map[uint64]bool, error)
 }
 
 // destroy destroys what it finds, and reports whether there was more than it destroys at
-// once. A connection by MPTCP can carry nothing from then on, and ends a minute later.
+// once. An MPTCP connection carries no data from then on, and ends a minute later.
 func (s search) destroy() (destroyed int, more bool, err error) {
 	var sockets *sockdiag.Namespace
-	if err := inNetNS(s.netns, func() error {
-		// A pod that was created a moment ago has none.
+	if err := netns.Do(s.netns, func() error {
+		// A pod that has just been created has none.
 		if n, err := sockdiag.Count(s.protocols); err != nil || n <= s.known {
 			return err
 		}
@@ -144,23 +139,23 @@ func (s search) destroy() (destroyed int, more bool, err error) {
 		sockets = &opened
 		return err
 	}); err != nil {
-		return 0, false, fmt.Errorf("ask for the pod's connections: %w", err)
+		return 0, false, fmt.Errorf("listing the pod's connections: %w", err)
 	}
 	if sockets == nil {
 		return 0, false, nil
 	}
 	defer sockets.Close()
-	var meant map[uint64]bool
+	var cgroups map[uint64]bool
 	if s.cgroups != nil {
-		if meant, err = s.cgroups(); err != nil {
+		if cgroups, err = s.cgroups(); err != nil {
 			return 0, false, err
 		}
 	}
-	found, more, err := s.find(*sockets, meant)
+	found, more, err := s.find(*sockets, cgroups)
 	if err != nil || len(found) == 0 {
 		return 0, false, err
 	}
-	destroyed, err = destroyAll(*sockets, found, meant)
+	destroyed, err = destroyAll(*sockets, found, cgroups)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return destroyed, false, err
 	}
@@ -168,11 +163,11 @@ func (s search) destroy() (destroyed int, more bool, err error) {
 }
 
 // find returns destroyAtOnce connections at most, and whether there are more.
-func (s search) find(sockets sockdiag.Namespace, meant map[uint64]bool) (found []sockdiag.Connection, more bool, err error) {
+func (s search) find(sockets sockdiag.Namespace, cgroups map[uint64]bool) (found []sockdiag.Connection, more bool, err error) {
 	err = sockets.Each(s.protocols, func(c sockdiag.Connection) {
 		switch {
 		case c.Inode == 0, !s.isDirect(c.Remote): // closed by its process, or not direct
-		case meant != nil && (c.Cgroup != 0 || s.shared) && !meant[c.Cgroup]: // an agent's, or another pod's
+		case cgroups != nil && (c.Cgroup != 0 || s.shared) && !cgroups[c.Cgroup]: // an agent's, or another pod's
 		case len(found) == destroyAtOnce:
 			more = true
 		default:
@@ -184,16 +179,15 @@ func (s search) find(sockets sockdiag.Namespace, meant map[uint64]bool) (found [
 
 // destroyAll destroys connections, except this process's own. It stops if the kernel cannot
 // destroy any.
-func destroyAll(sockets sockdiag.Namespace, found []sockdiag.Connection, meant map[uint64]bool) (destroyed int, err error) {
-	// Own sockets are listed after all others, so that one that was opened in between is in
-	// neither list.
+func destroyAll(sockets sockdiag.Namespace, found []sockdiag.Connection, cgroups map[uint64]bool) (destroyed int, err error) {
+	// Own sockets are listed last, so that one that is opened meanwhile is in neither list.
 	own, err := sockdiag.Own()
 	if err != nil {
 		return 0, err
 	}
 	var errs []error
 	for _, c := range found {
-		if own[c.Inode] && (meant == nil || c.Cgroup == 0) {
+		if own[c.Inode] && (cgroups == nil || c.Cgroup == 0) {
 			continue
 		}
 		ok, err := sockets.Destroy(c)

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
@@ -265,7 +266,7 @@ func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
 			r := request(second, uid, pod)
 			r.FailOpen = test.failOpen
 			if test.handed {
-				r.Handed, err = p.Hand()
+				r.Files, err = p.Files()
 				require.NoError(t, err)
 			}
 			_, err = second.Capture(r)
@@ -372,7 +373,7 @@ func TestGapInAHandOver(t *testing.T) {
 			}
 			second := w.agent(cfg)
 			require.NoError(t, second.SetDestinations(append(quiets, listed...), nil))
-			r.Handed, err = p.Hand()
+			r.Files, err = p.Files()
 			require.NoError(t, err)
 			p, err = second.Capture(r)
 			require.NoError(t, err)
@@ -401,14 +402,14 @@ func TestSignOfLifeAlone(t *testing.T) {
 	p, err := m.Capture(r)
 	require.NoError(t, err)
 	answer(t, "mesh", p.Listeners()...)
-	require.NoError(t, m.(*node).redirectors[0].(ebpf).bpf.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
 	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
 		require.Empty(t, m.Check(false))
 	}
-	entry, _, err := m.(*node).redirectors[0].(ebpf).bpf.Pod(p.cookie)
+	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, entry.Port, "the successor's")
-	require.False(t, m.(*node).redirectors[0].(ebpf).bpf.Beat(), "it showed no sign of life")
+	require.False(t, m.(*node).modes[0].redirector.(*ebpf.Backend).Beat(), "it showed no sign of life")
 }
 
 // TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.
@@ -445,7 +446,7 @@ func TestHandedNothing(t *testing.T) {
 	m := w.agent(iptablesConfig(t))
 	require.NoError(t, m.SetDestinations(quiets, nil))
 	r := request(m, uid, pod)
-	r.Handed = &Handed{}
+	r.Files = &Files{}
 	_, err := m.Capture(r)
 	require.NoError(t, err)
 	s.requireAborted()

@@ -9,41 +9,40 @@ import (
 	"os"
 	"slices"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 )
 
-// MaxEgressPorts bounds the ports of one pod, for those of all pods of a node must find room
-// together.
+// MaxEgressPorts bounds the ports of one pod, because the pods of a node share a table.
 const MaxEgressPorts = 64
 
-// egress is the redirection of a pod's connections to others than the apiserver.
+// egress is the redirection of a pod's connections to other hosts than the apiserver.
 type egress struct {
-	ports     []uint16 // sorted
-	port      uint16   // of the sockets
+	redirect.Egress
 	sockets   []*net.TCPListener
 	listeners []net.Listener // as they are served
 }
 
-// SetEgress redirects the pod's other connections to these TCP ports, at whatever
-// address, but for its own and loopback. It returns where they come in: what is accepted
-// there has a method To that tells where the pod meant to connect. The listeners are
-// the same as long as there are ports. What the pod sends to these ports by UDP is
-// refused. What it had connected to a port that is new, it is made to connect again.
+// SetEgress redirects the pod's connections to these TCP ports, at all addresses except
+// loopback and the pod's own. It returns where they arrive: an accepted connection has a
+// method To, which returns the address that the pod connected to. The listeners are the
+// same as long as there are ports. UDP from the pod to these ports is refused. Connections
+// to a port that is new are ended, so that the pod connects again.
 //
-// Without ports all of it goes direct again, at once, and the listeners are closed. If
-// that fails, they are closed all the same, and it is to be said again.
-// Until it is first said, what an earlier agent redirected stays so: refused, unless
-// its listeners were handed over.
+// Without ports the connections go direct again, at once, and the listeners are closed. If
+// that fails, they are closed as well, and SetEgress must be called again. Until the first
+// call, an earlier agent's redirection stays: connections are refused, unless its listeners
+// were passed on.
 func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
 	ports = portSet(ports)
 	if len(ports) > MaxEgressPorts {
-		return nil, fmt.Errorf("redirect other connections of pod %s: %d ports are more than the %d that a pod may have: list fewer in spec.egress.ports", p.uid, len(ports), MaxEgressPorts)
+		return nil, fmt.Errorf("redirecting other connections of pod %s: %d ports are more than the limit of %d per pod: list fewer in spec.egress.ports", p.uid, len(ports), MaxEgressPorts)
 	}
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	listeners, err := p.setEgress(ports)
 	if err != nil {
-		return nil, fmt.Errorf("redirect other connections of pod %s: %w", p.uid, err)
+		return nil, fmt.Errorf("redirecting other connections of pod %s: %w", p.uid, err)
 	}
 	return listeners, nil
 }
@@ -53,38 +52,39 @@ func portSet(ports []uint16) []uint16 { return slices.Compact(slices.Sorted(slic
 func (p *Pod) setEgress(ports []uint16) ([]net.Listener, error) {
 	before := p.egress
 	switch {
-	case p.node.pods[p.uid.String()] != p:
-		return nil, fmt.Errorf("it is captured no longer, or by another agent: %w", os.ErrClosed)
+	case !p.isCurrent():
+		return nil, fmt.Errorf("this agent does not capture it any more: %w", os.ErrClosed)
 	case len(ports) == 0:
 		return nil, p.endEgress()
 	case ports[0] == 0:
-		return nil, errors.New("0 is no port")
-	case before != nil && len(before.sockets) > 0 && slices.Equal(before.ports, ports):
+		return nil, errors.New("invalid port 0")
+	case before != nil && len(before.sockets) > 0 && slices.Equal(before.Ports, ports):
 		return before.listeners, nil
 	}
-	if err := p.redirector.canEgress(); err != nil {
+	if err := p.redirector.Egress(); err != nil {
 		return nil, err
 	}
-	p.stopMending() // it would make the redirection of before
+	p.stopRepair() // it would restore the earlier redirection
 	next, err := p.replaceEgress(before, ports)
 	if err != nil {
 		return nil, err
 	}
 	added := slices.DeleteFunc(slices.Clone(ports), func(port uint16) bool {
-		return before != nil && slices.Contains(before.ports, port)
+		return slices.Contains(before.allPorts(), port)
 	})
 	for tries := 16; tries > 0 && len(added) > 0 && p.node.destroyDirect(nil, added, p); tries-- {
 	}
 	return next.listeners, nil
 }
 
-// replaceEgress redirects to listeners for these ports. After an error, what was redirected
-// before still is.
+// replaceEgress redirects to listeners for these ports. After an error, the earlier
+// redirection stays.
 func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
-	next := &egress{ports: ports}
+	next := &egress{}
 	if before != nil {
-		next.port, next.sockets, next.listeners = before.port, before.sockets, before.listeners
+		*next = *before
 	}
+	next.Ports = ports
 	if err := p.listenEgress(next, nil); err != nil {
 		return nil, err
 	}
@@ -97,22 +97,22 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 	if before == nil || len(before.sockets) == 0 {
 		_ = closeAll(next.listeners)
 	}
-	// Some of what is in force by now may lead to a port that nobody listens on.
-	return nil, errors.Join(err, p.redirector.redirect(context.Background(), p))
+	// A part of the new redirection may be in force, and lead to a closed port.
+	return nil, errors.Join(err, p.redirector.Apply(context.Background(), p.target()))
 }
 
-// listenEgress opens the listeners, unless they are.
+// listenEgress opens the listeners, unless they are open.
 func (p *Pod) listenEgress(e *egress, given map[netip.Addr]*net.TCPListener) error {
 	if len(e.sockets) > 0 {
 		return nil
 	}
-	if err := inNetNS(p.netns, func() (err error) {
-		e.sockets, err = listen(e.port, given)
+	if err := netns.Do(p.netns, func() (err error) {
+		e.sockets, err = listen(e.Port, given)
 		return err
 	}); err != nil {
 		return err
 	}
-	e.port = portOf(e.sockets[0])
+	e.Port = portOf(e.sockets[0])
 	for _, l := range e.sockets {
 		e.listeners = append(e.listeners, redirected{l, p})
 	}
@@ -124,29 +124,29 @@ func (p *Pod) endEgress() error {
 	if before == nil {
 		return nil
 	}
-	p.stopMending()
+	p.stopRepair()
 	p.egress = nil
 	err := p.redirect()
 	if err != nil {
-		p.egress = &egress{ports: before.ports, port: before.port} // some of it may be redirected still
+		p.egress = &egress{Egress: before.Egress} // a part of it may still be in force
 	}
 	return errors.Join(err, closeAll(before.listeners))
 }
 
-// inheritEgress keeps what an earlier agent redirected as it is. If that was in another
-// way, or nothing, these ports are redirected at once: connections wait for SetEgress.
-func (p *Pod) inheritEgress(earlier *egress, ports []uint16, given map[netip.Addr]*net.TCPListener) {
+// inheritEgress keeps the redirection of an earlier agent. Without one by this mode, the
+// ports are redirected at once, and connections wait for SetEgress.
+func (p *Pod) inheritEgress(earlier *redirect.Egress, ports []uint16, given map[netip.Addr]*net.TCPListener) {
 	ports = portSet(ports)
 	switch {
-	case p.redirector.canEgress() != nil:
+	case p.redirector.Egress() != nil:
 	case earlier != nil:
-		p.egress = earlier
-		if len(given) > 0 && p.listenEgress(earlier, given) == nil {
+		p.egress = &egress{Egress: *earlier}
+		if len(given) > 0 && p.listenEgress(p.egress, given) == nil {
 			return
 		}
-		earlier.sockets, earlier.listeners = nil, nil
+		p.egress.sockets, p.egress.listeners = nil, nil
 	case len(ports) > 0 && ports[0] > 0 && len(ports) <= MaxEgressPorts:
-		e := &egress{ports: ports}
+		e := &egress{Egress: redirect.Egress{Ports: ports}}
 		if p.listenEgress(e, given) == nil {
 			p.egress = e
 			return
@@ -157,62 +157,55 @@ func (p *Pod) inheritEgress(earlier *egress, ports []uint16, given map[netip.Add
 	}
 }
 
-// rules returns the egress as iptables has it.
-func (e *egress) rules() *iptables.Egress {
-	if e == nil {
-		return nil
-	}
-	return &iptables.Egress{Ports: e.ports, Port: e.port}
-}
-
-// allPorts are the redirected ports, none without egress.
+// allPorts returns the redirected ports, none without egress.
 func (e *egress) allPorts() []uint16 {
 	if e == nil {
 		return nil
 	}
-	return e.ports
+	return e.Ports
 }
 
-// redirected is a listener for the connections that went elsewhere.
+// redirected is a listener for the connections to other hosts.
 type redirected struct {
 	*net.TCPListener
 	pod *Pod
 }
 
-// Accept waits for the next connection of which it is known where it was to go. What
-// was made to the listener itself is none.
+// Accept waits for the next connection that was redirected. It closes those that were made
+// to the listener itself.
 func (l redirected) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.AcceptTCP()
 		if err != nil {
 			return nil, err
 		}
-		to, err := l.pod.redirector.origin(l.pod, conn)
+		local, remote := ends(conn)
+		to, err := l.pod.redirector.Origin(l.pod.cookie, conn, local, remote)
 		if err == nil && to.IsValid() {
-			return toElsewhere{conn, to}, nil
+			return redirectedConn{conn, to}, nil
 		}
 		if err != nil {
-			l.pod.node.cfg.Logger.Warn("a redirected connection is closed, for it is not known where it was to go", "pod", l.pod.uid, "error", err)
+			l.pod.node.cfg.Logger.Warn("closed a redirected connection whose destination is unknown", "pod", l.pod.uid, "error", err)
 		}
 		_ = conn.SetLinger(0)
 		_ = conn.Close()
 	}
 }
 
-// toElsewhere is a connection that was redirected.
-type toElsewhere struct {
+// redirectedConn is a connection that was redirected.
+type redirectedConn struct {
 	*net.TCPConn
 	to netip.AddrPort
 }
 
-// To is where the pod meant to connect.
-func (c toElsewhere) To() netip.AddrPort { return c.to }
+// To returns the address that the pod connected to.
+func (c redirectedConn) To() netip.AddrPort { return c.to }
 
-// NetConn is the connection as such, which the kernel can copy from.
-func (c toElsewhere) NetConn() net.Conn { return c.TCPConn }
+// NetConn returns the connection that the kernel can copy from.
+func (c redirectedConn) NetConn() net.Conn { return c.TCPConn }
 
-// ends are a connection's, as the kernel knows them.
-func ends(conn *net.TCPConn) (near, far netip.AddrPort) {
-	near, far = conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(near.Addr().Unmap(), near.Port()), netip.AddrPortFrom(far.Addr().Unmap(), far.Port())
+// ends returns the ends of a connection as the kernel knows them.
+func ends(conn *net.TCPConn) (local, remote netip.AddrPort) {
+	local, remote = conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 	proxied "github.com/ctrlmesh/ctrlmesh/proxy/egress"
@@ -228,12 +229,12 @@ type failing struct {
 	times int
 }
 
-func (f *failing) redirect(ctx context.Context, p *Pod) error {
+func (f *failing) Apply(ctx context.Context, p redirect.Pod) error {
 	if f.times > 0 {
 		f.times--
 		return errors.New("not now")
 	}
-	return f.redirector.redirect(ctx, p)
+	return f.redirector.Apply(ctx, p)
 }
 
 // TestEgressIsEndedOnceItCanBe though that failed at first.
@@ -371,9 +372,9 @@ func TestEgressIsHandedOver(t *testing.T) {
 			r := request(m, uid, pod)
 			if last != nil {
 				var err error
-				r.Handed, err = last.Hand()
+				r.Files, err = last.Files()
 				require.NoError(t, err)
-				require.Len(t, r.Handed.Egress, 2)
+				require.Len(t, r.Files.Egress, 2)
 			}
 			p, err := m.Capture(r)
 			require.NoError(t, err)
@@ -385,7 +386,7 @@ func TestEgressIsHandedOver(t *testing.T) {
 			if h == nil {
 				h = startHammer(t, pod, other4, other6)
 			} else {
-				require.Equal(t, last.egress.port, p.egress.port)
+				require.Equal(t, last.egress.Port, p.egress.Port)
 				require.NoError(t, last.Abandon())
 				_, err := last.SetEgress(nil)
 				require.ErrorIs(t, err, os.ErrClosed, "it is another's")
@@ -406,7 +407,7 @@ func TestEgressOutlivesAChangeOfMode(t *testing.T) {
 	w := newWorld(t)
 	pod := w.pod()
 	cfg := backends[0].config(t)
-	cfg.Mode, cfg.IPTables = Auto, "nft"
+	cfg.Mode = Auto
 	var last Backend
 	for i, mode := range []Mode{EBPF, IPTables, EBPF} {
 		if last != nil {
@@ -470,8 +471,8 @@ func TestLostEgressIsMended(t *testing.T) {
 	}
 	run := func(args ...string) func(*testing.T, Config, *Pod, *ns) {
 		return func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
-			for _, program := range []string{"iptables-", "ip6tables-"} {
-				require.NoError(t, pod.do(exec.Command(program+cfg.IPTables, args...).Run))
+			for _, program := range []string{"iptables", "ip6tables"} {
+				require.NoError(t, pod.do(exec.Command(program, args...).Run))
 			}
 		}
 	}
@@ -574,7 +575,7 @@ func TestTooManyEgressPorts(t *testing.T) {
 		ports = append(ports, uint16(port+1))
 	}
 	_, err := (&Pod{node: &node{}}).SetEgress(ports)
-	require.ErrorContains(t, err, "more than the 64")
+	require.ErrorContains(t, err, "more than the limit of 64")
 	_, err = (&Pod{node: &node{}}).SetEgress(append(ports[1:], ports[1]))
 	require.ErrorIs(t, err, os.ErrClosed, "it is asked for, were it captured")
 }

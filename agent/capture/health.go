@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -15,71 +16,74 @@ import (
 )
 
 const (
-	// rotation is how long it takes to probe all captured pods once, and how often it
-	// is looked at what no probe shows.
+	// rotation is how long it takes to probe all captured pods once, and the time between
+	// two audits of what no probe shows.
 	rotation = time.Second
 	// patience is how long a probe may take to arrive.
 	patience = time.Second
-	// attempts is how many probes fail before a redirection counts as lost.
+	// attempts is how many probes in a row fail before a redirection counts as lost.
 	attempts = 2
 	// stallAfter is how long a probe may wait to be accepted before its pod, if it
-	// fails open, goes direct. The hook grants the whole agent as much.
+	// fails open, goes direct. The hook waits as long for the agent's sign of life.
 	stallAfter = 2 * time.Second
-	// mendingBudget is how long one check mends pods, for there is no sign of life
-	// meanwhile. The others are the next check's.
-	mendingBudget = 500 * time.Millisecond
+	// repairBudget bounds the repairs in one check, because there is no sign of life
+	// meanwhile. The next check continues.
+	repairBudget = 500 * time.Millisecond
 )
 
-// health is what is known of the redirections in force, between checks.
+// health is the state of the redirections in force, between checks.
 type health struct {
 	mu sync.Mutex
-	// own is a pod that runs nothing. Through it a node without pods is checked
-	// too, and the agent shows that it lives.
+	// own is a pod that runs nothing. Through it a node without pods is checked too, and
+	// the agent gives its sign of life.
 	own     *Pod
-	to      netip.AddrPort // where own's probes go
-	probing []*Pod         // with a probe under way when the last check ended
-	slept   bool           // there was none, by any agent, for so long that pods may have gone direct
+	to      netip.AddrPort // destination of own's probes
+	probing []*Pod         // those with a probe under way when the last check ended
+	lapsed  bool           // no agent gave a sign of life for so long that pods may have gone direct
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
-	audits  map[Mode]Loss // what is wrong, and not mended
-	// repaired is when what pods share was put in force again. What earlier probes
-	// ran into says nothing of it, and was told of.
+	audits  map[Mode]Loss // what is wrong and could not be repaired
+	// repaired is when the redirectors' shared parts were repaired last. Probes that began
+	// earlier fail by what was repaired, and prove nothing.
 	repaired time.Time
 }
 
-// vitals is what is known of one pod's redirection.
-type vitals struct {
-	awaited atomic.Pointer[probe] // by who accepts
+// status is the state of one pod's redirection.
+type status struct {
+	awaited atomic.Pointer[probe] // what the listeners wait for
 
-	// The rest is health.mu's.
+	// Under health.mu:
 	probe   *probe // under way
 	began   time.Time
 	failed  int   // probes in a row
-	excused bool  // one of them was, for it began before a repair
-	found   error // why they did, once it was tried to mend it
-	lost    *Loss // it was not mended by that
+	excused bool  // one of them does not count, because it began before a repair
+	reason  error // why they failed, once a repair was tried
+	lost    *Loss // that repair had no effect
 
-	// Of a pod that is mended apart from the checks:
-	damage error     // what there is to mend
-	mends  int       // in a row
-	mended time.Time // last
+	// Under node.mu:
+	direct  bool // the pod may have direct connections
+	stalled bool // nobody accepts its connections
+	// Of a pod that is repaired concurrently with the checks:
+	damage   error // what to repair
+	repairs  int   // in a row
+	repaired time.Time
 }
 
 // end closes the probe under way.
-func (v *vitals) end() {
-	v.awaited.Store(nil)
-	_ = unix.Close(v.probe.fd)
-	v.probe = nil
+func (s *status) end() {
+	s.awaited.Store(nil)
+	_ = unix.Close(s.probe.fd)
+	s.probe = nil
 }
 
-// Check waits for nothing: what became of a probe, a later check sees.
-func (n *node) Check(mend bool) []Loss {
+// Check waits for nothing: a later check reads the results of its probes.
+func (n *node) Check(repair bool) []Loss {
 	h := &n.health
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
-	// The lock may be held for seconds, while rules are written for many pods. A
-	// sign of life must not wait for that; the rest can be done next time.
+	// The lock may be held for seconds, while the rules of many pods change. The sign of
+	// life must not wait for that; the rest can.
 	locked := n.mu.TryLock()
 	if locked {
 		defer n.mu.Unlock()
@@ -87,91 +91,88 @@ func (n *node) Check(mend bool) []Loss {
 			return nil
 		}
 		h.to = n.destinations[0]
-		if err := n.makeOwn(); err != nil {
-			return []Loss{{Mode: n.redirectors[0].mode(), Reason: err, Repair: errors.New("the redirection cannot be checked")}}
+		if err := n.captureOwn(); err != nil {
+			return []Loss{{Mode: n.modes[0].mode, Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
-	n.showLife()
-	if !locked || !mend {
+	n.beat()
+	if !locked || !repair {
 		return nil
 	}
-	return n.mendLosses()
+	return n.repairLosses()
 }
 
-// showLife gives a sign of life once the probe of the agent's own pod has arrived.
-func (n *node) showLife() {
+// beat gives a sign of life once the probe of the agent's own pod has arrived.
+func (n *node) beat() {
 	h := &n.health
 	own := h.own
 	if own == nil {
 		return
 	}
-	if own.vitals.probe == nil {
+	if own.status.probe == nil {
 		n.begin([]*Pod{own})
 	}
 	own.acceptOwn()
-	if pr := own.vitals.probe; pr == nil || !pr.arrived.Load() {
+	if pr := own.status.probe; pr == nil || !pr.arrived.Load() {
 		return
 	}
-	for _, w := range n.redirectors {
-		h.slept = w.beat() || h.slept
+	for _, m := range n.modes {
+		h.lapsed = m.Beat() || h.lapsed
 	}
 }
 
-// mendLosses repairs what audits and probes show, and begins the next probes. It is called
+// repairLosses repairs what audits and probes show, and begins the next probes. It is called
 // under node.mu.
-func (n *node) mendLosses() []Loss {
+func (n *node) repairLosses() []Loss {
 	h := &n.health
-	if h.slept {
+	if h.lapsed {
 		for _, p := range n.pods {
-			p.comeBack()
+			p.noteLapse()
 		}
-		h.slept = false
+		h.lapsed = false
 	}
 	start := time.Now()
 	losses := n.audit(start)
 	pods := n.all()
 	for _, p := range h.probing {
-		if p.vitals.probe != nil && p != h.own && n.pods[p.uid.String()] != p {
-			p.vitals.end() // released meanwhile
+		if p.status.probe != nil && p != h.own && !p.isCurrent() {
+			p.status.end() // released meanwhile
 		}
 	}
 	for _, p := range pods {
-		if p.vitals.probe != nil && time.Since(start) < mendingBudget {
-			if mended := n.examine(p); mended != nil {
-				losses = append(losses, *mended)
+		if p.status.probe != nil && time.Since(start) < repairBudget {
+			if repaired := n.examine(p); repaired != nil {
+				losses = append(losses, *repaired)
 			}
 		}
-		if p.vitals.lost != nil {
-			losses = append(losses, *p.vitals.lost)
+		if p.status.lost != nil {
+			losses = append(losses, *p.status.lost)
 		}
 	}
-	n.endDirect(pods, start.Add(mendingBudget))
-	n.mend(pods)
+	n.endDirect(pods, start.Add(repairBudget))
+	n.repairNext(pods)
 	n.begin(n.due(pods, start))
-	h.probing = slices.DeleteFunc(pods, func(p *Pod) bool { return p.vitals.probe == nil })
+	h.probing = slices.DeleteFunc(pods, func(p *Pod) bool { return p.status.probe == nil })
 	return losses
 }
 
-// all are the captured pods and, first, the agent's own.
+// all returns the captured pods and, first, the agent's own.
 func (n *node) all() []*Pod {
 	pods := make([]*Pod, 0, len(n.pods)+1)
 	if n.health.own != nil {
 		pods = append(pods, n.health.own)
 	}
-	for _, p := range n.pods {
-		pods = append(pods, p)
-	}
-	return pods
+	return slices.AppendSeq(pods, maps.Values(n.pods))
 }
 
-// due are the pods to be probed now: those whose probe failed, and as many
-// others as the time since the last check asks for, the longest unseen first.
+// due returns the pods to probe now: those whose probe failed, and a share of the others
+// by the time since the last check, those first that were not probed for longest.
 func (n *node) due(pods []*Pod, now time.Time) []*Pod {
 	var due, others []*Pod
 	for _, p := range pods {
-		switch v := &p.vitals; {
-		case v.probe != nil || p == n.health.own && v.failed == 0:
-		case v.failed > 0:
+		switch s := &p.status; {
+		case s.probe != nil || p == n.health.own && s.failed == 0:
+		case s.failed > 0:
 			due = append(due, p)
 		default:
 			others = append(others, p)
@@ -179,53 +180,62 @@ func (n *node) due(pods []*Pod, now time.Time) []*Pod {
 	}
 	since := min(now.Sub(n.health.probed), n.rotation)
 	n.health.probed = now
-	slices.SortFunc(others, func(a, b *Pod) int { return a.vitals.began.Compare(b.vitals.began) })
+	slices.SortFunc(others, func(a, b *Pod) int { return a.status.began.Compare(b.status.began) })
 	share := int(int64(len(n.pods)) * int64(since) / int64(n.rotation))
 	return append(due, others[:min(share+1, len(others))]...)
 }
 
-// audit looks at what no probe shows, and mends it.
+// audit checks what no probe shows, and repairs it.
 func (n *node) audit(now time.Time) []Loss {
 	h := &n.health
 	var losses []Loss
 	if now.Sub(h.audited) >= n.rotation {
 		h.audited = now
 		h.audits = map[Mode]Loss{}
-		for _, w := range n.redirectors {
-			pods := n.captured(w)
-			reason := w.check(pods)
+		for _, m := range n.modes {
+			pods := n.captured(m.mode)
+			reason := m.check(pods)
 			if reason == nil {
 				continue
 			}
-			loss := Loss{Mode: w.mode(), Reason: reason, Repair: errors.Join(w.repair(n.destinations, pods), w.check(pods))}
+			loss := Loss{Mode: m.mode, Reason: reason, Repair: errors.Join(m.Repair(n.destinations, intact(pods)), m.check(pods))}
 			if loss.Repair == nil {
 				losses = append(losses, loss)
 				h.repaired = time.Now()
 				for _, p := range pods {
-					p.recaptured()
+					p.noteLoss()
 				}
 			} else {
-				h.audits[w.mode()] = loss
+				h.audits[m.mode] = loss
 			}
 		}
 	}
-	for _, loss := range h.audits {
-		losses = append(losses, loss)
+	return slices.AppendSeq(losses, maps.Values(h.audits))
+}
+
+// check checks what no probe of these pods shows. It notes which pods are damaged, and
+// returns what else is wrong.
+func (m openMode) check(pods []*Pod) error {
+	failed, err := m.Check(intact(pods))
+	for _, p := range pods {
+		if why := failed[p.uid]; why != nil {
+			p.status.damage, p.status.reason = why, cmp.Or(p.status.reason, why)
+		}
 	}
-	return losses
+	return err
 }
 
 // examine checks the result of the pod's probe and repairs what kept it from arriving. It
-// returns the loss that it certainly repaired, nil if there is none.
-func (n *node) examine(p *Pod) (mended *Loss) {
-	v := &p.vitals
-	pr := v.probe
+// returns the loss that was certainly repaired, nil if there is none.
+func (n *node) examine(p *Pod) (repaired *Loss) {
+	s := &p.status
+	pr := s.probe
 	arrived, waits, pending := p.outcome(pr)
 	switch {
 	case pending:
-	case arrived && v.damage != nil: // it may not be all there is
-		v.end()
-		v.failed = 0
+	case arrived && s.damage != nil: // there may be other damage
+		s.end()
+		s.failed = 0
 	case arrived:
 		return n.arrived(p)
 	case waits:
@@ -233,11 +243,11 @@ func (n *node) examine(p *Pod) (mended *Loss) {
 			n.setStalled(p, true)
 		}
 		if pr.err != nil {
-			v.end()
+			s.end()
 		}
-	case p.stalled:
-		// It was, and the probe went direct or was thrown away meanwhile.
-		v.end()
+	case s.stalled:
+		// The probe went direct, or was dropped, because of that.
+		s.end()
 		n.setStalled(p, false)
 	default:
 		n.failed(p)
@@ -265,76 +275,76 @@ func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
 
 // arrived handles a probe that arrived. It returns the loss that is repaired by then, nil if
 // there is none.
-func (n *node) arrived(p *Pod) (mended *Loss) {
-	v := &p.vitals
-	if v.found != nil {
-		p.recaptured()
-		if v.lost == nil {
-			mended = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found}
+func (n *node) arrived(p *Pod) (repaired *Loss) {
+	s := &p.status
+	if s.reason != nil {
+		p.noteLoss()
+		if s.lost == nil {
+			repaired = p.loss(nil)
 		}
 	}
-	v.end()
-	v.failed, v.excused, v.found, v.lost = 0, false, nil, nil
+	s.end()
+	s.failed, s.excused, s.reason, s.lost = 0, false, nil, nil
 	n.setStalled(p, false)
-	return mended
+	return repaired
 }
 
-// failed is for a probe that did not arrive.
+// failed handles a probe that did not arrive.
 func (n *node) failed(p *Pod) {
-	v := &p.vitals
-	reason := v.probe.err
-	if reason == nil {
-		reason = fmt.Errorf("a connection to %s did not arrive at the agent within %s", n.target(p), patience)
-	} else {
-		reason = fmt.Errorf("a connection to %s did not arrive at the agent: %w", n.target(p), reason)
+	s := &p.status
+	why := s.probe.err
+	if why == nil {
+		why = fmt.Errorf("no answer within %s", patience)
 	}
-	outdated := v.damage != nil || v.probe.began.Before(v.mended)
-	excused := !v.excused && v.probe.began.Before(n.health.repaired)
-	v.end()
-	if v.excused = v.excused || excused; outdated || excused {
+	reason := fmt.Errorf("a connection to %s did not arrive at the agent: %w", n.destinationOf(p), why)
+	outdated := s.damage != nil || s.probe.began.Before(s.repaired)
+	excused := !s.excused && s.probe.began.Before(n.health.repaired)
+	s.end()
+	if s.excused = s.excused || excused; outdated || excused {
 		return
 	}
-	if v.failed++; v.failed < attempts {
+	if s.failed++; s.failed < attempts {
 		return
 	}
-	v.failed = attempts // and so on until one arrives
-	if v.found != nil {
-		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: reason}
+	s.failed = attempts // it is probed in every check until a probe arrives
+	if s.reason != nil {
+		s.lost = p.loss(reason)
 	}
-	v.found = cmp.Or(v.found, reason)
-	if p.redirector.slow() {
-		v.damage = reason
+	s.reason = cmp.Or(s.reason, reason)
+	if p.mode == IPTables {
+		s.damage = reason
 		return
 	}
-	if err := errors.Join(p.redirector.repair(n.destinations, nil), p.redirector.redirect(context.Background(), p)); err != nil {
-		v.lost = &Loss{UID: p.name(), Mode: p.Mode(), Reason: v.found, Repair: err}
+	if err := errors.Join(p.redirector.Repair(n.destinations, nil), p.redirector.Apply(context.Background(), p.target())); err != nil {
+		s.lost = p.loss(err)
 	} else if p == n.health.own {
 		n.health.repaired = time.Now()
 	}
 }
 
-// setStalled tells the hook whether the pod's connections are taken at all.
+// setStalled notes whether the pod's connections are accepted. If it fails open and they
+// are not, the hook lets them go direct.
 func (n *node) setStalled(p *Pod, stalled bool) {
-	if p.stalled == stalled {
+	if p.status.stalled == stalled {
 		return
 	}
-	p.stalled = stalled
+	p.status.stalled = stalled
 	if stalled {
-		n.cfg.Logger.Warn("the pod's connections are not accepted", "pod", p.uid, "fail_open", p.failOpen)
+		n.cfg.Logger.Warn("the connections of a pod are not accepted", "pod", p.uid, "fail_open", p.failOpen)
 	}
-	if err := p.redirector.setFailOpen(p); err != nil {
-		n.cfg.Logger.Error("telling the hook whether the pod's connections are accepted", "pod", p.uid, "error", err)
+	if err := p.updateHook(); err != nil {
+		n.cfg.Logger.Error("failed to update the redirection of a stalled pod", "pod", p.uid, "error", err)
 	}
 	if !stalled {
-		p.comeBack()
+		p.noteLapse()
 	}
 }
 
 // closeHealth ends all probes and the agent's own pod.
 func (n *node) closeHealth() []error {
 	for _, p := range n.health.probing {
-		if p.vitals.probe != nil {
-			p.vitals.end()
+		if p.status.probe != nil {
+			p.status.end()
 		}
 	}
 	own := n.health.own
@@ -342,5 +352,6 @@ func (n *node) closeHealth() []error {
 		return nil
 	}
 	n.health.own = nil
-	return []error{own.redirector.release(own), own.closeFiles()}
+	own.stopRepair()
+	return []error{own.redirector.Release(own.target()), own.closeFiles()}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
@@ -85,7 +86,7 @@ func probesOf(t testing.TB, p *Pod, n int) {
 	require.Eventually(t, func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if began := p.vitals.began; began.After(last) {
+		if began := p.status.began; began.After(last) {
 			last = began
 			n--
 		}
@@ -178,8 +179,8 @@ func TestLossesAreMended(t *testing.T) {
 		}
 	}
 	flush := func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
-		for _, program := range []string{"iptables-", "ip6tables-"} {
-			require.NoError(t, pod.do(exec.Command(program+cfg.IPTables, "-t", "nat", "-F").Run))
+		for _, program := range []string{"iptables", "ip6tables"} {
+			require.NoError(t, pod.do(exec.Command(program, "-t", "nat", "-F").Run))
 		}
 	}
 	ofNode, ofPod := true, false
@@ -256,10 +257,10 @@ func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
 			cfg := ebpfConfig(t)
 			w := newWorld(t)
 			agent := w.agent(cfg)
-			p := &captured(t, agent, uid, w.pod(), "mesh").vitals
+			p := &captured(t, agent, uid, w.pod(), "mesh").status
 			n := agent.(*node)
 			n.rotation = time.Hour // audits are when the test wants one
-			own := func() *vitals { return &n.health.own.vitals }
+			own := func() *status { return &n.health.own.status }
 			healthy := func() bool { return own().probe == nil && own().failed == 0 && p.failed == 0 }
 			until := func(done func() bool) (losses []Loss) {
 				t.Helper()
@@ -301,14 +302,14 @@ func TestRepairsHideNoLoss(t *testing.T) {
 	agent := w.agent(cfg)
 	p := captured(t, agent, uid, pod, "mesh")
 	n := agent.(*node)
-	require.NoError(t, n.redirectors[0].(ebpf).bpf.DeletePod(p.cookie))
+	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(p.cookie))
 	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(start), soon)
 		detach(t, cfg, "connect4")
 		n.health.audited = time.Time{}
 		agent.Check(true)
 		var err error
-		_, found, err = n.redirectors[0].(ebpf).entry(p)
+		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
 		require.NoError(t, err)
 	}
 }
@@ -336,7 +337,7 @@ func TestPodThatFillsItsTables(t *testing.T) {
 				fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
 			}
 			rules.WriteString("COMMIT\n")
-			fill := exec.Command("iptables-"+cfg.IPTables+"-restore", "--noflush")
+			fill := exec.Command("iptables-restore", "--noflush")
 			fill.Stdin = strings.NewReader(rules.String())
 			require.NoError(t, hostile.do(fill.Run))
 			becomes(t, hostile, "direct", service4)
@@ -346,10 +347,10 @@ func TestPodThatFillsItsTables(t *testing.T) {
 				n := agent.(*node)
 				n.mu.Lock()
 				p := n.pods[uid]
-				if began := other.vitals.began; p.mending != nil && began != probed {
+				if began := other.status.began; p.repair != nil && began != probed {
 					probes, probed = probes+1, began
 				}
-				lost = p.vitals.mends == 0
+				lost = p.status.repairs == 0
 				n.mu.Unlock()
 			}
 			t.Log("probes of the other pod meanwhile:", probes)
@@ -413,7 +414,7 @@ func TestUncheckedAgentIsDead(t *testing.T) {
 	require.Eventually(t, func() bool {
 		stopped = time.Now()
 		require.Empty(t, m.Check(false))
-		probe := m.(*node).health.own.vitals.probe
+		probe := m.(*node).health.own.status.probe
 		return probe != nil && probe.arrived.Load()
 	}, soon, time.Millisecond)
 	becomes(t, open, "direct", service4)
@@ -493,10 +494,10 @@ func TestAgentsThatShareListeners(t *testing.T) {
 			pod := w.pod()
 			first, second := w.agent(cfg), w.agent(cfg)
 			p := captured(t, first, uid, pod, "first")
-			handed, err := p.Hand()
+			files, err := p.Files()
 			require.NoError(t, err)
 			r := request(second, uid, pod)
-			r.Handed = handed
+			r.Files = files
 			q, err := second.Capture(r)
 			require.NoError(t, err)
 			answer(t, "second", q.Listeners()...)
@@ -561,7 +562,7 @@ func TestHostNetwork(t *testing.T) {
 
 	// An entry that somebody removed.
 	require.Empty(t, c.losses())
-	require.NoError(t, m.(*node).redirectors[0].(ebpf).bpf.DeleteCgroup(q.cgroup))
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).DeleteCgroup(q.cgroup))
 	require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
 	require.NoError(t, c.losses()[0].Repair)
 	join(filepath.Join(pods, "pod2/container"))
@@ -583,7 +584,7 @@ func TestOwnPodsAreSwept(t *testing.T) {
 	w := newWorld(t)
 	m := w.agent(cfg)
 	require.Empty(t, m.Check(true))
-	r := m.(*node).redirectors[0].(ebpf).bpf
+	r := m.(*node).modes[0].redirector.(*ebpf.Backend)
 	dead := exec.Command("/bin/true")
 	require.NoError(t, dead.Run())
 	var uid uuid.UUID

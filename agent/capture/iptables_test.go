@@ -22,11 +22,11 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 		fmt.Fprintf(&listing, "-A %s -d 10.0.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", iptables.Chain, i>>8, i&255)
 	}
 	listing.WriteString("COMMIT\n")
-	fill := exec.Command("iptables-"+cfg.IPTables+"-restore", "--noflush")
+	fill := exec.Command("iptables-restore", "--noflush")
 	fill.Stdin = strings.NewReader(listing.String())
 	require.NoError(t, pod.do(fill.Run))
 
-	table := p.redirector.(*rules).tables[0]
+	table := p.redirector.(*iptables.Backend).Tables[0]
 	require.ErrorContains(t, pod.do(func() error {
 		_, err := table.Lead(t.Context())
 		return err
@@ -36,7 +36,7 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 		return err
 	}))
 	require.ErrorContains(t, p.Release(), "exit status 125", "the rules may be another agent's")
-	require.NoError(t, Cleanup(cfg, pod.path), "by any agent")
+	require.NoError(t, Cleanup(cfg.PinDir, pod.path), "by any agent")
 	require.NoError(t, pod.do(func() error {
 		require.False(t, table.MayExist(), "the chain still exists")
 		return nil

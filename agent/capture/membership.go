@@ -12,14 +12,15 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/sockdiag"
 )
 
-// maxCgroups bounds the cgroups of one pod that are looked through and known.
+// maxCgroups bounds the cgroups of one pod that are read and kept.
 const maxCgroups = 4096
 
-// membership decides which connections to a pod's listeners are its own, where every
-// process of the node can connect to them: those whose sockets were made in the pod's
+// membership decides which connections to a pod's listeners are the pod's, where every
+// process of the node can connect to them: those whose sockets were created in the pod's
 // cgroup or below.
 type membership struct {
 	root   string // of the hierarchy
@@ -28,27 +29,25 @@ type membership struct {
 
 	mu    sync.Mutex
 	dir   string          // of the pod's cgroup; "" until it is found
-	known map[uint64]bool // the ids of the pod's cgroups; they are never used again
+	known map[uint64]bool // the ids of the pod's cgroups, which the kernel does not reuse
 }
 
-// errForeign means that a connection is of another process than the pod's.
+// errForeign means that no process of the pod made a connection.
 var errForeign = errors.New("the connection was not made in the pod's cgroup")
 
-var errNoCgroups = errors.New("the kernel does not tell the cgroup of a socket: it takes Linux 5.9 with CONFIG_SOCK_CGROUP_DATA")
-
-// check returns an error unless the connection that was accepted is the pod's.
+// check returns an error unless the accepted connection is the pod's.
 func (m *membership) check(conn net.Conn) error {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return errForeign
 	}
-	near, far := ends(tcp)
-	peer, err := findConnection(m.netns, far, near)
+	local, remote := ends(tcp)
+	peer, err := findConnection(m.netns, remote, local)
 	switch {
 	case err != nil:
 		return err
 	case peer.Cgroup == 0:
-		return errNoCgroups
+		return sockdiag.ErrNoCgroups
 	}
 	return m.has(peer.Cgroup)
 }
@@ -77,7 +76,7 @@ func (m *membership) has(cgroup uint64) error {
 	return nil
 }
 
-// cgroupDir finds the directory of a cgroup.
+// cgroupDir returns the directory of a cgroup.
 func cgroupDir(root string, id uint64) (dir string, err error) {
 	err = walkCgroups(root, func(path string, found uint64) error {
 		if found != id {
@@ -87,12 +86,12 @@ func cgroupDir(root string, id uint64) (dir string, err error) {
 		return filepath.SkipAll
 	})
 	if err == nil && dir == "" {
-		err = fmt.Errorf("looking for the pod's cgroup: %w", fs.ErrNotExist)
+		err = fmt.Errorf("finding the pod's cgroup: %w", fs.ErrNotExist)
 	}
 	return dir, err
 }
 
-// cgroupsIn are the ids of the cgroup at dir and of those below.
+// cgroupsIn returns the ids of the cgroup at dir and of those below.
 func cgroupsIn(dir string) (map[uint64]bool, error) {
 	ids := map[uint64]bool{}
 	return ids, walkCgroups(dir, func(_ string, id uint64) error {
@@ -107,7 +106,7 @@ func cgroupsIn(dir string) (map[uint64]bool, error) {
 // cgroupsBelow returns the ids of these cgroups and of all below them.
 func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
 	ids := map[uint64]bool{}
-	var below string // of the one that is being walked through
+	var below string // the path of the one that is being walked
 	err := walkCgroups(root, func(path string, id uint64) error {
 		inside := below != "" && strings.HasPrefix(path, below)
 		if !inside && tops[id] {
@@ -124,8 +123,8 @@ func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
 	return ids, nil
 }
 
-// walkCgroups visits the cgroup at root and those below. Those that are removed
-// meanwhile are passed over.
+// walkCgroups visits the cgroup at root and those below. It omits those that are removed
+// meanwhile.
 func walkCgroups(root string, visit func(path string, id uint64) error) error {
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !entry.IsDir() {
@@ -136,45 +135,27 @@ func walkCgroups(root string, visit func(path string, id uint64) error) error {
 		}
 		info, err := entry.Info()
 		if err != nil {
-			return nil //nolint:nilerr // gone meanwhile
+			return nil //nolint:nilerr // removed meanwhile
 		}
 		return visit(path, info.Sys().(*syscall.Stat_t).Ino)
 	})
 	if err != nil {
-		return fmt.Errorf("look for the pod's cgroups: %w", err)
+		return fmt.Errorf("listing the pod's cgroups: %w", err)
 	}
 	return nil
 }
 
-// findConnection asks the kernel for the socket in netns that has these ends.
-func findConnection(netns *os.File, local, remote netip.AddrPort) (found sockdiag.Connection, err error) {
-	err = inNetNS(netns, func() (err error) {
+// findConnection asks the kernel for the socket with these ends in a network namespace.
+func findConnection(namespace *os.File, local, remote netip.AddrPort) (found sockdiag.Connection, err error) {
+	err = netns.Do(namespace, func() (err error) {
 		found, err = sockdiag.Find(local, remote)
 		return err
 	})
 	if err == nil && found.Remote.Port() != remote.Port() {
-		err = fs.ErrNotExist // what was found listens
+		err = fs.ErrNotExist // it is a listener
 	}
 	if err != nil {
-		return found, fmt.Errorf("ask for a connection: %w", err)
+		return found, fmt.Errorf("finding a connection: %w", err)
 	}
 	return found, nil
-}
-
-// socketsTellCgroups returns an error if the kernel does not say in which cgroup a
-// socket was made.
-func socketsTellCgroups() error {
-	l, err := listenAt(loopback4, 0)
-	if err != nil {
-		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
-	}
-	defer l.Close()
-	found, err := sockdiag.Find(netip.AddrPortFrom(loopback4, portOf(l)), netip.AddrPortFrom(loopback4, 0))
-	if err != nil {
-		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
-	}
-	if found.Cgroup == 0 {
-		return errNoCgroups
-	}
-	return nil
 }

@@ -14,94 +14,112 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
-// redirector is one capture mode.
+// redirector implements one capture mode.
 type redirector interface {
-	mode() Mode
-	// hostNetwork is nil if a pod can be told from others in its network namespace.
-	hostNetwork() error
-	// last is the port that the pod was redirected to before, 0 if it was not, and what
-	// was of its other connections.
-	last(p *Pod) (uint16, *egress)
-	// canEgress is nil if a pod's other connections can be redirected.
-	canEgress() error
-	// origin is where a pod meant to connect that came in by its listeners for egress;
-	// invalid of what was not redirected there.
-	origin(p *Pod, conn *net.TCPConn) (netip.AddrPort, error)
-	// redirect points the pod at its listeners, those for egress too or not any more. What pointed it elsewhere is in
-	// force until then. It mends what is broken, and changes nothing else.
-	redirect(ctx context.Context, p *Pod) error
-	// slow reports whether the pod can delay redirect. Checks do not wait for it then.
-	slow() bool
-	// release ends the redirection, unless another agent has made it its own since.
-	release(p *Pod) error
-	// setFailOpen puts in force what p.failOpen has become.
-	setFailOpen(p *Pod) error
-	// setDestinations changes them for these pods and all that are redirected later.
-	setDestinations(destinations []netip.AddrPort, pods []*Pod) error
-	// mark lets a socket pass that has yet to connect.
-	mark(fd int) error
-	// sweep forgets what earlier agents left of pods that are gone.
-	sweep(keep func(uid uuid.UUID) bool) error
-	// beat is a sign of life, for the pods that fail open. It tells whether there
-	// was none for so long that they may have gone direct.
-	beat() bool
-	// check tells what is wrong that a probe of these pods would not show.
-	check(pods []*Pod) error
-	// repair puts in force again what the pods share, and what check finds of these.
-	repair(destinations []netip.AddrPort, pods []*Pod) error
-	// close lets go of these pods: those that fail open go direct once nobody listens.
-	close(pods []*Pod) error
+	// HostNetwork returns why the pods of one network namespace cannot be distinguished, nil
+	// if they can.
+	HostNetwork() error
+	// Last returns the port that the pod was redirected to before, 0 if it was not, and the
+	// redirection of its other connections.
+	Last(p redirect.Pod) (uint16, *redirect.Egress)
+	// Egress returns why connections to other hosts cannot be redirected, nil if they can.
+	Egress() error
+	// Origin returns the address that a connection which arrived at the egress listeners was
+	// made to; invalid if the connection was not redirected. The cookie is that of the pod's
+	// network namespace.
+	Origin(cookie uint64, conn *net.TCPConn, local, remote netip.AddrPort) (netip.AddrPort, error)
+	// Apply redirects the pod to its listeners, those for egress included. An earlier
+	// redirection stays in force until then. It repairs a redirection that is damaged.
+	Apply(ctx context.Context, p redirect.Pod) error
+	// Release ends the redirection, unless another agent has taken it over.
+	Release(p redirect.Pod) error
+	// SetDestinations changes them for these pods and all that are redirected later.
+	SetDestinations(destinations []netip.AddrPort, pods []redirect.Pod) (redirect.Failed, error)
+	// MarkSocket lets a socket pass that is not connected yet.
+	MarkSocket(fd int) error
+	// Sweep removes what earlier agents left of other pods than those to keep.
+	Sweep(keep func(uid [16]byte) bool) error
+	// Beat gives a sign of life, for the pods that fail open. It reports whether there was
+	// none for so long that they may have gone direct.
+	Beat() bool
+	// Check returns what is wrong and a probe of these pods would not show. Pods that failed
+	// are repaired one by one, all else by Repair.
+	Check(pods []redirect.Pod) (redirect.Failed, error)
+	// Repair restores what the pods share, and what Check finds of these.
+	Repair(destinations []netip.AddrPort, pods []redirect.Pod) error
+	// Close ends the work on these pods: those that fail open go direct without a listener.
+	Close(pods []redirect.Pod) error
+}
+
+// openMode is a capture mode that works on this node.
+type openMode struct {
+	redirector
+	mode Mode
 }
 
 // node implements Backend for the modes that work on this node.
 type node struct {
 	cfg         Config
-	redirectors []redirector // the best first
+	modes       []openMode // the best first
 	unavailable map[Mode]error
 	rotation    time.Duration
-	health      health // its lock comes first
+	health      health // its lock is taken first
 
 	mu           sync.Mutex
 	pods         map[string]*Pod  // by uid
 	destinations []netip.AddrPort // apiservers, then agents
 	agents       []netip.AddrPort
 	closed       bool
-	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was reported
+	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was logged
 }
 
 // allModes are the capture modes, the best first.
 var allModes = []Mode{EBPF, IPTables, Address}
 
+// openRedirector opens one capture mode.
+func (n *node) openRedirector(mode Mode) (redirector, error) {
+	switch mode {
+	case EBPF:
+		return ebpf.Open(n.cfg.CgroupRoot, n.cfg.PinDir, n.cfg.Logger.Warn)
+	case IPTables:
+		return iptables.Open(n.cfg.Logger)
+	}
+	return address.Listen(n.cfg.Address, func(peer netip.Addr, full bool) {
+		if full {
+			n.cfg.Refused(peer, QueueFull)
+		} else {
+			n.cfg.Refused(peer, Stranger)
+		}
+	})
+}
+
 func (n *node) open() error {
-	for _, m := range []struct {
-		mode   Mode
-		open   func(Config) (redirector, error)
-		wanted bool
-	}{
-		{EBPF, openEBPF, n.cfg.Mode == Auto},
-		{IPTables, openIPTables, n.cfg.Mode == Auto},
-		{Address, openAddress, n.cfg.Address != ""},
-	} {
-		if !m.wanted && m.mode != n.cfg.Mode {
+	for _, mode := range allModes {
+		wanted := n.cfg.Mode == Auto && mode != Address || mode == Address && n.cfg.Address != ""
+		if !wanted && mode != n.cfg.Mode {
 			continue
 		}
-		r, err := m.open(n.cfg)
+		r, err := n.openRedirector(mode)
 		switch {
 		case err == nil:
-			n.redirectors = append(n.redirectors, r)
-		case m.mode == n.cfg.Mode, m.mode == EBPF && !errors.Is(err, bpf.ErrUnsupported):
+			n.modes = append(n.modes, openMode{r, mode})
+		case mode == n.cfg.Mode, mode == EBPF && !errors.Is(err, bpf.ErrUnsupported):
 			return err
 		default:
-			n.unavailable[m.mode] = err
-			n.cfg.Logger.Warn("a way to capture pods does not work here", "mode", m.mode, "reason", err)
+			n.unavailable[mode] = err
+			n.cfg.Logger.Warn("a capture mode does not work on this node", "mode", mode, "reason", err)
 		}
 	}
-	if len(n.redirectors) == 0 {
-		errs := []error{errors.New("unknown or impossible here")}
+	if len(n.modes) == 0 {
+		errs := []error{errors.New("unknown or impossible on this node")}
 		for _, mode := range allModes {
 			if err := n.unavailable[mode]; err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", mode, err))
@@ -114,8 +132,8 @@ func (n *node) open() error {
 
 func (n *node) Modes() []Mode {
 	var modes []Mode
-	for _, w := range n.redirectors {
-		modes = append(modes, w.mode())
+	for _, m := range n.modes {
+		modes = append(modes, m.mode)
 	}
 	return modes
 }
@@ -123,26 +141,26 @@ func (n *node) Modes() []Mode {
 func (n *node) Unavailable() map[Mode]error { return n.unavailable }
 
 func (n *node) HostNetwork() error {
-	_, err := n.redirectorFor(Request{HostNetwork: true})
+	_, err := n.modeFor(Request{HostNetwork: true})
 	return err
 }
 
-// redirectorFor returns the redirector of the mode to capture a pod by.
-func (n *node) redirectorFor(r Request) (redirector, error) {
+// modeFor returns the mode to capture a pod by.
+func (n *node) modeFor(r Request) (openMode, error) {
 	var errs []error
-	for _, w := range n.redirectors {
-		if r.Mode != w.mode() && r.Mode != Auto {
+	for _, m := range n.modes {
+		if r.Mode != m.mode && r.Mode != Auto {
 			continue
 		}
 		if !r.HostNetwork {
-			if r.Mode == Auto && w.mode() == Address {
-				continue // the pod must have been made for it
+			if r.Mode == Auto && m.mode == Address {
+				continue // the pod must have been created for it
 			}
-			return w, nil
+			return m, nil
 		}
-		err := w.hostNetwork()
+		err := m.HostNetwork()
 		if err == nil {
-			return w, nil
+			return m, nil
 		}
 		errs = append(errs, fmt.Errorf("%w: %w", ErrHostNetwork, err))
 	}
@@ -154,83 +172,102 @@ func (n *node) redirectorFor(r Request) (redirector, error) {
 	if len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("the agent of this node does not capture by %q, only by %q", r.Mode, n.Modes()))
 	}
-	return nil, errors.Join(errs...)
+	return openMode{}, errors.Join(errs...)
 }
 
 func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
-	if len(apiservers) == 0 {
-		return errors.New("set destinations: an empty set would let every captured pod go direct")
-	}
-	set, err := destinationSet(slices.Concat(apiservers, agents))
-	if err != nil {
-		return fmt.Errorf("set destinations: %w", err)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed {
-		return fmt.Errorf("set destinations: %w", os.ErrClosed)
-	}
-	n.destinations, n.agents = set, agents
-	var errs []error
-	for _, w := range n.redirectors {
-		errs = append(errs, w.setDestinations(set, n.captured(w)))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("set destinations: %w", err)
+	if err := n.setDestinations(apiservers, agents); err != nil {
+		return fmt.Errorf("setting the destinations: %w", err)
 	}
 	return nil
 }
 
-// captured returns the pods that a redirector has captured, the agent's own among them.
-func (n *node) captured(w redirector) []*Pod {
-	var pods []*Pod
-	for _, p := range n.all() {
-		if p.redirector.mode() == w.mode() {
-			pods = append(pods, p)
+func (n *node) setDestinations(apiservers, agents []netip.AddrPort) error {
+	if len(apiservers) == 0 {
+		return errors.New("an empty set would let every captured pod go direct")
+	}
+	set, err := destinationSet(slices.Concat(apiservers, agents))
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return os.ErrClosed
+	}
+	n.destinations, n.agents = set, agents
+	var errs []error
+	for _, m := range n.modes {
+		pods := n.captured(m.mode)
+		for _, p := range pods {
+			p.stopRepair() // it has the earlier destinations
+		}
+		failed, err := m.SetDestinations(set, intact(pods))
+		errs = append(errs, err)
+		for _, p := range pods {
+			if why := failed[p.uid]; why != nil {
+				p.setDamage(fmt.Errorf("changing the destinations: %w", why))
+			}
 		}
 	}
-	return pods
+	return errors.Join(errs...)
 }
 
-// destinationSet is destinations without doubles, IPv4 addresses as such.
-func destinationSet(destinations []netip.AddrPort) ([]netip.AddrPort, error) {
-	seen := map[netip.AddrPort]bool{}
-	var set []netip.AddrPort
+// captured returns the pods that are captured by a mode, the agent's own among them.
+func (n *node) captured(mode Mode) []*Pod {
+	return slices.DeleteFunc(n.all(), func(p *Pod) bool { return p.mode != mode })
+}
+
+// intact returns the pods whose redirection is not known to be damaged, for a redirector.
+func intact(pods []*Pod) (targets []redirect.Pod) {
+	for _, p := range pods {
+		if p.status.damage == nil {
+			targets = append(targets, p.target())
+		}
+	}
+	return targets
+}
+
+// destinationSet returns destinations without duplicates, with IPv4 addresses as such.
+func destinationSet(destinations []netip.AddrPort) (set []netip.AddrPort, err error) {
 	for _, d := range destinations {
 		d = netip.AddrPortFrom(d.Addr().Unmap(), d.Port())
-		if !d.IsValid() || d.Port() == 0 || d.Addr().IsUnspecified() || d.Addr().Zone() != "" {
+		if !isServer(d) {
 			return nil, fmt.Errorf("not the address of a server: %s", d)
 		}
-		if !seen[d] {
-			seen[d] = true
+		if !slices.Contains(set, d) {
 			set = append(set, d)
 		}
 	}
 	return set, nil
 }
 
+func isServer(at netip.AddrPort) bool {
+	return at.IsValid() && at.Port() != 0 && !at.Addr().IsUnspecified() && at.Addr().Zone() == ""
+}
+
 func (n *node) Capture(r Request) (*Pod, error) {
 	p, err := n.capture(r)
 	if err != nil {
-		return nil, fmt.Errorf("capture pod %s: %w", r.UID, err)
+		return nil, fmt.Errorf("capturing pod %s: %w", r.UID, err)
 	}
 	return p, nil
 }
 
 func (n *node) capture(r Request) (*Pod, error) {
-	defer r.Handed.close() // listeners are made of copies
+	defer r.Files.Close() // listeners are made of copies
 	id, err := uuid.Parse(r.UID)
 	if err != nil || id.String() != r.UID {
 		return nil, errors.New("its uid is not a UUID")
 	}
-	by, err := n.redirectorFor(r)
+	by, err := n.modeFor(r)
 	if err != nil {
 		return nil, err
 	}
 	if r.HostNetwork && r.Cgroup == 0 {
-		return nil, fmt.Errorf("%w, and its cgroup is not known", ErrHostNetwork)
+		return nil, fmt.Errorf("%w, and its cgroup is unknown", ErrHostNetwork)
 	}
-	netns, err := openNetNS(r.NetNS, r.HostNetwork)
+	namespace, err := netns.Open(r.NetNS, r.HostNetwork)
 	if err != nil {
 		return nil, err
 	}
@@ -242,108 +279,97 @@ func (n *node) capture(r Request) (*Pod, error) {
 		err = os.ErrClosed
 	case len(n.destinations) == 0:
 		err = errors.New("no destinations have been set")
-	case earlier != nil && earlier.isFor(r, netns):
-		netns.Close()
+	case earlier != nil && earlier.isFor(r, namespace):
+		namespace.Close()
 		return earlier, nil
 	}
 	if err != nil {
-		netns.Close()
+		namespace.Close()
 		return nil, err
 	}
-	p := n.newPod(id, by, netns, r)
+	p := &Pod{uid: id, node: n, redirector: by.redirector, mode: by.mode, netns: namespace, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	if r.HostNetwork {
+		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: namespace}
+	}
 	if err := p.open(r); err != nil {
 		return nil, errors.Join(err, p.closeFiles())
 	}
 	n.pods[r.UID] = p
 	if earlier != nil {
-		// The sandbox was replaced. The old one is gone, whatever it says.
-		_ = earlier.redirector.release(earlier)
+		// The sandbox was replaced: errors of the old one do not matter.
+		earlier.stopRepair()
+		_ = earlier.redirector.Release(earlier.target())
 		_ = earlier.closeFiles()
 	}
 	return p, nil
 }
 
-// isFor reports whether a captured pod is the one that a request asks for.
-func (p *Pod) isFor(r Request, netns *os.File) bool {
-	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && sameFile(p.netns, netns)
-}
-
-func (n *node) newPod(id uuid.UUID, by redirector, netns *os.File, r Request) *Pod {
-	p := &Pod{uid: id, node: n, redirector: by, netns: netns, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
-	if r.HostNetwork {
-		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: netns}
-	}
-	if by.mode() == Address {
-		p.addresses, p.given = r.Addresses, len(r.Addresses) > 0
-	}
-	return p
-}
-
-// forgetOthers ends the pod's redirections by other modes than its own, which
-// were an earlier agent's. They would turn its connections to that one's port.
+// forgetOthers ends the pod's redirections by other modes than its own. An earlier agent
+// made them, and they lead to that agent's port.
 func (n *node) forgetOthers(p *Pod) error {
 	var errs []error
-	if p.redirector.mode() != EBPF {
+	if p.mode != EBPF {
 		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.cookie))
 	}
-	if p.redirector.mode() != IPTables && !p.hostNetwork {
-		errs = append(errs, forgetRules(p.netns, n.natTables))
+	if p.mode != IPTables && !p.hostNetwork {
+		errs = append(errs, iptables.Forget(p.netns, n.tables))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("end the redirection by an earlier agent: %w", err)
+		return fmt.Errorf("ending the redirection by an earlier agent: %w", err)
 	}
 	return nil
 }
 
-// natTables returns those that are open, so that no pod waits for programs to be probed.
-func (n *node) natTables() ([2]iptables.Table, error) {
-	for _, w := range n.redirectors {
-		if t, ok := w.(*rules); ok {
-			return t.tables, nil
+// tables returns those that are open, because probing the programs takes time.
+func (n *node) tables() ([2]iptables.Table, error) {
+	for _, m := range n.modes {
+		if b, ok := m.redirector.(*iptables.Backend); ok {
+			return b.Tables, nil
 		}
 	}
-	return iptables.OpenTables(n.cfg.IPTables)
+	return iptables.OpenTables()
 }
 
 // mark lets a socket pass every redirection, including those of an earlier agent.
 func (n *node) mark(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, iptables.Mark); err != nil {
-		return fmt.Errorf("mark socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
+		return fmt.Errorf("marking a socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
 	}
 	var errs []error
-	for _, w := range n.redirectors {
-		errs = append(errs, w.mark(fd))
+	for _, m := range n.modes {
+		errs = append(errs, m.MarkSocket(fd))
 	}
 	return errors.Join(errs...)
 }
 
-// release is Pod.Release. A pod that is no longer the node's is released already, or stays redirected.
+// release implements Pod.Release. The redirection of a pod that was abandoned stays.
 func (n *node) release(p *Pod) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.pods[p.uid.String()] != p {
-		p.netns.Close() // of a pod that was abandoned
+	if !p.isCurrent() {
+		p.netns.Close()
 		return nil
 	}
 	delete(n.pods, p.uid.String())
-	if err := errors.Join(p.closeListeners(), p.redirector.release(p), p.netns.Close()); err != nil {
-		return fmt.Errorf("release pod %s: %w", p.uid, err)
+	p.stopRepair()
+	if err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.netns.Close()); err != nil {
+		return fmt.Errorf("releasing pod %s: %w", p.uid, err)
 	}
 	return nil
 }
 
 func (n *node) Sweep(keep func(uid string) bool) error {
 	n.mu.Lock()
-	var gone []*Pod
+	var deleted []*Pod
 	for uid, p := range n.pods {
 		if !keep(uid) {
-			gone = append(gone, p)
+			deleted = append(deleted, p)
 		}
 	}
 	n.mu.Unlock()
 
 	var errs []error
-	for _, p := range gone {
+	for _, p := range deleted {
 		errs = append(errs, n.release(p))
 	}
 	n.mu.Lock()
@@ -351,11 +377,14 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 	if n.closed {
 		return os.ErrClosed
 	}
-	for _, w := range n.redirectors {
-		errs = append(errs, w.sweep(func(uid uuid.UUID) bool { return n.pods[uid.String()] != nil || keep(uid.String()) }))
+	for _, m := range n.modes {
+		errs = append(errs, m.Sweep(func(id [16]byte) bool {
+			uid := uuid.UUID(id)
+			return isOwnOfRunningAgent(uid) || n.pods[uid.String()] != nil || keep(uid.String())
+		}))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("sweep: %w", err)
+		return fmt.Errorf("sweeping redirections: %w", err)
 	}
 	return nil
 }
@@ -370,15 +399,22 @@ func (n *node) Close() error {
 	}
 	n.closed = true
 	errs := n.closeHealth()
-	for _, w := range n.redirectors {
-		errs = append(errs, w.close(n.captured(w)))
+	for _, p := range n.pods {
+		p.stopRepair()
+	}
+	for _, m := range n.modes {
+		var pods []redirect.Pod
+		for _, p := range n.captured(m.mode) {
+			pods = append(pods, p.target())
+		}
+		errs = append(errs, m.Close(pods))
 	}
 	for uid, p := range n.pods {
 		errs = append(errs, p.closeFiles())
 		delete(n.pods, uid)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close capture: %w", err)
+		return fmt.Errorf("closing capture: %w", err)
 	}
 	return nil
 }

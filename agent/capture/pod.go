@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 )
 
 // Pod is one captured pod. It is safe for concurrent use.
@@ -17,19 +21,17 @@ type Pod struct {
 	uid         uuid.UUID
 	node        *node
 	redirector  redirector
+	mode        Mode
 	netns       *os.File
 	hostNetwork bool        // netns is the node's
 	cgroup      uint64      // 0 if it is unknown; never under hostNetwork
 	members     *membership // of hostNetwork; nil: every connection is the pod's
 
 	listening
-	addressing
 
-	failOpen bool     // under node.mu
-	direct   bool     // it may have connections around the agent; under node.mu
-	mending  *mending // under node.mu
-	stalled  bool     // its connections are not accepted; under node.mu
-	vitals   vitals   // what checks know
+	failOpen bool       // under node.mu
+	status   status     // what checks have found
+	repair   *repairing // under node.mu; nil: none
 }
 
 // listening is where a pod's connections arrive.
@@ -37,53 +39,66 @@ type listening struct {
 	cookie    uint64             // of the network namespace; 0 if the kernel gives none
 	port      uint16             // of all sockets
 	sockets   []*net.TCPListener // in the network namespace; none in mode Address
+	addressed *address.Pod       // in mode Address
 	listeners []net.Listener
 	egress    *egress // under node.mu
 }
 
-// addressing is what a pod in mode Address is known by.
-type addressing struct {
-	addresses []netip.Addr // under node.mu
-	given     bool         // the API or the runtime has named them; under node.mu
-	queue     *queue       // of connections to the agent's own address
+// target returns what a redirector needs to know of the pod.
+func (p *Pod) target() redirect.Pod {
+	t := redirect.Pod{
+		UID: p.uid, NetNS: p.netns, Cookie: p.cookie, HostNetwork: p.hostNetwork, Cgroup: p.cgroup,
+		Port: p.port, FailOpen: p.failOpen, Stalled: p.status.stalled,
+	}
+	if p.egress != nil {
+		t.Egress = &p.egress.Egress
+	}
+	return t
 }
 
-// Listeners returns where the pod's redirected connections come in: 127.0.0.1
-// and, unless the kernel has no IPv6, ::1, on the same port; or what comes to
-// the agent's own address from the pod's. They are the caller's to accept from,
-// and closed by [Pod.Release] and [Backend.Close].
+// isFor reports whether the pod is the one that a request asks for.
+func (p *Pod) isFor(r Request, namespace *os.File) bool {
+	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && netns.Same(p.netns, namespace)
+}
+
+// isCurrent reports, under node.mu, whether the pod is captured, and not another agent's.
+func (p *Pod) isCurrent() bool { return p.node.pods[p.uid.String()] == p }
+
+// Listeners returns where the pod's redirected connections arrive: 127.0.0.1 and, unless
+// the kernel has no IPv6, ::1, on the same port; or a queue of those that the pod makes to
+// the agent's own address. The caller accepts from them; [Pod.Release] and [Backend.Close]
+// close them.
 //
-// A connection accepted here, like one made by [Pod.DialContext], keeps the
-// pod's network namespace alive until it is closed.
+// A connection accepted here, like one made by [Pod.DialContext], keeps the pod's network
+// namespace alive until it is closed.
 func (p *Pod) Listeners() []net.Listener { return p.listeners }
 
-// Release is for a pod that is gone or to be captured no longer. It closes the
-// listeners, ends the redirection and lets go of the network namespace. A
-// redirection that another agent has taken over meanwhile stays.
+// Release ends the capture. It closes the listeners, the redirection and the network
+// namespace. A redirection that another agent has taken over stays.
 func (p *Pod) Release() error { return p.node.release(p) }
 
-// Addresses are what the pod is known by, if it is captured by Address.
+// Addresses returns the addresses that identify the pod, if it is captured by Address.
 func (p *Pod) Addresses() []netip.Addr {
-	p.node.mu.Lock()
-	defer p.node.mu.Unlock()
-	return p.addresses
+	if p.addressed == nil {
+		return nil
+	}
+	return p.addressed.Addresses()
 }
 
-// SetAddresses changes what the pod is known by to what the API says.
+// SetAddresses replaces the addresses that identify the pod by those that the API lists.
 func (p *Pod) SetAddresses(addresses []netip.Addr) error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	a, ok := p.redirector.(*address)
-	if !ok || p.node.pods[p.uid.String()] != p {
+	if p.addressed == nil || !p.isCurrent() {
 		return nil
 	}
-	return a.know(p, addresses, true)
+	return p.addressed.SetAddresses(addresses)
 }
 
-// Mode returns the mode that the pod was captured in.
-func (p *Pod) Mode() Mode { return p.redirector.mode() }
+// Mode returns the mode that the pod was captured by.
+func (p *Pod) Mode() Mode { return p.mode }
 
-// SetFailOpen changes what becomes of the pod's connections while no agent serves it.
+// SetFailOpen changes whether the pod's connections go direct while no agent serves it.
 func (p *Pod) SetFailOpen(open bool) error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
@@ -91,88 +106,87 @@ func (p *Pod) SetFailOpen(open bool) error {
 		return nil
 	}
 	p.failOpen = open
-	if p.node.pods[p.uid.String()] != p {
-		return nil // another agent's by now
+	if !p.isCurrent() {
+		return nil
 	}
-	if err := p.redirector.setFailOpen(p); err != nil {
-		return fmt.Errorf("set what becomes of pod %s without an agent: %w", p.uid, err)
+	if err := p.updateHook(); err != nil {
+		return fmt.Errorf("setting the failure policy of pod %s: %w", p.uid, err)
 	}
 	return nil
 }
 
-// Hand returns copies of what the next agent needs to take the pod over. The
-// caller closes the files once they were sent.
-func (p *Pod) Hand() (*Handed, error) {
-	h := &Handed{}
-	hand := func(sockets []*net.TCPListener) (files []*os.File, err error) {
-		for _, l := range sockets {
-			f, err := duplicate(l)
-			if err != nil {
-				return files, fmt.Errorf("hand over pod %s: %w", p.uid, err)
-			}
-			files = append(files, f)
-		}
-		return files, nil
+// updateHook applies failOpen and stalled. Only the hook distinguishes them.
+func (p *Pod) updateHook() error {
+	if p.mode != EBPF {
+		return nil
 	}
-	p.node.mu.Lock()
-	defer p.node.mu.Unlock()
-	var err error
-	if h.Listeners, err = hand(p.sockets); err == nil && p.egress != nil {
-		h.Egress, err = hand(p.egress.sockets)
-	}
-	if err != nil {
-		h.close()
-		return nil, err
-	}
-	return h, nil
+	return p.redirector.Apply(context.Background(), p.target())
 }
 
-// Abandon is for a pod that was handed over: it closes this agent's listeners
-// and leaves the redirection to the other. What was accepted before can still be
-// served: [Pod.DialContext] works until [Pod.Release], which then does no more
-// than let go of the network namespace. It must come before [Backend.Close]. For a
-// pod captured by Address it should come last: what still comes to this agent's
-// own address is turned away from then on.
+// Files returns copies of the listeners for the next agent. The caller closes the files
+// once they were sent.
+func (p *Pod) Files() (*Files, error) {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	f := &Files{}
+	var err error
+	if f.Listeners, err = duplicates(p.sockets); err == nil && p.egress != nil {
+		f.Egress, err = duplicates(p.egress.sockets)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("copying the listeners of pod %s: %w", p.uid, err)
+	}
+	return f, nil
+}
+
+// Abandon leaves the pod to the agent that took it over: it closes this agent's listeners,
+// and the redirection stays. Connections that were accepted before can still be served:
+// [Pod.DialContext] works until [Pod.Release], which then only closes the network namespace.
+// Abandon must precede [Backend.Close]. A pod captured by Address should be abandoned last,
+// because its connections to this agent's own address are closed from then on.
 func (p *Pod) Abandon() error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	if p.node.pods[p.uid.String()] == p {
+	if p.isCurrent() {
 		delete(p.node.pods, p.uid.String())
 	}
-	p.stopMending()
+	p.stopRepair()
 	if err := p.closeListeners(); err != nil {
-		return fmt.Errorf("abandon pod %s: %w", p.uid, err)
+		return fmt.Errorf("abandoning pod %s: %w", p.uid, err)
 	}
 	return nil
 }
 
-// open opens the listeners, or takes those that were handed over, and redirects the pod to
-// them.
+// open opens the listeners, or uses those that an earlier agent passes on, and redirects the
+// pod to them.
 func (p *Pod) open(r Request) error {
-	if err := inNetNS(p.netns, func() (err error) {
-		if p.cookie, err = netnsCookie(); err != nil && p.redirector.mode() == EBPF {
+	if err := netns.Do(p.netns, func() (err error) {
+		if p.cookie, err = netns.Cookie(); err != nil && p.mode == EBPF {
 			return err
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	if a, ok := p.redirector.(*address); ok {
-		p.queue = newQueue(a.listener.Addr())
-		p.listeners = []net.Listener{watched{p.queue, p}}
+	if b, ok := p.redirector.(*address.Backend); ok {
 		if err := p.node.forgetOthers(p); err != nil {
 			return err
 		}
-		return a.redirect(context.Background(), p)
+		var err error
+		if p.addressed, err = b.Open(p.uid, p.netns, r.Addresses); err == nil {
+			p.listeners = []net.Listener{watched{p.addressed, p}}
+		}
+		return err
 	}
 	return p.openSockets(r)
 }
 
 // openSockets is open for a pod that is redirected to sockets in its network namespace.
 func (p *Pod) openSockets(r Request) error {
-	last, elsewhere := p.redirector.last(p)
-	given, toElsewhere := r.Handed.listeners(p.netns)
-	if err := inNetNS(p.netns, func() (err error) {
+	last, lastEgress := p.redirector.Last(p.target())
+	given, givenEgress := r.Files.listeners(p.netns)
+	if err := netns.Do(p.netns, func() (err error) {
 		p.sockets, err = listen(last, given)
 		return err
 	}); err != nil {
@@ -182,9 +196,9 @@ func (p *Pod) openSockets(r Request) error {
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
-	p.inheritEgress(elsewhere, r.Egress, toElsewhere)
+	p.inheritEgress(lastEgress, r.Egress, givenEgress)
 	err := p.redirect()
-	if err != nil && elsewhere == nil && p.egress != nil { // no reason to give up all else
+	if err != nil && lastEgress == nil && p.egress != nil { // capture the pod without egress
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil
 		err = p.redirect()
@@ -195,20 +209,21 @@ func (p *Pod) openSockets(r Request) error {
 	if err := p.node.forgetOthers(p); err != nil {
 		return err
 	}
-	// Connections that an agent redirected and handed over, or that were refused since it
-	// died, did not go around it.
+	// There are no direct connections if an agent redirected the pod until now, or if the
+	// pod's connections were refused since that agent died.
 	if len(given) == 0 && (last == 0 || p.failOpen) {
-		p.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
+		p.status.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
 	}
 	return nil
 }
 
-// redirect puts in force what is wanted.
+// redirect applies the redirection. A pod that makes that fail slowly is left to the repair,
+// so that it does not delay the others again and again.
 func (p *Pod) redirect() error {
 	start := time.Now()
-	err := p.redirector.redirect(context.Background(), p)
-	if err != nil && p.redirector.slow() && time.Since(start) > slowAfter {
-		p.damaged(err) // not again and again, with all others waiting
+	err := p.redirector.Apply(context.Background(), p.target())
+	if err != nil && p.mode == IPTables && time.Since(start) > slowAfter {
+		p.setDamage(err)
 		return nil
 	}
 	return err
@@ -227,13 +242,13 @@ func closeAll(listeners []net.Listener) error {
 	for _, l := range listeners {
 		// Its user may have closed it.
 		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, fmt.Errorf("close listener: %w", err))
+			errs = append(errs, fmt.Errorf("closing listener: %w", err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 func (p *Pod) closeFiles() error {
-	p.stopMending()
+	p.stopRepair()
 	return errors.Join(p.closeListeners(), p.netns.Close())
 }

@@ -12,26 +12,27 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
 // probe is a connection that should arrive at the pod's listener.
 type probe struct {
 	fd      int
-	port    int // it comes from
+	port    int // its source port
 	began   time.Time
 	err     error // of connect
 	arrived atomic.Bool
 }
 
-// watched is a listener that keeps probes to itself, and connections that are not the
-// pod's.
+// watched is a listener that omits probes, and connections that are not the pod's.
 type watched struct {
 	net.Listener
 	pod *Pod
 }
 
-// Accept waits for the pod's next connection that is not a probe. For the probe, that
-// it came this far is what was to be found out.
+// Accept waits for the pod's next connection that is not a probe. A probe has served its
+// purpose when it arrives here.
 func (w watched) Accept() (net.Conn, error) {
 	for {
 		conn, err := w.Listener.Accept()
@@ -39,7 +40,7 @@ func (w watched) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		at, ok := conn.RemoteAddr().(*net.TCPAddr)
-		if !ok || !w.pod.vitals.takes(at.Port) && w.pod.owns(conn) {
+		if !ok || !w.pod.status.takes(at.Port) && w.pod.owns(conn) {
 			return conn, nil
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
@@ -49,8 +50,8 @@ func (w watched) Accept() (net.Conn, error) {
 	}
 }
 
-// owns reports whether a connection was made by one of the pod's processes. In a network
-// namespace of its own there are no others.
+// owns reports whether a process of the pod made a connection. In a network namespace of
+// its own there are no others.
 func (p *Pod) owns(conn net.Conn) bool {
 	if p.members == nil {
 		return true
@@ -63,61 +64,59 @@ func (p *Pod) owns(conn net.Conn) bool {
 	if !errors.Is(err, errForeign) && !errors.Is(err, fs.ErrNotExist) {
 		p.node.cfg.Logger.Warn("closed a connection whose process is unknown", "pod", p.uid, "error", err)
 	}
-	if p.node.cfg.Refused != nil {
-		p.node.cfg.Refused(peer, ForeignProcess)
-	}
+	p.node.cfg.Refused(peer, ForeignProcess)
 	return false
 }
 
-// takes reports whether a connection from a port is the awaited probe. Nothing
-// else can come from there: the probe is bound to its port on all addresses.
-func (v *vitals) takes(port int) bool {
-	pr := v.awaited.Load()
-	if pr == nil || pr.port != port || !v.awaited.CompareAndSwap(pr, nil) {
+// takes reports whether a connection from a port is the awaited probe. No other socket can
+// have that port, because the probe is bound to it on all addresses.
+func (s *status) takes(port int) bool {
+	pr := s.awaited.Load()
+	if pr == nil || pr.port != port || !s.awaited.CompareAndSwap(pr, nil) {
 		return false
 	}
 	pr.arrived.Store(true)
 	return true
 }
 
-// target is where the pod's probes go; invalid if nowhere.
-func (n *node) target(p *Pod) netip.AddrPort {
+// destinationOf returns the destination of the pod's probes; invalid if there is none.
+func (n *node) destinationOf(p *Pod) netip.AddrPort {
 	switch {
 	case p == n.health.own:
 		return n.health.to
-	case p.redirector.mode() == Address && len(n.agents) == 0:
+	case p.mode == Address && len(n.agents) == 0:
 		return netip.AddrPort{}
-	case p.redirector.mode() == Address:
+	case p.mode == Address:
 		return n.agents[0]
 	case p.hostNetwork:
-		// The hook would not take this process for one of the pod's.
+		// The hook does not redirect this process, which is not in the pod's cgroup.
 		return netip.AddrPortFrom(loopback4, p.port)
 	}
 	return n.destinations[0]
 }
 
-// begin sends a probe from the network namespace of each of the pods. One that
-// cannot be made says nothing of the redirection.
+// begin sends a probe from the network namespace of each of the pods. A probe that cannot be
+// created proves nothing about the redirection.
 func (n *node) begin(pods []*Pod) {
 	if len(pods) == 0 {
 		return
 	}
 	now := time.Now()
-	_ = onOwnGoroutine(func() error {
-		leave, err := enter(pods[0].netns)
+	_ = netns.OnOwnGoroutine(func() error {
+		leave, err := netns.Enter(pods[0].netns)
 		if err != nil {
 			return err
 		}
 		for _, p := range pods {
-			v := &p.vitals
-			v.began = now
-			to := n.target(p)
-			if !to.IsValid() || setns(p.netns) != nil {
+			s := &p.status
+			s.began = now
+			to := n.destinationOf(p)
+			if !to.IsValid() || netns.Set(p.netns) != nil {
 				continue // released meanwhile
 			}
 			if pr, err := newProbe(to); err == nil {
-				pr.began, v.probe = now, pr
-				v.awaited.Store(pr)
+				pr.began, s.probe = now, pr
+				s.awaited.Store(pr)
 				pr.connect(to)
 			}
 		}
@@ -125,7 +124,7 @@ func (n *node) begin(pods []*Pod) {
 	})
 }
 
-// newProbe makes a probe in the calling thread's network namespace, unconnected.
+// newProbe creates a probe in the calling thread's network namespace, unconnected.
 func newProbe(to netip.AddrPort) (*probe, error) {
 	family, anywhere := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{})
 	if to.Addr().Is6() {
@@ -135,7 +134,7 @@ func newProbe(to netip.AddrPort) (*probe, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Its port must be known before anybody can accept it. Closed, it shall leave nothing.
+	// Its port must be known before it is accepted. Without linger it leaves no TIME_WAIT.
 	err = errors.Join(unix.Bind(fd, anywhere), unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 	at, nerr := unix.Getsockname(fd)
 	if err = errors.Join(err, nerr); err != nil {
@@ -165,15 +164,14 @@ func addrPort(at unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// landed tells of a probe that nobody reported whether the redirection brought
-// it where it should nonetheless: to another agent, with which the listeners
-// are shared during a hand-over, or to a queue of connections that wait to be
-// accepted.
+// landed returns whether a probe that no listener reported was redirected all the same: to
+// another agent, which shares the listeners during a takeover (elsewhere), or to a queue of
+// connections that wait to be accepted.
 func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
-	if p.queue != nil {
+	if p.addressed != nil {
 		// While there are two agents, their Service leads to either.
 		info, err := unix.GetsockoptTCPInfo(pr.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		waits = len(p.queue.conns) > 0
+		waits = p.addressed.Waiting()
 		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
 	for _, l := range p.sockets {
@@ -182,7 +180,7 @@ func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
 			continue
 		}
 		_ = conn.Control(func(fd uintptr) {
-			// Of a socket that listens, what is unacknowledged is its queue.
+			// Of a listening socket this is the length of its queue.
 			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 			waits = waits || err == nil && info.Unacked > 0
 		})
@@ -196,41 +194,39 @@ func (p *Pod) accepted(pr *probe) bool {
 	if err != nil {
 		return false
 	}
-	from, near := addrPort(at), loopback4
+	from, local := addrPort(at), loopback4
 	if from.Addr().Is6() {
-		near = loopback6
+		local = loopback6
 	}
-	_, err = findConnection(p.netns, netip.AddrPortFrom(near, p.port), from)
+	_, err = findConnection(p.netns, netip.AddrPortFrom(local, p.port), from)
 	return err == nil
 }
 
-// ownPod is the uid of the pods that agents make for themselves, but for the
-// agent's process id at its end. Uids that Kubernetes makes are never like it.
+// ownPod is the uid of the pods that agents create for themselves, except for the agent's
+// process id at its end. Kubernetes creates no such uids.
 var ownPod uuid.UUID
 
 func isOwnPod(uid uuid.UUID) bool {
 	return [12]byte(uid[:]) == [12]byte(ownPod[:])
 }
 
-// isGone reports whether a uid is that of an agent's own pod, and the agent is gone.
-func isGone(uid uuid.UUID) bool {
-	if !isOwnPod(uid) {
-		return false
-	}
+// isOwnOfRunningAgent reports whether a uid is that of an agent's own pod, and the agent
+// runs.
+func isOwnOfRunningAgent(uid uuid.UUID) bool {
 	pid := binary.BigEndian.Uint32(uid[12:])
-	return errors.Is(unix.Kill(int(pid), 0), unix.ESRCH)
+	return isOwnPod(uid) && !errors.Is(unix.Kill(int(pid), 0), unix.ESRCH)
 }
 
-// makeOwn captures a network namespace with nothing in it but lo.
-func (n *node) makeOwn() error {
-	if n.health.own != nil || n.redirectors[0].mode() == Address {
+// captureOwn captures a network namespace that has nothing but lo.
+func (n *node) captureOwn() error {
+	if n.health.own != nil || n.modes[0].mode == Address {
 		return nil
 	}
-	netns, err := newNetNS()
+	namespace, err := netns.New()
 	if err != nil {
 		return err
 	}
-	p := &Pod{uid: ownPod, node: n, redirector: n.redirectors[0], netns: netns}
+	p := &Pod{uid: ownPod, node: n, redirector: n.modes[0].redirector, mode: n.modes[0].mode, netns: namespace}
 	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
 	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
@@ -239,7 +235,7 @@ func (n *node) makeOwn() error {
 	return nil
 }
 
-// acceptOwn takes what waits to be accepted.
+// acceptOwn accepts and closes the connections of the agent's own pod.
 func (p *Pod) acceptOwn() {
 	for _, l := range p.sockets {
 		conn, err := l.SyscallConn()
@@ -252,7 +248,7 @@ func (p *Pod) acceptOwn() {
 				if err != nil {
 					return
 				}
-				p.vitals.takes(int(addrPort(from).Port()))
+				p.status.takes(int(addrPort(from).Port()))
 				_ = unix.SetsockoptLinger(accepted, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 				_ = unix.Close(accepted)
 			}
@@ -260,7 +256,7 @@ func (p *Pod) acceptOwn() {
 	}
 }
 
-// name is the pod's uid as the outside knows it.
+// name returns the pod's uid; "" for the agent's own pod.
 func (p *Pod) name() string {
 	if isOwnPod(p.uid) {
 		return ""

@@ -9,17 +9,18 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
 var loopback4, loopback6 = netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
 
-// listen opens listeners on 127.0.0.1 and ::1 of the calling thread's network
-// namespace, on one port: that of the ones given, which take the place of new
-// ones; else last if it is free, else the kernel's choice. Where the kernel has
-// no IPv6 there is only the first. None shares its port (SO_REUSEPORT), or a
-// process of the pod could join in and take connections away.
+// listen opens listeners on 127.0.0.1 and ::1 of the calling thread's network namespace,
+// on one port: that of the given ones, which are used instead of new ones; else last if it
+// is free, else the kernel's choice. Where the kernel has no IPv6 there is only the first.
+// No listener shares its port (SO_REUSEPORT): a process of the pod could take connections.
 func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListener, error) {
-	const attempts = 32 // the port the kernel found free for IPv4 may be taken for IPv6
+	const attempts = 32 // a port that is free for IPv4 may be in use for IPv6
 	v4, v6 := given[loopback4], given[loopback6]
 	if v4 != nil && v6 != nil && portOf(v4) != portOf(v6) {
 		v6.Close()
@@ -43,11 +44,11 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 			break
 		}
 	}
-	return nil, fmt.Errorf("listen in the pod's network namespace: %w", err)
+	return nil, fmt.Errorf("listening in the pod's network namespace: %w", err)
 }
 
-// listenBoth opens the listeners that are nil, on the port of the other, or else on last. It
-// stops at the first failure.
+// listenBoth opens the listeners that are nil, on the port of the other one, else on last.
+// It stops at the first failure.
 func listenBoth(last uint16, v4, v6 *net.TCPListener) (_, _ *net.TCPListener, err error) {
 	switch {
 	case v4 != nil:
@@ -72,7 +73,7 @@ func listenAt(address netip.Addr, port uint16) (*net.TCPListener, error) {
 		level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// The pod may get the address, IPv6 above all, later. The listener is there by then.
+		// The pod may get the address later, above all that of IPv6.
 		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); cerr != nil {
 			return cerr
 		}
@@ -86,35 +87,35 @@ func listenAt(address netip.Addr, port uint16) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// DialContext makes a TCP connection from the pod's network namespace that is
-// not redirected: for the apiserver, its source is the pod's own address.
-// network is "tcp", "tcp4" or "tcp6"; addr must be a literal IP:port, since
-// names are resolved nowhere. Cancelling ctx ends the attempt, not the connection.
+// DialContext makes a TCP connection from the pod's network namespace that is not
+// redirected: for the apiserver, its source is the pod's own address. network is "tcp",
+// "tcp4" or "tcp6"; addr must be a literal IP:port, because names are not resolved.
+// Cancelling ctx ends the attempt, not the connection.
 func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	network, to, err := literal(network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("dial for pod %s: %w", p.uid, err)
+		return nil, fmt.Errorf("dialing for pod %s: %w", p.uid, err)
 	}
 	var conn net.Conn
-	err = onOwnGoroutine(func() error {
-		// A socket belongs to the namespace it was made in. So the thread is in
-		// there for no longer than that: package net makes the socket for a literal
-		// address on this goroutine, then calls ControlContext, then connects.
-		leave, err := enter(p.netns)
+	err = netns.OnOwnGoroutine(func() error {
+		// A socket belongs to the namespace where it is created, so the thread leaves
+		// afterwards: for a literal address, package net creates the socket on this
+		// goroutine, then calls ControlContext, then connects.
+		leave, err := netns.Enter(p.netns)
 		if err != nil {
 			return err
 		}
 		left := false
 		dialer := net.Dialer{ControlContext: func(_ context.Context, _, _ string, c syscall.RawConn) error {
 			if left {
-				// On this error, and on a connection to itself, net tries again, with a
-				// socket that would be the agent's namespace's.
+				// On this error, and on a connection to itself, package net tries again. That
+				// socket would be in the agent's namespace.
 				return unix.EADDRNOTAVAIL
 			}
 			left = true
 			return errors.Join(p.mark(c), leave())
 		}}
-		dialer.SetMultipathTCP(false) // a subflow would be a socket of its own, unmarked
+		dialer.SetMultipathTCP(false) // a subflow has a socket of its own, which would not be marked
 		conn, err = dialer.DialContext(ctx, network, to.String())
 		if !left {
 			err = errors.Join(err, leave())
@@ -122,7 +123,7 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("dial for pod %s: %w", p.uid, err)
+		return nil, fmt.Errorf("dialing for pod %s: %w", p.uid, err)
 	}
 	return conn, nil
 }
@@ -134,14 +135,14 @@ func (p *Pod) mark(c syscall.RawConn) (err error) {
 	return err
 }
 
-// literal returns the one network and address that package net has no choice about.
+// literal returns the network and address with which package net has no choice.
 func literal(network, addr string) (string, netip.AddrPort, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return "", to, err
 	}
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
-	if to.Addr().IsUnspecified() || to.Addr().Zone() != "" || to.Port() == 0 {
+	if !isServer(to) {
 		return "", to, fmt.Errorf("not the address of a server: %s", addr)
 	}
 	family := "tcp4"

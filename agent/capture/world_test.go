@@ -21,9 +21,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
@@ -74,8 +75,8 @@ type ns struct {
 func newNS(t testing.TB) *ns {
 	t.Helper()
 	n := &ns{t: t}
-	require.NoError(t, onOwnGoroutine(func() error {
-		home, err := os.Open(ownNetNS)
+	require.NoError(t, netns.OnOwnGoroutine(func() error {
+		home, err := os.Open(netns.Own)
 		if err != nil {
 			return err
 		}
@@ -84,10 +85,10 @@ func newNS(t testing.TB) *ns {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		if n.file, err = os.Open(ownNetNS); err != nil {
+		if n.file, err = os.Open(netns.Own); err != nil {
 			return err
 		}
-		if err := setns(home); err != nil {
+		if err := netns.Set(home); err != nil {
 			return err
 		}
 		runtime.UnlockOSThread()
@@ -95,7 +96,7 @@ func newNS(t testing.TB) *ns {
 	}), "making network namespaces needs root")
 	n.path = fmt.Sprintf("/proc/self/fd/%d", n.file.Fd())
 	var err error
-	n.link, err = netlink.NewHandleAt(netns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
+	n.link, err = netlink.NewHandleAt(vnetns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
 	require.NoError(t, err)
 	t.Cleanup(n.close)
 	lo, err := n.link.LinkByName("lo")
@@ -111,7 +112,7 @@ func (n *ns) close() {
 	})
 }
 
-func (n *ns) do(f func() error) error { return inNetNS(n.file, f) }
+func (n *ns) do(f func() error) error { return netns.Do(n.file, f) }
 
 // address gives a device an address, for IPv6 without waiting to see whether it is a double.
 func (n *ns) address(device string, addresses ...string) {
@@ -236,7 +237,7 @@ var backends = []backend{
 		programtest.Link(t) // for tests that change the mode
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
 	}},
-	{"iptables-nft", iptablesConfig},
+	{"iptables", iptablesConfig},
 	{"address", func(t testing.TB) Config {
 		return Config{Mode: Address, Address: ":7443", PinDir: filepath.Join(t.TempDir(), "none")}
 	}},
@@ -259,13 +260,13 @@ func released(cfg Config) string {
 }
 
 func iptablesConfig(t testing.TB) Config {
-	for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+	for _, program := range []string{"iptables", "ip6tables"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skip("needs ", program)
 		}
 	}
 	programtest.Link(t)
-	return Config{Mode: IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none")}
+	return Config{Mode: IPTables, PinDir: filepath.Join(t.TempDir(), "none")}
 }
 
 // forEachBackend runs a test for every way of capture that the machine has.

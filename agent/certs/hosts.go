@@ -3,8 +3,6 @@ package certs
 import (
 	"context"
 	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -51,7 +49,7 @@ type Hosts struct {
 type PodHosts struct {
 	hosts *Hosts
 	calls singleflight.Group
-	asks  *rate.Limiter
+	limit *rate.Limiter
 	// turn is a semaphore of one that is taken before that of Hosts, so that pods alternate
 	// however many names each waits for.
 	turn chan struct{}
@@ -67,20 +65,16 @@ type hostLeaf struct {
 
 // NewHosts returns Hosts with a new key.
 func NewHosts(sign SignHostFunc) (*Hosts, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, csr, err := newRequest()
 	if err != nil {
-		return nil, fmt.Errorf("making a key: %w", err)
-	}
-	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	if err != nil {
-		return nil, fmt.Errorf("making a certificate request: %w", err)
+		return nil, err
 	}
 	return &Hosts{sign: sign, key: key, csr: csr, kept: lru.New(maxHosts), turn: make(chan struct{}, 1)}, nil
 }
 
 // Pod returns the Hosts of one pod.
 func (h *Hosts) Pod() *PodHosts {
-	return &PodHosts{hosts: h, asks: rate.NewLimiter(askRate, askBurst), turn: make(chan struct{}, 1)}
+	return &PodHosts{hosts: h, limit: rate.NewLimiter(askRate, askBurst), turn: make(chan struct{}, 1)}
 }
 
 // Get returns a certificate for host. It waits for the manager only if there is none.
@@ -88,7 +82,7 @@ func (h *Hosts) Pod() *PodHosts {
 func (p *PodHosts) Get(ctx context.Context, host string) (*tls.Certificate, error) {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if host == "" || len(host) > maxHost {
-		return nil, errors.New("no certificate is signed for a host without a name, or with one so long")
+		return nil, errors.New("no certificate is signed for a host without a name, or with one that is too long")
 	}
 	now := time.Now()
 	have := p.hosts.cached(host)
@@ -133,7 +127,7 @@ var (
 // ask requests a certificate once for all callers that wait for the same host.
 func (p *PodHosts) ask(host string) <-chan singleflight.Result {
 	return p.calls.DoChan(host, func() (any, error) {
-		if !p.asks.Allow() {
+		if !p.limit.Allow() {
 			return nil, errBudget
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), askFor)
@@ -158,8 +152,7 @@ func (h *Hosts) renew(ctx context.Context, host string) *hostLeaf {
 	}
 	leaf := &hostLeaf{}
 	if leaf.cert, leaf.err = h.fetch(ctx, host); leaf.err == nil {
-		c := leaf.cert.Leaf
-		leaf.next = c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
+		leaf.next = renewal(leaf.cert.Leaf)
 	} else {
 		leaf.next = time.Now().Add(refusedFor)
 		if old != nil && old.cert != nil && time.Now().Before(old.cert.Leaf.NotAfter) {

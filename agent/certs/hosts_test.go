@@ -188,7 +188,7 @@ func TestHostsAreBounded(t *testing.T) {
 	h, s := newHosts(t)
 	s.delay = 0
 	s.fail(errors.New("away"))
-	h.asks.SetLimit(rate.Inf)
+	h.limit.SetLimit(rate.Inf)
 	for i := range 2 * maxHosts {
 		_, err := h.Get(t.Context(), fmt.Sprint("h", i))
 		require.Error(t, err)

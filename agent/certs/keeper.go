@@ -44,7 +44,7 @@ const file = "leaf.pem"
 // NewKeeper returns a Keeper with the certificate kept in dir, if it is still valid.
 func NewKeeper(dir string, sign SignFunc, logger *slog.Logger) (*Keeper, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the certificate directory: %w", err)
+		return nil, fmt.Errorf("creating the certificate directory: %w", err)
 	}
 	k := &Keeper{dir: dir, sign: sign, logger: logger, renew: make(chan struct{}, 1)}
 	if b, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
@@ -69,7 +69,7 @@ func (k *Keeper) Current() (*tls.Certificate, error) {
 	return c, nil
 }
 
-// Renew asks for a new certificate now, because what it must say has changed.
+// Renew requests a new certificate now, because its names have changed.
 func (k *Keeper) Renew() {
 	select {
 	case k.renew <- struct{}{}:
@@ -104,7 +104,7 @@ func (k *Keeper) refresh(ctx context.Context) {
 			return
 		}
 		retry := backoff.Step()
-		k.logger.Info("no new serving certificate", "error", err, "retry_in", retry)
+		k.logger.Info("failed to renew the serving certificate", "error", err, "retry_in", retry)
 		select {
 		case <-ctx.Done():
 		case <-time.After(retry):
@@ -120,18 +120,13 @@ func (k *Keeper) untilRenewal() time.Duration {
 	if c == nil || k.kept {
 		return 0
 	}
-	life := c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)
-	return max(0, time.Until(c.Leaf.NotBefore.Add(life*2/3)))
+	return max(0, time.Until(renewal(c.Leaf)))
 }
 
 func (k *Keeper) fetch(ctx context.Context) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, csr, err := newRequest()
 	if err != nil {
-		return fmt.Errorf("making a key: %w", err)
-	}
-	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	if err != nil {
-		return fmt.Errorf("making a certificate request: %w", err)
+		return err
 	}
 	chain, err := k.sign(ctx, csr)
 	if err != nil {
@@ -157,9 +152,27 @@ func (k *Keeper) fetch(ctx context.Context) error {
 	k.kept = false
 	k.logger.Info("new serving certificate", "not_after", cert.Leaf.NotAfter)
 	if err := k.save(b); err != nil {
-		k.logger.Error("keeping the serving certificate for the next start", "error", err)
+		k.logger.Error("failed to save the serving certificate for the next start", "error", err)
 	}
 	return nil
+}
+
+// newRequest returns a new key, and a certificate request (PKCS #10) for it.
+func newRequest() (*ecdsa.PrivateKey, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating a key: %w", err)
+	}
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating a certificate request: %w", err)
+	}
+	return key, csr, nil
+}
+
+// renewal returns when to renew a certificate: at two thirds of its lifetime.
+func renewal(c *x509.Certificate) time.Time {
+	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
 }
 
 // save replaces the file that the next agent reads.

@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// Earlier is a pod that another agent let write.
+// Earlier is a pod with writes that another agent forwarded.
 type Earlier struct {
 	UID string
-	// Over is closed when nothing takes effect any more that the other agent let
-	// through; nil: by now.
+	// Over is closed when no write that the other agent forwarded can take effect any
+	// more; nil: now.
 	Over <-chan struct{}
 }
 
 // Earlier returns the pods of the other journals in the folder. It is complete if the
 // agent that served last, which had the given takeover socket, kept one of the journals
 // or this one, all of them can be read, and none lacked room for a pod. Journals are
-// removed when their agents are dead and nothing is left that they are about.
+// removed when their agents have exited and no write of theirs can take effect any more.
 func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err error) {
 	boot, err := bootID()
 	if err != nil {
@@ -29,10 +29,10 @@ func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err err
 	}
 	entries, err := os.ReadDir(j.dir)
 	if err != nil {
-		return nil, false, fmt.Errorf("looking for journals of writes in flight: %w", err)
+		return nil, false, fmt.Errorf("listing journals of writes in flight: %w", err)
 	}
 	complete = true
-	vouched := j.mem.vouches(last)
+	served := j.mem.servedAs(last)
 	var errs []error
 	for _, e := range entries {
 		path := filepath.Join(j.dir, e.Name())
@@ -53,22 +53,22 @@ func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err err
 			errs = append(errs, fmt.Errorf("reading journal %s: %w", path, err))
 			j.discard(path)
 		case other != nil:
-			vouched = vouched || other.mem.vouches(last)
+			served = served || other.mem.servedAs(last)
 			complete = complete && other.mem.overflow().Load() == 0
 			pods = append(pods, other.pods()...)
 			go other.watch()
 		}
 	}
-	return pods, complete && vouched, errors.Join(errs...)
+	return pods, complete && served, errors.Join(errs...)
 }
 
-// stale reports whether an agent that makes its journal has had the time to.
+// stale reports whether the agent that creates this file should have finished.
 func stale(e fs.DirEntry) bool {
 	info, err := e.Info()
 	return err == nil && time.Since(info.ModTime()) > time.Minute
 }
 
-// discard lets Serving remove a file of which nothing is read, if its agent is dead.
+// discard lets Serving remove a file that cannot be read, if its agent has exited.
 func (j *Journal) discard(path string) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -82,12 +82,12 @@ func (j *Journal) discard(path string) {
 	}
 }
 
-// earlier is the journal of another agent, which lives or is dead.
+// earlier is the journal of another agent, which runs or has exited.
 type earlier struct {
-	file *os.File
-	path string
-	mem  mapped
-	dead bool
+	file   *os.File
+	path   string
+	mem    mapped
+	exited bool
 	// waiting has the slots whose writes are not over.
 	waiting map[int]chan struct{}
 }
@@ -116,7 +116,7 @@ func open(path, boot string) (_ *earlier, err error) {
 // pods returns what is in the journal now.
 func (e *earlier) pods() (pods []Earlier) {
 	now := bootTime()
-	e.bury(now)
+	e.settle(now)
 	for i := range slots {
 		s := e.mem.slot(i)
 		if s.uid() == "" || s.over(now) {
@@ -128,17 +128,17 @@ func (e *earlier) pods() (pods []Earlier) {
 	return pods
 }
 
-// bury settles the journal once its agent is dead. Its writes may go on from now for as
-// long as those do whose end was not seen; the agent after this one finds it written.
-func (e *earlier) bury(now int64) {
-	if e.dead {
+// settle ends the journal of an agent that has exited. Its writes may take effect for as
+// long as a write whose end was not seen. The result is in the file, for later agents.
+func (e *earlier) settle(now int64) {
+	if e.exited {
 		return
 	}
 	free, err := tryLock(e.file)
 	if err != nil || !free {
-		return // an error is none of a file that is open: nothing is confirmed meanwhile
+		return // after an error, which is unlikely, nothing is confirmed
 	}
-	e.dead = true
+	e.exited = true
 	for i := range slots {
 		s := e.mem.slot(i)
 		if s.uid() == "" {
@@ -153,11 +153,11 @@ func (e *earlier) bury(now int64) {
 	unlock(e.file)
 }
 
-// watch closes the channels in time, and removes the journal when it is of no use.
+// watch closes the channels in time, and removes the journal when it is not needed any more.
 func (e *earlier) watch() {
-	for ; !e.dead || len(e.waiting) > 0; time.Sleep(pollInterval) {
+	for ; !e.exited || len(e.waiting) > 0; time.Sleep(pollInterval) {
 		now := bootTime()
-		e.bury(now)
+		e.settle(now)
 		for i, over := range e.waiting {
 			if e.mem.slot(i).over(now) {
 				close(over)

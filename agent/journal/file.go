@@ -38,7 +38,7 @@ const (
 )
 
 var (
-	errOtherBoot = errors.New("the journal is of another boot of the node")
+	errOtherBoot = errors.New("the journal is from before the node booted")
 	errFormat    = errors.New("the journal has another format")
 )
 
@@ -50,7 +50,7 @@ func mapFile(f *os.File) (mapped, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() != fileSize { // to touch what is beyond the end would kill the process
+	if info.Size() != fileSize { // access beyond the end would kill the process
 		return nil, errFormat
 	}
 	m, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -79,15 +79,15 @@ func (m mapped) check(boot string) error {
 	return nil
 }
 
-// setSocket notes by which socket the agent takes over.
+// setSocket records the takeover socket of the agent.
 func (m mapped) setSocket(id [2]int64) {
 	for i, v := range id {
 		number(m, atSocket+8*i).Store(v)
 	}
 }
 
-// vouches reports whether the agent served last, if the last one had this socket.
-func (m mapped) vouches(last [2]int64) bool {
+// servedAs reports whether the agent served by this socket.
+func (m mapped) servedAs(last [2]int64) bool {
 	return last != [2]int64{} && last == [2]int64{number(m, atSocket).Load(), number(m, atSocket+8).Load()}
 }
 
@@ -96,7 +96,7 @@ func (m mapped) overflow() *atomic.Int64 { return number(m, atOverflow) }
 
 func (m mapped) slot(i int) slot { return slot(m[size*(i+1) : size*(i+2) : size*(i+2)]) }
 
-// slot is what is known of the writes of one pod.
+// slot is the state of one pod's writes.
 type slot []byte
 
 // uid of the pod; "" if the slot is free.
@@ -105,19 +105,19 @@ func (s slot) uid() string {
 	return string(uid)
 }
 
-// open counts writes that have left, or are about to, and have not ended.
+// open counts writes that were forwarded, or are about to be, and have not ended.
 func (s slot) open() *atomic.Int64 { return number(s, atOpen) }
 
-// until is when the last write has ended that was lost, in nanoseconds.
+// until is when the last lost write cannot take effect any more, in nanoseconds.
 func (s slot) until() *atomic.Int64 { return number(s, atUntil) }
 
-// unseen is how long a write goes on when its end was not seen, in nanoseconds.
+// unseen is how long a write may take effect if its end was not seen, in nanoseconds.
 func (s slot) unseen() *atomic.Int64 { return number(s, atUnseen) }
 
-// closed is since when no more writes begin, in nanoseconds; 0: they do.
+// closed is when the last write could begin, in nanoseconds; 0: writes begin.
 func (s slot) closed() *atomic.Int64 { return number(s, atClosed) }
 
-// over reports whether nothing takes effect any more.
+// over reports whether no write can take effect any more.
 func (s slot) over(now int64) bool {
 	return s.closed().Load() != 0 && s.open().Load() <= 0 && s.until().Load() <= now
 }
@@ -139,7 +139,7 @@ func number(b []byte, at int) *atomic.Int64 {
 // bootTime is the time since the node started, suspension included.
 func bootTime() int64 {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // fails on no kernel that has it
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // every supported kernel has this clock
 	return now.Nano()
 }
 
@@ -160,7 +160,7 @@ func tryLock(f *os.File) (bool, error) {
 	return err == nil, os.NewSyscallError("flock", err)
 }
 
-// pollInterval is how often journals of others are looked at.
+// pollInterval is how often journals of others are read.
 const pollInterval = 50 * time.Millisecond
 
 func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }

@@ -13,8 +13,8 @@ const (
 	suffix    = ".journal"
 	newSuffix = ".new"
 
-	// reuseAfter is how long the slot of a closed pod stays its own: a request of it may
-	// be about to begin a write, and finds only then that it must not.
+	// reuseAfter is how long the slot of a closed pod is not reused: a request may be about
+	// to begin a write, and is refused only then.
 	reuseAfter = time.Minute
 )
 
@@ -22,15 +22,15 @@ const (
 type Journal struct {
 	dir  string
 	path string
-	file *os.File // whose lock shows that this process lives; nil: in memory
+	file *os.File // its lock shows that this process runs; nil: in memory
 
 	mu  sync.Mutex
 	mem mapped
-	// discarded are unreadable files of dead agents.
+	// discarded are unreadable files of agents that have exited.
 	discarded []string
 }
 
-// Create makes the journal of this agent in dir.
+// Create creates the journal of this agent in dir.
 func Create(dir string) (*Journal, error) {
 	j, err := create(dir)
 	if err != nil {
@@ -67,13 +67,13 @@ func create(dir string) (_ *Journal, err error) {
 	if _, err := tryLock(f); err != nil { // before others see the file
 		return nil, err
 	}
-	// Written, not extended: a page that the file system has no room for would kill
-	// the process when it is touched.
+	// Written, not extended: without room in the file system, access to a page that was not
+	// written would kill the process.
 	if _, err := f.Write(append(header(boot), make([]byte, fileSize-size)...)); err != nil {
 		return nil, err
 	}
 	j := &Journal{dir: dir, file: f, path: strings.TrimSuffix(f.Name(), newSuffix) + suffix}
-	// A mapping keeps the lock of the file that it was made from.
+	// A mapping keeps the lock of the file that it was created from.
 	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -85,10 +85,9 @@ func create(dir string) (_ *Journal, err error) {
 	return j, os.Rename(f.Name(), j.path)
 }
 
-// Serving notes that this agent serves once the given takeover socket is in place, and
-// that all which is in flight from then on is in the journals, that of agents whose
-// journals could not be read included. An agent without a journal puts another socket
-// there.
+// Serving records that this agent serves by the given takeover socket, and that the journals
+// have all writes in flight, also those of agents whose journals could not be read. An agent
+// without a journal has another socket.
 func (j *Journal) Serving(socket [2]int64) {
 	j.mem.setSocket(socket)
 	j.mu.Lock()
@@ -103,8 +102,8 @@ func (j *Journal) Serving(socket [2]int64) {
 // lock and make no system call, but for Lose.
 type Pod struct{ slot slot }
 
-// Pod returns a new record. If there is no room, the next agent takes all pods for ones
-// of which nothing is known.
+// Pod returns a new record. If there is no room, the next agent treats the writes of all
+// pods as unknown.
 func (j *Journal) Pod(uid string) *Pod {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -121,27 +120,27 @@ func (j *Journal) Pod(uid string) *Pod {
 	return &Pod{make(slot, size)}
 }
 
-// Begin counts a write before it leaves.
+// Begin counts a write before it is forwarded.
 func (p *Pod) Begin() { p.slot.open().Add(1) }
 
-// End uncounts a write that takes effect no more.
+// End uncounts a write that has ended.
 func (p *Pod) End() { p.slot.open().Add(-1) }
 
-// Lose uncounts a write that may take effect for a while yet.
+// Lose uncounts a write that may take effect within the given time.
 func (p *Pod) Lose(left time.Duration) {
 	extend(p.slot.until(), bootTime()+int64(left))
 	p.End()
 }
 
-// Unseen sets how long a write goes on when its end was not seen. It never shrinks: it
-// holds for writes that began before as well.
+// Unseen sets how long a write may take effect if its end was not seen. It never shrinks,
+// because it applies to earlier writes as well.
 func (p *Pod) Unseen(d time.Duration) { extend(p.slot.unseen(), int64(d)) }
 
-// Close notes that no more writes begin.
+// Close records that no more writes begin.
 func (p *Pod) Close() { p.slot.closed().Store(bootTime()) }
 
-// Retire removes the file, if no write is left that it is about: another agent serves,
-// which keeps a journal of its own.
+// Retire removes the file unless it has a write in flight. It is called once another agent
+// serves, which keeps a journal of its own.
 func (j *Journal) Retire() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -167,5 +166,5 @@ func (j *Journal) Abandon() {
 	}
 }
 
-// base is the file's name in its folder.
+// base returns the name of the file in its directory.
 func (j *Journal) base() string { return filepath.Base(j.path) }

@@ -103,7 +103,7 @@ func (w *Watch) watchWriters(holders []proxy.Holder) *exitWatch {
 		watch, err = watchExits(pids)
 	}
 	if err != nil {
-		w.Logger.Error("it will not be seen when the holder of a lock ends", "uid", w.UID, "error", err)
+		w.Logger.Error("failed to watch the holder of a lock: its exit is not reported", "uid", w.UID, "error", err)
 		return nil
 	}
 	return watch

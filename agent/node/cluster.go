@@ -9,57 +9,58 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// destinations are what is redirected for all pods.
+// destinations are the addresses that are redirected for all pods.
 type destinations struct {
+	*core
 	cluster    *meshv1.Cluster
 	apiservers []netip.AddrPort
 	agents     []netip.AddrPort
 	redirected bool // the capture knows them
 }
 
-// setCluster replaces the addresses of the cluster.
-func (n *Node) setCluster(c *meshv1.Cluster) error {
+// set replaces the addresses of the cluster.
+func (d *destinations) set(c *meshv1.Cluster) error {
 	apiservers, err := parseAddresses(c.GetServiceAddresses(), c.GetEndpointAddresses())
 	if err != nil {
-		return fmt.Errorf("apiserver address: %w", err)
+		return fmt.Errorf("parsing the apiserver's addresses: %w", err)
 	}
 	if len(apiservers) == 0 {
-		return errors.New("the manager named no apiserver address")
+		return errors.New("the manager named no address of the apiserver")
 	}
 	agents, err := parseAddresses(c.GetAgentAddresses())
 	if err != nil {
-		return fmt.Errorf("agent address: %w", err)
+		return fmt.Errorf("parsing the agents' addresses: %w", err)
 	}
-	if err := n.Proxy.SetCluster(c); err != nil {
+	if err := d.Proxy.SetCluster(c); err != nil {
 		return err
 	}
-	if n.cluster != nil && !sameLeaf(n.cluster, c) {
-		n.RenewLeaf()
+	if d.cluster != nil && !sameLeaf(d.cluster, c) {
+		d.RenewLeaf()
 	}
-	n.destinations = destinations{cluster: c, apiservers: apiservers, agents: agents}
-	return n.saveCluster()
+	d.cluster, d.apiservers, d.agents, d.redirected = c, apiservers, agents, false
+	return d.save()
 }
 
-// saveCluster saves and redirects the addresses, while this agent serves.
-func (n *Node) saveCluster() error {
-	if n.phase != serving || n.cluster == nil {
+// save saves and redirects the addresses, while this agent serves.
+func (d *destinations) save() error {
+	if d.phase != serving || d.cluster == nil {
 		return nil
 	}
-	if err := n.Store.SaveCluster(n.cluster); err != nil {
-		n.Logger.Error("keeping the apiserver's addresses for the next start", "error", err)
+	if err := d.Store.SaveCluster(d.cluster); err != nil {
+		d.Logger.Error("failed to save the apiserver's addresses for the next start", "error", err)
 	}
-	return n.redirect()
+	return d.redirect()
 }
 
 // redirect gives the capture the addresses to redirect, unless it has them.
-func (n *Node) redirect() error {
-	if n.redirected || n.cluster == nil || n.phase != serving {
+func (d *destinations) redirect() error {
+	if d.redirected || d.cluster == nil || d.phase != serving {
 		return nil
 	}
-	if err := n.Capture.SetDestinations(n.apiservers, n.agents); err != nil {
-		return fmt.Errorf("redirecting to the apiserver's addresses: %w", err)
+	if err := d.Capture.SetDestinations(d.apiservers, d.agents); err != nil {
+		return fmt.Errorf("redirecting the apiserver's addresses: %w", err)
 	}
-	n.redirected = true
+	d.redirected = true
 	return nil
 }
 

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"errors"
 	"math"
+	"net"
 	"slices"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -10,8 +12,8 @@ import (
 // setEgress redirects a pod's connections to other hosts as the rules in force require.
 // Connections that still arrive without such rules pass. While another agent serves, the
 // redirection is its own.
-func (n *Node) setEgress(p *pod) {
-	if p.captured == nil || n.phase != serving {
+func (e *effects) setEgress(p *pod) {
+	if p.captured == nil || e.phase != serving {
 		return
 	}
 	rules := p.applied.Rules
@@ -24,25 +26,23 @@ func (n *Node) setEgress(p *pod) {
 		p.egressServed = p.egressServed && len(ports) > 0 // without ports the listeners are closed all the same
 		if why := err.Error(); p.egressProblem != why {
 			p.egressProblem = why
-			n.Logger.Error("redirecting other connections of a pod", "pod", p.info.String(), "error", err)
+			e.logError(err, "failed to redirect other connections of a pod", p)
 		}
 		return
 	}
 	p.egressProblem = ""
 	if len(listeners) > 0 && !p.egressServed {
 		for _, l := range listeners {
-			go n.accept(p.proxied.ServeEgress, l, "serving other connections of a pod", p.info.String())
+			go e.accept(p.proxied.ServeEgress, l, p.info.String())
 		}
 	}
 	p.egressServed = len(listeners) > 0
 }
 
-// retryEgress retries what failed.
-func (n *Node) retryEgress() {
-	for _, p := range n.pods {
-		if p.egressProblem != "" {
-			n.setEgress(p)
-		}
+// accept serves a listener of a pod until it is closed.
+func (e *effects) accept(serve func(net.Listener) error, l net.Listener, pod string) {
+	if err := serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
+		e.Logger.Error("failed to serve a pod", "pod", pod, "error", err)
 	}
 }
 

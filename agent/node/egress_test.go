@@ -105,7 +105,7 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	path, do := inNamespace(t)
 	r := start(t, 0)
 	programtest.Link(t)
-	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
+	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
 	require.NoError(t, err)
 	defer backend.Close()
 	cluster := somewhere(t)
@@ -188,7 +188,7 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	r.in(t, func() { assert.False(t, r.pods[uid].egressServed) })
 	setPolicy(t, r, with("8", 8080))
 	r.soon(t, "the report", func() bool { return r.reported(uid).GetEgressMessage() != "" })
-	assert.Contains(t, r.reported(uid).GetEgressMessage(), "captured no longer")
+	assert.Contains(t, r.reported(uid).GetEgressMessage(), "does not capture it any more")
 }
 
 func TestPortsOfRulesThatMayHold(t *testing.T) {
@@ -235,7 +235,7 @@ func startCapturing(t *testing.T, path, dir string) (*running, capture.Backend) 
 	t.Helper()
 	r := start(t, 0)
 	programtest.Link(t)
-	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, IPTables: "nft", PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
+	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, PinDir: filepath.Join(t.TempDir(), "none"), Logger: r.Logger})
 	require.NoError(t, err)
 	t.Cleanup(func() { backend.Close() })
 	cgroup, process := filepath.Join(r.cgroups, "kubepods/pod"+restoredPod), filepath.Join(r.proc, "7")
@@ -255,7 +255,7 @@ func startCapturing(t *testing.T, path, dir string) (*running, capture.Backend) 
 func (r *running) restoreCaptured(t *testing.T) {
 	t.Helper()
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.restore(nil, nil)
+		r.presence.restore(r.destinations, nil, nil)
 		p := r.pods[restoredPod]
 		if p.announced = time.Now(); p.captured == nil {
 			return fmt.Errorf("not captured: %s %s", p.problem, r.log)
@@ -336,7 +336,7 @@ func TestEgressStaysRedirectedUntilRulesAreKnown(t *testing.T) {
 			said, err := ask()
 			require.NoError(t, err)
 			require.Contains(t, said, "CircuitBreaker ns/good")
-			require.NoError(t, r.do(t.Context(), func() error { r.stop(); return nil }))
+			require.NoError(t, r.do(t.Context(), func() error { r.departure.stop(); return nil }))
 			_ = backend.Close()
 			_, err = ask()
 			require.ErrorIs(t, err, unix.ECONNREFUSED)
@@ -364,7 +364,7 @@ func TestEgressStaysRedirectedUntilRulesAreKnown(t *testing.T) {
 			require.NoError(t, next.Incumbent().Resume(t.Context()))
 			check()
 
-			require.NoError(t, next.do(t.Context(), func() error { next.stop(); return nil }))
+			require.NoError(t, next.do(t.Context(), func() error { next.departure.stop(); return nil }))
 			_ = backend.Close()
 			next, _ = begin()
 			restore(next)

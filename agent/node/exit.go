@@ -3,10 +3,8 @@ package node
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -32,8 +30,8 @@ const (
 
 // departure is the way out of an agent.
 type departure struct {
-	phase   phase
-	shown   atomic.Int32  // phase, for other goroutines than the loop
+	*core
+	effects *effects
 	yielded chan struct{} // closed when no pod is captured anew any more
 	drained chan struct{} // closed when nothing of the pods is in flight any more
 
@@ -54,50 +52,43 @@ const (
 	// addressWait is how long new connections arrive at an address after its pod begins
 	// to terminate, until the routing of all nodes has changed.
 	addressWait = 3 * time.Second
-	// shutdownGrace is how long requests may take when a pod is gone.
+	// shutdownGrace is how long requests may take when a pod has exited.
 	shutdownGrace = time.Second
 )
 
-func (n *Node) enter(p phase) {
-	n.phase = p
-	n.shown.Store(int32(p))
-}
-
 // yield leaves the pods to another agent. Pods in capture mode address stay: while this
 // agent's address is one of its Service's, their connections arrive here too.
-func (n *Node) yield() {
-	if n.phase >= yielded {
+func (d *departure) yield() {
+	if d.phase >= yielded {
 		return
 	}
-	n.enter(yielded)
-	close(n.yielded)
-	n.Logger.Info("another agent serves; ending what is under way", "pods", len(n.pods))
-	n.left = map[string]*proxy.Pod{}
-	for uid, p := range n.pods {
-		if p.captured != nil && p.captured.Mode() != capture.Address {
-			n.left[uid] = p.proxied
-			n.abandon(uid, p)
+	d.enter(yielded)
+	close(d.yielded)
+	d.Logger.Info("another agent serves: ending the requests in flight", "pods", len(d.pods))
+	d.left = map[string]*proxy.Pod{}
+	for uid, p := range d.pods {
+		if p.captured != nil && !p.byAddress() {
+			d.left[uid] = p.proxied
+			d.abandon(uid, p)
 		}
 	}
-	n.settle()
+	d.settle()
 }
 
 // abandon ends the requests in flight of a pod that another agent serves.
-func (n *Node) abandon(uid string, p *pod) {
+func (d *departure) abandon(uid string, p *pod) {
 	name := p.info.String()
-	if err := p.captured.Abandon(); err != nil {
-		n.Logger.Error("letting go of a pod", "pod", name, "error", err)
-	}
+	d.logError(p.captured.Abandon(), "failed to abandon a pod", p)
 	captured, proxied, record := p.captured, p.proxied, p.journal
 	p.captured = nil // policies still reach the requests in flight
-	n.handle(uid, p, lifecycle.Takeover)
-	n.draining++
-	n.unsettled++
+	d.effects.handle(uid, p, lifecycle.Takeover)
+	d.draining++
+	d.unsettled++
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 		defer cancel()
 		if err := proxied.Drain(ctx); err != nil {
-			n.Logger.Info("connections were cut after the hand-over", "pod", name, "error", err)
+			d.Logger.Info("connections were cut after the takeover", "pod", name, "error", err)
 		}
 		_ = captured.Release() // its network namespace
 		// This agent answers for the writes in flight until they have ended, or this
@@ -106,85 +97,75 @@ func (n *Node) abandon(uid string, p *pod) {
 		if err == nil {
 			record.Close()
 		}
-		n.countDown(&n.draining)
+		d.countDown(&d.draining)
 		if err == nil {
 			<-applied.Settled
 		}
-		n.countDown(&n.unsettled)
+		d.countDown(&d.unsettled)
 	}()
 }
 
 // countDown decrements a counter in the loop. Without a loop nobody needs to know.
-func (n *Node) countDown(count *int) {
+func (d *departure) countDown(count *int) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
-	_ = n.do(ctx, func() error {
+	_ = d.do(ctx, func() error {
 		*count--
-		n.settle()
+		d.settle()
 		return nil
 	})
 }
 
 // settle closes drained once nothing is in flight any more.
-func (n *Node) settle() {
-	if n.phase < yielded || n.unsettled > 0 || n.byAddress() {
+func (d *departure) settle() {
+	if d.phase < yielded || d.unsettled > 0 || len(d.uids((*pod).byAddress)) > 0 {
 		return
 	}
 	select {
-	case <-n.drained:
+	case <-d.drained:
 	default:
-		n.Logger.Info("nothing is under way any more")
-		close(n.drained)
-		n.retireJournal()
+		d.Logger.Info("nothing is in flight any more")
+		close(d.drained)
+		d.retireJournal()
 	}
 }
 
 // retireJournal removes the journal after a takeover. An agent that exits without a
 // takeover leaves it: its successor reads there that nothing is in flight.
-func (n *Node) retireJournal() {
-	if n.phase == stopped {
+func (d *departure) retireJournal() {
+	if d.phase == stopped {
 		return
 	}
-	if err := n.Journal.Retire(); err != nil {
-		n.Logger.Error("failed to remove the journal", "error", err)
+	if err := d.Journal.Retire(); err != nil {
+		d.Logger.Error("failed to remove the journal", "error", err)
 	}
-}
-
-// byAddress reports whether a pod is captured in mode address.
-func (n *Node) byAddress() bool {
-	for _, p := range n.pods {
-		if p.captured != nil && p.captured.Mode() == capture.Address {
-			return true
-		}
-	}
-	return false
 }
 
 // stop leaves the redirections in place: until the next agent listens, connections are
 // refused, and nothing goes around the mesh. Pods that fail open go direct.
-func (n *Node) stop() {
-	if n.phase == stopped {
+func (d *departure) stop() {
+	if d.phase == stopped {
 		return
 	}
-	before := n.phase
-	n.enter(stopped)
+	before := d.phase
+	d.enter(stopped)
 	var proxied []*proxy.Pod
-	for uid, p := range n.pods {
+	for uid, p := range d.pods {
 		if p.proxied != nil {
 			proxied = append(proxied, p.proxied)
 		}
 		p.captured, p.proxied = nil, nil
-		n.handle(uid, p, lifecycle.Stop)
+		d.effects.handle(uid, p, lifecycle.Stop)
 	}
 	shutdown(proxied)
-	if err := n.Capture.Close(); err != nil {
-		n.Logger.Error("closing the capture", "error", err)
+	if err := d.Capture.Close(); err != nil {
+		d.Logger.Error("failed to close the capture", "error", err)
 	}
 	if before < yielded {
-		close(n.yielded)
+		close(d.yielded)
 	}
-	n.draining, n.unsettled = 0, 0
-	n.settle()
+	d.draining, d.unsettled = 0, 0
+	d.settle()
 }
 
 // shutdown ends the requests in flight of all pods at once.
@@ -201,47 +182,48 @@ func shutdown(all []*proxy.Pod) {
 // Linger blocks after the signal to stop. It returns when a successor has taken over and
 // nothing is in flight, or when no successor came.
 func (n *Node) Linger() {
+	d := n.departure
 	ctx, cancel := context.WithTimeout(context.Background(), takeover.MaxExit)
 	defer cancel()
 	rerouted := time.After(addressWait)
-	if !n.awaitYield(ctx) {
+	if !d.awaitYield(ctx) {
 		return
 	}
 	select {
-	case <-n.drained:
+	case <-d.drained:
 		return
 	case <-rerouted:
 	}
-	_ = n.do(ctx, func() error {
-		n.enter(leaving)
-		for uid, p := range n.pods {
+	_ = d.do(ctx, func() error {
+		d.enter(leaving)
+		for uid, p := range d.pods {
 			if p.captured != nil {
-				n.abandon(uid, p)
+				d.abandon(uid, p)
 			}
 		}
-		n.settle()
+		d.settle()
 		return nil
 	})
 	select {
-	case <-n.drained:
+	case <-d.drained:
 	case <-ctx.Done():
 	}
 }
 
 // awaitYield reports whether a successor has taken over, or one that asked in time does
 // before ctx ends.
-func (n *Node) awaitYield(ctx context.Context) bool {
+func (d *departure) awaitYield(ctx context.Context) bool {
 	select {
-	case <-n.yielded:
+	case <-d.yielded:
 		return true
 	case <-time.After(successorWait):
 	}
 	offered := false
-	if n.do(ctx, func() error { offered = n.phase == handing; return nil }) != nil || !offered {
+	if d.do(ctx, func() error { offered = d.phase == handing; return nil }) != nil || !offered {
 		return false
 	}
 	select {
-	case <-n.yielded:
+	case <-d.yielded:
 		return true
 	case <-ctx.Done():
 		return false

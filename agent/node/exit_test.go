@@ -240,7 +240,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	for range 3 {
 		old := agents[len(agents)-1]
 		agents = append(agents, mc.start(t))
-		for _, c := range []chan struct{}{old.yielded, old.drained} {
+		for _, c := range []chan struct{}{old.departure.yielded, old.departure.drained} {
 			select {
 			case <-c:
 			case <-time.After(20 * time.Second):
@@ -249,7 +249,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 		}
 		mc.servedBy(t, agents[len(agents)-1])
 		require.NoError(t, old.do(t.Context(), func() error { return nil }), "the turn before this one has ended")
-		assert.ErrorContains(t, old.Ready(), "handed over")
+		assert.ErrorContains(t, old.Ready(), "taken over")
 		old.end()
 		<-old.done
 		mc.servedBy(t, agents[len(agents)-1])
@@ -279,7 +279,7 @@ func TestHungAgentYieldsToSuccessor(t *testing.T) {
 	mc.servedBy(t, second)
 	close(awake)
 	select {
-	case <-first.yielded:
+	case <-first.departure.yielded:
 	case <-time.After(20 * time.Second):
 		t.Fatal("it never noticed")
 	}

@@ -112,7 +112,7 @@ func restarted(t *testing.T, r *running) *running {
 	next := start(t, 0)
 	require.NoError(t, next.do(t.Context(), func() error {
 		next.Store = r.Store
-		next.restore(nil, nil)
+		next.presence.restore(next.destinations, nil, nil)
 		next.pods["a"].announced = time.Now()
 		return nil
 	}))
@@ -204,7 +204,7 @@ func crashed(t *testing.T, r *running, pods ...*meshv1.PodPolicy) {
 		require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: p, Since: time.Now()}))
 	}
 	r.in(t, func() {
-		r.restore(nil, nil)
+		r.presence.restore(r.destinations, nil, nil)
 		for _, p := range pods {
 			r.pods[p.GetUid()].announced = time.Now()
 		}
@@ -274,7 +274,7 @@ func TestUnknownWritesOutliveTheNextAgent(t *testing.T) {
 			drained, saved := before(t, journals)
 			second := startIn(t, journals, 0)
 			require.NoError(t, second.Store.SavePolicy(state.Saved{PodPolicy: saved, Since: time.Now()}))
-			second.in(t, func() { second.restore(nil, drained) })
+			second.in(t, func() { second.presence.restore(second.destinations, nil, drained) })
 			second.Journal.Abandon()
 
 			third := startIn(t, journals, 0)
@@ -351,7 +351,7 @@ func TestTakeoverPassesDeadlines(t *testing.T) {
 		require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: uid, Version: "1-x", Serial: 1}, Since: time.Now()}))
 	}
 	r.in(t, func() {
-		r.restore([]takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
+		r.presence.restore(r.destinations, []takeover.Pod{{UID: "lost", Version: "1-x", Journaled: true}, {UID: "quiet", Version: "1-x", Journaled: true}}, make(chan struct{}))
 		for _, mb := range r.pods {
 			mb.announced = time.Now()
 		}
@@ -388,7 +388,7 @@ func TestPredecessorAcksWhatSuccessorSaved(t *testing.T) {
 	settled := setPolicy(t, old, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})
 	_, err = old.Incumbent().Yield(t.Context())
 	require.NoError(t, err)
-	old.soon(t, "another look", func() bool { old.saveMissing(); return true })
+	old.soon(t, "another look", func() bool { old.effects.retry(); return true })
 	assert.False(t, inflight.Closed(settled))
 	assert.Empty(t, old.Versions()["a"])
 
@@ -484,7 +484,7 @@ func TestSuccessorAcksAfterPredecessorDrained(t *testing.T) {
 	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2, Sharding: sharding}, Since: time.Now()}))
 	drained := make(chan struct{})
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.restore([]takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
+		r.presence.restore(r.destinations, []takeover.Pod{{UID: "a", Version: "2-x"}}, drained)
 		r.pods["a"].announced = time.Now()
 		return nil
 	}))
@@ -505,7 +505,7 @@ func TestPolicyOfUncapturedPodIsSaved(t *testing.T) {
 	r := start(t, 0)
 	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: state.Always}))
 	require.NoError(t, r.do(t.Context(), func() error {
-		r.restore(nil, nil)
+		r.presence.restore(r.destinations, nil, nil)
 		r.pods["a"].announced = time.Now()
 		return nil
 	}))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,7 +44,7 @@ func (l *losses) ready() error {
 }
 
 // note keeps what a check found. It returns the new losses, and those that are repaired.
-func (l *losses) note(found []capture.Loss) (fresh, mended []capture.Loss) {
+func (l *losses) note(found []capture.Loss) (fresh, repaired []capture.Loss) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last = time.Now()
@@ -59,13 +60,10 @@ func (l *losses) note(found []capture.Loss) (fresh, mended []capture.Loss) {
 		if loss.Repair != nil {
 			l.lost[key] = loss
 		} else {
-			mended = append(mended, loss)
+			repaired = append(repaired, loss)
 		}
 	}
-	for loss := range maps.Values(before) { // lost before and not now
-		mended = append(mended, loss)
-	}
-	return fresh, mended
+	return fresh, slices.AppendSeq(repaired, maps.Values(before)) // lost before and not now
 }
 
 // WatchHealth checks the redirections until ctx ends, while they are this agent's. They are
@@ -83,9 +81,9 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 			continue
 		}
 		if !socket.Current() {
-			// This process was stopped, and another took its place. To repair
-			// anything now would take the pods away from that.
-			n.Logger.Warn("another agent has taken over unasked")
+			// This process was suspended, and another took its place. Repairs would take
+			// the pods away from that one.
+			n.Logger.Warn("another agent has taken over without a request")
 			_, _ = n.Incumbent().Yield(ctx)
 			continue
 		}
@@ -96,24 +94,24 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 func (n *Node) check(ctx context.Context) {
 	found := n.Capture.Check(phase(n.shown.Load()) == serving)
 	if ctx.Err() != nil || phase(n.shown.Load()) != serving {
-		return // on its way out: what did not arrive is no loss
+		return // the agent is about to exit: a probe that did not arrive is no loss
 	}
-	fresh, mended := n.losses.note(found)
+	fresh, repaired := n.losses.note(found)
 	for _, loss := range fresh {
 		n.Metrics.Lost(loss.Mode)
 	}
-	for _, loss := range mended {
+	for _, loss := range repaired {
 		n.Metrics.Repaired(loss.Mode)
 	}
-	if len(fresh)+len(mended) > 0 {
-		// The loop knows the pods' names, and is not waited for: pods that fail open
-		// go direct without the next check.
+	if len(fresh)+len(repaired) > 0 {
+		// The loop knows the pods' names. It is not waited for, because pods that fail
+		// open go direct without the next check.
 		go func() {
 			_ = n.do(ctx, func() error {
 				for _, loss := range fresh {
 					n.recordLoss("RedirectionLost", "the redirection to the mesh had no effect", loss)
 				}
-				for _, loss := range mended {
+				for _, loss := range repaired {
 					n.recordLoss("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
 				}
 				return nil

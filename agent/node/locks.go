@@ -17,13 +17,13 @@ const loopTimeout = 5 * time.Second
 
 // lockRecorder implements lockwatch.Recorder for one pod.
 type lockRecorder struct {
-	*Node
+	*core
 	uid string
 }
 
 // watchLocks reports holders of the pod's locks that exit, until the pod is released.
-func (n *Node) watchLocks(uid string, writer lockwatch.Writer) {
-	w := lockwatch.Watch{UID: uid, Writer: writer, Recorder: lockRecorder{n, uid}, Processes: n.Locator.Processes, Logger: n.Logger}
+func (c *core) watchLocks(uid string, writer lockwatch.Writer) {
+	w := lockwatch.Watch{UID: uid, Writer: writer, Recorder: lockRecorder{c, uid}, Processes: c.Locator.Processes, Logger: c.Logger}
 	w.Run()
 }
 
@@ -45,7 +45,7 @@ func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
 func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
 	r.in(func(p *pod) {
 		p.exited = dead
-		r.Logger.Info("the holder of a lock has ended", "pod", p.info.String())
+		r.Logger.Info("the holder of a lock has exited", "pod", p.info.String())
 	})
 }
 

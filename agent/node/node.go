@@ -1,9 +1,13 @@
-// Package node is the state of one node: its labelled pods, what is captured of them, and
-// the policy of each.
+// Package node is the state of one node: its labelled pods, their captures and their
+// policies.
 //
 // All state belongs to one goroutine (Node.Run). The pod watch, the manager's stream, the
-// container runtime and the ticker only hand it work, so nothing here needs a lock, and
+// container runtime and the ticker only send it work, so nothing here needs a lock, and
 // the events of a pod are handled in one order.
+//
+// Each job has a type. All share a core, and use each other in one direction:
+// presence (which pods exist) uses capturer (which are captured), which uses effects (what
+// follows from the state machine of package lifecycle).
 package node
 
 import (
@@ -57,31 +61,88 @@ type Manager interface {
 	Forget(uid string)
 }
 
-// Node joins pods, capture, policies and proxy.
-type Node struct {
+// core is what all jobs share. It belongs to the loop, except for do, and for shown.
+type core struct {
 	Config
-	watcher  *pods.Watcher
-	work     chan func()
-	podsPing chan struct{}
-	started  time.Time
-
-	losses losses
-	turn   atomic.Pointer[turn]
-
-	// The rest belongs to the goroutine of Run, except where departure says otherwise.
-	departure
-	destinations
+	work    chan func()
 	pods    map[string]*pod // by uid
 	earlier *inflight.Earlier
+	phase   phase
+	shown   atomic.Int32 // phase, for other goroutines than the loop
+}
+
+// do runs f in the loop and waits for it.
+func (c *core) do(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	select {
+	case c.work <- func() { done <- f() }:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *core) enter(p phase) {
+	c.phase = p
+	c.shown.Store(int32(p))
+}
+
+// uids returns the uids of the pods that f reports.
+func (c *core) uids(f func(*pod) bool) map[string]bool {
+	uids := map[string]bool{}
+	for uid, p := range c.pods {
+		if f(p) {
+			uids[uid] = true
+		}
+	}
+	return uids
+}
+
+// policies returns the policies of all pods, nil for a pod without one.
+func (c *core) policies() map[string]*meshv1.PodPolicy {
+	policies := map[string]*meshv1.PodPolicy{}
+	for uid, p := range c.pods {
+		policies[uid] = p.policy
+	}
+	return policies
+}
+
+// logError logs that something about a pod failed, unless err is nil.
+func (c *core) logError(err error, failure string, p *pod, more ...any) {
+	if err != nil {
+		c.Logger.Error(failure, append(more, "pod", p.info.String(), "error", err)...)
+	}
+}
+
+// Node joins pods, capture, policies and proxy.
+type Node struct {
+	*core
+	destinations *destinations
+	effects      *effects
+	capturer     *capturer
+	presence     *presence
+	departure    *departure
+	losses       losses
+	podsPing     chan struct{}
+	turn         atomic.Pointer[turn]
 }
 
 // New returns a Node that serves nothing until TakeOver and Run.
 func New(c Config) *Node {
+	shared := &core{Config: c, work: make(chan func()), pods: map[string]*pod{}, earlier: inflight.New(c.Journal, c.Logger)}
 	n := &Node{
-		Config: c, work: make(chan func()), podsPing: make(chan struct{}, 1), started: time.Now(),
-		departure: departure{yielded: make(chan struct{}), drained: make(chan struct{})},
-		pods:      map[string]*pod{}, earlier: inflight.New(c.Journal, c.Logger),
+		core: shared, destinations: &destinations{core: shared}, effects: &effects{core: shared},
+		departure: &departure{core: shared, yielded: make(chan struct{}), drained: make(chan struct{})},
+		podsPing:  make(chan struct{}, 1),
 	}
+	n.departure.effects = n.effects
+	n.capturer = &capturer{core: shared, effects: n.effects, destinations: n.destinations}
+	n.presence = &presence{core: shared, effects: n.effects, capturer: n.capturer, started: time.Now()}
 	n.enter(serving)
 	return n
 }
@@ -100,15 +161,15 @@ func OpenJournal(dir string, events *telemetry.Recorder, logger *slog.Logger) *j
 
 // Watch starts to watch the pods of the named node until ctx ends.
 func (n *Node) Watch(ctx context.Context, client kubernetes.Interface, name string) (err error) {
-	n.watcher, err = pods.Watch(ctx, client, name, n.podsChanged)
+	n.presence.watcher, err = pods.Watch(ctx, client, name, n.podsChanged)
 	return err
 }
 
 // Yielded is closed when another agent serves the pods, or this one has stopped.
-func (n *Node) Yielded() <-chan struct{} { return n.yielded }
+func (n *Node) Yielded() <-chan struct{} { return n.departure.yielded }
 
 // Drained is closed when, after Yielded, nothing of the pods is in flight any more.
-func (n *Node) Drained() <-chan struct{} { return n.drained }
+func (n *Node) Drained() <-chan struct{} { return n.departure.drained }
 
 // podsChanged wakes the loop after a change of the pod watch. It never blocks.
 func (n *Node) podsChanged() {
@@ -118,31 +179,6 @@ func (n *Node) podsChanged() {
 	}
 }
 
-// do runs f in the loop and waits for it.
-func (n *Node) do(ctx context.Context, f func() error) error {
-	done := make(chan error, 1)
-	select {
-	case n.work <- func() { done <- f() }:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// policies returns the policies of all pods, nil for a pod without one.
-func (n *Node) policies() map[string]*meshv1.PodPolicy {
-	policies := map[string]*meshv1.PodPolicy{}
-	for uid, p := range n.pods {
-		policies[uid] = p.policy
-	}
-	return policies
-}
-
 // Run is the loop. It returns when ctx ends.
 func (n *Node) Run(ctx context.Context) {
 	ticker := time.NewTicker(checkInterval)
@@ -150,20 +186,20 @@ func (n *Node) Run(ctx context.Context) {
 	n.noteTurn()
 	for {
 		var eager <-chan time.Time
-		if n.awaitsSandbox() {
+		if n.capturer.awaitsSandbox() {
 			eager = time.After(pods.PollInterval)
 		}
 		select {
 		case <-ctx.Done():
-			n.stop()
+			n.departure.stop()
 			return
 		case f := <-n.work:
 			f()
 		case <-n.podsPing:
-			n.syncPods()
-			n.captureMissing()
+			n.presence.sync()
+			n.capturer.captureMissing()
 		case <-eager:
-			n.captureMissing()
+			n.capturer.captureMissing()
 		case <-ticker.C:
 			n.tick()
 		}
@@ -172,17 +208,16 @@ func (n *Node) Run(ctx context.Context) {
 	}
 }
 
-// tick repeats what nobody announces, and retries what has failed.
+// tick does what no event triggers, and retries what has failed.
 func (n *Node) tick() {
-	if err := n.redirect(); err != nil {
-		n.Logger.Error("the apiserver's addresses are not redirected, and pods that start are not captured: trying again", "error", err)
+	if err := n.destinations.redirect(); err != nil {
+		n.Logger.Error("failed to redirect the apiserver's addresses: pods that start are not captured until a retry succeeds", "error", err)
 	}
-	n.checkSandboxes()
-	n.captureMissing()
-	n.saveMissing()
-	n.retryEgress()
+	n.capturer.checkSandboxes()
+	n.capturer.captureMissing()
+	n.effects.retry()
 	n.earlier.Tidy()
-	if n.awaitsExit() {
-		n.syncPods()
+	if len(n.uids((*pod).deleted)) > 0 {
+		n.presence.sync()
 	}
 }

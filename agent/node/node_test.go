@@ -214,9 +214,9 @@ func TestUnadmittedPodIsNotCaptured(t *testing.T) {
 	r.create(t, podObject("a", ""))
 	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
 
-	require.NoError(t, r.do(t.Context(), func() error { r.captureMissing(); return nil }))
+	require.NoError(t, r.do(t.Context(), func() error { r.capturer.captureMissing(); return nil }))
 	r.soon(t, "the reason", func() bool { return r.pods["a"].problem != "" })
-	assert.Contains(t, r.pods["a"].problem, "delete it, so that its controller makes it anew")
+	assert.Contains(t, r.pods["a"].problem, "delete it, so that its controller creates another")
 }
 
 func TestStaticPodIsNotCaptured(t *testing.T) {
@@ -244,9 +244,9 @@ func TestProblemIsLoggedOnce(t *testing.T) {
 
 	require.NoError(t, r.do(t.Context(), func() error {
 		for range 3 {
-			r.captureMissing()
+			r.capturer.captureMissing()
 		}
-		assert.Equal(t, 1, strings.Count(r.log.String(), "capturing a pod"))
+		assert.Equal(t, 1, strings.Count(r.log.String(), "failed to capture a pod"))
 		assert.Equal(t, "not here", r.pods["a"].problem)
 		return nil
 	}))
@@ -258,7 +258,7 @@ func TestFailedRedirectionIsRetried(t *testing.T) {
 	assert.Error(t, r.SetCluster(somewhere(t)), "the manager is told")
 	assert.Error(t, r.Ready())
 
-	r.soon(t, "the redirection", func() bool { return r.redirected })
+	r.soon(t, "the redirection", func() bool { return r.destinations.redirected })
 	assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.backend.destinations)
 	saved, _, err := r.Store.Load()
 	require.NoError(t, err)
@@ -276,7 +276,7 @@ func TestInvalidAddressesChangeNothing(t *testing.T) {
 	} {
 		assert.Error(t, r.SetCluster(bad))
 	}
-	r.soon(t, "the old addresses", func() bool { return r.cluster == good })
+	r.soon(t, "the old addresses", func() bool { return r.destinations.cluster == good })
 }
 
 // The manager may hear of a pod first, and may be wrong about one that never comes.

@@ -81,7 +81,7 @@ type redirection struct {
 
 // inherited is what the predecessor offered, until the pod is captured.
 type inherited struct {
-	handed *capture.Handed
+	files  *capture.Files
 	counts []byte // of its rules
 }
 
@@ -102,6 +102,9 @@ func (p *pod) decided() bool { return p.state.Proxy == lifecycle.Deciding }
 
 // deleted reports whether the pod was deleted and runs on.
 func (p *pod) deleted() bool { return p.state.Presence == lifecycle.Deleted }
+
+// byAddress reports whether the pod is captured in mode address.
+func (p *pod) byAddress() bool { return p.captured != nil && p.captured.Mode() == capture.Address }
 
 // failsOpen reports whether the pod's connections go direct while no agent runs.
 func (p *pod) failsOpen() bool { return p.policy.GetFailOpen() && !p.deleted() }

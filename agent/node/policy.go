@@ -1,24 +1,99 @@
 package node
 
 import (
+	"context"
+	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
 	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
+
+// effects carries out what package lifecycle decides.
+type effects struct{ *core }
+
+// setPolicy applies and saves a policy. After an error of the proxy the policy before stays.
+func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
+	uid := policy.GetUid()
+	p := e.pods[uid]
+	if p == nil { // the manager may know a pod before this agent does
+		p = newPod(pods.Pod{}, lifecycle.Expected)
+		e.pods[uid] = p
+	}
+	if err := p.fence.Check(policy); err != nil {
+		return nil, err
+	}
+	policy = p.withRules(policy)
+	if before := p.policy; before.GetVersion() != policy.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {
+		p.confirmed = "" // it may be wanted again, after what came between
+	}
+	if err := e.assign(uid, p, policy); err != nil {
+		return nil, err
+	}
+	settled = p.settled()
+	if policy.GetVersion() != p.confirmed {
+		settled = inflight.Both(settled, e.earlier.Over(uid))
+	}
+	return settled, nil
+}
+
+// withRules returns the policy as it applies to the pod. The manager knows no rules of a pod
+// that was deleted. If it runs on, its rules stay those that it had.
+func (p *pod) withRules(policy *meshv1.PodPolicy) *meshv1.PodPolicy {
+	if policy.GetRefuse() == "" || policy.GetTraffic() != nil {
+		return policy
+	}
+	policy = proto.CloneOf(policy)
+	if policy.Traffic = new(meshv1.Traffic); policy.GetSerial() > 0 {
+		policy.Traffic = p.refusal("").GetTraffic()
+	}
+	return policy
+}
+
+// assign carries out the effects of a new policy. It stops at the first failure.
+func (e *effects) assign(uid string, p *pod, policy *meshv1.PodPolicy) error {
+	before, state := p.policy, p.state
+	p.policy = policy
+	var effects []lifecycle.Effect
+	p.state, effects = p.state.Next(lifecycle.PolicySet)
+	for _, effect := range effects {
+		if effect == lifecycle.Save {
+			p.fence.Raise(policy)
+		}
+		err := e.perform(uid, p, effect)
+		switch {
+		case err == nil:
+		case effect == lifecycle.Save:
+			return fmt.Errorf("policy %s is in force, but the next agent would not know: %w", policy.GetVersion(), err)
+		default:
+			p.policy, p.state = before, state
+			return err
+		}
+	}
+	return nil
+}
+
+// removePolicy notes that the manager has no policy for a pod any more.
+func (e *effects) removePolicy(uid string) {
+	if p := e.pods[uid]; p != nil {
+		p.policy = nil
+		e.handle(uid, p, lifecycle.PolicyRemoved)
+	}
+}
 
 // handle feeds an event to the state machine of a pod and carries out the effects. It logs
 // what fails and goes on.
-func (n *Node) handle(uid string, p *pod, e lifecycle.Event) {
+func (e *effects) handle(uid string, p *pod, event lifecycle.Event) {
 	var effects []lifecycle.Effect
-	p.state, effects = p.state.Next(e)
+	p.state, effects = p.state.Next(event)
 	for _, effect := range effects {
-		if err := n.perform(uid, p, effect); err != nil {
-			n.Logger.Error(failureOf(effect, p), "pod", p.info.String(), "error", err)
-		}
+		e.logError(e.perform(uid, p, effect), failureOf(effect, p), p)
 	}
 }
 
@@ -26,51 +101,51 @@ func (n *Node) handle(uid string, p *pod, e lifecycle.Event) {
 func failureOf(effect lifecycle.Effect, p *pod) string {
 	switch {
 	case effect == lifecycle.RefuseUnassigned:
-		return "refusing a pod without a policy"
+		return "failed to refuse a pod without a policy"
 	case effect == lifecycle.Save && p.policy == nil:
-		return "forgetting a policy"
+		return "failed to delete a saved policy"
 	case effect == lifecycle.Save:
-		return "keeping a policy for the next start"
+		return "failed to save a policy for the next start"
 	case effect == lifecycle.Forget:
-		return "forgetting a pod that is gone"
+		return "failed to delete the saved state of a deleted pod"
 	}
-	return "applying a policy"
+	return "failed to apply a policy"
 }
 
 // perform carries out one effect.
-func (n *Node) perform(uid string, p *pod, effect lifecycle.Effect) error {
+func (e *effects) perform(uid string, p *pod, effect lifecycle.Effect) error {
 	switch effect {
 	case lifecycle.ApplyPolicy:
-		return n.applyPolicy(uid, p)
+		return e.applyPolicy(uid, p)
 	case lifecycle.RefuseDeleted:
-		return n.refuse(p, refusedDeleted)
+		return e.refuse(p, refusedDeleted)
 	case lifecycle.RefuseUnassigned:
-		return n.refuse(p, refusedUnassigned)
+		return e.refuse(p, refusedUnassigned)
 	case lifecycle.RedirectEgress:
-		n.setEgress(p)
+		e.setEgress(p)
 	case lifecycle.Save:
-		return n.save(p)
+		return e.save(p)
 	case lifecycle.Release:
-		n.release(p)
+		e.release(p)
 	case lifecycle.Forget:
-		return n.forget(uid, p)
+		return e.forget(uid, p)
 	case lifecycle.Discard:
-		n.discard(uid, p)
+		e.discard(uid, p)
 	}
 	return nil
 }
 
 // refuse makes the proxy refuse every request of a pod.
-func (n *Node) refuse(p *pod, reason string) (err error) {
+func (e *effects) refuse(p *pod, reason string) (err error) {
 	if p.applied, err = p.proxied.Apply(p.refusal(reason)); err != nil {
 		return err
 	}
-	n.setEgress(p)
+	e.setEgress(p)
 	return nil
 }
 
 // applyPolicy gives the proxy the policy of the manager.
-func (n *Node) applyPolicy(uid string, p *pod) error {
+func (e *effects) applyPolicy(uid string, p *pod) error {
 	p.appliedSince = time.Now()
 	if !p.decided() {
 		if err := p.restoreCaches(); err != nil {
@@ -82,16 +157,14 @@ func (n *Node) applyPolicy(uid string, p *pod) error {
 		return err
 	}
 	p.applied, p.rules = applied, applied.Rules
-	n.handle(uid, p, lifecycle.PolicyApplied)
-	if why := p.trafficProblem(); why != "" {
-		n.Logger.Error("rules of a pod not applied", "pod", p.info.String(), "error", why)
-	}
-	n.setEgress(p)
+	e.handle(uid, p, lifecycle.PolicyApplied)
+	e.logError(p.applied.Problem, "rules of a pod are not applied", p)
+	e.setEgress(p)
 	return nil
 }
 
-// restoreCaches tells a new proxy which policy the caches of the pod's clients were filled
-// by, so that they need not list again.
+// restoreCaches gives a new proxy the policy by which the caches of the pod's clients were
+// filled, so that they need not list again.
 func (p *pod) restoreCaches() error {
 	by := p.cachedBy
 	if p.fresh {
@@ -106,37 +179,37 @@ func (p *pod) restoreCaches() error {
 
 // save makes the pod's failure policy and policy survive this agent. While another agent
 // serves, these are its own: the policy counts as saved once the other has saved it.
-func (n *Node) save(p *pod) error {
-	if n.phase != serving {
-		p.saved(n.savedByAnother(p))
+func (e *effects) save(p *pod) error {
+	if e.phase != serving {
+		p.saved(e.savedByAnother(p))
 		return nil
 	}
-	n.setFailOpen(p)
-	err := n.saveAssignment(p)
+	e.setFailOpen(p)
+	err := e.saveAssignment(p)
 	p.saved(err == nil && inflight.Closed(p.successor))
 	return err
 }
 
-func (n *Node) setFailOpen(p *pod) {
+func (e *effects) setFailOpen(p *pod) {
 	open := p.failsOpen()
 	if p.captured == nil || p.failOpen == open {
 		return
 	}
-	if err := p.captured.SetFailOpen(open); err != nil {
-		n.Logger.Error("changing the failure policy of a pod", "pod", p.info.String(), "fail_open", open, "error", err)
-		return
+	err := p.captured.SetFailOpen(open)
+	if err == nil {
+		p.failOpen = open
 	}
-	p.failOpen = open
+	e.logError(err, "failed to change the failure policy of a pod", p, "fail_open", open)
 }
 
-func (n *Node) saveAssignment(p *pod) error {
+func (e *effects) saveAssignment(p *pod) error {
 	switch {
 	case p.policy == nil && p.fence.Least == 0 && p.rules.GetEgress() == nil:
-		return n.Store.DeletePolicy(p.info.UID)
+		return e.Store.DeletePolicy(p.info.UID)
 	case p.state.Proxy == lifecycle.Waiting:
-		return nil // requests wait, and the next agent lets them wait
+		return nil // requests wait, also in the next agent
 	}
-	return n.Store.SavePolicy(p.record())
+	return e.Store.SavePolicy(p.record())
 }
 
 // record returns what the next agent must know of the pod's policy.
@@ -158,60 +231,109 @@ func (p *pod) record() state.Saved {
 }
 
 // savedByAnother reports whether the agent that serves knows the policy that this one has.
-func (n *Node) savedByAnother(p *pod) bool {
+func (e *effects) savedByAnother(p *pod) bool {
 	if p.policy == nil {
 		return true
 	}
-	saved, err := n.Store.Policy(p.policy.GetUid())
+	saved, err := e.Store.Policy(p.policy.GetUid())
 	return err == nil && saved.GetVersion() == p.policy.GetVersion() && saved.GetSerial() >= p.fence.Least
 }
 
-// saveMissing retries what could not be saved.
-func (n *Node) saveMissing() {
-	for _, p := range n.pods {
+// retry repeats effects that have failed. The first failure was logged.
+func (e *effects) retry() {
+	for _, p := range e.pods {
 		if p.unsaved != nil {
-			_ = n.save(p) // the first failure was logged
+			_ = e.save(p)
+		}
+		if p.egressProblem != "" {
+			e.setEgress(p)
 		}
 	}
 }
 
-// forget drops a pod that is gone.
-func (n *Node) forget(uid string, p *pod) (err error) {
-	p.saved(true) // nothing acts on it any more
-	delete(n.pods, uid)
-	n.earlier.Deleted(uid, p.info.Namespace)
-	n.Manager.Forget(uid)
-	n.Metrics.Forget(p.info.Namespace, p.info.Name)
-	if n.phase == serving {
-		err = n.Store.Delete(uid)
+// forget drops a pod that was deleted.
+func (e *effects) forget(uid string, p *pod) (err error) {
+	p.saved(true) // nothing acts by its policy any more
+	delete(e.pods, uid)
+	e.earlier.Deleted(uid, p.info.Namespace)
+	e.Manager.Forget(uid)
+	e.Metrics.Forget(p.info.Namespace, p.info.Name)
+	if e.phase == serving {
+		err = e.Store.Delete(uid)
 	}
-	n.Logger.Info("pod gone", "pod", p.info.String())
+	e.Logger.Info("pod deleted", "pod", p.info.String())
 	return err
 }
 
 // discard drops the policy of a pod that was never seen on this node.
-func (n *Node) discard(uid string, p *pod) {
-	delete(n.pods, uid)
+func (e *effects) discard(uid string, p *pod) {
+	delete(e.pods, uid)
 	p.saved(true)
-	if n.phase != serving {
+	if e.phase != serving {
 		return
 	}
-	if err := n.Store.DeletePolicy(uid); err != nil {
-		n.Logger.Error("forgetting a policy", "uid", uid, "error", err)
+	e.logError(e.Store.DeletePolicy(uid), "failed to delete a saved policy", p, "uid", uid)
+}
+
+// release ends the capture of a pod that was deleted, or whose sandbox was.
+func (e *effects) release(p *pod) {
+	p.files.Close()
+	p.files = nil
+	if p.captured == nil {
+		return
 	}
+	e.logError(p.captured.Release(), "failed to release a pod", p)
+	proxied := p.proxied
+	applied, err := proxied.Apply(p.refusal(refusedExited))
+	if err == nil {
+		e.earlier.Add(p.info.UID, applied.Settled)
+		p.journal.Close()
+	}
+	if !p.info.HostNetwork {
+		time.AfterFunc(shutdownGrace, proxied.Unanswerable)
+	}
+	go func() { // requests may take a moment to end; no other pod waits for them
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+		defer cancel()
+		_ = proxied.Shutdown(ctx)
+	}()
+	p.redirection = redirection{last: applied.Settled}
 }
 
 // version returns the version of the policy that governs all that is done for a pod, by this
 // agent or one before it, and that the next one will know; "" for none.
-func (n *Node) version(p *pod) string {
+func (c *core) version(p *pod) string {
 	policy := p.policy
 	switch {
 	case p.unsaved != nil:
 		return ""
-	case !n.earlier.Ended(p.info.UID) && (policy.GetSerial() > 0 || policy.GetRefuse() != ""):
+	case !c.earlier.Ended(p.info.UID) && (policy.GetSerial() > 0 || policy.GetRefuse() != ""):
 		return p.confirmed // else no handover depends on it
 	case p.proxied != nil:
 		return p.proxied.Version()
 	}
 	return policy.GetVersion()
+}
+
+// exportCounts returns the counts of a pod's rules for the next agent.
+func (c *core) exportCounts(p *proxy.Pod) []byte {
+	if p == nil {
+		return nil
+	}
+	data, err := p.ExportTraffic()
+	if err != nil {
+		c.Logger.Error("failed to export the counts of rules for the next agent", "error", err)
+	}
+	return data
+}
+
+// importCounts continues the counts of the pods' rules from those of the predecessor.
+func (c *core) importCounts(traffic map[string][]byte) {
+	for uid, data := range traffic {
+		p := c.pods[uid]
+		if p == nil || p.proxied == nil || len(data) == 0 {
+			continue
+		}
+		c.logError(p.proxied.ImportTraffic(data), "failed to import the counts of rules: they start at zero", p)
+	}
 }

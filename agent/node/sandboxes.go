@@ -25,12 +25,12 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 		uid := b.Pod.UID
 		p := s.announce(b)
 		if p.captured != nil { // it was found first, or has had a sandbox before
-			s.checkSandboxesOf(map[string]bool{uid: true})
+			s.capturer.checkSandboxesOf(map[string]bool{uid: true})
 		}
 		if p.captured == nil {
 			p.fresh, p.since = true, time.Now()
 			p.info.Addresses = b.Pod.Addresses
-			s.captureAll(map[string]bool{uid: true}, true)
+			s.capturer.captureAll(map[string]bool{uid: true}, true)
 		}
 		if p.captured != nil {
 			s.Metrics.Enrolled(time.Since(start))
@@ -38,7 +38,7 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 		return nil
 	})
 	if err != nil {
-		s.Logger.Error("a pod starts before it is captured: until it is, it is refused", "pod", b.Pod.String(), "error", err)
+		s.Logger.Error("a pod starts before it is captured: its connections are refused until then", "pod", b.Pod.String(), "error", err)
 	}
 }
 
@@ -52,11 +52,11 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 		if p == nil || p.sandbox != b.ID || s.phase != serving {
 			return nil
 		}
-		if in, err := s.inCaptured(p); in || err != nil {
+		if in, err := s.capturer.inCaptured(p); in || err != nil {
 			return err // the pod watch will report it
 		}
 		captured := p.captured != nil
-		s.handle(b.Pod.UID, p, lifecycle.SandboxExit)
+		s.effects.handle(b.Pod.UID, p, lifecycle.SandboxExit)
 		if captured && !p.info.HostNetwork { // else its network stays
 			over = p.last
 		}
@@ -71,21 +71,6 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	case <-time.After(shutdownGrace):
 	case <-ctx.Done():
 	}
-}
-
-// inCaptured reports whether a process of the pod is in its captured network namespace.
-func (n *Node) inCaptured(p *pod) (bool, error) {
-	uid := p.info.UID
-	found, err := n.Locator.Find(map[string]bool{uid: true})
-	if err != nil {
-		return false, err
-	}
-	ns, err := n.Locator.Open(uid, found[uid].PIDs, p.info.HostNetwork, p.netns)
-	if err != nil || ns == nil {
-		return false, err
-	}
-	defer ns.Close()
-	return ns.Inode == p.netns, nil
 }
 
 // Known implements nri.Handler. Sandboxes that exited long ago are among all: if a pod has
@@ -105,7 +90,7 @@ func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
 			}
 			s.announce(b)
 		}
-		s.captureMissing()
+		s.capturer.captureMissing()
 		return nil
 	})
 }
@@ -125,6 +110,6 @@ func (s sandboxes) announce(b nri.Sandbox) *pod {
 		p.info.Addresses = b.Pod.Addresses
 	}
 	p.sandbox = b.ID
-	s.handle(uid, p, lifecycle.Announcement)
+	s.effects.handle(uid, p, lifecycle.Announcement)
 	return p
 }

@@ -45,7 +45,7 @@ func (r *running) in(t *testing.T, f func()) {
 // look is what the loop does every second.
 func (r *running) look(t *testing.T) {
 	t.Helper()
-	r.in(t, func() { r.checkSandboxes(); r.captureMissing() })
+	r.in(t, func() { r.capturer.checkSandboxes(); r.capturer.captureMissing() })
 }
 
 // process starts one in a network namespace of its own, which is shown as a
@@ -209,7 +209,7 @@ func TestResumeAppliesPoliciesOfFailedTakeover(t *testing.T) {
 	require.NoError(t, old.Resume(t.Context()))
 
 	r.in(t, func() {
-		assert.True(t, r.redirected)
+		assert.True(t, r.destinations.redirected)
 		assert.False(t, r.pods[uidA].failOpen)
 		cluster, saved, err := r.Store.Load()
 		require.NoError(t, err)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
 // TakeOver takes the pods over from the agent that serves, or restores what one has left. It
@@ -29,26 +28,26 @@ func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, e
 		return nil, err
 	}
 	if err != nil {
-		n.Logger.Error("starting as after a crash", "reason", err)
+		n.Logger.Error("no takeover: starting as after a crash", "reason", err)
 	}
 	n.earlier.Predecessor, n.earlier.Own = takeover.At(path), socket.ID()
 	if offer == nil {
-		// First the socket: an agent that only hangs must find it before it changes what
-		// this one makes.
+		// First the socket: an agent that only hangs must find it before it changes the
+		// redirections of this one.
 		if err := socket.Take(); err != nil {
 			return nil, err
 		}
-		n.restore(nil, nil)
+		n.presence.restore(n.destinations, nil, nil)
 		return socket, nil
 	}
-	n.restore(offer.Pods, offer.Drained)
+	n.presence.restore(n.destinations, offer.Pods, offer.Drained)
 	if err := n.verifyCaptured(offer.Pods); err != nil {
 		offer.Close()
-		return nil, fmt.Errorf("taking over: the agent before this one goes on: %w", err)
+		return nil, fmt.Errorf("taking over: the agent before this one continues: %w", err)
 	}
 	traffic, err := offer.Serving()
 	if err != nil {
-		n.Logger.Error("the agent before this one will find out by itself", "reason", err)
+		n.Logger.Error("failed to notify the agent before this one, which will notice the takeover by the socket", "reason", err)
 	}
 	n.importCounts(traffic)
 	n.Logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
@@ -57,7 +56,7 @@ func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, e
 
 // verifyCaptured returns what is missing of what was offered.
 func (n *Node) verifyCaptured(offered []takeover.Pod) error {
-	if (n.cluster != nil || len(offered) > 0) && !n.redirected {
+	if (n.destinations.cluster != nil || len(offered) > 0) && !n.destinations.redirected {
 		return errors.New("the apiserver's addresses are not redirected")
 	}
 	missing := map[string]bool{}
@@ -71,8 +70,8 @@ func (n *Node) verifyCaptured(offered []takeover.Pod) error {
 		return err
 	}
 	for uid := range missing {
-		if p := n.pods[uid]; len(found[uid].PIDs) > 0 { // else it waits for one
-			return fmt.Errorf("pod %s was captured, and is not now: %s", p.info, p.problem)
+		if p := n.pods[uid]; len(found[uid].PIDs) > 0 { // else it waits for a process
+			return fmt.Errorf("pod %s is not captured any more: %s", p.info, p.problem)
 		}
 	}
 	return nil
@@ -99,68 +98,40 @@ func (i incumbent) Offer(ctx context.Context) (offered []takeover.Pod, err error
 		return nil
 	})
 	if ctx.Err() != nil {
-		offered = nil // the loop may be at it still
+		offered = nil // the loop may still write it
 	}
 	return offered, err
 }
 
 // offer returns what a successor needs to serve a pod.
-func (n *Node) offer(uid string, p *pod) takeover.Pod {
-	handed, err := p.captured.Hand()
-	if err != nil {
-		// The successor captures it as after a crash.
-		n.Logger.Error("handing a pod over", "pod", p.info.String(), "error", err)
-	}
-	p.confirmed = n.version(p) // holds for what the successor does until it serves
+func (i incumbent) offer(uid string, p *pod) takeover.Pod {
+	files, err := p.captured.Files()
+	i.logError(err, "failed to offer the listeners of a pod: the successor captures it as after a crash", p)
+	p.confirmed = i.version(p) // holds for what the successor does until it serves
 	return takeover.Pod{
-		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Handed: handed,
-		Traffic: n.exportCounts(p.proxied), Journaled: n.Journal.Outlives(),
+		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Files: files,
+		Traffic: i.exportCounts(p.proxied), Journaled: i.Journal.Outlives(),
 	}
 }
 
 // Yield implements takeover.Incumbent.
 func (i incumbent) Yield(ctx context.Context) (drained <-chan struct{}, err error) {
-	return i.drained, i.do(ctx, func() error { i.yield(); return nil })
+	return i.departure.drained, i.do(ctx, func() error { i.departure.yield(); return nil })
 }
 
 // Traffic implements takeover.Incumbent.
 func (i incumbent) Traffic(ctx context.Context) (traffic map[string][]byte) {
 	_ = i.do(ctx, func() error {
 		traffic = map[string][]byte{}
-		for uid, p := range i.left {
+		for uid, p := range i.departure.left {
 			traffic[uid] = i.exportCounts(p)
 		}
 		return nil
 	})
 	if ctx.Err() != nil {
-		traffic = nil // the loop may be at it still
+		traffic = nil // the loop may still write it
 	}
 	return traffic
-}
-
-// exportCounts returns the counts of a pod's rules for the next agent.
-func (n *Node) exportCounts(p *proxy.Pod) []byte {
-	if p == nil {
-		return nil
-	}
-	data, err := p.ExportTraffic()
-	if err != nil {
-		n.Logger.Error("telling the next agent what rules have counted", "error", err)
-	}
-	return data
-}
-
-// importCounts continues the counts of the pods' rules from those of the predecessor.
-func (n *Node) importCounts(traffic map[string][]byte) {
-	for uid, data := range traffic {
-		p := n.pods[uid]
-		if p == nil || p.proxied == nil || len(data) == 0 {
-			continue
-		}
-		if err := p.proxied.ImportTraffic(data); err != nil {
-			n.Logger.Error("rules begin anew", "pod", p.info.String(), "reason", err)
-		}
-	}
 }
 
 // Resume implements takeover.Incumbent.
@@ -177,40 +148,40 @@ func (i incumbent) Resume(ctx context.Context) error {
 				p.successor = i.earlier.Over(uid)
 			}
 		}
-		// What arrived in the meantime is in force in this agent only.
+		// Policies that arrived meanwhile are in force in this agent only.
 		for uid, p := range i.pods {
-			i.handle(uid, p, lifecycle.Resumption)
+			i.effects.handle(uid, p, lifecycle.Resumption)
 		}
-		return i.saveCluster()
+		return i.destinations.save()
 	})
 }
 
 // Stop implements takeover.Incumbent.
 func (i incumbent) Stop(ctx context.Context) error {
 	return i.do(ctx, func() error {
-		i.stop()
+		i.departure.stop()
 		return nil
 	})
 }
 
-// aloneWithin is how long a node may be without an agent after a takeover: the container
+// aloneWithin is how long a node may be without an agent after a takeover. The container
 // of a successor that exits usually restarts sooner.
 const aloneWithin = 5 * time.Second
 
 // Admit implements takeover.Incumbent: of two agents, the one of the later pod stays.
 func (i incumbent) Admit(podStart time.Duration) error {
 	if podStart < i.PodStart {
-		return errors.New("an agent whose pod started later serves: this one is to end")
+		return errors.New("an agent whose pod started later serves")
 	}
 	return nil
 }
 
-// WatchSuccessor returns an error when the agent that took over is gone: once restarted,
+// WatchSuccessor returns an error when the agent that took over has exited: after a restart,
 // this one serves again. It returns nil when ctx ends, and does not return before that
 // after the signal to stop.
 func (n *Node) WatchSuccessor(ctx context.Context, path string) error {
 	select {
-	case <-n.yielded:
+	case <-n.departure.yielded:
 	case <-ctx.Done():
 		return nil
 	}
@@ -229,8 +200,8 @@ func (n *Node) WatchSuccessor(ctx context.Context, path string) error {
 			continue
 		}
 		idle := false
-		if err := n.do(ctx, func() error { idle = n.phase == yielded && n.draining == 0; return nil }); err == nil && idle {
-			return errors.New("the agent that took over is gone: starting anew, to serve again")
+		if err := n.do(ctx, func() error { idle = n.phase == yielded && n.departure.draining == 0; return nil }); err == nil && idle {
+			return errors.New("the agent that took over has exited: restarting to serve again")
 		}
 	}
 }

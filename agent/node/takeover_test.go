@@ -25,7 +25,7 @@ type offering struct {
 func (o offering) Admit(time.Duration) error { return nil }
 func (o offering) Offer(context.Context) (pods []takeover.Pod, err error) {
 	for _, uid := range o.pods {
-		pods = append(pods, takeover.Pod{UID: uid, Namespace: "ns", Name: "p", Handed: &capture.Handed{}})
+		pods = append(pods, takeover.Pod{UID: uid, Namespace: "ns", Name: "p", Files: &capture.Files{}})
 	}
 	return pods, nil
 }
@@ -78,7 +78,7 @@ func TestSuccessorThatCannotServeDeclines(t *testing.T) {
 
 			var err error
 			r.in(t, func() {
-				r.cluster = nil
+				r.destinations.cluster = nil
 				var socket *takeover.Socket
 				if socket, err = r.TakeOver(t.Context(), path); err == nil {
 					_ = socket.Close()
@@ -146,7 +146,7 @@ func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 
 	select {
 	case err := <-ends:
-		assert.ErrorContains(t, err, "starting anew")
+		assert.ErrorContains(t, err, "restarting to serve again")
 	case <-time.After(20 * time.Second):
 		t.Fatal("the node stays without an agent")
 	}

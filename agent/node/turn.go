@@ -20,9 +20,9 @@ type turn struct {
 func (n *Node) noteTurn() {
 	t := &turn{ended: time.Now(), phase: n.phase}
 	switch {
-	case n.cluster == nil:
+	case n.destinations.cluster == nil:
 		t.missing = errors.New("waiting for the manager to name the apiserver's addresses")
-	case !n.redirected:
+	case !n.destinations.redirected:
 		t.missing = errors.New("the apiserver's addresses are not redirected yet")
 	}
 	n.turn.Store(t)
@@ -35,7 +35,7 @@ func (n *Node) lastTurn() (*turn, error) {
 	case t == nil:
 		return nil, errors.New("the agent's loop has not started")
 	case time.Since(t.ended) > loopStalledAfter:
-		return nil, errors.New("the agent's loop is stuck")
+		return nil, errors.New("the agent's loop has stalled")
 	}
 	return t, nil
 }
@@ -53,12 +53,12 @@ func (n *Node) Ready() error {
 	case err != nil:
 		return err
 	case t.phase == stopped:
-		return errors.New("told to stop")
+		return errors.New("this agent has stopped")
 	case t.phase >= yielded:
-		return errors.New("handed over to another agent")
+		return errors.New("another agent has taken over")
 	case t.missing != nil:
 		return t.missing
-	case !n.watcher.Synced():
+	case !n.presence.watcher.Synced():
 		return errors.New("waiting for the list of this node's pods")
 	case t.phase == handing:
 		return nil

@@ -41,7 +41,7 @@ func TestProbesDoNotWaitForTheLoop(t *testing.T) {
 		require.Eventually(t, func() bool { status, _ := get(path); return status == http.StatusServiceUnavailable },
 			4*loopStalledAfter, 50*time.Millisecond, path)
 		_, body := get(path)
-		require.Contains(t, body, "stuck", path)
+		require.Contains(t, body, "stalled", path)
 	}
 	close(release)
 	require.NoError(t, <-finished)

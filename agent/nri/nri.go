@@ -25,7 +25,7 @@ import (
 const Socket = "/run/nri/nri.sock"
 
 const (
-	// answerWithin is less than the 2 s after which a runtime throws a plugin out.
+	// answerWithin is less than the 2 s after which a runtime disconnects a plugin.
 	answerWithin = 1500 * time.Millisecond
 	// startWithin bounds a registration.
 	startWithin = 10 * time.Second
@@ -37,7 +37,7 @@ var connectBackoff = wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, J
 
 // Sandbox is the sandbox of a labelled pod that the mesh admitted.
 type Sandbox struct {
-	// ID is the runtime's; a pod whose sandbox is made anew has another.
+	// ID is the runtime's name of it. Another sandbox of the same pod has another.
 	ID  string
 	Pod pods.Pod
 }
@@ -54,7 +54,7 @@ type Handler interface {
 	Known(ctx context.Context, all []Sandbox)
 }
 
-// Run registers with the runtime at socket, again and again until ctx ends. It calls tried
+// Run registers with the runtime at socket, and again after each failure until ctx ends. It calls tried
 // once, after the first registration or the first failure.
 func Run(ctx context.Context, socket string, h Handler, logger *slog.Logger, tried func()) {
 	logged := false
@@ -71,7 +71,7 @@ func Run(ctx context.Context, socket string, h Handler, logger *slog.Logger, tri
 		}
 		if !logged {
 			logged = true
-			logger.Info("the container runtime does not tell of pods (NRI); they are found a moment later", "reason", err)
+			logger.Info("no NRI connection to the container runtime: pods are captured shortly after they start", "reason", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,13 +84,13 @@ func Run(ctx context.Context, socket string, h Handler, logger *slog.Logger, tri
 func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger, tried func()) error {
 	conn, err := (&net.Dialer{Timeout: startWithin}).DialContext(ctx, "unix", socket)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
-		return fmt.Errorf("nobody listens at %s", socket)
+		return fmt.Errorf("no listener at %s", socket)
 	}
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	lost := make(chan struct{}, 1) // told at times twice
+	lost := make(chan struct{}, 1) // may be sent twice
 	s, err := stub.New(&plugin{h},
 		stub.WithLogger(quiet{logger}), stub.WithPluginName("ctrlmesh"), stub.WithPluginIdx("10"),
 		stub.WithConnection(conn), stub.WithOnClose(func() {
@@ -100,7 +100,7 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 			}
 		}))
 	if err != nil {
-		return fmt.Errorf("making the plugin: %w", err)
+		return fmt.Errorf("creating the plugin: %w", err)
 	}
 	started := make(chan error, 1)
 	// Start does not end with its context, nor, at times, with its connection.
@@ -115,7 +115,7 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 	if err != nil {
 		return fmt.Errorf("registering: %w", err)
 	}
-	logger.Info("the container runtime tells of pods (NRI)")
+	logger.Info("connected to the container runtime (NRI)")
 	tried()
 	select {
 	case <-lost:
@@ -146,28 +146,28 @@ func (p *plugin) Synchronize(ctx context.Context, all []*api.PodSandbox, _ []*ap
 
 // RunPodSandbox implements stub.RunPodInterface.
 func (p *plugin) RunPodSandbox(ctx context.Context, s *api.PodSandbox) error {
-	p.tell(ctx, s, p.handler.Started)
+	p.notify(ctx, s, p.handler.Started)
 	return nil
 }
 
 // StopPodSandbox implements stub.StopPodInterface.
 func (p *plugin) StopPodSandbox(ctx context.Context, s *api.PodSandbox) error {
-	p.tell(ctx, s, p.handler.Stopped)
+	p.notify(ctx, s, p.handler.Stopped)
 	return nil
 }
 
 // RemovePodSandbox implements stub.RemovePodInterface: not every sandbox is
 // stopped before it is removed.
 func (p *plugin) RemovePodSandbox(ctx context.Context, s *api.PodSandbox) error {
-	p.tell(ctx, s, p.handler.Stopped)
+	p.notify(ctx, s, p.handler.Stopped)
 	return nil
 }
 
-func (p *plugin) tell(ctx context.Context, s *api.PodSandbox, of func(context.Context, Sandbox)) {
+func (p *plugin) notify(ctx context.Context, s *api.PodSandbox, handle func(context.Context, Sandbox)) {
 	if s, ok := labelled(s); ok {
 		ctx, cancel := context.WithTimeout(ctx, answerWithin)
 		defer cancel()
-		of(ctx, s)
+		handle(ctx, s)
 	}
 }
 
@@ -179,7 +179,7 @@ func labelled(s *api.PodSandbox) (Sandbox, bool) {
 		return Sandbox{}, false
 	}
 	var addresses []netip.Addr
-	for _, ip := range s.GetIps() { // not every runtime says
+	for _, ip := range s.GetIps() { // some runtimes send none
 		if at, err := netip.ParseAddr(ip); err == nil {
 			addresses = append(addresses, at.Unmap())
 		}

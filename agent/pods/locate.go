@@ -49,10 +49,8 @@ type NetNS struct {
 // Path returns a path of the namespace that is valid until Close.
 func (n *NetNS) Path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()) }
 
-// Close releases the namespace.
-func (n *NetNS) Close() error { return n.file.Close() }
-
-func (n *NetNS) close() {
+// Close closes the namespace, unless n is nil.
+func (n *NetNS) Close() {
 	if n != nil {
 		_ = n.file.Close()
 	}
@@ -115,7 +113,7 @@ func (l *Locator) walk(want func(uid string) bool, visit func(uid, path string))
 	for _, top := range tops {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
-				// Pods come and go while the tree is walked.
+				// Pods are created and deleted while the tree is walked.
 				if errors.Is(err, fs.ErrNotExist) {
 					return nil
 				}
@@ -140,45 +138,45 @@ func (l *Locator) walk(want func(uid string) bool, visit func(uid, path string))
 	return nil
 }
 
-// Open returns the network namespace of a pod, given some of its processes: the
-// one whose inode is captured, as long as any of them is in it. What others made
-// for themselves changes nothing then. Else it is that of the oldest process, for
-// a pod's sandbox is there before its containers, and does not leave its namespace.
+// Open returns the network namespace of a pod, given some of its processes: the one whose
+// inode is captured, as long as any of them is in it, whatever namespaces others have
+// created. Else it is that of the oldest process, because a pod's sandbox starts before its
+// containers and does not leave its namespace.
 //
-// It returns nil without an error when none of them is in a namespace of the pod:
-// one that is in the node's, though the pod does not use the node's network, has
-// yet to enter the pod's.
+// It returns nil without an error if none of them is in a namespace of the pod: a process
+// that is in the node's, though the pod does not use the node's network, will enter the
+// pod's later.
 func (l *Locator) Open(uid string, pids []int, hostNetwork bool, captured uint64) (*NetNS, error) {
 	var oldest *NetNS
 	var since uint64
 	for _, pid := range pids {
-		ns, began, err := l.open(uid, pid)
+		ns, started, err := l.open(uid, pid)
 		switch {
 		case err != nil:
-			oldest.close()
-			return nil, fmt.Errorf("looking at a process of pod %s: %w", uid, err)
+			oldest.Close()
+			return nil, fmt.Errorf("finding the network namespace of pod %s: %w", uid, err)
 		case ns == nil:
 		case (ns.Inode == l.host || ns.Inode == l.own) != hostNetwork:
-			ns.close()
+			ns.Close()
 		case ns.Inode == captured:
-			oldest.close()
+			oldest.Close()
 			return ns, nil
-		case oldest == nil || began < since:
-			oldest.close()
-			oldest, since = ns, began
+		case oldest == nil || started < since:
+			oldest.Close()
+			oldest, since = ns, started
 		default:
-			ns.close()
+			ns.Close()
 		}
 	}
 	return oldest, nil
 }
 
-// open returns the network namespace of a process of a pod, and when it began;
-// nil if it is not there.
-func (l *Locator) open(uid string, pid int) (ns *NetNS, began uint64, err error) {
+// open returns the network namespace of a process of a pod, and when the process started;
+// nil if it has exited.
+func (l *Locator) open(uid string, pid int) (ns *NetNS, started uint64, err error) {
 	dir := filepath.Join(l.procDir, strconv.Itoa(pid))
 	file, err := os.Open(filepath.Join(dir, "ns/net"))
-	if gone(err) {
+	if exited(err) {
 		return nil, 0, nil
 	}
 	if err != nil {
@@ -187,8 +185,8 @@ func (l *Locator) open(uid string, pid int) (ns *NetNS, began uint64, err error)
 	ns = &NetNS{file: file}
 	ns.Inode, err = fdInode(file)
 	var cgroups, stat []byte
-	// Opened first, checked after: a process number that was used again in
-	// between belongs to another cgroup now.
+	// Open first, check afterwards: a pid that was reused in between belongs to another
+	// cgroup now.
 	if err == nil {
 		cgroups, err = os.ReadFile(filepath.Join(dir, "cgroup"))
 	}
@@ -196,25 +194,27 @@ func (l *Locator) open(uid string, pid int) (ns *NetNS, began uint64, err error)
 		stat, err = os.ReadFile(filepath.Join(dir, "stat"))
 	}
 	if err == nil && namesPod(string(cgroups), uid) {
-		if began, err = start(stat); err == nil {
-			return ns, began, nil
+		if started, err = start(stat); err == nil {
+			return ns, started, nil
 		}
 	}
-	ns.close()
-	if gone(err) {
+	ns.Close()
+	if exited(err) {
 		err = nil
 	}
 	return nil, 0, err
 }
 
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+// exited reports whether an error means that a process has exited.
+func exited(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// start is when a process began, in ticks since the node did, by its /proc/PID/stat.
+// start returns when a process started, in ticks since the node booted, by its
+// /proc/PID/stat.
 func start(stat []byte) (uint64, error) {
-	// The second field is a name, in parentheses, that may have some of its own.
+	// The second field is a name in parentheses, which may contain parentheses.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
-		return 0, errors.New("its stat is too short")
+		return 0, errors.New("/proc/PID/stat is too short")
 	}
 	return strconv.ParseUint(fields[19], 10, 64)
 }
@@ -242,8 +242,8 @@ func namesPod(cgroups, uid string) bool {
 		strings.Contains(cgroups, "pod"+strings.ReplaceAll(uid, "-", "_"))
 }
 
-// processesBelow are those of a cgroup and of all below it but for some. A nil
-// except leaves none out.
+// processesBelow returns the processes of a cgroup and of all below it, except those whose
+// names except reports; nil: none.
 func processesBelow(dir string, except func(name string) bool) []int {
 	var pids []int
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -268,12 +268,11 @@ func processesBelow(dir string, except func(name string) bool) []int {
 }
 
 func netnsInode(path string) (uint64, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return 0, err
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	defer file.Close()
-	return fdInode(file)
+	return st.Ino, nil
 }
 
 func fdInode(file *os.File) (uint64, error) {

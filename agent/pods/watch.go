@@ -125,5 +125,5 @@ func addresses(ips []corev1.PodIP) (known []netip.Addr) {
 	return known
 }
 
-// PollInterval is how often a pod whose namespace is not there yet is looked for.
+// PollInterval is how often a pod is looked for whose namespace does not exist yet.
 const PollInterval = 25 * time.Millisecond

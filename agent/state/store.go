@@ -33,7 +33,7 @@ const (
 // Open returns the store in dir, which it creates if necessary.
 func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the policy directory: %w", err)
+		return nil, fmt.Errorf("creating the policy directory: %w", err)
 	}
 	return &Store{dir: dir}, nil
 }
@@ -68,24 +68,21 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 		switch {
 		case e.Name() == clusterFile:
 			c := &meshv1.Cluster{}
-			if err := s.read(e.Name(), func(b []byte) error { return proto.Unmarshal(b, c) }); err != nil {
-				errs = append(errs, err)
-				continue
+			err := s.read(e.Name(), func(b []byte) error { return proto.Unmarshal(b, c) })
+			if err == nil {
+				cluster = c
 			}
-			cluster = c
+			errs = append(errs, err)
 		case strings.HasSuffix(e.Name(), policySuffix):
 			p, err := s.Policy(strings.TrimSuffix(e.Name(), policySuffix))
-			if err != nil {
-				errs = append(errs, err)
-				continue
+			if err == nil {
+				var info fs.FileInfo
+				if info, err = e.Info(); err == nil {
+					p.Since = info.ModTime()
+					policies = append(policies, p)
+				}
 			}
-			info, err := e.Info()
-			if err != nil {
-				errs = append(errs, fmt.Errorf("reading a saved policy: %w", err))
-				continue
-			}
-			p.Since = info.ModTime()
-			policies = append(policies, p)
+			errs = append(errs, err)
 		}
 	}
 	return cluster, policies, errors.Join(errs...)
@@ -120,7 +117,7 @@ func (s *Store) LoadPods() (map[string]pods.Pod, error) {
 			err = json.Unmarshal(b, &p)
 		}
 		if err == nil && p.UID+podSuffix != filepath.Base(name) {
-			err = fmt.Errorf("it is that of pod %q", p.UID)
+			err = fmt.Errorf("it describes pod %q", p.UID)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("reading saved pod %s: %w", filepath.Base(name), err))
@@ -168,7 +165,7 @@ func (s *Store) remove(uid, suffix string) error {
 		return err
 	}
 	if err := os.Remove(filepath.Join(s.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forgetting pod %s: %w", uid, err)
+		return fmt.Errorf("deleting the saved state of pod %s: %w", uid, err)
 	}
 	return nil
 }
@@ -190,7 +187,7 @@ func (s *Store) Policy(uid string) (Saved, error) {
 	err = s.read(name, func(b []byte) error {
 		err := p.unmarshal(b)
 		if err == nil && p.GetUid() != uid {
-			err = fmt.Errorf("it is that of pod %q", p.GetUid())
+			err = fmt.Errorf("it is the policy of pod %q", p.GetUid())
 		}
 		return err
 	})
@@ -266,7 +263,7 @@ func checked(b []byte) ([]byte, error) {
 		return b, nil
 	}
 	if len(b) < n || !bytes.Equal(b[:n], checksum(b[n:])) {
-		return nil, errors.New("it is damaged")
+		return nil, errors.New("wrong checksum")
 	}
 	return b[n:], nil
 }
@@ -280,17 +277,18 @@ func (s *Store) write(name string, b []byte, modified time.Time) error {
 		}
 	}
 	tmp := filepath.Join(s.dir, "."+name+".tmp")
-	if err := writeSynced(tmp, b); err != nil {
-		return fmt.Errorf("saving a policy: %w", err)
+	err := writeSynced(tmp, b)
+	if err == nil {
+		err = os.Chtimes(tmp, time.Time{}, modified)
 	}
-	if err := os.Chtimes(tmp, time.Time{}, modified); err != nil {
-		return fmt.Errorf("saving a policy: %w", err)
+	if err == nil {
+		err = os.Rename(tmp, path)
 	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("saving a policy: %w", err)
+	if err == nil {
+		err = syncDir(s.dir)
 	}
-	if err := syncDir(s.dir); err != nil {
-		return fmt.Errorf("saving a policy: %w", err)
+	if err != nil {
+		return fmt.Errorf("saving %s: %w", name, err)
 	}
 	return nil
 }
@@ -309,13 +307,6 @@ func writeSynced(path string, b []byte) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.Write(b); err != nil {
-		f.Close()
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
 }

@@ -18,11 +18,11 @@ import (
 // ProbeInterval is how often an agent that does not serve asks about the one that does.
 const ProbeInterval = time.Second
 
-// podStartFile keeps its name over versions: an upgrade of the agent reads it.
+// podStartFile has the same name in all versions: an upgrade of the agent reads it.
 const podStartFile = "born"
 
 // PodStart returns when this agent's pod first started, as time since the node booted:
-// nobody sets that clock, and a reboot clears dir, which must be in memory and kept over
+// that clock cannot be set, and a reboot clears dir, which must be in memory and kept over
 // restarts of the container. An agent whose container restarts is as old as its pod.
 // With an empty dir, each call is the start of another pod.
 func PodStart(dir string) (time.Duration, error) {
@@ -40,7 +40,7 @@ func PodStart(dir string) (time.Duration, error) {
 		err = os.WriteFile(path, b, 0o600)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("remembering when this pod started: %w", err)
+		return 0, fmt.Errorf("saving when this pod started: %w", err)
 	}
 	n, err := strconv.ParseInt(string(b), 10, 64)
 	if err != nil {
@@ -60,7 +60,7 @@ func AwaitAdmission(ctx context.Context, path string, podStart time.Duration, lo
 		}
 		if logged != err.Error() {
 			logged = err.Error()
-			logger.Warn("waiting: this agent must not serve now", "reason", err)
+			logger.Warn("waiting for admission: this agent must not serve now", "reason", err)
 		}
 		return false, nil
 	})

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offer is what the agent that serves would give up. That agent goes on serving it
-// until Serving is called.
+// Offer is the pods of the agent that serves. That agent serves them until Serving is called.
 type Offer struct {
 	Pods []Pod
-	// Drained is closed when, after Serving, nothing of the other agent is in flight
-	// any more, or it died: then writes that it lost a moment ago may still take effect.
+	// Drained is closed when, after Serving, nothing of the other agent is in flight any
+	// more, or it died: then its last writes may still take effect.
 	Drained <-chan struct{}
 
 	peer    peer
@@ -32,10 +31,7 @@ func Probe(ctx context.Context, path string, podStart time.Duration) (there bool
 	}
 	defer p.conn.Close()
 	within(p.conn, answerWithin)
-	if err = p.send(message{Ask: probe, PodStart: podStart}); err == nil {
-		err = p.done()
-	}
-	return true, err
+	return true, p.request(message{Ask: probe, PodStart: podStart})
 }
 
 // Ask asks the agent that serves at path for an offer, which is nil without such an
@@ -54,15 +50,15 @@ func Ask(ctx context.Context, path string, podStart time.Duration) (*Offer, erro
 	}
 	if err != nil {
 		p.conn.Close()
-		return nil, fmt.Errorf("asking the agent before this one to hand over: %w", err)
+		return nil, fmt.Errorf("requesting the pods of the agent before this one: %w", err)
 	}
 	drained := make(chan struct{})
 	return &Offer{Pods: pods, Drained: drained, peer: *p, drained: drained}, nil
 }
 
-// Serving tells the other agent to let go of what it offered. It returns once that
-// agent has, with the counts of its rules by pod uid. The offer is closed when that agent
-// has drained.
+// Serving notifies the other agent that this one serves what was offered. It returns once
+// that agent has closed its listeners, with the counts of its rules by pod uid. The offer is
+// closed when that agent has drained.
 func (o *Offer) Serving() (traffic map[string][]byte, err error) {
 	within(o.peer.conn, 2*answerWithin)
 	if err = o.peer.send(message{Ask: serving}); err == nil {
@@ -74,11 +70,11 @@ func (o *Offer) Serving() (traffic map[string][]byte, err error) {
 		defer o.peer.conn.Close()
 		_ = o.peer.conn.SetDeadline(time.Time{})
 		for lost == nil {
-			lost = o.peer.done()
+			_, lost = o.peer.answer()
 		}
 	}()
 	if err != nil {
-		return nil, fmt.Errorf("telling the agent before this one to let go: %w", err)
+		return nil, fmt.Errorf("notifying the agent before this one: %w", err)
 	}
 	return traffic, nil
 }
@@ -98,16 +94,13 @@ func Stop(ctx context.Context, path string) error {
 	}
 	defer p.conn.Close()
 	defer context.AfterFunc(ctx, func() { within(p.conn, -time.Second) })()
-	if err = p.send(message{Ask: stop}); err == nil {
-		err = p.done()
-	}
-	if err != nil {
+	if err := p.request(message{Ask: stop}); err != nil {
 		return fmt.Errorf("asking the running agent to stop: %w", err)
 	}
 	return nil
 }
 
-// dial returns nil if nobody listens at path.
+// dial returns nil if there is no listener at path.
 func dial(ctx context.Context, path string) (*peer, error) {
 	dialer := net.Dialer{Timeout: answerWithin}
 	conn, err := dialer.DialContext(ctx, network, path)
@@ -115,12 +108,12 @@ func dial(ctx context.Context, path string) (*peer, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("looking for a running agent: %w", err)
+		return nil, fmt.Errorf("connecting to the running agent: %w", err)
 	}
-	unixConn := conn.(*net.UnixConn) //nolint:forcetypeassert // what this network is
+	unixConn := conn.(*net.UnixConn) //nolint:forcetypeassert // the type of this network
 	if err := trust(unixConn); err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("looking for a running agent: %w", err)
+		return nil, fmt.Errorf("connecting to the running agent: %w", err)
 	}
 	return &peer{unixConn}, nil
 }

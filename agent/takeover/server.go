@@ -20,7 +20,7 @@ const (
 	answerWithin = 2 * time.Second
 	// serveWithin is how long a successor may take to capture a full node.
 	serveWithin = 20 * time.Second
-	// maxPeers is how many are heard at once.
+	// maxPeers bounds the connections that are answered at once.
 	maxPeers = 4
 )
 
@@ -32,8 +32,8 @@ const MaxExit = 27 * time.Second
 type Incumbent interface {
 	// Admit returns why an agent whose pod started then must not take over, nil if it may.
 	Admit(podStart time.Duration) error
-	// Offer stops capturing anew and returns what it has captured: the files are
-	// copies, for the caller to close. It goes on serving.
+	// Offer stops new captures and returns the captured pods. The files are copies that the
+	// caller closes. The agent continues to serve.
 	Offer(ctx context.Context) ([]Pod, error)
 	// Yield is called when another agent serves what was offered, or has taken over
 	// without asking. It returns when the other alone accepts connections. drained is
@@ -41,7 +41,7 @@ type Incumbent interface {
 	Yield(ctx context.Context) (drained <-chan struct{}, err error)
 	// Traffic is called after Yield and returns the counts of the pods' rules by uid.
 	Traffic(ctx context.Context) map[string][]byte
-	// Resume is called instead of Yield when the other is gone.
+	// Resume is called instead of Yield when the other agent has exited.
 	Resume(ctx context.Context) error
 	// Stop stops serving and capturing, for good.
 	Stop(ctx context.Context) error
@@ -50,7 +50,7 @@ type Incumbent interface {
 // Socket is where the agent that serves answers its successor.
 type Socket struct {
 	path     string
-	aside    string      // where it was made
+	aside    string      // where it was created
 	self     os.FileInfo // the socket itself, wherever it was moved
 	listener *net.UnixListener
 	logger   *slog.Logger
@@ -80,8 +80,8 @@ func At(path string) ID {
 // ID returns the identity of the socket.
 func (s *Socket) ID() ID { return idOf(s.self) }
 
-// Listen creates a socket beside path, where Take moves it: all that can fail, fails
-// before another agent lets go of anything.
+// Listen creates a socket beside path, and Take moves it there: errors occur before another
+// agent stops serving.
 func Listen(path string, logger *slog.Logger) (*Socket, error) {
 	s, err := listen(path, logger)
 	if err != nil {
@@ -98,7 +98,7 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, err
 	}
-	// Made aside, to be moved: there is no moment without a socket at path.
+	// The rename in Take is atomic: there is always a socket at path.
 	aside := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -107,7 +107,7 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener.SetUnlinkOnClose(false) // path is another's by then
+	listener.SetUnlinkOnClose(false) // path may be another agent's by then
 	s := &Socket{path: path, aside: aside, listener: listener, logger: logger}
 	if err = os.Chmod(aside, 0o600); err == nil {
 		s.self, err = os.Lstat(aside)
@@ -123,19 +123,19 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 // before notices it by Current only.
 func (s *Socket) Take() error {
 	if err := os.Rename(s.aside, s.path); err != nil {
-		return fmt.Errorf("taking the place of the agent before this one: %w", err)
+		return fmt.Errorf("replacing the socket of the agent before this one: %w", err)
 	}
 	return nil
 }
 
-// Current reports whether the path is still this process's: another agent may have
-// taken it over, or a cleanup may have removed it.
+// Current reports whether the socket at the path is this process's: another agent may have
+// replaced it, or a cleanup may have removed it.
 func (s *Socket) Current() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.self)
 }
 
-// Close stops listening. Answers that have begun go on.
+// Close stops listening. Answers that have begun continue.
 func (s *Socket) Close() error {
 	_ = os.Remove(s.aside) // if it was never taken
 	return s.listener.Close()
@@ -145,7 +145,7 @@ func (s *Socket) Close() error {
 // begun by then.
 func (s *Socket) Serve(ctx context.Context, h Incumbent) {
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
-	one := make(chan struct{}, 1) // at a time is served
+	one := make(chan struct{}, 1) // a semaphore: one request at a time
 	peers := make(chan struct{}, maxPeers)
 	for {
 		conn, err := s.listener.AcceptUnix()
@@ -153,8 +153,8 @@ func (s *Socket) Serve(ctx context.Context, h Incumbent) {
 			return
 		}
 		if err != nil {
-			s.logger.Error("accepting another agent", "error", err)
-			time.Sleep(answerWithin) // out of files, most likely
+			s.logger.Error("failed to accept another agent", "error", err)
+			time.Sleep(answerWithin) // out of descriptors, most likely
 			continue
 		}
 		select {
@@ -167,7 +167,7 @@ func (s *Socket) Serve(ctx context.Context, h Incumbent) {
 			defer func() { <-peers }()
 			defer conn.Close()
 			if err := s.answer(ctx, conn, h, one); err != nil {
-				s.logger.Error("handing over", "error", err)
+				s.logger.Error("failed to answer another agent", "error", err)
 			}
 		}()
 	}
@@ -182,7 +182,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, on
 	m, files, err := p.receive()
 	closeAll(files)
 	if err != nil {
-		return fmt.Errorf("reading what is asked: %w", err)
+		return fmt.Errorf("reading the request: %w", err)
 	}
 	if m.Ask == probe {
 		return p.send(answerOf(h.Admit(m.PodStart)))
@@ -195,28 +195,29 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, on
 	case one <- struct{}{}:
 		defer func() { <-one }()
 	case <-time.After(patience):
-		return p.conclude(errors.New("another is being served"))
+		return p.conclude(errors.New("another request is in progress"))
 	}
 	switch m.Ask {
 	case takeOver:
 		if err := h.Admit(m.PodStart); err != nil {
 			return p.conclude(err)
 		}
-		return s.handOver(ctx, p, h)
+		return s.passOn(ctx, p, h)
 	case stop:
-		s.logger.Info("told to stop for good")
+		s.logger.Info("stopping for good, as requested")
 		return p.conclude(h.Stop(ctx))
 	default:
-		return p.send(message{Error: fmt.Sprintf("cannot %q", m.Ask)})
+		return p.send(message{Error: fmt.Sprintf("unknown request %q", m.Ask)})
 	}
 }
 
-func (s *Socket) handOver(ctx context.Context, p peer, h Incumbent) error {
+// passOn passes the pods to a successor.
+func (s *Socket) passOn(ctx context.Context, p peer, h Incumbent) error {
 	pods, err := h.Offer(ctx)
 	if err != nil {
 		return errors.Join(err, p.send(answerOf(err)))
 	}
-	s.logger.Info("handing over", "pods", len(pods))
+	s.logger.Info("a successor takes over", "pods", len(pods))
 	err = p.sendPods(pods)
 	Close(pods)
 	if err == nil {
@@ -226,11 +227,11 @@ func (s *Socket) handOver(ctx context.Context, p peer, h Incumbent) error {
 		m, files, err = p.receive()
 		closeAll(files)
 		if err == nil && m.Ask != serving {
-			err = fmt.Errorf("the successor says %q", m.Ask)
+			err = fmt.Errorf("unexpected request %q", m.Ask)
 		}
 	}
 	if err != nil && s.Current() {
-		return errors.Join(fmt.Errorf("the successor is lost: %w", err), h.Resume(ctx))
+		return errors.Join(fmt.Errorf("passing the pods to the successor: %w", err), h.Resume(ctx))
 	}
 	drained, err := h.Yield(ctx)
 	if err == nil {
@@ -240,12 +241,12 @@ func (s *Socket) handOver(ctx context.Context, p peer, h Incumbent) error {
 		err = p.conclude(err)
 	}
 	if drained != nil {
-		<-drained // the connection says so by its end, and so does the end of this process
+		<-drained // the end of the connection, or of this process, notifies the successor
 	}
 	return err
 }
 
-// conclude answers that what was asked for is done.
+// conclude answers that the request was carried out, or why not.
 func (p peer) conclude(err error) error {
 	within(p.conn, answerWithin)
 	return errors.Join(err, p.send(answerOf(err)))

@@ -57,7 +57,7 @@ func (a *agent) Offer(context.Context) ([]Pod, error) {
 		if err != nil {
 			return nil, err
 		}
-		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Journaled: i%2 == 0, Handed: &capture.Handed{Listeners: []*os.File{f}}})
+		pods = append(pods, Pod{UID: fmt.Sprint(i), Namespace: "ns", Name: fmt.Sprint("pod-", i), Journaled: i%2 == 0, Files: &capture.Files{Listeners: []*os.File{f}}})
 	}
 	return pods, nil
 }
@@ -152,7 +152,7 @@ func TestTakeoverRefusesNoConnection(t *testing.T) {
 		require.Equal(t, fmt.Sprint(i), p.UID)
 		require.Equal(t, "ns", p.Namespace)
 		require.Equal(t, i%2 == 0, p.Journaled)
-		l, err := net.FileListener(p.Handed.Listeners[0])
+		l, err := net.FileListener(p.Files.Listeners[0])
 		require.NoError(t, err)
 		require.Equal(t, addresses[i], l.Addr().String(), "each pod has its own")
 		t.Cleanup(func() { _ = l.Close() })
@@ -297,7 +297,7 @@ func TestUnknownMessagesAndFields(t *testing.T) {
 		return string(b[:n])
 	}
 
-	assert.JSONEq(t, `{"error":"cannot \"dance\""}`, ask(`{"ask":"dance"}`), "which refuses nothing")
+	assert.JSONEq(t, `{"error":"unknown request \"dance\""}`, ask(`{"ask":"dance"}`), "which refuses nothing")
 	assert.Empty(t, ask(`not JSON`))
 	assert.JSONEq(t, `{}`, ask(`{"ask":"stop","gently":true}`))
 	first.hears(t, "stop")
@@ -429,12 +429,12 @@ func TestListenersForEgressChangeHands(t *testing.T) {
 			require.NoError(t, err)
 		}
 		inodes = append(inodes, inode)
-		handed := &capture.Handed{Listeners: files[:2], Egress: files[2:]}
+		offered := &capture.Files{Listeners: files[:2], Egress: files[2:]}
 		if i%10 == 0 { // one without
 			closeAll(files[2:])
-			handed.Egress = nil
+			offered.Egress = nil
 		}
-		sent = append(sent, Pod{UID: fmt.Sprint(i), Handed: handed})
+		sent = append(sent, Pod{UID: fmt.Sprint(i), Files: offered})
 	}
 	done := make(chan error, 1)
 	go func() { done <- peers[0].sendPods(sent) }()
@@ -446,9 +446,9 @@ func TestListenersForEgressChangeHands(t *testing.T) {
 	require.Len(t, got, pods)
 	for i, pod := range got {
 		require.Equal(t, fmt.Sprint(i), pod.UID)
-		require.Len(t, pod.Handed.Listeners, 2)
-		require.Len(t, pod.Handed.Egress, map[bool]int{true: 0, false: 2}[i%10 == 0])
-		for j, f := range append(pod.Handed.Listeners, pod.Handed.Egress...) {
+		require.Len(t, pod.Files.Listeners, 2)
+		require.Len(t, pod.Files.Egress, map[bool]int{true: 0, false: 2}[i%10 == 0])
+		for j, f := range append(pod.Files.Listeners, pod.Files.Egress...) {
 			is, err := os.Readlink(fmt.Sprint("/proc/self/fd/", f.Fd()))
 			require.NoError(t, err)
 			require.Equal(t, inodes[i][j], is)
@@ -504,9 +504,10 @@ func TestAnAgentThatKnowsNoRulesHandsOverAsWell(t *testing.T) {
 	_, err = p.receivePods()
 	require.NoError(t, err)
 	require.NoError(t, p.send(message{Ask: serving}))
-	require.NoError(t, p.done(), "which is all that it waits for")
+	_, err = p.answer()
+	require.NoError(t, err, "which is all that it waits for")
 	close(first.drained)
-	require.Eventually(t, func() bool { return p.done() != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := p.answer(); return err != nil }, 10*time.Second, time.Millisecond)
 }
 
 func TestOffersWithManyCounts(t *testing.T) {

@@ -1,6 +1,7 @@
 package takeover
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,9 +22,9 @@ const (
 	maxPods    = 4096
 	// batch is how many pods go in one message at most: some hundred bytes each.
 	batch = 100
-	// piece is how much of what rules have counted goes in one message, in bytes.
+	// piece bounds the counts of rules in one message, in bytes.
 	piece = 32 << 10
-	// maxTraffic is how much of that is taken of one pod.
+	// maxTraffic bounds the counts of one pod that are received.
 	maxTraffic = 8 << 20
 )
 
@@ -35,17 +36,17 @@ type Pod struct {
 	// Traffic is the counts of its rules; nil if there are none, or too many to send
 	// before Serving.
 	Traffic []byte
-	// Journaled: the first agent keeps a journal of its writes.
+	// Journaled is true if the first agent keeps a journal of its writes.
 	Journaled bool
-	// Handed is nil if the first agent could not hand over what it had.
-	Handed *capture.Handed
+	// Files is nil if the first agent could not copy its listeners.
+	Files *capture.Files
 }
 
-// What is asked for.
+// Requests.
 const (
 	probe    = "knock"     // answered by whether takeOver would be refused
 	takeOver = "take over" // answered by the pods
-	serving  = "serving"   // after takeOver; answered when the listeners are let go
+	serving  = "serving"   // after takeOver; answered when the listeners are closed
 	stop     = "stop"      // answered when nothing is captured any more
 )
 
@@ -58,12 +59,12 @@ type message struct {
 	Pods  []podMessage `json:"pods,omitempty"`
 	More  bool         `json:"more,omitempty"` // another message with pods follows
 	Error string       `json:"error,omitempty"`
-	// Refused says that what was asked was understood.
+	// Refused means that the request was understood and denied.
 	Refused bool `json:"refused,omitempty"`
 }
 
-// ErrRefused is the answer of an agent that runs and does not let go of its pods.
-var ErrRefused = errors.New("the one that holds this node's pods refuses")
+// ErrRefused is the answer of an agent that runs and denies a request.
+var ErrRefused = errors.New("the agent that serves this node's pods refuses")
 
 func (m message) err() error {
 	switch {
@@ -76,7 +77,7 @@ func (m message) err() error {
 }
 
 // podMessage is a Pod. Its listeners are the next files of the message, those for egress
-// last. An agent that does not know of egress takes these for too many listeners.
+// last. An agent that does not know egress closes these as surplus listeners.
 type podMessage struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -84,7 +85,7 @@ type podMessage struct {
 	Version   string `json:"version,omitempty"`
 	Handed    bool   `json:"handed"`
 	Listeners int    `json:"listeners"`
-	Egress    int    `json:"egress,omitempty"` // of them
+	Egress    int    `json:"egress,omitempty"` // how many of Listeners
 	Traffic   []byte `json:"traffic,omitempty"`
 	Journaled bool   `json:"journaled,omitempty"`
 }
@@ -112,8 +113,8 @@ func (p peer) send(m message, files ...*os.File) error {
 	return err
 }
 
-// descriptor is f.Fd without its side effect: that makes the listener, which this
-// agent still accepts from, a blocking one.
+// descriptor returns f.Fd without its side effect, which makes the listener blocking while
+// this agent still accepts from it.
 func descriptor(f *os.File) (fd int, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -123,7 +124,7 @@ func descriptor(f *os.File) (fd int, err error) {
 	return fd, err
 }
 
-// receive returns the next message. The files are the caller's to close.
+// receive returns the next message. The caller closes the files.
 func (p peer) receive() (message, []*os.File, error) {
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxFiles))
 	n, oobn, flags, _, err := p.conn.ReadMsgUnix(b, oob)
@@ -159,7 +160,7 @@ func parseFiles(oob []byte) (files []*os.File, err error) {
 	for _, part := range parts {
 		fds, err := unix.ParseUnixRights(&part)
 		if err != nil {
-			continue // credentials, or what else there may be
+			continue // other control messages, such as credentials
 		}
 		for _, fd := range fds {
 			files = append(files, os.NewFile(uintptr(fd), "listener"))
@@ -177,13 +178,13 @@ func (p peer) sendPods(pods []Pod) error {
 		for len(pods) > 0 && len(m.Pods) < batch {
 			pod := pods[0]
 			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version, Journaled: pod.Journaled}
-			if len(pod.Traffic) <= piece/2 { // else it is told later
+			if len(pod.Traffic) <= piece/2 { // else it is sent later
 				pm.Traffic = pod.Traffic
 			}
 			if counted += len(pm.Traffic); counted > piece/2 {
 				break
 			}
-			if h := pod.Handed; h != nil {
+			if h := pod.Files; h != nil {
 				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
 				if len(files)+pm.Listeners > maxFiles {
 					break
@@ -202,7 +203,7 @@ func (p peer) sendPods(pods []Pod) error {
 	}
 }
 
-// receivePods is the other end of sendPods.
+// receivePods receives what sendPods sends.
 func (p peer) receivePods() ([]Pod, error) {
 	var pods []Pod
 	fail := func(err error) ([]Pod, error) {
@@ -211,10 +212,7 @@ func (p peer) receivePods() ([]Pod, error) {
 	}
 	for {
 		m, files, err := p.receive()
-		if err == nil {
-			err = m.err()
-		}
-		if err != nil {
+		if err = cmp.Or(err, m.err()); err != nil {
 			closeAll(files)
 			return fail(err)
 		}
@@ -226,7 +224,7 @@ func (p peer) receivePods() ([]Pod, error) {
 			}
 			if pm.Handed {
 				first := pm.Listeners - pm.Egress
-				pod.Handed = &capture.Handed{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
+				pod.Files = &capture.Files{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
 				files = files[pm.Listeners:]
 			}
 			pods = append(pods, pod)
@@ -234,15 +232,15 @@ func (p peer) receivePods() ([]Pod, error) {
 		closeAll(files)
 		switch {
 		case len(pods) > maxPods || m.More && len(m.Pods) == 0:
-			return fail(errors.New("no end of pods"))
+			return fail(errors.New("too many pods"))
 		case !m.More:
 			return pods, nil
 		}
 	}
 }
 
-// sendTraffic answers that serving is done, and what rules have counted by then. To an
-// agent that does not ask for it what follows the first message says nothing.
+// sendTraffic answers a request of serving, with the counts of the rules by then. An agent
+// that does not know them ignores the messages after the first.
 func (p peer) sendTraffic(traffic map[string][]byte) error {
 	var pieces []podMessage
 	for uid, data := range traffic {
@@ -257,51 +255,50 @@ func (p peer) sendTraffic(traffic map[string][]byte) error {
 	return err
 }
 
-// receiveTraffic is the other end of sendTraffic. An older agent says no more than
-// that it is done.
+// receiveTraffic receives what sendTraffic sends. An older agent sends the first message
+// only.
 func (p peer) receiveTraffic() (map[string][]byte, error) {
 	traffic := map[string][]byte{}
 	for first := true; ; first = false {
-		m, files, err := p.receive()
-		closeAll(files)
-		if err == nil {
-			err = m.err()
-		}
+		m, err := p.answer()
 		if err != nil {
 			return nil, err
 		}
 		for _, pm := range m.Pods {
 			traffic[pm.UID] = append(traffic[pm.UID], pm.Traffic...)
 			if len(traffic) > maxPods || len(traffic[pm.UID]) > maxTraffic {
-				return nil, errors.New("no end of what rules have counted")
+				return nil, errors.New("too many counts of rules")
 			}
 		}
 		switch {
 		case !m.More:
 			return traffic, nil
 		case !first && len(m.Pods) == 0:
-			return nil, errors.New("no end of what rules have counted")
+			return nil, errors.New("too many counts of rules")
 		}
 	}
 }
 
-// done waits for the answer that something asked for is done.
-func (p peer) done() error {
+// answer returns the next message, which needs no files, or the error in it.
+func (p peer) answer() (message, error) {
 	m, files, err := p.receive()
 	closeAll(files)
+	return m, cmp.Or(err, m.err())
+}
+
+// request sends a request and waits for its answer.
+func (p peer) request(m message) error {
+	err := p.send(m)
 	if err == nil {
-		err = m.err()
+		_, err = p.answer()
 	}
 	return err
 }
 
-// Close closes the files of pods that nobody takes over.
+// Close closes the files of pods that are not taken over.
 func Close(pods []Pod) {
 	for _, p := range pods {
-		if p.Handed != nil {
-			closeAll(p.Handed.Listeners)
-			closeAll(p.Handed.Egress)
-		}
+		p.Files.Close()
 	}
 }
 
@@ -327,7 +324,7 @@ func trust(conn *net.UnixConn) error {
 		return os.NewSyscallError("getsockopt", err)
 	}
 	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d has no business here", cred.Uid)
+		return fmt.Errorf("the peer runs as user %d, not as %d", cred.Uid, os.Geteuid())
 	}
 	return nil
 }

@@ -29,11 +29,11 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Name: "ctrlmesh_captured_pods", Help: "Labelled pods of this node, by capture mode; none: not captured.",
 		}, []string{"mode"}),
 		captureSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "ctrlmesh_capture_duration_seconds", Help: "Time to capture a pod once its network namespace is there.",
+			Name: "ctrlmesh_capture_duration_seconds", Help: "Time to capture a pod once its network namespace exists.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
 		}),
 		enrolmentSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "ctrlmesh_enrolment_duration_seconds", Help: "Time from the runtime's word that a pod starts until it is captured.",
+			Name: "ctrlmesh_enrolment_duration_seconds", Help: "Time from the runtime's notification that a pod starts until the pod is captured.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
 		}),
 		lockHolder: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -47,7 +47,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		}, []string{"mode"}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ctrlmesh_agent_refused_connections_total",
-			Help: "Connections to this agent that were closed: by address, the peer is no captured pod (stranger), or its pod has too many that wait (queue_full); under hostNetwork, no process of the pod made it (foreign_process); for health and metrics, the peer has too many (per_peer), or all have (total).",
+			Help: "Connections to this agent that were closed. In capture mode address: the peer is no captured pod (stranger), or too many of its connections wait (queue_full). Under hostNetwork: no process of the pod made it (foreign_process). For health and metrics: the peer has too many (per_peer), or all peers together (total).",
 		}, []string{"reason"}),
 	}
 	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedPerPeer, refusedTotal} {
@@ -67,7 +67,7 @@ const (
 	refusedTotal   = "total"
 )
 
-// Captured counts a pod that was captured within d of its network namespace being there.
+// Captured counts a pod that was captured within d after its network namespace existed.
 func (m *Metrics) Captured(d time.Duration) { m.captureSeconds.Observe(d.Seconds()) }
 
 // Enrolled counts a pod that was captured within d of the runtime's announcement.

@@ -20,18 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 )
 
 // Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let pass. It can be
 // forged by a process that has CAP_NET_ADMIN or CAP_NET_RAW in the pod's network namespace:
 // only the trust in the mesh CA alone stops those. BPF does not use it.
 const Mark = 0x6d657368 // "mesh"
-
-// Egress is the redirection of connections to other hosts than the apiserver.
-type Egress struct {
-	Ports []uint16 // sorted
-	Port  uint16   // of the listeners
-}
 
 const (
 	// Chain is the name of our chain in each table.
@@ -54,15 +49,12 @@ type Table struct {
 	err              error // why they are not there
 }
 
-// OpenTables finds the programs of a variant of iptables, once for all pods.
-// Without those for IPv6, only pods without IPv6 can be captured.
-func OpenTables(variant string) ([2]Table, error) {
+// OpenTables finds the programs of iptables, once for all pods. They must be those of
+// nftables. Without those for IPv6, only pods without IPv6 can be captured.
+func OpenTables() ([2]Table, error) {
 	tables := [2]Table{{Family: 4}, {Family: 6}}
 	for i, protocol := range []goiptables.Protocol{goiptables.ProtocolIPv4, goiptables.ProtocolIPv6} {
 		name := []string{"iptables", "ip6tables"}[i]
-		if variant != "" {
-			name += "-" + variant
-		}
 		t := &tables[i]
 		if t.lister, t.err = exec.LookPath(name); t.err == nil {
 			t.restorer, t.err = exec.LookPath(name + "-restore")
@@ -156,7 +148,7 @@ func leadsOf(lines []string) (l Lead) {
 }
 
 // isAnothers reports whether rules redirect to another port than these.
-func (l Lead) isAnothers(port uint16, e *Egress) bool {
+func (l Lead) isAnothers(port uint16, e *redirect.Egress) bool {
 	if l.Port != 0 {
 		return l.Port != port
 	}
@@ -217,7 +209,7 @@ func (t Table) LastLead(ctx context.Context) (Lead, error) {
 // ports of egress to its port, and OUTPUT go through it first, all at once. UDP to those
 // ports is refused before, and until after. If the chain leads to another port, nothing
 // is done unless seize.
-func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *Egress, seize bool) error {
+func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *redirect.Egress, seize bool) error {
 	wanted, refused := t.rulesFor(destinations, port, e)
 	if t.err != nil && len(wanted) == 1 {
 		return nil // needless here
@@ -246,7 +238,7 @@ func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uin
 }
 
 // rulesFor returns the rules of our chain in the nat and in the filter table.
-func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *Egress) (redirected, refused []rule) {
+func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *redirect.Egress) (redirected, refused []rule) {
 	redirected, refused = []rule{markRule}, []rule{markRule, stayRule}
 	for _, d := range destinations {
 		if d.Addr().Is4() == (t.Family == 4) {
@@ -293,7 +285,7 @@ func (t Table) Restore(ctx context.Context, rules string) error {
 
 // Remove removes our chains and the jumps to them. It is no error if they are not there.
 // Unless port is 0, chains that redirect elsewhere stay.
-func (t Table) Remove(ctx context.Context, port uint16, e *Egress) error {
+func (t Table) Remove(ctx context.Context, port uint16, e *redirect.Egress) error {
 	if t.err != nil || !t.mayExist(nat) {
 		return nil // without the program no rules could have been made
 	}

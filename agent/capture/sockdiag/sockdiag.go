@@ -3,10 +3,12 @@
 package sockdiag
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -210,4 +212,28 @@ func parse(message []byte) (c Connection, ok bool) {
 		}
 	}
 	return c, true
+}
+
+// ErrNoCgroups means that the kernel does not report in which cgroup a socket was made.
+var ErrNoCgroups = errors.New("the kernel does not report the cgroup of a socket: this requires Linux 5.9 with CONFIG_SOCK_CGROUP_DATA")
+
+// CheckCgroups returns an error if the kernel does not report in which cgroup a socket was
+// made.
+func CheckCgroups() error {
+	var config net.ListenConfig
+	config.SetMultipathTCP(false) // or it would have another protocol
+	l, err := config.Listen(context.Background(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
+	}
+	defer l.Close()
+	local := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // what this network is
+	found, err := Find(local, netip.AddrPortFrom(local.Addr(), 0))
+	if err != nil {
+		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
+	}
+	if found.Cgroup == 0 {
+		return ErrNoCgroups
+	}
+	return nil
 }

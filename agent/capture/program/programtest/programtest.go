@@ -23,7 +23,7 @@ func Link(t testing.TB, more ...string) {
 	}
 	bounded := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
 	dir := t.TempDir()
-	for _, name := range append(more, "iptables", "ip6tables", "iptables-nft", "ip6tables-nft") {
+	for _, name := range append(more, "iptables", "ip6tables") {
 		if err := os.Symlink(bounded, filepath.Join(dir, name+program.Suffix)); err != nil {
 			t.Fatal(err)
 		}

@@ -9,30 +9,32 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
-// close closes the files. They may have been closed before.
-func (h *Handed) close() {
-	if h == nil {
+// Close closes the files, unless f is nil. They may have been closed before.
+func (f *Files) Close() {
+	if f == nil {
 		return
 	}
-	for _, f := range slices.Concat(h.Listeners, h.Egress) {
-		_ = f.Close()
+	for _, file := range slices.Concat(f.Listeners, f.Egress) {
+		_ = file.Close()
 	}
 }
 
-// listeners are those of the handed files that are what they should be.
-func (h *Handed) listeners(netns *os.File) (listeners, egress map[netip.Addr]*net.TCPListener) {
-	if h == nil {
+// listeners returns listeners for the files that are valid, by address.
+func (f *Files) listeners(namespace *os.File) (listeners, egress map[netip.Addr]*net.TCPListener) {
+	if f == nil {
 		return nil, nil
 	}
-	return handedListeners(h.Listeners, netns), handedListeners(h.Egress, netns)
+	return listenersOf(f.Listeners, namespace), listenersOf(f.Egress, namespace)
 }
 
-func handedListeners(files []*os.File, netns *os.File) map[netip.Addr]*net.TCPListener {
+func listenersOf(files []*os.File, namespace *os.File) map[netip.Addr]*net.TCPListener {
 	listeners := map[netip.Addr]*net.TCPListener{}
 	for _, f := range files {
-		l, err := handedListener(f, netns)
+		l, err := listenerOf(f, namespace)
 		if err != nil {
 			continue // the pod gets a listener of this agent's own
 		}
@@ -46,13 +48,13 @@ func handedListeners(files []*os.File, netns *os.File) map[netip.Addr]*net.TCPLi
 	return listeners
 }
 
-// handedListener makes a listener of a file that another process sent.
-func handedListener(f *os.File, netns *os.File) (*net.TCPListener, error) {
+// listenerOf returns a listener for a file that another process sent.
+func listenerOf(f *os.File, namespace *os.File) (*net.TCPListener, error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	if cerr := conn.Control(func(fd uintptr) { err = checkListener(int(fd), netns) }); cerr != nil {
+	if cerr := conn.Control(func(fd uintptr) { err = checkListener(int(fd), namespace) }); cerr != nil {
 		return nil, cerr
 	}
 	if err != nil {
@@ -65,8 +67,8 @@ func handedListener(f *os.File, netns *os.File) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// checkListener requires a TCP socket that listens on 127.0.0.1 or ::1 in netns.
-func checkListener(fd int, netns *os.File) error {
+// checkListener requires a TCP socket that listens on 127.0.0.1 or ::1 in the namespace.
+func checkListener(fd int, namespace *os.File) error {
 	for option, want := range map[int]int{unix.SO_TYPE: unix.SOCK_STREAM, unix.SO_PROTOCOL: unix.IPPROTO_TCP, unix.SO_ACCEPTCONN: 1, unix.SO_REUSEPORT: 0} {
 		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
 		if err != nil {
@@ -80,32 +82,41 @@ func checkListener(fd int, netns *os.File) error {
 	if err != nil {
 		return os.NewSyscallError("getsockname", err)
 	}
+	var address netip.Addr
 	switch at := at.(type) {
 	case *unix.SockaddrInet4:
-		if netip.AddrFrom4(at.Addr) != loopback4 {
-			return errors.New("it is not on 127.0.0.1")
-		}
+		address = netip.AddrFrom4(at.Addr)
 	case *unix.SockaddrInet6:
-		if netip.AddrFrom16(at.Addr) != loopback6 {
-			return errors.New("it is not on ::1")
-		}
-	default:
-		return errors.New("it is not of IP")
+		address = netip.AddrFrom16(at.Addr)
 	}
-	home, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
+	if address != loopback4 && address != loopback6 {
+		return fmt.Errorf("it listens on %s, not on 127.0.0.1 or ::1", address)
+	}
+	number, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
 	if err != nil {
 		return os.NewSyscallError("ioctl", err)
 	}
-	its := os.NewFile(uintptr(home), "netns")
+	its := os.NewFile(uintptr(number), "netns")
 	defer its.Close()
-	if !sameFile(its, netns) {
+	if !netns.Same(its, namespace) {
 		return errors.New("it is in another network namespace")
 	}
 	return nil
 }
 
-// duplicate copies a listener's descriptor. Unlike that of its own File, the
-// copy does not make both block when it is asked for its number.
+func duplicates(listeners []*net.TCPListener) (files []*os.File, err error) {
+	for _, l := range listeners {
+		f, err := duplicate(l)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// duplicate copies a listener's descriptor. [net.TCPListener.File] would make both block
+// when the copy is asked for its number.
 func duplicate(l *net.TCPListener) (*os.File, error) {
 	conn, err := l.SyscallConn()
 	if err != nil {

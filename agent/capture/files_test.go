@@ -25,11 +25,11 @@ func TestHandOver(t *testing.T) {
 		pod := w.pod()
 		h := (*hammer)(nil)
 		var last Backend
-		var handed *Handed
+		var files *Files
 		for _, name := range []string{"first", "second", "third"} {
 			m := w.agent(cfg)
 			r := request(m, uid, pod)
-			r.Handed = handed
+			r.Files = files
 			p, err := m.Capture(r)
 			require.NoError(t, err)
 			answer(t, name, p.Listeners()...)
@@ -52,10 +52,10 @@ func TestHandOver(t *testing.T) {
 				require.ErrorIs(t, err, os.ErrClosed)
 			}
 			h.await(20)
-			handed, err = p.Hand()
+			files, err = p.Files()
 			require.NoError(t, err)
-			require.Len(t, handed.Listeners, 2)
-			for _, f := range handed.Listeners {
+			require.Len(t, files.Listeners, 2)
+			for _, f := range files.Listeners {
 				// Sending a file takes its number, and must not make the listener block.
 				flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 				require.NoError(t, err)
@@ -63,7 +63,7 @@ func TestHandOver(t *testing.T) {
 			}
 			last = m
 		}
-		handed.close()
+		files.Close()
 		counts := h.stop()
 		require.Len(t, counts, 3, "a connection failed, or went direct")
 		require.NotZero(t, counts["third"])
@@ -111,7 +111,7 @@ func TestHandedNonsense(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := request(m, uid, pod)
-			r.Handed = &Handed{Listeners: []*os.File{f}}
+			r.Files = &Files{Listeners: []*os.File{f}}
 			p, err := m.Capture(r)
 			require.NoError(t, err)
 			_, err = f.Stat()
@@ -128,7 +128,7 @@ func TestHandedNonsense(t *testing.T) {
 
 	// What is handed over is closed though nothing comes of it.
 	f := plain(unix.SOCK_STREAM, 0)
-	_, err = m.Capture(Request{UID: "none", Handed: &Handed{Listeners: []*os.File{f}}})
+	_, err = m.Capture(Request{UID: "none", Files: &Files{Listeners: []*os.File{f}}})
 	require.Error(t, err)
 	_, err = f.Stat()
 	require.ErrorIs(t, err, os.ErrClosed)
@@ -141,7 +141,7 @@ func TestHandedNonsense(t *testing.T) {
 		return at.(*unix.SockaddrInet4).Port
 	}()
 	r := request(m, uid, pod)
-	r.Handed = &Handed{Listeners: []*os.File{half}}
+	r.Files = &Files{Listeners: []*os.File{half}}
 	p, err := m.Capture(r)
 	require.NoError(t, err)
 	require.Len(t, p.Listeners(), 2)
@@ -218,7 +218,7 @@ func TestPodsOwnPorts(t *testing.T) {
 func TestWaysSideBySide(t *testing.T) {
 	w := newWorld(t)
 	cfg := backends[0].config(t)
-	cfg.Mode, cfg.Address, cfg.IPTables = Auto, ":7443", iptablesConfig(t).IPTables
+	cfg.Mode, cfg.Address = Auto, ":7443"
 	m := w.agent(cfg)
 	require.Equal(t, []Mode{EBPF, IPTables, Address}, m.Modes())
 	require.Empty(t, m.Unavailable())
@@ -254,7 +254,7 @@ func TestRulesAreMended(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
-		tables := p.redirector.(*rules).tables
+		tables := p.redirector.(*iptables.Backend).Tables
 		damage := func(rules string) func(iptables.Table) error {
 			return func(table iptables.Table) error { return table.Restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
 		}
@@ -271,7 +271,7 @@ func TestRulesAreMended(t *testing.T) {
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error { return damage(table) }))
 				}
-				require.NoError(t, p.redirector.redirect(t.Context(), p))
+				require.NoError(t, p.redirector.Apply(t.Context(), p.target()))
 				for _, to := range listed {
 					who, _, err := client{}.connect(pod, to)
 					require.NoError(t, err)
@@ -279,7 +279,7 @@ func TestRulesAreMended(t *testing.T) {
 				}
 				for _, table := range tables {
 					require.NoError(t, pod.do(func() error {
-						program := map[int]string{4: "iptables-", 6: "ip6tables-"}[table.Family] + cfg.IPTables
+						program := map[int]string{4: "iptables", 6: "ip6tables"}[table.Family]
 						listing, err := exec.Command(program, "-t", "nat", "-S", "OUTPUT").Output()
 						require.NoError(t, err)
 						require.Equal(t, "-A OUTPUT -j "+iptables.Chain, strings.Split(string(listing), "\n")[1])
@@ -301,7 +301,7 @@ func TestDoubledJumps(t *testing.T) {
 			w := newWorld(t)
 			pod := w.pod()
 			p := captured(t, w.agent(cfg), uid, pod, "mesh")
-			for _, table := range p.redirector.(*rules).tables {
+			for _, table := range p.redirector.(*iptables.Backend).Tables {
 				require.NoError(t, pod.do(func() error {
 					return table.Restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+iptables.Chain+"\n", jumps)+"COMMIT\n")
 				}))

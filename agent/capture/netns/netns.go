@@ -1,0 +1,202 @@
+// Package netns enters network namespaces and asks about them.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Own is the network namespace of the calling thread. That of the process is its first
+// thread's, which may be in another one for a moment. Tests change it.
+var Own = "/proc/thread-self/ns/net"
+
+// node is the network namespace of the node's first process, where the agent sees it.
+const node = "/proc/1/ns/net"
+
+// ErrHostNetwork means that a pod has no network namespace of its own.
+var ErrHostNetwork = errors.New("the pod has no network namespace of its own")
+
+// Open opens the network namespace at path. Unless shared, it must be neither the agent's
+// own nor the node's.
+func Open(path string, shared bool) (*os.File, error) {
+	namespace, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening network namespace: %w", err)
+	}
+	if shared {
+		return namespace, nil
+	}
+	for _, path := range []string{Own, node} {
+		other, err := os.Open(path)
+		if path == node && err != nil {
+			continue
+		}
+		if err != nil {
+			namespace.Close()
+			return nil, fmt.Errorf("opening own network namespace: %w", err)
+		}
+		same := Same(namespace, other)
+		other.Close()
+		if same {
+			namespace.Close()
+			return nil, ErrHostNetwork
+		}
+	}
+	return namespace, nil
+}
+
+// Same reports whether two files are of one network namespace.
+func Same(a, b *os.File) bool {
+	x, xerr := a.Stat()
+	y, yerr := b.Stat()
+	return xerr == nil && yerr == nil && os.SameFile(x, y)
+}
+
+// Do runs f in a network namespace. What f starts in another goroutine does not run there.
+func Do(namespace *os.File, f func() error) error {
+	return OnOwnGoroutine(func() error {
+		leave, err := Enter(namespace)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(), leave())
+	})
+}
+
+// OnOwnGoroutine waits for f on a goroutine that ends with it. If the thread could not
+// return to its namespace, it ends with the goroutine and serves no other.
+func OnOwnGoroutine(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return <-done
+}
+
+// Enter locks the calling goroutine to its thread and moves it into a network namespace.
+// leave moves it back and unlocks it; if leave fails, the goroutine must end.
+func Enter(namespace *os.File) (leave func() error, err error) {
+	runtime.LockOSThread()
+	home, err := os.Open(Own)
+	if err == nil {
+		if err = Set(namespace); err != nil {
+			home.Close()
+		}
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("entering the pod's network namespace: %w", err)
+	}
+	return func() error {
+		defer home.Close()
+		if err := Set(home); err != nil {
+			return fmt.Errorf("leaving the pod's network namespace: %w", err)
+		}
+		runtime.UnlockOSThread()
+		return nil
+	}, nil
+}
+
+// Set moves the calling thread. It keeps the descriptor open meanwhile, so that its number
+// cannot become another file's.
+func Set(namespace *os.File) error {
+	conn, err := namespace.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if conn.Control(func(fd uintptr) { err = unix.Setns(int(fd), unix.CLONE_NEWNET) }) != nil {
+		return os.ErrClosed
+	}
+	return os.NewSyscallError("setns", err)
+}
+
+// Cookie returns the cookie of the calling thread's network namespace: a number that no
+// other namespace gets until the node boots again.
+func Cookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("reading the netns cookie: %w", os.NewSyscallError("socket", err))
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("reading the netns cookie: %w", os.NewSyscallError("getsockopt", err))
+	}
+	return cookie, nil
+}
+
+// New creates a network namespace that has nothing but lo, where every address is local:
+// connections pass the hook and the rules, if there are any, and leave for nowhere.
+func New() (namespace *os.File, err error) {
+	err = OnOwnGoroutine(func() error {
+		runtime.LockOSThread()
+		home, err := os.Open(Own)
+		if err != nil {
+			return err
+		}
+		defer home.Close()
+		if err := os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWNET)); err != nil {
+			return err // the thread ends with the goroutine
+		}
+		if namespace, err = os.Open(Own); err == nil {
+			err = makeLocal()
+		}
+		if err := errors.Join(err, Set(home)); err != nil {
+			return err
+		}
+		runtime.UnlockOSThread()
+		return nil
+	})
+	if err != nil {
+		if namespace != nil {
+			namespace.Close()
+		}
+		return nil, fmt.Errorf("creating a network namespace: %w", err)
+	}
+	return namespace, nil
+}
+
+// makeLocal makes every address local to the calling thread's network namespace.
+func makeLocal() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("setting lo up: %w", err)
+	}
+	for _, all := range []net.IPNet{{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}} {
+		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &all, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+		if err := netlink.RouteAdd(route); err != nil && all.IP.To4() != nil {
+			return fmt.Errorf("routing all addresses to lo: %w", err) // there may be no IPv6
+		}
+	}
+	return nil
+}
+
+// Addresses returns all addresses at which a process in a network namespace may listen.
+// Those of IPVS, which has the addresses of all Services on a node, are not among them.
+func Addresses(namespace *os.File) (all []netip.Addr, err error) {
+	err = Do(namespace, func() error {
+		found, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return fmt.Errorf("listing the pod's addresses: %w", err)
+		}
+		services := -1
+		if ipvs, err := netlink.LinkByName("kube-ipvs0"); err == nil {
+			services = ipvs.Attrs().Index
+		}
+		for _, f := range found {
+			if at, ok := netip.AddrFromSlice(f.IP); ok && f.LinkIndex != services {
+				all = append(all, at.Unmap())
+			}
+		}
+		return nil
+	})
+	return all, err
+}
