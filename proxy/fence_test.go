@@ -17,7 +17,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
 
 // owning is a shard that owns some keys of pods and namespaces.
@@ -97,7 +97,7 @@ func TestFence(t *testing.T) {
 func TestDeleteCollectionOfAnotherShardsDeletesNothing(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
-	nothing := narrow.Nothing.String()
+	nothing := isolation.Nothing.String()
 	for _, isolation := range []meshv1.Isolation{meshv1.Isolation_ISOLATION_ENFORCE, meshv1.Isolation_ISOLATION_OBSERVE, meshv1.Isolation_ISOLATION_OFF} {
 		for _, q := range []struct{ target, plain, wide string }{
 			{"/api/v1/namespaces/mine/pods", "", ""},

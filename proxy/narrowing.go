@@ -8,7 +8,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -80,7 +79,7 @@ func (s *narrowStage) edit(x *exchange) (err error) {
 		return err
 	}
 	if nothing {
-		x.out.query, err = narrow.Nothing.Narrow(x.out.query)
+		x.out.query, err = isolation.Nothing.Narrow(x.out.query)
 		return err
 	}
 	theirs, _, err := query.Get(x.out.query, shardSelector)
@@ -112,15 +111,24 @@ type narrowed struct {
 // noteMethod remembers for the report how a list was narrowed, or the initial
 // events of a watch, which echo nothing: the apiserver narrowed what could have had
 // something foreign in it and had not.
-func (n *narrowed) noteMethod(as *methods, namespace string) {
+func (n *narrowed) noteMethod(as *isolation.Methods, namespace string) {
 	s := n.narrow
 	if s == nil || n.objects == nil || !s.Shows(namespace) || s.watch && !n.judged.Load() {
 		return
 	}
-	method := filtering
+	method := isolation.Filtered
 	// A watch with injected faults is read by another goroutine.
 	if n.shardSelector != "" && (!s.watch && n.objects.Echoed() || s.watch && n.objects.Dropped() == 0) {
-		method = serverSide
+		method = isolation.ServerSide
 	}
-	as.note(s.resource, method)
+	as.Note(s.resource, method)
+}
+
+// Methods returns how lists and watches of the resources that the policy in force divides,
+// as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
+func (p *Pod) Methods() map[string]string {
+	if pol := p.policy.Load(); pol != nil {
+		return p.methods.Of(pol.Division)
+	}
+	return nil
 }

@@ -17,6 +17,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
 
 // divided is a shard that owns a scope of all resources.
@@ -230,10 +231,10 @@ func TestMethodsAreBounded(t *testing.T) {
 	m := newMesh(t, newFakeAPI(true))
 	m.policy(divided(sharding.Keys("a"), meshv1.Method_METHOD_AUTO))
 	c := m.client(true)
-	for i := range 2 * maxMethods {
+	for i := range 2 * isolation.MaxMethods {
 		m.with(c, "GET", fmt.Sprintf("/apis/x.example/v1/r%d", i), "", "Accept", jsonType)
 	}
-	require.Len(t, m.pod.Methods(), maxMethods)
+	require.Len(t, m.pod.Methods(), isolation.MaxMethods)
 }
 
 // What cannot be filtered is never passed on.

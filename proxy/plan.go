@@ -6,6 +6,7 @@ import (
 
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
@@ -160,7 +161,7 @@ func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out stages) {
 		if s := p.narrowStage(key.GroupResource(), watch); s != nil {
 			out.add(s)
 		} else if p.Selector(key.GroupResource()) != nil {
-			p.pod.methods.note(key.GroupResource(), byLabels)
+			p.pod.methods.Note(key.GroupResource(), isolation.ByLabels)
 		}
 		out.add(&relistStage{resource: key.GroupResource(), watch: watch})
 	}

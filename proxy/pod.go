@@ -17,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
@@ -130,7 +131,7 @@ type inForce struct {
 
 // known is what was seen of a pod's requests.
 type known struct {
-	methods  methods
+	methods  isolation.Methods
 	records  lockRecords
 	observed observedLocks
 	tokens   tokens
