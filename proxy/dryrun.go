@@ -65,7 +65,7 @@ func (p *policy) dryRunStages(key match.Kind) (out stages) {
 
 // dryLockStage counts requests about locks.
 type dryLockStage struct {
-	locks locks
+	locks lock.Set
 	dryRun
 }
 
@@ -78,9 +78,9 @@ func (s *dryLockStage) apply(x *exchange) *outcome {
 
 func (s *dryLockStage) concerned(x *exchange) bool {
 	if x.req.info.Name != "" {
-		return s.locks.named(x.req.info.Namespace, x.req.info.Name) != nil
+		return s.locks.Named(x.req.info.Namespace, x.req.info.Name) != nil
 	}
-	candidates := s.locks.in(x.req.info.Namespace)
+	candidates := s.locks.In(x.req.info.Namespace)
 	if len(candidates) == 0 || x.req.info.Verb != "create" {
 		return false
 	}

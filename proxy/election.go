@@ -5,9 +5,7 @@ import (
 	"cmp"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -19,10 +17,6 @@ import (
 )
 
 const (
-	// maxObserved is how many locks that no policy names are remembered of one pod.
-	maxObserved = 8
-	// observedFor is how long after its last request such a lock is remembered.
-	observedFor = 10 * time.Minute
 	// unknownRetry is the Retry-After of a write of such a lock, in seconds. By then the
 	// policy may name it.
 	unknownRetry = 1
@@ -30,75 +24,17 @@ const (
 	heartbeats = "kube-node-lease"
 )
 
-// ObservedLock is a leader-election lock, other than those of the policy, that a pod
-// writes or polls.
-type ObservedLock struct {
-	// Namespace and Name of the lock; Resource is leases, configmaps or endpoints.
-	Namespace, Name, Resource string
-	// Holder by the last answer seen; empty if it is not known.
-	Holder string
-	// Written: the pod tried to write a leader-election record. False: it only reads.
-	Written bool
-}
-
-// observedLocks are bounded. It is safe for concurrent use.
-type observedLocks struct {
-	mu    sync.Mutex
-	known []observedLock
-}
-
-type observedLock struct {
-	ObservedLock
-	seen time.Time
-}
-
-// note remembers a lock. If there is no room, one that is only read makes way for one
-// that is written.
-func (o *observedLocks) note(l ObservedLock, now time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.known = slices.DeleteFunc(o.known, func(k observedLock) bool { return now.Sub(k.seen) > observedFor })
-	same := func(k observedLock) bool {
-		return k.Namespace == l.Namespace && k.Name == l.Name && k.Resource == l.Resource
-	}
-	i := slices.IndexFunc(o.known, same)
-	if i < 0 && len(o.known) == maxObserved && l.Written {
-		i = slices.IndexFunc(o.known, func(k observedLock) bool { return !k.Written })
-	} else if i >= 0 {
-		l.Holder = cmp.Or(l.Holder, o.known[i].Holder)
-		l.Written = l.Written || o.known[i].Written
-	}
-	switch {
-	case i >= 0:
-		o.known[i] = observedLock{l, now}
-	case len(o.known) < maxObserved:
-		l.Namespace, l.Name = strings.Clone(l.Namespace), strings.Clone(l.Name)
-		o.known = append(o.known, observedLock{l, now})
-	}
-}
-
-// ObservedLocks returns the locks, other than those of the policy in force, that the
-// pod wrote or polled lately, sorted.
-func (p *Pod) ObservedLocks() (out []ObservedLock) {
+// ObservedLocks returns the locks, other than those of the policy in force, that the pod
+// wrote or polled lately, sorted.
+func (p *Pod) ObservedLocks() []lock.Observed {
 	pol := p.policy.Load()
-	if pol == nil {
+	switch {
+	case pol == nil:
 		return nil
+	case pol.would != nil:
+		pol = pol.would
 	}
-	named := pol.locks
-	if pol.would != nil {
-		named = pol.would.locks
-	}
-	p.observed.mu.Lock()
-	defer p.observed.mu.Unlock()
-	for _, l := range p.observed.known {
-		if named.named(l.Namespace, l.Name) == nil && time.Since(l.seen) <= observedFor {
-			out = append(out, l.ObservedLock)
-		}
-	}
-	slices.SortFunc(out, func(a, b ObservedLock) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Resource, b.Resource))
-	})
-	return out
+	return p.observed.Except(pol.locks)
 }
 
 // electionStage looks for leader-election records in a member's writes of what locks
@@ -149,7 +85,7 @@ func (s *electionStage) apply(x *exchange) *outcome {
 	if !ok || name == "" || !match.Storable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
-	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	x.pod.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		x.exempt = true
@@ -208,7 +144,7 @@ func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if !ok || x.pod.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
 		return nil
 	}
-	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	x.pod.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -131,11 +132,11 @@ type inForce struct {
 
 // known is what was seen of a pod's requests.
 type known struct {
-	methods  isolation.Methods
-	records  lockRecords
-	observed observedLocks
-	tokens   tokens
-	notices  notices
+	methods    isolation.Methods
+	lockWrites *lock.Writes
+	observed   lock.Observations
+	tokens     tokens
+	notices    notices
 }
 
 // rules are what a pod's rules have counted.
@@ -170,7 +171,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 			dropped:    rate.NewLimiter(abandonedRate, abandonedBurst),
 		},
 		inForce: inForce{ledger: relist.NewLedger(), unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", "")},
-		known:   known{records: lockRecords{written: make(chan struct{}, 1)}},
+		known:   known{lockWrites: lock.NewWrites()},
 		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })

@@ -24,7 +24,7 @@ type policy struct {
 	anyToken, passthrough    bool
 	requestTimeout           time.Duration // the apiserver's; 0: not known
 	*isolation.Division
-	locks locks
+	locks lock.Set
 	traffic
 	would *policy // not nil: a dry run of this one, which holds nothing else
 	tally
@@ -89,7 +89,7 @@ func (p *policy) divide(s *meshv1.Sharding) (err error) {
 	if p.Division, err = isolation.Compile(s, p.pod.info.Namespace); err != nil {
 		return err
 	}
-	p.locks, err = locksOf(s)
+	p.locks, err = lock.NewSet(s)
 	return err
 }
 
@@ -98,7 +98,7 @@ func (p *policy) divide(s *meshv1.Sharding) (err error) {
 func (p *policy) Affects(next relist.Policy, res schema.GroupResource) bool {
 	n := next.(*policy)
 	return p.refuse != n.refuse || p.Division.Affects(n.Division, res) ||
-		lock.Kind(res.Group, res.Resource) && !p.locks.equal(n.locks)
+		lock.Kind(res.Group, res.Resource) && !p.locks.Equal(n.locks)
 }
 
 // KeepsCaches implements relist.Policy.

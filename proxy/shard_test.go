@@ -151,8 +151,8 @@ func TestTheLockIsRenamedForClientGo(t *testing.T) {
 			require.Contains(t, api.objs, "other")
 
 			pol := m.pod.policy.Load()
-			m.pod.records.write(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
-			require.Equal(t, []Holder{{"leases", "leases", "me", "8"}}, m.pod.Holders())
+			m.pod.lockWrites.Note(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8"}}, m.pod.Holders())
 			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
 			require.False(t, m.pod.LockHolder(), "deleted")

@@ -50,8 +50,8 @@ type Held struct {
 	Version string
 }
 
-// Holder reads the state of the lock from an answer about it.
-func Holder(contentType string, body []byte) Held {
+// ReadHeld reads the state of the lock from an answer about it.
+func ReadHeld(contentType string, body []byte) Held {
 	media, err := mediaType(contentType)
 	if err != nil {
 		return Held{}
