@@ -60,7 +60,7 @@ var forms = map[string][2]string{
 
 // Whatever the method, the apiserver and the encoding, a list and a watch have the
 // shard's objects and everybody's.
-func TestListsAndWatchesAreTheShards(t *testing.T) {
+func TestListsAndWatchesHaveOnlyOwnedObjects(t *testing.T) {
 	const path = "/api/v1/configmaps"
 	scopes := map[string]sharding.Scope{
 		"ranges":  sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2}),
@@ -153,7 +153,7 @@ func TestOneNamespace(t *testing.T) {
 	require.Equal(t, []string{"ns-2/o-12", "ns-2/o-2"}, m.all(c, "/api/v1/namespaces/ns-2/configmaps", jsonType, 0), "scopes only fence")
 }
 
-func TestWhatTheApiserverIsAsked(t *testing.T) {
+func TestNarrowedListSendsShardSelector(t *testing.T) {
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
 	half := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
@@ -238,7 +238,7 @@ func TestMethodsAreBounded(t *testing.T) {
 }
 
 // What cannot be filtered is never passed on.
-func TestWhatCannotBeFiltered(t *testing.T) {
+func TestUnfilterableResponsesAreRefused(t *testing.T) {
 	var contentType, encoding, body string
 	var code int
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -286,7 +286,7 @@ func TestWhatCannotBeFiltered(t *testing.T) {
 }
 
 // A client never takes half an answer for a whole one.
-func TestAFilteredAnswerThatBreaks(t *testing.T) {
+func TestBrokenFilteredResponseNeverEndsCleanly(t *testing.T) {
 	const head = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"a","namespace":"own"}},`
 	for name, rest := range map[string]string{"ends early": "", "is malformed": "]}"} {
 		api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -309,7 +309,7 @@ func TestAFilteredAnswerThatBreaks(t *testing.T) {
 }
 
 // What filters keep is within the pod's bound.
-func TestWhatFiltersKeepIsBounded(t *testing.T) {
+func TestMemoryOfFiltersIsBounded(t *testing.T) {
 	api := newFakeAPI(false)
 	for i := range 1000 {
 		o := object("own", fmt.Sprintf("o-%d", i))

@@ -106,7 +106,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-func TestImpersonationIsForTheApiserverToJudge(t *testing.T) {
+func TestImpersonationPassesToTheApiserver(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -116,7 +116,7 @@ func TestImpersonationIsForTheApiserverToJudge(t *testing.T) {
 }
 
 // Whoever is refused learns which configuration to look at.
-func TestARefusedTokenNamesTheConfiguration(t *testing.T) {
+func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for want, sharding := range map[string]*meshv1.Sharding{
 		"spec.tokenBinding of ShardingConfig ns/s1 is Enforce":                        {Shard: "s1"},
@@ -127,7 +127,7 @@ func TestARefusedTokenNamesTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
+func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	told := make(chan string, 10)
 	m.server.notify = func(pod PodInfo, reason, message string) { told <- pod.UID + " " + reason + " " + message }

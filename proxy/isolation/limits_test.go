@@ -19,7 +19,7 @@ func resources(groups, names []string) *meshv1.ResourceGroup {
 	return &meshv1.ResourceGroup{ApiGroups: groups, Resources: names}
 }
 
-func TestForCombinesWhatMatches(t *testing.T) {
+func TestSelectorCombinesMatchingLimits(t *testing.T) {
 	limits, err := compileLimits([]*meshv1.Limit{
 		{Selector: "everywhere=1"},
 		{Selector: "core=1", Resources: []*meshv1.ResourceGroup{resources([]string{""}, []string{"pods"})}},
@@ -42,7 +42,7 @@ func TestForCombinesWhatMatches(t *testing.T) {
 	require.Empty(t, Limits{}.Selector(schema.GroupResource{Group: "", Resource: "pods"}).String())
 }
 
-func TestOtherNamesOfTheSameObjects(t *testing.T) {
+func TestLimitsApplyToAliases(t *testing.T) {
 	for _, c := range []struct{ group, resource, asGroup, as string }{
 		{"", "events", "events.k8s.io", "events"},
 		{"events.k8s.io", "events", "", "events"},
@@ -61,14 +61,14 @@ func TestOtherNamesOfTheSameObjects(t *testing.T) {
 	}
 }
 
-func TestCompileRefusesWhatNarrowsNothing(t *testing.T) {
+func TestLimitThatNarrowsNothingIsInvalid(t *testing.T) {
 	for _, s := range []string{"", " ", "a in", "=", "a=b,,"} {
 		_, err := compileLimits([]*meshv1.Limit{{Selector: s}})
 		require.Error(t, err, "%q", s)
 	}
 }
 
-func TestScopesOfAllLimitsHoldTogether(t *testing.T) {
+func TestScopesOfLimitsIntersect(t *testing.T) {
 	pods := resources([]string{""}, []string{"pods"})
 	limits, err := compileLimits([]*meshv1.Limit{
 		{Scope: sharding.Keys("a", "b").Proto(), Resources: []*meshv1.ResourceGroup{pods}},
@@ -166,7 +166,7 @@ var selector = rapid.Custom(func(t *rapid.T) string {
 
 // An object matches what goes upstream if and only if it matches what the client
 // asked and what the shard requires.
-func TestNarrowedIsBoth(t *testing.T) {
+func TestNarrowedQueryRequiresBothSelectors(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		client, shard := selector.Draw(t, "client"), selector.Draw(t, "shard")
 		object := labels.Set(rapid.MapOf(key, value).Draw(t, "object"))

@@ -34,7 +34,7 @@ func newLock(t testing.TB) *lock.Lock {
 	return l
 }
 
-func TestNewRefusesNamesThatCannotBe(t *testing.T) {
+func TestNewRejectsInvalidNames(t *testing.T) {
 	for _, m := range []*meshv1.Lock{
 		{Namespace: "a", Name: "b"},
 		{Namespace: "a", Name: "b", UpstreamName: "b"},
@@ -137,7 +137,7 @@ func TestRequestOfAnotherObjectKeepsItsBytes(t *testing.T) {
 	}
 }
 
-func TestRequestThatCannotBeRead(t *testing.T) {
+func TestUnreadableRequestsAreErrors(t *testing.T) {
 	l := newLock(t)
 	for _, contentType := range []string{"application/cbor", "application/apply-patch+cbor", "text/html", "a/b/c"} {
 		_, err := l.Request(contentType, []byte("x"))
