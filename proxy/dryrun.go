@@ -11,21 +11,21 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
-// What a policy that is no dry run would do to a request.
+// Actions that a policy would take without the dry run.
 const (
 	wouldNarrow = "narrowed"
 	wouldRefuse = "refused"
 	wouldRename = "renamed"
 )
 
-// enforced returns a policy's sharding as it were without the dry run.
+// enforced returns a policy's sharding without the dry run.
 func enforced(s *meshv1.Sharding) *meshv1.Sharding {
 	s = proto.CloneOf(s)
 	s.DryRun = false
 	return s
 }
 
-// dryRun counts what the policy would do, and does none of it.
+// dryRun counts requests to which the policy would do something.
 type dryRun struct {
 	action string
 	count  prometheus.Counter

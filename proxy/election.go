@@ -9,7 +9,6 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -17,8 +16,8 @@ import (
 )
 
 const (
-	// unknownRetry is the Retry-After of a write of such a lock, in seconds. By then the
-	// policy may name it.
+	// unknownRetry is the Retry-After of a write of a lock that no policy names, in
+	// seconds. By then the policy may name it.
 	unknownRetry = 1
 	// heartbeats is the namespace of the Leases of nodes.
 	heartbeats = "kube-node-lease"
@@ -37,14 +36,14 @@ func (p *Pod) ObservedLocks() []lock.Observed {
 	return p.observed.Except(pol.locks)
 }
 
-// electionStage looks for leader-election records in a member's writes of what locks
-// are made of. One for a lock that the policy does not name is refused: without a name
-// of its own for each shard, the shards would contend for the lock, and one alone work.
+// electionStage looks for leader-election records in a member's writes of Leases,
+// ConfigMaps and Endpoints. It refuses a record of a lock that the policy does not name:
+// the shards would contend for the lock, and only one would work.
 type electionStage struct {
 	resource string
 	suffix   string // of the shard's own locks
-	// dryRun, if not nil: nothing is refused. The lock would be renamed once it is
-	// discovered.
+	// dryRun, if not nil: the record is not refused. Without the dry run the lock would be
+	// renamed once it is discovered.
 	dryRun *dryRun
 }
 
@@ -71,8 +70,7 @@ func (p *policy) electionStage(key match.Kind) stage {
 }
 
 func (s *electionStage) apply(x *exchange) *outcome {
-	// A lock that the policy names is exempt. Heartbeats of nodes are no locks, and the
-	// manager discovers none among them.
+	// A lock that the policy names is exempt. Heartbeats of nodes are no locks.
 	if x.exempt || x.req.info.Namespace == "" || x.req.info.Namespace == heartbeats {
 		return nil
 	}
@@ -95,8 +93,8 @@ func (s *electionStage) apply(x *exchange) *outcome {
 		s.resource, x.req.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
 }
 
-// peek returns the request's body if all of it fits into a buffer. It is sent on as it
-// came.
+// peek returns the request's body if all of it fits into a buffer. The body is sent
+// unchanged.
 func (x *exchange) peek() (body []byte, whole bool) {
 	if x.out.header.get("Content-Encoding") != "" {
 		return nil, false
@@ -112,8 +110,8 @@ func (x *exchange) peek() (body []byte, whole bool) {
 	return x.req.body.early.B, x.req.body.ended
 }
 
-// pollStage looks for leader-election records in the Leases that a member reads by
-// name: one that waits for another to release a lock never writes it.
+// pollStage looks for leader-election records in the Leases that a member reads by name: a
+// member that waits for a lock does not write it.
 type pollStage struct{}
 
 func (s pollStage) apply(x *exchange) *outcome {
@@ -123,7 +121,7 @@ func (s pollStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-// respond looks at the response to a poll and passes it on as it came.
+// respond reads the response to a poll, and passes it on unchanged.
 func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK {
 		return nil
@@ -153,7 +151,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// identifiesAs reports whether a holder's identity is the pod's own, as client-go and
+// identifiesAs reports whether a holder's identity is the pod's, as client-go and
 // controller-runtime form it: the host name, alone or before an underscore.
 func (p *Pod) identifiesAs(holder string) bool {
 	host, _, _ := strings.Cut(holder, "_")

@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"net/http"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"

@@ -14,10 +14,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// lockStage exchanges the names of the locks in requests about them.
+// lockStage replaces the names of the locks in requests about them.
 type lockStage struct {
 	locks lock.Set
-	// standby: they have their own names, and are not written.
+	// standby: the locks keep their names, and are not written.
 	standby bool
 }
 
@@ -29,9 +29,9 @@ func (p *policy) lockStage(key match.Kind) *lockStage {
 	return &lockStage{locks: p.locks, standby: p.Standby}
 }
 
-// urgent reports whether a request is about a lock, as far as its head says.
+// urgent reports whether a request is about a lock, by its head.
 func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
-	if info.Verb == "watch" { // it may wait
+	if info.Verb == "watch" {
 		return false
 	}
 	for _, l := range s.locks {
@@ -70,8 +70,7 @@ func (s *lockStage) object(x *exchange) *outcome {
 	return s.claim(x, l)
 }
 
-// create looks whether the object to be created is a lock. If not, the bytes go on
-// as they came.
+// create handles a request that may create a lock. Other bodies are not changed.
 func (s *lockStage) create(x *exchange) *outcome {
 	candidates := s.locks.In(x.req.info.Namespace)
 	if len(candidates) == 0 {
@@ -87,8 +86,7 @@ func (s *lockStage) create(x *exchange) *outcome {
 	return s.claim(x, l)
 }
 
-// collection handles a list, watch or deletecollection: of a lock if a field
-// selector names it.
+// collection handles a list, watch or deletecollection whose field selector names a lock.
 func (s *lockStage) collection(x *exchange) *outcome {
 	for _, l := range s.locks {
 		if l.Namespace() != x.req.info.Namespace {
@@ -110,8 +108,8 @@ func (s *lockStage) collection(x *exchange) *outcome {
 	return nil
 }
 
-// body reads the request's body, bounded, and exchanges the name of the lock that it
-// names in it; nil if it names none.
+// body reads the request's body, which is bounded, and replaces the name of the lock in it.
+// It returns nil if the body names no lock.
 func (s *lockStage) body(x *exchange, candidates lock.Set) (*lock.Lock, *apierrors.StatusError) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
@@ -133,12 +131,12 @@ func (s *lockStage) body(x *exchange, candidates lock.Set) (*lock.Lock, *apierro
 	return nil, nil
 }
 
-// claim makes x a request about a lock: on the locks' own connection, exempt from
-// what is said of other objects, with an answer whose names can be exchanged back.
+// claim makes x a request about a lock: on the locks' own connection, exempt from isolation,
+// and with a response in which names can be replaced.
 func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
-		return refusal(status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only"))
+		return refusal(status.NotAcceptable("requests about the lock must accept JSON or Kubernetes protobuf"))
 	}
 	x.out.set("Accept", accept)
 	x.out.drop("Accept-Encoding")
@@ -147,7 +145,7 @@ func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 	return nil
 }
 
-// respond exchanges the names back in what the apiserver answers about a lock.
+// respond restores the names in the response about a lock.
 func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	contentType := resp.Get("Content-Type")
 	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
@@ -185,7 +183,7 @@ func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	return nil
 }
 
-// maxLockAnswer bounds the answer to a lock request, in bytes.
+// maxLockAnswer bounds the response to a lock request, in bytes.
 const maxLockAnswer = 4 * lock.MaxObject
 
 // HeldLocks returns the locks of the policy in force that the pod holds, sorted, as

@@ -57,7 +57,7 @@ func (s *narrowStage) apply(x *exchange) *outcome {
 	}
 	accept, ok := filter.Accept(x.out.header["Accept"])
 	if !ok {
-		return refusal(status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.Resource))
+		return refusal(status.NotAcceptable("%s are divided among shards, and no accepted media type can be filtered: accept JSON or Kubernetes protobuf", s.resource.Resource))
 	}
 	if err := s.edit(x); err != nil {
 		return refusal(status.BadRequest("%v", err))
@@ -100,17 +100,17 @@ func withMetadata(raw string) (string, error) {
 	return query.Set(raw, includeObject, "Metadata")
 }
 
-// narrowed is what becomes of a list or watch whose response is filtered.
+// narrowed is the state of a list or watch whose response is filtered.
 type narrowed struct {
 	narrow        *narrowStage   // nil: it is not filtered
-	shardSelector string         // that the apiserver was sent for it
+	shardSelector string         // that was sent to the apiserver
 	objects       *filter.Reader // the response
-	judged        atomic.Bool    // it had objects that could have been foreign
+	judged        atomic.Bool    // it had objects that could be foreign
 }
 
-// noteMethod remembers for the report how a list was narrowed, or the initial
-// events of a watch, which echo nothing: the apiserver narrowed what could have had
-// something foreign in it and had not.
+// noteMethod records how a list, or the initial events of a watch, were narrowed. A list
+// echoes the selector if the apiserver applied it. A watch does not: the apiserver applied
+// it if the watch could have had foreign objects, and had none.
 func (n *narrowed) noteMethod(as *isolation.Methods, namespace string) {
 	s := n.narrow
 	if s == nil || n.objects == nil || !s.Shows(namespace) || s.watch && !n.judged.Load() {

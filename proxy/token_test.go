@@ -43,7 +43,7 @@ func TestTokens(t *testing.T) {
 		name, target string
 		header       []string
 		want         int // of a pod under Enforce
-		address      int // of one that is known by its address
+		address      int // of one that is identified by its address
 	}{
 		{"none", secrets, nil, 200, 401},
 		{"own", secrets, []string{"Authorization", "Bearer " + mine}, 200, 200},
@@ -137,7 +137,7 @@ func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
 	}
 	select {
 	case got := <-told:
-		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is not bound to pod ns/pod, which the request came from: use the pod's own projected token (no ShardingConfig selects the pod")
+		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is not bound to pod ns/pod, which sent the request: use the pod's own projected token (no ShardingConfig selects the pod")
 	case <-time.After(soon):
 		t.Fatal("nothing was told")
 	}
