@@ -280,7 +280,7 @@ func (p *Pod) change(next *policy, since time.Time) {
 // Version of the last policy that settled; "" before the first.
 func (p *Pod) Version() string {
 	if pol := p.settled.Load(); pol != nil {
-		return pol.version
+		return pol.message.GetVersion()
 	}
 	return ""
 }

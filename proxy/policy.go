@@ -17,12 +17,12 @@ import (
 
 // policy is a compiled PodPolicy. It is immutable, except for its caches and counts.
 type policy struct {
-	pod                      *Pod
-	message                  *meshv1.PodPolicy // that it was compiled from
-	version, workload, shard string
-	refuse                   string
-	anyToken, passthrough    bool
-	requestTimeout           time.Duration // the apiserver's; 0: not known
+	pod             *Pod
+	message         *meshv1.PodPolicy // that it was compiled from
+	workload, shard string
+	refuse          string
+	passthrough     bool
+	requestTimeout  time.Duration // the apiserver's; 0: not known
 	*isolation.Division
 	locks lock.Set
 	traffic
@@ -47,19 +47,11 @@ type succession struct {
 
 func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 	out := &policy{
-		pod:      p,
-		message:  m,
-		version:  m.GetVersion(),
-		workload: m.GetWorkload(),
-		shard:    m.GetSharding().GetShard(),
-		refuse:   m.GetRefuse(),
-
-		anyToken:    m.GetAnyToken(),
-		passthrough: m.GetPassthrough(),
-
+		pod: p, message: m,
+		workload: m.GetWorkload(), shard: m.GetSharding().GetShard(),
+		refuse: m.GetRefuse(), passthrough: m.GetPassthrough(),
 		requestTimeout: writes.RequestTimeout(m),
-
-		succession: succession{settled: make(chan struct{}), replaced: make(chan struct{})},
+		succession:     succession{settled: make(chan struct{}), replaced: make(chan struct{})},
 	}
 	// One while the policy is in force, and one while writes of earlier ones are in flight.
 	out.writes.Raise()

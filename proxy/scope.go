@@ -56,7 +56,7 @@ func (s exemptStage) apply(x *exchange) *outcome {
 	}
 	namespace, name := x.req.info.Namespace, x.req.info.Name
 	if s.NeedsName(namespace, name) {
-		inBody, err, refused := keyInBody(x)
+		inBody, refused, err := nameInBody(x)
 		if refused != nil {
 			return refusal(refused)
 		}

@@ -39,7 +39,7 @@ type tokenStage struct {
 // tokenStage returns nil where any token is allowed.
 func (p *policy) tokenStage() stage {
 	required := p.pod.info.RequireToken
-	if p.anyToken && !required {
+	if p.message.GetAnyToken() && !required {
 		return nil
 	}
 	return &tokenStage{p.pod, p.shard, required}
