@@ -160,9 +160,12 @@ func newSet(values []string) set {
 // all reports whether the set accepts all values.
 func (s set) all() bool { return s == nil }
 
-func (s set) has(v string) bool {
+// has is small enough to be inlined: most sets accept all.
+func (s set) has(v string) bool { return s == nil || s.contains(v) }
+
+func (s set) contains(v string) bool {
 	if len(s) <= few { // faster than a search
-		return s == nil || slices.Contains(s, v)
+		return slices.Contains(s, v)
 	}
 	_, ok := slices.BinarySearch(s, v)
 	return ok
