@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// account counts and logs the request, once: when it is over, or when its answer
-// starts if that may go on for hours.
+// account counts and logs the request, once: when it has ended, or when its response
+// begins if that may last for hours.
 func (x *exchange) account() {
 	if x.accounted {
 		return
@@ -21,8 +21,8 @@ func (x *exchange) account() {
 	}
 }
 
-// accessAttrs are what an access line says of the request: no header but the audit
-// id, nor a query, nor a body.
+// accessAttrs returns the attributes of the request in an access line: no header except
+// the audit id, no query and no body.
 func (x *exchange) accessAttrs() []slog.Attr {
 	attrs := make([]slog.Attr, 0, 15)
 	attrs = append(attrs,

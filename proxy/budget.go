@@ -7,9 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -17,32 +16,31 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// What the requests of one pod under way may hold, in bytes, if no other holds
-// as much. Those that may last have a part apart from the short ones, and those
-// about the lock one that nothing else can use: a renewal is in time whatever
-// else the pod, or any other, is at.
+// Bounds of the memory of one pod's requests, in bytes, if no other pod uses as much.
+// Requests that may last have a budget apart from short ones. Requests about the lock
+// have one that nothing else can use, so that a renewal is in time.
 const (
 	maxHeld = 64 << 20 // six hundred short requests
 	ownHeld = 2 << 20
 	maxLong = 32 << 20 // a thousand watches
 	ownLong = 2 << 20
 	ownLock = 512 << 10
-	// maxRefusing is how many requests of a pod may hold the answer that they are
-	// beyond a bound. Further ones are cut off.
+	// maxRefusing bounds the requests of a pod that are being answered 429. Further ones
+	// are cut off.
 	maxRefusing = 64
 )
 
 const (
-	// requestWeight is what any request holds: stacks, and the small buffers on
-	// both sides of it.
+	// requestWeight is the memory of any request: stacks, and the small buffers on both
+	// sides.
 	requestWeight = 32 << 10
-	// partWeight is what each part of a target can become while it is read: a
-	// requirement of a selector takes the most.
+	// partWeight is the memory of each part of a target while it is parsed. A requirement
+	// of a selector takes the most.
 	partWeight = 384
 	copies     = 8 // of a target, decoded and edited
 )
 
-// weight is what r holds, in bytes, whatever it asks.
+// weight returns the memory that r takes, in bytes, whatever it requests.
 func (r *request) weight() int64 {
 	n := requestWeight + copies*len(r.target)
 	for _, separator := range []string{"/", "&", ",", "%"} { // escaped ones too
@@ -57,7 +55,7 @@ func (r *request) weight() int64 {
 	return int64(n) + downstream.HeadWeight(r.header, 1)
 }
 
-// holding is what a request holds of the pod's budgets until it is over.
+// holding is the share of the pod's budgets that a request has until it ends.
 type holding struct {
 	pod      *Pod
 	budget   *bounds.Account // that it is in
@@ -67,7 +65,7 @@ type holding struct {
 	refusing bool            // it is one of the maxRefusing
 }
 
-// admit takes what x holds before anything of it is read.
+// admit charges x to a budget before the request is parsed.
 func (x *exchange) admit() *apierrors.StatusError {
 	x.budget, x.held = &x.pod.held, x.req.weight()
 	if x.budget.Take(x.held) {
@@ -79,7 +77,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 	return x.beyond()
 }
 
-// urgent reports whether x is about the lock when there is no room to look closer.
+// urgent reports whether x is about the lock, when its budget is exhausted.
 func (x *exchange) urgent() bool {
 	pol := x.pod.policy.Load()
 	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
@@ -108,8 +106,8 @@ func (s admissionStage) apply(x *exchange) *outcome {
 	return refusal(x.short())
 }
 
-// readmissionStage moves a request whose body shows that it is about no lock from the
-// locks' budget to that of others.
+// readmissionStage moves a request from the locks' budget to another if its body shows
+// that it is not about a lock.
 type readmissionStage struct{}
 
 func (readmissionStage) apply(x *exchange) *outcome {
@@ -127,7 +125,7 @@ func (h *holding) short() *apierrors.StatusError {
 	return h.hold(upstream.BufferSize)
 }
 
-// charge moves what x holds to another budget of the pod.
+// charge moves a request to another budget of the pod.
 func (h *holding) charge(to *bounds.Account) *apierrors.StatusError {
 	if to == h.budget {
 		return nil
@@ -140,8 +138,7 @@ func (h *holding) charge(to *bounds.Account) *apierrors.StatusError {
 	return h.beyond()
 }
 
-// hold takes n bytes more from x's budget until the request is over, or refuses
-// the request.
+// hold takes n more bytes from the budget until the request ends, or refuses the request.
 func (h *holding) hold(n int64) *apierrors.StatusError {
 	h.held += n
 	if h.budget.Take(n) {
@@ -153,11 +150,10 @@ func (h *holding) hold(n int64) *apierrors.StatusError {
 func (h *holding) beyond() *apierrors.StatusError {
 	h.over = true
 	h.pod.bound("requests")
-	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests under way", h.pod.id)
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests in progress", h.pod.id)
 }
 
-// shed makes room before a request is told that it is beyond a bound, or cuts it
-// off.
+// shed frees memory before a request is answered 429, or cuts it off.
 func (x *exchange) shed() {
 	if x.pod.refusing.Add(1) > maxRefusing {
 		x.pod.refusing.Add(-1)
@@ -167,15 +163,15 @@ func (x *exchange) shed() {
 	x.strip(4 << 10)
 }
 
-// strip lets go of the head but for so many bytes of Accept. The map itself may still
-// be read on the way upstream.
+// strip frees the head, except for some bytes of Accept. The map may still be read on the
+// way upstream.
 func (x *exchange) strip(accept int) {
 	x.client.forget(accept)
 	x.req.forget()
 	x.out = outgoing{}
 }
 
-// release gives back all that x holds.
+// release returns all that x has of the budgets.
 func (x *exchange) release() {
 	x.strip(0)
 	x.holding.release()
@@ -190,8 +186,8 @@ func (h *holding) release() {
 	}
 }
 
-// readAll reads r whole, up to limit bytes. What it read counts twice: it is
-// there once more when it was edited.
+// readAll reads all of r, up to limit bytes. They count twice, because stages copy what
+// they edit.
 func (h *holding) readAll(r io.Reader, limit int) ([]byte, error) {
 	b := make([]byte, 0, 4<<10) // within requestWeight
 	for {
@@ -214,8 +210,8 @@ func (h *holding) readAll(r io.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// readBody reads the request's body whole, up to limit bytes. It can be read again
-// when the request starts over.
+// readBody reads all of the request's body, up to limit bytes. It can be read again when
+// the request starts over.
 func (x *exchange) readBody(limit int) ([]byte, *apierrors.StatusError) {
 	if x.out.header.get("Content-Encoding") != "" {
 		return nil, status.UnsupportedMediaType("a body that the proxy must read must not be encoded")
@@ -237,14 +233,14 @@ func (x *exchange) readBody(limit int) ([]byte, *apierrors.StatusError) {
 	return raw, nil
 }
 
-// A request that its client drops before the answer has cost a connection to the
-// apiserver. Clients drop some when they are in a hurry, and all when they end.
+// A request that its client abandons has cost a connection to the apiserver. Clients
+// abandon some requests when deadlines are short, and all when they exit.
 const (
 	abandonedRate  = 100 // a second
 	abandonedBurst = 1000
 )
 
-// abandoned closes the connection of a client that makes a habit of it.
+// abandoned closes the connection of a client that abandons too many requests.
 func (p *Pod) abandoned(c *client) {
 	if p.dropped.Allow() {
 		return

@@ -5,8 +5,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// certificateStage refuses clients that present a certificate: TLS ends here, so it
-// cannot reach the apiserver.
+// certificateStage refuses clients that present a certificate: TLS ends in the proxy, so the
+// certificate cannot reach the apiserver.
 type certificateStage struct{ passthrough bool }
 
 func (s certificateStage) apply(x *exchange) *outcome {
@@ -24,8 +24,8 @@ func (s certificateStage) apply(x *exchange) *outcome {
 }
 
 // contradictionStage refuses all requests of a pod whose configurations contradict each
-// other. Not with 403: clients retry 503, and the contradiction ends when somebody fixes
-// the configuration.
+// other. Clients retry 503, and not 403: the contradiction ends when the configuration is
+// corrected.
 type contradictionStage struct{ message string }
 
 func (s contradictionStage) apply(*exchange) *outcome {

@@ -18,7 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
-func TestAClientCertificateIsRefusedInWords(t *testing.T) {
+func TestClientCertificateIsRefusedWithExplanation(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	told := make(chan string, 10)
@@ -114,7 +114,7 @@ func TestPassthrough(t *testing.T) {
 	require.Eventually(t, func() bool { return m.pod.conns.Open.Taken() <= 1 }, soon, time.Millisecond)
 }
 
-func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
+func TestConnectionOlderThanPassthroughIsRefused(t *testing.T) {
 	m, _ := authenticating(t)
 	m.policy(nil)
 	plain := m.client(true)
@@ -128,7 +128,7 @@ func TestAConnectionFromBeforeThePassthrough(t *testing.T) {
 	}, soon, time.Millisecond)
 }
 
-func TestPassthroughNeverOfWhatIsSharded(t *testing.T) {
+func TestPassthroughOfShardedPodIsInvalid(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for _, p := range []*meshv1.PodPolicy{
 		{Passthrough: true, Sharding: limitTo("a=b")},

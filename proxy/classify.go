@@ -5,8 +5,6 @@ import (
 	"net/url"
 	"strings"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -14,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -34,13 +33,12 @@ func (classifyStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-// classify finds out once what r asks for, and refuses what could be read in two ways:
-// the apiserver must never see another request than the one classified here.
+// classify determines once what r requests, and refuses ambiguous paths: the apiserver must
+// never see another request than the one classified here.
 //
-// The apiserver neither cleans paths nor knows encoded slashes apart from plain
-// ones. Empty, "." and ".." segments and encoded slashes have no good use before
-// the tail of a proxy subresource, so they are refused there. A trailing slash
-// means nothing to either side and passes.
+// The apiserver neither cleans paths nor distinguishes encoded slashes from plain ones.
+// Empty, "." and ".." segments and encoded slashes have no use before the tail of a proxy
+// subresource, so they are refused there. Both sides ignore a trailing slash.
 func (r *request) classify() {
 	if r.info != nil || r.malformed != nil {
 		return
@@ -63,7 +61,7 @@ func (r *request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
 	if !clean(r.query) || !clean(r.host) || r.host == "" || !httpguts.ValidHostHeader(r.host) {
 		return nil, status.BadRequest("malformed request target")
 	}
-	// The query is left out: NewRequestInfo would log it when it cannot decode it.
+	// Without the query, which NewRequestInfo would log if it cannot decode it.
 	info, err := resolver.NewRequestInfo(&http.Request{Method: r.method, URL: &url.URL{Path: r.path}})
 	if err != nil {
 		return nil, status.BadRequest("the path names no resource")
@@ -77,7 +75,7 @@ func (r *request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
 	return info, nil
 }
 
-// parameters returns those of a raw query that can be decoded.
+// parameters returns the parameters of a raw query that can be decoded.
 func parameters(raw string) url.Values {
 	values, _ := url.ParseQuery(raw)
 	return values
@@ -104,8 +102,8 @@ func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 	}
 	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
 	if isProxy(info) {
-		// What follows belongs to whatever is proxied to. Up to there the decoded
-		// and the escaped segments correspond, or the loop refuses.
+		// The rest belongs to the server behind the proxy. Up to there the decoded and
+		// the escaped segments correspond, or the loop refuses.
 		head := len(strings.Split(strings.Trim(r.path, "/"), "/")) - len(info.Parts) + 3
 		segments = segments[:min(head, len(segments))]
 	} else if n := len(segments) - 1; segments[n] == "" {

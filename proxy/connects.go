@@ -31,7 +31,7 @@ type flight struct {
 	end       writes.Completion // of a connection
 }
 
-// connectStage keeps account of a connection into a pod or a service.
+// connectStage records a connection into a pod or a service.
 type connectStage struct{}
 
 func (connectStage) apply(x *exchange) *outcome {
@@ -41,7 +41,7 @@ func (connectStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-// enter adds x. It is false when another policy has come since x was looked at.
+// enter adds x. It returns false if the policy has changed since x was evaluated.
 func (c *connects) enter(x *exchange) bool {
 	ctx, end := context.WithCancelCause(x.ctx)
 	added := &connect{end: end}
@@ -79,9 +79,9 @@ func (c *connects) leave(x *exchange) {
 	}
 }
 
-// cut ends those that a policy which is in force now would not let through. Requests
-// that write get a moment to be answered: our end of them says nothing of theirs. The
-// others go on under the new policy, and count there.
+// cut ends the connections that the policy now in force would refuse. Requests that write
+// get a moment for their response, because our end of the connection does not show whether
+// the apiserver has ended its own. The others continue, and count under the new policy.
 func (c *connects) cut(next *policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

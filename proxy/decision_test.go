@@ -144,7 +144,7 @@ func BenchmarkRules(b *testing.B) {
 }
 
 // Whatever rules there are, deciding allocates nothing for a request that they let pass.
-func TestRulesThatLetPassAllocateNothing(t *testing.T) {
+func TestRulesThatAllowAllocateNothing(t *testing.T) {
 	for _, d := range decisions() {
 		t.Run(d.name, func(t *testing.T) { require.Zero(t, testing.AllocsPerRun(100, decider(t, d))) })
 	}

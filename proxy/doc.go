@@ -23,11 +23,15 @@
 //	response.go      the stages of the response, then to the client as it comes
 //	access.go        accounting and the access line
 //
+// What stages decide by is in packages that know no request: isolation (what belongs to
+// other shards), relist (which caches must list again), writes (which writes may still
+// take effect), lock, limit and fault. Package metrics has the series.
+//
 // Every decision is a stage, a small type with one job. Those of a policy's gate decide
 // who may ask: certificate, contradiction, classification, token. Those of the plan
 // decide the rest, in order: upgrade, admission to a budget (budget.go), lock
 // (locks.go), election, root CA, isolation, scope, standby or fence, narrowing, relist
-// (ledger.go), stale lists, limits, faults, connections. A stage that has nothing to do
+// (relisting.go), stale lists, limits, faults, connections. A stage that has nothing to do
 // about a verb and resource is not in its plan. A stage edits what is sent, asks for a
 // stage of the response, or ends the request. If the policy changes before the request
 // leaves, it is evaluated anew, as it came. What the apiserver answers streams back
@@ -52,7 +56,7 @@
 // # Whose an object is
 //
 // Requests for single objects of divided resources are the shard's by the path's
-// namespace, or by the object's uid (fence.go, object.go, pin.go); those for another
+// namespace, or by the object's uid (fence.go, object.go); those for another
 // shard's are refused with 403. The lock is exempt. Writes count until nothing can
 // come of them any more, and do not end with their client (inflight.go): a policy
 // has settled when those of all earlier ones are over.

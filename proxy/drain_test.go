@@ -84,7 +84,7 @@ func (s *store) lists() (n int) {
 
 // Whoever asks all the time while one proxy takes over from another meets no
 // error, and no informer lists again.
-func TestNobodyNoticesAHandOver(t *testing.T) {
+func TestTakeoverIsInvisibleToClients(t *testing.T) {
 	t.Parallel()
 	for _, streams := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streams=%t", streams), func(t *testing.T) {

@@ -11,21 +11,21 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
-// What a policy that is no dry run would do to a request.
+// Actions that a policy would take without the dry run.
 const (
 	wouldNarrow = "narrowed"
 	wouldRefuse = "refused"
 	wouldRename = "renamed"
 )
 
-// enforced returns a policy's sharding as it were without the dry run.
+// enforced returns a policy's sharding without the dry run.
 func enforced(s *meshv1.Sharding) *meshv1.Sharding {
 	s = proto.CloneOf(s)
 	s.DryRun = false
 	return s
 }
 
-// dryRun counts what the policy would do, and does none of it.
+// dryRun counts requests to which the policy would do something.
 type dryRun struct {
 	action string
 	count  prometheus.Counter
@@ -65,7 +65,7 @@ func (p *policy) dryRunStages(key match.Kind) (out stages) {
 
 // dryLockStage counts requests about locks.
 type dryLockStage struct {
-	locks locks
+	locks lock.Set
 	dryRun
 }
 
@@ -78,9 +78,9 @@ func (s *dryLockStage) apply(x *exchange) *outcome {
 
 func (s *dryLockStage) concerned(x *exchange) bool {
 	if x.req.info.Name != "" {
-		return s.locks.named(x.req.info.Namespace, x.req.info.Name) != nil
+		return s.locks.Named(x.req.info.Namespace, x.req.info.Name) != nil
 	}
-	candidates := s.locks.in(x.req.info.Namespace)
+	candidates := s.locks.In(x.req.info.Namespace)
 	if len(candidates) == 0 || x.req.info.Verb != "create" {
 		return false
 	}

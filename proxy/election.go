@@ -5,13 +5,10 @@ import (
 	"cmp"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -19,96 +16,34 @@ import (
 )
 
 const (
-	// maxObserved is how many locks that no policy names are remembered of one pod.
-	maxObserved = 8
-	// observedFor is how long after its last request such a lock is remembered.
-	observedFor = 10 * time.Minute
-	// unknownRetry is the Retry-After of a write of such a lock, in seconds. By then the
-	// policy may name it.
+	// unknownRetry is the Retry-After of a write of a lock that no policy names, in
+	// seconds. By then the policy may name it.
 	unknownRetry = 1
 	// heartbeats is the namespace of the Leases of nodes.
 	heartbeats = "kube-node-lease"
 )
 
-// ObservedLock is a leader-election lock, other than those of the policy, that a pod
-// writes or polls.
-type ObservedLock struct {
-	// Namespace and Name of the lock; Resource is leases, configmaps or endpoints.
-	Namespace, Name, Resource string
-	// Holder by the last answer seen; empty if it is not known.
-	Holder string
-	// Written: the pod tried to write a leader-election record. False: it only reads.
-	Written bool
-}
-
-// observedLocks are bounded. It is safe for concurrent use.
-type observedLocks struct {
-	mu    sync.Mutex
-	known []observedLock
-}
-
-type observedLock struct {
-	ObservedLock
-	seen time.Time
-}
-
-// note remembers a lock. If there is no room, one that is only read makes way for one
-// that is written.
-func (o *observedLocks) note(l ObservedLock, now time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.known = slices.DeleteFunc(o.known, func(k observedLock) bool { return now.Sub(k.seen) > observedFor })
-	same := func(k observedLock) bool {
-		return k.Namespace == l.Namespace && k.Name == l.Name && k.Resource == l.Resource
-	}
-	i := slices.IndexFunc(o.known, same)
-	if i < 0 && len(o.known) == maxObserved && l.Written {
-		i = slices.IndexFunc(o.known, func(k observedLock) bool { return !k.Written })
-	} else if i >= 0 {
-		l.Holder = cmp.Or(l.Holder, o.known[i].Holder)
-		l.Written = l.Written || o.known[i].Written
-	}
-	switch {
-	case i >= 0:
-		o.known[i] = observedLock{l, now}
-	case len(o.known) < maxObserved:
-		l.Namespace, l.Name = strings.Clone(l.Namespace), strings.Clone(l.Name)
-		o.known = append(o.known, observedLock{l, now})
-	}
-}
-
-// ObservedLocks returns the locks, other than those of the policy in force, that the
-// pod wrote or polled lately, sorted.
-func (p *Pod) ObservedLocks() (out []ObservedLock) {
+// ObservedLocks returns the locks, other than those of the policy in force, that the pod
+// wrote or polled lately, sorted.
+func (p *Pod) ObservedLocks() []lock.Observed {
 	pol := p.policy.Load()
-	if pol == nil {
+	switch {
+	case pol == nil:
 		return nil
+	case pol.would != nil:
+		pol = pol.would
 	}
-	named := pol.locks
-	if pol.would != nil {
-		named = pol.would.locks
-	}
-	p.observed.mu.Lock()
-	defer p.observed.mu.Unlock()
-	for _, l := range p.observed.known {
-		if named.named(l.Namespace, l.Name) == nil && time.Since(l.seen) <= observedFor {
-			out = append(out, l.ObservedLock)
-		}
-	}
-	slices.SortFunc(out, func(a, b ObservedLock) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Resource, b.Resource))
-	})
-	return out
+	return p.observed.Except(pol.locks)
 }
 
-// electionStage looks for leader-election records in a member's writes of what locks
-// are made of. One for a lock that the policy does not name is refused: without a name
-// of its own for each shard, the shards would contend for the lock, and one alone work.
+// electionStage looks for leader-election records in a member's writes of Leases,
+// ConfigMaps and Endpoints. It refuses a record of a lock that the policy does not name:
+// the shards would contend for the lock, and only one would work.
 type electionStage struct {
 	resource string
 	suffix   string // of the shard's own locks
-	// dryRun, if not nil: nothing is refused. The lock would be renamed once it is
-	// discovered.
+	// dryRun, if not nil: the record is not refused. Without the dry run the lock would be
+	// renamed once it is discovered.
 	dryRun *dryRun
 }
 
@@ -135,8 +70,7 @@ func (p *policy) electionStage(key match.Kind) stage {
 }
 
 func (s *electionStage) apply(x *exchange) *outcome {
-	// A lock that the policy names is exempt. Heartbeats of nodes are no locks, and the
-	// manager discovers none among them.
+	// A lock that the policy names is exempt. Heartbeats of nodes are no locks.
 	if x.exempt || x.req.info.Namespace == "" || x.req.info.Namespace == heartbeats {
 		return nil
 	}
@@ -149,7 +83,7 @@ func (s *electionStage) apply(x *exchange) *outcome {
 	if !ok || name == "" || !match.Storable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
-	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	x.pod.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		x.exempt = true
@@ -159,8 +93,8 @@ func (s *electionStage) apply(x *exchange) *outcome {
 		s.resource, x.req.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
 }
 
-// peek returns the request's body if all of it fits into a buffer. It is sent on as it
-// came.
+// peek returns the request's body if all of it fits into a buffer. The body is sent
+// unchanged.
 func (x *exchange) peek() (body []byte, whole bool) {
 	if x.out.header.get("Content-Encoding") != "" {
 		return nil, false
@@ -176,8 +110,8 @@ func (x *exchange) peek() (body []byte, whole bool) {
 	return x.req.body.early.B, x.req.body.ended
 }
 
-// pollStage looks for leader-election records in the Leases that a member reads by
-// name: one that waits for another to release a lock never writes it.
+// pollStage looks for leader-election records in the Leases that a member reads by name: a
+// member that waits for a lock does not write it.
 type pollStage struct{}
 
 func (s pollStage) apply(x *exchange) *outcome {
@@ -187,7 +121,7 @@ func (s pollStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-// respond looks at the response to a poll and passes it on as it came.
+// respond reads the response to a poll, and passes it on unchanged.
 func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK {
 		return nil
@@ -208,7 +142,7 @@ func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if !ok || x.pod.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
 		return nil
 	}
-	x.pod.observed.note(ObservedLock{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	x.pod.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
 	return nil
 }
 
@@ -217,7 +151,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// identifiesAs reports whether a holder's identity is the pod's own, as client-go and
+// identifiesAs reports whether a holder's identity is the pod's, as client-go and
 // controller-runtime form it: the host name, alone or before an underscore.
 func (p *Pod) identifiesAs(holder string) bool {
 	host, _, _ := strings.Cut(holder, "_")

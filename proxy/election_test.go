@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
 const (
@@ -33,7 +34,7 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 	const leases, other = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "/api/v1/namespaces/kube-system"
 	for name, s := range map[string]*meshv1.Sharding{"sharded": locked("s1", &meshv1.Limit{Selector: "a=b"}), "standby": standby(meshv1.Method_METHOD_AUTO)} {
 		m.policy(s)
-		lock := s.Locks[0]
+		named := s.Locks[0]
 		for _, q := range []struct {
 			method, target, body string
 			found                bool
@@ -56,7 +57,7 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 			if name == "standby" && !q.found {
 				continue // leases and configmaps are divided there
 			}
-			m.pod.observed = observedLocks{}
+			m.pod.observed = lock.Observations{}
 			a := m.do(q.method, q.target, q.body)
 			if !q.found {
 				require.Equal(t, 200, a.StatusCode, "%s %s %s: %s", name, q.method, q.target, a.body)
@@ -73,8 +74,8 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 			require.Equal(t, "kube-system/another", seen[0].Namespace+"/"+seen[0].Name)
 			require.Contains(t, q.target, seen[0].Resource)
 		}
-		m.pod.observed = observedLocks{}
-		a := m.do("PUT", "/apis/coordination.k8s.io/v1/namespaces/"+lock.Namespace+"/leases/"+lock.Name, recordJSON)
+		m.pod.observed = lock.Observations{}
+		a := m.do("PUT", "/apis/coordination.k8s.io/v1/namespaces/"+named.Namespace+"/leases/"+named.Name, recordJSON)
 		require.Equal(t, map[string]int{"sharded": 200, "standby": 503}[name], a.StatusCode, a.body)
 		require.Empty(t, m.pod.ObservedLocks(), "the policy names it")
 	}
@@ -92,9 +93,9 @@ func TestPolledLocksAreObserved(t *testing.T) {
 	m.policy(limitTo("a=b"))
 	const target = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/op"
 	require.Equal(t, answer, m.do("GET", target, "").body)
-	require.Equal(t, []ObservedLock{{"kube-system", "op", "leases", "other-1_x", false}}, m.pod.ObservedLocks())
+	require.Equal(t, []lock.Observed{{Namespace: "kube-system", Name: "op", Resource: "leases", Holder: "other-1_x", Written: false}}, m.pod.ObservedLocks())
 	require.Equal(t, 503, m.do("PUT", target, recordJSON).StatusCode)
-	require.Equal(t, []ObservedLock{{"kube-system", "op", "leases", "other-1_x", true}}, m.pod.ObservedLocks(), "the holder stays known")
+	require.Equal(t, []lock.Observed{{Namespace: "kube-system", Name: "op", Resource: "leases", Holder: "other-1_x", Written: true}}, m.pod.ObservedLocks(), "the holder stays known")
 
 	named := limitTo("a=b")
 	named.Locks = []*meshv1.Lock{{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"}}
@@ -105,25 +106,11 @@ func TestPolledLocksAreObserved(t *testing.T) {
 
 	m.policy(limitTo("a=b"))
 	for _, of := range []string{"pod_1", "pod", "", strings.Repeat("x", 1<<17)} {
-		m.pod.observed = observedLocks{}
+		m.pod.observed = lock.Observations{}
 		answer = strings.Replace(recordJSON, "other-1_x", of, 1)
 		require.Equal(t, answer, m.do("GET", target, "").body)
 		require.Empty(t, m.pod.ObservedLocks(), "held by %.10s", of)
 	}
-}
-
-func TestObservedLocksAreBounded(t *testing.T) {
-	var o observedLocks
-	now := time.Now()
-	for i := range 2 * maxObserved {
-		o.note(ObservedLock{Namespace: "a", Name: fmt.Sprint(i), Resource: "leases"}, now)
-	}
-	require.Len(t, o.known, maxObserved)
-	o.note(ObservedLock{Namespace: "a", Name: "written", Resource: "leases", Written: true}, now)
-	require.Len(t, o.known, maxObserved)
-	require.Equal(t, "written", o.known[0].Name, "instead of one that is only read")
-	o.note(ObservedLock{Namespace: "a", Name: "late", Resource: "leases"}, now.Add(2*observedFor))
-	require.Len(t, o.known, 1, "those that were not seen for long are forgotten")
 }
 
 // TestDiscoveredLockIsAcquired checks an elector of client-go whose lock no policy names:

@@ -8,10 +8,9 @@ import (
 	"runtime/debug"
 	"time"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -24,10 +23,10 @@ type exchange struct {
 	debug     bool
 	start     time.Time
 	holding             // of the pod's budgets
-	allowed   allowance // what it has of what limits allow
+	allowed   allowance // of limits
 	injection           // of faults
-	decision            // what the stages made of it under the policy in force
-	response            // what the client got
+	decision            // of the stages under the policy in force
+	response            // to the client
 
 	// Of the exchange with the apiserver.
 	sending  upstream.Request
@@ -38,13 +37,13 @@ type exchange struct {
 	accounted bool
 }
 
-// decision is what the stages made of a request under one policy. A request that starts
-// over begins with a new one.
+// decision is the result of the stages for a request under one policy. A request that
+// starts over begins with a new one.
 type decision struct {
 	policy *policy
-	plan   *plan // nil: it is not known who asks, or what for
+	plan   *plan // nil: the gate has not passed the request
 	ctx    context.Context
-	// interrupt ends ctx, of what may last: nothing more of the response is read.
+	// interrupt ends ctx of a request that may last: no more of the response is read.
 	interrupt func()
 
 	out       outgoing
@@ -53,8 +52,8 @@ type decision struct {
 
 	lock     *lock.Lock // not nil: the request is about this lock
 	exempt   bool       // neither narrowed nor fenced: a lock, or readable by every shard
-	protocol string     // that the connection is to change to, or empty
-	would    string     // what a policy that is no dry run would have done, or empty
+	protocol string     // to which the connection changes, or empty
+	would    string     // action of a policy without the dry run, or empty
 
 	narrowed
 	resumption
@@ -64,7 +63,7 @@ type decision struct {
 
 // run serves the request.
 func (x *exchange) run() {
-	x.out.header = x.req.header // for the access line, if that is all
+	x.out.header = x.req.header // for the access line, if no stage runs
 	refused := x.admit()
 	defer x.finish()
 	if refused != nil {
@@ -102,7 +101,7 @@ func (x *exchange) finish() {
 		panic(errAbort)
 	}
 	if x.req.proto == proto2 && x.bytes > 0 {
-		x.client.flush() // or net/http does, and waits for the client when all was given back
+		x.client.flush() // else net/http does, and waits for the client after the release
 	}
 }
 
@@ -111,15 +110,15 @@ func (x *exchange) finish() {
 func (x *exchange) serve() (again bool) {
 	pol, clients := x.pod.policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
-		x.client.last = true // the policy may be to see no request at all
+		x.client.last = true // the policy may be passthrough
 		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
 		return false
 	}
 	end := x.evaluate(pol)
 	if end == nil {
 		if x.debug && (x.protocol != "" || x.plan.route == stream) {
-			// Its access line comes with the answer, which may take long. This line
-			// shows that the request passed here, even if the agent is killed before.
+			// The access line comes with the response, which may take long. This line
+			// shows that the request passed, even if the agent is killed before.
 			x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)
 		}
 		end = x.send(clients)
@@ -146,7 +145,7 @@ func (x *exchange) evaluate(pol *policy) *outcome {
 	return x.plan.stages.apply(x)
 }
 
-// leave ends what the request takes part in under its policy.
+// leave removes the request from the open connections and from the ledger.
 func (x *exchange) leave() {
 	if x.connected {
 		x.connected = false

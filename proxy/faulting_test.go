@@ -74,7 +74,7 @@ func asking(t testing.TB, ctx context.Context, method, target string) *http.Requ
 
 const deployment = "/apis/apps/v1/namespaces/ns/deployments/d"
 
-func TestAnAbortIsWhatAnApiserverWouldAnswer(t *testing.T) {
+func TestAbortEqualsApiserverError(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	for _, c := range []struct {
@@ -119,7 +119,7 @@ func TestAnAbortIsWhatAnApiserverWouldAnswer(t *testing.T) {
 	require.Empty(t, api.requests(), "nothing was sent on")
 }
 
-func TestAnAbortWithoutAnErrorIsAPlainAnswer(t *testing.T) {
+func TestAbortWithoutErrorIsPlainResponse(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for _, status := range []uint32{200, 204, 302} {
 		m.faults(&meshv1.FaultRule{Abort: &meshv1.Abort{Status: status, Percent: 100}})
@@ -151,7 +151,7 @@ ctrlmesh_faults_injected_total{faultinjection="chaos",kind="delay",namespace="ns
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
 }
 
-func TestARunOfFaultsRepeats(t *testing.T) {
+func TestFaultsRepeatWithTheirSeed(t *testing.T) {
 	run := func() (codes []int) {
 		m := newMesh(t, &recorder{})
 		m.faults(&meshv1.FaultRule{Seed: new(int64(42)), Abort: &meshv1.Abort{Status: 500, Percent: 40}})
@@ -178,7 +178,7 @@ func TestFaultsOfDiscovery(t *testing.T) {
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
 }
 
-func TestFaultsLeaveTheLockAloneUnlessNamed(t *testing.T) {
+func TestFaultsSkipLocksThatTheyDoNotName(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	const lease = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/"
 	m.faults(&meshv1.FaultRule{Abort: &meshv1.Abort{Status: 500, Percent: 100}})
@@ -192,7 +192,7 @@ func TestFaultsLeaveTheLockAloneUnlessNamed(t *testing.T) {
 	require.Equal(t, 200, m.do("GET", lease+"other", "").StatusCode)
 }
 
-func TestADelayEnds(t *testing.T) {
+func TestDelayEndsWithItsRule(t *testing.T) {
 	held := func(m *mesh) int64 { return m.pod.held.Taken() }
 	protocols(t, func(t *testing.T, http2 bool) {
 		for _, c := range []struct {
@@ -233,7 +233,7 @@ func TestADelayEnds(t *testing.T) {
 	})
 }
 
-func TestAResetBreaksOneRequestOff(t *testing.T) {
+func TestResetBreaksOneRequest(t *testing.T) {
 	protocols(t, func(t *testing.T, http2 bool) {
 		for _, after := range []bool{false, true} {
 			more := make(chan struct{})
@@ -297,7 +297,7 @@ func (m *mesh) hang(c *http.Client) (read func() error) {
 	}
 }
 
-func TestATruncatedAnswerNeverEndsCleanly(t *testing.T) {
+func TestTruncatedResponseNeverEndsCleanly(t *testing.T) {
 	body := strings.Repeat("x", 100<<10)
 	for what, answer := range map[string]http.HandlerFunc{
 		"with a length": func(w http.ResponseWriter, _ *http.Request) {
@@ -336,7 +336,7 @@ func TestATruncatedAnswerNeverEndsCleanly(t *testing.T) {
 	}
 }
 
-func TestATruncatedAnswerOfHTTP10DoesNotEndEither(t *testing.T) {
+func TestTruncatedHTTP10ResponseNeverEndsCleanly(t *testing.T) {
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.(http.Flusher).Flush()
 		_, _ = io.WriteString(w, "twelve bytes")
@@ -351,7 +351,7 @@ func TestATruncatedAnswerOfHTTP10DoesNotEndEither(t *testing.T) {
 	require.Error(t, err, "an end of the connection would be one of the body")
 }
 
-func TestASlowBody(t *testing.T) {
+func TestSlowBodyIsSentAtItsRate(t *testing.T) {
 	body := strings.Repeat("x", 1000)
 	protocols(t, func(t *testing.T, http2 bool) {
 		m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
@@ -364,7 +364,7 @@ func TestASlowBody(t *testing.T) {
 	})
 }
 
-func TestASlowBodyEndsWithItsClientAndItsRule(t *testing.T) {
+func TestSlowBodyEndsWithClientOrRule(t *testing.T) {
 	protocols(t, func(t *testing.T, http2 bool) {
 		for what, target := range map[string]string{"a get": deployment, "a watch": "/api/v1/pods?watch=1"} {
 			t.Run(what, func(t *testing.T) {
@@ -394,7 +394,7 @@ func TestASlowBodyEndsWithItsClientAndItsRule(t *testing.T) {
 
 // What a rule that is gone would have done to the rest of a long answer is not done, and
 // what another does goes on.
-func TestLongAnswersAreHarmedWhileTheirRulesSaySo(t *testing.T) {
+func TestFaultsOfLongResponsesEndWithTheirRules(t *testing.T) {
 	protocols(t, func(t *testing.T, http2 bool) {
 		for what, gone := range map[string]*meshv1.FaultRule{
 			"truncated":            {Truncate: &meshv1.Truncate{AfterBytes: 10, Percent: 100}},
@@ -433,7 +433,7 @@ func TestLongAnswersAreHarmedWhileTheirRulesSaySo(t *testing.T) {
 }
 
 // What did not happen is not told of, and leaves the rule's count as it was.
-func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
+func TestExpiredSlowBodyDoesNotSlowTheResponse(t *testing.T) {
 	more, asked := make(chan struct{}), make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		close(asked)
@@ -456,7 +456,7 @@ func TestASlowBodyThatWasLiftedBeforeTheAnswer(t *testing.T) {
 }
 
 // Of a delay by two rules, what one of them adds is over with it.
-func TestADelayOfOneOfTwoRulesEnds(t *testing.T) {
+func TestDelayOfOneOfTwoRulesEnds(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	delay := func(d time.Duration) *meshv1.FaultRule {
 		return &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(d), Percent: 100}}
@@ -471,7 +471,7 @@ func TestADelayOfOneOfTwoRulesEnds(t *testing.T) {
 }
 
 // A count that the next proxy goes on with is not spent twice.
-func TestAProxyThatDrainsInjectsNothing(t *testing.T) {
+func TestDrainingProxyInjectsNoFaults(t *testing.T) {
 	more := make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if w.(http.Flusher).Flush(); strings.HasSuffix(r.URL.Path, "/log") {
@@ -496,7 +496,7 @@ func TestAProxyThatDrainsInjectsNothing(t *testing.T) {
 	require.NoError(t, <-drained)
 }
 
-func TestClientGoMeetsInjectedConflicts(t *testing.T) {
+func TestClientGoRetriesInjectedConflicts(t *testing.T) {
 	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", jsonType)
 		_, _ = io.WriteString(w, `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"a"}}`)

@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"net/http"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -86,7 +85,7 @@ func (s *fenceStage) create(x *exchange) *outcome {
 	if s.Observe && x.out.header.get("Content-Encoding") != "" {
 		return s.undecided(nil)
 	}
-	name, err, refused := keyInBody(x)
+	name, refused, err := nameInBody(x)
 	switch {
 	case refused != nil:
 		return refusal(refused)
@@ -102,16 +101,16 @@ func (s *fenceStage) create(x *exchange) *outcome {
 	return nil
 }
 
-// keyInBody returns the name of the object that a request creates, and why it cannot be
-// read.
-func keyInBody(x *exchange) (name string, err error, refused *apierrors.StatusError) {
+// nameInBody returns the name of the object that a request creates. The error says why it
+// cannot be read.
+func nameInBody(x *exchange) (name string, refused *apierrors.StatusError, err error) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
-		return "", nil, refused
+		return "", refused, nil
 	}
 	x.out.replace(raw)
 	_, name, _, err = filter.KeyOf(cmp.Or(x.out.header.get("Content-Type"), typeJSON), raw)
-	return name, err, nil
+	return name, nil, err
 }
 
 // standbyRetry is the Retry-After of what a member in standby is refused, in seconds.

@@ -17,7 +17,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
 
 // owning is a shard that owns some keys of pods and namespaces.
@@ -94,10 +94,10 @@ func TestFence(t *testing.T) {
 
 // A deletecollection in a namespace of another shard finds nothing, whatever the
 // isolation, as a list would.
-func TestDeleteCollectionOfAnotherShardsDeletesNothing(t *testing.T) {
+func TestDeleteCollectionInForeignNamespaceDeletesNothing(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
-	nothing := narrow.Nothing.String()
+	nothing := isolation.Nothing.String()
 	for _, isolation := range []meshv1.Isolation{meshv1.Isolation_ISOLATION_ENFORCE, meshv1.Isolation_ISOLATION_OBSERVE, meshv1.Isolation_ISOLATION_OFF} {
 		for _, q := range []struct{ target, plain, wide string }{
 			{"/api/v1/namespaces/mine/pods", "", ""},
@@ -164,7 +164,7 @@ func TestFenceByObject(t *testing.T) {
 }
 
 // Under observe nothing is refused or altered, also what cannot be told apart.
-func TestObserveByObjectPassesWhatItCannotTell(t *testing.T) {
+func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.Header.Get("Accept") == partial { // who may patch need not be one who may get
@@ -195,7 +195,7 @@ func TestObserveByObjectPassesWhatItCannotTell(t *testing.T) {
 	require.Equal(t, 415, m.do("POST", "/api/v1/namespaces", "metadata: {name: x}", "Content-Type", "application/yaml").StatusCode)
 }
 
-func TestATableIsItsRowsObject(t *testing.T) {
+func TestTableHasTheKeyOfItsRow(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		uid := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
@@ -212,7 +212,7 @@ func TestATableIsItsRowsObject(t *testing.T) {
 	}
 }
 
-func TestAForeignObjectIsNotProxiedToByAPort(t *testing.T) {
+func TestForeignObjectIsNotProxiedToByPort(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -232,7 +232,7 @@ func TestAForeignObjectIsNotProxiedToByAPort(t *testing.T) {
 	}
 }
 
-func TestBindingsAreRefusedWherePodsAreDividedByObject(t *testing.T) {
+func TestBindingsAreRefusedIfPodsAreDividedByObject(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(byObject("pods"))
@@ -253,7 +253,7 @@ func (h held) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func TestAPolicySettlesWhenTheWritesBeforeItAreOver(t *testing.T) {
+func TestPolicySettlesAfterEarlierWritesEnd(t *testing.T) {
 	for _, left := range []bool{false, true} {
 		t.Run(fmt.Sprintf("client left %t", left), func(t *testing.T) {
 			api := held{make(chan struct{}), make(chan struct{})}
@@ -300,7 +300,7 @@ func TestAPolicySettlesWhenTheWritesBeforeItAreOver(t *testing.T) {
 	}
 }
 
-func TestASubresourceOfAnotherGroupThatIsCalledProxyIsWrittenTo(t *testing.T) {
+func TestProxySubresourceOfOtherGroupIsOrdinary(t *testing.T) {
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
 	m.policy(owning("a"))
@@ -319,7 +319,7 @@ func TestASubresourceOfAnotherGroupThatIsCalledProxyIsWrittenTo(t *testing.T) {
 
 // Whatever writes while policies change: once one settled, nothing of what it took
 // away reaches the apiserver.
-func TestNothingOfALostNamespaceIsWrittenOnceSettled(t *testing.T) {
+func TestLostNamespaceIsNotWrittenAfterSettling(t *testing.T) {
 	var mu sync.Mutex
 	lost := ""
 	var wrong []string
@@ -376,7 +376,7 @@ func TestNothingOfALostNamespaceIsWrittenOnceSettled(t *testing.T) {
 	require.Empty(t, wrong)
 }
 
-func TestCachesThatAreKeptAreNotToldToList(t *testing.T) {
+func TestKeptCachesResumeAfterPolicyChange(t *testing.T) {
 	m := newMesh(t, watches())
 	c := m.client(true)
 	filtered := func(keep bool, keys ...string) *meshv1.Sharding {

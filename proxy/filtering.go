@@ -8,23 +8,22 @@ import (
 	"io"
 	"net/http"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// What the filters of one pod may keep of lists and of large objects, in bytes, if
-// those of no other keep as much.
+// Bounds of the memory that filters of one pod take for lists and large objects, in bytes,
+// if no other pod uses as much.
 const (
 	maxFiltered = 64 << 20
 	ownFiltered = 4 << 20
 )
 
-// respond makes a response one of the shard's objects alone.
+// respond removes the objects of other shards from a response.
 func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if resp.Status/100 != 2 || x.req.method == http.MethodHead {
 		return nil // no objects
@@ -43,7 +42,7 @@ func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	}
 	body := io.Reader(x.objects)
 	if !s.watch {
-		// What is wrong with the first of a list can still be said.
+		// An error at the beginning of a list can still be answered.
 		begun := bufio.NewReaderSize(x.objects, 4<<10)
 		if _, err := begun.Peek(1); err != nil {
 			return s.unfiltered(x, err)
@@ -68,8 +67,8 @@ func (n *narrowed) keep(k filter.Key) bool {
 	return false
 }
 
-// decoded is an answer's body as it was before it was compressed. The apiserver
-// does not compress unasked, but others may be in between.
+// decoded returns the body of a response without compression. The apiserver does not
+// compress unless asked, but a proxy in between may.
 func decoded(resp *upstream.Response) (io.Reader, error) {
 	switch encoding := resp.Get("Content-Encoding"); encoding {
 	case "", "identity":
@@ -93,20 +92,20 @@ func (h *holding) holdFiltered(resource string, n int) error {
 	}
 	h.pod.bound("filtered bytes")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
-		"pod %s asks for more %s than can be filtered at once: list in pieces (limit), or as JSON", h.pod.id, resource)
+		"pod %s requests more %s than can be filtered at once: list in pieces (limit), or as JSON", h.pod.id, resource)
 }
 
-// unfiltered answers for an answer that was not filtered, and so is not passed on.
+// unfiltered answers in place of a response that cannot be filtered.
 func (s *narrowStage) unfiltered(x *exchange, err error) *outcome {
 	refused, isRefusal := errors.AsType[*apierrors.StatusError](err)
 	switch {
 	case isRefusal:
 		return refusal(refused)
 	case errors.Is(err, filter.ErrType), errors.Is(err, filter.ErrSize):
-		return refusal(status.NotAcceptable("%s are divided among shards, and the apiserver's answer cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.Resource, err))
+		return refusal(status.NotAcceptable("%s are divided among shards, and the response of the apiserver cannot be filtered: %v: accept JSON, or list in pieces (limit)", s.resource.Resource, err))
 	case errors.Is(err, filter.ErrForm):
 		x.plan.meters.UpstreamErrors.Inc()
-		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver's answer is no list of %s: %v", s.resource.Resource, err)}
+		return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the response of the apiserver is no list of %s: %v", s.resource.Resource, err)}
 	}
 	return failure(err)
 }

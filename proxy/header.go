@@ -19,8 +19,8 @@ func (forwardedHeaderStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-// auditStage gives a request an audit id, by which its access line and the apiserver's
-// audit log can be joined.
+// auditStage adds an audit id to a request, which relates its access line to the audit log
+// of the apiserver.
 type auditStage struct{}
 
 func (auditStage) apply(x *exchange) *outcome {
@@ -36,7 +36,7 @@ var hopByHop = []string{
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
 }
 
-// dropHopByHop removes what concerns the client's connection only.
+// dropHopByHop removes the fields that concern only the client's connection.
 func (o *outgoing) dropHopByHop() {
 	if perConnection(o.header) {
 		dropHopByHop(o.own())

@@ -14,7 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
-// inherit takes over what a policy without sharding leaves as it was.
+// inherit keeps what a policy without sharding does not change.
 func (p *policy) inherit(old *policy) {
 	if p.requestTimeout == 0 && old != nil {
 		p.requestTimeout = old.requestTimeout
@@ -30,7 +30,7 @@ func (p *Pod) unseen() time.Duration {
 	return timeout + meshv1.LostWrite
 }
 
-// succeed makes next what takes the place of old, which is nil for the first.
+// succeed settles next after old, which is nil for the first policy.
 func (p *Pod) succeed(old, next *policy) {
 	over := func() {
 		p.settled.Store(next)
@@ -43,7 +43,7 @@ func (p *Pod) succeed(old, next *policy) {
 	}
 	close(old.replaced)
 	old.writes.Over(over)
-	if old.passthrough && !next.passthrough { // what went through tunnels was not counted
+	if old.passthrough && !next.passthrough { // writes in tunnels were not counted
 		if left := p.tunnels.remain(p.unseen()); left > 0 {
 			old.writes.LowerAfter(left)
 			return
@@ -52,11 +52,11 @@ func (p *Pod) succeed(old, next *policy) {
 	old.writes.Lower()
 }
 
-// begin counts x before the last of it leaves. It is false when another policy has
-// come since x was looked at: x must not leave.
+// begin counts x before the last of it is sent. It returns false if the policy has changed
+// since x was evaluated: x must not be sent.
 //
-// First the count, then the look: so whoever replaces the policy, and then finds
-// that nothing counts, knows that nothing will leave under it.
+// It counts first and compares then. So if the policy is replaced and nothing counts, no
+// write will be sent under it.
 func (x *exchange) begin() bool {
 	x.policy.writes.Begin(x.pod.info.Journal)
 	if x.pod.policy.Load() != x.policy {
@@ -67,7 +67,7 @@ func (x *exchange) begin() bool {
 	return true
 }
 
-// answered notes how a write that counts ended upstream.
+// answered records how a write that counts ended upstream.
 func (x *exchange) answered(resp *upstream.Response, err error) {
 	if !x.counted {
 		return
@@ -82,9 +82,9 @@ func (x *exchange) completion(resp *upstream.Response, err error) writes.Complet
 	return writes.Complete(x.plan.key, !x.sending.Sent.IsZero(), awaited, resp, err)
 }
 
-// lastByte is the body of a write that comes while it leaves. The write counts
-// from the last byte on: until then the apiserver does nothing with it, and a client
-// that sends none would keep others waiting.
+// lastByte is the body of a write that is read while it is sent. The write counts from the
+// last byte on: until then the apiserver does nothing, and a client that stops sending would
+// delay the settling of policies.
 type lastByte struct {
 	io.Reader
 	x    *exchange
@@ -107,9 +107,9 @@ func (b *lastByte) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// depart makes a write ready to leave: it counts, and goes on when its client or
-// the pod has gone away, because only its response shows when it is over. It is
-// false when it must be looked at anew.
+// depart prepares a write for sending: it counts, and continues without its client or pod,
+// because only the response shows when it has ended. It returns false if the request must
+// be evaluated again.
 func (x *exchange) depart() bool {
 	x.ctx = x.pod.writing
 	if _, whole := x.out.body.(*bytes.Reader); whole || x.out.length == 0 {

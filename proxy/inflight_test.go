@@ -22,7 +22,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
-func TestHowLongAWriteMayStillTakeEffect(t *testing.T) {
+func TestCompletionOfWriteByItsEnd(t *testing.T) {
 	broken := func(errno syscall.Errno) error {
 		return fmt.Errorf("handled: %w", &net.OpError{Op: "read", Err: os.NewSyscallError("read", errno)})
 	}
@@ -120,7 +120,7 @@ func TestLostWriteCountsUntilTheRequestTimeoutOfThePolicy(t *testing.T) {
 }
 
 // Nobody sees what goes through a tunnel, so its writes are waited for unseen.
-func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
+func TestTunnelledWritesDelaySettling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pod{}
 		p.tunnels.last = time.Now()
@@ -143,7 +143,7 @@ func TestWhatWasTunnelledMayStillTakeEffect(t *testing.T) {
 	})
 }
 
-func TestNoTunnelsToWaitFor(t *testing.T) {
+func TestPolicySettlesAtOnceWithoutTunnels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tunnels tunnels
 		require.Zero(t, tunnels.remain(time.Minute), "never one")

@@ -87,7 +87,7 @@ func (m *mesh) tally(name string, labels ...string) (sum float64, series int) {
 	return sum, series
 }
 
-func TestWhatIsBeyondALimitIsToldWhen(t *testing.T) {
+func TestLimitedRequestGetsRetryAfter(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(90 * time.Second)}, Trigger: onlyLimits()})
@@ -115,7 +115,7 @@ func TestWhatIsBeyondALimitIsToldWhen(t *testing.T) {
 	require.Zero(t, series, "of rules that are gone")
 }
 
-func TestWhoWaitsInVainIsToldWhatToDo(t *testing.T) {
+func TestRefusalExplainsLimitThatNeverFills(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for trigger, says := range map[meshv1.Trigger]string{
 		onlyLimits():                  "raise bucket.limit",
@@ -135,7 +135,7 @@ func TestWhoWaitsInVainIsToldWhatToDo(t *testing.T) {
 	}
 }
 
-func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
+func TestOpenBreakerRefusesUntilProbeSucceeds(t *testing.T) {
 	var code atomic.Int32
 	code.Store(500)
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(code.Load())) }}
@@ -166,7 +166,7 @@ func TestAnOpenedBreakerRefusesUntilAProbeSucceeds(t *testing.T) {
 }
 
 // What says nothing of the apiserver's health opens nothing.
-func TestWhatIsNoFailure(t *testing.T) {
+func TestRefusalsAndAbandonedRequestsAreNoFailures(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
@@ -229,7 +229,7 @@ func TestWhatIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestSlowAnswersOpen(t *testing.T) {
+func TestSlowResponsesOpenBreaker(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { time.Sleep(5 * time.Millisecond) }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 2, SlowPercent: 50, SlowNs: int64(time.Millisecond)}})
@@ -240,7 +240,7 @@ func TestSlowAnswersOpen(t *testing.T) {
 
 // The head of a followed log comes with its first line, and what is proxied to is not
 // the apiserver.
-func TestWhatClientsWaitForIsNotSlow(t *testing.T) {
+func TestWatchesAreNeverSlow(t *testing.T) {
 	for _, path := range []string{
 		"/api/v1/namespaces/ns/pods?watch=true",
 		"/api/v1/namespaces/ns/pods/x/log?follow=true",
@@ -257,7 +257,7 @@ func TestWhatClientsWaitForIsNotSlow(t *testing.T) {
 	}
 }
 
-func TestAnApiserverThatIsGoneAndFaultsCountAsFailures(t *testing.T) {
+func TestMissingApiserverAndFaultsCountAsFailures(t *testing.T) {
 	for name, fault := range map[string]*meshv1.FaultRule{
 		"gone":  nil,
 		"abort": {Name: "f", Key: "f", Abort: &meshv1.Abort{Status: 500, Percent: 100}},
@@ -356,7 +356,7 @@ func TestStreamsInFlight(t *testing.T) {
 	require.Eventually(t, free, soon, 10*time.Millisecond)
 }
 
-func TestAnApiserverThatHangsOpensABreaker(t *testing.T) {
+func TestHangingApiserverOpensBreaker(t *testing.T) {
 	api := &recorder{then: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, SlowPercent: 100, SlowNs: int64(20 * time.Millisecond)}})
@@ -369,7 +369,7 @@ func TestAnApiserverThatHangsOpensABreaker(t *testing.T) {
 	}, soon, time.Millisecond)
 }
 
-func TestFailuresInARowAreWaitedFor(t *testing.T) {
+func TestBackoffAfterConsecutiveFailures(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Backoff: &meshv1.Backoff{Failures: 2, BaseNs: int64(time.Hour), MaxNs: int64(time.Hour)}})
@@ -391,7 +391,7 @@ func TestForced(t *testing.T) {
 	}
 }
 
-func TestTheLockIsExemptUnlessItIsNamed(t *testing.T) {
+func TestLockIsExemptFromLimitsUnlessNamed(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
 	closedTo := func(names ...string) []*meshv1.LimitRule {
@@ -416,7 +416,7 @@ func TestTheLockIsExemptUnlessItIsNamed(t *testing.T) {
 	}
 }
 
-func TestPathsThatAreNoResources(t *testing.T) {
+func TestLimitsOfNonResourcePaths(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits(), Paths: []*meshv1.PathMatch{{Paths: []string{"/openapi*"}, Verbs: []string{"get"}}}})
 	require.Equal(t, 200, m.do("GET", "/openapi/v3", "").StatusCode)
@@ -432,7 +432,7 @@ func TestUserAgents(t *testing.T) {
 	require.Equal(t, 200, m.do("GET", deployment, "", "User-Agent", "tame/1").StatusCode)
 }
 
-func TestWhatIsRefusedBeforeTakesNoToken(t *testing.T) {
+func TestEarlierRefusalTakesNoToken(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	rules := named([]*meshv1.LimitRule{{Key: "kept", Bucket: bucket(1), Trigger: onlyLimits()}})
 	of := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: rules}}}
@@ -443,7 +443,7 @@ func TestWhatIsRefusedBeforeTakesNoToken(t *testing.T) {
 	require.Equal(t, 429, m.do("GET", deployment, "").StatusCode, "another policy leaves the rule alone")
 }
 
-func TestWhatRulesCountedMovesToAnotherProxy(t *testing.T) {
+func TestCountsOfRulesMoveToAnotherProxy(t *testing.T) {
 	rules := func() []*meshv1.LimitRule { return []*meshv1.LimitRule{{Bucket: bucket(2), Trigger: onlyLimits()}} }
 	old, next := newMesh(t, &recorder{}), newMesh(t, &recorder{})
 	old.limits(rules()...)
@@ -460,7 +460,7 @@ func TestWhatRulesCountedMovesToAnotherProxy(t *testing.T) {
 	require.Equal(t, 429, next.do("GET", deployment, "").StatusCode)
 }
 
-func TestMetricsOfRulesAreForgottenWithTheirPod(t *testing.T) {
+func TestMetricsOfRulesEndWithTheirPod(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
 	require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)

@@ -8,60 +8,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// locks are the operator's locks that a policy names.
-type locks []*lock.Lock
-
-// locksOf returns the locks of a policy: with their own names where the shard has
-// none of its own.
-func locksOf(s *meshv1.Sharding) (locks, error) {
-	make := lock.New
-	if s.GetStandby() {
-		make = lock.NewUnrenamed
-	}
-	var out locks
-	for _, l := range s.GetLocks() {
-		one, err := make(l)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, one)
-	}
-	return out, nil
-}
-
-func (ls locks) equal(others locks) bool { return slices.EqualFunc(ls, others, (*lock.Lock).Equal) }
-
-// named returns the lock of this namespace and name, nil if there is none.
-func (ls locks) named(namespace, name string) *lock.Lock {
-	for _, l := range ls {
-		if l.Named(namespace, name) {
-			return l
-		}
-	}
-	return nil
-}
-
-// in returns the locks of a namespace.
-func (ls locks) in(namespace string) (out locks) {
-	for _, l := range ls {
-		if l.Namespace() == namespace {
-			out = append(out, l)
-		}
-	}
-	return out
-}
-
-// lockStage exchanges the names of the locks in requests about them.
+// lockStage replaces the names of the locks in requests about them.
 type lockStage struct {
-	locks locks
-	// standby: they have their own names, and are not written.
+	locks lock.Set
+	// standby: the locks keep their names, and are not written.
 	standby bool
 }
 
@@ -73,9 +29,9 @@ func (p *policy) lockStage(key match.Kind) *lockStage {
 	return &lockStage{locks: p.locks, standby: p.Standby}
 }
 
-// urgent reports whether a request is about a lock, as far as its head says.
+// urgent reports whether a request is about a lock, by its head.
 func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
-	if info.Verb == "watch" { // it may wait
+	if info.Verb == "watch" {
 		return false
 	}
 	for _, l := range s.locks {
@@ -98,7 +54,7 @@ func (s *lockStage) apply(x *exchange) *outcome {
 
 // object handles a request whose path names the object.
 func (s *lockStage) object(x *exchange) *outcome {
-	l := s.locks.named(x.req.info.Namespace, x.req.info.Name)
+	l := s.locks.Named(x.req.info.Namespace, x.req.info.Name)
 	if l == nil {
 		return nil
 	}
@@ -107,17 +63,16 @@ func (s *lockStage) object(x *exchange) *outcome {
 	}
 	x.out.path = l.Path(x.out.path, 0)
 	if x.req.info.Verb == "update" || x.req.info.Verb == "patch" {
-		if _, refused := s.body(x, locks{l}); refused != nil {
+		if _, refused := s.body(x, lock.Set{l}); refused != nil {
 			return refusal(refused)
 		}
 	}
 	return s.claim(x, l)
 }
 
-// create looks whether the object to be created is a lock. If not, the bytes go on
-// as they came.
+// create handles a request that may create a lock. Other bodies are not changed.
 func (s *lockStage) create(x *exchange) *outcome {
-	candidates := s.locks.in(x.req.info.Namespace)
+	candidates := s.locks.In(x.req.info.Namespace)
 	if len(candidates) == 0 {
 		return nil
 	}
@@ -131,8 +86,7 @@ func (s *lockStage) create(x *exchange) *outcome {
 	return s.claim(x, l)
 }
 
-// collection handles a list, watch or deletecollection: of a lock if a field
-// selector names it.
+// collection handles a list, watch or deletecollection whose field selector names a lock.
 func (s *lockStage) collection(x *exchange) *outcome {
 	for _, l := range s.locks {
 		if l.Namespace() != x.req.info.Namespace {
@@ -154,9 +108,9 @@ func (s *lockStage) collection(x *exchange) *outcome {
 	return nil
 }
 
-// body reads the request's body, bounded, and exchanges the name of the lock that it
-// names in it; nil if it names none.
-func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.StatusError) {
+// body reads the request's body, which is bounded, and replaces the name of the lock in it.
+// It returns nil if the body names no lock.
+func (s *lockStage) body(x *exchange, candidates lock.Set) (*lock.Lock, *apierrors.StatusError) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return nil, refused
@@ -177,12 +131,12 @@ func (s *lockStage) body(x *exchange, candidates locks) (*lock.Lock, *apierrors.
 	return nil, nil
 }
 
-// claim makes x a request about a lock: on the locks' own connection, exempt from
-// what is said of other objects, with an answer whose names can be exchanged back.
+// claim makes x a request about a lock: on the locks' own connection, exempt from isolation,
+// and with a response in which names can be replaced.
 func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
-		return refusal(status.NotAcceptable("the lock is answered as JSON or Kubernetes protobuf only"))
+		return refusal(status.NotAcceptable("requests about the lock must accept JSON or Kubernetes protobuf"))
 	}
 	x.out.set("Accept", accept)
 	x.out.drop("Accept-Encoding")
@@ -191,7 +145,7 @@ func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 	return nil
 }
 
-// respond exchanges the names back in what the apiserver answers about a lock.
+// respond restores the names in the response about a lock.
 func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	contentType := resp.Get("Content-Type")
 	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
@@ -210,12 +164,12 @@ func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 		return failure(err)
 	}
 	if resp.Status/100 == 2 {
-		records, resource := &x.pod.records, x.req.info.Resource
+		written, resource := x.pod.lockWrites, x.req.info.Resource
 		switch x.req.info.Verb {
 		case "create", "update", "patch":
-			records.write(x.lock, s.locks, resource, lock.Holder(contentType, body))
+			written.Note(x.lock, s.locks, resource, lock.ReadHeld(contentType, body))
 		case "delete", "deletecollection":
-			records.write(x.lock, s.locks, resource, lock.Held{})
+			written.Note(x.lock, s.locks, resource, lock.Held{})
 		}
 	}
 	edited, err := x.lock.Answer(contentType, body)
@@ -229,5 +183,36 @@ func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	return nil
 }
 
-// maxLockAnswer bounds the answer to a lock request, in bytes.
+// maxLockAnswer bounds the response to a lock request, in bytes.
 const maxLockAnswer = 4 * lock.MaxObject
+
+// HeldLocks returns the locks of the policy in force that the pod holds, sorted, as
+// namespace/name: its last successful write of each named a holder, no longer ago than
+// the lease lasts.
+func (p *Pod) HeldLocks() (out []string) {
+	pol := p.policy.Load()
+	if pol == nil {
+		return nil
+	}
+	for _, l := range pol.locks {
+		if p.lockWrites.Holds(l) {
+			out = append(out, l.Namespace()+"/"+l.Name())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// LockHolder reports whether the pod holds all of its shard's locks.
+func (p *Pod) LockHolder() bool {
+	pol := p.policy.Load()
+	return pol != nil && len(pol.locks) > 0 && len(p.HeldLocks()) == len(pol.locks)
+}
+
+// Holders returns what the pod wrote last into those of its locks that are Leases,
+// sorted by lock.
+func (p *Pod) Holders() []lock.Holder { return p.lockWrites.Leases() }
+
+// HolderWritten gets a token when Holders may have changed. The writer then waits
+// for its answer.
+func (p *Pod) HolderWritten() <-chan struct{} { return p.lockWrites.Changed() }

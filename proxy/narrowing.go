@@ -8,7 +8,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -58,7 +57,7 @@ func (s *narrowStage) apply(x *exchange) *outcome {
 	}
 	accept, ok := filter.Accept(x.out.header["Accept"])
 	if !ok {
-		return refusal(status.NotAcceptable("%s are divided among shards, and what is accepted cannot be filtered: accept JSON or Kubernetes protobuf", s.resource.Resource))
+		return refusal(status.NotAcceptable("%s are divided among shards, and no accepted media type can be filtered: accept JSON or Kubernetes protobuf", s.resource.Resource))
 	}
 	if err := s.edit(x); err != nil {
 		return refusal(status.BadRequest("%v", err))
@@ -80,7 +79,7 @@ func (s *narrowStage) edit(x *exchange) (err error) {
 		return err
 	}
 	if nothing {
-		x.out.query, err = narrow.Nothing.Narrow(x.out.query)
+		x.out.query, err = isolation.Nothing.Narrow(x.out.query)
 		return err
 	}
 	theirs, _, err := query.Get(x.out.query, shardSelector)
@@ -101,26 +100,35 @@ func withMetadata(raw string) (string, error) {
 	return query.Set(raw, includeObject, "Metadata")
 }
 
-// narrowed is what becomes of a list or watch whose response is filtered.
+// narrowed is the state of a list or watch whose response is filtered.
 type narrowed struct {
 	narrow        *narrowStage   // nil: it is not filtered
-	shardSelector string         // that the apiserver was sent for it
+	shardSelector string         // that was sent to the apiserver
 	objects       *filter.Reader // the response
-	judged        atomic.Bool    // it had objects that could have been foreign
+	judged        atomic.Bool    // it had objects that could be foreign
 }
 
-// noteMethod remembers for the report how a list was narrowed, or the initial
-// events of a watch, which echo nothing: the apiserver narrowed what could have had
-// something foreign in it and had not.
-func (n *narrowed) noteMethod(as *methods, namespace string) {
+// noteMethod records how a list, or the initial events of a watch, were narrowed. A list
+// echoes the selector if the apiserver applied it. A watch does not: the apiserver applied
+// it if the watch could have had foreign objects, and had none.
+func (n *narrowed) noteMethod(as *isolation.Methods, namespace string) {
 	s := n.narrow
 	if s == nil || n.objects == nil || !s.Shows(namespace) || s.watch && !n.judged.Load() {
 		return
 	}
-	method := filtering
+	method := isolation.Filtered
 	// A watch with injected faults is read by another goroutine.
 	if n.shardSelector != "" && (!s.watch && n.objects.Echoed() || s.watch && n.objects.Dropped() == 0) {
-		method = serverSide
+		method = isolation.ServerSide
 	}
-	as.note(s.resource, method)
+	as.Note(s.resource, method)
+}
+
+// Methods returns how lists and watches of the resources that the policy in force divides,
+// as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
+func (p *Pod) Methods() map[string]string {
+	if pol := p.policy.Load(); pol != nil {
+		return p.methods.Of(pol.Division)
+	}
+	return nil
 }

@@ -17,6 +17,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
 
 // divided is a shard that owns a scope of all resources.
@@ -59,7 +60,7 @@ var forms = map[string][2]string{
 
 // Whatever the method, the apiserver and the encoding, a list and a watch have the
 // shard's objects and everybody's.
-func TestListsAndWatchesAreTheShards(t *testing.T) {
+func TestListsAndWatchesHaveOnlyOwnedObjects(t *testing.T) {
 	const path = "/api/v1/configmaps"
 	scopes := map[string]sharding.Scope{
 		"ranges":  sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2}),
@@ -152,7 +153,7 @@ func TestOneNamespace(t *testing.T) {
 	require.Equal(t, []string{"ns-2/o-12", "ns-2/o-2"}, m.all(c, "/api/v1/namespaces/ns-2/configmaps", jsonType, 0), "scopes only fence")
 }
 
-func TestWhatTheApiserverIsAsked(t *testing.T) {
+func TestNarrowedListSendsShardSelector(t *testing.T) {
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
 	half := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
@@ -230,14 +231,14 @@ func TestMethodsAreBounded(t *testing.T) {
 	m := newMesh(t, newFakeAPI(true))
 	m.policy(divided(sharding.Keys("a"), meshv1.Method_METHOD_AUTO))
 	c := m.client(true)
-	for i := range 2 * maxMethods {
+	for i := range 2 * isolation.MaxMethods {
 		m.with(c, "GET", fmt.Sprintf("/apis/x.example/v1/r%d", i), "", "Accept", jsonType)
 	}
-	require.Len(t, m.pod.Methods(), maxMethods)
+	require.Len(t, m.pod.Methods(), isolation.MaxMethods)
 }
 
 // What cannot be filtered is never passed on.
-func TestWhatCannotBeFiltered(t *testing.T) {
+func TestUnfilterableResponsesAreRefused(t *testing.T) {
 	var contentType, encoding, body string
 	var code int
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -285,7 +286,7 @@ func TestWhatCannotBeFiltered(t *testing.T) {
 }
 
 // A client never takes half an answer for a whole one.
-func TestAFilteredAnswerThatBreaks(t *testing.T) {
+func TestBrokenFilteredResponseNeverEndsCleanly(t *testing.T) {
 	const head = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"a","namespace":"own"}},`
 	for name, rest := range map[string]string{"ends early": "", "is malformed": "]}"} {
 		api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -308,7 +309,7 @@ func TestAFilteredAnswerThatBreaks(t *testing.T) {
 }
 
 // What filters keep is within the pod's bound.
-func TestWhatFiltersKeepIsBounded(t *testing.T) {
+func TestMemoryOfFiltersIsBounded(t *testing.T) {
 	api := newFakeAPI(false)
 	for i := range 1000 {
 		o := object("own", fmt.Sprintf("o-%d", i))

@@ -9,7 +9,7 @@ import (
 // noticeInterval is the least time between two notices of one kind about a pod.
 const noticeInterval = time.Minute
 
-// notices keeps a pod from telling the same all the time. Reasons are a fixed set.
+// notices limits the rate of notices about a pod. Reasons are a fixed set.
 type notices struct {
 	mu   sync.Mutex
 	last map[string]time.Time
@@ -29,7 +29,7 @@ func (n *notices) due(reason string) bool {
 	return true
 }
 
-// notify tells the host about the pod. It never waits for it.
+// notify calls Config.Notify, and does not wait for it.
 func (p *Pod) notify(reason, format string, args ...any) {
 	if p.server.notify != nil && p.notices.due(reason) {
 		go p.server.notify(p.info, reason, fmt.Sprintf(format, args...))

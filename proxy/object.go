@@ -24,21 +24,21 @@ import (
 const (
 	typeJSON     = "application/json"
 	typeProtobuf = "application/vnd.kubernetes.protobuf"
-	// partial asks for an object's metadata alone.
+	// partial requests only the metadata of an object.
 	partial = typeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-	// maxRead bounds an object that is read to tell whose it is, in bytes.
+	// maxRead bounds an object that is read for its uid, in bytes.
 	maxRead = 4 * lock.MaxObject
 )
 
-// object decides by the uid of the object that a request is for. A get is decided
-// by its answer. Of other requests the apiserver is asked first, by the caller's own
-// leave; what it does not know yet is nobody's.
+// object decides by the uid of the object that a request is for. For a get, the response
+// has it. For other requests, the proxy first gets the object with the caller's own
+// permissions; a missing object belongs to no shard.
 //
-// The name may come to be another object's between the look and the write. So the
-// body is there before the look, and the write says the uid that it is for (pin).
+// The name may be given to another object between the look-up and the write. So the body is
+// read before the look-up, and the write names the uid (pin).
 func (s *fenceStage) object(x *exchange) *outcome {
 	switch {
-	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body says the pod
+	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body names the pod
 		return s.encounter(x, "not each of these objects", "")
 	case x.req.method == http.MethodGet && len(x.req.info.Parts) == 2 && !s.Observe:
 		return s.get(x)
@@ -89,7 +89,7 @@ func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
 	return nil
 }
 
-// get has the answer be one that tells the object's uid.
+// get requests a response that has the object's uid.
 func (s *fenceStage) get(x *exchange) *outcome {
 	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
@@ -101,11 +101,11 @@ func (s *fenceStage) get(x *exchange) *outcome {
 	}
 	x.out.set("Accept", accept)
 	x.out.drop("Accept-Encoding")
-	x.responses.only(s) // nothing else is to look at what may be another shard's
+	x.responses.only(s) // no other stage may read an object of another shard
 	return nil
 }
 
-// respond passes the object that a get is answered with, if it is the shard's.
+// respond passes the object on if the shard owns it.
 func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK {
 		return nil
@@ -132,7 +132,7 @@ func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	return nil
 }
 
-// lookUp asks the apiserver for the uid of the object that a request is for.
+// lookUp gets the uid of the object that a request is for.
 func lookUp(x *exchange) (uid string, refused *apierrors.StatusError) {
 	clients := x.pod.clients.Load()
 	if clients == nil {
@@ -158,13 +158,13 @@ func lookUp(x *exchange) (uid string, refused *apierrors.StatusError) {
 		return "", x.noResponse(err)
 	}
 	if resp.Status != http.StatusOK {
-		said := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
-		_ = json.Unmarshal(body, &said) // else the code must do
-		said.Code = int32(resp.Status)
-		return "", &apierrors.StatusError{ErrStatus: said}
+		failure := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
+		_ = json.Unmarshal(body, &failure) // else the code must suffice
+		failure.Code = int32(resp.Status)
+		return "", &apierrors.StatusError{ErrStatus: failure}
 	}
 	if _, _, uid, err = filter.KeyOf(resp.Get("Content-Type"), body); err != nil {
-		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "whose the object is cannot be read: %v", err)
+		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "the owner of the object cannot be read: %v", err)
 	}
 	return uid, nil
 }

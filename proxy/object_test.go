@@ -23,7 +23,7 @@ func mine() *recorder {
 	}}
 }
 
-func TestAWriteSaysTheObjectThatWasLookedAt(t *testing.T) {
+func TestWriteNamesUidOfItsObject(t *testing.T) {
 	api := mine()
 	m := newMesh(t, api)
 	m.policy(byObject("nodes"))
@@ -56,7 +56,7 @@ func TestAWriteSaysTheObjectThatWasLookedAt(t *testing.T) {
 	}
 }
 
-func TestAWriteInProtobufSaysTheObjectToo(t *testing.T) {
+func TestProtobufWriteNamesUidOfItsObject(t *testing.T) {
 	api := mine()
 	m := newMesh(t, api)
 	m.policy(byObject("nodes"))
@@ -86,7 +86,7 @@ func TestAWriteInProtobufSaysTheObjectToo(t *testing.T) {
 }
 
 // Who lets the body wait does not choose the moment between the look and the write.
-func TestTheLookComesAfterTheBody(t *testing.T) {
+func TestUidIsReadAfterTheBody(t *testing.T) {
 	looked := make(chan struct{}, 2)
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		looked <- struct{}{}

@@ -6,11 +6,10 @@ import (
 	"log/slog"
 	"net/http"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -32,7 +31,7 @@ const (
 	refuseRequest   outcomeKind = iota // with a status, counted by reason
 	respond                            // with a status, in place of the apiserver's response
 	respondEmpty                       // with a status code alone
-	failUpstream                       // for the apiserver did not answer: err
+	failUpstream                       // the apiserver did not answer: err
 	resetConnection                    // without a response
 	startOver                          // the policy changed: evaluate the request anew
 )
@@ -89,8 +88,7 @@ func (x *exchange) conclude(o *outcome) {
 	}
 }
 
-// broken ends an answer that stopped half way so that the client sees that it
-// did.
+// broken ends a truncated response so that the client notices.
 func (x *exchange) broken() {
 	if x.req.gone() == nil {
 		x.plan.meters.UpstreamErrors.Inc()
@@ -117,11 +115,11 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 	x.response.refuse(err)
 }
 
-// failed answers for an apiserver that did not.
+// failed answers a request that the apiserver did not.
 func (x *exchange) failed(err error) {
 	switch {
 	case x.ended():
-		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the request ended before it began: ask again"))
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the request ended before it began: retry"))
 		return
 	case x.req.gone() != nil:
 		x.code = metrics.ClientGone
@@ -129,7 +127,7 @@ func (x *exchange) failed(err error) {
 		panic(errAbort)
 	}
 	if errors.Is(err, relist.ErrPolicyChanged) {
-		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the policy of the pod changed while the request came: send it again"))
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the policy of the pod changed while the request was read: retry"))
 		return
 	}
 	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
@@ -139,8 +137,8 @@ func (x *exchange) failed(err error) {
 	x.answer(x.noResponse(err))
 }
 
-// noResponse counts and logs that the apiserver did not answer, and returns what to
-// answer in its place.
+// noResponse counts and logs that the apiserver did not answer, and returns the refusal
+// instead of a response.
 func (x *exchange) noResponse(err error) *apierrors.StatusError {
 	x.plan.meters.UpstreamErrors.Inc()
 	level := slog.LevelDebug
@@ -148,15 +146,15 @@ func (x *exchange) noResponse(err error) *apierrors.StatusError {
 		level = slog.LevelWarn
 	}
 	x.pod.server.log.Log(context.Background(), level, "the apiserver did not answer", "pod", x.pod.id, "error", err)
-	const toLog = ": the agent of the pod's node logs why"
+	const toLog = ": see the log of the agent on the pod's node"
 	if upstream.IsTimeout(err) {
 		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time"+toLog)
 	}
 	return status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver did not answer"+toLog)
 }
 
-// badResponse answers for a response that cannot be passed on.
+// badResponse answers instead of an invalid response.
 func (p *plan) badResponse(about string, err error) *outcome {
 	p.meters.UpstreamErrors.Inc()
-	return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the answer about %s cannot be read: %v", about, err)}
+	return &outcome{kind: respond, status: status.New(http.StatusBadGateway, "BadGateway", 0, "the response about %s cannot be read: %v", about, err)}
 }

@@ -39,7 +39,7 @@ func (m *mesh) delayed(s *meshv1.Sharding, r *http.Request) (code <-chan int) {
 	return out
 }
 
-func TestWhatWasDelayedIsRefusedByAPolicyThatCameSince(t *testing.T) {
+func TestDelayedRequestIsRefusedByLaterPolicy(t *testing.T) {
 	for _, target := range []string{deployment, "/api/v1/pods?watch=1", "/version"} {
 		api := &recorder{}
 		m := newMesh(t, api)
@@ -50,7 +50,7 @@ func TestWhatWasDelayedIsRefusedByAPolicyThatCameSince(t *testing.T) {
 	}
 }
 
-func TestADelayedRenewalIsOfTheLockOfTheShardThatThePodIsOfNow(t *testing.T) {
+func TestDelayedRenewalUsesLockOfNewShard(t *testing.T) {
 	of := func(shard string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: shard, Locks: []*meshv1.Lock{{Namespace: "ns", Name: "leader", UpstreamName: "leader---" + shard}}}
 	}
@@ -70,7 +70,7 @@ func TestADelayedRenewalIsOfTheLockOfTheShardThatThePodIsOfNow(t *testing.T) {
 	require.Contains(t, api.last(t).Body, `"leader---s2"`)
 }
 
-func TestADelayedWatchIsNarrowedAsItIsNowAndLeavesNothing(t *testing.T) {
+func TestDelayedWatchIsNarrowedByNewPolicy(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -83,7 +83,7 @@ func TestADelayedWatchIsNarrowedAsItIsNowAndLeavesNothing(t *testing.T) {
 }
 
 // An injection that expires, or whose time of day is over, ends what it has under way.
-func TestWhatIsUnderWayEndsWithTheTimeOfItsRule(t *testing.T) {
+func TestFaultsEndWhenTheirInjectionExpires(t *testing.T) {
 	body := strings.Repeat("x", 1000)
 	for what, rule := range map[string]*meshv1.FaultRule{
 		"delay":     {Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}},
@@ -107,7 +107,7 @@ func TestWhatIsUnderWayEndsWithTheTimeOfItsRule(t *testing.T) {
 }
 
 // What a rule has in store beside a delay still comes under a policy that has the rule.
-func TestFaultsAfterADelayOutliveAPolicy(t *testing.T) {
+func TestFaultsAfterDelaySurvivePolicyChange(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	rule := func() *meshv1.Traffic {
 		return &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{{
@@ -125,7 +125,7 @@ func TestFaultsAfterADelayOutliveAPolicy(t *testing.T) {
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
 }
 
-func TestADelayedUpgradeIsStillOneUnderAnotherPolicy(t *testing.T) {
+func TestDelayedUpgradeSurvivesPolicyChange(t *testing.T) {
 	m := newMesh(t, &recorder{then: echo})
 	m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
 	go func() {

@@ -58,7 +58,7 @@ func (m *mesh) series() map[string]int {
 }
 
 // Jobs and bare pods have ever new names.
-func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
+func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
 	m := newMesh(t, jobAPI)
 	before := m.series()
 	gone, cancel := context.WithCancel(t.Context())
@@ -102,7 +102,7 @@ func TestSeriesEndWithTheLastPodOfTheirWorkload(t *testing.T) {
 }
 
 // Who counts waits for nobody else.
-func TestCountingOfAWorkloadTakesNoSharedLock(t *testing.T) {
+func TestCountingTakesNoSharedLock(t *testing.T) {
 	m := newMesh(t, jobAPI)
 	p := m.job("uid", "job")
 	defer m.server.metrics.Workloads.Freeze(p.workload())() // as for the first use of a series

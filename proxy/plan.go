@@ -6,25 +6,26 @@ import (
 
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
-// maxPlans bounds the plans a policy remembers. Paths can name any resource;
-// beyond the bound plans are made for each request.
+// maxPlans bounds the plans that a policy caches. Paths can name any resource; above the
+// bound, plans are made for each request.
 const maxPlans = 1024
 
-// plans are the stages that a policy has requests pass.
+// plans are the stages of a policy.
 type plans struct {
 	gate  stages   // of every request, before its plan is known
 	known sync.Map // match.Kind -> *plan
 	count atomic.Int32
 }
 
-// plan is what a policy does about one verb of one resource.
+// plan is how a policy handles one verb of one resource.
 type plan struct {
 	key match.Kind
-	// stages edit the request in turn. The first that refuses it ends it.
+	// stages edit the request in turn. The first that ends the request is the last.
 	stages stages
 	route  route
 	locks  *lockStage // one of them, or nil
@@ -37,14 +38,14 @@ type stage interface {
 	apply(*exchange) *outcome
 }
 
-// route is the way upstream.
+// route is how a response is passed on.
 type route int
 
 const (
-	// short: the answer ends soon; the line is logged then.
+	// short: the response ends soon, and is logged then.
 	short route = iota
-	// stream: the answer may go on for hours; it is flushed with every read, and
-	// the line is logged when it starts.
+	// stream: the response may last for hours. It is flushed after every read, and logged
+	// when it begins.
 	stream
 )
 
@@ -63,8 +64,7 @@ func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 	return made
 }
 
-// identify returns the stages that decide who may ask at all, before it matters what is
-// asked.
+// identify returns the stages that decide by the caller alone.
 func (p *policy) identify() stages {
 	var out stages
 	out.add(certificateStage{p.passthrough})
@@ -129,7 +129,7 @@ func (p *policy) make(key match.Kind, isResource bool) *plan {
 	return out
 }
 
-// shardingStages returns the stages that hold a request for a resource to the shard.
+// shardingStages returns the stages that restrict a request to the shard's objects.
 func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out stages) {
 	if p.would != nil {
 		out = p.dryRunStages(key)
@@ -160,7 +160,7 @@ func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out stages) {
 		if s := p.narrowStage(key.GroupResource(), watch); s != nil {
 			out.add(s)
 		} else if p.Selector(key.GroupResource()) != nil {
-			p.pod.methods.note(key.GroupResource(), byLabels)
+			p.pod.methods.Note(key.GroupResource(), isolation.ByLabels)
 		}
 		out.add(&relistStage{resource: key.GroupResource(), watch: watch})
 	}

@@ -16,7 +16,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
@@ -31,15 +33,15 @@ var (
 	errUnanswerable = errors.New("the network of this pod is gone")
 )
 
-// PodInfo is what is known of a pod before its first policy.
+// PodInfo describes a pod before its first policy.
 type PodInfo struct {
 	UID, Namespace, Name string
-	// RequireToken refuses requests without a token that is bound to this pod,
-	// whatever the policy: the pod is known by its address alone otherwise.
+	// RequireToken refuses requests without a token that is bound to this pod, under any
+	// policy: otherwise only the address identifies the pod.
 	RequireToken bool
-	// Traffic is what an earlier proxy of this pod had in force last; nil: it is not known.
+	// Traffic has the rules that an earlier proxy of this pod had in force last; nil: unknown.
 	Traffic *meshv1.Traffic
-	// Journal is for a proxy after this one; nil: none.
+	// Journal records writes in flight for a later proxy; nil: none.
 	Journal writes.Journal
 }
 
@@ -106,11 +108,11 @@ type accounts struct {
 	dropped  *rate.Limiter  // of requests
 }
 
-// inForce is the policy that applies to a pod, and what is in progress under it.
+// inForce is the policy that applies to a pod, and the requests in progress under it.
 type inForce struct {
 	clients  atomic.Pointer[clients]
 	policy   atomic.Pointer[policy]
-	settled  atomic.Pointer[policy] // the last under which nothing earlier goes on
+	settled  atomic.Pointer[policy] // the last that has settled
 	changing sync.Mutex             // held while the policy changes
 	ledger   *relist.Ledger
 	connects connects
@@ -119,24 +121,24 @@ type inForce struct {
 	removed    bool // nothing is counted any more; guarded by changing
 }
 
-// known is what was seen of a pod's requests.
+// known is what the pod's requests have shown.
 type known struct {
-	methods  methods
-	records  lockRecords
-	observed observedLocks
-	tokens   tokens
-	notices  notices
+	methods    isolation.Methods
+	lockWrites *lock.Writes
+	observed   lock.Observations
+	tokens     tokens
+	notices    notices
 }
 
-// rules are what a pod's rules have counted.
+// rules has what a pod's rules have counted.
 type rules struct {
 	limits    *limit.Store
 	faults    *fault.Store
 	histories relist.Histories
 }
 
-// clients are the pod's ways upstream. The lock has one of its own, so that a
-// renewal never waits for anything else.
+// clients are the pod's connections to the apiserver. The lock has its own, so that a
+// renewal waits for nothing else.
 type clients struct {
 	main, lock *upstream.Client
 	cluster    *upstream.Cluster
@@ -153,7 +155,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 			dropped:  rate.NewLimiter(abandonedRate, abandonedBurst),
 		},
 		inForce: inForce{ledger: relist.NewLedger(), unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", "")},
-		known:   known{records: lockRecords{written: make(chan struct{}, 1)}},
+		known:   known{lockWrites: lock.NewWrites()},
 		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
 	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall}
@@ -255,7 +257,7 @@ func (p *Pod) change(next *policy, since time.Time) {
 // Version of the last policy that settled; "" before the first.
 func (p *Pod) Version() string {
 	if pol := p.settled.Load(); pol != nil {
-		return pol.version
+		return pol.message.GetVersion()
 	}
 	return ""
 }
@@ -263,9 +265,8 @@ func (p *Pod) Version() string {
 // Done is closed when nothing of the pod goes on any more.
 func (p *Pod) Done() <-chan struct{} { return p.life.Done() }
 
-// Quiet waits until nothing can take effect any more that was asked on connections
-// which are open now. Those must end by themselves: it is for a pod whose processes
-// have ended.
+// Quiet waits until no request on a connection that is open now can take effect any more.
+// The connections must end by themselves: it is for a pod whose processes have exited.
 func (p *Pod) Quiet(ctx context.Context) error {
 	for _, c := range p.conns.List() {
 		if c.Tunnel {
@@ -289,8 +290,8 @@ func (p *Pod) Quiet(ctx context.Context) error {
 	}
 }
 
-// resettle lets the policy in force succeed itself. The answer is closed when no
-// write that it let through before can take effect any more.
+// resettle replaces the policy in force by itself. settled is closed when no write that it
+// allowed before can take effect any more.
 func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	p.changing.Lock()
 	defer p.changing.Unlock()

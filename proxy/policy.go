@@ -15,51 +15,43 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
-// policy is a compiled PodPolicy. It is immutable but for what it remembers and counts.
+// policy is a compiled PodPolicy. It is immutable, except for its caches and counts.
 type policy struct {
-	pod                      *Pod
-	message                  *meshv1.PodPolicy // that it was compiled from
-	version, workload, shard string
-	refuse                   string
-	anyToken, passthrough    bool
-	requestTimeout           time.Duration // the apiserver's; 0: not known
+	pod             *Pod
+	message         *meshv1.PodPolicy // that it was compiled from
+	workload, shard string
+	refuse          string
+	passthrough     bool
+	requestTimeout  time.Duration // the apiserver's; 0: not known
 	*isolation.Division
-	locks locks
+	locks lock.Set
 	traffic
-	would *policy // not nil: a dry run of this one, which holds nothing else
+	would *policy // not nil: the policy without the dry run; only its division is set
 	tally
 	succession
 	plans
 }
 
-// tally is what is counted under a policy.
+// tally has the series that count under a policy.
 type tally struct {
 	metrics           *metrics.Workload
 	limited, injected metrics.Tallies // of the rules
 }
 
-// succession is how a policy takes the place of another.
+// succession is how a policy replaces another.
 type succession struct {
 	replaced chan struct{} // closed when another policy is in force
 	writes   writes.Count
-	settled  chan struct{} // closed when all that earlier policies let through is over
+	settled  chan struct{} // closed when no write under earlier policies can take effect
 }
 
 func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 	out := &policy{
-		pod:      p,
-		message:  m,
-		version:  m.GetVersion(),
-		workload: m.GetWorkload(),
-		shard:    m.GetSharding().GetShard(),
-		refuse:   m.GetRefuse(),
-
-		anyToken:    m.GetAnyToken(),
-		passthrough: m.GetPassthrough(),
-
+		pod: p, message: m,
+		workload: m.GetWorkload(), shard: m.GetSharding().GetShard(),
+		refuse: m.GetRefuse(), passthrough: m.GetPassthrough(),
 		requestTimeout: writes.RequestTimeout(m),
-
-		succession: succession{settled: make(chan struct{}), replaced: make(chan struct{})},
+		succession:     succession{settled: make(chan struct{}), replaced: make(chan struct{})},
 	}
 	// One while the policy is in force, and one while writes of earlier ones are in flight.
 	out.writes.Raise()
@@ -67,19 +59,19 @@ func compile(p *Pod, m *meshv1.PodPolicy) (*policy, error) {
 	if err := out.divide(m.GetSharding()); err != nil {
 		return nil, err
 	}
-	out.traffic = trafficOf(p, m) // who may not write what does not wait for rules
+	out.traffic = trafficOf(p, m) // never fails: isolation must not wait for valid rules
 	out.gate = out.identify()
 	if out.passthrough && (m.GetSharding() != nil || out.refuse != "") {
-		return nil, errors.New("passthrough of a pod that is sharded or refused")
+		return nil, errors.New("invalid passthrough: the pod is sharded or refused")
 	}
 	return out, nil
 }
 
-// divide compiles what a policy says of the shard.
+// divide compiles the sharding of a policy.
 func (p *policy) divide(s *meshv1.Sharding) (err error) {
 	if s.GetDryRun() {
 		if s.GetStandby() { // it would write
-			return errors.New("a dry run of a pod in standby")
+			return errors.New("invalid dry run: the pod is in standby")
 		}
 		real := enforced(s)
 		p.would = &policy{pod: p.pod, message: &meshv1.PodPolicy{Sharding: real}, shard: p.shard}
@@ -89,7 +81,7 @@ func (p *policy) divide(s *meshv1.Sharding) (err error) {
 	if p.Division, err = isolation.Compile(s, p.pod.info.Namespace); err != nil {
 		return err
 	}
-	p.locks, err = locksOf(s)
+	p.locks, err = lock.NewSet(s)
 	return err
 }
 
@@ -98,7 +90,7 @@ func (p *policy) divide(s *meshv1.Sharding) (err error) {
 func (p *policy) Affects(next relist.Policy, res schema.GroupResource) bool {
 	n := next.(*policy)
 	return p.refuse != n.refuse || p.Division.Affects(n.Division, res) ||
-		lock.Kind(res.Group, res.Resource) && !p.locks.equal(n.locks)
+		lock.Kind(res.Group, res.Resource) && !p.locks.Equal(n.locks)
 }
 
 // KeepsCaches implements relist.Policy.

@@ -12,7 +12,7 @@ import (
 )
 
 // A process that dies may leave a write upstream. It is over when it is answered.
-func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
+func TestQuietWaitsForWritesOfExitedProcesses(t *testing.T) {
 	for name, http2 := range map[string]bool{"http2": true, "http1": false} {
 		t.Run(name, func(t *testing.T) {
 			arrived, answer := make(chan struct{}), make(chan struct{})
@@ -59,7 +59,7 @@ func TestQuietWaitsForWhatTheDeadLeft(t *testing.T) {
 	}
 }
 
-func TestQuietAtOnceWhereNothingIsOpen(t *testing.T) {
+func TestQuietReturnsAtOnceWithoutConnections(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	require.Error(t, m.pod.Quiet(t.Context()), "nothing is known before there is a policy")
 	m.policy(limitTo("shard=a"))

@@ -19,7 +19,7 @@ import (
 type resumption struct {
 	ticket  *relist.Ticket // nil: it has none
 	gap     *relist.Gap    // what faults keep from a watch's client
-	fills   bool           // the response fills a client's cache from nothing
+	fills   bool           // the response fills an empty cache
 	initial *initialEvents // not nil: a watch whose initial events have not ended
 	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
 }

@@ -46,7 +46,7 @@ func (m *mesh) resume(c *http.Client, path, version string, header ...string) in
 }
 
 // Caches outlive the agent: what it did not see them filled with counts.
-func TestCachesOfAnEarlierProxy(t *testing.T) {
+func TestCachesOfEarlierProxyAreJudgedByItsPolicy(t *testing.T) {
 	const pods, services, leases = "/api/v1/pods", "/api/v1/services", "/apis/coordination.k8s.io/v1/leases"
 	only := func(selector string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
@@ -119,7 +119,7 @@ func TestCachesOfAnEarlierProxy(t *testing.T) {
 }
 
 // Who learned a version by a get or a create has no cache to fill anew.
-func TestAVersionLearnedSinceTheChange(t *testing.T) {
+func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
 	c := m.client(true)
@@ -138,7 +138,7 @@ func TestAVersionLearnedSinceTheChange(t *testing.T) {
 }
 
 // Each cache whose watch was ended is told, however many ask in the same words.
-func TestTwoCachesOfOneView(t *testing.T) {
+func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m := newMesh(t, watches())
 	m.restore(limitTo("a=1"), time.Time{})
 	c := m.client(true)
@@ -170,7 +170,7 @@ func TestTwoCachesOfOneView(t *testing.T) {
 
 // A pod with more views than are remembered is told more often than needed, and
 // not for ever.
-func TestMoreViewsThanAreRemembered(t *testing.T) {
+func TestForgottenViewsMustListAgain(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
 	m.pod.ledger.Bounds.Debts = 0
@@ -186,7 +186,7 @@ func TestMoreViewsThanAreRemembered(t *testing.T) {
 }
 
 // What a pod says at length is not kept.
-func TestLongWordsAreNotKept(t *testing.T) {
+func TestLongQueriesAreNotKeptInMemory(t *testing.T) {
 	m := newMesh(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	m.server.log = slog.New(slog.DiscardHandler)
 	m.policy(nil)
@@ -275,7 +275,7 @@ func pod(name, version, shard string) *corev1.Pod {
 
 // An informer comes to hold what the new policy gives, by a list or by a watch
 // that begins with one; that its watch was ended amid an event is nothing to it.
-func TestAnInformerHoldsWhatThePolicyGives(t *testing.T) {
+func TestInformerHasObjectsOfPolicyInForce(t *testing.T) {
 	for _, streams := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streams=%t", streams), func(t *testing.T) {
 			t.Parallel()

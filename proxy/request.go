@@ -39,15 +39,15 @@ const (
 	proto2  = "HTTP/2.0"
 )
 
-// forget lets go of all that clients choose the size of.
+// forget frees everything whose size clients choose.
 func (r *request) forget() {
 	r.target, r.path, r.escaped, r.query, r.host, r.header = "", "", "", "", "", nil
 }
 
-// gone reports why the client is not there any more, nil if it is.
+// gone returns why the client is gone, nil if it is not.
 func (r *request) gone() error { return r.ctx.Err() }
 
-// reads reports whether the method is one that changes nothing.
+// reads reports whether the method changes nothing.
 func (r *request) reads() bool { return r.method == http.MethodGet || r.method == http.MethodHead }
 
 // header has the fields of a head by their canonical names.
@@ -61,13 +61,13 @@ func (h header) get(name string) string {
 	return ""
 }
 
-// body is the body of a request. What was read of it is kept until it is sent, so that
-// it can be read again from its beginning.
+// body is the body of a request. What was read is kept until it is sent, so that it can be
+// read again from the beginning.
 type body struct {
-	rest  io.Reader     // that was not read
-	early *upstream.Buf // its beginning, as much as a buffer takes; nil: nothing was read
+	rest  io.Reader     // not read yet
+	early *upstream.Buf // the beginning, up to the size of a buffer; nil: nothing was read
 	ended bool          // early is all of it
-	whole []byte        // not nil: all of it, read by a stage
+	whole []byte        // not nil: all of it, as a stage read it
 }
 
 // reader returns a reader of all of the body.
@@ -83,10 +83,10 @@ func (b *body) reader() io.Reader {
 	return io.MultiReader(bytes.NewReader(b.early.B), b.rest)
 }
 
-// begun reports whether something was read of the body.
+// begun reports whether some of the body was read.
 func (b *body) begun() bool { return b.whole != nil || b.early != nil }
 
-// begin reads the beginning of the body, as much as a buffer takes.
+// begin reads the beginning of the body, up to the size of a buffer.
 func (b *body) begin() error {
 	b.early = upstream.Buffer()
 	n, err := fill(b.rest, b.early.B)
@@ -97,7 +97,7 @@ func (b *body) begin() error {
 	return err
 }
 
-// free gives the buffer back, once the body was sent.
+// free returns the buffer after the body was sent.
 func (b *body) free() {
 	if b.early != nil {
 		b.early.Free()
@@ -105,11 +105,11 @@ func (b *body) free() {
 	}
 }
 
-// outgoing is what is sent upstream: the request as it came but for what stages edit.
+// outgoing is the request as it is sent upstream, with the edits of stages.
 type outgoing struct {
 	path, query string // escaped, raw
 	header      header
-	edited      bool // header is not the client's any more
+	edited      bool // header is a copy
 	body        io.Reader
 	length      int64 // of body in bytes; -1: unknown
 }
@@ -129,7 +129,7 @@ func (o *outgoing) drop(name string) {
 	}
 }
 
-// own makes the header one that can be edited.
+// own returns a header that can be edited.
 func (o *outgoing) own() header {
 	if !o.edited {
 		o.header, o.edited = maps.Clone(o.header), true
@@ -137,7 +137,7 @@ func (o *outgoing) own() header {
 	return o.header
 }
 
-// replace makes a body the one that is sent.
+// replace sets the body that is sent.
 func (o *outgoing) replace(body []byte) {
 	o.body, o.length = bytes.NewReader(body), int64(len(body))
 }

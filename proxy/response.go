@@ -28,7 +28,7 @@ type responseStage interface {
 	respond(x *exchange, r *upstream.Response) *outcome
 }
 
-// responseStages are those that the stages of a request asked for, in their order.
+// responseStages are those that the stages of a request added, in their order.
 type responseStages struct {
 	n   int
 	all [4]responseStage
@@ -39,7 +39,7 @@ func (s *responseStages) add(one responseStage) {
 	s.n++
 }
 
-// only has a stage be the first, and those before it none.
+// only removes all stages before, and adds one.
 func (s *responseStages) only(one responseStage) {
 	s.n = 0
 	s.add(one)
@@ -71,8 +71,8 @@ func (x *exchange) deliver(resp *upstream.Response) {
 	x.client.trailer(resp.Trailer)
 }
 
-// sendHead sends the status and header of a response, and keeps the books that
-// depend on them.
+// sendHead sends the status and header of a response, and counts and records what depends
+// on them.
 func (x *exchange) sendHead(resp *upstream.Response) {
 	dropHopByHop(resp.Header)
 	if x.ticket != nil && x.fills && resp.Status == http.StatusOK {
@@ -82,7 +82,7 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
 	x.plan.meters.Added.Observe(x.added.Seconds())
 	if x.plan.route == stream {
-		x.client.flush() // a client of a quiet watch must see that it began
+		x.client.flush() // the client of a watch without events must see that it began
 		if x.initial == nil {
 			x.settled.Store(time.Now().UnixNano())
 		}
@@ -120,8 +120,8 @@ func (x *exchange) copyShort(r io.Reader) {
 	}
 }
 
-// fill reads until p is full or r has no more. Unlike io.ReadFull it keeps a
-// truncated body apart from its end.
+// fill reads until p is full or r ends. Unlike io.ReadFull, it distinguishes a truncated
+// body from its end.
 func fill(r io.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		var m int
@@ -131,8 +131,8 @@ func fill(r io.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// copyStream copies a body and flushes what each read gave. It reports whether the
-// client got the whole body.
+// copyStream copies a body, and flushes after each read. It reports whether the client got
+// the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
 	if m := x.plan.meters.Watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
@@ -179,7 +179,7 @@ func (x *exchange) writeStream(p []byte) bool {
 	return true
 }
 
-// streamBuffer is small while little comes, and large while more comes than fits.
+// streamBuffer is small until a read fills it, and then large until one does not.
 type streamBuffer struct {
 	small []byte
 	big   *upstream.Buf // nil: small is in use
@@ -192,7 +192,7 @@ func (b *streamBuffer) next() []byte {
 	return b.small
 }
 
-// read tells how much the last read gave.
+// read adapts the size to the number of bytes of the last read.
 func (b *streamBuffer) read(n int) {
 	switch {
 	case n == len(b.small) && b.big == nil:

@@ -6,15 +6,14 @@ import (
 	"net/http"
 	"slices"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// rootCAs is the ConfigMap of every namespace by which pods verify the API server.
+// rootCAs is the ConfigMap in every namespace with the CA of the API server.
 const rootCAs = "kube-root-ca.crt"
 
 // rootCAStage refuses to write the mesh's CA into rootCAs: pods outside the mesh would no

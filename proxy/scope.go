@@ -3,13 +3,12 @@ package proxy
 import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
 // scopeStage narrows a list, watch or deletecollection by a label selector.
 type scopeStage struct {
-	selector *narrow.Selector
+	selector *isolation.Selector
 	// shared: it also applies to the lists of shared objects.
 	shared bool
 }
@@ -45,7 +44,7 @@ func (s sweepStage) apply(x *exchange) *outcome {
 	if x.exempt || !s.Foreign(x.req.info.Namespace) {
 		return nil
 	}
-	return (&scopeStage{selector: narrow.Nothing}).apply(x)
+	return (&scopeStage{selector: isolation.Nothing}).apply(x)
 }
 
 // exemptStage exempts requests for objects that every shard reads, or writes.
@@ -57,7 +56,7 @@ func (s exemptStage) apply(x *exchange) *outcome {
 	}
 	namespace, name := x.req.info.Namespace, x.req.info.Name
 	if s.NeedsName(namespace, name) {
-		inBody, err, refused := keyInBody(x)
+		inBody, refused, err := nameInBody(x)
 		if refused != nil {
 			return refusal(refused)
 		}

@@ -57,7 +57,7 @@ func TestNothingPassesWithoutAPolicy(t *testing.T) {
 	require.Empty(t, api.requests())
 }
 
-func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
+func TestInvalidPolicyKeepsLastValidOne(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	require.Empty(t, m.pod.Version())
 	m.policy(limitTo("a=b"))
@@ -71,7 +71,7 @@ func TestABadPolicyLeavesTheLastGoodOne(t *testing.T) {
 	}
 }
 
-func TestWhoAsksAndHowReachesTheApiserver(t *testing.T) {
+func TestCallerAndHeadersReachTheApiserver(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -175,7 +175,7 @@ func TestSetClusterTakesLiteralAddressesAndACA(t *testing.T) {
 	require.Equal(t, 200, m.do("GET", "/version", "").StatusCode)
 }
 
-func TestAnApiserverThatCannotBeVerifiedIsNotTalkedTo(t *testing.T) {
+func TestUnverifiedApiserverGetsNoRequest(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -210,7 +210,7 @@ func TestUpstreamErrorsInTheNegotiatedType(t *testing.T) {
 	}
 }
 
-func TestPathsThatTwoServersCouldReadDifferently(t *testing.T) {
+func TestAmbiguousPathsAreRefused(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(limitTo("shard=1"))
@@ -272,7 +272,7 @@ func TestMalformedQueriesAreRefusedWhereTheyCount(t *testing.T) {
 	require.Equal(t, "/api/v1/services?labelSelector=%zz", api.last(t).URI)
 }
 
-func TestWhatIsNarrowed(t *testing.T) {
+func TestSelectorsNarrowListsAndWatches(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(limitTo("s=1"))
@@ -354,7 +354,7 @@ func TestBodiesPassUntouched(t *testing.T) {
 	}
 }
 
-func TestATruncatedAnswerIsSeenToBe(t *testing.T) {
+func TestTruncatedResponseIsVisibleToClient(t *testing.T) {
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"items":[`)
 		w.(http.Flusher).Flush()
@@ -415,7 +415,7 @@ func TestStreamsAreFlushedAndCancelled(t *testing.T) {
 	}
 }
 
-func TestACancelledRequestEndsUpstream(t *testing.T) {
+func TestCancelledRequestEndsUpstream(t *testing.T) {
 	started, gone := make(chan struct{}), make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(started)
@@ -436,7 +436,7 @@ func TestACancelledRequestEndsUpstream(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(m.logs.String(), `"code":499`) }, soon, time.Millisecond)
 }
 
-func TestAWriteIsNeverSentTwice(t *testing.T) {
+func TestWriteIsNeverSentTwice(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	api.then = func(w http.ResponseWriter, r *http.Request) {
@@ -455,7 +455,7 @@ func TestAWriteIsNeverSentTwice(t *testing.T) {
 	require.Len(t, api.requests(), before+1)
 }
 
-func TestConnectionsClosedWhileIdleHurtNobody(t *testing.T) {
+func TestIdleUpstreamConnectionsMayClose(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -502,7 +502,7 @@ func TestManyStreamsShareAConnection(t *testing.T) {
 	}
 }
 
-func TestTheAccessLineAndTheSeries(t *testing.T) {
+func TestRequestIsLoggedAndCounted(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(limitTo("a=b"))
@@ -566,7 +566,7 @@ func TestStreamIsLoggedBeforeItIsSent(t *testing.T) {
 	}
 }
 
-func TestABodyIsAskedForBeforeItIsSent(t *testing.T) {
+func TestExpectContinueIsHonoured(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -622,7 +622,7 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 	require.Eventually(t, func() bool { return testutil.ToFloat64(gauge) == 0 }, soon, time.Millisecond)
 }
 
-func TestABugIsAnswered500(t *testing.T) {
+func TestPanicIsAnswered500(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	m.pod.policy.Load().known.Store(match.Kind{Verb: "get"}, (*plan)(nil))
@@ -683,7 +683,7 @@ func (m *mesh) config(version string) *rest.Config {
 	return c
 }
 
-func TestABodyThatCannotBeReadIsTheClientsFault(t *testing.T) {
+func TestUnreadableBodyIsBadRequest(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	for _, path := range []string{

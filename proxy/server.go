@@ -17,26 +17,24 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// Config is what a Server needs from its host.
+// Config configures a Server.
 type Config struct {
 	// Leaf returns the current serving certificate. It is called for every
 	// handshake; an error fails the handshake. Required.
 	Leaf func() (*tls.Certificate, error)
-	// Logger gets one line per request at debug, and what goes wrong. Nil: none.
+	// Logger gets errors, and one line per request at debug level. Nil: none.
 	Logger *slog.Logger
-	// Registerer takes the metrics. Nil: they are counted and not registered.
+	// Registerer registers the metrics. Nil: they are not registered.
 	Registerer prometheus.Registerer
 	// Node is the node's name, for logs.
 	Node string
-	// Notify, if not nil, is told what the users of a pod should see: one of the
-	// Reasons and a message. It is called on a goroutine of its own, at most once
-	// a minute for each pod and reason.
+	// Notify, if not nil, reports to the users of a pod: one of the Reasons and a message. It
+	// is called on its own goroutine, at most once a minute for each pod and reason.
 	Notify func(pod PodInfo, reason, message string)
-	// EgressLeaf makes what returns, for one pod, a certificate that the pods which trust
-	// the egress CA take for host's. Nil, or an error: connections to the host are not
-	// decrypted.
+	// EgressLeaf returns a function that issues certificates for hosts, for one pod, by the
+	// egress CA. Nil, or an error: connections to the host are not decrypted.
 	EgressLeaf func() func(ctx context.Context, host string) (*tls.Certificate, error)
-	// EgressRoots verify the servers of what is decrypted. Nil: the system's.
+	// EgressRoots verify the servers of decrypted connections. Nil: the system's roots.
 	EgressRoots *x509.CertPool
 }
 
@@ -65,7 +63,7 @@ type Server struct {
 	pods    map[*Pod]struct{}
 }
 
-// New makes a server without pods. It fails when a metric's name is taken.
+// New returns a server without pods. It fails if the name of a metric is taken.
 func New(c Config) (*Server, error) {
 	if c.Leaf == nil {
 		return nil, errors.New("proxy: Config.Leaf is required")
@@ -95,9 +93,9 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// SetCluster says where the apiserver is: literal addresses, and the CA that
-// verifies it under the name kubernetes.default.svc. On an error the last good
-// one stays. Requests under way end on the connections they have.
+// SetCluster sets the addresses of the apiserver, which must be literal, and the CA that
+// verifies it under the name kubernetes.default.svc. On an error the last valid cluster
+// stays. Requests in progress keep their connections.
 func (s *Server) SetCluster(m *meshv1.Cluster) error {
 	cluster, err := upstream.NewCluster(m)
 	if err != nil {

@@ -94,7 +94,7 @@ func (s *leases) serve(w http.ResponseWriter, r *http.Request) {
 	reply(200, l)
 }
 
-func TestTheLockIsRenamedForClientGo(t *testing.T) {
+func TestClientGoUsesShardLock(t *testing.T) {
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		t.Run(contentType, func(t *testing.T) {
 			api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
@@ -151,8 +151,8 @@ func TestTheLockIsRenamedForClientGo(t *testing.T) {
 			require.Contains(t, api.objs, "other")
 
 			pol := m.pod.policy.Load()
-			m.pod.records.write(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
-			require.Equal(t, []Holder{{"leases", "leases", "me", "8"}}, m.pod.Holders())
+			m.pod.lockWrites.Note(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8"}}, m.pod.Holders())
 			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
 			require.False(t, m.pod.LockHolder(), "deleted")
@@ -268,7 +268,7 @@ func (m *mesh) open(c *http.Client, target string) <-chan error {
 	return end
 }
 
-func TestAChangeOfLimitsMakesClientsListAgain(t *testing.T) {
+func TestRelistAfterPolicyChange(t *testing.T) {
 	m := newMesh(t, watches())
 	pods := func(selector string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
@@ -319,7 +319,7 @@ func TestAChangeOfLimitsMakesClientsListAgain(t *testing.T) {
 	}
 }
 
-func TestNobodyIsToldToListForEver(t *testing.T) {
+func TestRelistIsRequestedOnce(t *testing.T) {
 	m := newMesh(t, watches())
 	m.policy(limitTo("a=1"))
 	c := m.client(true)
@@ -335,7 +335,7 @@ func TestNobodyIsToldToListForEver(t *testing.T) {
 }
 
 // A list that was answered under the old policy does not count for the new one.
-func TestAListUnderTheOldLimitsIsNoList(t *testing.T) {
+func TestListUnderOldPolicyDoesNotCount(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
 	api := watches()
 	plain := api.then

@@ -1,13 +1,12 @@
 package proxy
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"context"
 	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
@@ -22,7 +21,7 @@ import (
 // saw in an earlier list or watch. So it is complete, paged and narrowed as any other, and
 // a watch from there on brings its client up to date.
 
-// staleness is what a plan for lists or watches keeps where lists can be stale.
+// staleness is the stage for lists or watches of a resource whose lists can be stale.
 type staleness struct {
 	lists *fault.Resources
 	seen  *relist.History
@@ -44,13 +43,13 @@ func (p *policy) staleness(key match.Kind) *staleness {
 	return nil
 }
 
-// lists are the rules about lists of a key's resource.
+// lists returns the rules for lists of a key's resource.
 func (p *policy) lists(key match.Kind) *fault.Resources {
 	return p.faults.OfKind(match.Kind{Verb: "list", Group: key.Group, Resource: key.Resource, Subresource: key.Subresource})
 }
 
-// refuseInitialEvents refuses a watch that would begin with what a list has, where lists
-// can be stale, as an apiserver does that has no such watches: its client lists then.
+// refuseInitialEvents refuses a watch that would begin with the objects of a list, if lists
+// can be stale. An apiserver without such watches does the same, and the client lists.
 func (s *staleness) refuseInitialEvents(x *exchange) *apierrors.StatusError {
 	if x.initial == nil {
 		return nil
@@ -64,13 +63,13 @@ func (s *staleness) refuseInitialEvents(x *exchange) *apierrors.StatusError {
 
 // staleList is a list that a fault makes stale.
 type staleList struct {
-	version string // that it is asked for at, or empty
+	version string // of the list that is requested, or empty
 	fresh   string // the query without it
 	seen    *relist.History
 }
 
-// ask asks for a list as it was so long ago, if it begins with this request and the pod
-// saw the resource before.
+// ask requests a list of the given age, if the list begins with this request and the pod
+// has seen the resource before.
 func (s *staleness) ask(x *exchange, age time.Duration) {
 	more, _, err := query.Get(x.out.query, "continue")
 	version := s.seen.At(time.Now().Add(-age))
@@ -89,8 +88,7 @@ func (s *staleness) ask(x *exchange, age time.Duration) {
 	x.out.query = asked
 }
 
-// refresh asks for a list as the client did, if the apiserver has not what it was asked
-// for instead.
+// refresh sends the client's own request if the apiserver does not have the earlier list.
 func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *upstream.Request) (upstream.Response, error)) (upstream.Response, error) {
 	switch resp.Status {
 	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
@@ -103,7 +101,7 @@ func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *u
 	return send(x.ctx, x.upstreamRequest())
 }
 
-// apply has the versions in the response be readable.
+// apply makes the versions in the response readable.
 func (s *staleness) apply(x *exchange) *outcome {
 	if x.req.info.Verb == "list" {
 		x.out.drop("Accept-Encoding")
@@ -114,7 +112,7 @@ func (s *staleness) apply(x *exchange) *outcome {
 	return nil
 }
 
-// respond notes what versions a response tells of.
+// respond records the versions in a response.
 func (s *staleness) respond(x *exchange, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK || x.req.method != http.MethodGet || resp.Get("Content-Encoding") != "" {
 		return nil

@@ -85,7 +85,7 @@ func staleLists(age time.Duration) *meshv1.FaultRule {
 	}
 }
 
-func TestAListIsAsItWas(t *testing.T) {
+func TestStaleListHasEarlierVersion(t *testing.T) {
 	for _, media := range []string{jsonType, protoType} {
 		t.Run(media, func(t *testing.T) {
 			api := newPast(11)
@@ -124,7 +124,7 @@ func TestAListIsAsItWas(t *testing.T) {
 	}
 }
 
-func TestEventsOfAWatchTellOfVersions(t *testing.T) {
+func TestVersionsAreLearnedFromWatchEvents(t *testing.T) {
 	for _, media := range []string{jsonType, protoType} {
 		t.Run(media, func(t *testing.T) {
 			api := newPast(1)
@@ -155,7 +155,7 @@ func TestEventsOfAWatchTellOfVersions(t *testing.T) {
 }
 
 // What is there when a watch begins has versions of long ago.
-func TestInitialEventsTellOfNoVersion(t *testing.T) {
+func TestInitialEventsShowNoVersion(t *testing.T) {
 	events := func(kinds ...apiwatch.EventType) (out []byte) {
 		for i, kind := range kinds {
 			o := configMap(int64(i + 1))
@@ -178,7 +178,7 @@ func TestInitialEventsTellOfNoVersion(t *testing.T) {
 	require.Equal(t, configMaps+"?resourceVersion=3&resourceVersionMatch=Exact", api.last(t).URI)
 }
 
-func TestAStaleListIsFilteredAsAnyOther(t *testing.T) {
+func TestStaleListIsNarrowedLikeOthers(t *testing.T) {
 	api := newPast(11)
 	m := newMesh(t, api)
 	rule := staleLists(time.Hour)
@@ -193,7 +193,7 @@ func TestAStaleListIsFilteredAsAnyOther(t *testing.T) {
 }
 
 // An informer lists with a watch first, and is told that it cannot.
-func TestAnInformerComesToTheTruthAfterAStaleList(t *testing.T) {
+func TestInformerConvergesAfterStaleList(t *testing.T) {
 	api := newPast(11)
 	m := newMesh(t, api)
 	m.faults(staleLists(time.Hour))

@@ -9,29 +9,27 @@ import (
 	"strings"
 	"sync/atomic"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// maxToken bounds a token, in bytes. The apiserver's have one or two thousand.
+// maxToken bounds a token, in bytes. Tokens of the apiserver have one or two thousand.
 const maxToken = 64 << 10
 
-// tokens remembers which Authorization headers were let through, hashed: no token
-// is kept. A client sends the same one for the better part of an hour.
+// tokens caches the hashes of Authorization headers that passed: no token is stored. A
+// client sends the same one for most of an hour.
 type tokens [4]atomic.Uint64
 
 func (t *tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() == hash }
 
 func (t *tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
 
-// tokenStage refuses a request with a token that is bound to another pod, in
-// whichever way the apiserver takes tokens. A request without a token passes, unless
-// the pod must send one.
+// tokenStage refuses a request with a token that is bound to another pod, in every place
+// where the apiserver reads tokens. A request without a token passes, unless the pod must
+// send one.
 type tokenStage struct {
 	pod      *Pod
 	shard    string
@@ -41,7 +39,7 @@ type tokenStage struct {
 // tokenStage returns nil where any token is allowed.
 func (p *policy) tokenStage() stage {
 	required := p.pod.info.RequireToken
-	if p.anyToken && !required {
+	if p.message.GetAnyToken() && !required {
 		return nil
 	}
 	return &tokenStage{p.pod, p.shard, required}
@@ -95,7 +93,7 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 		return s.refuse()
 	}
 	if s.required && !sent {
-		return unauthorized("pod %s is known by its address, so each of its requests must bear its own service account token", s.pod.id)
+		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.pod.id)
 	}
 	return nil
 }
@@ -115,12 +113,12 @@ func (s *tokenStage) refuse() *apierrors.StatusError {
 	enforced := "no ShardingConfig selects the pod, so that none says spec.tokenBinding: Off"
 	switch {
 	case s.required:
-		enforced = "spec.tokenBinding does not change this for a pod that is known by its address"
+		enforced = "spec.tokenBinding does not change this for a pod that is identified by its address"
 	case s.shard != "":
 		enforced = "spec.tokenBinding of ShardingConfig " + p.info.Namespace + "/" + s.shard + " is Enforce"
 	}
 	why := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"the token is not bound to pod %s, which the request came from: use the pod's own projected token (%s)", p.id, enforced)
+		"the token is not bound to pod %s, which sent the request: use the pod's own projected token (%s)", p.id, enforced)
 	p.notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
 	return why
 }
@@ -142,9 +140,9 @@ func bearer(header string) (token string, ok bool) {
 	return parts[1], true
 }
 
-// foreignInQuery looks for a token that is bound to another pod where RFC 6750
-// allows one in a query. kube-apiserver does not read it; others that serve its
-// API do, and to applications behind a proxied service it may mean anything.
+// foreignInQuery reports whether the query has a token that is bound to another pod, where
+// RFC 6750 allows one. kube-apiserver does not read it, but other servers of its API do,
+// and so may applications behind a proxied service.
 func foreignInQuery(query, uid string) bool {
 	for pair := range strings.SplitSeq(query, "&") {
 		key, value, _ := strings.Cut(pair, "=")
@@ -163,18 +161,18 @@ func foreignInQuery(query, uid string) bool {
 
 var seed = maphash.MakeSeed()
 
-// verdict is what a token says about the pod it may be used from.
+// verdict is from which pod a token may be used.
 type verdict int
 
 const (
 	unbound   verdict = iota // bound to no pod, or none of the apiserver's own
 	own                      // bound to this pod
 	foreign                  // bound to another
-	malformed                // could be read in two ways, or is too long to be read
+	malformed                // ambiguous, or too long
 )
 
-// judge reads a token as the apiserver does, but for the signature: that is for
-// the apiserver to verify.
+// judge reads a token as the apiserver does, except for the signature, which the apiserver
+// verifies.
 func judge(token, uid string) verdict {
 	if len(token) > maxToken || strings.ContainsFunc(token, notInToken) {
 		return malformed
@@ -194,7 +192,7 @@ func judge(token, uid string) verdict {
 			} `json:"pod"`
 		} `json:"kubernetes.io"`
 	}
-	// What is no JSON, or has other types there, is no token of the apiserver's.
+	// The apiserver issues no token without valid claims.
 	_ = json.Unmarshal(payload, &claims)
 	switch claims.Kubernetes.Pod.UID {
 	case "":
@@ -205,6 +203,6 @@ func judge(token, uid string) verdict {
 	return foreign
 }
 
-// notInToken: a JWT may be written as a JSON object too, in which the claims that
-// are signed could stand beside others.
+// notInToken reports whether a character is not in tokens. A JWT may also be a JSON object,
+// in which unsigned claims could be beside the signed ones.
 func notInToken(r rune) bool { return r <= ' ' || r >= 0x7f || r == '{' || r == '"' }

@@ -43,7 +43,7 @@ func TestTokens(t *testing.T) {
 		name, target string
 		header       []string
 		want         int // of a pod under Enforce
-		address      int // of one that is known by its address
+		address      int // of one that is identified by its address
 	}{
 		{"none", secrets, nil, 200, 401},
 		{"own", secrets, []string{"Authorization", "Bearer " + mine}, 200, 200},
@@ -106,7 +106,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-func TestImpersonationIsForTheApiserverToJudge(t *testing.T) {
+func TestImpersonationPassesToTheApiserver(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -116,7 +116,7 @@ func TestImpersonationIsForTheApiserverToJudge(t *testing.T) {
 }
 
 // Whoever is refused learns which configuration to look at.
-func TestARefusedTokenNamesTheConfiguration(t *testing.T) {
+func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for want, sharding := range map[string]*meshv1.Sharding{
 		"spec.tokenBinding of ShardingConfig ns/s1 is Enforce":                        {Shard: "s1"},
@@ -127,7 +127,7 @@ func TestARefusedTokenNamesTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
+func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	told := make(chan string, 10)
 	m.server.notify = func(pod PodInfo, reason, message string) { told <- pod.UID + " " + reason + " " + message }
@@ -137,7 +137,7 @@ func TestARefusedTokenIsToldOnceAMinute(t *testing.T) {
 	}
 	select {
 	case got := <-told:
-		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is not bound to pod ns/pod, which the request came from: use the pod's own projected token (no ShardingConfig selects the pod")
+		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is not bound to pod ns/pod, which sent the request: use the pod's own projected token (no ShardingConfig selects the pod")
 	case <-time.After(soon):
 		t.Fatal("nothing was told")
 	}

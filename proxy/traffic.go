@@ -16,22 +16,22 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// traffic is the compiled Traffic of a policy, or of the last one whose compiles; not good,
-// if none is known that did.
+// traffic is the compiled Traffic of a policy, or the last valid one; not good if no valid
+// one is known.
 type traffic struct {
 	good    bool
 	rules   *limit.Rules
 	faults  *fault.Rules
 	egress  *egress.Policy
-	told    *meshv1.Traffic // that it was compiled from; nil: nobody told of rules, nor that there are none
-	problem error           // why it is not the policy's own, and what holds instead
+	told    *meshv1.Traffic // from which it was compiled; nil: unknown
+	problem error           // why it is not the policy's, and which applies instead
 }
 
-// trafficOf is what of rules is in force under a policy.
+// trafficOf returns the rules that apply under a policy.
 func trafficOf(p *Pod, m *meshv1.PodPolicy) traffic {
 	if m.GetRefuse() != "" && m.GetTraffic() == nil {
 		if last := lastTraffic(p); !last.good {
-			return last // whoever refuses the pod may not know its rules either
+			return last // the refusal does not imply that there are no rules
 		}
 	}
 	out, err := newTraffic(p, m.GetTraffic())
@@ -45,13 +45,13 @@ func trafficOf(p *Pod, m *meshv1.PodPolicy) traffic {
 	return unknown(m.GetTraffic(), err)
 }
 
-// lastTraffic is that of the policy in force; before the first, that of the proxy before.
+// lastTraffic returns the rules in force; before the first policy, those of the earlier proxy.
 func lastTraffic(p *Pod) (out traffic) {
 	if pol := p.policy.Load(); pol != nil {
 		return pol.traffic
 	}
 	if p.info.Traffic != nil {
-		out, _ = newTraffic(p, p.info.Traffic) // if it cannot be, it is not known which was
+		out, _ = newTraffic(p, p.info.Traffic) // if they are invalid, it is unknown which applied
 	}
 	return out
 }
@@ -73,8 +73,8 @@ func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
 	return out, nil
 }
 
-// unknown is in force when rules cannot be, and it is not known which were before: what
-// they would have seen of connections to other hosts is refused.
+// unknown applies when rules are invalid and no valid ones are known: connections to other
+// hosts that the rules would have seen are refused.
 func unknown(m *meshv1.Traffic, problem error) traffic {
 	if m.GetEgress() == nil {
 		return traffic{told: m, problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
@@ -82,7 +82,7 @@ func unknown(m *meshv1.Traffic, problem error) traffic {
 	return traffic{told: m, egress: egress.Refuse(), problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
 }
 
-// enforce has the rules take the place of those before.
+// enforce puts the rules in force.
 func (p *policy) enforce() {
 	now := time.Now()
 	p.rules.Enforce(now)
@@ -92,13 +92,13 @@ func (p *policy) enforce() {
 	})
 }
 
-// RuleStates are those of the limits in force.
+// RuleStates returns the states of the limits in force.
 func (p *Pod) RuleStates() []*meshv1.RuleState { return p.limits.States() }
 
-// FaultStates are those of the faults in force.
+// FaultStates returns the states of the faults in force.
 func (p *Pod) FaultStates() []*meshv1.FaultState { return p.faults.States() }
 
-// counted is what the pod's rules have counted and decided, for another process.
+// counted is what the pod's rules have counted, for another process.
 type counted struct {
 	Limits json.RawMessage `json:"limits,omitempty"`
 	Faults json.RawMessage `json:"faults,omitempty"`
@@ -107,7 +107,7 @@ type counted struct {
 // maxTraffic bounds a counted, in bytes.
 const maxTraffic = 2*keep.MaxExport + 64
 
-// ExportTraffic is what the pod's rules have counted, for the next agent.
+// ExportTraffic returns what the pod's rules have counted, for the next agent.
 func (p *Pod) ExportTraffic() ([]byte, error) {
 	now := time.Now()
 	limits, err := p.limits.Export(now)
@@ -121,15 +121,15 @@ func (p *Pod) ExportTraffic() ([]byte, error) {
 	return json.Marshal(counted{limits, faults})
 }
 
-// ImportTraffic takes what another process exported, of whatever version, before a policy is put in force
-// or after. What of it cannot be read is left out, and told of.
+// ImportTraffic imports what another process, of any version, exported, before or after a
+// policy is applied. It omits what it cannot read, and returns an error about that.
 func (p *Pod) ImportTraffic(data []byte) error {
 	if len(data) > maxTraffic {
-		return errors.New("importing what rules counted: it is too long")
+		return fmt.Errorf("importing counts of rules: larger than %d bytes", maxTraffic)
 	}
 	var in counted
 	if err := json.Unmarshal(data, &in); err != nil {
-		return fmt.Errorf("importing what rules counted: %w", err)
+		return fmt.Errorf("importing counts of rules: %w", err)
 	}
 	now := time.Now()
 	limits, faults := p.limits.Import(in.Limits, now), p.faults.Import(in.Faults, now)

@@ -16,7 +16,7 @@ import (
 )
 
 // A policy whose rules cannot be is in force all the same, with the last good rules.
-func TestRulesThatCannotBeDoNotHoldBackTheRest(t *testing.T) {
+func TestInvalidRulesKeepLastValidOnes(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}}
@@ -47,7 +47,7 @@ func TestRulesThatCannotBeDoNotHoldBackTheRest(t *testing.T) {
 
 // When the first rules cannot be, nobody knows which held before: what they are about of
 // other hosts is refused.
-func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
+func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	breakers := []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}
 	bad := func(ports ...uint32) *meshv1.Traffic {
@@ -113,7 +113,7 @@ func TestWithoutGoodRulesOtherHostsAreRefused(t *testing.T) {
 
 // What held under an earlier proxy of the pod holds until it is told of rules that can be.
 // Where none are known, a refusal without any does not say that there are none.
-func TestRulesOfAnEarlierProxyStay(t *testing.T) {
+func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	rules := func(name string, bucket *meshv1.Bucket) *meshv1.Traffic {
 		return &meshv1.Traffic{
@@ -161,7 +161,7 @@ func TestRulesOfAnEarlierProxyStay(t *testing.T) {
 }
 
 // No request is decided about by rules that do not know yet what another proxy told.
-func TestRulesKnowWhatWasCountedBeforeTheyAreAsked(t *testing.T) {
+func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 	rules := func() *meshv1.Traffic {
 		return &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{Bucket: bucket(1)}})}}}
 	}

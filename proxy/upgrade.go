@@ -8,20 +8,19 @@ import (
 	"sync"
 	"time"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
-// upgradeStage reads the protocol that a request asks to change to. It refuses, and
-// does not strip, every other use of the header: a client that asked for h2c and
-// is served HTTP/1.1 is a client that two servers may understand differently.
+// upgradeStage reads the protocol to which a request wants to change. It refuses every other
+// use of the header, and does not remove it: two servers could disagree on a request that
+// asks for h2c and is served over HTTP/1.1.
 type upgradeStage struct {
 	// allowed: the resource is one whose connection may change protocol.
 	allowed bool
@@ -36,7 +35,7 @@ func (s upgradeStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-// protocol returns the protocol r asks to change to, "" for none.
+// protocol returns the protocol to which r wants to change, "" for none.
 func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
 	values := r.header["Upgrade"]
 	asked := httpguts.HeaderValuesContainsToken(r.header["Connection"], "upgrade")
@@ -66,7 +65,7 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 		return failure(err)
 	}
 	x.received = time.Now()
-	if up == nil { // refused, for example 403: an answer like any other
+	if up == nil { // refused, for example with 403: an ordinary response
 		x.end = x.completion(&x.reply, nil)
 		defer func() { _ = x.reply.Body.Close() }()
 		if end := x.responses.respond(x, &x.reply); end != nil {
@@ -81,7 +80,7 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 		return end
 	}
 	if x.faults != nil {
-		x.faults.Missed(fault.SlowBody) // what comes now is no body
+		x.faults.Missed(fault.SlowBody) // there is no body
 	}
 	dropHopByHop(resp.Header)
 	down, buffered, err := x.client.hijack()
@@ -98,12 +97,12 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 	return nil
 }
 
-// maxDrained is how much is read that nobody receives any more, in bytes.
+// maxDrained bounds what is read and discarded after the client is gone, in bytes.
 const maxDrained = 1 << 20
 
-// splice copies both ways until one side ends, the pod shuts down, or the policy
-// cuts them. If it is not the apiserver's that ends first, splice sends it the end and
-// waits for its own: before that, the apiserver may pass on what it was sent.
+// splice copies in both directions until one side ends, the pod shuts down, or a policy
+// ends the connection. If the apiserver did not end first, splice sends it the end and
+// waits for its own: until then, the apiserver may pass on what it received.
 func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) writes.Completion {
 	closed := make(chan struct{})
 	closeOurs := sync.OnceFunc(func() {
@@ -116,7 +115,7 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer closeOurs()
-		_, _ = io.Copy(up, early) // the server's reader: what it holds, then the connection
+		_, _ = io.Copy(up, early) // what the server has buffered, then the connection
 	})
 	theirs := make(chan struct{})
 	from := &lastError{Reader: up}

@@ -107,7 +107,7 @@ func TestOtherUpgradesAreRefused(t *testing.T) {
 	require.Empty(t, api.requests())
 }
 
-func TestAnUpgradeThatTheApiserverRefuses(t *testing.T) {
+func TestUpgradeRefusedByApiserverIsPassed(t *testing.T) {
 	m := newMesh(t, &recorder{then: echo})
 	m.policy(nil)
 	const path = "/api/v1/namespaces/a/pods/b/exec?answer="

@@ -195,7 +195,7 @@ func (m *mesh) withholds() {
 	require.Eventually(m.t, func() bool { return m.pod.filtered.Taken() > 0 }, soon, time.Millisecond)
 }
 
-func TestAClientThatGoesWithAGapMustList(t *testing.T) {
+func TestClientWithGapMustList(t *testing.T) {
 	protocols(t, func(t *testing.T, http2 bool) {
 		api := newChronicle()
 		m := newMesh(t, api)
@@ -228,7 +228,7 @@ func TestAClientThatGoesWithAGapMustList(t *testing.T) {
 }
 
 // Nobody knows what the proxy before kept from its clients when it ended.
-func TestCachesThatAnEarlierProxyMayHaveHarmed(t *testing.T) {
+func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		for name, c := range map[string]struct {
 			traffic *meshv1.Traffic
@@ -256,7 +256,7 @@ func TestCachesThatAnEarlierProxyMayHaveHarmed(t *testing.T) {
 }
 
 // What was held back under a policy is not told under another that divides otherwise.
-func TestWhatIsHeldBackIsOfItsScope(t *testing.T) {
+func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
 	late := func() *meshv1.Traffic {
 		return injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}}))
 	}
@@ -306,7 +306,7 @@ func TestWhatIsHeldBackIsOfItsScope(t *testing.T) {
 }
 
 // Faults are let at what filtering leaves of a watch.
-func TestWatchesAreFilteredAndHarmed(t *testing.T) {
+func TestFaultsOfFilteredWatches(t *testing.T) {
 	api := newChronicle()
 	m := newMesh(t, api)
 	m.sharded(divided(sharding.Keys("own-0", "free"), meshv1.Method_METHOD_FILTER),
@@ -323,7 +323,7 @@ func TestWatchesAreFilteredAndHarmed(t *testing.T) {
 }
 
 // The watch of the lock is harmed by rules that name it only.
-func TestTheLocksWatchIsHarmedByName(t *testing.T) {
+func TestFaultsOfLockWatchNeedItsName(t *testing.T) {
 	for want, names := range map[int][]string{1: nil, 2: {"leases"}} {
 		m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json;stream=watch")
@@ -358,7 +358,7 @@ func TestFaultsOfOpenWatchesExpire(t *testing.T) {
 }
 
 // What a policy without the rule flushes, and what a policy with it leaves alone.
-func TestAPolicyEndsFaultsOfOpenWatches(t *testing.T) {
+func TestPolicyChangeEndsFaultsOfWatches(t *testing.T) {
 	api := newChronicle()
 	m := newMesh(t, api)
 	rule := func() *meshv1.FaultRule {
@@ -449,7 +449,7 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 }
 
 // A namespace that forbids faults is left alone from then on.
-func TestANamespaceThatForbidsFaultsEndsThoseOfOpenWatches(t *testing.T) {
+func TestForbiddingFaultsEndsThemInOpenWatches(t *testing.T) {
 	api := newChronicle()
 	api.silent = true
 	m := newMesh(t, api)
@@ -466,7 +466,7 @@ func TestANamespaceThatForbidsFaultsEndsThoseOfOpenWatches(t *testing.T) {
 	require.Equal(t, "ADDED a", next())
 }
 
-func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
+func TestDrainingFlushesDelayedEvents(t *testing.T) {
 	for name, f := range map[string]*meshv1.WatchFault{
 		"delayed": {Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}},
 		"dropped": {Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}},
@@ -502,7 +502,7 @@ func TestDrainingFlushesWhatIsHeldBack(t *testing.T) {
 	}
 }
 
-func TestAWatchThatIsCutHasNoEnd(t *testing.T) {
+func TestCutWatchHasNoCleanEnd(t *testing.T) {
 	protocols(t, func(t *testing.T, http2 bool) {
 		m := newMesh(t, newChronicle())
 		m.faults(ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100, AfterNs: int64(10 * time.Millisecond)}}))
@@ -512,7 +512,7 @@ func TestAWatchThatIsCutHasNoEnd(t *testing.T) {
 	})
 }
 
-func TestAWatchThatCannotBeReadIsLeftAlone(t *testing.T) {
+func TestUnreadableWatchPassesUnchanged(t *testing.T) {
 	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/cbor-seq")
 		_, _ = io.WriteString(w, "whatever")
@@ -589,7 +589,7 @@ func TestInformersRecover(t *testing.T) {
 	}
 }
 
-func TestHarmedWatchesLeaveNothing(t *testing.T) {
+func TestFaultyWatchesReleaseEverything(t *testing.T) {
 	m := newMesh(t, newChronicle())
 	c := m.client(true)
 	m.faults()
@@ -621,7 +621,7 @@ func (m *mesh) gaps() int {
 }
 
 // A fault of a watch is counted when it is done, and is not spent before.
-func TestWatchFaultsThatDoNotHappenAreNotCounted(t *testing.T) {
+func TestUnusedWatchFaultsAreNotCounted(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	cut := func(after int64) *meshv1.FaultRule {
 		r := ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100, AfterNs: after}})
@@ -667,7 +667,7 @@ func TestWatchFaultsThatDoNotHappenAreNotCounted(t *testing.T) {
 	require.Eventually(t, func() bool { return m.injected()["watch_stall"] == 1 }, soon, time.Millisecond, "before the watch is over")
 }
 
-func TestMethodsOfHarmedWatches(t *testing.T) {
+func TestMethodsOfFaultyWatchesAreReported(t *testing.T) {
 	for sharded, want := range map[bool]string{true: "ServerSide", false: "Filter"} {
 		m := newMesh(t, newFakeAPI(sharded, twenty()...))
 		m.sharded(divided(sharding.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO),

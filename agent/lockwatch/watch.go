@@ -13,12 +13,12 @@ import (
 	"log/slog"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
 // Writer is the proxy of a pod that may write locks: a *proxy.Pod.
 type Writer interface {
-	Holders() []proxy.Holder
+	Holders() []lock.Holder
 	HolderWritten() <-chan struct{}
 	Quiet(context.Context) error
 	Done() <-chan struct{}
@@ -29,7 +29,7 @@ type Recorder interface {
 	// Written is called with the last writes of all locks when one of them was written. The
 	// recorder drops exited holders whose lock was written since. It returns the name of the
 	// sandbox that the writer runs in, "" if that is not certain.
-	Written(holders []proxy.Holder) (sandbox string)
+	Written(holders []lock.Holder) (sandbox string)
 	// Exited is called when these holders have exited and no write of theirs is in flight.
 	Exited([]*meshv1.DeadHolder)
 }
@@ -89,7 +89,7 @@ func (w *Watch) await() bool {
 
 // watchWriters watches all processes that may have written the locks. It returns nil if
 // they are not known, or if no lock is held.
-func (w *Watch) watchWriters(holders []proxy.Holder) *exitWatch {
+func (w *Watch) watchWriters(holders []lock.Holder) *exitWatch {
 	sandbox := w.Recorder.Written(holders)
 	if len(deadHolders(holders)) == 0 || sandbox == "" {
 		return nil
@@ -110,12 +110,12 @@ func (w *Watch) watchWriters(holders []proxy.Holder) *exitWatch {
 }
 
 // DeadHolder returns a last write as it is reported once its holder has exited.
-func DeadHolder(h proxy.Holder) *meshv1.DeadHolder {
+func DeadHolder(h lock.Holder) *meshv1.DeadHolder {
 	return &meshv1.DeadHolder{Namespace: h.Namespace, Name: h.Name, Identity: h.Identity, ResourceVersion: h.Version}
 }
 
 // deadHolders omits locks that nobody holds.
-func deadHolders(holders []proxy.Holder) (dead []*meshv1.DeadHolder) {
+func deadHolders(holders []lock.Holder) (dead []*meshv1.DeadHolder) {
 	for _, h := range holders {
 		if h.Identity != "" {
 			dead = append(dead, DeadHolder(h))

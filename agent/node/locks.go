@@ -9,7 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/lockwatch"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
 // loopTimeout bounds the wait for the loop to finish what it does.
@@ -29,13 +29,13 @@ func (c *core) watchLocks(uid string, writer lockwatch.Writer) {
 
 // Written implements lockwatch.Recorder. Writes in flight of earlier agents may be those
 // of another process.
-func (r lockRecorder) Written(holders []proxy.Holder) (sandbox string) {
+func (r lockRecorder) Written(holders []lock.Holder) (sandbox string) {
 	r.in(func(p *pod) {
 		if r.earlier.Ended(r.uid) && !time.Now().Before(r.earlier.UnknownUntil) {
 			sandbox = p.sandbox
 		}
 		p.exited = slices.DeleteFunc(p.exited, func(d *meshv1.DeadHolder) bool {
-			return !slices.ContainsFunc(holders, func(h proxy.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
+			return !slices.ContainsFunc(holders, func(h lock.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
 		})
 	})
 	return sandbox

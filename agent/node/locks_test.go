@@ -15,18 +15,18 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/lockwatch"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
 // writer is a pod whose lock is written by the test.
 type writer struct {
-	holders atomic.Pointer[[]proxy.Holder]
+	holders atomic.Pointer[[]lock.Holder]
 	written chan struct{}
 	quiet   chan error
 	done    chan struct{}
 }
 
-func (w *writer) Holders() []proxy.Holder        { return *w.holders.Load() }
+func (w *writer) Holders() []lock.Holder        { return *w.holders.Load() }
 func (w *writer) HolderWritten() <-chan struct{} { return w.written }
 func (w *writer) Done() <-chan struct{}          { return w.done }
 func (w *writer) Quiet(ctx context.Context) error {
@@ -46,11 +46,11 @@ func (w *writer) write(t *testing.T, identity, version string) {
 	w.writeAll(t, lease("lock", identity, version))
 }
 
-func lease(name, identity, version string) proxy.Holder {
-	return proxy.Holder{Namespace: "ns", Name: name, Identity: identity, Version: version}
+func lease(name, identity, version string) lock.Holder {
+	return lock.Holder{Namespace: "ns", Name: name, Identity: identity, Version: version}
 }
 
-func (w *writer) writeAll(t *testing.T, holders ...proxy.Holder) {
+func (w *writer) writeAll(t *testing.T, holders ...lock.Holder) {
 	t.Helper()
 	w.holders.Store(&holders)
 	select {
@@ -145,7 +145,7 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 
 func TestNoProofOfHolderExit(t *testing.T) {
 	for name, change := range map[string]func(*running, *writer){
-		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]proxy.Holder{lease("lock", "", "7")}) },
+		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]lock.Holder{lease("lock", "", "7")}) },
 		"an unknown sandbox":        func(r *running, _ *writer) { r.pods[uidA].sandbox = "" },
 		"an earlier agent's writes": func(r *running, _ *writer) { r.earlier.Add(uidA, make(chan struct{})) },
 		"writes of a stranger":      func(r *running, _ *writer) { r.earlier.UnknownUntil = time.Now().Add(time.Hour) },
@@ -156,7 +156,7 @@ func TestNoProofOfHolderExit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, w := watched(t)
 			kill := r.runs(t, "cri-operator")
-			w.holders.Store(&[]proxy.Holder{lease("lock", "pod_1", "7")})
+			w.holders.Store(&[]lock.Holder{lease("lock", "pod_1", "7")})
 			r.in(t, func() { change(r, w) })
 			w.writeAll(t, w.Holders()...)
 			r.looked(t, w)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
 // reportChanges reports pods that have changed to the manager and the metrics.
@@ -50,7 +50,7 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 	return r
 }
 
-func observedLocks(locks []proxy.ObservedLock) (out []*meshv1.ObservedLock) {
+func observedLocks(locks []lock.Observed) (out []*meshv1.ObservedLock) {
 	for _, l := range locks {
 		out = append(out, &meshv1.ObservedLock{Namespace: l.Namespace, Name: l.Name, Resource: l.Resource, Holder: l.Holder, Written: l.Written})
 	}

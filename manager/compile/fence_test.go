@@ -74,9 +74,9 @@ func member(t *testing.T, selector *metav1.LabelSelector) (client *http.Client, 
 	require.NoError(t, err)
 	require.NoError(t, server.SetCluster(&meshv1.Cluster{ServiceAddresses: []string{api.Listener.Addr().String()}, Ca: ca}))
 	pod := server.Pod(proxy.PodInfo{UID: "uid", Namespace: "ns", Name: "pod"}, (&net.Dialer{}).DialContext)
-	settled, err := pod.SetPolicy(policyOf(t, selector))
+	applied, err := pod.Apply(policyOf(t, selector))
 	require.NoError(t, err)
-	<-settled
+	<-applied.Settled
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)

@@ -9,12 +9,11 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 )
 
 // Division is the compiled sharding of a policy.
 type Division struct {
-	Limits     narrow.Limits
+	Limits
 	Standby    bool
 	KeepCaches bool // of clients, when the policy changes
 
@@ -30,7 +29,7 @@ type Division struct {
 
 // Compile compiles the sharding of a pod in a namespace; nil divides nothing.
 func Compile(s *meshv1.Sharding, namespace string) (*Division, error) {
-	limits, err := narrow.Compile(s.GetLimits())
+	limits, err := compileLimits(s.GetLimits())
 	if err != nil {
 		return nil, err
 	}
@@ -39,22 +38,12 @@ func Compile(s *meshv1.Sharding, namespace string) (*Division, error) {
 		message: s, namespace: namespace, byUID: s.GetKey() == meshv1.Key_KEY_OBJECT, method: s.GetMethod(),
 	}
 	if d.Standby {
-		d.Limits = limits.Emptied()
+		d.Limits = limits.emptied()
 	}
-	if owned, divided := d.Limits.Owned(); divided && s.GetFenceNamespaces() && !d.byUID {
+	if owned, divided := d.owned(); divided && s.GetFenceNamespaces() && !d.byUID {
 		d.widened = &owned
 	}
 	return d, nil
-}
-
-// Scope returns the keys of a resource that the shard owns; false if it is not divided.
-func (d *Division) Scope(res schema.GroupResource) (owned sharding.Scope, divided bool) {
-	return d.Limits.Scope(res.Group, res.Resource)
-}
-
-// Selector returns what a shard requires of the labels of a resource, nil for nothing.
-func (d *Division) Selector(res schema.GroupResource) *narrow.Selector {
-	return d.Limits.For(res.Group, res.Resource)
 }
 
 // SelectsShared reports whether selectors also apply to lists of shared objects: they do

@@ -8,7 +8,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/narrow"
 )
 
 // shared are objects of one resource that every shard reads, or writes.
@@ -26,7 +25,7 @@ func matches[S string | []byte](list []string, s S) bool {
 
 func (d *Division) shared(res schema.GroupResource, writing bool) (out shared) {
 	for _, m := range d.message.GetShared() {
-		if narrow.Matches(m.GetResources(), res.Group, res.Resource) && (m.GetWriteAll() || !writing) {
+		if matchesGroups(m.GetResources(), res) && (m.GetWriteAll() || !writing) {
 			out = append(out, sharedObjects{m.GetNamespaces(), m.GetNames()})
 		}
 	}

@@ -1,6 +1,6 @@
-// Package keep holds what a pod's rules have counted, by the rules' keys, so that it
-// outlives policies that do not touch a rule, and the agent. It is pure but for locks:
-// the time is told to it.
+// Package keep stores what a pod's rules have counted, by the rules' keys, so that it
+// survives policies that do not change a rule, and the agent. It is pure except for locks:
+// the caller passes the time.
 package keep
 
 import (
@@ -17,71 +17,71 @@ import (
 )
 
 const (
-	// For is how long a state is kept whose rule is not in force: it may leave for a
-	// moment, as all do while the pod is refused.
+	// For is how long a state is kept whose rule is not in force. A rule may disappear for
+	// a moment, as all do while the pod is refused.
 	For = 10 * time.Minute
-	// maxLeft bounds the states that are kept; of more the oldest are forgotten.
+	// maxLeft bounds the states of rules that are not in force. The oldest are forgotten.
 	maxLeft = 1024
 	// MaxRules bounds the rules of a policy, and of an export.
 	MaxRules = 4096
 	maxKey   = 1 << 10
-	// MaxExport bounds an export, in bytes: two are handed over in one piece of 8 MiB.
+	// MaxExport bounds an export, in bytes: a takeover message of 8 MiB contains two.
 	MaxExport = 4<<20 - 64
-	// envelope is what of an export is not states, at most.
+	// envelope bounds the bytes of an export that are not states.
 	envelope = 64
 	// MaxCount bounds any count that is imported, so that sums of a few do not overflow.
 	MaxCount = 1 << 60
-	// version is of exports. 1 was of limits alone and had counts beside keys; faults had
-	// no version then, and counts by key. What is added later gets a field that earlier
-	// versions do without, so that they still read it.
+	// version of exports. In version 1, which limits alone used, counts were beside keys;
+	// the exports of faults had no version and were counts by key. New data get a field
+	// that earlier versions ignore, so that they can still read the rest.
 	version = 2
 )
 
 // State is what a rule S has counted. It has a lock of its own.
 type State[S, E any] interface {
-	// Like reports whether it may go on in the place of another.
+	// Like reports whether the state may replace another.
 	Like(S) bool
-	// Save is what to tell the next process.
+	// Save returns what the next process needs.
 	Save(now time.Time) E
-	// Restore makes it what the process before saved, and what was counted here. That
-	// takes the place of what was restored earlier.
+	// Restore adds what the previous process saved to what was counted here. It replaces
+	// what was restored earlier.
 	Restore(was E, at time.Time)
 }
 
 // Saved is a State as JSON.
 type Saved interface {
-	// Possible reports whether a state can be so; it came from outside.
+	// Possible reports whether a state is valid; it came from outside.
 	Possible() bool
 }
 
-// Store has the states of one pod's rules. It is safe for concurrent use, and the zero
-// Store knows none.
+// Store has the states of one pod's rules. It is safe for concurrent use. The zero Store
+// is empty.
 type Store[S State[S, E], E Saved] struct {
-	mu    sync.Mutex // of what changes with policies; requests do not take it
+	mu    sync.Mutex // taken on policy changes, not by requests
 	force map[string]S
 	left  map[string]dated[S] // when they were in force last
-	// What was imported of keys that were not in force since, and when it was true.
+	// imported has the states of keys that were not in force since.
 	imported map[string]dated[E]
 }
 
 type dated[T any] struct {
 	of   T
-	at   time.Time
-	away time.Duration // how long its rule was not in force by then
+	at   time.Time     // when the state was current
+	away time.Duration // how long its rule was not in force before
 }
 
-// over reports whether it is to be forgotten.
+// over reports whether the state has expired.
 func (d dated[T]) over(now time.Time) bool { return now.Sub(d.at.Add(-d.away)) >= For }
 
-// Add adds the state of a rule's key to those of a policy: the one that is known, or
-// else fresh, which is the store's once it is in force.
+// Add adds the state of a rule's key to those of a policy: the known one, or else fresh,
+// which the store takes once the policy is in force.
 func (s *Store[S, E]) Add(policy map[string]S, key string, fresh S, now time.Time) (S, error) {
 	_, twice := policy[key]
 	switch {
 	case key == "" || len(key) > maxKey || twice:
-		return fresh, fmt.Errorf("key %.40q is another's, too long, or none", key)
+		return fresh, fmt.Errorf("key %.40q is used twice, too long, or empty", key)
 	case len(policy) == MaxRules:
-		return fresh, fmt.Errorf("there are more than %d", MaxRules)
+		return fresh, fmt.Errorf("more than %d rules", MaxRules)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +100,7 @@ func (s *Store[S, E]) known(key string, now time.Time) (S, bool) {
 	return left.of, ok && !left.over(now)
 }
 
-// Enforce makes the states of a policy those in force. The map is the store's then.
+// Enforce puts the states of a policy in force. The store takes the map.
 func (s *Store[S, E]) Enforce(now time.Time, policy map[string]S) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +132,7 @@ func (s *Store[S, E]) Enforce(now time.Time, policy map[string]S) {
 	s.force, s.left = policy, left
 }
 
-// InForce are the states in force, sorted by key.
+// InForce returns the states in force, sorted by key.
 func (s *Store[S, E]) InForce() iter.Seq2[string, S] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,11 +149,11 @@ func sorted[T any](m map[string]T) iter.Seq2[string, T] {
 	}
 }
 
-// export is what one process tells the next. Lengths of time are in nanoseconds: the
-// processes have none but wall-clock time in common.
+// export is what one process passes to the next. Durations are in nanoseconds: the
+// processes share only the wall clock.
 type export[S any] struct {
 	Version int `json:"version"`
-	// Oldest is the oldest version that may read it; 0: any.
+	// Oldest is the oldest version that can read it; 0: any.
 	Oldest int   `json:"oldest,omitempty"`
 	Wall   int64 `json:"wall"` // Unix
 	States []S   `json:"states"`
@@ -161,14 +161,14 @@ type export[S any] struct {
 
 type saved[E Saved] struct {
 	Key string `json:"key"`
-	Age int64  `json:"age,omitempty"` // how long before Wall it was true
-	// Away is how long its rule was not in force by then.
+	Age int64  `json:"age,omitempty"` // how long before Wall the state was current
+	// Away is how long its rule was not in force before.
 	Away int64 `json:"away,omitempty"`
 	Of   E     `json:"of"`
 }
 
-// Export is all that a store knows, for the next agent; Import takes it. Of more than is
-// taken, those that are not in force are left out first.
+// Export returns all states, for Import by the next agent. If there are too many, it omits
+// those not in force first.
 func (s *Store[S, E]) Export(now time.Time) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +187,7 @@ func (s *Store[S, E]) Export(now time.Time) ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// saved are all states, those in force first. The lock is held.
+// saved returns all states, those in force first. The caller must hold the lock.
 func (s *Store[S, E]) saved(now time.Time) iter.Seq[saved[E]] {
 	return func(yield func(saved[E]) bool) {
 		for key, state := range sorted(s.force) {
@@ -210,17 +210,17 @@ func (s *Store[S, E]) saved(now time.Time) iter.Seq[saved[E]] {
 
 func since(t, now time.Time) int64 { return int64(max(now.Sub(t), 0)) }
 
-// Import takes what the process before knew, in place of what an earlier Import said; no
-// data is of one that knew nothing. To it is added what the store has counted itself
-// since it was new: both may have served the pod together. Other versions may have
-// exported it. It leaves out rules that it cannot read; the error says so. If nothing can
-// be read, the store is as it was.
+// Import replaces what an earlier Import said by what the previous process exported; empty
+// data mean that it counted nothing. It adds what the store has counted itself: both may
+// have served the pod together. Another version may have exported the data. Import omits
+// rules that it cannot read, and names them in the error. If it can read nothing, it
+// changes nothing.
 func (s *Store[S, E]) Import(data []byte, now time.Time) error {
 	in, err := parse[E](data)
 	if in == nil {
 		return err
 	}
-	// A clock that was set cannot be told from time that passed, unless it was set back.
+	// Time that passed looks like a clock that was set, unless that was set back.
 	wall := now.Add(-max(now.Sub(time.Unix(0, in.Wall)), 0))
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,13 +236,14 @@ func (s *Store[S, E]) Import(data []byte, now time.Time) error {
 	return err
 }
 
-// parse reads an export. Without one it returns why; with one, which rules are left out.
+// parse reads an export. It returns nil with a reason if it cannot, else the rules that it
+// omits.
 func parse[E Saved](data []byte) (*export[saved[E]], error) {
 	if len(data) == 0 {
 		return &export[saved[E]]{}, nil
 	}
 	if len(data) > MaxExport {
-		return nil, errors.New("it is too long")
+		return nil, fmt.Errorf("export is larger than %d bytes", MaxExport)
 	}
 	var in export[json.RawMessage]
 	if err := json.Unmarshal(data, &in); err != nil {
@@ -252,10 +253,10 @@ func parse[E Saved](data []byte) (*export[saved[E]], error) {
 		return parseUnversioned[E](data)
 	}
 	if in.Oldest > version {
-		return nil, fmt.Errorf("it is of version %d, which takes version %d to read, and this is version %d", in.Version, in.Oldest, version)
+		return nil, fmt.Errorf("export of version %d needs version %d to read it, and this is version %d", in.Version, in.Oldest, version)
 	}
 	if in.Wall < 0 {
-		return nil, errors.New("it was written before 1970: look at the clock of the node")
+		return nil, errors.New("export from before 1970: check the clock of the node")
 	}
 	out := reading[E]{wall: in.Wall}
 	for _, state := range in.States {
@@ -276,13 +277,13 @@ func parseState[E Saved](data []byte, of int) (was saved[E], err error) {
 	return was, was.check()
 }
 
-// parseUnversioned reads what fault rules counted before there were versions.
+// parseUnversioned reads an export of fault rules from before there were versions.
 func parseUnversioned[E Saved](data []byte) (*export[saved[E]], error) {
 	var in map[string]E
 	if err := json.Unmarshal(data, &in); err != nil {
-		return nil, fmt.Errorf("it has no version: %w", err)
+		return nil, fmt.Errorf("export without a version: %w", err)
 	}
-	out := reading[E]{wall: math.MaxInt64} // it is as of now
+	out := reading[E]{wall: math.MaxInt64} // its states are current
 	for key, of := range sorted(in) {
 		was := saved[E]{Key: key, Of: of}
 		out.add(was, was.check())
@@ -292,15 +293,15 @@ func parseUnversioned[E Saved](data []byte) (*export[saved[E]], error) {
 
 func (was saved[E]) check() error {
 	if was.Key == "" || len(was.Key) > maxKey {
-		return errors.New("a rule has no key, or one that is too long")
+		return errors.New("the key of a rule is empty or too long")
 	}
 	if was.Age < 0 || was.Away < 0 || !was.Of.Possible() {
-		return fmt.Errorf("rule %q has counted what none can", was.Key)
+		return fmt.Errorf("rule %q has invalid counts", was.Key)
 	}
 	return nil
 }
 
-// reading is what of an export was read, and left out.
+// reading is the part of an export that was read, and why the rest was not.
 type reading[E Saved] struct {
 	wall    int64
 	states  []saved[E]
@@ -313,9 +314,9 @@ func (r *reading[E]) add(was saved[E], err error) {
 	switch {
 	case err != nil:
 	case r.keys[was.Key]:
-		err = fmt.Errorf("key %.40q is another's", was.Key)
+		err = fmt.Errorf("key %.40q is used twice", was.Key)
 	case len(r.states) == MaxRules:
-		err = fmt.Errorf("%d rules at most are read", MaxRules)
+		err = fmt.Errorf("more than %d rules", MaxRules)
 	default:
 		if r.keys == nil {
 			r.keys = map[string]bool{}
@@ -332,7 +333,7 @@ func (r *reading[E]) add(was saved[E], err error) {
 func (r *reading[E]) result() (*export[saved[E]], error) {
 	var err error
 	if r.leftOut > 0 {
-		err = fmt.Errorf("rules left out: %d, the first because: %w", r.leftOut, r.why)
+		err = fmt.Errorf("%d rules omitted, the first because: %w", r.leftOut, r.why)
 	}
 	return &export[saved[E]]{Wall: r.wall, States: r.states}, err
 }

@@ -51,7 +51,7 @@ func (s *store) export(t testing.TB, now time.Time) []byte {
 	return data
 }
 
-func TestAStateGoesOnWhileItsRuleDoes(t *testing.T) {
+func TestStateSurvivesPoliciesWithItsRule(t *testing.T) {
 	s := &store{}
 	first := s.put(t, start, "a", "b")
 	require.Same(t, first["a"], s.put(t, start, "a")["a"])
@@ -71,7 +71,7 @@ func TestAStateGoesOnWhileItsRuleDoes(t *testing.T) {
 	require.Equal(t, []string{"b"}, keys)
 }
 
-func TestTheOldestAreForgotten(t *testing.T) {
+func TestOldestStatesAreForgottenFirst(t *testing.T) {
 	s := &store{}
 	old := s.put(t, start, "a", "b")
 	for i := range maxLeft {
@@ -84,7 +84,7 @@ func TestTheOldestAreForgotten(t *testing.T) {
 	require.Same(t, old["b"], s.compile(t, start, 1, "b")["b"])
 }
 
-func TestAPolicyIsBounded(t *testing.T) {
+func TestNumberOfRulesIsBounded(t *testing.T) {
 	s := &store{}
 	add := func(policy map[string]*tally, key string) error {
 		_, err := s.Add(policy, key, &tally{}, start)
@@ -96,12 +96,12 @@ func TestAPolicyIsBounded(t *testing.T) {
 	for i := range MaxRules {
 		require.NoError(t, add(policy, fmt.Sprint(i)))
 	}
-	require.ErrorContains(t, add(policy, "0"), "another's")
+	require.ErrorContains(t, add(policy, "0"), "used twice")
 	require.ErrorContains(t, add(policy, "one"), "more than")
 }
 
 // Whatever comes first: the import, the rule, or the rule's being in force.
-func TestAnImportReachesAllRules(t *testing.T) {
+func TestImportReachesAllRules(t *testing.T) {
 	old := &store{}
 	for _, of := range old.put(t, start, "force", "compiled", "later", "left", "never") {
 		of.own = 2
@@ -126,7 +126,7 @@ func TestAnImportReachesAllRules(t *testing.T) {
 	require.Equal(t, map[string]int{"force": 2, "compiled": 3, "later": 2, "left": 3, "never": 2, "new": 0}, totals)
 }
 
-func TestWhatNoRuleAsksForIsForgotten(t *testing.T) {
+func TestUnusedStatesAreForgotten(t *testing.T) {
 	count := func(now time.Time) int {
 		old := &store{}
 		old.put(t, start, "a")["a"].own = 2
@@ -155,7 +155,7 @@ func TestWhatNoRuleAsksForIsForgotten(t *testing.T) {
 }
 
 // How long a rule is away is counted through all processes.
-func TestAHandOverKeepsNothingForLonger(t *testing.T) {
+func TestTakeoverDoesNotProlongStates(t *testing.T) {
 	count := func(back time.Time) int {
 		s := &store{}
 		s.put(t, start, "a")["a"].own = 2
@@ -171,7 +171,7 @@ func TestAHandOverKeepsNothingForLonger(t *testing.T) {
 	require.Zero(t, count(start.Add(For)))
 }
 
-func TestAnExportIsTaken(t *testing.T) {
+func TestImportAcceptsExport(t *testing.T) {
 	s, next := &store{}, &store{}
 	var keys []string
 	for i := range MaxRules - 1 {
@@ -198,7 +198,7 @@ func TestAnExportIsTaken(t *testing.T) {
 	require.Equal(t, start, next.imported["force"].at)
 }
 
-func TestAnImportIsBounded(t *testing.T) {
+func TestImportIsBoundedAndSkipsInvalidRules(t *testing.T) {
 	states := func(of ...string) string {
 		return fmt.Sprintf(`{"version":%d,"wall":1,"states":[%s]}`, version, strings.Join(of, ","))
 	}
@@ -206,39 +206,38 @@ func TestAnImportIsBounded(t *testing.T) {
 	s := &store{}
 	s.imported = map[string]dated[total]{"a": {}}
 	for what, data := range map[string]string{
-		"invalid":                 "[",
+		"unexpected end":          "[",
 		"cannot":                  "[]",
-		"too long":                strings.Repeat(" ", MaxExport+1),
-		"no version":              `{"states":[]}`,
-		"takes version 3 to read": `{"version":4,"oldest":3}`,
+		"larger than":             strings.Repeat(" ", MaxExport+1),
+		"without a version":       `{"states":[]}`,
+		"needs version 3 to read": `{"version":4,"oldest":3}`,
 		"before 1970":             fmt.Sprintf(`{"version":%d,"wall":-1}`, version),
 	} {
-		err := s.Import([]byte(data), start)
-		if what == "invalid" || what == "cannot" {
-			require.Error(t, err, data)
-		} else {
-			require.ErrorContains(t, err, what)
-		}
-		require.Len(t, s.imported, 1, "as it was")
+		t.Run(what, func(t *testing.T) {
+			require.ErrorContains(t, s.Import([]byte(data), start), what)
+			require.Len(t, s.imported, 1, "as it was")
+		})
 	}
 	for what, data := range map[string]string{
-		"no key":           state(""),
-		"one that is":      state(strings.Repeat("k", maxKey+1)),
-		"another's":        state("good"),
+		"empty or too":     state(""),
+		"too long":         state(strings.Repeat("k", maxKey+1)),
+		"used twice":       state("good"),
 		`rule "k" has`:     `{"key":"k","of":{"count":-1}}`,
 		`rule "of old"`:    `{"key":"of old","age":-1}`,
 		`rule "gone"`:      `{"key":"gone","away":-1}`,
 		"cannot unmarshal": `{"key":"k","of":{"count":"many"}}`,
 	} {
-		require.ErrorContains(t, s.Import([]byte(states(state("good"), data, state("too"))), start), what)
-		require.Len(t, s.imported, 2, "the others are read")
-		require.Equal(t, 1, s.imported["good"].of.Count)
+		t.Run(what, func(t *testing.T) {
+			require.ErrorContains(t, s.Import([]byte(states(state("good"), data, state("too"))), start), what)
+			require.Len(t, s.imported, 2, "the others are read")
+			require.Equal(t, 1, s.imported["good"].of.Count)
+		})
 	}
 	many := make([]string, MaxRules+1)
 	for i := range many {
 		many[i] = state(fmt.Sprint(i))
 	}
-	require.ErrorContains(t, s.Import([]byte(states(many...)), start), "4096 rules at most")
+	require.ErrorContains(t, s.Import([]byte(states(many...)), start), "more than 4096 rules")
 	require.Len(t, s.imported, MaxRules)
 	require.NoError(t, s.Import([]byte(states(many[1:]...)), start))
 	require.Len(t, s.imported, MaxRules)
@@ -267,7 +266,7 @@ func TestImportReadsOtherVersions(t *testing.T) {
 }
 
 // Agents that require version 2 read what this one exports.
-func TestExportIsOfVersion2(t *testing.T) {
+func TestExportHasVersion2(t *testing.T) {
 	s := &store{}
 	s.put(t, start, "a")["a"].own = 2
 	var v2 struct {
@@ -286,7 +285,7 @@ func TestExportIsOfVersion2(t *testing.T) {
 	require.Equal(t, 2, v2.States[0].Of.Count)
 }
 
-func TestAClockThatWasSetBackTakesNoTime(t *testing.T) {
+func TestClockSetBackCountsAsNoTime(t *testing.T) {
 	s := &store{}
 	data, err := json.Marshal(export[saved[total]]{Version: version, Wall: start.Add(time.Hour).UnixNano(), States: []saved[total]{{Key: "a", Age: 5}}})
 	require.NoError(t, err)

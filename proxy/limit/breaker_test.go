@@ -61,7 +61,7 @@ func (m *model) end(now, started time.Duration, request int, o Outcome) {
 
 func (m *model) to(s meshv1.BreakerState, now time.Duration) { *m = model{state: s, since: now} }
 
-func TestABreakerDoesWhatItsModelDoes(t *testing.T) {
+func TestBreakerEqualsItsModel(t *testing.T) {
 	seen := map[[2]meshv1.BreakerState]int{}
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 4))

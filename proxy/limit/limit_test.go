@@ -89,7 +89,7 @@ func atMost(t *testing.T, passed []time.Time, burst, limit uint32, interval time
 	}
 }
 
-func TestABucketNeverPassesMoreThanItHas(t *testing.T) {
+func TestBucketNeverExceedsItsRate(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		burst, limit := 1+random.Uint32N(5), random.Uint32N(7)
@@ -117,7 +117,7 @@ func TestABucketNeverPassesMoreThanItHas(t *testing.T) {
 	}
 }
 
-func TestRetryAfterIsWhenTheNextPasses(t *testing.T) {
+func TestRetryAfterIsWhenNextRequestPasses(t *testing.T) {
 	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(1, 3, 10*time.Second), Trigger: only()})
 	require.True(t, p.passes(start))
 	_, refusal := p.ask(start)
@@ -130,7 +130,7 @@ func TestRetryAfterIsWhenTheNextPasses(t *testing.T) {
 	require.True(t, p.passes(start.Add(refusal.RetryAfter)))
 }
 
-func TestMembersTogetherNeverPassMoreThanTheBucketHas(t *testing.T) {
+func TestMembersTogetherNeverExceedTheBucket(t *testing.T) {
 	turns := 0
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 2))
@@ -162,7 +162,7 @@ func TestMembersTogetherNeverPassMoreThanTheBucketHas(t *testing.T) {
 }
 
 // Members come and go as the manager has it: those who must have less first.
-func TestSharesThatChangeNeverPassMoreThanTheBucketHas(t *testing.T) {
+func TestChangingSharesNeverExceedTheBucket(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		const most = 5
@@ -207,7 +207,7 @@ func TestSharesThatChangeNeverPassMoreThanTheBucketHas(t *testing.T) {
 	}
 }
 
-func TestWhoWaitsForHisTurnGetsOne(t *testing.T) {
+func TestClientThatWaitsGetsItsTurn(t *testing.T) {
 	for _, c := range []struct {
 		burst, limit, of uint32
 		interval         time.Duration
@@ -235,7 +235,7 @@ func TestWhoWaitsForHisTurnGetsOne(t *testing.T) {
 	}
 }
 
-func TestTurnsOutliveAWallClockThatIsSet(t *testing.T) {
+func TestTurnsSurviveClockChanges(t *testing.T) {
 	// A clock without a monotonic one stands still when it is set back, and goes on.
 	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(1, 1, time.Second), Trigger: only(), Share: &meshv1.Share{Of: 2}})
 	find := func(from time.Time) time.Time {
@@ -250,7 +250,7 @@ func TestTurnsOutliveAWallClockThatIsSet(t *testing.T) {
 	find(find(start).Add(time.Second))
 }
 
-func TestNoShareNoRequest(t *testing.T) {
+func TestMemberWithoutShareIsRefused(t *testing.T) {
 	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(10, 10, time.Second), Share: &meshv1.Share{}})
 	_, refusal := p.ask(start)
 	require.Equal(t, &Refusal{Breaker: "breaker", Rule: "rule-0", Reason: "bucket", RetryAfter: time.Second}, refusal)
@@ -324,7 +324,7 @@ func TestBackoff(t *testing.T) {
 	require.True(t, p.passes(now), "one failure alone")
 }
 
-func TestTheMostSpecificRuleDecides(t *testing.T) {
+func TestMostSpecificRuleApplies(t *testing.T) {
 	one := bucketOf(1, 0, time.Second)
 	rules := []*meshv1.LimitRule{
 		{Name: "any", Bucket: one},
@@ -358,7 +358,7 @@ func TestTheMostSpecificRuleDecides(t *testing.T) {
 	}
 }
 
-func TestARuleOfSomePodsIsMoreSpecific(t *testing.T) {
+func TestRuleForSomePodsIsMoreSpecific(t *testing.T) {
 	rules := []*meshv1.LimitRule{{Name: "all"}, {Name: "some", SomePods: true}, {Name: "agents", UserAgents: []string{"kubectl/*"}}, {Name: "both", SomePods: true, UserAgents: []string{"curl/*"}}}
 	for _, r := range rules {
 		r.Trigger = meshv1.Trigger_TRIGGER_FORCE_OPENED
@@ -397,7 +397,7 @@ func TestAllCircuitBreakersMustAllow(t *testing.T) {
 	}
 }
 
-func TestAPolicyThatLeavesARuleAloneLeavesItsState(t *testing.T) {
+func TestUnchangedRuleKeepsItsState(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Key: "kept", Bucket: bucketOf(1, 0, time.Second)}
 	}
@@ -469,7 +469,7 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	require.Nil(t, p.rules.OfKind(match.Kind{Verb: "get", Resource: "pods"}))
 }
 
-func TestRequestsForNoResource(t *testing.T) {
+func TestRulesForNonResourcePaths(t *testing.T) {
 	p := newPod(t, &meshv1.LimitRule{Bucket: bucketOf(1, 0, time.Second), Paths: []*meshv1.PathMatch{{Paths: []string{"/metrics*"}, Verbs: []string{"get"}}}})
 	_, refusal := p.rules.TakePath(start, "get", "/metrics/cadvisor", "")
 	require.Nil(t, refusal)
@@ -528,7 +528,7 @@ func TestStateMovesToAnotherStore(t *testing.T) {
 	require.NoError(t, NewStore().Import(again, later))
 }
 
-func TestAnOpenedBreakerMovesToAnotherStore(t *testing.T) {
+func TestOpenBreakerMovesToAnotherStore(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Bucket: bucketOf(1, 1, time.Millisecond), Recovery: &meshv1.Recovery{SleepingWindowNs: int64(10 * time.Second)}}
 	}
@@ -547,7 +547,7 @@ func TestAnOpenedBreakerMovesToAnotherStore(t *testing.T) {
 }
 
 // An upgrade, and a downgrade, must not close what is open.
-func TestAnOpenedBreakerOutlivesAnotherVersion(t *testing.T) {
+func TestOpenBreakerSurvivesOtherVersion(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Key: "k", Bucket: bucketOf(1, 1, time.Millisecond), Recovery: &meshv1.Recovery{SleepingWindowNs: int64(10 * time.Second)}}
 	}
@@ -580,7 +580,7 @@ func TestAnOpenedBreakerOutlivesAnotherVersion(t *testing.T) {
 
 // A pod has no rules while it is refused, and its agent may be replaced meanwhile, once
 // or twice.
-func TestStateOfRulesThatAreAwayMovesToAnotherStore(t *testing.T) {
+func TestStateOfAbsentRulesMovesToAnotherStore(t *testing.T) {
 	rules := func() []*meshv1.LimitRule {
 		return []*meshv1.LimitRule{
 			{Key: "bucket", Bucket: bucketOf(5, 1, 10*time.Second), Trigger: only()},
@@ -670,7 +670,7 @@ func TestOutcomesMoveToAnotherStore(t *testing.T) {
 }
 
 // At a hand-over the process before tells twice: when the next begins, and when it has ended.
-func TestOutcomesAreTakenOver(t *testing.T) {
+func TestOutcomesOfBothProcessesCount(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(10 * time.Second), MinRequests: 4, ErrorPercent: 100}}
 	}
@@ -699,7 +699,7 @@ func TestOutcomesAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestABreakerThatAProbeClosedStaysSo(t *testing.T) {
+func TestBreakerClosedByProbeStaysClosed(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Bucket: bucketOf(1, 1, time.Millisecond), Recovery: &meshv1.Recovery{SleepingWindowNs: int64(10 * time.Second)}}
 	}
@@ -723,7 +723,7 @@ func TestABreakerThatAProbeClosedStaysSo(t *testing.T) {
 	require.Equal(t, opened, p.States()[0].GetState(), "it opened anew")
 }
 
-func TestWhoeverLeavesASlowAnswerWasLetWait(t *testing.T) {
+func TestAbandonedSlowRequestCountsAsSlow(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{
 			Trip:     &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 2, ErrorPercent: 1, SlowPercent: 100, SlowNs: int64(time.Second)},
@@ -748,7 +748,7 @@ func TestWhoeverLeavesASlowAnswerWasLetWait(t *testing.T) {
 	require.Equal(t, opened, p.States()[0].GetState(), "a probe that came to nothing")
 }
 
-func TestPoliciesThatCannotBe(t *testing.T) {
+func TestInvalidRulesAreErrors(t *testing.T) {
 	for name, m := range map[string]*meshv1.LimitRule{
 		"interval": {Bucket: bucketOf(1, 1, 0)},
 		"burst":    {Bucket: bucketOf(0, 1, time.Second), Share: &meshv1.Share{Index: 1, Of: 3}},

@@ -2,14 +2,13 @@ package lock
 
 import (
 	"bytes"
+	"encoding/json"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
-
-	"encoding/json"
-	"time"
 )
 
 // leaderAnnotation holds the election record of ConfigMap and Endpoints locks.
@@ -50,8 +49,8 @@ type Held struct {
 	Version string
 }
 
-// Holder reads the state of the lock from an answer about it.
-func Holder(contentType string, body []byte) Held {
+// ReadHeld reads the state of the lock from an answer about it.
+func ReadHeld(contentType string, body []byte) Held {
 	media, err := mediaType(contentType)
 	if err != nil {
 		return Held{}

@@ -34,7 +34,7 @@ func newLock(t testing.TB) *lock.Lock {
 	return l
 }
 
-func TestNewRefusesNamesThatCannotBe(t *testing.T) {
+func TestNewRejectsInvalidNames(t *testing.T) {
 	for _, m := range []*meshv1.Lock{
 		{Namespace: "a", Name: "b"},
 		{Namespace: "a", Name: "b", UpstreamName: "b"},
@@ -137,7 +137,7 @@ func TestRequestOfAnotherObjectKeepsItsBytes(t *testing.T) {
 	}
 }
 
-func TestRequestThatCannotBeRead(t *testing.T) {
+func TestUnreadableRequestsAreErrors(t *testing.T) {
 	l := newLock(t)
 	for _, contentType := range []string{"application/cbor", "application/apply-patch+cbor", "text/html", "a/b/c"} {
 		_, err := l.Request(contentType, []byte("x"))
@@ -334,7 +334,7 @@ func TestHolder(t *testing.T) {
 		{"nonsense", jsonType, []byte("{"), ""},
 		{"nonsense protobuf", protoType, []byte("k8s\x00\xff"), ""},
 	} {
-		held := lock.Holder(c.contentType, c.body)
+		held := lock.ReadHeld(c.contentType, c.body)
 		require.Equal(t, c.holder, held.Holder, c.name)
 		if c.holder != "" {
 			require.Equal(t, lock.Held{Holder: c.holder, For: 15 * time.Second, Version: "7"}, held, c.name)
@@ -401,7 +401,7 @@ func FuzzProtobuf(f *testing.F) {
 	f.Add(encode(f, &coordinationv1.LeaseList{Items: []coordinationv1.Lease{*lease("op---s1")}}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		l := newLock(t)
-		_ = lock.Holder(protoType, in)
+		_ = lock.ReadHeld(protoType, in)
 		_, _ = l.Answer(protoType, in)
 		before, decodeErr := runtime.Decode(protoCodec, in)
 		up, err := l.Request(protoType, in)

@@ -22,6 +22,8 @@ const (
 	maxHosts = 128
 	maxFound = 1 << 14
 	maxHost  = 253 // maximum length of a host name
+	// few is up to how many values or matches are tried one by one.
+	few = 8
 )
 
 // NewHosts returns the Hosts of matches, which Of identifies by their indexes in urls.

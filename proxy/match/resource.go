@@ -147,39 +147,27 @@ func (m *Resource) Match(o *Object) bool {
 	return true
 }
 
-// set is a set of accepted values. The zero set accepts all.
-type set struct {
-	few  []string // at most few values, faster than a map
-	many map[string]struct{}
-}
-
-const few = 8
+// set is a sorted set of accepted values. Nil accepts all.
+type set []string
 
 func newSet(values []string) set {
 	if len(values) == 0 || slices.Contains(values, "*") {
-		return set{}
+		return nil
 	}
-	if len(values) <= few {
-		return set{few: values}
-	}
-	many := make(map[string]struct{}, len(values))
-	for _, v := range values {
-		many[v] = struct{}{}
-	}
-	return set{many: many}
+	return slices.Compact(slices.Sorted(slices.Values(values)))
 }
 
 // all reports whether the set accepts all values.
-func (s *set) all() bool { return s.few == nil && s.many == nil }
+func (s set) all() bool { return s == nil }
 
-func (s *set) has(v string) bool {
-	if s.few != nil {
-		return slices.Contains(s.few, v)
+// has is small enough to be inlined: most sets accept all.
+func (s set) has(v string) bool { return s == nil || s.contains(v) }
+
+func (s set) contains(v string) bool {
+	if len(s) <= few { // faster than a search
+		return slices.Contains(s, v)
 	}
-	if s.many == nil {
-		return true
-	}
-	_, ok := s.many[v]
+	_, ok := slices.BinarySearch(s, v)
 	return ok
 }
 

@@ -73,18 +73,10 @@ func (t *Table) index(of []int32) *Index {
 	return x
 }
 
-// addTo adds the index n once to the indexes of each value of the set.
-func (s *set) addTo(by map[string][]int32, n int32) {
-	add := func(v string) {
-		if of := by[v]; len(of) == 0 || of[len(of)-1] != n {
-			by[v] = append(of, n)
-		}
-	}
-	for _, v := range s.few {
-		add(v)
-	}
-	for v := range s.many {
-		add(v)
+// addTo adds the index n to the indexes of each value of the set.
+func (s set) addTo(by map[string][]int32, n int32) {
+	for _, v := range s {
+		by[v] = append(by[v], n)
 	}
 }
 

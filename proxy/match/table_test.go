@@ -12,7 +12,7 @@ import (
 )
 
 // What a table finds is what asking each match finds, in the same order.
-func TestATableLeavesOutWhatCannotMatch(t *testing.T) {
+func TestTableFindsAllMatches(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	some := func(of string, most int) (out []string) {
 		for range random.IntN(most + 1) {
@@ -74,7 +74,7 @@ func TestATableLeavesOutWhatCannotMatch(t *testing.T) {
 }
 
 // A request looks at no rule that names another namespace or name.
-func TestWhatATableLeavesOut(t *testing.T) {
+func TestTableOmitsOtherObjects(t *testing.T) {
 	var matches []*Resource
 	for i := range 10 {
 		for _, m := range []*meshv1.ResourceMatch{{Namespaces: []string{fmt.Sprint("ns", i)}}, {Names: []string{fmt.Sprint("name", i)}}, {}} {
@@ -96,7 +96,7 @@ func TestWhatATableLeavesOut(t *testing.T) {
 }
 
 // Paths can name any kind; what is remembered of them depends on the rules alone.
-func TestATableRemembersWhatItsRulesTellApart(t *testing.T) {
+func TestTableSharesEqualIndexes(t *testing.T) {
 	any, err := NewResource(&meshv1.ResourceMatch{})
 	require.NoError(t, err)
 	pods, err := NewResource(&meshv1.ResourceMatch{Resources: []string{"pods"}})

@@ -27,7 +27,11 @@ type Node struct {
 	Panics                                          prometheus.Counter
 	Limits, Faults                                  Rules
 	Workloads                                       Workloads
+	metered
+}
 
+// metered are the series that [Meters] looks up.
+type metered struct {
 	requests, bytes *prometheus.CounterVec
 	added           *prometheus.HistogramVec
 	Watches         *prometheus.GaugeVec
@@ -40,19 +44,15 @@ var workloadLabels = []string{"namespace", "workload", "shard"}
 // name is taken.
 func NewNode(r prometheus.Registerer) (*Node, error) {
 	labels := func(more ...string) []string { return append(workloadLabels[:3:3], more...) }
-	m := &Node{
-		Panics: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "ctrlmesh_panics_total", Help: "Requests that failed with 500 because of a bug of the proxy.",
-		}),
-		added: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "ctrlmesh_added_latency_seconds",
-			Help: "Time that the proxy added to a request: from reading its head to sending it to the apiserver, and from reading the head of the response to writing it.",
-			Buckets: []float64{
-				10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 250e-3, 1,
-			},
-		}, labels("verb")),
-		Watches: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "ctrlmesh_watches", Help: "Open watches."}, labels("resource")),
-	}
+	m := &Node{Panics: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "ctrlmesh_panics_total", Help: "Requests that failed with 500 because of a bug of the proxy.",
+	})}
+	m.added = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "ctrlmesh_added_latency_seconds",
+		Help:    "Time that the proxy added to a request: from reading its head to sending it to the apiserver, and from reading the head of the response to writing it.",
+		Buckets: []float64{10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 250e-3, 1},
+	}, labels("verb"))
+	m.Watches = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "ctrlmesh_watches", Help: "Open watches."}, labels("resource"))
 	all := []prometheus.Collector{m.Panics}
 	m.Workloads.vectors = []vector{m.added, m.Watches}
 	for _, c := range []struct {

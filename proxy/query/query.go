@@ -1,8 +1,7 @@
-// Package query edits one parameter of a raw URL query and leaves every other
-// byte of it as it was.
+// Package query edits one parameter of a raw URL query, and keeps every other byte.
 //
-// Parsing is strict: a query that net/url would silently drop parts of is an
-// error here, so that no two readers of it can differ on what was asked.
+// Parsing is strict: a query is an error if net/url would silently drop parts of it, so
+// that two readers never differ on what was requested.
 package query
 
 import (
@@ -11,8 +10,8 @@ import (
 	"strings"
 )
 
-// Get returns the first value of key, as the apiserver reads it: later values of
-// the same key do not count. The error says which part of raw is malformed.
+// Get returns the first value of key, as the apiserver does: it ignores later ones. The
+// error says which part of raw is malformed.
 func Get(raw, key string) (value string, ok bool, err error) {
 	err = each(raw, func(k, v string, _ string) error {
 		if k != key || ok {
@@ -25,9 +24,9 @@ func Get(raw, key string) (value string, ok bool, err error) {
 	return value, ok, err
 }
 
-// Set returns raw with the first value of key replaced, or with the parameter
-// appended where it was absent. Later values of key are dropped: they mean
-// nothing to the apiserver, and must not to any server behind it.
+// Set returns raw with the first value of key replaced, or with the parameter appended if
+// it is absent. It drops later values of key: the apiserver ignores them, and servers
+// behind it must not read them.
 func Set(raw, key, value string) (string, error) {
 	var out strings.Builder
 	out.Grow(len(raw) + len(key) + len(value) + 16)
@@ -68,7 +67,7 @@ func each(raw string, f func(key, rawValue, part string) error) error {
 			continue
 		}
 		if strings.Contains(part, ";") {
-			return fmt.Errorf("malformed query: a semicolon separates nothing")
+			return fmt.Errorf("malformed query: a semicolon is no separator")
 		}
 		k, v, _ := strings.Cut(part, "=")
 		key, err := url.QueryUnescape(k)

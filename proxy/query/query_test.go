@@ -27,7 +27,7 @@ func TestSetKeepsEveryOtherByte(t *testing.T) {
 	}
 }
 
-func TestMalformedIsAnError(t *testing.T) {
+func TestMalformedQueriesAreErrors(t *testing.T) {
 	for _, raw := range []string{"a=%zz", "%=1", "a=1;k=2", "k=%"} {
 		_, _, err := query.Get(raw, "k")
 		require.Error(t, err, raw)

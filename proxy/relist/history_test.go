@@ -1,9 +1,6 @@
 package relist
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"fmt"
 	"io"
 	"net/http/httptest"
@@ -12,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func TestHistoryIgnoresEarlierVersions(t *testing.T) {

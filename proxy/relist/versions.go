@@ -1,9 +1,8 @@
 package relist
 
 import (
-	"encoding/json"
-
 	"bytes"
+	"encoding/json"
 	"io"
 	"slices"
 

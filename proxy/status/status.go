@@ -23,8 +23,8 @@ var codecs = func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme)
 }()
 
-// New makes a refusal. retry, in seconds, is sent as Retry-After when above 0;
-// clients of Kubernetes retry then on 429 and 5xx.
+// New returns a refusal. If retry is above 0, it is sent as Retry-After, in seconds:
+// clients of Kubernetes then retry on 429 and 5xx.
 func New(code int, reason metav1.StatusReason, retry int, format string, args ...any) *apierrors.StatusError {
 	s := metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
@@ -39,39 +39,38 @@ func New(code int, reason metav1.StatusReason, retry int, format string, args ..
 	return &apierrors.StatusError{ErrStatus: s}
 }
 
-// BadRequest is 400: the request cannot be understood in one way only.
+// BadRequest returns 400: the request is ambiguous or malformed.
 func BadRequest(format string, args ...any) *apierrors.StatusError {
 	return New(http.StatusBadRequest, metav1.StatusReasonBadRequest, 0, format, args...)
 }
 
-// Unavailable is 503 with Retry-After in seconds.
+// Unavailable returns 503 with Retry-After in seconds.
 func Unavailable(retry int, format string, args ...any) *apierrors.StatusError {
 	return New(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, retry, format, args...)
 }
 
-// TooLarge is 413: a body above limit bytes.
+// TooLarge returns 413: the body has more than limit bytes.
 func TooLarge(limit int) *apierrors.StatusError {
 	return New(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, 0, "the body is larger than %d bytes", limit)
 }
 
-// UnsupportedMediaType is 415: a body that must be read and cannot be.
+// UnsupportedMediaType returns 415: the proxy must read the body, and cannot.
 func UnsupportedMediaType(format string, args ...any) *apierrors.StatusError {
 	return New(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, 0, format, args...)
 }
 
-// NotAcceptable is 406: an answer that must be read and could not be.
+// NotAcceptable returns 406: the proxy must read the response, and could not.
 func NotAcceptable(format string, args ...any) *apierrors.StatusError {
 	return New(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, 0, format, args...)
 }
 
-// maxNegotiated bounds what is read to negotiate a type, in bytes: reading it
-// clause by clause can take fifty times as much. Clients of Kubernetes send less
-// than a fifth of that.
+// maxNegotiated bounds the header and the query that are read to negotiate a type, in
+// bytes: parsing can take fifty times as much memory. Clients of Kubernetes send less than
+// a fifth of that.
 const maxNegotiated = 1 << 10
 
-// Write answers r with err and returns the number of body bytes. The type is
-// negotiated; a client that accepts nothing known, or says so at length, gets
-// JSON.
+// Write answers r with err, and returns the number of body bytes. It negotiates the type.
+// A client that accepts no known type, or whose header is too long, gets JSON.
 func Write(w http.ResponseWriter, r *http.Request, err *apierrors.StatusError) int {
 	s := err.ErrStatus
 	mediaType, body := encode(r, &s)
@@ -95,7 +94,7 @@ func encode(r *http.Request, s *metav1.Status) (mediaType string, body []byte) {
 	if !ok {
 		panic("status: no JSON serializer")
 	}
-	if len(r.Header.Get("Accept")) <= maxNegotiated && len(r.URL.RawQuery) <= maxNegotiated { // it looks for pretty=
+	if len(r.Header.Get("Accept")) <= maxNegotiated && len(r.URL.RawQuery) <= maxNegotiated { // negotiation reads pretty=
 		if _, negotiated, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions); err == nil {
 			info = negotiated
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // A refusal costs what it says, however much the client had to say about types.
-func TestARefusalCostsLittle(t *testing.T) {
+func TestRefusalAllocatesLittle(t *testing.T) {
 	refusal := BadRequest("no")
 	for name, c := range map[string]struct{ accept, query string }{
 		"usual":          {"application/vnd.kubernetes.protobuf,application/json", "pretty=true"},

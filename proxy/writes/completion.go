@@ -17,11 +17,11 @@ import (
 type Completion int
 
 const (
-	// NotSeen: it may go on until the apiserver's request timeout.
+	// NotSeen means that the write may go on until the apiserver's request timeout.
 	NotSeen Completion = iota
-	// Dropped: the apiserver does nothing more for it, but etcd may.
+	// Dropped means that the apiserver does nothing more for it, but etcd may.
 	Dropped
-	// Ended: it has taken effect, or never will.
+	// Ended means that the write has taken effect, or never will.
 	Ended
 )
 

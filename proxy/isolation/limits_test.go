@@ -1,4 +1,4 @@
-package narrow
+package isolation
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"pgregory.net/rapid"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -18,8 +19,8 @@ func resources(groups, names []string) *meshv1.ResourceGroup {
 	return &meshv1.ResourceGroup{ApiGroups: groups, Resources: names}
 }
 
-func TestForCombinesWhatMatches(t *testing.T) {
-	limits, err := Compile([]*meshv1.Limit{
+func TestSelectorCombinesMatchingLimits(t *testing.T) {
+	limits, err := compileLimits([]*meshv1.Limit{
 		{Selector: "everywhere=1"},
 		{Selector: "core=1", Resources: []*meshv1.ResourceGroup{resources([]string{""}, []string{"pods"})}},
 		{Selector: "apps=1", Resources: []*meshv1.ResourceGroup{resources([]string{"apps"}, []string{"*"})}},
@@ -36,59 +37,59 @@ func TestForCombinesWhatMatches(t *testing.T) {
 		{"aggregated.example.com", "widgets", "any=1,everywhere=1"},
 		{"apps", "widgets", "any=1,apps=1,everywhere=1"},
 	} {
-		require.Equal(t, c.want, limits.For(c.group, c.resource).String(), "%s/%s", c.group, c.resource)
+		require.Equal(t, c.want, limits.Selector(schema.GroupResource{Group: c.group, Resource: c.resource}).String(), "%s/%s", c.group, c.resource)
 	}
-	require.Empty(t, Limits{}.For("", "pods").String())
+	require.Empty(t, Limits{}.Selector(schema.GroupResource{Group: "", Resource: "pods"}).String())
 }
 
-func TestOtherNamesOfTheSameObjects(t *testing.T) {
+func TestLimitsApplyToAliases(t *testing.T) {
 	for _, c := range []struct{ group, resource, asGroup, as string }{
 		{"", "events", "events.k8s.io", "events"},
 		{"events.k8s.io", "events", "", "events"},
 		{"", "pods", "", "bindings"},
 	} {
-		limits, err := Compile([]*meshv1.Limit{{
+		limits, err := compileLimits([]*meshv1.Limit{{
 			Selector: "a=b", Scope: sharding.Keys("x").Proto(),
 			Resources: []*meshv1.ResourceGroup{resources([]string{c.group}, []string{c.resource})},
 		}})
 		require.NoError(t, err)
-		require.Equal(t, "a=b", limits.For(c.asGroup, c.as).String(), "%s as %s.%s", c.resource, c.as, c.asGroup)
-		_, divided := limits.Scope(c.asGroup, c.as)
+		require.Equal(t, "a=b", limits.Selector(schema.GroupResource{Group: c.asGroup, Resource: c.as}).String(), "%s as %s.%s", c.resource, c.as, c.asGroup)
+		_, divided := limits.Scope(schema.GroupResource{Group: c.asGroup, Resource: c.as})
 		require.True(t, divided)
-		_, divided = limits.Scope("example.com", c.as)
+		_, divided = limits.Scope(schema.GroupResource{Group: "example.com", Resource: c.as})
 		require.False(t, divided)
 	}
 }
 
-func TestCompileRefusesWhatNarrowsNothing(t *testing.T) {
+func TestLimitThatNarrowsNothingIsInvalid(t *testing.T) {
 	for _, s := range []string{"", " ", "a in", "=", "a=b,,"} {
-		_, err := Compile([]*meshv1.Limit{{Selector: s}})
+		_, err := compileLimits([]*meshv1.Limit{{Selector: s}})
 		require.Error(t, err, "%q", s)
 	}
 }
 
-func TestScopesOfAllLimitsHoldTogether(t *testing.T) {
+func TestScopesOfLimitsIntersect(t *testing.T) {
 	pods := resources([]string{""}, []string{"pods"})
-	limits, err := Compile([]*meshv1.Limit{
+	limits, err := compileLimits([]*meshv1.Limit{
 		{Scope: sharding.Keys("a", "b").Proto(), Resources: []*meshv1.ResourceGroup{pods}},
 		{Scope: sharding.Keys("b", "c").Proto(), Selector: "x=y", Resources: []*meshv1.ResourceGroup{pods}},
 		{Scope: sharding.Scope{}.Proto(), Resources: []*meshv1.ResourceGroup{resources([]string{"apps"}, []string{"*"})}},
 	})
 	require.NoError(t, err)
-	owned, divided := limits.Scope("", "pods")
+	owned, divided := limits.Scope(schema.GroupResource{Group: "", Resource: "pods"})
 	require.True(t, divided)
 	require.True(t, owned.Equal(sharding.Keys("b")))
-	require.Equal(t, "x=y", limits.For("", "pods").String())
+	require.Equal(t, "x=y", limits.Selector(schema.GroupResource{Group: "", Resource: "pods"}).String())
 
-	owned, divided = limits.Scope("apps", "deployments")
+	owned, divided = limits.Scope(schema.GroupResource{Group: "apps", Resource: "deployments"})
 	require.True(t, divided)
 	require.True(t, owned.Empty())
-	require.Nil(t, limits.For("apps", "deployments"))
+	require.Nil(t, limits.Selector(schema.GroupResource{Group: "apps", Resource: "deployments"}))
 
-	_, divided = limits.Scope("", "services")
+	_, divided = limits.Scope(schema.GroupResource{Group: "", Resource: "services"})
 	require.False(t, divided)
 
-	_, err = Compile([]*meshv1.Limit{{Scope: &meshv1.Scope{Parts: []*meshv1.ScopePart{{}}}}})
+	_, err = compileLimits([]*meshv1.Limit{{Scope: &meshv1.Scope{Parts: []*meshv1.ScopePart{{}}}}})
 	require.Error(t, err)
 }
 
@@ -104,9 +105,9 @@ func TestNothingMatchesNothing(t *testing.T) {
 }
 
 func TestNarrow(t *testing.T) {
-	limits, err := Compile([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
+	limits, err := compileLimits([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
 	require.NoError(t, err)
-	s := limits.For("", "pods")
+	s := limits.Selector(schema.GroupResource{Group: "", Resource: "pods"})
 	for _, c := range []struct{ name, raw, want string }{
 		{"no selector", "limit=500&resourceVersion=0", "shard in (1,2)"},
 		{"empty selector", "labelSelector=", "shard in (1,2)"},
@@ -165,7 +166,7 @@ var selector = rapid.Custom(func(t *rapid.T) string {
 
 // An object matches what goes upstream if and only if it matches what the client
 // asked and what the shard requires.
-func TestNarrowedIsBoth(t *testing.T) {
+func TestNarrowedQueryRequiresBothSelectors(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		client, shard := selector.Draw(t, "client"), selector.Draw(t, "shard")
 		object := labels.Set(rapid.MapOf(key, value).Draw(t, "object"))
@@ -174,9 +175,9 @@ func TestNarrowedIsBoth(t *testing.T) {
 }
 
 func check(t require.TestingT, client, shard string, object labels.Set) {
-	limits, err := Compile([]*meshv1.Limit{{Selector: shard}})
+	limits, err := compileLimits([]*meshv1.Limit{{Selector: shard}})
 	require.NoError(t, err)
-	out, err := limits.For("", "pods").Narrow("labelSelector=" + url.QueryEscape(client))
+	out, err := limits.Selector(schema.GroupResource{Group: "", Resource: "pods"}).Narrow("labelSelector=" + url.QueryEscape(client))
 	require.NoError(t, err)
 	values, err := url.ParseQuery(out)
 	require.NoError(t, err)
@@ -194,9 +195,9 @@ func FuzzNarrow(f *testing.F) {
 	f.Add("a=b", "x", "y")
 	f.Add("a notin (b, c),!d,e>1", "shard", "1")
 	f.Fuzz(func(t *testing.T, client, k, v string) {
-		limits, err := Compile([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
+		limits, err := compileLimits([]*meshv1.Limit{{Selector: "shard in (1,2)"}})
 		require.NoError(t, err)
-		out, err := limits.For("", "pods").Narrow("labelSelector=" + url.QueryEscape(client))
+		out, err := limits.Selector(schema.GroupResource{Group: "", Resource: "pods"}).Narrow("labelSelector=" + url.QueryEscape(client))
 		sel, parseErr := labels.Parse(client)
 		require.Equal(t, parseErr == nil, err == nil, "%q: %v, %v", client, parseErr, err)
 		if err != nil {

@@ -1,0 +1,52 @@
+package isolation
+
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// How lists and watches were narrowed.
+const (
+	ServerSide = "ServerSide"
+	ByLabels   = "Labels"
+	Filtered   = "Filter"
+)
+
+// MaxMethods bounds the resources that a pod reports on.
+const MaxMethods = 64
+
+// Methods records how a pod's divided resources were narrowed last. It is safe for
+// concurrent use.
+type Methods struct {
+	mu    sync.Mutex
+	known map[schema.GroupResource]string
+}
+
+// Note records the method of a resource.
+func (m *Methods) Note(res schema.GroupResource, method string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.known[res]; !ok && (len(m.known) >= MaxMethods || !match.Storable(res.Group, res.Resource)) {
+		return
+	}
+	if m.known == nil {
+		m.known = map[schema.GroupResource]string{}
+	}
+	m.known[res] = method
+}
+
+// Of returns the methods by resource.group. Resources that d does not divide are left out.
+func (m *Methods) Of(d *Division) map[string]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make(map[string]string, len(m.known))
+	for res, method := range m.known {
+		if _, ok := d.Filters(res); ok || d.Selector(res) != nil {
+			out[res.String()] = method
+		}
+	}
+	return out
+}

@@ -1,0 +1,96 @@
+package lock
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Holder is what a pod wrote into one of its locks.
+type Holder struct {
+	// Namespace and Name of the lock, by the operator's own name.
+	Namespace, Name string
+	// Identity of the holder; empty: nobody.
+	Identity string
+	// Version is the Lease's resourceVersion, as written.
+	Version string
+}
+
+// Writes has what a pod wrote last into each of its locks. It is safe for concurrent use.
+type Writes struct {
+	mu      sync.Mutex
+	known   map[types.NamespacedName]*written
+	changed chan struct{}
+}
+
+// NewWrites returns empty Writes.
+func NewWrites() *Writes { return &Writes{changed: make(chan struct{}, 1)} }
+
+// Changed gets a token when a Lease was written.
+func (w *Writes) Changed() <-chan struct{} { return w.changed }
+
+type written struct {
+	until time.Time // when the lease ends
+	lease Holder    // zero if the lock is no Lease
+}
+
+// Note records a successful write of a lock. Locks that the policy does not name any more
+// are forgotten.
+func (w *Writes) Note(l *Lock, named Set, resource string, h Held) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.known, func(name types.NamespacedName, _ *written) bool { return named.Named(name.Namespace, name.Name) == nil })
+	if w.known == nil {
+		w.known = map[types.NamespacedName]*written{}
+	}
+	record := w.known[l.key()]
+	if record == nil {
+		record = &written{}
+		w.known[l.key()] = record
+	}
+	record.until = time.Time{}
+	if h.Holder != "" {
+		record.until = time.Now().Add(h.For)
+	}
+	if resource != "leases" {
+		return
+	}
+	record.lease = Holder{l.Namespace(), l.Name(), h.Holder, h.Version}
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (l *Lock) key() types.NamespacedName {
+	return types.NamespacedName{Namespace: l.namespace, Name: l.name}
+}
+
+// Holds reports whether the pod holds a lock: its last write named a holder, no longer ago
+// than the lease lasts.
+func (w *Writes) Holds(l *Lock) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	record := w.known[l.key()]
+	return record != nil && time.Now().Before(record.until)
+}
+
+// Leases returns what was written into Leases, sorted.
+func (w *Writes) Leases() (out []Holder) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, record := range w.known {
+		if record.lease != (Holder{}) {
+			out = append(out, record.lease)
+		}
+	}
+	slices.SortFunc(out, func(a, b Holder) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return out
+}
