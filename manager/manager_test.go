@@ -50,9 +50,9 @@ func newWorld(t *testing.T, objects ...client.Object) testWorld {
 	)...)
 	r := newReplica(Options{
 		Config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: []byte("cluster\n")}}, Log: env.Log,
-		Namespace: "mesh", PodIP: "10.0.0.7", PodName: "m-0", PushAddress: ":8443", ClusterDomain: "cluster.local",
+		Namespace: "mesh", PodIP: "10.0.0.7", PodName: "m-0", Listen: Listen{PushAddress: ":8443"}, ClusterDomain: "cluster.local",
 		ManagerService: "ctrlmesh-manager", WebhookService: "ctrlmesh-webhook", WebhookConfiguration: "ctrlmesh",
-		StampRate: 200, StampBurst: 400,
+		Stamp: Stamp{StampRate: 200, StampBurst: 400},
 	}, clients{live: env.Client, kube: kubefake.NewClientset()})
 	w := testWorld{newLeader(r, env.Cache, env.Recorder), env, map[string]controllers.Spec{}}
 	all := w.controllers()
