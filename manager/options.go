@@ -16,13 +16,13 @@ import (
 
 // Options of the manager.
 type Options struct {
-	// Config reaches the apiserver.
+	// Config is the connection to the apiserver.
 	Config *rest.Config
 	Log    *slog.Logger
 
 	// Namespace of the mesh.
 	Namespace string
-	// PodName and PodIP are this replica's. Agents reach the leader at PodIP.
+	// PodName and PodIP are those of this replica. Agents connect to the leader at PodIP.
 	PodName, PodIP string
 	// ClusterDomain is the DNS domain of the cluster.
 	ClusterDomain string
@@ -62,8 +62,7 @@ type StampOptions struct {
 	Every time.Duration
 }
 
-// AddFlags adds flags for all that is not found out otherwise; getenv gives
-// defaults.
+// AddFlags adds flags for all options that are not discovered. getenv returns defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the mesh (default $POD_NAMESPACE)")
 	fs.StringVar(&o.PodName, "pod-name", getenv("POD_NAME"), "name of this pod (default $POD_NAME)")
@@ -89,7 +88,7 @@ func (o *Options) validate() error {
 		return errors.New("no namespace: set --namespace or POD_NAMESPACE")
 	}
 	if o.Namespace == apiserver.Namespace {
-		// What is watched there is the apiserver's Service, by its name.
+		// The cache watches only the apiserver's Service there.
 		return fmt.Errorf("the namespace %s, which is the apiserver's, cannot be the mesh's: install it in one of its own", o.Namespace)
 	}
 	if _, err := netip.ParseAddr(o.PodIP); err != nil {
@@ -104,7 +103,7 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// clusterCA is the CA that verifies the real apiserver, as it is now.
+// clusterCA returns the current CA that verifies the real apiserver.
 func (o *Options) clusterCA() []byte {
 	if len(o.Config.CAData) > 0 {
 		return o.Config.CAData

@@ -31,7 +31,7 @@ type reporter struct {
 func (r *reporter) report(config *v1alpha1.ShardingConfig, written *v1alpha1.RootStatus, state handover.State, effects []handover.Effect, now time.Time) {
 	r.progress(config, effects, now)
 	if state.RolledBack && !r.rolledBack {
-		r.warn(config, string(v1alpha1.ReasonRolledBack), "Handover",
+		r.recorder.Eventf(config, nil, corev1.EventTypeWarning, string(v1alpha1.ReasonRolledBack), "Handover", "%s",
 			"agents have had later policies than status.root accounts for: all members are in standby until the root starts anew")
 	}
 	r.rolledBack = state.RolledBack
@@ -40,10 +40,6 @@ func (r *reporter) report(config *v1alpha1.ShardingConfig, written *v1alpha1.Roo
 	if written != nil {
 		r.count(config, written)
 	}
-}
-
-func (r *reporter) warn(config *v1alpha1.ShardingConfig, reason, action, note string) {
-	r.recorder.Eventf(config, nil, corev1.EventTypeWarning, reason, action, "%s", status.Note(note))
 }
 
 // progress reports the moves that have made progress.
@@ -90,8 +86,8 @@ func (r *reporter) warnBlocked(config *v1alpha1.ShardingConfig, written *v1alpha
 			waits = strings.Join(written.Handovers[i].WaitsFor, "; ")
 		}
 		metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "blocked").Inc()
-		r.warn(config, "HandoverBlocked", "Handover",
-			fmt.Sprintf("a handover from %s to %s has been %s for %s; it waits for: %s", orNobody(m.From), orNobody(m.To), m.Phase, now.Sub(m.Since).Round(time.Second), waits))
+		r.recorder.Eventf(config, nil, corev1.EventTypeWarning, "HandoverBlocked", "Handover", "%s",
+			status.Note(fmt.Sprintf("a handover from %s to %s has been %s for %s; it waits for: %s", orNobody(m.From), orNobody(m.To), m.Phase, now.Sub(m.Since).Round(time.Second), waits)))
 	}
 	r.blocked = i >= 0
 }
@@ -108,7 +104,7 @@ func (r *reporter) warnLeaderless(config *v1alpha1.ShardingConfig, leaders map[s
 		}
 	}
 	if fresh {
-		r.warn(config, "LeaderMissing", "Lead", status.MissingLeaders(leaders).Message)
+		r.recorder.Eventf(config, nil, corev1.EventTypeWarning, "LeaderMissing", "Lead", "%s", status.Note(status.MissingLeaders(leaders).Message))
 	}
 }
 

@@ -30,7 +30,7 @@ func TestRootDerivesShardsAndRevertsEdits(t *testing.T) {
 	require.NoError(t, m.Get(t.Context(), client.ObjectKeyFromObject(a), a))
 	require.Equal(t, "op-1-normal", a.Labels[v1alpha1.ShardLabel])
 
-	// What others write of it is undone, and moves nothing.
+	// Edits of others are reverted, and move nothing.
 	a.Labels[v1alpha1.ShardLabel] = "op-2-normal"
 	require.NoError(t, m.Update(t.Context(), a))
 	child := children["op-1-normal"]
@@ -43,8 +43,7 @@ func TestRootDerivesShardsAndRevertsEdits(t *testing.T) {
 	require.Equal(t, "op-1-normal", m.shardOf(a))
 }
 
-// A leader that ends between a write and its telling, or before the write, leaves
-// nothing behind that the next does not go on from.
+// The next leader continues after one that exited before or after a write.
 func TestNextLeaderContinuesAfterFailedWrites(t *testing.T) {
 	m, _ := sharded(t, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 3 })
@@ -80,7 +79,7 @@ func TestNextLeaderContinuesAfterFailedWrites(t *testing.T) {
 	require.Empty(t, m.get().Status.Root.Handovers)
 }
 
-// What somebody else wrote is what is: a leader that leads no more tells of nothing.
+// The state of the new leader applies: the former leader publishes nothing.
 func TestFormerLeaderWritesNothing(t *testing.T) {
 	m := newMesh(t)
 	m.root(1, 1)
@@ -109,7 +108,7 @@ func TestFormerLeaderWritesNothing(t *testing.T) {
 	m.settle()
 }
 
-// A fresh leader says nothing before it has read what the last one wrote.
+// A new leader publishes nothing before it has read the recorded state.
 func TestNewLeaderReadsBeforeItPublishes(t *testing.T) {
 	m := newMesh(t)
 	root := m.root(1, 1)

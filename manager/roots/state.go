@@ -48,25 +48,23 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 		return s, nil
 	}
 	s.MinSerial, s.RolledBack = r.MinSerial, r.RolledBack
-	held := sharding.Scope{}
+	owned := sharding.Scope{}
 	for _, shard := range r.Shards {
-		has, err := sharding.Parse(shard.Held)
-		if err != nil {
-			return s, fmt.Errorf("status.root.shards[%s].held: %w", shard.Name, err)
+		var scopes [3]sharding.Scope
+		for i, in := range []struct {
+			field string
+			texts []string
+		}{{"held", shard.Held}, {"target", shard.Target}, {"wanted", shard.Wanted}} {
+			var err error
+			if scopes[i], err = sharding.Parse(in.texts); err != nil {
+				return s, fmt.Errorf("status.root.shards[%s].%s: %w", shard.Name, in.field, err)
+			}
 		}
-		target, err := sharding.Parse(shard.Target)
-		if err != nil {
-			return s, fmt.Errorf("status.root.shards[%s].target: %w", shard.Name, err)
+		if owned.Overlaps(scopes[0]) {
+			return s, fmt.Errorf("status.root.shards[%s].held: another shard owns %s too", shard.Name, owned.Intersect(scopes[0]))
 		}
-		wanted, err := sharding.Parse(shard.Wanted)
-		if err != nil {
-			return s, fmt.Errorf("status.root.shards[%s].wanted: %w", shard.Name, err)
-		}
-		if held.Overlaps(has) {
-			return s, fmt.Errorf("status.root.shards[%s].held: %s is held by another shard too", shard.Name, held.Intersect(has))
-		}
-		held = sharding.Union(held, has)
-		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: has, Target: target, Wanted: wanted}
+		owned = sharding.Union(owned, scopes[0])
+		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: scopes[0], Target: scopes[1], Wanted: scopes[2]}
 	}
 	for _, a := range r.Assignments {
 		if _, known := s.Shards[a.Shard]; !known {

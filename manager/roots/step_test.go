@@ -22,7 +22,7 @@ func TestPodJoinsOnceItIsRefused(t *testing.T) {
 	m.settle()
 	require.Empty(t, m.shardOf(p))
 	require.True(t, m.policies[p.UID].GetSharding().GetStandby())
-	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "what it was told before"}
+	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "of an earlier policy"}
 	m.settle()
 	require.Empty(t, m.shardOf(p))
 	delete(m.deaf, string(p.UID))
@@ -30,7 +30,7 @@ func TestPodJoinsOnceItIsRefused(t *testing.T) {
 	require.Equal(t, "op-1-normal", m.shardOf(p))
 }
 
-// A shard is added: what it takes is first let go of by whoever had it.
+// A new shard owns its keys only after the former owner has released them.
 func TestHandoverReleasesBeforeItGrants(t *testing.T) {
 	m, pods := sharded(t, 1)
 	a := pods[0]

@@ -132,7 +132,7 @@ func TestFirstGrantWaitsForUnshardedPods(t *testing.T) {
 			m.settle()
 			require.Empty(t, m.policies[b.UID].Refuse)
 			c.next(m)
-			m.away[b.Spec.NodeName] = true // it goes on as it was told last
+			m.away[b.Spec.NodeName] = true // its agent applies the last policy
 			m.settle()
 			require.Empty(t, m.shardOf(a))
 			require.Empty(t, m.get().Status.Root.Shards)

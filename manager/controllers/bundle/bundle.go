@@ -1,4 +1,4 @@
-// Package bundle puts the mesh's CAs into the namespaces whose pods trust them.
+// Package bundle writes the mesh's CAs into the namespaces whose pods trust them.
 package bundle
 
 import (
@@ -9,12 +9,11 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -31,33 +30,19 @@ type Controller struct {
 	State        *controllers.State
 }
 
-// Watch watches the mesh's ConfigMaps in all namespaces, by name, so that
-// no other ConfigMap need be readable.
+// Watch watches the mesh's ConfigMaps in all namespaces.
 func (r *Controller) Watch(ctx context.Context) error {
-	var factories []informers.SharedInformerFactory
+	g, ctx := errgroup.WithContext(ctx)
 	for _, name := range []string{inject.MeshBundle, inject.BothBundle, inject.EgressBundle} {
-		f := informers.NewSharedInformerFactoryWithOptions(r.Kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = "metadata.name=" + name
-		}))
-		if _, err := f.Core().V1().ConfigMaps().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    r.observe,
-			UpdateFunc: func(_, o any) { r.observe(o) },
-			DeleteFunc: func(any) { r.State.Changed.Bundles.Notify() },
-		}); err != nil {
-			return err
-		}
-		f.StartWithContext(ctx)
-		factories = append(factories, f)
+		g.Go(func() error {
+			return controllers.WatchConfigMap(ctx, r.Kube, metav1.NamespaceAll, name, r.observe, r.State.Changed.Bundles.Notify)
+		})
 	}
-	<-ctx.Done()
-	for _, f := range factories {
-		f.Shutdown()
-	}
-	return nil
+	return g.Wait()
 }
 
-func (r *Controller) observe(o any) {
-	if cm, ok := o.(*corev1.ConfigMap); ok && !r.Bundles.Right(cm) {
+func (r *Controller) observe(cm *corev1.ConfigMap) {
+	if !r.Bundles.Right(cm) {
 		r.State.Changed.Bundles.Notify()
 	}
 }

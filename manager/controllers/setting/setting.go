@@ -8,11 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
@@ -48,35 +45,19 @@ func (c *Controller) Load(ctx context.Context) error {
 	return nil
 }
 
-// Watch follows the settings; each replica admits by them.
+// Watch applies the settings as they change.
 func (c *Controller) Watch(ctx context.Context) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(c.Kube, 0, informers.WithNamespace(c.Namespace),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "metadata.name=" + platform.ConfigMap }))
-	adopt := func(o any) {
-		if cm, ok := o.(*corev1.ConfigMap); ok {
-			c.adopt(cm.Data)
-		}
-	}
-	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    adopt,
-		UpdateFunc: func(_, o any) { adopt(o) },
-		DeleteFunc: func(any) { c.reset() },
-	}); err != nil {
-		return fmt.Errorf("watching ConfigMap %s: %w", platform.ConfigMap, err)
-	}
-	factory.StartWithContext(ctx)
-	<-ctx.Done()
-	factory.Shutdown()
-	return nil
+	return controllers.WatchConfigMap(ctx, c.Kube, c.Namespace, platform.ConfigMap,
+		func(cm *corev1.ConfigMap) { c.adopt(cm.Data) }, c.reset)
 }
 
-// adopt applies settings. Those that are invalid change nothing: what they
-// were to forbid is not known.
+// adopt applies settings. Invalid ones change nothing, because it is unknown what they should
+// forbid.
 func (c *Controller) adopt(data map[string]string) {
 	settings, err := platform.Parse(data)
 	if err != nil {
 		metrics.PlatformInvalid.Set(1)
-		c.Log.Error("keeping the former platform settings", "configmap", c.Namespace+"/"+platform.ConfigMap, "error", err)
+		c.Log.Error("invalid platform settings, the former ones apply", "configmap", c.Namespace+"/"+platform.ConfigMap, "error", err)
 		c.raiseRequestTimeout(data)
 		return
 	}
@@ -89,8 +70,8 @@ func (c *Controller) use(settings *platform.Settings) {
 	c.State.Settings.Store(settings)
 }
 
-// reset applies the defaults after the ConfigMap was deleted. The request timeout
-// of the apiserver is as before, so that one which is longer stays until the manager ends.
+// reset applies the defaults after the ConfigMap was deleted. The apiserver has not changed, so a
+// longer request timeout applies until the manager exits.
 func (c *Controller) reset() {
 	timeout, defaults := c.State.RequestTimeout(), platform.Default()
 	c.use(defaults.WithRequestTimeout(max(timeout, defaults.APIServer.RequestTimeout.Duration)))

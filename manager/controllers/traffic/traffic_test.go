@@ -107,7 +107,7 @@ func TestShares(t *testing.T) {
 	require.Equal(t, "2/2", cb.Status.TargetStatus[1].LimitingSnapshots[0].Share)
 	require.EqualValues(t, v1alpha1.ReasonRollingOut, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.NoError(t, w.share.Reconcile(ctx))
-	require.True(t, w.Triggered("policies"), "to be told")
+	require.True(t, w.Triggered("policies"), "so that they are sent")
 	require.NoError(t, w.policy.Reconcile(ctx))
 	require.EqualValues(t, 2, toldShare(w, "op-0").GetOf())
 	require.EqualValues(t, 1, toldShare(w, "op-1").GetIndex())
@@ -172,7 +172,7 @@ func TestTooManyShares(t *testing.T) {
 }
 
 // A FaultInjection that expires has no effect before it is written down when, and
-// people are told when it ends.
+// an Event is emitted when it ends.
 func TestFaultsThatExpire(t *testing.T) {
 	ctx := t.Context()
 	d := v1alpha1.Duration("1h")
@@ -243,7 +243,7 @@ func (l lagging) Get(ctx context.Context, k client.ObjectKey, o client.Object, o
 	return l.Reader.Get(ctx, k, o, opts...)
 }
 
-// When a breaker opens in a pod people are told, and when it closes; not too often.
+// Events are emitted when a breaker opens or closes in a pod, at a limited rate.
 func TestEventsOfBreakers(t *testing.T) {
 	w := newWorld(t)
 	p := &pace{events: rate.NewLimiter(rate.Every(eventGap), eventBurst)}
