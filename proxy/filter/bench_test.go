@@ -59,7 +59,7 @@ func benchmark(b *testing.B, o filter.Options, body []byte) {
 	})
 }
 
-// It hides io.WriterTo and the like, which a connection does not have.
+// onlyWriter and onlyReader hide io.WriterTo and the like, which connections do not have.
 type (
 	onlyWriter struct{ io.Writer }
 	onlyReader struct{ io.Reader }
