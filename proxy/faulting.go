@@ -98,7 +98,7 @@ func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
 		x.faults = s.resources.Decide(time.Now(), &o)
 	}
 	if x.faults != nil && x.faults.Watch != nil {
-		x.faults.Watch.Told = func(by fault.Injected) { x.policy.countFault(by) }
+		x.faults.Watch.Report = func(by fault.Injected) { x.policy.countFault(by) }
 	}
 	return nil
 }

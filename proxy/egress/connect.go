@@ -30,7 +30,7 @@ func (x *exchange) connect() {
 	}
 	p, _ := x.s.Policy()
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
-	x.s.flows.add(&x.flow)
+	x.s.flows.Add(&x.flow)
 	c.around.met = fault.Met{}
 	if !x.admitted(c.around.met) {
 		return
@@ -62,7 +62,7 @@ func (x *exchange) connect() {
 		_ = c.Close()
 		return
 	}
-	x.s.flows.remove(&x.flow)
+	x.s.flows.Remove(&x.flow)
 	c.Serving(-1) // what is read from here on is accounted for again
 	defer c.Serving(1)
 	x.then = x.s.look(c)

@@ -293,9 +293,7 @@ func TestPolicyChangeDuringConnectCutsNothingAllowed(t *testing.T) {
 	require.NoError(t, err)
 	<-asked
 	w.set(deep)
-	w.server.flows.mu.Lock()
-	require.Len(t, w.server.flows.all, 1)
-	w.server.flows.mu.Unlock()
+	require.Len(t, w.server.flows.List(), 1)
 	close(goOn)
 	require.Contains(t, headOf(b), " 200 ", "what goes through is seen later")
 }

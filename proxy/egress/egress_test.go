@@ -135,11 +135,7 @@ func newWorld(t testing.TB) *world {
 		require.Eventually(t, func() bool {
 			return w.conns.Open.Taken() == 0 && w.conns.HTTP2.Taken() == 0 && w.conns.Unserved.Taken() == 0 && w.held.Taken() == 0
 		}, soon, time.Millisecond, "accounts are even again")
-		require.Eventually(t, func() bool {
-			w.server.flows.mu.Lock()
-			defer w.server.flows.mu.Unlock()
-			return len(w.server.flows.all) == 0
-		}, soon, time.Millisecond)
+		require.Eventually(t, func() bool { return len(w.server.flows.List()) == 0 }, soon, time.Millisecond)
 	})
 	return w
 }

@@ -24,8 +24,8 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
 	f.opaque = protocol == ProtocolTLS && !p.decrypts(asked...) // else decrypting was tried before
-	s.flows.add(f)
-	defer s.flows.remove(f)
+	s.flows.Add(f)
+	defer s.flows.Remove(f)
 	p, _ = s.Policy()
 	t := &tunnel{line: line{s: s, c: c, protocol: protocol, asked: asked}}
 	if t.admit(p, f, c.around, "") != nil {

@@ -349,7 +349,7 @@ func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 			require.Equal(t, time.Duration(9), w.MadeUpAfter)
 			require.Nil(t, w.Duplicate)
 			require.Nil(t, w.Exempt)
-			w.Told = func(Injected) { told++ }
+			w.Report = func(Injected) { told++ }
 			for range 100 {
 				drop := w.Drop()
 				drops += fmt.Sprint(drop)[:1]
@@ -524,7 +524,7 @@ func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	decide := func() *Faults {
 		f := r.Decide(noon, pod)
 		if f != nil {
-			f.Watch.Told = func(by Injected) { told = append(told, by.Kind) }
+			f.Watch.Report = func(by Injected) { told = append(told, by.Kind) }
 		}
 		return f
 	}
