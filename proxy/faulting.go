@@ -184,7 +184,7 @@ func (x *exchange) writeFaulty(p []byte) bool {
 		}
 		p = p[pass:]
 		if pass < n {
-			if x.lift(x.pod); f.Truncate >= 0 {
+			if x.lift(x.pod); f.ResetAfter || f.Truncate >= 0 {
 				x.breakOff()
 			}
 			continue
