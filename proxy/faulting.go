@@ -99,7 +99,7 @@ func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
 		x.faults = s.resources.Decide(time.Now(), &o)
 	}
 	if x.faults != nil && x.faults.Watch != nil {
-		x.faults.Watch.Told = func(by fault.Injected) { x.policy.countFault(by) }
+		x.faults.Watch.Report = func(by fault.Injected) { x.policy.countFault(by) }
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ func (x *exchange) writeFaulty(p []byte) bool {
 		}
 		p = p[pass:]
 		if pass < n {
-			if x.lift(x.pod); f.Truncate >= 0 {
+			if x.lift(x.pod); f.ResetAfter || f.Truncate >= 0 {
 				x.breakOff()
 			}
 			continue

@@ -8,9 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPoolsLeavePartsForOthers: pods that take all they can leave something for the next,
-// together never more than twice what one of them gets, and what was given back
-// is there again.
+// Pods that take all they can leave a part for the next one. Together they take at most
+// twice as much as one of them gets.
 func TestPoolsLeavePartsForOthers(t *testing.T) {
 	const most, own, pods = 1024, 16, 40
 	p := NewPool(most, own)

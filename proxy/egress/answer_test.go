@@ -17,7 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
-// The server may be the accomplice of the pod.
+// A server may collude with the pod.
 func TestAnswerHeadsAreAccountedFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		request string
@@ -78,7 +78,7 @@ func TestServerHandshakeBytesAreBounded(t *testing.T) {
 	require.Contains(t, body, "too many bytes")
 }
 
-// Servers that let a pod wait take no turn from those that do not.
+// A server that does not answer keeps no handshake slot from others.
 func TestServerHandshakesTakeTurns(t *testing.T) {
 	w := decrypting(t)
 	asked := make(chan struct{})

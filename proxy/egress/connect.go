@@ -30,7 +30,7 @@ func (x *exchange) connect() {
 	}
 	p, _ := x.s.Policy()
 	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
-	x.s.flows.add(&x.flow)
+	x.s.flows.Add(&x.flow)
 	c.around.met = fault.Met{}
 	if !x.admitted(c.around.met) {
 		return
@@ -62,7 +62,7 @@ func (x *exchange) connect() {
 		_ = c.Close()
 		return
 	}
-	x.s.flows.remove(&x.flow)
+	x.s.flows.Remove(&x.flow)
 	c.Serving(-1) // what is read from here on is accounted for again
 	defer c.Serving(1)
 	x.then = x.s.look(c)
@@ -172,7 +172,7 @@ func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *htt
 	_ = up.SetDeadline(time.Time{})
 	if n := b.Buffered(); n > 0 {
 		held, _ := b.Peek(n)
-		up = &begun{up, io.MultiReader(bytes.NewReader(held), up)}
+		up = &reading{up, io.MultiReader(bytes.NewReader(held), up).Read}
 	}
 	return up, resp, nil
 }
@@ -195,15 +195,15 @@ func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, er
 	return up, err
 }
 
-// begun is a connection of which some bytes were read before.
-type begun struct {
+// reading is a connection with another way to read from it.
+type reading struct {
 	net.Conn
-	rest io.Reader
+	read func([]byte) (int, error)
 }
 
-func (b *begun) Read(p []byte) (int, error) { return b.rest.Read(p) }
+func (r *reading) Read(b []byte) (int, error) { return r.read(b) }
 
-func (b *begun) CloseWrite() error { return closeWrite(b.Conn) }
+func (r *reading) CloseWrite() error { return closeWrite(r.Conn) }
 
 func closeWrite(c net.Conn) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {

@@ -17,7 +17,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// listen serves what is meant for an address connection by connection.
+// listen serves each connection that is meant for an address.
 func (w *world) listen(to string, serve func(c net.Conn, b *bufio.Reader)) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w, err)
@@ -37,7 +37,7 @@ func (w *world) listen(to string, serve func(c net.Conn, b *bufio.Reader)) {
 	}()
 }
 
-// dial is a client's connection meant for an address.
+// dial returns a connection of a client that is meant for an address.
 func (w *world) dial(to string) (net.Conn, *bufio.Reader) {
 	c, err := net.Dial("tcp", w.redirect(to))
 	require.NoError(w, err)
@@ -137,7 +137,7 @@ func TestNestedConnectGoesThroughTheOuterTunnel(t *testing.T) {
 	require.Equal(t, "1 CONNECT last.example.com:80 HTTP/1.1 true", <-got, "the credential goes to the inner one alone")
 	require.Equal(t, "2 GET / HTTP/1.1 false", <-got)
 
-	// All hosts on the way count.
+	// The rules apply to the hosts of all CONNECTs.
 	w.set(rules(&meshv1.Egress{}, deny(host("inner.example.com"))))
 	require.Contains(t, ask("GET / HTTP/1.1\r\nHost: last.example.com"), " 403 ")
 }
@@ -293,9 +293,7 @@ func TestPolicyChangeDuringConnectCutsNothingAllowed(t *testing.T) {
 	require.NoError(t, err)
 	<-asked
 	w.set(deep)
-	w.server.flows.mu.Lock()
-	require.Len(t, w.server.flows.all, 1)
-	w.server.flows.mu.Unlock()
+	require.Len(t, w.server.flows.List(), 1)
 	close(goOn)
 	require.Contains(t, headOf(b), " 200 ", "what goes through is seen later")
 }
@@ -321,7 +319,7 @@ func TestPolicyChangeCutsRefusedConnect(t *testing.T) {
 	require.Eventually(t, func() bool { return len(w.got()) == 1 && w.got()[0] == "connect cut" }, soon, time.Millisecond)
 }
 
-// asAProxy lets through what it is asked to, and answers requests itself.
+// asAProxy accepts CONNECTs, and answers the requests within them.
 func asAProxy(c net.Conn, b *bufio.Reader) {
 	defer c.Close()
 	for {
@@ -338,7 +336,7 @@ func asAProxy(c net.Conn, b *bufio.Reader) {
 	}
 }
 
-// connect asks for a CONNECT, which is let through.
+// connect sends a CONNECT that is accepted.
 func (w *world) connect(c net.Conn, b *bufio.Reader, to string) {
 	w.Helper()
 	_, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", to)
@@ -346,7 +344,8 @@ func (w *world) connect(c net.Conn, b *bufio.Reader, to string) {
 	require.Contains(w, headOf(b), " 200 ")
 }
 
-// Nothing is under way between a CONNECT and what goes through: it is refused when it comes.
+// Between a CONNECT and its first bytes nothing is in progress: they are refused when they
+// arrive.
 func TestForceOpenedAppliesWithinConnects(t *testing.T) {
 	get := []byte("GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n")
 	for name, m := range map[string]*meshv1.HttpMatch{"any host": {}, "the host of the CONNECT": host("api.example.com")} {
@@ -397,8 +396,8 @@ func oneOf(name string, m ...*meshv1.HttpMatch) *meshv1.LimitRule {
 		Bucket: &meshv1.Bucket{Burst: 1, Limit: 1, IntervalNs: int64(time.Hour)}}
 }
 
-// A rule takes a CONNECT and what is tunnelled within as one, whatever hosts it is about,
-// and only if it took the CONNECT.
+// A rule counts a CONNECT and its tunnel as one, for any of their hosts, and only if it
+// counted the CONNECT.
 func TestLimitsCountConnectAndTunnelOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		rules   []*meshv1.LimitRule
@@ -471,7 +470,7 @@ func TestLimitsCountConnectAndTunnelOnce(t *testing.T) {
 	}
 }
 
-// Requests that are seen within a CONNECT are no part of it.
+// Requests that are seen within a CONNECT are counted on their own.
 func TestRequestsWithinConnectsAreLimitedByHost(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, asAProxy)
@@ -487,8 +486,8 @@ func TestRequestsWithinConnectsAreLimitedByHost(t *testing.T) {
 	}
 }
 
-// A CONNECT leaves its place in flight to the requests that are seen within, and keeps it
-// while something is tunnelled.
+// A CONNECT is not in flight while requests are read within it, but is while its tunnel
+// is opaque.
 func TestConnectIsInFlightUntilItsTunnelEnds(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, asAProxy)

@@ -106,7 +106,7 @@ type Server struct {
 	refusing atomic.Int32   // requests above the bounds that are being answered with 429
 	leafless rate.Sometimes // limits the warning about missing certificates
 	stall    time.Duration  // write timeout of an HTTP/2 stream
-	flows    flows
+	flows    downstream.Set[*flow]
 	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
 }
 
@@ -169,7 +169,7 @@ func (s *Server) Serve(l net.Listener) error {
 // Call it after each change of the policy.
 func (s *Server) Changed() {
 	close(*s.changed.Swap(new(make(chan struct{}))))
-	s.flows.decide(s)
+	s.decide()
 }
 
 // Stop closes the listeners: no further connections are accepted.

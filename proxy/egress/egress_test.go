@@ -44,10 +44,10 @@ const (
 	proxyAt  = "192.0.2.4:3128"
 )
 
-// soon is when what must happen has happened, however busy the machine is.
+// soon bounds waits. It is long enough for a busy machine.
 const soon = 30 * time.Second
 
-// world is a pod, a server for its egress, and the servers that it asks.
+// world is a pod, the Server of its egress, and the servers that it connects to.
 type world struct {
 	testing.TB
 	server    *Server
@@ -135,11 +135,7 @@ func newWorld(t testing.TB) *world {
 		require.Eventually(t, func() bool {
 			return w.conns.Open.Taken() == 0 && w.conns.HTTP2.Taken() == 0 && w.conns.Unserved.Taken() == 0 && w.held.Taken() == 0
 		}, soon, time.Millisecond, "accounts are even again")
-		require.Eventually(t, func() bool {
-			w.server.flows.mu.Lock()
-			defer w.server.flows.mu.Unlock()
-			return len(w.server.flows.all) == 0
-		}, soon, time.Millisecond)
+		require.Eventually(t, func() bool { return len(w.server.flows.List()) == 0 }, soon, time.Millisecond)
 	})
 	return w
 }
@@ -181,7 +177,7 @@ func (l capturing) Accept() (net.Conn, error) {
 	return redirected{c.(*net.TCPConn), l.to}, nil
 }
 
-// redirect returns where what is meant for an address is redirected to.
+// redirect returns the address to which connections to another address are redirected.
 func (w *world) redirect(to string) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w, err)
@@ -194,7 +190,7 @@ func (w *world) redirect(to string) string {
 	return l.Addr().String()
 }
 
-// backend serves what is meant for an address.
+// backend serves the connections that are meant for an address.
 func (w *world) backend(to string, h http.Handler, config ...func(*httptest.Server)) *httptest.Server {
 	s := httptest.NewUnstartedServer(h)
 	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
@@ -217,7 +213,7 @@ func (w *world) backend(to string, h http.Handler, config ...func(*httptest.Serv
 	return s
 }
 
-// client's connections are all meant for an address.
+// client returns a client whose connections are all meant for an address.
 func (w *world) client(to string, config ...func(*http.Transport)) *http.Client {
 	at := w.redirect(to)
 	roots := x509.NewCertPool()
@@ -264,7 +260,7 @@ func rules(egress *meshv1.Egress, intercepts ...*meshv1.InterceptRule) *meshv1.T
 	return &meshv1.Traffic{Egress: egress, Breakers: []*meshv1.Breaker{{Name: "cb", Intercepts: intercepts}}}
 }
 
-// strict is rules that refuse what is unseen.
+// strict returns rules that refuse what is not seen.
 func strict(egress *meshv1.Egress, intercepts ...*meshv1.InterceptRule) *meshv1.Traffic {
 	out := rules(egress, intercepts...)
 	out.Breakers[0].RefuseUnseen = true
@@ -457,7 +453,7 @@ func TestExpectationsAndLongUploadsAreStreamed(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, 413, resp.StatusCode)
-	require.Less(t, sent.n.Load(), int64(1<<20), "nothing is sent that nobody wants")
+	require.Less(t, sent.n.Load(), int64(1<<20), "the rest of the body is not sent")
 }
 
 type zeros struct{}
@@ -771,7 +767,7 @@ func TestForbiddenDestinationsAreRefused(t *testing.T) {
 	require.Empty(t, w.dials)
 }
 
-// forwardProxy is one as companies have them.
+// forwardProxy is a forward proxy.
 func forwardProxy(w *world) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Proxy-Authorization") != "Basic b" {
@@ -835,7 +831,7 @@ func TestForwardProxyRequestsAreDecidedByTarget(t *testing.T) {
 	_, err = w.client(proxyAt, through, func(t *http.Transport) { t.ProxyConnectHeader = nil }).Get("https://api.example.com/x")
 	require.ErrorContains(t, err, "Proxy Authentication Required")
 
-	// What is asked for within counts too.
+	// Rules apply within the tunnel too.
 	liar := w.client(proxyAt, through, func(t *http.Transport) { t.TLSClientConfig.ServerName = "other.example.com" })
 	_, err = liar.Get("https://api.example.com/")
 	require.ErrorContains(t, err, "access denied")

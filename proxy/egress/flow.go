@@ -1,10 +1,7 @@
 package egress
 
 import (
-	"maps"
 	"net/http"
-	"slices"
-	"sync"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
@@ -19,46 +16,15 @@ type flow struct {
 	cut    func()
 }
 
-// flows are the flows of a pod.
-type flows struct {
-	mu  sync.Mutex
-	all map[*flow]struct{}
-}
-
-// add must be called before the policy is read for one: decide then applies every later
-// policy.
-func (f *flows) add(one *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.all == nil {
-		f.all = map[*flow]struct{}{}
-	}
-	f.all[one] = struct{}{}
-}
-
-func (f *flows) remove(one *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.all, one)
-}
-
-func (f *flows) decide(s *Server) {
+// decide cuts what the policy refuses of everything in progress. A flow is added before the
+// policy is read for it, so that decide applies every later policy.
+func (s *Server) decide() {
 	p, _ := s.Policy()
 	if p == nil {
 		return
 	}
-	f.mu.Lock()
-	all := slices.Collect(maps.Keys(f.all))
-	f.mu.Unlock()
-	for _, one := range all { // without the lock: expressions may be slow
-		if p.refuses(one) == nil && !p.shuts(one) {
-			continue
-		}
-		f.mu.Lock()
-		_, under := f.all[one]
-		delete(f.all, one)
-		f.mu.Unlock()
-		if under {
+	for _, one := range s.flows.List() {
+		if (p.refuses(one) != nil || p.shuts(one)) && s.flows.Remove(one) {
 			go one.cut()
 		}
 	}

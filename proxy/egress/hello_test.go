@@ -19,7 +19,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// script is a connection that says what it is given, and keeps what it is told.
+// script is a connection with a fixed input, which records what is written.
 type script struct {
 	net.Conn
 	in  io.Reader
@@ -33,7 +33,7 @@ func (s *script) SetDeadline(time.Time) error      { return nil }
 func (s *script) SetReadDeadline(time.Time) error  { return nil }
 func (s *script) SetWriteDeadline(time.Time) error { return nil }
 
-// clientHello is what crypto/tls sends first.
+// clientHello returns the first bytes that crypto/tls sends.
 func clientHello(t testing.TB, c *tls.Config) []byte {
 	s := &script{in: strings.NewReader("")}
 	require.Error(t, tls.Client(s, c).HandshakeContext(context.Background()))
@@ -41,7 +41,7 @@ func clientHello(t testing.TB, c *tls.Config) []byte {
 	return s.out.Bytes()
 }
 
-// oracle is what crypto/tls finds in a ClientHello.
+// oracle returns the contents of a ClientHello as crypto/tls reads it.
 func oracle(b []byte) (name string, alpn []string, ok bool) {
 	s := &script{in: bytes.NewReader(b)}
 	_ = tls.Server(s, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -137,7 +137,7 @@ func TestTrailingDotOfServerNameIsIgnored(t *testing.T) {
 	require.Equal(t, "host.example.com", h.name)
 }
 
-// echConfigs are those of a server that hides its name behind another.
+// echConfigs are of a server that hides its name behind another.
 func echConfigs(t testing.TB, public string) []byte {
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
 	require.NoError(t, err)

@@ -39,7 +39,7 @@ func TestMissingCertificateRefusesWhatMayBeDenied(t *testing.T) {
 	require.Equal(t, []string{"tls unseen", "tls passed"}, w.got())
 }
 
-// A client may say that it speaks no HTTP, and a server not care.
+// A client may offer no HTTP in ALPN, and the server may speak it nevertheless.
 func TestOtherALPNRefusesWhatMayBeDenied(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
@@ -52,7 +52,7 @@ func TestOtherALPNRefusesWhatMayBeDenied(t *testing.T) {
 	require.ErrorContains(t, err, "access denied")
 }
 
-// What the bounds do not let in is gone, so nothing is passed on without it.
+// Bytes above the bounds are lost, so the rest must not be forwarded.
 func TestTunnelAboveBoundsForwardsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.conns.Unserved.Own = 100
@@ -100,7 +100,7 @@ func TestUnreadStreamsTakeLittleMemory(t *testing.T) {
 	require.Less(t, sent.Load(), int64(16<<20))
 }
 
-// What the proxy says itself waits for the client like what the server says.
+// The proxy's own answers wait for the client like those of a server.
 func TestStalledStreamsAreReset(t *testing.T) {
 	w := newWorld(t)
 	w.server.stall = 300 * time.Millisecond
@@ -186,7 +186,7 @@ func TestFaultsEndWithTheirRule(t *testing.T) {
 	}
 }
 
-// What did not happen is not told of.
+// Faults that were not injected are not reported.
 func TestSlowBodyLiftedBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)
 	injected := make(chan string, 2)
@@ -268,8 +268,8 @@ func TestRemovedRuleDoesNotTruncateAnswers(t *testing.T) {
 	require.Equal(t, "whole", string(b))
 }
 
-// What a server understands is read from the bytes that it gets, as strictly as RFC 9112
-// has it: who is asked is in the target, or else in the only Host.
+// The host that a server reads is taken from the bytes that it receives, as strictly as in
+// RFC 9112: it is in the target, or else in the only Host field.
 func TestServersReadTheHostThatRulesRead(t *testing.T) {
 	w := newWorld(t)
 	heard := make(chan string, 1)
@@ -340,7 +340,7 @@ func TestServersReadTheHostThatRulesRead(t *testing.T) {
 	}
 }
 
-// A target tells a proxy which port to connect to; another server cares nothing for it.
+// The port of a target is for forward proxies; other servers ignore it.
 func TestDeniedPortIsDeniedForAnyTarget(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))
@@ -363,8 +363,7 @@ func TestAnnouncedHelloTakesNoMemory(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// What goes through a proxy, and what it was asked with, are in the accounts like what
-// goes without.
+// The bytes within a CONNECT and the head of the CONNECT are accounted for like others.
 func TestConnectsAreAccountedFor(t *testing.T) {
 	w := newWorld(t)
 	w.listen(proxyAt, func(c net.Conn, b *bufio.Reader) {
@@ -392,7 +391,7 @@ func TestConnectsAreAccountedFor(t *testing.T) {
 	require.Eventually(t, func() bool { return w.held.Taken() == 0 }, soon, time.Millisecond)
 }
 
-// Beyond the bounds it is told to few who do not take the answer: each holds a head.
+// Few refusals wait for clients that do not read them, because each keeps a head.
 func TestRefusalsAboveBoundsAreBounded(t *testing.T) {
 	w := newWorld(t)
 	both := &http.Protocols{}

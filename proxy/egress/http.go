@@ -100,7 +100,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.flow.asked = x.asked
-	s.flows.add(&x.flow)
+	s.flows.Add(&x.flow)
 	if !x.admitted(nil) {
 		return
 	}
@@ -117,7 +117,7 @@ func (x *exchange) finish() {
 		g.Release()
 	}
 	x.headed()
-	x.s.flows.remove(&x.flow)
+	x.s.flows.Remove(&x.flow)
 	x.release()
 	defer func() { x.s.hand(x.c, x.then) }()
 	defer x.cancel(nil)

@@ -14,8 +14,8 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// FuzzRequest sends whatever it is given as HTTP. Of all that reaches the server, the
-// rules let every request pass.
+// FuzzRequest sends any bytes as HTTP. The rules must allow each request that reaches the
+// server.
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		"GET / HTTP/1.1\r\nHost: good\r\n\r\n",

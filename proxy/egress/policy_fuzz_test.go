@@ -13,8 +13,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// FuzzPolicy compiles any message, and decides about some requests: what cannot be meant
-// is refused, and nothing panics.
+// FuzzPolicy compiles any message, and decides about some requests: invalid messages are
+// refused, and nothing panics.
 func FuzzPolicy(f *testing.F) {
 	text := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: s}} }
 	seed, err := proto.Marshal(&meshv1.Traffic{

@@ -13,8 +13,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
-// hundred is a policy with 100 rules that intercept, 100 that limit and 100 that inject faults, each
-// about a path of a host.
+// hundred returns a policy with 100 rules that intercept, 100 that limit and 100 that
+// inject faults, each about a path of a host.
 func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
 	t.Helper()
 	cap, chaos := &meshv1.Breaker{Name: "cap"}, &meshv1.Injection{Name: "chaos"}
@@ -37,7 +37,7 @@ func hundred(t testing.TB, host func(i int) *meshv1.TextMatch) *Policy {
 	return p
 }
 
-// Rules that are not about what askedOfOthers.
+// otherHosts are hosts of rules that do not match askedOfOthers.
 var otherHosts = []struct {
 	name string
 	host func(i int) *meshv1.TextMatch
@@ -72,7 +72,7 @@ func askedOfOthers() *match.HTTP {
 	return &match.HTTP{Scheme: "http", Host: "api.region-x.services.example.com", Port: 80, Method: "GET", Path: "/v1/things"}
 }
 
-// What rules about other hosts cost a request.
+// BenchmarkRules measures the cost of rules about other hosts.
 func BenchmarkRules(b *testing.B) {
 	for _, of := range otherHosts {
 		b.Run(of.name, func(b *testing.B) {
@@ -87,8 +87,8 @@ func BenchmarkRules(b *testing.B) {
 	}
 }
 
-// Deciding about a host that was asked before allocates nothing, whatever rules there are
-// about others.
+// A decision about a host that was seen before allocates nothing, for any rules about
+// others.
 func TestRulesOfOtherHostsAllocateNothing(t *testing.T) {
 	for _, of := range otherHosts {
 		p, asked := hundred(t, of.host), askedOfOthers()
@@ -96,7 +96,7 @@ func TestRulesOfOtherHostsAllocateNothing(t *testing.T) {
 	}
 }
 
-// A host is looked up once for all that is asked of the rules about it.
+// A host is looked up once for all its rules.
 func TestDeepnessOfHostsIsIndexed(t *testing.T) {
 	for _, of := range otherHosts {
 		var policies []*Policy
@@ -113,7 +113,7 @@ func TestDeepnessOfHostsIsIndexed(t *testing.T) {
 	}
 }
 
-// What a CircuitBreaker does with what it cannot see is its own, whatever others say.
+// refuse_unseen of a CircuitBreaker has no effect on others.
 func TestRefuseUnseenIsPerCircuitBreaker(t *testing.T) {
 	m := &meshv1.Traffic{Egress: &meshv1.Egress{}, Breakers: []*meshv1.Breaker{
 		{Name: "lenient", Intercepts: []*meshv1.InterceptRule{deny(&meshv1.HttpMatch{Path: exactly("/x")}), allow(host("a"), host("b"))}},

@@ -27,7 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
-// whole puts limits and faults in force too, and returns what the faults count in.
+// whole puts limits and faults in force too, and returns the store of the faults.
 func (w *world) whole(m *meshv1.Traffic) *fault.Store {
 	if m.Egress == nil {
 		m.Egress = &meshv1.Egress{}
@@ -91,8 +91,8 @@ func TestLimitsCountRequestsAndConnections(t *testing.T) {
 	require.Subset(t, w.got(), []string{"http limited", "tls limited", "http opened", "http passed"})
 }
 
-// In pods that trust the mesh's CA, limits are of requests within TLS too, and it is
-// decrypted for nothing less.
+// In pods that trust the mesh's CA, limits count the requests within TLS, which is
+// decrypted only for such rules.
 func TestLimitsCountDecryptedRequests(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200), func(s *httptest.Server) {
@@ -130,7 +130,7 @@ func TestLimitsCountDecryptedRequests(t *testing.T) {
 	require.Equal(t, []string{"https passed", "https passed", "https limited", "tls passed", "tls passed", "tls passed", "tls opened"}, w.got())
 }
 
-// A tunnel that was begun before there were requests to count is begun anew.
+// A tunnel is cut if a new rule counts the requests within it.
 func TestNewRequestLimitCutsTunnels(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
@@ -149,8 +149,8 @@ func TestNewRequestLimitCutsTunnels(t *testing.T) {
 	require.Equal(t, []string{"tls passed", "tls passed", "https passed"}, w.got())
 }
 
-// What is under way is cut when it is refused by force, as by an intercept rule, and not
-// for anything that was counted.
+// ForceOpened cuts what is in progress, as an intercept rule does. Breakers that open
+// because of counts do not.
 func TestForceOpenedCutsConnectionsInProgress(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
@@ -186,8 +186,8 @@ func TestForceOpenedCutsConnectionsInProgress(t *testing.T) {
 	require.Contains(t, w.got(), "http cut")
 }
 
-// Limits of the host that a proxy is asked for count what is asked within, whatever
-// name TLS has; where it has none, the connection.
+// Limits of the host of a CONNECT count the requests within it, for any server name. Without
+// a server name they count the connection.
 func TestLimitsMatchTargetsOfForwardProxies(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(hello200))
@@ -267,7 +267,7 @@ func TestFaultsApplyToRequestsAndConnections(t *testing.T) {
 	require.Greater(t, time.Since(start), 80*time.Millisecond)
 }
 
-// In pods that trust the mesh's CA, faults of one request are that within TLS too.
+// In pods that trust the mesh's CA, faults apply to single requests within TLS.
 func TestFaultsApplyToDecryptedRequests(t *testing.T) {
 	w := newWorld(t)
 	w.backend(secureAt, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(rw, strings.Repeat("x", 1000)) }), func(s *httptest.Server) {
@@ -325,7 +325,7 @@ func TestFaultsApplyToDecryptedRequests(t *testing.T) {
 	require.Equal(t, 200, code)
 	require.Subset(t, w.got(), []string{"https fault", "tls passed"}, "of what waits no more is seen")
 
-	// Whom a proxy is asked for counts, whatever name TLS has.
+	// The host of the CONNECT counts for any server name.
 	r, err := http.NewRequest("GET", "https://api.example.com/", nil)
 	require.NoError(t, err)
 	r.Host = "third.example.com"
@@ -337,7 +337,7 @@ func TestFaultsApplyToDecryptedRequests(t *testing.T) {
 	require.ErrorContains(t, err, "access denied")
 }
 
-// What goes through a CONNECT and is not decrypted is one with it: a rule about its host
+// A CONNECT and its opaque tunnel are one: a rule about its host
 // applies to the CONNECT, or to the answer through it, and counts both as one.
 func TestFaultRulesMatchTunnelsOnce(t *testing.T) {
 	delay := &meshv1.Delay{FixedNs: 1, Percent: 100}
@@ -387,7 +387,7 @@ func TestFaultRulesMatchTunnelsOnce(t *testing.T) {
 				t.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy:3128"})
 				t.ProxyConnectHeader = http.Header{"Proxy-Authorization": {"Basic b"}}
 				t.DisableKeepAlives = true
-				name := cmp.Or(test.within, "192.0.2.7") // no address is told as a name
+				name := cmp.Or(test.within, "192.0.2.7") // an address is no server name
 				t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true, ServerName: name}
 			})
 			for i := range 2 {
@@ -403,7 +403,7 @@ func TestFaultRulesMatchTunnelsOnce(t *testing.T) {
 				s := store.States()[0]
 				return fmt.Sprint(s.GetMatched(), " ", s.GetInjected())
 			}
-			// What was missed is given back when all is over.
+			// Missed faults are not counted in the end.
 			require.Eventually(t, func() bool { return state() == test.state }, 5*time.Second, time.Millisecond, state())
 		})
 	}

@@ -3,7 +3,6 @@ package egress
 import (
 	"errors"
 	"io"
-	"net"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
@@ -25,8 +24,8 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
 	f.opaque = protocol == ProtocolTLS && !p.decrypts(asked...) // else decrypting was tried before
-	s.flows.add(f)
-	defer s.flows.remove(f)
+	s.flows.Add(f)
+	defer s.flows.Remove(f)
 	p, _ = s.Policy()
 	t := &tunnel{line: line{s: s, c: c, protocol: protocol, asked: asked}}
 	if t.admit(p, f, c.around, "") != nil {
@@ -84,9 +83,17 @@ func (t *tunnel) relay() {
 	}
 	c.Forgive()
 	for _, f := range []*fault.Faults{c.around.faults, t.injecting} {
-		if f != nil && !f.Harmless() {
-			up = &faultyConn{up, c, f}
+		if f == nil || f.Harmless() {
+			continue
 		}
+		intact := up.Read
+		up = &reading{up, func(b []byte) (int, error) {
+			n, err := t.s.faulty(c.Life, f, b, intact)
+			if errors.Is(err, errInjected) {
+				c.Reset()
+			}
+			return n, err
+		}}
 	}
 	relay.Both(c.Bare(), up, downstream.TunnelIdle)
 }
@@ -108,20 +115,3 @@ func (t *tunnel) alert() {
 }
 
 var errInjected = errors.New("injected fault")
-
-// faultyConn is a connection to a server that injects faults into the answer.
-type faultyConn struct {
-	net.Conn
-	c      *conn
-	faults *fault.Faults
-}
-
-func (f *faultyConn) Read(b []byte) (int, error) {
-	n, err := f.c.s.faulty(f.c.Life, f.faults, b, f.Conn.Read)
-	if errors.Is(err, errInjected) {
-		f.c.Reset()
-	}
-	return n, err
-}
-
-func (f *faultyConn) CloseWrite() error { return closeWrite(f.Conn) }

@@ -42,15 +42,15 @@ type Injected struct {
 	Injection, Rule string
 	Kind            Kind
 
-	of     *rule
-	lifted bool // not in effect any more
-	told   bool // passed to Watch.Told
+	of       *rule
+	lifted   bool // not in effect any more
+	reported bool // passed to Watch.Report
 }
 
 // Missed records that a fault of kind k was not injected, because there was nothing to
 // inject it into. It is taken out of Injected and of the rule's count.
 func (f *Faults) Missed(k Kind) {
-	i := slices.IndexFunc(f.Injected, func(of *Injected) bool { return of.Kind == k && !of.told })
+	i := slices.IndexFunc(f.Injected, func(of *Injected) bool { return of.Kind == k && !of.reported })
 	if i < 0 {
 		return
 	}
@@ -79,15 +79,15 @@ func (f *Faults) Done(stale bool) []*Injected {
 }
 
 // Over records that a watch has ended. Its faults that were not injected count as
-// missed. Those that were injected have been passed to Watch.Told, and are taken out of
+// missed. Those that were injected have been passed to Watch.Report, and are taken out of
 // Injected too.
 func (f *Faults) Over() {
 	for _, of := range slices.Clone(f.Injected) {
-		if ofWatches.has(of.Kind) && !of.told {
+		if ofWatches.has(of.Kind) && !of.reported {
 			f.Missed(of.Kind)
 		}
 	}
-	f.Injected = slices.DeleteFunc(f.Injected, func(of *Injected) bool { return of.told })
+	f.Injected = slices.DeleteFunc(f.Injected, func(of *Injected) bool { return of.reported })
 }
 
 // Abort is an answer of the proxy in place of the server's.
@@ -111,8 +111,8 @@ type Watch struct {
 	// Exempt reports whether no faults are injected into events of a namespace's objects;
 	// nil: no namespace is exempt.
 	Exempt func(namespace string) bool
-	// Told, if not nil, is called for each injected fault.
-	Told func(Injected)
+	// Report, if not nil, is called for each injected fault.
+	Report func(Injected)
 
 	by     [numKinds]*Injected
 	delays []delays
@@ -144,16 +144,16 @@ func (w *Watch) Delays() int { return len(w.delays) }
 func (w *Watch) Did(k Kind) {
 	if k == WatchDelay {
 		for _, of := range w.late {
-			w.tell(of)
+			w.report(of)
 		}
 	} else if of := w.by[k]; of != nil {
-		w.tell(of)
+		w.report(of)
 	}
 }
 
-func (w *Watch) tell(of *Injected) {
-	of.told = true
-	if w.Told != nil {
-		w.Told(*of)
+func (w *Watch) report(of *Injected) {
+	of.reported = true
+	if w.Report != nil {
+		w.Report(*of)
 	}
 }

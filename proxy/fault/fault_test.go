@@ -78,11 +78,10 @@ func TestSeededRunsRepeatExactly(t *testing.T) {
 	}
 	require.Equal(t, of(7), of(7))
 	require.NotEqual(t, of(7), of(8))
-	require.Equal(t, "xx...", of(0)[:5], "other versions must decide alike")
+	require.Equal(t, "xx...", of(0)[:5], "all versions must decide equally")
 }
 
-// The seed is that of a rule by its name: others with the same one are decided about
-// apart.
+// The hash of a rule includes its name: rules with the same seed decide independently.
 func TestRulesDecideIndependently(t *testing.T) {
 	for _, seed := range []*int64{nil, new(int64(0)), new(int64(7))} {
 		conflicts, errs := aborts(20), aborts(20)
@@ -240,7 +239,7 @@ func TestRulesMatchResourcesAndPaths(t *testing.T) {
 	}
 }
 
-// Rules about hosts alone need no more than connections, unless they inject faults into single requests.
+// Rules about hosts alone need decryption only to inject faults into single requests.
 func TestDecryptsWhatRulesMustSee(t *testing.T) {
 	asked := &match.HTTP{Scheme: "https", Host: "example.com", Port: 443, Opaque: true}
 	for _, c := range []struct {
@@ -350,7 +349,7 @@ func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 			require.Equal(t, time.Duration(9), w.MadeUpAfter)
 			require.Nil(t, w.Duplicate)
 			require.Nil(t, w.Exempt)
-			w.Told = func(Injected) { told++ }
+			w.Report = func(Injected) { told++ }
 			for range 100 {
 				drop := w.Drop()
 				drops += fmt.Sprint(drop)[:1]
@@ -436,7 +435,7 @@ func TestImportReachesCompiledRules(t *testing.T) {
 	require.Nil(t, r.Decide(noon, pod), "as it was")
 }
 
-// At a hand-over the agent before tells twice: when the next begins, and when it has ended.
+// During a takeover the old agent exports twice: when the new one starts, and at its own end.
 func TestSecondImportKeepsNewCounts(t *testing.T) {
 	rule := aborts(100)
 	rule.Count = 3
@@ -488,7 +487,7 @@ func FuzzImport(f *testing.F) {
 	})
 }
 
-// A rule that leaves for a moment goes on where it was.
+// A rule that is removed for a moment keeps its counts.
 func TestReturningRulesKeepTheirCounts(t *testing.T) {
 	s := NewStore("pod")
 	count := aborts(100)
@@ -512,8 +511,8 @@ func TestReturningRulesKeepTheirCounts(t *testing.T) {
 	require.True(t, injected(r), "it is another run")
 }
 
-// What was to be done to a watch is not counted before it is done, and does not spend
-// the rule's count if it is not.
+// Faults of a watch are counted when they are injected, and take nothing of the rule's
+// count otherwise.
 func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	once := &meshv1.FaultRule{Count: 1, Watch: &meshv1.WatchFault{
 		Gone: &meshv1.WatchFault_Gone{Percent: 100},
@@ -525,7 +524,7 @@ func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	decide := func() *Faults {
 		f := r.Decide(noon, pod)
 		if f != nil {
-			f.Watch.Told = func(by Injected) { told = append(told, by.Kind) }
+			f.Watch.Report = func(by Injected) { told = append(told, by.Kind) }
 		}
 		return f
 	}
@@ -545,7 +544,7 @@ func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	f := decide()
 	f.Watch.Did(WatchDrop)
 	f.Over()
-	require.Empty(t, f.Injected, "it was told")
+	require.Empty(t, f.Injected, "it was reported")
 	require.Equal(t, []Kind{WatchDrop}, told)
 	require.Equal(t, []string{"i/r0"}, f.Rules)
 	require.Nil(t, decide())

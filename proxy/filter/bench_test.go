@@ -59,7 +59,7 @@ func benchmark(b *testing.B, o filter.Options, body []byte) {
 	})
 }
 
-// Without the shortcuts that memory has and a connection has not.
+// onlyWriter and onlyReader hide io.WriterTo and the like, which connections do not have.
 type (
 	onlyWriter struct{ io.Writer }
 	onlyReader struct{ io.Reader }

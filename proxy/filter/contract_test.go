@@ -19,8 +19,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 )
 
-// Every list that client-go knows has its items and their metadata where the filter
-// looks for them.
+// All lists that client-go knows have their items and metadata where the filter expects
+// them.
 func TestListsOfAllKindsAreFiltered(t *testing.T) {
 	lists := 0
 	for gvk := range scheme.AllKnownTypes() {
@@ -123,7 +123,7 @@ func TestUnsupportedTypesAreRefused(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A list that the apiserver narrowed passes as it is, and no other does.
+// Only a list that the apiserver narrowed passes unchanged.
 func TestEchoedSelectorPassesListsUnchanged(t *testing.T) {
 	const selector = "shardRange(object.metadata.namespace, '0x0000000000000000', '0x8000000000000000')"
 	l := pods(20)
@@ -154,7 +154,7 @@ func TestEchoedSelectorPassesListsUnchanged(t *testing.T) {
 			}
 		}
 	}
-	// As lists of custom resources are written.
+	// Lists of custom resources have their items before their metadata.
 	custom := `{"apiVersion":"e.io/v1","items":[{"metadata":{"namespace":"own"}},{"metadata":{"namespace":"other"}}],"kind":"XList","metadata":{"shardInfo":{"selector":"s"}}}`
 	r, err := filter.New(strings.NewReader(custom), keep, filter.Options{ContentType: jsonType, ShardSelector: "s"})
 	require.NoError(t, err)
@@ -164,7 +164,7 @@ func TestEchoedSelectorPassesListsUnchanged(t *testing.T) {
 	require.True(t, r.Echoed())
 }
 
-// pieces gives one piece for each Read, and fails the test after the last.
+// pieces returns one piece for each Read, and fails the test after the last.
 type pieces struct {
 	t    *testing.T
 	rest [][]byte
@@ -195,7 +195,7 @@ func TestEventsPassAsTheyArrive(t *testing.T) {
 	}
 }
 
-// Of whatever is cut off nothing foreign is passed, and clients learn that it was.
+// Truncated input passes no foreign object, and ends with an error.
 func TestTruncatedInputIsAnError(t *testing.T) {
 	for name, body := range map[string][]byte{
 		jsonType:  bytes.TrimSpace(encode(t, jsonType, pods(10))),
@@ -231,7 +231,7 @@ type failing struct{ err error }
 
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 
-// The apiserver says a Table's columns in the first event alone.
+// Only the first event of the apiserver has the columns of a Table.
 func TestFirstKeptEventHasTheColumns(t *testing.T) {
 	event := func(columns, namespace string) string {
 		return `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions": ` + columns +
@@ -328,7 +328,7 @@ func TestMalformedInputIsRefused(t *testing.T) {
 	}
 }
 
-// What no reader takes for something else passes.
+// Unusual input passes if all readers read it in the same way.
 func TestUnusualEncodingsAreFiltered(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"items":null}`:                                         `{"items":null}`,
@@ -351,7 +351,7 @@ func TestUnusualEncodingsAreFiltered(t *testing.T) {
 	require.Equal(t, deep, string(got))
 }
 
-// What is kept beyond the first bytes is asked for.
+// Hold is called for memory above the first bytes.
 func TestHoldIsCalledBeforeBuffersGrow(t *testing.T) {
 	refused := errors.New("enough")
 	for _, c := range []struct {

@@ -108,7 +108,7 @@ func pod(namespace, name string) *corev1.Pod {
 	}
 }
 
-// pods has n pods, one of five in the namespace that stays.
+// pods returns n pods, a fifth of them in the own namespace.
 func pods(n int) *corev1.PodList {
 	remaining := int64(9)
 	l := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "100", Continue: "more", RemainingItemCount: &remaining}}

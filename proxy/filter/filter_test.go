@@ -22,12 +22,12 @@ const (
 	protoType = "application/vnd.kubernetes.protobuf"
 )
 
-// own is the namespace of all that stays.
+// own is the namespace of the objects that are kept.
 const own = "own"
 
 func keep(k filter.Key) bool { return string(k.Namespace) == own }
 
-// run filters a body, checking that chunks do not matter.
+// run filters a body, and checks that the result does not depend on the chunks.
 func run(t testing.TB, o filter.Options, body []byte) ([]byte, error) {
 	t.Helper()
 	read := func(src io.Reader) ([]byte, error) {
@@ -64,7 +64,7 @@ func partialsBeta(l *corev1.PodList) *metav1beta1.PartialObjectMetadataList {
 	return out
 }
 
-// What is left is what the apiserver would have written of the objects that stay.
+// A filtered list is what the apiserver would write for the objects that are kept.
 func TestListsKeepWantedObjects(t *testing.T) {
 	forms := map[string]func(*corev1.PodList) runtime.Object{
 		"typed":        func(l *corev1.PodList) runtime.Object { return l },

@@ -19,10 +19,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 )
 
-// Bounds so low that fuzzing meets them.
+// Bounds that fuzzing reaches.
 var low = filter.Options{MaxObject: 8 << 10, MaxList: 16 << 10}
 
-// seeds are small, or minimising what fuzzing finds takes all its time.
+// seeds are small, so that inputs are minimised quickly.
 func seeds(n int) *corev1.PodList {
 	l := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
 	for i := range n {
@@ -35,8 +35,8 @@ func seed(namespace string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a", UID: "u"}}
 }
 
-// readJSON tells how clients read the namespace of an object: typed ones, and those
-// of unstructured objects. It is not ok where a client would fail.
+// readJSON returns the namespace of an object as typed and unstructured clients read it. ok
+// is false if a client would fail.
 func readJSON(t *testing.T, object []byte) (namespace string, ok bool) {
 	var typed metav1.PartialObjectMetadata
 	var generic map[string]any
@@ -54,7 +54,7 @@ type jsonItems struct {
 	} `json:"rows"`
 }
 
-// kept are the items that are to stay, as clients read them.
+// kept returns the items to keep, as clients read them.
 func (l jsonItems) kept(t *testing.T) (items []string, ok bool) {
 	for _, row := range l.Rows {
 		l.Items = append(l.Items, row.Object)
@@ -131,7 +131,7 @@ type jsonEvent struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// stays reports whether an event is to stay.
+// stays reports whether an event is kept.
 func (e jsonEvent) stays(t *testing.T) (stays, ok bool) {
 	if e.Type == string(watch.Bookmark) || e.Type == string(watch.Error) {
 		return true, true
@@ -153,7 +153,7 @@ func (e jsonEvent) stays(t *testing.T) (stays, ok bool) {
 	return namespace == own, ok
 }
 
-// readEvents reads events until one cannot be.
+// readEvents reads events until one is invalid.
 func readEvents(in []byte) (out []jsonEvent, err error) {
 	d := json.NewDecoder(bytes.NewReader(in))
 	for {
@@ -203,7 +203,7 @@ func FuzzJSONWatch(f *testing.F) {
 	})
 }
 
-// lessColumns leaves out the columns of Tables, which may be an earlier event's.
+// lessColumns removes the columns of Tables, which may be from an earlier event.
 func lessColumns(t *testing.T, events []jsonEvent) []jsonEvent {
 	for i := range events {
 		var o map[string]json.RawMessage
@@ -218,7 +218,7 @@ func lessColumns(t *testing.T, events []jsonEvent) []jsonEvent {
 	return events
 }
 
-// ownItems is a list less what is foreign in it; nil if it is no list of objects.
+// ownItems returns a list without its foreign objects; nil if it is no list of objects.
 func ownItems(t *testing.T, o runtime.Object) runtime.Object {
 	if _, ok := o.(metav1.ListInterface); !ok || !meta.IsListType(o) {
 		return nil
@@ -249,7 +249,7 @@ func FuzzProtobufList(f *testing.F) {
 		before, beforeErr := decode(protoType, in)
 		if beforeErr == nil && len(in) < low.MaxObject {
 			if want := ownItems(t, before); want != nil {
-				// As the apiserver writes it, it must be read.
+				// The encoding of the apiserver must be readable.
 				again, err := run(t, o, encode(t, protoType, before))
 				require.NoError(t, err)
 				require.Equal(t, encode(t, protoType, want), encode(t, protoType, mustDecode(t, again)))

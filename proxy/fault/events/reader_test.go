@@ -20,7 +20,7 @@ import (
 
 type readCloser = io.ReadCloser
 
-// stream is a injected watch between a test's two ends.
+// stream is a watch with faults. The test is its source and its client.
 type stream struct {
 	t     testing.TB
 	media string
@@ -84,7 +84,7 @@ func (s *stream) send(kind watch.EventType, name, version string) {
 	synctest.Wait()
 }
 
-// got is all that the client read by now.
+// got returns the events that the client has read since the last call.
 func (s *stream) got() (out []string) {
 	synctest.Wait()
 	for {
@@ -105,7 +105,7 @@ func (s *stream) finish() {
 	require.Zero(s.t, s.taken, "all is given back")
 }
 
-// script answers with what is set for each event in turn, then with false.
+// script returns a function that decides about each event in turn: true for an x.
 func script(s string) func() bool {
 	return func() bool {
 		if s == "" {
@@ -288,8 +288,8 @@ func TestExemptEventsPassUnchanged(t *testing.T) {
 	})
 }
 
-// Events of exempt objects pass what is held back. A client that goes with them in hand
-// must list.
+// Events of exempt objects overtake those that are held back. A client that resumes from
+// one of them must list.
 func TestExemptEventsOvertakeOthers(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
 		for _, faults := range []*fault.Watch{
@@ -326,7 +326,7 @@ func TestExemptEventsOvertakeOthers(t *testing.T) {
 	})
 }
 
-// However a watch ends, what was held back is read first.
+// Events that were held back are read before any end of the watch.
 func TestHeldEventsAreReadBeforeTheEnd(t *testing.T) {
 	each(t, func(t *testing.T, media string) {
 		for _, end := range []func(s *stream){
@@ -375,7 +375,7 @@ func TestUnreadableBytesPassUnchanged(t *testing.T) {
 	require.ErrorIs(t, err, filter.ErrType)
 }
 
-// The head of a Table's watch says what later events leave out.
+// The first event of a Table has the columns, which later ones omit.
 func TestTableColumnsAreNotDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const first = `{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":[{"name":"Name"}],"rows":[{"cells":["a"],"object":{"metadata":{"name":"a"}}}]}}` + "\n"

@@ -20,8 +20,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 )
 
-// world is an apiserver's objects and all that ever happened to them. The n-th event
-// has version n+1.
+// world has the objects of an apiserver and all their events. The n-th event has version
+// n+1.
 type world struct {
 	mu      sync.Mutex
 	log     []change
@@ -33,10 +33,11 @@ type change struct {
 	name string
 }
 
-// state is of each object the version it was changed last in.
+// state returns the version of the last change of each object.
 type state map[string]int
 
-// now is the last version, what happened until then, and what is closed by the next.
+// now returns the last version, the events until then, and a channel that the next event
+// closes.
 func (w *world) now() (version int, log []change, next <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,7 +69,7 @@ func (w *world) happen(r *rand.Rand) {
 	w.changed = make(chan struct{})
 }
 
-// watch writes what happens after a version until done is closed, with bookmarks.
+// watch writes the events after a version until done is closed, with bookmarks.
 func (w *world) watch(media string, after int, to *io.PipeWriter, r *rand.Rand, done <-chan struct{}) {
 	initial := after < 0
 	if initial {
@@ -154,10 +155,10 @@ func randomFaults(r *rand.Rand) *fault.Watch {
 	return f
 }
 
-// FuzzTruth has random things happen, to random faults, with a client that comes and
-// goes at any moment, even within an event. It never has a bookmark before what came
-// before that, nor an object's older state after a newer on one watch, and in the end
-// has the truth.
+// FuzzTruth injects random faults into random events, for a client that disconnects at any
+// moment, even within an event. On one watch the client must not read a bookmark before
+// events that precede it, nor an older state of an object after a newer one. In the end it
+// must have the true state.
 func FuzzTruth(f *testing.F) {
 	for seed := range uint64(300) {
 		f.Add(seed, seed%2 == 0)
@@ -193,7 +194,7 @@ func truth(t *testing.T, media string, r *rand.Rand) {
 				missed = g.Covers(strconv.Itoa(c.version)) || missed
 			}
 			if missed {
-				gaps, c.version = nil, -1 // it lists, as it is told
+				gaps, c.version = nil, -1 // a 410 makes it list
 			}
 		}
 		if c.version < 0 && r.IntN(2) == 0 {
@@ -315,8 +316,8 @@ func (c *client) follow(t *testing.T, w *world, media string, r io.Reader) {
 	}
 }
 
-// FuzzBytes has any bytes for a stream: nothing is made up, and without faults that
-// leave anything out nothing is lost.
+// FuzzBytes reads any bytes as a stream: nothing is added, and without faults that drop
+// events nothing is lost.
 func FuzzBytes(f *testing.F) {
 	for _, media := range []string{jsonType, protoType} {
 		var stream []byte
@@ -378,7 +379,7 @@ func FuzzBytes(f *testing.F) {
 	})
 }
 
-// squeeze takes the spaces out, which may differ between events.
+// squeeze removes the spaces, which may differ between events.
 func squeeze(b []byte) []byte {
 	return bytes.Map(func(c rune) rune {
 		switch c {

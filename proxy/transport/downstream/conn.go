@@ -141,7 +141,7 @@ func (c *Conn) Write(b []byte) (int, error) {
 
 // SetDeadline implements net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.Conn.SetReadDeadline(t), c.SetWriteDeadline(t))
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 // SetWriteDeadline implements net.Conn. It records the deadline for Write.

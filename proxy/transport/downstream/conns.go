@@ -4,10 +4,8 @@ package downstream
 
 import (
 	"context"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -90,7 +88,7 @@ type Conns struct {
 	stop      context.CancelFunc
 	mu        sync.Mutex
 	listeners []net.Listener
-	open      map[*Conn]struct{}
+	open      Set[*Conn]
 	closed    chan struct{} // gets a token when a connection is closed
 }
 
@@ -102,7 +100,6 @@ func (p *Pools) Conns(reached func(bound string)) *Conns {
 		Unserved:   bounds.Account{Pool: p.Unserved, Own: OwnUnserved},
 		Reached:    reached,
 		Handshakes: make(chan struct{}, MaxHandshakes),
-		open:       map[*Conn]struct{}{},
 		closed:     make(chan struct{}, 1),
 	}
 	s.Draining, s.stop = context.WithCancel(context.Background())
@@ -139,17 +136,13 @@ func (s *Conns) Accept(raw net.Conn, tunnel bool) *Conn {
 	}
 	c := &Conn{Conn: raw, Tunnel: tunnel, conns: s}
 	c.Life, c.end = context.WithCancel(context.Background())
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open[c] = struct{}{}
+	s.open.Add(c)
 	return c
 }
 
 func (s *Conns) remove(c *Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.open.Remove(c)
 	s.Open.Give(1)
-	delete(s.open, c)
 	select {
 	case s.closed <- struct{}{}:
 	default:
@@ -157,11 +150,7 @@ func (s *Conns) remove(c *Conn) {
 }
 
 // List returns the open connections.
-func (s *Conns) List() []*Conn {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.open))
-}
+func (s *Conns) List() []*Conn { return s.open.List() }
 
 // Wait waits until no connection is open, or ctx is done. Only one may wait at a time.
 func (s *Conns) Wait(ctx context.Context) error {

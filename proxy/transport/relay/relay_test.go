@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// duplex is a connection whose ways end apart.
+// duplex is a connection whose directions end independently.
 type duplex struct {
 	net.Conn          // reads
 	to       net.Conn // writes

@@ -374,6 +374,6 @@ func Ended(err error) bool {
 
 // IsTimeout reports whether the apiserver was too slow to answer or to connect to.
 func IsTimeout(err error) bool {
-	var t net.Error
-	return errors.As(err, &t) && t.Timeout()
+	t, ok := errors.AsType[net.Error](err)
+	return ok && t.Timeout()
 }

@@ -24,8 +24,8 @@ func TestEndedRecognisesClosedConnections(t *testing.T) {
 	}
 }
 
-// failing shows what Linux does once a peer has acknowledged nothing for too long: one
-// call fails with the cause, and those after it find the connection at its end.
+// failing behaves like Linux after a peer has acknowledged nothing for too long: one call
+// fails with the cause, and later ones return the end of the connection.
 type failing struct {
 	net.Conn
 	failed atomic.Bool
