@@ -8,7 +8,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-func TestFence(t *testing.T) {
+func TestFenceRejectsLowerSerials(t *testing.T) {
 	serial := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n} }
 	refusal := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n, Refuse: "tested"} }
 	required := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n + 1, RequiredSerial: n} }
@@ -43,7 +43,7 @@ func TestFence(t *testing.T) {
 	}
 }
 
-func TestRestoredFence(t *testing.T) {
+func TestRestoredFenceRejectsTheSame(t *testing.T) {
 	assert.Equal(t, Fence{7, 7}, RestoreFence(&meshv1.PodPolicy{Serial: 7}))
 	f := RestoreFence(&meshv1.PodPolicy{Serial: 8, Refuse: "tested"})
 	assert.Equal(t, Fence{7, 8}, f)
