@@ -175,14 +175,11 @@ func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
 		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
 	for _, l := range p.sockets {
-		conn, err := l.SyscallConn()
-		if err != nil {
-			continue
-		}
-		_ = conn.Control(func(fd uintptr) {
-			// Of a listening socket this is the length of its queue.
-			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		_ = control(l, func(fd int) error {
+			// Of a listening socket, Unacked is the length of its queue.
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			waits = waits || err == nil && info.Unacked > 0
+			return err
 		})
 	}
 	return !waits && p.accepted(pr), waits
@@ -238,15 +235,11 @@ func (n *node) captureOwn() error {
 // acceptOwn accepts and closes the connections of the agent's own pod.
 func (p *Pod) acceptOwn() {
 	for _, l := range p.sockets {
-		conn, err := l.SyscallConn()
-		if err != nil {
-			continue
-		}
-		_ = conn.Control(func(fd uintptr) {
+		_ = control(l, func(fd int) error {
 			for {
-				accepted, from, err := unix.Accept4(int(fd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+				accepted, from, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 				if err != nil {
-					return
+					return err
 				}
 				p.status.takes(int(addrPort(from).Port()))
 				_ = unix.SetsockoptLinger(accepted, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})

@@ -136,9 +136,7 @@ func (d *departure) retireJournal() {
 	if d.phase == stopped {
 		return
 	}
-	if err := d.Journal.Retire(); err != nil {
-		d.Logger.Error("failed to remove the journal", "error", err)
-	}
+	d.logError(d.Journal.Retire(), "failed to remove the journal", nil)
 }
 
 // stop leaves the redirections in place: until the next agent listens, connections are
@@ -158,9 +156,7 @@ func (d *departure) stop() {
 		d.effects.handle(uid, p, lifecycle.Stop)
 	}
 	shutdown(proxied)
-	if err := d.Capture.Close(); err != nil {
-		d.Logger.Error("failed to close the capture", "error", err)
-	}
+	d.logError(d.Capture.Close(), "failed to close the capture", nil)
 	if before < yielded {
 		close(d.yielded)
 	}

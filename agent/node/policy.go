@@ -321,9 +321,7 @@ func (c *core) exportCounts(p *proxy.Pod) []byte {
 		return nil
 	}
 	data, err := p.ExportTraffic()
-	if err != nil {
-		c.Logger.Error("failed to export the counts of rules for the next agent", "error", err)
-	}
+	c.logError(err, "failed to export the counts of rules for the next agent", nil)
 	return data
 }
 

@@ -63,7 +63,7 @@ func Handler(healthy, ready func() error, metrics prometheus.Gatherer) http.Hand
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(healthy))
 	mux.Handle("GET /readyz", probe(ready))
-	mux.Handle("GET /metrics", newExposition(metrics))
+	mux.Handle("GET /metrics", &exposition{gatherer: metrics})
 	return mux
 }
 
