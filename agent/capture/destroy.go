@@ -17,7 +17,7 @@ import (
 // destroyAtOnce is how many connections are destroyed at a time.
 const destroyAtOnce = 4096
 
-// noteLapse notes that the pod may have gone direct for want of an agent.
+// noteLapse notes that the pod may have gone direct without an agent.
 func (p *Pod) noteLapse() {
 	p.status.direct = p.status.direct || p.failOpen && p.mode == EBPF
 }

@@ -62,7 +62,7 @@ type status struct {
 
 	// Under node.mu:
 	direct  bool // the pod may have direct connections
-	stalled bool // nobody accepts its connections
+	stalled bool // its connections are not accepted
 	// Of a pod that is repaired concurrently with the checks:
 	damage   error // what to repair
 	repairs  int   // in a row

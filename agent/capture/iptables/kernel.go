@@ -46,7 +46,7 @@ func networkOrder(port uint16) uint16 {
 // refusesUDP returns an error if a datagram to a port of an unused address is not refused.
 // Without a route there is nothing to refuse.
 func refusesUDP(port uint16) error {
-	for family, nobody := range map[int]unix.Sockaddr{
+	for family, unused := range map[int]unix.Sockaddr{
 		unix.AF_INET:  &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}, Port: int(port)},
 		unix.AF_INET6: &unix.SockaddrInet6{Addr: [16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1}, Port: int(port)},
 	} {
@@ -54,7 +54,7 @@ func refusesUDP(port uint16) error {
 		if err != nil {
 			continue
 		}
-		err = unix.Sendto(fd, nil, 0, nobody)
+		err = unix.Sendto(fd, nil, 0, unused)
 		_ = unix.Close(fd)
 		if err == nil {
 			return fmt.Errorf("a datagram to port %d was not refused", port)

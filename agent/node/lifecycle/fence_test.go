@@ -26,8 +26,8 @@ func TestFenceRejectsLowerSerials(t *testing.T) {
 		{"the same serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(0)}, serial(7), "may act on 8 or later"},
 		{"a refusal is always accepted", []*meshv1.PodPolicy{serial(7)}, refusal(3), ""},
 		{"a required serial", []*meshv1.PodPolicy{serial(7)}, required(7), ""},
-		{"a required serial that the pod has not had", []*meshv1.PodPolicy{serial(6)}, required(7), "to this agent it is none"},
-		{"a required serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(7)}, required(7), "to this agent it is none"},
+		{"a required serial that the pod has not had", []*meshv1.PodPolicy{serial(6)}, required(7), "which this agent does not know"},
+		{"a required serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(7)}, required(7), "which this agent does not know"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var f Fence
