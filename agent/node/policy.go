@@ -272,7 +272,7 @@ func (e *effects) discard(uid string, p *pod) {
 	if e.phase != serving {
 		return
 	}
-	e.logError(e.Store.DeletePolicy(uid), "failed to delete a saved policy", p, "uid", uid)
+	e.logError(e.Store.DeletePolicy(uid), "failed to delete a saved policy", nil, "uid", uid)
 }
 
 // release ends the capture of a pod that was deleted, or whose sandbox was.
