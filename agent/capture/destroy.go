@@ -28,7 +28,7 @@ func (p *Pod) noteLoss() { p.status.direct = p.status.direct || p.mode != Addres
 
 // endDirect ends direct connections, of as many pods as there is time for. The next check
 // continues.
-func (n *node) endDirect(pods []*Pod, until time.Time) {
+func (h *health) endDirect(pods []*Pod, until time.Time) {
 	for i, p := range pods {
 		if !p.status.direct {
 			continue
@@ -43,7 +43,7 @@ func (n *node) endDirect(pods []*Pod, until time.Time) {
 				return !other.status.direct || !other.hostNetwork || other.egress != nil
 			})
 		}
-		more := n.destroyDirect(n.destinations, p.egress.allPorts(), together...)
+		more := h.destroyDirect(h.destinations, p.egress.allPorts(), together...)
 		for _, p := range together {
 			p.status.direct = more
 		}

@@ -80,24 +80,24 @@ func (s *status) takes(port int) bool {
 }
 
 // destinationOf returns the destination of the pod's probes; invalid if there is none.
-func (n *node) destinationOf(p *Pod) netip.AddrPort {
+func (h *health) destinationOf(p *Pod) netip.AddrPort {
 	switch {
-	case p == n.health.own:
-		return n.health.to
-	case p.mode == Address && len(n.agents) == 0:
+	case p == h.own:
+		return h.to
+	case p.mode == Address && len(h.agents) == 0:
 		return netip.AddrPort{}
 	case p.mode == Address:
-		return n.agents[0]
+		return h.agents[0]
 	case p.hostNetwork:
 		// The hook does not redirect this process, which is not in the pod's cgroup.
 		return netip.AddrPortFrom(loopback4, p.port)
 	}
-	return n.destinations[0]
+	return h.destinations[0]
 }
 
 // begin sends a probe from the network namespace of each of the pods. A probe that cannot be
 // created proves nothing about the redirection.
-func (n *node) begin(pods []*Pod) {
+func (h *health) begin(pods []*Pod) {
 	if len(pods) == 0 {
 		return
 	}
@@ -110,7 +110,7 @@ func (n *node) begin(pods []*Pod) {
 		for _, p := range pods {
 			s := &p.status
 			s.began = now
-			to := n.destinationOf(p)
+			to := h.destinationOf(p)
 			if !to.IsValid() || netns.Set(p.netns) != nil {
 				continue // released meanwhile
 			}
@@ -215,20 +215,20 @@ func isOwnOfRunningAgent(uid uuid.UUID) bool {
 }
 
 // captureOwn captures a network namespace that has nothing but lo.
-func (n *node) captureOwn() error {
-	if n.health.own != nil || n.modes[0].mode == Address {
+func (h *health) captureOwn() error {
+	if h.own != nil || h.modes[0].mode == Address {
 		return nil
 	}
 	namespace, err := netns.New()
 	if err != nil {
 		return err
 	}
-	p := &Pod{uid: ownPod, node: n, redirector: n.modes[0].redirector, mode: n.modes[0].mode, netns: namespace}
+	p := &Pod{uid: ownPod, node: h.node, redirector: h.modes[0].redirector, mode: h.modes[0].mode, netns: namespace}
 	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
 	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
 	}
-	n.health.own = p
+	h.own = p
 	return nil
 }
 

@@ -67,7 +67,7 @@ func TestPolicyOfUnknownMemberIsRejected(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
 	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, RequiredSerial: 6})
-	require.ErrorContains(t, err, "policy 7-x is for a pod that has had serial 6 and was not refused since")
+	require.ErrorContains(t, err, "policy 7-x requires a pod that has had serial 6 and was not refused since")
 	serial, _ := r.Serial("a")
 	assert.Zero(t, serial)
 	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
