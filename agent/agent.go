@@ -64,7 +64,7 @@ func Run(stop context.Context, o Options) error {
 	group.Go(func() error {
 		select {
 		case <-stop.Done():
-			a.node.Linger()
+			a.node.AwaitDrained()
 			end()
 		case <-ctx.Done():
 		}

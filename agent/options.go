@@ -24,7 +24,7 @@ type Dirs struct {
 	// RunDir keeps the serving certificate across restarts, and the socket by which one
 	// agent takes over from another. It should be in memory.
 	RunDir string
-	// PodDir lives as long as the pod of this agent. It must be in memory. If empty, each
+	// PodDir exists as long as the pod of this agent. It must be in memory. If empty, each
 	// start counts as that of another pod.
 	PodDir string
 	// CgroupDir is the node's /sys/fs/cgroup.

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOldKernel replaces the helpers that an old kernel lacks by helpers that no kernel has.
-func TestOldKernel(t *testing.T) {
+// TestOldKernelLacksOptionalFeatures replaces the helpers that an old kernel lacks by helpers that no kernel has.
+func TestOldKernelLacksOptionalFeatures(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
 	}

@@ -87,9 +87,9 @@ func send(to netip.AddrPort, mapped, connected bool) error {
 	return unix.Sendto(fd, []byte("x"), 0, sockaddr(to, family))
 }
 
-// TestEgress has one pod whose connections to other hosts are redirected. Its steps run on
+// TestEgressPortsAreRedirected has one pod whose connections to other hosts are redirected. Its steps run on
 // one thread, in the pod's network namespace, and each depends on those before it.
-func TestEgress(t *testing.T) {
+func TestEgressPortsAreRedirected(t *testing.T) {
 	e := newEgressTest(t)
 	e.direct("never set")
 	require.NoError(t, e.r.SetEgress(e.pod.UID, []uint16{443, 8443}, []netip.Addr{netip.MustParseAddr("198.18.254.7"), netip.MustParseAddr("fd00:18::7")}))

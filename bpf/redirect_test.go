@@ -110,7 +110,7 @@ func TestLinksAreReplacedAndRemoved(t *testing.T) {
 	require.NoError(t, holder.Close())
 }
 
-func TestUnsupported(t *testing.T) {
+func TestUnsupportedNodeIsReported(t *testing.T) {
 	cgroup, fs := bpftest.Cgroup(t), bpftest.BPFFS(t)
 
 	_, err := bpf.Open(cgroup, t.TempDir())
@@ -141,7 +141,7 @@ func own(t *testing.T, cgroup string, hook ebpf.AttachType) {
 	})
 }
 
-func TestHookOwned(t *testing.T) {
+func TestExclusiveHookIsReported(t *testing.T) {
 	for name, hook := range map[string]ebpf.AttachType{
 		"connect4": ebpf.AttachCGroupInet4Connect,
 		"connect6": ebpf.AttachCGroupInet6Connect, // the second to be attached: the first must be undone
@@ -293,7 +293,7 @@ func toDevice(fd int) error {
 	return unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
 }
 
-func TestVerdicts(t *testing.T) {
+func TestConnectsOfEveryKindAreDecided(t *testing.T) {
 	r := open(t, bpftest.Cgroup(t), bpftest.BPFFS(t))
 	cookie := namespace(t)
 	port, stop := listen(t)

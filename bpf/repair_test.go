@@ -27,7 +27,7 @@ func detach(t *testing.T, path string) {
 // everyHook has the names of the links.
 var everyHook = []string{"connect4", "connect6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "set_out"}
 
-func TestRepair(t *testing.T) {
+func TestRepairRestoresHooksAndPins(t *testing.T) {
 	for name, test := range map[string]struct {
 		damage func(t *testing.T, dir string)
 		lost   bool // nothing is redirected until the repair
@@ -88,8 +88,8 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestRepairWithoutBPFFS unmounts the bpffs and detaches the links.
-func TestRepairWithoutBPFFS(t *testing.T) {
+// TestRepairWithoutBPFFSAttachesHooks unmounts the bpffs and detaches the links.
+func TestRepairWithoutBPFFSAttachesHooks(t *testing.T) {
 	cgroup, fs := bpftest.Cgroup(t), t.TempDir()
 	require.NoError(t, unix.Mount("bpf", fs, "bpf", 0, "mode=0700"))
 	dir := filepath.Join(fs, "ctrlmesh")
@@ -130,8 +130,8 @@ func TestRepairKeepsLinksOfNextAgent(t *testing.T) {
 	require.NoError(t, second.Check())
 }
 
-// TestBeatReportsLapse: the beat of another process does not hide a lapse.
-func TestBeatReportsLapse(t *testing.T) {
+// TestBeatReportsALapse: the beat of another process does not hide a lapse.
+func TestBeatReportsALapse(t *testing.T) {
 	root, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	open := func() *bpf.Redirect {
 		r, err := bpf.Open(root, dir)

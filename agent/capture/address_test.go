@@ -15,8 +15,7 @@ import (
 
 var byAddress = backends[len(backends)-1]
 
-// TestStrangersAreTurnedAway are peers whose address is no captured pod's.
-func TestStrangersAreTurnedAway(t *testing.T) {
+func TestConnectionsOfUnknownClientsAreClosed(t *testing.T) {
 	w := newWorld(t)
 	pod, strange := w.pod(), w.pod()
 	cfg := byAddress.config(t)
@@ -32,14 +31,11 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 		require.Empty(t, who)
 		v4, v6 := strange.addresses(2)
 		require.Equal(t, []netip.Addr{v4, v6}[i], refused.Load())
-		who, _, err = client{}.connect(pod, to)
-		require.NoError(t, err)
-		require.Equal(t, "mesh", who)
+		requireAnswer(t, pod, client{}, to, "mesh", "")
 	}
 }
 
-// TestPodThatIsNotAcceptedFrom must not keep others waiting.
-func TestPodThatIsNotAcceptedFrom(t *testing.T) {
+func TestFullQueueDelaysNoOtherPod(t *testing.T) {
 	w := newWorld(t)
 	greedy, pod := w.pod(), w.pod()
 	cfg := byAddress.config(t)
@@ -67,9 +63,7 @@ func TestPodThatIsNotAcceptedFrom(t *testing.T) {
 		}
 	}()
 	require.Eventually(t, func() bool { return refused.Load() == 10 }, soon, time.Millisecond)
-	who, _, err := client{}.connect(pod, agent4)
-	require.NoError(t, err)
-	require.Equal(t, "mesh", who)
+	requireAnswer(t, pod, client{}, agent4, "mesh", "")
 
 	// What waits is closed with the pod's listener.
 	require.NoError(t, p.Release())
@@ -83,8 +77,7 @@ func TestPodThatIsNotAcceptedFrom(t *testing.T) {
 	require.ErrorIs(t, err, net.ErrClosed)
 }
 
-// TestAddressOfTwo is a pod that takes another's address. It must not get its connections.
-func TestAddressOfTwo(t *testing.T) {
+func TestPodWithAnothersAddressGetsNoConnections(t *testing.T) {
 	w := newWorld(t)
 	pod, thief := w.pod(), w.pod()
 	m := w.agent(byAddress.config(t))
@@ -96,9 +89,7 @@ func TestAddressOfTwo(t *testing.T) {
 	require.ErrorContains(t, err, pod4.String())
 	require.ErrorContains(t, err, uid)
 	for _, to := range agents {
-		who, _, err := client{}.connect(pod, to)
-		require.NoError(t, err)
-		require.Equal(t, "mesh", who)
+		requireAnswer(t, pod, client{}, to, "mesh", "")
 	}
 
 	// A sandbox that lost it, though it is not released yet, does not stand in the way.
@@ -111,8 +102,7 @@ func TestAddressOfTwo(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestAddressThatIsKnown wins over one that a pod gave itself, whoever came first.
-func TestAddressThatIsKnown(t *testing.T) {
+func TestGivenAddressWinsOverOneThatWasRead(t *testing.T) {
 	w := newWorld(t)
 	pod, thief := w.pod(), w.pod()
 	m := w.agent(byAddress.config(t))
@@ -129,9 +119,7 @@ func TestAddressThatIsKnown(t *testing.T) {
 	require.Equal(t, r.Addresses, p.Addresses())
 	answer(t, "mesh", p.Listeners()...)
 	for _, to := range agents {
-		who, _, err := client{}.connect(pod, to)
-		require.NoError(t, err)
-		require.Equal(t, "mesh", who)
+		requireAnswer(t, pod, client{}, to, "mesh", "")
 	}
 	require.NoError(t, squatter.Release())
 	who, _, err := client{}.connect(pod, agent4)
@@ -151,16 +139,13 @@ func TestAddressThatIsKnown(t *testing.T) {
 	thief.address("eth0", anew.String()+"/24")
 	answer(t, "anew", p.Listeners()...)
 	require.NoError(t, p.SetAddresses([]netip.Addr{anew}))
-	who, _, err = client{bind: anew}.connect(thief, agent4)
-	require.NoError(t, err)
-	require.Equal(t, "anew", who)
+	requireAnswer(t, thief, client{bind: anew}, agent4, "anew", "")
 	who, _, err = client{bind: thief4}.connect(thief, agent4)
 	require.NoError(t, err)
 	require.Empty(t, who)
 }
 
-// TestPodWithoutAddress is one whose network is not there yet.
-func TestPodWithoutAddress(t *testing.T) {
+func TestPodWithoutAddressIsNotCaptured(t *testing.T) {
 	w := newWorld(t)
 	m := w.agent(byAddress.config(t))
 	pod := newNS(t)
@@ -168,8 +153,7 @@ func TestPodWithoutAddress(t *testing.T) {
 	require.ErrorContains(t, err, "no address yet")
 }
 
-// TestFloodOfStrangersKeepsNothingOpen and makes nobody else wait.
-func TestFloodOfStrangersKeepsNothingOpen(t *testing.T) {
+func TestFloodOfUnknownClientsKeepsNothingOpen(t *testing.T) {
 	w := newWorld(t)
 	pod, strange := w.pod(), w.pod()
 	cfg := byAddress.config(t)
@@ -187,9 +171,7 @@ func TestFloodOfStrangersKeepsNothingOpen(t *testing.T) {
 		}
 		return nil
 	}))
-	who, _, err := client{}.connect(pod, agent4)
-	require.NoError(t, err)
-	require.Equal(t, "mesh", who)
+	requireAnswer(t, pod, client{}, agent4, "mesh", "")
 	for _, c := range open {
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(soon)))
 		_, err := c.Read(make([]byte, 1))

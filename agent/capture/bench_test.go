@@ -14,9 +14,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
-// BenchmarkCapture captures one pod: for the first time, and after an agent
-// that left its redirection there. What it takes of the processors is told apart
-// by whose it is: the agent's own, or that of programs that it runs.
+// BenchmarkCapture captures one pod: for the first time, and after an agent that left its
+// redirection there. It reports the processor time of the agent and of the programs that
+// the agent runs.
 func BenchmarkCapture(b *testing.B) {
 	for _, m := range backends {
 		for name, again := range map[string]bool{"first": false, "again": true} {

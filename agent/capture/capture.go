@@ -187,6 +187,7 @@ func Open(cfg Config) (Backend, error) {
 		cfg.Refused = func(netip.Addr, Refusal) {}
 	}
 	n := &node{cfg: cfg, rotation: rotation, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}
+	n.health.node = n
 	if err := n.open(); err != nil {
 		return nil, fmt.Errorf("opening capture mode %q: %w", cfg.Mode, errors.Join(err, n.Close()))
 	}

@@ -2,7 +2,6 @@ package capture
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -20,7 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
-func TestConnectLandsOnTheListener(t *testing.T) {
+func TestConnectArrivesAtTheListener(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -89,15 +88,13 @@ func TestConnectLandsOnTheListener(t *testing.T) {
 		t.Run("uncaptured pod", func(t *testing.T) {
 			stranger := w.pod()
 			for _, to := range listed {
-				who, _, err := client{}.connect(stranger, to)
-				require.NoError(t, err)
-				require.Equal(t, "direct", who)
+				requireAnswer(t, stranger, client{}, to, "direct", "")
 			}
 		})
 	})
 }
 
-func TestDialGoesDirect(t *testing.T) {
+func TestDialIsNotRedirected(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -123,9 +120,7 @@ func TestDialGoesDirect(t *testing.T) {
 
 		// The same process, the same namespace, but not the agent's dial.
 		for _, to := range destinations(cfg) {
-			who, _, err := client{}.connect(pod, to)
-			require.NoError(t, err)
-			require.Equal(t, "mesh", who)
+			requireAnswer(t, pod, client{}, to, "mesh", "")
 		}
 
 		ctx, cancel := context.WithCancel(context.Background())
@@ -175,7 +170,7 @@ func requireHome(t *testing.T) {
 	wg.Wait()
 }
 
-func TestDeadAgentRefuses(t *testing.T) {
+func TestConnectsAreRefusedWithoutAnAgent(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -196,56 +191,7 @@ func TestDeadAgentRefuses(t *testing.T) {
 	})
 }
 
-// TestTakeover is an upgrade without a hand-over: the agents overlap, or the second comes when the first has gone.
-func TestTakeover(t *testing.T) {
-	for name, overlap := range map[string]bool{"overlapping": true, "after": false} {
-		t.Run(name, func(t *testing.T) {
-			forEachBackend(t, func(t *testing.T, cfg Config) {
-				if overlap && cfg.Mode == Address {
-					t.Skip("agents that overlap have addresses of their own")
-				}
-				w := newWorld(t)
-				pod := w.pod()
-				first := w.agent(cfg)
-				captured(t, first, uid, pod, "first")
-
-				h := startHammer(t, pod, destinations(cfg)...)
-				h.await(8)
-				if !overlap {
-					require.NoError(t, first.Close())
-					h.await(8)
-				}
-				second := w.agent(cfg)
-				p := captured(t, second, uid, pod, "second")
-				h.await(8)
-				// An agent on its way out does not get the pod back, whatever it hears.
-				if overlap {
-					require.NoError(t, first.SetDestinations(listed, agents))
-					require.NoError(t, first.(*node).pods[uid].Release())
-				}
-				for _, to := range destinations(cfg) {
-					who, _, err := client{}.connect(pod, to)
-					require.NoError(t, err)
-					require.Equal(t, "second", who)
-				}
-				counts := h.stop()
-				require.Zero(t, counts["direct"])
-				require.NotZero(t, counts["first"])
-				require.NotZero(t, counts["second"])
-				if overlap {
-					require.Len(t, counts, 2, "a connection failed")
-				}
-
-				who, _, err := dialAnswer(p, service4)
-				require.NoError(t, err)
-				require.Equal(t, "direct", who)
-			})
-		})
-	}
-}
-
-// TestRedirectionIsReplacedAtOnce does the one step of a takeover that could open a hole, again and again.
-func TestRedirectionIsReplacedAtOnce(t *testing.T) {
+func TestRedirectionIsReplacedAtomically(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -261,7 +207,7 @@ func TestRedirectionIsReplacedAtOnce(t *testing.T) {
 	})
 }
 
-func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
+func TestDestinationsAreReplacedWithoutDirectConnects(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("has none but its own address")
@@ -294,16 +240,12 @@ func TestDestinationsAreReplacedWithoutALeak(t *testing.T) {
 		// A mapped address and a double are no other destination.
 		mapped := netip.AddrPortFrom(netip.AddrFrom16(endpoint4.Addr().As16()), endpoint4.Port())
 		require.NoError(t, m.SetDestinations([]netip.AddrPort{mapped, endpoint4}, nil))
-		who, _, err := client{}.connect(pod, endpoint4)
-		require.NoError(t, err)
-		require.Equal(t, "mesh", who)
-		who, _, err = client{}.connect(pod, service6)
-		require.NoError(t, err)
-		require.Equal(t, "direct", who)
+		requireAnswer(t, pod, client{}, endpoint4, "mesh", "")
+		requireAnswer(t, pod, client{}, service6, "direct", "")
 	})
 }
 
-func TestReleaseLetsGo(t *testing.T) {
+func TestReleaseClosesTheNetworkNamespace(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -311,9 +253,7 @@ func TestReleaseLetsGo(t *testing.T) {
 		require.NoError(t, p.Release())
 		require.NoError(t, p.Release(), "twice")
 		for _, to := range destinations(cfg) {
-			who, _, err := client{}.connect(pod, to)
-			require.NoError(t, err)
-			require.Equal(t, released(cfg), who)
+			requireAnswer(t, pod, client{}, to, released(cfg), "")
 		}
 		requireGone(t, w, pod)
 	})
@@ -329,7 +269,7 @@ func requireGone(t *testing.T, w *world, pod *ns) {
 	}, soon, 10*time.Millisecond, "the network namespace lives on")
 }
 
-func TestCloseLetsGo(t *testing.T) {
+func TestCloseClosesTheNetworkNamespaces(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -340,7 +280,7 @@ func TestCloseLetsGo(t *testing.T) {
 	})
 }
 
-func TestCaptureAgain(t *testing.T) {
+func TestSecondCaptureReturnsTheSamePod(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -354,9 +294,7 @@ func TestCaptureAgain(t *testing.T) {
 		anew := w.pod()
 		q := captured(t, m, uid, anew, "anew")
 		require.NotSame(t, p, q)
-		who, _, err := client{}.connect(anew, destinations(cfg)[0])
-		require.NoError(t, err)
-		require.Equal(t, "anew", who)
+		requireAnswer(t, anew, client{}, destinations(cfg)[0], "anew", "")
 		_, err = p.Listeners()[0].Accept()
 		require.ErrorIs(t, err, net.ErrClosed)
 		require.NoError(t, p.Release(), "released already")
@@ -364,7 +302,7 @@ func TestCaptureAgain(t *testing.T) {
 	})
 }
 
-func TestSweep(t *testing.T) {
+func TestSweepReleasesDeletedPods(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
@@ -381,9 +319,7 @@ func TestSweep(t *testing.T) {
 		require.NoError(t, second.Sweep(func(u string) bool { return u == uids[0] }))
 
 		for i, want := range []string{"second", released(cfg)} {
-			who, _, err := client{}.connect(pods[i], destinations(cfg)[0])
-			require.NoError(t, err)
-			require.Equal(t, want, who)
+			requireAnswer(t, pods[i], client{}, destinations(cfg)[0], want, "")
 		}
 		if cfg.Mode == EBPF {
 			n := second.(*node)
@@ -398,7 +334,7 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-func TestRefused(t *testing.T) {
+func TestInvalidRequestsAreRejected(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -429,7 +365,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-func TestCleanup(t *testing.T) {
+func TestCleanupRemovesEveryTrace(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -440,16 +376,14 @@ func TestCleanup(t *testing.T) {
 		paths := []string{pod.path, netns.Own, filepath.Join(t.TempDir(), "gone")}
 		require.NoError(t, Cleanup(cfg.PinDir, paths...))
 		for _, to := range listed {
-			who, _, err := client{}.connect(pod, to)
-			require.NoError(t, err)
-			require.Equal(t, "direct", who)
+			requireAnswer(t, pod, client{}, to, "direct", "")
 		}
 		require.NoFileExists(t, cfg.PinDir)
 		require.NoError(t, Cleanup(cfg.PinDir, paths...), "twice")
 	})
 }
 
-func TestNoIPv6(t *testing.T) {
+func TestPodsWithoutIPv6AreCaptured(t *testing.T) {
 	for name, device := range map[string]string{"nowhere": "all", "not on lo": "lo"} {
 		t.Run(name, func(t *testing.T) {
 			forEachBackend(t, func(t *testing.T, cfg Config) {
@@ -477,15 +411,13 @@ func TestNoIPv6(t *testing.T) {
 				// It comes while the pod runs.
 				disable("0")
 				pod.again6()
-				who, _, err := client{}.connect(pod, service6)
-				require.NoError(t, err)
-				require.Equal(t, "mesh", who)
+				requireAnswer(t, pod, client{}, service6, "mesh", "")
 			})
 		})
 	}
 }
 
-func TestListenersShareNothing(t *testing.T) {
+func TestListenersShareNoPort(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("has no listeners in the pod")
@@ -511,79 +443,7 @@ func TestListenersShareNothing(t *testing.T) {
 	})
 }
 
-// TestModeChanges is an agent that captures otherwise than the one before it,
-// which is gone, or hands its pods over.
-func TestModeChanges(t *testing.T) {
-	for name, hand := range map[string]bool{"after": false, "handed over": true} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			pod := w.pod()
-			cfg := backends[0].config(t)
-			cfg.Mode, cfg.Address = Auto, ":7443"
-			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-			modes := []Mode{EBPF, IPTables, EBPF, IPTables}
-			if !hand {
-				modes = append(modes, Address, EBPF, Address)
-			}
-			var h *hammer
-			var files *Files
-			var last Backend
-			for i, mode := range modes {
-				if i > 0 && !hand {
-					require.NoError(t, last.Close())
-				}
-				cfg := cfg
-				if hand {
-					cfg.Address = ""
-				}
-				m := w.agent(cfg)
-				p, err := m.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Files: files})
-				require.NoError(t, err)
-				require.Equal(t, mode, p.Mode())
-				name := fmt.Sprint("agent", i)
-				answer(t, name, p.Listeners()...)
-				if hand && i > 0 {
-					require.NoError(t, last.(*node).pods[uid].Abandon())
-				}
-				to := service4
-				if mode == Address {
-					to = agent4
-				}
-				require.Eventually(t, func() bool { // what the last one's listener had taken, it answers
-					who, _, err := client{}.connect(pod, to)
-					require.NoError(t, err)
-					return who == name
-				}, soon, time.Millisecond)
-				if mode == Address {
-					// The earlier agent's redirection would turn it away.
-					who, _, err := client{}.connect(pod, service4)
-					require.NoError(t, err)
-					require.Equal(t, "direct", who)
-				}
-				who, _, err := dialAnswer(p, service4)
-				require.NoError(t, err)
-				require.Equal(t, "direct", who)
-				if hand {
-					if h == nil {
-						h = startHammer(t, pod, service4, service6)
-					}
-					h.await(8)
-					files, err = p.Files()
-					require.NoError(t, err)
-				}
-				last = m
-			}
-			files.Close()
-			if hand {
-				counts := h.stop()
-				require.Len(t, counts, len(modes), "a connection failed, or went direct")
-				require.Zero(t, counts["direct"])
-			}
-		})
-	}
-}
-
-func TestAuto(t *testing.T) {
+func TestAutoOpensAllModesThatWork(t *testing.T) {
 	cfg := backends[0].config(t)
 	cfg.Mode = Auto
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -621,8 +481,7 @@ func TestAuto(t *testing.T) {
 	require.ErrorContains(t, err, "iptables")
 }
 
-// TestThreadThatCannotComeHome must not serve other goroutines.
-func TestThreadThatCannotComeHome(t *testing.T) {
+func TestThreadInAnotherNamespaceServesNoGoroutine(t *testing.T) {
 	pod := newWorld(t).pod()
 	usual := netns.Own
 	netns.Own = "/proc/thread-self/ns/mnt" // no way back by this
@@ -631,4 +490,90 @@ func TestThreadThatCannotComeHome(t *testing.T) {
 	require.ErrorIs(t, err, unix.EINVAL)
 	require.ErrorContains(t, err, "leaving the pod's network namespace")
 	requireHome(t)
+}
+
+func TestCloseLetsFailOpenPodsGoDirect(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode != IPTables {
+			t.Skip("without an agent the hook decides, or the address is nobody's")
+		}
+		w := newWorld(t)
+		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
+		pods := []*ns{w.pod(), w.pod(), w.pod()}
+		m := w.agent(cfg)
+		var captured []*Pod
+		for i, failOpen := range []bool{false, true, false} {
+			r := request(m, uids[i], pods[i])
+			r.FailOpen = failOpen
+			p := capturedBy(t, m, r, "mesh")
+			captured = append(captured, p)
+		}
+		require.NoError(t, captured[2].SetFailOpen(true))
+		require.NoError(t, m.Close())
+		for _, to := range listed {
+			_, _, err := client{}.connect(pods[0], to)
+			require.ErrorIs(t, err, unix.ECONNREFUSED)
+			for _, pod := range pods[1:] {
+				requireAnswer(t, pod, client{}, to, "direct", "")
+			}
+		}
+	})
+}
+
+func TestPodKeepsItsOwnPorts(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		pod := w.pod()
+		var own []net.Listener
+		require.NoError(t, pod.do(func() error {
+			for port := uint16(15000); port <= 16000; port++ {
+				l, err := net.Listen("tcp", netip.AddrPortFrom(loopback4, port).String())
+				if err != nil {
+					return err
+				}
+				own = append(own, l)
+			}
+			l, err := net.Listen("tcp", "127.0.0.1:443") // the port of the Service
+			own = append(own, l)
+			return err
+		}))
+		answer(t, "own", own...)
+		captured(t, w.agent(cfg), uid, pod, "mesh")
+		for _, l := range own[len(own)-3:] {
+			requireAnswer(t, pod, client{}, l.Addr().(*net.TCPAddr).AddrPort(), "own", "")
+		}
+		for _, to := range destinations(cfg) {
+			requireAnswer(t, pod, client{}, to, "mesh", "")
+		}
+	})
+}
+
+func TestPodsOfOneNodeUseDifferentModes(t *testing.T) {
+	w := newWorld(t)
+	cfg := backends[0].config(t)
+	cfg.Mode, cfg.Address = Auto, ":7443"
+	m := w.agent(cfg)
+	require.Equal(t, []Mode{EBPF, IPTables, Address}, m.Modes())
+	require.Empty(t, m.Unavailable())
+	for mode, want := range map[Mode]Mode{Auto: EBPF, EBPF: EBPF, IPTables: IPTables, Address: Address} {
+		pod := w.pod()
+		u := []byte(uid)
+		u[0] = byte('0' + w.pods)
+		p, err := m.Capture(Request{UID: string(u), NetNS: pod.path, Mode: mode})
+		require.NoError(t, err)
+		require.Equal(t, want, p.Mode())
+		answer(t, "mesh", p.Listeners()...)
+		for _, to := range agents {
+			who, _, err := client{}.connect(pod, to)
+			require.NoError(t, err)
+			require.Equal(t, "mesh", who, mode)
+		}
+		who, _, err := client{}.connect(pod, service4)
+		require.NoError(t, err)
+		require.Equal(t, want == Address, who == "direct", mode)
+		who, source, err := dialAnswer(p, service4)
+		require.NoError(t, err)
+		pod4, _ := pod.addresses(w.pods)
+		require.Equal(t, "direct "+pod4.String(), who+" "+source)
+	}
 }

@@ -17,7 +17,7 @@ import (
 // destroyAtOnce is how many connections are destroyed at a time.
 const destroyAtOnce = 4096
 
-// noteLapse notes that the pod may have gone direct for want of an agent.
+// noteLapse notes that the pod may have gone direct without an agent.
 func (p *Pod) noteLapse() {
 	p.status.direct = p.status.direct || p.failOpen && p.mode == EBPF
 }
@@ -28,7 +28,7 @@ func (p *Pod) noteLoss() { p.status.direct = p.status.direct || p.mode != Addres
 
 // endDirect ends direct connections, of as many pods as there is time for. The next check
 // continues.
-func (n *node) endDirect(pods []*Pod, until time.Time) {
+func (h *health) endDirect(pods []*Pod, until time.Time) {
 	for i, p := range pods {
 		if !p.status.direct {
 			continue
@@ -43,7 +43,7 @@ func (n *node) endDirect(pods []*Pod, until time.Time) {
 				return !other.status.direct || !other.hostNetwork || other.egress != nil
 			})
 		}
-		more := n.destroyDirect(n.destinations, p.egress.allPorts(), together...)
+		more := h.destroyDirect(h.destinations, p.egress.allPorts(), together...)
 		for _, p := range together {
 			p.status.direct = more
 		}

@@ -20,8 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
-	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
@@ -201,8 +199,7 @@ func (s *stranger) requireOpen(q *quiet) {
 	}, soon, time.Millisecond)
 }
 
-// TestConnectionsFromBeforeAreDestroyed are clients that were there before the agent.
-func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
+func TestDirectConnectionsEndWithTheCapture(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod, q := w.pod(), w.quiet()
@@ -246,8 +243,7 @@ func TestConnectionsFromBeforeAreDestroyed(t *testing.T) {
 	})
 }
 
-// TestWhoIsDestroyedForAnAgentThatComesBack depends on what the pod could do meanwhile.
-func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
+func TestNextAgentEndsDirectConnections(t *testing.T) {
 	for name, test := range map[string]struct{ failOpen, handed, destroyed bool }{
 		"closed":                  {false, false, false},
 		"fails open":              {true, false, true},
@@ -280,8 +276,8 @@ func TestWhoIsDestroyedForAnAgentThatComesBack(t *testing.T) {
 	}
 }
 
-// TestConnectionsFromWhileTheAgentHungAreDestroyed is a pod that fails open.
-func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
+// The pod fails open while the agent gives no sign of life.
+func TestConnectionsOfALapseEnd(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != EBPF {
 			t.Skip("without an agent it refuses")
@@ -292,9 +288,7 @@ func TestConnectionsFromWhileTheAgentHungAreDestroyed(t *testing.T) {
 		require.NoError(t, m.SetDestinations(append(quiets, listed...), nil))
 		r := request(m, uid, pod)
 		r.FailOpen = true
-		p, err := m.Capture(r)
-		require.NoError(t, err)
-		answer(t, "mesh", p.Listeners()...)
+		capturedBy(t, m, r, "mesh")
 		reaches := func(who string, check func()) {
 			require.Eventually(t, func() bool {
 				check()
@@ -326,9 +320,8 @@ func podCgroup(t *testing.T, root string) (id uint64, container string) {
 	return st.Ino, container
 }
 
-// TestConnectionsOfAnotherAgentLive though they are in the pod's network
-// namespace, and are not this process's.
-func TestConnectionsOfAnotherAgentLive(t *testing.T) {
+// They are in the pod's network namespace, and are not this process's.
+func TestConnectionsOfAnotherAgentContinue(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
 			t.Skip("ends none")
@@ -349,9 +342,8 @@ func TestConnectionsOfAnotherAgentLive(t *testing.T) {
 	})
 }
 
-// TestGapInAHandOver is a pod that fails open, while neither agent showed a sign
-// of life: what went around them is ended, and what the first began is not.
-func TestGapInAHandOver(t *testing.T) {
+// The pod fails open, and neither agent gives a sign of life for a while.
+func TestDirectConnectionsOfATakeoverEnd(t *testing.T) {
 	for name, gap := range map[string]bool{"gap": true, "no gap": false} {
 		t.Run(name, func(t *testing.T) {
 			cfg := ebpfConfig(t)
@@ -361,9 +353,7 @@ func TestGapInAHandOver(t *testing.T) {
 			first := w.agent(cfg)
 			r := request(first, uid, pod)
 			r.Cgroup, r.FailOpen = id, true
-			p, err := first.Capture(r)
-			require.NoError(t, err)
-			answer(t, "mesh", p.Listeners()...)
+			p := capturedBy(t, first, r, "mesh")
 			beating := check(t, first)
 			becomes(t, pod, "mesh", service4)
 			mine, agents := connectStranger(t, pod, container, "4", quiet4), connectStranger(t, pod, "", "4", quiet4)
@@ -373,11 +363,10 @@ func TestGapInAHandOver(t *testing.T) {
 			}
 			second := w.agent(cfg)
 			require.NoError(t, second.SetDestinations(append(quiets, listed...), nil))
+			var err error
 			r.Files, err = p.Files()
 			require.NoError(t, err)
-			p, err = second.Capture(r)
-			require.NoError(t, err)
-			answer(t, "mesh", p.Listeners()...)
+			p = capturedBy(t, second, r, "mesh")
 			c := check(t, second)
 			probesOf(t, p, 2)
 			c.more(t, 2)
@@ -391,29 +380,8 @@ func TestGapInAHandOver(t *testing.T) {
 	}
 }
 
-// TestSignOfLifeAlone mends nothing.
-func TestSignOfLifeAlone(t *testing.T) {
-	cfg := ebpfConfig(t)
-	w := newWorld(t)
-	pod := w.pod()
-	m := w.agent(cfg)
-	r := request(m, uid, pod)
-	r.FailOpen = true
-	p, err := m.Capture(r)
-	require.NoError(t, err)
-	answer(t, "mesh", p.Listeners()...)
-	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
-	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
-		require.Empty(t, m.Check(false))
-	}
-	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, entry.Port, "the successor's")
-	require.False(t, m.(*node).modes[0].redirector.(*ebpf.Backend).Beat(), "it showed no sign of life")
-}
-
-// TestOnlyThePodsOwnAreDestroyed is a pod that shares its network namespace with others.
-func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
+// The pods share a network namespace.
+func TestOtherPodsConnectionsContinue(t *testing.T) {
 	root := bpftest.Cgroup(t)
 	w := newWorld(t)
 	pod, q := w.pod(), w.quiet()
@@ -437,8 +405,8 @@ func TestOnlyThePodsOwnAreDestroyed(t *testing.T) {
 	})
 }
 
-// TestHandedNothing is a pod of which the agent before had no listener: nobody served it.
-func TestHandedNothing(t *testing.T) {
+// The agent before had no listener of the pod.
+func TestDirectConnectionsEndWithoutInheritedListeners(t *testing.T) {
 	w := newWorld(t)
 	pod := w.pod()
 	w.quiet()

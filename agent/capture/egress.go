@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 )
 
@@ -106,10 +105,8 @@ func (p *Pod) listenEgress(e *egress, given map[netip.Addr]*net.TCPListener) err
 	if len(e.sockets) > 0 {
 		return nil
 	}
-	if err := netns.Do(p.netns, func() (err error) {
-		e.sockets, err = listen(e.Port, given)
-		return err
-	}); err != nil {
+	var err error
+	if e.sockets, err = p.listen(e.Port, given); err != nil {
 		return err
 	}
 	e.Port = portOf(e.sockets[0])

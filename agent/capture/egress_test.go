@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
-	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 	proxied "github.com/ctrlmesh/ctrlmesh/proxy/egress"
 )
@@ -117,7 +115,7 @@ func requireDatagrams(t testing.TB, pod *ns, refused bool, to ...netip.AddrPort)
 	}
 }
 
-func TestEgressIsRedirected(t *testing.T) {
+func TestEgressConnectsArriveAtTheirListener(t *testing.T) {
 	forEachRedirection(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -237,8 +235,7 @@ func (f *failing) Apply(ctx context.Context, p redirect.Pod) error {
 	return f.redirector.Apply(ctx, p)
 }
 
-// TestEgressIsEndedOnceItCanBe though that failed at first.
-func TestEgressIsEndedOnceItCanBe(t *testing.T) {
+func TestFailedEndOfEgressIsRetried(t *testing.T) {
 	forEachRedirection(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -266,7 +263,7 @@ func TestEgressIsEndedOnceItCanBe(t *testing.T) {
 	})
 }
 
-func TestNoEgressByAddress(t *testing.T) {
+func TestEgressIsRejectedInModeAddress(t *testing.T) {
 	w := newWorld(t)
 	pod := w.pod()
 	p := captured(t, w.agent(byAddress.config(t)), uid, pod, "mesh")
@@ -275,8 +272,8 @@ func TestNoEgressByAddress(t *testing.T) {
 	setEgress(t, p, "")
 }
 
-// TestPortsAreChangedWithoutALeak changes those beside one that stays.
-func TestPortsAreChangedWithoutALeak(t *testing.T) {
+// One port stays.
+func TestEgressPortsChangeWithoutDirectConnects(t *testing.T) {
 	forEachRedirection(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -294,8 +291,7 @@ func TestPortsAreChangedWithoutALeak(t *testing.T) {
 	})
 }
 
-// TestDestinationsOfEgressAreRight though many connect at once.
-func TestDestinationsOfEgressAreRight(t *testing.T) {
+func TestOriginsOfConcurrentEgressAreRight(t *testing.T) {
 	forEachRedirection(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		pod := w.pod()
@@ -325,112 +321,7 @@ func TestDestinationsOfEgressAreRight(t *testing.T) {
 	})
 }
 
-// TestEgressWithoutAnAgent is refused, until the next one says what becomes of it.
-func TestEgressWithoutAnAgent(t *testing.T) {
-	forEachRedirection(t, func(t *testing.T, cfg Config) {
-		w := newWorld(t)
-		pod := w.pod()
-		first := w.agent(cfg)
-		setEgress(t, captured(t, first, uid, pod, "first"), "first", egressPorts...)
-		require.NoError(t, first.Close())
-		refused := func() {
-			t.Helper()
-			for _, to := range []netip.AddrPort{other4, other6} {
-				_, _, err := client{}.connect(pod, to)
-				require.ErrorIs(t, err, unix.ECONNREFUSED)
-			}
-			requireDatagrams(t, pod, true, other4, other6)
-		}
-		refused()
-		second := w.agent(cfg)
-		p := captured(t, second, uid, pod, "second")
-		refused()
-		requireAnswer(t, pod, client{}, service4, "second", "")
-		setEgress(t, p, "second", egressPorts...)
-		requireAnswer(t, pod, client{}, other4, "second", other4.String())
-		requireDatagrams(t, pod, true, other4, other6)
-		require.NoError(t, second.Close())
-
-		third := w.agent(cfg)
-		p = captured(t, third, uid, pod, "third")
-		refused()
-		setEgress(t, p, "")
-		requireAnswer(t, pod, client{}, other4, "direct", "")
-		requireDatagrams(t, pod, false, other4, other6)
-	})
-}
-
-// TestEgressIsHandedOver without a connection that is refused, or goes around.
-func TestEgressIsHandedOver(t *testing.T) {
-	forEachRedirection(t, func(t *testing.T, cfg Config) {
-		w := newWorld(t)
-		pod := w.pod()
-		var h *hammer
-		var last *Pod
-		for _, name := range []string{"first", "second", "third"} {
-			m := w.agent(cfg)
-			r := request(m, uid, pod)
-			if last != nil {
-				var err error
-				r.Files, err = last.Files()
-				require.NoError(t, err)
-				require.Len(t, r.Files.Egress, 2)
-			}
-			p, err := m.Capture(r)
-			require.NoError(t, err)
-			answer(t, name, p.Listeners()...)
-			if h != nil {
-				h.await(8) // the last one serves
-			}
-			setEgress(t, p, name, egressPorts...)
-			if h == nil {
-				h = startHammer(t, pod, other4, other6)
-			} else {
-				require.Equal(t, last.egress.Port, p.egress.Port)
-				require.NoError(t, last.Abandon())
-				_, err := last.SetEgress(nil)
-				require.ErrorIs(t, err, os.ErrClosed, "it is another's")
-			}
-			h.await(20)
-			last = p
-		}
-		counts := h.stop()
-		require.Len(t, counts, 3, "a connection failed, or went direct")
-		require.NotZero(t, counts["third"])
-	})
-}
-
-// TestEgressFromBeforeIsDestroyed but for what is none, or the agent's.
-// Between the agents that capture differently nothing goes direct, nor before the second
-// says where it goes.
-func TestEgressOutlivesAChangeOfMode(t *testing.T) {
-	w := newWorld(t)
-	pod := w.pod()
-	cfg := backends[0].config(t)
-	cfg.Mode = Auto
-	var last Backend
-	for i, mode := range []Mode{EBPF, IPTables, EBPF} {
-		if last != nil {
-			require.NoError(t, last.Close())
-		}
-		last = w.agent(cfg)
-		p, err := last.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Egress: []uint16{6443, 443, 443}})
-		require.NoError(t, err)
-		answer(t, "mesh", p.Listeners()...)
-		who, _, err := client{patience: 200 * time.Millisecond}.connect(pod, other4)
-		require.Error(t, err, "%s answered", who)
-		requireDatagrams(t, pod, true, other4, other6)
-		setEgress(t, p, fmt.Sprint("agent", i), egressPorts...)
-		requireAnswer(t, pod, client{}, other4, fmt.Sprint("agent", i), other4.String())
-		requireAnswer(t, pod, client{}, service4, "mesh", "")
-	}
-	p, err := last.Capture(Request{UID: uid, NetNS: pod.path, Mode: EBPF})
-	require.NoError(t, err)
-	setEgress(t, p, "")
-	requireAnswer(t, pod, client{}, other4, "direct", "")
-}
-
-func TestEgressFromBeforeIsDestroyed(t *testing.T) {
+func TestDirectConnectionsToNewPortsEnd(t *testing.T) {
 	forEachRedirection(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		q := w.quiet()
@@ -460,63 +351,7 @@ func TestEgressFromBeforeIsDestroyed(t *testing.T) {
 	})
 }
 
-// TestLostEgressIsMended though the apiserver's connections still arrive.
-func TestLostEgressIsMended(t *testing.T) {
-	byOther := func(harm func(r *bpf.Redirect, p *Pod) error) func(*testing.T, Config, *Pod, *ns) {
-		return func(t *testing.T, cfg Config, p *Pod, _ *ns) {
-			r, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
-			require.NoError(t, err)
-			require.NoError(t, errors.Join(harm(r, p), r.Close()))
-		}
-	}
-	run := func(args ...string) func(*testing.T, Config, *Pod, *ns) {
-		return func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
-			for _, program := range []string{"iptables", "ip6tables"} {
-				require.NoError(t, pod.do(exec.Command(program, args...).Run))
-			}
-		}
-	}
-	for name, test := range map[string]struct {
-		mode Mode
-		harm func(*testing.T, Config, *Pod, *ns)
-	}{
-		"entry": {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error {
-			return r.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: p.port})
-		})},
-		"ports":          {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error { return r.SetEgress(p.uid, nil, nil) })},
-		"filter flushed": {IPTables, run("-F")},
-		"nat flushed":    {IPTables, run("-t", "nat", "-F")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			forEachRedirection(t, func(t *testing.T, cfg Config) {
-				if cfg.Mode != test.mode {
-					t.Skip("is lost otherwise")
-				}
-				w := newWorld(t)
-				pod := w.pod()
-				m := w.agent(cfg)
-				p := captured(t, m, uid, pod, "mesh")
-				setEgress(t, p, "egress", 6443)
-				c := check(t, m)
-				probesOf(t, p, 2)
-				require.Empty(t, c.losses())
-				test.harm(t, cfg, p, pod)
-				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
-				becomes(t, pod, "egress", other4)
-				require.Eventually(t, func() bool {
-					return errors.Is(datagram(pod, other4, false), unix.EPERM)
-				}, soon, time.Millisecond)
-				require.Eventually(t, func() bool {
-					losses := c.losses()
-					return losses[len(losses)-1].Repair == nil
-				}, soon, time.Millisecond, "it is told that it was mended")
-			})
-		})
-	}
-}
-
-// TestEgressUnderHostNetwork is that of one pod, though others share its network.
-func TestEgressUnderHostNetwork(t *testing.T) {
+func TestEgressUnderHostNetworkIsOfOnePod(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)
 	node := w.pod()
@@ -537,9 +372,7 @@ func TestEgressUnderHostNetwork(t *testing.T) {
 	defer join(cfg.CgroupRoot)
 	join(one)
 	m := w.agent(cfg)
-	p, err := m.Capture(Request{UID: uid, NetNS: node.path, HostNetwork: true, Cgroup: ids[one]})
-	require.NoError(t, err)
-	answer(t, "mesh", p.Listeners()...)
+	p := capturedBy(t, m, Request{UID: uid, NetNS: node.path, HostNetwork: true, Cgroup: ids[one]}, "mesh")
 	other, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: node.path, HostNetwork: true, Cgroup: ids[two]})
 	require.NoError(t, err)
 	answer(t, "mesh", other.Listeners()...)
@@ -568,8 +401,8 @@ func TestEgressUnderHostNetwork(t *testing.T) {
 	requireAnswer(t, node, client{}, other6, "direct", "")
 }
 
-// One pod cannot take the room that all pods of a node have.
-func TestTooManyEgressPorts(t *testing.T) {
+// One pod cannot use the room of all pods of the node.
+func TestTooManyEgressPortsAreRejected(t *testing.T) {
 	var ports []uint16
 	for port := range MaxEgressPorts + 1 {
 		ports = append(ports, uint16(port+1))

@@ -50,14 +50,7 @@ func listenersOf(files []*os.File, namespace *os.File) map[netip.Addr]*net.TCPLi
 
 // listenerOf returns a listener for a file that another process sent.
 func listenerOf(f *os.File, namespace *os.File) (*net.TCPListener, error) {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	if cerr := conn.Control(func(fd uintptr) { err = checkListener(int(fd), namespace) }); cerr != nil {
-		return nil, cerr
-	}
-	if err != nil {
+	if err := control(f, func(fd int) error { return checkListener(fd, namespace) }); err != nil {
 		return nil, err
 	}
 	l, err := net.FileListener(f)
@@ -118,16 +111,12 @@ func duplicates(listeners []*net.TCPListener) (files []*os.File, err error) {
 // duplicate copies a listener's descriptor. [net.TCPListener.File] would make both block
 // when the copy is asked for its number.
 func duplicate(l *net.TCPListener) (*os.File, error) {
-	conn, err := l.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
 	copied := -1
-	if cerr := conn.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
-		return nil, cerr
-	}
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
+	if err := control(l, func(fd int) (err error) {
+		copied, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return os.NewSyscallError("fcntl", err)
+	}); err != nil {
+		return nil, err
 	}
 	return os.NewFile(uintptr(copied), "listener"), nil
 }

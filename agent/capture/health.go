@@ -31,12 +31,10 @@ const (
 	repairBudget = 500 * time.Millisecond
 )
 
-// health is the state of the redirections in force, between checks.
+// health checks and repairs the redirections in force. It keeps their state between checks.
 type health struct {
-	mu sync.Mutex
-	// own is a pod that runs nothing. Through it a node without pods is checked too, and
-	// the agent gives its sign of life.
-	own     *Pod
+	*node
+	mu      sync.Mutex
 	to      netip.AddrPort // destination of own's probes
 	probing []*Pod         // those with a probe under way when the last check ended
 	lapsed  bool           // no agent gave a sign of life for so long that pods may have gone direct
@@ -62,7 +60,7 @@ type status struct {
 
 	// Under node.mu:
 	direct  bool // the pod may have direct connections
-	stalled bool // nobody accepts its connections
+	stalled bool // its connections are not accepted
 	// Of a pod that is repaired concurrently with the checks:
 	damage   error // what to repair
 	repairs  int   // in a row
@@ -76,64 +74,61 @@ func (s *status) end() {
 	s.probe = nil
 }
 
-// Check waits for nothing: a later check reads the results of its probes.
-func (n *node) Check(repair bool) []Loss {
-	h := &n.health
+// check waits for nothing: a later check reads the results of its probes.
+func (h *health) check(repair bool) []Loss {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
 	// The lock may be held for seconds, while the rules of many pods change. The sign of
 	// life must not wait for that; the rest can.
-	locked := n.mu.TryLock()
+	locked := h.node.mu.TryLock()
 	if locked {
-		defer n.mu.Unlock()
-		if n.closed || len(n.destinations) == 0 {
+		defer h.node.mu.Unlock()
+		if h.closed || len(h.destinations) == 0 {
 			return nil
 		}
-		h.to = n.destinations[0]
-		if err := n.captureOwn(); err != nil {
-			return []Loss{{Mode: n.modes[0].mode, Reason: err, Repair: errors.New("the redirection cannot be checked")}}
+		h.to = h.destinations[0]
+		if err := h.captureOwn(); err != nil {
+			return []Loss{{Mode: h.modes[0].mode, Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
-	n.beat()
+	h.beat()
 	if !locked || !repair {
 		return nil
 	}
-	return n.repairLosses()
+	return h.repairLosses()
 }
 
 // beat gives a sign of life once the probe of the agent's own pod has arrived.
-func (n *node) beat() {
-	h := &n.health
+func (h *health) beat() {
 	own := h.own
 	if own == nil {
 		return
 	}
 	if own.status.probe == nil {
-		n.begin([]*Pod{own})
+		h.begin([]*Pod{own})
 	}
 	own.acceptOwn()
 	if pr := own.status.probe; pr == nil || !pr.arrived.Load() {
 		return
 	}
-	for _, m := range n.modes {
+	for _, m := range h.modes {
 		h.lapsed = m.Beat() || h.lapsed
 	}
 }
 
 // repairLosses repairs what audits and probes show, and begins the next probes. It is called
 // under node.mu.
-func (n *node) repairLosses() []Loss {
-	h := &n.health
+func (h *health) repairLosses() []Loss {
 	if h.lapsed {
-		for _, p := range n.pods {
+		for _, p := range h.pods {
 			p.noteLapse()
 		}
 		h.lapsed = false
 	}
 	start := time.Now()
-	losses := n.audit(start)
-	pods := n.all()
+	losses := h.audit(start)
+	pods := h.all()
 	for _, p := range h.probing {
 		if p.status.probe != nil && p != h.own && !p.isCurrent() {
 			p.status.end() // released meanwhile
@@ -141,7 +136,7 @@ func (n *node) repairLosses() []Loss {
 	}
 	for _, p := range pods {
 		if p.status.probe != nil && time.Since(start) < repairBudget {
-			if repaired := n.examine(p); repaired != nil {
+			if repaired := h.examine(p); repaired != nil {
 				losses = append(losses, *repaired)
 			}
 		}
@@ -149,9 +144,9 @@ func (n *node) repairLosses() []Loss {
 			losses = append(losses, *p.status.lost)
 		}
 	}
-	n.endDirect(pods, start.Add(repairBudget))
-	n.repairNext(pods)
-	n.begin(n.due(pods, start))
+	h.endDirect(pods, start.Add(repairBudget))
+	h.repairNext(pods)
+	h.begin(h.due(pods, start))
 	h.probing = slices.DeleteFunc(pods, func(p *Pod) bool { return p.status.probe == nil })
 	return losses
 }
@@ -159,46 +154,45 @@ func (n *node) repairLosses() []Loss {
 // all returns the captured pods and, first, the agent's own.
 func (n *node) all() []*Pod {
 	pods := make([]*Pod, 0, len(n.pods)+1)
-	if n.health.own != nil {
-		pods = append(pods, n.health.own)
+	if n.own != nil {
+		pods = append(pods, n.own)
 	}
 	return slices.AppendSeq(pods, maps.Values(n.pods))
 }
 
 // due returns the pods to probe now: those whose probe failed, and a share of the others
 // by the time since the last check, those first that were not probed for longest.
-func (n *node) due(pods []*Pod, now time.Time) []*Pod {
+func (h *health) due(pods []*Pod, now time.Time) []*Pod {
 	var due, others []*Pod
 	for _, p := range pods {
 		switch s := &p.status; {
-		case s.probe != nil || p == n.health.own && s.failed == 0:
+		case s.probe != nil || p == h.own && s.failed == 0:
 		case s.failed > 0:
 			due = append(due, p)
 		default:
 			others = append(others, p)
 		}
 	}
-	since := min(now.Sub(n.health.probed), n.rotation)
-	n.health.probed = now
+	since := min(now.Sub(h.probed), h.rotation)
+	h.probed = now
 	slices.SortFunc(others, func(a, b *Pod) int { return a.status.began.Compare(b.status.began) })
-	share := int(int64(len(n.pods)) * int64(since) / int64(n.rotation))
+	share := int(int64(len(h.pods)) * int64(since) / int64(h.rotation))
 	return append(due, others[:min(share+1, len(others))]...)
 }
 
 // audit checks what no probe shows, and repairs it.
-func (n *node) audit(now time.Time) []Loss {
-	h := &n.health
+func (h *health) audit(now time.Time) []Loss {
 	var losses []Loss
-	if now.Sub(h.audited) >= n.rotation {
+	if now.Sub(h.audited) >= h.rotation {
 		h.audited = now
 		h.audits = map[Mode]Loss{}
-		for _, m := range n.modes {
-			pods := n.captured(m.mode)
+		for _, m := range h.modes {
+			pods := h.captured(m.mode)
 			reason := m.check(pods)
 			if reason == nil {
 				continue
 			}
-			loss := Loss{Mode: m.mode, Reason: reason, Repair: errors.Join(m.Repair(n.destinations, intact(pods)), m.check(pods))}
+			loss := Loss{Mode: m.mode, Reason: reason, Repair: errors.Join(m.Repair(h.destinations, intact(pods)), m.check(pods))}
 			if loss.Repair == nil {
 				losses = append(losses, loss)
 				h.repaired = time.Now()
@@ -227,7 +221,7 @@ func (m openMode) check(pods []*Pod) error {
 
 // examine checks the result of the pod's probe and repairs what kept it from arriving. It
 // returns the loss that was certainly repaired, nil if there is none.
-func (n *node) examine(p *Pod) (repaired *Loss) {
+func (h *health) examine(p *Pod) (repaired *Loss) {
 	s := &p.status
 	pr := s.probe
 	arrived, waits, pending := p.outcome(pr)
@@ -237,10 +231,10 @@ func (n *node) examine(p *Pod) (repaired *Loss) {
 		s.end()
 		s.failed = 0
 	case arrived:
-		return n.arrived(p)
+		return h.arrived(p)
 	case waits:
 		if time.Since(pr.began) > stallAfter {
-			n.setStalled(p, true)
+			h.setStalled(p, true)
 		}
 		if pr.err != nil {
 			s.end()
@@ -248,9 +242,9 @@ func (n *node) examine(p *Pod) (repaired *Loss) {
 	case s.stalled:
 		// The probe went direct, or was dropped, because of that.
 		s.end()
-		n.setStalled(p, false)
+		h.setStalled(p, false)
 	default:
-		n.failed(p)
+		h.failed(p)
 	}
 	return nil
 }
@@ -275,7 +269,7 @@ func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
 
 // arrived handles a probe that arrived. It returns the loss that is repaired by then, nil if
 // there is none.
-func (n *node) arrived(p *Pod) (repaired *Loss) {
+func (h *health) arrived(p *Pod) (repaired *Loss) {
 	s := &p.status
 	if s.reason != nil {
 		p.noteLoss()
@@ -285,20 +279,20 @@ func (n *node) arrived(p *Pod) (repaired *Loss) {
 	}
 	s.end()
 	s.failed, s.excused, s.reason, s.lost = 0, false, nil, nil
-	n.setStalled(p, false)
+	h.setStalled(p, false)
 	return repaired
 }
 
 // failed handles a probe that did not arrive.
-func (n *node) failed(p *Pod) {
+func (h *health) failed(p *Pod) {
 	s := &p.status
 	why := s.probe.err
 	if why == nil {
 		why = fmt.Errorf("no answer within %s", patience)
 	}
-	reason := fmt.Errorf("a connection to %s did not arrive at the agent: %w", n.destinationOf(p), why)
+	reason := fmt.Errorf("a connection to %s did not arrive at the agent: %w", h.destinationOf(p), why)
 	outdated := s.damage != nil || s.probe.began.Before(s.repaired)
-	excused := !s.excused && s.probe.began.Before(n.health.repaired)
+	excused := !s.excused && s.probe.began.Before(h.repaired)
 	s.end()
 	if s.excused = s.excused || excused; outdated || excused {
 		return
@@ -315,43 +309,43 @@ func (n *node) failed(p *Pod) {
 		s.damage = reason
 		return
 	}
-	if err := errors.Join(p.redirector.Repair(n.destinations, nil), p.redirector.Apply(context.Background(), p.target())); err != nil {
+	if err := errors.Join(p.redirector.Repair(h.destinations, nil), p.redirector.Apply(context.Background(), p.target())); err != nil {
 		s.lost = p.loss(err)
-	} else if p == n.health.own {
-		n.health.repaired = time.Now()
+	} else if p == h.own {
+		h.repaired = time.Now()
 	}
 }
 
 // setStalled notes whether the pod's connections are accepted. If it fails open and they
 // are not, the hook lets them go direct.
-func (n *node) setStalled(p *Pod, stalled bool) {
+func (h *health) setStalled(p *Pod, stalled bool) {
 	if p.status.stalled == stalled {
 		return
 	}
 	p.status.stalled = stalled
 	if stalled {
-		n.cfg.Logger.Warn("the connections of a pod are not accepted", "pod", p.uid, "fail_open", p.failOpen)
+		h.cfg.Logger.Warn("the connections of a pod are not accepted", "pod", p.uid, "fail_open", p.failOpen)
 	}
 	if err := p.updateHook(); err != nil {
-		n.cfg.Logger.Error("failed to update the redirection of a stalled pod", "pod", p.uid, "error", err)
+		h.cfg.Logger.Error("failed to update the redirection of a stalled pod", "pod", p.uid, "error", err)
 	}
 	if !stalled {
 		p.noteLapse()
 	}
 }
 
-// closeHealth ends all probes and the agent's own pod.
-func (n *node) closeHealth() []error {
-	for _, p := range n.health.probing {
+// close ends all probes and the agent's own pod.
+func (h *health) close() []error {
+	for _, p := range h.probing {
 		if p.status.probe != nil {
 			p.status.end()
 		}
 	}
-	own := n.health.own
+	own := h.own
 	if own == nil {
 		return nil
 	}
-	n.health.own = nil
+	h.own = nil
 	own.stopRepair()
 	return []error{own.redirector.Release(own.target()), own.closeFiles()}
 }

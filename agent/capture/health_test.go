@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
-	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
@@ -109,7 +108,7 @@ func ebpfConfig(t testing.TB) Config {
 	return cfg
 }
 
-func TestProbesDisturbNobody(t *testing.T) {
+func TestAcceptReturnsNoProbes(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		w := newWorld(t)
 		m := w.agent(cfg)
@@ -168,233 +167,7 @@ func detach(t testing.TB, cfg Config, names ...string) {
 	}
 }
 
-func TestLossesAreMended(t *testing.T) {
-	// by another process, which shares the maps
-	byOther := func(harm func(t *testing.T, r *bpf.Redirect, p *Pod)) func(*testing.T, Config, *Pod, *ns) {
-		return func(t *testing.T, cfg Config, p *Pod, _ *ns) {
-			r, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
-			require.NoError(t, err)
-			harm(t, r, p)
-			require.NoError(t, r.Close())
-		}
-	}
-	flush := func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
-		for _, program := range []string{"iptables", "ip6tables"} {
-			require.NoError(t, pod.do(exec.Command(program, "-t", "nat", "-F").Run))
-		}
-	}
-	ofNode, ofPod := true, false
-	for _, test := range []struct {
-		name   string
-		mode   Mode
-		ofNode bool
-		harm   func(*testing.T, Config, *Pod, *ns)
-	}{
-		{"links detached", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
-			detach(t, cfg, "connect4", "connect6")
-		}},
-		{"pins removed", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
-			require.NoError(t, os.RemoveAll(cfg.PinDir))
-		}},
-		{"everything removed", EBPF, ofNode, func(t *testing.T, cfg Config, _ *Pod, _ *ns) {
-			require.NoError(t, bpf.Remove(cfg.PinDir))
-		}},
-		{"entry removed", EBPF, ofPod, byOther(func(t *testing.T, r *bpf.Redirect, p *Pod) {
-			require.NoError(t, r.DeletePod(p.cookie))
-		})},
-		{"destinations removed", EBPF, ofNode, byOther(func(t *testing.T, r *bpf.Redirect, _ *Pod) {
-			require.NoError(t, r.SetDestinations(nil))
-		})},
-		{"rules flushed", IPTables, ofPod, flush},
-	} {
-		for _, m := range backends {
-			if !strings.HasPrefix(m.name, string(test.mode)) {
-				continue
-			}
-			t.Run(test.name+"/"+m.name, func(t *testing.T) {
-				cfg := m.config(t)
-				cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-				w := newWorld(t)
-				pod := w.pod()
-				agent := w.agent(cfg)
-				p := captured(t, agent, uid, pod, "mesh")
-				for i := range 5 {
-					captured(t, agent, fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), w.pod(), "mesh")
-				}
-				c := check(t, agent)
-				probesOf(t, p, 1)
-				require.Empty(t, c.losses())
-
-				test.harm(t, cfg, p, pod)
-				harmed := time.Now()
-				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
-				t.Log("noticed after", time.Since(harmed), c.losses())
-				becomes(t, pod, "mesh", service4)
-				becomes(t, pod, "mesh", service6)
-				probesOf(t, p, 2)
-				c.more(t, 2)
-				losses := c.losses()
-				for _, loss := range losses {
-					require.Equal(t, test.mode, loss.Mode)
-					require.Error(t, loss.Reason)
-					require.NoError(t, loss.Repair)
-				}
-				require.Len(t, losses, 1, "found once, mended once")
-				if test.ofNode {
-					require.Empty(t, losses[0].UID)
-				} else {
-					require.Equal(t, uid, losses[0].UID)
-				}
-			})
-		}
-	}
-}
-
-// TestProbesBeforeARepairAreNoLoss of their own: what they ran into was mended meanwhile.
-func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
-	for _, by := range []string{"the audit", "the agent's own pod"} {
-		t.Run(by, func(t *testing.T) {
-			cfg := ebpfConfig(t)
-			w := newWorld(t)
-			agent := w.agent(cfg)
-			p := &captured(t, agent, uid, w.pod(), "mesh").status
-			n := agent.(*node)
-			n.rotation = time.Hour // audits are when the test wants one
-			own := func() *status { return &n.health.own.status }
-			healthy := func() bool { return own().probe == nil && own().failed == 0 && p.failed == 0 }
-			until := func(done func() bool) (losses []Loss) {
-				t.Helper()
-				for start := time.Now(); !done(); time.Sleep(time.Millisecond) {
-					require.Less(t, time.Since(start), soon)
-					losses = append(losses, agent.Check(true)...)
-				}
-				return losses
-			}
-			require.Empty(t, until(func() bool { return n.health.own != nil && !p.began.IsZero() && healthy() }))
-			n.health.audited = time.Now()
-
-			detach(t, cfg, "connect4")
-			harmed := time.Now()
-			losses := until(func() bool {
-				if own().failed == attempts-1 && p.began.After(harmed) {
-					return true
-				}
-				own().failed = 0 // it has not found out yet
-				return false
-			})
-			if by == "the audit" {
-				n.health.audited = time.Time{} // before the own pod's next probe is examined, but after it began
-			}
-			p.failed = attempts - 1 // as if its last probe had failed; this one waits for an answer yet
-			losses = append(losses, agent.Check(true)...)
-			losses = append(losses, until(healthy)...)
-			require.Len(t, losses, 1, "found once, mended once")
-			require.Empty(t, losses[0].UID)
-		})
-	}
-}
-
-// TestRepairsHideNoLoss of a pod, however often what pods share has to be repaired.
-func TestRepairsHideNoLoss(t *testing.T) {
-	cfg := ebpfConfig(t)
-	w := newWorld(t)
-	pod := w.pod()
-	agent := w.agent(cfg)
-	p := captured(t, agent, uid, pod, "mesh")
-	n := agent.(*node)
-	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(p.cookie))
-	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
-		require.Less(t, time.Since(start), soon)
-		detach(t, cfg, "connect4")
-		n.health.audited = time.Time{}
-		agent.Check(true)
-		var err error
-		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
-		require.NoError(t, err)
-	}
-}
-
-// TestPodThatFillsItsTables holds up no other pod.
-func TestPodThatFillsItsTables(t *testing.T) {
-	for _, m := range backends {
-		if !strings.HasPrefix(m.name, string(IPTables)) {
-			continue
-		}
-		t.Run(m.name, func(t *testing.T) {
-			cfg := m.config(t)
-			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-			w := newWorld(t)
-			hostile, pod := w.pod(), w.pod()
-			agent := w.agent(cfg)
-			captured(t, agent, uid, hostile, "mesh")
-			other := captured(t, agent, "00000000-0000-4000-8000-000000000001", pod, "mesh")
-			c := check(t, agent)
-			probesOf(t, other, 1)
-
-			var rules strings.Builder
-			rules.WriteString("*nat\n-F " + iptables.Chain + "\n-F OUTPUT\n")
-			for i := range 60000 {
-				fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
-			}
-			rules.WriteString("COMMIT\n")
-			fill := exec.Command("iptables-restore", "--noflush")
-			fill.Stdin = strings.NewReader(rules.String())
-			require.NoError(t, hostile.do(fill.Run))
-			becomes(t, hostile, "direct", service4)
-
-			probes, probed := 0, time.Time{} // of the other pod, while this one is mended
-			for lost := true; lost; time.Sleep(time.Millisecond) {
-				n := agent.(*node)
-				n.mu.Lock()
-				p := n.pods[uid]
-				if began := other.status.began; p.repair != nil && began != probed {
-					probes, probed = probes+1, began
-				}
-				lost = p.status.repairs == 0
-				n.mu.Unlock()
-			}
-			t.Log("probes of the other pod meanwhile:", probes)
-			require.Greater(t, probes, 1, "the other pod was not checked meanwhile")
-			becomes(t, hostile, "mesh", service4)
-			require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
-			for _, loss := range c.losses() {
-				require.Equal(t, uid, loss.UID)
-			}
-			require.NoError(t, agent.SetDestinations(append(listed, other4), nil))
-			becomes(t, hostile, "mesh", other4)
-			start := time.Now()
-			_ = agent.(*node).pods[uid].Release() // it is the pod's own doing if the rules stay
-			require.Less(t, time.Since(start), soon)
-		})
-	}
-}
-
-// TestLossThatCannotBeMended is told of as long as it lasts.
-func TestLossThatCannotBeMended(t *testing.T) {
-	cfg := ebpfConfig(t)
-	w := newWorld(t)
-	pod := w.pod()
-	m := w.agent(cfg)
-	captured(t, m, uid, pod, "mesh")
-	c := check(t, m)
-	c.more(t, 2)
-	require.NoError(t, unix.Mount("tmpfs", filepath.Dir(cfg.PinDir), "tmpfs", 0, "")) // where the bpffs was
-	require.Eventually(t, func() bool { return len(c.losses()) > 3 }, soon, time.Millisecond)
-	for _, loss := range c.losses() {
-		require.ErrorContains(t, loss.Repair, "is not on a bpffs")
-		require.Empty(t, loss.UID)
-	}
-	becomes(t, pod, "mesh", service4)
-	require.NoError(t, unix.Unmount(filepath.Dir(cfg.PinDir), 0))
-	require.Eventually(t, func() bool {
-		before := len(c.losses())
-		c.more(t, 5)
-		return len(c.losses()) == before
-	}, soon, time.Millisecond, "told though it is over")
-}
-
-// TestUncheckedAgentIsDead for pods that fail open, and for no other.
-func TestUncheckedAgentIsDead(t *testing.T) {
+func TestFailOpenPodsGoDirectWithoutChecks(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)
 	open, closed := w.pod(), w.pod()
@@ -402,9 +175,7 @@ func TestUncheckedAgentIsDead(t *testing.T) {
 	captured(t, m, "00000000-0000-4000-8000-000000000001", closed, "mesh")
 	r := request(m, uid, open)
 	r.FailOpen = true
-	p, err := m.Capture(r)
-	require.NoError(t, err)
-	answer(t, "mesh", p.Listeners()...)
+	p := capturedBy(t, m, r, "mesh")
 
 	h := startHammer(t, closed, listed...)
 	c := check(t, m)
@@ -440,12 +211,12 @@ func TestUncheckedAgentIsDead(t *testing.T) {
 	require.NoError(t, p.SetFailOpen(true))
 	require.NoError(t, m.Close())
 	becomes(t, open, "direct", service6)
-	_, _, err = client{}.connect(closed, service4)
+	_, _, err := client{}.connect(closed, service4)
 	require.ErrorIs(t, err, unix.ECONNREFUSED)
 }
 
-// TestStalledPod is one whose connections nobody accepts, though the agent lives.
-func TestStalledPod(t *testing.T) {
+// The agent runs, but does not accept the pod's connections.
+func TestStalledPodGoesDirectIfItFailsOpen(t *testing.T) {
 	for name, backlog := range map[string]string{"queue": "128", "full queue": "1"} {
 		t.Run(name, func(t *testing.T) {
 			cfg := ebpfConfig(t)
@@ -485,8 +256,7 @@ func TestStalledPod(t *testing.T) {
 	}
 }
 
-// TestAgentsThatShareListeners take each other's probes during a hand-over.
-func TestAgentsThatShareListeners(t *testing.T) {
+func TestAgentsAcceptEachOthersProbes(t *testing.T) {
 	for _, backend := range backends[:2] {
 		t.Run(backend.name, func(t *testing.T) {
 			cfg := backend.config(t)
@@ -498,9 +268,7 @@ func TestAgentsThatShareListeners(t *testing.T) {
 			require.NoError(t, err)
 			r := request(second, uid, pod)
 			r.Files = files
-			q, err := second.Capture(r)
-			require.NoError(t, err)
-			answer(t, "second", q.Listeners()...)
+			q := capturedBy(t, second, r, "second")
 			checks := []*checker{check(t, first), check(t, second)}
 			for _, p := range []*Pod{p, q} {
 				probesOf(t, p, 5)
@@ -512,7 +280,7 @@ func TestAgentsThatShareListeners(t *testing.T) {
 	}
 }
 
-func TestHostNetwork(t *testing.T) {
+func TestHostNetworkPodsAreCapturedByCgroup(t *testing.T) {
 	cfg := ebpfConfig(t)
 	root := cfg.CgroupRoot
 	w := newWorld(t)
@@ -538,20 +306,14 @@ func TestHostNetwork(t *testing.T) {
 	join(filepath.Join(pods, "pod1/container"))
 	require.NoError(t, m.HostNetwork())
 
-	p, err := m.Capture(Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true})
-	require.NoError(t, err)
-	answer(t, "pod1", p.Listeners()...)
-	q, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod2")]})
-	require.NoError(t, err)
-	answer(t, "pod2", q.Listeners()...)
+	p := capturedBy(t, m, Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true}, "pod1")
+	q := capturedBy(t, m, Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod2")]}, "pod2")
 	c := check(t, m)
 	probesOf(t, p, 2)
 	probesOf(t, q, 2)
 	for _, to := range listed {
 		becomes(t, host, "pod1", to)
-		who, _, err := dialAnswer(p, to)
-		require.NoError(t, err)
-		require.Equal(t, "direct", who)
+		requireDirectDial(t, p, to)
 	}
 	join(filepath.Join(pods, "pod2/container"))
 	for _, to := range listed {
@@ -578,8 +340,7 @@ func TestHostNetwork(t *testing.T) {
 	join(root)
 }
 
-// TestOwnPodsAreSwept when their agent is gone.
-func TestOwnPodsAreSwept(t *testing.T) {
+func TestOwnPodsOfExitedAgentsAreSwept(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)
 	m := w.agent(cfg)
@@ -648,9 +409,8 @@ func agentMain(what string) {
 	}
 }
 
-// TestAgentStoppedAndKilled is what becomes of pods when the process does not
-// run: those that fail open go direct, and come back with it; others never do.
-func TestAgentStoppedAndKilled(t *testing.T) {
+// The others never go direct.
+func TestSuspendedAgentLetsFailOpenPodsGoDirect(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)
 	open, closed := w.pod(), w.pod()
@@ -691,4 +451,22 @@ func TestAgentStoppedAndKilled(t *testing.T) {
 	becomes(t, open, "mesh", service4)
 	becomes(t, closed, "mesh", service6)
 	require.NotContains(t, h.stop(), "direct")
+}
+
+func TestSignOfLifeRepairsNothing(t *testing.T) {
+	cfg := ebpfConfig(t)
+	w := newWorld(t)
+	pod := w.pod()
+	m := w.agent(cfg)
+	r := request(m, uid, pod)
+	r.FailOpen = true
+	p := capturedBy(t, m, r, "mesh")
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
+		require.Empty(t, m.Check(false))
+	}
+	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, entry.Port, "the successor's")
+	require.False(t, m.(*node).modes[0].redirector.(*ebpf.Backend).Beat(), "it showed no sign of life")
 }

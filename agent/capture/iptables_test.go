@@ -42,3 +42,68 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 		return nil
 	}))
 }
+
+func TestDamagedRulesAreRepaired(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode != IPTables {
+			t.Skip("has no rules")
+		}
+		w := newWorld(t)
+		pod := w.pod()
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
+		tables := p.redirector.(*iptables.Backend).Tables
+		damage := func(rules string) func(iptables.Table) error {
+			return func(table iptables.Table) error { return table.Restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
+		}
+		for name, damage := range map[string]func(iptables.Table) error{
+			"chain flushed":  damage("-F " + iptables.Chain),
+			"OUTPUT flushed": damage("-F OUTPUT"),
+			"all removed":    func(table iptables.Table) error { return table.Remove(t.Context(), 0, nil) },
+			"jump not first": damage("-I OUTPUT 1 -p tcp -j ACCEPT"),
+			"jumps doubled":  damage("-I OUTPUT 1 -j " + iptables.Chain),
+			"a rule added":   damage("-I " + iptables.Chain + " 1 -p tcp -j ACCEPT"),
+			"rules reversed": damage("-A " + iptables.Chain + " " + fmt.Sprintf("-m mark --mark %#x -j RETURN", iptables.Mark)),
+		} {
+			t.Run(name, func(t *testing.T) {
+				for _, table := range tables {
+					require.NoError(t, pod.do(func() error { return damage(table) }))
+				}
+				require.NoError(t, p.redirector.Apply(t.Context(), p.target()))
+				for _, to := range listed {
+					requireAnswer(t, pod, client{}, to, "mesh", "")
+				}
+				for _, table := range tables {
+					require.NoError(t, pod.do(func() error {
+						program := map[int]string{4: "iptables", 6: "ip6tables"}[table.Family]
+						listing, err := exec.Command(program, "-t", "nat", "-S", "OUTPUT").Output()
+						require.NoError(t, err)
+						require.Equal(t, "-A OUTPUT -j "+iptables.Chain, strings.Split(string(listing), "\n")[1])
+						return nil
+					}))
+				}
+			})
+		}
+	})
+}
+
+func TestDuplicateJumpsAreRemoved(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode != IPTables {
+			t.Skip("has no rules")
+		}
+		for _, jumps := range []int{0, 1, 2, 5} {
+			w := newWorld(t)
+			pod := w.pod()
+			p := captured(t, w.agent(cfg), uid, pod, "mesh")
+			for _, table := range p.redirector.(*iptables.Backend).Tables {
+				require.NoError(t, pod.do(func() error {
+					return table.Restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+iptables.Chain+"\n", jumps)+"COMMIT\n")
+				}))
+			}
+			require.NoError(t, p.Release())
+			for _, to := range listed {
+				requireAnswer(t, pod, client{}, to, "direct", "")
+			}
+		}
+	})
+}

@@ -14,8 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
-// TestHostNetworkListenersServeTheirPodAlone, though every process of the node can
-// connect to them.
+// Every process of the node can connect to them.
 func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 	cfg := ebpfConfig(t)
 	var refused atomic.Int64
@@ -42,16 +41,12 @@ func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 	join(container)
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(own, &st))
-	p, err := m.Capture(Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: st.Ino})
-	require.NoError(t, err)
-	answer(t, "mesh", p.Listeners()...)
+	p := capturedBy(t, m, Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: st.Ino}, "mesh")
 
 	for _, listener := range []netip.Addr{loopback4, loopback6} {
 		to := netip.AddrPortFrom(listener, p.port)
 		join(container)
-		who, _, err := client{}.connect(host, to)
-		require.NoError(t, err)
-		require.Equal(t, "mesh", who)
+		requireAnswer(t, host, client{}, to, "mesh", "")
 		for _, cgroup := range []string{other, cfg.CgroupRoot} {
 			join(cgroup)
 			before := refused.Load()

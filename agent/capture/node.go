@@ -77,8 +77,11 @@ type node struct {
 	pods         map[string]*Pod  // by uid
 	destinations []netip.AddrPort // apiservers, then agents
 	agents       []netip.AddrPort
-	closed       bool
-	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was logged
+	// own is a pod that runs nothing. Through it a node without pods is checked too, and
+	// the agent gives its sign of life.
+	own       *Pod
+	closed    bool
+	noDestroy sync.Once // the kernel's lack of SOCK_DESTROY was logged
 }
 
 // allModes are the capture modes, the best first.
@@ -129,6 +132,8 @@ func (n *node) open() error {
 	}
 	return nil
 }
+
+func (n *node) Check(repair bool) []Loss { return n.health.check(repair) }
 
 func (n *node) Modes() []Mode {
 	var modes []Mode
@@ -398,7 +403,7 @@ func (n *node) Close() error {
 		return nil
 	}
 	n.closed = true
-	errs := n.closeHealth()
+	errs := n.health.close()
 	for _, p := range n.pods {
 		p.stopRepair()
 	}

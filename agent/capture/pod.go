@@ -186,10 +186,8 @@ func (p *Pod) open(r Request) error {
 func (p *Pod) openSockets(r Request) error {
 	last, lastEgress := p.redirector.Last(p.target())
 	given, givenEgress := r.Files.listeners(p.netns)
-	if err := netns.Do(p.netns, func() (err error) {
-		p.sockets, err = listen(last, given)
-		return err
-	}); err != nil {
+	var err error
+	if p.sockets, err = p.listen(last, given); err != nil {
 		return err
 	}
 	p.port = portOf(p.sockets[0])
@@ -197,7 +195,7 @@ func (p *Pod) openSockets(r Request) error {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
 	p.inheritEgress(lastEgress, r.Egress, givenEgress)
-	err := p.redirect()
+	err = p.redirect()
 	if err != nil && lastEgress == nil && p.egress != nil { // capture the pod without egress
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil

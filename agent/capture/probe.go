@@ -80,24 +80,24 @@ func (s *status) takes(port int) bool {
 }
 
 // destinationOf returns the destination of the pod's probes; invalid if there is none.
-func (n *node) destinationOf(p *Pod) netip.AddrPort {
+func (h *health) destinationOf(p *Pod) netip.AddrPort {
 	switch {
-	case p == n.health.own:
-		return n.health.to
-	case p.mode == Address && len(n.agents) == 0:
+	case p == h.own:
+		return h.to
+	case p.mode == Address && len(h.agents) == 0:
 		return netip.AddrPort{}
 	case p.mode == Address:
-		return n.agents[0]
+		return h.agents[0]
 	case p.hostNetwork:
 		// The hook does not redirect this process, which is not in the pod's cgroup.
 		return netip.AddrPortFrom(loopback4, p.port)
 	}
-	return n.destinations[0]
+	return h.destinations[0]
 }
 
 // begin sends a probe from the network namespace of each of the pods. A probe that cannot be
 // created proves nothing about the redirection.
-func (n *node) begin(pods []*Pod) {
+func (h *health) begin(pods []*Pod) {
 	if len(pods) == 0 {
 		return
 	}
@@ -110,7 +110,7 @@ func (n *node) begin(pods []*Pod) {
 		for _, p := range pods {
 			s := &p.status
 			s.began = now
-			to := n.destinationOf(p)
+			to := h.destinationOf(p)
 			if !to.IsValid() || netns.Set(p.netns) != nil {
 				continue // released meanwhile
 			}
@@ -175,14 +175,11 @@ func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
 		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
 	for _, l := range p.sockets {
-		conn, err := l.SyscallConn()
-		if err != nil {
-			continue
-		}
-		_ = conn.Control(func(fd uintptr) {
-			// Of a listening socket this is the length of its queue.
-			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		_ = control(l, func(fd int) error {
+			// Of a listening socket, Unacked is the length of its queue.
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			waits = waits || err == nil && info.Unacked > 0
+			return err
 		})
 	}
 	return !waits && p.accepted(pr), waits
@@ -218,35 +215,31 @@ func isOwnOfRunningAgent(uid uuid.UUID) bool {
 }
 
 // captureOwn captures a network namespace that has nothing but lo.
-func (n *node) captureOwn() error {
-	if n.health.own != nil || n.modes[0].mode == Address {
+func (h *health) captureOwn() error {
+	if h.own != nil || h.modes[0].mode == Address {
 		return nil
 	}
 	namespace, err := netns.New()
 	if err != nil {
 		return err
 	}
-	p := &Pod{uid: ownPod, node: n, redirector: n.modes[0].redirector, mode: n.modes[0].mode, netns: namespace}
+	p := &Pod{uid: ownPod, node: h.node, redirector: h.modes[0].redirector, mode: h.modes[0].mode, netns: namespace}
 	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
 	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
 	}
-	n.health.own = p
+	h.own = p
 	return nil
 }
 
 // acceptOwn accepts and closes the connections of the agent's own pod.
 func (p *Pod) acceptOwn() {
 	for _, l := range p.sockets {
-		conn, err := l.SyscallConn()
-		if err != nil {
-			continue
-		}
-		_ = conn.Control(func(fd uintptr) {
+		_ = control(l, func(fd int) error {
 			for {
-				accepted, from, err := unix.Accept4(int(fd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+				accepted, from, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 				if err != nil {
-					return
+					return err
 				}
 				p.status.takes(int(addrPort(from).Port()))
 				_ = unix.SetsockoptLinger(accepted, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})

@@ -35,7 +35,7 @@ func (p *Pod) loss(why error) *Loss {
 }
 
 // repairNext starts to repair one damaged pod, unless a repair runs.
-func (n *node) repairNext(pods []*Pod) {
+func (h *health) repairNext(pods []*Pod) {
 	var next *Pod
 	for _, p := range pods {
 		if r := p.repair; r != nil {

@@ -47,6 +47,15 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 	return nil, fmt.Errorf("listening in the pod's network namespace: %w", err)
 }
 
+// listen opens listeners in the pod's network namespace.
+func (p *Pod) listen(last uint16, given map[netip.Addr]*net.TCPListener) (sockets []*net.TCPListener, err error) {
+	err = netns.Do(p.netns, func() (err error) {
+		sockets, err = listen(last, given)
+		return err
+	})
+	return sockets, err
+}
+
 // listenBoth opens the listeners that are nil, on the port of the other one, else on last.
 // It stops at the first failure.
 func listenBoth(last uint16, v4, v6 *net.TCPListener) (_, _ *net.TCPListener, err error) {
@@ -72,12 +81,9 @@ func listenAt(address netip.Addr, port uint16) (*net.TCPListener, error) {
 	if address.Is6() {
 		level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND
 	}
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		// The pod may get the address later, above all that of IPv6.
-		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); cerr != nil {
-			return cerr
-		}
-		return err
+		return controlRaw(c, func(fd int) error { return unix.SetsockoptInt(fd, level, option, 1) })
 	}}
 	config.SetMultipathTCP(false)
 	l, err := config.Listen(context.Background(), "tcp", netip.AddrPortFrom(address, port).String())
@@ -113,7 +119,7 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 				return unix.EADDRNOTAVAIL
 			}
 			left = true
-			return errors.Join(p.mark(c), leave())
+			return errors.Join(controlRaw(c, p.node.mark), leave())
 		}}
 		dialer.SetMultipathTCP(false) // a subflow has a socket of its own, which would not be marked
 		conn, err = dialer.DialContext(ctx, network, to.String())
@@ -128,8 +134,18 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 	return conn, nil
 }
 
-func (p *Pod) mark(c syscall.RawConn) (err error) {
-	if cerr := c.Control(func(fd uintptr) { err = p.node.mark(int(fd)) }); cerr != nil {
+// control calls f with the descriptor of a connection, a listener or a file. Unlike its
+// method Fd, it does not make that blocking.
+func control(c syscall.Conn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return controlRaw(raw, f)
+}
+
+func controlRaw(raw syscall.RawConn, f func(fd int) error) (err error) {
+	if cerr := raw.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
 		return cerr
 	}
 	return err

@@ -309,10 +309,24 @@ func request(m Backend, uid string, pod *ns) Request {
 // captured captures a pod; its listeners answer with name.
 func captured(t testing.TB, m Backend, uid string, pod *ns, name string) *Pod {
 	t.Helper()
-	p, err := m.Capture(request(m, uid, pod))
+	return capturedBy(t, m, request(m, uid, pod), name)
+}
+
+// capturedBy is captured for any request.
+func capturedBy(t testing.TB, m Backend, r Request, name string) *Pod {
+	t.Helper()
+	p, err := m.Capture(r)
 	require.NoError(t, err)
 	answer(t, name, p.Listeners()...)
 	return p
+}
+
+// requireDirectDial requires that a dial for the pod is not redirected.
+func requireDirectDial(t testing.TB, p *Pod, to netip.AddrPort) {
+	t.Helper()
+	who, _, err := dialAnswer(p, to)
+	require.NoError(t, err)
+	require.Equal(t, "direct", who)
 }
 
 // client is how a program in a pod connects.

@@ -83,7 +83,7 @@ func newHosts(t *testing.T) (*PodHosts, *signs) {
 	return h.Pod(), s
 }
 
-func TestHostsAskOnce(t *testing.T) {
+func TestConcurrentRequestsForOneHostAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHosts(t)
 		var all sync.WaitGroup
@@ -113,7 +113,7 @@ func TestHostsAskOnce(t *testing.T) {
 	})
 }
 
-func TestHostsRenew(t *testing.T) {
+func TestHostCertificatesAreRenewedInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHosts(t)
 		get := func() *tls.Certificate {
@@ -148,7 +148,7 @@ func TestHostsRenew(t *testing.T) {
 	})
 }
 
-func TestHostsRefuse(t *testing.T) {
+func TestRefusedHostsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHosts(t)
 		s.fail(errors.New("away"))
@@ -184,7 +184,7 @@ func TestHostsRefuse(t *testing.T) {
 	})
 }
 
-func TestHostsAreBounded(t *testing.T) {
+func TestKeptHostCertificatesAreBounded(t *testing.T) {
 	h, s := newHosts(t)
 	s.delay = 0
 	s.fail(errors.New("away"))
@@ -197,7 +197,7 @@ func TestHostsAreBounded(t *testing.T) {
 }
 
 // A pod with ever new names uses up nobody's budget but its own.
-func TestHostsAreAccountedByPod(t *testing.T) {
+func TestRequestsAreLimitedByPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHosts(t)
 		other := h.hosts.Pod()
@@ -223,7 +223,7 @@ func TestHostsAreAccountedByPod(t *testing.T) {
 }
 
 // However many names of one pod wait for a slow manager, another waits for one of them.
-func TestPodsTakeTurns(t *testing.T) {
+func TestPodsTakeTurnsAtTheManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHosts(t)
 		s.delay = time.Second
@@ -241,7 +241,7 @@ func TestPodsTakeTurns(t *testing.T) {
 }
 
 // A certificate of a key that is not ours would fail each handshake.
-func TestHostsTakeNoOtherKey(t *testing.T) {
+func TestCertificateOfAnotherKeyIsRejected(t *testing.T) {
 	s := newSigns(t)
 	other, err := NewHosts(s.sign)
 	require.NoError(t, err)

@@ -134,7 +134,7 @@ func TestKeeperRenewsAtTwoThirdsOfTheLife(t *testing.T) {
 	assert.InDelta(t, (2 * time.Hour).Seconds(), k.untilRenewal().Seconds(), 60)
 }
 
-func TestKeeperRenewsWhenTheTimeHasCome(t *testing.T) {
+func TestKeeperRenewsDueCertificate(t *testing.T) {
 	c := &ca{life: 3 * time.Second, calls: make(chan struct{}, 100)}
 	run(t, t.TempDir(), c)
 	<-c.calls

@@ -58,7 +58,7 @@ type Manager struct {
 	ServerName string
 	// Roots returns the CA certificates that the manager's is signed by.
 	Roots func(context.Context) (*x509.CertPool, error)
-	// TokenFile holds this agent's token, read anew for each call.
+	// TokenFile holds this agent's token, read for each call.
 	TokenFile string
 	// Node is this node's name.
 	Node string
@@ -315,7 +315,7 @@ func (s *session) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient)
 	for {
 		msg, err := stream.Recv()
 		if err != nil {
-			return fmt.Errorf("listening to the manager: %w", err)
+			return fmt.Errorf("receiving from the manager: %w", err)
 		}
 		if err := s.apply(ctx, msg); err != nil {
 			return err
@@ -339,9 +339,9 @@ func (s *session) apply(ctx context.Context, msg *meshv1.ManagerMessage) error {
 		s.ack(ctx, k.Remove.GetUid(), "", settled, err)
 	case *meshv1.ManagerMessage_Synced:
 		if s.synced {
-			return errors.New("the manager said Synced twice")
+			return errors.New("the manager sent Synced twice")
 		}
-		s.Logger.Info("in step with the manager", "pods", len(s.known))
+		s.Logger.Info("received all policies from the manager", "pods", len(s.known))
 		s.handler.Synced(s.known)
 		s.synced, s.known = true, nil
 		s.inStep.Store(true)
@@ -354,7 +354,7 @@ func (s *session) ack(ctx context.Context, uid, version string, settled <-chan s
 	a := &meshv1.Ack{Uid: uid, Version: version}
 	if err != nil {
 		a.Error = err.Error()
-		s.Logger.Error("policy not applied; the last good one stays", "uid", uid, "version", version, "error", err)
+		s.Logger.Error("failed to apply a policy: the last valid one applies", "uid", uid, "version", version, "error", err)
 	} else if uid != "" {
 		a.TrafficError = s.handler.TrafficProblem(uid)
 	}

@@ -227,7 +227,7 @@ func TestReconnectReportsEverything(t *testing.T) {
 
 // Reports that are too large for one message go in several, and one that no message
 // has room for goes without what rules have done.
-func TestLargeReports(t *testing.T) {
+func TestLargeReportsAreSplit(t *testing.T) {
 	m := &Manager{}
 	states := func(n int) (out []*meshv1.FaultState) {
 		for i := range n {

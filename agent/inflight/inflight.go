@@ -13,7 +13,7 @@ import (
 )
 
 // Earlier are the writes of earlier proxies: those of other agents, and those of this agent
-// for sandboxes that are gone. Pods are named by uid. It is not safe for concurrent use.
+// for sandboxes that were deleted. Pods are named by uid. It is not safe for concurrent use.
 type Earlier struct {
 	// Predecessor is the takeover socket of the agent before this one, Own that of this one.
 	Predecessor, Own takeover.ID

@@ -64,13 +64,13 @@ func requireOver(t *testing.T, over <-chan struct{}) {
 	}
 }
 
-func TestNoJournalIsNotComplete(t *testing.T) {
+func TestMissingJournalIsNotComplete(t *testing.T) {
 	_, complete, pods := next(t, t.TempDir())
 	require.False(t, complete)
 	require.Empty(t, pods)
 }
 
-func TestJournalVouchesOnlyForTheLastAgent(t *testing.T) {
+func TestOnlyTheLastAgentsJournalIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	killed := unused(t, dir)
 	killed.Abandon()
@@ -94,7 +94,7 @@ func TestJournalVouchesOnlyForTheLastAgent(t *testing.T) {
 	require.True(t, complete)
 }
 
-func TestDeadAgentWithNothingInFlight(t *testing.T) {
+func TestJournalWithoutWritesIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	j := newJournal(t, dir)
 	p := j.Pod("a")
@@ -110,7 +110,7 @@ func TestDeadAgentWithNothingInFlight(t *testing.T) {
 	}, 10*time.Second, time.Millisecond, "it is of no use any more")
 }
 
-func TestDeadAgentWithAWriteInFlight(t *testing.T) {
+func TestWritesOfExitedAgentEndByDeadline(t *testing.T) {
 	const unseen = 300 * time.Millisecond
 	dir := t.TempDir()
 	j := newJournal(t, dir)
@@ -134,7 +134,7 @@ func TestDeadAgentWithAWriteInFlight(t *testing.T) {
 	requireOver(t, pods["a"])
 }
 
-func TestDeadlineOfALostWriteOutlivesTheAgent(t *testing.T) {
+func TestDeadlineOfLostWriteOutlivesTheAgent(t *testing.T) {
 	const left = 300 * time.Millisecond
 	dir := t.TempDir()
 	j := newJournal(t, dir)
@@ -149,7 +149,7 @@ func TestDeadlineOfALostWriteOutlivesTheAgent(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(began), left)
 }
 
-func TestAgentThatDrains(t *testing.T) {
+func TestWritesOfDrainingAgentEndWithIt(t *testing.T) {
 	dir := t.TempDir()
 	j := newJournal(t, dir)
 	a, b := j.Pod("a"), j.Pod("b")
@@ -171,8 +171,8 @@ func TestAgentThatDrains(t *testing.T) {
 
 const killedDir = "CTRLMESH_TEST_JOURNAL"
 
-// TestKilledProcess kills a process that runs this test as well.
-func TestKilledProcess(t *testing.T) {
+// TestWritesOfKilledProcessAreRead kills a process that runs this test as well.
+func TestWritesOfKilledProcessAreRead(t *testing.T) {
 	if dir := os.Getenv(killedDir); dir != "" {
 		j, err := Create(dir)
 		require.NoError(t, err)
@@ -185,7 +185,7 @@ func TestKilledProcess(t *testing.T) {
 		select {}
 	}
 	dir := t.TempDir()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledProcess$")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestWritesOfKilledProcessAreRead$")
 	cmd.Env = append(os.Environ(), killedDir+"="+dir)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -202,7 +202,7 @@ func TestKilledProcess(t *testing.T) {
 }
 
 // An agent that hangs may still serve: only its death is an end.
-func TestAgentThatHangs(t *testing.T) {
+func TestWritesOfHungAgentDoNotEnd(t *testing.T) {
 	dir := t.TempDir()
 	j := newJournal(t, dir)
 	j.Pod("a")
@@ -212,7 +212,7 @@ func TestAgentThatHangs(t *testing.T) {
 	requireOver(t, pods["a"])
 }
 
-func TestJournalOfAnotherBoot(t *testing.T) {
+func TestJournalOfAnotherBootIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	j := newJournal(t, dir)
 	j.Pod("a").Begin()
@@ -224,7 +224,7 @@ func TestJournalOfAnotherBoot(t *testing.T) {
 	require.NoFileExists(t, j.path)
 }
 
-func TestUnreadableJournal(t *testing.T) {
+func TestUnreadableJournalIsNotComplete(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, j *Journal){
 		"short":         func(t *testing.T, j *Journal) { require.NoError(t, os.Truncate(j.path, size)) },
 		"other version": func(_ *testing.T, j *Journal) { j.mem[atVersion]++ },
@@ -255,7 +255,7 @@ func TestUnreadableJournal(t *testing.T) {
 	}
 }
 
-func TestJournalInMemory(t *testing.T) {
+func TestJournalInMemoryIsNotComplete(t *testing.T) {
 	dir := t.TempDir()
 	j := InMemory(dir)
 	t.Cleanup(j.Abandon)
@@ -285,7 +285,7 @@ func TestJournalRemovedWhileOthersAreRead(t *testing.T) {
 	require.True(t, complete)
 }
 
-func TestSlots(t *testing.T) {
+func TestSlotsAreReused(t *testing.T) {
 	dir := t.TempDir()
 	j := newJournal(t, dir)
 	closed := j.Pod("closed")
@@ -318,13 +318,13 @@ func TestSlotIsNotReusedAtOnce(t *testing.T) {
 	require.EqualValues(t, 1, added.slot.open().Load())
 }
 
-func TestNamesThatDoNotFit(t *testing.T) {
+func TestLongUIDsCountAsOverflow(t *testing.T) {
 	j := newJournal(t, t.TempDir())
 	j.Pod(string(make([]byte, maxUID+1)))
 	require.EqualValues(t, 1, j.mem.overflow().Load())
 }
 
-func TestHalfMadeJournals(t *testing.T) {
+func TestUnfinishedJournalsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	files := map[string]*os.File{}
 	for _, name := range []string{"making", "locked", "killed"} {

@@ -46,7 +46,7 @@ func TestAllProcessesMustExit(t *testing.T) {
 	require.True(t, ended(w, soon), "though nobody has waited for them")
 }
 
-func TestProcessThatHasExitedBefore(t *testing.T) {
+func TestProcessThatExitedEarlierCountsAsExited(t *testing.T) {
 	a := child(t)
 	require.NoError(t, a.Process.Kill())
 	_ = a.Wait()
@@ -56,7 +56,7 @@ func TestProcessThatHasExitedBefore(t *testing.T) {
 	require.True(t, ended(w, soon))
 }
 
-func TestCloseEndsNothing(t *testing.T) {
+func TestCloseReportsNoExit(t *testing.T) {
 	a := child(t)
 	w, err := watchExits([]int{a.Process.Pid})
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestCloseEndsNothing(t *testing.T) {
 	require.False(t, ended(w, moment))
 }
 
-func TestTooManyProcesses(t *testing.T) {
+func TestTooManyProcessesAreRejected(t *testing.T) {
 	_, err := watchExits(make([]int, maxProcesses+1))
 	require.ErrorContains(t, err, "more than")
 	w, err := watchExits([]int{os.Getpid()})

@@ -3,7 +3,7 @@
 //
 // The proof: at each write of one of the pod's locks, and so while the writer runs, the
 // watch collects all processes of the pod's containers. When all of them have exited, the
-// writer has too. It takes all, because the connection does not tell which process wrote:
+// writer has too. All are required, because the connection does not show which process wrote:
 // one container may forward requests of another. A pod of which one container still runs
 // therefore proves nothing.
 package lockwatch
@@ -114,7 +114,7 @@ func DeadHolder(h lock.Holder) *meshv1.DeadHolder {
 	return &meshv1.DeadHolder{Namespace: h.Namespace, Name: h.Name, Identity: h.Identity, ResourceVersion: h.Version}
 }
 
-// deadHolders omits locks that nobody holds.
+// deadHolders omits locks without a holder.
 func deadHolders(holders []lock.Holder) (dead []*meshv1.DeadHolder) {
 	for _, h := range holders {
 		if h.Identity != "" {

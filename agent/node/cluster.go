@@ -46,9 +46,7 @@ func (d *destinations) save() error {
 	if d.phase != serving || d.cluster == nil {
 		return nil
 	}
-	if err := d.Store.SaveCluster(d.cluster); err != nil {
-		d.Logger.Error("failed to save the apiserver's addresses for the next start", "error", err)
-	}
+	d.logError(d.Store.SaveCluster(d.cluster), "failed to save the apiserver's addresses for the next start", nil)
 	return d.redirect()
 }
 

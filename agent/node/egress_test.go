@@ -191,7 +191,7 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	assert.Contains(t, r.reported(uid).GetEgressMessage(), "does not capture it any more")
 }
 
-func TestPortsOfRulesThatMayHold(t *testing.T) {
+func TestEgressPortsIncludeThoseOfTheLastRules(t *testing.T) {
 	rules := func(ports ...uint32) *meshv1.Traffic { return &meshv1.Traffic{Egress: &meshv1.Egress{Ports: ports}} }
 	require.Empty(t, portsOf(nil, &meshv1.Traffic{}))
 	require.Equal(t, []uint16{443, 80}, portsOf(rules(443, 80), rules(443, 80)), "in one order, which a kernel's entry is compared by")

@@ -32,7 +32,7 @@ const (
 type departure struct {
 	*core
 	effects *effects
-	yielded chan struct{} // closed when no pod is captured anew any more
+	yielded chan struct{} // closed when no more pods are captured
 	drained chan struct{} // closed when nothing of the pods is in flight any more
 
 	left      map[string]*proxy.Pod // to the next agent
@@ -105,7 +105,7 @@ func (d *departure) abandon(uid string, p *pod) {
 	}()
 }
 
-// countDown decrements a counter in the loop. Without a loop nobody needs to know.
+// countDown decrements a counter in the loop. Without a loop nothing waits for it.
 func (d *departure) countDown(count *int) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
@@ -136,9 +136,7 @@ func (d *departure) retireJournal() {
 	if d.phase == stopped {
 		return
 	}
-	if err := d.Journal.Retire(); err != nil {
-		d.Logger.Error("failed to remove the journal", "error", err)
-	}
+	d.logError(d.Journal.Retire(), "failed to remove the journal", nil)
 }
 
 // stop leaves the redirections in place: until the next agent listens, connections are
@@ -158,9 +156,7 @@ func (d *departure) stop() {
 		d.effects.handle(uid, p, lifecycle.Stop)
 	}
 	shutdown(proxied)
-	if err := d.Capture.Close(); err != nil {
-		d.Logger.Error("failed to close the capture", "error", err)
-	}
+	d.logError(d.Capture.Close(), "failed to close the capture", nil)
 	if before < yielded {
 		close(d.yielded)
 	}
@@ -179,9 +175,9 @@ func shutdown(all []*proxy.Pod) {
 	wg.Wait()
 }
 
-// Linger blocks after the signal to stop. It returns when a successor has taken over and
+// AwaitDrained blocks after the signal to stop. It returns when a successor has taken over and
 // nothing is in flight, or when no successor came.
-func (n *Node) Linger() {
+func (n *Node) AwaitDrained() {
 	d := n.departure
 	ctx, cancel := context.WithTimeout(context.Background(), takeover.MaxExit)
 	defer cancel()

@@ -14,11 +14,11 @@ func TestLossIsReportedOnce(t *testing.T) {
 	var h losses
 	assert.Error(t, h.ready(), "nothing was checked yet")
 	lost := capture.Loss{UID: "a", Mode: capture.EBPF, Reason: errors.New("detached"), Repair: errors.New("no leave")}
-	mended := capture.Loss{Mode: capture.IPTables, Reason: errors.New("flushed")}
+	repaired := capture.Loss{Mode: capture.IPTables, Reason: errors.New("flushed")}
 
-	fresh, again := h.note([]capture.Loss{lost, mended})
-	assert.Equal(t, []capture.Loss{lost, mended}, fresh)
-	assert.Equal(t, []capture.Loss{mended}, again)
+	fresh, again := h.note([]capture.Loss{lost, repaired})
+	assert.Equal(t, []capture.Loss{lost, repaired}, fresh)
+	assert.Equal(t, []capture.Loss{repaired}, again)
 
 	fresh, again = h.note([]capture.Loss{lost})
 	assert.Empty(t, fresh)

@@ -143,7 +143,7 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 	require.Equal(t, "b", dead[0].GetName())
 }
 
-func TestNoProofOfHolderExit(t *testing.T) {
+func TestHolderExitWithoutProofIsNotReported(t *testing.T) {
 	for name, change := range map[string]func(*running, *writer){
 		"a lock that nobody holds":  func(_ *running, w *writer) { w.holders.Store(&[]lock.Holder{lease("lock", "", "7")}) },
 		"an unknown sandbox":        func(r *running, _ *writer) { r.pods[uidA].sandbox = "" },

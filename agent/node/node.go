@@ -112,11 +112,15 @@ func (c *core) policies() map[string]*meshv1.PodPolicy {
 	return policies
 }
 
-// logError logs that something about a pod failed, unless err is nil.
+// logError logs a failure, which concerns p if that is not nil, unless err is nil.
 func (c *core) logError(err error, failure string, p *pod, more ...any) {
-	if err != nil {
-		c.Logger.Error(failure, append(more, "pod", p.info.String(), "error", err)...)
+	if err == nil {
+		return
 	}
+	if p != nil {
+		more = append(more, "pod", p.info.String())
+	}
+	c.Logger.Error(failure, append(more, "error", err)...)
 }
 
 // Node joins pods, capture, policies and proxy.
@@ -210,9 +214,7 @@ func (n *Node) Run(ctx context.Context) {
 
 // tick does what no event triggers, and retries what has failed.
 func (n *Node) tick() {
-	if err := n.destinations.redirect(); err != nil {
-		n.Logger.Error("failed to redirect the apiserver's addresses: pods that start are not captured until a retry succeeds", "error", err)
-	}
+	n.logError(n.destinations.redirect(), "failed to redirect the apiserver's addresses: pods that start are not captured until a retry succeeds", nil)
 	n.capturer.checkSandboxes()
 	n.capturer.captureMissing()
 	n.effects.retry()

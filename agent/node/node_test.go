@@ -49,15 +49,15 @@ type fakeBackend struct {
 	destinations []netip.AddrPort
 	swept        func(uid string) bool
 	checks       atomic.Int64
-	mends        atomic.Bool
+	repairs      atomic.Bool
 }
 
 func (*fakeBackend) Modes() []capture.Mode               { return []capture.Mode{capture.EBPF} }
 func (*fakeBackend) HostNetwork() error                  { return nil }
 func (*fakeBackend) Unavailable() map[capture.Mode]error { return nil }
-func (n *fakeBackend) Check(mend bool) []capture.Loss {
+func (n *fakeBackend) Check(repair bool) []capture.Loss {
 	n.checks.Add(1)
-	n.mends.Store(mend)
+	n.repairs.Store(repair)
 	return nil
 }
 func (n *fakeBackend) SetDestinations(d, _ []netip.AddrPort) error {
@@ -280,7 +280,7 @@ func TestInvalidAddressesChangeNothing(t *testing.T) {
 }
 
 // The manager may hear of a pod first, and may be wrong about one that never comes.
-func TestPolicyBeforeItsPod(t *testing.T) {
+func TestPolicyMayArriveBeforeItsPod(t *testing.T) {
 	r := start(t, 0)
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "1"})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "never", Version: "1"})

@@ -43,7 +43,7 @@ type assignment struct {
 	// applied is what the proxy decides by.
 	applied proxy.Applied
 	// rules are the last valid rules of a policy, applied here or by an earlier agent; nil
-	// while nobody knows them.
+	// while they are unknown.
 	rules *meshv1.Traffic
 	// since is when the policy was applied.
 	appliedSince time.Time

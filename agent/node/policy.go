@@ -272,7 +272,7 @@ func (e *effects) discard(uid string, p *pod) {
 	if e.phase != serving {
 		return
 	}
-	e.logError(e.Store.DeletePolicy(uid), "failed to delete a saved policy", p, "uid", uid)
+	e.logError(e.Store.DeletePolicy(uid), "failed to delete a saved policy", nil, "uid", uid)
 }
 
 // release ends the capture of a pod that was deleted, or whose sandbox was.
@@ -321,9 +321,7 @@ func (c *core) exportCounts(p *proxy.Pod) []byte {
 		return nil
 	}
 	data, err := p.ExportTraffic()
-	if err != nil {
-		c.Logger.Error("failed to export the counts of rules for the next agent", "error", err)
-	}
+	c.logError(err, "failed to export the counts of rules for the next agent", nil)
 	return data
 }
 

@@ -30,17 +30,11 @@ type presence struct {
 // agent sends nothing any more; nil: it died.
 func (s *presence) restore(d *destinations, offered []takeover.Pod, drained <-chan struct{}) {
 	cluster, policies, err := s.Store.Load()
-	if err != nil {
-		s.Logger.Error("failed to load some saved policies: those pods wait for the manager", "error", err)
-	}
+	s.logError(err, "failed to load some saved policies: those pods wait for the manager", nil)
 	known, err := s.Store.LoadPods()
-	if err != nil {
-		s.Logger.Error("failed to load some saved pods: they wait for the API", "error", err)
-	}
+	s.logError(err, "failed to load some saved pods: they wait for the API", nil)
 	if cluster != nil {
-		if err := d.set(cluster); err != nil {
-			s.Logger.Error("failed to use the saved addresses of the apiserver", "error", err)
-		}
+		s.logError(d.set(cluster), "failed to use the saved addresses of the apiserver", nil)
 	}
 	for uid, info := range known {
 		s.restored(uid, "", "").info = info
@@ -95,9 +89,7 @@ func (s *presence) sync() {
 	if s.phase != serving {
 		return
 	}
-	if err := s.Capture.Sweep(func(uid string) bool { return s.pods[uid] != nil }); err != nil {
-		s.Logger.Error("failed to remove the redirections of deleted pods", "error", err)
-	}
+	s.logError(s.Capture.Sweep(func(uid string) bool { return s.pods[uid] != nil }), "failed to remove the redirections of deleted pods", nil)
 }
 
 // list notes that the API lists a pod.

@@ -27,9 +27,7 @@ func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, e
 	if errors.Is(err, takeover.ErrRefused) {
 		return nil, err
 	}
-	if err != nil {
-		n.Logger.Error("no takeover: starting as after a crash", "reason", err)
-	}
+	n.logError(err, "no takeover: starting as after a crash", nil)
 	n.earlier.Predecessor, n.earlier.Own = takeover.At(path), socket.ID()
 	if offer == nil {
 		// First the socket: an agent that only hangs must find it before it changes the
@@ -46,9 +44,7 @@ func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, e
 		return nil, fmt.Errorf("taking over: the agent before this one continues: %w", err)
 	}
 	traffic, err := offer.Serving()
-	if err != nil {
-		n.Logger.Error("failed to notify the agent before this one, which will notice the takeover by the socket", "reason", err)
-	}
+	n.logError(err, "failed to notify the agent before this one, which will notice the takeover by the socket", nil)
 	n.importCounts(traffic)
 	n.Logger.Info("took over", "pods", len(offer.Pods), "duration", time.Since(start))
 	return socket, socket.Take()

@@ -155,7 +155,7 @@ func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 }
 
 // The agent that hands over is the only one there is until it is told otherwise.
-func TestChecksGoOnUntilTheSuccessorServes(t *testing.T) {
+func TestChecksContinueUntilTheSuccessorServes(t *testing.T) {
 	r := start(t, 0)
 	socket := hold(t, filepath.Join(t.TempDir(), "sock"), offering{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -166,9 +166,9 @@ func TestChecksGoOnUntilTheSuccessorServes(t *testing.T) {
 	require.NoError(t, err)
 	before := r.backend.checks.Load()
 	require.Eventually(t, func() bool { return r.backend.checks.Load() > before+1 }, 10*time.Second, 5*time.Millisecond)
-	assert.False(t, r.backend.mends.Load(), "what the successor is about to redirect is its own")
+	assert.False(t, r.backend.repairs.Load(), "what the successor is about to redirect is its own")
 	require.NoError(t, r.Incumbent().Resume(t.Context()))
-	require.Eventually(t, r.backend.mends.Load, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, r.backend.repairs.Load, 10*time.Second, 5*time.Millisecond)
 }
 
 // refusing is an agent that does not let go of its pods.

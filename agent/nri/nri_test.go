@@ -41,7 +41,7 @@ func sandbox(uid string) *api.PodSandbox {
 	}
 }
 
-func TestASandboxIsToldOfWithWhatTheMeshMustKnow(t *testing.T) {
+func TestSandboxIsReportedWithItsPod(t *testing.T) {
 	h := &heard{}
 	p := &plugin{h}
 
@@ -55,7 +55,7 @@ func TestASandboxIsToldOfWithWhatTheMeshMustKnow(t *testing.T) {
 	assert.Equal(t, []Sandbox{want}, h.stopped)
 }
 
-func TestAPodWithoutANetworkOfItsOwnIsToldSo(t *testing.T) {
+func TestPodUnderHostNetworkIsReportedAsSuch(t *testing.T) {
 	s := sandbox("a")
 	s.Linux.Namespaces = s.Linux.Namespaces[:1]
 	h := &heard{}
@@ -65,7 +65,7 @@ func TestAPodWithoutANetworkOfItsOwnIsToldSo(t *testing.T) {
 }
 
 // Only what admission let in can verify the proxy.
-func TestOtherPodsAreNotToldOf(t *testing.T) {
+func TestPodsWithoutLabelAreNotReported(t *testing.T) {
 	unlabelled, unadmitted := sandbox("a"), sandbox("b")
 	unlabelled.Labels = nil
 	unadmitted.Annotations = nil
@@ -82,7 +82,7 @@ func TestOtherPodsAreNotToldOf(t *testing.T) {
 }
 
 // A plugin that lets the runtime wait for longer is thrown out, and hears no more.
-func TestTheRuntimeIsNeverLetWait(t *testing.T) {
+func TestRuntimeIsAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		require.NoError(t, (&plugin{&heard{wait: true}}).RunPodSandbox(t.Context(), sandbox("a")))
@@ -90,7 +90,7 @@ func TestTheRuntimeIsNeverLetWait(t *testing.T) {
 	})
 }
 
-func TestWithoutARuntimeTheAgentStartsAllTheSame(t *testing.T) {
+func TestAgentStartsWithoutARuntime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	tried, ended := make(chan struct{}), make(chan struct{})

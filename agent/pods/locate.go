@@ -41,7 +41,7 @@ func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
 
 // NetNS is an open network namespace of a pod.
 type NetNS struct {
-	// Inode identifies the namespace for as long as it lives.
+	// Inode identifies the namespace as long as it exists.
 	Inode uint64
 	file  *os.File
 }

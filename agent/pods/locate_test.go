@@ -44,7 +44,7 @@ func TestProcessesFindsPodsUnderEitherCgroupDriver(t *testing.T) {
 	}
 }
 
-func TestProcessesOfContainersAlone(t *testing.T) {
+func TestProcessesOmitTheSandbox(t *testing.T) {
 	root := t.TempDir()
 	pod := filepath.Join(root, "kubepods/burstable/pod"+uid)
 	writeProcs(t, filepath.Join(pod, "cri-containerd-5a5a.scope"), 40)
@@ -61,7 +61,7 @@ func TestProcessesOfContainersAlone(t *testing.T) {
 }
 
 // A runtime's process is in the pod's cgroup before it is in its namespace.
-func TestOpenTellsTheNodesNetworkFromAPods(t *testing.T) {
+func TestOpenOmitsProcessesInTheNodesNetwork(t *testing.T) {
 	l := newLocator(t)
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, uid)
@@ -76,7 +76,7 @@ func TestOpenTellsTheNodesNetworkFromAPods(t *testing.T) {
 	assert.Equal(t, l.host, ns.Inode)
 }
 
-func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {
+func TestOpenIgnoresProcessesOfOtherPods(t *testing.T) {
 	l := newLocator(t)
 	pid := sleeper(t)
 	proc := fakeProc(t, l, pid, "another-pod")
@@ -88,7 +88,7 @@ func TestOpenIgnoresAProcessOfAnotherPod(t *testing.T) {
 }
 
 // What a process makes for itself is not its pod's network, whatever its number.
-func TestOpenIsNotMisledByANamespaceThatAProcessMade(t *testing.T) {
+func TestOpenIgnoresNamespacesThatProcessesCreate(t *testing.T) {
 	dir := t.TempDir()
 	l := &Locator{procDir: dir}
 	show := func(pid, began int, ns string) {

@@ -86,7 +86,7 @@ func TestStoreRejectsTruncatedFiles(t *testing.T) {
 	require.NoError(t, proto.Unmarshal(whole, &meshv1.PodPolicy{}))
 }
 
-func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
+func TestStoreRejectsUIDsThatAreNoFileNames(t *testing.T) {
 	s, err := Open(t.TempDir())
 	require.NoError(t, err)
 	for _, uid := range []string{"", "../x", "a/b", "a\x00b", string(make([]byte, 200))} {
@@ -94,7 +94,7 @@ func TestStoreRefusesUidsThatAreNotFileNames(t *testing.T) {
 	}
 }
 
-func TestStoreKnowsSinceWhenAPolicyIsTheSame(t *testing.T) {
+func TestEqualPolicyKeepsItsSince(t *testing.T) {
 	s, err := Open(t.TempDir())
 	require.NoError(t, err)
 	first, second := &meshv1.PodPolicy{Uid: "a", Version: "1"}, &meshv1.PodPolicy{Uid: "a", Version: "2"}

@@ -35,7 +35,7 @@ func Probe(ctx context.Context, path string, podStart time.Duration) (there bool
 }
 
 // Ask asks the agent that serves at path for an offer, which is nil without such an
-// agent. An agent that does not answer in time counts as dead: the error is not
+// agent. An agent that does not answer in time counts as exited: the error is not
 // ErrRefused then.
 func Ask(ctx context.Context, path string, podStart time.Duration) (*Offer, error) {
 	p, err := dial(ctx, path)

@@ -220,7 +220,7 @@ func TestOfferedListenersCanBeClosed(t *testing.T) {
 	}
 }
 
-func TestResumeWhenSuccessorDies(t *testing.T) {
+func TestPredecessorResumesWhenSuccessorDies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	first.listeners = []*net.TCPListener{listener(t)}
@@ -239,7 +239,7 @@ func TestResumeWhenSuccessorDies(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestNoAgentIsNoError(t *testing.T) {
+func TestAskWithoutAnAgentIsNoError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	offer, err := Ask(t.Context(), path, 0)
 	require.NoError(t, err)
@@ -268,7 +268,7 @@ func TestHungAgentIsNotAwaited(t *testing.T) {
 	assert.False(t, hangs.Current(), "it knows when it wakes up")
 }
 
-func TestStopIsAnsweredWhenItIsDone(t *testing.T) {
+func TestStopIsAnsweredOnceItIsDone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	serve(t, path, first)
@@ -281,7 +281,7 @@ func TestStopIsAnsweredWhenItIsDone(t *testing.T) {
 	assert.ErrorContains(t, Stop(t.Context(), path), "a rule stayed")
 }
 
-func TestUnknownMessagesAndFields(t *testing.T) {
+func TestUnknownMessagesAndFieldsAreTolerated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	serve(t, path, first)
@@ -322,7 +322,7 @@ func TestOfferWithoutItsListenersIsRejected(t *testing.T) {
 }
 
 // An agent of another version says more, or less, than this one knows of.
-func TestOffersOfOtherVersions(t *testing.T) {
+func TestOffersOfOtherVersionsAreUnderstood(t *testing.T) {
 	for name, says := range map[string][]string{
 		"newer": {
 			`{"pods":[{"uid":"a","namespace":"ns","name":"x","version":"1","traffic":"e30=","more":{"b":[1]}}],"phase":"new","format":9}`,
@@ -389,7 +389,7 @@ func TestOlderAgentIsRefused(t *testing.T) {
 	assert.False(t, socket.Current(), "what was taken away is nobody's")
 }
 
-func TestASocketThatIsNotTakenChangesNothing(t *testing.T) {
+func TestSocketThatIsNotTakenChangesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := serve(t, path, newAgent())
 	next, err := Listen(path, slog.New(slog.DiscardHandler))
@@ -401,8 +401,8 @@ func TestASocketThatIsNotTakenChangesNothing(t *testing.T) {
 	assert.Len(t, entries, 1, "nothing is left of it")
 }
 
-// TestListenersForEgressChangeHands, more of them than one message takes.
-func TestListenersForEgressChangeHands(t *testing.T) {
+// TestListenersForEgressArePassedOn sends more of them than fit in one message.
+func TestListenersForEgressArePassedOn(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	var peers [2]peer
@@ -456,7 +456,7 @@ func TestListenersForEgressChangeHands(t *testing.T) {
 	}
 }
 
-func TestWhatRulesCountedIsHandedOverAtLast(t *testing.T) {
+func TestCountsOfRulesAreSentLast(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	first := newAgent()
 	first.traffic = map[string][]byte{"a": []byte("some"), "b": bytes.Repeat([]byte("much"), piece), "c": nil}
@@ -470,7 +470,7 @@ func TestWhatRulesCountedIsHandedOverAtLast(t *testing.T) {
 }
 
 // Agents of before rules, on either side.
-func TestAnAgentThatKnowsNoRulesHandsOverAsWell(t *testing.T) {
+func TestAgentWithoutRulesIsTakenOver(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	require.NoError(t, err)
@@ -510,7 +510,7 @@ func TestAnAgentThatKnowsNoRulesHandsOverAsWell(t *testing.T) {
 	require.Eventually(t, func() bool { _, err := p.answer(); return err != nil }, 10*time.Second, time.Millisecond)
 }
 
-func TestOffersWithManyCounts(t *testing.T) {
+func TestManyCountsNeedSeveralMessages(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	pair := make([]Pod, 50)
 	for i := range pair {

@@ -14,7 +14,7 @@ import (
 )
 
 // Bounds of the server of health and metrics. Every pod of the cluster can connect
-// to it, and nobody authenticates.
+// to it without authentication.
 const (
 	// maxEndpointConnections are open at once, each with a head at most. The oldest
 	// gives way to a new one: no number of them keeps out the kubelet or Prometheus.
@@ -57,13 +57,13 @@ func ServeReady(ctx context.Context, address string) error {
 }
 
 // Handler answers the kubelet and Prometheus. healthy and ready return why the agent is
-// not. They must not block: nobody authenticates, and requests without end must cost the
-// pods nothing.
+// not. They must not block: requests need no authentication, and any number of them must not
+// delay the pods.
 func Handler(healthy, ready func() error, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(healthy))
 	mux.Handle("GET /readyz", probe(ready))
-	mux.Handle("GET /metrics", newExposition(metrics))
+	mux.Handle("GET /metrics", &exposition{gatherer: metrics})
 	return mux
 }
 

@@ -149,7 +149,7 @@ func TestRenderingsAreShared(t *testing.T) {
 	gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: "subject"})
 	registry.MustRegister(gauge)
 	gatherer := &counting{Gatherer: registry}
-	e := serveEndpointsOf(t, newExposition(gatherer))
+	e := serveEndpointsOf(t, &exposition{gatherer: gatherer})
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i := range 100 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
+	"golang.org/x/sync/singleflight"
 )
 
 // renderInterval is the shortest time between two renderings of the metrics. With
@@ -23,70 +24,47 @@ var textFormat = expfmt.NewFormat(expfmt.TypeTextPlain)
 // a rendering begins share it: the rate of requests changes neither the cost of renderings
 // nor how long others wait.
 type exposition struct {
-	gatherer prometheus.Gatherer
-	turn     sync.Mutex // held while rendering
-	last     time.Time  // when the last rendering began; under turn
-
-	mu   sync.Mutex
-	next *rendering // nil if nobody waits
+	gatherer   prometheus.Gatherer
+	renderings singleflight.Group
+	turn       sync.Mutex // held while rendering
+	last       time.Time  // when the last rendering began; under turn
 }
-
-func newExposition(g prometheus.Gatherer) *exposition { return &exposition{gatherer: g} }
 
 // rendering is all metrics at one time.
 type rendering struct {
-	done   chan struct{}
-	err    error
 	text   []byte
 	zipped func() []byte
 }
 
 // ServeHTTP implements http.Handler.
 func (e *exposition) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	shared := e.join()
+	var shared singleflight.Result
 	select {
-	case <-shared.done:
+	case shared = <-e.renderings.DoChan("", e.render):
 	case <-r.Context().Done():
 		return
 	}
-	if shared.err != nil {
-		http.Error(w, shared.err.Error(), http.StatusInternalServerError)
+	if shared.Err != nil {
+		http.Error(w, shared.Err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", string(textFormat))
-	body := shared.text
+	all := shared.Val.(rendering) //nolint:forcetypeassert // what render returns
+	body := all.text
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		w.Header().Set("Content-Encoding", "gzip")
-		body = shared.zipped()
+		body = all.zipped()
 	}
 	_, _ = w.Write(body)
 }
 
-// join returns the next rendering to begin.
-func (e *exposition) join() *rendering {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.next == nil {
-		e.next = &rendering{done: make(chan struct{})}
-		go e.render(e.next)
-	}
-	return e.next
-}
-
-func (e *exposition) render(r *rendering) {
-	defer close(r.done)
+// render waits for its turn and returns a rendering.
+func (e *exposition) render() (any, error) {
 	e.turn.Lock()
 	defer e.turn.Unlock()
 	time.Sleep(time.Until(e.last.Add(renderInterval)))
 	e.last = time.Now()
-	e.mu.Lock()
-	e.next = nil // those who ask from now on expect to see what changes from now on
-	e.mu.Unlock()
-	r.text, r.err = e.encode()
-	r.zipped = sync.OnceValue(func() []byte { return zip(r.text) })
-}
-
-func (e *exposition) encode() ([]byte, error) {
+	e.renderings.Forget("") // later requests expect later values
 	families, err := e.gatherer.Gather()
 	if err != nil {
 		return nil, fmt.Errorf("gathering metrics: %w", err)
@@ -98,7 +76,7 @@ func (e *exposition) encode() ([]byte, error) {
 			return nil, fmt.Errorf("encoding metrics: %w", err)
 		}
 	}
-	return text.Bytes(), nil
+	return rendering{text.Bytes(), sync.OnceValue(func() []byte { return zip(text.Bytes()) })}, nil
 }
 
 func zip(text []byte) []byte {

@@ -57,7 +57,7 @@ func (p *Pod) identify(addresses []netip.Addr, given bool) error {
 			continue
 		}
 		if other.has(at) {
-			return fmt.Errorf("the pod has the address %s, and so has pod %s: they cannot be told apart", at, other.uid)
+			return fmt.Errorf("the pod has the address %s, and so has pod %s: they cannot be distinguished", at, other.uid)
 		}
 	}
 	p.forget()

@@ -90,7 +90,7 @@ func (b *Backend) Origin(_ uint64, conn *net.TCPConn, local, _ netip.AddrPort) (
 		return netip.AddrPort{}, err
 	}
 	var to netip.AddrPort
-	if cerr := raw.Control(func(fd uintptr) { to, err = OriginalDestination(fd, local.Addr().Is6()) }); cerr != nil {
+	if cerr := raw.Control(func(fd uintptr) { to, err = originalDestination(fd, local.Addr().Is6()) }); cerr != nil {
 		return netip.AddrPort{}, cerr
 	}
 	if errors.Is(err, unix.ENOENT) || err == nil && to == local {
@@ -136,7 +136,7 @@ func forEach(pods []redirect.Pod, f func(redirect.Pod) error) redirect.Failed {
 func (b *Backend) sync(ctx context.Context, p redirect.Pod, seize bool) error {
 	return b.each(p.NetNS, func(table Table) error {
 		err := table.Sync(ctx, b.destinations, p.Port, p.Egress, seize)
-		if err != nil && table.Family == 6 && !HaveIPv6() {
+		if err != nil && table.Family == 6 && !haveIPv6() {
 			b.log.Debug("no rules for IPv6, which the pod does not have", "pod", p.UID, "reason", err)
 			return nil
 		}
@@ -170,7 +170,7 @@ func (b *Backend) Check(pods []redirect.Pod) (redirect.Failed, error) {
 		if p.Egress == nil {
 			continue
 		}
-		if err := netns.Do(p.NetNS, func() error { return RefusesUDP(p.Egress.Ports[0]) }); err != nil {
+		if err := netns.Do(p.NetNS, func() error { return refusesUDP(p.Egress.Ports[0]) }); err != nil {
 			failed[p.UID] = err
 		}
 	}

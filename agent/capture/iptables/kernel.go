@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HaveIPv6 reports whether the network namespace has an IPv6 address.
-func HaveIPv6() bool {
+// haveIPv6 reports whether the network namespace has an IPv6 address.
+func haveIPv6() bool {
 	addresses, err := os.ReadFile("/proc/thread-self/net/if_inet6")
 	return err == nil && len(addresses) > 0 || err != nil && !errors.Is(err, os.ErrNotExist)
 }
 
-// OriginalDestination returns where an accepted connection went before it was redirected.
-func OriginalDestination(fd uintptr, v6 bool) (netip.AddrPort, error) {
+// originalDestination returns where an accepted connection went before it was redirected.
+func originalDestination(fd uintptr, v6 bool) (netip.AddrPort, error) {
 	const original = 80 // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST
 	if v6 {
 		var to unix.RawSockaddrInet6
@@ -43,10 +43,10 @@ func networkOrder(port uint16) uint16 {
 	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, port))
 }
 
-// RefusesUDP returns an error if a datagram to a port of an unused address is not refused.
+// refusesUDP returns an error if a datagram to a port of an unused address is not refused.
 // Without a route there is nothing to refuse.
-func RefusesUDP(port uint16) error {
-	for family, nobody := range map[int]unix.Sockaddr{
+func refusesUDP(port uint16) error {
+	for family, unused := range map[int]unix.Sockaddr{
 		unix.AF_INET:  &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}, Port: int(port)},
 		unix.AF_INET6: &unix.SockaddrInet6{Addr: [16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1}, Port: int(port)},
 	} {
@@ -54,7 +54,7 @@ func RefusesUDP(port uint16) error {
 		if err != nil {
 			continue
 		}
-		err = unix.Sendto(fd, nil, 0, nobody)
+		err = unix.Sendto(fd, nil, 0, unused)
 		_ = unix.Close(fd)
 		if err == nil {
 			return fmt.Errorf("a datagram to port %d was not refused", port)

@@ -46,7 +46,7 @@ type Table struct {
 	commands *goiptables.IPTables // list and delete
 	// lister lists a chain while a pod is captured, restorer changes a table as one.
 	lister, restorer string
-	err              error // why they are not there
+	err              error // why they do not exist
 }
 
 // OpenTables finds the programs of iptables, once for all pods. They must be those of
@@ -99,10 +99,10 @@ func redirectRule(to netip.AddrPort, port uint16) rule {
 		"-j", "REDIRECT", "--to-ports", strconv.Itoa(int(port))}
 }
 
-// stayRule leaves alone what does not leave the pod.
+// stayRule exempts connections within the pod.
 var stayRule = rule{"-o", "lo", "-j", "RETURN"}
 
-// egressRule is for what no redirectRule is for.
+// egressRule redirects connections that no redirectRule matches.
 func egressRule(at, port uint16) rule {
 	return rule{"-p", "tcp", "-m", "tcp", "--dport", strconv.Itoa(int(at)), "-j", "REDIRECT", "--to-ports", strconv.Itoa(int(port))}
 }
@@ -158,8 +158,8 @@ func (l Lead) isAnothers(port uint16, e *redirect.Egress) bool {
 // MayExist reports whether the nat table may have a chain of ours.
 func (t Table) MayExist() bool { return t.mayExist(nat) }
 
-// mayExist is false only if the table surely has no chain of ours. It starts no
-// program: of a pod that is captured for the first time, that is all there is to ask.
+// mayExist reports whether the table may have a chain of ours. It starts no program: for a
+// pod that is captured for the first time, no other question is necessary.
 func (t Table) mayExist(table string) bool {
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
 	request := nl.NewNetlinkRequest(getChain, 0)
@@ -208,15 +208,15 @@ func (t Table) LastLead(ctx context.Context) (Lead, error) {
 // Sync makes our chain redirect the table's share of the destinations to port, and the
 // ports of egress to its port, and OUTPUT go through it first, all at once. UDP to those
 // ports is refused before, and until after. If the chain leads to another port, nothing
-// is done unless seize.
+// changes unless seize is set.
 func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *redirect.Egress, seize bool) error {
 	wanted, refused := t.rulesFor(destinations, port, e)
 	if t.err != nil && len(wanted) == 1 {
-		return nil // needless here
+		return nil // no rules are necessary
 	}
 	exists := t.mayExist(nat)
 	if exists && !seize {
-		// What cannot be read is no agent's doing, and is replaced.
+		// Rules that cannot be read are not an agent's, and are replaced.
 		if l, err := t.Lead(ctx); err == nil && l.isAnothers(port, e) {
 			return nil
 		}
@@ -258,7 +258,7 @@ func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *redirect.
 
 // put makes the rules those of our chain in the table, and OUTPUT go through it first.
 func (t Table) put(ctx context.Context, table string, rules []rule, exists bool) error {
-	// Naming a chain empties it; no packet sees it so, for all is committed together.
+	// Naming a chain empties it. All is committed together, so no packet sees it empty.
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, Chain)
 	for _, r := range rules {
@@ -269,7 +269,7 @@ func (t Table) put(ctx context.Context, table string, rules []rule, exists bool)
 	if exists && t.Restore(ctx, b.String()+deleteJump+insert) == nil {
 		return nil
 	}
-	// There is no jump, or too much else to find it. A second jump has no
+	// There is no jump, or there are too many rules to find it. A second jump has no
 	// effect, and inserting one at the top does not read the others.
 	return t.Restore(ctx, b.String()+insert)
 }
@@ -283,7 +283,7 @@ func (t Table) Restore(ctx context.Context, rules string) error {
 	return err
 }
 
-// Remove removes our chains and the jumps to them. It is no error if they are not there.
+// Remove removes our chains and the jumps to them. It is no error if they do not exist.
 // Unless port is 0, chains that redirect elsewhere stay.
 func (t Table) Remove(ctx context.Context, port uint16, e *redirect.Egress) error {
 	if t.err != nil || !t.mayExist(nat) {
@@ -307,7 +307,7 @@ func (t Table) drop(ctx context.Context, table string) error {
 
 // empty removes our chain from a table. It fails only if the chain still has an effect.
 func (t Table) empty(ctx context.Context, table string) error {
-	// Empty, it has no effect. That takes no reading of OUTPUT.
+	// An empty chain has no effect. Emptying it does not read OUTPUT.
 	if err := t.Restore(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\nCOMMIT\n", table, Chain)); err != nil {
 		return err
 	}

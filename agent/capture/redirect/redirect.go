@@ -18,7 +18,7 @@ type Pod struct {
 	Port        uint16 // of the pod's listeners
 	Egress      *Egress
 	FailOpen    bool
-	Stalled     bool // nobody accepts its connections
+	Stalled     bool // its connections are not accepted
 }
 
 // Egress is the redirection of a pod's connections to other hosts than the apiserver.

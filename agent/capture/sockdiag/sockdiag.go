@@ -28,11 +28,11 @@ const (
 	sizeofDiagMsg    = 72 // struct inet_diag_msg
 )
 
-// Connection is what the kernel says of a socket.
+// Connection is what the kernel reports about a socket.
 type Connection struct {
 	Remote netip.AddrPort
-	Inode  uint32 // 0 if no process has it
-	Cgroup uint64 // 0 if the kernel does not say
+	Inode  uint32 // 0 if no process has it open
+	Cgroup uint64 // 0 if the kernel does not report it
 
 	family   uint8
 	protocol uint8
@@ -77,7 +77,7 @@ func Open() (Namespace, error) {
 // Close closes the netlink socket.
 func (n Namespace) Close() { n.socket.Close() }
 
-// Each calls f for each connection by these protocols that carries data, or may.
+// Each calls f for each connection by these protocols that carries data, or may later.
 func (n Namespace) Each(protocols []uint8, f func(Connection)) error {
 	for _, protocol := range protocols {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -93,7 +93,7 @@ func (n Namespace) Each(protocols []uint8, f func(Connection)) error {
 				continue // this kernel does not list UDP
 			}
 			if err != nil {
-				return fmt.Errorf("list the pod's connections: %w", err)
+				return fmt.Errorf("listing the pod's connections: %w", err)
 			}
 		}
 	}
@@ -111,7 +111,7 @@ func (n Namespace) Destroy(c Connection) (destroyed bool, err error) {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return false, err
 	case !errors.Is(err, unix.ENOENT):
-		return false, fmt.Errorf("destroy the connection to %s: %w", c.Remote, err)
+		return false, fmt.Errorf("destroying the connection to %s: %w", c.Remote, err)
 	}
 	return false, nil
 }
@@ -158,7 +158,7 @@ func Own() (map[uint32]bool, error) {
 	const dir = "/proc/self/fd"
 	files, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("list own sockets: %w", err)
+		return nil, fmt.Errorf("listing own sockets: %w", err)
 	}
 	own := map[uint32]bool{}
 	for _, f := range files {
@@ -169,7 +169,7 @@ func Own() (map[uint32]bool, error) {
 		if number, ok := strings.CutPrefix(to, "socket:["); ok {
 			inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 32)
 			if err != nil {
-				return nil, fmt.Errorf("list own sockets: %w", err)
+				return nil, fmt.Errorf("listing own sockets: %w", err)
 			}
 			own[uint32(inode)] = true
 		}

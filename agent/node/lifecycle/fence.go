@@ -32,13 +32,13 @@ func (f Fence) Check(p *meshv1.PodPolicy) error {
 	required := p.GetRequiredSerial()
 	switch {
 	case required > 0 && (f.Barred() || required > f.Highest) && p.GetRefuse() == "":
-		return fmt.Errorf("policy %s is for a pod that has had serial %d and was not refused since: to this agent it is none", p.GetVersion(), required)
+		return fmt.Errorf("policy %s requires a pod that has had serial %d and was not refused since, which this agent does not know", p.GetVersion(), required)
 	case p.GetRefuse() != "" || p.GetSerial() >= f.Least:
 		return nil
 	case p.GetSerial() == 0:
-		return fmt.Errorf("policy %s: the pod was a member of a root's shard, and is served under no other configuration: delete the pod, so that its controller makes it anew", p.GetVersion())
+		return fmt.Errorf("policy %s: the pod was a member of a root's shard, and is served under no other configuration: delete the pod, so that its controller creates another", p.GetVersion())
 	}
-	return fmt.Errorf("policy %s has serial %d, and the pod may act on %d or later: it comes from a manager that leads no more", p.GetVersion(), p.GetSerial(), f.Least)
+	return fmt.Errorf("policy %s has serial %d, and the pod may act on %d or later: it comes from a former leader of the manager", p.GetVersion(), p.GetSerial(), f.Least)
 }
 
 // Raise notes that the pod has had p. A refusal bars all policies before it.

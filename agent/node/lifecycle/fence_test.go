@@ -8,7 +8,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-func TestFence(t *testing.T) {
+func TestFenceRejectsLowerSerials(t *testing.T) {
 	serial := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n} }
 	refusal := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n, Refuse: "tested"} }
 	required := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n + 1, RequiredSerial: n} }
@@ -26,8 +26,8 @@ func TestFence(t *testing.T) {
 		{"the same serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(0)}, serial(7), "may act on 8 or later"},
 		{"a refusal is always accepted", []*meshv1.PodPolicy{serial(7)}, refusal(3), ""},
 		{"a required serial", []*meshv1.PodPolicy{serial(7)}, required(7), ""},
-		{"a required serial that the pod has not had", []*meshv1.PodPolicy{serial(6)}, required(7), "to this agent it is none"},
-		{"a required serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(7)}, required(7), "to this agent it is none"},
+		{"a required serial that the pod has not had", []*meshv1.PodPolicy{serial(6)}, required(7), "which this agent does not know"},
+		{"a required serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(7)}, required(7), "which this agent does not know"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var f Fence
@@ -43,7 +43,7 @@ func TestFence(t *testing.T) {
 	}
 }
 
-func TestRestoredFence(t *testing.T) {
+func TestRestoredFenceRejectsTheSame(t *testing.T) {
 	assert.Equal(t, Fence{7, 7}, RestoreFence(&meshv1.PodPolicy{Serial: 7}))
 	f := RestoreFence(&meshv1.PodPolicy{Serial: 8, Refuse: "tested"})
 	assert.Equal(t, Fence{7, 8}, f)

@@ -80,7 +80,7 @@ const (
 	// Capture occurs when the pod's connections are redirected to this agent, which has made a proxy
 	// for them.
 	Capture
-	// SandboxExit occurs when the network namespace that was captured is gone, or not the pod's any more.
+	// SandboxExit occurs when the captured network namespace was deleted, or is not the pod's any more.
 	SandboxExit
 	// Takeover occurs when another agent accepts the pod's connections.
 	Takeover

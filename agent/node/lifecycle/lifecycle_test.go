@@ -83,7 +83,7 @@ var transitions = []struct {
 	{"the successor fails", serving, Resumption, serving, []Effect{RedirectEgress, Save}},
 }
 
-func TestTransitions(t *testing.T) {
+func TestTransitionsOfThePodLifecycle(t *testing.T) {
 	for _, tt := range transitions {
 		t.Run(tt.name, func(t *testing.T) {
 			to, effects := tt.from.Next(tt.event)
@@ -93,8 +93,8 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// TestInvariants checks every transition of every state that can be reached.
-func TestInvariants(t *testing.T) {
+// TestInvariantsHoldInEveryReachableState checks every transition of every state that can be reached.
+func TestInvariantsHoldInEveryReachableState(t *testing.T) {
 	reached := map[State]bool{}
 	queue := []State{{}, {Presence: Restored}, {Presence: Announced}, {Presence: Listed}}
 	for len(queue) > 0 {

@@ -1,6 +1,6 @@
 package v1alpha1
 
-// Reason is the reason of a condition. docs/operations.md says what to do about each.
+// Reason is the reason of a condition. docs/operations.md documents each.
 type Reason string
 
 // Reasons of the conditions of all kinds.
@@ -77,7 +77,7 @@ const (
 	// ReasonWaiting: no shard owns anything yet.
 	ReasonWaiting Reason = "Waiting"
 	// ReasonRolledBack: the status is older than what agents were sent, as after a restore
-	// of etcd, and the root starts anew.
+	// of etcd, and the root starts over.
 	ReasonRolledBack Reason = "RolledBack"
 	// ReasonNotEnoughPods: the workload has fewer pods than the shards need.
 	ReasonNotEnoughPods Reason = "NotEnoughPods"
