@@ -149,8 +149,8 @@ type Ticket struct {
 	watch   *watch
 }
 
-// Change puts a policy in force by swap, which returns the policy before, and ends the
-// watches that it affects: requests that enter the ledger afterwards find next. since is
+// Change puts a policy in force, which swap makes visible to requests, and ends the
+// watches that it affects. Requests that enter the ledger afterwards find next. since is
 // when the first policy was applied; later policies are applied now.
 func (l *Ledger) Change(next Policy, since time.Time, swap func()) {
 	l.mu.Lock()
@@ -175,7 +175,7 @@ func (l *Ledger) Change(next Policy, since time.Time, swap func()) {
 	}
 }
 
-// Renew puts in force by swap what equals the policy before.
+// Renew puts a policy in force that equals the one before.
 func (l *Ledger) Renew(next Policy, swap func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
