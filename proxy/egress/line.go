@@ -66,7 +66,7 @@ func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refu
 	return nil
 }
 
-// end tells the rules how the request or connection ended.
+// end reports to the rules how the request or connection ended.
 func (l *line) end(o limit.Outcome) {
 	for _, by := range l.injecting.Done(false) {
 		l.s.Injected(*by)

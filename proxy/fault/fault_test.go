@@ -338,7 +338,7 @@ func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 		Delay: &meshv1.WatchFault_Late{Percent: 50, ByNs: 7},
 		Drop:  &meshv1.WatchFault_Drop{Percent: 20, MadeUpAfterNs: 9},
 	}}, &meshv1.FaultRule{Watch: &meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: 1}}})
-	run := func() (drops string, delays []time.Duration, told int) {
+	run := func() (drops string, delays []time.Duration, reported int) {
 		r := compiled(t, m, NewStore("pod")).OfKind(watches)
 		for range 2 {
 			f := r.Decide(noon, pod)
@@ -349,7 +349,7 @@ func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 			require.Equal(t, time.Duration(9), w.MadeUpAfter)
 			require.Nil(t, w.Duplicate)
 			require.Nil(t, w.Exempt)
-			w.Report = func(Injected) { told++ }
+			w.Report = func(Injected) { reported++ }
 			for range 100 {
 				drop := w.Drop()
 				drops += fmt.Sprint(drop)[:1]
@@ -360,9 +360,9 @@ func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 				}
 			}
 		}
-		return drops, delays, told
+		return drops, delays, reported
 	}
-	drops, delays, told := run()
+	drops, delays, reported := run()
 	require.NotEqual(t, drops[:100], drops[100:], "two watches")
 	dropped, late := strings.Count(drops, "t"), 0
 	for _, d := range delays {
@@ -373,7 +373,7 @@ func TestWatchEventsAreDecidedInOrder(t *testing.T) {
 	}
 	require.InDelta(t, 40, dropped, 20)
 	require.InDelta(t, 100, late, 30)
-	require.Equal(t, dropped+late+200, told)
+	require.Equal(t, dropped+late+200, reported)
 	again, delaysAgain, _ := run()
 	require.Equal(t, drops, again)
 	require.Equal(t, delays, delaysAgain)
@@ -520,11 +520,11 @@ func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	}}
 	s := NewStore("pod")
 	r := compiled(t, one(once), s).OfKind(watches)
-	told := []Kind{}
+	reported := []Kind{}
 	decide := func() *Faults {
 		f := r.Decide(noon, pod)
 		if f != nil {
-			f.Watch.Report = func(by Injected) { told = append(told, by.Kind) }
+			f.Watch.Report = func(by Injected) { reported = append(reported, by.Kind) }
 		}
 		return f
 	}
@@ -545,7 +545,7 @@ func TestUninjectedWatchFaultsAreNotCounted(t *testing.T) {
 	f.Watch.Did(WatchDrop)
 	f.Over()
 	require.Empty(t, f.Injected, "it was reported")
-	require.Equal(t, []Kind{WatchDrop}, told)
+	require.Equal(t, []Kind{WatchDrop}, reported)
 	require.Equal(t, []string{"i/r0"}, f.Rules)
 	require.Nil(t, decide())
 }

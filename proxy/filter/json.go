@@ -195,9 +195,9 @@ func (in *input) spaces() ([]byte, error) {
 type jsonWatch struct {
 	dropped bool // the last event was dropped, and so are the spaces after it
 	// columns are the columns of a Table. Only the first event has them, and they are
-	// moved to the first one that is kept. told means that this one has passed.
+	// moved to the first one that is kept. sent is true once that event has passed.
 	columns []byte
-	told    bool
+	sent    bool
 }
 
 func (w *jsonWatch) next(r *Reader) ([]byte, error) {
@@ -227,7 +227,7 @@ func (w *jsonWatch) next(r *Reader) ([]byte, error) {
 		s.fail() // part of an event cannot be dropped
 	}
 	out, err := s.taken(r)
-	if err == nil && table && !w.told {
+	if err == nil && table && !w.sent {
 		out, err = w.carry(r, out, o.columns, dropped == 0)
 	}
 	if w.dropped = dropped > 0; w.dropped {
@@ -263,7 +263,7 @@ func (w *jsonWatch) carry(r *Reader, event []byte, at span, kept bool) ([]byte, 
 	some := at.set && string(said) != "null"
 	switch {
 	case kept:
-		w.told = true
+		w.sent = true
 		if at.set && !some && w.columns != nil {
 			event = slices.Concat(event[:at.from], w.columns, event[at.to:])
 		}

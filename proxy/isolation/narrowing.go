@@ -41,7 +41,7 @@ func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 		n.by = byName // which no shardSelector reads
 	default:
 		// Every shard gets the objects without a namespace. Their resources cannot be
-		// told from the path, so the namespace "" is always selected.
+		// distinguished by path, so the namespace "" is always selected.
 		if others, ok := n.shared.keys(); ok {
 			n.selector, _ = sharding.Union(owned, others, sharding.Keys("")).ShardSelector("object.metadata.namespace")
 		}

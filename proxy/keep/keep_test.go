@@ -12,7 +12,7 @@ import (
 
 var start = time.Unix(1_800_000_000, 123)
 
-// tally counts with a step, by which one is told from others.
+// tally counts with a step, which distinguishes each.
 type tally struct{ step, own, earlier int }
 
 type total struct {
@@ -130,7 +130,7 @@ func TestUnusedStatesAreForgotten(t *testing.T) {
 	count := func(now time.Time) int {
 		old := &store{}
 		old.put(t, start, "a")["a"].own = 2
-		for _, at := range []time.Time{start, start.Add(For / 2), now} { // each tells the next how old it is
+		for _, at := range []time.Time{start, start.Add(For / 2), now} { // each passes its age to the next
 			s := &store{}
 			require.NoError(t, s.Import(old.export(t, at), at))
 			s.put(t, at)

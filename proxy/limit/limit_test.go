@@ -101,7 +101,7 @@ func TestBucketNeverExceedsItsRate(t *testing.T) {
 			now = now.Add(time.Duration(random.Int64N(int64(interval) / 2 * 3 / int64(limit+1))))
 			asked := now
 			if random.IntN(10) == 0 {
-				asked = now.Add(-interval) // told late of it
+				asked = now.Add(-interval) // reported late
 			}
 			if asked.After(latest) {
 				latest = asked
@@ -669,7 +669,7 @@ func TestOutcomesMoveToAnotherStore(t *testing.T) {
 	}
 }
 
-// At a hand-over the process before tells twice: when the next begins, and when it has ended.
+// At a takeover the old process reports twice: when the next begins, and when it has ended.
 func TestOutcomesOfBothProcessesCount(t *testing.T) {
 	rule := func() *meshv1.LimitRule {
 		return &meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(10 * time.Second), MinRequests: 4, ErrorPercent: 100}}
@@ -706,20 +706,20 @@ func TestBreakerClosedByProbeStaysClosed(t *testing.T) {
 	old, p := newPod(t, rule()), newPod(t, rule())
 	require.True(t, old.passes(start))
 	require.False(t, old.passes(start))
-	told := func(now time.Time) {
+	report := func(now time.Time) {
 		data, err := old.Export(now)
 		require.NoError(t, err)
 		require.NoError(t, p.Import(data, now))
 	}
-	told(start)
+	report(start)
 	require.False(t, p.passes(start))
 	require.True(t, p.passes(start.Add(11*time.Second)))
-	told(start.Add(12 * time.Second))
+	report(start.Add(12 * time.Second))
 	require.Equal(t, closed, p.States()[0].GetState())
 
 	require.True(t, old.passes(start.Add(13*time.Second)))
 	require.False(t, old.passes(start.Add(13*time.Second)))
-	told(start.Add(14 * time.Second))
+	report(start.Add(14 * time.Second))
 	require.Equal(t, opened, p.States()[0].GetState(), "it opened anew")
 }
 

@@ -124,7 +124,7 @@ type debt struct {
 // long and how many they are. Caches with identical requests cannot be distinguished.
 type View struct{ path, words uint64 }
 
-// Words of a list or watch that tell the caches of a client apart.
+// Words of a list or watch that distinguish the caches of a client.
 type Words struct{ Path, Labels, Fields, As, Agent string }
 
 var seed = maphash.MakeSeed()

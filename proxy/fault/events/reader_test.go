@@ -187,7 +187,7 @@ func TestEndlessStallDiscardsEvents(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		require.Empty(t, s.got())
-		require.Zero(t, s.taken, "what is never told is not kept")
+		require.Zero(t, s.taken, "what is never reported is not kept")
 		require.NoError(t, s.up.Close())
 		require.Equal(t, []string{"EOF"}, s.got())
 		require.True(t, s.gap.Empty(), "the client resumes from before")

@@ -175,7 +175,7 @@ func FuzzTruth(f *testing.F) {
 func truth(t *testing.T, media string, r *rand.Rand) {
 	w := &world{changed: make(chan struct{})}
 	c := &client{state: state{}, version: -1}
-	var gaps []*events.Gap // of all watches; an over one that a client was told of goes
+	var gaps []*events.Gap // of all watches; removed once over and reported to a client
 	var taken int64
 	over, off := time.Now().Add(5*time.Minute), make(chan struct{})
 	for watches := 0; ; watches++ {
@@ -272,7 +272,7 @@ func (c *client) follow(t *testing.T, w *world, media string, r io.Reader) {
 	if initial {
 		next = state{}
 	}
-	seen := state{} // of each object what this watch told last
+	seen := state{} // the last event of each object on this watch
 	begun := c.version
 	d := decoder(media, io.NopCloser(bufio.NewReader(r)))
 	for {
