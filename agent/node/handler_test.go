@@ -34,6 +34,25 @@ func (r *running) served(t *testing.T, uid string) {
 	}))
 }
 
+// The manager takes a pod's version as unknown once it has sent another policy.
+func TestRejectedPolicyIsFollowedByAReport(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	r.soon(t, "the report", func() bool { return r.reported("a") != nil })
+	for name, rejected := range map[string]*meshv1.PodPolicy{
+		"by its serial": {Uid: "a", Version: "6-x", Serial: 6},
+		"by the proxy":  {Uid: "a", Version: "8-x", Serial: 8, Sharding: &meshv1.Sharding{Shard: "by-hand", Limits: []*meshv1.Limit{{Selector: "((("}}}},
+	} {
+		r.mu.Lock()
+		delete(r.reports, "a")
+		r.mu.Unlock()
+		_, err := r.SetPolicy(rejected)
+		require.Error(t, err, name)
+		r.soon(t, "the report "+name, func() bool { return r.reported("a") != nil })
+	}
+}
+
 func TestLowerSerialIsRejectedByNextAgentToo(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")

@@ -27,6 +27,7 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 		e.pods[uid] = p
 	}
 	if err := p.fence.Check(policy); err != nil {
+		p.reported = nil // the manager no longer knows what applies
 		return nil, err
 	}
 	policy = p.withRules(policy)
@@ -34,6 +35,7 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 		p.confirmed = "" // it may be wanted again, after what came between
 	}
 	if err := e.assign(uid, p, policy); err != nil {
+		p.reported = nil // the manager no longer knows what applies
 		return nil, err
 	}
 	settled = p.settled()

@@ -297,6 +297,23 @@ func TestAcksAndReports(t *testing.T) {
 	require.False(t, o.Left.IsZero())
 }
 
+// A policy that was in force but not saved is rejected. Once a report says that it is saved
+// too, it is not rejected any more.
+func TestReportOfARejectedPolicyClearsTheRejection(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, policies("a@n1=2"))
+	a := w.connect("n1", nil)
+	a.world()
+	a.ack("a", "2", "disk full")
+	w.await(func() bool { return w.Observe("n1", "a").Nacked == "2" })
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf"})
+	w.await(func() bool { return w.Observe("n1", "a").Known })
+	require.Equal(t, "2", w.Observe("n1", "a").Nacked, "not saved yet")
+	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "2"})
+	w.await(func() bool { return w.Observe("n1", "a").Version == "2" })
+	require.Empty(t, w.Observe("n1", "a").Nacked)
+}
+
 // While an agent is replaced, the newest that captures a pod is believed, and a
 // policy is in force when it is in all that serve the pod.
 func TestTwoAgentsOfOneNode(t *testing.T) {

@@ -229,6 +229,9 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
 	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
+	if o.Version == o.Nacked && !o.Withheld { // saved by a later try, which no ack follows
+		o.Nacked, o.Nack = "", ""
+	}
 	st.seen[p.Uid] = o
 	return !o.saysAs(before)
 }
