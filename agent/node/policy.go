@@ -18,7 +18,9 @@ import (
 // effects carries out what package lifecycle decides.
 type effects struct{ *core }
 
-// setPolicy applies and saves a policy. After an error of the proxy the policy before stays.
+// setPolicy applies and saves a policy. After an error of the proxy the policy before stays;
+// after an error of saving the new one applies. settled is closed once no write that earlier
+// policies allowed, in this agent or one before it, can take effect.
 func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
 	uid := policy.GetUid()
 	p := e.pods[uid]
@@ -32,7 +34,7 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 	}
 	policy = p.withRules(policy)
 	if before := p.policy; before.GetVersion() != policy.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {
-		p.confirmed = "" // it may be wanted again, after what came between
+		p.confirmed = "" // other policies may have allowed writes before it is wanted again
 	}
 	if err := e.assign(uid, p, policy); err != nil {
 		p.reported = nil // the manager no longer knows what applies
@@ -310,7 +312,7 @@ func (c *core) version(p *pod) string {
 	case p.unsaved != nil:
 		return ""
 	case !c.earlier.Ended(p.info.UID) && (policy.GetSerial() > 0 || policy.GetRefuse() != ""):
-		return p.confirmed // else no handover depends on it
+		return p.confirmed // handovers depend on versions with serials alone
 	case p.proxied != nil:
 		return p.proxied.Version()
 	}

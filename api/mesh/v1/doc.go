@@ -5,17 +5,17 @@
 //
 //  1. Hello. The agent sends [Hello] once: its node, its abilities, the capture modes that
 //     work there, and the version of the policy that each of its pods has.
-//  2. Sync. The manager sends [Cluster], then [PodPolicy] for each pod of the node whose
-//     version differs, [Remove] for each pod that is none any more, and [Synced] last. Pods
-//     that were not named since the stream began have no policy any more.
+//  2. Sync. The manager sends [Cluster], then the [PodPolicy] of each pod of the node,
+//     [Remove] for each pod that is none any more, and [Synced] last. Pods that were not
+//     named since the stream began have no policy any more.
 //  3. Apply. From then on the manager sends a PodPolicy or a Remove whenever one changes.
-//     The agent first makes the proxy apply it to new requests. Then it waits until the
-//     writes that the new policy would refuse have ended at the apiserver, and saves the
-//     policy to disk.
+//     The agent makes the proxy apply it to new requests, and saves it to disk. Then it
+//     waits until the writes that earlier policies allowed have ended at the apiserver.
 //  4. Ack. The agent answers each PodPolicy, Remove and Cluster with one [Ack]: applied, or
-//     rejected with a reason, in which case the last valid policy applies. The manager counts
-//     an Ack only if it names exactly the version that the manager sent. The second phase of a
-//     handover, which grants keys to their new shard, waits for these.
+//     rejected with a reason. In the latter case the last valid policy applies, unless only
+//     saving failed. The manager compares the version of an Ack with the one that it wants
+//     now. The second phase of a handover, which grants keys to their new shard, waits for
+//     these.
 //  5. Report. The agent sends [Report] whenever the state of a pod changes: how it is
 //     captured, which version applies to it, which locks it holds, what rules counted.
 //

@@ -429,8 +429,9 @@ type Hello struct {
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Version of the agent's program.
 	AgentVersion string `protobuf:"bytes,2,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	// Versions of the policies that apply, by pod uid. Empty for a pod that runs, or has
-	// writes in flight, without a policy that applies to all of them.
+	// Versions of the policies that apply, by pod uid. A version with a serial is given only
+	// once the writes that earlier policies allowed have ended. Empty for a pod that runs, or
+	// has writes in flight, without a policy that applies to all of them.
 	Versions map[string]string `protobuf:"bytes,3,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Capture modes that work on this node: "ebpf", "iptables", "address".
 	Captures []string `protobuf:"bytes,4,rep,name=captures,proto3" json:"captures,omitempty"`
@@ -533,17 +534,18 @@ func (x *Hello) GetNamespaces() map[string]string {
 }
 
 // Ack answers one PodPolicy, Remove or Cluster message. An agent sends it for a policy
-// when the policy applies, is saved for the next agent, and all writes that it
-// would refuse have ended at the apiserver. It sends it for a Remove when the pod, if it
+// when the policy applies, is saved for the next agent, and all writes that earlier
+// policies allowed have ended at the apiserver. It sends it for a Remove when the pod, if it
 // runs, is refused, and all writes of the pod have ended at the apiserver.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Pod uid; empty for Cluster.
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
 	// Version that was received: its serial, if it has one, and the hash of its content. The
-	// manager counts an acknowledgement only if it sent exactly that version.
+	// manager compares it with the version that it wants now.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// Empty if the message was applied. Otherwise why not; the last valid policy applies.
+	// Empty if the message was applied. Otherwise why not; the last valid policy applies,
+	// unless only saving failed.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	// Empty if the rules of its traffic were applied, too. Otherwise why not, and which rules
 	// apply instead: the last valid ones. If the agent has none, no rule applies, and
@@ -1284,7 +1286,7 @@ type PodPolicy struct {
 	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// Name of the workload that owns the pod, for metrics.
 	Workload string `protobuf:"bytes,4,opt,name=workload,proto3" json:"workload,omitempty"`
-	// Hash of the policy's content.
+	// Serial, if there is one, and hash of the policy's content: "17-..." or "...".
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
 	// Unset for a labelled pod that no configuration selects: all requests pass.
 	Sharding *Sharding `protobuf:"bytes,6,opt,name=sharding,proto3" json:"sharding,omitempty"`

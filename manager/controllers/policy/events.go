@@ -11,8 +11,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
-// OnChange calls notify for each event that changes an object's meaning. Writes of a
-// status, which are mostly the manager's own, do not.
+// OnChange calls notify for each event that may change a policy. Writes of the status of
+// the mesh's own objects, which are mostly the manager's, do not.
 func OnChange(notify func()) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { notify() },
