@@ -29,7 +29,7 @@ const (
 	AgentService = "ctrlmesh-agent"
 )
 
-// Cluster is what agents are told of the apiserver, whose CA is ca, of their own
+// Cluster is what agents are sent about the apiserver, whose CA is ca, of their own
 // Service, nil where there is none, and of the mesh's CA certificates.
 func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
 	var services, endpoints []netip.AddrPort

@@ -14,7 +14,7 @@ func (n *next) accepts(w Want) bool {
 
 // Pinned reports whether a shard keeps the keys that it was last sent, because it is not
 // verified. A history that was lost may have used its next serial, so an agent that is
-// ahead could not be told from one that is not.
+// ahead could not be recognised.
 func (s State) Pinned(shard string) bool {
 	return !s.Shards[shard].Held.Empty() && !s.Evidence.Verified[shard]
 }
@@ -132,7 +132,7 @@ func (n *next) changed(shard string) {
 	if _, decided := n.Evidence.Verified[shard]; !decided {
 		n.Evidence.Verified[shard] = n.before.Shards[shard].Held.Empty()
 	}
-	n.tell[shard] = true
+	n.resend[shard] = true
 }
 
 // ahead marks the State as rolled back, and withdraws all keys, if a member was sent a
@@ -154,7 +154,7 @@ func (n *next) ahead(uid string, serial int64) {
 	n.RolledBack = len(n.Shards) > 0
 	for name := range n.Shards {
 		n.Shards[name] = Shard{Serial: n.MinSerial, Held: n.Shards[name].Held}
-		n.tell[name] = true
+		n.resend[name] = true
 	}
 	n.Evidence = Evidence{LocksHeld: n.Evidence.LocksHeld, OthersIdle: n.Evidence.OthersIdle, Confirmed: map[string]bool{}, Verified: map[string]bool{}}
 }
@@ -183,6 +183,6 @@ func (n *next) restart() {
 	clear(n.Members)
 	clear(n.Evidence.Confirmed)
 	clear(n.Evidence.Verified)
-	clear(n.tell)
+	clear(n.resend)
 	n.Moves, n.RolledBack = nil, false
 }

@@ -188,8 +188,8 @@ func (Outdated) event() {}
 type Effect interface{ effect() }
 
 type (
-	// Tell says that the members of a shard must be sent a new policy.
-	Tell struct{ Shard string }
+	// Resend says that the members of a shard must be sent a new policy.
+	Resend struct{ Shard string }
 	// Released reports that From no longer owns the keys of a move. Keys whose move is
 	// cancelled have no further effect.
 	Released struct{ Move Move }
@@ -199,7 +199,7 @@ type (
 	Settled struct{ Move Move }
 )
 
-func (Tell) effect()     {}
+func (Resend) effect()   {}
 func (Released) effect() {}
 func (Granted) effect()  {}
 func (Settled) effect()  {}

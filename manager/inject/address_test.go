@@ -348,9 +348,8 @@ func TestAddressRefusals(t *testing.T) {
 	}
 }
 
-// Whoever had a kubeconfig of another cluster, or of somebody else, is told, and
-// can keep it.
-func TestReplacedKubeconfigsAreTold(t *testing.T) {
+// A replaced kubeconfig of another cluster or user is reported, and can be kept.
+func TestReplacedKubeconfigsAreReported(t *testing.T) {
 	p := &corev1.Pod{}
 	require.NoError(t, yaml.UnmarshalStrict([]byte(byAddress), p))
 	p.Spec.ServiceAccountName = "operator"

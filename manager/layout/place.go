@@ -103,7 +103,7 @@ func (p *placing) byLack() {
 			going--
 			continue
 		}
-		p.spare(staying, len(staying[i]) == 0)
+		p.freePod(staying, len(staying[i]) == 0)
 	}
 }
 
@@ -149,10 +149,10 @@ func filled(s Shard, pods int) float64 {
 	return float64(pods) / float64(s.Replicas)
 }
 
-// spare marks the youngest pod of the shard with most surplus pods as outdated, so that its
+// freePod marks the youngest pod of the shard with most surplus pods as outdated, so that its
 // successor is assigned to a shard that lacks pods. If forNobody is set, that shard has no
 // pods at all, and all pods but one of a shard count as surplus.
-func (p *placing) spare(staying [][]*corev1.Pod, forNobody bool) {
+func (p *placing) freePod(staying [][]*corev1.Pod, forNobody bool) {
 	from, most := -1, 0
 	for i, pods := range staying {
 		needs := max(p.shards[i].Replicas, 1)

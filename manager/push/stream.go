@@ -55,7 +55,7 @@ type abilities struct {
 
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
-		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell"),
+		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to report it"),
 		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
 		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby),
 	}

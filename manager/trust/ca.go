@@ -186,7 +186,7 @@ func (ca *CA) encode(prefix string, into map[string][]byte) error {
 	return nil
 }
 
-// decodeCA reads a CA from a Secret's data. Errors tell nothing of the data.
+// decodeCA reads a CA from a Secret's data. Errors contain nothing of the data.
 func decodeCA(prefix string, data map[string][]byte) (*CA, error) {
 	keyName, certName := prefix+keySuffix, prefix+certSuffix
 	key, err := decodeKey(data[keyName])

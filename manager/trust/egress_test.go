@@ -107,7 +107,7 @@ func TestEgressRotatesWithTheApiserver(t *testing.T) {
 	require.Equal(t, 1, bytes.Count(a.Bundle(), []byte("BEGIN")))
 }
 
-// Whoever has the egress CA's key can still not speak for the apiserver.
+// The holder of the egress CA's key can still not speak for the apiserver.
 func TestOpenSSLHoldsTheEgressConstraints(t *testing.T) {
 	ca, err := NewEgressCA("egress", apiNames("10.96.0.1", "fd00::1"), time.Now())
 	require.NoError(t, err)

@@ -82,7 +82,7 @@ func (n Names) ranges() (out []*net.IPNet) {
 	return out
 }
 
-// excluding tells the egress CA's certificates from the others, which all permit
+// excluding distinguishes the egress CA's certificates from the others, which all permit
 // some DNS name.
 func excluding(c *x509.Certificate) bool { return len(c.PermittedDNSDomains) == 0 }
 

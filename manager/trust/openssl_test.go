@@ -86,7 +86,7 @@ func TestOpenSSLVerifies(t *testing.T) {
 	}
 }
 
-// Whoever has the CA's key can still not speak for anybody else.
+// The holder of the CA's key can still not speak for anybody else.
 func TestOpenSSLHoldsTheNameConstraints(t *testing.T) {
 	ca, err := NewCA("mesh", apiNames("10.96.0.1"), time.Now())
 	require.NoError(t, err)

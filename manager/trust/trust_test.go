@@ -76,7 +76,7 @@ func TestLeaf(t *testing.T) {
 	require.LessOrEqual(t, leaf.NotAfter.Sub(now), 24*time.Hour)
 }
 
-// Whoever has the key can still not speak for anybody else.
+// The holder of the key can still not speak for anybody else.
 func TestNameConstraints(t *testing.T) {
 	ca, err := NewCA("mesh", apiNames("10.96.0.1"), now)
 	require.NoError(t, err)
