@@ -35,7 +35,7 @@ type root struct {
 	requestTimeout time.Duration
 }
 
-// tellable is what a member's sharding depends on: members with equal values share one.
+// sharedKey is what a member's sharding depends on: members with equal values share one.
 type sharedKey struct {
 	shard string
 	stale bool
