@@ -1,9 +1,8 @@
 package handover
 
 import (
-	"slices"
-
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // accepts reports whether a Want may change serials. A withdrawal always may, unless the
@@ -38,15 +37,7 @@ func (n *next) pin(targets map[string]sharding.Scope) {
 
 // Verified reports whether all shards are known to own the keys that the State records.
 func (s State) Verified() bool {
-	if !s.Evidence.Doubtful.Empty() {
-		return false
-	}
-	for name, shard := range s.Shards {
-		if !shard.Held.Empty() && !s.Evidence.Verified[name] {
-			return false
-		}
-	}
-	return true
+	return s.Evidence.Doubtful.Empty() && !collect.Any(s.Shards, func(name string, _ Shard) bool { return s.Pinned(name) })
 }
 
 // verify marks all shards as verified once the confirmations of all members prove it.
@@ -75,14 +66,7 @@ func (e Evidence) alone() bool { return e.OthersIdle && (e.LocksHeld || e.Acting
 func (s State) Unconfirmed() []Member { return s.unconfirmedBeside("") }
 
 func (s State) unconfirmedBeside(shard string) []Member {
-	var out []Member
-	for uid, m := range s.Members {
-		if m.Shard != shard && !s.Evidence.Confirmed[uid] {
-			out = append(out, m)
-		}
-	}
-	slices.SortFunc(out, byName)
-	return out
+	return s.members(func(m Member) bool { return m.Shard != shard && !s.Evidence.Confirmed[m.UID] })
 }
 
 // mayJoin reports whether a new member may act on the keys of a shard.
@@ -99,13 +83,13 @@ func (n *next) mayJoin(shard string) bool {
 // releasedByVerified returns the keys that verified shards owned before this Step, without
 // doubtful ones. The keys among them that no shard owns now were released in this Step.
 func (n *next) releasedByVerified() sharding.Scope {
-	var out []sharding.Scope
+	var out sharding.Scope
 	for name, shard := range n.before.Shards {
 		if n.Evidence.Verified[name] {
-			out = append(out, shard.Held)
+			out = sharding.Union(out, shard.Held)
 		}
 	}
-	return sharding.Union(out...).Minus(n.Evidence.Doubtful)
+	return out.Minus(n.Evidence.Doubtful)
 }
 
 // barred raises a serial that an agent no longer applies.
@@ -174,10 +158,8 @@ func (n *next) restart() {
 	if !n.RolledBack {
 		return
 	}
-	for name := range n.Shards {
-		if len(n.lagging(name)) > 0 {
-			return
-		}
+	if collect.Any(n.Shards, func(name string, _ Shard) bool { return len(n.lagging(name)) > 0 }) {
+		return
 	}
 	clear(n.Shards)
 	clear(n.Members)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // State is the durable state of one configuration. It is a value: Step does not modify its
@@ -52,12 +53,7 @@ type Evidence struct {
 
 // Holds reports whether any shard owns keys.
 func (s State) Holds() bool {
-	for _, shard := range s.Shards {
-		if !shard.Held.Empty() {
-			return true
-		}
-	}
-	return false
+	return collect.Any(s.Shards, func(_ string, shard Shard) bool { return !shard.Held.Empty() })
 }
 
 // Shard is the state of one shard.

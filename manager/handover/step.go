@@ -273,9 +273,9 @@ func (n *next) forget(wanted map[string]sharding.Scope) {
 
 // held returns the keys that any shard owns.
 func (s State) held() sharding.Scope {
-	all := make([]sharding.Scope, 0, len(s.Shards))
+	var all sharding.Scope
 	for _, shard := range s.Shards {
-		all = append(all, shard.Held)
+		all = sharding.Union(all, shard.Held)
 	}
-	return sharding.Union(all...)
+	return all
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Place assigns shards to the pods that have none yet, and returns them by uid. Pods of a
@@ -24,11 +25,9 @@ import (
 // pods are all pods of the root's workload; assigned are the members, by uid.
 func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
 	p := placing{shards: Shards(root), assigned: assigned, placed: map[string]string{}}
-	for _, pod := range pods {
-		if pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-			p.pods = append(p.pods, pod)
-		}
-	}
+	p.pods = collect.Filter(pods, func(pod *corev1.Pod) bool {
+		return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	})
 	slices.SortFunc(p.pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // keepChildren keeps an object for each shard. These objects are read-only: edits are
@@ -154,10 +155,8 @@ func (rt *root) release(ctx context.Context, v view) error {
 		!v.quiet(rt.state.Members) || v.unreleased(rt.locks) || len(v.misfits(rt.state.Members)) > 0 {
 		return nil
 	}
-	for _, m := range rt.state.Members {
-		if v.exists(m) {
-			return nil
-		}
+	if collect.Any(rt.state.Members, func(_ string, m handover.Member) bool { return v.exists(m) }) {
+		return nil
 	}
 	rt.object.Finalizers = slices.DeleteFunc(rt.object.Finalizers, func(f string) bool { return f == v1alpha1.HandoverFinalizer })
 	return rt.finalizer(ctx)

@@ -14,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -131,12 +132,7 @@ func (in RootInput) restarts() bool {
 	for _, p := range in.Pods {
 		there[string(p.UID)] = true
 	}
-	for uid, m := range in.State.Members {
-		if m.Stale && (there[uid] || in.Restarting != "") {
-			return true
-		}
-	}
-	return false
+	return collect.Any(in.State.Members, func(uid string, m handover.Member) bool { return m.Stale && (there[uid] || in.Restarting != "") })
 }
 
 // unready describes what handovers wait for that cannot begin, because no member could take

@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
@@ -152,20 +153,10 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 		return nil, err
 	}
 	out := &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
-	for i := range breakers.Items {
-		out.Rules.Breakers = append(out.Rules.Breakers, &breakers.Items[i])
-	}
-	for i := range injections.Items {
-		out.Rules.Injections = append(out.Rules.Injections, &injections.Items[i])
-	}
-	for i := range configs.Items {
-		out.Configs = append(out.Configs, &configs.Items[i])
-	}
+	out.Rules.Breakers, out.Rules.Injections = collect.Pointers(breakers.Items), collect.Pointers(injections.Items)
+	out.Configs, out.Pods = collect.Pointers(configs.Items), collect.Pointers(pods.Items)
 	// A cache lists in no order.
 	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	for i := range pods.Items {
-		out.Pods = append(out.Pods, &pods.Items[i])
-	}
 	for _, n := range namespaces.Items {
 		out.Namespaces = append(out.Namespaces, n.Name)
 		if compile.ForbidsFaults(&n) {
