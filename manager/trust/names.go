@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Names are the DNS names and addresses that a certificate may be valid for.
@@ -75,11 +77,10 @@ func (n Names) exclude(c *x509.Certificate) {
 	c.ExcludedDNSDomains, c.ExcludedIPRanges = n.DNS, n.ranges()
 }
 
-func (n Names) ranges() (out []*net.IPNet) {
-	for _, ip := range n.IPs {
-		out = append(out, &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())})
-	}
-	return out
+func (n Names) ranges() []*net.IPNet {
+	return collect.Map(n.IPs, func(ip netip.Addr) *net.IPNet {
+		return &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}
+	})
 }
 
 // excluding distinguishes the egress CA's certificates from the others, which all permit
@@ -131,10 +132,7 @@ func (n Names) since(former *x509.Certificate) Names {
 }
 
 func (n Names) sorted() Names {
-	ips := make([]netip.Addr, len(n.IPs))
-	for i, ip := range n.IPs {
-		ips[i] = ip.Unmap()
-	}
+	ips := collect.Map(n.IPs, netip.Addr.Unmap)
 	slices.SortFunc(ips, netip.Addr.Compare)
 	dns := slices.Sorted(slices.Values(n.DNS))
 	return Names{DNS: slices.Compact(dns), IPs: slices.Compact(ips)}

@@ -328,7 +328,7 @@ func TestAddressesAreBounded(t *testing.T) {
 // What managers wrote that knew no rotation: several certificates of one key.
 func TestCAOfAnEarlierManager(t *testing.T) {
 	c := &oneSecret{}
-	ca, err := NewCA("ctrlmesh mesh CA", apiNames("10.96.0.1"), now.Add(-time.Hour))
+	ca, err := NewCA("ctrlmesh mesh CA", apiNames("10.96.0.1").permit, now.Add(-time.Hour))
 	require.NoError(t, err)
 	older := ca.Bundle()
 	newer, err := certify(ca.key, "ctrlmesh mesh CA", apiNames("10.96.0.1", "10.96.0.9").permit, now.Add(-time.Minute))
