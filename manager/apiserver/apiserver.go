@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Namespace and Name of the apiserver's Service.
@@ -113,13 +114,7 @@ func Addresses(c *meshv1.Cluster) []netip.Addr {
 	return out
 }
 
-func literals(in []netip.AddrPort) []string {
-	out := make([]string, len(in))
-	for i, ap := range in {
-		out[i] = ap.String()
-	}
-	return out
-}
+func literals(in []netip.AddrPort) []string { return collect.Map(in, netip.AddrPort.String) }
 
 // Read returns what agents must know of the apiserver and of each other. namespace is the
 // mesh's; ca verifies the apiserver, meshCA the agents.

@@ -313,8 +313,5 @@ func nameOf(o metav1.Object) types.NamespacedName {
 }
 
 func byName[T metav1.Object](a, b T) int {
-	if c := strings.Compare(a.GetNamespace(), b.GetNamespace()); c != 0 {
-		return c
-	}
-	return strings.Compare(a.GetName(), b.GetName())
+	return cmp.Or(strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()))
 }

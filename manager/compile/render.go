@@ -15,6 +15,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Values that are missing here mean the default, which is the zero value.
@@ -89,10 +90,9 @@ func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
 func limitsOf(in []v1alpha1.ObjectLimiter, path string) ([]*meshv1.Limit, *Problem) {
 	var out []*meshv1.Limit
 	for i, l := range in {
-		limit := &meshv1.Limit{}
-		for _, r := range l.RelateResources {
-			limit.Resources = append(limit.Resources, &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources})
-		}
+		limit := &meshv1.Limit{Resources: collect.Map(l.RelateResources, func(r v1alpha1.ResourceGroup) *meshv1.ResourceGroup {
+			return &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources}
+		})}
 		if l.Selector != nil {
 			sel, err := metav1.LabelSelectorAsSelector(l.Selector)
 			if err != nil {
@@ -114,7 +114,12 @@ func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 	s.ReadAll = c.Spec.Reads != v1alpha1.ReadsOwn
 	s.DryRun = c.Spec.DryRun
 	if c.Spec.Root != nil {
-		s.Shared = sharedOf(c.Spec.Root.Shared)
+		s.Shared = collect.Map(c.Spec.Root.Shared, func(o v1alpha1.SharedObjects) *meshv1.SharedObjects {
+			return &meshv1.SharedObjects{
+				Resources:  []*meshv1.ResourceGroup{{ApiGroups: o.APIGroups, Resources: o.Resources}},
+				Namespaces: o.Namespaces, Names: o.Names, WriteAll: o.Writes == v1alpha1.SharedWritesEveryone,
+			}
+		})
 	}
 	if dividesNamespaces(s, c) {
 		s.Shared = append(s.Shared, &meshv1.SharedObjects{
@@ -122,18 +127,6 @@ func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 			Namespaces: []string{c.Namespace},
 		})
 	}
-}
-
-func sharedOf(in []v1alpha1.SharedObjects) (out []*meshv1.SharedObjects) {
-	for _, o := range in {
-		out = append(out, &meshv1.SharedObjects{
-			Resources:  []*meshv1.ResourceGroup{{ApiGroups: o.APIGroups, Resources: o.Resources}},
-			Namespaces: o.Namespaces,
-			Names:      o.Names,
-			WriteAll:   o.Writes == v1alpha1.SharedWritesEveryone,
-		})
-	}
-	return out
 }
 
 // dividesNamespaces reports whether all divided resources are divided by namespace. A
@@ -158,13 +151,11 @@ func dividesNamespaces(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) bool {
 	})
 }
 
-func labelKeys(s *metav1.LabelSelector) (keys []string) {
+func labelKeys(s *metav1.LabelSelector) []string {
 	if s == nil {
 		return nil
 	}
-	for _, e := range s.MatchExpressions {
-		keys = append(keys, e.Key)
-	}
+	keys := collect.Map(s.MatchExpressions, func(e metav1.LabelSelectorRequirement) string { return e.Key })
 	return slices.AppendSeq(keys, maps.Keys(s.MatchLabels))
 }
 

@@ -25,6 +25,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
@@ -54,11 +55,7 @@ func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
 			seen[fmt.Sprint(g)] = g
 		}
 	}
-	out := make([]v1alpha1.ResourceGroup, 0, len(seen))
-	for _, k := range slices.Sorted(maps.Keys(seen)) {
-		out = append(out, seen[k])
-	}
-	return out
+	return collect.Map(slices.Sorted(maps.Keys(seen)), func(k string) v1alpha1.ResourceGroup { return seen[k] })
 }
 
 func byLabels(c *v1alpha1.ShardingConfig) bool {
@@ -78,15 +75,10 @@ func Needed(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter) bool {
 	if l.Selector == nil {
 		return false
 	}
-	for key := range Of("") {
-		if _, ok := l.Selector.MatchLabels[key]; ok {
-			return true
-		}
-		if slices.ContainsFunc(l.Selector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool { return r.Key == key }) {
-			return true
-		}
-	}
-	return false
+	return collect.Any(Of(""), func(key, _ string) bool {
+		_, ok := l.Selector.MatchLabels[key]
+		return ok || slices.ContainsFunc(l.Selector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool { return r.Key == key })
+	})
 }
 
 // Permitted omits the resources that the administrator excludes from stamping. It keeps the
@@ -210,8 +202,6 @@ var needed = fmt.Sprintf(`oldObject == null || !has(object.metadata.labels)`+
 	` || (has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
 	v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, v1alpha1.ControlLabel)
 
-func byString[T fmt.Stringer](a, b T) int { return cmp.Compare(a.String(), b.String()) }
-
 // Resolve returns the resources that groups list, as far as the apiserver serves them: namespaced
 // ones that can be listed and patched, in their preferred versions. missing are those listed by
 // full name that are not served so.
@@ -234,10 +224,9 @@ func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) 
 	if legacy, ok := available[schema.GroupResource{Resource: "events"}]; ok && wanted[legacy] {
 		delete(wanted, available[schema.GroupResource{Group: "events.k8s.io", Resource: "events"}])
 	}
-	for gvr := range wanted {
-		found = append(found, gvr)
-	}
-	slices.SortFunc(found, func(a, b schema.GroupVersionResource) int { return byString(a.GroupResource(), b.GroupResource()) })
+	found = slices.SortedFunc(maps.Keys(wanted), func(a, b schema.GroupVersionResource) int {
+		return cmp.Compare(a.GroupResource().String(), b.GroupResource().String())
+	})
 	slices.Sort(missing)
 	return found, slices.Compact(missing)
 }

@@ -161,10 +161,8 @@ func (k *Keeper) withOrphans(ctx context.Context, demands []Demand, orphan func(
 
 // unnamed are the locks that the mesh holds beside the named ones.
 func (k *Keeper) unnamed(named map[types.NamespacedName]bool) map[types.NamespacedName]types.NamespacedName {
-	out := maps.Clone(k.marked)
-	if out == nil {
-		out = map[types.NamespacedName]types.NamespacedName{}
-	}
+	out := map[types.NamespacedName]types.NamespacedName{}
+	maps.Copy(out, k.marked)
 	for name, l := range k.locks {
 		if config, held := l.heldFor(); held {
 			out[name] = config

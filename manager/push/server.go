@@ -9,6 +9,7 @@
 package push
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -21,12 +22,14 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -219,13 +222,8 @@ func (s *Server) maySignEgress(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.nodes[name]
-	decrypts := false
-	if n != nil && s.EgressSigner != nil {
-		for _, p := range n.policies {
-			decrypts = decrypts || p.GetTraffic().GetEgress().GetDecrypt()
-		}
-	}
-	if !decrypts {
+	decrypts := func(_ string, p *meshv1.PodPolicy) bool { return p.GetTraffic().GetEgress().GetDecrypt() }
+	if n == nil || s.EgressSigner == nil || !collect.Any(n.policies, decrypts) {
 		return status.Error(codes.PermissionDenied, "no pod of the node trusts the egress CA and has rules for other hosts")
 	}
 	if n.egress == nil {
@@ -243,13 +241,9 @@ func (s *Server) Connect(conn meshv1.Mesh_ConnectServer) error {
 	if err != nil {
 		return err
 	}
-	life := s.StreamLife
-	if life == 0 {
-		life = time.Hour
-	}
 	ctx, cancel := context.WithCancelCause(conn.Context())
 	defer cancel(nil)
-	expiry := time.AfterFunc(life, func() {
+	expiry := time.AfterFunc(cmp.Or(s.StreamLife, time.Hour), func() {
 		cancel(status.Error(codes.Unavailable, "the stream reached its maximum age: connect again with a fresh token"))
 	})
 	defer expiry.Stop()
@@ -378,18 +372,14 @@ func (s *Server) leave(name string, st *stream) {
 	s.forget(name)
 	s.count()
 	s.mu.Unlock()
-	// The agent may have died with writes in flight.
-	time.AfterFunc(meshv1.LostWrite, func() { s.outlived(n, st) })
+	// The agent may have died with writes in flight. After LostWrite none can take effect.
+	time.AfterFunc(meshv1.LostWrite, func() {
+		s.mu.Lock()
+		n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })
+		s.mu.Unlock()
+		s.changed()
+	})
 	s.log().Info("an agent disconnected", "node", name)
-	s.changed()
-}
-
-// outlived removes a stream from the lost ones after meshv1.LostWrite. If its agent ended
-// with the stream, none of its writes can take effect any more.
-func (s *Server) outlived(n *node, st *stream) {
-	s.mu.Lock()
-	n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })
-	s.mu.Unlock()
 	s.changed()
 }
 
@@ -409,12 +399,7 @@ func (s *Server) changed() {
 	}
 }
 
-func (s *Server) log() *slog.Logger {
-	if s.Log != nil {
-		return s.Log
-	}
-	return slog.Default()
-}
+func (s *Server) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
 
 // maxMessage bounds a message from an agent: a report on every pod that a node
 // can hold, many times over.
@@ -426,7 +411,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, config *tls.Config) 
 	config.MinVersion = tls.VersionTLS13
 	config.NextProtos = []string{"h2"}
 	server := grpc.NewServer(
-		grpc.Creds(newGuardedTLS(config)),
+		grpc.Creds(guardedTLS{credentials.NewTLS(config)}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(8),

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -259,10 +259,8 @@ func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 const maxLocks = 8
 
 // heldLocks returns the reported names, bounded and sorted.
-func heldLocks(names []string) (out []string) {
-	for _, name := range names[:min(len(names), maxLocks)] {
-		out = append(out, clip(name))
-	}
+func heldLocks(names []string) []string {
+	out := collect.Map(names[:min(len(names), maxLocks)], clip)
 	slices.Sort(out)
 	return out
 }
@@ -304,12 +302,7 @@ func clipMethods(methods map[string]string) map[string]string {
 
 // clip bounds a text from an agent, and replaces characters that cannot be stored.
 func clip(text string) string {
-	if len(text) > maxText {
-		text = text[:maxText]
-	}
-	if !utf8.ValidString(text) {
-		text = strings.ToValidUTF8(text, "?")
-	}
+	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "?")
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

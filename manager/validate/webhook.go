@@ -21,6 +21,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -172,10 +173,7 @@ func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) stri
 func locks(c *v1alpha1.ShardingConfig) (names []string) {
 	shards := []string{c.Name}
 	if c.Spec.Root != nil {
-		shards = nil
-		for _, s := range layout.Shards(c.Spec.Root) {
-			shards = append(shards, s.Name)
-		}
+		shards = collect.Map(layout.Shards(c.Spec.Root), func(s layout.Shard) string { return s.Name })
 	}
 	for _, l := range compile.NamedLocks(c) {
 		for _, shard := range shards {

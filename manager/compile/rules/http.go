@@ -12,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Bounds on the size of one regular expression and of all expressions of an object. The
@@ -278,9 +279,14 @@ func methodsOf(in ...string) (out []string) {
 	return out
 }
 
-func headersOf(in []v1alpha1.HeaderMatch) (out []*meshv1.HeaderMatch) {
-	for _, h := range in {
-		out = append(out, &meshv1.HeaderMatch{Name: h.Name, Value: h.Value})
-	}
-	return out
+func headersOf(in []v1alpha1.HeaderMatch) []*meshv1.HeaderMatch {
+	return collect.Map(in, func(h v1alpha1.HeaderMatch) *meshv1.HeaderMatch {
+		return &meshv1.HeaderMatch{Name: h.Name, Value: h.Value}
+	})
+}
+
+func pathsOf(in []v1alpha1.NonResourceRule) []*meshv1.PathMatch {
+	return collect.Map(in, func(m v1alpha1.NonResourceRule) *meshv1.PathMatch {
+		return &meshv1.PathMatch{Paths: m.NonResourceURLs, Verbs: m.Verbs}
+	})
 }

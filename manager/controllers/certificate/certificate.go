@@ -23,6 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -137,17 +138,11 @@ func (r *Controller) publishCA(ctx context.Context) error {
 func (r *Controller) injectCA(ctx context.Context) error {
 	mutating, validating := &admissionv1.MutatingWebhookConfiguration{}, &admissionv1.ValidatingWebhookConfiguration{}
 	return errors.Join(
-		r.injectInto(ctx, mutating, func() (out []*admissionv1.WebhookClientConfig) {
-			for i := range mutating.Webhooks {
-				out = append(out, &mutating.Webhooks[i].ClientConfig)
-			}
-			return out
+		r.injectInto(ctx, mutating, func() []*admissionv1.WebhookClientConfig {
+			return collect.Map(collect.Pointers(mutating.Webhooks), func(w *admissionv1.MutatingWebhook) *admissionv1.WebhookClientConfig { return &w.ClientConfig })
 		}),
-		r.injectInto(ctx, validating, func() (out []*admissionv1.WebhookClientConfig) {
-			for i := range validating.Webhooks {
-				out = append(out, &validating.Webhooks[i].ClientConfig)
-			}
-			return out
+		r.injectInto(ctx, validating, func() []*admissionv1.WebhookClientConfig {
+			return collect.Map(collect.Pointers(validating.Webhooks), func(w *admissionv1.ValidatingWebhook) *admissionv1.WebhookClientConfig { return &w.ClientConfig })
 		}),
 	)
 }
