@@ -9,6 +9,7 @@
 package inject
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -242,15 +243,15 @@ func HostNetwork(able bool, not map[string]string) map[string]string {
 	return map[string]string{ableKey: "false", reasonKey: strings.Join(reasons, "; ")}
 }
 
-// KeepHostNetwork writes the ConfigMap.
-func KeepHostNetwork(ctx context.Context, c client.Client, namespace string, data map[string]string) error {
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: HostNetworkConfigMap}}
+// WriteConfigMap creates a ConfigMap, or replaces its data.
+func WriteConfigMap(ctx context.Context, c client.Client, namespace, name string, data map[string]string) error {
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	_, err := controllerutil.CreateOrUpdate(ctx, c, cm, func() error {
 		cm.Data = data
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("writing ConfigMap %s/%s: %w", namespace, HostNetworkConfigMap, err)
+		return fmt.Errorf("writing ConfigMap %s/%s: %w", namespace, name, err)
 	}
 	return nil
 }
@@ -270,9 +271,6 @@ func (w *Webhook) hostNetwork(ctx context.Context, capture string) *admission.Re
 	if cm.Data[ableKey] == "true" {
 		return nil
 	}
-	reason := cm.Data[reasonKey]
-	if reason == "" {
-		reason = "no agent is connected that could report it"
-	}
+	reason := cmp.Or(cm.Data[reasonKey], "no agent is connected that could report it")
 	return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, and no node can distinguish its connections (%s): %s", reason, remedy))
 }

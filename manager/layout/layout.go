@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -124,11 +123,6 @@ func ofOrdinal(shards []Shard, n int) (name string, ok bool) {
 		n -= size
 	}
 	return "", false
-}
-
-// find returns the index of a shard by name, or -1.
-func find(shards []Shard, name string) int {
-	return slices.IndexFunc(shards, func(s Shard) bool { return s.Name == name })
 }
 
 // Rebalance returns what to do about shards whose weights have grown apart.

@@ -76,7 +76,7 @@ func (p *placing) byLack() {
 	going := 0 // pods that will be replaced
 	for _, pod := range p.pods {
 		member, ok := p.assigned[string(pod.UID)]
-		switch i := find(p.shards, member.Shard); {
+		switch i := slices.IndexFunc(p.shards, func(s Shard) bool { return s.Name == member.Shard }); {
 		case !ok:
 			free = append(free, pod)
 		case i < 0:

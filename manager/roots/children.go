@@ -93,16 +93,12 @@ func deleteChild(ctx context.Context, c client.Client, o *v1alpha1.ShardingConfi
 // child returns the object of a shard.
 func child(root *v1alpha1.ShardingConfig, shard string) *v1alpha1.ShardingConfig {
 	spec := root.Spec.DeepCopy()
-	yes := true
 	return &v1alpha1.ShardingConfig{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: root.Namespace,
-			Name:      shard,
-			Labels:    map[string]string{v1alpha1.RootLabel: root.Name},
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: v1alpha1.GroupVersion.String(), Kind: "ShardingConfig",
-				Name: root.Name, UID: root.UID, Controller: &yes, BlockOwnerDeletion: &yes,
-			}},
+			Namespace:       root.Namespace,
+			Name:            shard,
+			Labels:          map[string]string{v1alpha1.RootLabel: root.Name},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(root, v1alpha1.GroupVersion.WithKind("ShardingConfig"))},
 		},
 		Spec: v1alpha1.ShardingConfigSpec{
 			Selector:           &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.ShardLabel: shard}},
@@ -138,14 +134,6 @@ func labelMembers(ctx context.Context, c client.Client, v view, members map[stri
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// finalizers returns the patch that writes the finalizers of an object as it was read.
-func finalizers(c *v1alpha1.ShardingConfig) []byte {
-	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{ // strings always marshal
-		"uid": c.UID, "resourceVersion": c.ResourceVersion, "finalizers": c.Finalizers,
-	}})
-	return patch
 }
 
 // release removes the finalizer of a root that is being deleted, once no pod acts on its

@@ -251,12 +251,12 @@ func (a *Authorities) Ready() error {
 
 // Permits reports whether agents' certificates may name an address. A replica whose CA
 // does not permit it reads the CA again.
-func (a *Authorities) Permits(ctx context.Context, ip netip.Addr, log *slog.Logger) bool {
+func (a *Authorities) Permits(ctx context.Context, ip netip.Addr) bool {
 	if a.Mesh.Permits(ip) {
 		return true
 	}
-	if err := a.Mesh.Load(ctx); err != nil {
-		log.Warn("failed to reload certificates", "error", err)
+	if err := a.Mesh.Load(ctx); err != nil && a.Mesh.Log != nil {
+		a.Mesh.Log.Warn("failed to reload certificates", "error", err)
 	}
 	return a.Mesh.Permits(ip)
 }

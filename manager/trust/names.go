@@ -50,11 +50,9 @@ func HostName(host string) (Names, error) {
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	// Underscores are in no host's name by the letter, and in many in fact.
-	if len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 {
-		return Names{}, errors.New("the host is neither a DNS name nor a literal address")
-	}
 	// Clients read what ends in a number as an address, each in its own way.
-	if last := name[strings.LastIndexByte(name, '.')+1:]; last[0] >= '0' && last[0] <= '9' {
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 || last[0] >= '0' && last[0] <= '9' {
 		return Names{}, errors.New("the host is neither a DNS name nor a literal address")
 	}
 	return Names{DNS: []string{name}}, nil

@@ -65,7 +65,7 @@ func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) fiel
 func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
 	const message = "is immutable: delete this ShardingConfig and create another"
 	var errs field.ErrorList
-	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && !sameSelector(was, is) {
+	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && (is == nil || metav1.FormatLabelSelector(was) != metav1.FormatLabelSelector(is)) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
 	}
 	// A root selects nothing: members would lose their shard.
@@ -75,10 +75,6 @@ func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
 		errs = append(errs, updateRoot(old.Spec.Root, c.Spec.Root, message)...)
 	}
 	return errs
-}
-
-func sameSelector(a, b *metav1.LabelSelector) bool {
-	return b != nil && metav1.FormatLabelSelector(a) == metav1.FormatLabelSelector(b)
 }
 
 func selector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {

@@ -160,8 +160,8 @@ func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 	case wild && isHost(domain):
 		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: "." + domain}}
 	case strings.HasPrefix(host, "["):
-		address, ok := bracketed(host)
-		if !ok {
+		address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
+		if err != nil || !address.Is6() || address.Zone() != "" || !strings.HasSuffix(host, "]") {
 			r.invalid(path, whole, "what stands in brackets must be an IPv6 address")
 			return nil, "", false
 		}
@@ -173,12 +173,6 @@ func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 		return nil, "", false
 	}
 	return out, tail, true
-}
-
-// bracketed parses an IPv6 address in brackets.
-func bracketed(host string) (netip.Addr, bool) {
-	address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
-	return address, err == nil && address.Is6() && address.Zone() == "" && strings.HasSuffix(host, "]")
 }
 
 func isHost(s string) bool { return len(s) <= 253 && hostname.MatchString(s) }
