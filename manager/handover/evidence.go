@@ -120,11 +120,17 @@ func (n *next) changed(shard string) {
 }
 
 // ahead marks the State as rolled back, and withdraws all keys, if a member was sent a
-// serial that the State does not account for.
+// serial that the State does not account for. The serial of another pod raises MinSerial.
 func (n *next) ahead(uid string, serial int64) {
 	m, member := n.Members[uid]
 	if !member {
-		n.stranger(serial)
+		// The pod may have been a member until it was refused, or a member of another root.
+		// It may also have joined in a history that was lost. Until it is idle, nothing is
+		// released.
+		if serial > n.MinSerial {
+			n.MinSerial = serial + 1
+			n.Evidence.OthersConfirmed = false
+		}
 		return
 	}
 	if serial <= n.Shards[m.Shard].Serial {
@@ -141,16 +147,6 @@ func (n *next) ahead(uid string, serial int64) {
 		n.resend[name] = true
 	}
 	n.Evidence = Evidence{LocksHeld: n.Evidence.LocksHeld, OthersIdle: n.Evidence.OthersIdle, Confirmed: map[string]bool{}, Verified: map[string]bool{}}
-}
-
-// stranger raises the serials of pods without a shard above one that such a pod has had.
-// The pod may have been a member until it was refused, or a member of another root. It may
-// also have joined in a history that was lost. Until it is idle, nothing is released.
-func (n *next) stranger(serial int64) {
-	if serial > n.MinSerial {
-		n.MinSerial = serial + 1
-		n.Evidence.OthersConfirmed = false
-	}
 }
 
 // restart empties a State that was rolled back, once no member can act.

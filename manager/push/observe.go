@@ -165,11 +165,8 @@ func (s *Server) HostNetwork() (able int, not map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	not = map[string]string{}
-	for name, n := range s.nodes {
-		if len(n.streams) == 0 {
-			continue
-		}
-		if c := n.streams[len(n.streams)-1].can; c.hostNetwork {
+	for name, c := range s.nodes.abilities() {
+		if c.hostNetwork {
 			able++
 		} else {
 			not[name] = c.reason
@@ -184,10 +181,8 @@ func (s *Server) Captures() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[string]int{}
-	for _, n := range s.nodes {
-		if len(n.streams) > 0 {
-			out[n.streams[len(n.streams)-1].can.capture]++
-		}
+	for _, c := range s.nodes.abilities() {
+		out[c.capture]++
 	}
 	delete(out, "")
 	return out

@@ -80,8 +80,11 @@ type Server struct {
 
 	mu      sync.Mutex
 	cluster *meshv1.Cluster
-	nodes   map[string]*node
+	nodes   nodes
 }
+
+// nodes are the nodes with pods or an agent, by name.
+type nodes map[string]*node
 
 // node is what is known of one node.
 type node struct {
@@ -108,7 +111,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 
 	byNode := byNode(policies)
 	for name := range byNode {
-		s.node(name)
+		s.nodes.node(name)
 	}
 	for name, n := range s.nodes {
 		old, wanted := n.policies, byNode[name]
@@ -129,7 +132,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			}
 			st.wake()
 		}
-		s.forget(name)
+		s.nodes.forget(name)
 	}
 }
 
@@ -163,24 +166,35 @@ func (st *stream) mark(old, wanted map[string]*meshv1.PodPolicy, all bool) {
 	}
 }
 
-// node returns the entry of a node, making it where there is none.
-func (s *Server) node(name string) *node {
-	if s.nodes == nil {
-		s.nodes = map[string]*node{}
+// node returns a node, which it adds if it is not there.
+func (all *nodes) node(name string) *node {
+	if *all == nil {
+		*all = nodes{}
 	}
-	n := s.nodes[name]
+	n := (*all)[name]
 	if n == nil {
 		n = &node{}
-		s.nodes[name] = n
+		(*all)[name] = n
 	}
 	return n
 }
 
-// forget drops the entry of a node that has neither pods nor an agent.
-func (s *Server) forget(name string) {
-	if n := s.nodes[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 {
-		delete(s.nodes, name)
+// forget removes a node that has neither pods nor an agent.
+func (all nodes) forget(name string) {
+	if n := all[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 {
+		delete(all, name)
 	}
+}
+
+// abilities returns the abilities of the nodes with a connected agent, by node.
+func (all nodes) abilities() map[string]abilities {
+	out := map[string]abilities{}
+	for name, n := range all {
+		if len(n.streams) > 0 {
+			out[name] = n.streams[len(n.streams)-1].can
+		}
+	}
+	return out
 }
 
 // SignLeaf implements meshv1.MeshServer.
@@ -335,7 +349,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		namespaces:   h.Namespaces,
 	}
 	s.mu.Lock()
-	n := s.node(name)
+	n := s.nodes.node(name)
 	for uid := range n.policies {
 		st.dirty[uid] = struct{}{}
 		if v := h.Versions[uid]; v != "" {
@@ -350,7 +364,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		n.streams[0].cancel(status.Error(codes.ResourceExhausted, "the node has too many streams: this one is the oldest"))
 	}
 	n.last = nil
-	s.count()
+	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
 	s.log().Info("an agent connected", "node", name, "version", clip(h.AgentVersion))
 	s.changed()
@@ -359,7 +373,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 
 func (s *Server) leave(name string, st *stream) {
 	s.mu.Lock()
-	n := s.node(name)
+	n := s.nodes.node(name)
 	n.streams = slices.DeleteFunc(n.streams, func(o *stream) bool { return o == st })
 	if len(n.streams) == 0 {
 		n.last, n.left = st, time.Now()
@@ -369,8 +383,8 @@ func (s *Server) leave(name string, st *stream) {
 	if len(n.lost) > maxStreamsPerNode {
 		n.lost = n.lost[1:]
 	}
-	s.forget(name)
-	s.count()
+	s.nodes.forget(name)
+	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
 	// The agent may have died with writes in flight. After LostWrite none can take effect.
 	time.AfterFunc(meshv1.LostWrite, func() {
@@ -381,16 +395,6 @@ func (s *Server) leave(name string, st *stream) {
 	})
 	s.log().Info("an agent disconnected", "node", name)
 	s.changed()
-}
-
-func (s *Server) count() {
-	connected := 0
-	for _, n := range s.nodes {
-		if len(n.streams) > 0 {
-			connected++
-		}
-	}
-	metrics.AgentsConnected.Set(float64(connected))
 }
 
 func (s *Server) changed() {

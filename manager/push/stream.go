@@ -105,7 +105,7 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	}
 	for uid := range st.dirty {
 		delete(st.dirty, uid)
-		if p := s.node(name).policies[uid]; p != nil {
+		if p := s.nodes.node(name).policies[uid]; p != nil {
 			if reason := st.lacks(p); reason != "" {
 				o := st.seen[uid]
 				o.Withheld = true
@@ -181,7 +181,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := s.node(name)
+	n := s.nodes.node(name)
 	if n.policies[a.Uid] == nil { // not a pod of this node, or no more
 		if a.Version == "" && a.Error == "" && n.confirm(a.Uid, st) {
 			s.changed()
@@ -221,7 +221,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	rules, faults := ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.node(name).policies[p.Uid] == nil {
+	if s.nodes.node(name).policies[p.Uid] == nil {
 		return false
 	}
 	before := st.seen[p.Uid]
